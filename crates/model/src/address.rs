@@ -1,0 +1,203 @@
+//! Addresses, ranges and sizes of a subject's memory.
+//!
+//! Owns: arithmetic on them, page rounding.
+//! Does not: say whether an address is mapped.
+
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+
+/// Bytes in a base page on x86-64.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// An address in a subject's memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Address(pub u64);
+
+/// A number of bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct ByteCount(pub u64);
+
+/// A number of base pages.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct PageCount(pub u64);
+
+/// Addresses from `start` up to, not including, `end`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct AddressRange {
+    /// First address inside.
+    pub start: Address,
+    /// First address behind.
+    pub end: Address,
+}
+
+impl Address {
+    /// The bare number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The address of the page that holds this one.
+    #[must_use]
+    pub const fn page_floor(self) -> Self {
+        Self(self.0 & !(PAGE_BYTES - 1))
+    }
+}
+
+impl ByteCount {
+    /// The bare number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl PageCount {
+    /// The bare number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The size of so many pages.
+    #[must_use]
+    pub const fn bytes(self) -> ByteCount {
+        ByteCount(self.0 * PAGE_BYTES)
+    }
+}
+
+impl AddressRange {
+    /// A range from its two ends.
+    #[must_use]
+    pub const fn new(start: Address, end: Address) -> Self {
+        Self { start, end }
+    }
+
+    /// Bytes inside.
+    #[must_use]
+    pub const fn len(self) -> ByteCount {
+        ByteCount(self.end.0 - self.start.0)
+    }
+
+    /// Whether nothing is inside.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.end.0 <= self.start.0
+    }
+
+    /// Pages inside, for a range of whole pages.
+    #[must_use]
+    pub const fn pages(self) -> PageCount {
+        PageCount((self.end.0 - self.start.0) / PAGE_BYTES)
+    }
+
+    /// Whether an address lies inside.
+    #[must_use]
+    pub const fn contains(self, address: Address) -> bool {
+        self.start.0 <= address.0 && address.0 < self.end.0
+    }
+
+    /// Whether the two share an address.
+    #[must_use]
+    pub const fn overlaps(self, other: Self) -> bool {
+        self.start.0 < other.end.0 && other.start.0 < self.end.0
+    }
+}
+
+impl Add<ByteCount> for Address {
+    type Output = Self;
+    fn add(self, bytes: ByteCount) -> Self {
+        Self(self.0 + bytes.0)
+    }
+}
+
+impl Sub<ByteCount> for Address {
+    type Output = Self;
+    fn sub(self, bytes: ByteCount) -> Self {
+        Self(self.0 - bytes.0)
+    }
+}
+
+impl Sub for Address {
+    type Output = ByteCount;
+    fn sub(self, other: Self) -> ByteCount {
+        ByteCount(self.0 - other.0)
+    }
+}
+
+impl Add for ByteCount {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl AddAssign for ByteCount {
+    fn add_assign(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+}
+
+impl Add for PageCount {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl AddAssign for PageCount {
+    fn add_assign(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl fmt::Debug for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}-{:#x}", self.start.0, self.end.0)
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}-{:#x}", self.start.0, self.end.0)
+    }
+}
+
+impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for PageCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_counts_its_pages_and_knows_its_neighbours() {
+        let range = AddressRange::new(Address(0x1000), Address(0x4000));
+        assert_eq!(range.pages(), PageCount(3));
+        assert!(range.contains(Address(0x3fff)));
+        assert!(!range.contains(Address(0x4000)));
+        assert!(!range.overlaps(AddressRange::new(Address(0x4000), Address(0x5000))));
+        assert_eq!(Address(0x1fff).page_floor(), Address(0x1000));
+    }
+}

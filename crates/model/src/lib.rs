@@ -1,0 +1,12 @@
+//! Units and names that every level shares.
+//!
+//! Owns: newtypes for process, thread and descriptor numbers, addresses, ranges and counts.
+//! Invariants: pure values, no system calls, no allocation beyond formatting.
+//! Does not: know how a value was obtained or what it is used for.
+#![forbid(unsafe_code)]
+
+mod address;
+mod ids;
+
+pub use address::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
+pub use ids::{DescriptionId, Fd, Inode, Pid, ProcessKey, Sequence, Signal, StartTime, Tid};
