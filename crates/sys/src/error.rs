@@ -1,0 +1,170 @@
+//! The one shape of a failed kernel call: operation, what it was done to, errno.
+//!
+//! Owns: `Error`, `Errno`, the conversions from libc and rustix.
+//! Invariants: every error names its operation and its object.
+//! Does not: advise the operator; the crates above add `help:`.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use model::{Address, ByteCount, Fd, Pid, Tid};
+
+/// An error number of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Errno(pub i32);
+
+/// What a failed operation was done to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// Nothing in particular.
+    Nothing,
+    /// A process.
+    Process(Pid),
+    /// A thread.
+    Thread(Tid),
+    /// A descriptor of a process.
+    Descriptor(Pid, Fd),
+    /// Bytes of a process.
+    Memory(Pid, Address, ByteCount),
+    /// A file by name.
+    Path(String),
+}
+
+/// A kernel call that failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot {operation}{target}: {errno}")]
+pub struct Error {
+    /// What was tried, as the rest of a sentence that begins with "cannot".
+    pub operation: Cow<'static, str>,
+    /// What it was tried on.
+    pub target: Target,
+    /// Why the kernel said no.
+    pub errno: Errno,
+}
+
+/// A result of a kernel call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Errno {
+    /// No such process.
+    pub const ESRCH: Self = Self(libc::ESRCH);
+    /// Permission denied by a capability or policy check.
+    pub const EPERM: Self = Self(libc::EPERM);
+    /// Permission denied by file modes.
+    pub const EACCES: Self = Self(libc::EACCES);
+    /// The call or option does not exist in this kernel.
+    pub const ENOSYS: Self = Self(libc::ENOSYS);
+    /// An argument the kernel does not take.
+    pub const EINVAL: Self = Self(libc::EINVAL);
+    /// The object is already there.
+    pub const EEXIST: Self = Self(libc::EEXIST);
+    /// The object is not there.
+    pub const ENOENT: Self = Self(libc::ENOENT);
+    /// The device has no room left.
+    pub const ENOSPC: Self = Self(libc::ENOSPC);
+    /// Transferred fewer bytes than asked for; the kernel has no number for it.
+    pub const SHORT: Self = Self(libc::EIO);
+
+    /// The number that the calling thread's last libc call left.
+    #[must_use]
+    pub fn last() -> Self {
+        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl Error {
+    /// An error on nothing in particular.
+    pub fn new(operation: impl Into<Cow<'static, str>>, errno: impl Into<Errno>) -> Self {
+        Self { operation: operation.into(), target: Target::Nothing, errno: errno.into() }
+    }
+
+    /// An error on a process.
+    pub fn process(operation: impl Into<Cow<'static, str>>, pid: Pid, errno: impl Into<Errno>) -> Self {
+        Self { operation: operation.into(), target: Target::Process(pid), errno: errno.into() }
+    }
+
+    /// An error on a thread.
+    pub fn thread(operation: impl Into<Cow<'static, str>>, tid: Tid, errno: impl Into<Errno>) -> Self {
+        Self { operation: operation.into(), target: Target::Thread(tid), errno: errno.into() }
+    }
+
+    /// An error on a descriptor.
+    pub fn descriptor(
+        operation: impl Into<Cow<'static, str>>,
+        pid: Pid,
+        fd: Fd,
+        errno: impl Into<Errno>,
+    ) -> Self {
+        Self { operation: operation.into(), target: Target::Descriptor(pid, fd), errno: errno.into() }
+    }
+
+    /// An error on memory.
+    pub fn memory(
+        operation: impl Into<Cow<'static, str>>,
+        pid: Pid,
+        address: Address,
+        length: ByteCount,
+        errno: impl Into<Errno>,
+    ) -> Self {
+        Self {
+            operation: operation.into(),
+            target: Target::Memory(pid, address, length),
+            errno: errno.into(),
+        }
+    }
+
+    /// An error on a file.
+    pub fn path(
+        operation: impl Into<Cow<'static, str>>,
+        path: impl AsRef<std::path::Path>,
+        errno: impl Into<Errno>,
+    ) -> Self {
+        let path = path.as_ref().display().to_string();
+        Self { operation: operation.into(), target: Target::Path(path), errno: errno.into() }
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", std::io::Error::from_raw_os_error(self.0))
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Process(pid) => write!(f, " of pid {pid}"),
+            Self::Thread(tid) => write!(f, " of thread {tid}"),
+            Self::Descriptor(pid, fd) => write!(f, " of fd {fd} of pid {pid}"),
+            Self::Memory(pid, address, length) => write!(f, " {length} bytes at {address} of pid {pid}"),
+            Self::Path(path) => write!(f, " {path}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_reads_as_a_sentence_with_its_object() {
+        let error = Error::memory("read", Pid(812), Address(0x7f00), ByteCount(4096), Errno(libc::EFAULT));
+        assert_eq!(
+            error.to_string(),
+            "cannot read 4096 bytes at 0x7f00 of pid 812: Bad address (os error 14)"
+        );
+    }
+}
