@@ -1,3 +1,67 @@
-//! placeholder
+//! The workspace's own chores: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask edges`.
+//!
+//! Owns: the order of the checks that make a commit good, and the house rules that a machine can check.
+//! Invariants: reads the tree and runs cargo; writes nothing but cargo's own build output.
+//! Does not: install anything (`.ci/run` does), or know what the product does.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod ci;
+mod edges;
+mod failure;
+mod test_output;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Parser, Subcommand};
+
+use crate::failure::Failure;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Chores of the undying workspace")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Every check a commit must pass, in order, each with its time
+    Ci {
+        /// Only this step; may be given more than once
+        #[arg(long, value_name = "STEP", value_parser = PossibleValuesParser::new(ci::step_names()))]
+        only: Vec<String>,
+    },
+    /// The house rules, each violation with its place and its cure
+    Tidy {
+        /// Only the rules with this number; may be given more than once
+        #[arg(long, value_name = "NUMBER")]
+        only: Vec<u8>,
+    },
+    /// The table of allowed dependencies, as ARCHITECTURE.md prints it
+    Edges,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse().chore) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether everything that was checked is good.
+fn run(chore: &Chore) -> Result<bool, Failure> {
+    match chore {
+        Chore::Ci { only } => ci::run(only),
+        Chore::Tidy { only } => tidy::run(only),
+        Chore::Edges => {
+            print!("{}", edges::table());
+            Ok(true)
+        }
+    }
+}

@@ -1,2 +1,21 @@
-//! placeholder
+//! Saving and restoring kernel objects: one kind, one file.
+//!
+//! Owns: the interfaces of descriptor kinds, state kinds and memory kinds, and their registries.
+//! Invariants: a kind says what it does *before*, *inside* and *after* the pause; inside it only copies raw
+//! bytes into memory that it already has. Records are versioned and carry nothing that only this run knows.
+//! Does not: stop or create processes, or know where records are stored.
 #![forbid(unsafe_code)]
+
+pub mod error;
+pub mod fd;
+pub mod memory;
+pub mod obstacle;
+pub mod state;
+
+pub use error::{ResourceError, Result};
+pub use obstacle::Obstacle;
+
+/// Decodes the payload of a record.
+pub fn decode<Message: prost::Message + Default>(kind: &'static str, payload: &[u8]) -> Result<Message> {
+    Message::decode(payload).map_err(|error| ResourceError::Malformed { kind, why: error.to_string() })
+}

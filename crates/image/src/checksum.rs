@@ -1,0 +1,114 @@
+//! CRC-32C (Castagnoli), and the arithmetic that joins the checksums of pages into those of extents.
+//!
+//! Owns: the polynomial, the one-page shift tables.
+//! Invariants: `PageChecksum::join` over pages equals `Checksum::of` over their concatenation, so that an
+//! extent can be cut at a page boundary without its bytes being read again.
+//! Does not: promise anything against an attacker; a CRC finds damage, not forgery.
+//!
+//! Source of the join: M. Adler, `crc32_combine` of zlib: the CRC register is linear over GF(2), so that
+//! appending `n` bytes shifts the earlier CRC by a fixed operator. Here `n` is always one page, and the
+//! operator is a table of 4 × 256 words.
+
+use std::fmt;
+use std::sync::LazyLock;
+
+use model::PAGE_BYTES;
+
+/// The CRC-32C of some bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Checksum(pub u32);
+
+/// The CRC-32C of exactly one page.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct PageChecksum(pub u32);
+
+type ShiftTable = [[u32; 256]; 4];
+
+static PAGE_SHIFT: LazyLock<ShiftTable> = LazyLock::new(page_shift_table);
+
+impl Checksum {
+    /// The checksum of these bytes.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(crc32c::crc32c(bytes))
+    }
+
+    /// The checksum of the bytes so far followed by these.
+    #[must_use]
+    pub fn extend(self, bytes: &[u8]) -> Self {
+        Self(crc32c::crc32c_append(self.0, bytes))
+    }
+
+    /// The bare number.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl PageChecksum {
+    /// The checksum of one page.
+    #[must_use]
+    pub fn of(page: &[u8; PAGE_BYTES as usize]) -> Self {
+        Self(crc32c::crc32c(page))
+    }
+
+    /// The checksum of what has the checksum `before`, followed by these pages.
+    ///
+    /// `Checksum::default()` is that of nothing.
+    #[must_use]
+    pub fn join(before: Checksum, pages: &[Self]) -> Checksum {
+        let table = &*PAGE_SHIFT;
+        Checksum(pages.iter().fold(before.0, |joined, page| shift(table, joined) ^ page.0))
+    }
+}
+
+fn shift(table: &ShiftTable, crc: u32) -> u32 {
+    let [a, b, c, d] = crc.to_le_bytes();
+    table[0][a as usize] ^ table[1][b as usize] ^ table[2][c as usize] ^ table[3][d as usize]
+}
+
+fn page_shift_table() -> ShiftTable {
+    let mut table = [[0; 256]; 4];
+    for (position, row) in table.iter_mut().enumerate() {
+        for (value, entry) in row.iter_mut().enumerate() {
+            *entry = crc32c::crc32c_combine((value as u32) << (8 * position), 0, PAGE_BYTES as usize);
+        }
+    }
+    table
+}
+
+impl fmt::Display for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0)
+    }
+}
+
+impl fmt::Debug for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Checksum({:08x})", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_polynomial_is_castagnoli() {
+        assert_eq!(Checksum::of(b"123456789"), Checksum(0xe306_9283));
+        assert_eq!(Checksum::of(b"1234").extend(b"56789"), Checksum(0xe306_9283));
+    }
+
+    #[test]
+    fn joined_pages_have_the_checksum_of_their_concatenation() {
+        let bytes: Vec<u8> = (0..5 * PAGE_BYTES).map(|i| (i * i / 7) as u8).collect();
+        let pages: Vec<PageChecksum> =
+            bytes.as_chunks::<{ PAGE_BYTES as usize }>().0.iter().map(PageChecksum::of).collect();
+        for count in 0..=pages.len() {
+            let first = PageChecksum::join(Checksum::default(), &pages[..count]);
+            assert_eq!(first, Checksum::of(&bytes[..count * PAGE_BYTES as usize]));
+            assert_eq!(PageChecksum::join(first, &pages[count..]), Checksum::of(&bytes));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! One piece of a subject's state: what kind, whose, and its bytes.
+//!
+//! Owns: `Record`, `Owner` and their protobuf shape.
+//! Invariants: the payload is opaque here; the kind's own module encodes and decodes it.
+//! Does not: list the kinds; a new one needs no change here.
+
+use std::fmt;
+
+use model::{DescriptionId, Pid, Tid};
+use prost::Message;
+
+/// What a record describes a part of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Owner {
+    /// The process tree as a whole.
+    Tree,
+    /// One process, by its number at the checkpoint.
+    Process(Pid),
+    /// One thread, by its number at the checkpoint.
+    Thread(Tid),
+    /// One open file description, shared by all descriptors that refer to it.
+    Description(DescriptionId),
+    /// Anything else that several owners share, numbered by the kind that saved it.
+    Object(u64),
+}
+
+/// A piece of state, open to any kind.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// The name of the kind, as its registry entry has it.
+    pub kind: String,
+    /// The version of the payload's encoding, counted by the kind itself.
+    pub version: u32,
+    /// Whose state it is.
+    pub owner: Owner,
+    /// The state, encoded by the kind.
+    pub payload: Vec<u8>,
+}
+
+impl Record {
+    /// A record of a kind for an owner.
+    pub fn new(kind: impl Into<String>, version: u32, owner: Owner, payload: Vec<u8>) -> Self {
+        Self { kind: kind.into(), version, owner, payload }
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tree => f.write_str("the tree"),
+            Self::Process(pid) => write!(f, "pid {pid}"),
+            Self::Thread(tid) => write!(f, "thread {tid}"),
+            Self::Description(id) => write!(f, "open file {id}"),
+            Self::Object(number) => write!(f, "object {number}"),
+        }
+    }
+}
+
+/// `message Record` of docs/format.md.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RecordMessage {
+    #[prost(string, tag = "1")]
+    kind: String,
+    #[prost(uint32, tag = "2")]
+    version: u32,
+    #[prost(oneof = "OwnerMessage", tags = "3, 4, 5, 6, 7")]
+    owner: Option<OwnerMessage>,
+    #[prost(bytes = "vec", tag = "8")]
+    payload: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Oneof)]
+enum OwnerMessage {
+    #[prost(bool, tag = "3")]
+    Tree(bool),
+    #[prost(int32, tag = "4")]
+    Process(i32),
+    #[prost(int32, tag = "5")]
+    Thread(i32),
+    #[prost(uint32, tag = "6")]
+    Description(u32),
+    #[prost(uint64, tag = "7")]
+    Object(u64),
+}
+
+impl From<&Record> for RecordMessage {
+    fn from(record: &Record) -> Self {
+        let owner = match record.owner {
+            Owner::Tree => OwnerMessage::Tree(true),
+            Owner::Process(pid) => OwnerMessage::Process(pid.0),
+            Owner::Thread(tid) => OwnerMessage::Thread(tid.0),
+            Owner::Description(id) => OwnerMessage::Description(id.0),
+            Owner::Object(number) => OwnerMessage::Object(number),
+        };
+        Self {
+            kind: record.kind.clone(),
+            version: record.version,
+            owner: Some(owner),
+            payload: record.payload.clone(),
+        }
+    }
+}
+
+impl TryFrom<RecordMessage> for Record {
+    /// Which rule of the format the message breaks.
+    type Error = &'static str;
+
+    fn try_from(message: RecordMessage) -> Result<Self, Self::Error> {
+        let owner = match message.owner.ok_or("a record without an owner")? {
+            OwnerMessage::Tree(_) => Owner::Tree,
+            OwnerMessage::Process(pid) => Owner::Process(Pid(pid)),
+            OwnerMessage::Thread(tid) => Owner::Thread(Tid(tid)),
+            OwnerMessage::Description(id) => Owner::Description(DescriptionId(id)),
+            OwnerMessage::Object(number) => Owner::Object(number),
+        };
+        if message.kind.is_empty() {
+            return Err("a record without a kind");
+        }
+        Ok(Self { kind: message.kind, version: message.version, owner, payload: message.payload })
+    }
+}

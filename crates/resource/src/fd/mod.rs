@@ -1,0 +1,240 @@
+//! Open file descriptions: the interface of a descriptor kind, and the registry.
+//!
+//! Owns: what a kind is asked, in which order.
+//! Invariants: every open file description is saved once, however many descriptors refer to it; what every
+//! kind has (status flags, position, owner) is saved by the envelope and not by the kind.
+//! Does not: install descriptors into processes; the engine does.
+//!
+//! A restore goes in two steps. `create` runs in the restoring process, once for each kind with all its records
+//! (so that the two ends of a pipe are made together), before any process of the subject exists: every
+//! process under construction then inherits all descriptions. `connect` runs when every descriptor has its number
+//! in its process, for what depends on numbers (epoll registrations, record locks).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use model::{DescriptionId, Fd, Inode, Pid};
+use rustix::fs::Stat;
+use tracee::procfs::DescriptorInfo;
+use tracee::{ProcessMemory, Stub};
+
+use crate::error::Result;
+use crate::obstacle::Obstacle;
+
+/// Every descriptor kind, asked in this order whether it claims a description.
+pub const REGISTRY: &[&dyn FdKind] = &[];
+
+/// One open file description of the subject, with a duplicate of it in this process.
+#[derive(Debug)]
+pub struct Description {
+    /// Its number in the image.
+    pub id: DescriptionId,
+    /// The process in which it was found first.
+    pub pid: Pid,
+    /// The descriptor under which it was found there.
+    pub fd: Fd,
+    /// What `/proc` says of that descriptor.
+    pub info: DescriptorInfo,
+    /// fstat of the duplicate.
+    pub stat: Stat,
+    /// The duplicate: shares position and status flags with the subject's.
+    pub duplicate: OwnedFd,
+}
+
+impl Description {
+    /// The link in `/proc/PID/fd` as text.
+    #[must_use]
+    pub fn target(&self) -> &str {
+        self.info.target.to_str().unwrap_or("")
+    }
+
+    /// The inode behind the description.
+    #[must_use]
+    pub fn inode(&self) -> Inode {
+        Inode(self.stat.st_ino)
+    }
+
+    /// How an obstacle names this description: `fd 7 (what)`.
+    #[must_use]
+    pub fn named(&self, what: &str) -> String {
+        format!("fd {} ({what})", self.fd)
+    }
+
+    /// An obstacle about this description.
+    #[must_use]
+    pub fn obstacle(&self, what: &str, why: &str, fix: &str) -> Obstacle {
+        Obstacle {
+            pid: self.pid,
+            what: self.named(what),
+            place: self.target().to_owned(),
+            why: why.to_owned(),
+            fix: fix.to_owned(),
+        }
+    }
+}
+
+impl AsFd for Description {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.duplicate.as_fd()
+    }
+}
+
+/// What a kind may know of the rest of the subject while it captures.
+#[derive(Debug)]
+pub struct CaptureScope<'a> {
+    /// Processes of the subject.
+    pub pids: &'a [Pid],
+    /// All descriptions of the subject.
+    pub descriptions: &'a [Description],
+    /// Files that whoever restores will hold itself (its own standard streams): device and inode.
+    pub inherited: &'a [(u64, Inode)],
+    /// Every descriptor of every process, with the description behind it.
+    pub table: &'a [(Pid, Fd, DescriptionId)],
+    /// The checkpoint ends the subject, so that its TCP connections may be taken over.
+    pub kills: bool,
+}
+
+impl CaptureScope<'_> {
+    /// Whether the restorer will hold this very file itself.
+    #[must_use]
+    pub fn is_inherited(&self, stat: &Stat) -> bool {
+        self.inherited.contains(&(stat.st_dev, Inode(stat.st_ino)))
+    }
+
+    /// The description behind a descriptor of a process.
+    #[must_use]
+    pub fn description_of(&self, pid: Pid, fd: Fd) -> Option<DescriptionId> {
+        self.table.iter().find(|row| row.0 == pid && row.1 == fd).map(|row| row.2)
+    }
+}
+
+/// The saved state of one description, as its kind wrote it.
+#[derive(Debug)]
+pub struct FdRecord {
+    /// Its number in the image.
+    pub id: DescriptionId,
+    /// A process and number that held it, for messages.
+    pub holder: (Pid, Fd),
+    /// The version of the payload.
+    pub version: u32,
+    /// What the kind saved.
+    pub payload: Vec<u8>,
+    /// Status flags at the checkpoint (O_ACCMODE, O_NONBLOCK, O_APPEND …).
+    pub flags: u32,
+    /// File position at the checkpoint.
+    pub position: u64,
+}
+
+/// What `create` works with.
+#[derive(Debug)]
+pub struct FdCreate<'a> {
+    /// Descriptions that exist already: those of kinds that come earlier in the registry, and inherited ones.
+    pub created: &'a mut std::collections::HashMap<DescriptionId, OwnedFd>,
+    /// Descriptors that this process was started with and may hand on, by device and inode.
+    pub inherited: &'a [(u64, Inode, OwnedFd)],
+    /// Policy for regular files that have changed since.
+    pub files: FilePolicy,
+    /// Memory objects (memfd, shared memory) that the memory kinds have built, by object number.
+    pub objects: &'a std::collections::HashMap<u64, OwnedFd>,
+    /// The subject died in a crash: its TCP connections are lost and come back as sockets that report it.
+    pub connections_lost: bool,
+}
+
+/// What happens when a regular file is not as it was at the checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FilePolicy {
+    /// Seek to the saved position and go on.
+    Keep,
+    /// Refuse the restore.
+    Refuse,
+    /// Keep what is opened with O_APPEND or only for reading, refuse the rest.
+    #[default]
+    Default,
+}
+
+/// What `connect` works with: one process under construction whose descriptors have their numbers.
+#[derive(Debug)]
+pub struct FdConnect<'a> {
+    /// The process's leader.
+    pub stub: &'a mut Stub,
+    /// Its memory.
+    pub memory: &'a ProcessMemory,
+    /// Its descriptors.
+    pub table: &'a [(Fd, DescriptionId)],
+}
+
+/// Raw state of one description, taken inside the pause.
+pub trait FdCapture: std::fmt::Debug {
+    /// Inside the pause: copies what may have changed into memory that is already there.
+    fn inside(&mut self, description: &Description) -> Result<()>;
+    /// After the pause: the payload of the record.
+    fn after(&mut self, description: &Description) -> Result<Vec<u8>>;
+}
+
+/// A kind of open file description.
+pub trait FdKind: Sync {
+    /// The name of its records: `fd/` and the name of the file that implements it.
+    fn name(&self) -> &'static str;
+
+    /// The version of the payload it writes; it reads this and all earlier ones.
+    fn version(&self) -> u32 {
+        1
+    }
+
+    /// One line for the tables in docs and `doctor`: what comes back.
+    fn summary(&self) -> &'static str;
+
+    /// Whether a description is of this kind.
+    fn claims(&self, description: &Description) -> bool;
+
+    /// Before the pause: everything about this description that would stop a checkpoint.
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        let _ = (description, scope);
+        Vec::new()
+    }
+
+    /// Before the pause: what later steps need; kept between checkpoints while the description lives.
+    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>>;
+
+    /// Restore, first step: builds the descriptions of all records of this kind and adds them to
+    /// `context.created`. Status flags and position are set by the caller afterwards.
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()>;
+
+    /// Restore, second step, once for each process that holds descriptions of this kind.
+    fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
+        let _ = (records, context);
+        Ok(())
+    }
+}
+
+/// The kind that claims a description.
+#[must_use]
+pub fn kind_of(description: &Description) -> Option<&'static dyn FdKind> {
+    REGISTRY.iter().copied().find(|kind| kind.claims(description))
+}
+
+/// The kind of a record.
+#[must_use]
+pub fn kind_named(name: &str) -> Option<&'static dyn FdKind> {
+    REGISTRY.iter().copied().find(|kind| kind.name() == name)
+}
+
+/// A capture whose payload is known before the pause and cannot change inside it.
+#[derive(Debug)]
+pub struct Constant(pub Vec<u8>);
+
+impl FdCapture for Constant {
+    fn inside(&mut self, _description: &Description) -> Result<()> {
+        Ok(())
+    }
+
+    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+        Ok(self.0.clone())
+    }
+}
+
+/// The path a description was opened under, without the mark of a deleted file.
+#[must_use]
+pub fn path_of(description: &Description) -> PathBuf {
+    PathBuf::from(description.target().trim_end_matches(" (deleted)"))
+}

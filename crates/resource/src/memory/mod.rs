@@ -1,0 +1,1 @@
+//! Areas of memory: the interface of a memory kind, and the registry.

@@ -1,0 +1,150 @@
+//! State of processes and threads that is neither memory nor a descriptor: the interface and the registry.
+//!
+//! Owns: what a state kind is asked, in which order.
+//! Invariants: inside the pause a kind copies raw bytes; it parses them after.
+//! Does not: create processes or threads; the engine does.
+
+use std::collections::HashMap;
+
+use model::{Pid, Tid};
+use tracee::remote::RemoteContext;
+use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
+
+use crate::error::Result;
+use crate::obstacle::Obstacle;
+
+/// Every state kind. Within one stage a restore goes in this order.
+pub const REGISTRY: &[&dyn StateKind] = &[];
+
+/// Whether a kind has one record for each process or for each thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Level {
+    /// One record for each process; captured and restored through its leader.
+    Process,
+    /// One record for each thread.
+    Thread,
+}
+
+/// When a kind is restored. All processes pass a stage before any enters the next.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Stage {
+    /// Descriptors and memory are in place, threads exist; privileges are still the restorer's.
+    Setup,
+    /// Clocks that start to run: as late as possible.
+    Timers,
+    /// Privileges become the subject's; what needs more was done before.
+    Credentials,
+    /// What a change of privileges resets (dumpable, parent-death signal), and what forbids calls (seccomp).
+    Sealing,
+    /// Signals that were waiting are queued again; nothing but registers comes after.
+    Signals,
+}
+
+/// Reusable memory for what one kind takes inside the pause from one process or thread.
+pub type RawState = Vec<u8>;
+
+/// What a state kind works with inside the pause: one stopped thread (the leader, for process-level kinds).
+#[derive(Debug)]
+pub struct StateCapture<'a> {
+    /// The process.
+    pub pid: Pid,
+    /// The thread.
+    pub tid: Tid,
+    thread: Option<&'a mut Thread<Stopped>>,
+    context: &'a RemoteContext<'a>,
+    session: Option<RemoteSession<'a>>,
+    files: HashMap<String, Vec<u8>>,
+}
+
+impl<'a> StateCapture<'a> {
+    /// A capture of one stopped thread.
+    pub fn new(thread: &'a mut Thread<Stopped>, context: &'a RemoteContext<'a>) -> Self {
+        let (pid, tid) = (thread.pid(), thread.tid());
+        Self { pid, tid, thread: Some(thread), context, session: None, files: HashMap::new() }
+    }
+
+    /// The process's memory.
+    #[must_use]
+    pub fn memory(&self) -> &'a ProcessMemory {
+        self.context.memory
+    }
+
+    /// A session for remote calls in this thread, begun at first use and shared by all kinds.
+    /// Registers and signal mask must have been read before: a session changes both until it ends.
+    pub fn remote(&mut self) -> Result<&mut RemoteSession<'a>> {
+        if self.session.is_none() {
+            let thread = self.thread.take().expect("the thread is taken only when a session begins");
+            self.session = Some(RemoteSession::begin(thread, self.context)?);
+        }
+        Ok(self.session.as_mut().expect("begun above"))
+    }
+
+    /// The bytes of `/proc/PID/task/TID/NAME`, read once for all kinds.
+    pub fn file(&mut self, name: &str) -> Result<&[u8]> {
+        if !self.files.contains_key(name) {
+            let path = format!("/proc/{}/task/{}/{name}", self.pid, self.tid);
+            self.files.insert(name.to_owned(), procfs::read(path)?);
+        }
+        Ok(&self.files[name])
+    }
+
+    /// Ends the session, if one was begun, and reports when the thread could not be brought back.
+    pub fn finish(self) -> Result<()> {
+        match self.session {
+            Some(session) => Ok(session.end()?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a state kind works with during a restore: one stub thread (the leader, for process-level kinds).
+#[derive(Debug)]
+pub struct StateRestore<'a> {
+    /// The thread under construction.
+    pub stub: &'a mut Stub,
+    /// Its process's memory.
+    pub memory: &'a ProcessMemory,
+}
+
+/// A kind of process or thread state.
+pub trait StateKind: Sync {
+    /// The name of its records: `state/` and the name of the file that implements it.
+    fn name(&self) -> &'static str;
+
+    /// The version of the payload it writes; it reads this and all earlier ones.
+    fn version(&self) -> u32 {
+        1
+    }
+
+    /// One line for the tables in docs and `doctor`: what comes back.
+    fn summary(&self) -> &'static str;
+
+    /// One record a process, or one a thread.
+    fn level(&self) -> Level;
+
+    /// When it is restored.
+    fn stage(&self) -> Stage;
+
+    /// Before the pause: what of this process would stop a checkpoint.
+    fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
+        let _ = pid;
+        Vec::new()
+    }
+
+    /// Inside the pause: copies raw state into `raw`, which is empty but keeps its capacity.
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()>;
+
+    /// After the pause: turns raw state into the payload of the record; `None` when there is nothing to save.
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(Some(raw.to_vec()))
+    }
+
+    /// Brings the state back in a thread under construction.
+    fn restore(&self, version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()>;
+}
+
+/// The kind of a record.
+#[must_use]
+pub fn kind_named(name: &str) -> Option<&'static dyn StateKind> {
+    REGISTRY.iter().copied().find(|kind| kind.name() == name)
+}

@@ -1,0 +1,130 @@
+//! Processes with a chosen number.
+//!
+//! Owns: clone3(2) with `set_tid`, the few instructions a new process runs before it is traced.
+//! Invariants: the child runs system calls only (the parent may have threads), and ends with its parent.
+//! Does not: build anything in the child; that is done from outside.
+//!
+//! Man page: clone3(2)
+//! Since: Linux 5.5 (`set_tid`)
+//! Probe: `features::REGISTRY` entry "set-tid"
+//! Fallback: none; `restore --pid any` takes what number it gets
+
+use std::mem::{offset_of, size_of};
+
+use model::Pid;
+
+use crate::error::{Errno, Error, Result};
+
+/// Arguments of clone3(2), as the kernel lays them out since 5.7.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CloneArguments {
+    /// CLONE_* flags without the exit signal.
+    pub flags: u64,
+    /// Where to store a pidfd.
+    pub pidfd: u64,
+    /// Where the child stores its number.
+    pub child_tid: u64,
+    /// Where the parent stores the child's number.
+    pub parent_tid: u64,
+    /// The signal that tells the parent of the child's end.
+    pub exit_signal: u64,
+    /// Lowest address of the child's stack.
+    pub stack: u64,
+    /// Length of that stack.
+    pub stack_size: u64,
+    /// Thread-local storage pointer.
+    pub tls: u64,
+    /// Address of an array of wanted numbers, innermost namespace first.
+    pub set_tid: u64,
+    /// Length of that array.
+    pub set_tid_size: u64,
+    /// Descriptor of the wanted cgroup.
+    pub cgroup: u64,
+}
+
+const _: () = assert!(size_of::<CloneArguments>() == 88);
+const _: () = assert!(offset_of!(CloneArguments, set_tid) == 64);
+
+impl CloneArguments {
+    /// The structure's bytes, to be written into another process.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; size_of::<Self>()] {
+        let words = [
+            self.flags,
+            self.pidfd,
+            self.child_tid,
+            self.parent_tid,
+            self.exit_signal,
+            self.stack,
+            self.stack_size,
+            self.tls,
+            self.set_tid,
+            self.set_tid_size,
+            self.cgroup,
+        ];
+        let mut bytes = [0; size_of::<Self>()];
+        for (slot, word) in bytes.chunks_exact_mut(8).zip(words) {
+            slot.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+/// Which number a new process gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WantedPid {
+    /// Exactly this one.
+    Exactly(Pid),
+    /// Whatever the kernel gives.
+    Any,
+}
+
+/// Who is told of the new process's end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Parent {
+    /// The calling process.
+    Caller,
+    /// The caller's own parent: the new process is a sibling of the caller.
+    CallersParent,
+}
+
+/// Creates a process that does nothing but wait to be seized; its signal actions are the defaults.
+pub fn spawn_waiting(wanted: WantedPid, parent: Parent) -> Result<Pid> {
+    let number = if let WantedPid::Exactly(pid) = wanted { pid.get() } else { 0 };
+    let sibling = parent == Parent::CallersParent;
+    let mut arguments = CloneArguments {
+        flags: if sibling { libc::CLONE_PARENT as u64 } else { 0 },
+        exit_signal: if sibling { 0 } else { libc::SIGCHLD as u64 },
+        ..CloneArguments::default()
+    };
+    if number != 0 {
+        arguments.set_tid = (&raw const number) as u64;
+        arguments.set_tid_size = 1;
+    }
+    // SAFETY: without CLONE_VM the child gets a copy of this address space; it only makes system calls in
+    // `wait_for_seizure` and never returns into code that could take a lock of a thread that is not there.
+    let result =
+        unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
+    match result {
+        -1 => Err(Error::process("create a process with the number", Pid(number), Errno::last())),
+        0 => wait_for_seizure(),
+        child => Ok(Pid(child as i32)),
+    }
+}
+
+fn wait_for_seizure() -> ! {
+    const SIGNAL_MAX: i32 = 64;
+    let default_action = [0_u64; 4];
+    // SAFETY: plain system calls on numbers and on one zeroed buffer of the kernel's sigaction size, in a
+    // process of our own that never returns from here.
+    unsafe {
+        libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+        for signal in 1..=SIGNAL_MAX {
+            libc::syscall(libc::SYS_rt_sigaction, signal, default_action.as_ptr(), 0_usize, 8_usize);
+        }
+        loop {
+            libc::syscall(libc::SYS_pause);
+        }
+    }
+}

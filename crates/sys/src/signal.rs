@@ -1,0 +1,46 @@
+//! Signals sent to others.
+//!
+//! Owns: tgkill(2), rt_sigqueueinfo(2), rt_tgsigqueueinfo(2), kill(2).
+//! Invariants: a thread is named by process and thread number, so that a reused number is not hit.
+//! Does not: handle signals of our own.
+//!
+//! Man page: tgkill(2), rt_sigqueueinfo(2)
+//! Since: Linux 2.6.31
+//! Probe: none needed
+//! Fallback: none needed
+
+use model::{Pid, Signal, Tid};
+
+use crate::error::{Errno, Error, Result};
+use crate::ptrace::SiginfoBytes;
+
+/// Sends a signal to one thread.
+pub fn send_to_thread(pid: Pid, tid: Tid, signal: Signal) -> Result<()> {
+    // SAFETY: tgkill takes plain numbers.
+    let result = unsafe { libc::syscall(libc::SYS_tgkill, pid.get(), tid.get(), signal.get()) };
+    if result == 0 { Ok(()) } else { Err(Error::thread("send a signal", tid, Errno::last())) }
+}
+
+/// Sends a signal to a process.
+pub fn send(pid: Pid, signal: Signal) -> Result<()> {
+    // SAFETY: kill takes plain numbers.
+    let result = unsafe { libc::kill(pid.get(), signal.get()) };
+    if result == 0 { Ok(()) } else { Err(Error::process("send a signal", pid, Errno::last())) }
+}
+
+/// Queues a signal with its information to a process.
+pub fn queue(pid: Pid, signal: Signal, information: &SiginfoBytes) -> Result<()> {
+    // SAFETY: the kernel reads 128 bytes of the borrowed array.
+    let result =
+        unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, pid.get(), signal.get(), information.as_ptr()) };
+    if result == 0 { Ok(()) } else { Err(Error::process("queue a signal", pid, Errno::last())) }
+}
+
+/// Queues a signal with its information to one thread.
+pub fn queue_to_thread(pid: Pid, tid: Tid, signal: Signal, information: &SiginfoBytes) -> Result<()> {
+    // SAFETY: the kernel reads 128 bytes of the borrowed array.
+    let result = unsafe {
+        libc::syscall(libc::SYS_rt_tgsigqueueinfo, pid.get(), tid.get(), signal.get(), information.as_ptr())
+    };
+    if result == 0 { Ok(()) } else { Err(Error::thread("queue a signal", tid, Errno::last())) }
+}

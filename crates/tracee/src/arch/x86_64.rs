@@ -1,0 +1,165 @@
+//! x86-64: system call convention, signal frame, instruction patterns, restart of interrupted calls.
+//!
+//! Owns: every constant of this architecture outside `sys`.
+//! Invariants: frames built here are what rt_sigreturn(2) of this architecture accepts.
+//! Does not: read or write a process.
+
+use model::{Address, ByteCount};
+use sys::ptrace::Registers;
+
+/// `syscall; ret`.
+pub const SYSCALL_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
+/// `syscall`.
+pub const SYSCALL: &[u8] = &[0x0f, 0x05];
+/// The two ways in which signal restorers load the number of rt_sigreturn and call it.
+pub const SIGNAL_RESTORERS: &[&[u8]] =
+    &[&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+
+/// Bytes below the stack pointer that a function may use without moving it.
+pub const RED_ZONE: ByteCount = ByteCount(128);
+
+/// First address behind user space with four-level page tables, less the guard page.
+pub const USER_SPACE_END: Address = Address(0x7fff_ffff_f000);
+
+const UC_FP_XSTATE: u64 = 1;
+const UC_SIGCONTEXT_SS: u64 = 2;
+const UC_STRICT_RESTORE_SS: u64 = 4;
+const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
+const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
+/// Where the software bytes start within the legacy area of an XSAVE image.
+const SOFTWARE_BYTES: usize = 464;
+/// Where the XSAVE header (its first word tells which components are there) starts.
+const XSAVE_HEADER: usize = 512;
+const XSTATE_ALIGNMENT: u64 = 64;
+const UCONTEXT_BYTES: u64 = 304;
+
+/// The kernel's internal results of a call that a stop interrupted.
+const ERESTARTSYS: i64 = -512;
+const ERESTARTNOINTR: i64 = -513;
+const ERESTARTNOHAND: i64 = -514;
+const ERESTART_RESTARTBLOCK: i64 = -516;
+
+/// Length of `syscall`.
+const SYSCALL_BYTES: u64 = 2;
+
+/// Sets up a system call at an instruction `syscall` that lies at `instruction`.
+#[must_use]
+pub fn with_syscall(base: &Registers, instruction: Address, number: i64, arguments: [u64; 6]) -> Registers {
+    Registers {
+        rip: instruction.get(),
+        rax: number as u64,
+        orig_rax: u64::MAX,
+        rdi: arguments[0],
+        rsi: arguments[1],
+        rdx: arguments[2],
+        r10: arguments[3],
+        r8: arguments[4],
+        r9: arguments[5],
+        ..*base
+    }
+}
+
+/// Registers as they must be set in a thread that is *not* on its way out of the interrupted call:
+/// a call that a stop broke off is entered again, as the kernel itself would have done.
+#[must_use]
+pub fn restarted(registers: &Registers) -> Registers {
+    let mut registers = *registers;
+    let interrupted = registers.orig_rax as i64 >= 0
+        && matches!(
+            registers.rax as i64,
+            ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK
+        );
+    if interrupted {
+        registers.rax = registers.orig_rax;
+        registers.rip -= SYSCALL_BYTES;
+    }
+    registers.orig_rax = u64::MAX;
+    registers
+}
+
+/// A signal frame that brings a thread back to `registers` when rt_sigreturn runs on it.
+#[derive(Debug)]
+pub struct HomeFrame {
+    /// The bytes, to be placed at `start`.
+    pub bytes: Vec<u8>,
+    /// Where they go.
+    pub start: Address,
+    /// The stack pointer for a call at `syscall; ret`: the return goes to the signal restorer.
+    pub stack_pointer: Address,
+}
+
+/// Room that a home frame needs for an extended state of a size, alignment included.
+#[must_use]
+pub fn home_frame_bytes(extended_state: &[u8]) -> ByteCount {
+    ByteCount(8 + UCONTEXT_BYTES + XSTATE_ALIGNMENT + extended_state.len() as u64 + 4 + XSTATE_ALIGNMENT)
+}
+
+/// Builds a home frame that ends at or below `top`.
+#[must_use]
+pub fn home_frame(
+    top: Address,
+    registers: &Registers,
+    mask: u64,
+    extended_state: &[u8],
+    restorer: Address,
+) -> HomeFrame {
+    let state_bytes = extended_state.len() as u64 + 4;
+    let state_at = (top.get() - state_bytes) & !(XSTATE_ALIGNMENT - 1);
+    let start = (state_at - UCONTEXT_BYTES - 8) & !15;
+    let home = restarted(registers);
+    let mut words: Vec<u64> = vec![restorer.get()];
+    words.extend([UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS, 0]);
+    // An alternate stack with impossible flags: rt_sigreturn then leaves the thread's own as it is.
+    words.extend([0, u64::from(u32::MAX), 0]);
+    words.extend([home.r8, home.r9, home.r10, home.r11, home.r12, home.r13, home.r14, home.r15]);
+    words.extend([home.rdi, home.rsi, home.rbp, home.rbx, home.rdx, home.rax, home.rcx, home.rsp]);
+    words.extend([home.rip, home.eflags, home.cs & 0xffff | (home.ss & 0xffff) << 48]);
+    words.extend([0, 0, 0, 0, state_at]);
+    words.extend([0; 8]);
+    words.push(mask);
+    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    bytes.resize((state_at - start) as usize, 0);
+    bytes.extend_from_slice(&signal_frame_state(extended_state));
+    HomeFrame { bytes, start: Address(start), stack_pointer: Address(start) }
+}
+
+fn signal_frame_state(extended_state: &[u8]) -> Vec<u8> {
+    let mut state = extended_state.to_vec();
+    let length = state.len() as u32;
+    let mut features = [0_u8; 8];
+    // The components the kernel supports stand in the software bytes of the regset image.
+    features.copy_from_slice(&state[SOFTWARE_BYTES..SOFTWARE_BYTES + 8]);
+    state[SOFTWARE_BYTES..SOFTWARE_BYTES + 48].fill(0);
+    state[SOFTWARE_BYTES..SOFTWARE_BYTES + 4].copy_from_slice(&FP_XSTATE_MAGIC1.to_ne_bytes());
+    state[SOFTWARE_BYTES + 4..SOFTWARE_BYTES + 8].copy_from_slice(&(length + 4).to_ne_bytes());
+    state[SOFTWARE_BYTES + 8..SOFTWARE_BYTES + 16].copy_from_slice(&features);
+    state[SOFTWARE_BYTES + 16..SOFTWARE_BYTES + 20].copy_from_slice(&length.to_ne_bytes());
+    state.extend_from_slice(&FP_XSTATE_MAGIC2.to_ne_bytes());
+    debug_assert!(extended_state.len() > XSAVE_HEADER);
+    state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupted_call_is_entered_again_and_a_finished_one_is_not() {
+        let blocked = Registers { rip: 0x1002, rax: -512_i64 as u64, orig_rax: 7, ..Registers::default() };
+        let again = restarted(&blocked);
+        assert_eq!((again.rip, again.rax, again.orig_rax), (0x1000, 7, u64::MAX));
+        let done = Registers { rip: 0x1002, rax: -4_i64 as u64, orig_rax: 7, ..Registers::default() };
+        assert_eq!(restarted(&done).rip, 0x1002);
+    }
+
+    #[test]
+    fn a_home_frame_keeps_the_alignment_the_kernel_asks_for() {
+        let state = vec![0_u8; 2696];
+        let frame = home_frame(Address(0x7000_0123), &Registers::default(), 5, &state, Address(0x4000));
+        assert_eq!(frame.start.get() % 16, 0);
+        let state_at = u64::from_ne_bytes(frame.bytes[8 + 40 + 184..8 + 40 + 192].try_into().unwrap());
+        assert_eq!(state_at % 64, 0);
+        assert_eq!(frame.start.get() + frame.bytes.len() as u64, state_at + state.len() as u64 + 4);
+        assert!(frame.bytes.len() as u64 <= home_frame_bytes(&state).get());
+    }
+}

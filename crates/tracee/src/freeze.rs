@@ -1,0 +1,299 @@
+//! Stopping a whole process tree, and letting it go on.
+//!
+//! Owns: the loop that stops every thread of every process until no new one turns up.
+//! Invariants: dropping a stopped tree lets every thread of it go on; a failed stop does too.
+//! Does not: read any state of what it stopped.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use model::{Pid, Tid};
+use sys::ptrace::{OPTION_CLONE, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK};
+use sys::{Errno, Error};
+
+use crate::procfs;
+use crate::thread::{Running, StopOutcome, Stopped, Thread, Waiter};
+use crate::tree;
+
+/// Options a subject's threads are seized with while they are being stopped.
+const OPTIONS: u64 = OPTION_SYSCALL_GOOD | OPTION_CLONE | OPTION_FORK | OPTION_VFORK;
+/// Times the tree is listed again because it grew; a tree that outgrows this is refused.
+const ROUNDS_MAX: usize = 200;
+/// How long all threads may take to stop. A thread inside vfork(2) stops only after its child went on.
+const STOP_LIMIT: Duration = Duration::from_millis(250);
+/// How long a failed stop waits for the rest to come to its stop, to let it go properly.
+const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// Attempts before a tree that does not stop in time is given up.
+const ATTEMPTS_MAX: usize = 20;
+
+/// Why a tree could not be stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum FreezeError {
+    /// The root process ended meanwhile.
+    #[error("pid {0} ended while it was being stopped")]
+    Ended(Pid),
+    /// A thread did not stop in time, attempt after attempt.
+    #[error("thread {tid} of pid {pid} did not stop (in {place})")]
+    Stuck {
+        /// Its process.
+        pid: Pid,
+        /// The thread.
+        tid: Tid,
+        /// The kernel function it waits in.
+        place: String,
+    },
+    /// Another program traces a process of the tree.
+    #[error("pid {pid} is already traced by pid {tracer}")]
+    Traced {
+        /// The traced process.
+        pid: Pid,
+        /// Its tracer.
+        tracer: Pid,
+    },
+    /// The tree grew faster than it could be stopped.
+    #[error("the process tree of pid {0} grows faster than it can be stopped")]
+    Growing(Pid),
+    /// A kernel call failed.
+    #[error(transparent)]
+    Kernel(#[from] Error),
+}
+
+/// One process with all its threads stopped, leader first.
+#[derive(Debug)]
+pub struct StoppedProcess {
+    /// Its number.
+    pub pid: Pid,
+    /// Its threads; never empty.
+    pub threads: Vec<Thread<Stopped>>,
+}
+
+/// A tree of which every thread is stopped.
+#[derive(Debug)]
+pub struct StoppedTree {
+    /// Living processes, parents first.
+    pub processes: Vec<StoppedProcess>,
+    /// Processes that ended and wait to be reaped by a parent in the tree.
+    pub zombies: Vec<Pid>,
+}
+
+#[derive(Default)]
+struct Progress {
+    stopped: HashMap<Pid, Vec<Thread<Stopped>>>,
+    pending: Vec<Thread<Running>>,
+    seen: HashSet<Tid>,
+    zombies: Vec<Pid>,
+    order: Vec<Pid>,
+}
+
+impl StoppedTree {
+    /// Stops a process and all its descendants.
+    pub fn stop(root: Pid) -> Result<Self, FreezeError> {
+        let mut last = FreezeError::Growing(root);
+        for _ in 0..ATTEMPTS_MAX {
+            let mut progress = Progress::default();
+            match progress.run(root) {
+                Ok(()) => return progress.finish(root),
+                Err(error @ FreezeError::Stuck { .. }) => {
+                    progress.release();
+                    last = error;
+                }
+                Err(error) => {
+                    progress.release();
+                    return Err(error);
+                }
+            }
+        }
+        Err(last)
+    }
+
+    /// The stopped process of a number.
+    #[must_use]
+    pub fn process(&self, pid: Pid) -> Option<&StoppedProcess> {
+        self.processes.iter().find(|process| process.pid == pid)
+    }
+
+    /// Lets every thread go on, detached.
+    pub fn resume(mut self) -> Result<(), Error> {
+        self.detach_all()
+    }
+
+    fn detach_all(&mut self) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for thread in self.processes.drain(..).flat_map(|process| process.threads) {
+            if let Err(error) = thread.detach() {
+                outcome = Err(error);
+            }
+        }
+        outcome
+    }
+}
+
+impl Drop for StoppedTree {
+    fn drop(&mut self) {
+        // Nobody is left to report to; a thread that cannot be detached has died.
+        let _ = self.detach_all();
+    }
+}
+
+impl Progress {
+    fn run(&mut self, root: Pid) -> Result<(), FreezeError> {
+        for _ in 0..ROUNDS_MAX {
+            let before = self.seen.len();
+            self.attach_new(root)?;
+            if self.seen.len() == before {
+                return Ok(());
+            }
+            self.wait_all()?;
+        }
+        Err(FreezeError::Growing(root))
+    }
+
+    fn attach_new(&mut self, root: Pid) -> Result<(), FreezeError> {
+        self.order = tree::descendants(root).map_err(|error| ended_or(root, error))?;
+        self.zombies.clear();
+        for pid in self.order.clone() {
+            let Some(stat) = gone_is_none(procfs::stat(pid))? else { continue };
+            if stat.is_zombie() && procfs::threads(pid).is_ok_and(|threads| threads.len() <= 1) {
+                if pid == root {
+                    return Err(FreezeError::Ended(root));
+                }
+                self.zombies.push(pid);
+                continue;
+            }
+            for tid in gone_is_none(procfs::threads(pid))?.unwrap_or_default() {
+                self.attach(pid, tid)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn attach(&mut self, pid: Pid, tid: Tid) -> Result<(), FreezeError> {
+        if self.seen.contains(&tid) {
+            return Ok(());
+        }
+        match Thread::seize(pid, tid, OPTIONS) {
+            Ok(thread) => {
+                gone_is_none(thread.interrupt())?;
+                self.seen.insert(tid);
+                self.pending.push(thread);
+            }
+            Err(error) if error.errno == Errno::ESRCH => {}
+            Err(error) => self.attached_or(pid, tid, error)?,
+        }
+        Ok(())
+    }
+
+    fn attached_or(&mut self, pid: Pid, tid: Tid, error: Error) -> Result<(), FreezeError> {
+        let Some(status) = gone_is_none(procfs::thread_status(pid, tid))? else { return Ok(()) };
+        if status.tracer.get() == std::process::id() as i32 {
+            self.seen.insert(tid);
+            self.pending.push(Thread::attached(pid, tid));
+            return Ok(());
+        }
+        if matches!(status.state, 'Z' | 'X') {
+            return Ok(());
+        }
+        if status.tracer.get() != 0 {
+            return Err(FreezeError::Traced { pid, tracer: status.tracer });
+        }
+        Err(error.into())
+    }
+
+    fn wait_all(&mut self) -> Result<(), FreezeError> {
+        let mut waiter = Waiter::new(STOP_LIMIT);
+        loop {
+            self.look_at_all()?;
+            let Some(first) = self.pending.first() else { return Ok(()) };
+            if !waiter.pause() {
+                let (pid, tid) = (first.pid(), first.tid());
+                let place = procfs::read_text(format!("/proc/{pid}/task/{tid}/wchan")).unwrap_or_default();
+                return Err(FreezeError::Stuck { pid, tid, place });
+            }
+        }
+    }
+
+    fn look_at_all(&mut self) -> Result<(), FreezeError> {
+        for thread in std::mem::take(&mut self.pending) {
+            match thread.look()? {
+                StopOutcome::Stopped(stopped) => {
+                    self.stopped.entry(stopped.pid()).or_default().push(stopped);
+                }
+                StopOutcome::Pending(thread) => self.pending.push(thread),
+                StopOutcome::Created(thread, tid) => {
+                    self.pending.push(thread);
+                    self.adopt(tid)?;
+                }
+                StopOutcome::Gone => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn adopt(&mut self, tid: Tid) -> Result<(), FreezeError> {
+        let path = format!("/proc/{tid}/status");
+        let Some(text) = gone_is_none(procfs::read_text(&path))? else { return Ok(()) };
+        let tgid = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+        if let (Some(tgid), true) = (tgid, self.seen.insert(tid)) {
+            self.pending.push(Thread::attached(Pid(tgid), tid));
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
+        let mut processes = Vec::new();
+        for pid in &self.order {
+            if let Some(mut threads) = self.stopped.remove(pid) {
+                threads.sort_by_key(|thread| (thread.tid() != pid.leader(), thread.tid()));
+                processes.push(StoppedProcess { pid: *pid, threads });
+            }
+        }
+        let tree = StoppedTree { processes, zombies: std::mem::take(&mut self.zombies) };
+        self.release();
+        if tree.processes.first().is_some_and(|process| process.pid == root) {
+            Ok(tree)
+        } else {
+            Err(FreezeError::Ended(root))
+        }
+    }
+
+    /// Lets everything go: what stands at once, what is still on its way as soon as it stands.
+    fn release(&mut self) {
+        for thread in self.stopped.drain().flat_map(|(_, threads)| threads) {
+            // A thread that cannot be detached has died.
+            let _ = thread.detach();
+        }
+        let mut waiter = Waiter::new(DRAIN_LIMIT);
+        while !self.pending.is_empty() {
+            for thread in std::mem::take(&mut self.pending) {
+                match thread.look() {
+                    Ok(StopOutcome::Stopped(stopped)) => drop(stopped.detach()),
+                    Ok(StopOutcome::Pending(thread)) => self.pending.push(thread),
+                    Ok(StopOutcome::Created(thread, tid)) => {
+                        let pid = thread.pid();
+                        self.pending.extend([thread, Thread::attached(pid, tid)]);
+                    }
+                    Ok(StopOutcome::Gone) | Err(_) => {}
+                }
+            }
+            if !waiter.pause() {
+                return;
+            }
+        }
+    }
+}
+
+fn ended_or(root: Pid, error: Error) -> FreezeError {
+    if is_gone(&error) { FreezeError::Ended(root) } else { error.into() }
+}
+
+fn is_gone(error: &Error) -> bool {
+    error.errno == Errno::ESRCH || error.errno == Errno::ENOENT
+}
+
+fn gone_is_none<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,187 @@
+//! `/proc/PID/maps` and `smaps`: the areas of an address space.
+//!
+//! Owns: their parser, protection and flags of an area.
+//! Invariants: areas come in rising order and do not overlap, as the kernel lists them.
+//! Does not: decide how an area is captured; the memory kinds do.
+
+use std::path::PathBuf;
+
+use model::{Address, AddressRange, Inode, Pid};
+use sys::Result;
+
+use super::{malformed, read};
+
+/// Access rights and sharing of an area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Protection {
+    /// Pages may be read.
+    pub read: bool,
+    /// Pages may be written.
+    pub write: bool,
+    /// Pages may be executed.
+    pub execute: bool,
+    /// Writes are seen by others that map the same object.
+    pub shared: bool,
+}
+
+/// What stands behind an area, as its name in the list says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// No object: anonymous private memory, heap and stacks included.
+    Anonymous,
+    /// A file; its path ends in ` (deleted)` when the name is gone.
+    File {
+        /// Major and minor number of the file's device.
+        device: (u32, u32),
+        /// Its inode.
+        inode: Inode,
+        /// Its path as the kernel prints it.
+        path: PathBuf,
+    },
+    /// An area that the kernel itself provides, named like `[vdso]`.
+    Kernel(String),
+}
+
+/// Properties that only smaps tells (`VmFlags`).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct AreaFlags(Vec<[u8; 2]>);
+
+impl AreaFlags {
+    /// Whether a two-letter flag of proc_pid_smaps(5) is set.
+    #[must_use]
+    pub fn has(&self, flag: &str) -> bool {
+        self.0.iter().any(|known| known.as_slice() == flag.as_bytes())
+    }
+
+    /// All flags, in the kernel's order.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|flag| std::str::from_utf8(flag).ok())
+    }
+}
+
+/// One area of an address space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// Where it lies.
+    pub range: AddressRange,
+    /// Access rights.
+    pub protection: Protection,
+    /// Offset of its first byte in the object behind it.
+    pub offset: u64,
+    /// The object behind it.
+    pub backing: Backing,
+    /// The name as listed, empty when there is none (`[heap]`, `[stack]`, `[anon:…]`, a path).
+    pub name: String,
+    /// Flags of smaps; empty when only maps was read.
+    pub flags: AreaFlags,
+}
+
+impl Area {
+    /// Whether the kernel provides its content (vDSO, vvar, vsyscall).
+    #[must_use]
+    pub fn is_kernel(&self) -> bool {
+        matches!(self.backing, Backing::Kernel(_))
+    }
+}
+
+/// The areas of a process from `maps`: cheap, without flags.
+pub fn areas(pid: Pid) -> Result<Vec<Area>> {
+    parse_file(&format!("/proc/{pid}/maps"))
+}
+
+/// The areas of a process from `smaps`: with flags; the kernel walks all its pages for it.
+pub fn areas_with_flags(pid: Pid) -> Result<Vec<Area>> {
+    parse_file(&format!("/proc/{pid}/smaps"))
+}
+
+fn parse_file(path: &str) -> Result<Vec<Area>> {
+    parse(&read(path)?).ok_or_else(|| malformed(path))
+}
+
+fn parse(bytes: &[u8]) -> Option<Vec<Area>> {
+    let mut found: Vec<Area> = Vec::new();
+    for line in bytes.split(|byte| *byte == b'\n') {
+        let first = *line.first().unwrap_or(&b' ');
+        if first.is_ascii_hexdigit() && !first.is_ascii_uppercase() {
+            found.push(parse_line(&String::from_utf8_lossy(line))?);
+        } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            let area = found.last_mut()?;
+            area.flags = AreaFlags(
+                flags.split(|byte| *byte == b' ').filter_map(|word| <[u8; 2]>::try_from(word).ok()).collect(),
+            );
+        }
+    }
+    Some(found)
+}
+
+fn parse_line(line: &str) -> Option<Area> {
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let rights = words.next()?.as_bytes();
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let (major, minor) = words.next()?.split_once(':')?;
+    let inode: u64 = words.next()?.parse().ok()?;
+    let name = words.next().unwrap_or("").trim_start().to_owned();
+    let backing = if inode != 0 || name.starts_with('/') {
+        let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
+        Backing::File { device, inode: Inode(inode), path: PathBuf::from(unescape(&name)) }
+    } else if is_kernel_name(&name) {
+        Backing::Kernel(name.clone())
+    } else {
+        Backing::Anonymous
+    };
+    let hexadecimal = |word: &str| u64::from_str_radix(word, 16).ok().map(Address);
+    Some(Area {
+        range: AddressRange::new(hexadecimal(start)?, hexadecimal(end)?),
+        protection: Protection {
+            read: rights.first() == Some(&b'r'),
+            write: rights.get(1) == Some(&b'w'),
+            execute: rights.get(2) == Some(&b'x'),
+            shared: rights.get(3) == Some(&b's'),
+        },
+        offset,
+        backing,
+        name,
+        flags: AreaFlags::default(),
+    })
+}
+
+fn is_kernel_name(name: &str) -> bool {
+    matches!(name, "[vdso]" | "[vsyscall]" | "[uprobes]") || name.starts_with("[vvar")
+}
+
+/// maps escapes only the line feed (`\012`).
+fn unescape(name: &str) -> String {
+    name.replace("\\012", "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_with_flags_is_understood() {
+        let text = b"00400000-00452000 r-xp 00001000 08:02 173521      /usr/bin/a b (deleted)\n\
+            Size:                328 kB\nVmFlags: rd ex mr mw me sd \n\
+            7ffc0000-7ffc1000 rw-p 00000000 00:00 0          [stack]\n\
+            7ffd0000-7ffd2000 r-xp 00000000 00:00 0          [vdso]\n";
+        let areas = parse(text).unwrap();
+        assert_eq!(areas.len(), 3);
+        assert!(areas[0].flags.has("ex") && !areas[0].flags.has("wr"));
+        assert_eq!(areas[0].range.pages().get(), 0x52);
+        assert!(matches!(&areas[0].backing, Backing::File { device: (8, 2), path, .. }
+            if path.to_str() == Some("/usr/bin/a b (deleted)")));
+        assert_eq!(areas[1].backing, Backing::Anonymous);
+        assert!(areas[2].is_kernel());
+    }
+
+    #[test]
+    fn both_lists_of_our_own_process_agree_on_the_code() {
+        let pid = Pid(std::process::id() as i32);
+        let with = areas_with_flags(pid).unwrap();
+        let without = areas(pid).unwrap();
+        let code = |areas: &[Area]| areas.iter().filter(|area| area.protection.execute).count();
+        assert_eq!(code(&with), code(&without));
+        assert!(with.iter().any(|area| area.name == "[stack]" && area.flags.has("gd")));
+    }
+}

@@ -1,0 +1,73 @@
+//! What `/proc` tells of a process.
+//!
+//! Owns: parsers of stat, status, maps and smaps, fdinfo, children.
+//! Invariants: a file that cannot be understood is an error that names it, never a guess.
+//! Does not: stop anything; values may be stale once returned.
+
+mod areas;
+mod descriptors;
+mod stat;
+mod status;
+
+use std::fs;
+use std::path::Path;
+
+use model::{Pid, Tid};
+use sys::{Errno, Error, Result};
+
+pub use areas::{Area, AreaFlags, Backing, Protection, areas, areas_with_flags};
+pub use descriptors::{DescriptorInfo, descriptor_info, descriptors};
+pub use stat::{Stat, key, stat, thread_stat};
+pub use status::{Status, status, thread_status};
+
+/// Reads a small file of `/proc` whole.
+pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
+    fs::read(path.as_ref()).map_err(|error| Error::path("read", path, error))
+}
+
+/// Reads a small text file of `/proc` whole; bytes that are not UTF-8 are replaced.
+pub fn read_text(path: impl AsRef<Path>) -> Result<String> {
+    Ok(String::from_utf8_lossy(&read(path)?).into_owned())
+}
+
+/// Threads of a process, leader first.
+pub fn threads(pid: Pid) -> Result<Vec<Tid>> {
+    let mut found = numbers(&format!("/proc/{pid}/task"))?.into_iter().map(Tid).collect::<Vec<_>>();
+    found.sort_by_key(|tid| (tid.get() != pid.get(), tid.get()));
+    Ok(found)
+}
+
+/// Children of a process, whichever of its threads made them.
+pub fn children(pid: Pid) -> Result<Vec<Pid>> {
+    let mut found = Vec::new();
+    for tid in threads(pid)? {
+        let path = format!("/proc/{pid}/task/{tid}/children");
+        match read_text(&path) {
+            Ok(text) => found.extend(text.split_whitespace().filter_map(|word| word.parse().ok()).map(Pid)),
+            Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::ESRCH => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// The target of a symbolic link of `/proc`.
+pub fn link(path: impl AsRef<Path>) -> Result<std::path::PathBuf> {
+    fs::read_link(path.as_ref()).map_err(|error| Error::path("read the link", path, error))
+}
+
+pub(crate) fn numbers(directory: &str) -> Result<Vec<i32>> {
+    let entries = fs::read_dir(directory).map_err(|error| Error::path("list", directory, error))?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|error| Error::path("list", directory, error))?;
+        if let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
+            found.push(number);
+        }
+    }
+    Ok(found)
+}
+
+pub(crate) fn malformed(path: &str) -> Error {
+    Error::path("understand", path, Errno::EINVAL)
+}

@@ -1,0 +1,125 @@
+//! `/proc/PID/stat`: state, relations, layout of the address space.
+//!
+//! Owns: its parser.
+//! Does not: interpret the exit code beyond keeping it.
+
+use model::{Address, Pid, ProcessKey, StartTime, Tid};
+use sys::Result;
+
+use super::{malformed, read_text};
+
+/// The fields of `/proc/PID/stat` that matter here, under the names of proc_pid_stat(5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are those of proc_pid_stat(5)")]
+pub struct Stat {
+    pub pid: Pid,
+    pub comm: String,
+    pub state: char,
+    pub ppid: Pid,
+    pub pgrp: Pid,
+    pub session: Pid,
+    pub tty_nr: i32,
+    pub flags: u64,
+    pub nice: i32,
+    pub starttime: StartTime,
+    pub startcode: Address,
+    pub endcode: Address,
+    pub startstack: Address,
+    pub processor: i32,
+    pub start_data: Address,
+    pub end_data: Address,
+    pub start_brk: Address,
+    pub arg_start: Address,
+    pub arg_end: Address,
+    pub env_start: Address,
+    pub env_end: Address,
+    pub exit_code: i32,
+}
+
+impl Stat {
+    /// Whether the process has ended and waits to be reaped.
+    #[must_use]
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+
+    /// Pid and start time together.
+    #[must_use]
+    pub fn key(&self) -> ProcessKey {
+        ProcessKey { pid: self.pid, start: self.starttime }
+    }
+}
+
+/// Reads and parses `/proc/PID/stat`.
+pub fn stat(pid: Pid) -> Result<Stat> {
+    let path = format!("/proc/{pid}/stat");
+    parse(&read_text(&path)?).ok_or_else(|| malformed(&path))
+}
+
+/// Reads and parses the same of one thread.
+pub fn thread_stat(pid: Pid, tid: Tid) -> Result<Stat> {
+    let path = format!("/proc/{pid}/task/{tid}/stat");
+    parse(&read_text(&path)?).ok_or_else(|| malformed(&path))
+}
+
+/// The process's lasting name.
+pub fn key(pid: Pid) -> Result<ProcessKey> {
+    stat(pid).map(|stat| stat.key())
+}
+
+fn parse(text: &str) -> Option<Stat> {
+    let (head, tail) = text.rsplit_once(')')?;
+    let (pid, comm) = head.split_once('(')?;
+    let fields: Vec<&str> = tail.split_whitespace().collect();
+    // Field 3 of the manual page is the first behind the name.
+    let word = |number: usize| fields.get(number - 3).copied();
+    let signed = |number: usize| word(number)?.parse::<i32>().ok();
+    let wide = |number: usize| word(number)?.parse::<u64>().ok();
+    let address = |number: usize| wide(number).map(Address);
+    Some(Stat {
+        pid: Pid(pid.trim().parse().ok()?),
+        comm: comm.to_owned(),
+        state: word(3)?.chars().next()?,
+        ppid: Pid(signed(4)?),
+        pgrp: Pid(signed(5)?),
+        session: Pid(signed(6)?),
+        tty_nr: signed(7)?,
+        flags: wide(9)?,
+        nice: signed(19)?,
+        starttime: StartTime(wide(22)?),
+        startcode: address(26)?,
+        endcode: address(27)?,
+        startstack: address(28)?,
+        processor: signed(39)?,
+        start_data: address(45)?,
+        end_data: address(46)?,
+        start_brk: address(47)?,
+        arg_start: address(48)?,
+        arg_end: address(49)?,
+        env_start: address(50)?,
+        env_end: address(51)?,
+        exit_code: signed(52)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_and_spaces_does_not_shift_the_fields() {
+        let numbers: Vec<String> = (4..=52).map(|number| number.to_string()).collect();
+        let text = format!("77 (a) b (c)) S {}", numbers.join(" "));
+        let stat = parse(&text).unwrap();
+        assert_eq!(stat.pid, Pid(77));
+        assert_eq!(stat.comm, "a) b (c)");
+        assert_eq!((stat.ppid, stat.starttime), (Pid(4), StartTime(22)));
+        assert_eq!(stat.env_end, Address(51));
+    }
+
+    #[test]
+    fn our_own_entry_is_understood() {
+        let pid = Pid(std::process::id() as i32);
+        assert_eq!(stat(pid).unwrap().pid, pid);
+    }
+}

@@ -1,0 +1,110 @@
+//! `/proc/PID/status`: credentials, signal sets, tracer.
+//!
+//! Owns: its parser.
+//! Does not: read capabilities of other user namespaces.
+
+use std::collections::HashMap;
+
+use model::{Pid, Tid};
+use sys::Result;
+
+use super::{malformed, read_text};
+
+/// The lines of `/proc/PID/status` that matter here, under the names of proc_pid_status(5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are those of proc_pid_status(5)")]
+pub struct Status {
+    pub name: String,
+    pub umask: u32,
+    pub state: char,
+    pub tgid: Pid,
+    pub tracer: Pid,
+    /// Real, effective, saved and file-system user.
+    pub uid: [u32; 4],
+    /// Real, effective, saved and file-system group.
+    pub gid: [u32; 4],
+    pub groups: Vec<u32>,
+    /// The pid in every namespace the process is in, outermost first.
+    pub nspid: Vec<i32>,
+    pub threads: u32,
+    pub signals_pending: u64,
+    pub shared_pending: u64,
+    pub signals_blocked: u64,
+    pub signals_ignored: u64,
+    pub signals_caught: u64,
+    pub cap_inheritable: u64,
+    pub cap_permitted: u64,
+    pub cap_effective: u64,
+    pub cap_bounding: u64,
+    pub cap_ambient: u64,
+    pub no_new_privs: bool,
+    pub seccomp: u32,
+    pub thp_enabled: bool,
+}
+
+/// Reads and parses `/proc/PID/status`.
+pub fn status(pid: Pid) -> Result<Status> {
+    let path = format!("/proc/{pid}/status");
+    parse(&read_text(&path)?).ok_or_else(|| malformed(&path))
+}
+
+/// Reads and parses the same of one thread.
+pub fn thread_status(pid: Pid, tid: Tid) -> Result<Status> {
+    let path = format!("/proc/{pid}/task/{tid}/status");
+    parse(&read_text(&path)?).ok_or_else(|| malformed(&path))
+}
+
+fn parse(text: &str) -> Option<Status> {
+    let lines: HashMap<&str, &str> = text
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name, value.trim()))
+        .collect();
+    let hexadecimal = |name: &str| u64::from_str_radix(lines.get(name)?, 16).ok();
+    let decimal = |name: &str| lines.get(name)?.parse::<u32>().ok();
+    let four = |name: &str| -> Option<[u32; 4]> {
+        let words: Vec<u32> =
+            lines.get(name)?.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        words.try_into().ok()
+    };
+    Some(Status {
+        name: (*lines.get("Name")?).to_owned(),
+        // A zombie has no umask.
+        umask: lines.get("Umask").and_then(|mask| u32::from_str_radix(mask, 8).ok()).unwrap_or(0),
+        state: lines.get("State")?.chars().next()?,
+        tgid: Pid(lines.get("Tgid")?.parse().ok()?),
+        tracer: Pid(lines.get("TracerPid")?.parse().ok()?),
+        uid: four("Uid")?,
+        gid: four("Gid")?,
+        groups: lines.get("Groups")?.split_whitespace().filter_map(|word| word.parse().ok()).collect(),
+        nspid: lines.get("NSpid")?.split_whitespace().filter_map(|word| word.parse().ok()).collect(),
+        threads: decimal("Threads")?,
+        signals_pending: hexadecimal("SigPnd")?,
+        shared_pending: hexadecimal("ShdPnd")?,
+        signals_blocked: hexadecimal("SigBlk")?,
+        signals_ignored: hexadecimal("SigIgn")?,
+        signals_caught: hexadecimal("SigCgt")?,
+        cap_inheritable: hexadecimal("CapInh")?,
+        cap_permitted: hexadecimal("CapPrm")?,
+        cap_effective: hexadecimal("CapEff")?,
+        cap_bounding: hexadecimal("CapBnd")?,
+        cap_ambient: hexadecimal("CapAmb").unwrap_or(0),
+        no_new_privs: decimal("NoNewPrivs").unwrap_or(0) != 0,
+        seccomp: decimal("Seccomp").unwrap_or(0),
+        thp_enabled: decimal("THP_enabled").unwrap_or(1) != 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_entry_is_understood() {
+        let pid = Pid(std::process::id() as i32);
+        let status = status(pid).unwrap();
+        assert_eq!(status.tgid, pid);
+        assert_eq!(status.uid[0], rustix::process::getuid().as_raw());
+        assert_eq!(status.nspid.last(), Some(&pid.get()));
+    }
+}

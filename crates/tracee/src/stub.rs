@@ -1,0 +1,189 @@
+//! A thread under construction: everything in it is made by system calls from outside.
+//!
+//! Owns: the processes and threads that a restore builds, until they are let go.
+//! Invariants: the kernel kills every stub when this program ends, so half-built processes never run.
+//! Calls are single-stepped at a `syscall` instruction that the stub maps; it leaves no way home, and needs none.
+//! Does not: know what is being built.
+
+use std::marker::PhantomData;
+
+use model::{Address, AddressRange, ByteCount, Pid, Signal, Tid};
+use sys::clone::{Parent, WantedPid, spawn_waiting};
+use sys::ptrace::{
+    self, OPTION_CLONE, OPTION_EXIT_KILL, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK, Registers,
+    WaitStatus,
+};
+use sys::{Errno, Error};
+
+use crate::arch::x86_64 as arch;
+use crate::memory::ProcessMemory;
+use crate::procfs;
+use crate::remote::RemoteError;
+use crate::thread::{EVENT_STOP, TRAP};
+
+const OPTIONS: u64 = OPTION_EXIT_KILL | OPTION_CLONE | OPTION_FORK | OPTION_VFORK | OPTION_SYSCALL_GOOD;
+
+/// A stopped thread of a process under construction.
+#[derive(Debug)]
+pub struct Stub {
+    pid: Pid,
+    tid: Tid,
+    /// Registers that calls start from: segment selectors and flags of a 64-bit thread.
+    base: Registers,
+    instruction: Address,
+    data: AddressRange,
+    bound_to_tracer: PhantomData<*const ()>,
+}
+
+impl Stub {
+    /// Creates a process with a wanted number, as a copy of this one, and stops it.
+    pub fn spawn(wanted: WantedPid, parent: Parent) -> Result<Self, RemoteError> {
+        let pid = spawn_waiting(wanted, parent)?;
+        let tid = pid.leader();
+        ptrace::seize(tid, OPTIONS)?;
+        ptrace::interrupt(tid)?;
+        let mut stub = Self::adopt(pid, tid)?;
+        stub.instruction = find_syscall(pid)?;
+        Ok(stub)
+    }
+
+    fn adopt(pid: Pid, tid: Tid) -> Result<Self, RemoteError> {
+        wait_for(tid, |signal, event| signal == TRAP && event == EVENT_STOP)?;
+        let base = ptrace::registers(tid)?;
+        let nothing = AddressRange::new(Address(0), Address(0));
+        Ok(Self { pid, tid, base, instruction: Address(0), data: nothing, bound_to_tracer: PhantomData })
+    }
+
+    /// The process.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// The thread.
+    pub fn tid(&self) -> Tid {
+        self.tid
+    }
+
+    /// Makes calls from another `syscall` instruction from now on.
+    pub fn use_instruction(&mut self, instruction: Address) {
+        self.instruction = instruction;
+    }
+
+    /// Uses a range of the stub's memory for arguments and results from now on.
+    pub fn use_data(&mut self, data: AddressRange) {
+        self.data = data;
+    }
+
+    /// The range for arguments and results.
+    pub fn data(&self) -> AddressRange {
+        self.data
+    }
+
+    /// Makes one system call.
+    pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, RemoteError> {
+        let (result, _) = self.call_watching(number, arguments)?;
+        Ok(result)
+    }
+
+    /// Makes one system call whose first argument points to `bytes`.
+    pub fn call_with(
+        &mut self,
+        memory: &ProcessMemory,
+        number: i64,
+        bytes: &[u8],
+        arguments: impl FnOnce(Address) -> [u64; 6],
+    ) -> Result<u64, RemoteError> {
+        debug_assert!(bytes.len() as u64 <= self.data.len().get(), "arguments fit the data range");
+        memory.write(self.data.start, bytes)?;
+        self.call(number, arguments(self.data.start))
+    }
+
+    /// Makes a call that creates a task, and returns it stopped as well.
+    pub fn call_creating(
+        &mut self,
+        number: i64,
+        arguments: [u64; 6],
+        same_process: bool,
+    ) -> Result<Self, RemoteError> {
+        let (result, created) = self.call_watching(number, arguments)?;
+        let tid = created.unwrap_or(Tid(result as i32));
+        let pid = if same_process { self.pid } else { Pid(tid.get()) };
+        let mut child = Self::adopt(pid, tid)?;
+        child.instruction = self.instruction;
+        child.data = self.data;
+        Ok(child)
+    }
+
+    fn call_watching(&mut self, number: i64, arguments: [u64; 6]) -> Result<(u64, Option<Tid>), RemoteError> {
+        let registers = arch::with_syscall(&self.base, self.instruction, number, arguments);
+        ptrace::set_registers(self.tid, &registers)?;
+        let mut created = None;
+        loop {
+            ptrace::single_step(self.tid)?;
+            match ptrace::wait(self.tid)? {
+                WaitStatus::Stopped { signal: TRAP, event: 0 } => break,
+                WaitStatus::Stopped { event, .. } if event != 0 && event != EVENT_STOP => {
+                    created = Some(Tid(ptrace::event_message(self.tid)? as i32));
+                }
+                WaitStatus::Stopped { .. } => {}
+                WaitStatus::Exited(_) | WaitStatus::Killed(_) => return Err(RemoteError::Ended(self.tid)),
+            }
+        }
+        let result = ptrace::registers(self.tid)?.rax as i64;
+        if (-4095..0).contains(&result) {
+            return Err(RemoteError::Refused { tid: self.tid, number, errno: Errno(-result as i32) });
+        }
+        Ok((result as u64, created))
+    }
+
+    /// Sets the registers that the thread starts with, and that later calls keep where they do not matter.
+    pub fn set_base(&mut self, registers: &Registers) {
+        self.base = *registers;
+    }
+
+    /// The registers calls start from.
+    pub fn base(&self) -> &Registers {
+        &self.base
+    }
+
+    /// Writes the final registers.
+    pub fn set_registers(&self, registers: &Registers) -> Result<(), Error> {
+        ptrace::set_registers(self.tid, registers)
+    }
+
+    /// Lets the thread run, detached, with a stop signal when its process was stopped by one.
+    pub fn detach(self, signal: Option<Signal>) -> Result<(), Error> {
+        ptrace::detach(self.tid, signal)
+    }
+
+    /// Lets the thread run into what its registers say, still attached, and waits for its end.
+    pub fn run_to_end(self) -> Result<(), RemoteError> {
+        ptrace::resume(self.tid, None)?;
+        Ok(())
+    }
+}
+
+fn wait_for(tid: Tid, wanted: impl Fn(Signal, i32) -> bool) -> Result<(), RemoteError> {
+    loop {
+        match ptrace::wait(tid)? {
+            WaitStatus::Stopped { signal, event } if wanted(signal, event) => return Ok(()),
+            WaitStatus::Stopped { .. } => {
+                ptrace::interrupt(tid)?;
+                ptrace::resume(tid, None)?;
+            }
+            WaitStatus::Exited(_) | WaitStatus::Killed(_) => return Err(RemoteError::Ended(tid)),
+        }
+    }
+}
+
+/// The address of a `syscall` instruction in the vDSO of a process.
+pub fn find_syscall(pid: Pid) -> Result<Address, RemoteError> {
+    let memory = ProcessMemory::open(pid)?;
+    for area in procfs::areas(pid)?.iter().filter(|area| area.name == "[vdso]") {
+        let code = memory.read_vec(area.range.start, area.range.len())?;
+        if let Some(offset) = code.windows(2).position(|window| window == arch::SYSCALL) {
+            return Ok(area.range.start + ByteCount(offset as u64));
+        }
+    }
+    Err(RemoteError::NoGadget(pid))
+}

@@ -1,0 +1,113 @@
+//! Which crate may depend on which.
+//!
+//! Owns: the levels and the edges of the workspace, as data, and their table for ARCHITECTURE.md.
+//! Invariants: edges point strictly down, except those between crates of one level that a row names.
+//! Does not: look at the real dependencies; `tidy::edges` compares.
+
+use std::fmt::Write as _;
+
+/// What a crate may depend on, of our own crates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Allowed {
+    /// These crates.
+    Only(&'static [&'static str]),
+    /// Any crate: the place where everything is tried together.
+    Anything,
+}
+
+/// One crate and its edges.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    /// Where it stands; higher may see lower.
+    pub level: &'static str,
+    /// The name of its folder, and of its package behind `undying-`.
+    pub name: &'static str,
+    /// What it may depend on.
+    pub allowed: Allowed,
+}
+
+/// The crate that others may use in their tests only.
+pub(crate) const TESTS_ONLY: &str = "testkit";
+
+/// Every crate of the workspace, lowest level first.
+pub(crate) const ROWS: &[Row] = &[
+    row("L0", "model", &[]),
+    row("L0", "sys", &["model"]),
+    row("L1", "image", &["model"]),
+    row("L1", "tracee", &["sys", "model"]),
+    row("L2", "store", &["image", "sys", "model"]),
+    row("L2", "track", &["tracee", "sys", "model"]),
+    row("L2", "resource", &["tracee", "image", "sys", "model"]),
+    row("L3", "engine", &["store", "track", "resource", "tracee", "image", "sys", "model"]),
+    row("L3", "replica", &["engine", "track", "resource", "tracee", "sys", "model"]),
+    row("L4", "supervise", &["replica", "engine", "store", "model"]),
+    row("L4", "power", &["engine", "store", "model"]),
+    row(
+        "L5",
+        "guardian",
+        &[
+            "supervise",
+            "power",
+            "engine",
+            "replica",
+            "store",
+            "track",
+            "resource",
+            "tracee",
+            "image",
+            "sys",
+            "model",
+        ],
+    ),
+    row("L6", "cli", &["guardian", "model"]),
+    Row { level: "–", name: TESTS_ONLY, allowed: Allowed::Anything },
+    row("–", "xtask", &[]),
+];
+
+const fn row(level: &'static str, name: &'static str, allowed: &'static [&'static str]) -> Row {
+    Row { level, name, allowed: Allowed::Only(allowed) }
+}
+
+/// The row of a crate, if it has one.
+pub(crate) fn find(name: &str) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.name == name)
+}
+
+/// The table in Markdown, highest level first.
+pub(crate) fn table() -> String {
+    let mut text = String::from("| level | crate | may depend on |\n|---|---|---|\n");
+    let (crates, tools): (Vec<&Row>, Vec<&Row>) = ROWS.iter().partition(|row| row.level.starts_with('L'));
+    for row in crates.into_iter().rev().chain(tools) {
+        let allowed = match row.allowed {
+            Allowed::Only([]) => "nothing of ours".to_owned(),
+            Allowed::Only(names) => names.join(", "),
+            Allowed::Anything => "anything; others may use it in their tests only".to_owned(),
+        };
+        writeln!(text, "| {} | {} | {allowed} |", row.level, row.name)
+            .expect("writing into a String cannot fail");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edges_point_to_crates_that_have_a_row_above_their_own() {
+        for (index, row) in ROWS.iter().enumerate() {
+            let Allowed::Only(names) = row.allowed else { continue };
+            for name in names {
+                let target = ROWS.iter().position(|other| other.name == *name);
+                assert!(target.is_some_and(|target| target < index), "{} -> {name}", row.name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_table_starts_at_the_top() {
+        let table = table();
+        assert!(table.lines().nth(2).is_some_and(|line| line == "| L6 | cli | guardian, model |"), "{table}");
+        assert!(table.contains("| L0 | model | nothing of ours |"));
+    }
+}

@@ -1,0 +1,166 @@
+//! What a run of `cargo test` says, line by line.
+//!
+//! Owns: the counts of tests, and the list of tests that could not run for want of a kernel feature.
+//! Invariants: every line of cargo's is either passed on or belongs to a test that passed.
+//! Does not: run anything.
+//!
+//! The format is that of libtest with `--show-output`: what a passing test printed stands between the first
+//! `successes:` and the next `failures:` or `test result:`, in blocks headed `---- NAME stdout ----`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// What a test prints, followed by the feature, when it cannot run here.
+const UNSUPPORTED: &str = "unsupported: ";
+
+/// Counts over every test binary of one run.
+#[derive(Default, Debug)]
+pub(crate) struct Summary {
+    /// Tests that passed, those that were unsupported here included.
+    pub passed: u64,
+    /// Tests that failed.
+    pub failed: u64,
+    /// Tests that something told libtest not to run; house rule 11 allows none.
+    pub ignored: u64,
+    /// Features that are missing here, each with the tests that wanted it.
+    pub unsupported: BTreeMap<String, BTreeSet<String>>,
+    section: Section,
+    test: Option<String>,
+}
+
+#[derive(Default, PartialEq, Eq, Debug)]
+enum Section {
+    #[default]
+    Progress,
+    Successes,
+    Failures,
+}
+
+impl Summary {
+    /// Takes in one line; whether it is worth showing.
+    pub(crate) fn line(&mut self, line: &str) -> bool {
+        match line {
+            "successes:" => self.enter(Section::Successes),
+            "failures:" => self.enter(Section::Failures),
+            _ if line.starts_with("test result: ") => {
+                self.enter(Section::Progress);
+                self.count(line);
+            }
+            _ => self.content(line),
+        }
+        self.section != Section::Successes
+    }
+
+    fn enter(&mut self, section: Section) {
+        self.section = section;
+        self.test = None;
+    }
+
+    fn content(&mut self, line: &str) {
+        if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            self.test = Some(name.to_owned());
+        } else if let Some(feature) = line.strip_prefix(UNSUPPORTED)
+            && self.section != Section::Failures
+        {
+            let test = self.test.clone().unwrap_or_else(|| "(a child process)".to_owned());
+            self.unsupported.entry(feature.trim().to_owned()).or_default().insert(test);
+        }
+    }
+
+    /// Adds up `test result: ok. 3 passed; 0 failed; 0 ignored; …`.
+    fn count(&mut self, line: &str) {
+        for part in line.split([';', '.']) {
+            let mut words = part.split_whitespace();
+            let (Some(number), Some(what)) = (words.next(), words.next()) else { continue };
+            let Ok(number) = number.parse::<u64>() else { continue };
+            match what {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.ignored += number,
+                _ => {}
+            }
+        }
+    }
+
+    fn unsupported_tests(&self) -> usize {
+        self.unsupported.values().flatten().collect::<BTreeSet<_>>().len()
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed", self.passed)?;
+        if !self.unsupported.is_empty() {
+            write!(f, " ({} of them unsupported here)", self.unsupported_tests())?;
+        }
+        write!(f, ", {} failed", self.failed)?;
+        if self.ignored > 0 {
+            write!(f, ", {} ignored (rule 11 allows none)", self.ignored)?;
+        }
+        for (feature, tests) in &self.unsupported {
+            let names: Vec<_> = tests.iter().map(String::as_str).collect();
+            write!(f, "\n  unsupported: {feature}: {}", names.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: &str = "
+running 3 tests
+test quick ... ok
+test needs_uring ... ok
+test broken ... FAILED
+
+successes:
+
+---- needs_uring stdout ----
+unsupported: io_uring
+
+successes:
+    needs_uring
+    quick
+
+failures:
+
+---- broken stdout ----
+unsupported: hope
+
+failures:
+    broken
+
+test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+test result: ok. 40 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 12.34s";
+
+    fn read(run: &str) -> (Summary, Vec<&str>) {
+        let mut summary = Summary::default();
+        let shown = run.lines().filter(|line| summary.line(line)).collect();
+        (summary, shown)
+    }
+
+    #[test]
+    fn counts_add_up_over_test_binaries() {
+        let (summary, _) = read(RUN);
+        assert_eq!((summary.passed, summary.failed, summary.ignored), (42, 1, 1));
+    }
+
+    #[test]
+    fn a_passing_test_that_lacks_a_feature_is_named_and_a_failing_one_is_not() {
+        let (summary, _) = read(RUN);
+        let text = summary.to_string();
+        assert!(text.starts_with("42 passed (1 of them unsupported here), 1 failed, 1 ignored"), "{text}");
+        assert!(text.contains("\n  unsupported: io_uring: needs_uring"), "{text}");
+        assert!(!text.contains("hope"), "{text}");
+    }
+
+    #[test]
+    fn the_output_of_passing_tests_is_not_shown_and_that_of_failing_ones_is() {
+        let (_, shown) = read(RUN);
+        assert!(!shown.contains(&"unsupported: io_uring"));
+        assert!(shown.contains(&"unsupported: hope"));
+        assert!(shown.contains(&"test quick ... ok"));
+    }
+}

@@ -1,0 +1,122 @@
+//! Rule 6, first half: what can fail returns an error that can be told apart.
+//!
+//! Outside tests: no `unwrap`, `expect` with a reason of two words or more, no string as an error.
+
+use syn::visit::{self, Visit};
+use syn::{GenericArgument, PathArguments, PathSegment, Type};
+
+use super::tokens::{Shape, Token, follows};
+use super::tree::{SourceFile, Tree};
+use super::{Report, Rule};
+
+pub(super) struct Errors;
+
+impl Rule for Errors {
+    fn number(&self) -> u8 {
+        6
+    }
+
+    fn check(&self, tree: &Tree, report: &mut Report) {
+        for file in tree.rust() {
+            for index in file.product_tokens() {
+                check_call(file, index, report);
+            }
+            if let Some(syntax) = &file.syntax {
+                StringErrors { file, report }.visit_file(syntax);
+            }
+        }
+    }
+}
+
+fn check_call(file: &SourceFile, index: usize, report: &mut Report) {
+    let tokens = &file.tokens;
+    let line = tokens[index].line;
+    for call in ["unwrap", "unwrap_err"] {
+        if follows(tokens, index, &[".", call, "(", ")"]) {
+            let mend = "return the error, or `expect` with why it cannot fail";
+            report.add(&file.path, line, format!("`.{call}()` outside tests"), mend);
+        }
+    }
+    if follows(tokens, index, &[".", "expect", "("]) && tokens.get(index + 3).is_some_and(is_no_reason) {
+        let mend = "say in a few words why it cannot fail";
+        report.add(&file.path, line, "`.expect()` without a reason", mend);
+    }
+}
+
+/// Whether the token is a string of less than two words.
+fn is_no_reason(token: &Token) -> bool {
+    let words = token.text.trim_matches(['r', '#', '"']).split_whitespace().count();
+    token.shape == Shape::Literal && token.text.ends_with(['"', '#']) && words < 2
+}
+
+struct StringErrors<'run> {
+    file: &'run SourceFile,
+    report: &'run mut Report,
+}
+
+impl<'ast> Visit<'ast> for StringErrors<'_> {
+    fn visit_path_segment(&mut self, segment: &'ast PathSegment) {
+        let line = segment.ident.span().start().line;
+        if segment.ident == "Result" && !self.file.is_test(line) && has_string_error(&segment.arguments) {
+            self.report.add(
+                &self.file.path,
+                line,
+                "a string as an error",
+                "make it a variant with operation, object and errno",
+            );
+        }
+        visit::visit_path_segment(self, segment);
+    }
+}
+
+fn has_string_error(arguments: &PathArguments) -> bool {
+    let PathArguments::AngleBracketed(arguments) = arguments else { return false };
+    matches!(arguments.args.iter().nth(1), Some(GenericArgument::Type(error)) if is_string(error))
+}
+
+fn is_string(ty: &Type) -> bool {
+    match ty {
+        Type::Reference(reference) => is_string(&reference.elem),
+        Type::Path(path) => path.path.segments.last().is_some_and(|segment| {
+            let boxed = matches!(&segment.arguments, PathArguments::AngleBracketed(inner)
+                if inner.args.iter().any(|inner| matches!(inner, GenericArgument::Type(ty) if is_string(ty))));
+            segment.ident == "String" || segment.ident == "str" || boxed
+        }),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::findings;
+    use super::*;
+
+    fn check(text: &str) -> Vec<String> {
+        findings(&Errors, &[("crates/x/src/a.rs", text)])
+    }
+
+    #[test]
+    fn unwrap_is_found_in_code_and_in_macros() {
+        assert_eq!(check("fn f() {\n a().unwrap();\n}"), ["crates/x/src/a.rs:2: `.unwrap()` outside tests"]);
+        assert_eq!(check("macro_rules! m { () => { a().unwrap_err() } }").len(), 1);
+        assert!(check("fn f() { a().unwrap_or(1); unwrap(); }").is_empty());
+        assert!(check("#[cfg(test)]\nmod tests { fn f() { a().unwrap(); } }").is_empty());
+        assert!(findings(&Errors, &[("crates/x/tests/a.rs", "fn f() { a().unwrap(); }")]).is_empty());
+    }
+
+    #[test]
+    fn expect_gives_a_reason() {
+        assert!(check("fn f() { a().expect(\"chunks of eight bytes\"); }").is_empty());
+        assert!(check("fn f() { parser.expect(Token::Comma); parser.expect(b','); }").is_empty());
+        assert_eq!(check("fn f() { a().expect(\"\"); a().expect(\"ok\"); }").len(), 1);
+        assert_eq!(check("fn f() {\n a().expect(\"\");\n a().expect(r#\"ok\"#); }").len(), 2);
+    }
+
+    #[test]
+    fn an_error_is_no_string() {
+        for error in ["String", "&'static str", "Cow<'static, str>", "Box<str>"] {
+            assert_eq!(check(&format!("fn f() -> Result<u8, {error}> {{}}")).len(), 1, "{error}");
+        }
+        assert!(check("fn f() -> Result<String, Error> {} fn g() -> Result<String> {}").is_empty());
+    }
+}
