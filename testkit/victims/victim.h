@@ -375,6 +375,8 @@ static inline void victim_begin(int argc, char **argv)
 	if (getsid(0) != getpid())
 		setsid();
 	syscall(SYS_close_range, 3u, ~0u, 0u);
+	for (int number = 1; number < NSIG; number++)
+		signal(number, SIG_DFL);
 	sigemptyset(&none);
 	must(sigprocmask(SIG_SETMASK, &none, NULL));
 	must(sigaction(SIGTERM, &judge, NULL));

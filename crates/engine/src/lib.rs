@@ -1,2 +1,20 @@
-//! placeholder
+//! Checkpoint and restore of process trees.
+//!
+//! Owns: the order of a checkpoint and of a restore, the records that describe processes and threads.
+//! Invariants: nothing of a subject is touched before preflight passes; a failed checkpoint lets the subject go
+//! on as it was; a failed restore leaves no process behind. Kinds of descriptors, memory, state, trackers and
+//! backends are reached through their registries and never named here.
+//! Does not: decide when to checkpoint or what to do after a death; the guardian does.
 #![forbid(unsafe_code)]
+
+mod capture;
+mod error;
+mod obstacles;
+mod records;
+mod restore;
+
+pub use capture::{CheckpointOptions, CheckpointReport, checkpoint};
+pub use error::{EngineError, Result};
+pub use obstacles::preflight;
+pub use resource::Obstacle;
+pub use restore::{PidPolicy, RestoreOptions, Restored, restore};

@@ -124,6 +124,12 @@ impl PageIndex {
         (extent.space == space && extent.range().contains(address)).then_some(extent)
     }
 
+    /// Where in the index file the extent at a place of `extents` is, for error messages.
+    #[must_use]
+    pub const fn file_offset(place: usize) -> ByteCount {
+        ByteCount((HEADER_BYTES + place * EXTENT_BYTES) as u64)
+    }
+
     /// Pages in all extents, zero pages included.
     #[must_use]
     pub fn pages(&self) -> PageCount {
@@ -228,8 +234,7 @@ fn check(before: Option<&Extent>, extent: &Extent) -> std::result::Result<(), &'
 }
 
 fn malformed(place: usize, what: &'static str) -> Error {
-    let offset = ByteCount((HEADER_BYTES + place * EXTENT_BYTES) as u64);
-    Error::Malformed { part: Part::Index, offset, what }
+    Error::Malformed { part: Part::Index, offset: PageIndex::file_offset(place), what }
 }
 
 impl fmt::Display for SpaceId {

@@ -11,6 +11,7 @@ pub mod fd;
 pub mod memory;
 pub mod obstacle;
 pub mod state;
+mod support;
 
 pub use error::{ResourceError, Result};
 pub use obstacle::Obstacle;

@@ -1,2 +1,34 @@
-//! placeholder
+//! Where images live, and how they get there whole.
+//!
+//! Owns: writing, publishing, finding, reading, verifying and pruning images; the registry of backends.
+//! Invariants: an image is either committed and whole, or it does not exist; what an image holds is readable
+//! by its owner only; no byte of a page is handed out before its checksum was found good.
+//! Does not: know what a record means or which process a page came from.
 #![forbid(unsafe_code)]
+
+mod backend;
+mod batch;
+mod error;
+mod load;
+mod medium;
+mod name;
+mod pool;
+mod publish;
+mod reader;
+mod staging;
+mod store;
+mod verify;
+mod worker;
+mod writer;
+
+pub use backend::directory::Directory;
+pub use backend::{BACKENDS, Backend};
+pub use batch::{PageBatch, Piece};
+pub use error::{Error, Result};
+pub use load::LoadedRun;
+pub use medium::{Entry, Kind, Lock, Medium, NewFile, PageSink, PageSource};
+pub use name::SubjectName;
+pub use reader::ImageReader;
+pub use store::{Store, StoreEntry};
+pub use verify::{VerifyReport, verify, verify_on};
+pub use writer::{CommitMeta, Committed, ImageWriter, WriteOptions, WriteTimings};

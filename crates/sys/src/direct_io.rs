@@ -5,7 +5,7 @@
 //! a short write is continued; after `finish` every byte is on the device.
 //! Does not: hold a policy on buffer counts, or make the file's directory entry durable.
 //!
-//! Man page: io_uring(7), open(2) O_DIRECT, fallocate(2), fdatasync(2)
+//! Man page: io_uring(7), open(2) O_DIRECT, fallocate(2), fdatasync(2), sync_file_range(2)
 //! Since: Linux 5.6 for IORING_OP_WRITE
 //! Probe: `probe_ring`; `features::REGISTRY` entries "io-uring" and "direct-io"
 //! Fallback: without io_uring pwrite(2) one by one; without O_DIRECT through the page cache
@@ -34,6 +34,9 @@ const ALLOCATE_BYTES_MAX: u64 = 256 << 20;
 /// The most writes in flight; a ring of so many entries costs two pages.
 const IN_FLIGHT_MAX: usize = 64;
 
+/// The most times one write is tried again after an interruption: far more than signals can explain.
+const RETRIES_MAX: u32 = 1000;
+
 /// How a file is written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Method {
@@ -48,10 +51,11 @@ pub enum Method {
 /// A file being written from page buffers.
 #[derive(Debug)]
 pub struct DirectWriter {
+    /// Before `file`, so that it is dropped first: what it still submits must not meet a reused descriptor.
+    ring: Option<Ring>,
     file: File,
     path: PathBuf,
     method: Method,
-    ring: Option<Ring>,
     done: Vec<PageBuffer>,
     allocated: Option<u64>,
 }
@@ -73,6 +77,14 @@ pub fn probe_ring() -> Result<()> {
     IoUring::new(2).map(drop).map_err(|error| Error::new("create an io_uring", error))
 }
 
+/// Starts to write a file's dirty pages to the device without waiting. It makes nothing durable; it saves
+/// time where several files are synced one after the other.
+pub fn start_writeback(file: &File) -> Result<()> {
+    // SAFETY: the descriptor is open for the length of the call; no memory is passed.
+    let result = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    if result == 0 { Ok(()) } else { Err(Error::new("start to write a file back", Errno::last())) }
+}
+
 impl DirectWriter {
     /// Creates a file, readable by its owner only, that must not exist yet. `method` is the best to try;
     /// what the kernel or the file system refuses falls back to the next. At most `in_flight` writes are
@@ -80,14 +92,8 @@ impl DirectWriter {
     pub fn create(path: &Path, method: Method, in_flight: NonZeroUsize) -> Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|error| Error::path("create", path, error))?;
-        let mut writer = Self {
-            file,
-            path: path.to_path_buf(),
-            method,
-            ring: None,
-            done: Vec::new(),
-            allocated: Some(0),
-        };
+        let mut writer =
+            Self { file, path: path.to_path_buf(), method, ring: None, done: Vec::new(), allocated: Some(0) };
         if method >= Method::Direct && writer.set_direct(true).is_err() {
             writer.method = Method::Buffered;
         }
@@ -113,7 +119,7 @@ impl DirectWriter {
         if !aligned || length > buffer.size() || length.0 == 0 {
             return Err(self.failed("write", Errno::EINVAL));
         }
-        let job = Job { buffer, length: length.0 as usize, offset: offset.0, written: 0 };
+        let job = Job { buffer, length: length.0 as usize, offset: offset.0, written: 0, retries: 0 };
         self.allocate(offset.0, length.0);
         if self.ring.is_none() {
             return self.write_here(job);
@@ -125,8 +131,10 @@ impl DirectWriter {
             self.reap(Wait::ForOne)?;
         }
         match &mut self.ring {
-            Some(ring) => ring.start(&self.file, job).map_err(|errno| self.failed("write", errno)),
-            None => self.write_here(job),
+            Some(ring) if self.method == Method::Ring => {
+                ring.start(&self.file, job).map_err(|errno| self.failed("write", errno))
+            }
+            _ => self.write_here(job),
         }
     }
 
@@ -181,9 +189,11 @@ impl DirectWriter {
             match result {
                 Ok(count) if count > 0 => job.written += count,
                 Ok(_) => return Err(self.failed("write", Errno::SHORT)),
-                Err(errno) if is_interruption(errno) => {}
+                Err(errno) if job.may_retry(errno) => {}
                 // The file system took O_DIRECT at open, but not these writes.
-                Err(errno) if errno == Errno::EINVAL && self.method > Method::Buffered => self.go_buffered()?,
+                Err(errno) if errno == Errno::EINVAL && self.method > Method::Buffered => {
+                    self.go_buffered()?
+                }
                 Err(errno) => return Err(self.failed("write", errno)),
             }
             if job.written >= job.length {
@@ -205,8 +215,10 @@ impl DirectWriter {
             match self.file.write_at(bytes, job.offset + job.written as u64).map_err(Errno::from) {
                 Ok(0) => return Err(self.failed("write", Errno::SHORT)),
                 Ok(count) => job.written += count,
-                Err(errno) if is_interruption(errno) => {}
-                Err(errno) if errno == Errno::EINVAL && self.method > Method::Buffered => self.go_buffered()?,
+                Err(errno) if job.may_retry(errno) => {}
+                Err(errno) if errno == Errno::EINVAL && self.method > Method::Buffered => {
+                    self.go_buffered()?
+                }
                 Err(errno) => return Err(self.failed("write", errno)),
             }
         }
@@ -244,6 +256,16 @@ struct Job {
     length: usize,
     offset: u64,
     written: usize,
+    retries: u32,
+}
+
+impl Job {
+    /// Whether to try again after this error: an interruption, and not one too many. The kernel cancels what
+    /// is queued when the thread that submitted it exits.
+    fn may_retry(&mut self, errno: Errno) -> bool {
+        self.retries += 1;
+        matches!(errno, Errno(libc::EINTR | libc::EAGAIN | libc::ECANCELED)) && self.retries <= RETRIES_MAX
+    }
 }
 
 /// The ring and the jobs the kernel may be reading from. A job's slot is its completion's user data.
@@ -325,10 +347,6 @@ impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ring").field("in_flight", &self.in_flight).finish_non_exhaustive()
     }
-}
-
-fn is_interruption(errno: Errno) -> bool {
-    matches!(errno, Errno(libc::EINTR | libc::EAGAIN))
 }
 
 #[cfg(test)]

@@ -6,14 +6,27 @@
 
 pub mod clone;
 pub mod direct_io;
+pub mod epoll;
 pub mod error;
 pub mod features;
+pub mod file_handle;
+pub mod file_owner;
+pub mod inotify;
 pub mod kcmp;
 pub mod page_buffer;
 pub mod pagemap;
 pub mod pidfd;
 pub mod process_memory;
 pub mod ptrace;
+pub mod shared_memory;
 pub mod signal;
+pub mod xsave;
+pub mod signalfd;
+pub mod sock_diag;
+pub mod socket;
+pub mod socket_option;
+pub mod tcp_repair;
+pub mod terminal;
+pub mod timerfd;
 
 pub use error::{Errno, Error, Result, Target};

@@ -38,9 +38,8 @@ impl PageBuffer {
         let length = usize::try_from(rounded).map_err(|_| too_large())?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no other memory.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(ptr::null_mut(), length, protection, MapFlags::PRIVATE)
-        };
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, protection, MapFlags::PRIVATE) };
         let start = start.map_err(|errno| Error::new("map a page buffer", errno))?;
         let start = NonNull::new(start.cast::<u8>()).ok_or_else(too_large)?;
         let mut buffer = Self { start, length };

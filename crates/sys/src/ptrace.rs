@@ -29,6 +29,8 @@ pub const OPTION_VFORK: u64 = libc::PTRACE_O_TRACEVFORK as u64;
 pub const OPTION_EXEC: u64 = libc::PTRACE_O_TRACEEXEC as u64;
 /// A thread stops on its way out, while everything it owns is still there.
 pub const OPTION_EXIT: u64 = libc::PTRACE_O_TRACEEXIT as u64;
+/// The tracee's seccomp filters do not judge its calls while it is traced.
+pub const OPTION_SUSPEND_SECCOMP: u64 = 1 << 21;
 /// The kernel kills the tracee when the tracer ends; for processes under construction.
 pub const OPTION_EXIT_KILL: u64 = libc::PTRACE_O_EXITKILL as u64;
 
@@ -82,6 +84,49 @@ const _: () = assert!(size_of::<Registers>() == size_of::<libc::user_regs_struct
 const _: () = assert!(offset_of!(Registers, orig_rax) == 120);
 const _: () = assert!(offset_of!(Registers, rip) == 128);
 const _: () = assert!(offset_of!(Registers, fs_base) == 168);
+
+impl Registers {
+    /// The registers as words, in the order of the structure.
+    #[must_use]
+    pub fn to_words(&self) -> [u64; 27] {
+        [
+            self.r15,
+            self.r14,
+            self.r13,
+            self.r12,
+            self.rbp,
+            self.rbx,
+            self.r11,
+            self.r10,
+            self.r9,
+            self.r8,
+            self.rax,
+            self.rcx,
+            self.rdx,
+            self.rsi,
+            self.rdi,
+            self.orig_rax,
+            self.rip,
+            self.cs,
+            self.eflags,
+            self.rsp,
+            self.ss,
+            self.fs_base,
+            self.gs_base,
+            self.ds,
+            self.es,
+            self.fs,
+            self.gs,
+        ]
+    }
+
+    /// Registers from the words of [`Self::to_words`].
+    #[must_use]
+    pub fn from_words(words: &[u64; 27]) -> Self {
+        let [r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, eflags, rsp, ss, fs_base, gs_base, ds, es, fs, gs] = *words;
+        Self { r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, eflags, rsp, ss, fs_base, gs_base, ds, es, fs, gs }
+    }
+}
 
 /// The restartable-sequence area a thread registered (`rseq_cs` and all).
 #[repr(C)]
@@ -182,7 +227,13 @@ pub fn listen(tid: Tid) -> Result<()> {
 
 /// Lets a stopped tracee go on to the next entry into or exit from a system call.
 pub fn resume_to_syscall(tid: Tid) -> Result<()> {
-    request("resume to a system call", libc::PTRACE_SYSCALL, tid, 0, 0).map(drop)
+    resume_to_syscall_with(tid, None)
+}
+
+/// The same, with a signal or without.
+pub fn resume_to_syscall_with(tid: Tid, signal: Option<Signal>) -> Result<()> {
+    let signal = signal.map_or(0, Signal::get) as usize;
+    request("resume to a system call", libc::PTRACE_SYSCALL, tid, 0, signal).map(drop)
 }
 
 /// Lets a stopped tracee execute one instruction.
@@ -311,6 +362,32 @@ pub fn wait(tid: Tid) -> Result<WaitStatus> {
 /// Takes a change of one tracee or child when there already is one.
 pub fn poll(tid: Tid) -> Result<Option<WaitStatus>> {
     wait_with(tid, libc::__WALL | libc::WNOHANG)
+}
+
+/// Looks whether a tracee stands in a stop, and leaves the stop untaken; takes its end.
+///
+/// A stop that was taken carries no signal any more: should the tracer die right then, the signal that the
+/// tracee stopped at would be lost. One that was only looked at is delivered.
+pub fn peek(tid: Tid) -> Result<Option<WaitStatus>> {
+    let mut information = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: `information` is writable for one siginfo_t; the kernel checks the number.
+    let result =
+        unsafe { libc::waitid(libc::P_PID, tid.get() as libc::id_t, information.as_mut_ptr(), flags) };
+    if result == -1 {
+        return Err(Error::thread("wait for a change", tid, Errno::last()));
+    }
+    // SAFETY: it was zeroed, and any bytes are a valid siginfo_t.
+    let information = unsafe { information.assume_init() };
+    // SAFETY: the fields of a child's change; all bytes are initialised whatever the kernel filled in.
+    let (changed, status) = unsafe { (information.si_pid(), information.si_status()) };
+    match information.si_code {
+        _ if changed == 0 => Ok(None),
+        libc::CLD_TRAPPED | libc::CLD_STOPPED => {
+            Ok(Some(WaitStatus::Stopped { signal: Signal(status & 0xff), event: status >> 8 }))
+        }
+        _ => poll(tid),
+    }
 }
 
 fn wait_with(tid: Tid, flags: libc::c_int) -> Result<Option<WaitStatus>> {

@@ -16,7 +16,7 @@ use crate::thread::{Running, StopOutcome, Stopped, Thread, Waiter};
 use crate::tree;
 
 /// Options a subject's threads are seized with while they are being stopped.
-const OPTIONS: u64 = OPTION_SYSCALL_GOOD | OPTION_CLONE | OPTION_FORK | OPTION_VFORK;
+pub(crate) const OPTIONS: u64 = OPTION_SYSCALL_GOOD | OPTION_CLONE | OPTION_FORK | OPTION_VFORK;
 /// Times the tree is listed again because it grew; a tree that outgrows this is refused.
 const ROUNDS_MAX: usize = 200;
 /// How long all threads may take to stop. A thread inside vfork(2) stops only after its child went on.

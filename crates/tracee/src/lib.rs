@@ -12,6 +12,9 @@ pub mod freeze;
 pub mod memory;
 pub mod procfs;
 pub mod remote;
+pub mod rseq;
+#[doc(hidden)]
+pub mod steps;
 pub mod stub;
 pub mod thread;
 pub mod tree;

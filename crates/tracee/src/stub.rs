@@ -19,9 +19,18 @@ use crate::arch::x86_64 as arch;
 use crate::memory::ProcessMemory;
 use crate::procfs;
 use crate::remote::RemoteError;
-use crate::thread::{EVENT_STOP, TRAP};
+use crate::thread::{EVENT_STOP, SYSCALL_STOP, TRAP};
 
 const OPTIONS: u64 = OPTION_EXIT_KILL | OPTION_CLONE | OPTION_FORK | OPTION_VFORK | OPTION_SYSCALL_GOOD;
+
+/// How the end of a call is noticed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stepping {
+    /// One stop a call, by a SIGTRAP of the processor; wrong once SIGTRAP has a disposition of the subject's.
+    SingleStep,
+    /// Two stops a call, which involve no signal.
+    SyscallStops,
+}
 
 /// A stopped thread of a process under construction.
 #[derive(Debug)]
@@ -32,6 +41,7 @@ pub struct Stub {
     base: Registers,
     instruction: Address,
     data: AddressRange,
+    stepping: Stepping,
     bound_to_tracer: PhantomData<*const ()>,
 }
 
@@ -51,7 +61,15 @@ impl Stub {
         wait_for(tid, |signal, event| signal == TRAP && event == EVENT_STOP)?;
         let base = ptrace::registers(tid)?;
         let nothing = AddressRange::new(Address(0), Address(0));
-        Ok(Self { pid, tid, base, instruction: Address(0), data: nothing, bound_to_tracer: PhantomData })
+        Ok(Self {
+            pid,
+            tid,
+            base,
+            instruction: Address(0),
+            data: nothing,
+            stepping: Stepping::SingleStep,
+            bound_to_tracer: PhantomData,
+        })
     }
 
     /// The process.
@@ -72,6 +90,11 @@ impl Stub {
     /// Uses a range of the stub's memory for arguments and results from now on.
     pub fn use_data(&mut self, data: AddressRange) {
         self.data = data;
+    }
+
+    /// Notices the end of calls without SIGTRAP from now on: the subject's signal actions are about to be set.
+    pub fn use_syscall_stops(&mut self) {
+        self.stepping = Stepping::SyscallStops;
     }
 
     /// The range for arguments and results.
@@ -111,6 +134,7 @@ impl Stub {
         let mut child = Self::adopt(pid, tid)?;
         child.instruction = self.instruction;
         child.data = self.data;
+        child.stepping = self.stepping;
         Ok(child)
     }
 
@@ -118,10 +142,14 @@ impl Stub {
         let registers = arch::with_syscall(&self.base, self.instruction, number, arguments);
         ptrace::set_registers(self.tid, &registers)?;
         let mut created = None;
-        loop {
-            ptrace::single_step(self.tid)?;
+        let mut stops_left = if self.stepping == Stepping::SingleStep { 1 } else { 2 };
+        while stops_left > 0 {
+            match self.stepping {
+                Stepping::SingleStep => ptrace::single_step(self.tid)?,
+                Stepping::SyscallStops => ptrace::resume_to_syscall(self.tid)?,
+            }
             match ptrace::wait(self.tid)? {
-                WaitStatus::Stopped { signal: TRAP, event: 0 } => break,
+                WaitStatus::Stopped { signal, event: 0 } if signal == self.expected() => stops_left -= 1,
                 WaitStatus::Stopped { event, .. } if event != 0 && event != EVENT_STOP => {
                     created = Some(Tid(ptrace::event_message(self.tid)? as i32));
                 }
@@ -136,14 +164,11 @@ impl Stub {
         Ok((result as u64, created))
     }
 
-    /// Sets the registers that the thread starts with, and that later calls keep where they do not matter.
-    pub fn set_base(&mut self, registers: &Registers) {
-        self.base = *registers;
-    }
-
-    /// The registers calls start from.
-    pub fn base(&self) -> &Registers {
-        &self.base
+    fn expected(&self) -> Signal {
+        match self.stepping {
+            Stepping::SingleStep => TRAP,
+            Stepping::SyscallStops => SYSCALL_STOP,
+        }
     }
 
     /// Writes the final registers.
@@ -156,10 +181,11 @@ impl Stub {
         ptrace::detach(self.tid, signal)
     }
 
-    /// Lets the thread run into what its registers say, still attached, and waits for its end.
-    pub fn run_to_end(self) -> Result<(), RemoteError> {
-        ptrace::resume(self.tid, None)?;
-        Ok(())
+    /// Lets the thread run, detached, into a call from which it does not come back.
+    pub fn leave_with(self, number: i64, arguments: [u64; 6]) -> Result<(), Error> {
+        let registers = arch::with_syscall(&self.base, self.instruction, number, arguments);
+        ptrace::set_registers(self.tid, &registers)?;
+        ptrace::detach(self.tid, None)
     }
 }
 

@@ -12,12 +12,18 @@ use model::{Pid, Signal, Tid};
 use sys::ptrace::{self, WaitStatus};
 use sys::{Errno, Error, Result};
 
+use crate::arch::x86_64 as arch;
+use crate::steps;
+
 /// PTRACE_EVENT_STOP.
 pub(crate) const EVENT_STOP: i32 = 128;
 /// A stop at a system call, with PTRACE_O_TRACESYSGOOD.
 pub(crate) const SYSCALL_STOP: Signal = Signal(5 | 0x80);
 /// SIGTRAP.
 pub(crate) const TRAP: Signal = Signal(5);
+
+/// ECHILD: nothing of that number is ours to wait for.
+const NO_SUCH_CHILD: Errno = Errno(10);
 
 /// How long a wait spins before it starts to sleep: waking a halted virtual CPU costs more than this.
 const SPIN: Duration = Duration::from_micros(300);
@@ -92,37 +98,49 @@ impl Thread<Running> {
 
     /// Looks once whether the thread has come to a stop.
     pub(crate) fn look(self) -> Result<StopOutcome> {
-        let status = match ptrace::poll(self.tid) {
+        let status = match ptrace::peek(self.tid) {
             Ok(Some(status)) => status,
             Ok(None) => return Ok(StopOutcome::Pending(self)),
-            Err(error) if error.errno.0 == 10 => return Ok(StopOutcome::Gone),
+            Err(error) if error.errno == NO_SUCH_CHILD => return Ok(StopOutcome::Gone),
             Err(error) => return Err(error),
         };
-        self.judge(status)
+        match self.judge(status) {
+            // Killed while it stood: the next look takes its end.
+            Err((thread, error)) if error.errno == Errno::ESRCH => Ok(StopOutcome::Pending(thread)),
+            Err((_, error)) => Err(error),
+            Ok(outcome) => Ok(outcome),
+        }
     }
 
-    fn judge(self, status: WaitStatus) -> Result<StopOutcome> {
+    fn judge(self, status: WaitStatus) -> std::result::Result<StopOutcome, (Self, Error)> {
         const CREATIONS: [i32; 3] = [1, 2, 3];
         let WaitStatus::Stopped { signal, event } = status else {
             return Ok(StopOutcome::Gone);
         };
+        steps::reach("stop seen");
         if event == EVENT_STOP {
+            if let Err(error) = hide_interruption(self.tid) {
+                return Err((self, error));
+            }
+            steps::reach("stop judged");
             let group_stop = (signal != TRAP).then_some(signal);
             return Ok(StopOutcome::Stopped(self.with(Stopped { group_stop })));
         }
         // Any other stop cancels the request to stop, so it is made again before going on.
         let injected = (event == 0 && signal != SYSCALL_STOP).then_some(signal);
-        let created = if CREATIONS.contains(&event) {
-            Some(Tid(ptrace::event_message(self.tid)? as i32))
-        } else {
-            None
+        let go_on = || {
+            let created = if CREATIONS.contains(&event) { ptrace::event_message(self.tid)? } else { 0 };
+            self.interrupt()?;
+            steps::reach("stop about to be left");
+            ptrace::resume(self.tid, injected)?;
+            steps::reach("stop left");
+            Ok(created)
         };
-        self.interrupt()?;
-        ptrace::resume(self.tid, injected)?;
-        Ok(match created {
-            Some(tid) => StopOutcome::Created(self, tid),
-            None => StopOutcome::Pending(self),
-        })
+        match go_on() {
+            Ok(0) => Ok(StopOutcome::Pending(self)),
+            Ok(created) => Ok(StopOutcome::Created(self, Tid(created as i32))),
+            Err(error) => Err((self, error)),
+        }
     }
 
     /// Waits until the thread stands; `None` when it ended instead.
@@ -141,10 +159,25 @@ impl Thread<Running> {
     }
 }
 
+/// Some calls end with EINTR when a stop breaks them off, though no signal came (epoll_wait, semop …). The kernel
+/// is told that they are of those that go on unless a handler runs.
+fn hide_interruption(tid: Tid) -> Result<()> {
+    let registers = ptrace::registers(tid)?;
+    match arch::uninterrupted(&registers) {
+        Some(mended) => ptrace::set_registers(tid, &mended),
+        None => Ok(()),
+    }
+}
+
 impl Thread<Stopped> {
     /// The stop signal when the process had been stopped by one before.
     pub fn group_stop(&self) -> Option<Signal> {
         self.state.group_stop
+    }
+
+    /// Notes that the process has been stopped by a signal since, or goes on again.
+    pub(crate) fn set_group_stop(&mut self, signal: Option<Signal>) {
+        self.state.group_stop = signal;
     }
 
     /// Lets the thread go on, still attached.

@@ -32,29 +32,8 @@ const TIME_TYPE: &str = "std::time::Duration";
 const QUALIFIERS: &[&str] = &["max", "min", "limit", "first", "last", "before", "after", "total"];
 /// Types without a unit; `u8` is a byte of something.
 const BARE: &[&str] = &[
-    "i8",
-    "i16",
-    "u16",
-    "i32",
-    "u32",
-    "i64",
-    "u64",
-    "i128",
-    "u128",
-    "isize",
-    "usize",
-    "f32",
-    "f64",
-    "pid_t",
-    "c_int",
-    "c_uint",
-    "c_long",
-    "c_ulong",
-    "RawFd",
-    "NonZeroU32",
-    "NonZeroU64",
-    "NonZeroUsize",
-    "NonZeroI32",
+    "i8", "i16", "u16", "i32", "u32", "i64", "u64", "i128", "u128", "isize", "usize", "f32", "f64", "pid_t",
+    "c_int", "c_uint", "c_long", "c_ulong", "RawFd",
 ];
 
 pub(super) struct BareNumbers;
@@ -157,7 +136,7 @@ fn bare_number(ty: &Type) -> Option<String> {
     impl<'ast> Visit<'ast> for Finder {
         fn visit_path_segment(&mut self, segment: &'ast syn::PathSegment) {
             let name = segment.ident.to_string();
-            if self.0.is_none() && BARE.contains(&name.as_str()) {
+            if self.0.is_none() && (BARE.contains(&name.as_str()) || name.starts_with("NonZero")) {
                 self.0 = Some(name);
             }
             visit::visit_path_segment(self, segment);
@@ -185,6 +164,7 @@ mod tests {
             "pub fn f(fds: &[RawFd]) {}",
             "pub fn f(start_address: Option<u64>) {}",
             "pub fn f(page_count: usize) {}",
+            "pub fn f(pid: NonZeroU32) {}",
             "pub fn f(dirty_pages_max: u64) {}",
             "impl X { pub fn f(&self, timeout_ms: u64) {} }",
             "pub trait T { fn f(&self, epoch: u64); }",

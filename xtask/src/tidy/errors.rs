@@ -1,9 +1,10 @@
 //! Rule 6, first half: what can fail returns an error that can be told apart.
 //!
-//! Outside tests: no `unwrap`, `expect` with a reason of two words or more, no string as an error.
+//! Outside tests: no `unwrap`, `expect` with a reason of two words or more, no string as an error. A private
+//! helper may hand its caller a `&'static str`, the reason that the caller's own error type then carries.
 
 use syn::visit::{self, Visit};
-use syn::{GenericArgument, PathArguments, PathSegment, Type};
+use syn::{GenericArgument, ImplItemFn, ItemFn, PathArguments, PathSegment, TraitItemFn, Type, Visibility};
 
 use super::tokens::{Shape, Token, follows};
 use super::tree::{SourceFile, Tree};
@@ -22,7 +23,7 @@ impl Rule for Errors {
                 check_call(file, index, report);
             }
             if let Some(syntax) = &file.syntax {
-                StringErrors { file, report }.visit_file(syntax);
+                StringErrors { file, report, is_private: false }.visit_file(syntax);
             }
         }
     }
@@ -52,26 +53,49 @@ fn is_no_reason(token: &Token) -> bool {
 struct StringErrors<'run> {
     file: &'run SourceFile,
     report: &'run mut Report,
+    is_private: bool,
+}
+
+impl StringErrors<'_> {
+    fn inside(&mut self, visibility: &Visibility, visit: impl FnOnce(&mut Self)) {
+        let before = std::mem::replace(&mut self.is_private, matches!(visibility, Visibility::Inherited));
+        visit(self);
+        self.is_private = before;
+    }
 }
 
 impl<'ast> Visit<'ast> for StringErrors<'_> {
+    fn visit_item_fn(&mut self, function: &'ast ItemFn) {
+        self.inside(&function.vis, |visitor| visit::visit_item_fn(visitor, function));
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast ImplItemFn) {
+        self.inside(&function.vis, |visitor| visit::visit_impl_item_fn(visitor, function));
+    }
+
+    fn visit_trait_item_fn(&mut self, function: &'ast TraitItemFn) {
+        let visibility = Visibility::Public(<_>::default());
+        self.inside(&visibility, |visitor| visit::visit_trait_item_fn(visitor, function));
+    }
+
     fn visit_path_segment(&mut self, segment: &'ast PathSegment) {
         let line = segment.ident.span().start().line;
-        if segment.ident == "Result" && !self.file.is_test(line) && has_string_error(&segment.arguments) {
-            self.report.add(
-                &self.file.path,
-                line,
-                "a string as an error",
-                "make it a variant with operation, object and errno",
-            );
+        let error = error_type(segment).filter(|_| !self.file.is_test(line));
+        if error.is_some_and(|error| is_string(error) && !(self.is_private && is_literal(error))) {
+            let mend = "make it a variant with operation, object and errno";
+            self.report.add(&self.file.path, line, "a string as an error", mend);
         }
         visit::visit_path_segment(self, segment);
     }
 }
 
-fn has_string_error(arguments: &PathArguments) -> bool {
-    let PathArguments::AngleBracketed(arguments) = arguments else { return false };
-    matches!(arguments.args.iter().nth(1), Some(GenericArgument::Type(error)) if is_string(error))
+/// The error of a `Result` that names one.
+fn error_type(segment: &PathSegment) -> Option<&Type> {
+    let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
+    match arguments.args.iter().nth(1) {
+        Some(GenericArgument::Type(error)) if segment.ident == "Result" => Some(error),
+        _ => None,
+    }
 }
 
 fn is_string(ty: &Type) -> bool {
@@ -84,6 +108,12 @@ fn is_string(ty: &Type) -> bool {
         }),
         _ => false,
     }
+}
+
+/// Whether it is `&'static str`.
+fn is_literal(ty: &Type) -> bool {
+    matches!(ty, Type::Reference(reference)
+        if reference.lifetime.as_ref().is_some_and(|lifetime| lifetime.ident == "static"))
 }
 
 #[cfg(test)]
@@ -114,9 +144,17 @@ mod tests {
 
     #[test]
     fn an_error_is_no_string() {
-        for error in ["String", "&'static str", "Cow<'static, str>", "Box<str>"] {
+        for error in ["String", "Cow<'static, str>", "Box<str>"] {
             assert_eq!(check(&format!("fn f() -> Result<u8, {error}> {{}}")).len(), 1, "{error}");
         }
         assert!(check("fn f() -> Result<String, Error> {} fn g() -> Result<String> {}").is_empty());
+    }
+
+    #[test]
+    fn a_literal_may_be_the_reason_inside_a_crate_but_not_leave_it() {
+        assert!(check("fn f() -> Result<u8, &'static str> {}").is_empty());
+        assert_eq!(check("pub fn f() -> Result<u8, &'static str> {}").len(), 1);
+        assert_eq!(check("impl X { pub(crate) fn f() -> Result<u8, &'static str> {} }").len(), 1);
+        assert_eq!(check("trait T { fn f() -> Result<u8, &'static str>; }").len(), 1);
     }
 }

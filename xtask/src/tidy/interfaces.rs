@@ -10,8 +10,8 @@ use super::{Report, Rule};
 const FOLDER: &str = "crates/sys/src/";
 /// Where the probes are registered.
 const REGISTRY: &str = "crates/sys/src/features.rs";
-/// What a `Probe:` line begins with when the registry has a name for it.
-const REGISTRY_ENTRY: &str = "`features::REGISTRY` entry ";
+/// What a `Probe:` line holds when the quoted names in it are entries of the registry.
+const REGISTRY_NAME: &str = "features::REGISTRY";
 
 /// The lines of the header, each with what stands behind the colon.
 const LINES: [(&str, &str); 4] = [
@@ -51,17 +51,20 @@ fn header_line<'file>(file: &'file SourceFile, name: &str) -> Option<(usize, &'f
         .find(|(_, value)| !value.is_empty())
 }
 
-/// A probe that names an entry of the registry must be there.
+/// A probe that names entries of the registry must be there.
 fn check_probe(tree: &Tree, file: &SourceFile, line: usize, value: &str, report: &mut Report) {
-    let Some(entry) = value.strip_prefix(REGISTRY_ENTRY) else { return };
-    let name = entry.split('"').nth(1).unwrap_or(entry);
-    let literal = format!("\"{name}\"");
-    let registered = tree.file(REGISTRY).is_some_and(|registry| {
-        registry.product_tokens().any(|index| registry.tokens[index].text == literal)
-    });
-    if !registered {
-        let mend = format!("register it in {REGISTRY}, or say how else the interface is probed");
-        report.add(&file.path, line, format!("probe {literal} is not in the registry"), mend);
+    if !value.contains(REGISTRY_NAME) {
+        return;
+    }
+    for name in value.split('"').skip(1).step_by(2) {
+        let literal = format!("\"{name}\"");
+        let registered = tree.file(REGISTRY).is_some_and(|registry| {
+            registry.product_tokens().any(|index| registry.tokens[index].text == literal)
+        });
+        if !registered {
+            let mend = format!("register it in {REGISTRY}, or say how else the interface is probed");
+            report.add(&file.path, line, format!("probe {literal} is not in the registry"), mend);
+        }
     }
 }
 
@@ -112,8 +115,7 @@ mod tests {
 
     #[test]
     fn a_probe_must_be_registered() {
-        let rest =
-            "//! Probe: `features::REGISTRY` entry \"unknown\"\n//! Fallback: none\nfn f() { unsafe {} }";
+        let rest = "//! Probe: `features::REGISTRY` entries \"known\", \"unknown\"\n//! Fallback: none\nfn f() { unsafe {} }";
         assert_eq!(check(rest), ["crates/sys/src/x.rs:5: probe \"unknown\" is not in the registry"]);
     }
 

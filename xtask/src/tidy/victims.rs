@@ -1,11 +1,13 @@
 //! Rule 12: every kind of kernel object has a small program that checks itself.
 //!
-//! What lies directly in `crates/resource/src/fd`, `state` or `memory` is a kind, as a file or as a folder, except
-//! `mod.rs`; kind `fd/pipe.rs` has the victim `testkit/victims/fd_pipe.c`.
+//! A file or folder in `crates/resource/src/fd`, `state` or `memory` is a kind if it implements a trait whose name
+//! ends in `Kind`, as `FdKind`; what does not is a helper. Kind `fd/pipe.rs` has the victim
+//! `testkit/victims/fd_pipe.c`.
 
 use std::collections::BTreeMap;
 
-use super::tree::Tree;
+use super::tokens::Shape;
+use super::tree::{SourceFile, Tree};
 use super::{Report, Rule};
 
 const KINDS: &str = "crates/resource/src/";
@@ -19,8 +21,11 @@ impl Rule for Victims {
     }
 
     fn check(&self, tree: &Tree, report: &mut Report) {
-        let kinds: BTreeMap<_, _> =
-            tree.rust().filter_map(|file| Some((victim_of(&file.path)?, &file.path))).collect();
+        let kinds: BTreeMap<_, _> = tree
+            .rust()
+            .filter(|file| implements_kind(file))
+            .filter_map(|file| Some((victim_of(&file.path)?, &file.path)))
+            .collect();
         for (victim, kind) in kinds {
             match tree.file(&victim) {
                 None => {
@@ -36,6 +41,15 @@ impl Rule for Victims {
     }
 }
 
+/// Whether it holds an `impl FdKind for …`, also inside a macro.
+fn implements_kind(file: &SourceFile) -> bool {
+    file.product_tokens().any(|index| {
+        let token = &file.tokens[index];
+        let is_trait = token.shape == Shape::Word && token.text.ends_with("Kind");
+        is_trait && file.tokens.get(index + 1).is_some_and(|next| next.text == "for")
+    })
+}
+
 /// The victim that the kind in this file needs, if a kind is in it.
 fn victim_of(path: &str) -> Option<String> {
     let (group, rest) = path.strip_prefix(KINDS)?.split_once('/')?;
@@ -49,19 +63,27 @@ mod tests {
     use super::super::findings;
     use super::*;
 
+    const KIND: &str = "impl super::FdKind for Pipe {}\n";
+
     #[test]
     fn a_kind_has_its_victim() {
         let victim = ("testkit/victims/fd_pipe.c", "int main(void) { return 0; }");
-        assert!(findings(&Victims, &[("crates/resource/src/fd/pipe.rs", ""), victim]).is_empty());
-        assert!(findings(&Victims, &[("crates/resource/src/fd/pipe/queue.rs", ""), victim]).is_empty());
-        for path in ["crates/resource/src/fd/mod.rs", "crates/resource/src/lib.rs"] {
-            assert!(findings(&Victims, &[(path, "")]).is_empty(), "{path}");
+        assert!(findings(&Victims, &[("crates/resource/src/fd/pipe.rs", KIND), victim]).is_empty());
+        assert!(findings(&Victims, &[("crates/resource/src/fd/pipe/queue.rs", KIND), victim]).is_empty());
+    }
+
+    #[test]
+    fn a_registry_or_a_helper_needs_none() {
+        for path in ["crates/resource/src/fd/mod.rs", "crates/resource/src/lib.rs", "crates/x/src/fd/y.rs"] {
+            assert!(findings(&Victims, &[(path, KIND)]).is_empty(), "{path}");
         }
+        let helper = "pub trait FdKind {}\nfn find(kind: &dyn FdKind) {}\n";
+        assert!(findings(&Victims, &[("crates/resource/src/fd/helper.rs", helper)]).is_empty());
     }
 
     #[test]
     fn a_kind_without_a_victim_or_with_an_empty_one_is_a_finding() {
-        let kind = ("crates/resource/src/state/signals.rs", "");
+        let kind = ("crates/resource/src/state/signals.rs", KIND);
         let bad = findings(&Victims, &[kind, ("testkit/victims/fd_signals.c", "main(")]);
         assert_eq!(bad, ["crates/resource/src/state/signals.rs:1: kind without a victim program"]);
         assert_eq!(findings(&Victims, &[kind, ("testkit/victims/state_signals.c", "/* later */")]).len(), 1);

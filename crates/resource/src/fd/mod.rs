@@ -10,6 +10,16 @@
 //! process under construction then inherits all descriptions. `connect` runs when every descriptor has its number
 //! in its process, for what depends on numbers (epoll registrations, record locks).
 
+use std::collections::HashMap;
+pub mod envelope;
+pub mod eventfd;
+pub mod fdinfo;
+pub mod signalfd;
+pub mod timerfd;
+#[cfg(test)]
+mod test_support;
+pub mod unclaimed;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -22,7 +32,7 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 
 /// Every descriptor kind, asked in this order whether it claims a description.
-pub const REGISTRY: &[&dyn FdKind] = &[];
+pub const REGISTRY: &[&dyn FdKind] = &[&eventfd::Eventfd, &signalfd::Signalfd, &timerfd::Timerfd];
 
 /// One open file description of the subject, with a duplicate of it in this process.
 #[derive(Debug)]
@@ -129,13 +139,13 @@ pub struct FdRecord {
 #[derive(Debug)]
 pub struct FdCreate<'a> {
     /// Descriptions that exist already: those of kinds that come earlier in the registry, and inherited ones.
-    pub created: &'a mut std::collections::HashMap<DescriptionId, OwnedFd>,
+    pub created: &'a mut HashMap<DescriptionId, OwnedFd>,
     /// Descriptors that this process was started with and may hand on, by device and inode.
     pub inherited: &'a [(u64, Inode, OwnedFd)],
     /// Policy for regular files that have changed since.
     pub files: FilePolicy,
     /// Memory objects (memfd, shared memory) that the memory kinds have built, by object number.
-    pub objects: &'a std::collections::HashMap<u64, OwnedFd>,
+    pub objects: &'a HashMap<u64, OwnedFd>,
     /// The subject died in a crash: its TCP connections are lost and come back as sockets that report it.
     pub connections_lost: bool,
 }
@@ -167,8 +177,19 @@ pub struct FdConnect<'a> {
 pub trait FdCapture: std::fmt::Debug {
     /// Inside the pause: copies what may have changed into memory that is already there.
     fn inside(&mut self, description: &Description) -> Result<()>;
+    /// Inside the pause, after `inside` of every description: what depends on which descriptors the subject
+    /// has now (whom an epoll set watches, whom a socket is connected to).
+    fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
+        let _ = (description, scope);
+        Ok(())
+    }
     /// After the pause: the payload of the record.
     fn after(&mut self, description: &Description) -> Result<Vec<u8>>;
+    /// The subject goes on although `scope.kills` was promised, because the checkpoint failed: takes back what
+    /// `inside` did to the subject's own description. Never called once the subject is dead.
+    fn release(&mut self, description: &Description) {
+        let _ = description;
+    }
 }
 
 /// A kind of open file description.
@@ -193,6 +214,14 @@ pub trait FdKind: Sync {
         Vec::new()
     }
 
+    /// Descriptions that are reached only through this one, such as descriptors in flight in a Unix socket.
+    /// The caller asks every description, adds those that no descriptor of the subject has (kcmp), asks
+    /// these in turn, and saves all of them like the others; see `in_flight::discover`.
+    fn hidden(&self, description: &Description) -> Result<Vec<OwnedFd>> {
+        let _ = description;
+        Ok(Vec::new())
+    }
+
     /// Before the pause: what later steps need; kept between checkpoints while the description lives.
     fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>>;
 
@@ -203,6 +232,13 @@ pub trait FdKind: Sync {
     /// Restore, second step, once for each process that holds descriptions of this kind.
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         let _ = (records, context);
+        Ok(())
+    }
+
+    /// Restore, last step, once for each kind: every process is complete and none has run. What is seen from
+    /// outside from here on (a TCP connection leaves repair mode). `created` still holds what `create` built.
+    fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
+        let _ = (records, created);
         Ok(())
     }
 }

@@ -3,4 +3,5 @@
 //! Owns: register conventions of system calls, signal frames, instruction patterns.
 //! Does not: talk to the kernel.
 
+pub mod numbers;
 pub mod x86_64;

@@ -39,6 +39,8 @@ const ERESTARTNOINTR: i64 = -513;
 const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 
+const EINTR: i64 = -4;
+
 /// Length of `syscall`.
 const SYSCALL_BYTES: u64 = 2;
 
@@ -77,6 +79,42 @@ pub fn restarted(registers: &Registers) -> Registers {
     registers
 }
 
+/// Calls that end with EINTR when a stop breaks them off, and that can be entered again without harm as long as
+/// no handler ran: signal(7), "Interruption of system calls and library functions by stop signals", and calls on
+/// sockets with a timeout. Not among them: close(2), which has closed the descriptor already.
+const ENDED_BY_STOPS: &[i64] = &[
+    0,   // read
+    1,   // write
+    19,  // readv
+    20,  // writev
+    42,  // connect
+    43,  // accept
+    44,  // sendto
+    45,  // recvfrom
+    46,  // sendmsg
+    47,  // recvmsg
+    65,  // semop
+    128, // rt_sigtimedwait
+    208, // io_getevents
+    220, // semtimedop
+    232, // epoll_wait
+    281, // epoll_pwait
+    288, // accept4
+    299, // recvmmsg
+    307, // sendmmsg
+    333, // io_pgetevents
+    426, // io_uring_enter
+    441, // epoll_pwait2
+];
+
+/// Registers for a thread that stands at an event stop and would return EINTR from a call for the stop's sake
+/// alone: the kernel enters the call again unless a handler runs first, in which case EINTR it is.
+#[must_use]
+pub fn uninterrupted(registers: &Registers) -> Option<Registers> {
+    let broken_off = registers.rax as i64 == EINTR && ENDED_BY_STOPS.contains(&(registers.orig_rax as i64));
+    broken_off.then(|| Registers { rax: ERESTARTNOHAND as u64, ..*registers })
+}
+
 /// A signal frame that brings a thread back to `registers` when rt_sigreturn runs on it.
 #[derive(Debug)]
 pub struct HomeFrame {
@@ -92,6 +130,17 @@ pub struct HomeFrame {
 #[must_use]
 pub fn home_frame_bytes(extended_state: &[u8]) -> ByteCount {
     ByteCount(8 + UCONTEXT_BYTES + XSTATE_ALIGNMENT + extended_state.len() as u64 + 4 + XSTATE_ALIGNMENT)
+}
+
+/// The part of an extended state that a signal frame of this thread may hold: the kernel takes no more than the
+/// thread has asked for, and AMX state must be asked for.
+#[must_use]
+pub fn extended_state_in_use(state: &[u8]) -> &[u8] {
+    let features = u64::from_ne_bytes(
+        state[SOFTWARE_BYTES..SOFTWARE_BYTES + 8].try_into().expect("eight bytes were sliced"),
+    );
+    let length = sys::xsave::bytes_of(features).min(state.len());
+    &state[..length]
 }
 
 /// Builds a home frame that ends at or below `top`.

@@ -7,26 +7,34 @@
 //! when the tracer dies (single-stepping would: it leaves a SIGTRAP).
 //! Does not: build new processes; `stub` does, without the need for a way home.
 
+mod gadgets;
+mod place;
+
 use std::time::Duration;
 
-use model::{Address, AddressRange, ByteCount, Pid, Signal, Tid};
-use sys::pagemap::Pagemap;
-use sys::ptrace::{self, Registers, WaitStatus, XSTATE_BYTES_MAX};
+use model::{Address, ByteCount, Pid, Signal, Tid};
+use sys::ptrace::{self, OPTION_SUSPEND_SECCOMP, Registers, WaitStatus, XSTATE_BYTES_MAX};
 use sys::{Errno, Error};
 
 use crate::arch::x86_64 as arch;
+use crate::freeze::OPTIONS;
 use crate::memory::ProcessMemory;
-use crate::procfs::{Area, Backing};
-use crate::thread::{EVENT_STOP, SYSCALL_STOP, Stopped, Thread};
+use crate::procfs::Area;
+use crate::rseq;
+use crate::steps;
+use crate::thread::{EVENT_STOP, SYSCALL_STOP, Stopped, TRAP, Thread, Waiter};
+
+pub use gadgets::Gadgets;
 
 /// Bytes of arguments and results one call may need.
 pub const DATA_BYTES: u64 = 4096;
-/// Code is searched in pieces of this size.
-const SEARCH_BYTES: u64 = 256 * 1024;
-/// Longest pattern searched for, less one: pieces overlap by this.
-const SEARCH_OVERLAP: u64 = 8;
 /// How long one remote call may take; none of those used here blocks.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// The code segment of 64-bit programs.
+const CODE_SEGMENT_64: u64 = 0x33;
+/// SIGSTOP: the one stop signal that no mask holds back.
+const STOP: Signal = Signal(19);
 
 /// Why a remote call did not give a result.
 #[derive(Debug, thiserror::Error)]
@@ -47,68 +55,23 @@ pub enum RemoteError {
     /// There is no memory that is provably unused.
     #[error("thread {0} has no unused stack for a signal frame")]
     NoStack(Tid),
+    /// The thread runs 32-bit code.
+    #[error("thread {0} runs 32-bit code, in which no remote system call can be made")]
+    Foreign(Tid),
+    /// The thread met a signal that no mask holds back.
+    #[error("thread {tid} met signal {signal} during a remote system call")]
+    Signalled {
+        /// The thread.
+        tid: Tid,
+        /// The signal.
+        signal: Signal,
+    },
     /// The thread ended.
     #[error("thread {0} ended during a remote system call")]
     Ended(Tid),
     /// A tracing step failed.
     #[error(transparent)]
     Kernel(#[from] Error),
-}
-
-/// Instructions of the program's own code that remote calls are made with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gadgets {
-    /// `syscall; ret`.
-    pub syscall_return: Address,
-    /// The code that signal handlers return to.
-    pub restorer: Address,
-}
-
-impl Gadgets {
-    /// Searches the executable areas of a process; the process may run.
-    pub fn find(memory: &ProcessMemory, areas: &[Area]) -> Result<Self, RemoteError> {
-        let mut syscall_return = None;
-        let mut restorer = None;
-        for area in areas.iter().filter(|area| area.protection.execute && area.name != "[vsyscall]") {
-            search(memory, area.range, |at, code| {
-                if syscall_return.is_none() {
-                    syscall_return = position(code, arch::SYSCALL_RETURN).map(|offset| at + offset);
-                }
-                if restorer.is_none() {
-                    restorer = arch::SIGNAL_RESTORERS
-                        .iter()
-                        .find_map(|pattern| position(code, pattern))
-                        .map(|offset| at + offset);
-                }
-                syscall_return.is_some() && restorer.is_some()
-            })?;
-            if let (Some(syscall_return), Some(restorer)) = (syscall_return, restorer) {
-                return Ok(Self { syscall_return, restorer });
-            }
-        }
-        Err(RemoteError::NoGadget(memory.pid()))
-    }
-}
-
-fn search(
-    memory: &ProcessMemory,
-    range: AddressRange,
-    mut found: impl FnMut(Address, &[u8]) -> bool,
-) -> Result<(), Error> {
-    let mut start = range.start;
-    while start < range.end {
-        let length = (range.end - start).get().min(SEARCH_BYTES + SEARCH_OVERLAP);
-        let code = memory.read_vec(start, ByteCount(length))?;
-        if found(start, &code) {
-            return Ok(());
-        }
-        start = start + ByteCount(SEARCH_BYTES);
-    }
-    Ok(())
-}
-
-fn position(code: &[u8], pattern: &[u8]) -> Option<ByteCount> {
-    code.windows(pattern.len()).position(|window| window == pattern).map(|offset| ByteCount(offset as u64))
 }
 
 /// What a session needs to know of the process, gathered before any thread changes.
@@ -141,17 +104,18 @@ impl<'a> RemoteSession<'a> {
     /// Prepares a stopped thread: lays the way home, then points its registers at it.
     pub fn begin(thread: &'a mut Thread<Stopped>, context: &RemoteContext<'a>) -> Result<Self, RemoteError> {
         let tid = thread.tid();
-        let original = ptrace::registers(tid)?;
+        let original = registers_to_come_back(tid, context.memory)?;
         let mask = ptrace::signal_mask(tid)?;
         let mut state = [0_u8; XSTATE_BYTES_MAX];
         let state_bytes = ptrace::extended_state(tid, &mut state)?;
-        let state = &state[..state_bytes];
+        let state = arch::extended_state_in_use(&state[..state_bytes]);
         let room = ByteCount(DATA_BYTES + arch::home_frame_bytes(state).get());
-        let top = frame_top(thread, context, &original, room)?;
+        let top = place::top(thread, context, &original, room)?;
         let frame = arch::home_frame(top, &original, mask, state, context.gadgets.restorer);
         let data = Address((frame.start.get() - DATA_BYTES) & !15);
         let saved = context.memory.read_vec(data, top - data)?;
         context.memory.write(frame.start, &frame.bytes)?;
+        steps::reach("frame written");
         let session = Self {
             thread,
             memory: context.memory,
@@ -164,9 +128,13 @@ impl<'a> RemoteSession<'a> {
             deferred: Vec::new(),
             ended: false,
         };
+        // Not everybody may lift the filters; where they stay, a refused call gives its error as any other.
+        let _ = ptrace::set_options(tid, OPTIONS | OPTION_SUSPEND_SECCOMP);
         // From here on the registers lead home; only then may the mask change.
         session.point(GETPID, [0; 6])?;
+        steps::reach("pointed home");
         ptrace::set_signal_mask(tid, u64::MAX)?;
+        steps::reach("mask set");
         Ok(session)
     }
 
@@ -190,8 +158,11 @@ impl<'a> RemoteSession<'a> {
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, RemoteError> {
         let tid = self.thread.tid();
         self.point(number, arguments)?;
+        steps::reach("pointed at the call");
         self.reach_syscall_stop()?;
+        steps::reach("call entered");
         self.reach_syscall_stop()?;
+        steps::reach("call left");
         let result = ptrace::registers(tid)?.rax as i64;
         if (-4095..0).contains(&result) {
             return Err(RemoteError::Refused { tid, number, errno: Errno(-result as i32) });
@@ -213,13 +184,15 @@ impl<'a> RemoteSession<'a> {
 
     fn reach_syscall_stop(&mut self) -> Result<(), RemoteError> {
         let tid = self.thread.tid();
+        let mut injected = None;
         loop {
-            ptrace::resume_to_syscall(tid)?;
+            ptrace::resume_to_syscall_with(tid, injected.take())?;
             match self.next_stop()? {
                 (SYSCALL_STOP, 0) => return Ok(()),
-                (_, EVENT_STOP) => {}
-                // SIGSTOP cannot be blocked; it is sent again when the session is over.
-                (signal, 0) => self.deferred.push(signal),
+                // The process is stopped by it as ever; the thread then goes on for us alone.
+                (STOP, 0) => injected = Some(STOP),
+                // A fault: the code of the gadgets is gone. The thread is brought back without it.
+                (signal, 0) => return Err(RemoteError::Signalled { tid, signal }),
                 _ => {}
             }
         }
@@ -227,9 +200,9 @@ impl<'a> RemoteSession<'a> {
 
     fn next_stop(&mut self) -> Result<(Signal, i32), RemoteError> {
         let tid = self.thread.tid();
-        let mut waiter = crate::thread::Waiter::new(CALL_LIMIT);
+        let mut waiter = Waiter::new(CALL_LIMIT);
         loop {
-            match ptrace::poll(tid)? {
+            match ptrace::peek(tid)? {
                 Some(WaitStatus::Stopped { signal, event }) => return Ok((signal, event)),
                 Some(_) => {
                     self.ended = true;
@@ -248,21 +221,40 @@ impl<'a> RemoteSession<'a> {
         }
         let tid = self.thread.tid();
         ptrace::set_signal_mask(tid, self.mask)?;
-        loop {
-            ptrace::interrupt(tid)?;
-            ptrace::resume(tid, None)?;
-            match self.next_stop()? {
-                (_, EVENT_STOP) => break,
-                (signal, 0) if signal != SYSCALL_STOP => self.deferred.push(signal),
-                _ => {}
-            }
-        }
+        steps::reach("mask brought back");
+        let group_stop = self.reach_event_stop()?;
+        self.thread.set_group_stop(group_stop);
+        steps::reach("event stop reached");
         ptrace::set_registers(tid, &self.original)?;
+        steps::reach("registers brought back");
+        // It may be that it was never changed; then it is the same again.
+        let _ = ptrace::set_options(tid, OPTIONS);
         self.memory.write(self.data, &self.saved)?;
+        steps::reach("memory brought back");
         for signal in self.deferred.drain(..) {
             sys::signal::send_to_thread(self.thread.pid(), tid, signal)?;
         }
         Ok(())
+    }
+
+    /// Runs the thread into the stop that was asked for, which comes before any signal; the stop signal, if one
+    /// holds the process.
+    fn reach_event_stop(&mut self) -> Result<Option<Signal>, RemoteError> {
+        let tid = self.thread.tid();
+        let mut injected = None;
+        loop {
+            ptrace::interrupt(tid)?;
+            steps::reach("event stop asked for");
+            ptrace::resume(tid, injected.take())?;
+            match self.next_stop()? {
+                (TRAP, EVENT_STOP) => return Ok(None),
+                (signal, EVENT_STOP) => return Ok(Some(signal)),
+                (STOP, 0) => injected = Some(STOP),
+                (SYSCALL_STOP, 0) => {}
+                (signal, 0) => self.deferred.push(signal),
+                _ => {}
+            }
+        }
     }
 }
 
@@ -275,44 +267,18 @@ impl Drop for RemoteSession<'_> {
 
 const GETPID: i64 = 39;
 
-/// The address below which a signal frame of `room` bytes harms nothing.
-///
-/// The leader on its own stack uses what lies below its red zone. Everybody else (threads, and programs such as
-/// Go's whose stacks lie in the heap and may be smaller than the frame) uses pages of the initial stack that
-/// were never touched.
-fn frame_top(
-    thread: &Thread<Stopped>,
-    context: &RemoteContext<'_>,
-    registers: &Registers,
-    room: ByteCount,
-) -> Result<Address, RemoteError> {
-    let below = Address(registers.rsp) - arch::RED_ZONE;
-    let fits = |area: &Area| area.range.contains(below) && (below - area.range.start) >= room;
-    let initial = context.areas.iter().find(|area| area.name == "[stack]");
-    let leader = thread.tid() == thread.pid().leader();
-    if let (Some(stack), true) = (initial, leader)
-        && fits(stack)
-    {
-        return Ok(below);
+/// What the thread goes on with. A restartable sequence it stands in is aborted, as any preemption would: the
+/// kernel forgets the sequence as soon as the thread runs anything else.
+fn registers_to_come_back(tid: Tid, memory: &ProcessMemory) -> Result<Registers, RemoteError> {
+    let registers = ptrace::registers(tid)?;
+    if registers.cs != CODE_SEGMENT_64 {
+        return Err(RemoteError::Foreign(tid));
     }
-    if let Some(stack) = initial
-        && let Some(top) = untouched_top(context.memory.pid(), stack.range, room)?
-    {
-        return Ok(top);
-    }
-    let own = context.areas.iter().find(|area| fits(area) && is_stack_like(area));
-    own.map(|_| below).ok_or(RemoteError::NoStack(thread.tid()))
-}
-
-fn is_stack_like(area: &Area) -> bool {
-    area.backing == Backing::Anonymous && area.protection.write && !area.protection.shared
-}
-
-fn untouched_top(pid: Pid, stack: AddressRange, room: ByteCount) -> Result<Option<Address>, Error> {
-    let mut touched = Vec::new();
-    Pagemap::open(pid)?.private_pages(stack, &mut touched)?;
-    let first = touched.first().map_or(stack.end, |range| range.start);
-    // Twice the room: the leader may grow into the upper half while a frame lies in the lower.
-    let needed = ByteCount(2 * room.get());
-    Ok(((first - stack.start) >= needed).then(|| stack.start + room + ByteCount(64)))
+    let aborted = match ptrace::rseq_configuration(tid) {
+        Ok(configuration) => rseq::aborted(&registers, memory, &configuration)?,
+        // Before 5.13, or without CONFIG_RSEQ.
+        Err(error) if error.errno == Errno(5) || error.errno == Errno::EINVAL => None,
+        Err(error) => return Err(error.into()),
+    };
+    Ok(aborted.unwrap_or(registers))
 }

@@ -1,0 +1,18 @@
+# The few commands a visitor needs; everything else is `cargo xtask --help`.
+
+.PHONY: build demo test bench
+
+build:
+	cargo build --release --package undying-cli
+
+# A program that is killed and goes on.
+demo: build
+	@if [ -x demo/run.sh ]; then demo/run.sh; else cargo run --release --package undying-cli -- --help; fi
+
+# Every check that a commit must pass. Tests that need root or a kernel feature say `unsupported: …` without it.
+test:
+	cargo xtask ci
+
+# One file of benches/ per question.
+bench:
+	cargo bench --workspace

@@ -1,0 +1,309 @@
+//! What is known of a subject before it is stopped, brought up to date once it stands.
+//!
+//! Owns: the list of processes with their handles, areas and objects; the check for what changed meanwhile.
+//! Invariants: after `refresh` it describes the stopped tree exactly.
+//! Does not: read pages or thread state.
+
+use std::collections::HashMap;
+
+use image::{RecordSet, SpaceId};
+use model::{Address, Pid, Signal};
+use sys::pagemap::Pagemap;
+use tracee::procfs::{self, Area, Stat};
+use tracee::{Gadgets, ProcessMemory, StoppedTree, tree};
+
+use super::CheckpointOptions;
+use super::descriptors::Descriptors;
+use super::objects::Objects;
+use super::threads::ThreadState;
+use crate::error::{EngineError, Result};
+use crate::obstacles;
+use crate::records::{AreasMessage, EngineRecord, LayoutMessage, ProcessMessage, of_process};
+
+/// A subject, as far as it can be known from outside.
+pub(super) struct Before {
+    pub(super) root: Pid,
+    /// Every process, zombies included, parents first.
+    pub(super) order: Vec<Pid>,
+    pub(super) processes: HashMap<Pid, ProcessBefore>,
+    pub(super) zombies: HashMap<Pid, Stat>,
+    pub(super) objects: Objects,
+    pub(super) descriptors: Descriptors,
+    pub(super) vdso_checksum: u32,
+}
+
+/// One living process.
+pub(super) struct ProcessBefore {
+    pub(super) stat: Stat,
+    pub(super) space: SpaceId,
+    pub(super) areas: Vec<Area>,
+    pub(super) memory: ProcessMemory,
+    pub(super) pagemap: Pagemap,
+    pub(super) gadgets: Gadgets,
+    pub(super) executable: u64,
+    pub(super) auxiliary_vector: Vec<u8>,
+    pub(super) stop_signal: Option<Signal>,
+    pub(super) threads: Vec<ThreadState>,
+}
+
+impl Before {
+    /// Looks at a running tree and refuses it when anything stands in the way.
+    pub(super) fn look(root: Pid, options: &CheckpointOptions) -> Result<Self> {
+        let order = tree::descendants(root).map_err(|error| no_process(root, error))?;
+        let mut before = Self {
+            root,
+            order,
+            processes: HashMap::new(),
+            zombies: HashMap::new(),
+            objects: Objects::default(),
+            descriptors: Descriptors::default(),
+            vdso_checksum: 0,
+        };
+        before.look_at_processes()?;
+        if !before.processes.contains_key(&root) {
+            return Err(EngineError::NoProcess(root));
+        }
+        before.vdso_checksum = before.checksum_vdso(root)?;
+        before.descriptors.look(&before.processes, &before.order)?;
+        let found =
+            obstacles::of_subject(&before.view(), &before.descriptors.scope_of(&before.order, options));
+        if found.is_empty() {
+            before.descriptors.prepare(&before.order, options)?;
+            Ok(before)
+        } else {
+            Err(EngineError::Refused(found))
+        }
+    }
+
+    fn view(&self) -> Vec<(Pid, &[Area])> {
+        self.order
+            .iter()
+            .filter_map(|pid| self.processes.get(pid).map(|process| (*pid, process.areas.as_slice())))
+            .collect()
+    }
+
+    fn look_at_processes(&mut self) -> Result<()> {
+        for (index, pid) in self.order.clone().into_iter().enumerate() {
+            let stat = match procfs::stat(pid) {
+                Ok(stat) => stat,
+                // It ended between the listing and now; the stop will tell.
+                Err(error) if is_gone(&error) && pid != self.root => continue,
+                Err(error) => return Err(no_process(pid, error)),
+            };
+            if stat.is_zombie() {
+                self.zombies.insert(pid, stat);
+                continue;
+            }
+            match ProcessBefore::look(pid, stat, SpaceId(index as u32), &mut self.objects) {
+                Ok(process) => drop(self.processes.insert(pid, process)),
+                Err(EngineError::Kernel(error)) if is_gone(&error) && pid != self.root => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings everything up to date with a tree that stands.
+    pub(super) fn refresh(&mut self, stopped: &StoppedTree, options: &CheckpointOptions) -> Result<()> {
+        let mut order: Vec<Pid> = stopped.processes.iter().map(|process| process.pid).collect();
+        order.extend(&stopped.zombies);
+        self.order = self.parents_first(order)?;
+        self.zombies.clear();
+        for pid in &stopped.zombies {
+            self.processes.remove(pid);
+            self.zombies.insert(*pid, procfs::stat(*pid)?);
+        }
+        self.processes.retain(|pid, _| stopped.process(*pid).is_some());
+        for process in &stopped.processes {
+            self.refresh_process(process)?;
+        }
+        let changed = self.descriptors.refresh(&self.processes, &self.order)?;
+        if changed {
+            let found = obstacles::of_descriptors(&self.descriptors.scope_of(&self.order, options));
+            if !found.is_empty() {
+                return Err(EngineError::Refused(found));
+            }
+            self.descriptors.prepare(&self.order, options)?;
+        }
+        Ok(())
+    }
+
+    fn refresh_process(&mut self, stopped: &tracee::StoppedProcess) -> Result<()> {
+        let pid = stopped.pid;
+        let stat = procfs::stat(pid)?;
+        let next = self.processes.values().map(|process| process.space.0 + 1).max().unwrap_or(0);
+        let same = self.processes.get(&pid).is_some_and(|process| process.stat.key() == stat.key());
+        if !same || self.processes[&pid].has_new_areas(pid)? {
+            let space = self.processes.get(&pid).map_or(SpaceId(next), |process| process.space);
+            let process = ProcessBefore::look(pid, stat, space, &mut self.objects)?;
+            let found = resource::memory::obstacles(pid, &process.areas);
+            if !found.is_empty() {
+                return Err(EngineError::Refused(found));
+            }
+            self.processes.insert(pid, process);
+        } else if let Some(process) = self.processes.get_mut(&pid) {
+            process.stat = stat;
+        }
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.stop_signal = stopped.threads.first().and_then(tracee::Thread::group_stop);
+        }
+        Ok(())
+    }
+
+    /// The stopped tree lists living processes and zombies apart; creation order needs parents first.
+    fn parents_first(&self, mut pids: Vec<Pid>) -> Result<Vec<Pid>> {
+        let mut sorted = vec![self.root];
+        pids.retain(|pid| *pid != self.root);
+        let mut parents = HashMap::new();
+        for pid in &pids {
+            parents.insert(*pid, procfs::stat(*pid)?.ppid);
+        }
+        while !pids.is_empty() {
+            let (ready, rest): (Vec<Pid>, Vec<Pid>) =
+                pids.iter().partition(|pid| sorted.contains(&parents[*pid]));
+            if ready.is_empty() {
+                return Err(EngineError::Incomplete(format!("pid {} left the tree", pids[0])));
+            }
+            sorted.extend(ready);
+            pids = rest;
+        }
+        Ok(sorted)
+    }
+
+    fn checksum_vdso(&self, pid: Pid) -> Result<u32> {
+        let process = &self.processes[&pid];
+        match process.areas.iter().find(|area| area.name == "[vdso]") {
+            Some(area) => {
+                let code = process.memory.read_vec(area.range.start, area.range.len())?;
+                Ok(image::Checksum::of(&code).get())
+            }
+            None => Ok(0),
+        }
+    }
+
+    /// Adds the records of processes and their areas.
+    pub(super) fn put_processes(&self, records: &mut RecordSet) {
+        for pid in &self.order {
+            if let Some(process) = self.processes.get(pid) {
+                process.message().put(records, of_process(*pid));
+                let areas = process.areas.iter().filter(|area| !area.is_kernel());
+                let areas = areas.map(|area| self.objects.area_record(area)).collect();
+                AreasMessage { areas }.put(records, of_process(*pid));
+            } else if let Some(stat) = self.zombies.get(pid) {
+                let zombie = ProcessMessage { zombie: true, exit_code: stat.exit_code, ..relations(stat) };
+                zombie.put(records, of_process(*pid));
+            }
+        }
+    }
+}
+
+impl ProcessBefore {
+    fn look(pid: Pid, stat: Stat, space: SpaceId, objects: &mut Objects) -> Result<Self> {
+        let memory = ProcessMemory::open(pid).map_err(|error| permission(pid, error))?;
+        let areas = procfs::areas_with_flags(pid).map_err(|error| permission(pid, error))?;
+        let pagemap = Pagemap::open(pid)?;
+        let gadgets = Gadgets::find(&memory, &areas)?;
+        let auxiliary_vector = procfs::read(format!("/proc/{pid}/auxv"))?;
+        objects.look(pid, &areas)?;
+        let executable = objects.executable(pid)?;
+        Ok(Self {
+            stat,
+            space,
+            areas,
+            memory,
+            pagemap,
+            gadgets,
+            executable,
+            auxiliary_vector,
+            stop_signal: None,
+            threads: Vec::new(),
+        })
+    }
+
+    fn has_new_areas(&self, pid: Pid) -> Result<bool> {
+        let now = procfs::areas(pid)?;
+        let same = now.len() == self.areas.len()
+            && now.iter().zip(&self.areas).all(|(new, old)| {
+                new.range == old.range
+                    && new.protection == old.protection
+                    && new.offset == old.offset
+                    && new.backing == old.backing
+                    && new.name == old.name
+            });
+        Ok(!same)
+    }
+
+    fn message(&self) -> ProcessMessage {
+        ProcessMessage {
+            stop_signal: self.stop_signal.map_or(0, Signal::get),
+            threads: self.threads.iter().map(|thread| thread.tid.get()).collect(),
+            executable: self.executable,
+            layout: Some(self.layout()),
+            space: self.space.0,
+            ..relations(&self.stat)
+        }
+    }
+
+    fn layout(&self) -> LayoutMessage {
+        let stat = &self.stat;
+        let heap_end = self
+            .areas
+            .iter()
+            .filter(|area| area.name == "[heap]")
+            .map(|area| area.range.end)
+            .max()
+            .unwrap_or(stat.start_brk);
+        let kernel: Vec<&Area> =
+            self.areas.iter().filter(|area| area.is_kernel() && area.name != "[vsyscall]").collect();
+        let start = kernel.first().map_or(Address(0), |area| area.range.start);
+        let end = kernel.last().map_or(Address(0), |area| area.range.end);
+        let code =
+            kernel.iter().find(|area| area.name == "[vdso]").map_or(Address(0), |area| area.range.start);
+        let addresses = [
+            stat.startcode,
+            stat.endcode,
+            stat.start_data,
+            stat.end_data,
+            stat.start_brk,
+            heap_end,
+            stat.startstack,
+            stat.arg_start,
+            stat.arg_end,
+            stat.env_start,
+            stat.env_end,
+        ];
+        LayoutMessage {
+            addresses: addresses.iter().map(|address| address.get()).collect(),
+            auxiliary_vector: self.auxiliary_vector.clone(),
+            vdso_start: start.get(),
+            vdso_length: end.get() - start.get(),
+            vdso_code: code.get(),
+        }
+    }
+}
+
+fn relations(stat: &Stat) -> ProcessMessage {
+    ProcessMessage {
+        pid: stat.pid.get(),
+        parent: stat.ppid.get(),
+        group: stat.pgrp.get(),
+        session: stat.session.get(),
+        ..ProcessMessage::default()
+    }
+}
+
+fn is_gone(error: &sys::Error) -> bool {
+    error.errno == sys::Errno::ESRCH || error.errno == sys::Errno::ENOENT
+}
+
+fn no_process(pid: Pid, error: sys::Error) -> EngineError {
+    if is_gone(&error) { EngineError::NoProcess(pid) } else { permission(pid, error) }
+}
+
+fn permission(pid: Pid, error: sys::Error) -> EngineError {
+    if error.errno == sys::Errno::EACCES || error.errno == sys::Errno::EPERM {
+        EngineError::Permission { pid, why: error.to_string() }
+    } else {
+        error.into()
+    }
+}

@@ -1,0 +1,186 @@
+//! Descriptor tables of all processes, and the open file descriptions behind them.
+//!
+//! Owns: which descriptors are one description, the duplicates through which descriptions are read.
+//! Invariants: a description is listed once, in whichever processes and under however many numbers it is held.
+//! Does not: know what a description is; the descriptor kinds do.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::os::fd::AsRawFd;
+
+use image::RecordSet;
+use model::{DescriptionId, Fd, Pid};
+use resource::fd::envelope::Envelope;
+use resource::fd::{self, CaptureScope, Description, FdCapture};
+use sys::kcmp;
+use sys::{Errno, Error, pidfd};
+use tracee::procfs;
+
+use super::CheckpointOptions;
+use super::before::{Before, ProcessBefore};
+use crate::error::Result;
+use crate::records::{DescriptorRow, DescriptorsMessage, EngineRecord, of_description, of_process};
+
+/// The descriptors of a subject.
+#[derive(Default)]
+pub(super) struct Descriptors {
+    /// Rising by process in tree order, then by number.
+    rows: Vec<Row>,
+    descriptions: Vec<Description>,
+    captures: HashMap<DescriptionId, Box<dyn FdCapture>>,
+    envelopes: HashMap<DescriptionId, Envelope>,
+    /// `rows` without what only this file needs, for the scope that kinds see.
+    table: Vec<(Pid, Fd, DescriptionId)>,
+}
+
+struct Row {
+    pid: Pid,
+    fd: Fd,
+    close_on_exec: bool,
+    description: DescriptionId,
+}
+
+impl Descriptors {
+    /// Lists and duplicates every descriptor.
+    pub(super) fn look(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<()> {
+        self.rows.clear();
+        self.descriptions.clear();
+        self.captures.clear();
+        for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
+            let handle = pidfd::open(*pid)?;
+            for number in procfs::descriptors(*pid)? {
+                use std::os::fd::AsFd;
+                match self.look_at(*pid, number, handle.as_fd()) {
+                    // Closed between the listing and now; `refresh` compares again inside the pause.
+                    Err(error) if error.errno == Errno::ENOENT || error.errno.0 == 9 => {}
+                    outcome => outcome?,
+                }
+            }
+        }
+        self.table = self.rows.iter().map(|row| (row.pid, row.fd, row.description)).collect();
+        Ok(())
+    }
+
+    fn look_at(&mut self, pid: Pid, number: Fd, handle: std::os::fd::BorrowedFd<'_>) -> sys::Result<()> {
+        let info = procfs::descriptor_info(pid, number)?;
+        let close_on_exec = info.close_on_exec();
+        let duplicate = pidfd::duplicate(handle, pid, number)?;
+        let stat = rustix::fs::fstat(&duplicate)
+            .map_err(|errno| Error::descriptor("look at the file", pid, number, errno))?;
+        let ourselves = Pid(std::process::id() as i32);
+        let own = Fd(duplicate.as_raw_fd());
+        let candidates = self.descriptions.iter().filter(|known| {
+            known.stat.st_ino == stat.st_ino
+                && known.stat.st_dev == stat.st_dev
+                && known.info.target == info.target
+        });
+        let mut found = None;
+        for known in candidates {
+            let other = Fd(known.duplicate.as_raw_fd());
+            if kcmp::compare_files((ourselves, own), (ourselves, other))? == Ordering::Equal {
+                found = Some(known.id);
+                break;
+            }
+        }
+        let description = found.unwrap_or_else(|| {
+            let id = DescriptionId(self.descriptions.len() as u32);
+            self.descriptions.push(Description { id, pid, fd: number, info, stat, duplicate });
+            id
+        });
+        self.rows.push(Row { pid, fd: number, close_on_exec, description });
+        Ok(())
+    }
+
+    /// What kinds may know of the subject.
+    pub(super) fn scope_of<'a>(
+        &'a self,
+        pids: &'a [Pid],
+        options: &'a CheckpointOptions,
+    ) -> CaptureScope<'a> {
+        CaptureScope {
+            pids,
+            descriptions: &self.descriptions,
+            inherited: &options.inherited,
+            table: &self.table,
+            kills: options.kill,
+        }
+    }
+
+    /// Lets each kind prepare what it needs inside the pause.
+    pub(super) fn prepare(&mut self, pids: &[Pid], options: &CheckpointOptions) -> Result<()> {
+        let mut captures = HashMap::new();
+        {
+            let scope = self.scope_of(pids, options);
+            for description in &self.descriptions {
+                if let Some(kind) = fd::kind_of(description) {
+                    captures.insert(description.id, kind.prepare(description, &scope)?);
+                }
+            }
+        }
+        self.captures = captures;
+        Ok(())
+    }
+
+    /// Compares with the stopped tree; looks again at everything when something changed, and says so.
+    pub(super) fn refresh(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {
+        if self.is_current(processes, order)? {
+            return Ok(false);
+        }
+        self.look(processes, order)?;
+        Ok(true)
+    }
+
+    fn is_current(&self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {
+        let ourselves = Pid(std::process::id() as i32);
+        let mut rows = self.rows.iter();
+        for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
+            for number in procfs::descriptors(*pid)? {
+                let Some(row) = rows.next() else { return Ok(false) };
+                if row.pid != *pid || row.fd != number {
+                    return Ok(false);
+                }
+                let own = Fd(self.descriptions[row.description.get() as usize].duplicate.as_raw_fd());
+                if kcmp::compare_files((ourselves, own), (*pid, number))? != Ordering::Equal {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(rows.next().is_none())
+    }
+}
+
+/// Takes what may have changed of every description.
+pub(super) fn inside(before: &mut Before) -> Result<()> {
+    let descriptors = &mut before.descriptors;
+    for description in &descriptors.descriptions {
+        if let Some(capture) = descriptors.captures.get_mut(&description.id) {
+            capture.inside(description)?;
+        }
+        descriptors.envelopes.insert(description.id, Envelope::inside(description)?);
+    }
+    for row in &mut descriptors.rows {
+        row.close_on_exec = procfs::descriptor_info(row.pid, row.fd)?.close_on_exec();
+    }
+    Ok(())
+}
+
+/// Adds the records of descriptions and tables.
+pub(super) fn after(before: &mut Before, records: &mut RecordSet) -> Result<()> {
+    let Descriptors { rows, descriptions, captures, envelopes, .. } = &mut before.descriptors;
+    for description in descriptions.iter() {
+        let found =
+            (fd::kind_of(description), captures.get_mut(&description.id), envelopes.remove(&description.id));
+        let (Some(kind), Some(capture), Some(envelope)) = found else { continue };
+        let payload = capture.after(description)?;
+        records.push(envelope.complete(kind, payload).into_record(of_description(description.id.get())));
+    }
+    for pid in before.order.iter().filter(|pid| before.processes.contains_key(pid)) {
+        let rows = rows.iter().filter(|row| row.pid == *pid).map(|row| DescriptorRow {
+            fd: row.fd.get(),
+            close_on_exec: row.close_on_exec,
+            description: row.description.get(),
+        });
+        DescriptorsMessage { rows: rows.collect() }.put(records, of_process(*pid));
+    }
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! A checkpoint, from the first look to the committed image.
+//!
+//! Owns: the order *before – inside – after* the pause, and the timings.
+//! Invariants: the subject is stopped only when preflight found nothing; it goes on when any step fails; with
+//! `kill` it is killed only after the image is committed.
+//! Does not: know kinds; it asks the registries.
+
+mod before;
+mod descriptors;
+mod objects;
+mod pages;
+mod threads;
+
+use std::time::{Duration, Instant, SystemTime};
+
+use image::{Commit, RecordSet, Timings};
+use model::{Inode, Pid, Sequence, Signal};
+use store::{CommitMeta, Committed, ImageWriter};
+use tracee::StoppedTree;
+
+use crate::capture::before::Before;
+use crate::error::{EngineError, Result};
+use crate::records::{EngineRecord, TreeMessage};
+
+/// What a checkpoint is told.
+#[derive(Clone, Debug, Default)]
+pub struct CheckpointOptions {
+    /// End the subject once the image is committed.
+    pub kill: bool,
+    /// The subject's name in the commit record; empty for one without a name.
+    pub name: String,
+    /// The checkpoint's number.
+    pub sequence: Sequence,
+    /// Files that the restorer will hold itself (its standard streams): device and inode.
+    pub inherited: Vec<(u64, Inode)>,
+}
+
+/// What a checkpoint did.
+#[derive(Clone, Debug)]
+pub struct CheckpointReport {
+    /// The commit record.
+    pub commit: Commit,
+    /// From the first look at the subject to the durable image.
+    pub total: Duration,
+}
+
+/// Takes one checkpoint of a process and all its descendants.
+pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -> Result<CheckpointReport> {
+    let started = Instant::now();
+    let mut before = Before::look(root, options)?;
+    let stopping = Instant::now();
+    let mut tree = StoppedTree::stop(root)?;
+    let stop = stopping.elapsed();
+    let times = inside(&mut before, &mut tree, &writer, options)?;
+    let held = if options.kill {
+        Some(tree)
+    } else {
+        tree.resume()?;
+        None
+    };
+    let pause = stopping.elapsed();
+    let records = after(&mut before)?;
+    let timings = Timings { pause, stop, scan: times.scan, copy: times.copy };
+    let committed = commit(writer, &records, &before, options, timings)?;
+    if let Some(tree) = held {
+        end(tree)?;
+    }
+    Ok(CheckpointReport { commit: committed.commit, total: started.elapsed() })
+}
+
+/// Runs everything that comes before the pause, and nothing else.
+pub(crate) fn look_for_preflight(root: Pid, options: &CheckpointOptions) -> Result<()> {
+    Before::look(root, options).map(drop)
+}
+
+struct InsideTimes {
+    scan: Duration,
+    copy: Duration,
+}
+
+fn inside(
+    before: &mut Before,
+    tree: &mut StoppedTree,
+    writer: &ImageWriter,
+    options: &CheckpointOptions,
+) -> Result<InsideTimes> {
+    before.refresh(tree, options)?;
+    let scanning = Instant::now();
+    let plan = pages::scan(before)?;
+    let scan = scanning.elapsed();
+    let copying = Instant::now();
+    pages::copy(&plan, before, writer)?;
+    let copy = copying.elapsed();
+    descriptors::inside(before)?;
+    threads::inside(before, tree)?;
+    Ok(InsideTimes { scan, copy })
+}
+
+fn after(before: &mut Before) -> Result<RecordSet> {
+    let mut records = RecordSet::new();
+    let tree = TreeMessage {
+        pids: before.order.iter().map(|pid| pid.get()).collect(),
+        vdso_checksum: before.vdso_checksum,
+    };
+    tree.put(&mut records, image::Owner::Tree);
+    before.put_processes(&mut records);
+    objects::put(before, &mut records);
+    descriptors::after(before, &mut records)?;
+    threads::after(before, &mut records)?;
+    Ok(records)
+}
+
+fn commit(
+    writer: ImageWriter,
+    records: &RecordSet,
+    before: &Before,
+    options: &CheckpointOptions,
+    timings: Timings,
+) -> Result<Committed> {
+    let meta = CommitMeta {
+        sequence: options.sequence,
+        time: SystemTime::now(),
+        subject: options.name.clone(),
+        pids: before.order.clone(),
+        kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
+        tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+        timings,
+    };
+    Ok(writer.finish(records, meta)?)
+}
+
+const KILL: Signal = Signal(9);
+
+/// Kills a stopped tree; its threads are told to go on only into their death.
+fn end(tree: StoppedTree) -> Result<()> {
+    for process in &tree.processes {
+        match sys::signal::send(process.pid, KILL) {
+            Err(error) if error.errno != sys::Errno::ESRCH => return Err(error.into()),
+            _ => {}
+        }
+    }
+    for process in &tree.processes {
+        for thread in &process.threads {
+            await_end(thread.tid())?;
+        }
+    }
+    drop(tree);
+    Ok(())
+}
+
+/// A tracer learns of the end of every thread it traces; only then is the parent told.
+fn await_end(tid: model::Tid) -> Result<()> {
+    loop {
+        match sys::ptrace::wait(tid) {
+            Ok(sys::ptrace::WaitStatus::Stopped { .. }) => {}
+            Ok(_) => return Ok(()),
+            Err(error) if error.errno.0 == 10 || error.errno == sys::Errno::ESRCH => return Ok(()),
+            Err(error) => return Err(EngineError::Kernel(error)),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Objects behind memory areas: files, shared memory, memory files; each saved once.
+//!
+//! Owns: their numbering, and the pages of those whose content belongs into the image.
+//! Does not: open or describe them; the memory kinds do.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+use image::RecordSet;
+use model::Pid;
+use resource::memory::{self, AreaOf, AreaRecord, Content, ObjectKey, ObjectRecord};
+use sys::Error;
+use tracee::procfs::Area;
+
+use super::before::Before;
+use crate::error::{EngineError, Result};
+use crate::records::{EngineRecord, ObjectsMessage};
+
+/// All objects of a subject.
+#[derive(Default)]
+pub(super) struct Objects {
+    numbers: HashMap<ObjectKey, u64>,
+    records: BTreeMap<u64, ObjectRecord>,
+    /// Open files of those whose pages are saved.
+    files: BTreeMap<u64, File>,
+}
+
+impl Objects {
+    /// Learns the objects behind the areas of a process.
+    pub(super) fn look(&mut self, pid: Pid, areas: &[Area]) -> Result<()> {
+        for area in areas {
+            let Some(key) = ObjectKey::of(area) else { continue };
+            let of = AreaOf { pid, area };
+            // An area that no kind claims is an obstacle and never gets as far as a record.
+            let Some(kind) = memory::kind_of(of) else { continue };
+            let writable = area.protection.shared && area.flags.has("mw");
+            if let Some(number) = self.numbers.get(&key) {
+                if let Some(record) = self.records.get_mut(number) {
+                    record.writable |= writable;
+                }
+                continue;
+            }
+            let Ok((payload, length)) = kind.describe(of) else { continue };
+            let id = self.records.len() as u64 + 1;
+            let record = ObjectRecord {
+                id,
+                kind: kind.name().to_owned(),
+                version: kind.version(),
+                payload,
+                length,
+                inode: key.inode.get(),
+                writable,
+            };
+            self.numbers.insert(key, id);
+            self.records.insert(id, record);
+            if matches!(kind.content(of), Content::Object | Content::PrivateAndObject) {
+                let link = of.link();
+                let file = File::open(&link).map_err(|error| Error::path("open", &link, error))?;
+                self.files.insert(id, file);
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of a process's executable: the object whose inode `/proc/PID/exe` leads to.
+    pub(super) fn executable(&self, pid: Pid) -> Result<u64> {
+        let path = format!("/proc/{pid}/exe");
+        let inode = std::fs::metadata(&path).map_err(|error| Error::path("look at", &path, error))?.ino();
+        let found = self.records.values().find(|record| record.inode == inode);
+        found
+            .map(|record| record.id)
+            .ok_or_else(|| EngineError::Incomplete(format!("pid {pid} does not map its own executable")))
+    }
+
+    /// The record of an area with its object's number.
+    pub(super) fn area_record(&self, area: &Area) -> AreaRecord {
+        let number = ObjectKey::of(area).and_then(|key| self.numbers.get(&key)).copied().unwrap_or(0);
+        AreaRecord::new(area, number)
+    }
+
+    /// Objects whose pages are saved.
+    pub(super) fn saved(&self) -> impl Iterator<Item = (u64, &File)> {
+        self.files.iter().map(|(id, file)| (*id, file))
+    }
+}
+
+/// Adds the record of all objects, with the lengths they have now.
+pub(super) fn put(before: &Before, records: &mut RecordSet) {
+    let mut objects: Vec<ObjectRecord> = before.objects.records.values().cloned().collect();
+    for object in &mut objects {
+        if let Some(length) = before.objects.files.get(&object.id).and_then(|file| file.metadata().ok()) {
+            object.length = length.len();
+        }
+    }
+    ObjectsMessage { objects }.put(records, image::Owner::Tree);
+}

@@ -1,0 +1,110 @@
+//! Why a checkpoint or a restore was not done.
+//!
+//! Owns: the error type, with a row in docs/errors.md for each variant that an operator may meet.
+//! Does not: choose exit codes; the verbs map variants to them.
+
+use model::Pid;
+use resource::Obstacle;
+
+/// A checkpoint or restore that was refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The subject holds something that cannot be checkpointed; nothing was changed.
+    /// Row: refused
+    #[error("{}", refusal(.0))]
+    Refused(Vec<Obstacle>),
+    /// There is no such process, or it ended meanwhile.
+    /// Row: no-process
+    #[error(
+        "there is no process {0} to checkpoint\nhelp: `ps -e` lists the processes; a zombie has ended already"
+    )]
+    NoProcess(Pid),
+    /// The kernel does not let this user trace the subject.
+    /// Row: no-permission
+    #[error(
+        "pid {pid} cannot be traced: {why}\nhelp: run undying as the subject's user or as root; `undying doctor` tells what is missing"
+    )]
+    Permission {
+        /// The process.
+        pid: Pid,
+        /// What the kernel said.
+        why: String,
+    },
+    /// The tree did not come to a stop.
+    /// Row: not-stopped
+    #[error("{0}\nhelp: the tree goes on as before; try again when it is calmer")]
+    Freeze(tracee::FreezeError),
+    /// A number that the subject needs belongs to another process.
+    /// Row: pid-taken
+    #[error(
+        "pid {0} is taken by another process\nhelp: end that process, or restore with `--pid ns` or `--pid any`"
+    )]
+    PidTaken(Pid),
+    /// The image holds a record that this version does not know.
+    /// Row: record-unknown
+    #[error(
+        "the image holds a record `{kind}` (version {version}) that this version of undying does not understand\nhelp: restore with the version that wrote it"
+    )]
+    UnknownRecord {
+        /// The record's kind.
+        kind: String,
+        /// Its version.
+        version: u32,
+    },
+    /// The image lacks a record or a record makes no sense.
+    /// Row: image-incomplete
+    #[error("the image is not usable: {0}\nhelp: run `undying verify`; restore an earlier checkpoint")]
+    Incomplete(String),
+    /// The kernel that restores is not like the one that ran the subject.
+    /// Row: kernel-differs
+    #[error("{0}\nhelp: restore under the kernel that the checkpoint was taken on")]
+    KernelDiffers(String),
+    /// A restore asked for something that is not built yet.
+    /// Row: not-built
+    #[error("{0} is not supported yet\nhelp: see docs/limits.md")]
+    NotBuilt(&'static str),
+    /// A step on a kernel object failed.
+    #[error(transparent)]
+    Resource(#[from] resource::ResourceError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// A kernel call failed.
+    #[error(transparent)]
+    Kernel(#[from] sys::Error),
+}
+
+/// A result of the engine.
+pub type Result<T> = std::result::Result<T, EngineError>;
+
+impl From<tracee::RemoteError> for EngineError {
+    fn from(error: tracee::RemoteError) -> Self {
+        Self::Resource(error.into())
+    }
+}
+
+impl From<tracee::FreezeError> for EngineError {
+    fn from(error: tracee::FreezeError) -> Self {
+        match error {
+            tracee::FreezeError::Ended(pid) => Self::NoProcess(pid),
+            tracee::FreezeError::Kernel(error)
+                if error.errno == sys::Errno::EPERM || error.errno == sys::Errno::EACCES =>
+            {
+                Self::Kernel(error)
+            }
+            other => Self::Freeze(other),
+        }
+    }
+}
+
+fn refusal(obstacles: &[Obstacle]) -> String {
+    let mut text = String::from("the checkpoint is refused; nothing was changed:");
+    for obstacle in obstacles {
+        text.push_str(&format!("\n  pid {}: {}", obstacle.pid, obstacle.what));
+        if !obstacle.place.is_empty() {
+            text.push_str(&format!(" at {}", obstacle.place));
+        }
+        text.push_str(&format!(": {}\n    help: {}", obstacle.why, obstacle.fix));
+    }
+    text
+}

@@ -1,0 +1,158 @@
+//! Filling memory: shared objects first, then the pages of each process, by several threads.
+//!
+//! Owns: which way a page takes into its process.
+//! Invariants: bytes are checked before they are written.
+//! Does not: map.
+
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+
+use image::{Extent, Source, SpaceId};
+use model::{Address, AddressRange, ByteCount, Pid};
+use store::ImageReader;
+use sys::{Error, process_memory};
+use tracee::ProcessMemory;
+
+use super::files::OpenFiles;
+use super::plan::{Plan, PlannedProcess};
+use super::tree::Built;
+use crate::error::{EngineError, Result};
+use crate::records::object_space;
+
+const PROT_WRITE: u32 = 2;
+
+/// Writes the pages of shared objects.
+pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &OpenFiles) -> Result<()> {
+    for object in &plan.objects {
+        let extents = reader.index().of_space(object_space(object.id));
+        if extents.is_empty() {
+            continue;
+        }
+        let file = open.object(object.id)?;
+        reader.load(extents, NonZeroUsize::MIN, |run| {
+            for (extent, bytes) in run.iter() {
+                // The last page of a file may reach behind its end.
+                let end = object.length.min(extent.start.get() + bytes.len() as u64);
+                let length = end.saturating_sub(extent.start.get()) as usize;
+                write_all(file.as_fd(), &bytes[..length], extent.start)?;
+            }
+            Ok::<(), EngineError>(())
+        })?;
+    }
+    Ok(())
+}
+
+fn write_all(file: std::os::fd::BorrowedFd<'_>, bytes: &[u8], at: Address) -> Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let written = rustix::io::pwrite(file, &bytes[done..], at.get() + done as u64)
+            .map_err(|errno| Error::new("fill a memory object", errno))?;
+        done += written;
+    }
+    Ok(())
+}
+
+/// A process's memory, with what is needed to fill it.
+struct Target<'a> {
+    process: &'a PlannedProcess,
+    memory: &'a ProcessMemory,
+}
+
+/// Writes the pages of all processes on several threads, while `meanwhile` runs on this one.
+pub(super) fn fill_processes(
+    reader: &ImageReader,
+    plan: &Plan,
+    built: &Built,
+    threads: NonZeroUsize,
+    meanwhile: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let mut targets: Vec<(SpaceId, Target<'_>)> = Vec::new();
+    for process in plan.living() {
+        let memory = &built.processes[&process.pid].memory;
+        targets.push((SpaceId(process.message.space), Target { process, memory }));
+    }
+    let extents: Vec<Extent> =
+        targets.iter().flat_map(|(space, _)| reader.index().of_space(*space)).copied().collect();
+    meanwhile()?;
+    reader.load(&extents, threads, |run| {
+        for (extent, bytes) in run.iter() {
+            target_of(&targets, extent.space)?.write(extent.range(), bytes)?;
+        }
+        Ok::<(), EngineError>(())
+    })?;
+    for extent in extents.iter().filter(|extent| extent.source == Source::Zero) {
+        target_of(&targets, extent.space)?.clear(extent.range())?;
+    }
+    check_spaces(reader, plan)
+}
+
+fn target_of<'a, 'b>(targets: &'b [(SpaceId, Target<'a>)], space: SpaceId) -> Result<&'b Target<'a>> {
+    let found = targets.iter().find(|(known, _)| *known == space);
+    found
+        .map(|(_, target)| target)
+        .ok_or_else(|| EngineError::Incomplete(format!("pages of nobody: {space:?}")))
+}
+
+/// Every page must belong to somebody.
+fn check_spaces(reader: &ImageReader, plan: &Plan) -> Result<()> {
+    let objects: Vec<SpaceId> = plan.objects.iter().map(|object| object_space(object.id)).collect();
+    for extent in reader.index().extents() {
+        if !objects.contains(&extent.space) && plan.space_owner(extent.space).is_none() {
+            return Err(EngineError::Incomplete(format!("pages of nobody: {:?}", extent.space)));
+        }
+    }
+    Ok(())
+}
+
+impl Target<'_> {
+    fn pid(&self) -> Pid {
+        self.process.pid
+    }
+
+    /// Writes pages that may lie in several areas.
+    fn write(&self, range: AddressRange, bytes: &[u8]) -> Result<()> {
+        self.each_area(range, |part, writable| {
+            let from = (part.start - range.start).get() as usize;
+            let bytes = &bytes[from..from + part.len().get() as usize];
+            if writable {
+                process_memory::write(self.pid(), part.start, bytes)
+            } else {
+                self.memory.write(part.start, bytes)
+            }
+        })
+    }
+
+    /// Pages that were touched but zero: in fresh anonymous memory they are so already, over a file they hide
+    /// the file's content.
+    fn clear(&self, range: AddressRange) -> Result<()> {
+        let over_file =
+            self.process.areas.iter().any(|area| area.object != 0 && area.range().overlaps(range));
+        if !over_file {
+            return Ok(());
+        }
+        self.write(range, &vec![0; range.len().get() as usize])
+    }
+
+    fn each_area(
+        &self,
+        range: AddressRange,
+        mut step: impl FnMut(AddressRange, bool) -> std::result::Result<(), Error>,
+    ) -> Result<()> {
+        let areas = &self.process.areas;
+        let first = areas.partition_point(|area| area.end <= range.start.get());
+        let mut start = range.start;
+        for area in &areas[first..] {
+            if area.start > start.get() || start >= range.end {
+                break;
+            }
+            let end = area.range().end.min(range.end);
+            step(AddressRange::new(start, end), area.protection & PROT_WRITE != 0)?;
+            start = end;
+        }
+        if start < range.end {
+            let missing: ByteCount = range.end - start;
+            return Err(EngineError::Incomplete(format!("{missing} bytes at {start} belong to no area")));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! Opening everything in this process, and giving each process its descriptors.
+//!
+//! Owns: the descriptor numbers used meanwhile: above all that any process wants, so that every stub, which
+//! inherits them, can put them to their places with one call each.
+//! Invariants: what a stub inherits and does not want is closed before it runs.
+//! Does not: know kinds.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use model::{DescriptionId, Fd, Inode};
+use resource::fd::{self, FdConnect, FdCreate, FdRecord, FilePolicy};
+use resource::memory;
+use rustix::process::{Resource, Rlimit};
+use sys::Error;
+use tracee::arch::numbers as nr;
+
+use super::plan::Plan;
+use super::tree::Built;
+use crate::error::{EngineError, Result};
+
+const O_CLOEXEC: u64 = 0o2_000_000;
+
+/// Everything that is open for the restore.
+pub(super) struct OpenFiles {
+    objects: HashMap<u64, OwnedFd>,
+    descriptions: HashMap<DescriptionId, OwnedFd>,
+}
+
+impl OpenFiles {
+    /// The object of a number.
+    pub(super) fn object(&self, id: u64) -> Result<&OwnedFd> {
+        self.objects.get(&id).ok_or_else(|| EngineError::Incomplete(format!("object {id} is missing")))
+    }
+}
+
+/// Opens objects and descriptions.
+pub(super) fn open(
+    plan: &Plan,
+    inherited: Vec<(u64, Inode, OwnedFd)>,
+    files: FilePolicy,
+    connections_lost: bool,
+) -> Result<OpenFiles> {
+    raise_descriptor_limit();
+    let above = plan.highest_descriptor() + 1;
+    let mut objects = HashMap::new();
+    let mut by_inode = HashMap::new();
+    for object in &plan.objects {
+        let kind = memory::kind_named(&object.kind).ok_or_else(|| EngineError::UnknownRecord {
+            kind: object.kind.clone(),
+            version: object.version,
+        })?;
+        let file = lift(kind.open(object)?, above)?;
+        let copy = file.try_clone().map_err(|error| Error::new("duplicate a descriptor", error))?;
+        by_inode.insert(object.inode, copy);
+        objects.insert(object.id, file);
+    }
+    let mut created = HashMap::new();
+    for kind in fd::REGISTRY {
+        let records = records_of(plan, kind.name());
+        if records.is_empty() {
+            continue;
+        }
+        let mut context = FdCreate {
+            created: &mut created,
+            inherited: &inherited,
+            files,
+            objects: &by_inode,
+            connections_lost,
+        };
+        kind.create(&records, &mut context)?;
+    }
+    let mut descriptions = HashMap::new();
+    for (id, envelope) in &plan.envelopes {
+        let id = DescriptionId(*id);
+        // A kind may leave a description to its `connect` step.
+        let Some(file) = created.remove(&id) else { continue };
+        envelope.apply(file.as_fd())?;
+        descriptions.insert(id, lift(file, above)?);
+    }
+    Ok(OpenFiles { objects, descriptions })
+}
+
+fn records_of(plan: &Plan, kind: &str) -> Vec<FdRecord> {
+    let wanted = plan.envelopes.iter().filter(|(_, envelope)| envelope.kind == kind);
+    wanted.map(|(id, envelope)| envelope.fd_record(DescriptionId(*id))).collect()
+}
+
+/// Descriptors wanted at the same time may be more than the soft limit allows; the subject's own comes back later.
+fn raise_descriptor_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    // Without it a restore of few descriptors works as well, and one of many fails with EMFILE by name.
+    let _ = rustix::process::setrlimit(Resource::Nofile, raised);
+}
+
+fn lift(file: OwnedFd, above: i32) -> Result<OwnedFd> {
+    if file.as_raw_fd() >= above {
+        return Ok(file);
+    }
+    rustix::io::fcntl_dupfd_cloexec(&file, above)
+        .map_err(|errno| Error::new(format!("move a descriptor above {above}"), errno).into())
+}
+
+/// Gives every process its descriptors and closes the rest.
+pub(super) fn install(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
+    for process in plan.living() {
+        let target = built.get(process.pid)?;
+        let (stub, _) = target.leader();
+        let mut kept = Vec::new();
+        for row in &process.descriptors {
+            let Some(file) = open.descriptions.get(&DescriptionId(row.description)) else { continue };
+            let flags = if row.close_on_exec { O_CLOEXEC } else { 0 };
+            stub.call(nr::DUP3, [file.as_raw_fd() as u64, row.fd as u64, flags, 0, 0, 0])?;
+            kept.push(row.fd as u64);
+        }
+        kept.sort_unstable();
+        let mut next = 0;
+        for fd in kept.into_iter().chain([u64::from(u32::MAX)]) {
+            if next < fd {
+                stub.call(nr::CLOSE_RANGE, [next, fd - 1, 0, 0, 0, 0])?;
+            }
+            next = fd + 1;
+        }
+    }
+    connect(plan, built)
+}
+
+fn connect(plan: &Plan, built: &mut Built) -> Result<()> {
+    for process in plan.living() {
+        let table: Vec<(Fd, DescriptionId)> =
+            process.descriptors.iter().map(|row| (Fd(row.fd), DescriptionId(row.description))).collect();
+        for kind in fd::REGISTRY {
+            let records = records_of(plan, kind.name());
+            let held: Vec<&FdRecord> =
+                records.iter().filter(|record| table.iter().any(|(_, id)| *id == record.id)).collect();
+            if held.is_empty() {
+                continue;
+            }
+            let target = built.get(process.pid)?;
+            let (stub, memory) = target.leader();
+            kind.connect(&held, &mut FdConnect { stub, memory, table: &table })?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! The last steps: threads, state, registers, and letting everything go.
+//!
+//! Owns: the order of the stages of state kinds, and the moment from which processes run.
+//! Invariants: no thread runs before every thread of every process has its registers.
+//! Does not: know state kinds.
+
+use model::{Address, Pid, Signal};
+use resource::state::{Stage, StateRestore};
+use sys::ptrace;
+use tracee::Stub;
+use tracee::arch::numbers as nr;
+use tracee::arch::x86_64 as arch;
+
+use super::plan::{Plan, PlannedProcess, PlannedState, own_vdso};
+use super::tree::{Built, BuiltProcess};
+use crate::error::{EngineError, Result};
+
+const STAGES: [Stage; 5] = [Stage::Setup, Stage::Timers, Stage::Credentials, Stage::Sealing, Stage::Signals];
+
+/// Every signal but SIGTRAP, by which the tracer is told of its stops.
+const ALL_BUT_TRAP: u64 = !(1 << 4);
+
+/// Completes every process and lets the tree run.
+pub(super) fn finish(plan: &Plan, mut built: Built) -> Result<()> {
+    for process in plan.living() {
+        let target = built.get(process.pid)?;
+        target.create_threads(process)?;
+        for stub in &mut target.threads {
+            stub.use_syscall_stops();
+        }
+    }
+    for stage in STAGES {
+        for process in plan.living() {
+            let target = built.get(process.pid)?;
+            if stage == Stage::Signals {
+                for stub in &target.threads {
+                    ptrace::set_signal_mask(stub.tid(), ALL_BUT_TRAP)?;
+                }
+            }
+            restore_stage(process, target, stage)?;
+        }
+    }
+    let vdso = own_vdso()?;
+    let syscall_offset = vdso.syscall - vdso.range.start;
+    for process in plan.living() {
+        let scratch = built.scratch;
+        let target = built.get(process.pid)?;
+        let instruction = if process.layout.vdso_code == 0 {
+            find_instruction(process, target)?
+        } else {
+            Address(process.layout.vdso_code) + syscall_offset
+        };
+        let (stub, _) = target.leader();
+        stub.use_instruction(instruction);
+        stub.call(nr::MUNMAP, [scratch.start.get(), scratch.len().get(), 0, 0, 0, 0])?;
+    }
+    for process in plan.living() {
+        set_registers(process, built.get(process.pid)?)?;
+    }
+    for process in plan.living() {
+        let Some(target) = built.processes.remove(&process.pid) else { continue };
+        let stopped = process.message.stop_signal;
+        let signal = (stopped != 0).then_some(Signal(stopped));
+        let mut signals = signal.into_iter();
+        for stub in target.threads {
+            stub.detach(signals.next())?;
+        }
+    }
+    Ok(())
+}
+
+fn restore_stage(process: &PlannedProcess, target: &mut BuiltProcess, stage: Stage) -> Result<()> {
+    let BuiltProcess { memory, threads } = target;
+    for (stub, thread) in threads.iter_mut().zip(&process.threads) {
+        for state in thread.states.iter().filter(|state| state.kind.stage() == stage) {
+            restore_state(state, stub, memory)?;
+        }
+    }
+    for state in process.states.iter().filter(|state| state.kind.stage() == stage) {
+        restore_state(state, &mut threads[0], memory)?;
+    }
+    Ok(())
+}
+
+fn restore_state(state: &PlannedState, stub: &mut Stub, memory: &tracee::ProcessMemory) -> Result<()> {
+    Ok(state.kind.restore(state.version, &state.payload, &mut StateRestore { stub, memory })?)
+}
+
+/// A program without vDSO has its own `syscall` instruction somewhere.
+fn find_instruction(process: &PlannedProcess, target: &BuiltProcess) -> Result<Address> {
+    const PROT_EXEC: u32 = 4;
+    for area in process.areas.iter().filter(|area| area.protection & PROT_EXEC != 0) {
+        let code = target.memory.read_vec(area.range().start, area.range().len())?;
+        if let Some(at) = code.windows(arch::SYSCALL.len()).position(|window| window == arch::SYSCALL) {
+            return Ok(area.range().start + model::ByteCount(at as u64));
+        }
+    }
+    Err(no_instruction(process.pid))
+}
+
+fn no_instruction(pid: Pid) -> EngineError {
+    EngineError::Incomplete(format!("pid {pid} has no instruction for a system call"))
+}
+
+fn set_registers(process: &PlannedProcess, target: &BuiltProcess) -> Result<()> {
+    for (stub, thread) in target.threads.iter().zip(&process.threads) {
+        ptrace::set_extended_state(thread.tid, &thread.extended_state)?;
+        ptrace::set_signal_mask(thread.tid, thread.signal_mask)?;
+        stub.set_registers(&arch::restarted(&thread.registers))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! The address space of each process: everything unmapped, then every area at its place.
+//!
+//! Owns: the sequence that the kernel allows: unmap, vDSO, layout numbers, areas.
+//! Invariants: nothing of ours stays mapped but the scratch pages, which go last.
+//! Does not: fill pages.
+
+use std::os::fd::AsRawFd;
+
+use model::{Address, ByteCount};
+use resource::memory::{self, Advice, AreaRecord};
+use tracee::Stub;
+use tracee::arch::numbers as nr;
+use tracee::arch::x86_64 as arch;
+
+use super::files::OpenFiles;
+use super::plan::{Plan, PlannedProcess};
+use super::tree::{Built, BuiltProcess};
+use crate::error::{EngineError, Result};
+
+const ARCH_MAP_VDSO_64: u64 = 0x2003;
+const PR_SET_MM: u64 = 35;
+const PR_SET_MM_MAP: u64 = 14;
+const PR_SET_VMA: u64 = 0x5356_4d41;
+const LAYOUT_BYTES: usize = 104;
+const LAYOUT_ADDRESSES: usize = 11;
+const NO_DESCRIPTOR: u64 = u64::MAX;
+
+/// Lays out the memory of every process.
+pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
+    let scratch = built.scratch;
+    for process in plan.living() {
+        let target = built.get(process.pid)?;
+        let (stub, _) = target.leader();
+        stub.call(nr::MUNMAP, [0, scratch.start.get(), 0, 0, 0, 0])?;
+        let above = arch::USER_SPACE_END - scratch.end;
+        stub.call(nr::MUNMAP, [scratch.end.get(), above.get(), 0, 0, 0, 0])?;
+        if process.layout.vdso_start != 0 {
+            let call = [ARCH_MAP_VDSO_64, process.layout.vdso_start, 0, 0, 0, 0];
+            stub.call(nr::ARCH_PRCTL, call)?;
+        }
+        set_layout(process, open, target)?;
+        for area in &process.areas {
+            map(area, open, target)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets brk, stack, arguments, auxiliary vector and executable, as `ps` and brk(2) see them.
+fn set_layout(process: &PlannedProcess, open: &OpenFiles, target: &mut BuiltProcess) -> Result<()> {
+    let layout = &process.layout;
+    if layout.addresses.len() != LAYOUT_ADDRESSES {
+        return Err(EngineError::Incomplete(format!("pid {} has a layout of another version", process.pid)));
+    }
+    let executable = open.object(process.message.executable)?;
+    let (stub, memory) = target.leader();
+    let vector_at = stub.data().start + ByteCount(LAYOUT_BYTES as u64 + 24);
+    memory.write(vector_at, &layout.auxiliary_vector)?;
+    let mut bytes: Vec<u8> = layout.addresses.iter().flat_map(|address| address.to_ne_bytes()).collect();
+    bytes.extend(vector_at.get().to_ne_bytes());
+    bytes.extend((layout.auxiliary_vector.len() as u32).to_ne_bytes());
+    bytes.extend(executable.as_raw_fd().to_ne_bytes());
+    debug_assert_eq!(bytes.len(), LAYOUT_BYTES, "struct prctl_mm_map");
+    let length = bytes.len() as u64;
+    stub.call_with(memory, nr::PRCTL, &bytes, |at| [PR_SET_MM, PR_SET_MM_MAP, at.get(), length, 0, 0])?;
+    Ok(())
+}
+
+fn map(area: &AreaRecord, open: &OpenFiles, target: &mut BuiltProcess) -> Result<()> {
+    let descriptor =
+        if area.object == 0 { NO_DESCRIPTOR } else { open.object(area.object)?.as_raw_fd() as u64 };
+    let range = area.range();
+    let flags = memory::map_flags(area);
+    let protection = u64::from(area.protection);
+    let offset = if area.object == 0 { 0 } else { area.offset };
+    let call = [range.start.get(), range.len().get(), protection, flags, descriptor, offset];
+    let (stub, memory) = target.leader();
+    let at = Address(stub.call(nr::MMAP, call)?);
+    if at != range.start {
+        return Err(EngineError::Incomplete(format!("area {range} could not be placed")));
+    }
+    if !area.name.is_empty() {
+        let mut name = area.name.clone().into_bytes();
+        name.push(0);
+        let call = |at: Address| [PR_SET_VMA, 0, range.start.get(), range.len().get(), at.get(), 0];
+        stub.call_with(memory, nr::PRCTL, &name, call)?;
+    }
+    Ok(())
+}
+
+/// Applies locks and advice, once the pages are there.
+pub(super) fn advise(plan: &Plan, built: &mut Built) -> Result<()> {
+    for process in plan.living() {
+        let (stub, _) = built.get(process.pid)?.leader();
+        for area in &process.areas {
+            for step in memory::advice(area) {
+                apply(stub, area, step)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn apply(stub: &mut Stub, area: &AreaRecord, step: Advice) -> Result<()> {
+    let (start, length) = (area.range().start.get(), area.range().len().get());
+    match step {
+        Advice::Advise(advice) => stub.call(nr::MADVISE, [start, length, advice, 0, 0, 0])?,
+        Advice::Lock(flags) => stub.call(nr::MLOCK2, [start, length, flags, 0, 0, 0])?,
+    };
+    Ok(())
+}

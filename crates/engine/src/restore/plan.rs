@@ -1,0 +1,268 @@
+//! Everything an image says, decoded and checked before anything is built.
+//!
+//! Owns: consuming all records; checks against this kernel and its processes.
+//! Invariants: a record that nobody consumes refuses the restore by name.
+//! Does not: open, map or create.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use image::{Owner, RecordSet, SpaceId};
+use model::{Address, AddressRange, Pid, Tid};
+use resource::fd;
+use resource::fd::envelope::Envelope;
+use resource::memory::{self, AreaRecord, ObjectRecord};
+use resource::state::{self, Level, StateKind};
+use sys::ptrace::Registers;
+use tracee::procfs;
+
+use crate::error::{EngineError, Result};
+use crate::records::{
+    AreasMessage, DescriptorRow, DescriptorsMessage, EngineRecord, LayoutMessage, ObjectsMessage,
+    ProcessMessage, ThreadMessage, TreeMessage, of_process,
+};
+
+/// How long a parent may take to reap the process whose number is wanted.
+const REAP_LIMIT: Duration = Duration::from_secs(2);
+/// How long one sleep between looks lasts.
+const REAP_NAP: Duration = Duration::from_millis(1);
+
+/// A decoded image.
+pub(super) struct Plan {
+    /// Parents first.
+    pub(super) processes: Vec<PlannedProcess>,
+    pub(super) objects: Vec<ObjectRecord>,
+    pub(super) envelopes: Vec<(u32, Envelope)>,
+    vdso_checksum: u32,
+}
+
+/// One process to build.
+pub(super) struct PlannedProcess {
+    pub(super) pid: Pid,
+    pub(super) message: ProcessMessage,
+    pub(super) layout: LayoutMessage,
+    pub(super) areas: Vec<AreaRecord>,
+    pub(super) descriptors: Vec<DescriptorRow>,
+    pub(super) states: Vec<PlannedState>,
+    pub(super) threads: Vec<PlannedThread>,
+}
+
+/// One thread to build, leader first.
+pub(super) struct PlannedThread {
+    pub(super) tid: Tid,
+    pub(super) registers: Registers,
+    pub(super) extended_state: Vec<u8>,
+    pub(super) signal_mask: u64,
+    pub(super) states: Vec<PlannedState>,
+}
+
+/// One record of a state kind.
+pub(super) struct PlannedState {
+    pub(super) kind: &'static dyn StateKind,
+    pub(super) version: u32,
+    pub(super) payload: Vec<u8>,
+}
+
+impl Plan {
+    /// Decodes all records.
+    pub(super) fn read(mut records: RecordSet) -> Result<Self> {
+        let tree = TreeMessage::take(&mut records, Owner::Tree)?;
+        let objects = ObjectsMessage::take(&mut records, Owner::Tree)?.objects;
+        let mut processes = Vec::new();
+        for pid in tree.pids {
+            processes.push(PlannedProcess::read(&mut records, Pid(pid))?);
+        }
+        if processes.first().is_none_or(|root| root.message.zombie) {
+            return Err(EngineError::Incomplete("it names no living process".to_owned()));
+        }
+        let mut envelopes = Vec::new();
+        for kind in fd::REGISTRY {
+            for record in records.take_all(kind.name()) {
+                let Owner::Description(id) = record.owner else {
+                    return Err(EngineError::Incomplete(format!(
+                        "record {} has no description",
+                        record.kind
+                    )));
+                };
+                if record.version > kind.version() {
+                    return Err(unknown(&record));
+                }
+                envelopes.push((id.get(), Envelope::from_record(&record)?));
+            }
+        }
+        if let Some(record) = records.first_left() {
+            return Err(unknown(record));
+        }
+        let plan = Self { processes, objects, envelopes, vdso_checksum: tree.vdso_checksum };
+        plan.check_objects()?;
+        Ok(plan)
+    }
+
+    /// The root's number.
+    pub(super) fn root(&self) -> Pid {
+        self.processes[0].pid
+    }
+
+    /// All numbers, zombies included.
+    pub(super) fn pids(&self) -> Vec<Pid> {
+        self.processes.iter().map(|process| process.pid).collect()
+    }
+
+    /// Living processes.
+    pub(super) fn living(&self) -> impl Iterator<Item = &PlannedProcess> {
+        self.processes.iter().filter(|process| !process.message.zombie)
+    }
+
+    /// The process of a page space.
+    pub(super) fn space_owner(&self, space: SpaceId) -> Option<&PlannedProcess> {
+        self.living().find(|process| process.message.space == space.0)
+    }
+
+    /// The highest descriptor number that any process wants.
+    pub(super) fn highest_descriptor(&self) -> i32 {
+        self.processes.iter().flat_map(|process| &process.descriptors).map(|row| row.fd).max().unwrap_or(2)
+    }
+
+    fn check_objects(&self) -> Result<()> {
+        for object in &self.objects {
+            let known = memory::kind_named(&object.kind).is_some_and(|kind| kind.version() >= object.version);
+            if !known {
+                return Err(EngineError::UnknownRecord {
+                    kind: object.kind.clone(),
+                    version: object.version,
+                });
+            }
+        }
+        let known: HashMap<u64, ()> = self.objects.iter().map(|object| (object.id, ())).collect();
+        for area in self.processes.iter().flat_map(|process| &process.areas) {
+            let aligned = area.start % model::PAGE_BYTES == 0 && area.end % model::PAGE_BYTES == 0;
+            if area.start >= area.end || !aligned || (area.object != 0 && !known.contains_key(&area.object)) {
+                return Err(EngineError::Incomplete(format!("area {} makes no sense", area.range())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Code addresses in the vDSO may stand on stacks, so it must be the same code.
+    pub(super) fn check_kernel(&self) -> Result<()> {
+        let ours = own_vdso()?;
+        if self.vdso_checksum != 0 && ours.checksum != self.vdso_checksum {
+            return Err(EngineError::KernelDiffers(
+                "the vDSO of this kernel is not the one that the program was linked to when it ran"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Every number the tree needs must be free.
+    pub(super) fn check_pids(&self) -> Result<()> {
+        for process in &self.processes {
+            let threads = process.threads.iter().map(|thread| thread.tid.get());
+            for number in threads.chain([process.pid.get()]) {
+                await_free(Pid(number))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a number whose process has ended to be reaped by its parent; a living one refuses at once.
+fn await_free(pid: Pid) -> Result<()> {
+    let begun = Instant::now();
+    while let Ok(stat) = procfs::stat(pid) {
+        if !stat.is_zombie() || begun.elapsed() > REAP_LIMIT {
+            return Err(EngineError::PidTaken(pid));
+        }
+        std::thread::sleep(REAP_NAP);
+    }
+    Ok(())
+}
+
+/// Our own vDSO.
+pub(super) struct Vdso {
+    pub(super) range: AddressRange,
+    pub(super) checksum: u32,
+    /// Where in it a `syscall` instruction lies.
+    pub(super) syscall: Address,
+}
+
+/// Finds the vDSO of this process, which is the kernel's for every process.
+pub(super) fn own_vdso() -> Result<Vdso> {
+    let pid = Pid(std::process::id() as i32);
+    let areas = procfs::areas(pid)?;
+    let area = areas
+        .iter()
+        .find(|area| area.name == "[vdso]")
+        .ok_or_else(|| EngineError::KernelDiffers("this kernel maps no vDSO".to_owned()))?;
+    let memory = tracee::ProcessMemory::open(pid)?;
+    let code = memory.read_vec(area.range.start, area.range.len())?;
+    let syscall = tracee::stub::find_syscall(pid)?;
+    Ok(Vdso { range: area.range, checksum: image::Checksum::of(&code).get(), syscall })
+}
+
+impl PlannedProcess {
+    fn read(records: &mut RecordSet, pid: Pid) -> Result<Self> {
+        let message = ProcessMessage::take(records, of_process(pid))?;
+        if message.zombie {
+            return Ok(Self {
+                pid,
+                message,
+                layout: LayoutMessage::default(),
+                areas: Vec::new(),
+                descriptors: Vec::new(),
+                states: Vec::new(),
+                threads: Vec::new(),
+            });
+        }
+        let layout = message
+            .layout
+            .clone()
+            .ok_or_else(|| EngineError::Incomplete(format!("pid {pid} has no memory layout")))?;
+        let areas = AreasMessage::take(records, of_process(pid))?.areas;
+        let descriptors = DescriptorsMessage::take(records, of_process(pid))?.rows;
+        let states = take_states(records, Level::Process, of_process(pid))?;
+        let mut threads = Vec::new();
+        for tid in message.threads.iter().copied().map(Tid) {
+            threads.push(PlannedThread::read(records, tid)?);
+        }
+        if threads.first().is_none_or(|leader| leader.tid != pid.leader()) {
+            return Err(EngineError::Incomplete(format!("pid {pid} has no leading thread")));
+        }
+        Ok(Self { pid, message, layout, areas, descriptors, states, threads })
+    }
+}
+
+impl PlannedThread {
+    fn read(records: &mut RecordSet, tid: Tid) -> Result<Self> {
+        let message = ThreadMessage::take(records, Owner::Thread(tid))?;
+        let words: [u64; 27] = message
+            .registers
+            .try_into()
+            .map_err(|_| EngineError::Incomplete(format!("thread {tid} has not 27 registers")))?;
+        Ok(Self {
+            tid,
+            registers: Registers::from_words(&words),
+            extended_state: message.extended_state,
+            signal_mask: message.signal_mask,
+            states: take_states(records, Level::Thread, Owner::Thread(tid))?,
+        })
+    }
+}
+
+fn take_states(records: &mut RecordSet, level: Level, owner: Owner) -> Result<Vec<PlannedState>> {
+    let mut found = Vec::new();
+    for kind in state::REGISTRY.iter().copied().filter(|kind| kind.level() == level) {
+        for record in records.take_each(kind.name(), owner) {
+            if record.version > kind.version() {
+                return Err(unknown(&record));
+            }
+            found.push(PlannedState { kind, version: record.version, payload: record.payload });
+        }
+    }
+    Ok(found)
+}
+
+fn unknown(record: &image::Record) -> EngineError {
+    EngineError::UnknownRecord { kind: record.kind.clone(), version: record.version }
+}

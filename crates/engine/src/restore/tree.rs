@@ -1,0 +1,243 @@
+//! Creating the processes of a tree with their numbers, parents, sessions and groups.
+//!
+//! Owns: the order of creation: a child that kept the session its parent has left is made before the parent
+//! leaves it.
+//! Invariants: every process is a stub with the scratch pages mapped and nothing else changed.
+//! Does not: lay out memory.
+
+use std::collections::HashMap;
+
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid, Tid};
+use sys::clone::{CloneArguments, Parent, WantedPid};
+use sys::ptrace;
+use tracee::arch::numbers as nr;
+use tracee::arch::x86_64 as arch;
+use tracee::{ProcessMemory, RemoteError, Stub, procfs};
+
+use super::plan::{Plan, PlannedProcess};
+use crate::error::{EngineError, Result};
+
+/// Pages of scratch memory: one of code, the rest for arguments.
+const SCRATCH_PAGES: u64 = 9;
+/// Where the search for a free place starts: the lowest address an ordinary program may map.
+const LOWEST_ADDRESS: u64 = 0x1_0000;
+
+const PROT_ALL: u64 = 7;
+const MAP_PRIVATE_ANONYMOUS_FIXED: u64 = 0x02 | 0x20 | 0x0010_0000;
+const CLONE_THREAD_FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
+const SIGCHLD: u64 = 17;
+const RSEQ: i64 = 334;
+const RSEQ_UNREGISTER: u64 = 1;
+const WAIT_STATUS_SIGNAL: i32 = 0x7f;
+
+/// A tree under construction.
+pub(super) struct Built {
+    /// Stubs of each living process, leader first.
+    pub(super) processes: HashMap<Pid, BuiltProcess>,
+    /// The scratch pages, at the same place in every process.
+    pub(super) scratch: AddressRange,
+}
+
+/// One process under construction.
+pub(super) struct BuiltProcess {
+    pub(super) memory: ProcessMemory,
+    pub(super) threads: Vec<Stub>,
+}
+
+/// Creates all processes and threads.
+pub(super) fn build(plan: &Plan, parent: Parent) -> Result<Built> {
+    let root = &plan.processes[0];
+    let scratch = find_scratch(plan)?;
+    let mut leader = spawn_root(root.pid, parent)?;
+    map_scratch(&mut leader, scratch)?;
+    let mut built = Built { processes: HashMap::new(), scratch };
+    built.add(root.pid, leader)?;
+    create_family(plan, root, &mut built)?;
+    set_groups(plan, &mut built)?;
+    end_zombies(plan, &mut built)?;
+    Ok(built)
+}
+
+fn spawn_root(pid: Pid, parent: Parent) -> Result<Stub> {
+    Stub::spawn(WantedPid::Exactly(pid), parent).map_err(|error| match error {
+        RemoteError::Kernel(error) if error.errno == sys::Errno::EEXIST => EngineError::PidTaken(pid),
+        RemoteError::Kernel(error) if error.errno == sys::Errno::EPERM => EngineError::Permission {
+            pid,
+            why: "choosing a process number needs CAP_CHECKPOINT_RESTORE".to_owned(),
+        },
+        other => other.into(),
+    })
+}
+
+/// A place that is free in every layout of the image and in our own.
+fn find_scratch(plan: &Plan) -> Result<AddressRange> {
+    let own = procfs::areas(Pid(std::process::id() as i32))?;
+    let mut taken: Vec<AddressRange> = own.iter().map(|area| area.range).collect();
+    for process in &plan.processes {
+        taken.extend(process.areas.iter().map(resource::memory::AreaRecord::range));
+        let start = Address(process.layout.vdso_start);
+        taken.push(AddressRange::new(start, start + ByteCount(process.layout.vdso_length)));
+    }
+    taken.sort_unstable();
+    let length = ByteCount(SCRATCH_PAGES * PAGE_BYTES);
+    let mut start = Address(LOWEST_ADDRESS);
+    for range in taken {
+        if range.start > start && range.start - start >= length {
+            break;
+        }
+        start = start.max(range.end);
+    }
+    if start + length > arch::USER_SPACE_END {
+        return Err(EngineError::Incomplete("the address space has no free place".to_owned()));
+    }
+    Ok(AddressRange::new(start, start + length))
+}
+
+fn map_scratch(stub: &mut Stub, scratch: AddressRange) -> Result<()> {
+    let memory = ProcessMemory::open(stub.pid())?;
+    // Our registration of restartable sequences was copied; the kernel would write to it after it is unmapped.
+    let rseq = ptrace::rseq_configuration(stub.tid())?;
+    if rseq.address != 0 {
+        let arguments =
+            [rseq.address, u64::from(rseq.length), RSEQ_UNREGISTER, u64::from(rseq.signature), 0, 0];
+        stub.call(RSEQ, arguments)?;
+    }
+    let flags = MAP_PRIVATE_ANONYMOUS_FIXED;
+    stub.call(nr::MMAP, [scratch.start.get(), scratch.len().get(), PROT_ALL, flags, u64::MAX, 0])?;
+    memory.write(scratch.start, arch::SYSCALL)?;
+    stub.use_instruction(scratch.start);
+    stub.use_data(AddressRange::new(scratch.start + ByteCount(PAGE_BYTES), scratch.end));
+    Ok(())
+}
+
+impl Built {
+    fn add(&mut self, pid: Pid, leader: Stub) -> Result<()> {
+        let memory = ProcessMemory::open(pid)?;
+        self.processes.insert(pid, BuiltProcess { memory, threads: vec![leader] });
+        Ok(())
+    }
+
+    /// The process of a number.
+    pub(super) fn get(&mut self, pid: Pid) -> Result<&mut BuiltProcess> {
+        self.processes
+            .get_mut(&pid)
+            .ok_or_else(|| EngineError::Incomplete(format!("pid {pid} has no parent in the image")))
+    }
+}
+
+impl BuiltProcess {
+    /// The leader's stub with the memory beside it.
+    pub(super) fn leader(&mut self) -> (&mut Stub, &ProcessMemory) {
+        (&mut self.threads[0], &self.memory)
+    }
+
+    fn create(&mut self, wanted: Tid, same_process: bool) -> Result<Stub> {
+        let (stub, memory) = self.leader();
+        let data = stub.data().start;
+        let numbers = data + ByteCount(PAGE_BYTES);
+        let arguments = CloneArguments {
+            flags: if same_process { CLONE_THREAD_FLAGS } else { 0 },
+            exit_signal: if same_process { 0 } else { SIGCHLD },
+            set_tid: numbers.get(),
+            set_tid_size: 1,
+            ..CloneArguments::default()
+        };
+        let bytes = arguments.to_bytes();
+        memory.write(data, &bytes)?;
+        memory.write(numbers, &wanted.get().to_ne_bytes())?;
+        let call = [data.get(), bytes.len() as u64, 0, 0, 0, 0];
+        stub.call_creating(nr::CLONE3, call, same_process).map_err(|error| match error {
+            RemoteError::Refused { errno: sys::Errno::EEXIST, .. } => {
+                EngineError::PidTaken(Pid(wanted.get()))
+            }
+            other => other.into(),
+        })
+    }
+
+    /// Creates the threads that the process has beside its leader.
+    pub(super) fn create_threads(&mut self, process: &PlannedProcess) -> Result<()> {
+        for thread in process.threads.iter().skip(1) {
+            let stub = self.create(thread.tid, true)?;
+            self.threads.push(stub);
+        }
+        Ok(())
+    }
+}
+
+/// Creates the children of a process, and theirs.
+fn create_family(plan: &Plan, process: &PlannedProcess, built: &mut Built) -> Result<()> {
+    let leads = process.message.session == process.pid.get();
+    let children: Vec<&PlannedProcess> =
+        plan.processes.iter().filter(|child| child.message.parent == process.pid.get()).collect();
+    let (inside, outside): (Vec<_>, Vec<_>) = children
+        .into_iter()
+        .partition(|child| child.message.session == process.message.session || leads_session(child));
+    for child in outside {
+        create_child(plan, process.pid, child, built)?;
+    }
+    if leads {
+        let (stub, _) = built.get(process.pid)?.leader();
+        stub.call(nr::SETSID, [0; 6])?;
+    }
+    for child in inside {
+        create_child(plan, process.pid, child, built)?;
+    }
+    Ok(())
+}
+
+fn leads_session(process: &PlannedProcess) -> bool {
+    process.message.session == process.pid.get()
+}
+
+fn create_child(plan: &Plan, parent: Pid, child: &PlannedProcess, built: &mut Built) -> Result<()> {
+    let stub = built.get(parent)?.create(child.pid.leader(), false)?;
+    built.add(child.pid, stub)?;
+    create_family(plan, child, built)
+}
+
+/// Joins process groups: leaders first, so that the others find them.
+fn set_groups(plan: &Plan, built: &mut Built) -> Result<()> {
+    let pids = plan.pids();
+    let leads = |process: &&PlannedProcess| process.message.group == process.pid.get();
+    let (leaders, members): (Vec<_>, Vec<_>) = plan.processes.iter().partition(leads);
+    for process in leaders.into_iter().chain(members) {
+        let group = process.message.group;
+        // A session leader leads its group already, and a group around the tree is the restorer's own.
+        if leads_session(process) || !pids.contains(&Pid(group)) {
+            continue;
+        }
+        let (stub, _) = built.get(process.pid)?.leader();
+        stub.call(nr::SETPGID, [0, group as u64, 0, 0, 0, 0])?;
+    }
+    Ok(())
+}
+
+/// Lets processes end that had ended, while their parents still ignore SIGCHLD.
+fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
+    for process in plan.processes.iter().filter(|process| process.message.zombie) {
+        let Some(mut zombie) = built.processes.remove(&process.pid) else { continue };
+        let code = process.message.exit_code;
+        let stub = zombie.threads.remove(0);
+        let signal = code & WAIT_STATUS_SIGNAL;
+        if signal == 0 {
+            let call = [(code >> 8) as u64 & 0xff, 0, 0, 0, 0, 0];
+            stub.leave_with(nr::EXIT_GROUP, call)?;
+        } else {
+            sys::signal::send(process.pid, model::Signal(signal))?;
+            stub.detach(None)?;
+        }
+        await_zombie(process.pid)?;
+    }
+    Ok(())
+}
+
+fn await_zombie(pid: Pid) -> Result<()> {
+    const LOOKS_MAX: usize = 100_000;
+    for _ in 0..LOOKS_MAX {
+        if procfs::stat(pid)?.is_zombie() {
+            return Ok(());
+        }
+        std::thread::yield_now();
+    }
+    Err(EngineError::Incomplete(format!("pid {pid} did not end as it should")))
+}

@@ -1,0 +1,155 @@
+//! No input makes a decoder panic, accept damage, or allocate without measure. Files with good checksums and
+//! bad content are sealed here by hand, from docs/format.md alone.
+
+use image::{Error, Owner, PageIndex, Record, RecordSet};
+use model::{Address, ByteCount, PageCount};
+use proptest::prelude::*;
+
+use undying_image as image;
+
+/// A file with this body whose checksums are all good.
+fn sealed(letter: u8, items: u32, body: &[u8]) -> Vec<u8> {
+    let mut file = vec![0x89, b'u', b'n', b'd', b'y', letter, b'\r', b'\n'];
+    file.extend(1u32.to_le_bytes());
+    file.extend(0u32.to_le_bytes());
+    file.extend((body.len() as u64).to_le_bytes());
+    file.extend(items.to_le_bytes());
+    file.extend(crc32c::crc32c(&file).to_le_bytes());
+    file.extend(body);
+    file.extend(crc32c::crc32c(&file).to_le_bytes());
+    file
+}
+
+fn decode_all(file: &[u8]) -> [Result<(), Error>; 3] {
+    [
+        image::Commit::decode(file).map(drop),
+        RecordSet::decode(file).map(drop),
+        PageIndex::decode(file).map(drop),
+    ]
+}
+
+fn samples() -> Vec<Vec<u8>> {
+    let records: RecordSet =
+        (0..5).map(|number| Record::new("kind", 1, Owner::Object(number), vec![7; 20])).collect();
+    let extent = |page: u64| image::Extent {
+        space: image::SpaceId(0),
+        start: Address(page * 4096),
+        pages: PageCount(2),
+        source: image::Source::Stored {
+            segment: image::SegmentId(0),
+            offset: ByteCount(page * 4096),
+            checksum: image::Checksum(5),
+        },
+    };
+    let index = PageIndex::from_extents(vec![extent(4), extent(0), extent(8)]).unwrap();
+    vec![records.encode().unwrap(), index.encode().unwrap()]
+}
+
+#[test]
+fn flipped_bits_and_truncations_are_found() {
+    for sample in samples() {
+        assert_eq!(decode_all(&sample).iter().filter(|result| result.is_ok()).count(), 1);
+        for bit in 0..sample.len() * 8 {
+            let mut damaged = sample.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(decode_all(&damaged).iter().all(Result::is_err), "bit {bit}");
+        }
+        for length in 0..sample.len() {
+            assert!(decode_all(&sample[..length]).iter().all(Result::is_err), "length {length}");
+        }
+    }
+}
+
+#[test]
+fn counts_that_promise_more_than_there_is_are_refused_without_allocating() {
+    for letter in *b"CRI" {
+        let file = sealed(letter, u32::MAX, b"");
+        assert!(decode_all(&file).iter().all(Result::is_err));
+        let mut endless = sealed(letter, 1, b"abc");
+        endless[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
+        let header = crc32c::crc32c(&endless[..28]);
+        endless[28..32].copy_from_slice(&header.to_le_bytes());
+        assert!(decode_all(&endless).iter().all(Result::is_err));
+    }
+    let mut long_record = u32::MAX.to_le_bytes().to_vec();
+    long_record.extend([0; 40]);
+    assert!(RecordSet::decode(&sealed(b'R', 1, &long_record)).is_err());
+}
+
+#[test]
+fn extents_that_break_a_rule_are_named() {
+    let extent = |space: u32, pages: u32, start: u64, segment: u32, checksum: u32, offset: u64| {
+        let mut bytes = Vec::new();
+        bytes.extend(space.to_le_bytes());
+        bytes.extend(pages.to_le_bytes());
+        bytes.extend(start.to_le_bytes());
+        bytes.extend(segment.to_le_bytes());
+        bytes.extend(checksum.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+        bytes
+    };
+    let good = extent(1, 2, 0x1000, 0, 9, 0x2000);
+    assert!(PageIndex::decode(&sealed(b'I', 1, &good)).is_ok());
+    let bad = [
+        extent(1, 0, 0x1000, 0, 9, 0x2000),
+        extent(1, 257, 0x1000, 0, 9, 0x2000),
+        extent(1, 2, 0x1001, 0, 9, 0x2000),
+        extent(1, 2, 0x1000, 0, 9, 0x2001),
+        extent(1, 2, u64::MAX - 4095, 0, 9, 0x2000),
+        extent(1, 2, 0x1000, 0, 9, u64::MAX - 4095),
+        extent(1, 2, 0x1000, u32::MAX, 9, 0),
+        extent(1, 2, 0x1000, u32::MAX, 0, 0x1000),
+        [good.clone(), good.clone()].concat(),
+        [good.clone(), extent(1, 2, 0x2000, 0, 9, 0)].concat(),
+        [good.clone(), extent(0, 2, 0x9000, 0, 9, 0)].concat(),
+    ];
+    for body in bad {
+        let file = sealed(b'I', (body.len() / 32) as u32, &body);
+        assert!(matches!(PageIndex::decode(&file), Err(Error::Malformed { .. })), "{body:02x?}");
+    }
+    assert!(PageIndex::decode(&sealed(b'I', 2, &good)).is_err());
+    assert!(PageIndex::decode(&sealed(b'I', 1, &good[..31])).is_err());
+}
+
+proptest! {
+    #[test]
+    fn noise_is_refused(noise in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(decode_all(&noise).iter().all(Result::is_err));
+    }
+
+    #[test]
+    fn noise_with_good_checksums_does_no_harm(
+        noise in prop::collection::vec(any::<u8>(), 0..300),
+        items in 0..12u32,
+        letter in prop::sample::select(b"CRI".to_vec()),
+    ) {
+        let _ = decode_all(&sealed(letter, items, &noise));
+    }
+
+    #[test]
+    fn records_with_good_checksums_and_noise_inside_do_no_harm(
+        records in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..5),
+    ) {
+        let mut body = Vec::new();
+        for record in &records {
+            body.extend((record.len() as u32).to_le_bytes());
+            body.extend(crc32c::crc32c(record).to_le_bytes());
+            body.extend(record);
+        }
+        let _ = RecordSet::decode(&sealed(b'R', records.len() as u32, &body));
+    }
+
+    #[test]
+    fn a_damaged_body_with_good_outer_checksums_is_found_by_the_inner_ones(
+        sample in 0..2usize, place in any::<prop::sample::Index>(), flip in 1..=255u8,
+    ) {
+        let file = &samples()[sample];
+        let mut body = file[32..file.len() - 4].to_vec();
+        let place = place.index(body.len());
+        body[place] ^= flip;
+        let items = u32::from_le_bytes(file[24..28].try_into().unwrap());
+        let results = decode_all(&sealed(file[5], items, &body));
+        // Extents have no checksum of their own: they may decode to others, but a record may not.
+        prop_assert!(sample == 1 || results.iter().all(Result::is_err));
+    }
+}

@@ -1,0 +1,261 @@
+//! What every open file description has, whatever its kind: status flags, position, signal owner.
+//!
+//! Owns: taking these inside the pause, their record together with what the kind saved, setting them again.
+//! Invariants: a position is saved only where the kernel lets us set it; O_ASYNC is switched on last, in the
+//! process that holds the descriptor, when the process that gets the signals exists.
+//! Does not: know kinds, or the flags that only open(2) can set; the kind opens with those.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use image::{Owner, Record};
+use model::{DescriptionId, Fd, Pid, Signal};
+use prost::Message;
+use rustix::fs::{OFlags, SeekFrom};
+use sys::file_owner::{self, FileOwner};
+use sys::{Errno, Error};
+use tracee::{ProcessMemory, Stub, procfs};
+
+use super::{CaptureScope, Description, FdKind, FdRecord};
+use crate::error::Result;
+use crate::obstacle::Obstacle;
+
+/// Status flags that fcntl(2) can change and that need no process: all but O_ASYNC.
+const CHANGEABLE: OFlags =
+    OFlags::APPEND.union(OFlags::NONBLOCK).union(OFlags::DIRECT).union(OFlags::NOATIME);
+const O_ASYNC: u32 = 0o20_000;
+
+/// System call number of fcntl(2) on x86-64.
+const FCNTL: i64 = 72;
+
+/// The whole of a description as the image keeps it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Envelope {
+    /// The name of its kind.
+    pub kind: String,
+    /// The version of the payload.
+    pub version: u32,
+    /// What the kind saved.
+    pub payload: Vec<u8>,
+    /// A process and number that held it, for messages.
+    pub holder: (Pid, Fd),
+    /// Status flags, the access mode included.
+    pub flags: u32,
+    /// Position; `None` where the kernel knows none.
+    pub position: Option<u64>,
+    /// Who is sent its signals.
+    pub owner: Option<FileOwner>,
+    /// Which signal; `None` for the default.
+    pub signal: Option<Signal>,
+}
+
+/// `message Description` of docs/format.md; kind and version are those of its record.
+#[derive(Clone, PartialEq, Message)]
+struct EnvelopeMessage {
+    #[prost(bytes = "vec", tag = "1")]
+    payload: Vec<u8>,
+    #[prost(int32, tag = "2")]
+    holder_pid: i32,
+    #[prost(int32, tag = "3")]
+    holder_fd: i32,
+    #[prost(uint32, tag = "4")]
+    flags: u32,
+    #[prost(uint64, optional, tag = "5")]
+    position: Option<u64>,
+    /// F_OWNER_* of the owner; meaningful with a number.
+    #[prost(int32, tag = "6")]
+    owner_type: i32,
+    #[prost(int32, tag = "7")]
+    owner: i32,
+    #[prost(int32, tag = "8")]
+    signal: i32,
+}
+
+impl Envelope {
+    /// Inside the pause: everything but what the kind saves; four system calls, no allocation.
+    pub fn inside(description: &Description) -> Result<Self> {
+        let file = description.duplicate.as_fd();
+        let flags = rustix::fs::fcntl_getfl(file)
+            .map_err(|errno| failed(description, "get the status flags", errno))?
+            .bits();
+        let empty = Self {
+            kind: String::new(),
+            version: 0,
+            payload: Vec::new(),
+            holder: (description.pid, description.fd),
+            flags,
+            position: None,
+            owner: None,
+            signal: None,
+        };
+        if is_path_only(flags) {
+            return Ok(empty);
+        }
+        Ok(Self {
+            position: position(description)?,
+            owner: file_owner::owner(file)?,
+            signal: file_owner::signal(file)?,
+            ..empty
+        })
+    }
+
+    /// After the pause: adds what the kind saved.
+    #[must_use]
+    pub fn complete(self, kind: &dyn FdKind, payload: Vec<u8>) -> Self {
+        Self { kind: kind.name().to_owned(), version: kind.version(), payload, ..self }
+    }
+
+    /// Both at once, for a subject that stands still all the time.
+    pub fn capture(description: &Description, kind: &dyn FdKind, payload: Vec<u8>) -> Result<Self> {
+        Ok(Self::inside(description)?.complete(kind, payload))
+    }
+
+    /// The record of the image.
+    #[must_use]
+    pub fn into_record(self, owner: Owner) -> Record {
+        let (owner_type, number) = self.owner.map_or((0, 0), FileOwner::numbers);
+        let message = EnvelopeMessage {
+            payload: self.payload,
+            holder_pid: self.holder.0.get(),
+            holder_fd: self.holder.1.get(),
+            flags: self.flags,
+            position: self.position,
+            owner_type,
+            owner: number,
+            signal: self.signal.map_or(0, Signal::get),
+        };
+        Record::new(self.kind, self.version, owner, message.encode_to_vec())
+    }
+
+    /// Reads the record of the image back.
+    pub fn from_record(record: &Record) -> Result<Self> {
+        let message: EnvelopeMessage = crate::decode("fd/*", &record.payload)?;
+        Ok(Self {
+            kind: record.kind.clone(),
+            version: record.version,
+            payload: message.payload,
+            holder: (Pid(message.holder_pid), Fd(message.holder_fd)),
+            flags: message.flags,
+            position: message.position,
+            owner: FileOwner::from_numbers(message.owner_type, message.owner),
+            signal: (message.signal > 0).then_some(Signal(message.signal)),
+        })
+    }
+
+    /// What the kind is given to build the description from.
+    #[must_use]
+    pub fn fd_record(&self, id: DescriptionId) -> FdRecord {
+        FdRecord {
+            id,
+            holder: self.holder,
+            version: self.version,
+            payload: self.payload.clone(),
+            flags: self.flags,
+            position: self.position.unwrap_or(0),
+        }
+    }
+
+    /// Restore, when the kind has created the description: flags, position and signal number.
+    /// O_ASYNC and the owner come with [`Envelope::connect`].
+    pub fn apply(&self, file: BorrowedFd<'_>) -> Result<()> {
+        if is_path_only(self.flags) {
+            return Ok(());
+        }
+        let now = rustix::fs::fcntl_getfl(file).map_err(|errno| self.failed("get the status flags", errno))?;
+        let wanted = (now - CHANGEABLE) | (OFlags::from_bits_retain(self.flags) & CHANGEABLE);
+        if wanted != now {
+            rustix::fs::fcntl_setfl(file, wanted)
+                .map_err(|errno| self.failed("set the status flags", errno))?;
+        }
+        if let Some(position) = self.position
+            && rustix::fs::tell(file) != Ok(position)
+        {
+            rustix::fs::seek(file, SeekFrom::Start(position))
+                .map_err(|errno| self.failed("set the position", errno))?;
+        }
+        if self.signal.is_some() {
+            file_owner::set_signal(file, self.signal)?;
+        }
+        Ok(())
+    }
+
+    /// Whether [`Envelope::connect`] has anything to do.
+    #[must_use]
+    pub fn needs_process(&self) -> bool {
+        self.owner.is_some() || self.flags & O_ASYNC != 0
+    }
+
+    /// Restore, once for each description, in one process that holds it, when all processes exist and have the
+    /// subject's credentials (the kernel remembers whose they were when the owner was set): signal owner, O_ASYNC.
+    pub fn connect(&self, stub: &mut Stub, memory: &ProcessMemory, fd: Fd) -> Result<()> {
+        let number = fd.get() as u64;
+        if let Some(owner) = self.owner {
+            let set = |argument: model::Address| {
+                [number, file_owner::SET_OWNER_COMMAND, argument.get(), 0, 0, 0]
+            };
+            stub.call_with(memory, FCNTL, &owner.to_bytes(), set)?;
+        }
+        if self.flags & O_ASYNC != 0 {
+            let flags = u64::from(self.flags);
+            stub.call(FCNTL, [number, file_owner::SET_FLAGS_COMMAND, flags, 0, 0, 0])?;
+        }
+        Ok(())
+    }
+
+    fn failed(&self, operation: &'static str, errno: rustix::io::Errno) -> Error {
+        Error::descriptor(operation, self.holder.0, self.holder.1, errno)
+    }
+}
+
+/// Before the pause: what of a description would stop a checkpoint, whatever its kind.
+#[must_use]
+pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+    let mut found = Vec::new();
+    if let Ok(Some(owner)) = file_owner::owner(description.as_fd())
+        && !is_inside(owner, scope)
+    {
+        let (_, number) = owner.numbers();
+        found.push(description.obstacle(
+            "signal owner",
+            &format!("its signals go to {number}, which is not part of the subject"),
+            "let the program set an owner of its own with F_SETOWN, or none",
+        ));
+    }
+    if description.info.text.lines().any(|line| line.starts_with("lock:") && line.contains("LEASE")) {
+        found.push(description.obstacle(
+            "leased file",
+            "file leases are not saved yet",
+            "let the program give the lease back (F_SETLEASE, F_UNLCK)",
+        ));
+    }
+    found
+}
+
+fn is_inside(owner: FileOwner, scope: &CaptureScope<'_>) -> bool {
+    match owner {
+        FileOwner::Process(pid) => scope.pids.contains(&pid),
+        FileOwner::Thread(tid) => {
+            scope.pids.iter().any(|pid| procfs::threads(*pid).is_ok_and(|threads| threads.contains(&tid)))
+        }
+        FileOwner::Group(group) => {
+            scope.pids.iter().any(|pid| procfs::stat(*pid).is_ok_and(|stat| stat.pgrp == group))
+        }
+    }
+}
+
+fn is_path_only(flags: u32) -> bool {
+    OFlags::from_bits_retain(flags).contains(OFlags::PATH)
+}
+
+/// The position, where there is one.
+fn position(description: &Description) -> Result<Option<u64>> {
+    use rustix::io::Errno as E;
+    match rustix::fs::tell(&description.duplicate) {
+        Ok(position) => Ok(Some(position)),
+        Err(E::SPIPE | E::INVAL | E::BADF | E::NXIO | E::IO) => Ok(None),
+        Err(errno) => Err(failed(description, "get the position", errno).into()),
+    }
+}
+
+fn failed(description: &Description, operation: &'static str, errno: impl Into<Errno>) -> Error {
+    Error::descriptor(operation, description.pid, description.fd, errno)
+}

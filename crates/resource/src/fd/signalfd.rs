@@ -1,0 +1,90 @@
+//! Signals read from a descriptor.
+//!
+//! Owns: the mask of a signalfd.
+//! Invariants: the mask is that of the pause.
+//! Does not: save the signals that wait; they belong to the processes, whose state kinds save them.
+
+use prost::Message;
+
+use super::fdinfo::FdInfo;
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use crate::error::Result;
+
+const NAME: &str = "fd/signalfd";
+
+/// Signals read from a descriptor.
+#[derive(Debug)]
+pub struct Signalfd;
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct State {
+    #[prost(uint64, tag = "1")]
+    signals: u64,
+}
+
+#[derive(Debug, Default)]
+struct Capture {
+    info: FdInfo,
+}
+
+impl FdKind for Signalfd {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "signalfd: mask"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        description.target() == "anon_inode:[signalfd]"
+    }
+
+    fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        Ok(Box::<Capture>::default())
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            context.created.insert(record.id, sys::signalfd::create(state.signals)?);
+        }
+        Ok(())
+    }
+}
+
+impl FdCapture for Capture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        self.info.take(description)
+    }
+
+    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+        let signals = self.info.parse("sigmask", |text| u64::from_str_radix(text, 16).ok())?;
+        Ok(State { signals }.encode_to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_support::{describe, round_trip};
+    use super::*;
+
+    #[test]
+    fn the_mask_comes_back() {
+        let mask = 1 << 9 | 1 << 63;
+        let copy = round_trip(&Signalfd, sys::signalfd::create(mask).unwrap());
+        let mut info = FdInfo::default();
+        info.take(&copy).unwrap();
+        assert_eq!(info.line("sigmask"), Some("8000000000000200"));
+    }
+
+    #[test]
+    fn a_missing_line_is_an_error_and_other_kinds_are_not_claimed() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let description = describe(0, &file);
+        assert!(!Signalfd.claims(&description));
+        let mut capture = Capture::default();
+        capture.inside(&description).unwrap();
+        assert!(capture.after(&description).unwrap_err().to_string().contains("sigmask"));
+    }
+}

@@ -1,0 +1,95 @@
+//! What the tests of descriptor kinds share: descriptions of this process's own descriptors.
+//!
+//! Owns: running one kind's capture and creation inside one process.
+//! Does not: install descriptors under numbers, which takes a process of its own.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use model::{DescriptionId, Fd, Pid};
+
+use super::{CaptureScope, Description, FdCreate, FdKind, FdRecord, FilePolicy};
+use crate::Result;
+
+/// This process.
+pub(crate) fn us() -> Pid {
+    Pid(std::process::id() as i32)
+}
+
+/// One of our own descriptors, as if it were the subject's.
+pub(crate) fn describe(id: u32, fd: impl AsFd) -> Description {
+    let fd = fd.as_fd();
+    let number = Fd(fd.as_raw_fd());
+    Description {
+        id: DescriptionId(id),
+        pid: us(),
+        fd: number,
+        info: tracee::procfs::descriptor_info(us(), number).unwrap(),
+        stat: rustix::fs::fstat(fd).unwrap(),
+        duplicate: fd.try_clone_to_owned().unwrap(),
+    }
+}
+
+/// Descriptions numbered from zero.
+pub(crate) fn describe_all(fds: &[BorrowedFd<'_>]) -> Vec<Description> {
+    fds.iter().enumerate().map(|(id, fd)| describe(id as u32, fd)).collect()
+}
+
+/// Runs `inside`, `relate` and `after` of all descriptions that the kind claims.
+pub(crate) fn capture(
+    kind: &dyn FdKind,
+    descriptions: &[Description],
+    kills: bool,
+) -> Result<Vec<FdRecord>> {
+    let table: Vec<_> = descriptions.iter().map(|one| (one.pid, one.fd, one.id)).collect();
+    let scope = CaptureScope { pids: &[us()], descriptions, inherited: &[], table: &table, kills };
+    let mut captures = Vec::new();
+    for description in descriptions.iter().filter(|one| kind.claims(one)) {
+        let mut capture = kind.prepare(description, &scope)?;
+        capture.inside(description)?;
+        captures.push((description, capture));
+    }
+    for (description, capture) in &mut captures {
+        capture.relate(description, &scope)?;
+    }
+    captures
+        .into_iter()
+        .map(|(description, mut capture)| {
+            Ok(FdRecord {
+                id: description.id,
+                holder: (description.pid, description.fd),
+                version: kind.version(),
+                payload: capture.after(description)?,
+                flags: description.info.description_flags(),
+                position: description.info.position,
+            })
+        })
+        .collect()
+}
+
+/// Runs `create` beside what exists already.
+pub(crate) fn create(
+    kind: &dyn FdKind,
+    records: &[FdRecord],
+    mut created: HashMap<DescriptionId, OwnedFd>,
+    connections_lost: bool,
+) -> Result<HashMap<DescriptionId, OwnedFd>> {
+    let objects = HashMap::new();
+    let mut context = FdCreate {
+        created: &mut created,
+        inherited: &[],
+        files: FilePolicy::Default,
+        objects: &objects,
+        connections_lost,
+    };
+    kind.create(records, &mut context)?;
+    Ok(created)
+}
+
+/// Saves one descriptor and makes it anew.
+pub(crate) fn round_trip(kind: &dyn FdKind, fd: impl AsFd) -> OwnedFd {
+    let description = describe(0, fd);
+    assert!(kind.claims(&description), "{description:?}");
+    let records = capture(kind, &[description], false).unwrap();
+    create(kind, &records, HashMap::new(), false).unwrap().remove(&DescriptionId(0)).unwrap()
+}

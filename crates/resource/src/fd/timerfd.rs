@@ -1,0 +1,264 @@
+//! Timers read from a descriptor.
+//!
+//! Owns: clock, setting, interval and unread expirations of a timerfd.
+//! Invariants: a relative timer goes on with what was left of it. A timer set to a moment of the wall clock
+//! expires at that moment; one set to a moment of another clock does so within the same boot, where that clock
+//! has run on, and goes on with what was left elsewhere.
+//! Does not: shift clocks.
+
+use prost::Message;
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_gettime, timerfd_settime,
+};
+use sys::Error;
+
+use super::fdinfo::FdInfo;
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use crate::error::{ResourceError, Result};
+
+const NAME: &str = "fd/timerfd";
+const SECOND_NS: i64 = 1_000_000_000;
+
+/// Timers read from a descriptor.
+#[derive(Debug)]
+pub struct Timerfd;
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct State {
+    /// Number of the clock, as in the kernel.
+    #[prost(uint32, tag = "1")]
+    clock: u32,
+    /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET, as they were set.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
+    #[prost(uint64, tag = "3")]
+    expirations: u64,
+    /// What was left; zero for a timer that is not armed.
+    #[prost(message, required, tag = "4")]
+    left: Time,
+    #[prost(message, required, tag = "5")]
+    interval: Time,
+    /// The timer's clock in the pause.
+    #[prost(message, required, tag = "6")]
+    now: Time,
+    /// The boot in which `now` was read.
+    #[prost(string, tag = "7")]
+    boot: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct Time {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
+    #[prost(int64, tag = "2")]
+    nanoseconds: i64,
+}
+
+#[derive(Debug)]
+struct Capture {
+    info: FdInfo,
+    clock: u32,
+    now: Time,
+    boot: String,
+}
+
+impl FdKind for Timerfd {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "timerfd: clock, what is left, interval, unread expirations"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        description.target() == "anon_inode:[timerfd]"
+    }
+
+    fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        let mut info = FdInfo::default();
+        info.take(description)?;
+        let clock = info.parse("clockid", |text| text.parse().ok())?;
+        Ok(Box::new(Capture { info, clock, now: Time::default(), boot: boot()? }))
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        let boot = boot()?;
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            let (id, _) = clocks(state.clock)?;
+            let timer = timerfd_create(id, TimerfdFlags::CLOEXEC)
+                .map_err(|errno| Error::new("create a timerfd", errno))?;
+            let (flags, setting) = setting(&state, &boot)?;
+            if state.left != Time::default() {
+                timerfd_settime(&timer, flags, &setting)
+                    .map_err(|errno| Error::new("set a timerfd", errno))?;
+            }
+            if state.expirations > 0 {
+                sys::timerfd::set_expirations(std::os::fd::AsFd::as_fd(&timer), state.expirations)?;
+            }
+            context.created.insert(record.id, timer);
+        }
+        Ok(())
+    }
+}
+
+impl FdCapture for Capture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        // A periodic timer rests between its expiry and the next look at it; looking sets it going again.
+        timerfd_gettime(description).map_err(|errno| Error::new("read a timerfd", errno))?;
+        self.now = clock_gettime(clocks(self.clock)?.1).into();
+        self.info.take(description)
+    }
+
+    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+        let state = State {
+            clock: self.clock,
+            flags: self.info.parse("settime flags", |text| u32::from_str_radix(text, 8).ok())?,
+            expirations: self.info.parse("ticks", |text| text.parse().ok())?,
+            left: self.info.parse("it_value", Time::parse)?,
+            interval: self.info.parse("it_interval", Time::parse)?,
+            now: self.now,
+            boot: self.boot.clone(),
+        };
+        Ok(state.encode_to_vec())
+    }
+}
+
+/// How the timer is set again.
+fn setting(state: &State, boot: &str) -> Result<(TimerfdTimerFlags, Itimerspec)> {
+    let flags = TimerfdTimerFlags::from_bits_truncate(state.flags);
+    let (_, clock) = clocks(state.clock)?;
+    let it_value = if !flags.contains(TimerfdTimerFlags::ABSTIME) {
+        state.left
+    } else if clock == ClockId::Realtime || boot == state.boot {
+        state.now.plus(state.left)
+    } else {
+        Time::from(clock_gettime(clock)).plus(state.left)
+    };
+    Ok((flags, Itimerspec { it_value: it_value.into(), it_interval: state.interval.into() }))
+}
+
+/// The clock of a timerfd, and the clock that shows its time.
+fn clocks(number: u32) -> Result<(TimerfdClockId, ClockId)> {
+    Ok(match number {
+        0 => (TimerfdClockId::Realtime, ClockId::Realtime),
+        1 => (TimerfdClockId::Monotonic, ClockId::Monotonic),
+        7 => (TimerfdClockId::Boottime, ClockId::Boottime),
+        8 => (TimerfdClockId::RealtimeAlarm, ClockId::Realtime),
+        9 => (TimerfdClockId::BoottimeAlarm, ClockId::Boottime),
+        _ => {
+            return Err(ResourceError::Malformed { kind: NAME, why: format!("clock {number} is unknown") });
+        }
+    })
+}
+
+fn boot() -> Result<String> {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    Ok(tracee::procfs::read_text(PATH)?.trim().to_owned())
+}
+
+impl Time {
+    /// `(seconds, nanoseconds)`.
+    fn parse(text: &str) -> Option<Self> {
+        let (seconds, nanoseconds) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
+        Some(Self { seconds: seconds.trim().parse().ok()?, nanoseconds: nanoseconds.trim().parse().ok()? })
+    }
+
+    fn plus(self, other: Self) -> Self {
+        let nanoseconds = self.nanoseconds + other.nanoseconds;
+        Self {
+            seconds: self.seconds + other.seconds + nanoseconds / SECOND_NS,
+            nanoseconds: nanoseconds % SECOND_NS,
+        }
+    }
+}
+
+impl From<Timespec> for Time {
+    fn from(time: Timespec) -> Self {
+        Self { seconds: time.tv_sec, nanoseconds: time.tv_nsec }
+    }
+}
+
+impl From<Time> for Timespec {
+    fn from(time: Time) -> Self {
+        Self { tv_sec: time.seconds, tv_nsec: time.nanoseconds }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_support::{capture, describe, round_trip};
+    use super::*;
+    use std::os::fd::OwnedFd;
+
+    fn timer(flags: TimerfdTimerFlags, value: (i64, i64), interval: (i64, i64)) -> OwnedFd {
+        let timer =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK).unwrap();
+        let spec = Itimerspec {
+            it_value: Timespec { tv_sec: value.0, tv_nsec: value.1 },
+            it_interval: Timespec { tv_sec: interval.0, tv_nsec: interval.1 },
+        };
+        timerfd_settime(&timer, flags, &spec).unwrap();
+        timer
+    }
+
+    fn expirations(timer: &OwnedFd) -> Option<u64> {
+        let mut bytes = [0; 8];
+        rustix::fs::fcntl_setfl(timer, rustix::fs::OFlags::NONBLOCK).unwrap();
+        rustix::io::read(timer, &mut bytes).ok().map(|_| u64::from_ne_bytes(bytes))
+    }
+
+    #[test]
+    fn a_far_timer_goes_on_with_what_is_left() {
+        let copy = round_trip(&Timerfd, timer(TimerfdTimerFlags::empty(), (3600, 0), (5, 7)));
+        let now = timerfd_gettime(&copy).unwrap();
+        assert!((3590..3600).contains(&now.it_value.tv_sec), "{now:?}");
+        assert_eq!((now.it_interval.tv_sec, now.it_interval.tv_nsec), (5, 7));
+        assert_eq!(expirations(&copy), None);
+    }
+
+    #[test]
+    fn unread_expirations_come_back_and_a_periodic_timer_that_rests_ticks_on() {
+        let original = timer(TimerfdTimerFlags::empty(), (0, 1000), (0, 2_000_000));
+        std::thread::sleep(std::time::Duration::from_millis(9));
+        let copy = round_trip(&Timerfd, original);
+        assert!(expirations(&copy).unwrap() >= 4);
+        std::thread::sleep(std::time::Duration::from_millis(7));
+        assert!(expirations(&copy).is_some());
+        let spent = timer(TimerfdTimerFlags::empty(), (0, 1), (0, 0));
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let copy = round_trip(&Timerfd, spent);
+        assert_eq!((expirations(&copy), expirations(&copy)), (Some(1), None));
+    }
+
+    #[test]
+    fn a_disarmed_timer_stays_disarmed() {
+        let copy = round_trip(&Timerfd, timer(TimerfdTimerFlags::empty(), (0, 0), (0, 0)));
+        assert_eq!(timerfd_gettime(&copy).unwrap().it_value.tv_sec, 0);
+    }
+
+    #[test]
+    fn a_moment_stays_that_moment_in_the_same_boot_only() {
+        let target = Time::from(clock_gettime(ClockId::Monotonic)).plus(Time { seconds: 100, nanoseconds: 0 });
+        let original = timer(TimerfdTimerFlags::ABSTIME, (target.seconds, target.nanoseconds), (0, 0));
+        let records = capture(&Timerfd, &[describe(0, &original)], false).unwrap();
+        let mut state: State = crate::decode(NAME, &records[0].payload).unwrap();
+        let boot = boot().unwrap();
+        let distance = |state: &State, boot: &str| {
+            let (flags, spec) = setting(state, boot).unwrap();
+            assert_eq!(flags, TimerfdTimerFlags::ABSTIME);
+            spec.it_value.tv_sec - target.seconds
+        };
+        assert!((-1..=1).contains(&distance(&state, &boot)));
+        // Elsewhere, what was left counts from now.
+        state.left.seconds += 1000;
+        assert!((999..=1001).contains(&distance(&state, "another boot")));
+    }
+
+    #[test]
+    fn an_unknown_clock_is_refused() {
+        assert!(clocks(3).unwrap_err().to_string().contains("clock 3"));
+    }
+}

@@ -1,0 +1,111 @@
+//! Words for descriptions that no kind claims.
+//!
+//! Owns: naming what such a description is, for the obstacle that refuses it.
+//! Invariants: an answer for everything; what is not known is named as the kernel names it.
+//! Does not: decide that it is refused; the engine does.
+
+use std::os::fd::AsFd;
+
+use rustix::fs::FileType;
+use sys::socket_option::{SocketOption, get_int};
+
+use super::Description;
+
+const SOL_SOCKET: i32 = 1;
+const DOMAIN: SocketOption = SocketOption { level: SOL_SOCKET, number: 39, name: "SO_DOMAIN" };
+const KIND: SocketOption = SocketOption { level: SOL_SOCKET, number: 3, name: "SO_TYPE" };
+const PROTOCOL: SocketOption = SocketOption { level: SOL_SOCKET, number: 38, name: "SO_PROTOCOL" };
+
+const SOCK_RAW: i32 = 3;
+/// Address families and what they are for.
+const FAMILIES: &[(i32, &str)] = &[
+    (1, "Unix socket"),
+    (2, "IPv4 socket"),
+    (10, "IPv6 socket"),
+    (15, "key management socket"),
+    (16, "netlink socket"),
+    (17, "packet socket"),
+    (29, "CAN bus socket"),
+    (30, "TIPC socket"),
+    (31, "Bluetooth socket"),
+    (38, "kernel crypto socket"),
+    (40, "vsock socket (virtual machine)"),
+    (42, "Qualcomm IPC socket"),
+    (43, "SMC socket"),
+    (44, "XDP socket"),
+    (45, "MCTP socket"),
+];
+/// Protocols of the IP families that are not TCP or UDP.
+const PROTOCOLS: &[(i32, &str)] = &[(1, "ICMP"), (33, "DCCP"), (58, "ICMPv6"), (132, "SCTP"), (262, "MPTCP")];
+/// Files without a name, by what the kernel calls them.
+const ANONYMOUS: &[(&str, &str)] = &[
+    ("[io_uring]", "io_uring instance"),
+    ("[userfaultfd]", "userfaultfd"),
+    ("[fanotify]", "fanotify group"),
+    ("[perf_event]", "performance counter"),
+    ("bpf-map", "BPF map"),
+    ("bpf-prog", "BPF program"),
+    ("bpf_link", "BPF link"),
+    ("btf", "BPF type information"),
+    ("kvm-vm", "virtual machine of KVM"),
+    ("kvm-vcpu", "virtual CPU of KVM"),
+    ("seccomp notify", "seccomp listener"),
+    ("[landlock-ruleset]", "Landlock rule set"),
+    ("[fscontext]", "file system under construction"),
+    ("[secretmem]", "secret memory"),
+];
+
+/// What a description is, in words: `netlink socket`, `io_uring instance` …
+#[must_use]
+pub fn describe_unclaimed(description: &Description) -> String {
+    let kind = FileType::from_raw_mode(description.stat.st_mode);
+    match kind {
+        FileType::Socket => describe_socket(description),
+        FileType::CharacterDevice => format!("character device {}", description.target()),
+        FileType::BlockDevice => format!("block device {}", description.target()),
+        FileType::RegularFile => format!("file {}", description.target()),
+        FileType::Directory => format!("directory {}", description.target()),
+        FileType::Fifo => "pipe".to_owned(),
+        _ => describe_anonymous(description.target()),
+    }
+}
+
+fn describe_socket(description: &Description) -> String {
+    let ask = |option| get_int(description.as_fd(), option).unwrap_or(-1);
+    let (domain, kind, protocol) = (ask(DOMAIN), ask(KIND), ask(PROTOCOL));
+    let family = FAMILIES.iter().find(|row| row.0 == domain).map_or("socket", |row| row.1);
+    let is_ip = domain == 2 || domain == 10;
+    match PROTOCOLS.iter().find(|row| row.0 == protocol) {
+        _ if is_ip && kind == SOCK_RAW => format!("raw {family} of protocol {protocol}"),
+        Some(row) if is_ip => format!("{} {family}", row.1),
+        _ if family == "socket" || is_ip => {
+            format!("{family} of family {domain}, type {kind}, protocol {protocol}")
+        }
+        _ => family.to_owned(),
+    }
+}
+
+fn describe_anonymous(target: &str) -> String {
+    let name = target.trim_start_matches("anon_inode:");
+    let known = ANONYMOUS.iter().find(|row| name.contains(row.0)).map(|row| row.1);
+    known.map_or_else(|| format!("kernel object {name}"), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_support::describe;
+    use super::*;
+
+    #[test]
+    fn families_and_kernel_objects_have_names() {
+        let netlink = sys::socket::create(16, SOCK_RAW, 0).unwrap();
+        assert_eq!(describe_unclaimed(&describe(0, &netlink)), "netlink socket");
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(describe_unclaimed(&describe(0, &null)), "character device /dev/null");
+        if let Ok(raw) = sys::socket::create(2, SOCK_RAW, 1) {
+            assert_eq!(describe_unclaimed(&describe(0, &raw)), "raw IPv4 socket of protocol 1");
+        }
+        assert_eq!(describe_anonymous("anon_inode:[io_uring]"), "io_uring instance");
+        assert_eq!(describe_anonymous("anon_inode:[new thing]"), "kernel object [new thing]");
+    }
+}

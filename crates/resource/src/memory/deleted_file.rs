@@ -1,0 +1,97 @@
+//! Mappings of files whose name is gone or leads to another file: upgraded libraries, unlinked scratch files.
+//!
+//! Owns: the claim on such areas; the whole file's content goes into the image.
+//! Does not: bring the name back; the restored mapping has an unlinked file too.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+use super::{AreaOf, Content, MemoryKind, ObjectRecord, source_file};
+use crate::error::Result;
+use crate::obstacle::Obstacle;
+use sys::{Errno, Error};
+use tracee::procfs::Backing;
+
+const NAME: &str = "memory/deleted_file";
+
+/// Most bytes of an unlinked file that an image takes up; beyond, preflight refuses.
+const LENGTH_MAX: u64 = 1 << 30;
+
+/// Names that the kernel itself uses for files without a directory entry; other kinds know them.
+const KERNEL_NAMES: &[&str] =
+    &["/dev/zero (deleted)", "/memfd:", "/SYSV", "/anon_hugepage", "/[aio]", "anon_inode:", "/dev/"];
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct DeletedFileObject {
+    #[prost(string, tag = "1")]
+    path: String,
+    #[prost(uint32, tag = "2")]
+    mode: u32,
+}
+
+/// The kind.
+pub(super) struct DeletedFile;
+
+impl MemoryKind for DeletedFile {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "mappings of deleted or replaced files, with the file's content"
+    }
+
+    fn claims(&self, of: AreaOf<'_>) -> bool {
+        matches!(of.area.backing, Backing::File { .. })
+            && !of.area.flags.has("ht")
+            && !KERNEL_NAMES.iter().any(|name| of.area.name.starts_with(name))
+            && !source_file::is_reachable(of)
+    }
+
+    fn content(&self, of: AreaOf<'_>) -> Content {
+        if of.area.protection.shared { Content::Object } else { Content::PrivateAndObject }
+    }
+
+    fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
+        let what = "deleted file";
+        match rustix::fs::stat(of.link()) {
+            Ok(stat) if stat.st_size as u64 <= LENGTH_MAX => Vec::new(),
+            Ok(stat) => {
+                let why = format!("it has {} bytes; at most {LENGTH_MAX} are kept", stat.st_size);
+                vec![of.obstacle(what, &why, "give the file a name again, or let the program close it")]
+            }
+            Err(errno) => vec![of.obstacle(
+                what,
+                &format!("the file behind it cannot be opened: {errno}"),
+                "run undying as root or with CAP_CHECKPOINT_RESTORE",
+            )],
+        }
+    }
+
+    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+        let link = of.link();
+        let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("look at", &link, errno))?;
+        let path = source_file::path(of).display().to_string();
+        let path = path.trim_end_matches(" (deleted)").to_owned();
+        Ok((
+            prost::Message::encode_to_vec(&DeletedFileObject { path, mode: stat.st_mode }),
+            stat.st_size as u64,
+        ))
+    }
+
+    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd> {
+        let object: DeletedFileObject = crate::decode(NAME, &record.payload)?;
+        let home = Path::new(&object.path).parent().unwrap_or(Path::new("/tmp")).to_owned();
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(object.mode & 0o7777);
+        let file = [home.as_path(), Path::new("/tmp"), Path::new("/dev/shm")]
+            .iter()
+            .find_map(|directory| rustix::fs::open(*directory, flags, mode).ok())
+            .ok_or_else(|| Error::path("make an unlinked copy of", &object.path, Errno::EACCES))?;
+        rustix::fs::ftruncate(&file, record.length)
+            .map_err(|errno| Error::path("size the copy of", &object.path, errno))?;
+        Ok(file)
+    }
+}

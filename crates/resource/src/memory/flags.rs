@@ -1,0 +1,112 @@
+//! Protection and flags of areas: from `/proc` to mmap(2), madvise(2) and mlock2(2).
+//!
+//! Owns: the tables between smaps flags and the calls that set them.
+//! Does not: know kinds.
+
+use tracee::procfs::{AreaFlags, Protection};
+
+use super::{AreaOf, AreaRecord};
+use crate::obstacle::Obstacle;
+
+const PROT_READ: u32 = 1;
+const PROT_WRITE: u32 = 2;
+const PROT_EXEC: u32 = 4;
+
+const MAP_SHARED: u64 = 0x01;
+const MAP_PRIVATE: u64 = 0x02;
+const MAP_ANONYMOUS: u64 = 0x20;
+const MAP_GROWSDOWN: u64 = 0x100;
+const MAP_NORESERVE: u64 = 0x4000;
+const MAP_FIXED_NOREPLACE: u64 = 0x0010_0000;
+
+/// Flags of smaps that are set by madvise(2), with its advice.
+const ADVICE: &[(&str, u64)] = &[
+    ("rr", 1),  // MADV_RANDOM
+    ("sr", 2),  // MADV_SEQUENTIAL
+    ("dc", 10), // MADV_DONTFORK
+    ("mg", 12), // MADV_MERGEABLE
+    ("hg", 14), // MADV_HUGEPAGE
+    ("nh", 15), // MADV_NOHUGEPAGE
+    ("dd", 16), // MADV_DONTDUMP
+    ("wf", 18), // MADV_WIPEONFORK
+];
+
+/// Further flags that matter for mapping an area again.
+const MAPPING: &[&str] = &["gd", "nr", "lo", "lf"];
+
+/// Flags that say that an area cannot be captured, with the words for it.
+const OBSTACLES: &[(&str, &str, &str)] = &[
+    ("ht", "huge page mapping", "hugetlb pages are not saved yet"),
+    ("io", "device mapping", "the memory of a device cannot be saved"),
+    ("pf", "device mapping", "pages without page structures cannot be saved"),
+    ("um", "userfaultfd registration", "missing-page handling of the program's own is not saved yet"),
+    ("ui", "userfaultfd registration", "minor-fault handling of the program's own is not saved yet"),
+    ("uw", "userfaultfd registration", "write-protect handling of the program's own is not saved yet"),
+    ("ss", "shadow stack", "shadow stacks are not saved yet"),
+    ("sl", "sealed area", "mseal(2) is not restored yet"),
+];
+
+/// What must be done to an area after it was mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Advice {
+    /// madvise(2) with this advice.
+    Advise(u64),
+    /// mlock2(2) with these flags.
+    Lock(u64),
+}
+
+/// PROT_* bits of access rights.
+#[must_use]
+pub fn protection_bits(protection: Protection) -> u32 {
+    let mut bits = 0;
+    if protection.read {
+        bits |= PROT_READ;
+    }
+    if protection.write {
+        bits |= PROT_WRITE;
+    }
+    if protection.execute {
+        bits |= PROT_EXEC;
+    }
+    bits
+}
+
+/// MAP_* flags for mapping an area at its address.
+#[must_use]
+pub fn map_flags(area: &AreaRecord) -> u64 {
+    let mut flags = MAP_FIXED_NOREPLACE | if area.shared { MAP_SHARED } else { MAP_PRIVATE };
+    if area.object == 0 {
+        flags |= MAP_ANONYMOUS;
+    }
+    if area.has("gd") {
+        flags |= MAP_GROWSDOWN;
+    }
+    if area.has("nr") {
+        flags |= MAP_NORESERVE;
+    }
+    flags
+}
+
+/// What must be done to an area after it was mapped and filled.
+#[must_use]
+pub fn advice(area: &AreaRecord) -> Vec<Advice> {
+    let mut steps: Vec<Advice> =
+        ADVICE.iter().filter(|(flag, _)| area.has(flag)).map(|(_, advice)| Advice::Advise(*advice)).collect();
+    if area.has("lo") {
+        steps.push(Advice::Lock(u64::from(area.has("lf"))));
+    }
+    steps
+}
+
+pub(super) fn kept(flags: &AreaFlags) -> Vec<String> {
+    let wanted = |flag: &str| ADVICE.iter().any(|(known, _)| *known == flag) || MAPPING.contains(&flag);
+    flags.iter().filter(|flag| wanted(flag)).map(str::to_owned).collect()
+}
+
+pub(super) fn obstacles(of: AreaOf<'_>) -> Vec<Obstacle> {
+    OBSTACLES
+        .iter()
+        .filter(|(flag, ..)| of.area.flags.has(flag))
+        .map(|(_, what, why)| of.obstacle(what, why, "let the program do without it"))
+        .collect()
+}

@@ -1,0 +1,70 @@
+//! Mappings of memory files made by memfd_create(2).
+//!
+//! Owns: the claim on areas named `/memfd:…`, and making such a file again.
+//! Does not: apply seals; they would forbid filling it, so the descriptor kind does that last.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::MemfdFlags;
+
+use super::{AreaOf, Content, MemoryKind, ObjectRecord};
+use crate::error::Result;
+use crate::obstacle::Obstacle;
+use sys::Error;
+
+const NAME: &str = "memory/memfd";
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct MemfdObject {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+/// The kind.
+pub(super) struct Memfd;
+
+impl MemoryKind for Memfd {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "mappings of memory files (memfd), shared or private"
+    }
+
+    fn claims(&self, of: AreaOf<'_>) -> bool {
+        of.area.name.starts_with("/memfd:") && !of.area.flags.has("ht")
+    }
+
+    fn content(&self, of: AreaOf<'_>) -> Content {
+        if of.area.protection.shared { Content::Object } else { Content::PrivateAndObject }
+    }
+
+    fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
+        match rustix::fs::stat(of.link()) {
+            Ok(_) => Vec::new(),
+            Err(errno) => vec![of.obstacle(
+                "memory file",
+                &format!("the object behind it cannot be opened: {errno}"),
+                "run undying as root or with CAP_CHECKPOINT_RESTORE",
+            )],
+        }
+    }
+
+    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+        let link = of.link();
+        let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("look at", &link, errno))?;
+        let name = of.area.name.trim_start_matches("/memfd:").trim_end_matches(" (deleted)").to_owned();
+        Ok((prost::Message::encode_to_vec(&MemfdObject { name }), stat.st_size as u64))
+    }
+
+    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd> {
+        let object: MemfdObject = crate::decode(NAME, &record.payload)?;
+        let file =
+            rustix::fs::memfd_create(object.name.as_str(), MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .map_err(|errno| Error::path("create the memory file", &object.name, errno))?;
+        rustix::fs::ftruncate(&file, record.length)
+            .map_err(|errno| Error::path("size the memory file", &object.name, errno))?;
+        Ok(file)
+    }
+}

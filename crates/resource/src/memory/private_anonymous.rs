@@ -1,0 +1,35 @@
+//! Private anonymous memory: heap, stacks, whatever malloc maps.
+//!
+//! Owns: the claim on areas without an object.
+//! Does not: have objects, so there is nothing to open.
+
+use std::os::fd::OwnedFd;
+
+use super::{AreaOf, Content, MemoryKind, ObjectRecord};
+use crate::error::{ResourceError, Result};
+use tracee::procfs::Backing;
+
+/// The kind.
+pub(super) struct PrivateAnonymous;
+
+impl MemoryKind for PrivateAnonymous {
+    fn name(&self) -> &'static str {
+        "memory/private_anonymous"
+    }
+
+    fn summary(&self) -> &'static str {
+        "heap, stacks and private anonymous mappings, with protection, guard pages, locks and advice"
+    }
+
+    fn claims(&self, of: AreaOf<'_>) -> bool {
+        of.area.backing == Backing::Anonymous && !of.area.protection.shared
+    }
+
+    fn content(&self, _of: AreaOf<'_>) -> Content {
+        Content::Private
+    }
+
+    fn open(&self, _record: &ObjectRecord) -> Result<OwnedFd> {
+        Err(ResourceError::Malformed { kind: "memory/private_anonymous", why: "it has an object".to_owned() })
+    }
+}

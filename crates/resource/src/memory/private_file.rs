@@ -1,0 +1,45 @@
+//! Private mappings of files: programs, libraries, data read by mmap.
+//!
+//! Owns: the claim on private areas whose file is still there.
+//! Does not: save pages that are the file's own; only the changed ones.
+
+use std::os::fd::OwnedFd;
+
+use super::source_file::{self, Sameness};
+use super::{AreaOf, Content, MemoryKind, ObjectRecord};
+use crate::error::Result;
+use tracee::procfs::Backing;
+
+const NAME: &str = "memory/private_file";
+
+/// The kind.
+pub(super) struct PrivateFile;
+
+impl MemoryKind for PrivateFile {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "private file mappings: changed pages from the image, the rest from the unchanged file"
+    }
+
+    fn claims(&self, of: AreaOf<'_>) -> bool {
+        matches!(of.area.backing, Backing::File { .. })
+            && !of.area.protection.shared
+            && !of.area.flags.has("ht")
+            && source_file::is_reachable(of)
+    }
+
+    fn content(&self, _of: AreaOf<'_>) -> Content {
+        Content::Private
+    }
+
+    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+        source_file::describe(of)
+    }
+
+    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd> {
+        source_file::open(NAME, record, Sameness::Content)
+    }
+}

@@ -1,0 +1,43 @@
+//! Shared anonymous memory: what a process shares with the children it forks.
+//!
+//! Owns: the claim on mappings of `/dev/zero (deleted)`, and making such an object again.
+//! Does not: copy the object's pages; the engine does, once for all that map it.
+
+use std::os::fd::OwnedFd;
+
+use super::{AreaOf, Content, MemoryKind, ObjectRecord};
+use crate::error::{ResourceError, Result};
+use sys::Error;
+
+const NAME: &str = "memory/shared_anonymous";
+
+/// The kind.
+pub(super) struct SharedAnonymous;
+
+impl MemoryKind for SharedAnonymous {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "shared anonymous mappings, still shared between the processes that shared them"
+    }
+
+    fn claims(&self, of: AreaOf<'_>) -> bool {
+        of.area.name == "/dev/zero (deleted)" && of.area.protection.shared
+    }
+
+    fn content(&self, _of: AreaOf<'_>) -> Content {
+        Content::Object
+    }
+
+    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+        let link = of.link();
+        let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("look at", &link, errno))?;
+        Ok((Vec::new(), stat.st_size as u64))
+    }
+
+    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd> {
+        sys::shared_memory::anonymous(model::ByteCount(record.length)).map_err(ResourceError::from)
+    }
+}

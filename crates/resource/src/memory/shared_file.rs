@@ -1,0 +1,46 @@
+//! Shared mappings of files that still have their name.
+//!
+//! Owns: the claim on shared areas whose file is still there.
+//! Does not: save content: what was written through the mapping is in the file.
+
+use std::os::fd::OwnedFd;
+
+use super::source_file::{self, Sameness};
+use super::{AreaOf, Content, MemoryKind, ObjectRecord};
+use crate::error::Result;
+use tracee::procfs::Backing;
+
+const NAME: &str = "memory/shared_file";
+
+/// The kind.
+pub(super) struct SharedFile;
+
+impl MemoryKind for SharedFile {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "shared file mappings; the file's content of the time of the restore counts"
+    }
+
+    fn claims(&self, of: AreaOf<'_>) -> bool {
+        matches!(of.area.backing, Backing::File { .. })
+            && of.area.protection.shared
+            && !of.area.flags.has("ht")
+            && !source_file::path(of).starts_with("/dev/")
+            && source_file::is_reachable(of)
+    }
+
+    fn content(&self, _of: AreaOf<'_>) -> Content {
+        Content::None
+    }
+
+    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+        source_file::describe(of)
+    }
+
+    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd> {
+        source_file::open(NAME, record, Sameness::Identity)
+    }
+}

@@ -1,0 +1,133 @@
+//! The file behind a mapping: which one it was, and whether it still is.
+//!
+//! Owns: the payload that names a file, and opening it again.
+//! Invariants: a file that is missing or differs in size or time from the one mapped is refused by name.
+//! Does not: save the file's content.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, Stat};
+use sys::Error;
+
+use super::{AreaOf, ObjectRecord};
+use crate::error::{ResourceError, Result};
+use tracee::procfs::Backing;
+
+/// A file by path, with what tells whether it is still the same.
+#[derive(Clone, PartialEq, prost::Message)]
+struct SourceFile {
+    #[prost(string, tag = "1")]
+    path: String,
+    #[prost(uint64, tag = "2")]
+    size: u64,
+    #[prost(int64, tag = "3")]
+    modified_s: i64,
+    #[prost(uint64, tag = "4")]
+    modified_ns: u64,
+    #[prost(uint32, tag = "5")]
+    mode: u32,
+}
+
+/// Whether the content must be what it was, or may have gone on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sameness {
+    /// Unchanged pages come from the file: it must be the same one, byte for byte.
+    Content,
+    /// The mapping is shared: the file's content of today is the truth; it must be long enough.
+    Identity,
+}
+
+/// The path behind an area.
+pub(super) fn path(of: AreaOf<'_>) -> PathBuf {
+    match &of.area.backing {
+        Backing::File { path, .. } => path.clone(),
+        Backing::Anonymous | Backing::Kernel(_) => PathBuf::new(),
+    }
+}
+
+/// Whether the path still leads to the file that is mapped.
+pub(super) fn is_reachable(of: AreaOf<'_>) -> bool {
+    let (Backing::File { inode, .. }, path) = (&of.area.backing, path(of)) else { return false };
+    rustix::fs::stat(&path).is_ok_and(|stat| stat.st_ino == inode.get())
+}
+
+/// The payload for an area's file, and its length.
+pub(super) fn describe(of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+    let path = path(of);
+    let stat = rustix::fs::stat(&path).map_err(|errno| Error::path("look at", &path, errno))?;
+    let source = SourceFile {
+        path: path.display().to_string(),
+        size: stat.st_size as u64,
+        modified_s: stat.st_mtime,
+        modified_ns: stat.st_mtime_nsec,
+        mode: stat.st_mode,
+    };
+    Ok((prost::Message::encode_to_vec(&source), source.size))
+}
+
+/// Opens the file of a record, after checking that it is the one.
+pub(super) fn open(kind: &'static str, record: &ObjectRecord, sameness: Sameness) -> Result<OwnedFd> {
+    let source: SourceFile = crate::decode(kind, &record.payload)?;
+    let access = if record.writable { OFlags::RDWR } else { OFlags::RDONLY };
+    let file = rustix::fs::open(&source.path, access | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
+        let why = format!("the program maps this file, and it cannot be opened: {errno}");
+        refused(&source.path, why, "bring the file back, or restore where it is installed")
+    })?;
+    let stat = rustix::fs::fstat(&file).map_err(|errno| Error::path("look at", &source.path, errno))?;
+    check(&source, &stat, sameness)?;
+    Ok(file)
+}
+
+fn check(source: &SourceFile, stat: &Stat, sameness: Sameness) -> Result<()> {
+    let size = stat.st_size as u64;
+    let modified = (stat.st_mtime, stat.st_mtime_nsec);
+    let is_file = stat.st_mode & 0o170_000 == 0o100_000;
+    if sameness == Sameness::Identity && size < source.size {
+        let why = format!("the file shrank from {} to {size} bytes while the program maps it", source.size);
+        return Err(refused(&source.path, why, "bring the file back as it was at the checkpoint"));
+    }
+    let same = size == source.size && modified == (source.modified_s, source.modified_ns);
+    if sameness == Sameness::Content && is_file && !same {
+        let why = "the file was changed after the checkpoint, and the program's unchanged pages come from it";
+        return Err(refused(&source.path, why.to_owned(), "bring the same version of the file back"));
+    }
+    Ok(())
+}
+
+fn refused(path: impl AsRef<Path>, why: String, fix: &str) -> ResourceError {
+    ResourceError::File { path: path.as_ref().display().to_string(), why, fix: fix.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(path: &Path) -> ObjectRecord {
+        let stat = rustix::fs::stat(path).unwrap();
+        let source = SourceFile {
+            path: path.display().to_string(),
+            size: stat.st_size as u64,
+            modified_s: stat.st_mtime,
+            modified_ns: stat.st_mtime_nsec,
+            mode: stat.st_mode,
+        };
+        ObjectRecord { payload: prost::Message::encode_to_vec(&source), ..ObjectRecord::default() }
+    }
+
+    #[test]
+    fn a_changed_file_is_refused_by_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("library");
+        std::fs::write(&path, "one").unwrap();
+        let record = record(&path);
+        open("memory/private_file", &record, Sameness::Content).unwrap();
+        std::fs::write(&path, "three").unwrap();
+        let error = open("memory/private_file", &record, Sameness::Content).unwrap_err().to_string();
+        assert!(error.contains("library") && error.contains("help:"), "{error}");
+        open("memory/shared_file", &record, Sameness::Identity).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let error = open("memory/shared_file", &record, Sameness::Identity).unwrap_err().to_string();
+        assert!(error.contains("No such file"), "{error}");
+    }
+}

@@ -1,0 +1,222 @@
+//! The content of a file that the image has to hold, with its holes.
+//!
+//! Owns: copying it into memory that is kept between checkpoints, its message, writing it into a new file.
+//! Invariants: holes stay holes; content beyond the limit is refused and never cut off.
+//! Does not: compare with earlier content; it is copied whole.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno as E;
+use sys::{Errno, Error, Result};
+
+/// Most bytes of data of one file that an image takes up, holes not counted: they are copied inside the pause
+/// and held in memory until the image is written.
+pub(crate) const DATA_BYTES_MAX: u64 = 64 << 20;
+
+/// Content of a file as the image keeps it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Content {
+    /// Length of the file, holes included.
+    #[prost(uint64, tag = "1")]
+    pub size: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub extents: Vec<Extent>,
+}
+
+/// A run of data.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Extent {
+    #[prost(uint64, tag = "1")]
+    pub offset: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub bytes: Vec<u8>,
+}
+
+impl Content {
+    /// Gives a new, empty file this content.
+    pub(crate) fn write_to(&self, file: BorrowedFd<'_>) -> Result<()> {
+        rustix::fs::ftruncate(file, self.size).map_err(|errno| failed("set the length", errno))?;
+        for extent in &self.extents {
+            let mut done = 0;
+            while done < extent.bytes.len() {
+                let at = extent.offset + done as u64;
+                match rustix::io::pwrite(file, &extent.bytes[done..], at) {
+                    Ok(0) => return Err(failed("write the content", Errno::SHORT)),
+                    Ok(count) => done += count,
+                    Err(E::INTR) => {}
+                    Err(errno) => return Err(failed("write the content", errno)),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Memory for the content of one file.
+#[derive(Debug, Default)]
+pub(crate) struct ContentCopy {
+    size: u64,
+    /// Where each run of data lies in the file, and how long it is; they stand one after the other in `bytes`.
+    extents: Vec<(u64, usize)>,
+    bytes: Vec<u8>,
+}
+
+/// Whether all of it was copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Copied {
+    /// Yes.
+    Whole,
+    /// It has more data than [`DATA_BYTES_MAX`].
+    TooMuch,
+}
+
+impl ContentCopy {
+    /// Before the pause: memory for what the file holds now, touched so that the pause need not.
+    pub(crate) fn reserve(&mut self, file: BorrowedFd<'_>) -> Result<()> {
+        let wanted = data_bytes(file)?.min(DATA_BYTES_MAX) as usize;
+        if self.bytes.len() < wanted {
+            self.bytes.resize(wanted, 0);
+        }
+        Ok(())
+    }
+
+    /// Inside the pause: copies everything. `file` must be readable and not share its position with the subject.
+    pub(crate) fn copy(&mut self, file: BorrowedFd<'_>) -> Result<Copied> {
+        self.extents.clear();
+        self.size = size(file)?;
+        let mut used = 0;
+        let mut at = 0;
+        while let Some((start, end)) = next_data(file, at, self.size)? {
+            let length = (end - start) as usize;
+            if (used + length) as u64 > DATA_BYTES_MAX {
+                return Ok(Copied::TooMuch);
+            }
+            if self.bytes.len() < used + length {
+                self.bytes.resize(used + length, 0);
+            }
+            read_exactly(file, start, &mut self.bytes[used..used + length])?;
+            self.extents.push((start, length));
+            used += length;
+            at = end;
+        }
+        Ok(Copied::Whole)
+    }
+
+    /// After the pause: the message.
+    pub(crate) fn message(&self) -> Content {
+        let mut from = 0;
+        let extents = self.extents.iter().map(|(offset, length)| {
+            let bytes = self.bytes[from..from + length].to_vec();
+            from += length;
+            Extent { offset: *offset, bytes }
+        });
+        Content { size: self.size, extents: extents.collect() }
+    }
+}
+
+/// How many bytes of data a file has, holes not counted.
+pub(crate) fn data_bytes(file: BorrowedFd<'_>) -> Result<u64> {
+    let size = size(file)?;
+    let (mut total, mut at) = (0, 0);
+    while let Some((start, end)) = next_data(file, at, size)? {
+        total += end - start;
+        at = end;
+        if total > DATA_BYTES_MAX {
+            break;
+        }
+    }
+    Ok(total)
+}
+
+fn size(file: BorrowedFd<'_>) -> Result<u64> {
+    Ok(rustix::fs::fstat(file).map_err(|errno| failed("look at the file", errno))?.st_size as u64)
+}
+
+/// The next run of data at or behind `at`. The file's position changes.
+fn next_data(file: BorrowedFd<'_>, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
+    if at >= size {
+        return Ok(None);
+    }
+    let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+        Ok(start) => start,
+        Err(E::NXIO) => return Ok(None),
+        Err(E::INVAL) => return Ok(Some((at, size))),
+        Err(errno) => return Err(failed("find data", errno)),
+    };
+    let end = rustix::fs::seek(file, SeekFrom::Hole(start)).map_err(|errno| failed("find a hole", errno))?;
+    Ok((start < size).then_some((start, end.min(size))))
+}
+
+fn read_exactly(file: BorrowedFd<'_>, offset: u64, buffer: &mut [u8]) -> Result<()> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match rustix::io::pread(file, &mut buffer[done..], offset + done as u64) {
+            Ok(0) => return Err(failed("read the content", Errno::SHORT)),
+            Ok(count) => done += count,
+            Err(E::INTR) => {}
+            Err(errno) => return Err(failed("read the content", errno)),
+        }
+    }
+    Ok(())
+}
+
+fn failed(operation: &'static str, errno: impl Into<Errno>) -> Error {
+    Error::new(format!("{operation} of a file without a name"), errno)
+}
+
+/// Whether two descriptors of ours are readable views of the same content; for assertions.
+#[cfg(test)]
+pub(crate) fn same(first: impl AsFd, second: impl AsFd) -> bool {
+    let take = |file: BorrowedFd<'_>| {
+        let mut copy = ContentCopy::default();
+        assert_eq!(copy.copy(file).unwrap(), Copied::Whole);
+        copy.message()
+    };
+    take(first.as_fd()) == take(second.as_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn holes_stay_holes() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 << 30).unwrap();
+        file.write_all_at(b"first", 1 << 20).unwrap();
+        file.write_all_at(b"second", 32 << 30).unwrap();
+        let mut copy = ContentCopy::default();
+        copy.reserve(file.as_fd()).unwrap();
+        assert_eq!(copy.copy(file.as_fd()).unwrap(), Copied::Whole);
+        let again = tempfile::tempfile().unwrap();
+        copy.message().write_to(again.as_fd()).unwrap();
+        assert!(same(&file, &again));
+        let stat = rustix::fs::fstat(&again).unwrap();
+        assert_eq!(stat.st_size, 64 << 30);
+        assert!(stat.st_blocks < 1000, "{} blocks are used", stat.st_blocks);
+    }
+
+    #[test]
+    fn content_beyond_the_limit_is_not_cut_off() {
+        let file = tempfile::tempfile().unwrap();
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, DATA_BYTES_MAX + 1).unwrap();
+        file.write_all_at(&[1; 4096], 0).unwrap();
+        let zeros = vec![7_u8; 1 << 20];
+        for piece in 0..=64 {
+            file.write_all_at(&zeros, piece << 20).unwrap();
+        }
+        assert!(data_bytes(file.as_fd()).unwrap() > DATA_BYTES_MAX);
+        assert_eq!(ContentCopy::default().copy(file.as_fd()).unwrap(), Copied::TooMuch);
+    }
+
+    #[test]
+    fn an_empty_file_stays_empty() {
+        let file = tempfile::tempfile().unwrap();
+        let mut copy = ContentCopy::default();
+        assert_eq!(copy.copy(file.as_fd()).unwrap(), Copied::Whole);
+        assert_eq!(copy.message(), Content::default());
+    }
+}

@@ -1,0 +1,57 @@
+//! Files that whoever restores holds itself and hands on: its standard streams.
+//!
+//! Owns: picking the one that a description meant.
+//! Invariants: one of them becomes at most one description of the subject; others of the same file are opened anew.
+//! Does not: decide which files are handed on; the caller of the restore does.
+
+use std::os::fd::OwnedFd;
+
+use model::Inode;
+use rustix::fs::OFlags;
+use sys::{Error, Result};
+
+use super::opening::{access_mode, flags_for, reopen};
+use crate::fd::FdCreate;
+
+/// Hands out inherited files, each once.
+#[derive(Debug, Default)]
+pub(crate) struct Inherited {
+    given: Vec<usize>,
+}
+
+impl Inherited {
+    /// The description of a file by device and inode, for access as in `flags`; `None` if nobody hands it on.
+    pub(crate) fn take(
+        &mut self,
+        context: &FdCreate<'_>,
+        device: u64,
+        inode: Inode,
+        flags: u32,
+    ) -> Result<Option<OwnedFd>> {
+        let wanted = access_mode(flags);
+        let mut usable = Vec::new();
+        for (index, (_, _, file)) in
+            context.inherited.iter().enumerate().filter(|(_, entry)| (entry.0, entry.1) == (device, inode))
+        {
+            let has = rustix::fs::fcntl_getfl(file)
+                .map_err(|errno| Error::new("get the flags of an inherited file", errno))?
+                & OFlags::RWMODE;
+            if has == wanted {
+                usable.insert(0, index);
+            } else if has == OFlags::RDWR {
+                usable.push(index);
+            }
+        }
+        if let Some(index) = usable.iter().find(|index| !self.given.contains(index)) {
+            self.given.push(*index);
+            let duplicate = context.inherited[*index].2.try_clone();
+            return Ok(Some(
+                duplicate.map_err(|error| Error::new("duplicate an inherited file", error))?,
+            ));
+        }
+        match usable.first() {
+            Some(index) => reopen(&context.inherited[*index].2, flags_for(flags)).map(Some),
+            None => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! What several descriptor kinds need: paths, reopening, content of files and pipes, who else holds a file.
+//!
+//! Owns: nothing of its own; each file says.
+//! Does not: know kinds.
+
+pub(crate) mod content;
+pub(crate) mod inherited;
+pub(crate) mod opening;
+pub(crate) mod outside;
+pub(crate) mod path;
+pub(crate) mod pipe_queue;
+
+#[cfg(test)]
+pub(crate) mod testing;

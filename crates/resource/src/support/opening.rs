@@ -1,0 +1,90 @@
+//! Opening what a description refers to again, with other flags.
+//!
+//! Owns: which status flags open(2) is given, and reopening through `/proc/self/fd`.
+//! Invariants: an open never creates, truncates or waits, and never takes a controlling terminal.
+//! Does not: set flags that fcntl(2) can change later; the envelope does.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use sys::{Error, Result};
+
+/// Flags of a saved description that must be given to open(2), as fcntl(2) cannot set them.
+const OPEN_ONLY: OFlags = OFlags::RWMODE
+    .union(OFlags::SYNC)
+    .union(OFlags::DSYNC)
+    .union(OFlags::PATH)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::LARGEFILE);
+/// Flags that can be given to both; an open with them is checked by the file system at once.
+const EITHER: OFlags = OFlags::APPEND.union(OFlags::DIRECT).union(OFlags::NOATIME);
+/// O_TMPFILE holds O_DIRECTORY; a file that was made with it is no directory.
+const TEMPORARY: OFlags = OFlags::TMPFILE;
+
+/// The flags to open a description again with.
+pub(crate) fn flags_for(saved: u32) -> OFlags {
+    let saved = OFlags::from_bits_retain(saved);
+    if saved.contains(OFlags::PATH) {
+        return (saved & (OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY)) | OFlags::CLOEXEC;
+    }
+    let kept = if saved.contains(TEMPORARY) { saved - TEMPORARY } else { saved };
+    (kept & (OPEN_ONLY | EITHER)) | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
+}
+
+/// The access mode bits alone.
+pub(crate) fn access_mode(flags: u32) -> OFlags {
+    OFlags::from_bits_retain(flags) & OFlags::RWMODE
+}
+
+/// Whether a description may read.
+pub(crate) fn may_read(flags: u32) -> bool {
+    !is_path_only(flags) && matches!(access_mode(flags), OFlags::RDONLY | OFlags::RDWR)
+}
+
+/// Whether a description may write.
+pub(crate) fn may_write(flags: u32) -> bool {
+    !is_path_only(flags) && matches!(access_mode(flags), OFlags::WRONLY | OFlags::RDWR)
+}
+
+/// Whether a description only names its file (O_PATH).
+pub(crate) fn is_path_only(flags: u32) -> bool {
+    OFlags::from_bits_retain(flags).contains(OFlags::PATH)
+}
+
+/// Opens a path as a saved description had it open.
+pub(crate) fn open(path: &Path, flags: OFlags) -> Result<OwnedFd> {
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| Error::path("open", path, errno))
+}
+
+/// Opens what a descriptor of ours refers to once more, as a description of its own.
+pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
+    let path = own_link(file);
+    // The link itself is symbolic: O_NOFOLLOW would refuse it.
+    let flags = flags - OFlags::NOFOLLOW;
+    rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| Error::path("reopen", &path, errno))
+}
+
+/// The link in `/proc` to a descriptor of ours.
+pub(crate) fn own_link(file: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn creation_flags_are_never_given_again() {
+        let dangerous = OFlags::CREATE | OFlags::TRUNC | OFlags::EXCL;
+        let saved = OFlags::RDWR | dangerous | OFlags::APPEND | OFlags::SYNC;
+        let flags = flags_for(saved.bits());
+        assert!(!flags.intersects(dangerous));
+        assert!(flags.contains(OFlags::RDWR | OFlags::APPEND | OFlags::SYNC | OFlags::NOCTTY));
+        let temporary = flags_for((OFlags::TMPFILE | OFlags::RDWR).bits());
+        assert!(!temporary.intersects(OFlags::DIRECTORY));
+        let named = flags_for((OFlags::PATH | OFlags::NOFOLLOW).bits());
+        assert_eq!(named, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC);
+    }
+}

@@ -1,0 +1,154 @@
+//! The name under which a description's file is known.
+//!
+//! Owns: reading the link of our duplicate inside the pause, telling a name that is gone from one that is there.
+//! Invariants: a file really called `x (deleted)` is not taken for a deleted one.
+//! Does not: open files.
+
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Stat};
+use sys::{Errno, Error, Result};
+
+use super::outside;
+use crate::fd::{CaptureScope, Description};
+use crate::obstacle::Obstacle;
+
+const MARK: &[u8] = b" (deleted)";
+/// The kernel prints no longer link.
+const LINK_BYTES_MAX: usize = 4096;
+
+/// A file's name, and whether it is still there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Name {
+    /// The name leads to the file.
+    Live(PathBuf),
+    /// The name was removed; another file may have it now.
+    Gone(PathBuf),
+    /// The link is no path: the kernel made the file without one.
+    None,
+}
+
+impl Name {
+    /// The name behind a link of `/proc/PID/fd`, for the file with this `stat`.
+    pub(crate) fn new(link: &[u8], stat: &Stat) -> Self {
+        let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
+        if link.first() != Some(&b'/') {
+            return Self::None;
+        }
+        match link.strip_suffix(MARK) {
+            Some(name) if !leads_to(&path(link), stat) => Self::Gone(path(name)),
+            _ => Self::Live(path(link)),
+        }
+    }
+
+    /// The name of a description as it was listed.
+    pub(crate) fn of(description: &Description) -> Self {
+        Self::new(description.info.target.as_os_str().as_bytes(), &description.stat)
+    }
+
+    /// The path, there or not.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Live(path) | Self::Gone(path) => path,
+            Self::None => Path::new(""),
+        }
+    }
+}
+
+/// Whether a path leads to the file with this `stat`.
+pub(crate) fn leads_to(path: &Path, stat: &Stat) -> bool {
+    let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+    let found = if is_link { rustix::fs::lstat(path) } else { rustix::fs::stat(path) };
+    found.is_ok_and(|found| (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino))
+}
+
+/// The obstacle of a file whose path leads elsewhere for us: another mount namespace, or something mounted over it.
+pub(crate) fn unreachable(description: &Description, path: &Path, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+    if leads_to(path, &description.stat) || scope.is_inherited(&description.stat) {
+        return Vec::new();
+    }
+    vec![description.obstacle(
+        "file",
+        "its path leads to another file here, or to none: the program has its own view of mounts",
+        "run undying inside the program's mount namespace (nsenter --mount)",
+    )]
+}
+
+/// The link of a duplicate of ours, read again and again into the same memory.
+#[derive(Debug)]
+pub(crate) struct Link {
+    path: CString,
+    buffer: Vec<u8>,
+    length: usize,
+}
+
+impl Link {
+    /// Gets ready to read the link of a duplicate.
+    pub(crate) fn new(duplicate: impl AsFd) -> Self {
+        let path = CString::new(format!("/proc/self/fd/{}", duplicate.as_fd().as_raw_fd()))
+            .expect("a number holds no zero byte");
+        Self { path, buffer: vec![0; LINK_BYTES_MAX], length: 0 }
+    }
+
+    /// Reads it.
+    pub(crate) fn read(&mut self) -> Result<()> {
+        let read = rustix::fs::readlinkat_raw(CWD, self.path.as_c_str(), &mut self.buffer[..]);
+        self.length = read.map_err(|errno| {
+            Error::path("read the link", self.path.to_string_lossy().as_ref(), Errno::from(errno))
+        })?;
+        Ok(())
+    }
+
+    /// What was read last.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.buffer[..self.length]
+    }
+}
+
+/// A path as bytes for a record.
+pub(crate) fn to_bytes(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_bytes().to_vec()
+}
+
+/// A path from the bytes of a record.
+pub(crate) fn from_bytes(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(bytes))
+}
+
+/// Who else holds the file of a description, for a refusal.
+pub(crate) fn other_holder(description: &Description, scope: &CaptureScope<'_>) -> String {
+    outside::describe(outside::holder(scope, description.target()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    fn name_of(file: &File) -> Name {
+        let mut link = Link::new(file);
+        link.read().unwrap();
+        Name::new(link.bytes(), &rustix::fs::fstat(file).unwrap())
+    }
+
+    #[test]
+    fn only_a_removed_name_counts_as_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        let odd = folder.join("log (deleted)");
+        let file = File::create(&odd).unwrap();
+        assert_eq!(name_of(&file), Name::Live(odd.clone()));
+        std::fs::remove_file(&odd).unwrap();
+        assert_eq!(name_of(&file), Name::Gone(odd.clone()));
+        let other = File::create(&odd).unwrap();
+        assert_eq!(name_of(&file), Name::Gone(odd.clone()));
+        assert_eq!(name_of(&other), Name::Live(odd));
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let stat = rustix::fs::fstat(&reader).unwrap();
+        assert_eq!(Name::new(b"pipe:[1]", &stat), Name::None);
+    }
+}

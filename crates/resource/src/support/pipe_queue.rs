@@ -1,0 +1,277 @@
+//! What waits in a pipe to be read.
+//!
+//! Owns: copying it without taking it out (tee), telling packets from bytes, writing it into another pipe.
+//! Invariants: inside the pause one tee(2) takes references to the pages; they are read after the pause. What the
+//! subject reads and writes meanwhile does not change the copy.
+//! Does not: know ends, capacity or names.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno as E;
+use rustix::pipe::{PipeFlags, SpliceFlags};
+use sys::{Errno, Error, Result};
+
+/// Most bytes that one tee(2) is asked for; no pipe holds as many.
+const TEE_BYTES: usize = 1 << 30;
+
+/// What one read of the pipe gives: some bytes of a stream, or one packet.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Chunk {
+    #[prost(bytes = "vec", tag = "1")]
+    pub bytes: Vec<u8>,
+    /// Written in packet mode (O_DIRECT): its border is kept.
+    #[prost(bool, tag = "2")]
+    pub packet: bool,
+}
+
+/// Why the content of a pipe was not understood.
+#[derive(Debug)]
+pub(crate) enum QueueError {
+    /// A kernel call failed.
+    Kernel(Error),
+    /// Bytes and packets wait in the same pipe; the border between them cannot be seen.
+    Mixed,
+}
+
+impl From<Error> for QueueError {
+    fn from(error: Error) -> Self {
+        Self::Kernel(error)
+    }
+}
+
+/// A pipe of ours that holds the copy, and one to look at it more closely.
+#[derive(Debug)]
+pub(crate) struct QueueCopy {
+    copy: Pipe,
+    probe: Pipe,
+}
+
+#[derive(Debug)]
+struct Pipe {
+    reader: OwnedFd,
+    writer: OwnedFd,
+}
+
+impl Pipe {
+    fn new(capacity: usize) -> Result<Self> {
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
+            .map_err(|errno| failed("make a pipe", errno))?;
+        let pipe = Self { reader, writer };
+        pipe.grow(capacity)?;
+        Ok(pipe)
+    }
+
+    fn grow(&self, capacity: usize) -> Result<()> {
+        if self::capacity(&self.writer)? < capacity {
+            set_capacity(&self.writer, capacity)?;
+        }
+        Ok(())
+    }
+
+    fn empty(&self) -> Result<()> {
+        let waiting = waiting(&self.reader)?;
+        take(&self.reader, waiting).map(drop)
+    }
+}
+
+impl QueueCopy {
+    /// Before the pause: room for a pipe of this capacity.
+    pub(crate) fn new(capacity: usize) -> Result<Self> {
+        Ok(Self { copy: Pipe::new(capacity)?, probe: Pipe::new(capacity)? })
+    }
+
+    /// Inside the pause: copies what waits in the pipe behind a readable end.
+    pub(crate) fn copy(&mut self, reader: BorrowedFd<'_>) -> Result<()> {
+        self.copy.empty()?;
+        self.copy.grow(capacity(reader)?)?;
+        let wanted = waiting(reader)?;
+        let copied = tee(reader, self.copy.writer.as_fd())?;
+        if copied == wanted { Ok(()) } else { Err(failed("copy all of a pipe", Errno::SHORT)) }
+    }
+
+    /// After the pause: the content. `packets` says whether what is written now is written as packets; only for
+    /// a single last byte does nothing else tell.
+    pub(crate) fn take(&mut self, packets: bool) -> std::result::Result<Vec<Chunk>, QueueError> {
+        self.probe.grow(capacity(&self.copy.reader)?)?;
+        let mut chunks = Vec::new();
+        loop {
+            let left = waiting(&self.copy.reader)?;
+            if left == 0 {
+                return Ok(chunks);
+            }
+            let packet = self.begins_with_packet(left, packets)?;
+            let bytes = take(&self.copy.reader, left)?;
+            if !packet && bytes.len() < left {
+                return Err(QueueError::Mixed);
+            }
+            chunks.push(Chunk { bytes, packet });
+        }
+    }
+
+    /// Reads a little of a copy of the copy: of a packet the kernel then throws the rest away.
+    fn begins_with_packet(&self, left: usize, guess: bool) -> Result<bool> {
+        self.refill_probe()?;
+        take(&self.probe.reader, 1)?;
+        if waiting(&self.probe.reader)? + 1 < left {
+            return Ok(true);
+        }
+        if left == 1 {
+            return Ok(guess);
+        }
+        // A packet of one byte ends a read of two; a stream gives both.
+        self.refill_probe()?;
+        Ok(take(&self.probe.reader, 2)?.len() == 1)
+    }
+
+    fn refill_probe(&self) -> Result<()> {
+        self.probe.empty()?;
+        tee(self.copy.reader.as_fd(), self.probe.writer.as_fd()).map(drop)
+    }
+}
+
+/// Writes the content into an empty pipe; the status flags of `writer` are left cleared.
+pub(crate) fn fill(writer: BorrowedFd<'_>, chunks: &[Chunk]) -> Result<()> {
+    for chunk in chunks {
+        let mode = if chunk.packet { OFlags::NONBLOCK | OFlags::DIRECT } else { OFlags::NONBLOCK };
+        set_flags(writer, mode)?;
+        match rustix::io::write(writer, &chunk.bytes) {
+            Ok(count) if count == chunk.bytes.len() => {}
+            Ok(_) => return Err(failed("fill a pipe", Errno::SHORT)),
+            Err(errno) => return Err(failed("fill a pipe", errno)),
+        }
+    }
+    set_flags(writer, OFlags::empty())
+}
+
+fn set_flags(writer: BorrowedFd<'_>, flags: OFlags) -> Result<()> {
+    rustix::fs::fcntl_setfl(writer, flags).map_err(|errno| failed("set the flags of a pipe", errno))
+}
+
+/// Bytes that wait to be read.
+pub(crate) fn waiting(file: impl AsFd) -> Result<usize> {
+    let count = rustix::io::ioctl_fionread(file).map_err(|errno| failed("count the bytes in a pipe", errno))?;
+    Ok(count as usize)
+}
+
+/// Bytes that a pipe takes up.
+pub(crate) fn capacity(file: impl AsFd) -> Result<usize> {
+    rustix::pipe::fcntl_getpipe_size(file).map_err(|errno| failed("get the capacity of a pipe", errno))
+}
+
+/// Sets the capacity.
+pub(crate) fn set_capacity(file: impl AsFd, bytes: usize) -> Result<()> {
+    rustix::pipe::fcntl_setpipe_size(file, bytes)
+        .map(drop)
+        .map_err(|errno| failed("set the capacity of a pipe", errno))
+}
+
+fn tee(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<usize> {
+    match rustix::pipe::tee(from, to, TEE_BYTES, SpliceFlags::NONBLOCK) {
+        Ok(count) => Ok(count),
+        Err(E::AGAIN) => Ok(0),
+        Err(errno) => Err(failed("copy a pipe", errno)),
+    }
+}
+
+/// One read of at most `length` bytes.
+fn take(reader: &OwnedFd, length: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    let count = match rustix::io::read(reader, &mut bytes[..]) {
+        Ok(count) => count,
+        Err(E::AGAIN) => 0,
+        Err(errno) => return Err(failed("read a pipe", errno)),
+    };
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+fn failed(operation: &'static str, errno: impl Into<Errno>) -> Error {
+    Error::new(operation, errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pipe(flags: PipeFlags) -> (OwnedFd, OwnedFd) {
+        rustix::pipe::pipe_with(flags).unwrap()
+    }
+
+    fn contents(reader: &OwnedFd, packets: bool) -> std::result::Result<Vec<Chunk>, QueueError> {
+        let mut copy = QueueCopy::new(4096)?;
+        copy.copy(reader.as_fd())?;
+        // A second copy must not see the first.
+        copy.copy(reader.as_fd())?;
+        copy.take(packets)
+    }
+
+    fn chunk(bytes: &[u8], packet: bool) -> Chunk {
+        Chunk { bytes: bytes.to_vec(), packet }
+    }
+
+    #[test]
+    fn a_stream_is_copied_without_being_read() {
+        let (reader, writer) = pipe(PipeFlags::empty());
+        rustix::io::write(&writer, b"one ").unwrap();
+        rustix::io::write(&writer, &[7; 5000]).unwrap();
+        let chunks = contents(&reader, false).unwrap();
+        assert_eq!(chunks.len(), 1);
+        assert_eq!(chunks[0].bytes.len(), 5004);
+        assert_eq!(waiting(&reader).unwrap(), 5004);
+        let (again, filled) = pipe(PipeFlags::empty());
+        fill(filled.as_fd(), &chunks).unwrap();
+        assert_eq!(contents(&again, false).unwrap(), chunks);
+    }
+
+    #[test]
+    fn what_is_written_meanwhile_is_not_in_the_copy() {
+        let (reader, writer) = pipe(PipeFlags::empty());
+        rustix::io::write(&writer, b"before").unwrap();
+        let mut copy = QueueCopy::new(65536).unwrap();
+        copy.copy(reader.as_fd()).unwrap();
+        rustix::io::write(&writer, b" and after").unwrap();
+        rustix::io::read(&reader, &mut [0; 3]).unwrap();
+        assert_eq!(copy.take(false).unwrap(), [chunk(b"before", false)]);
+    }
+
+    #[test]
+    fn packets_keep_their_borders() {
+        let (reader, writer) = pipe(PipeFlags::DIRECT);
+        for packet in [&b"a"[..], b"bc", b"d", b"efgh", b"i"] {
+            rustix::io::write(&writer, packet).unwrap();
+        }
+        let chunks = contents(&reader, true).unwrap();
+        let wanted: Vec<_> = [&b"a"[..], b"bc", b"d", b"efgh", b"i"].map(|bytes| chunk(bytes, true)).to_vec();
+        assert_eq!(chunks, wanted);
+        let (again, filled) = pipe(PipeFlags::empty());
+        fill(filled.as_fd(), &chunks).unwrap();
+        assert_eq!(contents(&again, true).unwrap(), wanted);
+    }
+
+    #[test]
+    fn bytes_behind_packets_are_told_apart_and_the_reverse_is_refused() {
+        let (reader, writer) = pipe(PipeFlags::DIRECT);
+        rustix::io::write(&writer, b"packet").unwrap();
+        rustix::fs::fcntl_setfl(&writer, OFlags::empty()).unwrap();
+        rustix::io::write(&writer, b"bytes").unwrap();
+        assert_eq!(contents(&reader, false).unwrap(), [chunk(b"packet", true), chunk(b"bytes", false)]);
+        rustix::fs::fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
+        rustix::io::write(&writer, b"packet").unwrap();
+        assert!(matches!(contents(&reader, true), Err(QueueError::Mixed)));
+    }
+
+    #[test]
+    fn a_full_pipe_and_an_enlarged_one_are_copied_whole() {
+        let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+        set_capacity(&writer, 1 << 20).unwrap();
+        while rustix::io::write(&writer, &[3; 1000]).is_ok() {}
+        let before = waiting(&reader).unwrap();
+        let chunks = contents(&reader, false).unwrap();
+        assert_eq!(chunks.iter().map(|chunk| chunk.bytes.len()).sum::<usize>(), before);
+        let (_again, filled) = pipe(PipeFlags::empty());
+        set_capacity(&filled, 1 << 20).unwrap();
+        fill(filled.as_fd(), &chunks).unwrap();
+        assert!(fill(filled.as_fd(), &chunks).is_err(), "it does not fit twice");
+    }
+}

@@ -1,0 +1,148 @@
+//! Taking descriptions of this very process apart and building them again, for unit tests.
+//!
+//! Owns: a stand-in for the engine.
+//! Does not: exist outside tests.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use model::{DescriptionId, Fd, Inode, Pid};
+use tracee::procfs;
+
+use crate::error::Result;
+use crate::fd::envelope::Envelope;
+use crate::fd::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, FilePolicy};
+use crate::obstacle::Obstacle;
+
+/// This process.
+pub(crate) fn ourselves() -> Pid {
+    Pid(std::process::id() as i32)
+}
+
+/// The description behind a descriptor of ours, as the engine would list it.
+pub(crate) fn describe(number: u32, file: impl AsFd) -> Description {
+    let fd = Fd(file.as_fd().as_raw_fd());
+    let duplicate = rustix::io::fcntl_dupfd_cloexec(&file, 3).unwrap();
+    let info = procfs::descriptor_info(ourselves(), fd).unwrap();
+    let stat = rustix::fs::fstat(&duplicate).unwrap();
+    Description { id: DescriptionId(number), pid: ourselves(), fd, info, stat, duplicate }
+}
+
+/// A subject made of descriptors of ours.
+pub(crate) struct Subject {
+    pub(crate) descriptions: Vec<Description>,
+    pub(crate) pids: Vec<Pid>,
+    pub(crate) inherited: Vec<(u64, Inode)>,
+    pub(crate) objects: HashMap<u64, OwnedFd>,
+    pub(crate) policy: FilePolicy,
+    pub(crate) kills: bool,
+}
+
+/// What was built, in the order of the descriptions.
+pub(crate) type Built = Vec<OwnedFd>;
+
+impl Subject {
+    pub(crate) fn new(files: &[&dyn AsFd]) -> Self {
+        let descriptions =
+            files.iter().enumerate().map(|(index, file)| describe(index as u32, *file)).collect();
+        Self {
+            descriptions,
+            pids: vec![ourselves()],
+            inherited: Vec::new(),
+            objects: HashMap::new(),
+            policy: FilePolicy::Default,
+            kills: false,
+        }
+    }
+
+    pub(crate) fn scope(&self) -> CaptureScope<'_> {
+        CaptureScope {
+            pids: &self.pids,
+            descriptions: &self.descriptions,
+            inherited: &self.inherited,
+            table: &[],
+            kills: self.kills,
+        }
+    }
+
+    pub(crate) fn obstacles(&self, kind: &dyn FdKind) -> Vec<Obstacle> {
+        let scope = self.scope();
+        self.descriptions.iter().flat_map(|description| kind.obstacles(description, &scope)).collect()
+    }
+
+    /// All steps of a checkpoint; `meanwhile` happens between the pause and what comes after.
+    pub(crate) fn capture(&self, kind: &dyn FdKind, meanwhile: impl FnOnce()) -> Result<Vec<Envelope>> {
+        let scope = self.scope();
+        let mut captures: Vec<Box<dyn FdCapture>> = Vec::new();
+        for description in &self.descriptions {
+            assert!(kind.claims(description), "{} does not claim {description:?}", kind.name());
+            captures.push(kind.prepare(description, &scope)?);
+        }
+        let mut envelopes = Vec::new();
+        for (description, capture) in self.descriptions.iter().zip(&mut captures) {
+            capture.inside(description)?;
+            envelopes.push(Envelope::inside(description)?);
+        }
+        for (description, capture) in self.descriptions.iter().zip(&mut captures) {
+            capture.relate(description, &scope)?;
+        }
+        meanwhile();
+        let mut complete = Vec::new();
+        for ((description, capture), envelope) in
+            self.descriptions.iter().zip(&mut captures).zip(envelopes)
+        {
+            let envelope = envelope.complete(kind, capture.after(description)?);
+            let record = envelope.clone().into_record(image::Owner::Description(description.id));
+            assert_eq!(Envelope::from_record(&record)?, envelope);
+            complete.push(envelope);
+        }
+        Ok(complete)
+    }
+
+    /// The steps of a restore up to where processes would be made.
+    pub(crate) fn build(
+        &self,
+        kind: &dyn FdKind,
+        envelopes: &[Envelope],
+        inherited: &[(u64, Inode, OwnedFd)],
+    ) -> Result<Built> {
+        let records: Vec<FdRecord> = envelopes
+            .iter()
+            .enumerate()
+            .map(|(index, envelope)| envelope.fd_record(DescriptionId(index as u32)))
+            .collect();
+        let mut created = HashMap::new();
+        let mut context = FdCreate {
+            created: &mut created,
+            inherited,
+            files: self.policy,
+            objects: &self.objects,
+            connections_lost: false,
+        };
+        kind.create(&records, &mut context)?;
+        let mut built = Vec::new();
+        for (index, envelope) in envelopes.iter().enumerate() {
+            let file = created.remove(&DescriptionId(index as u32)).expect("the kind creates all its records");
+            envelope.apply(file.as_fd())?;
+            built.push(file);
+        }
+        Ok(built)
+    }
+
+    /// Takes the descriptions apart and builds them again; the originals stay as they are.
+    pub(crate) fn round_trip(&self, kind: &dyn FdKind) -> Result<Built> {
+        assert_eq!(self.obstacles(kind), Vec::new());
+        let envelopes = self.capture(kind, || {})?;
+        self.build(kind, &envelopes, &[])
+    }
+}
+
+/// Status flags without O_LARGEFILE, which says nothing on 64-bit machines.
+pub(crate) fn flags(file: impl AsFd) -> u32 {
+    rustix::fs::fcntl_getfl(file).unwrap().bits() & !0o100_000
+}
+
+/// The position of a file.
+pub(crate) fn position(file: impl AsFd) -> u64 {
+    rustix::fs::tell(file).unwrap()
+}

@@ -1,0 +1,210 @@
+//! The backend that keeps images in directories of a local file system.
+//!
+//! Owns: the real file operations, with modes 0700 and 0600, and the advisory lock on a directory.
+//! Invariants: a file or directory it creates did not exist; a symbolic link is never written through.
+//! Does not: order operations; its callers do.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use model::ByteCount;
+use rustix::fs::{Advice, FlockOperation};
+use sys::direct_io::{self, DirectWriter, Method};
+use sys::page_buffer::PageBuffer;
+use sys::{Errno, Error, Result};
+
+use super::Backend;
+use crate::medium::{Entry, Kind, Lock, Medium, NewFile, PageSink, PageSource};
+
+pub(super) const BACKEND: Backend = Backend {
+    scheme: "dir",
+    summary: "a directory of a local file system",
+    connect: || Arc::new(Directory::default()),
+};
+
+/// Directories of a local file system.
+#[derive(Clone, Copy, Debug)]
+pub struct Directory {
+    method: Method,
+}
+
+impl Directory {
+    /// Writes pages with this method at best; the default is the best there is.
+    #[must_use]
+    pub const fn with_method(method: Method) -> Self {
+        Self { method }
+    }
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        Self { method: Method::best() }
+    }
+}
+
+impl Medium for Directory {
+    fn create_directory(&self, path: &Path) -> Result<()> {
+        DirBuilder::new().mode(0o700).create(path).map_err(failed("create", path))
+    }
+
+    fn create_file(&self, path: &Path) -> Result<Box<dyn NewFile>> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        let file = file.map_err(failed("create", path))?;
+        Ok(Box::new(SmallFile { file, path: path.to_path_buf() }))
+    }
+
+    fn create_pages(&self, path: &Path, in_flight: NonZeroUsize) -> Result<Box<dyn PageSink>> {
+        Ok(Box::new(DirectWriter::create(path, self.method, in_flight)?))
+    }
+
+    fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>> {
+        let file = File::open(path).map_err(failed("open", path))?;
+        Ok(Box::new(PageFile { file, path: path.to_path_buf() }))
+    }
+
+    fn read_file(&self, path: &Path, limit: ByteCount) -> Result<Vec<u8>> {
+        let file = File::open(path).map_err(failed("open", path))?;
+        let mut bytes = Vec::new();
+        file.take(limit.get()).read_to_end(&mut bytes).map_err(failed("read", path))?;
+        Ok(bytes)
+    }
+
+    fn list(&self, path: &Path) -> Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        for entry in std::fs::read_dir(path).map_err(failed("list", path))? {
+            let entry = entry.map_err(failed("list", path))?;
+            let is_directory = entry.file_type().map_err(failed("list", path))?.is_dir();
+            if let Ok(name) = entry.file_name().into_string() {
+                entries.push(Entry { name, is_directory });
+            }
+        }
+        Ok(entries)
+    }
+
+    fn kind(&self, path: &Path) -> Result<Option<Kind>> {
+        match std::fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => {
+                Ok(Some(Kind::Directory { mode: metadata.permissions().mode() & 0o7777 }))
+            }
+            Ok(_) => Ok(Some(Kind::File)),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+            Err(error) => Err(failed("look at", path)(error)),
+        }
+    }
+
+    fn sync_directory(&self, path: &Path) -> Result<()> {
+        let directory = File::open(path).map_err(failed("open", path))?;
+        directory.sync_all().map_err(failed("sync", path))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        std::fs::rename(from, to).map_err(failed("rename to", to))
+    }
+
+    fn remove_file(&self, path: &Path) -> Result<()> {
+        std::fs::remove_file(path).map_err(failed("remove", path))
+    }
+
+    fn remove_directory(&self, path: &Path) -> Result<()> {
+        std::fs::remove_dir(path).map_err(failed("remove", path))
+    }
+
+    fn lock(&self, path: &Path) -> Result<Option<Box<dyn Lock>>> {
+        let directory = match File::open(path) {
+            Ok(directory) => directory,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed("open", path)(error)),
+        };
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(errno) => return Err(Error::path("lock", path, errno)),
+        }
+        // Between open and lock its last holder may have removed or renamed it.
+        let held = directory.metadata().map_err(failed("look at", path))?;
+        let same = std::fs::metadata(path)
+            .is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino()));
+        Ok(same.then(|| Box::new(DirectoryLock { _directory: directory }) as Box<dyn Lock>))
+    }
+}
+
+#[derive(Debug)]
+struct SmallFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl NewFile for SmallFile {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(failed("write", &self.path))
+    }
+
+    fn start_sync(&mut self) -> Result<()> {
+        // File systems without it write everything in `sync`.
+        let _ = direct_io::start_writeback(&self.file);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.file.sync_all().map_err(failed("sync", &self.path))
+    }
+}
+
+impl PageSink for DirectWriter {
+    fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()> {
+        Self::submit(self, buffer, length, offset)
+    }
+
+    fn take_done(&mut self) -> Result<Option<PageBuffer>> {
+        Self::take_done(self)
+    }
+
+    fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
+        Self::wait_done(self)
+    }
+
+    fn finish(self: Box<Self>, length: ByteCount) -> Result<()> {
+        Self::finish(*self, length)
+    }
+}
+
+#[derive(Debug)]
+struct PageFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl PageSource for PageFile {
+    fn length(&self) -> Result<ByteCount> {
+        let metadata = self.file.metadata().map_err(failed("look at", &self.path))?;
+        Ok(ByteCount(metadata.len()))
+    }
+
+    fn will_need(&self, offset: ByteCount, length: ByteCount) {
+        // Advice: where it is not taken, the read itself waits.
+        let _ = rustix::fs::fadvise(&self.file, offset.get(), NonZeroU64::new(length.get()), Advice::WillNeed);
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: ByteCount) -> Result<()> {
+        self.file.read_exact_at(buffer, offset.get()).map_err(failed("read", &self.path))
+    }
+}
+
+/// Open and locked for as long as it lives.
+#[derive(Debug)]
+struct DirectoryLock {
+    _directory: File,
+}
+
+impl Lock for DirectoryLock {}
+
+fn failed<'a>(operation: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> Error + 'a {
+    move |error| {
+        let short = error.kind() == ErrorKind::UnexpectedEof;
+        Error::path(operation, path, if short { Errno::SHORT } else { Errno::from(error) })
+    }
+}

@@ -1,0 +1,105 @@
+//! A buffer being filled with pages, and which pages they are.
+//!
+//! Owns: `PageBatch`, the order of its pieces in the buffer.
+//! Invariants: pieces lie in the buffer one behind the other, in the order they were pushed.
+//! Does not: copy or hash.
+
+use std::fmt;
+
+use image::SpaceId;
+use model::{Address, PAGE_BYTES, PageCount};
+use sys::page_buffer::PageBuffer;
+
+/// Consecutive pages of one space, in a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// The address space or shared object.
+    pub space: SpaceId,
+    /// The first page's address.
+    pub start: Address,
+    /// How many pages.
+    pub pages: PageCount,
+    /// Where in the batch's buffer they begin.
+    pub at: PageCount,
+}
+
+/// Pages on their way into an image.
+pub struct PageBatch {
+    buffer: PageBuffer,
+    pieces: Vec<Piece>,
+    filled: PageCount,
+}
+
+impl PageBatch {
+    /// A batch over a buffer of the caller's own, beside those of the writer's pool.
+    #[must_use]
+    pub const fn over(buffer: PageBuffer) -> Self {
+        Self { buffer, pieces: Vec::new(), filled: PageCount(0) }
+    }
+
+    /// How many more pages fit.
+    #[must_use]
+    pub fn room(&self) -> PageCount {
+        PageCount(self.buffer.size().get() / PAGE_BYTES - self.filled.get())
+    }
+
+    /// Adds consecutive pages at the end and gives the bytes to fill, or `None` when they do not fit.
+    /// The bytes are those of whatever was in the buffer before: all of them must be written.
+    pub fn push(&mut self, space: SpaceId, start: Address, pages: PageCount) -> Option<&mut [u8]> {
+        if pages > self.room() {
+            return None;
+        }
+        let at = self.filled;
+        self.filled += pages;
+        self.pieces.push(Piece { space, start, pages, at });
+        Some(&mut self.buffer[byte_range(at, pages)])
+    }
+
+    /// The pages so far.
+    #[must_use]
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// The bytes of all pages pushed so far, in order: to be filled with one scattered read.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[byte_range(PageCount(0), self.filled)]
+    }
+
+    /// The bytes of one piece.
+    pub fn piece_bytes_mut(&mut self, piece: &Piece) -> &mut [u8] {
+        &mut self.buffer[byte_range(piece.at, piece.pages)]
+    }
+
+    /// Keeps only the pieces that `keep` returns true for: what could not be copied is left out.
+    pub fn retain(&mut self, keep: impl FnMut(&Piece) -> bool) {
+        self.pieces.retain(keep);
+    }
+
+    /// Whether it has no pages.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Forgets all pages.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+        self.filled = PageCount(0);
+    }
+
+    pub(crate) fn into_parts(self) -> (PageBuffer, Vec<Piece>) {
+        (self.buffer, self.pieces)
+    }
+}
+
+impl fmt::Debug for PageBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageBatch").field("pieces", &self.pieces).finish_non_exhaustive()
+    }
+}
+
+fn byte_range(at: PageCount, pages: PageCount) -> std::ops::Range<usize> {
+    let start = at.bytes().get() as usize;
+    start..start + pages.bytes().get() as usize
+}

@@ -1,0 +1,227 @@
+//! Everything that can be wrong with a store or an image, as the operator is told it.
+//!
+//! Owns: `Error`; each variant names its row of docs/errors.md.
+//! Invariants: every error names the path or name it is about and ends with what to do next.
+//! Does not: map errors to exit codes; `Error::is_damage` says what that needs.
+
+use std::path::{Path, PathBuf};
+
+use image::{Checksum, Extent};
+use model::{ByteCount, Sequence};
+use sys::Errno;
+
+/// Why a store or an image could not be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// A file operation failed for a reason that has no variant of its own.
+    ///
+    /// Row: store-io
+    #[error("{0}\nhelp: check that the path exists, that you may use it, and the kernel log for device errors")]
+    Io(sys::Error),
+
+    /// There is no room for the image. Nothing of it was left behind.
+    ///
+    /// Row: store-full
+    #[error("{0}\nhelp: free space, raise the quota or the file size limit, or run `undying prune`")]
+    Full(sys::Error),
+
+    /// Others could read the store, and with it the memory of every subject in it.
+    ///
+    /// Row: store-exposed
+    #[error("store {path} is open to others (mode {mode:04o})\nhelp: chmod 0700 {path}", path = path.display())]
+    Exposed {
+        /// The store's directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+
+    /// The store is named by a scheme that no backend has.
+    ///
+    /// Row: store-backend-unknown
+    #[error("no store backend has the scheme {scheme}\nhelp: give a directory")]
+    UnknownBackend {
+        /// The scheme as given.
+        scheme: String,
+    },
+
+    /// Something is there already; it was left as it is.
+    ///
+    /// Row: image-exists
+    #[error("{path} exists already\nhelp: remove it or choose another path", path = path.display())]
+    Exists {
+        /// Where the image should go.
+        path: PathBuf,
+    },
+
+    /// The directory holds no commit record: not an image, or one that was never completed.
+    ///
+    /// Row: image-not-committed
+    #[error(
+        "{path} holds no committed image\nhelp: `undying ls` lists those that are; a checkpoint cut short leaves none",
+        path = path.display()
+    )]
+    NotCommitted {
+        /// The image's directory.
+        path: PathBuf,
+    },
+
+    /// A file of the image is not as it was written.
+    ///
+    /// Row: image-damaged
+    #[error("{path}: {source}\nhelp: the image cannot be trusted; restore an earlier one", path = path.display())]
+    Damaged {
+        /// The damaged file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: image::Error,
+    },
+
+    /// Pages are not as they were written.
+    ///
+    /// Row: image-damaged
+    #[error(
+        "{path}: damaged at byte {offset}: the {pages} pages at {start} have checksum {computed}, but {stored} was \
+         written\nhelp: the image cannot be trusted; restore an earlier one",
+        path = path.display(), pages = extent.pages, start = extent.start
+    )]
+    PagesDamaged {
+        /// The segment.
+        path: PathBuf,
+        /// Where in it.
+        offset: ByteCount,
+        /// The pages that are affected.
+        extent: Extent,
+        /// The checksum in the index.
+        stored: Checksum,
+        /// The checksum of the bytes that are there.
+        computed: Checksum,
+    },
+
+    /// A file that the commit record names is missing or has another length.
+    ///
+    /// Row: image-damaged
+    #[error(
+        "{path}: {found} bytes long where {expected} were committed\nhelp: the image cannot be trusted; restore an \
+         earlier one",
+        path = path.display(), found = found.map_or("missing, 0".to_owned(), |found| found.to_string())
+    )]
+    WrongLength {
+        /// The file.
+        path: PathBuf,
+        /// Its length; `None` when it is not there.
+        found: Option<ByteCount>,
+        /// Its length in the commit record.
+        expected: ByteCount,
+    },
+
+    /// The file named `commit` was not written by this tool.
+    ///
+    /// Row: image-foreign
+    #[error("{path} is not an undying image\nhelp: give an image's directory, NAME or NAME@SEQ", path = path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// The image was written by a later release.
+    ///
+    /// Row: image-newer
+    #[error(
+        "{path}: format {found} is newer than {supported}\nhelp: restore it with the release that wrote it or a later one",
+        path = path.display()
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The latest format this program reads.
+        supported: u32,
+    },
+
+    /// The store has no such image.
+    ///
+    /// Row: image-not-found
+    #[error(
+        "no committed image {name}{at} in {store}\nhelp: `undying ls {name}` lists what there is; `--store` names \
+         another store",
+        at = sequence.map_or(String::new(), |sequence| format!("@{sequence}")), store = store.display()
+    )]
+    NotFound {
+        /// The subject.
+        name: String,
+        /// The checkpoint, unless the newest was asked for.
+        sequence: Option<Sequence>,
+        /// Where it was looked for.
+        store: PathBuf,
+    },
+
+    /// A name that cannot be a directory of the store.
+    ///
+    /// Row: name-invalid
+    #[error("{name:?} cannot name a subject: {why}\nhelp: use letters, digits, '-', '_' and '.'")]
+    InvalidName {
+        /// The name as given.
+        name: String,
+        /// The rule it breaks.
+        why: &'static str,
+    },
+
+    /// What was to be written exceeds the format.
+    ///
+    /// Row: image-too-large
+    #[error("cannot write {path}: {source}\nhelp: please report this", path = path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// What is too large.
+        source: image::Error,
+    },
+}
+
+/// A result of a store operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// Whether the image itself is at fault: damaged, incomplete, foreign or of a later format.
+    #[must_use]
+    pub const fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Self::NotCommitted { .. }
+                | Self::Damaged { .. }
+                | Self::PagesDamaged { .. }
+                | Self::WrongLength { .. }
+                | Self::Foreign { .. }
+                | Self::Newer { .. }
+        )
+    }
+
+    /// A part of an image that could not be decoded.
+    pub(crate) fn decoding(path: &Path, source: image::Error) -> Self {
+        let path = path.to_path_buf();
+        match source {
+            image::Error::Foreign { .. } => Self::Foreign { path },
+            image::Error::NewerVersion { found, supported, .. } => Self::Newer { path, found, supported },
+            source => Self::Damaged { path, source },
+        }
+    }
+
+    /// A part of an image that could not be encoded.
+    pub(crate) fn encoding(path: &Path, source: image::Error) -> Self {
+        Self::TooLarge { path: path.to_path_buf(), source }
+    }
+}
+
+impl From<sys::Error> for Error {
+    fn from(error: sys::Error) -> Self {
+        const FULL: [rustix::io::Errno; 3] =
+            [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT, rustix::io::Errno::FBIG];
+        if FULL.iter().any(|errno| Errno::from(*errno) == error.errno) {
+            Self::Full(error)
+        } else {
+            Self::Io(error)
+        }
+    }
+}

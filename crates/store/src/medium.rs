@@ -1,0 +1,117 @@
+//! The few file operations that storing an image takes, so that a test can stand in for the disk.
+//!
+//! Owns: the traits `Medium`, `NewFile`, `PageSink`, `PageSource`, `Lock`.
+//! Invariants asked of an implementation: nothing is durable before the matching sync returned; after it,
+//! it survives a power cut; a rename is atomic.
+//! Does not: say what is written in which order; `publish` and `writer` do.
+
+use std::fmt::Debug;
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use model::ByteCount;
+use sys::Result;
+use sys::page_buffer::PageBuffer;
+
+/// A name in a directory.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Entry {
+    /// The name; one that is not UTF-8 is none of ours and is left out of listings.
+    pub name: String,
+    /// Whether it is a directory.
+    pub is_directory: bool,
+}
+
+/// What a path leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A directory.
+    Directory {
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Anything else.
+    File,
+}
+
+/// Something that holds directories and files.
+pub trait Medium: Send + Sync + Debug {
+    /// Creates a directory for its owner only; it must not exist.
+    fn create_directory(&self, path: &Path) -> Result<()>;
+
+    /// Creates a small file for its owner only; it must not exist.
+    fn create_file(&self, path: &Path) -> Result<Box<dyn NewFile>>;
+
+    /// Creates a file of pages for its owner only, with at most so many writes under way; it must not exist.
+    fn create_pages(&self, path: &Path, in_flight: NonZeroUsize) -> Result<Box<dyn PageSink>>;
+
+    /// Opens a file of pages. It stays readable after it has been removed.
+    fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>>;
+
+    /// The first bytes of a file, at most `limit`.
+    fn read_file(&self, path: &Path, limit: ByteCount) -> Result<Vec<u8>>;
+
+    /// The names in a directory, in no order.
+    fn list(&self, path: &Path) -> Result<Vec<Entry>>;
+
+    /// What a path leads to; `None` when to nothing.
+    fn kind(&self, path: &Path) -> Result<Option<Kind>>;
+
+    /// Makes a directory's entries durable.
+    fn sync_directory(&self, path: &Path) -> Result<()>;
+
+    /// Gives a directory another name. An empty directory there is replaced, anything else is an error.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Removes a file.
+    fn remove_file(&self, path: &Path) -> Result<()>;
+
+    /// Removes an empty directory.
+    fn remove_directory(&self, path: &Path) -> Result<()>;
+
+    /// Takes a directory for this writer until the lock is dropped or the process ends; `None` when another
+    /// has it, or when it is gone.
+    fn lock(&self, path: &Path) -> Result<Option<Box<dyn Lock>>>;
+}
+
+/// A file being written once, from the beginning to the end.
+pub trait NewFile: Send + Debug {
+    /// Appends bytes.
+    fn write(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Begins to make the content durable without waiting for it; only for speed.
+    fn start_sync(&mut self) -> Result<()>;
+
+    /// Makes the content durable.
+    fn sync(&mut self) -> Result<()>;
+}
+
+/// A file of pages being written.
+pub trait PageSink: Send + Debug {
+    /// Writes the first `length` bytes of a buffer at an offset, possibly later.
+    fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()>;
+
+    /// A buffer that has been written, if there is one now.
+    fn take_done(&mut self) -> Result<Option<PageBuffer>>;
+
+    /// A buffer that has been written, waiting for it; `None` when no write is under way.
+    fn wait_done(&mut self) -> Result<Option<PageBuffer>>;
+
+    /// Waits for all writes and makes the content durable, at this length.
+    fn finish(self: Box<Self>, length: ByteCount) -> Result<()>;
+}
+
+/// A file of pages being read, by several threads at once.
+pub trait PageSource: Send + Sync + Debug {
+    /// The length of the file.
+    fn length(&self) -> Result<ByteCount>;
+
+    /// Says what will be read soon; only for speed.
+    fn will_need(&self, offset: ByteCount, length: ByteCount);
+
+    /// Fills the buffer from an offset; a file that ends before is an error.
+    fn read(&self, buffer: &mut [u8], offset: ByteCount) -> Result<()>;
+}
+
+/// A directory held by one writer.
+pub trait Lock: Send + Debug {}

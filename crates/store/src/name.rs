@@ -1,0 +1,96 @@
+//! Names of subjects, and how an image is named on a command line.
+//!
+//! Owns: which names are valid; `NAME@SEQ`.
+//! Invariants: a valid name is one directory of the store and no hidden one.
+//! Does not: look whether it exists.
+
+use std::fmt;
+use std::str::FromStr;
+
+use model::Sequence;
+
+use crate::error::{Error, Result};
+
+/// Bytes of a name at most, so that names of temporary directories made from it stay valid.
+const NAME_BYTES_MAX: usize = 200;
+
+/// The name of a subject in a store.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SubjectName(String);
+
+impl SubjectName {
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for SubjectName {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let why = if name.is_empty() {
+            "it is empty"
+        } else if name.starts_with('.') {
+            "it begins with a dot"
+        } else if name.contains('/') {
+            "it contains a slash"
+        } else if name.contains('@') {
+            "it contains an @, which separates the sequence number"
+        } else if name.chars().any(char::is_control) {
+            "it contains a control character"
+        } else if name.len() > NAME_BYTES_MAX {
+            "it is longer than 200 bytes"
+        } else {
+            return Ok(Self(name.to_owned()));
+        };
+        Err(Error::InvalidName { name: name.to_owned(), why })
+    }
+}
+
+impl fmt::Display for SubjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Reads `NAME` or `NAME@SEQ`.
+pub(crate) fn parse_spec(spec: &str) -> Result<(SubjectName, Option<Sequence>)> {
+    let Some((name, sequence)) = spec.split_once('@') else { return Ok((spec.parse()?, None)) };
+    let why = "what follows the @ is not a sequence number";
+    let sequence =
+        parse_sequence(sequence).ok_or_else(|| Error::InvalidName { name: spec.to_owned(), why })?;
+    Ok((name.parse()?, Some(sequence)))
+}
+
+/// Reads a sequence number as this store writes it: digits, no leading zero.
+pub(crate) fn parse_sequence(text: &str) -> Option<Sequence> {
+    let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    canonical.then(|| text.parse().ok()).flatten().map(Sequence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_visible_directory() {
+        for good in ["redis", "a", "job-7_x.y", "π", "..a".trim_start_matches('.')] {
+            assert_eq!(good.parse::<SubjectName>().unwrap().as_str(), good);
+        }
+        for bad in ["", ".", "..", ".hidden", "a/b", "/", "a@1", "a\nb", "a\0", &"x".repeat(201)] {
+            assert!(matches!(bad.parse::<SubjectName>(), Err(Error::InvalidName { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_sequence_has_one_spelling() {
+        assert_eq!(parse_sequence("120"), Some(Sequence(120)));
+        for bad in ["", "007", "-1", "+1", "1a", "99999999999999999999"] {
+            assert_eq!(parse_sequence(bad), None, "{bad:?}");
+        }
+        assert!(parse_spec("redis@x").is_err());
+        assert_eq!(parse_spec("redis@3").unwrap().1, Some(Sequence(3)));
+    }
+}

@@ -1,0 +1,216 @@
+//! Opening an image: nothing of it is believed before its checksums were found good.
+//!
+//! Owns: the order of the checks; the image's open segments.
+//! Invariants: an open image has a good commit record, record file and index; every extent lies inside a
+//! segment of the right length. The image stays readable when it is pruned meanwhile.
+//! Does not: check pages before they are read; `load` and `verify` do.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use image::{
+    Checksum, Commit, Extent, PageIndex, Part, RecordSet, SealedFile, SegmentFile, SegmentId, Source,
+};
+use model::{ByteCount, PAGE_BYTES};
+use sys::Errno;
+
+use crate::backend::directory::Directory;
+use crate::error::{Error, Result};
+use crate::medium::{Medium, PageSource};
+use crate::writer::COMMIT_FILE;
+
+/// The longest commit record that is read: far above one with 100,000 processes.
+const COMMIT_BYTES_MAX: ByteCount = ByteCount(16 << 20);
+
+/// A committed image, open for reading by any number of threads.
+#[derive(Debug)]
+pub struct ImageReader {
+    path: PathBuf,
+    commit: Commit,
+    records: RecordSet,
+    index: PageIndex,
+    segments: BTreeMap<SegmentId, Segment>,
+}
+
+/// An open segment.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) path: PathBuf,
+    pub(crate) pages: Box<dyn PageSource>,
+    length: ByteCount,
+}
+
+impl ImageReader {
+    /// Opens the image in this directory.
+    ///
+    /// # Errors
+    ///
+    /// `NotCommitted`, `Foreign`, `Newer`, `Damaged`, `WrongLength`: the first check that failed; or `Io`.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::open_on(&*Arc::new(Directory::default()), path)
+    }
+
+    /// As `open`, on any medium.
+    ///
+    /// # Errors
+    ///
+    /// As `open`.
+    pub fn open_on(medium: &dyn Medium, path: &Path) -> Result<Self> {
+        let commit = read_commit(medium, path)?;
+        let records = read_sealed(medium, path, &commit.records, Part::Records, RecordSet::decode)?;
+        let index = read_sealed(medium, path, &commit.index, Part::Index, PageIndex::decode)?;
+        let mut segments = BTreeMap::new();
+        for segment in &commit.segments {
+            segments.insert(segment.id, open_segment(medium, path, segment)?);
+        }
+        check_places(&index, &segments).map_err(|(place, what)| Error::Damaged {
+            path: path.join(&commit.index.name),
+            source: image::Error::Malformed { part: Part::Index, offset: place, what },
+        })?;
+        Ok(Self { path: path.to_path_buf(), commit, records, index, segments })
+    }
+
+    /// The image's directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The commit record.
+    #[must_use]
+    pub const fn commit(&self) -> &Commit {
+        &self.commit
+    }
+
+    /// The records.
+    #[must_use]
+    pub const fn records(&self) -> &RecordSet {
+        &self.records
+    }
+
+    /// The records, to be consumed; the reader keeps none.
+    #[must_use]
+    pub fn take_records(&mut self) -> RecordSet {
+        std::mem::take(&mut self.records)
+    }
+
+    /// Where every page is.
+    #[must_use]
+    pub const fn index(&self) -> &PageIndex {
+        &self.index
+    }
+
+    /// Reads the pages of one extent of this image's index into a buffer of exactly their size, and checks
+    /// them. Zero pages become zero bytes. Meant for single extents; `load` is the way to read many.
+    ///
+    /// # Errors
+    ///
+    /// `PagesDamaged`, or why they cannot be read. The buffer's content is then not to be used.
+    pub fn read_extent(&self, extent: &Extent, buffer: &mut [u8]) -> Result<()> {
+        if buffer.len() as u64 != extent.pages.bytes().get() {
+            return Err(sys::Error::path("read an extent of", &self.path, Errno::EINVAL).into());
+        }
+        let Source::Stored { segment, offset, .. } = extent.source else {
+            buffer.fill(0);
+            return Ok(());
+        };
+        let segment = self.segment(segment)?;
+        segment.pages.read(buffer, offset)?;
+        check_pages(segment, extent, buffer)
+    }
+
+    pub(crate) fn segment(&self, id: SegmentId) -> Result<&Segment> {
+        let missing = || sys::Error::path(format!("find segment {id} in"), &self.path, Errno::EINVAL);
+        self.segments.get(&id).ok_or_else(|| missing().into())
+    }
+}
+
+/// The commit record of the image in this directory.
+pub(crate) fn read_commit(medium: &dyn Medium, directory: &Path) -> Result<Commit> {
+    let path = directory.join(COMMIT_FILE);
+    match medium.read_file(&path, COMMIT_BYTES_MAX) {
+        Ok(bytes) => Commit::decode(&bytes).map_err(|error| Error::decoding(&path, error)),
+        Err(error) if is_absent(error.errno) => {
+            Err(Error::NotCommitted { path: directory.to_path_buf() })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether an extent's bytes are those that were written.
+pub(crate) fn check_pages(segment: &Segment, extent: &Extent, bytes: &[u8]) -> Result<()> {
+    let Source::Stored { offset, checksum: stored, .. } = extent.source else { return Ok(()) };
+    let computed = Checksum::of(bytes);
+    if stored == computed {
+        return Ok(());
+    }
+    Err(Error::PagesDamaged { path: segment.path.clone(), offset, extent: *extent, stored, computed })
+}
+
+fn read_sealed<T>(
+    medium: &dyn Medium,
+    directory: &Path,
+    file: &SealedFile,
+    part: Part,
+    decode: impl FnOnce(&[u8]) -> image::Result<T>,
+) -> Result<T> {
+    let path = directory.join(&file.name);
+    let wrong_length = |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
+    // One byte more than it should have shows that it is longer.
+    let bytes = match medium.read_file(&path, ByteCount(file.length.get().saturating_add(1))) {
+        Ok(bytes) => bytes,
+        Err(error) if is_absent(error.errno) => return Err(wrong_length(None)),
+        Err(error) => return Err(error.into()),
+    };
+    if bytes.len() as u64 != file.length.get() {
+        return Err(wrong_length(Some(ByteCount(bytes.len() as u64))));
+    }
+    let computed = Checksum::of(&bytes);
+    if computed != file.checksum {
+        let source = image::Error::ChecksumMismatch {
+            part,
+            offset: ByteCount(0),
+            stored: file.checksum,
+            computed,
+        };
+        return Err(Error::Damaged { path, source });
+    }
+    decode(&bytes).map_err(|error| Error::decoding(&path, error))
+}
+
+fn open_segment(medium: &dyn Medium, directory: &Path, file: &SegmentFile) -> Result<Segment> {
+    let path = directory.join(&file.name);
+    let wrong_length =
+        |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
+    let pages = match medium.open_pages(&path) {
+        Ok(pages) => pages,
+        Err(error) if is_absent(error.errno) => return Err(wrong_length(None)),
+        Err(error) => return Err(error.into()),
+    };
+    let found = pages.length()?;
+    if found != file.length {
+        return Err(wrong_length(Some(found)));
+    }
+    Ok(Segment { path, pages, length: found })
+}
+
+/// Whether every stored extent lies inside a segment.
+fn check_places(
+    index: &PageIndex,
+    segments: &BTreeMap<SegmentId, Segment>,
+) -> std::result::Result<(), (ByteCount, &'static str)> {
+    for (place, extent) in index.extents().iter().enumerate() {
+        let Some((segment, bytes)) = extent.stored() else { continue };
+        let inside = segments.get(&segment).is_some_and(|segment| bytes.end <= segment.length.get());
+        if !inside {
+            return Err((PageIndex::file_offset(place), "an extent outside the segments"));
+        }
+        debug_assert!(bytes.start.is_multiple_of(PAGE_BYTES), "decoding checks the alignment");
+    }
+    Ok(())
+}
+
+fn is_absent(errno: Errno) -> bool {
+    errno == Errno::ENOENT || errno == Errno::from(rustix::io::Errno::NOTDIR)
+}

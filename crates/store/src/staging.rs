@@ -1,0 +1,143 @@
+//! Directories on their way in or out: hidden, locked, and removed when their writer is gone.
+//!
+//! Owns: the names of such directories, their lock, their removal.
+//! Invariants: a staging directory is locked for as long as somebody works on it; one that can be locked is
+//! a dead writer's and may go.
+//! Does not: know what an image consists of.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sys::Errno;
+
+use crate::error::{Error, Result};
+use crate::medium::{Kind, Lock, Medium};
+use crate::publish::{parent, publish};
+
+/// What a staging directory's name ends with; it begins with a dot.
+const SUFFIX: &str = ".partial";
+
+/// Names tried at most: each can be lost to one sweeper, or to one process of another pid namespace.
+const ATTEMPTS_MAX: usize = 16;
+
+static COUNTER: AtomicU64 = AtomicU64::new(0);
+
+/// A directory that nobody else sees or touches; gone when dropped.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    medium: Arc<dyn Medium>,
+    path: PathBuf,
+    target: PathBuf,
+    _lock: Box<dyn Lock>,
+    published: bool,
+}
+
+impl Staging {
+    /// A staging directory beside `target`, which must not exist, or be an empty directory.
+    pub(crate) fn create(medium: Arc<dyn Medium>, target: &Path) -> Result<Self> {
+        let exists = || Error::Exists { path: target.to_path_buf() };
+        let name = target.file_name().ok_or_else(exists)?.to_string_lossy().into_owned();
+        match medium.kind(target)? {
+            None => {}
+            Some(Kind::Directory { .. }) if medium.list(target)?.is_empty() => {}
+            Some(_) => return Err(exists()),
+        }
+        let (path, lock) = create_locked(&*medium, parent(target), &name)?;
+        Ok(Self { medium, path, target: target.to_path_buf(), _lock: lock, published: false })
+    }
+
+    /// Where to put the files.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes the directory, whose files are durable, visible under its final name.
+    pub(crate) fn publish(mut self) -> Result<()> {
+        publish(&*self.medium, &self.path, &self.target).map_err(|error| match error.errno {
+            errno if is_taken(errno) => Error::Exists { path: self.target.clone() },
+            _ => Error::from(error),
+        })?;
+        self.published = true;
+        Ok(())
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.published {
+            // Where removal fails now, the next writer's sweep does it.
+            let _ = remove_tree(&*self.medium, &self.path);
+        }
+    }
+}
+
+/// Removes a visible directory, so that after a crash it is there whole or not at all. False when somebody
+/// else is doing so.
+pub(crate) fn retire(medium: &dyn Medium, path: &Path) -> Result<bool> {
+    let Some(_lock) = medium.lock(path)? else { return Ok(false) };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let hidden = parent(path).join(staging_name(&name));
+    medium.rename(path, &hidden)?;
+    medium.sync_directory(parent(path))?;
+    remove_tree(medium, &hidden)?;
+    Ok(true)
+}
+
+/// Removes what dead writers left behind in a directory: all of it, or what was to become `name`.
+pub(crate) fn sweep(medium: &dyn Medium, directory: &Path, name: Option<&str>) -> Result<usize> {
+    let prefix = name.map_or_else(|| ".".to_owned(), |name| format!(".{name}."));
+    let mut removed = 0;
+    for entry in medium.list(directory)? {
+        if !entry.is_directory || !entry.name.starts_with(&prefix) || !entry.name.ends_with(SUFFIX) {
+            continue;
+        }
+        let path = directory.join(&entry.name);
+        // One that cannot be locked or removed is in use, or somebody else's: not an error of ours.
+        if let Ok(Some(_lock)) = medium.lock(&path)
+            && remove_tree(medium, &path).is_ok()
+        {
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+fn create_locked(medium: &dyn Medium, directory: &Path, name: &str) -> Result<(PathBuf, Box<dyn Lock>)> {
+    for _ in 0..ATTEMPTS_MAX {
+        let path = directory.join(staging_name(name));
+        match medium.create_directory(&path) {
+            Ok(()) => {}
+            Err(error) if error.errno == Errno::EEXIST => continue,
+            Err(error) => return Err(error.into()),
+        }
+        match medium.lock(&path) {
+            Ok(Some(lock)) => return Ok((path, lock)),
+            // A sweeper came first, and removes it.
+            Ok(None) => {}
+            Err(error) => {
+                let _ = medium.remove_directory(&path);
+                return Err(error.into());
+            }
+        }
+    }
+    Err(sys::Error::path("find a free name for a new image in", directory, Errno::EEXIST).into())
+}
+
+fn staging_name(name: &str) -> String {
+    let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+    format!(".{name}.{}-{count}{SUFFIX}", std::process::id())
+}
+
+/// Removes a directory of files.
+fn remove_tree(medium: &dyn Medium, path: &Path) -> sys::Result<()> {
+    for entry in medium.list(path)? {
+        medium.remove_file(&path.join(entry.name))?;
+    }
+    medium.remove_directory(path)
+}
+
+fn is_taken(errno: Errno) -> bool {
+    use rustix::io::Errno as Taken;
+    [Taken::EXIST, Taken::NOTEMPTY, Taken::NOTDIR].iter().any(|taken| Errno::from(*taken) == errno)
+}

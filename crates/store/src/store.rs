@@ -1,0 +1,279 @@
+//! The store: one directory for each subject, and in it one image for each checkpoint.
+//!
+//! Owns: the layout `STORE/NAME/SEQ`, listing, choosing, pruning.
+//! Invariants: a store that others can read is refused; sequence numbers rise; only committed images are
+//! listed as images.
+//! Does not: decide when to prune; the caller does.
+
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use image::Commit;
+use model::Sequence;
+
+use crate::backend;
+use crate::error::{Error, Result};
+use crate::medium::{Kind, Medium};
+use crate::name::{SubjectName, parse_sequence, parse_spec};
+use crate::publish::parent;
+use crate::reader::{self, ImageReader};
+use crate::staging;
+use crate::verify::{VerifyReport, verify_on};
+use crate::writer::{COMMIT_FILE, ImageWriter, WriteOptions};
+
+/// Permission bits that nobody but the owner may have.
+const OTHERS: u32 = 0o077;
+
+/// A place for the images of many subjects.
+#[derive(Clone, Debug)]
+pub struct Store {
+    medium: Arc<dyn Medium>,
+    root: PathBuf,
+}
+
+/// A directory of the store that is an image, or should be.
+#[derive(Clone, Debug)]
+pub struct StoreEntry {
+    /// Its number.
+    pub sequence: Sequence,
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its commit record, or what is wrong with it.
+    pub commit: Result<Commit>,
+}
+
+impl Store {
+    /// Opens the store at a location, a directory or `SCHEME://…`, and creates it if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// `Exposed` when others may read it; `UnknownBackend`; `Io`.
+    pub fn open(location: &Path) -> Result<Self> {
+        let (medium, root) = backend::locate(location)?;
+        Self::open_on(medium, &root)
+    }
+
+    /// As `open`, on any medium.
+    ///
+    /// # Errors
+    ///
+    /// As `open`.
+    pub fn open_on(medium: Arc<dyn Medium>, root: &Path) -> Result<Self> {
+        match medium.kind(root)? {
+            Some(Kind::Directory { mode }) if mode & OTHERS != 0 => {
+                return Err(Error::Exposed { path: root.to_path_buf(), mode });
+            }
+            Some(Kind::Directory { .. }) => {}
+            Some(Kind::File) => return Err(Error::Exists { path: root.to_path_buf() }),
+            None => create_durably(&*medium, root)?,
+        }
+        Ok(Self { medium, root: root.to_path_buf() })
+    }
+
+    /// Where the store is.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// All subjects, by name.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be listed.
+    pub fn names(&self) -> Result<Vec<SubjectName>> {
+        let entries = self.medium.list(&self.root)?;
+        let directories = entries.into_iter().filter(|entry| entry.is_directory);
+        let mut names: Vec<SubjectName> = directories.filter_map(|entry| entry.name.parse().ok()).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// The number that the next checkpoint of a subject gets: above all that are there, whole or not.
+    ///
+    /// # Errors
+    ///
+    /// When the subject's directory cannot be listed.
+    pub fn next_sequence(&self, name: &SubjectName) -> Result<Sequence> {
+        Ok(self.sequences(name)?.last().map_or(Sequence(1), |last| Sequence(last.0.saturating_add(1))))
+    }
+
+    /// Begins an image; what dead writers of this subject left behind is removed first.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` when the number is taken, or what kept the directory from being created.
+    pub fn begin(&self, name: &SubjectName, sequence: Sequence, options: WriteOptions) -> Result<ImageWriter> {
+        let directory = self.subject(name);
+        if self.medium.kind(&directory)?.is_none() {
+            create_durably(&*self.medium, &directory)?;
+        }
+        self.sweep(name)?;
+        ImageWriter::create_on(Arc::clone(&self.medium), &self.image(name, sequence), options)
+    }
+
+    /// Everything that has a number, in rising order, committed or not.
+    ///
+    /// # Errors
+    ///
+    /// When the subject's directory cannot be listed.
+    pub fn entries(&self, name: &SubjectName) -> Result<Vec<StoreEntry>> {
+        let entry = |sequence| {
+            let path = self.image(name, sequence);
+            let commit = reader::read_commit(&*self.medium, &path);
+            StoreEntry { sequence, path, commit }
+        };
+        Ok(self.sequences(name)?.into_iter().map(entry).collect())
+    }
+
+    /// The committed images, in rising order, with their commit records.
+    ///
+    /// # Errors
+    ///
+    /// When the subject's directory cannot be listed.
+    pub fn list(&self, name: &SubjectName) -> Result<Vec<(Sequence, Commit)>> {
+        let entries = self.entries(name)?.into_iter();
+        Ok(entries.filter_map(|entry| Some((entry.sequence, entry.commit.ok()?))).collect())
+    }
+
+    /// The committed image with the highest number.
+    ///
+    /// # Errors
+    ///
+    /// When the subject's directory cannot be listed.
+    pub fn newest(&self, name: &SubjectName) -> Result<Option<(Sequence, PathBuf)>> {
+        let newest = |sequence: &Sequence| {
+            reader::read_commit(&*self.medium, &self.image(name, *sequence)).is_ok()
+        };
+        let found = self.sequences(name)?.into_iter().rev().find(newest);
+        Ok(found.map(|sequence| (sequence, self.image(name, sequence))))
+    }
+
+    /// The directory of one image.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`, or what is wrong with its commit record.
+    pub fn get(&self, name: &SubjectName, sequence: Sequence) -> Result<PathBuf> {
+        let path = self.image(name, sequence);
+        if self.medium.kind(&path)?.is_none() {
+            return Err(self.not_found(name, Some(sequence)));
+        }
+        reader::read_commit(&*self.medium, &path)?;
+        Ok(path)
+    }
+
+    /// The directory that an IMAGE argument names: a path with a slash, a directory here that holds a commit
+    /// record, `NAME@SEQ`, or `NAME` for the newest.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`, `InvalidName`, or what is wrong with the commit record.
+    pub fn resolve(&self, spec: &str) -> Result<PathBuf> {
+        let path = Path::new(spec);
+        let only_path = spec.contains('/') || !matches!(path.components().next(), Some(Component::Normal(_)));
+        if !spec.is_empty() && (only_path || self.medium.kind(&path.join(COMMIT_FILE))?.is_some()) {
+            reader::read_commit(&*self.medium, path)?;
+            return Ok(path.to_path_buf());
+        }
+        match parse_spec(spec)? {
+            (name, Some(sequence)) => self.get(&name, sequence),
+            (name, None) => match self.newest(&name)? {
+                Some((_, path)) => Ok(path),
+                None => Err(self.not_found(&name, None)),
+            },
+        }
+    }
+
+    /// Opens an image on this store's medium.
+    ///
+    /// # Errors
+    ///
+    /// As `ImageReader::open`.
+    pub fn read(&self, path: &Path) -> Result<ImageReader> {
+        ImageReader::open_on(&*self.medium, path)
+    }
+
+    /// Checks every byte of an image on this store's medium.
+    ///
+    /// # Errors
+    ///
+    /// As `verify`.
+    pub fn verify(&self, path: &Path) -> Result<VerifyReport> {
+        verify_on(&*self.medium, path)
+    }
+
+    /// Removes all but the newest `keep` committed images, and gives the numbers removed. What has a lower
+    /// number than those kept and is not committed goes too.
+    ///
+    /// # Errors
+    ///
+    /// When something cannot be removed; what was removed before stays so.
+    pub fn prune(&self, name: &SubjectName, keep: usize) -> Result<Vec<Sequence>> {
+        let sequences = self.sequences(name)?;
+        let mut kept = 0;
+        let mut removed = Vec::new();
+        for sequence in sequences.into_iter().rev() {
+            let path = self.image(name, sequence);
+            if kept < keep {
+                kept += usize::from(reader::read_commit(&*self.medium, &path).is_ok());
+                continue;
+            }
+            if staging::retire(&*self.medium, &path)? {
+                removed.push(sequence);
+            }
+        }
+        removed.reverse();
+        Ok(removed)
+    }
+
+    /// Removes what dead writers of a subject left behind, and says how many there were.
+    ///
+    /// # Errors
+    ///
+    /// When the subject's directory cannot be listed.
+    pub fn sweep(&self, name: &SubjectName) -> Result<usize> {
+        staging::sweep(&*self.medium, &self.subject(name), None)
+    }
+
+    fn subject(&self, name: &SubjectName) -> PathBuf {
+        self.root.join(name.as_str())
+    }
+
+    fn image(&self, name: &SubjectName, sequence: Sequence) -> PathBuf {
+        self.subject(name).join(sequence.to_string())
+    }
+
+    /// The numbers that are there, rising.
+    fn sequences(&self, name: &SubjectName) -> Result<Vec<Sequence>> {
+        let directory = self.subject(name);
+        if self.medium.kind(&directory)?.is_none() {
+            return Ok(Vec::new());
+        }
+        let entries = self.medium.list(&directory)?.into_iter().filter(|entry| entry.is_directory);
+        let mut sequences: Vec<Sequence> = entries.filter_map(|entry| parse_sequence(&entry.name)).collect();
+        sequences.sort_unstable();
+        Ok(sequences)
+    }
+
+    fn not_found(&self, name: &SubjectName, sequence: Option<Sequence>) -> Error {
+        Error::NotFound { name: name.to_string(), sequence, store: self.root.clone() }
+    }
+}
+
+/// Creates a directory and those above it that are missing, each durable before the next.
+fn create_durably(medium: &dyn Medium, path: &Path) -> Result<()> {
+    let mut missing = vec![path];
+    while let Some(above) = missing.last().map(|path| parent(path))
+        && medium.kind(above)?.is_none()
+    {
+        missing.push(above);
+    }
+    for path in missing.into_iter().rev() {
+        match medium.create_directory(path) {
+            Err(error) if error.errno != sys::Errno::EEXIST => return Err(error.into()),
+            _ => medium.sync_directory(parent(path))?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,298 @@
+//! Writing one image: pages while they come, then records and index, then the commit record.
+//!
+//! Owns: the names of an image's files, the order in which they are written, the commit record's content.
+//! Invariants: nothing is visible before `finish`; dropping the writer, or an error at any step, leaves
+//! nothing behind; all files are durable before the directory gets its name.
+//! Does not: choose a sequence number or a place; `Store` or the caller does.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, SyncSender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use image::{
+    Checksum, Commit, ImageKind, PageMap, RecordSet, SealedFile, SegmentFile, SpaceId, Timings,
+};
+use model::{AddressRange, ByteCount, PageCount, Pid, Sequence};
+
+use crate::backend::directory::Directory;
+use crate::batch::PageBatch;
+use crate::error::{Error, Result};
+use crate::medium::{Medium, NewFile};
+use crate::pool::Pool;
+use crate::publish::parent;
+use crate::staging::{self, Staging};
+use crate::worker::{Finished, Order, SEGMENT, Worker};
+
+/// The commit record's name.
+pub(crate) const COMMIT_FILE: &str = "commit";
+const RECORDS_FILE: &str = "records";
+const INDEX_FILE: &str = "index";
+const SEGMENT_FILE: &str = "pages-0.seg";
+
+/// Orders that wait for the worker at most; every buffer of a pool can wait, and more would be memory that
+/// nobody has granted.
+const ORDERS_MAX: usize = 64;
+
+/// How an image is written.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteOptions {
+    /// Buffers in circulation at most.
+    pub buffers: NonZeroUsize,
+    /// Pages that a buffer holds.
+    pub buffer_pages: PageCount,
+}
+
+/// What the caller knows of an image and the commit record repeats.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CommitMeta {
+    /// The number of this checkpoint of its subject.
+    pub sequence: Sequence,
+    /// When the subject was stopped.
+    pub time: SystemTime,
+    /// The name of the subject.
+    pub subject: String,
+    /// The processes inside, the root of the tree first.
+    pub pids: Vec<Pid>,
+    /// The release of the running kernel.
+    pub kernel_release: String,
+    /// The version of this tool.
+    pub tool_version: String,
+    /// How long the checkpoint took.
+    pub timings: Timings,
+}
+
+/// How long the steps of writing took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WriteTimings {
+    /// Finding zero pages and computing checksums, on the worker.
+    pub hash: Duration,
+    /// Submitting and waiting for the device, on the worker.
+    pub write: Duration,
+    /// From the call of `finish` to the image being visible and durable.
+    pub commit: Duration,
+}
+
+/// An image that is visible and durable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Committed {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its commit record.
+    pub commit: Commit,
+    /// How long writing it took.
+    pub timings: WriteTimings,
+}
+
+/// An image being written. Copiers on several threads may share it by reference.
+#[derive(Debug)]
+pub struct ImageWriter {
+    /// Before `staging`, so that nothing writes into a directory that is being removed.
+    pages: PagesWriter,
+    staging: Staging,
+    medium: Arc<dyn Medium>,
+    target: PathBuf,
+}
+
+impl Default for WriteOptions {
+    /// 8 buffers of 2 MiB: a huge page each, which the device reads fastest, and enough to keep it busy while
+    /// some are filled and one is hashed; measured with `examples/throughput.rs`.
+    fn default() -> Self {
+        const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
+        Self { buffers: BUFFERS, buffer_pages: PageCount(512) }
+    }
+}
+
+impl ImageWriter {
+    /// Begins an image that is to be a directory at `path`, which must not exist, or be an empty directory.
+    ///
+    /// # Errors
+    ///
+    /// `Exists`; or what kept the directory from being created.
+    pub fn create(path: &Path, options: WriteOptions) -> Result<Self> {
+        Self::create_on(Arc::new(Directory::default()), path, options)
+    }
+
+    /// As `create`, on any medium.
+    ///
+    /// # Errors
+    ///
+    /// As `create`.
+    pub fn create_on(medium: Arc<dyn Medium>, path: &Path, options: WriteOptions) -> Result<Self> {
+        if let Some(name) = path.file_name() {
+            staging::sweep(&*medium, parent(path), Some(&name.to_string_lossy()))?;
+        }
+        let staging = Staging::create(Arc::clone(&medium), path)?;
+        let segment = staging.path().join(SEGMENT_FILE);
+        let pages = PagesWriter::start(Arc::clone(&medium), segment, options)?;
+        Ok(Self { pages, staging, medium, target: path.to_path_buf() })
+    }
+
+    /// An empty batch. Waits until a buffer is free.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong with pages appended earlier, or `Io` when there is no memory.
+    pub fn buffer(&self) -> Result<PageBatch> {
+        self.pages.pool.take().map(PageBatch::over)
+    }
+
+    /// Takes over a filled batch. A page that is in the image already is superseded; of two appends on two
+    /// threads, the one that returns later counts.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong with pages appended earlier.
+    pub fn append(&self, batch: PageBatch) -> Result<()> {
+        self.pages.send(Order::Pages(batch))
+    }
+
+    /// Takes pages out of the image again: they were unmapped after they had been copied.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong with pages appended earlier.
+    pub fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
+        self.pages.send(Order::Discard(space, range))
+    }
+
+    /// Writes what is left, makes everything durable and the image visible.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong at any step; nothing is left behind then.
+    pub fn finish(self, records: &RecordSet, meta: CommitMeta) -> Result<Committed> {
+        let Self { mut pages, staging, medium, target } = self;
+        let begun = Instant::now();
+        pages.send(Order::Finish)?;
+        let finished = pages.join()?;
+        let files = Files { medium: &*medium, directory: staging.path() };
+        let encoded = records.encode().map_err(|error| Error::encoding(&files.path(RECORDS_FILE), error))?;
+        let (mut records_file, records) = files.seal(RECORDS_FILE, &encoded)?;
+        let (mut index_file, index, page_count) = files.seal_index(&finished.map)?;
+        let commit = commit_record(meta, records, index, page_count, finished.segment_length);
+        let encoded = commit.encode().map_err(|error| Error::encoding(&files.path(COMMIT_FILE), error))?;
+        let (mut commit_file, _) = files.seal(COMMIT_FILE, &encoded)?;
+        // Together rather than each after its write: the first sync then carries most of the others. The
+        // order among them decides nothing, as the directory gets its name after all.
+        if let Some(segment) = finished.segment {
+            segment.finish(finished.segment_length)?;
+        }
+        records_file.sync()?;
+        index_file.sync()?;
+        commit_file.sync()?;
+        staging.publish()?;
+        let timings =
+            WriteTimings { hash: finished.hash, write: finished.write, commit: begun.elapsed() };
+        Ok(Committed { path: target, commit, timings })
+    }
+}
+
+/// The commit record of a full image of at most one segment.
+fn commit_record(
+    meta: CommitMeta,
+    records: SealedFile,
+    index: SealedFile,
+    pages: PageCount,
+    segment_length: ByteCount,
+) -> Commit {
+    let segment = SegmentFile { id: SEGMENT, name: SEGMENT_FILE.to_owned(), length: segment_length };
+    let CommitMeta { sequence, time, subject, pids, kernel_release, tool_version, timings } = meta;
+    Commit {
+        sequence,
+        time,
+        subject,
+        kind: ImageKind::Full,
+        pids,
+        kernel_release,
+        tool_version,
+        timings,
+        pages,
+        bytes: records.length + index.length + segment_length,
+        records,
+        index,
+        segments: if segment_length == ByteCount(0) { Vec::new() } else { vec![segment] },
+    }
+}
+
+/// The directory that small files go to.
+struct Files<'a> {
+    medium: &'a dyn Medium,
+    directory: &'a Path,
+}
+
+impl Files<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Writes a file, not yet durable, and gives what the commit record says of it.
+    fn seal(&self, name: &str, bytes: &[u8]) -> Result<(Box<dyn NewFile>, SealedFile)> {
+        let mut file = self.medium.create_file(&self.path(name))?;
+        file.write(bytes)?;
+        file.start_sync()?;
+        let (length, checksum) = (ByteCount(bytes.len() as u64), Checksum::of(bytes));
+        Ok((file, SealedFile { name: name.to_owned(), length, checksum }))
+    }
+
+    fn seal_index(&self, map: &PageMap) -> Result<(Box<dyn NewFile>, SealedFile, PageCount)> {
+        let encoding = |error| Error::encoding(&self.path(INDEX_FILE), error);
+        let index = map.index().map_err(encoding)?;
+        let (file, sealed) = self.seal(INDEX_FILE, &index.encode().map_err(encoding)?)?;
+        Ok((file, sealed, index.pages()))
+    }
+}
+
+/// The worker thread and the way to it.
+#[derive(Debug)]
+struct PagesWriter {
+    orders: Option<SyncSender<Order>>,
+    worker: Option<JoinHandle<Result<Option<Finished>>>>,
+    pool: Arc<Pool>,
+}
+
+impl PagesWriter {
+    fn start(medium: Arc<dyn Medium>, segment: PathBuf, options: WriteOptions) -> Result<Self> {
+        let pool = Arc::new(Pool::new(options.buffers.get(), options.buffer_pages.bytes()));
+        let (orders, receiver) = mpsc::sync_channel(ORDERS_MAX);
+        let worker = Worker::new(medium, segment, Arc::clone(&pool), options.buffers);
+        let thread = std::thread::Builder::new().name("undying-image".to_owned());
+        let worker = thread.spawn(move || worker.run(&receiver));
+        let worker = worker.map_err(|error| sys::Error::new("start a thread", error))?;
+        Ok(Self { orders: Some(orders), worker: Some(worker), pool })
+    }
+
+    fn send(&self, order: Order) -> Result<()> {
+        let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
+        if sent { Ok(()) } else { Err(self.failure()) }
+    }
+
+    /// Waits for the worker to finish as ordered.
+    fn join(&mut self) -> Result<Finished> {
+        self.orders = None;
+        match self.worker.take().map(JoinHandle::join) {
+            Some(Ok(Ok(Some(finished)))) => Ok(finished),
+            Some(Ok(Err(error))) => Err(error),
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            Some(Ok(Ok(None))) | None => Err(self.failure()),
+        }
+    }
+
+    /// Why the worker takes no more orders.
+    fn failure(&self) -> Error {
+        let gone = || Error::Io(sys::Error::new("go on after a failed write", sys::Errno::SHORT));
+        self.pool.failure().unwrap_or_else(gone)
+    }
+}
+
+impl Drop for PagesWriter {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(worker) = self.worker.take() {
+            // Its result, or panic, is of no more use: the image is given up.
+            let _ = worker.join();
+        }
+    }
+}

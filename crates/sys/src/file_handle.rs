@@ -1,0 +1,108 @@
+//! Files by the handle that their file system gave them.
+//!
+//! Owns: open_by_handle_at(2), name_to_handle_at(2).
+//! Invariants: a handle is the kernel's type and bytes, unchanged.
+//! Does not: interpret handles.
+//!
+//! Man page: open_by_handle_at(2)
+//! Since: Linux 2.6.39
+//! Probe: none; file systems without handles answer EOPNOTSUPP
+//! Fallback: the caller looks for the file under the names it knows
+
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::error::{Errno, Error, Result};
+
+/// Longest handle the kernel makes (MAX_HANDLE_SZ).
+const HANDLE_BYTES_MAX: usize = 128;
+
+#[repr(C)]
+struct RawHandle {
+    bytes: u32,
+    kind: i32,
+    handle: [u8; HANDLE_BYTES_MAX],
+}
+
+const _: () = assert!(size_of::<RawHandle>() == 8 + HANDLE_BYTES_MAX);
+const _: () = assert!(offset_of!(RawHandle, kind) == 4);
+const _: () = assert!(offset_of!(RawHandle, handle) == 8);
+
+/// The handle of a file: a type of its file system, and bytes.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct FileHandle {
+    /// What the bytes mean to the file system.
+    pub kind: i32,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Opens a file by its handle, with O_PATH; `mount` is any descriptor of a file on the same mount.
+pub fn open(mount: BorrowedFd<'_>, handle: &FileHandle) -> Result<OwnedFd> {
+    let name = "open a file by its handle";
+    if handle.bytes.len() > HANDLE_BYTES_MAX {
+        return Err(Error::new(name, Errno::EINVAL));
+    }
+    let mut raw =
+        RawHandle { bytes: handle.bytes.len() as u32, kind: handle.kind, handle: [0; HANDLE_BYTES_MAX] };
+    raw.handle[..handle.bytes.len()].copy_from_slice(&handle.bytes);
+    // SAFETY: the kernel reads the header and as many bytes as it says; the array holds at least that many.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            mount.as_raw_fd(),
+            &raw const raw,
+            libc::O_PATH | libc::O_CLOEXEC,
+        )
+    };
+    if result < 0 {
+        return Err(Error::new(name, Errno::last()));
+    }
+    // SAFETY: the kernel returned a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+}
+
+/// The handle of an open file.
+pub fn of(file: BorrowedFd<'_>) -> Result<FileHandle> {
+    let mut raw = RawHandle { bytes: HANDLE_BYTES_MAX as u32, kind: 0, handle: [0; HANDLE_BYTES_MAX] };
+    let mut mount = 0_i32;
+    // SAFETY: the kernel writes at most `bytes` bytes into the array behind the header, and one i32; the path is
+    // an empty string that ends in zero.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            &raw mut raw,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    if result < 0 {
+        return Err(Error::new("get the handle of a file", Errno::last()));
+    }
+    Ok(FileHandle { kind: raw.kind, bytes: raw.handle[..raw.bytes as usize].to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_handle_leads_back_to_its_file() {
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        let handle = match of(file.as_fd()) {
+            Ok(handle) => handle,
+            Err(error) => return println!("unsupported: {error}"),
+        };
+        match open(file.as_fd(), &handle) {
+            Ok(again) => {
+                let stat = rustix::fs::fstat(&again).unwrap();
+                assert_eq!(stat.st_ino, rustix::fs::fstat(&file).unwrap().st_ino);
+            }
+            Err(error) => println!("unsupported: {error}"),
+        }
+    }
+}

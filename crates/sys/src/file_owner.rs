@@ -1,0 +1,162 @@
+//! Who is sent the signals of an open file description, and which signal.
+//!
+//! Owns: F_GETOWN_EX, F_SETOWN_EX, F_GETSIG, F_SETSIG of fcntl(2).
+//! Invariants: an owner that no longer exists reads as none, as the kernel tells it.
+//! Does not: switch signals on (O_ASYNC); that is a status flag.
+//!
+//! Man page: F_GETOWN_EX(2const), F_SETSIG(2const)
+//! Since: Linux 2.6.32
+//! Probe: none needed
+//! Fallback: none needed
+
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use model::{Pid, Signal, Tid};
+
+use crate::error::{Errno, Error, Result};
+
+/// The command that sets an owner, for a call made by another process.
+pub const SET_OWNER_COMMAND: u64 = 15;
+/// The command that sets the signal.
+pub const SET_SIGNAL_COMMAND: u64 = 10;
+/// The command that sets status flags.
+pub const SET_FLAGS_COMMAND: u64 = libc::F_SETFL as u64;
+
+const GET_OWNER_COMMAND: libc::c_int = 16;
+const GET_SIGNAL_COMMAND: libc::c_int = 11;
+
+#[repr(C)]
+#[derive(Default)]
+struct OwnerArgument {
+    kind: i32,
+    number: i32,
+}
+
+const _: () = assert!(size_of::<OwnerArgument>() == 8);
+const _: () = assert!(offset_of!(OwnerArgument, number) == 4);
+
+/// Who is sent the signals.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileOwner {
+    /// One thread.
+    Thread(Tid),
+    /// A process.
+    Process(Pid),
+    /// A process group.
+    Group(Pid),
+}
+
+impl FileOwner {
+    /// The owner in the kernel's numbers: its type (F_OWNER_TID, _PID, _PGRP) and its number.
+    #[must_use]
+    pub fn numbers(self) -> (i32, i32) {
+        match self {
+            Self::Thread(tid) => (0, tid.get()),
+            Self::Process(pid) => (1, pid.get()),
+            Self::Group(pid) => (2, pid.get()),
+        }
+    }
+
+    /// The owner from the kernel's numbers; `None` for nobody and for types that do not exist.
+    #[must_use]
+    pub fn from_numbers(kind: i32, number: i32) -> Option<Self> {
+        match (kind, number) {
+            (_, ..=0) => None,
+            (0, number) => Some(Self::Thread(Tid(number))),
+            (1, number) => Some(Self::Process(Pid(number))),
+            (2, number) => Some(Self::Group(Pid(number))),
+            _ => None,
+        }
+    }
+
+    /// The argument of [`SET_OWNER_COMMAND`] as bytes, to be written into another process.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 8] {
+        let (kind, number) = self.numbers();
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&kind.to_ne_bytes());
+        bytes[4..].copy_from_slice(&number.to_ne_bytes());
+        bytes
+    }
+}
+
+/// Who is sent the signals of a description.
+pub fn owner(file: BorrowedFd<'_>) -> Result<Option<FileOwner>> {
+    let mut argument = OwnerArgument::default();
+    // SAFETY: the kernel writes one `struct f_owner_ex`, which `argument` is.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), GET_OWNER_COMMAND, &raw mut argument) };
+    if result < 0 {
+        return Err(Error::new("get the owner of an open file", Errno::last()));
+    }
+    Ok(FileOwner::from_numbers(argument.kind, argument.number))
+}
+
+/// The signal that is sent; `None` for the default (SIGIO, SIGURG).
+pub fn signal(file: BorrowedFd<'_>) -> Result<Option<Signal>> {
+    // SAFETY: the command takes no argument.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), GET_SIGNAL_COMMAND) };
+    match result {
+        ..0 => Err(Error::new("get the signal of an open file", Errno::last())),
+        0 => Ok(None),
+        number => Ok(Some(Signal(number))),
+    }
+}
+
+/// Sets the signal that is sent.
+pub fn set_signal(file: BorrowedFd<'_>, signal: Option<Signal>) -> Result<()> {
+    let number = signal.map_or(0, Signal::get);
+    // SAFETY: the command takes a plain number.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), SET_SIGNAL_COMMAND as libc::c_int, number) };
+    if result < 0 {
+        return Err(Error::new("set the signal of an open file", Errno::last()));
+    }
+    Ok(())
+}
+
+/// Sets who is sent the signals; the owner must exist.
+pub fn set_owner(file: BorrowedFd<'_>, owner: FileOwner) -> Result<()> {
+    let (kind, number) = owner.numbers();
+    let argument = OwnerArgument { kind, number };
+    // SAFETY: the kernel reads one `struct f_owner_ex`, which `argument` is.
+    let result =
+        unsafe { libc::fcntl(file.as_raw_fd(), SET_OWNER_COMMAND as libc::c_int, &raw const argument) };
+    if result < 0 {
+        return Err(Error::new("set the owner of an open file", Errno::last()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn owner_and_signal_are_read_back() {
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        assert_eq!(owner(reader.as_fd()).unwrap(), None);
+        assert_eq!(signal(reader.as_fd()).unwrap(), None);
+        let ourselves = Pid(std::process::id() as i32);
+        for wanted in
+            [FileOwner::Process(ourselves), FileOwner::Thread(ourselves.leader()), FileOwner::Process(ourselves)]
+        {
+            set_owner(reader.as_fd(), wanted).unwrap();
+            assert_eq!(owner(reader.as_fd()).unwrap(), Some(wanted));
+            let (kind, number) = wanted.numbers();
+            assert_eq!(FileOwner::from_numbers(kind, number), Some(wanted));
+        }
+        set_signal(reader.as_fd(), Some(Signal(34))).unwrap();
+        assert_eq!(signal(reader.as_fd()).unwrap(), Some(Signal(34)));
+        set_signal(reader.as_fd(), None).unwrap();
+        assert_eq!(signal(reader.as_fd()).unwrap(), None);
+    }
+
+    #[test]
+    fn an_owner_that_does_not_exist_is_refused() {
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let nobody = FileOwner::Process(Pid(i32::MAX));
+        assert_eq!(set_owner(reader.as_fd(), nobody).unwrap_err().errno, Errno::ESRCH);
+    }
+}

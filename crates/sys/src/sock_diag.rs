@@ -1,0 +1,216 @@
+//! What the kernel knows of Unix sockets beyond their descriptors: peers, names, files, queues.
+//!
+//! Owns: the sock_diag(7) protocol for Unix sockets.
+//! Invariants: an answer that cannot be understood is an error, never a guess.
+//! Does not: see sockets of other network namespaces than this process's.
+//!
+//! Man page: sock_diag(7)
+//! Since: Linux 3.3 (CONFIG_UNIX_DIAG), shutdown state 3.7
+//! Probe: none; without it the request fails with ENOENT
+//! Fallback: none; Unix sockets are refused by name
+
+use std::os::fd::OwnedFd;
+
+use model::Inode;
+use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+
+use crate::error::{Errno, Error, Result};
+
+const NAME: &str = "ask for Unix sockets";
+/// Bytes of one piece of an answer; the kernel fills at most 32 KiB.
+const PIECE_BYTES: usize = 64 * 1024;
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const REQUEST: u16 = 1;
+const DUMP: u16 = 0x300;
+const SHOW_NAME: u32 = 1;
+const SHOW_FILE: u32 = 2;
+const SHOW_PEER: u32 = 4;
+const SHOW_WAITING: u32 = 8;
+const SHOW_QUEUES: u32 = 16;
+const HEADER_BYTES: usize = 16;
+const REQUEST_BYTES: usize = HEADER_BYTES + 24;
+const ANSWER_BYTES: usize = HEADER_BYTES + 16;
+
+/// State number of a listening socket.
+pub const LISTENING: u8 = 10;
+/// State number of a connected socket.
+pub const CONNECTED: u8 = 1;
+
+/// What the kernel tells of one Unix socket.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct UnixSocket {
+    /// Its inode.
+    pub inode: Inode,
+    /// SOCK_STREAM, SOCK_DGRAM or SOCK_SEQPACKET.
+    pub kind: u8,
+    /// [`CONNECTED`], [`LISTENING`] or another number of the TCP states.
+    pub state: u8,
+    /// The address it is bound to, without the family.
+    pub name: Option<Vec<u8>>,
+    /// The file it is bound to: low 32 bits of its inode, and the device in the kernel's encoding.
+    pub file: Option<(u32, u32)>,
+    /// The socket it is connected to; inode 0 when that one has no descriptor (closed, or not accepted yet).
+    pub peer: Option<Inode>,
+    /// Clients that wait to be accepted, in their order.
+    pub waiting: Vec<Inode>,
+    /// Bytes that can be read; for a listener how many clients wait.
+    pub receive_queue: u32,
+    /// Memory that unread bytes of this sender take; for a listener how many clients may wait.
+    pub send_queue: u32,
+    /// Halves that are shut: 1 receiving, 2 sending.
+    pub shut: u8,
+}
+
+/// A connection to the kernel's socket directory.
+#[derive(Debug)]
+pub struct SockDiag(OwnedFd);
+
+impl SockDiag {
+    /// Opens it, for this process's network namespace.
+    pub fn open() -> Result<Self> {
+        socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(SOCK_DIAG))
+            .map(Self)
+            .map_err(|errno| Error::new(NAME, errno))
+    }
+
+    /// One Unix socket; `None` when there is none with this inode here.
+    pub fn unix_socket(&self, inode: Inode) -> Result<Option<UnixSocket>> {
+        match self.ask(REQUEST, u32::MAX, inode) {
+            Ok(found) => Ok(found.into_iter().next()),
+            Err(error) if error.errno == Errno::ENOENT => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All Unix sockets that are in one of the states whose bits are set.
+    pub fn unix_sockets(&self, states: u32) -> Result<Vec<UnixSocket>> {
+        self.ask(REQUEST | DUMP, states, Inode(0))
+    }
+
+    fn ask(&self, flags: u16, states: u32, inode: Inode) -> Result<Vec<UnixSocket>> {
+        let show = SHOW_NAME | SHOW_FILE | SHOW_PEER | SHOW_WAITING | SHOW_QUEUES;
+        let mut request = Vec::with_capacity(REQUEST_BYTES);
+        request.extend((REQUEST_BYTES as u32).to_ne_bytes());
+        request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        request.extend(flags.to_ne_bytes());
+        request.extend([0; 8]);
+        request.extend([libc::AF_UNIX as u8, 0, 0, 0]);
+        for word in [states, inode.get() as u32, show, u32::MAX, u32::MAX] {
+            request.extend(word.to_ne_bytes());
+        }
+        sendto(&self.0, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
+            .map_err(|errno| Error::new(NAME, errno))?;
+        let mut found = Vec::new();
+        let mut piece = vec![0; PIECE_BYTES];
+        loop {
+            let (length, _) = recv(&self.0, &mut piece[..], RecvFlags::empty())
+                .map_err(|errno| Error::new(NAME, errno))?;
+            if read_piece(&piece[..length], &mut found)? || flags & DUMP == 0 {
+                return Ok(found);
+            }
+        }
+    }
+}
+
+/// Reads the messages of one piece; the result is whether it was the last.
+fn read_piece(mut piece: &[u8], found: &mut Vec<UnixSocket>) -> Result<bool> {
+    let malformed = || Error::new(NAME, Errno::EINVAL);
+    while piece.len() >= HEADER_BYTES {
+        let length = word(piece, 0) as usize;
+        let message = piece.get(..length).filter(|_| length >= HEADER_BYTES).ok_or_else(malformed)?;
+        match u16::from_ne_bytes([message[4], message[5]]) {
+            NLMSG_DONE => return Ok(true),
+            NLMSG_ERROR => {
+                let errno = if message.len() >= HEADER_BYTES + 4 { word(message, HEADER_BYTES) } else { 0 };
+                return Err(Error::new(NAME, Errno(-(errno as i32))));
+            }
+            SOCK_DIAG_BY_FAMILY => found.push(read_socket(message).ok_or_else(malformed)?),
+            _ => {}
+        }
+        piece = piece.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+fn read_socket(message: &[u8]) -> Option<UnixSocket> {
+    const INODE: usize = HEADER_BYTES + 4;
+    let fixed = message.get(..ANSWER_BYTES)?;
+    let mut socket = UnixSocket {
+        inode: Inode(u64::from(word(fixed, INODE))),
+        kind: fixed[HEADER_BYTES + 1],
+        state: fixed[HEADER_BYTES + 2],
+        ..UnixSocket::default()
+    };
+    let mut rest = &message[ANSWER_BYTES..];
+    while rest.len() >= 4 {
+        let length = usize::from(u16::from_ne_bytes([rest[0], rest[1]]));
+        let value = rest.get(4..length)?;
+        read_attribute(&mut socket, u16::from_ne_bytes([rest[2], rest[3]]), value);
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Some(socket)
+}
+
+fn read_attribute(socket: &mut UnixSocket, kind: u16, value: &[u8]) {
+    match (kind, value.len()) {
+        (0, _) => socket.name = Some(value.to_vec()),
+        (1, 8) => socket.file = Some((word(value, 0), word(value, 4))),
+        (2, 4) => socket.peer = Some(Inode(u64::from(word(value, 0)))),
+        (3, _) => {
+            socket.waiting =
+                value.chunks_exact(4).map(|client| Inode(u64::from(word(client, 0)))).collect();
+        }
+        (4, 8) => (socket.receive_queue, socket.send_queue) = (word(value, 0), word(value, 4)),
+        (6, 1) => socket.shut = value[0],
+        _ => {}
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    fn inode(socket: &impl AsRawFd) -> Inode {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap();
+        let text = link.to_str().unwrap().trim_start_matches("socket:[").trim_end_matches(']').to_owned();
+        Inode(text.parse().unwrap())
+    }
+
+    #[test]
+    fn ends_of_a_pair_know_each_other_and_what_is_shut() {
+        let diag = SockDiag::open().unwrap();
+        let (left, right) = UnixStream::pair().unwrap();
+        left.shutdown(std::net::Shutdown::Write).unwrap();
+        let seen = diag.unix_socket(inode(&left)).unwrap().unwrap();
+        assert_eq!((seen.peer, seen.state, seen.shut), (Some(inode(&right)), CONNECTED, 2));
+        assert_eq!(diag.unix_socket(inode(&right)).unwrap().unwrap().shut, 1);
+        drop(right);
+        assert_eq!(diag.unix_socket(inode(&left)).unwrap().unwrap().peer, Some(Inode(0)));
+        assert_eq!(diag.unix_socket(Inode(0xffff_fff0)).unwrap(), None);
+    }
+
+    #[test]
+    fn a_listener_tells_who_waits() {
+        let path = std::env::temp_dir().join(format!("undying-diag-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let clients = [UnixStream::connect(&path).unwrap(), UnixStream::connect(&path).unwrap()];
+        let all = SockDiag::open().unwrap().unix_sockets(1 << LISTENING).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let seen = all.iter().find(|socket| socket.inode == inode(&listener)).unwrap();
+        assert_eq!(seen.waiting, clients.iter().map(inode).collect::<Vec<_>>());
+        assert_eq!(seen.receive_queue, 2);
+        assert!(seen.file.is_some());
+        assert!(seen.name.as_ref().unwrap().starts_with(path.to_str().unwrap().as_bytes()));
+    }
+}

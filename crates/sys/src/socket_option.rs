@@ -1,0 +1,181 @@
+//! Options of sockets, as bytes.
+//!
+//! Owns: getsockopt(2), setsockopt(2), classic packet filters of sockets.
+//! Invariants: values are passed through unchanged; no option has a meaning here.
+//! Does not: know which options a socket family has.
+//!
+//! Man page: getsockopt(2), socket(7)
+//! Since: Linux 3.8 (SO_GET_FILTER)
+//! Probe: none; an unknown option fails with ENOPROTOOPT
+//! Fallback: the caller leaves such an option out
+
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::error::{Errno, Error, Result};
+
+/// An option by its numbers, with the name that messages use.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SocketOption {
+    /// SOL_SOCKET, IPPROTO_TCP …
+    pub level: i32,
+    /// The option within its level.
+    pub number: i32,
+    /// The name in the manual page.
+    pub name: &'static str,
+}
+
+/// SO_GET_FILTER and SO_ATTACH_FILTER.
+const FILTER: SocketOption =
+    SocketOption { level: libc::SOL_SOCKET, number: libc::SO_ATTACH_FILTER, name: "SO_ATTACH_FILTER" };
+/// Bytes of one instruction of a classic packet filter.
+const INSTRUCTION_BYTES: usize = 8;
+/// The most instructions the kernel takes (BPF_MAXINSNS).
+const INSTRUCTIONS_MAX: usize = 4096;
+/// `ret 0`: no byte of any packet passes.
+pub const FILTER_DROPS_ALL: [u8; INSTRUCTION_BYTES] = [0x06, 0, 0, 0, 0, 0, 0, 0];
+
+#[repr(C)]
+struct FilterProgram {
+    length: u16,
+    instructions: *const u8,
+}
+
+const _: () = assert!(size_of::<FilterProgram>() == 16);
+const _: () = assert!(offset_of!(FilterProgram, instructions) == 8);
+
+/// Reads an option into `buffer`; the result is how many bytes it has.
+pub fn get(socket: BorrowedFd<'_>, option: SocketOption, buffer: &mut [u8]) -> Result<usize> {
+    let mut length = buffer.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes, which is what the buffer holds.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            option.level,
+            option.number,
+            buffer.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 {
+        return Err(Error::new(format!("read socket option {}", option.name), Errno::last()));
+    }
+    Ok((length as usize).min(buffer.len()))
+}
+
+/// Sets an option.
+pub fn set(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<()> {
+    // SAFETY: the kernel reads `value.len()` bytes from the slice.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            option.level,
+            option.number,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        return Err(Error::new(format!("set socket option {}", option.name), Errno::last()));
+    }
+    Ok(())
+}
+
+/// Reads an option that is an `int`.
+pub fn get_int(socket: BorrowedFd<'_>, option: SocketOption) -> Result<i32> {
+    let mut value = [0; 4];
+    let length = get(socket, option, &mut value)?;
+    // A few options of the IP level answer with one byte.
+    Ok(if length == 1 { i32::from(value[0]) } else { i32::from_ne_bytes(value) })
+}
+
+/// Sets an option that is an `int`.
+pub fn set_int(socket: BorrowedFd<'_>, option: SocketOption, value: i32) -> Result<()> {
+    set(socket, option, &value.to_ne_bytes())
+}
+
+/// The classic packet filter of a socket, empty when there is none. A filter that was loaded as an extended
+/// program cannot be read back: EACCES.
+pub fn filter(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
+    let read = |buffer: &mut [u8]| {
+        // The length counts instructions here.
+        let mut length = (buffer.len() / INSTRUCTION_BYTES) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` instructions of eight bytes, which is what the buffer holds.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                FILTER.level,
+                FILTER.number,
+                buffer.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        if result < 0 {
+            return Err(Error::new("read the packet filter of a socket", Errno::last()));
+        }
+        Ok((length as usize).min(INSTRUCTIONS_MAX) * INSTRUCTION_BYTES)
+    };
+    let mut program = vec![0; read(&mut [])?];
+    if !program.is_empty() {
+        read(&mut program)?;
+    }
+    Ok(program)
+}
+
+/// Attaches a classic packet filter, in place of any other.
+pub fn attach_filter(socket: BorrowedFd<'_>, program: &[u8]) -> Result<()> {
+    let length = program.len() / INSTRUCTION_BYTES;
+    let raw = FilterProgram { length: length as u16, instructions: program.as_ptr() };
+    // SAFETY: the structure and the instructions it points to live through the call; its length counts whole
+    // instructions inside the slice.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            FILTER.level,
+            FILTER.number,
+            (&raw const raw).cast(),
+            size_of::<FilterProgram>() as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        return Err(Error::new("attach a packet filter to a socket", Errno::last()));
+    }
+    Ok(())
+}
+
+/// Takes the packet filter of a socket away.
+pub fn detach_filter(socket: BorrowedFd<'_>) -> Result<()> {
+    let option =
+        SocketOption { level: libc::SOL_SOCKET, number: libc::SO_DETACH_FILTER, name: "SO_DETACH_FILTER" };
+    set_int(socket, option, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_filter_is_read_back_as_it_was_attached() {
+        let (left, right) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        assert!(filter(right.as_fd()).unwrap().is_empty());
+        attach_filter(right.as_fd(), &FILTER_DROPS_ALL).unwrap();
+        assert_eq!(filter(right.as_fd()).unwrap(), FILTER_DROPS_ALL);
+        left.send(b"lost").unwrap();
+        detach_filter(right.as_fd()).unwrap();
+        left.send(b"kept").unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!(right.recv(&mut buffer).unwrap(), 4);
+        assert_eq!(&buffer[..4], b"kept");
+        assert!(detach_filter(right.as_fd()).is_err());
+    }
+
+    #[test]
+    fn an_unknown_option_is_named_in_its_error() {
+        let (left, _right) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let option = SocketOption { level: libc::SOL_SOCKET, number: 9999, name: "SO_NOTHING" };
+        let error = get_int(left.as_fd(), option).unwrap_err();
+        assert!(error.to_string().contains("SO_NOTHING"), "{error}");
+    }
+}

@@ -1,0 +1,285 @@
+//! The inner state of a TCP connection.
+//!
+//! Owns: the TCP_REPAIR family of options, TCP_INFO.
+//! Invariants: values are passed through unchanged.
+//! Does not: decide in which order they are read or written.
+//!
+//! Man page: tcp(7); TCP_REPAIR itself is described in the kernel's `include/uapi/linux/tcp.h`
+//! Since: Linux 3.5, TCP_REPAIR_WINDOW 4.8, TCP_REPAIR_OFF without probe 4.19
+//! Probe: none; needs CAP_NET_ADMIN, and fails with EPERM without
+//! Fallback: established connections are refused by name
+
+use std::mem::{offset_of, size_of};
+use std::os::fd::BorrowedFd;
+
+use crate::error::Result;
+use crate::socket_option::{SocketOption, get, get_int, set, set_int};
+
+const fn option(number: i32, name: &'static str) -> SocketOption {
+    SocketOption { level: libc::IPPROTO_TCP, number, name }
+}
+
+const MAXIMUM_SEGMENT: SocketOption = option(2, "TCP_MAXSEG");
+const INFO: SocketOption = option(11, "TCP_INFO");
+const REPAIR: SocketOption = option(19, "TCP_REPAIR");
+const REPAIR_QUEUE: SocketOption = option(20, "TCP_REPAIR_QUEUE");
+const QUEUE_SEQUENCE: SocketOption = option(21, "TCP_QUEUE_SEQ");
+const REPAIR_OPTIONS: SocketOption = option(22, "TCP_REPAIR_OPTIONS");
+const TIMESTAMP: SocketOption = option(24, "TCP_TIMESTAMP");
+const REPAIR_WINDOW: SocketOption = option(29, "TCP_REPAIR_WINDOW");
+
+/// How a socket enters and leaves repair mode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Repair {
+    /// From now on calls change the socket's state without any packet.
+    On = 1,
+    /// Back to normal, and the peer is asked for its window.
+    OffWithProbe = 0,
+    /// Back to normal without a packet.
+    Off = -1,
+}
+
+/// A queue of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Queue {
+    /// Neither.
+    Neither = 0,
+    /// What was received and not read.
+    Receive = 1,
+    /// What was written and not acknowledged.
+    Send = 2,
+}
+
+/// State of a TCP socket; the numbers are the kernel's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "the names are those of RFC 9293")]
+pub enum State {
+    Established = 1,
+    SynSent = 2,
+    SynReceived = 3,
+    FinWait1 = 4,
+    FinWait2 = 5,
+    TimeWait = 6,
+    Close = 7,
+    CloseWait = 8,
+    LastAck = 9,
+    Listen = 10,
+    Closing = 11,
+}
+
+impl State {
+    /// The state behind the kernel's number.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        [
+            Self::Established,
+            Self::SynSent,
+            Self::SynReceived,
+            Self::FinWait1,
+            Self::FinWait2,
+            Self::TimeWait,
+            Self::Close,
+            Self::CloseWait,
+            Self::LastAck,
+            Self::Listen,
+            Self::Closing,
+        ]
+        .into_iter()
+        .find(|state| *state as u8 == number)
+    }
+}
+
+/// Windows of a connection, as TCP_REPAIR_WINDOW gives and takes them.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Window {
+    /// Sequence number of the packet that last changed the send window.
+    pub send_update: u32,
+    /// The window the peer offers.
+    pub send: u32,
+    /// The largest it ever offered.
+    pub send_max: u32,
+    /// The window offered to the peer.
+    pub receive: u32,
+    /// The receive sequence number at which it was offered.
+    pub receive_update: u32,
+}
+
+const _: () = assert!(size_of::<Window>() == 20);
+const _: () = assert!(offset_of!(Window, receive_update) == 16);
+
+const WINDOW_BYTES: usize = size_of::<Window>();
+
+impl Window {
+    fn to_bytes(self) -> [u8; WINDOW_BYTES] {
+        let words = [self.send_update, self.send, self.send_max, self.receive, self.receive_update];
+        let mut bytes = [0; WINDOW_BYTES];
+        for (slot, word) in bytes.chunks_exact_mut(4).zip(words) {
+            slot.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; WINDOW_BYTES]) -> Self {
+        let word = |index: usize| {
+            let at = index * 4;
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        Self {
+            send_update: word(0),
+            send: word(1),
+            send_max: word(2),
+            receive: word(3),
+            receive_update: word(4),
+        }
+    }
+}
+
+/// What TCP_INFO tells that is needed here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Info {
+    /// The state's number.
+    pub state: u8,
+    /// Both sides send timestamps.
+    pub timestamps: bool,
+    /// Both sides may acknowledge selectively.
+    pub selective_acknowledgement: bool,
+    /// Both sides scale their windows.
+    pub scaling: bool,
+    /// Shift of the peer's window.
+    pub send_scale: u8,
+    /// Shift of our window.
+    pub receive_scale: u8,
+    /// Segments that are not acknowledged; for a listener, connections that wait to be accepted.
+    pub unacknowledged: u32,
+    /// For a listener, how many may wait.
+    pub backlog: u32,
+}
+
+/// Bytes of `struct tcp_info` that are read.
+const INFO_BYTES: usize = 32;
+
+/// Reads TCP_INFO.
+pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
+    const STATE: usize = 0;
+    const OPTIONS: usize = 5;
+    const SCALES: usize = 6;
+    const UNACKNOWLEDGED: usize = 24;
+    const BACKLOG: usize = 28;
+    let mut bytes = [0; INFO_BYTES];
+    get(socket, INFO, &mut bytes)?;
+    let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    Ok(Info {
+        state: bytes[STATE],
+        timestamps: bytes[OPTIONS] & 1 != 0,
+        selective_acknowledgement: bytes[OPTIONS] & 2 != 0,
+        scaling: bytes[OPTIONS] & 4 != 0,
+        send_scale: bytes[SCALES] & 0xf,
+        receive_scale: bytes[SCALES] >> 4,
+        unacknowledged: word(UNACKNOWLEDGED),
+        backlog: word(BACKLOG),
+    })
+}
+
+/// Enters or leaves repair mode. Leaving clears SO_REUSEADDR.
+pub fn set_repair(socket: BorrowedFd<'_>, repair: Repair) -> Result<()> {
+    set_int(socket, REPAIR, repair as i32)
+}
+
+/// Chooses the queue that sequence numbers, peeks and writes refer to.
+pub fn choose_queue(socket: BorrowedFd<'_>, queue: Queue) -> Result<()> {
+    set_int(socket, REPAIR_QUEUE, queue as i32)
+}
+
+/// The sequence number behind the end of the chosen queue.
+pub fn sequence(socket: BorrowedFd<'_>) -> Result<u32> {
+    get_int(socket, QUEUE_SEQUENCE).map(|value| value as u32)
+}
+
+/// Sets the sequence number of the chosen queue, which must be empty.
+pub fn set_sequence(socket: BorrowedFd<'_>, sequence: u32) -> Result<()> {
+    set_int(socket, QUEUE_SEQUENCE, sequence as i32)
+}
+
+/// The connection's windows.
+pub fn window(socket: BorrowedFd<'_>) -> Result<Window> {
+    let mut bytes = [0; WINDOW_BYTES];
+    get(socket, REPAIR_WINDOW, &mut bytes)?;
+    Ok(Window::from_bytes(bytes))
+}
+
+/// Sets the connection's windows.
+pub fn set_window(socket: BorrowedFd<'_>, window: Window) -> Result<()> {
+    set(socket, REPAIR_WINDOW, &window.to_bytes())
+}
+
+/// The connection's clock for timestamps, in the kernel's own encoding.
+pub fn timestamp(socket: BorrowedFd<'_>) -> Result<u32> {
+    get_int(socket, TIMESTAMP).map(|value| value as u32)
+}
+
+/// Sets the connection's clock for timestamps.
+pub fn set_timestamp(socket: BorrowedFd<'_>, timestamp: u32) -> Result<()> {
+    set_int(socket, TIMESTAMP, timestamp as i32)
+}
+
+/// In repair mode: the largest segment agreed upon.
+pub fn segment_limit(socket: BorrowedFd<'_>) -> Result<u32> {
+    get_int(socket, MAXIMUM_SEGMENT).map(|value| value as u32)
+}
+
+/// What both sides agreed upon when the connection was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Agreement {
+    /// Largest segment.
+    pub segment_limit: u32,
+    /// Shifts of the peer's and our window.
+    pub scales: Option<(u8, u8)>,
+    /// Selective acknowledgement.
+    pub selective_acknowledgement: bool,
+    /// Timestamps.
+    pub timestamps: bool,
+}
+
+/// Sets what both sides agreed upon.
+pub fn set_agreement(socket: BorrowedFd<'_>, agreement: Agreement) -> Result<()> {
+    const SEGMENT: u32 = 2;
+    const SCALES: u32 = 3;
+    const SELECTIVE: u32 = 4;
+    const TIMESTAMPS: u32 = 8;
+    let mut words = vec![SEGMENT, agreement.segment_limit];
+    if let Some((send, receive)) = agreement.scales {
+        words.extend([SCALES, u32::from(send) | u32::from(receive) << 16]);
+    }
+    if agreement.selective_acknowledgement {
+        words.extend([SELECTIVE, 0]);
+    }
+    if agreement.timestamps {
+        words.extend([TIMESTAMPS, 0]);
+    }
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    set(socket, REPAIR_OPTIONS, &bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_listener_tells_its_backlog() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&listener, 17).unwrap();
+        let info = info(listener.as_fd()).unwrap();
+        assert_eq!(State::from_number(info.state), Some(State::Listen));
+        assert_eq!((info.unacknowledged, info.backlog), (0, 17));
+    }
+
+    #[test]
+    fn windows_survive_their_encoding() {
+        let window = Window { send_update: 1, send: 2, send_max: 3, receive: 4, receive_update: u32::MAX };
+        assert_eq!(Window::from_bytes(window.to_bytes()), window);
+    }
+}

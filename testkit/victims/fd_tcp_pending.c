@@ -1,0 +1,56 @@
+/* Proves that TCP connections which wait in the accept queue come back in their
+ * order, with the bytes their clients already sent. */
+#include "victim.h"
+#include "victim_inet.h"
+
+#define CLIENTS 3
+
+static int listener, clients[CLIENTS];
+static struct sockaddr_storage addresses[CLIENTS];
+
+static void setup(void)
+{
+	listener = victim_inet_socket(AF_INET, SOCK_STREAM);
+	must(listen(listener, 16));
+	for (int i = 0; i < CLIENTS; i++) {
+		char hello[16];
+		clients[i] = victim_inet_connect(listener);
+		victim_own_address(clients[i], &addresses[i]);
+		snprintf(hello, sizeof(hello), "client %d", i);
+		check(send(clients[i], hello, strlen(hello) + 1, 0) > 0, "send: %m");
+	}
+}
+
+static void verify(void)
+{
+	victim_wait_readable(listener, "listener");
+	for (int i = 0; i < CLIENTS; i++)
+		must_fail_with(recv(clients[i], &(char){ 0 }, 1, MSG_DONTWAIT), EAGAIN);
+}
+
+static void sabotage(void)
+{
+	close(must(accept(listener, NULL, NULL)));
+}
+
+static void finish(void)
+{
+	for (int i = 0; i < CLIENTS; i++) {
+		char got[32] = "", want[16];
+		struct sockaddr_storage peer;
+		int server = victim_inet_accept(listener);
+		socklen_t size = victim_peer_address(server, &peer);
+		check(memcmp(&peer, &addresses[i], size) == 0, "connection %d comes from elsewhere", i);
+		snprintf(want, sizeof(want), "client %d", i);
+		victim_wait_readable(server, "accepted");
+		must(recv(server, got, sizeof(got), 0));
+		check(strcmp(got, want) == 0, "connection %d says [%s]", i, got);
+		check(send(server, "!", 1, 0) == 1 && recv(clients[i], got, 1, 0) == 1, "connection %d: no answer", i);
+		close(server);
+	}
+	must(fcntl(listener, F_SETFL, O_NONBLOCK));
+	must_fail_with(accept(listener, NULL, NULL), EAGAIN);
+}
+
+static const struct victim victim = { setup, NULL, verify, sabotage, finish, false };
+VICTIM_MAIN(victim)

@@ -1,0 +1,83 @@
+/* Proves that restartable sequences stay registered, for the main thread and for
+ * another: the kernel goes on writing the processor number into the area, also
+ * after moves, and refuses a second registration. */
+#include "victim.h"
+
+#include <sched.h>
+#include <sys/rseq.h>
+
+static pthread_t thread;
+static volatile unsigned long rounds;
+static volatile int leave;
+
+static volatile struct rseq *own_area(void)
+{
+	return (volatile struct rseq *)((char *)__builtin_thread_pointer() + __rseq_offset);
+}
+
+/* Moves the caller to one processor after the other and looks at the area each time. */
+static void work(void)
+{
+	cpu_set_t allowed, one;
+	must(sched_getaffinity(0, sizeof(allowed), &allowed));
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+		unsigned system = ~0u;
+		if (!CPU_ISSET(cpu, &allowed))
+			continue;
+		CPU_ZERO(&one);
+		CPU_SET(cpu, &one);
+		must(sched_setaffinity(0, sizeof(one), &one));
+		must(syscall(SYS_getcpu, &system, NULL, NULL));
+		check(system == (unsigned)cpu, "the thread runs on processor %u, pinned to %d", system, cpu);
+		check(own_area()->cpu_id == (unsigned)cpu, "the area says processor %d, want %d", (int)own_area()->cpu_id, cpu);
+		check(sched_getcpu() == cpu, "sched_getcpu says %d, want %d", sched_getcpu(), cpu);
+	}
+	must(sched_setaffinity(0, sizeof(allowed), &allowed));
+}
+
+static void check_registered(void)
+{
+	/* The same area again is EBUSY while it is registered, and would succeed if it were not. */
+	must_fail_with(syscall(SYS_rseq, own_area(), __rseq_size, 0, RSEQ_SIG), EBUSY);
+}
+
+static void *body(void *unused)
+{
+	while (!leave) {
+		work();
+		check_registered();
+		rounds++;
+		victim_nap(VICTIM_NAP_US);
+	}
+	return unused;
+}
+
+static void setup(void)
+{
+	if (__rseq_size == 0)
+		victim_unsupported("the C library has registered no rseq area");
+	thread = victim_thread(body, NULL);
+}
+
+static void verify(void)
+{
+	unsigned long before = rounds;
+	check_registered();
+	work();
+	victim_await(rounds > before, "the thread stands still");
+}
+
+static void sabotage(void)
+{
+	must(syscall(SYS_rseq, own_area(), __rseq_size, RSEQ_FLAG_UNREGISTER, RSEQ_SIG));
+	own_area()->cpu_id = 4000;
+}
+
+static void finish(void)
+{
+	leave = 1;
+	must_zero(pthread_join(thread, NULL));
+}
+
+static const struct victim victim = { setup, work, verify, sabotage, finish, false };
+VICTIM_MAIN(victim)
