@@ -6,6 +6,9 @@
 #include <sched.h>
 #include <sys/rseq.h>
 
+/* The length the C library registers: the original 32 bytes, more where the kernel has more features. */
+#define REGISTERED_BYTES (__rseq_size < 32 ? 32 : __rseq_size)
+
 static pthread_t thread;
 static volatile unsigned long rounds;
 static volatile int leave;
@@ -38,7 +41,7 @@ static void work(void)
 static void check_registered(void)
 {
 	/* The same area again is EBUSY while it is registered, and would succeed if it were not. */
-	must_fail_with(syscall(SYS_rseq, own_area(), __rseq_size, 0, RSEQ_SIG), EBUSY);
+	must_fail_with(syscall(SYS_rseq, own_area(), REGISTERED_BYTES, 0, RSEQ_SIG), EBUSY);
 }
 
 static void *body(void *unused)
@@ -69,7 +72,7 @@ static void verify(void)
 
 static void sabotage(void)
 {
-	must(syscall(SYS_rseq, own_area(), __rseq_size, RSEQ_FLAG_UNREGISTER, RSEQ_SIG));
+	must(syscall(SYS_rseq, own_area(), REGISTERED_BYTES, RSEQ_FLAG_UNREGISTER, RSEQ_SIG));
 	own_area()->cpu_id = 4000;
 }
 

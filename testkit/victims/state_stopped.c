@@ -9,6 +9,8 @@ static pid_t start(void)
 	struct victim_gate gate = victim_gate_make();
 	pid_t child = victim_fork();
 	if (child == 0) {
+		/* A group of its own, which is not orphaned: only there does SIGTSTP stop. */
+		must(setpgid(0, 0));
 		victim_gate_open(gate);
 		victim_child(NULL, NULL);
 	}

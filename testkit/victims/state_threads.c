@@ -22,13 +22,19 @@ static pthread_mutex_t counter_lock = PTHREAD_MUTEX_INITIALIZER, door_lock = PTH
 static pthread_cond_t door = PTHREAD_COND_INITIALIZER;
 static unsigned long counter_one, counter_two;
 static volatile int waiting, door_open, through, owner_holds, leave;
-static __thread uint64_t local[LOCAL_WORDS];
-static __thread pid_t local_tid;
+static __thread uint64_t own_words[LOCAL_WORDS];
+static __thread pid_t own_tid;
 
 static void mask_of(int number, sigset_t *mask)
 {
 	sigfillset(mask);
 	sigdelset(mask, SIGRTMIN + 3 + number);
+}
+
+/* Not inlined: folded into the loops it makes an address that thread-local storage cannot have. */
+__attribute__((noinline)) static uint64_t word_of(int thread, int index)
+{
+	return victim_mix((uint64_t)thread * 1000 + (uint64_t)index);
 }
 
 static void check_self(const struct worker *self)
@@ -38,7 +44,7 @@ static void check_self(const struct worker *self)
 	snprintf(expected, sizeof(expected), "worker <%d> \xc3\xa9", self->number);
 	must(prctl(PR_GET_NAME, name));
 	check(strcmp(name, expected) == 0, "thread %d is named [%s]", self->number, name);
-	check(syscall(SYS_gettid) == self->tid && local_tid == self->tid, "thread %d: tid was %d, is %ld", self->number,
+	check(syscall(SYS_gettid) == self->tid && own_tid == self->tid, "thread %d: tid was %d, is %ld", self->number,
 	      self->tid, (long)syscall(SYS_gettid));
 	check(pthread_equal(pthread_self(), self->thread), "thread %d: pthread_self changed", self->number);
 	must_zero(pthread_sigmask(SIG_SETMASK, NULL, &mask));
@@ -48,7 +54,7 @@ static void check_self(const struct worker *self)
 			check(sigismember(&mask, signal) == sigismember(&want, signal), "thread %d: mask of signal %d",
 			      self->number, signal);
 	for (int i = 0; i < LOCAL_WORDS; i++)
-		check(local[i] == victim_mix((uint64_t)self->number * 1000 + (uint64_t)i) + self->rounds,
+		check(own_words[i] == word_of(self->number, i) + self->rounds,
 		      "thread %d: thread-local word %d is wrong", self->number, i);
 }
 
@@ -61,10 +67,10 @@ static void *work_on(void *argument)
 	must(prctl(PR_SET_NAME, name));
 	mask_of(self->number, &mask);
 	must_zero(pthread_sigmask(SIG_SETMASK, &mask, NULL));
-	local_tid = (pid_t)syscall(SYS_gettid);
+	own_tid = (pid_t)syscall(SYS_gettid);
 	for (int i = 0; i < LOCAL_WORDS; i++)
-		local[i] = victim_mix((uint64_t)self->number * 1000 + (uint64_t)i);
-	self->tid = local_tid;
+		own_words[i] = word_of(self->number, i);
+	self->tid = own_tid;
 	victim_await(pthread_equal(self->thread, pthread_self()), "pthread_create does not return");
 	while (!leave) {
 		check_self(self);
@@ -75,7 +81,7 @@ static void *work_on(void *argument)
 		counter_two++;
 		must_zero(pthread_mutex_unlock(&counter_lock));
 		for (int i = 0; i < LOCAL_WORDS; i++)
-			local[i]++;
+			own_words[i]++;
 		self->rounds++;
 		victim_nap(VICTIM_NAP_US);
 	}

@@ -17,4 +17,4 @@ pub use capture::{CheckpointOptions, CheckpointReport, checkpoint};
 pub use error::{EngineError, Result};
 pub use obstacles::preflight;
 pub use resource::Obstacle;
-pub use restore::{PidPolicy, RestoreOptions, Restored, restore};
+pub use restore::{PidPolicy, RestoreOptions, RestorePhases, Restored, restore};

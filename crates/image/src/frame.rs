@@ -114,11 +114,7 @@ fn open_header(part: Part, file: &[u8]) -> Result<(Checksum, u32, u64)> {
 }
 
 fn truncated(part: Part, needed: usize, available: usize) -> Error {
-    Error::Truncated {
-        part,
-        needed: ByteCount(needed as u64),
-        available: ByteCount(available as u64),
-    }
+    Error::Truncated { part, needed: ByteCount(needed as u64), available: ByteCount(available as u64) }
 }
 
 /// The word at an offset that the caller has checked to lie inside.

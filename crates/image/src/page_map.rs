@@ -93,7 +93,8 @@ impl PageMap {
 
     /// Makes a run that spans this address end there, and a second one begin.
     fn cut(&mut self, space: SpaceId, at: Address) {
-        let Some((&(_, start), run)) = self.runs.range_mut((space, Address(0))..(space, at)).next_back() else {
+        let Some((&(_, start), run)) = self.runs.range_mut((space, Address(0))..(space, at)).next_back()
+        else {
             return;
         };
         let before = (at.0 - start.0) / PAGE_BYTES;
@@ -144,8 +145,7 @@ fn push_stored(
     while !checksums.is_empty() {
         let room = extents.last().map_or(0, |last| room_behind(last, space, start, segment, offset));
         if room == 0 {
-            let source =
-                Source::Stored { segment, offset: ByteCount(offset), checksum: Checksum::default() };
+            let source = Source::Stored { segment, offset: ByteCount(offset), checksum: Checksum::default() };
             extents.push(Extent { space, start, pages: PageCount(0), source });
         }
         let room = if room == 0 { EXTENT_PAGES_MAX.0 as usize } else { room };

@@ -1,6 +1,8 @@
 //! No input makes a decoder panic, accept damage, or allocate without measure. Files with good checksums and
 //! bad content are sealed here by hand, from docs/format.md alone.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use image::{Error, Owner, PageIndex, Record, RecordSet};
 use model::{Address, ByteCount, PageCount};
 use proptest::prelude::*;

@@ -1,12 +1,14 @@
 //! Every part of an image decodes to what was encoded; records are found and counted; later copies of a page
 //! supersede earlier ones.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::collections::BTreeMap;
 use std::time::{Duration, UNIX_EPOCH};
 
 use image::{
-    Checksum, Commit, Extent, ImageKind, Owner, PageChecksum, PageIndex, PageMap, Record, RecordSet, SealedFile,
-    SegmentFile, SegmentId, Source, SpaceId, Timings,
+    Checksum, Commit, Extent, ImageKind, Owner, PageChecksum, PageIndex, PageMap, Record, RecordSet,
+    SealedFile, SegmentFile, SegmentId, Source, SpaceId, Timings,
 };
 use model::{Address, AddressRange, ByteCount, DescriptionId, PAGE_BYTES, PageCount, Pid, Sequence, Tid};
 use proptest::prelude::*;
@@ -132,7 +134,8 @@ impl Model {
                     self.pages.insert((space, page + number), value);
                 }
                 let stored = &self.segment[offset.0 as usize..];
-                let checksums: Vec<PageChecksum> = stored.as_chunks().0.iter().map(PageChecksum::of).collect();
+                let checksums: Vec<PageChecksum> =
+                    stored.as_chunks().0.iter().map(PageChecksum::of).collect();
                 self.map.store(SpaceId(space), Address(page * PAGE_BYTES), SegmentId(0), offset, &checksums);
             }
             Step::Zero { space, page, pages } => {
@@ -151,7 +154,8 @@ impl Model {
         let index = self.map.index().unwrap();
         prop_assert_eq!(index.pages().0, self.pages.len() as u64);
         for extent in index.extents() {
-            let stored = extent.stored().map(|(_, place)| &self.segment[place.start as usize..place.end as usize]);
+            let stored =
+                extent.stored().map(|(_, place)| &self.segment[place.start as usize..place.end as usize]);
             if let (Some(bytes), Source::Stored { checksum, .. }) = (stored, extent.source) {
                 prop_assert_eq!(Checksum::of(bytes), checksum, "{:?}", extent);
             }

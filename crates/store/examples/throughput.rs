@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use image::{Owner, Record, RecordSet, SpaceId, Timings};
+use image::{Owner, PageChecksum, PageIndex, PageMap, Record, RecordSet, SegmentId, SpaceId, Timings};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
 use store::{CommitMeta, Directory, ImageReader, ImageWriter, Store, WriteOptions};
 use sys::direct_io::Method;
@@ -30,7 +30,8 @@ fn main() -> Outcome<()> {
     let directory = PathBuf::from(arguments.first().map_or(".", String::as_str)).join("throughput.image");
     let size = ByteCount(number(1, 1024) << 20);
     let standard = WriteOptions::default();
-    let buffers = NonZeroUsize::new(number(2, standard.buffers.get() as u64) as usize).unwrap_or(standard.buffers);
+    let buffers =
+        NonZeroUsize::new(number(2, standard.buffers.get() as u64) as usize).unwrap_or(standard.buffers);
     let options = WriteOptions { buffers, buffer_pages: PageCount(number(3, standard.buffer_pages.get())) };
     let method = match arguments.get(4).map(String::as_str) {
         Some("direct") => Method::Direct,
@@ -45,7 +46,8 @@ fn main() -> Outcome<()> {
         read(&directory, size, "cached")?;
     }
     remove(&directory)?;
-    small(&directory, options)
+    small(&directory, options)?;
+    scattered()
 }
 
 /// Memory without a zero page and without repetition.
@@ -158,6 +160,37 @@ fn small(path: &Path, options: WriteOptions) -> Outcome<()> {
         );
     }
     std::fs::remove_dir_all(path)?;
+    Ok(())
+}
+
+/// The worst index: every second page of 4 GiB, so that no two can be joined, in an order without order.
+fn scattered() -> Outcome<()> {
+    const PAGES: u64 = 1 << 19;
+    let begun = Instant::now();
+    let mut map = PageMap::new();
+    for number in 0..PAGES {
+        let page = number.wrapping_mul(0x9_e375) % PAGES * 2;
+        let offset = ByteCount(number * PAGE_BYTES);
+        map.store(
+            SpaceId(0),
+            Address(page * PAGE_BYTES),
+            SegmentId(0),
+            offset,
+            &[PageChecksum(number as u32)],
+        );
+    }
+    let mapped = begun.elapsed();
+    let encoded = map.index()?.encode()?;
+    let written = begun.elapsed() - mapped;
+    let begun = Instant::now();
+    let extents = PageIndex::decode(&encoded)?.extents().len();
+    println!(
+        "index of {extents} extents, {} MiB: map {} ms, encode {} ms, decode {} ms",
+        encoded.len() >> 20,
+        mapped.as_millis(),
+        written.as_millis(),
+        begun.elapsed().as_millis()
+    );
     Ok(())
 }
 

@@ -16,7 +16,9 @@ pub enum Error {
     /// A file operation failed for a reason that has no variant of its own.
     ///
     /// Row: store-io
-    #[error("{0}\nhelp: check that the path exists, that you may use it, and the kernel log for device errors")]
+    #[error(
+        "{0}\nhelp: check that the path exists, that you may use it, and the kernel log for device errors"
+    )]
     Io(sys::Error),
 
     /// There is no room for the image. Nothing of it was left behind.

@@ -114,4 +114,4 @@ pub trait PageSource: Send + Sync + Debug {
 }
 
 /// A directory held by one writer.
-pub trait Lock: Send + Debug {}
+pub trait Lock: Send + Sync + Debug {}

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use image::{
     Checksum, Commit, Extent, PageIndex, Part, RecordSet, SealedFile, SegmentFile, SegmentId, Source,
@@ -48,7 +47,7 @@ impl ImageReader {
     ///
     /// `NotCommitted`, `Foreign`, `Newer`, `Damaged`, `WrongLength`: the first check that failed; or `Io`.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::open_on(&*Arc::new(Directory::default()), path)
+        Self::open_on(&Directory::default(), path)
     }
 
     /// As `open`, on any medium.
@@ -57,6 +56,16 @@ impl ImageReader {
     ///
     /// As `open`.
     pub fn open_on(medium: &dyn Medium, path: &Path) -> Result<Self> {
+        match Self::open_files(medium, path) {
+            // Pruned between two of its files: not damage.
+            Err(error) if error.is_damage() && medium.kind(path)?.is_none() => {
+                Err(Error::NotCommitted { path: path.to_path_buf() })
+            }
+            result => result,
+        }
+    }
+
+    fn open_files(medium: &dyn Medium, path: &Path) -> Result<Self> {
         let commit = read_commit(medium, path)?;
         let records = read_sealed(medium, path, &commit.records, Part::Records, RecordSet::decode)?;
         let index = read_sealed(medium, path, &commit.index, Part::Index, PageIndex::decode)?;
@@ -131,9 +140,7 @@ pub(crate) fn read_commit(medium: &dyn Medium, directory: &Path) -> Result<Commi
     let path = directory.join(COMMIT_FILE);
     match medium.read_file(&path, COMMIT_BYTES_MAX) {
         Ok(bytes) => Commit::decode(&bytes).map_err(|error| Error::decoding(&path, error)),
-        Err(error) if is_absent(error.errno) => {
-            Err(Error::NotCommitted { path: directory.to_path_buf() })
-        }
+        Err(error) if is_absent(error.errno) => Err(Error::NotCommitted { path: directory.to_path_buf() }),
         Err(error) => Err(error.into()),
     }
 }
@@ -168,12 +175,8 @@ fn read_sealed<T>(
     }
     let computed = Checksum::of(&bytes);
     if computed != file.checksum {
-        let source = image::Error::ChecksumMismatch {
-            part,
-            offset: ByteCount(0),
-            stored: file.checksum,
-            computed,
-        };
+        let source =
+            image::Error::ChecksumMismatch { part, offset: ByteCount(0), stored: file.checksum, computed };
         return Err(Error::Damaged { path, source });
     }
     decode(&bytes).map_err(|error| Error::decoding(&path, error))
@@ -181,8 +184,7 @@ fn read_sealed<T>(
 
 fn open_segment(medium: &dyn Medium, directory: &Path, file: &SegmentFile) -> Result<Segment> {
     let path = directory.join(&file.name);
-    let wrong_length =
-        |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
+    let wrong_length = |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
     let pages = match medium.open_pages(&path) {
         Ok(pages) => pages,
         Err(error) if is_absent(error.errno) => return Err(wrong_length(None)),

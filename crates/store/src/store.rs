@@ -103,7 +103,12 @@ impl Store {
     /// # Errors
     ///
     /// `Exists` when the number is taken, or what kept the directory from being created.
-    pub fn begin(&self, name: &SubjectName, sequence: Sequence, options: WriteOptions) -> Result<ImageWriter> {
+    pub fn begin(
+        &self,
+        name: &SubjectName,
+        sequence: Sequence,
+        options: WriteOptions,
+    ) -> Result<ImageWriter> {
         let directory = self.subject(name);
         if self.medium.kind(&directory)?.is_none() {
             create_durably(&*self.medium, &directory)?;
@@ -142,9 +147,8 @@ impl Store {
     ///
     /// When the subject's directory cannot be listed.
     pub fn newest(&self, name: &SubjectName) -> Result<Option<(Sequence, PathBuf)>> {
-        let newest = |sequence: &Sequence| {
-            reader::read_commit(&*self.medium, &self.image(name, *sequence)).is_ok()
-        };
+        let newest =
+            |sequence: &Sequence| reader::read_commit(&*self.medium, &self.image(name, *sequence)).is_ok();
         let found = self.sequences(name)?.into_iter().rev().find(newest);
         Ok(found.map(|sequence| (sequence, self.image(name, sequence))))
     }

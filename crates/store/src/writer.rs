@@ -12,9 +12,7 @@ use std::sync::mpsc::{self, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use image::{
-    Checksum, Commit, ImageKind, PageMap, RecordSet, SealedFile, SegmentFile, SpaceId, Timings,
-};
+use image::{Checksum, Commit, ImageKind, PageMap, RecordSet, SealedFile, SegmentFile, SpaceId, Timings};
 use model::{AddressRange, ByteCount, PageCount, Pid, Sequence};
 
 use crate::backend::directory::Directory;
@@ -130,7 +128,9 @@ impl ImageWriter {
         Ok(Self { pages, staging, medium, target: path.to_path_buf() })
     }
 
-    /// An empty batch. Waits until a buffer is free.
+    /// An empty batch. Waits until a buffer is free; one who already holds all of them, unappended, waits for
+    /// ever. What is copied inside a pause goes into batches taken before, or into `PageBatch::over` own
+    /// buffers.
     ///
     /// # Errors
     ///
@@ -184,8 +184,7 @@ impl ImageWriter {
         index_file.sync()?;
         commit_file.sync()?;
         staging.publish()?;
-        let timings =
-            WriteTimings { hash: finished.hash, write: finished.write, commit: begun.elapsed() };
+        let timings = WriteTimings { hash: finished.hash, write: finished.write, commit: begun.elapsed() };
         Ok(Committed { path: target, commit, timings })
     }
 }

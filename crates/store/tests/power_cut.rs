@@ -3,6 +3,8 @@
 //!
 //! A failure prints the seed and the step; both together repeat it exactly.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod simulated;
 
 use std::path::Path;
@@ -46,8 +48,9 @@ fn write(store: &Store, sequence: Sequence, pages: u64) -> store::Result<()> {
         batch.push(SpaceId(0), address, PageCount(1)).unwrap().fill(fill(sequence, page));
         writer.append(batch)?;
     }
-    let records: RecordSet =
-        (0..3).map(|number| Record::new("kind", 1, Owner::Object(number), vec![sequence.0 as u8; 700])).collect();
+    let records: RecordSet = (0..3)
+        .map(|number| Record::new("kind", 1, Owner::Object(number), vec![sequence.0 as u8; 700]))
+        .collect();
     let meta = CommitMeta {
         sequence,
         time: UNIX_EPOCH,

@@ -19,6 +19,23 @@ use model::Fd;
 use crate::error::{Errno, Error, Result};
 
 const KCMP_EPOLL_TFD: i32 = 7;
+const EPOLLONESHOT: u32 = libc::EPOLLONESHOT as u32;
+/// Bits of a member's events that are no events; a one-shot member that has fired has nothing else.
+const FLAGS: u32 =
+    (libc::EPOLLEXCLUSIVE | libc::EPOLLWAKEUP | libc::EPOLLONESHOT) as u32 | libc::EPOLLET as u32;
+/// Every event there is.
+const ANYTHING: u32 = (libc::EPOLLIN
+    | libc::EPOLLOUT
+    | libc::EPOLLPRI
+    | libc::EPOLLRDHUP
+    | libc::EPOLLRDNORM
+    | libc::EPOLLWRNORM) as u32;
+
+/// Whether these are the events of a one-shot member that has fired and was not armed again.
+#[must_use]
+pub fn is_spent(events: u32) -> bool {
+    events & EPOLLONESHOT != 0 && events & !FLAGS == 0
+}
 
 /// One member of an epoll set.
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +62,9 @@ struct EpollSlot {
 const _: () = assert!(size_of::<EpollSlot>() == 12);
 const _: () = assert!(offset_of!(EpollSlot, index) == 8);
 
-/// Makes all registrations, each under its number. A number may be in use in this process: the work is done by
-/// a thread with a descriptor table of its own.
+/// Makes all registrations in their order, each under its number. A number may be in use in this process: the
+/// work is done by a thread with a descriptor table of its own. Of each set the members that are spent
+/// ([`is_spent`]) must come first, because making them so may take an event from the set.
 pub fn register(registrations: &[Registration<'_>]) -> Result<()> {
     if registrations.is_empty() {
         return Ok(());
@@ -104,9 +122,31 @@ fn park(number: RawFd) -> Result<Option<RawFd>> {
 }
 
 fn add(set: RawFd, number: RawFd, registration: &Registration<'_>) -> Result<()> {
-    let mut event = libc::epoll_event { events: registration.events, u64: registration.data };
+    let events = registration.events;
+    if !is_spent(events) {
+        return control(set, libc::EPOLL_CTL_ADD, number, registration, events);
+    }
+    // A one-shot member that has fired: the kernel adds EPOLLERR and EPOLLHUP to whatever is asked for, so it has
+    // to fire here. Where it is not ready for anything, those two stay armed.
+    control(set, libc::EPOLL_CTL_ADD, number, registration, events | ANYTHING)?;
+    let mut fired = libc::epoll_event { events: 0, u64: 0 };
+    // SAFETY: the kernel writes at most one epoll_event at the address given, and does not wait.
+    match unsafe { libc::epoll_wait(set, &raw mut fired, 1, 0) } {
+        1.. => Ok(()),
+        _ => control(set, libc::EPOLL_CTL_MOD, number, registration, events),
+    }
+}
+
+fn control(
+    set: RawFd,
+    operation: i32,
+    number: RawFd,
+    registration: &Registration<'_>,
+    events: u32,
+) -> Result<()> {
+    let mut event = libc::epoll_event { events, u64: registration.data };
     // SAFETY: the kernel reads one epoll_event at the address given.
-    if unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, number, &raw mut event) } < 0 {
+    if unsafe { libc::epoll_ctl(set, operation, number, &raw mut event) } < 0 {
         return Err(failed(number));
     }
     Ok(())
@@ -117,12 +157,7 @@ fn failed(number: RawFd) -> Error {
 }
 
 /// Whether the `index`th member that `set` has under `number` is the description behind `candidate`.
-pub fn watches(
-    set: BorrowedFd<'_>,
-    number: Fd,
-    index: u32,
-    candidate: BorrowedFd<'_>,
-) -> Result<Ordering> {
+pub fn watches(set: BorrowedFd<'_>, number: Fd, index: u32, candidate: BorrowedFd<'_>) -> Result<Ordering> {
     let slot = EpollSlot { set: set.as_raw_fd() as u32, number: number.get() as u32, index };
     let us = std::process::id();
     // SAFETY: the kernel reads one slot of three u32 at the address given.
@@ -143,6 +178,22 @@ mod tests {
 
     use super::*;
     use rustix::event::{EventfdFlags, epoll, eventfd};
+
+    #[test]
+    fn a_spent_member_is_silent_until_it_is_armed() {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let target = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+        let spent = Registration {
+            set: set.as_fd(),
+            number: Fd(600),
+            target: target.as_fd(),
+            events: EPOLLONESHOT,
+            data: 5,
+        };
+        register(&[spent]).unwrap();
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", set.as_raw_fd())).unwrap();
+        assert!(info.contains("events: 40000000 data:                5"), "{info}");
+    }
 
     #[test]
     fn a_number_in_use_stays_what_it_was() {

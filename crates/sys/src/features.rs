@@ -1,22 +1,51 @@
-//! What this kernel and this user offer beyond the minimum.
+//! What this kernel and this user offer, feature by feature.
 //!
-//! Owns: the registry of optional kernel features, their probes, and the switch that forces one off.
+//! Owns: the registry of kernel features with their probes, and the switch that forces one off.
 //! Invariants: a feature that is forced off is never used; `UNDYING_FEATURES_OFF` names them, comma-separated.
-//! Does not: decide what to do without a feature; the code that uses it falls back.
+//! Does not: decide what to do without a feature; the code that uses it falls back or refuses.
 
+use std::path::Path;
 use std::sync::OnceLock;
 
 use crate::error::Result;
+use crate::probes;
 
-/// A kernel feature that has a fallback.
+/// A kernel feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Feature {
+    /// Stopping and steering other processes.
+    Ptrace,
+    /// Reading and writing their memory in bulk.
+    ProcessMemory,
+    /// Handles on processes and duplicates of their descriptors.
+    Pidfd,
+    /// Telling shared descriptions from equal ones.
+    Kcmp,
+    /// Listing the children of a process.
+    ProcChildren,
+    /// Processes with a chosen number.
+    SetTid,
+    /// The links to what areas map.
+    MapFiles,
+    /// Re-creating TCP connections.
+    TcpRepair,
     /// The PAGEMAP_SCAN request.
     PagemapScan,
     /// io_uring for writing images.
     IoUring,
     /// O_DIRECT on the store's file system.
     DirectIo,
+    /// Tracing processes that are no children.
+    PtraceScope,
+}
+
+/// What happens without a feature.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Need {
+    /// Nothing works.
+    Required,
+    /// Something is slower or refused; `purpose` says what.
+    Optional,
 }
 
 /// One row of the registry.
@@ -26,26 +55,113 @@ pub struct FeatureEntry {
     pub feature: Feature,
     /// Its name in `doctor` and in `UNDYING_FEATURES_OFF`.
     pub name: &'static str,
+    /// What happens without it.
+    pub need: Need,
     /// What it is for, and what happens without it.
     pub purpose: &'static str,
+    /// How to get it.
+    pub fix: &'static str,
+    /// Tries it, with files in a directory where files are needed; says what it found.
+    pub probe: fn(&Path) -> Result<String>,
 }
 
-/// Every optional feature.
+/// Every feature.
 pub const REGISTRY: &[FeatureEntry] = &[
+    FeatureEntry {
+        feature: Feature::Ptrace,
+        name: "ptrace",
+        need: Need::Required,
+        purpose: "stops and steers the subject",
+        fix: "lift the seccomp filter or security module that forbids ptrace(2)",
+        probe: probes::ptrace,
+    },
+    FeatureEntry {
+        feature: Feature::ProcessMemory,
+        name: "process-memory",
+        need: Need::Required,
+        purpose: "reads and writes the subject's memory",
+        fix: "use a kernel with CONFIG_CROSS_MEMORY_ATTACH",
+        probe: probes::process_memory,
+    },
+    FeatureEntry {
+        feature: Feature::Pidfd,
+        name: "pidfd",
+        need: Need::Required,
+        purpose: "duplicates the subject's descriptors",
+        fix: "use Linux 5.6 or later",
+        probe: probes::pidfd,
+    },
+    FeatureEntry {
+        feature: Feature::Kcmp,
+        name: "kcmp",
+        need: Need::Required,
+        purpose: "tells which descriptors share one description",
+        fix: "use a kernel with CONFIG_KCMP",
+        probe: probes::kcmp,
+    },
+    FeatureEntry {
+        feature: Feature::ProcChildren,
+        name: "proc-children",
+        need: Need::Required,
+        purpose: "finds the processes of the subject",
+        fix: "use a kernel with CONFIG_PROC_CHILDREN, and mount /proc",
+        probe: probes::proc_children,
+    },
+    FeatureEntry {
+        feature: Feature::SetTid,
+        name: "set-tid",
+        need: Need::Required,
+        purpose: "restores processes under their own numbers",
+        fix: "run as root or with CAP_CHECKPOINT_RESTORE, on Linux 5.9 or later",
+        probe: probes::set_tid,
+    },
+    FeatureEntry {
+        feature: Feature::MapFiles,
+        name: "map-files",
+        need: Need::Optional,
+        purpose: "reaches memory that processes share; without it subjects that share memory are refused",
+        fix: "run as root or with CAP_CHECKPOINT_RESTORE",
+        probe: probes::map_files,
+    },
+    FeatureEntry {
+        feature: Feature::TcpRepair,
+        name: "tcp-repair",
+        need: Need::Optional,
+        purpose: "keeps TCP connections; without it subjects with established connections are refused",
+        fix: "run as root or with CAP_NET_ADMIN",
+        probe: probes::tcp_repair,
+    },
+    FeatureEntry {
+        feature: Feature::PtraceScope,
+        name: "ptrace-scope",
+        need: Need::Optional,
+        purpose: "checkpoints programs that undying has not started; without it only those under `undying run`",
+        fix: "run as root or with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope to 0",
+        probe: probes::ptrace_scope,
+    },
     FeatureEntry {
         feature: Feature::PagemapScan,
         name: "pagemap-scan",
+        need: Need::Optional,
         purpose: "finds pages by ranges; without it every page entry is read (slower)",
+        fix: "use Linux 6.7 or later",
+        probe: probes::pagemap_scan,
     },
     FeatureEntry {
         feature: Feature::IoUring,
         name: "io-uring",
+        need: Need::Optional,
         purpose: "keeps several writes of an image in flight; without it they go one by one",
+        fix: "use a kernel with CONFIG_IO_URING, and set kernel.io_uring_disabled to 0",
+        probe: probes::io_uring,
     },
     FeatureEntry {
         feature: Feature::DirectIo,
         name: "direct-io",
+        need: Need::Optional,
         purpose: "writes images past the page cache; without it through the cache with fdatasync",
+        fix: "put the store on a file system that takes O_DIRECT (ext4, XFS, Btrfs …)",
+        probe: probes::direct_io,
     },
 ];
 
@@ -67,9 +183,25 @@ fn forced_off() -> &'static [Feature] {
     })
 }
 
-/// Whether the kernel has PAGEMAP_SCAN, tried on ourselves.
-pub fn probe_pagemap_scan() -> Result<bool> {
-    let pid = model::Pid(std::process::id() as i32);
-    let map = crate::pagemap::Pagemap::open(pid)?;
-    Ok(map.supports_scan())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_every_feature_has_a_fix() {
+        for (index, entry) in REGISTRY.iter().enumerate() {
+            assert!(REGISTRY[..index].iter().all(|other| other.name != entry.name), "{}", entry.name);
+            assert!(!entry.fix.is_empty() && !entry.purpose.is_empty(), "{}", entry.name);
+        }
+    }
+
+    #[test]
+    fn a_probe_answers_or_names_what_failed() {
+        for entry in REGISTRY {
+            match (entry.probe)(&std::env::temp_dir()) {
+                Ok(detail) => assert!(!detail.is_empty(), "{}", entry.name),
+                Err(error) => println!("unsupported: {}: {error}", entry.name),
+            }
+        }
+    }
 }

@@ -139,9 +139,11 @@ mod tests {
         assert_eq!(owner(reader.as_fd()).unwrap(), None);
         assert_eq!(signal(reader.as_fd()).unwrap(), None);
         let ourselves = Pid(std::process::id() as i32);
-        for wanted in
-            [FileOwner::Process(ourselves), FileOwner::Thread(ourselves.leader()), FileOwner::Process(ourselves)]
-        {
+        for wanted in [
+            FileOwner::Process(ourselves),
+            FileOwner::Thread(ourselves.leader()),
+            FileOwner::Process(ourselves),
+        ] {
             set_owner(reader.as_fd(), wanted).unwrap();
             assert_eq!(owner(reader.as_fd()).unwrap(), Some(wanted));
             let (kind, number) = wanted.numbers();

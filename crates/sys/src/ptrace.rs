@@ -123,8 +123,64 @@ impl Registers {
     /// Registers from the words of [`Self::to_words`].
     #[must_use]
     pub fn from_words(words: &[u64; 27]) -> Self {
-        let [r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, eflags, rsp, ss, fs_base, gs_base, ds, es, fs, gs] = *words;
-        Self { r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, eflags, rsp, ss, fs_base, gs_base, ds, es, fs, gs }
+        let [
+            r15,
+            r14,
+            r13,
+            r12,
+            rbp,
+            rbx,
+            r11,
+            r10,
+            r9,
+            r8,
+            rax,
+            rcx,
+            rdx,
+            rsi,
+            rdi,
+            orig_rax,
+            rip,
+            cs,
+            eflags,
+            rsp,
+            ss,
+            fs_base,
+            gs_base,
+            ds,
+            es,
+            fs,
+            gs,
+        ] = *words;
+        Self {
+            r15,
+            r14,
+            r13,
+            r12,
+            rbp,
+            rbx,
+            r11,
+            r10,
+            r9,
+            r8,
+            rax,
+            rcx,
+            rdx,
+            rsi,
+            rdi,
+            orig_rax,
+            rip,
+            cs,
+            eflags,
+            rsp,
+            ss,
+            fs_base,
+            gs_base,
+            ds,
+            es,
+            fs,
+            gs,
+        }
     }
 }
 

@@ -1,10 +1,10 @@
-//! Signals sent to others.
+//! Signals sent to others, and which of them reach the calling thread.
 //!
-//! Owns: tgkill(2), rt_sigqueueinfo(2), rt_tgsigqueueinfo(2), kill(2).
+//! Owns: tgkill(2), rt_sigqueueinfo(2), rt_tgsigqueueinfo(2), kill(2), rt_sigprocmask(2), rt_sigaction(2).
 //! Invariants: a thread is named by process and thread number, so that a reused number is not hit.
-//! Does not: handle signals of our own.
+//! Does not: install handlers; who waits for signals blocks them and reads a signalfd.
 //!
-//! Man page: tgkill(2), rt_sigqueueinfo(2)
+//! Man page: tgkill(2), rt_sigqueueinfo(2), rt_sigprocmask(2)
 //! Since: Linux 2.6.31
 //! Probe: none needed
 //! Fallback: none needed
@@ -43,4 +43,26 @@ pub fn queue_to_thread(pid: Pid, tid: Tid, signal: Signal, information: &Siginfo
         libc::syscall(libc::SYS_rt_tgsigqueueinfo, pid.get(), tid.get(), signal.get(), information.as_ptr())
     };
     if result == 0 { Ok(()) } else { Err(Error::thread("queue a signal", tid, Errno::last())) }
+}
+
+/// Blocks the signals of a set in the calling thread and in those it creates later; bit 0 is signal 1.
+pub fn block(signals: u64) -> Result<()> {
+    // SAFETY: the kernel reads eight bytes at the address of `signals`, which outlives the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_BLOCK,
+            &raw const signals,
+            std::ptr::null::<u64>(),
+            size_of::<u64>(),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(Error::new("block signals", Errno::last())) }
+}
+
+/// Gives a signal its default action in this process.
+pub fn set_default(signal: Signal) -> Result<()> {
+    // SAFETY: the default action runs no code of this process.
+    let result = unsafe { libc::signal(signal.get(), libc::SIG_DFL) };
+    if result == libc::SIG_ERR { Err(Error::new("reset a signal action", Errno::last())) } else { Ok(()) }
 }

@@ -1,6 +1,6 @@
-//! What the kernel knows of Unix sockets beyond their descriptors: peers, names, files, queues.
+//! What the kernel knows of sockets beyond their descriptors: peers, names, files, queues.
 //!
-//! Owns: the sock_diag(7) protocol for Unix sockets.
+//! Owns: the sock_diag(7) protocol for Unix sockets, and for single TCP sockets.
 //! Invariants: an answer that cannot be understood is an error, never a guess.
 //! Does not: see sockets of other network namespaces than this process's.
 //!
@@ -16,8 +16,9 @@ use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 
 use crate::error::{Errno, Error, Result};
+use crate::socket::SocketAddress;
 
-const NAME: &str = "ask for Unix sockets";
+const NAME: &str = "ask the kernel for sockets";
 /// Bytes of one piece of an answer; the kernel fills at most 32 KiB.
 const PIECE_BYTES: usize = 64 * 1024;
 
@@ -32,7 +33,6 @@ const SHOW_PEER: u32 = 4;
 const SHOW_WAITING: u32 = 8;
 const SHOW_QUEUES: u32 = 16;
 const HEADER_BYTES: usize = 16;
-const REQUEST_BYTES: usize = HEADER_BYTES + 24;
 const ANSWER_BYTES: usize = HEADER_BYTES + 16;
 
 /// State number of a listening socket.
@@ -65,6 +65,15 @@ pub struct UnixSocket {
     pub shut: u8,
 }
 
+/// What the kernel tells of one TCP socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TcpSocket {
+    /// Its inode; 0 when no descriptor refers to it (closed, or not accepted yet).
+    pub inode: Inode,
+    /// The number of its state.
+    pub state: u8,
+}
+
 /// A connection to the kernel's socket directory.
 #[derive(Debug)]
 pub struct SockDiag(OwnedFd);
@@ -91,33 +100,84 @@ impl SockDiag {
         self.ask(REQUEST | DUMP, states, Inode(0))
     }
 
+    /// The TCP socket of a connection, by the addresses of its two ends (both IPv4, or both IPv6); `None` when
+    /// the other end is not on this machine.
+    pub fn tcp_socket(&self, local: &SocketAddress, remote: &SocketAddress) -> Result<Option<TcpSocket>> {
+        let mut body = vec![local.family() as u8, libc::IPPROTO_TCP as u8, 0, 0];
+        body.extend(u32::MAX.to_ne_bytes());
+        let (Some(source), Some(target)) = (port_and_host(local), port_and_host(remote)) else {
+            return Err(Error::new(NAME, Errno::EINVAL));
+        };
+        body.extend([source.0, target.0].concat());
+        body.extend([source.1, target.1].concat());
+        for word in [0, u32::MAX, u32::MAX] {
+            body.extend(u32::to_ne_bytes(word));
+        }
+        let mut found = None;
+        let outcome = self.exchange(REQUEST, &body, |message| {
+            found = read_tcp_socket(message);
+            found.is_some()
+        });
+        match outcome {
+            Ok(()) => Ok(found),
+            Err(error) if error.errno == Errno::ENOENT => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     fn ask(&self, flags: u16, states: u32, inode: Inode) -> Result<Vec<UnixSocket>> {
         let show = SHOW_NAME | SHOW_FILE | SHOW_PEER | SHOW_WAITING | SHOW_QUEUES;
-        let mut request = Vec::with_capacity(REQUEST_BYTES);
-        request.extend((REQUEST_BYTES as u32).to_ne_bytes());
+        let mut body = vec![libc::AF_UNIX as u8, 0, 0, 0];
+        for word in [states, inode.get() as u32, show, u32::MAX, u32::MAX] {
+            body.extend(word.to_ne_bytes());
+        }
+        let mut found = Vec::new();
+        self.exchange(flags, &body, |message| read_socket(message).map(|socket| found.push(socket)).is_some())?;
+        Ok(found)
+    }
+
+    /// Sends a request and gives every answer to `read`, which says whether it understood.
+    fn exchange(&self, flags: u16, body: &[u8], mut read: impl FnMut(&[u8]) -> bool) -> Result<()> {
+        let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
+        request.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
         request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
         request.extend(flags.to_ne_bytes());
         request.extend([0; 8]);
-        request.extend([libc::AF_UNIX as u8, 0, 0, 0]);
-        for word in [states, inode.get() as u32, show, u32::MAX, u32::MAX] {
-            request.extend(word.to_ne_bytes());
-        }
+        request.extend(body);
         sendto(&self.0, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
             .map_err(|errno| Error::new(NAME, errno))?;
-        let mut found = Vec::new();
         let mut piece = vec![0; PIECE_BYTES];
         loop {
             let (length, _) = recv(&self.0, &mut piece[..], RecvFlags::empty())
                 .map_err(|errno| Error::new(NAME, errno))?;
-            if read_piece(&piece[..length], &mut found)? || flags & DUMP == 0 {
-                return Ok(found);
+            if read_piece(&piece[..length], &mut read)? || flags & DUMP == 0 {
+                return Ok(());
             }
         }
     }
 }
 
+/// Port in network order and 16 bytes of host address.
+fn port_and_host(address: &SocketAddress) -> Option<([u8; 2], [u8; 16])> {
+    let port = *address.0.get(2..)?.first_chunk()?;
+    let mut host = [0; 16];
+    if i32::from(address.family()) == libc::AF_INET {
+        host[..4].copy_from_slice(address.0.get(4..8)?);
+    } else {
+        host.copy_from_slice(address.0.get(8..24)?);
+    }
+    Some((port, host))
+}
+
+fn read_tcp_socket(message: &[u8]) -> Option<TcpSocket> {
+    const STATE: usize = HEADER_BYTES + 1;
+    const INODE: usize = HEADER_BYTES + 68;
+    let fixed = message.get(..INODE + 4)?;
+    Some(TcpSocket { inode: Inode(u64::from(word(fixed, INODE))), state: fixed[STATE] })
+}
+
 /// Reads the messages of one piece; the result is whether it was the last.
-fn read_piece(mut piece: &[u8], found: &mut Vec<UnixSocket>) -> Result<bool> {
+fn read_piece(mut piece: &[u8], read: &mut impl FnMut(&[u8]) -> bool) -> Result<bool> {
     let malformed = || Error::new(NAME, Errno::EINVAL);
     while piece.len() >= HEADER_BYTES {
         let length = word(piece, 0) as usize;
@@ -128,7 +188,7 @@ fn read_piece(mut piece: &[u8], found: &mut Vec<UnixSocket>) -> Result<bool> {
                 let errno = if message.len() >= HEADER_BYTES + 4 { word(message, HEADER_BYTES) } else { 0 };
                 return Err(Error::new(NAME, Errno(-(errno as i32))));
             }
-            SOCK_DIAG_BY_FAMILY => found.push(read_socket(message).ok_or_else(malformed)?),
+            SOCK_DIAG_BY_FAMILY if !read(message) => return Err(malformed()),
             _ => {}
         }
         piece = piece.get(length.next_multiple_of(4)..).unwrap_or_default();
@@ -161,8 +221,7 @@ fn read_attribute(socket: &mut UnixSocket, kind: u16, value: &[u8]) {
         (1, 8) => socket.file = Some((word(value, 0), word(value, 4))),
         (2, 4) => socket.peer = Some(Inode(u64::from(word(value, 0)))),
         (3, _) => {
-            socket.waiting =
-                value.chunks_exact(4).map(|client| Inode(u64::from(word(client, 0)))).collect();
+            socket.waiting = value.chunks_exact(4).map(|client| Inode(u64::from(word(client, 0)))).collect();
         }
         (4, 8) => (socket.receive_queue, socket.send_queue) = (word(value, 0), word(value, 4)),
         (6, 1) => socket.shut = value[0],
@@ -198,6 +257,26 @@ mod tests {
         drop(right);
         assert_eq!(diag.unix_socket(inode(&left)).unwrap().unwrap().peer, Some(Inode(0)));
         assert_eq!(diag.unix_socket(Inode(0xffff_fff0)).unwrap(), None);
+    }
+
+    #[test]
+    fn the_other_end_of_a_tcp_connection_is_found() {
+        use std::os::fd::AsFd;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (here, there) = (
+            crate::socket::local(client.as_fd()).unwrap(),
+            crate::socket::peer(client.as_fd()).unwrap().unwrap(),
+        );
+        let diag = SockDiag::open().unwrap();
+        let waiting = diag.tcp_socket(&there, &here).unwrap().unwrap();
+        assert_eq!((waiting.inode, waiting.state), (Inode(0), 1));
+        let (server, _) = listener.accept().unwrap();
+        assert_eq!(diag.tcp_socket(&there, &here).unwrap().unwrap().inode, inode(&server));
+        assert_eq!(diag.tcp_socket(&here, &there).unwrap().unwrap().inode, inode(&client));
+        let mut nobody = here.clone();
+        nobody.0[3] ^= 1;
+        assert_eq!(diag.tcp_socket(&nobody, &there).unwrap(), None);
     }
 
     #[test]

@@ -84,8 +84,7 @@ pub fn create(family: i32, kind: i32, protocol: i32) -> Result<OwnedFd> {
 pub fn pair(kind: i32) -> Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0_i32; 2];
     // SAFETY: the kernel writes two descriptor numbers into the array.
-    let result =
-        unsafe { libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) };
+    let result = unsafe { libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) };
     let first = owned(if result < 0 { result } else { ends[0] }, "create a pair of sockets")?;
     // SAFETY: the kernel returned a second new descriptor that nobody else owns.
     Ok((first, unsafe { OwnedFd::from_raw_fd(ends[1]) }))
@@ -118,9 +117,8 @@ pub fn connect(socket: BorrowedFd<'_>, address: &SocketAddress) -> Result<()> {
 /// Takes the first connection that waits.
 pub fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd> {
     // SAFETY: no address is asked for.
-    let result = unsafe {
-        libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC)
-    };
+    let result =
+        unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC) };
     owned(result, "accept a connection")
 }
 
@@ -235,10 +233,8 @@ pub struct Message<'a> {
 /// Sends one message without waiting; the result is how many of its bytes went.
 pub fn send(socket: BorrowedFd<'_>, message: &Message<'_>) -> Result<usize> {
     let mut control = Control([0; CONTROL_BYTES]);
-    let mut part = libc::iovec {
-        iov_base: message.bytes.as_ptr().cast_mut().cast(),
-        iov_len: message.bytes.len(),
-    };
+    let mut part =
+        libc::iovec { iov_base: message.bytes.as_ptr().cast_mut().cast(), iov_len: message.bytes.len() };
     // SAFETY: a message header of zeroes is valid: no name, no parts, no control data.
     let mut header: libc::msghdr = unsafe { zeroed() };
     if let Some(to) = message.to {

@@ -8,10 +8,12 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use model::{Pid, Tid};
+use sys::kcmp::{self, Shared};
 use sys::ptrace::{OPTION_CLONE, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK};
 use sys::{Errno, Error};
 
 use crate::procfs;
+use crate::remote::home;
 use crate::thread::{Running, StopOutcome, Stopped, Thread, Waiter};
 use crate::tree;
 
@@ -19,8 +21,10 @@ use crate::tree;
 pub(crate) const OPTIONS: u64 = OPTION_SYSCALL_GOOD | OPTION_CLONE | OPTION_FORK | OPTION_VFORK;
 /// Times the tree is listed again because it grew; a tree that outgrows this is refused.
 const ROUNDS_MAX: usize = 200;
-/// How long all threads may take to stop. A thread inside vfork(2) stops only after its child went on.
+/// How long all threads may take to stop.
 const STOP_LIMIT: Duration = Duration::from_millis(250);
+/// How long a thread may take before it is looked at what holds it.
+const PATIENCE: Duration = Duration::from_millis(1);
 /// How long a failed stop waits for the rest to come to its stop, to let it go properly.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// Attempts before a tree that does not stop in time is given up.
@@ -80,6 +84,8 @@ pub struct StoppedTree {
 struct Progress {
     stopped: HashMap<Pid, Vec<Thread<Stopped>>>,
     pending: Vec<Thread<Running>>,
+    /// Children of vfork(2) that must go on before their parent can stop.
+    let_go: Vec<Thread<Running>>,
     seen: HashSet<Tid>,
     zombies: Vec<Pid>,
     order: Vec<Pid>,
@@ -140,12 +146,31 @@ impl Progress {
         for _ in 0..ROUNDS_MAX {
             let before = self.seen.len();
             self.attach_new(root)?;
-            if self.seen.len() == before {
+            if self.seen.len() != before {
+                self.wait_all()?;
+            } else if self.all_still_stand()? {
                 return Ok(());
             }
-            self.wait_all()?;
         }
         Err(FreezeError::Growing(root))
+    }
+
+    /// Whether every thread that came to a stop still stands there; those that do not (killed, or replaced by an
+    /// exec in another thread) are forgotten. Threads that an earlier tracer left on their way arrive first.
+    fn all_still_stand(&mut self) -> Result<bool, FreezeError> {
+        let mut lost = Vec::new();
+        for thread in self.stopped.values().flatten() {
+            if gone_is_none(home::arrive(thread))?.is_none() {
+                lost.push(thread.tid());
+            }
+        }
+        for tid in &lost {
+            self.seen.remove(tid);
+        }
+        for threads in self.stopped.values_mut() {
+            threads.retain(|thread| !lost.contains(&thread.tid()));
+        }
+        Ok(lost.is_empty())
     }
 
     fn attach_new(&mut self, root: Pid) -> Result<(), FreezeError> {
@@ -185,9 +210,11 @@ impl Progress {
 
     fn attached_or(&mut self, pid: Pid, tid: Tid, error: Error) -> Result<(), FreezeError> {
         let Some(status) = gone_is_none(procfs::thread_status(pid, tid))? else { return Ok(()) };
-        if status.tracer.get() == std::process::id() as i32 {
+        if status.tracer.get() == rustix::thread::gettid().as_raw_nonzero().get() {
+            let thread = Thread::attached(pid, tid);
+            gone_is_none(thread.interrupt())?;
             self.seen.insert(tid);
-            self.pending.push(Thread::attached(pid, tid));
+            self.pending.push(thread);
             return Ok(());
         }
         if matches!(status.state, 'Z' | 'X') {
@@ -201,15 +228,52 @@ impl Progress {
 
     fn wait_all(&mut self) -> Result<(), FreezeError> {
         let mut waiter = Waiter::new(STOP_LIMIT);
+        let mut held_up = false;
         loop {
             self.look_at_all()?;
-            let Some(first) = self.pending.first() else { return Ok(()) };
+            if self.pending.is_empty() {
+                if self.let_go.is_empty() {
+                    return Ok(());
+                }
+                // Their parents stand now; so shall they.
+                for thread in self.let_go.drain(..) {
+                    gone_is_none(thread.interrupt())?;
+                    self.pending.push(thread);
+                }
+            }
+            if !held_up && waiter.waited() > PATIENCE {
+                held_up = true;
+                self.help_those_held_up()?;
+            }
             if !waiter.pause() {
-                let (pid, tid) = (first.pid(), first.tid());
-                let place = procfs::read_text(format!("/proc/{pid}/task/{tid}/wchan")).unwrap_or_default();
-                return Err(FreezeError::Stuck { pid, tid, place });
+                return Err(self.stuck());
             }
         }
+    }
+
+    fn stuck(&self) -> FreezeError {
+        let (pid, tid) = self.pending.first().map_or_else(Default::default, |first| (first.pid(), first.tid()));
+        let place = procfs::read_text(format!("/proc/{pid}/task/{tid}/wchan")).unwrap_or_default();
+        FreezeError::Stuck { pid, tid, place }
+    }
+
+    /// A leader that ended before its other threads never stops; a parent in vfork(2) stops after its child went on.
+    fn help_those_held_up(&mut self) -> Result<(), FreezeError> {
+        for thread in std::mem::take(&mut self.pending) {
+            let stat = gone_is_none(procfs::thread_stat(thread.pid(), thread.tid()))?;
+            if stat.is_some_and(|stat| stat.is_zombie() && thread.tid() == thread.pid().leader()) {
+                continue;
+            }
+            for child in self.order.clone() {
+                if self.stopped.contains_key(&child) && runs_in_memory_of(child, thread.pid())? {
+                    let threads = self.stopped.remove(&child).unwrap_or_default();
+                    let resumed: Result<Vec<_>, _> = threads.into_iter().map(Thread::resume).collect();
+                    self.let_go.extend(gone_is_none(resumed)?.unwrap_or_default());
+                }
+            }
+            self.pending.push(thread);
+        }
+        Ok(())
     }
 
     fn look_at_all(&mut self) -> Result<(), FreezeError> {
@@ -262,6 +326,11 @@ impl Progress {
             // A thread that cannot be detached has died.
             let _ = thread.detach();
         }
+        self.pending.append(&mut self.let_go);
+        for thread in &self.pending {
+            // One that has been let go before is asked to stop again, so that it can be detached.
+            let _ = thread.interrupt();
+        }
         let mut waiter = Waiter::new(DRAIN_LIMIT);
         while !self.pending.is_empty() {
             for thread in std::mem::take(&mut self.pending) {
@@ -280,6 +349,12 @@ impl Progress {
             }
         }
     }
+}
+
+/// Whether a process is a child of another that uses its parent's memory.
+fn runs_in_memory_of(child: Pid, parent: Pid) -> Result<bool, FreezeError> {
+    let is_child = gone_is_none(procfs::stat(child))?.is_some_and(|stat| stat.ppid == parent);
+    Ok(is_child && gone_is_none(kcmp::shared(Shared::Memory, child, parent))?.unwrap_or(false))
 }
 
 fn ended_or(root: Pid, error: Error) -> FreezeError {

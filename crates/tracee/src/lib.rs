@@ -9,6 +9,7 @@
 
 pub mod arch;
 pub mod freeze;
+pub mod interruption;
 pub mod memory;
 pub mod procfs;
 pub mod remote;

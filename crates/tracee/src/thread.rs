@@ -210,6 +210,11 @@ impl Waiter {
         Self { started: Instant::now(), limit }
     }
 
+    /// How long it has been waiting.
+    pub(crate) fn waited(&self) -> Duration {
+        self.started.elapsed()
+    }
+
     /// One step; false once the limit has passed.
     pub(crate) fn pause(&mut self) -> bool {
         let waited = self.started.elapsed();

@@ -31,6 +31,8 @@ pub(super) struct Descriptors {
     envelopes: HashMap<DescriptionId, Envelope>,
     /// `rows` without what only this file needs, for the scope that kinds see.
     table: Vec<(Pid, Fd, DescriptionId)>,
+    /// What the last `prepare` was told.
+    options: CheckpointOptions,
 }
 
 struct Row {
@@ -118,7 +120,19 @@ impl Descriptors {
             }
         }
         self.captures = captures;
+        self.options = options.clone();
         Ok(())
+    }
+
+    /// Lets each kind look at the descriptors of the whole subject, once all have taken their own state.
+    fn relate(&mut self, pids: &[Pid]) -> Result<()> {
+        let mut captures = std::mem::take(&mut self.captures);
+        let scope = self.scope_of(pids, &self.options);
+        let related = self.descriptions.iter().try_for_each(|description| {
+            captures.get_mut(&description.id).map_or(Ok(()), |capture| capture.relate(description, &scope))
+        });
+        self.captures = captures;
+        Ok(related?)
     }
 
     /// Compares with the stopped tree; looks again at everything when something changed, and says so.
@@ -158,6 +172,7 @@ pub(super) fn inside(before: &mut Before) -> Result<()> {
         }
         descriptors.envelopes.insert(description.id, Envelope::inside(description)?);
     }
+    descriptors.relate(&before.order)?;
     for row in &mut descriptors.rows {
         row.close_on_exec = procfs::descriptor_info(row.pid, row.fd)?.close_on_exec();
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
 use model::{Inode, Pid, Sequence, Signal};
-use store::{CommitMeta, Committed, ImageWriter};
+use store::{CommitMeta, Committed, ImageWriter, PageBatch};
 use tracee::StoppedTree;
 
 use crate::capture::before::Before;
@@ -48,10 +48,12 @@ pub struct CheckpointReport {
 pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -> Result<CheckpointReport> {
     let started = Instant::now();
     let mut before = Before::look(root, options)?;
+    // The first buffer is made, and touched, before the pause.
+    let first = writer.buffer()?;
     let stopping = Instant::now();
     let mut tree = StoppedTree::stop(root)?;
     let stop = stopping.elapsed();
-    let times = inside(&mut before, &mut tree, &writer, options)?;
+    let times = inside(&mut before, &mut tree, &writer, first, options)?;
     let held = if options.kill {
         Some(tree)
     } else {
@@ -82,6 +84,7 @@ fn inside(
     before: &mut Before,
     tree: &mut StoppedTree,
     writer: &ImageWriter,
+    first: PageBatch,
     options: &CheckpointOptions,
 ) -> Result<InsideTimes> {
     before.refresh(tree, options)?;
@@ -89,7 +92,7 @@ fn inside(
     let plan = pages::scan(before)?;
     let scan = scanning.elapsed();
     let copying = Instant::now();
-    pages::copy(&plan, before, writer)?;
+    pages::copy(&plan, before, writer, first)?;
     let copy = copying.elapsed();
     descriptors::inside(before)?;
     threads::inside(before, tree)?;
@@ -140,7 +143,8 @@ fn end(tree: StoppedTree) -> Result<()> {
         }
     }
     for process in &tree.processes {
-        for thread in &process.threads {
+        // The kernel reports a leader's end only when its other threads have been waited for.
+        for thread in process.threads.iter().rev() {
             await_end(thread.tid())?;
         }
     }

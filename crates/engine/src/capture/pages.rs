@@ -64,8 +64,8 @@ pub(super) fn scan(before: &Before) -> Result<PagePlan> {
 }
 
 /// Copies what `scan` found.
-pub(super) fn copy(plan: &PagePlan, before: &Before, writer: &ImageWriter) -> Result<()> {
-    let mut copier = Copier { writer, batch: writer.buffer()?, ranges: Vec::new() };
+pub(super) fn copy(plan: &PagePlan, before: &Before, writer: &ImageWriter, first: PageBatch) -> Result<()> {
+    let mut copier = Copier { writer, batch: first, ranges: Vec::new(), filled: 0 };
     for process in &plan.processes {
         for range in &process.readable {
             copier.add(process.pid, process.space, *range)?;
@@ -75,22 +75,23 @@ pub(super) fn copy(plan: &PagePlan, before: &Before, writer: &ImageWriter) -> Re
         for range in &process.hidden {
             copier.add_hidden(memory, process.space, *range)?;
         }
-        copier.send()?;
     }
     for (id, ranges) in &plan.objects {
         let Some((_, file)) = before.objects.saved().find(|(saved, _)| saved == id) else { continue };
         for range in ranges {
             copier.add_object(file, object_space(*id), *range)?;
         }
-        copier.send()?;
     }
-    Ok(())
+    copier.send()
 }
 
 struct Copier<'a> {
     writer: &'a ImageWriter,
     batch: PageBatch,
+    /// Ranges pushed to the batch and not read yet; they stand at its end.
     ranges: Vec<(Address, ByteCount)>,
+    /// Bytes of the batch before those.
+    filled: usize,
 }
 
 impl Copier<'_> {
@@ -110,12 +111,14 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Fills the batch with one scattered read.
+    /// Reads all pending ranges with one scattered read.
     fn flush(&mut self, pid: Pid) -> Result<()> {
+        let bytes = self.batch.bytes_mut();
         if !self.ranges.is_empty() {
-            process_memory::read_scattered(pid, &self.ranges, self.batch.bytes_mut())?;
+            process_memory::read_scattered(pid, &self.ranges, &mut bytes[self.filled..])?;
             self.ranges.clear();
         }
+        self.filled = bytes.len();
         Ok(())
     }
 
@@ -123,6 +126,7 @@ impl Copier<'_> {
         if !self.batch.is_empty() {
             let full = std::mem::replace(&mut self.batch, self.writer.buffer()?);
             self.writer.append(full)?;
+            self.filled = 0;
         }
         Ok(())
     }
@@ -141,7 +145,7 @@ impl Copier<'_> {
         range: AddressRange,
         mut fill: impl FnMut(Address, &mut [u8]) -> std::result::Result<(), Error>,
     ) -> Result<()> {
-        self.send_if_mixed()?;
+        debug_assert!(self.ranges.is_empty(), "pending ranges stand at the end of the batch");
         let mut start = range.start;
         while start < range.end {
             if self.batch.room() == PageCount(0) {
@@ -151,14 +155,9 @@ impl Copier<'_> {
             if let Some(bytes) = self.batch.push(space, start, pages) {
                 fill(start, bytes)?;
             }
+            self.filled += pages.bytes().get() as usize;
             start = start + pages.bytes();
         }
-        Ok(())
-    }
-
-    /// Ranges that wait for a scattered read fill the batch from its beginning, so nothing may stand between.
-    fn send_if_mixed(&mut self) -> Result<()> {
-        debug_assert!(self.ranges.is_empty(), "scattered ranges are flushed before anything else is added");
         Ok(())
     }
 }

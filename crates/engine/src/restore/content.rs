@@ -58,13 +58,12 @@ struct Target<'a> {
     memory: &'a ProcessMemory,
 }
 
-/// Writes the pages of all processes on several threads, while `meanwhile` runs on this one.
+/// Writes the pages of all processes on several threads.
 pub(super) fn fill_processes(
     reader: &ImageReader,
     plan: &Plan,
     built: &Built,
     threads: NonZeroUsize,
-    meanwhile: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let mut targets: Vec<(SpaceId, Target<'_>)> = Vec::new();
     for process in plan.living() {
@@ -73,7 +72,6 @@ pub(super) fn fill_processes(
     }
     let extents: Vec<Extent> =
         targets.iter().flat_map(|(space, _)| reader.index().of_space(*space)).copied().collect();
-    meanwhile()?;
     reader.load(&extents, threads, |run| {
         for (extent, bytes) in run.iter() {
             target_of(&targets, extent.space)?.write(extent.range(), bytes)?;

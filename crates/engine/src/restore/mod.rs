@@ -78,6 +78,33 @@ pub struct Restored {
     pub pids: Vec<Pid>,
     /// From the call to the first instruction.
     pub total: Duration,
+    /// What took how long.
+    pub phases: RestorePhases,
+}
+
+/// How long the steps of a restore took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RestorePhases {
+    /// Decoding and checking; waiting for process numbers to become free.
+    pub plan: Duration,
+    /// Opening files and filling shared objects.
+    pub open: Duration,
+    /// Creating processes and laying out their memory.
+    pub build: Duration,
+    /// Filling their memory.
+    pub fill: Duration,
+    /// Descriptors, threads, state, registers.
+    pub finish: Duration,
+}
+
+/// Measures phases that follow one another.
+struct Lap(Instant);
+
+impl Lap {
+    fn take(&mut self) -> Duration {
+        let now = Instant::now();
+        now.duration_since(std::mem::replace(&mut self.0, now))
+    }
 }
 
 /// Builds the tree of an image and lets it run.
@@ -86,17 +113,24 @@ pub fn restore(mut reader: ImageReader, options: RestoreOptions) -> Result<Resto
     if matches!(options.pid, PidPolicy::Namespace | PidPolicy::Any) {
         return Err(EngineError::NotBuilt("restoring with other process numbers (`--pid ns`, `--pid any`)"));
     }
+    let mut lap = Lap(started);
+    let mut phases = RestorePhases::default();
     let records = reader.take_records();
     let plan = Plan::read(records)?;
     plan.check_kernel()?;
     plan.check_pids()?;
+    phases.plan = lap.take();
     let open = files::open(&plan, options.inherited, options.files, options.connections_lost)?;
     content::fill_objects(&reader, &plan, &open)?;
+    phases.open = lap.take();
     let mut built = tree::build(&plan, options.parent)?;
     layout::lay_out(&plan, &open, &mut built)?;
-    content::fill_processes(&reader, &plan, &built, options.threads, || Ok(()))?;
+    phases.build = lap.take();
+    content::fill_processes(&reader, &plan, &built, options.threads)?;
+    phases.fill = lap.take();
     layout::advise(&plan, &mut built)?;
     files::install(&plan, &open, &mut built)?;
     finish::finish(&plan, built)?;
-    Ok(Restored { root: plan.root(), pids: plan.pids(), total: started.elapsed() })
+    phases.finish = lap.take();
+    Ok(Restored { root: plan.root(), pids: plan.pids(), total: started.elapsed(), phases })
 }

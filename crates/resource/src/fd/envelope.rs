@@ -160,7 +160,8 @@ impl Envelope {
         if is_path_only(self.flags) {
             return Ok(());
         }
-        let now = rustix::fs::fcntl_getfl(file).map_err(|errno| self.failed("get the status flags", errno))?;
+        let now =
+            rustix::fs::fcntl_getfl(file).map_err(|errno| self.failed("get the status flags", errno))?;
         let wanted = (now - CHANGEABLE) | (OFlags::from_bits_retain(self.flags) & CHANGEABLE);
         if wanted != now {
             rustix::fs::fcntl_setfl(file, wanted)
@@ -189,9 +190,8 @@ impl Envelope {
     pub fn connect(&self, stub: &mut Stub, memory: &ProcessMemory, fd: Fd) -> Result<()> {
         let number = fd.get() as u64;
         if let Some(owner) = self.owner {
-            let set = |argument: model::Address| {
-                [number, file_owner::SET_OWNER_COMMAND, argument.get(), 0, 0, 0]
-            };
+            let set =
+                |argument: model::Address| [number, file_owner::SET_OWNER_COMMAND, argument.get(), 0, 0, 0];
             stub.call_with(memory, FCNTL, &owner.to_bytes(), set)?;
         }
         if self.flags & O_ASYNC != 0 {
@@ -258,4 +258,66 @@ fn position(description: &Description) -> Result<Option<u64>> {
 
 fn failed(description: &Description, operation: &'static str, errno: impl Into<Errno>) -> Error {
     Error::descriptor(operation, description.pid, description.fd, errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+
+    use super::*;
+    use crate::fd::regular::Regular;
+    use crate::support::testing::{Subject, describe, flags, ourselves, position};
+
+    #[test]
+    fn flags_position_and_signal_come_back() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let original = OpenOptions::new().read(true).write(true).open(file.path()).unwrap();
+        rustix::fs::seek(&original, SeekFrom::Start(77)).unwrap();
+        rustix::fs::fcntl_setfl(&original, OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOATIME).unwrap();
+        file_owner::set_owner(original.as_fd(), FileOwner::Process(ourselves())).unwrap();
+        file_owner::set_signal(original.as_fd(), Some(Signal(40))).unwrap();
+        let subject = Subject::new(&[&original]);
+        let envelopes = subject.capture(&Regular, || {}).unwrap();
+        assert_eq!(envelopes[0].owner, Some(FileOwner::Process(ourselves())));
+        assert!(envelopes[0].needs_process());
+        let built = subject.build(&Regular, &envelopes, &[]).unwrap();
+        assert_eq!(flags(&built[0]), flags(&original));
+        assert_eq!(position(&built[0]), 77);
+        assert_eq!(file_owner::signal(built[0].as_fd()).unwrap(), Some(Signal(40)));
+        assert_eq!(position(&original), 77);
+    }
+
+    #[test]
+    fn what_has_no_position_is_left_alone() {
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let envelope = Envelope::inside(&describe(0, &reader)).unwrap();
+        assert_eq!(envelope.position, None);
+        envelope.apply(reader.as_fd()).unwrap();
+        let named = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, rustix::fs::Mode::empty()).unwrap();
+        let envelope = Envelope::inside(&describe(0, &named)).unwrap();
+        assert!(is_path_only(envelope.flags) && envelope.position.is_none() && !envelope.needs_process());
+        envelope.apply(named.as_fd()).unwrap();
+    }
+
+    #[test]
+    fn an_owner_outside_of_the_subject_is_an_obstacle() {
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let mut subject = Subject::new(&[&reader]);
+        assert_eq!(obstacles(&subject.descriptions[0], &subject.scope()), Vec::new());
+        file_owner::set_owner(reader.as_fd(), FileOwner::Process(ourselves())).unwrap();
+        assert_eq!(obstacles(&subject.descriptions[0], &subject.scope()), Vec::new());
+        subject.pids = vec![Pid(1)];
+        let found = obstacles(&subject.descriptions[0], &subject.scope());
+        assert_eq!(found.len(), 1);
+        assert!(found[0].what.contains("signal owner"), "{found:?}");
+    }
+
+    #[test]
+    fn a_lease_is_an_obstacle() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut description = describe(0, file.as_file());
+        description.info.text.push_str("lock:\t1: LEASE  ACTIVE    READ 1 fe:00:1 0 EOF\n");
+        let subject = Subject::new(&[]);
+        assert_eq!(obstacles(&description, &subject.scope()).len(), 1);
+    }
 }

@@ -12,12 +12,22 @@
 
 use std::collections::HashMap;
 pub mod envelope;
+pub mod tty;
+pub mod fifo;
+pub mod pipe;
+pub mod device;
+pub mod directory;
+pub mod memfd;
+pub mod deleted;
+pub mod regular;
+pub mod epoll;
 pub mod eventfd;
 pub mod fdinfo;
 pub mod signalfd;
-pub mod timerfd;
+pub(crate) mod socket_options;
 #[cfg(test)]
 mod test_support;
+pub mod timerfd;
 pub mod unclaimed;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,7 +42,20 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 
 /// Every descriptor kind, asked in this order whether it claims a description.
-pub const REGISTRY: &[&dyn FdKind] = &[&eventfd::Eventfd, &signalfd::Signalfd, &timerfd::Timerfd];
+pub const REGISTRY: &[&dyn FdKind] = &[
+    &directory::Directory,
+    &device::Device,
+    &pipe::Pipe,
+    &fifo::Fifo,
+    &tty::Tty,
+    &regular::Regular,
+    &deleted::Deleted,
+    &memfd::Memfd,
+    &eventfd::Eventfd,
+    &signalfd::Signalfd,
+    &timerfd::Timerfd,
+    &epoll::Epoll,
+];
 
 /// One open file description of the subject, with a duplicate of it in this process.
 #[derive(Debug)]
@@ -220,6 +243,12 @@ pub trait FdKind: Sync {
     fn hidden(&self, description: &Description) -> Result<Vec<OwnedFd>> {
         let _ = description;
         Ok(Vec::new())
+    }
+
+    /// Whether this description gets its final form only in `connect`, so that nothing can be linked to it before.
+    fn completes_in_connect(&self, description: &Description) -> bool {
+        let _ = description;
+        false
     }
 
     /// Before the pause: what later steps need; kept between checkpoints while the description lives.

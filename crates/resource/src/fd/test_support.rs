@@ -36,11 +36,7 @@ pub(crate) fn describe_all(fds: &[BorrowedFd<'_>]) -> Vec<Description> {
 }
 
 /// Runs `inside`, `relate` and `after` of all descriptions that the kind claims.
-pub(crate) fn capture(
-    kind: &dyn FdKind,
-    descriptions: &[Description],
-    kills: bool,
-) -> Result<Vec<FdRecord>> {
+pub(crate) fn capture(kind: &dyn FdKind, descriptions: &[Description], kills: bool) -> Result<Vec<FdRecord>> {
     let table: Vec<_> = descriptions.iter().map(|one| (one.pid, one.fd, one.id)).collect();
     let scope = CaptureScope { pids: &[us()], descriptions, inherited: &[], table: &table, kills };
     let mut captures = Vec::new();

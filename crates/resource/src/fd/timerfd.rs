@@ -194,8 +194,8 @@ mod tests {
     use std::os::fd::OwnedFd;
 
     fn timer(flags: TimerfdTimerFlags, value: (i64, i64), interval: (i64, i64)) -> OwnedFd {
-        let timer =
-            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK).unwrap();
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+            .unwrap();
         let spec = Itimerspec {
             it_value: Timespec { tv_sec: value.0, tv_nsec: value.1 },
             it_interval: Timespec { tv_sec: interval.0, tv_nsec: interval.1 },
@@ -241,7 +241,8 @@ mod tests {
 
     #[test]
     fn a_moment_stays_that_moment_in_the_same_boot_only() {
-        let target = Time::from(clock_gettime(ClockId::Monotonic)).plus(Time { seconds: 100, nanoseconds: 0 });
+        let target =
+            Time::from(clock_gettime(ClockId::Monotonic)).plus(Time { seconds: 100, nanoseconds: 0 });
         let original = timer(TimerfdTimerFlags::ABSTIME, (target.seconds, target.nanoseconds), (0, 0));
         let records = capture(&Timerfd, &[describe(0, &original)], false).unwrap();
         let mut state: State = crate::decode(NAME, &records[0].payload).unwrap();

@@ -4,7 +4,9 @@
 //! Invariants: holes stay holes; content beyond the limit is refused and never cut off.
 //! Does not: compare with earlier content; it is copied whole.
 
-use std::os::fd::{AsFd, BorrowedFd};
+#[cfg(test)]
+use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno as E;

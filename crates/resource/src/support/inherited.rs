@@ -45,9 +45,7 @@ impl Inherited {
         if let Some(index) = usable.iter().find(|index| !self.given.contains(index)) {
             self.given.push(*index);
             let duplicate = context.inherited[*index].2.try_clone();
-            return Ok(Some(
-                duplicate.map_err(|error| Error::new("duplicate an inherited file", error))?,
-            ));
+            return Ok(Some(duplicate.map_err(|error| Error::new("duplicate an inherited file", error))?));
         }
         match usable.first() {
             Some(index) => reopen(&context.inherited[*index].2, flags_for(flags)).map(Some),

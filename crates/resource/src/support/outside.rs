@@ -34,7 +34,5 @@ pub(crate) fn describe(holder: Option<Pid>) -> String {
 
 fn holds(pid: Pid, target: &str) -> bool {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    entries
-        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
-        .any(|link| link == Path::new(target))
+    entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).any(|link| link == Path::new(target))
 }

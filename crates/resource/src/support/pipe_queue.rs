@@ -69,9 +69,14 @@ impl Pipe {
         Ok(())
     }
 
+    /// One read gives at most one packet.
     fn empty(&self) -> Result<()> {
-        let waiting = waiting(&self.reader)?;
-        take(&self.reader, waiting).map(drop)
+        loop {
+            match waiting(&self.reader)? {
+                0 => return Ok(()),
+                left => drop(take(&self.reader, left)?),
+            }
+        }
     }
 }
 
@@ -101,8 +106,9 @@ impl QueueCopy {
                 return Ok(chunks);
             }
             let packet = self.begins_with_packet(left, packets)?;
+            let ends_with_packet = !packet && self.ends_with_packet(left)?;
             let bytes = take(&self.copy.reader, left)?;
-            if !packet && bytes.len() < left {
+            if ends_with_packet || (!packet && bytes.len() < left) {
                 return Err(QueueError::Mixed);
             }
             chunks.push(Chunk { bytes, packet });
@@ -122,6 +128,16 @@ impl QueueCopy {
         // A packet of one byte ends a read of two; a stream gives both.
         self.refill_probe()?;
         Ok(take(&self.probe.reader, 2)?.len() == 1)
+    }
+
+    /// Leaves one byte of a copy of the copy, which the kernel throws away if it belongs to a packet.
+    fn ends_with_packet(&self, left: usize) -> Result<bool> {
+        if left == 1 {
+            return Ok(false);
+        }
+        self.refill_probe()?;
+        take(&self.probe.reader, left - 1)?;
+        Ok(waiting(&self.probe.reader)? == 0)
     }
 
     fn refill_probe(&self) -> Result<()> {
@@ -150,7 +166,8 @@ fn set_flags(writer: BorrowedFd<'_>, flags: OFlags) -> Result<()> {
 
 /// Bytes that wait to be read.
 pub(crate) fn waiting(file: impl AsFd) -> Result<usize> {
-    let count = rustix::io::ioctl_fionread(file).map_err(|errno| failed("count the bytes in a pipe", errno))?;
+    let count =
+        rustix::io::ioctl_fionread(file).map_err(|errno| failed("count the bytes in a pipe", errno))?;
     Ok(count as usize)
 }
 
@@ -257,7 +274,8 @@ mod tests {
         rustix::io::write(&writer, b"bytes").unwrap();
         assert_eq!(contents(&reader, false).unwrap(), [chunk(b"packet", true), chunk(b"bytes", false)]);
         rustix::fs::fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
-        rustix::io::write(&writer, b"packet").unwrap();
+        // A short one would join the bytes before it, and the kernel would give both as bytes.
+        rustix::io::write(&writer, &[1; 4096]).unwrap();
         assert!(matches!(contents(&reader, true), Err(QueueError::Mixed)));
     }
 

@@ -88,9 +88,7 @@ impl Subject {
         }
         meanwhile();
         let mut complete = Vec::new();
-        for ((description, capture), envelope) in
-            self.descriptions.iter().zip(&mut captures).zip(envelopes)
-        {
+        for ((description, capture), envelope) in self.descriptions.iter().zip(&mut captures).zip(envelopes) {
             let envelope = envelope.complete(kind, capture.after(description)?);
             let record = envelope.clone().into_record(image::Owner::Description(description.id));
             assert_eq!(Envelope::from_record(&record)?, envelope);
@@ -122,7 +120,8 @@ impl Subject {
         kind.create(&records, &mut context)?;
         let mut built = Vec::new();
         for (index, envelope) in envelopes.iter().enumerate() {
-            let file = created.remove(&DescriptionId(index as u32)).expect("the kind creates all its records");
+            let file =
+                created.remove(&DescriptionId(index as u32)).expect("the kind creates all its records");
             envelope.apply(file.as_fd())?;
             built.push(file);
         }

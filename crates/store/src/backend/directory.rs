@@ -1,7 +1,8 @@
 //! The backend that keeps images in directories of a local file system.
 //!
 //! Owns: the real file operations, with modes 0700 and 0600, and the advisory lock on a directory.
-//! Invariants: a file or directory it creates did not exist; a symbolic link is never written through.
+//! Invariants: a file or directory it creates did not exist; nothing is written, locked or removed through a
+//! symbolic link in the place of an image's directory.
 //! Does not: order operations; its callers do.
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -12,13 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use model::ByteCount;
-use rustix::fs::{Advice, FlockOperation};
+use rustix::fs::{Advice, AtFlags, FlockOperation, OFlags};
 use sys::direct_io::{self, DirectWriter, Method};
 use sys::page_buffer::PageBuffer;
 use sys::{Errno, Error, Result};
 
 use super::Backend;
 use crate::medium::{Entry, Kind, Lock, Medium, NewFile, PageSink, PageSource};
+use crate::publish::parent;
 
 pub(super) const BACKEND: Backend = Backend {
     scheme: "dir",
@@ -106,7 +108,12 @@ impl Medium for Directory {
     }
 
     fn remove_file(&self, path: &Path) -> Result<()> {
-        std::fs::remove_file(path).map_err(failed("remove", path))
+        // Through the directory itself: in a place that others can write to, its name may by now be a
+        // symbolic link to somebody's files.
+        let name = path.file_name().ok_or_else(|| Error::path("remove", path, Errno::EINVAL))?;
+        let directory = open_directory(parent(path)).map_err(failed("open", parent(path)))?;
+        let removed = rustix::fs::unlinkat(&directory, name, AtFlags::empty());
+        removed.map_err(|errno| Error::path("remove", path, errno))
     }
 
     fn remove_directory(&self, path: &Path) -> Result<()> {
@@ -114,7 +121,7 @@ impl Medium for Directory {
     }
 
     fn lock(&self, path: &Path) -> Result<Option<Box<dyn Lock>>> {
-        let directory = match File::open(path) {
+        let directory = match open_directory(path) {
             Ok(directory) => directory,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed("open", path)(error)),
@@ -126,8 +133,8 @@ impl Medium for Directory {
         }
         // Between open and lock its last holder may have removed or renamed it.
         let held = directory.metadata().map_err(failed("look at", path))?;
-        let same = std::fs::metadata(path)
-            .is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino()));
+        let same =
+            std::fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino()));
         Ok(same.then(|| Box::new(DirectoryLock { _directory: directory }) as Box<dyn Lock>))
     }
 }
@@ -186,7 +193,8 @@ impl PageSource for PageFile {
 
     fn will_need(&self, offset: ByteCount, length: ByteCount) {
         // Advice: where it is not taken, the read itself waits.
-        let _ = rustix::fs::fadvise(&self.file, offset.get(), NonZeroU64::new(length.get()), Advice::WillNeed);
+        let _ =
+            rustix::fs::fadvise(&self.file, offset.get(), NonZeroU64::new(length.get()), Advice::WillNeed);
     }
 
     fn read(&self, buffer: &mut [u8], offset: ByteCount) -> Result<()> {
@@ -201,6 +209,12 @@ struct DirectoryLock {
 }
 
 impl Lock for DirectoryLock {}
+
+/// Opens a directory, but not through a symbolic link of that name.
+fn open_directory(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)
+}
 
 fn failed<'a>(operation: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> Error + 'a {
     move |error| {

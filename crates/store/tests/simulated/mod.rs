@@ -6,6 +6,8 @@
 //! at 512 bytes, and unsynced names in any subset.
 //! Does not: take time, or model a file system's journal, which would only promise more.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
 use std::path::{Component, Path, PathBuf};
@@ -61,10 +63,13 @@ struct State {
 #[derive(Clone, Debug)]
 enum Node {
     File { now: Vec<u8>, durable: Vec<u8>, pending: Vec<Change> },
-    Directory { now: Names, durable: Names, pending: Vec<Vec<(String, Option<usize>)>> },
+    Directory { now: Names, durable: Names, pending: Vec<Renaming> },
 }
 
 type Names = BTreeMap<String, usize>;
+
+/// Names that change together: to a node, or to nothing.
+type Renaming = Vec<(String, Option<usize>)>;
 
 #[derive(Clone, Debug)]
 enum Change {
@@ -150,7 +155,7 @@ impl Disk {
 impl Node {
     /// Decides what survived.
     fn settle(&mut self, random: &mut Random, keep: u64) {
-        let mut survives = |random: &mut Random| match keep {
+        let survives = |random: &mut Random| match keep {
             0 => false,
             1 => true,
             _ => random.below(2) == 0,
@@ -228,7 +233,7 @@ impl State {
         self.find(path).ok_or_else(|| Error::path("find", path, Errno::ENOENT))
     }
 
-    fn names(&mut self, path: &Path) -> Result<(&mut Names, &mut Vec<Vec<(String, Option<usize>)>>)> {
+    fn names(&mut self, path: &Path) -> Result<(&mut Names, &mut Vec<Renaming>)> {
         let at = self.found(path)?;
         match &mut self.nodes[at] {
             Node::Directory { now, pending, .. } => Ok((now, pending)),
@@ -236,7 +241,7 @@ impl State {
         }
     }
 
-    fn rename_entries(&mut self, directory: &Path, names: Vec<(String, Option<usize>)>) -> Result<()> {
+    fn rename_entries(&mut self, directory: &Path, names: Renaming) -> Result<()> {
         let (now, pending) = self.names(directory)?;
         apply(now, &names);
         pending.push(names);
@@ -325,8 +330,9 @@ impl Medium for Disk {
     fn list(&self, path: &Path) -> Result<Vec<Entry>> {
         let mut state = self.state();
         let names = state.names(path)?.0.clone();
-        let entry = |(name, node): (String, usize)| {
-            Entry { name, is_directory: matches!(state.nodes[node], Node::Directory { .. }) }
+        let entry = |(name, node): (String, usize)| Entry {
+            name,
+            is_directory: matches!(state.nodes[node], Node::Directory { .. }),
         };
         Ok(names.into_iter().map(entry).collect())
     }

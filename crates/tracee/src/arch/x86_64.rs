@@ -15,6 +15,9 @@ pub const SYSCALL: &[u8] = &[0x0f, 0x05];
 pub const SIGNAL_RESTORERS: &[&[u8]] =
     &[&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
+/// Bytes of the longest of them.
+pub const LONGEST_RESTORER: usize = 9;
+
 /// Bytes below the stack pointer that a function may use without moving it.
 pub const RED_ZONE: ByteCount = ByteCount(128);
 
@@ -24,6 +27,10 @@ pub const USER_SPACE_END: Address = Address(0x7fff_ffff_f000);
 const UC_FP_XSTATE: u64 = 1;
 const UC_SIGCONTEXT_SS: u64 = 2;
 const UC_STRICT_RESTORE_SS: u64 = 4;
+/// Flags, link and alternate stack of a home frame. Flags that are impossible for an alternate stack make
+/// rt_sigreturn leave the thread's own as it is.
+const HOME_FRAME_MARK: [u64; 5] =
+    [UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS, 0, 0, u32::MAX as u64, 0];
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
 /// Where the software bytes start within the legacy area of an XSAVE image.
@@ -126,6 +133,18 @@ pub struct HomeFrame {
     pub stack_pointer: Address,
 }
 
+/// Bytes at the start of a home frame that tell it from any other.
+pub const HOME_FRAME_HEAD_BYTES: usize = 48;
+
+/// The restorer that a home frame returns through, given the frame's first bytes; `None` if they are of no home
+/// frame. The kernel itself never writes the flags of an alternate stack that stand there.
+#[must_use]
+pub fn home_frame_restorer(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<Address> {
+    let mut words = head.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
+    let restorer = words.next()?;
+    words.eq(HOME_FRAME_MARK).then_some(Address(restorer))
+}
+
 /// Room that a home frame needs for an extended state of a size, alignment included.
 #[must_use]
 pub fn home_frame_bytes(extended_state: &[u8]) -> ByteCount {
@@ -143,11 +162,11 @@ pub fn extended_state_in_use(state: &[u8]) -> &[u8] {
     &state[..length]
 }
 
-/// Builds a home frame that ends at or below `top`.
+/// Builds a home frame that ends at or below `top`; `home` are registers as [`restarted`] gives them.
 #[must_use]
 pub fn home_frame(
     top: Address,
-    registers: &Registers,
+    home: &Registers,
     mask: u64,
     extended_state: &[u8],
     restorer: Address,
@@ -155,11 +174,8 @@ pub fn home_frame(
     let state_bytes = extended_state.len() as u64 + 4;
     let state_at = (top.get() - state_bytes) & !(XSTATE_ALIGNMENT - 1);
     let start = (state_at - UCONTEXT_BYTES - 8) & !15;
-    let home = restarted(registers);
     let mut words: Vec<u64> = vec![restorer.get()];
-    words.extend([UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS, 0]);
-    // An alternate stack with impossible flags: rt_sigreturn then leaves the thread's own as it is.
-    words.extend([0, u64::from(u32::MAX), 0]);
+    words.extend(HOME_FRAME_MARK);
     words.extend([home.r8, home.r9, home.r10, home.r11, home.r12, home.r13, home.r14, home.r15]);
     words.extend([home.rdi, home.rsi, home.rbp, home.rbx, home.rdx, home.rax, home.rcx, home.rsp]);
     words.extend([home.rip, home.eflags, home.cs & 0xffff | (home.ss & 0xffff) << 48]);

@@ -8,6 +8,7 @@
 //! Does not: build new processes; `stub` does, without the need for a way home.
 
 mod gadgets;
+pub(crate) mod home;
 mod place;
 
 use std::time::Duration;
@@ -18,6 +19,7 @@ use sys::{Errno, Error};
 
 use crate::arch::x86_64 as arch;
 use crate::freeze::OPTIONS;
+use crate::interruption;
 use crate::memory::ProcessMemory;
 use crate::procfs::Area;
 use crate::rseq;
@@ -111,7 +113,8 @@ impl<'a> RemoteSession<'a> {
         let state = arch::extended_state_in_use(&state[..state_bytes]);
         let room = ByteCount(DATA_BYTES + arch::home_frame_bytes(state).get());
         let top = place::top(thread, context, &original, room)?;
-        let frame = arch::home_frame(top, &original, mask, state, context.gadgets.restorer);
+        let home = arch::restarted(&interruption::named(&original, context.memory));
+        let frame = arch::home_frame(top, &home, mask, state, context.gadgets.restorer);
         let data = Address((frame.start.get() - DATA_BYTES) & !15);
         let saved = context.memory.read_vec(data, top - data)?;
         context.memory.write(frame.start, &frame.bytes)?;

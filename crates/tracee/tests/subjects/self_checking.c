@@ -17,7 +17,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/sem.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -33,12 +32,12 @@
 #define LATE_MS 3000
 
 enum { SPINNER, SLEEPER, POLLER, TIMED_POLLER, FUTEX, TIMED_FUTEX, PIPE, EPOLL, TIMED_EPOLL, SMALL, HANDLER, TICKS,
-       SUSPENDED, SEMAPHORE, TIMED_SOCKET, LEADER, PLACES };
+       SUSPENDED, WAITER, TIMED_SOCKET, LEADER, PLACES };
 
 static volatile int over;
 static volatile unsigned long rounds[PLACES];
 static volatile unsigned long interrupted;
-static int lenient, wake_fd, pipe_ends[2], semaphore, sockets[2];
+static int lenient, wake_fd, pipe_ends[2], sockets[2];
 static int futex_word;
 
 __attribute__((noreturn, format(printf, 1, 2))) static void wrong(const char *format, ...)
@@ -62,6 +61,29 @@ static long now_us(void)
 	return now.tv_sec * 1000000l + now.tv_nsec / 1000;
 }
 
+/* Where a thread that is led astray ends up. */
+static void on_crash(int signal, siginfo_t *info, void *context)
+{
+	ucontext_t *at = context;
+	if (getenv("DUMP")) { FILE *f = fopen("/tmp/dump", "w"); for (int i = 0; i < 23; i++) fprintf(f, "r%d %llx\n", i, at->uc_mcontext.gregs[i]);
+	unsigned long *sp = (void *)at->uc_mcontext.gregs[REG_RSP]; for (int i = -40; i < 10; i++) fprintf(f, "%d %lx\n", i, sp[i]);
+	fclose(f); char c[200]; sprintf(c, "cat /proc/%d/maps > /tmp/dumpmaps", getpid()); system(c); }
+	wrong("signal %d (code %d, address %p) at %llx, stack %llx, rax %llx, thread %ld", signal, info->si_code,
+	      info->si_addr, at->uc_mcontext.gregs[REG_RIP], at->uc_mcontext.gregs[REG_RSP],
+	      at->uc_mcontext.gregs[REG_RAX], syscall(SYS_gettid));
+}
+
+static void all_but_crashes(sigset_t *mask)
+{
+	sigfillset(mask);
+	sigdelset(mask, SIGSEGV);
+	sigdelset(mask, SIGBUS);
+	sigdelset(mask, SIGILL);
+	sigdelset(mask, SIGTRAP);
+	sigdelset(mask, SIGSYS);
+	sigdelset(mask, SIGFPE);
+}
+
 static void check_mask(const char *who, const sigset_t *expected)
 {
 	sigset_t now;
@@ -74,7 +96,7 @@ static void check_mask(const char *who, const sigset_t *expected)
 static sigset_t own_mask(int place)
 {
 	sigset_t mask;
-	sigfillset(&mask);
+	all_but_crashes(&mask);
 	sigdelset(&mask, SIGRTMIN + 5 + place % 8);
 	pthread_sigmask(SIG_SETMASK, &mask, NULL);
 	pthread_sigmask(SIG_SETMASK, NULL, &mask);
@@ -327,7 +349,7 @@ static void *handler(void *unused)
 	(void)unused;
 	memset(stack, 0x33, 32 * 1024);
 	alternate = field_new();
-	sigfillset(&mask);
+	all_but_crashes(&mask);
 	sigdelset(&mask, SIGRTMIN + 2);
 	sigdelset(&mask, SIGRTMIN + 3);
 	pthread_sigmask(SIG_SETMASK, &mask, NULL);
@@ -373,7 +395,7 @@ static void *ticker(void *unused)
 	sigset_t mask;
 	timer_t timer;
 	(void)unused;
-	sigfillset(&mask);
+	all_but_crashes(&mask);
 	sigdelset(&mask, SIGRTMIN + 1);
 	sigaction(SIGRTMIN + 1, &action, NULL);
 	pthread_sigmask(SIG_SETMASK, &mask, NULL);
@@ -408,7 +430,7 @@ static void *suspended(void *unused)
 	sigset_t mask, inner;
 	(void)unused;
 	sigaction(SIGRTMIN + 4, &action, NULL);
-	sigfillset(&mask);
+	all_but_crashes(&mask);
 	pthread_sigmask(SIG_SETMASK, &mask, NULL);
 	pthread_sigmask(SIG_SETMASK, NULL, &mask);
 	inner = mask;
@@ -423,15 +445,17 @@ static void *suspended(void *unused)
 	return NULL;
 }
 
-static void *semaphore_waiter(void *unused)
+static void *signal_waiter(void *unused)
 {
-	struct sembuf down = { 0, -1, 0 };
+	sigset_t wanted;
 	int result;
-	own_mask(SEMAPHORE);
+	own_mask(WAITER);
 	(void)unused;
-	while ((result = semop(semaphore, &down, 1)) < 0 && may_be_interrupted())
+	sigemptyset(&wanted);
+	sigaddset(&wanted, SIGRTMIN + 15);
+	while ((result = sigwaitinfo(&wanted, NULL)) < 0 && may_be_interrupted())
 		continue;
-	check(result == 0 && over, "semop gave %d: %m", result);
+	check(result == SIGRTMIN + 15 && over, "sigwaitinfo gave %d: %m", result);
 	return NULL;
 }
 
@@ -456,24 +480,22 @@ static void *(*const bodies[PLACES])(void *) = {
 	[SPINNER] = spinner, [SLEEPER] = sleeper, [POLLER] = poller, [TIMED_POLLER] = timed_poller,
 	[FUTEX] = futex_waiter, [TIMED_FUTEX] = timed_futex, [PIPE] = pipe_reader, [EPOLL] = epoll_waiter,
 	[TIMED_EPOLL] = timed_epoll, [SMALL] = small_stack, [HANDLER] = handler, [TICKS] = ticker,
-	[SUSPENDED] = suspended, [SEMAPHORE] = semaphore_waiter, [TIMED_SOCKET] = timed_socket,
+	[SUSPENDED] = suspended, [WAITER] = signal_waiter, [TIMED_SOCKET] = timed_socket,
 };
 
 static pthread_t threads[PLACES];
 
 static void finish(void)
 {
-	struct sembuf up = { 0, 1, 0 };
 	uint64_t one = 1;
 	over = 1;
 	write(wake_fd, &one, sizeof(one));
 	write(pipe_ends[1], "x", 1);
-	semop(semaphore, &up, 1);
+	pthread_kill(threads[WAITER], SIGRTMIN + 15);
 	syscall(SYS_futex, &futex_word, FUTEX_WAKE, 9, NULL, NULL, 0);
 	pthread_kill(suspended_thread, SIGRTMIN + 4);
 	for (int i = 0; i < LEADER; i++)
 		pthread_join(threads[i], NULL);
-	semctl(semaphore, 0, IPC_RMID);
 	printf("ok %lu\n", interrupted);
 	exit(0);
 }
@@ -489,9 +511,15 @@ static void answer(void)
 int main(int argc, char **argv)
 {
 	lenient = argc > 1 && strcmp(argv[1], "lenient") == 0;
+	struct sigaction crash = { .sa_sigaction = on_crash, .sa_flags = SA_SIGINFO };
+	sigaction(SIGSEGV, &crash, NULL);
+	sigaction(SIGBUS, &crash, NULL);
+	sigaction(SIGILL, &crash, NULL);
+	sigaction(SIGTRAP, &crash, NULL);
+	sigaction(SIGSYS, &crash, NULL);
+	sigaction(SIGFPE, &crash, NULL);
 	wake_fd = eventfd(0, 0);
-	semaphore = semget(IPC_PRIVATE, 1, 0600);
-	check(wake_fd >= 0 && pipe(pipe_ends) == 0 && semaphore >= 0, "setup: %m");
+	check(wake_fd >= 0 && pipe(pipe_ends) == 0, "setup: %m");
 	check(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0, "socketpair: %m");
 	for (int i = 0; i < LEADER; i++)
 		check(pthread_create(&threads[i], NULL, bodies[i], NULL) == 0, "pthread_create");

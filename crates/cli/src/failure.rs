@@ -1,0 +1,56 @@
+//! What ends a verb early, and how it is told.
+//!
+//! Owns: the form `undying: MESSAGE`, `help: ADVICE` on stderr, and the exit code.
+//! Does not: know errors; `guardian` maps them.
+
+use std::process::ExitCode;
+
+use guardian::GuardianError;
+
+/// A verb that failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The library says so.
+    Guardian(GuardianError),
+    /// Our own output cannot be written. A reader that has gone away is no failure.
+    Output(std::io::Error),
+}
+
+impl From<GuardianError> for Failure {
+    fn from(error: GuardianError) -> Self {
+        Self::Guardian(error)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Output(error.into())
+    }
+}
+
+impl Failure {
+    /// Tells the operator, and gives the code to end with.
+    pub(crate) fn report(self) -> ExitCode {
+        match self {
+            Self::Guardian(error) => {
+                eprintln!("undying: {error}");
+                if let Some(advice) = error.advice() {
+                    eprintln!("help: {advice}");
+                }
+                ExitCode::from(error.exit_code().number())
+            }
+            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            Self::Output(error) => {
+                eprintln!("undying: cannot write the answer: {error}");
+                eprintln!("help: check where stdout leads to");
+                ExitCode::from(guardian::ExitCode::Failure.number())
+            }
+        }
+    }
+}

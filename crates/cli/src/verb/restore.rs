@@ -1,0 +1,83 @@
+//! `undying restore IMAGE [--detach] [--pidfile F] [--pid auto|same|ns|any]`
+//!
+//! Owns: its arguments and what it says.
+//! Does not: know how a tree is built.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use guardian::{Numbers, RestoreRequest};
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse, print};
+
+/// The values of `--pid`.
+const NUMBERS: [(&str, Numbers); 4] = [
+    ("auto", Numbers::Auto),
+    ("same", Numbers::Same),
+    ("ns", Numbers::Namespace),
+    ("any", Numbers::Any),
+];
+
+pub(super) struct Restore;
+
+impl Verb for Restore {
+    fn name(&self) -> &'static str {
+        "restore"
+    }
+
+    fn about(&self) -> &'static str {
+        "Make a process tree go on from an image, and end with its status"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command
+            .arg(parse::image())
+            .arg(
+                Arg::new("detach")
+                    .long("detach")
+                    .action(ArgAction::SetTrue)
+                    .help("End once the tree runs, instead of staying as its parent"),
+            )
+            .arg(
+                Arg::new("pidfile")
+                    .long("pidfile")
+                    .value_name("F")
+                    .value_parser(value_parser!(PathBuf))
+                    .help("Write the pid of the root to this file"),
+            )
+            .arg(
+                Arg::new("pid")
+                    .long("pid")
+                    .value_name("HOW")
+                    .default_value("auto")
+                    .value_parser(PossibleValuesParser::new(NUMBERS.map(|(name, _)| name)))
+                    .help("Pids: the same, in a new namespace, any; auto: the same where they are free, else ns"),
+            )
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let wanted = matches.get_one::<String>("pid").map_or("auto", String::as_str);
+        let numbers = NUMBERS.iter().find(|(name, _)| *name == wanted);
+        let request = RestoreRequest {
+            image: parse::given_image(matches),
+            store: command::store(matches)?,
+            numbers: numbers.map_or(Numbers::Auto, |(_, numbers)| *numbers),
+            detach: matches.get_flag("detach"),
+            pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),
+        };
+        let resumed = guardian::restore(&request)?;
+        if request.detach {
+            eprintln!(
+                "restored {} as pid {} ({} processes) in {}",
+                request.image,
+                resumed.root,
+                resumed.processes,
+                print::duration(resumed.total),
+            );
+        }
+        Ok(resumed.status.map_or(0, guardian::SubjectStatus::code))
+    }
+}

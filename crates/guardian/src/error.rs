@@ -1,0 +1,114 @@
+//! Why a verb was not done.
+//!
+//! Owns: the error type of this crate, and the advice for failures of the kernel that bring none themselves.
+//! Does not: choose exit codes; `exit` does.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use engine::EngineError;
+use model::Pid;
+
+/// A verb that was refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardianError {
+    /// The engine refused or failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The store refused or failed.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// A kernel call failed.
+    #[error(transparent)]
+    Kernel(#[from] sys::Error),
+    /// A part of undying that is planned and not there yet.
+    /// Row: not-built
+    #[error("{0} is not built yet\nhelp: docs/limits.md lists what is there and what comes")]
+    NotBuilt(String),
+    /// A kernel feature that nothing can replace is missing or forced off.
+    /// Row: feature-missing
+    #[error("the kernel feature {name} is missing: {purpose}\nhelp: {fix}; `undying doctor` checks them all")]
+    FeatureMissing {
+        /// Its name in `doctor`.
+        name: &'static str,
+        /// What it is for.
+        purpose: &'static str,
+        /// What to do.
+        fix: &'static str,
+    },
+    /// No place for the store is known.
+    /// Row: store-unknown
+    #[error("no directory for the store: neither XDG_STATE_HOME nor HOME is set\nhelp: name one with --store DIR")]
+    NoStore,
+    /// The program to run cannot be started.
+    /// Row: command-failed
+    #[error("cannot start {command:?}: {source}\nhelp: check its name, PATH and its permissions")]
+    Command {
+        /// The program as given.
+        command: OsString,
+        /// What the kernel said.
+        source: sys::Error,
+    },
+    /// Another guardian owns this name.
+    /// Row: name-taken
+    #[error("{name} is guarded by another undying{by}\nhelp: give this one another name with --name")]
+    NameTaken {
+        /// The subject's name.
+        name: String,
+        /// The other guardian, as far as it is known: ` (pid N)` or nothing.
+        by: String,
+    },
+    /// The process that is to be adopted is one that cannot be.
+    /// Row: adopt-refused
+    #[error("pid {pid} cannot be adopted: {why}\nhelp: give the pid of the root of a process tree other than this one")]
+    Adopt {
+        /// The process.
+        pid: Pid,
+        /// The reason.
+        why: &'static str,
+    },
+    /// Processes of a dead subject do not go away.
+    /// Row: leftovers
+    #[error("pid {pid} is left over from the dead subject and does not end\nhelp: it hangs in the kernel (`cat /proc/{pid}/stack`); the subject cannot be restored before it is gone")]
+    Leftover {
+        /// One of them.
+        pid: Pid,
+    },
+    /// The subject died, and nothing that is there brings it back.
+    /// Row: not-restorable
+    #[error("{name} died and cannot be restored from any of its {tried} checkpoints; the last reason: {last}")]
+    NotRestorable {
+        /// The subject's name.
+        name: String,
+        /// Checkpoints that were tried.
+        tried: usize,
+        /// Why the last of them failed, with its own help.
+        last: Box<GuardianError>,
+    },
+    /// A file that only this program writes makes no sense.
+    /// Row: status-damaged
+    #[error("{path} cannot be read as a status: {why}\nhelp: remove the file; it is written anew by the next run", path = path.display())]
+    Status {
+        /// The file.
+        path: PathBuf,
+        /// What the parser found.
+        why: String,
+    },
+}
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, GuardianError>;
+
+impl GuardianError {
+    /// What the operator can do, for an error whose message does not say it.
+    #[must_use]
+    pub fn advice(&self) -> Option<&'static str> {
+        const MISSING: &str = "`undying doctor` tells which permission or kernel feature is missing";
+        const REPORT: &str = "try again; if it stays, report it with this message and `undying doctor --json`";
+        let message = self.to_string();
+        if message.contains("help:") {
+            return None;
+        }
+        Some(if self.exit_code() == crate::ExitCode::Missing { MISSING } else { REPORT })
+    }
+}

@@ -1,0 +1,211 @@
+//! Exit codes, and which error has which.
+//!
+//! Owns: the mapping from every error variant to a code of the contract.
+//! Invariants: a code never changes its meaning; what has no code of its own is 125.
+//! Does not: exit.
+
+use engine::EngineError;
+use resource::ResourceError;
+use sys::Errno;
+use tracee::{FreezeError, RemoteError};
+
+use crate::error::GuardianError;
+
+/// How undying itself ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExitCode {
+    /// Done.
+    Done,
+    /// The command line is wrong.
+    Usage,
+    /// The subject holds something that is not supported; nothing was changed.
+    Refused,
+    /// A permission or a kernel feature is missing.
+    Missing,
+    /// The image is damaged or not committed.
+    Damaged,
+    /// The deadline was not met.
+    Deadline,
+    /// Replication stopped: a divergence that cannot be repaired.
+    Diverged,
+    /// Any other failure of undying itself.
+    Failure,
+}
+
+impl ExitCode {
+    /// Every code with what it means, for the documentation.
+    pub const ALL: [(Self, &'static str); 8] = [
+        (Self::Done, "done"),
+        (Self::Usage, "usage"),
+        (Self::Refused, "refused: the subject holds something not supported, nothing was changed"),
+        (Self::Missing, "missing permission or kernel feature, or a part that is not built yet"),
+        (Self::Damaged, "image damaged or not committed"),
+        (Self::Deadline, "deadline not met; what is safe is listed"),
+        (Self::Diverged, "replication stopped: divergence that cannot be repaired"),
+        (Self::Failure, "any other failure of undying itself"),
+    ];
+
+    /// The number that the process ends with.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Usage => 2,
+            Self::Refused => 3,
+            Self::Missing => 4,
+            Self::Damaged => 5,
+            Self::Deadline => 6,
+            Self::Diverged => 120,
+            Self::Failure => 125,
+        }
+    }
+}
+
+impl GuardianError {
+    /// The code that a verb which failed so ends with.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Engine(error) => of_engine(error),
+            Self::Store(error) => of_store(error),
+            Self::Kernel(error) => of_kernel(error),
+            Self::NotBuilt(_) | Self::FeatureMissing { .. } => ExitCode::Missing,
+            Self::NoStore => ExitCode::Usage,
+            Self::NotRestorable { last, .. } => last.exit_code(),
+            Self::Command { .. }
+            | Self::NameTaken { .. }
+            | Self::Adopt { .. }
+            | Self::Leftover { .. }
+            | Self::Status { .. } => ExitCode::Failure,
+        }
+    }
+}
+
+fn of_engine(error: &EngineError) -> ExitCode {
+    match error {
+        EngineError::Refused(_) => ExitCode::Refused,
+        EngineError::Permission { .. } | EngineError::KernelDiffers(_) | EngineError::NotBuilt(_) => {
+            ExitCode::Missing
+        }
+        EngineError::UnknownRecord { .. } | EngineError::Incomplete(_) => ExitCode::Damaged,
+        EngineError::NoProcess(_) | EngineError::PidTaken(_) => ExitCode::Failure,
+        EngineError::Freeze(error) => of_freeze(error),
+        EngineError::Resource(error) => of_resource(error),
+        EngineError::Store(error) => of_store(error),
+        EngineError::Kernel(error) => of_kernel(error),
+    }
+}
+
+/// A tree that does not stop goes on as it was: that is a refusal, unless the kernel had another reason.
+fn of_freeze(error: &FreezeError) -> ExitCode {
+    match error {
+        FreezeError::Traced { .. } => ExitCode::Refused,
+        FreezeError::Kernel(error) => of_kernel(error),
+        FreezeError::Ended(_) | FreezeError::Stuck { .. } | FreezeError::Growing(_) => ExitCode::Failure,
+    }
+}
+
+fn of_resource(error: &ResourceError) -> ExitCode {
+    match error {
+        ResourceError::Kernel(error) => of_kernel(error),
+        ResourceError::Remote(RemoteError::Kernel(error)) => of_kernel(error),
+        ResourceError::Remote(_) | ResourceError::File { .. } => ExitCode::Failure,
+        ResourceError::Malformed { .. } => ExitCode::Damaged,
+        ResourceError::Unsupported { .. } => ExitCode::Refused,
+    }
+}
+
+fn of_store(error: &store::Error) -> ExitCode {
+    match error {
+        store::Error::NotFound { .. } => ExitCode::Damaged,
+        store::Error::InvalidName { .. } | store::Error::UnknownBackend { .. } => ExitCode::Usage,
+        store::Error::Io(error) => of_kernel(error),
+        damage if damage.is_damage() => ExitCode::Damaged,
+        _ => ExitCode::Failure,
+    }
+}
+
+fn of_kernel(error: &sys::Error) -> ExitCode {
+    match error.errno {
+        Errno::EPERM | Errno::EACCES | Errno::ENOSYS => ExitCode::Missing,
+        _ => ExitCode::Failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use model::Pid;
+
+    use super::*;
+
+    fn kernel(errno: Errno) -> sys::Error {
+        sys::Error::process("try", Pid(1), errno)
+    }
+
+    #[test]
+    fn every_code_has_its_number_and_meaning_once() {
+        let numbers: Vec<u8> = ExitCode::ALL.iter().map(|(code, _)| code.number()).collect();
+        assert_eq!(numbers, [0, 2, 3, 4, 5, 6, 120, 125]);
+    }
+
+    #[test]
+    fn what_the_subject_holds_is_a_refusal() {
+        assert_eq!(of_engine(&EngineError::Refused(Vec::new())), ExitCode::Refused);
+        let traced = FreezeError::Traced { pid: Pid(1), tracer: Pid(2) };
+        assert_eq!(of_engine(&EngineError::Freeze(traced)), ExitCode::Refused);
+        let unsupported = ResourceError::Unsupported {
+            pid: Pid(1),
+            what: String::new(),
+            why: String::new(),
+            fix: String::new(),
+        };
+        assert_eq!(of_engine(&unsupported.into()), ExitCode::Refused);
+    }
+
+    #[test]
+    fn a_missing_permission_is_told_apart_wherever_it_comes_from() {
+        for errno in [Errno::EPERM, Errno::EACCES, Errno::ENOSYS] {
+            assert_eq!(GuardianError::Kernel(kernel(errno)).exit_code(), ExitCode::Missing);
+            assert_eq!(of_engine(&EngineError::Kernel(kernel(errno))), ExitCode::Missing);
+            assert_eq!(of_engine(&EngineError::Freeze(kernel(errno).into())), ExitCode::Missing);
+            assert_eq!(of_store(&store::Error::Io(kernel(errno))), ExitCode::Missing);
+            let remote = ResourceError::Remote(RemoteError::Kernel(kernel(errno)));
+            assert_eq!(of_resource(&remote), ExitCode::Missing);
+        }
+        let permission = EngineError::Permission { pid: Pid(1), why: String::new() };
+        assert_eq!(of_engine(&permission), ExitCode::Missing);
+        assert_eq!(of_engine(&EngineError::KernelDiffers(String::new())), ExitCode::Missing);
+        assert_eq!(GuardianError::NotBuilt(String::new()).exit_code(), ExitCode::Missing);
+    }
+
+    #[test]
+    fn a_bad_image_is_damage() {
+        let path = PathBuf::new;
+        for error in [
+            store::Error::NotCommitted { path: path() },
+            store::Error::Foreign { path: path() },
+            store::Error::Newer { path: path(), found: 2, supported: 1 },
+            store::Error::WrongLength { path: path(), found: None, expected: model::ByteCount(1) },
+            store::Error::NotFound { name: String::new(), sequence: None, store: path() },
+        ] {
+            assert_eq!(of_store(&error), ExitCode::Damaged, "{error}");
+        }
+        assert_eq!(of_engine(&EngineError::Incomplete(String::new())), ExitCode::Damaged);
+        let unknown = EngineError::UnknownRecord { kind: String::new(), version: 1 };
+        assert_eq!(of_engine(&unknown), ExitCode::Damaged);
+        let malformed = ResourceError::Malformed { kind: "x", why: String::new() };
+        assert_eq!(of_resource(&malformed), ExitCode::Damaged);
+    }
+
+    #[test]
+    fn everything_else_is_a_failure_of_ours() {
+        assert_eq!(of_engine(&EngineError::NoProcess(Pid(1))), ExitCode::Failure);
+        assert_eq!(of_engine(&EngineError::PidTaken(Pid(1))), ExitCode::Failure);
+        assert_eq!(of_store(&store::Error::Full(kernel(Errno::ENOSPC))), ExitCode::Failure);
+        let exposed = store::Error::Exposed { path: PathBuf::new(), mode: 0o755 };
+        assert_eq!(of_store(&exposed), ExitCode::Failure);
+        assert_eq!(GuardianError::Kernel(kernel(Errno::EEXIST)).exit_code(), ExitCode::Failure);
+    }
+}

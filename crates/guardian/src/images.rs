@@ -1,0 +1,218 @@
+//! Listing, showing, checking and pruning images.
+//!
+//! Owns: the answers of `ls`, `show`, `verify` and `prune` in their contract's shape.
+//! Invariants: reads only, `prune` apart.
+//! Does not: know how an image is stored.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use image::{Commit, ImageKind};
+use model::{ByteCount, PageCount};
+use serde::Serialize;
+use store::{Store, SubjectName};
+
+use crate::error::Result;
+use crate::location::StoreLocation;
+use crate::time;
+
+/// Threads that verify: one waits for the device while the other computes checksums.
+const VERIFIERS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
+
+/// One checkpoint of a subject.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct CheckpointRow {
+    pub seq: u64,
+    pub kind: &'static str,
+    pub time: String,
+    pub pause_us: u64,
+    pub stop_us: u64,
+    pub scan_us: u64,
+    pub copy_us: u64,
+    pub pages: u64,
+    pub bytes: u64,
+    pub committed: bool,
+}
+
+/// One subject of a store.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SubjectRow {
+    /// Its name.
+    pub name: String,
+    /// Committed checkpoints.
+    pub checkpoints: usize,
+    /// The newest of them.
+    pub seq: Option<u64>,
+    /// When that was taken.
+    pub time: Option<String>,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+/// One image.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ImageReport {
+    /// Its directory.
+    pub path: String,
+    /// The subject; empty for a checkpoint without a name.
+    pub subject: String,
+    /// As in `ls`.
+    #[serde(flatten)]
+    pub checkpoint: CheckpointRow,
+    /// The processes, the root first.
+    pub pids: Vec<i32>,
+    /// The kernel it was taken on.
+    pub kernel: String,
+    /// The version that took it.
+    pub tool_version: String,
+    /// Pages that were written; the others were zero.
+    pub stored_pages: u64,
+    /// How many records of each kind.
+    pub records: BTreeMap<String, usize>,
+}
+
+/// An image that was found good.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct VerifyReport {
+    /// Records.
+    pub records: usize,
+    /// Pages, zero pages included.
+    pub pages: u64,
+    /// Bytes that were read and checked.
+    pub bytes: u64,
+}
+
+/// Hears how far a long step has come; called from several threads.
+pub type Progress<'a> = &'a (dyn Fn(ByteCount, ByteCount) + Sync);
+
+/// The subjects of a store.
+///
+/// # Errors
+///
+/// When the store cannot be read.
+pub fn subjects(location: &StoreLocation) -> Result<Vec<SubjectRow>> {
+    let Some(store) = location.open()? else { return Ok(Vec::new()) };
+    let mut rows = Vec::new();
+    for name in store.names()? {
+        let images = store.list(&name)?;
+        let newest = images.last();
+        rows.push(SubjectRow {
+            name: name.to_string(),
+            checkpoints: images.len(),
+            seq: newest.map(|(sequence, _)| sequence.get()),
+            time: newest.map(|(_, commit)| time::rfc3339(commit.time)),
+            bytes: bytes_of(&images),
+        });
+    }
+    Ok(rows)
+}
+
+/// The checkpoints of a subject, in rising order, those that are not committed included.
+///
+/// # Errors
+///
+/// When the name is none, or the store cannot be read.
+pub fn checkpoints(location: &StoreLocation, name: &str) -> Result<Vec<CheckpointRow>> {
+    let name: SubjectName = name.parse()?;
+    let Some(store) = location.open()? else { return Ok(Vec::new()) };
+    let rows = store.entries(&name)?.into_iter().map(|entry| match entry.commit {
+        Ok(commit) => CheckpointRow { seq: entry.sequence.get(), ..row(&commit) },
+        Err(_) => CheckpointRow {
+            seq: entry.sequence.get(),
+            kind: "full",
+            time: String::new(),
+            pause_us: 0,
+            stop_us: 0,
+            scan_us: 0,
+            copy_us: 0,
+            pages: 0,
+            bytes: 0,
+            committed: false,
+        },
+    });
+    Ok(rows.collect())
+}
+
+/// One image, from its commit record, record file and index.
+///
+/// # Errors
+///
+/// When there is no such image, or it is damaged.
+pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
+    let reader = location.read(image)?;
+    let mut records = BTreeMap::new();
+    for record in reader.records().iter() {
+        *records.entry(record.kind.clone()).or_insert(0) += 1;
+    }
+    let commit = reader.commit();
+    Ok(ImageReport {
+        path: reader.path().display().to_string(),
+        subject: commit.subject.clone(),
+        checkpoint: row(commit),
+        pids: commit.pids.iter().map(|pid| pid.get()).collect(),
+        kernel: commit.kernel_release.clone(),
+        tool_version: commit.tool_version.clone(),
+        stored_pages: reader.index().stored_pages().get(),
+        records,
+    })
+}
+
+/// Reads and checks every byte of an image.
+///
+/// # Errors
+///
+/// The first thing that is wrong with it.
+pub fn verify(location: &StoreLocation, image: &str, progress: Progress<'_>) -> Result<VerifyReport> {
+    let reader = location.read(image)?;
+    let total = reader.index().stored_pages().bytes();
+    let done = AtomicU64::new(0);
+    progress(ByteCount(0), total);
+    reader.load::<store::Error>(reader.index().extents(), VERIFIERS, |run| {
+        let bytes: u64 = run.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let before = done.fetch_add(bytes, Ordering::Relaxed);
+        progress(ByteCount(before + bytes), total);
+        Ok(())
+    })?;
+    let PageCount(pages) = reader.index().pages();
+    Ok(VerifyReport { records: reader.records().len(), pages, bytes: total.get() })
+}
+
+/// Removes all but the newest checkpoints of a subject, and gives the numbers that went.
+///
+/// # Errors
+///
+/// When the store cannot be changed.
+pub fn prune(location: &StoreLocation, name: &str, keep: usize) -> Result<Vec<u64>> {
+    let name: SubjectName = name.parse()?;
+    let Some(store) = location.open()? else { return Ok(Vec::new()) };
+    Ok(store.prune(&name, keep)?.into_iter().map(|sequence| sequence.get()).collect())
+}
+
+/// Bytes of all committed checkpoints of a subject.
+pub(crate) fn store_bytes(store: &Store, name: &SubjectName) -> Result<u64> {
+    Ok(bytes_of(&store.list(name)?))
+}
+
+fn bytes_of(images: &[(model::Sequence, Commit)]) -> u64 {
+    images.iter().map(|(_, commit)| commit.bytes.get()).sum()
+}
+
+fn row(commit: &Commit) -> CheckpointRow {
+    CheckpointRow {
+        seq: commit.sequence.get(),
+        kind: match commit.kind {
+            ImageKind::Full => "full",
+            ImageKind::Delta => "delta",
+        },
+        time: time::rfc3339(commit.time),
+        pause_us: time::microseconds(commit.timings.pause),
+        stop_us: time::microseconds(commit.timings.stop),
+        scan_us: time::microseconds(commit.timings.scan),
+        copy_us: time::microseconds(commit.timings.copy),
+        pages: commit.pages.get(),
+        bytes: commit.bytes.get(),
+        committed: true,
+    }
+}

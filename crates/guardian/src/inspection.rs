@@ -1,0 +1,167 @@
+//! What would stop a checkpoint, and what this kernel and this user can do.
+//!
+//! Owns: the answers of `preflight` and `doctor` in their contract's shape.
+//! Invariants: changes nothing but files that vanish when they are closed.
+//! Does not: find obstacles or probe; `engine` and `sys` do.
+
+use std::path::{Path, PathBuf};
+
+use engine::CheckpointOptions;
+use model::Pid;
+use serde::Serialize;
+use sys::features::{self, FeatureEntry, Need};
+
+use crate::error::{GuardianError, Result};
+use crate::location::StoreLocation;
+use crate::streams;
+
+/// Everything that would stop a checkpoint.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PreflightReport {
+    /// Nothing would.
+    pub ok: bool,
+    /// What would.
+    pub obstacles: Vec<ObstacleReport>,
+}
+
+/// One reason against a checkpoint.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ObstacleReport {
+    /// The process that holds it.
+    pub pid: i32,
+    /// The object.
+    pub what: String,
+    /// A path, an address range, a peer; may be empty.
+    #[serde(rename = "where")]
+    pub place: String,
+    /// The reason.
+    pub why: String,
+    /// What to do.
+    pub fix: String,
+}
+
+/// Lists everything that would stop a checkpoint of a tree, and changes nothing.
+///
+/// # Errors
+///
+/// When there is no such process, or it may not be looked at.
+pub fn preflight(pid: Pid) -> Result<PreflightReport> {
+    let options = CheckpointOptions { inherited: streams::identities(), ..CheckpointOptions::default() };
+    let obstacles: Vec<ObstacleReport> =
+        engine::preflight(pid, &options)?.into_iter().map(ObstacleReport::from).collect();
+    Ok(PreflightReport { ok: obstacles.is_empty(), obstacles })
+}
+
+impl From<engine::Obstacle> for ObstacleReport {
+    fn from(obstacle: engine::Obstacle) -> Self {
+        let engine::Obstacle { pid, what, place, why, fix } = obstacle;
+        Self { pid: pid.get(), what, place, why, fix }
+    }
+}
+
+/// What works here.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct DoctorReport {
+    /// Nothing that is needed is missing.
+    pub ok: bool,
+    /// One for each feature.
+    pub checks: Vec<DoctorCheck>,
+}
+
+/// How a feature is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckState {
+    /// It works.
+    Ok,
+    /// It does not, and there is another way.
+    Degraded,
+    /// It does not, and there is none.
+    Missing,
+}
+
+/// One feature.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct DoctorCheck {
+    /// Its name, as in `UNDYING_FEATURES_OFF`.
+    pub name: String,
+    /// How it is.
+    pub state: CheckState,
+    /// What was found.
+    pub detail: String,
+    /// What to do; empty when it works.
+    pub fix: String,
+}
+
+/// Tries every feature.
+#[must_use]
+pub fn doctor(location: &StoreLocation) -> DoctorReport {
+    let directory = existing(location.path());
+    let mut checks: Vec<DoctorCheck> =
+        features::REGISTRY.iter().map(|entry| check(entry, &directory)).collect();
+    checks.push(check_store(location, &directory));
+    DoctorReport { ok: checks.iter().all(|check| check.state != CheckState::Missing), checks }
+}
+
+/// Refuses when a feature that nothing replaces is forced off. Whether the kernel has it shows when it is used.
+pub(crate) fn require_features() -> Result<()> {
+    let missing = features::REGISTRY
+        .iter()
+        .find(|entry| entry.need == Need::Required && !features::enabled(entry.feature));
+    match missing {
+        Some(entry) => Err(GuardianError::FeatureMissing {
+            name: entry.name,
+            purpose: entry.purpose,
+            fix: "take it out of UNDYING_FEATURES_OFF",
+        }),
+        None => Ok(()),
+    }
+}
+
+fn check(entry: &FeatureEntry, directory: &Path) -> DoctorCheck {
+    let without = match entry.need {
+        Need::Required => CheckState::Missing,
+        Need::Optional => CheckState::Degraded,
+    };
+    let found = if features::enabled(entry.feature) {
+        (entry.probe)(directory).map_err(|error| (error.to_string(), entry.fix))
+    } else {
+        let fix = "take it out of UNDYING_FEATURES_OFF";
+        Err(("forced off by UNDYING_FEATURES_OFF".to_owned(), fix))
+    };
+    let (state, detail, fix) = match found {
+        Ok(detail) => (CheckState::Ok, format!("{}: {detail}", entry.purpose), ""),
+        Err((detail, fix)) => (without, format!("{}: {detail}", entry.purpose), fix),
+    };
+    DoctorCheck { name: entry.name.to_owned(), state, detail, fix: fix.to_owned() }
+}
+
+fn check_store(location: &StoreLocation, directory: &Path) -> DoctorCheck {
+    use rustix::fs::{Access, access};
+    let name = "store".to_owned();
+    let writable = access(directory, Access::WRITE_OK | Access::EXEC_OK);
+    let opened = location.open();
+    let problem = match (&opened, writable) {
+        (Err(error), _) => Some(error.to_string()),
+        (_, Err(errno)) => Some(sys::Error::path("write to", directory, errno).to_string()),
+        _ => None,
+    };
+    match problem {
+        Some(detail) => DoctorCheck {
+            name,
+            state: CheckState::Missing,
+            detail: detail.replace('\n', "; "),
+            fix: "name a directory of this user's own with --store DIR".to_owned(),
+        },
+        None => {
+            let detail = format!("images live in {}", location.path().display());
+            DoctorCheck { name, state: CheckState::Ok, detail, fix: String::new() }
+        }
+    }
+}
+
+/// The directory, or the nearest one above it that is there.
+fn existing(path: &Path) -> PathBuf {
+    let found = path.ancestors().find(|path| path.is_dir());
+    found.map_or_else(|| PathBuf::from("/"), Path::to_path_buf)
+}

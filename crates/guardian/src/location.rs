@@ -1,0 +1,82 @@
+//! Where the store is, and what an IMAGE argument means.
+//!
+//! Owns: the default directory; opening a store only when there is need for it.
+//! Invariants: reading never creates a store.
+//! Does not: know the layout inside; `store` does.
+
+use std::path::{Path, PathBuf};
+
+use store::{ImageReader, Store};
+
+use crate::error::{GuardianError, Result};
+
+/// The store of root.
+const SYSTEM_STORE: &str = "/var/lib/undying";
+/// The store of everybody else, below XDG_STATE_HOME.
+const USER_STORE: &str = "undying";
+/// What XDG_STATE_HOME is when it is not set, below HOME.
+const STATE_HOME: &str = ".local/state";
+
+/// The place of a store, which need not exist yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StoreLocation(PathBuf);
+
+impl StoreLocation {
+    /// The place that was named, or the default of this user.
+    ///
+    /// # Errors
+    ///
+    /// `NoStore` when none was named and the environment tells no home.
+    pub fn new(named: Option<&Path>) -> Result<Self> {
+        if let Some(named) = named {
+            return Ok(Self(named.to_path_buf()));
+        }
+        if rustix::process::geteuid().is_root() {
+            return Ok(Self(PathBuf::from(SYSTEM_STORE)));
+        }
+        // Relative paths in these variables are to be ignored, says the XDG base directory specification.
+        let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(STATE_HOME)));
+        state.map(|state| Self(state.join(USER_STORE))).ok_or(GuardianError::NoStore)
+    }
+
+    /// The path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The store, created when it is not there.
+    pub(crate) fn create(&self) -> Result<Store> {
+        Ok(Store::open(&self.0)?)
+    }
+
+    /// The store, if there is one.
+    pub(crate) fn open(&self) -> Result<Option<Store>> {
+        let is_scheme = self.0.to_str().is_some_and(|text| text.contains("://"));
+        if is_scheme || self.0.exists() { self.create().map(Some) } else { Ok(None) }
+    }
+
+    /// The directory of the image that an argument names: a path, NAME or NAME@SEQ.
+    pub(crate) fn image(&self, spec: &str) -> Result<PathBuf> {
+        if spec.contains('/') || spec == "." || spec == ".." {
+            return Ok(PathBuf::from(spec));
+        }
+        match self.open()? {
+            Some(store) => Ok(store.resolve(spec)?),
+            // Without a store only a directory here can be meant.
+            None if Path::new(spec).is_dir() => Ok(PathBuf::from(spec)),
+            None => Err(store::Error::NotFound {
+                name: spec.to_owned(),
+                sequence: None,
+                store: self.0.clone(),
+            }
+            .into()),
+        }
+    }
+
+    /// Opens the image that an argument names.
+    pub(crate) fn read(&self, spec: &str) -> Result<ImageReader> {
+        Ok(ImageReader::open(&self.image(spec)?)?)
+    }
+}

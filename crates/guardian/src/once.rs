@@ -1,0 +1,60 @@
+//! One checkpoint of a process tree, on request.
+//!
+//! Owns: where its image goes.
+//! Does not: anything to the subject that the engine does not.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use engine::CheckpointOptions;
+use model::{ByteCount, PageCount, Pid, Sequence};
+use store::{ImageWriter, WriteOptions};
+
+use crate::error::Result;
+use crate::streams;
+
+/// What `checkpoint` is asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CheckpointRequest {
+    /// The root of the tree.
+    pub pid: Pid,
+    /// The directory that becomes the image.
+    pub image: PathBuf,
+    /// End the tree once the image is committed.
+    pub kill: bool,
+}
+
+/// What `checkpoint` has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Checkpointed {
+    /// How long the subject stood still.
+    pub pause: Duration,
+    /// From the first look to the durable image.
+    pub total: Duration,
+    /// Pages in the image.
+    pub pages: PageCount,
+    /// Bytes of the image.
+    pub bytes: ByteCount,
+}
+
+/// Takes one checkpoint.
+///
+/// # Errors
+///
+/// Whatever the engine refuses or the store cannot hold; the tree goes on then.
+pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
+    let writer = ImageWriter::create(&request.image, WriteOptions::default())?;
+    let options = CheckpointOptions {
+        kill: request.kill,
+        name: String::new(),
+        sequence: Sequence(1),
+        inherited: streams::identities(),
+    };
+    let report = engine::checkpoint(request.pid, writer, &options)?;
+    Ok(Checkpointed {
+        pause: report.commit.timings.pause,
+        total: report.total,
+        pages: report.commit.pages,
+        bytes: report.commit.bytes,
+    })
+}

@@ -1,0 +1,142 @@
+//! A restore on request, and staying with the tree as its parent.
+//!
+//! Owns: what the parent of a restored tree does: signals go to the root, its status becomes ours.
+//! Does not: restart; `run` does.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use engine::{PidPolicy, RestoreOptions};
+use model::Pid;
+use rustix::event::{PollFd, PollFlags, poll};
+use sys::Error;
+
+use crate::error::Result;
+use crate::location::StoreLocation;
+use crate::signals::{self, CONT, Request, Signals};
+use crate::streams;
+use crate::subject::{Subject, SubjectStatus};
+
+/// Which process numbers a restored tree gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Numbers {
+    /// The same; when one is taken, a new pid namespace.
+    #[default]
+    Auto,
+    /// The same or a refusal.
+    Same,
+    /// Always a new pid namespace.
+    Namespace,
+    /// Whatever numbers are free.
+    Any,
+}
+
+/// What `restore` is asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RestoreRequest {
+    /// A directory, NAME or NAME@SEQ.
+    pub image: String,
+    /// Where names are looked up.
+    pub store: StoreLocation,
+    /// Which process numbers.
+    pub numbers: Numbers,
+    /// Return once the tree runs, instead of staying as its parent.
+    pub detach: bool,
+    /// A file that is to hold the root's pid.
+    pub pidfile: Option<PathBuf>,
+}
+
+/// A tree that runs again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resumed {
+    /// Its root.
+    pub root: Pid,
+    /// How many processes it has.
+    pub processes: usize,
+    /// From the call to the first instruction.
+    pub total: Duration,
+    /// How the root ended, for one who stayed.
+    pub status: Option<SubjectStatus>,
+}
+
+/// Restores an image.
+///
+/// # Errors
+///
+/// Why there is no tree. Once it runs, only a failure to watch it is an error.
+pub fn restore(request: &RestoreRequest) -> Result<Resumed> {
+    let reader = request.store.read(&request.image)?;
+    // Before any process is made, so that no signal ends us between its birth and our care for it.
+    let signals = if request.detach { None } else { Some(Signals::take()?) };
+    let options = RestoreOptions {
+        pid: match request.numbers {
+            Numbers::Auto => PidPolicy::Auto,
+            Numbers::Same => PidPolicy::Same,
+            Numbers::Namespace => PidPolicy::Namespace,
+            Numbers::Any => PidPolicy::Any,
+        },
+        inherited: streams::duplicates()?,
+        ..RestoreOptions::default()
+    };
+    let restored = engine::restore(reader, options)?;
+    let subject = Subject::child(restored.root)?;
+    if let Some(pidfile) = &request.pidfile {
+        write_pid(pidfile, restored.root)?;
+    }
+    let status = signals.map(|signals| stay(&signals, &subject)).transpose()?;
+    Ok(Resumed {
+        root: restored.root,
+        processes: restored.pids.len(),
+        total: restored.total,
+        status,
+    })
+}
+
+/// Hands signals on until the subject ends.
+fn stay(signals: &Signals, subject: &Subject) -> Result<SubjectStatus> {
+    loop {
+        let mut waiting = [
+            PollFd::from_borrowed_fd(signals.handle(), PollFlags::IN),
+            PollFd::from_borrowed_fd(subject.handle(), PollFlags::IN),
+        ];
+        rustix::io::retry_on_intr(|| poll(&mut waiting, None))
+            .map_err(|errno| Error::process("watch", subject.pid(), errno))?;
+        let [signalled, _] = waiting.map(|one| !one.revents().is_empty());
+        if let Some(status) = subject.ended()? {
+            subject.reap();
+            return Ok(status);
+        }
+        if signalled {
+            hand_on(signals.next()?, subject)?;
+        }
+    }
+}
+
+/// Does to the subject what a signal to us asks for.
+pub(crate) fn hand_on(request: Request, subject: &Subject) -> Result<()> {
+    let has_it = |from_terminal: bool| from_terminal && signals::shares_group(subject.pid());
+    match request {
+        Request::Child => Ok(()),
+        Request::PassOn(signal) => subject.signal(signal),
+        Request::End { from_terminal, .. } if has_it(from_terminal) => Ok(()),
+        Request::End { signal, .. } => subject.signal(signal),
+        Request::Stop { from_terminal, .. } if has_it(from_terminal) => signals::stop_ourselves(),
+        Request::Stop { signal, .. } => {
+            subject.signal(signal)?;
+            signals::stop_ourselves()?;
+            subject.signal(CONT)
+        }
+    }
+}
+
+/// Writes a pid file: a reader never sees half of it.
+fn write_pid(path: &Path, pid: Pid) -> Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let temporary = PathBuf::from(name);
+    let failed = |error: std::io::Error| Error::path("write", path, error);
+    let mut file = std::fs::File::create(&temporary).map_err(failed)?;
+    writeln!(file, "{pid}").map_err(failed)?;
+    Ok(std::fs::rename(&temporary, path).map_err(failed)?)
+}

@@ -1,0 +1,115 @@
+//! Signals to this program: all but a few mean the subject.
+//!
+//! Owns: which signals are blocked and read from a descriptor, and what each of them asks for.
+//! Invariants: a signal that the caller had ignored stays without effect; one that the terminal has sent to the
+//! whole foreground group is not sent to the subject a second time.
+//! Does not: act; the loops do.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use model::{Pid, Signal};
+use sys::signalfd;
+use tracee::procfs;
+
+use crate::error::Result;
+
+const HUP: Signal = Signal(1);
+const INT: Signal = Signal(2);
+const QUIT: Signal = Signal(3);
+const USR1: Signal = Signal(10);
+const USR2: Signal = Signal(12);
+const TERM: Signal = Signal(15);
+const CHLD: Signal = Signal(17);
+/// Goes on after a stop.
+pub(crate) const CONT: Signal = Signal(18);
+/// Stops whatever holds it.
+pub(crate) const STOP: Signal = Signal(19);
+/// Kills whatever holds it.
+pub(crate) const KILL: Signal = Signal(9);
+const TSTP: Signal = Signal(20);
+const TTIN: Signal = Signal(21);
+const TTOU: Signal = Signal(22);
+
+/// Ask the subject to end.
+const ENDING: [Signal; 4] = [HUP, INT, QUIT, TERM];
+/// Mean whatever the subject makes of them.
+const PASSED_ON: [Signal; 2] = [USR1, USR2];
+/// Stop this program and the subject together.
+const STOPPING: [Signal; 3] = [TSTP, TTIN, TTOU];
+
+/// What a signal asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Request {
+    /// The subject is to end. `from_terminal`: it has the signal already if it is in our group, and a program that
+    /// takes Ctrl-C for "stop what you are at" goes on.
+    End { signal: Signal, from_terminal: bool },
+    /// Hand it to the subject.
+    PassOn(Signal),
+    /// Stop until somebody says CONT.
+    Stop { signal: Signal, from_terminal: bool },
+    /// Some child has changed.
+    Child,
+}
+
+/// Signals to this program, readable as a descriptor.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    queue: OwnedFd,
+}
+
+impl Signals {
+    /// Takes all signals of interest out of their usual way, for the rest of this process's life.
+    pub(crate) fn take() -> Result<Self> {
+        // A parent that ignores SIGCHLD would make ours reap themselves.
+        sys::signal::set_default(CHLD)?;
+        let ignored = ignored()?;
+        let wanted = ENDING.iter().chain(&PASSED_ON).chain(&STOPPING).chain([&CHLD]);
+        let set = wanted.filter(|signal| bit(**signal) & ignored == 0).fold(0, |set, one| set | bit(*one));
+        sys::signal::block(set)?;
+        Ok(Self { queue: signalfd::create(set)? })
+    }
+
+    /// Becomes readable with a signal.
+    pub(crate) fn handle(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
+    }
+
+    /// Takes the next signal; waits for one.
+    pub(crate) fn next(&self) -> Result<Request> {
+        let received = signalfd::read(self.queue.as_fd())?;
+        // Above zero the kernel sent it: for these signals that is the terminal driver.
+        let from_terminal = received.code > 0;
+        let signal = received.signal;
+        Ok(if signal == CHLD {
+            Request::Child
+        } else if STOPPING.contains(&signal) {
+            Request::Stop { signal, from_terminal }
+        } else if ENDING.contains(&signal) {
+            Request::End { signal, from_terminal }
+        } else {
+            Request::PassOn(signal)
+        })
+    }
+}
+
+/// Whether the subject is in the process group that the terminal has signalled together with us.
+pub(crate) fn shares_group(subject: Pid) -> bool {
+    let own = rustix::process::getpgrp().as_raw_nonzero().get();
+    procfs::stat(subject).is_ok_and(|stat| stat.pgrp == Pid(own))
+}
+
+/// Stops this process until it gets SIGCONT.
+pub(crate) fn stop_ourselves() -> Result<()> {
+    Ok(sys::signal::send(Pid(std::process::id() as i32), STOP)?)
+}
+
+const fn bit(signal: Signal) -> u64 {
+    1 << (signal.get() - 1)
+}
+
+/// Signals that this process ignores.
+fn ignored() -> Result<u64> {
+    let text = procfs::read_text("/proc/self/status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    Ok(line.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0))
+}

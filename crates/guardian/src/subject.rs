@@ -1,0 +1,195 @@
+//! The root process of a subject, seen from outside: alive, or dead and of what.
+//!
+//! Owns: its handle, and how its end is learned without reaping it.
+//! Invariants: a dead child stays a zombie, and keeps its number, until `reap`.
+//! Does not: stop or trace it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use model::{Pid, ProcessKey, Signal};
+use rustix::process::{WaitId, WaitIdOptions};
+use sys::{Error, pidfd};
+use tracee::procfs;
+
+use crate::error::Result;
+
+/// What a shell adds to the number of a signal to make an exit code of it.
+const KILLED: i32 = 128;
+
+/// How a subject ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SubjectStatus {
+    /// It exited with this code.
+    Exited(i32),
+    /// It was killed by this signal.
+    Killed(Signal),
+    /// It ended, and whoever knows how did not tell: it was no child of ours.
+    Unknown,
+}
+
+impl SubjectStatus {
+    /// What a shell would report: the code itself, or 128 + the signal. An unknown end counts as a failure of
+    /// undying (125): nobody may take it for success.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Exited(code) => code as u8,
+            Self::Killed(signal) => (KILLED + signal.get()) as u8,
+            Self::Unknown => crate::ExitCode::Failure.number(),
+        }
+    }
+
+    /// Whether it ended as programs end that have done what they were asked.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        self == Self::Exited(0)
+    }
+
+    /// From the status that wait(2) fills in.
+    fn from_wait(status: i32) -> Self {
+        const SIGNAL_BITS: i32 = 0x7f;
+        match status & SIGNAL_BITS {
+            0 => Self::Exited((status >> 8) & 0xff),
+            signal => Self::Killed(Signal(signal)),
+        }
+    }
+}
+
+impl std::fmt::Display for SubjectStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exited with {code}"),
+            Self::Killed(signal) => write!(f, "was killed by signal {signal}"),
+            Self::Unknown => write!(f, "ended; it was no child of undying, so how is not known"),
+        }
+    }
+}
+
+/// A handle on the root process.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    pid: Pid,
+    key: ProcessKey,
+    handle: OwnedFd,
+    is_child: bool,
+}
+
+impl Subject {
+    /// A child of this process that nobody has reaped.
+    pub(crate) fn child(pid: Pid) -> Result<Self> {
+        Self::open(pid, true)
+    }
+
+    /// Any other process.
+    pub(crate) fn stranger(pid: Pid) -> Result<Self> {
+        Self::open(pid, false)
+    }
+
+    fn open(pid: Pid, is_child: bool) -> Result<Self> {
+        let handle = pidfd::open(pid)?;
+        // Read after the handle was opened: an unreaped child or an open handle's process has this number still.
+        let key = procfs::key(pid)?;
+        Ok(Self { pid, key, handle, is_child })
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    pub(crate) fn key(&self) -> ProcessKey {
+        self.key
+    }
+
+    /// Becomes readable when the process has ended.
+    pub(crate) fn handle(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
+    }
+
+    /// How it ended, or `None` while it lives. A child is not reaped by this.
+    pub(crate) fn ended(&self) -> Result<Option<SubjectStatus>> {
+        if !self.is_over()? {
+            return Ok(None);
+        }
+        if self.is_child {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            match rustix::process::waitid(WaitId::PidFd(self.handle()), options) {
+                Ok(Some(status)) => return Ok(Some(told(&status))),
+                // Taken by somebody of this process; the handle may still know.
+                Ok(None) | Err(_) => {}
+            }
+        }
+        let status = pidfd::exit_code(self.handle()).map(SubjectStatus::from_wait);
+        Ok(Some(status.unwrap_or(SubjectStatus::Unknown)))
+    }
+
+    /// Sends it a signal; one that has ended takes none, which is no error.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        match sys::signal::send(self.pid, signal) {
+            Err(error) if error.errno != sys::Errno::ESRCH => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a dead child's status, which frees its number.
+    pub(crate) fn reap(&self) {
+        if self.is_child {
+            // Whoever took it before has freed the number as well.
+            let _ = rustix::process::waitid(WaitId::PidFd(self.handle()), WaitIdOptions::EXITED);
+        }
+    }
+
+    fn is_over(&self) -> Result<bool> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut waiting = [PollFd::new(&self.handle, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let ready = rustix::io::retry_on_intr(|| poll(&mut waiting, Some(&now)))
+            .map_err(|errno| Error::process("look after", self.pid, errno))?;
+        Ok(ready > 0)
+    }
+}
+
+fn told(status: &rustix::process::WaitIdStatus) -> SubjectStatus {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => SubjectStatus::Exited(code),
+        (None, Some(signal)) => SubjectStatus::Killed(Signal(signal)),
+        (None, None) => SubjectStatus::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn wait_for_end(subject: &Subject) -> SubjectStatus {
+        loop {
+            if let Some(status) = subject.ended().unwrap() {
+                return status;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_child_is_known_before_it_is_reaped() {
+        let child = Command::new("sh").args(["-c", "exit 7"]).stdin(Stdio::null()).spawn().unwrap();
+        let subject = Subject::child(Pid(child.id() as i32)).unwrap();
+        assert_eq!(wait_for_end(&subject), SubjectStatus::Exited(7));
+        assert!(procfs::stat(subject.pid()).unwrap().is_zombie());
+        assert_eq!(wait_for_end(&subject), SubjectStatus::Exited(7));
+        subject.reap();
+        assert!(procfs::stat(subject.pid()).is_err());
+    }
+
+    #[test]
+    fn codes_are_those_of_a_shell() {
+        assert_eq!(SubjectStatus::Exited(3).code(), 3);
+        assert_eq!(SubjectStatus::Killed(Signal(9)).code(), 137);
+        assert_eq!(SubjectStatus::from_wait(11), SubjectStatus::Killed(Signal(11)));
+        assert_eq!(SubjectStatus::from_wait(0x80 | 6), SubjectStatus::Killed(Signal(6)));
+        assert_eq!(SubjectStatus::from_wait(2 << 8), SubjectStatus::Exited(2));
+        assert!(!SubjectStatus::Unknown.is_success());
+        assert_ne!(SubjectStatus::Unknown.code(), 0);
+    }
+}

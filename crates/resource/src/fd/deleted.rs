@@ -1,0 +1,549 @@
+//! Regular files that no name leads to any more: unlinked while open, replaced, or made with O_TMPFILE.
+//!
+//! Owns: saving their content or their handle, making them again without a name.
+//! Invariants: several descriptions of one file come back as one file; whether it may be given a name again
+//! (O_TMPFILE) stays as it was; what memory maps comes from the memory kinds and is not saved twice.
+//! Does not: keep extended attributes, or the text after the last `/` of the link in `/proc/PID/fd`.
+//!
+//! A file whose own name is gone but that has others (hard links) is found again by the handle of its file system.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use model::{DescriptionId, Pid};
+use rustix::fs::{FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid};
+use rustix::io::Errno as E;
+use sys::file_handle::{self, FileHandle};
+use sys::{Errno, Error};
+use tracee::procfs;
+
+use super::memfd::is_memfd;
+use super::regular::{self, FileCapture, FilePayload};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+use crate::support::content::{Content, ContentCopy, Copied, DATA_BYTES_MAX, data_bytes};
+use crate::support::opening::{self, flags_for, reopen};
+use crate::support::path::{self, Name};
+
+const NAME: &str = "fd/deleted";
+/// File systems whose nameless files hold more than bytes that can be read.
+const UNREADABLE: &[(i64, &str)] = &[(0x9584_58f6, "huge pages"), (0x5345_434d, "secret memory")];
+/// Names tried for a file that is made with a name and unlinked at once; a taken one is passed over.
+const NAMES_TRIED_MAX: u32 = 1000;
+
+/// A file without a name as the image keeps it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Nameless {
+    /// Its content; none when memory kinds save it, and in all but one record of the same file.
+    #[prost(message, optional, tag = "1")]
+    content: Option<Content>,
+    #[prost(uint32, tag = "2")]
+    mode: u32,
+    #[prost(uint32, tag = "3")]
+    user: u32,
+    #[prost(uint32, tag = "4")]
+    group: u32,
+    #[prost(int64, tag = "5")]
+    accessed_s: i64,
+    #[prost(int64, tag = "6")]
+    accessed_ns: i64,
+    #[prost(int64, tag = "7")]
+    modified_s: i64,
+    #[prost(int64, tag = "8")]
+    modified_ns: i64,
+    /// How its file system finds it; empty when nothing but this description keeps it alive.
+    #[prost(int32, tag = "9")]
+    handle_kind: i32,
+    #[prost(bytes = "vec", tag = "10")]
+    handle: Vec<u8>,
+}
+
+/// The kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Deleted;
+
+impl FdKind for Deleted {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "unlinked and unnamed (O_TMPFILE) files, with their content up to 64 MiB each"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        FileType::from_raw_mode(description.stat.st_mode) == FileType::RegularFile
+            && matches!(Name::of(description), Name::Gone(_))
+            && !is_memfd(description)
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        let system = rustix::fs::fstatfs(&description.duplicate).map_or(0, |system| system.f_type);
+        if let Some((_, what)) = UNREADABLE.iter().find(|row| row.0 == system) {
+            return vec![description.obstacle(what, "such memory cannot be read as a file", CLOSE_IT)];
+        }
+        if description.stat.st_nlink > 0 {
+            return handle_obstacle(description).into_iter().collect();
+        }
+        if is_mapped(scope.pids, &description.stat) {
+            return Vec::new();
+        }
+        content_obstacle(description).into_iter().collect()
+    }
+
+    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        Ok(Box::new(FileCapture::new(description, scope)?))
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        regular::create(NAME, records, context)
+    }
+}
+
+const CLOSE_IT: &str = "let the program close it before the checkpoint";
+
+fn handle_obstacle(description: &Description) -> Option<Obstacle> {
+    let home = home_of(Name::of(description).path());
+    let found = file_handle::of(description.as_fd()).and_then(|handle| open_handle(&home, &handle));
+    let error = found.err()?;
+    let why = format!("its name is gone, and its other names cannot be found: {error}");
+    Some(description.obstacle(
+        "deleted file with other names",
+        &why,
+        "run undying with CAP_DAC_READ_SEARCH, or keep the file on a file system with handles (ext4, xfs, btrfs)",
+    ))
+}
+
+fn content_obstacle(description: &Description) -> Option<Obstacle> {
+    let what = "deleted file";
+    match reader(description.as_fd()).and_then(|reader| data_bytes(reader.as_fd())) {
+        Ok(bytes) if bytes <= DATA_BYTES_MAX => None,
+        Ok(_) => {
+            let why = format!("it holds more than {} MiB, all that an image takes up", DATA_BYTES_MAX >> 20);
+            Some(description.obstacle(what, &why, "give the file a name, or let the program close it"))
+        }
+        Err(error) => {
+            let why = format!("its content cannot be read: {error}");
+            Some(description.obstacle(what, &why, "run undying as a user who may read it"))
+        }
+    }
+}
+
+/// A description of our own of the same file, whatever the subject's may do.
+pub(super) fn reader(file: BorrowedFd<'_>) -> sys::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    reopen(file, flags | OFlags::NOATIME).or_else(|_| reopen(file, flags))
+}
+
+/// Whether memory of the subject maps a file, so that the memory kinds save its content.
+pub(super) fn is_mapped(pids: &[Pid], stat: &Stat) -> bool {
+    pids.iter().any(|pid| {
+        let areas = procfs::areas(*pid).unwrap_or_default();
+        areas.iter().any(|area| {
+            matches!(&area.backing, procfs::Backing::File { inode, .. } if inode.get() == stat.st_ino)
+                && area.name.ends_with("(deleted)")
+        })
+    })
+}
+
+/// What becomes of a file's content should it have no name.
+#[derive(Debug)]
+pub(super) struct NamelessCapture {
+    /// Whether this description is the one of all of its file that saves the content.
+    is_carrier: bool,
+    is_mapped: bool,
+    pids: Vec<Pid>,
+    reader: Option<OwnedFd>,
+    copy: ContentCopy,
+    copied: Option<Copied>,
+}
+
+impl NamelessCapture {
+    pub(super) fn new(description: &Description, scope: &CaptureScope<'_>) -> Result<Self> {
+        let key = |stat: &Stat| (stat.st_dev, stat.st_ino);
+        let first = scope.descriptions.iter().find(|other| key(&other.stat) == key(&description.stat));
+        let is_nameless = description.stat.st_nlink == 0;
+        let mut capture = Self {
+            is_carrier: first.is_none_or(|first| first.id == description.id),
+            is_mapped: is_nameless && is_mapped(scope.pids, &description.stat),
+            pids: scope.pids.to_vec(),
+            reader: None,
+            copy: ContentCopy::default(),
+            copied: None,
+        };
+        if is_nameless && capture.is_carrier && !capture.is_mapped {
+            let reader = reader(description.as_fd())?;
+            capture.copy.reserve(reader.as_fd())?;
+            capture.reader = Some(reader);
+        }
+        Ok(capture)
+    }
+
+    /// Inside the pause: copies the content of a file that has no name.
+    pub(super) fn inside(&mut self, file: BorrowedFd<'_>) -> Result<()> {
+        if self.is_mapped || !self.is_carrier {
+            return Ok(());
+        }
+        if self.reader.is_none() {
+            self.reader = Some(reader(file)?);
+        }
+        let reader = self.reader.as_ref().expect("opened above");
+        self.copied = Some(self.copy.copy(reader.as_fd())?);
+        Ok(())
+    }
+
+    /// After the pause: the message.
+    pub(super) fn after(&self, pid: Pid, description: &Description, stat: &Stat) -> Result<Nameless> {
+        if self.copied == Some(Copied::TooMuch) {
+            let why = format!("it holds more than {} MiB, all that an image takes up", DATA_BYTES_MAX >> 20);
+            return Err(unsupported(pid, description, why));
+        }
+        if self.is_mapped && self.is_carrier && !is_mapped(&self.pids, stat) {
+            let why = "it was unmapped while the checkpoint was taken".to_owned();
+            return Err(unsupported(pid, description, why));
+        }
+        let handle = if stat.st_nlink > 0 { Some(file_handle::of(description.as_fd())?) } else { None };
+        let (handle_kind, handle) = handle.map_or((0, Vec::new()), |handle| (handle.kind, handle.bytes));
+        Ok(Nameless {
+            content: self.copied.map(|_| self.copy.message()),
+            mode: stat.st_mode & 0o7777,
+            user: stat.st_uid,
+            group: stat.st_gid,
+            accessed_s: stat.st_atime,
+            accessed_ns: stat.st_atime_nsec as i64,
+            modified_s: stat.st_mtime,
+            modified_ns: stat.st_mtime_nsec as i64,
+            handle_kind,
+            handle,
+        })
+    }
+}
+
+fn unsupported(pid: Pid, description: &Description, why: String) -> ResourceError {
+    ResourceError::Unsupported {
+        pid,
+        what: description.named("deleted file"),
+        why,
+        fix: format!("take the checkpoint again, or {CLOSE_IT}"),
+    }
+}
+
+/// The nameless files of a restore, each with all its descriptions.
+#[derive(Debug, Default)]
+pub(super) struct NamelessFiles {
+    files: BTreeMap<(u64, u64), NamelessFile>,
+}
+
+#[derive(Debug, Default)]
+struct NamelessFile {
+    records: Vec<(DescriptionId, u32)>,
+    path: PathBuf,
+    holder: Option<Pid>,
+    /// The record that says most: with content, if there is one.
+    state: Nameless,
+}
+
+impl NamelessFiles {
+    pub(super) fn add(&mut self, record: &FdRecord, payload: FilePayload) {
+        let file = self.files.entry((payload.device, payload.inode)).or_default();
+        file.records.push((record.id, record.flags));
+        if let Some(state) = payload.nameless
+            && (file.holder.is_none() || state.content.is_some())
+        {
+            file.path = path::from_bytes(&payload.path);
+            file.holder = Some(record.holder.0);
+            file.state = state;
+        }
+    }
+
+    pub(super) fn create(self, kind: &'static str, context: &mut FdCreate<'_>) -> Result<()> {
+        for ((_, inode), file) in self.files {
+            file.create(kind, inode, context)?;
+        }
+        Ok(())
+    }
+}
+
+impl NamelessFile {
+    fn create(&self, kind: &'static str, inode: u64, context: &mut FdCreate<'_>) -> Result<()> {
+        let home = home_of(&self.path);
+        if !self.state.handle.is_empty() {
+            let handle =
+                FileHandle { kind: self.state.handle_kind, bytes: self.state.handle.clone() };
+            let found = open_handle(&home, &handle).map_err(|error| self.is_gone(&error))?;
+            return self.open_others(found.as_fd(), context);
+        }
+        if let Some(object) = context.objects.get(&inode).filter(|object| !is_memory_file(object)) {
+            return self.open_others(object.as_fd(), context);
+        }
+        let Some(content) = &self.state.content else {
+            let why = format!("the content of {} is missing", self.path.display());
+            return Err(ResourceError::Malformed { kind, why });
+        };
+        // A file made with O_TMPFILE may be given a name by its maker; only that very description shows it.
+        let maker = self.records.iter().find(|record| is_temporary(record.1));
+        let made = make_nameless(&home, maker.map(|record| record.1))?;
+        let writer = reopen(&made, OFlags::RDWR | OFlags::CLOEXEC)?;
+        content.write_to(writer.as_fd())?;
+        if let Some((id, _)) = maker {
+            context.created.insert(*id, made);
+        }
+        self.open_others(writer.as_fd(), context)?;
+        self.set_attributes(writer.as_fd())
+    }
+
+    /// Opens all descriptions that do not exist yet.
+    fn open_others(&self, file: BorrowedFd<'_>, context: &mut FdCreate<'_>) -> Result<()> {
+        for (id, flags) in &self.records {
+            if !context.created.contains_key(id) {
+                context.created.insert(*id, reopen(file, flags_for(*flags))?);
+            }
+        }
+        Ok(())
+    }
+
+    fn set_attributes(&self, file: BorrowedFd<'_>) -> Result<()> {
+        let state = &self.state;
+        let failed = |operation: &'static str, errno: E| Error::path(operation, &self.path, errno);
+        let owner = (Some(Uid::from_raw(state.user)), Some(Gid::from_raw(state.group)));
+        rustix::fs::fchown(file, owner.0, owner.1)
+            .map_err(|errno| failed("set the owner of the deleted file", errno))?;
+        rustix::fs::fchmod(file, Mode::from_raw_mode(state.mode))
+            .map_err(|errno| failed("set the mode of the deleted file", errno))?;
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: state.accessed_s, tv_nsec: state.accessed_ns },
+            last_modification: Timespec { tv_sec: state.modified_s, tv_nsec: state.modified_ns },
+        };
+        rustix::fs::futimens(file, &times)
+            .map_err(|errno| failed("set the times of the deleted file", errno))?;
+        Ok(())
+    }
+
+    fn is_gone(&self, error: &Error) -> ResourceError {
+        ResourceError::File {
+            path: self.path.display().to_string(),
+            why: format!("its name was gone at the checkpoint, and now the file itself cannot be found: {error}"),
+            fix: "restore on the machine of the checkpoint, while the file's other names exist".to_owned(),
+        }
+    }
+}
+
+fn is_temporary(flags: u32) -> bool {
+    OFlags::from_bits_retain(flags).contains(OFlags::TMPFILE)
+}
+
+fn is_memory_file(file: &OwnedFd) -> bool {
+    rustix::fs::readlink(opening::own_link(file), Vec::new())
+        .is_ok_and(|link| link.to_bytes().starts_with(b"/memfd:"))
+}
+
+/// The nearest directory above a path that exists.
+fn home_of(path: &Path) -> PathBuf {
+    let is_there = |directory: &&Path| directory.is_dir();
+    path.ancestors().skip(1).find(is_there).unwrap_or(Path::new("/")).to_owned()
+}
+
+fn open_handle(home: &Path, handle: &FileHandle) -> sys::Result<OwnedFd> {
+    let mount = opening::open(home, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
+    file_handle::open(mount.as_fd(), handle)
+}
+
+/// Makes a file without a name; with flags, as the O_TMPFILE description that had them.
+fn make_nameless(home: &Path, maker: Option<u32>) -> Result<OwnedFd> {
+    let mode = Mode::RUSR | Mode::WUSR;
+    let flags = match maker {
+        Some(flags) => flags_for(flags) | OFlags::TMPFILE,
+        None => OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC,
+    };
+    match rustix::fs::open(home, flags, mode) {
+        Ok(file) => Ok(file),
+        Err(E::OPNOTSUPP | E::ISDIR | E::INVAL) => make_and_unlink(home, mode),
+        Err(errno) => Err(failed_to_make(home, errno)),
+    }
+}
+
+fn make_and_unlink(home: &Path, mode: Mode) -> Result<OwnedFd> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    for number in 0..NAMES_TRIED_MAX {
+        let path = home.join(format!(".undying-{}-{number}", std::process::id()));
+        match rustix::fs::open(&path, flags, mode) {
+            Ok(file) => {
+                rustix::fs::unlink(&path).map_err(|errno| Error::path("remove", &path, errno))?;
+                return Ok(file);
+            }
+            Err(E::EXIST) => {}
+            Err(errno) => return Err(failed_to_make(home, errno)),
+        }
+    }
+    Err(failed_to_make(home, Errno::EEXIST))
+}
+
+fn failed_to_make(home: &Path, errno: impl Into<Errno>) -> ResourceError {
+    ResourceError::File {
+        path: home.display().to_string(),
+        why: format!("a deleted file cannot be made again in this directory: {}", errno.into()),
+        fix: "make the directory writable for whoever restores".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File, OpenOptions};
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+
+    use super::*;
+    use crate::support::content::same;
+    use crate::support::testing::{Subject, flags, position};
+
+    fn create(path: &Path) -> File {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap();
+        file.write_all_at(b"begin", 0).unwrap();
+        file.write_all_at(b"end", 1 << 30).unwrap();
+        file
+    }
+
+    #[test]
+    fn content_holes_mode_and_sharing_come_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let first = create(&path);
+        let second = OpenOptions::new().append(true).open(&path).unwrap();
+        let third = File::open(&path).unwrap();
+        first.set_permissions(fs::Permissions::from_mode(0o420)).unwrap();
+        rustix::fs::seek(&third, rustix::fs::SeekFrom::Start(3)).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "another file of that name").unwrap();
+        let subject = Subject::new(&[&second, &first, &third]);
+        let built = subject.round_trip(&Deleted).unwrap();
+        assert!(same(&first, &built[1]));
+        for (original, again) in [&second, &first, &third].into_iter().zip(&built) {
+            assert_eq!(flags(again), flags(original));
+        }
+        assert_eq!(position(&built[2]), 3);
+        let (before, after) = (first.metadata().unwrap(), rustix::fs::fstat(&built[1]).unwrap());
+        assert_eq!(before.permissions().mode(), after.st_mode);
+        assert_eq!(after.st_nlink, 0);
+        assert_eq!(rustix::fs::fstat(&built[0]).unwrap().st_ino, after.st_ino);
+        rustix::io::write(&built[0], b"!").unwrap();
+        assert!(!same(&first, &built[2]), "the copies are files of their own");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "another file of that name");
+    }
+
+    #[test]
+    fn a_temporary_file_can_still_be_given_a_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = rustix::fs::open(folder.path(), flags, Mode::RUSR | Mode::WUSR).unwrap();
+        rustix::io::write(&file, b"text").unwrap();
+        let built = Subject::new(&[&file]).round_trip(&Deleted).unwrap();
+        assert!(same(&file, &built[0]));
+        assert_eq!(super::super::super::support::testing::flags(&built[0]), super::super::super::support::testing::flags(&file));
+        let name = folder.path().join("published");
+        let link = |file: &OwnedFd| {
+            rustix::fs::linkat(
+                rustix::fs::CWD,
+                opening::own_link(file),
+                rustix::fs::CWD,
+                &name,
+                rustix::fs::AtFlags::SYMLINK_FOLLOW,
+            )
+        };
+        link(&built[0]).unwrap();
+        assert_eq!(fs::read_to_string(&name).unwrap(), "text");
+        // Published, it has a name again, but not the one that the kernel tells.
+        let again = Subject::new(&[&built[0]]);
+        if again.obstacles(&Deleted).is_empty() {
+            let built = again.round_trip(&Deleted).unwrap();
+            assert_eq!(rustix::fs::fstat(&built[0]).unwrap().st_ino, fs_inode(&name));
+        } else {
+            println!("unsupported: file handles");
+        }
+        let unlinked = create(&folder.path().join("a"));
+        fs::remove_file(folder.path().join("a")).unwrap();
+        fs::remove_file(&name).unwrap();
+        let built = Subject::new(&[&unlinked]).round_trip(&Deleted).unwrap();
+        assert!(link(&built[0]).is_err(), "an unlinked file can be given no name");
+    }
+
+    fn fs_inode(path: &Path) -> u64 {
+        rustix::fs::stat(path).unwrap().st_ino
+    }
+
+    #[test]
+    fn a_file_with_another_name_is_found_by_its_handle() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("a"), folder.path().join("b"));
+        let file = create(&path);
+        fs::hard_link(&path, &other).unwrap();
+        fs::remove_file(&path).unwrap();
+        let subject = Subject::new(&[&file]);
+        if !subject.obstacles(&Deleted).is_empty() {
+            return println!("unsupported: file handles");
+        }
+        let envelopes = subject.capture(&Deleted, || {}).unwrap();
+        let built = subject.build(&Deleted, &envelopes, &[]).unwrap();
+        assert_eq!(rustix::fs::fstat(&built[0]).unwrap().st_ino, fs_inode(&other));
+        drop((built, file));
+        drop(subject.descriptions.into_iter().next().unwrap());
+        fs::remove_file(&other).unwrap();
+        let error = Subject::new(&[]).build(&Deleted, &envelopes, &[]).unwrap_err().to_string();
+        assert!(error.contains("help:") && error.contains("cannot be found"), "{error}");
+    }
+
+    #[test]
+    fn a_removed_directory_does_not_lose_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("inner");
+        fs::create_dir(&inner).unwrap();
+        let file = create(&inner.join("a"));
+        fs::remove_dir_all(&inner).unwrap();
+        let built = Subject::new(&[&file]).round_trip(&Deleted).unwrap();
+        assert!(same(&file, &built[0]));
+    }
+
+    #[test]
+    fn too_much_content_is_an_obstacle() {
+        let file = tempfile::tempfile().unwrap();
+        let piece = vec![7_u8; 1 << 20];
+        for number in 0..=DATA_BYTES_MAX >> 20 {
+            file.write_all_at(&piece, number << 20).unwrap();
+        }
+        let subject = Subject::new(&[&file]);
+        let found = subject.obstacles(&Deleted);
+        assert!(found.len() == 1 && found[0].why.contains("64 MiB"), "{found:?}");
+        let error = subject.capture(&Deleted, || {}).unwrap_err().to_string();
+        assert!(error.contains("64 MiB"), "{error}");
+    }
+
+    #[test]
+    fn content_that_memory_maps_comes_from_memory() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(b"elsewhere", 0).unwrap();
+        let mut subject = Subject::new(&[&file]);
+        let mut envelopes = subject.capture(&Deleted, || {}).unwrap();
+        let object = tempfile::tempfile().unwrap();
+        subject.objects.insert(rustix::fs::fstat(&file).unwrap().st_ino, OwnedFd::from(object.try_clone().unwrap()));
+        let built = subject.build(&Deleted, &envelopes, &[]).unwrap();
+        assert_eq!(
+            rustix::fs::fstat(&built[0]).unwrap().st_ino,
+            rustix::fs::fstat(&object).unwrap().st_ino
+        );
+        subject.objects.clear();
+        let mut payload: FilePayload = crate::decode(NAME, &envelopes[0].payload).unwrap();
+        payload.nameless.as_mut().unwrap().content = None;
+        envelopes[0].payload = prost::Message::encode_to_vec(&payload);
+        let error = subject.build(&Deleted, &envelopes, &[]).unwrap_err().to_string();
+        assert!(error.contains("missing"), "{error}");
+    }
+
+    #[test]
+    fn a_file_system_without_nameless_files_is_served_by_unlinking() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = make_and_unlink(folder.path(), Mode::RUSR | Mode::WUSR).unwrap();
+        assert_eq!(rustix::fs::fstat(&file).unwrap().st_nlink, 0);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert!(make_and_unlink(&folder.path().join("missing"), Mode::RUSR).is_err());
+    }
+}

@@ -1,0 +1,193 @@
+//! Open directories, with the place their listing has reached.
+//!
+//! Owns: their payload, opening them again, O_PATH descriptors of directories included.
+//! Invariants: the same path leads to a directory again, or the restore is refused.
+//! Does not: bring entries back, or promise that a listing in progress gives the same entries when the directory has
+//! changed or lies on another file system: the position means what that file system lets it mean.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use prost::Message;
+use rustix::fs::{FileType, OFlags};
+use sys::{Errno, Error};
+
+use super::regular::belongs_to_process;
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+use crate::support::opening;
+use crate::support::path::{self, Link, Name};
+
+const NAME: &str = "fd/directory";
+
+/// One open directory as the image keeps it.
+#[derive(Clone, PartialEq, Message)]
+struct DirectoryPayload {
+    #[prost(bytes = "vec", tag = "1")]
+    path: Vec<u8>,
+}
+
+/// The kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Directory;
+
+impl FdKind for Directory {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "directories by path, with the position of a listing in progress"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        FileType::from_raw_mode(description.stat.st_mode) == FileType::Directory
+            && Name::of(description) != Name::None
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        match Name::of(description) {
+            Name::Live(path) if belongs_to_process(&path) => vec![description.obstacle(
+                "directory of /proc",
+                "it belongs to a process, and that process does not exist yet when files are opened again",
+                "let the program open it when it needs it, and close it then",
+            )],
+            Name::Live(path) => path::unreachable(description, &path, scope),
+            Name::Gone(_) | Name::None => vec![description.obstacle(
+                "deleted directory",
+                "a directory without a name cannot be made again",
+                "let the program close it, or do not remove directories it has open",
+            )],
+        }
+    }
+
+    fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        Ok(Box::new(DirectoryCapture { link: Link::new(&description.duplicate) }))
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        for record in records {
+            let payload: DirectoryPayload = crate::decode(NAME, &record.payload)?;
+            context.created.insert(record.id, open(record, &payload)?);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct DirectoryCapture {
+    link: Link,
+}
+
+impl FdCapture for DirectoryCapture {
+    fn inside(&mut self, _description: &Description) -> Result<()> {
+        Ok(self.link.read()?)
+    }
+
+    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+        let stat = rustix::fs::fstat(description.duplicate.as_fd()).map_err(|errno| {
+            Error::descriptor("look at the directory", description.pid, description.fd, Errno::from(errno))
+        })?;
+        match Name::new(self.link.bytes(), &stat) {
+            Name::Live(path) => Ok(DirectoryPayload { path: path::to_bytes(&path) }.encode_to_vec()),
+            Name::Gone(_) | Name::None => Err(ResourceError::Unsupported {
+                pid: description.pid,
+                what: description.named("deleted directory"),
+                why: "it was removed while the checkpoint was taken".to_owned(),
+                fix: "let the program close it, or do not remove directories it has open".to_owned(),
+            }),
+        }
+    }
+}
+
+fn open(record: &FdRecord, payload: &DirectoryPayload) -> Result<OwnedFd> {
+    let path = path::from_bytes(&payload.path);
+    // O_DIRECTORY is asked for to be told of a file in the directory's place; F_GETFL shows it only if saved.
+    let flags = opening::flags_for(record.flags);
+    let opened = opening::open(&path, flags | OFlags::DIRECTORY).and_then(|checked| {
+        if flags.contains(OFlags::DIRECTORY) { Ok(checked) } else { opening::open(&path, flags) }
+    });
+    opened.map_err(|error| ResourceError::File {
+        path: path.display().to_string(),
+        why: format!("the program has this directory open, and it cannot be opened: {}", error.errno),
+        fix: "bring the directory back, or restore where it is".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::mem::MaybeUninit;
+
+    use rustix::fs::{Mode, RawDir};
+
+    use super::*;
+    use crate::support::testing::{Subject, flags};
+
+    fn next_names(directory: &OwnedFd, space: usize) -> Vec<String> {
+        let mut buffer = vec![MaybeUninit::uninit(); space];
+        let mut entries = RawDir::new(directory, &mut buffer);
+        let mut names = Vec::new();
+        while let Some(entry) = entries.next() {
+            names.push(entry.unwrap().file_name().to_string_lossy().into_owned());
+            if entries.is_buffer_empty() {
+                break;
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn a_listing_in_progress_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..50 {
+            File::create(folder.path().join(format!("entry-{number:02}"))).unwrap();
+        }
+        let open = |flags| rustix::fs::open(folder.path(), flags, Mode::empty()).unwrap();
+        let directory = open(OFlags::RDONLY | OFlags::DIRECTORY);
+        let mut names = next_names(&directory, 300);
+        assert!(!names.is_empty() && names.len() < 52);
+        let named = open(OFlags::PATH | OFlags::DIRECTORY);
+        let plain = open(OFlags::RDONLY);
+        let built = Subject::new(&[&directory, &named, &plain]).round_trip(&Directory).unwrap();
+        assert_eq!(flags(&built[0]), flags(&directory));
+        assert_eq!(flags(&built[1]), flags(&named));
+        assert_eq!(flags(&built[2]), flags(&plain));
+        loop {
+            let more = next_names(&built[0], 300);
+            if more.is_empty() {
+                break;
+            }
+            names.extend(more);
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), 52);
+    }
+
+    #[test]
+    fn a_removed_directory_is_refused_at_any_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::create_dir(&path).unwrap();
+        let directory = OwnedFd::from(File::open(&path).unwrap());
+        let subject = Subject::new(&[&directory]);
+        let envelopes = subject.capture(&Directory, || {}).unwrap();
+        fs::remove_dir(&path).unwrap();
+        let error = subject.capture(&Directory, || {}).unwrap_err().to_string();
+        assert!(error.contains("removed while"), "{error}");
+        fs::write(&path, "a file now").unwrap();
+        let error = subject.build(&Directory, &envelopes, &[]).unwrap_err().to_string();
+        assert!(error.contains("help:"), "{error}");
+        let found = Subject::new(&[&directory]).obstacles(&Directory);
+        assert!(found.len() == 1 && found[0].what.contains("deleted directory"), "{found:?}");
+    }
+
+    #[test]
+    fn a_directory_of_a_process_is_an_obstacle() {
+        let directory = OwnedFd::from(File::open("/proc/self/fd").unwrap());
+        assert_eq!(Subject::new(&[&directory]).obstacles(&Directory).len(), 1);
+        let directory = OwnedFd::from(File::open("/proc/sys").unwrap());
+        assert!(Subject::new(&[&directory]).obstacles(&Directory).is_empty());
+    }
+}

@@ -1,0 +1,403 @@
+//! Epoll sets.
+//!
+//! Owns: the members of a set: number, watched description, events, data.
+//! Invariants: a member is the pair of a description and the number it was registered under, whatever that
+//! number means by now; the watched description is found by its inode, and by kcmp(2) where several share one.
+//! Does not: save the list of ready members (the kernel works it out again, so an edge may be told twice and
+//! never gets lost) or busy-poll settings. The kind is last in the registry: it links what the others create.
+
+use std::collections::HashMap;
+
+use model::{DescriptionId, Fd, Inode, Pid};
+use prost::Message;
+use rustix::event::epoll::{CreateFlags, create};
+use rustix::fs::makedev;
+use sys::epoll::{Registration, is_spent, register, watches};
+use sys::{Errno, Error};
+
+use super::fdinfo::{FdInfo, not_understood};
+use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, kind_of};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+
+const NAME: &str = "fd/epoll";
+/// System call number of epoll_ctl(2) on x86-64.
+const EPOLL_CTL: i64 = 233;
+const EPOLL_CTL_ADD: u64 = 1;
+
+const ORPHAN: &str = "it watches a file that is open in no process of the tree";
+const ORPHAN_FIX: &str = "close the set, or checkpoint the process that holds the file as well";
+
+/// Epoll sets.
+#[derive(Debug)]
+pub struct Epoll;
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct State {
+    #[prost(message, repeated, tag = "1")]
+    members: Vec<Member>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct Member {
+    #[prost(int32, tag = "1")]
+    number: i32,
+    /// The watched description.
+    #[prost(uint32, tag = "2")]
+    target: u32,
+    #[prost(fixed32, tag = "3")]
+    events: u32,
+    #[prost(fixed64, tag = "4")]
+    data: u64,
+    /// The target exists only once its processes do.
+    #[prost(bool, tag = "5")]
+    late: bool,
+}
+
+/// A member as fdinfo tells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Line {
+    number: Fd,
+    events: u32,
+    data: u64,
+    inode: Inode,
+    device: u64,
+    /// How many members before it have the same number.
+    index: u32,
+}
+
+#[derive(Debug, Default)]
+struct Capture {
+    info: FdInfo,
+    members: Vec<Member>,
+}
+
+impl FdKind for Epoll {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "epoll: members with number, events and data, one-shot members that have fired, sets in sets"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        description.target() == "anon_inode:[eventpoll]"
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        let orphans = orphans(description, scope).unwrap_or_default();
+        orphans
+            .iter()
+            .map(|line| Obstacle {
+                place: format!("registered as fd {}", line.number),
+                ..description.obstacle("epoll", ORPHAN, ORPHAN_FIX)
+            })
+            .collect()
+    }
+
+    fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        Ok(Box::<Capture>::default())
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        let mut states = Vec::with_capacity(records.len());
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            let set =
+                create(CreateFlags::CLOEXEC).map_err(|errno| Error::new("create an epoll set", errno))?;
+            context.created.insert(record.id, set);
+            states.push((record.id, state));
+        }
+        let mut registrations = Vec::new();
+        for (id, state) in &states {
+            let mut members: Vec<&Member> = state.members.iter().filter(|member| !member.late).collect();
+            members.sort_by_key(|member| !is_spent(member.events));
+            for member in members {
+                registrations.push(Registration {
+                    set: find(context, *id)?,
+                    number: Fd(member.number),
+                    target: find(context, DescriptionId(member.target))?,
+                    events: member.events,
+                    data: member.data,
+                });
+            }
+        }
+        Ok(register(&registrations)?)
+    }
+
+    fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            let set = context.table.iter().find(|row| row.1 == record.id).map(|row| row.0);
+            for member in state.members.iter().filter(|member| member.late) {
+                let is_here = context.table.contains(&(Fd(member.number), DescriptionId(member.target)));
+                if let (Some(set), true) = (set, is_here) {
+                    register_late(member, set, context)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FdCapture for Capture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        self.info.take(description)
+    }
+
+    fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
+        self.members.clear();
+        let candidates = candidates(scope);
+        for line in lines(&self.info)? {
+            let target =
+                find_target(description, &line, &candidates)?.ok_or_else(|| orphan(description, &line))?;
+            let late = kind_of(target).is_some_and(|kind| kind.completes_in_connect(target));
+            self.members.push(Member {
+                number: line.number.get(),
+                target: target.id.get(),
+                events: line.events,
+                data: line.data,
+                late,
+            });
+        }
+        Ok(())
+    }
+
+    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+        Ok(State { members: std::mem::take(&mut self.members) }.encode_to_vec())
+    }
+}
+
+fn find<'a>(context: &'a FdCreate<'_>, id: DescriptionId) -> Result<std::os::fd::BorrowedFd<'a>> {
+    let found = context.created.get(&id).map(std::os::fd::AsFd::as_fd);
+    let why = || format!("it watches description {id}, which the image does not have");
+    found.ok_or_else(|| ResourceError::Malformed { kind: NAME, why: why() })
+}
+
+/// Registers a member from inside the process. Processes that share the set may have done it already.
+fn register_late(member: &Member, set: Fd, context: &mut FdConnect<'_>) -> Result<()> {
+    let mut event = member.events.to_ne_bytes().to_vec();
+    event.extend(member.data.to_ne_bytes());
+    let arguments = |address: model::Address| {
+        [set.get() as u64, EPOLL_CTL_ADD, member.number as u64, address.get(), 0, 0]
+    };
+    match context.stub.call_with(context.memory, EPOLL_CTL, &event, arguments) {
+        Ok(_) => Ok(()),
+        Err(tracee::RemoteError::Refused { errno: Errno::EEXIST, .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Descriptions by device and inode.
+type Candidates<'a> = HashMap<(u64, Inode), Vec<&'a Description>>;
+
+fn candidates<'a>(scope: &CaptureScope<'a>) -> Candidates<'a> {
+    let mut found = Candidates::new();
+    for description in scope.descriptions {
+        found.entry((description.stat.st_dev, description.inode())).or_default().push(description);
+    }
+    found
+}
+
+fn find_target<'a>(
+    set: &Description,
+    line: &Line,
+    candidates: &Candidates<'a>,
+) -> Result<Option<&'a Description>> {
+    let Some(found) = candidates.get(&(line.device, line.inode)) else { return Ok(None) };
+    // A socket or pipe end has its inode for itself; anonymous files all have the same.
+    if let [only] = found.as_slice()
+        && only.target().starts_with("socket:")
+    {
+        return Ok(Some(only));
+    }
+    for candidate in found {
+        let order = watches(
+            std::os::fd::AsFd::as_fd(set),
+            line.number,
+            line.index,
+            std::os::fd::AsFd::as_fd(*candidate),
+        )?;
+        if order.is_eq() {
+            return Ok(Some(candidate));
+        }
+    }
+    Ok(None)
+}
+
+/// Members whose target is in no process of the tree, now that the tree may be running.
+fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Line>> {
+    let mut info = FdInfo::default();
+    info.take(description)?;
+    let candidates = candidates(scope);
+    let mut found = Vec::new();
+    for line in lines(&info)? {
+        // What was opened after the descriptors were listed is no orphan.
+        let appeared = || scope.pids.iter().any(|pid| is_open(*pid, &line));
+        if matches!(find_target(description, &line, &candidates), Ok(None)) && !appeared() {
+            found.push(line);
+        }
+    }
+    // Nor is what has left the set meanwhile.
+    info.take(description)?;
+    let still = lines(&info)?;
+    found.retain(|line| still.contains(line));
+    Ok(found)
+}
+
+fn is_open(pid: Pid, line: &Line) -> bool {
+    let path = format!("/proc/{pid}/fd/{}", line.number);
+    rustix::fs::stat(path).is_ok_and(|stat| (stat.st_dev, Inode(stat.st_ino)) == (line.device, line.inode))
+}
+
+fn orphan(description: &Description, line: &Line) -> ResourceError {
+    ResourceError::Unsupported {
+        pid: description.pid,
+        what: format!("fd {} (epoll), registered as fd {}", description.fd, line.number),
+        why: ORPHAN.to_owned(),
+        fix: ORPHAN_FIX.to_owned(),
+    }
+}
+
+fn lines(info: &FdInfo) -> Result<Vec<Line>> {
+    let mut found = Vec::new();
+    let mut seen: HashMap<Fd, u32> = HashMap::new();
+    for text in info.text().lines().filter(|text| text.starts_with("tfd:")) {
+        let mut line = parse(text).ok_or_else(|| not_understood("tfd"))?;
+        let count = seen.entry(line.number).or_default();
+        line.index = *count;
+        *count += 1;
+        found.push(line);
+    }
+    Ok(found)
+}
+
+/// `tfd:        5 events:       1d data: ffffffffffffffff pos:0 ino:61af sdev:7`
+fn parse(text: &str) -> Option<Line> {
+    let value = |name: &str| {
+        let rest = &text[text.find(name)? + name.len()..];
+        rest.split_whitespace().next()
+    };
+    // The kernel prints its own device number: 12 bits major, 20 bits minor.
+    let device = u64::from_str_radix(value("sdev:")?, 16).ok()?;
+    Some(Line {
+        number: Fd(value("tfd:")?.parse().ok()?),
+        events: u32::from_str_radix(value("events:")?, 16).ok()?,
+        data: u64::from_str_radix(value("data:")?, 16).ok()?,
+        inode: Inode(u64::from_str_radix(value("ino:")?, 16).ok()?),
+        device: makedev((device >> 20) as u32, (device & 0xf_ffff) as u32),
+        index: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+    use super::super::test_support::{capture, create as create_all, describe_all};
+    use super::*;
+    use rustix::event::epoll::{self, Event, EventData, EventFlags};
+    use rustix::event::{EventfdFlags, Timespec, eventfd};
+    use rustix::fs::{major, minor};
+
+    fn set() -> OwnedFd {
+        create(CreateFlags::CLOEXEC).unwrap()
+    }
+
+    fn counter(count: u32) -> OwnedFd {
+        eventfd(count, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+    }
+
+    fn ready(set: &OwnedFd) -> Vec<u64> {
+        let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 8];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let count = epoll::wait(set, &mut events[..], Some(&now)).unwrap();
+        let mut data: Vec<u64> = events[..count].iter().map(|event| event.data.u64()).collect();
+        data.sort_unstable();
+        data
+    }
+
+    fn restore(originals: &[&OwnedFd], others: &[usize]) -> HashMap<DescriptionId, OwnedFd> {
+        let fds: Vec<_> = originals.iter().map(|fd| fd.as_fd()).collect();
+        let records = capture(&Epoll, &describe_all(&fds), false).unwrap();
+        let existing = others
+            .iter()
+            .map(|index| (DescriptionId(*index as u32), originals[*index].try_clone().unwrap()))
+            .collect();
+        create_all(&Epoll, &records, existing, false).unwrap()
+    }
+
+    #[test]
+    fn members_come_back_with_number_events_and_data_in_nested_sets_too() {
+        let (outer, inner, one, other, spent) = (set(), set(), counter(1), counter(0), counter(1));
+        epoll::add(&outer, &one, EventData::new_u64(u64::MAX), EventFlags::IN).unwrap();
+        epoll::add(&outer, &inner, EventData::new_u64(7), EventFlags::IN).unwrap();
+        epoll::add(&inner, &other, EventData::new_u64(8), EventFlags::IN | EventFlags::ET).unwrap();
+        epoll::add(&outer, &spent, EventData::new_u64(9), EventFlags::IN | EventFlags::ONESHOT).unwrap();
+        assert_eq!(ready(&outer), [9, u64::MAX]);
+        let created = restore(&[&outer, &inner, &one, &other, &spent], &[2, 3, 4]);
+        let (new_outer, new_inner) = (&created[&DescriptionId(0)], &created[&DescriptionId(1)]);
+        assert_eq!(ready(new_outer), [u64::MAX]);
+        rustix::io::write(&other, &1_u64.to_ne_bytes()).unwrap();
+        assert_eq!(ready(new_outer), [7, u64::MAX]);
+        assert_eq!(ready(new_inner), [8]);
+        let (mut old, mut new) = (FdInfo::default(), FdInfo::default());
+        old.take(&outer).unwrap();
+        new.take(new_outer).unwrap();
+        let numbers = |info: &FdInfo| {
+            let mut all: Vec<_> =
+                lines(info).unwrap().iter().map(|line| (line.number, line.events)).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(numbers(&old), numbers(&new));
+    }
+
+    #[test]
+    fn a_number_used_again_does_not_lead_to_the_wrong_file() {
+        let (watching, first, second) = (set(), counter(1), counter(1));
+        epoll::add(&watching, &first, EventData::new_u64(1), EventFlags::IN).unwrap();
+        let kept = first.try_clone().unwrap();
+        let number = first.as_raw_fd();
+        drop(first);
+        let again = rustix::io::fcntl_dupfd_cloexec(&second, number).unwrap();
+        epoll::add(&watching, &again, EventData::new_u64(2), EventFlags::IN).unwrap();
+        let created = restore(&[&watching, &kept, &again], &[1, 2]);
+        assert_eq!(ready(&created[&DescriptionId(0)]), [1, 2]);
+        rustix::io::read(&kept, &mut [0; 8]).unwrap();
+        assert_eq!(ready(&created[&DescriptionId(0)]), [2]);
+    }
+
+    #[test]
+    fn a_member_that_nobody_holds_is_an_obstacle_by_name() {
+        let (watching, lost) = (set(), counter(0));
+        epoll::add(&watching, &lost, EventData::new_u64(1), EventFlags::IN).unwrap();
+        let number = lost.as_raw_fd();
+        let elsewhere = rustix::io::fcntl_dupfd_cloexec(&lost, 900).unwrap();
+        drop(lost);
+        let descriptions = describe_all(&[watching.as_fd()]);
+        let error = capture(&Epoll, &descriptions, false).unwrap_err().to_string();
+        assert!(error.contains(&format!("registered as fd {number}")), "{error}");
+        let (pids, table) = ([], []);
+        let scope = CaptureScope {
+            pids: &pids,
+            descriptions: &descriptions,
+            inherited: &[],
+            table: &table,
+            kills: false,
+        };
+        let obstacles = Epoll.obstacles(&descriptions[0], &scope);
+        assert_eq!(obstacles.len(), 1, "{obstacles:?}");
+        drop(elsewhere);
+    }
+
+    #[test]
+    fn a_line_is_understood_with_the_kernels_device_number() {
+        let line = parse("tfd:       12 events: 40000000 data: ffffffffffffffff  pos:0 ino:61af sdev:801234")
+            .unwrap();
+        assert_eq!((line.number, line.inode), (Fd(12), Inode(0x61af)));
+        assert_eq!((major(line.device), minor(line.device)), (8, 0x1234));
+        assert!(parse("tfd: x").is_none());
+    }
+}

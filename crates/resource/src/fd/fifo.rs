@@ -1,0 +1,377 @@
+//! Named pipes.
+//!
+//! Owns: opening them again without waiting for the other side, what waits between their ends; those whose name
+//! was removed are made again.
+//! Invariants: content is saved when the subject can read it, and given back only into an empty pipe: what a process
+//! outside still holds open has kept its content. A reader that never had a writer stays one.
+//! Does not: hold the other side while the subject is away; a process outside sees it close and open again.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use model::DescriptionId;
+use prost::Message;
+use rustix::event::PollFlags;
+use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::io::Errno as E;
+use sys::{Errno, Error};
+
+use super::pipe::{content, events, is_carrier};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+use crate::support::opening::{self, flags_for, is_path_only, may_read, may_write};
+use crate::support::path::{self, Link, Name};
+use crate::support::pipe_queue::{self, Chunk, QueueCopy};
+
+const NAME: &str = "fd/fifo";
+const O_DIRECT: u32 = 0o40_000;
+/// Names tried for a fifo that is made with a name and unlinked at once; a taken one is passed over.
+const NAMES_TRIED_MAX: u32 = 1000;
+
+/// One end of a named pipe as the image keeps it.
+#[derive(Clone, PartialEq, Message)]
+struct FifoPayload {
+    #[prost(bytes = "vec", tag = "1")]
+    path: Vec<u8>,
+    #[prost(uint64, tag = "2")]
+    device: u64,
+    #[prost(uint64, tag = "3")]
+    inode: u64,
+    /// The name was removed.
+    #[prost(bool, tag = "4")]
+    nameless: bool,
+    #[prost(uint32, tag = "5")]
+    mode: u32,
+    #[prost(uint32, tag = "6")]
+    user: u32,
+    #[prost(uint32, tag = "7")]
+    group: u32,
+    /// Capacity in bytes.
+    #[prost(uint64, tag = "8")]
+    capacity: u64,
+    /// What waits to be read, in the record of one readable end.
+    #[prost(message, repeated, tag = "9")]
+    chunks: Vec<Chunk>,
+    /// A readable end sees that all writers have gone (POLLHUP).
+    #[prost(bool, tag = "10")]
+    hung_up: bool,
+}
+
+/// The kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Fifo;
+
+impl FdKind for Fifo {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "named pipes with their content, also where the name was removed"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        FileType::from_raw_mode(description.stat.st_mode) == FileType::Fifo
+            && Name::of(description) != Name::None
+            && !is_path_only(description.info.flags)
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        match Name::of(description) {
+            Name::Live(path) => path::unreachable(description, &path, scope),
+            Name::Gone(_) | Name::None => Vec::new(),
+        }
+    }
+
+    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        let queue = if is_carrier(description, scope) {
+            Some(QueueCopy::new(pipe_queue::capacity(&description.duplicate)?)?)
+        } else {
+            None
+        };
+        let key = (description.stat.st_dev, description.stat.st_ino);
+        let packets = scope.descriptions.iter().any(|end| {
+            (end.stat.st_dev, end.stat.st_ino) == key
+                && may_write(end.info.flags)
+                && end.info.flags & O_DIRECT != 0
+        });
+        let link = Link::new(&description.duplicate);
+        Ok(Box::new(FifoCapture { link, queue, packets, capacity: 0, hung_up: false }))
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        let mut fifos: BTreeMap<(u64, u64), FifoEnds> = BTreeMap::new();
+        for record in records {
+            let payload: FifoPayload = crate::decode(NAME, &record.payload)?;
+            let fifo = fifos.entry((payload.device, payload.inode)).or_default();
+            fifo.ends.push(End { id: record.id, flags: record.flags, hung_up: payload.hung_up });
+            if fifo.ends.len() == 1 || !payload.chunks.is_empty() {
+                fifo.state = payload;
+            }
+        }
+        fifos.values().try_for_each(|fifo| fifo.create(context))
+    }
+}
+
+#[derive(Debug)]
+struct FifoCapture {
+    link: Link,
+    queue: Option<QueueCopy>,
+    packets: bool,
+    capacity: usize,
+    hung_up: bool,
+}
+
+impl FdCapture for FifoCapture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        self.link.read()?;
+        self.capacity = pipe_queue::capacity(&description.duplicate)?;
+        self.hung_up = events(description).contains(PollFlags::HUP);
+        if let Some(queue) = &mut self.queue {
+            queue.copy(description.duplicate.as_fd())?;
+        }
+        Ok(())
+    }
+
+    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+        let chunks = match &mut self.queue {
+            Some(queue) => content(queue, self.packets, description, "named pipe")?,
+            None => Vec::new(),
+        };
+        let stat = &description.stat;
+        let name = Name::new(self.link.bytes(), stat);
+        let payload = FifoPayload {
+            path: path::to_bytes(name.path()),
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            nameless: matches!(name, Name::Gone(_)),
+            mode: stat.st_mode & 0o7777,
+            user: stat.st_uid,
+            group: stat.st_gid,
+            capacity: self.capacity as u64,
+            chunks,
+            hung_up: self.hung_up,
+        };
+        Ok(payload.encode_to_vec())
+    }
+}
+
+/// One named pipe of a restore.
+#[derive(Debug, Default)]
+struct FifoEnds {
+    ends: Vec<End>,
+    state: FifoPayload,
+}
+
+#[derive(Debug)]
+struct End {
+    id: DescriptionId,
+    flags: u32,
+    hung_up: bool,
+}
+
+impl FifoEnds {
+    fn create(&self, context: &mut FdCreate<'_>) -> Result<()> {
+        let path = path::from_bytes(&self.state.path);
+        if self.state.nameless {
+            let path = self.make_again(&path)?;
+            let opened = self.open(&path, context);
+            rustix::fs::unlink(&path).map_err(|errno| Error::path("remove", &path, errno))?;
+            return opened;
+        }
+        let is_fifo = rustix::fs::stat(&path)
+            .is_ok_and(|stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
+        if is_fifo { self.open(&path, context) } else { Err(missing(&path)) }
+    }
+
+    /// A reader that never had a writer is opened before anybody writes; for all others, an end of ours that reads
+    /// and writes keeps every open from waiting.
+    fn open(&self, path: &Path, context: &mut FdCreate<'_>) -> Result<()> {
+        let has_writer = self.ends.iter().any(|end| may_write(end.flags));
+        let (quiet, rest): (Vec<&End>, Vec<&End>) =
+            self.ends.iter().partition(|end| !has_writer && may_read(end.flags) && !end.hung_up);
+        for end in quiet {
+            context.created.insert(end.id, opening::open(path, flags_for(end.flags))?);
+        }
+        if rest.is_empty() && self.state.chunks.is_empty() {
+            return Ok(());
+        }
+        let helper = opening::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC)?;
+        for end in rest {
+            let flags = flags_for(end.flags) - OFlags::DIRECT;
+            context.created.insert(end.id, opening::open(path, flags)?);
+        }
+        self.fill(&helper)
+    }
+
+    fn fill(&self, helper: &OwnedFd) -> Result<()> {
+        let wanted = self.state.capacity as usize;
+        if pipe_queue::capacity(helper)? < wanted {
+            pipe_queue::set_capacity(helper, wanted)?;
+        }
+        if pipe_queue::waiting(helper)? == 0 {
+            pipe_queue::fill(helper.as_fd(), &self.state.chunks)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a fifo under a name of ours beside the one that was removed.
+    fn make_again(&self, removed: &Path) -> Result<PathBuf> {
+        let home = removed.ancestors().skip(1).find(|directory| directory.is_dir());
+        let home = home.unwrap_or(Path::new("/"));
+        for number in 0..NAMES_TRIED_MAX {
+            let path = home.join(format!(".undying-{}-{number}.fifo", std::process::id()));
+            match rustix::fs::mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR) {
+                Ok(()) => {
+                    self.set_attributes(&path)?;
+                    return Ok(path);
+                }
+                Err(E::EXIST) => {}
+                Err(errno) => return Err(Error::path("make a named pipe as", &path, errno).into()),
+            }
+        }
+        Err(Error::path("make a named pipe in", home, Errno::EEXIST).into())
+    }
+
+    fn set_attributes(&self, path: &Path) -> Result<()> {
+        let state = &self.state;
+        let owner = (Some(Uid::from_raw(state.user)), Some(Gid::from_raw(state.group)));
+        rustix::fs::chown(path, owner.0, owner.1)
+            .map_err(|errno| Error::path("set the owner of", path, errno))?;
+        rustix::fs::chmod(path, Mode::from_raw_mode(state.mode))
+            .map_err(|errno| Error::path("set the mode of", path, errno))?;
+        Ok(())
+    }
+}
+
+fn missing(path: &Path) -> ResourceError {
+    ResourceError::File {
+        path: path.display().to_string(),
+        why: "the program has this named pipe open, and it is gone".to_owned(),
+        fix: format!("make it again: mkfifo {}", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::support::testing::{Subject, describe, flags};
+
+    fn make(folder: &tempfile::TempDir) -> PathBuf {
+        let path = folder.path().join("fifo");
+        rustix::fs::mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+        path
+    }
+
+    fn open(path: &Path, flags: OFlags) -> OwnedFd {
+        opening::open(path, flags | OFlags::CLOEXEC).unwrap()
+    }
+
+    fn read(file: &OwnedFd) -> rustix::io::Result<Vec<u8>> {
+        let mut bytes = vec![0; 1 << 20];
+        let count = rustix::io::read(file, &mut bytes[..])?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+
+    /// Takes the ends apart, closes the originals as the end of the subject would, and builds them again.
+    fn reborn(files: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
+        let borrowed: Vec<&dyn AsFd> = files.iter().map(|file| file as _).collect();
+        let mut subject = Subject::new(&borrowed);
+        assert_eq!(subject.obstacles(&Fifo), Vec::new());
+        let envelopes = subject.capture(&Fifo, || {})?;
+        subject.descriptions.clear();
+        drop(borrowed);
+        drop(files);
+        subject.build(&Fifo, &envelopes, &[])
+    }
+
+    #[test]
+    fn ends_and_content_come_back_under_the_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = make(&folder);
+        let reader = open(&path, OFlags::RDONLY | OFlags::NONBLOCK);
+        let writer = open(&path, OFlags::WRONLY);
+        rustix::io::write(&writer, b"waiting").unwrap();
+        let expected = [flags(&reader), flags(&writer)];
+        let built = reborn(vec![reader, writer]).unwrap();
+        assert_eq!([flags(&built[0]), flags(&built[1])], expected);
+        let third = open(&path, OFlags::WRONLY | OFlags::NONBLOCK);
+        rustix::io::write(&third, b" more").unwrap();
+        assert_eq!(read(&built[0]).unwrap(), b"waiting more");
+        drop(third);
+        assert_eq!(read(&built[0]), Err(E::AGAIN));
+        drop(built.into_iter().nth(1));
+    }
+
+    #[test]
+    fn one_end_for_both_directions_keeps_its_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let both = open(&make(&folder), OFlags::RDWR);
+        rustix::io::write(&both, b"to myself").unwrap();
+        let built = reborn(vec![both]).unwrap();
+        assert_eq!(read(&built[0]).unwrap(), b"to myself");
+    }
+
+    #[test]
+    fn a_reader_alone_knows_whether_it_ever_had_a_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = make(&folder);
+        let hangs_up = |file: &OwnedFd| events(&describe(0, file)).contains(PollFlags::HUP);
+        let built = reborn(vec![open(&path, OFlags::RDONLY | OFlags::NONBLOCK)]).unwrap();
+        assert!(!hangs_up(&built[0]));
+        drop(built);
+        let reader = open(&path, OFlags::RDONLY | OFlags::NONBLOCK);
+        let writer = open(&path, OFlags::WRONLY);
+        rustix::io::write(&writer, b"left").unwrap();
+        drop(writer);
+        assert!(hangs_up(&reader));
+        let built = reborn(vec![reader]).unwrap();
+        assert!(hangs_up(&built[0]));
+        assert_eq!(read(&built[0]).unwrap(), b"left");
+        assert_eq!(read(&built[0]).unwrap(), b"");
+    }
+
+    #[test]
+    fn content_that_somebody_outside_kept_is_not_doubled() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = make(&folder);
+        let outside = open(&path, OFlags::RDWR);
+        let reader = open(&path, OFlags::RDONLY);
+        rustix::io::write(&outside, b"once").unwrap();
+        let built = reborn(vec![reader]).unwrap();
+        assert_eq!(read(&built[0]).unwrap(), b"once");
+        assert_eq!(pipe_queue::waiting(&outside).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_removed_fifo_is_made_again_without_a_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = make(&folder);
+        let reader = open(&path, OFlags::RDONLY | OFlags::NONBLOCK);
+        let writer = open(&path, OFlags::WRONLY);
+        rustix::io::write(&writer, b"x").unwrap();
+        fs::remove_file(&path).unwrap();
+        let built = reborn(vec![reader, writer]).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        rustix::io::write(&built[1], b"y").unwrap();
+        assert_eq!(read(&built[0]).unwrap(), b"xy");
+    }
+
+    #[test]
+    fn a_missing_fifo_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = make(&folder);
+        let both = open(&path, OFlags::RDWR);
+        let subject = Subject::new(&[&both]);
+        let envelopes = subject.capture(&Fifo, || {}).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "a file now").unwrap();
+        let error = subject.build(&Fifo, &envelopes, &[]).unwrap_err().to_string();
+        assert!(error.contains("mkfifo") && error.contains("help:"), "{error}");
+    }
+}

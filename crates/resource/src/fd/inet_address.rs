@@ -1,0 +1,94 @@
+//! Addresses of the IP families, between the kernel's bytes and words.
+//!
+//! Owns: reading and writing `struct sockaddr_in` and `sockaddr_in6`; IPv4 addresses mapped into IPv6.
+//! Does not: resolve names.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use sys::socket::SocketAddress;
+
+use super::socket_options::{AF_INET, AF_INET6};
+
+const IPV4_BYTES: usize = 16;
+
+/// The address behind the kernel's bytes; `None` for other families.
+pub(crate) fn parse(address: &SocketAddress) -> Option<SocketAddr> {
+    let bytes = &address.0;
+    let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
+    match i32::from(address.family()) {
+        AF_INET => {
+            let host: [u8; 4] = *bytes.get(4..)?.first_chunk()?;
+            Some(SocketAddrV4::new(Ipv4Addr::from(host), port).into())
+        }
+        AF_INET6 => {
+            let flow = u32::from_be_bytes(*bytes.get(4..)?.first_chunk()?);
+            let host: [u8; 16] = *bytes.get(8..)?.first_chunk()?;
+            let scope = bytes.get(24..)?.first_chunk().map_or(0, |scope| u32::from_ne_bytes(*scope));
+            Some(SocketAddrV6::new(Ipv6Addr::from(host), port, flow, scope).into())
+        }
+        _ => None,
+    }
+}
+
+/// The kernel's bytes of an address.
+pub(crate) fn encode(address: SocketAddr) -> SocketAddress {
+    let mut bytes = Vec::with_capacity(28);
+    match address {
+        SocketAddr::V4(v4) => {
+            bytes.extend((AF_INET as u16).to_ne_bytes());
+            bytes.extend(v4.port().to_be_bytes());
+            bytes.extend(v4.ip().octets());
+            bytes.resize(IPV4_BYTES, 0);
+        }
+        SocketAddr::V6(v6) => {
+            bytes.extend((AF_INET6 as u16).to_ne_bytes());
+            bytes.extend(v6.port().to_be_bytes());
+            bytes.extend(v6.flowinfo().to_be_bytes());
+            bytes.extend(v6.ip().octets());
+            bytes.extend(v6.scope_id().to_ne_bytes());
+        }
+    }
+    SocketAddress(bytes)
+}
+
+/// The same end as IPv4 where an IPv6 socket talks IPv4, so that both ends of a connection compare equal.
+pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V6(host) => match host.to_ipv4_mapped() {
+            Some(mapped) => SocketAddrV4::new(mapped, address.port()).into(),
+            None => SocketAddrV6::new(host, address.port(), 0, 0).into(),
+        },
+        IpAddr::V4(_) => address,
+    }
+}
+
+/// Parsed and plain in one step.
+pub(crate) fn parse_plain(address: &SocketAddress) -> Option<SocketAddr> {
+    parse(address).map(plain)
+}
+
+/// How messages show an address.
+pub(crate) fn show(address: &SocketAddress) -> String {
+    parse_plain(address).map_or_else(|| "no address".to_owned(), |address| address.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_addresses_are_the_same_both_ways() {
+        for text in ["127.0.0.1:80", "[::1]:443", "[fe80::1%3]:5"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(parse(&encode(address)), Some(address));
+        }
+        assert_eq!(parse(&SocketAddress(vec![1, 0, b'x'])), None);
+    }
+
+    #[test]
+    fn a_mapped_address_is_the_ipv4_address() {
+        let mapped = encode("[::ffff:10.0.0.1]:7".parse().unwrap());
+        assert_eq!(show(&mapped), "10.0.0.1:7");
+        assert_eq!(parse_plain(&mapped), Some("10.0.0.1:7".parse().unwrap()));
+    }
+}

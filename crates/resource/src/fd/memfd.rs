@@ -1,0 +1,381 @@
+//! Memory files made by memfd_create(2).
+//!
+//! Owns: their name, length, mode, seals, and the content of those that no memory of the subject maps.
+//! Invariants: a file that is mapped is filled by whoever restores memory, and saved once; seals are applied when
+//! everything else is done, since they forbid filling it.
+//! Does not: save memory files of huge pages.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use model::{DescriptionId, Pid};
+use prost::Message;
+use rustix::fs::{FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, Stat, Uid};
+use sys::{Errno, Error};
+
+use super::deleted::{is_mapped, reader};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+use crate::support::content::{Content, ContentCopy, Copied, DATA_BYTES_MAX, data_bytes};
+use crate::support::opening::{flags_for, own_link, reopen};
+
+const NAME: &str = "fd/memfd";
+const PREFIX: &[u8] = b"/memfd:";
+const SUFFIX: &[u8] = b" (deleted)";
+const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// One open memory file as the image keeps it.
+#[derive(Clone, PartialEq, Message)]
+struct MemfdPayload {
+    #[prost(bytes = "vec", tag = "1")]
+    name: Vec<u8>,
+    #[prost(uint64, tag = "2")]
+    inode: u64,
+    #[prost(uint64, tag = "3")]
+    size: u64,
+    /// F_SEAL_* bits.
+    #[prost(uint32, tag = "4")]
+    seals: u32,
+    #[prost(uint32, tag = "5")]
+    mode: u32,
+    #[prost(uint32, tag = "6")]
+    user: u32,
+    #[prost(uint32, tag = "7")]
+    group: u32,
+    /// None when memory maps it, and in all but one record of the same file.
+    #[prost(message, optional, tag = "8")]
+    content: Option<Content>,
+}
+
+/// The kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Memfd;
+
+/// Whether a description is of a memory file.
+pub(super) fn is_memfd(description: &Description) -> bool {
+    let link = description.info.target.as_os_str().as_bytes();
+    FileType::from_raw_mode(description.stat.st_mode) == FileType::RegularFile
+        && description.stat.st_nlink == 0
+        && link.starts_with(PREFIX)
+        && link.ends_with(SUFFIX)
+}
+
+impl FdKind for Memfd {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "memory files (memfd) with name, seals and content; up to 64 MiB where nothing maps them"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        is_memfd(description)
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        let system = rustix::fs::fstatfs(&description.duplicate).map_or(0, |system| system.f_type);
+        if system == HUGETLBFS {
+            return vec![description.obstacle(
+                "memory file of huge pages",
+                "hugetlb pages are not saved yet",
+                "let the program use memfd_create without MFD_HUGETLB (madvise can ask for huge pages instead)",
+            )];
+        }
+        if is_mapped(scope.pids, &description.stat) {
+            return Vec::new();
+        }
+        let why = match reader(description.as_fd()).and_then(|reader| data_bytes(reader.as_fd())) {
+            Ok(bytes) if bytes <= DATA_BYTES_MAX => return Vec::new(),
+            Ok(_) => format!(
+                "nothing maps it, and it holds more than {} MiB, all that an image takes up of such a file",
+                DATA_BYTES_MAX >> 20
+            ),
+            Err(error) => format!("its content cannot be read: {error}"),
+        };
+        vec![description.obstacle("memory file", &why, "let the program map it")]
+    }
+
+    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        let first = scope.descriptions.iter().find(|other| {
+            (other.stat.st_dev, other.stat.st_ino) == (description.stat.st_dev, description.stat.st_ino)
+        });
+        let reader = reader(description.as_fd())?;
+        let mut capture = MemfdCapture {
+            is_carrier: first.is_none_or(|first| first.id == description.id),
+            is_mapped: is_mapped(scope.pids, &description.stat),
+            pids: scope.pids.to_vec(),
+            reader,
+            stat: description.stat,
+            seals: SealFlags::empty(),
+            copy: ContentCopy::default(),
+            copied: None,
+        };
+        if capture.saves_content() {
+            capture.copy.reserve(capture.reader.as_fd())?;
+        }
+        Ok(Box::new(capture))
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        let mut files: BTreeMap<u64, MemoryFile> = BTreeMap::new();
+        for record in records {
+            let payload: MemfdPayload = crate::decode(NAME, &record.payload)?;
+            let file = files.entry(payload.inode).or_default();
+            file.records.push((record.id, record.flags));
+            if file.records.len() == 1 || payload.content.is_some() {
+                file.state = payload;
+            }
+        }
+        for file in files.values() {
+            file.create(context)?;
+        }
+        Ok(())
+    }
+
+    fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
+        for record in records {
+            let payload: MemfdPayload = crate::decode(NAME, &record.payload)?;
+            if let Some(file) = created.get(&record.id) {
+                seal(file, SealFlags::from_bits_retain(payload.seals))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds the seals that a memory file lacks. The kernel takes them through writable descriptions only.
+fn seal(file: &OwnedFd, wanted: SealFlags) -> Result<()> {
+    let writable = reopen(file, OFlags::RDWR | OFlags::CLOEXEC)?;
+    let has = rustix::fs::fcntl_get_seals(&writable).map_err(|errno| failed("get the seals", errno))?;
+    // F_SEAL_SEAL forbids further ones: it goes on with the others, in one call.
+    if has.contains(wanted) {
+        return Ok(());
+    }
+    rustix::fs::fcntl_add_seals(&writable, wanted - has).map_err(|errno| failed("set the seals", errno))?;
+    Ok(())
+}
+
+#[derive(Debug)]
+struct MemfdCapture {
+    is_carrier: bool,
+    is_mapped: bool,
+    pids: Vec<Pid>,
+    reader: OwnedFd,
+    stat: Stat,
+    seals: SealFlags,
+    copy: ContentCopy,
+    copied: Option<Copied>,
+}
+
+impl MemfdCapture {
+    fn saves_content(&self) -> bool {
+        self.is_carrier && !self.is_mapped
+    }
+}
+
+impl FdCapture for MemfdCapture {
+    fn inside(&mut self, _description: &Description) -> Result<()> {
+        self.stat = rustix::fs::fstat(&self.reader).map_err(|errno| failed("look at", errno))?;
+        self.seals =
+            rustix::fs::fcntl_get_seals(&self.reader).map_err(|errno| failed("get the seals", errno))?;
+        if self.saves_content() {
+            self.copied = Some(self.copy.copy(self.reader.as_fd())?);
+        }
+        Ok(())
+    }
+
+    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+        let unmapped = self.is_carrier && self.is_mapped && !is_mapped(&self.pids, &self.stat);
+        if unmapped || self.copied == Some(Copied::TooMuch) {
+            return Err(ResourceError::Unsupported {
+                pid: description.pid,
+                what: description.named("memory file"),
+                why: "it grew, or was unmapped, while the checkpoint was taken".to_owned(),
+                fix: "take the checkpoint again".to_owned(),
+            });
+        }
+        let link = description.info.target.as_os_str().as_bytes();
+        let name = &link[PREFIX.len()..link.len() - SUFFIX.len()];
+        let payload = MemfdPayload {
+            name: name.to_vec(),
+            inode: self.stat.st_ino,
+            size: self.stat.st_size as u64,
+            seals: self.seals.bits(),
+            mode: self.stat.st_mode & 0o7777,
+            user: self.stat.st_uid,
+            group: self.stat.st_gid,
+            content: self.copied.map(|_| self.copy.message()),
+        };
+        Ok(payload.encode_to_vec())
+    }
+}
+
+/// One memory file of a restore with all its descriptions.
+#[derive(Default)]
+struct MemoryFile {
+    records: Vec<(DescriptionId, u32)>,
+    state: MemfdPayload,
+}
+
+impl MemoryFile {
+    fn create(&self, context: &mut FdCreate<'_>) -> Result<()> {
+        let object = context.objects.get(&self.state.inode).filter(|object| names_memory(object));
+        let file = match (object, &self.state.content) {
+            (Some(object), _) => reopen(object, OFlags::RDWR | OFlags::CLOEXEC)?,
+            (None, Some(content)) => self.make(content)?,
+            (None, None) => {
+                let name = String::from_utf8_lossy(&self.state.name).into_owned();
+                let why = format!("the content of memory file {name} is missing");
+                return Err(ResourceError::Malformed { kind: NAME, why });
+            }
+        };
+        self.set_attributes(&file)?;
+        for (id, flags) in &self.records {
+            context.created.insert(*id, reopen(&file, flags_for(*flags))?);
+        }
+        Ok(())
+    }
+
+    fn make(&self, content: &Content) -> Result<OwnedFd> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(self.state.name.as_slice(), flags)
+            .map_err(|errno| failed("create", errno))?;
+        content.write_to(file.as_fd())?;
+        Ok(file)
+    }
+
+    fn set_attributes(&self, file: &OwnedFd) -> Result<()> {
+        let state = &self.state;
+        let now = rustix::fs::fstat(file).map_err(|errno| failed("look at", errno))?;
+        if now.st_size as u64 != state.size {
+            rustix::fs::ftruncate(file, state.size).map_err(|errno| failed("set the length of", errno))?;
+        }
+        if (now.st_uid, now.st_gid) != (state.user, state.group) {
+            let owner = (Some(Uid::from_raw(state.user)), Some(Gid::from_raw(state.group)));
+            rustix::fs::fchown(file, owner.0, owner.1).map_err(|errno| failed("set the owner of", errno))?;
+        }
+        if now.st_mode & 0o7777 != state.mode {
+            rustix::fs::fchmod(file, Mode::from_raw_mode(state.mode))
+                .map_err(|errno| failed("set the mode of", errno))?;
+        }
+        Ok(())
+    }
+}
+
+fn names_memory(file: &OwnedFd) -> bool {
+    rustix::fs::readlink(own_link(file), Vec::new()).is_ok_and(|link| link.to_bytes().starts_with(PREFIX))
+}
+
+fn failed(operation: &'static str, errno: impl Into<Errno>) -> Error {
+    Error::new(format!("{operation} a memory file"), errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::support::content::same;
+    use crate::support::opening;
+    use crate::support::testing::{Subject, flags, position};
+
+    fn memfd(name: &str, content: &[u8]) -> OwnedFd {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(name, flags).unwrap();
+        rustix::io::write(&file, content).unwrap();
+        file
+    }
+
+    fn link(file: &OwnedFd) -> String {
+        rustix::fs::readlink(opening::own_link(file), Vec::new()).unwrap().into_string().unwrap()
+    }
+
+    fn start(subject: &Subject, built: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
+        let envelopes = subject.capture(&Memfd, || {})?;
+        let ids = (0..).map(DescriptionId);
+        let records: Vec<FdRecord> =
+            envelopes.iter().zip(ids.clone()).map(|(envelope, id)| envelope.fd_record(id)).collect();
+        let mut created: HashMap<_, _> = ids.zip(built).collect();
+        Memfd.start(&records, &created)?;
+        Ok(records.iter().map(|record| created.remove(&record.id).unwrap()).collect())
+    }
+
+    #[test]
+    fn name_content_seals_and_sharing_come_back() {
+        let plain = memfd("with spaces", b"0123456789");
+        let again = opening::reopen(&plain, OFlags::RDONLY | OFlags::CLOEXEC).unwrap();
+        rustix::fs::seek(&again, rustix::fs::SeekFrom::Start(5)).unwrap();
+        let sealed = memfd("sealed", b"for ever");
+        let wanted = SealFlags::SHRINK | SealFlags::WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&sealed, wanted).unwrap();
+        let subject = Subject::new(&[&plain, &again, &sealed]);
+        let built = subject.round_trip(&Memfd).unwrap();
+        assert!(same(&built[0], &plain) && same(&built[2], &sealed));
+        assert_eq!(rustix::fs::fcntl_get_seals(&built[2]).unwrap(), SealFlags::empty());
+        let built = start(&subject, built).unwrap();
+        let originals = [&plain, &again, &sealed];
+        for (original, again) in originals.into_iter().zip(&built) {
+            assert_eq!((link(again), flags(again)), (link(original), flags(original)));
+            assert_eq!(
+                rustix::fs::fcntl_get_seals(again).unwrap(),
+                rustix::fs::fcntl_get_seals(original).unwrap()
+            );
+        }
+        assert_eq!((position(&built[0]), position(&built[1])), (10, 5));
+        let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
+        assert_eq!(inode(&built[0]), inode(&built[1]));
+        assert!(rustix::io::pwrite(&built[2], b"x", 0).is_err());
+    }
+
+    #[test]
+    fn only_a_read_only_descriptor_of_a_sealed_file_is_enough() {
+        let file = memfd("once", b"content");
+        let seals = SealFlags::WRITE | SealFlags::GROW;
+        rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+        let reader = opening::reopen(&file, OFlags::RDONLY | OFlags::CLOEXEC).unwrap();
+        drop(file);
+        let subject = Subject::new(&[&reader]);
+        let built = subject.round_trip(&Memfd).unwrap();
+        let built = start(&subject, built).unwrap();
+        assert_eq!(rustix::fs::fcntl_get_seals(&built[0]).unwrap(), seals);
+        assert!(same(&built[0], &reader));
+    }
+
+    #[test]
+    fn a_mapped_file_comes_from_the_objects_of_memory() {
+        let file = memfd("mapped", b"1234");
+        let mut subject = Subject::new(&[&file]);
+        let envelopes = subject.capture(&Memfd, || {}).unwrap();
+        let inode = rustix::fs::fstat(&file).unwrap().st_ino;
+        // An object of another kind that has the same inode number on its own file system is passed over.
+        subject.objects.insert(inode, OwnedFd::from(tempfile::tempfile().unwrap()));
+        assert!(same(&subject.build(&Memfd, &envelopes, &[]).unwrap()[0], &file));
+        let object = memfd("mapped", b"");
+        subject.objects.insert(inode, object.try_clone().unwrap());
+        let built = subject.build(&Memfd, &envelopes, &[]).unwrap();
+        assert_ne!(built[0].as_raw_fd(), object.as_raw_fd());
+        let (one, two) = (rustix::fs::fstat(&built[0]).unwrap(), rustix::fs::fstat(&object).unwrap());
+        assert_eq!((one.st_ino, one.st_size), (two.st_ino, 4));
+    }
+
+    #[test]
+    fn huge_pages_and_too_much_content_are_obstacles() {
+        let large = memfd("large", b"");
+        let piece = vec![7_u8; 1 << 20];
+        for _ in 0..=DATA_BYTES_MAX >> 20 {
+            rustix::io::write(&large, &piece).unwrap();
+        }
+        let found = Subject::new(&[&large]).obstacles(&Memfd);
+        assert!(found.len() == 1 && found[0].why.contains("64 MiB"), "{found:?}");
+        match rustix::fs::memfd_create("huge", MemfdFlags::HUGETLB | MemfdFlags::CLOEXEC) {
+            Ok(huge) => {
+                let found = Subject::new(&[&huge]).obstacles(&Memfd);
+                assert!(found.len() == 1 && found[0].what.contains("huge pages"), "{found:?}");
+            }
+            Err(errno) => println!("unsupported: huge pages: {errno}"),
+        }
+    }
+}

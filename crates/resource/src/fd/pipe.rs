@@ -1,0 +1,365 @@
+//! Pipes without a name.
+//!
+//! Owns: which ends there are and what waits between them, making them again together.
+//! Invariants: content is copied without taking it out; it is saved once for each pipe. An end that is closed
+//! everywhere stays closed (end of file, SIGPIPE); one that somebody outside holds is refused by name, unless
+//! whoever restores holds it.
+//! Does not: reach bytes written with vmsplice(2) that the program changes afterwards.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use model::{DescriptionId, Fd, Inode, Pid};
+use prost::Message;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, OFlags};
+use rustix::pipe::PipeFlags;
+use sys::Error;
+
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+use crate::support::inherited::Inherited;
+use crate::support::opening::{access_mode, flags_for, is_path_only, may_read, may_write, reopen};
+use crate::support::path::other_holder;
+use crate::support::pipe_queue::{self, Chunk, QueueCopy, QueueError};
+
+const NAME: &str = "fd/pipe";
+const O_DIRECT: u32 = 0o40_000;
+
+/// One end of a pipe as the image keeps it.
+#[derive(Clone, PartialEq, Message)]
+struct PipePayload {
+    #[prost(uint64, tag = "1")]
+    device: u64,
+    #[prost(uint64, tag = "2")]
+    inode: u64,
+    /// Capacity in bytes.
+    #[prost(uint64, tag = "3")]
+    capacity: u64,
+    /// What waits to be read, in the record of one readable end.
+    #[prost(message, repeated, tag = "4")]
+    chunks: Vec<Chunk>,
+    /// The other end is held by whoever restores.
+    #[prost(bool, tag = "5")]
+    inherited: bool,
+}
+
+/// The kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Pipe;
+
+impl FdKind for Pipe {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "pipes with their content, capacity and packet mode"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        FileType::from_raw_mode(description.stat.st_mode) == FileType::Fifo
+            && description.target().starts_with("pipe:[")
+            && !is_path_only(description.info.flags)
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        let missing = match missing_end(description, scope) {
+            Some(end) if !scope.is_inherited(&description.stat) => end,
+            _ => return Vec::new(),
+        };
+        let holder = other_holder(description, scope);
+        vec![description.obstacle(
+            "pipe",
+            &format!("its {missing} end belongs to {holder}, which is not part of the subject"),
+            "checkpoint the process at the other end with it, or start the program with files instead of a pipe",
+        )]
+    }
+
+    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        let inherited = scope.is_inherited(&description.stat);
+        let queue = if is_carrier(description, scope) && !inherited {
+            Some(QueueCopy::new(pipe_queue::capacity(&description.duplicate)?)?)
+        } else {
+            None
+        };
+        let packets = ends(description, scope)
+            .any(|end| may_write(end.info.flags) && end.info.flags & O_DIRECT != 0);
+        Ok(Box::new(PipeCapture { queue, inherited, packets, capacity: 0 }))
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        let mut inherited = Inherited::default();
+        let mut pipes: BTreeMap<(u64, u64), PipeEnds> = BTreeMap::new();
+        for record in records {
+            let payload: PipePayload = crate::decode(NAME, &record.payload)?;
+            if payload.inherited {
+                let inode = Inode(payload.inode);
+                let file = inherited.take(context, payload.device, inode, record.flags)?;
+                context.created.insert(record.id, file.ok_or_else(|| nobody_holds(record.holder))?);
+                continue;
+            }
+            let pipe = pipes.entry((payload.device, payload.inode)).or_default();
+            pipe.ends.push((record.id, record.flags));
+            pipe.capacity = payload.capacity as usize;
+            if !payload.chunks.is_empty() {
+                pipe.chunks = payload.chunks;
+            }
+        }
+        pipes.values().try_for_each(|pipe| pipe.create(context))
+    }
+}
+
+/// The descriptions of the subject that are ends of the same pipe.
+fn ends<'a>(
+    description: &'a Description,
+    scope: &'a CaptureScope<'_>,
+) -> impl Iterator<Item = &'a Description> {
+    let key = (description.stat.st_dev, description.stat.st_ino);
+    scope.descriptions.iter().filter(move |other| (other.stat.st_dev, other.stat.st_ino) == key)
+}
+
+/// Whether this is the one of all readable ends that saves the content.
+pub(super) fn is_carrier(description: &Description, scope: &CaptureScope<'_>) -> bool {
+    let first = ends(description, scope).find(|end| may_read(end.info.flags));
+    first.is_some_and(|first| first.id == description.id)
+}
+
+/// The end that somebody outside of the subject holds, if that is so. The kernel counts the ends: one that is
+/// closed everywhere shows as POLLHUP (no writer) or POLLERR (no reader).
+fn missing_end(description: &Description, scope: &CaptureScope<'_>) -> Option<&'static str> {
+    let mut ends = ends(description, scope);
+    let reads = may_read(description.info.flags);
+    let writes = may_write(description.info.flags);
+    if reads && writes {
+        return None;
+    }
+    let (is_there, closed, name) = if reads {
+        (ends.any(|end| may_write(end.info.flags)), PollFlags::HUP, "writing")
+    } else {
+        (ends.any(|end| may_read(end.info.flags)), PollFlags::ERR, "reading")
+    };
+    (!is_there && !events(description).intersects(closed)).then_some(name)
+}
+
+/// What poll(2) says of a description now.
+pub(super) fn events(description: &Description) -> PollFlags {
+    let mut ask = [PollFd::new(&description.duplicate, PollFlags::IN | PollFlags::OUT)];
+    match poll(&mut ask, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(_) => ask[0].revents(),
+        Err(_) => PollFlags::empty(),
+    }
+}
+
+fn nobody_holds(holder: (Pid, Fd)) -> ResourceError {
+    ResourceError::Unsupported {
+        pid: holder.0,
+        what: format!("fd {} (pipe)", holder.1),
+        why: "its other end belonged to whoever started the program, and nobody holds it here".to_owned(),
+        fix: "start the program with files instead of a pipe".to_owned(),
+    }
+}
+
+#[derive(Debug)]
+struct PipeCapture {
+    queue: Option<QueueCopy>,
+    inherited: bool,
+    packets: bool,
+    capacity: usize,
+}
+
+impl FdCapture for PipeCapture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        self.capacity = pipe_queue::capacity(&description.duplicate)?;
+        if let Some(queue) = &mut self.queue {
+            queue.copy(description.duplicate.as_fd())?;
+        }
+        Ok(())
+    }
+
+    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+        let chunks = match &mut self.queue {
+            Some(queue) => content(queue, self.packets, description, "pipe")?,
+            None => Vec::new(),
+        };
+        let payload = PipePayload {
+            device: description.stat.st_dev,
+            inode: description.stat.st_ino,
+            capacity: self.capacity as u64,
+            chunks,
+            inherited: self.inherited,
+        };
+        Ok(payload.encode_to_vec())
+    }
+}
+
+/// The content of a queue that was copied in the pause.
+pub(super) fn content(
+    queue: &mut QueueCopy,
+    packets: bool,
+    description: &Description,
+    what: &str,
+) -> Result<Vec<Chunk>> {
+    queue.take(packets).map_err(|error| match error {
+        QueueError::Kernel(error) => error.into(),
+        QueueError::Mixed => ResourceError::Unsupported {
+            pid: description.pid,
+            what: description.named(what),
+            why: "packets wait behind bytes, and the border between them cannot be seen".to_owned(),
+            fix: "let the program set O_DIRECT when it makes the pipe, not later".to_owned(),
+        },
+    })
+}
+
+/// One pipe of a restore.
+#[derive(Debug, Default)]
+struct PipeEnds {
+    ends: Vec<(DescriptionId, u32)>,
+    capacity: usize,
+    chunks: Vec<Chunk>,
+}
+
+impl PipeEnds {
+    fn create(&self, context: &mut FdCreate<'_>) -> Result<()> {
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+            .map_err(|errno| Error::new("make a pipe", errno))?;
+        if pipe_queue::capacity(&writer)? != self.capacity {
+            pipe_queue::set_capacity(&writer, self.capacity)?;
+        }
+        pipe_queue::fill(writer.as_fd(), &self.chunks)?;
+        let (mut reader, mut writer) = (Some(reader), Some(writer));
+        let mut late = Vec::new();
+        for (id, flags) in &self.ends {
+            let made = match access_mode(*flags) {
+                OFlags::RDONLY => reader.take(),
+                OFlags::WRONLY => writer.take(),
+                _ => None,
+            };
+            match made {
+                Some(file) => drop(context.created.insert(*id, file)),
+                None => late.push((*id, *flags)),
+            }
+        }
+        for (id, flags) in late {
+            let file = {
+                let known = self.ends.iter().find_map(|(id, _)| context.created.get(id));
+                let any = known.or(reader.as_ref()).or(writer.as_ref());
+                reopen(any.expect("both ends were made above"), flags_for(flags) - OFlags::DIRECT)?
+            };
+            context.created.insert(id, file);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::support::testing::{Subject, flags, ourselves};
+
+    fn pipe(flags: PipeFlags) -> (OwnedFd, OwnedFd) {
+        rustix::pipe::pipe_with(flags | PipeFlags::CLOEXEC).unwrap()
+    }
+
+    fn read(file: &OwnedFd) -> Vec<u8> {
+        let mut bytes = vec![0; 1 << 20];
+        let count = rustix::io::read(file, &mut bytes[..]).unwrap();
+        bytes.truncate(count);
+        bytes
+    }
+
+    #[test]
+    fn content_ends_and_flags_come_back() {
+        let (reader, writer) = pipe(PipeFlags::empty());
+        rustix::io::write(&writer, b"waiting").unwrap();
+        let both = reopen(&reader, OFlags::RDWR | OFlags::NONBLOCK).unwrap();
+        let second = reopen(&reader, OFlags::WRONLY).unwrap();
+        let files = [&writer, &reader, &both, &second];
+        let built = Subject::new(&[&writer, &reader, &both, &second]).round_trip(&Pipe).unwrap();
+        for (original, again) in files.into_iter().zip(&built) {
+            assert_eq!(flags(again), flags(original));
+        }
+        rustix::io::write(&built[0], b" and more").unwrap();
+        rustix::io::write(&built[3], b" and most").unwrap();
+        assert_eq!(read(&built[1]), b"waiting and more and most");
+        assert_eq!(read(&reader), b"waiting");
+    }
+
+    #[test]
+    fn packets_and_capacity_come_back() {
+        let (reader, writer) = pipe(PipeFlags::DIRECT);
+        pipe_queue::set_capacity(&writer, 1 << 18).unwrap();
+        rustix::io::write(&writer, b"one").unwrap();
+        rustix::io::write(&writer, b"2").unwrap();
+        let built = Subject::new(&[&reader, &writer]).round_trip(&Pipe).unwrap();
+        assert_eq!(flags(&built[1]), flags(&writer));
+        assert_eq!(pipe_queue::capacity(&built[0]).unwrap(), 1 << 18);
+        assert_eq!(read(&built[0]), b"one");
+        assert_eq!(read(&built[0]), b"2");
+    }
+
+    #[test]
+    fn closed_ends_stay_closed() {
+        let (reader, writer) = pipe(PipeFlags::empty());
+        rustix::io::write(&writer, b"last words").unwrap();
+        drop(writer);
+        let built = Subject::new(&[&reader]).round_trip(&Pipe).unwrap();
+        assert_eq!(read(&built[0]), b"last words");
+        assert_eq!(read(&built[0]), b"");
+        let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+        drop(reader);
+        let built = Subject::new(&[&writer]).round_trip(&Pipe).unwrap();
+        assert_eq!(rustix::io::write(&built[0], b"x"), Err(rustix::io::Errno::PIPE));
+    }
+
+    #[test]
+    fn an_end_outside_is_refused_with_the_name_of_its_holder() {
+        let (reader, writer) = pipe(PipeFlags::empty());
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .stdin(std::process::Stdio::from(reader))
+            .spawn()
+            .unwrap();
+        let found = Subject::new(&[&writer]).obstacles(&Pipe);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let name = format!("pid {} (sleep)", child.id());
+        assert!(found.len() == 1 && found[0].why.contains(&name), "{found:?}");
+        assert!(Subject::new(&[&writer]).obstacles(&Pipe).is_empty(), "the reader has ended");
+    }
+
+    #[test]
+    fn an_inherited_pipe_is_handed_on_and_its_content_left_alone() {
+        let (reader, writer) = pipe(PipeFlags::empty());
+        rustix::io::write(&writer, b"text").unwrap();
+        let mut subject = Subject::new(&[&writer]);
+        assert_eq!(subject.obstacles(&Pipe).len(), 1);
+        let stat = subject.descriptions[0].stat;
+        let key = (stat.st_dev, Inode(stat.st_ino));
+        subject.inherited = vec![key];
+        assert!(subject.obstacles(&Pipe).is_empty());
+        let envelopes = subject.capture(&Pipe, || {}).unwrap();
+        let handed = [(key.0, key.1, writer.try_clone().unwrap())];
+        let built = subject.build(&Pipe, &envelopes, &handed).unwrap();
+        rustix::io::write(&built[0], b" more").unwrap();
+        assert_eq!(read(&reader), b"text more");
+        let error = subject.build(&Pipe, &envelopes, &[]).unwrap_err().to_string();
+        assert!(error.contains(&format!("pid {}", ourselves())) && error.contains("help:"), "{error}");
+    }
+
+    #[test]
+    fn what_happens_after_the_pause_is_not_saved() {
+        let (reader, writer) = pipe(PipeFlags::empty());
+        rustix::io::write(&writer, b"before").unwrap();
+        let subject = Subject::new(&[&reader, &writer]);
+        let envelopes = subject
+            .capture(&Pipe, || {
+                assert_eq!(read(&reader), b"before");
+                rustix::io::write(&writer, b"after").unwrap();
+            })
+            .unwrap();
+        let built = subject.build(&Pipe, &envelopes, &[]).unwrap();
+        assert_eq!(read(&built[0]), b"before");
+    }
+}

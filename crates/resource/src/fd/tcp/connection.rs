@@ -1,0 +1,200 @@
+//! One end of an established or half-closed TCP connection.
+//!
+//! Owns: reading it out of a live socket, and building a socket that is that end, by TCP_REPAIR.
+//! Invariants: neither sends a packet; the socket that was built stays in repair mode until it is started.
+//! Does not: keep packets away from the connection in between; `lock` does.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::Shutdown;
+use sys::socket::{self, Message};
+use sys::socket_option;
+use sys::tcp_repair::{self, Queue, Repair, State as TcpState};
+use sys::{Errno, Error};
+
+use super::super::socket_options::{
+    PEEK_OFFSET, RECEIVE_BUFFER, REUSE_ADDRESS, SEND_BUFFER, make_room,
+};
+use super::segment;
+use super::state::{Connection, State};
+use crate::error::Result;
+
+/// Bytes written into a queue at once; more would need one huge buffer in the kernel.
+const WRITE_BYTES: usize = 64 * 1024;
+/// The kernel accounts for buffers with their administration; twice the bytes and some more is room enough.
+const ROOM_EXTRA: usize = 256 * 1024;
+/// How often the state is read again when a packet changed it meanwhile.
+const READS_MAX: usize = 8;
+
+/// What happens to the live socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum After {
+    /// It stays in repair mode, so that its end is silent.
+    StaysInRepair,
+    /// It goes on.
+    GoesOn,
+}
+
+/// Reads one end of a connection.
+pub(super) fn read(socket: BorrowedFd<'_>, after: After) -> Result<Connection> {
+    // Leaving repair mode takes SO_REUSEADDR away.
+    let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
+    tcp_repair::set_repair(socket, Repair::On)?;
+    let outcome = read_stable(socket);
+    if after == After::GoesOn || outcome.is_err() {
+        leave(socket, reuse)?;
+    }
+    outcome
+}
+
+/// Leaves repair mode without a packet.
+pub(super) fn leave(socket: BorrowedFd<'_>, reuse: i32) -> Result<()> {
+    tcp_repair::choose_queue(socket, Queue::Neither)?;
+    tcp_repair::set_repair(socket, Repair::Off)?;
+    Ok(socket_option::set_int(socket, REUSE_ADDRESS, i32::from(reuse != 0))?)
+}
+
+fn read_stable(socket: BorrowedFd<'_>) -> Result<Connection> {
+    let mut last = read_once(socket)?;
+    for _ in 0..READS_MAX {
+        let again = read_once(socket)?;
+        let same = Connection { timestamp: last.timestamp, ..again.clone() } == last;
+        if same {
+            return Ok(again);
+        }
+        last = again;
+    }
+    Err(Error::new("read a TCP connection that stands still", Errno(EBUSY)).into())
+}
+
+const EBUSY: i32 = 16;
+
+fn read_once(socket: BorrowedFd<'_>) -> Result<Connection> {
+    let info = tcp_repair::info(socket)?;
+    let state = TcpState::from_number(info.state);
+    let fin_received =
+        matches!(state, Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck));
+    let fin_sent = matches!(
+        state,
+        Some(TcpState::FinWait1 | TcpState::FinWait2 | TcpState::Closing | TcpState::LastAck)
+    );
+    let fin_waits = fin_sent && state != Some(TcpState::FinWait2);
+    tcp_repair::choose_queue(socket, Queue::Receive)?;
+    let receive_end = tcp_repair::sequence(socket)?.wrapping_sub(u32::from(fin_received));
+    let received = peek(socket, socket::readable_bytes(socket)?)?;
+    tcp_repair::choose_queue(socket, Queue::Send)?;
+    let send_end = tcp_repair::sequence(socket)?.wrapping_sub(u32::from(fin_sent));
+    let waiting = socket::unacknowledged_bytes(socket)?.saturating_sub(usize::from(fin_waits));
+    let written = peek(socket, waiting)?;
+    // A FIN that was not sent lies behind bytes that were not sent.
+    let unsent = socket::unsent_bytes(socket)?.min(written.len());
+    let window = tcp_repair::window(socket)?;
+    Ok(Connection {
+        receive_end,
+        send_end,
+        received,
+        unsent: unsent as u32,
+        written,
+        segment_limit: tcp_repair::segment_limit(socket)?,
+        scaling: info.scaling,
+        send_scale: u32::from(info.send_scale),
+        receive_scale: u32::from(info.receive_scale),
+        selective_acknowledgement: info.selective_acknowledgement,
+        timestamps: info.timestamps,
+        timestamp: if info.timestamps { tcp_repair::timestamp(socket)? } else { 0 },
+        window_send_update: window.send_update,
+        window_send: window.send,
+        window_send_max: window.send_max,
+        window_receive: window.receive,
+        window_receive_update: window.receive_update,
+    })
+}
+
+/// Looks at the bytes of the chosen queue.
+fn peek(socket: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    if length == 0 {
+        return Ok(bytes);
+    }
+    // The program's own peek offset would make us begin in the middle.
+    let offset = socket_option::get_int(socket, PEEK_OFFSET).unwrap_or(-1);
+    if offset >= 0 {
+        socket_option::set_int(socket, PEEK_OFFSET, -1)?;
+    }
+    let peeked = socket::peek(socket, &mut bytes);
+    if offset >= 0 {
+        socket_option::set_int(socket, PEEK_OFFSET, offset)?;
+    }
+    bytes.truncate(peeked?.map_or(0, |peeked| peeked.length));
+    Ok(bytes)
+}
+
+/// Builds one end; it is in repair mode.
+pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
+    let owned = state.family.create()?;
+    let socket = owned.as_fd();
+    state.options.apply_early(socket, state.family)?;
+    make_room(socket, RECEIVE_BUFFER, 2 * connection.received.len() + ROOM_EXTRA)?;
+    make_room(socket, SEND_BUFFER, 2 * connection.written.len() + ROOM_EXTRA)?;
+    tcp_repair::set_repair(socket, Repair::On)?;
+    socket::bind(socket, &state.local())?;
+    tcp_repair::choose_queue(socket, Queue::Receive)?;
+    let received = connection.received.len() as u32;
+    tcp_repair::set_sequence(socket, connection.receive_end.wrapping_sub(received))?;
+    tcp_repair::choose_queue(socket, Queue::Send)?;
+    let written = connection.written.len() as u32;
+    tcp_repair::set_sequence(socket, connection.send_end.wrapping_sub(written))?;
+    socket::connect(socket, &state.peer())?;
+    tcp_repair::set_agreement(socket, connection.agreement())?;
+    if connection.timestamps {
+        tcp_repair::set_timestamp(socket, connection.timestamp)?;
+    }
+    tcp_repair::choose_queue(socket, Queue::Receive)?;
+    write(socket, &connection.received)?;
+    tcp_repair::choose_queue(socket, Queue::Send)?;
+    let sent = connection.written.len().saturating_sub(connection.unsent as usize);
+    write(socket, &connection.written[..sent])?;
+    tcp_repair::choose_queue(socket, Queue::Neither)?;
+    tcp_repair::set_window(socket, connection.window())?;
+    Ok(owned)
+}
+
+/// Lets a built end go: from here on it sends and receives.
+pub(super) fn start(socket: BorrowedFd<'_>, state: &State, connection: &Connection) -> Result<()> {
+    leave(socket, state.options.int(REUSE_ADDRESS).unwrap_or(0))?;
+    let sent = connection.written.len().saturating_sub(connection.unsent as usize);
+    write(socket, &connection.written[sent..])
+}
+
+/// Ends the halves that were ended, once the other end of a connection inside the subject has started too.
+pub(super) fn shut(
+    socket: BorrowedFd<'_>,
+    state: &State,
+    connection: &Connection,
+    peer_is_inside: bool,
+) -> Result<()> {
+    let is_simultaneous = state.tcp_state() == Some(TcpState::Closing);
+    let peer_fin = state.was_shut() && !peer_is_inside;
+    if peer_fin && !is_simultaneous {
+        segment::inject_fin(state, connection)?;
+    }
+    if state.has_shut() {
+        rustix::net::shutdown(socket, Shutdown::Write)
+            .map_err(|errno| Error::new("shut a TCP socket", errno))?;
+    }
+    if peer_fin && is_simultaneous {
+        segment::inject_fin(state, connection)?;
+    }
+    state.options.apply_early_buffers(socket)?;
+    state.options.apply_late(socket, state.family)
+}
+
+fn write(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<()> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let piece = &rest[..rest.len().min(WRITE_BYTES)];
+        let length = socket::send(socket, &Message { bytes: piece, ..Message::default() })?;
+        rest = &rest[length..];
+    }
+    Ok(())
+}

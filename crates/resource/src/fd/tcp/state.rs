@@ -1,0 +1,164 @@
+//! What is saved of a TCP socket.
+//!
+//! Owns: the payload of a record.
+//! Invariants: addresses are the kernel's bytes.
+//! Does not: read or set any of it.
+
+use prost::Message;
+use sys::socket::SocketAddress;
+use sys::tcp_repair::{Agreement, State as TcpState, Window};
+
+use super::super::socket_options::{Family, Options};
+
+/// One TCP socket.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct State {
+    #[prost(message, required, tag = "1")]
+    pub(super) family: Family,
+    #[prost(message, required, tag = "2")]
+    pub(super) options: Options,
+    /// The number of its state.
+    #[prost(uint32, tag = "3")]
+    pub(super) state: u32,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(super) local: Vec<u8>,
+    /// Empty without a connection.
+    #[prost(bytes = "vec", tag = "5")]
+    pub(super) peer: Vec<u8>,
+    /// Device and inode of a socket that whoever restores holds itself.
+    #[prost(message, optional, tag = "6")]
+    pub(super) inherited: Option<Inherited>,
+    #[prost(message, optional, tag = "7")]
+    pub(super) listener: Option<Listener>,
+    #[prost(message, optional, tag = "8")]
+    pub(super) connection: Option<Connection>,
+    #[prost(message, optional, tag = "9")]
+    pub(super) ended: Option<Ended>,
+}
+
+/// A socket that the restorer hands on.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct Inherited {
+    #[prost(uint64, tag = "1")]
+    pub(super) device: u64,
+    #[prost(uint64, tag = "2")]
+    pub(super) inode: u64,
+}
+
+/// What only a listener has.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Listener {
+    #[prost(uint32, tag = "1")]
+    pub(super) backlog: u32,
+    /// Descriptions of connections that waited to be accepted, in their order.
+    #[prost(uint32, repeated, tag = "2")]
+    pub(super) waiting: Vec<u32>,
+}
+
+/// What only a connection has. Sequence numbers do not count the FINs.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Connection {
+    /// Behind the last byte received.
+    #[prost(fixed32, tag = "1")]
+    pub(super) receive_end: u32,
+    /// Behind the last byte written.
+    #[prost(fixed32, tag = "2")]
+    pub(super) send_end: u32,
+    /// Received and not read.
+    #[prost(bytes = "vec", tag = "3")]
+    pub(super) received: Vec<u8>,
+    /// Written and not acknowledged.
+    #[prost(bytes = "vec", tag = "4")]
+    pub(super) written: Vec<u8>,
+    /// How many of the last bytes of `written` were never sent.
+    #[prost(uint32, tag = "5")]
+    pub(super) unsent: u32,
+    #[prost(uint32, tag = "6")]
+    pub(super) segment_limit: u32,
+    #[prost(bool, tag = "7")]
+    pub(super) scaling: bool,
+    #[prost(uint32, tag = "8")]
+    pub(super) send_scale: u32,
+    #[prost(uint32, tag = "9")]
+    pub(super) receive_scale: u32,
+    #[prost(bool, tag = "10")]
+    pub(super) selective_acknowledgement: bool,
+    #[prost(bool, tag = "11")]
+    pub(super) timestamps: bool,
+    #[prost(fixed32, tag = "12")]
+    pub(super) timestamp: u32,
+    #[prost(fixed32, tag = "13")]
+    pub(super) window_send_update: u32,
+    #[prost(uint32, tag = "14")]
+    pub(super) window_send: u32,
+    #[prost(uint32, tag = "15")]
+    pub(super) window_send_max: u32,
+    #[prost(uint32, tag = "16")]
+    pub(super) window_receive: u32,
+    #[prost(fixed32, tag = "17")]
+    pub(super) window_receive_update: u32,
+}
+
+/// What is left of a connection that is over.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Ended {
+    /// Received and not read.
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) received: Vec<u8>,
+    /// An error waits to be told.
+    #[prost(bool, tag = "2")]
+    pub(super) failed: bool,
+}
+
+impl State {
+    pub(super) fn local(&self) -> SocketAddress {
+        SocketAddress(self.local.clone())
+    }
+
+    pub(super) fn peer(&self) -> SocketAddress {
+        SocketAddress(self.peer.clone())
+    }
+
+    pub(super) fn tcp_state(&self) -> Option<TcpState> {
+        TcpState::from_number(self.state as u8)
+    }
+
+    /// We have said that we send no more.
+    pub(super) fn has_shut(&self) -> bool {
+        matches!(
+            self.tcp_state(),
+            Some(TcpState::FinWait1 | TcpState::FinWait2 | TcpState::Closing | TcpState::LastAck)
+        )
+    }
+
+    /// The peer has said that it sends no more.
+    pub(super) fn was_shut(&self) -> bool {
+        matches!(self.tcp_state(), Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck))
+    }
+}
+
+impl Connection {
+    pub(super) fn agreement(&self) -> Agreement {
+        Agreement {
+            segment_limit: self.segment_limit,
+            scales: self.scaling.then_some((self.send_scale as u8, self.receive_scale as u8)),
+            selective_acknowledgement: self.selective_acknowledgement,
+            timestamps: self.timestamps,
+        }
+    }
+
+    /// The windows, not further than a receive queue without FIN allows.
+    pub(super) fn window(&self) -> Window {
+        let limit = |sequence: u32| {
+            let beyond = sequence.wrapping_sub(self.receive_end) as i32 > 0;
+            if beyond { self.receive_end } else { sequence }
+        };
+        Window {
+            send_update: limit(self.window_send_update),
+            send: self.window_send,
+            send_max: self.window_send_max.max(self.window_send),
+            receive: self.window_receive,
+            receive_update: limit(self.window_receive_update),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Trying kernel features, each on ourselves or on a child made for it.
+//!
+//! Owns: one probe a feature of `features::REGISTRY`.
+//! Invariants: a probe leaves no process, file or setting behind, also when it fails half-way.
+//! Does not: judge; the caller knows which features are needed.
+//!
+//! Man page: the pages of the modules that are probed
+//! Since: the oldest kernel of each of them
+//! Probe: these are they
+//! Fallback: none needed
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use model::{Address, ByteCount, Fd, PAGE_BYTES, Pid, Signal};
+
+use crate::clone::{Parent, WantedPid, spawn_waiting};
+use crate::error::{Errno, Error, Result};
+use crate::ptrace::{self as trace, WaitStatus};
+
+const KILL: Signal = Signal(9);
+/// CAP_SYS_PTRACE as a bit of `CapEff`.
+const CAP_SYS_PTRACE: u64 = 1 << 19;
+/// Asked for when a process is read: its first bytes are the same in a child, which is a copy.
+static MARK: u64 = 0x756e_6479_696e_6721;
+
+/// A child that is killed and reaped when this value goes.
+struct Child(Pid);
+
+impl Child {
+    fn spawn(wanted: WantedPid) -> Result<Self> {
+        spawn_waiting(wanted, Parent::Caller).map(Self)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // A child that has gone already needs neither.
+        let _ = crate::signal::send(self.0, KILL);
+        while let Ok(WaitStatus::Stopped { .. }) = trace::wait(self.0.leader()) {}
+    }
+}
+
+pub(crate) fn ptrace(_: &Path) -> Result<String> {
+    let child = Child::spawn(WantedPid::Any)?;
+    let tid = child.0.leader();
+    trace::seize(tid, trace::OPTION_EXIT_KILL)?;
+    trace::interrupt(tid)?;
+    match trace::wait(tid)? {
+        WaitStatus::Stopped { .. } => trace::registers(tid)?,
+        _ => return Err(Error::thread("stop", tid, Errno::ESRCH)),
+    };
+    Ok("a child was stopped and its registers read".to_owned())
+}
+
+pub(crate) fn process_memory(_: &Path) -> Result<String> {
+    let child = Child::spawn(WantedPid::Any)?;
+    let address = Address((&raw const MARK) as u64);
+    let mut bytes = [0; 8];
+    crate::process_memory::read(child.0, address, &mut bytes)?;
+    if bytes != MARK.to_ne_bytes() {
+        return Err(Error::memory("read", child.0, address, ByteCount(8), Errno::SHORT));
+    }
+    Ok("memory of a child was read".to_owned())
+}
+
+pub(crate) fn pidfd(_: &Path) -> Result<String> {
+    let child = Child::spawn(WantedPid::Any)?;
+    let handle = crate::pidfd::open(child.0)?;
+    // The child has a copy of our table, this descriptor included.
+    crate::pidfd::duplicate(handle.as_fd(), child.0, any_descriptor()?)?;
+    Ok("a descriptor of a child was duplicated".to_owned())
+}
+
+fn any_descriptor() -> Result<Fd> {
+    let path = "/proc/self/fd";
+    let mut entries = std::fs::read_dir(path).map_err(|error| Error::path("list", path, error))?;
+    let number = entries.find_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    number.map(Fd).ok_or_else(|| Error::path("find a descriptor in", path, Errno::ENOENT))
+}
+
+pub(crate) fn kcmp(_: &Path) -> Result<String> {
+    let own = Pid(std::process::id() as i32);
+    let shared = crate::kcmp::shared(crate::kcmp::Shared::Memory, own, own)?;
+    let found = if shared { "we share our memory with ourselves" } else { "it answers, and wrongly" };
+    Ok(found.to_owned())
+}
+
+pub(crate) fn proc_children(_: &Path) -> Result<String> {
+    let child = Child::spawn(WantedPid::Any)?;
+    let path = "/proc/thread-self/children";
+    let text = std::fs::read_to_string(path).map_err(|error| Error::path("read", path, error))?;
+    let number = child.0.to_string();
+    if text.split_whitespace().any(|word| word == number) {
+        Ok("a child was found".to_owned())
+    } else {
+        Err(Error::path(format!("find child {number} in"), path, Errno::ENOENT))
+    }
+}
+
+pub(crate) fn set_tid(_: &Path) -> Result<String> {
+    // A number that has just become free.
+    let pid = Child::spawn(WantedPid::Any)?.0;
+    let again = Child::spawn(WantedPid::Exactly(pid))?;
+    Ok(format!("pid {} was used twice", again.0))
+}
+
+pub(crate) fn map_files(_: &Path) -> Result<String> {
+    crate::shared_memory::anonymous(ByteCount(PAGE_BYTES))?;
+    Ok("shared memory was opened through its link".to_owned())
+}
+
+pub(crate) fn tcp_repair(_: &Path) -> Result<String> {
+    use rustix::net::{AddressFamily, SocketType, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)
+        .map_err(|errno| Error::new("create a TCP socket", errno))?;
+    crate::tcp_repair::set_repair(socket.as_fd(), crate::tcp_repair::Repair::On)?;
+    Ok("a socket was put into repair mode".to_owned())
+}
+
+pub(crate) fn pagemap_scan(_: &Path) -> Result<String> {
+    let map = crate::pagemap::Pagemap::open(Pid(std::process::id() as i32))?;
+    if map.supports_scan() {
+        Ok("PAGEMAP_SCAN answered".to_owned())
+    } else {
+        Err(Error::new("use PAGEMAP_SCAN", Errno::ENOSYS))
+    }
+}
+
+pub(crate) fn io_uring(_: &Path) -> Result<String> {
+    crate::direct_io::probe_ring()?;
+    Ok("a ring was created".to_owned())
+}
+
+pub(crate) fn direct_io(directory: &Path) -> Result<String> {
+    let file: std::io::Result<File> = OpenOptions::new()
+        .write(true)
+        .mode(0o600)
+        .custom_flags(libc::O_TMPFILE | libc::O_DIRECT)
+        .open(directory);
+    let file = file.map_err(|error| Error::path("open a file with O_DIRECT in", directory, error))?;
+    debug_assert!(file.as_raw_fd() >= 0, "an open file has a descriptor");
+    Ok(format!("a file was opened with O_DIRECT in {}", directory.display()))
+}
+
+pub(crate) fn ptrace_scope(_: &Path) -> Result<String> {
+    let path = "/proc/self/status";
+    let text = std::fs::read_to_string(path).map_err(|error| Error::path("read", path, error))?;
+    let set = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let capabilities = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
+    if capabilities & CAP_SYS_PTRACE != 0 {
+        return Ok("this user has CAP_SYS_PTRACE".to_owned());
+    }
+    let path = "/proc/sys/kernel/yama/ptrace_scope";
+    match std::fs::read_to_string(path) {
+        Ok(scope) if scope.trim() != "0" => {
+            Err(Error::path(format!("trace others: {} stands in", scope.trim()), path, Errno::EPERM))
+        }
+        _ => Ok("own processes can be traced".to_owned()),
+    }
+}

@@ -1,0 +1,74 @@
+//! Threads that an earlier tracer left on their way home.
+//!
+//! Owns: recognising them, and letting them arrive before anybody else uses the same memory.
+//! Invariants: a thread is taken for one only if its stack pointer, the frame there and the code it runs agree;
+//! dying here leaves it on its way as before.
+//! Does not: know what the earlier tracer was doing.
+
+use model::{Address, Signal};
+use sys::ptrace::{self, Registers, WaitStatus};
+use sys::{Errno, Error, process_memory};
+
+use super::CALL_LIMIT;
+use crate::arch::x86_64 as arch;
+use crate::thread::{EVENT_STOP, Stopped, Thread, Waiter};
+
+/// Stops on the way of one thread: each frame of a chain has four, and no chain has more frames than this.
+const STOPS_MAX: usize = 4 * 64;
+
+/// Lets a stopped thread that is on its way home arrive; it stands in an event stop again afterwards.
+pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
+    let tid = thread.tid();
+    if !is_on_its_way(thread, &ptrace::registers(tid)?) {
+        return Ok(());
+    }
+    for _ in 0..STOPS_MAX {
+        ptrace::resume_to_syscall(tid)?;
+        next_stop(thread)?;
+        if !is_on_its_way(thread, &ptrace::registers(tid)?) {
+            break;
+        }
+    }
+    loop {
+        ptrace::interrupt(tid)?;
+        ptrace::resume(tid, None)?;
+        if next_stop(thread)?.1 == EVENT_STOP {
+            return Ok(());
+        }
+    }
+}
+
+fn next_stop(thread: &Thread<Stopped>) -> Result<(Signal, i32), Error> {
+    let mut waiter = Waiter::new(CALL_LIMIT);
+    loop {
+        match ptrace::peek(thread.tid())? {
+            Some(WaitStatus::Stopped { signal, event }) => return Ok((signal, event)),
+            Some(_) => return Err(Error::thread("come home", thread.tid(), Errno::ESRCH)),
+            None if waiter.pause() => {}
+            None => return Err(Error::thread("come home", thread.tid(), Errno(110))),
+        }
+    }
+}
+
+fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
+    // Before the return to the restorer the stack pointer is at the frame, behind it eight bytes above.
+    [registers.rsp, registers.rsp.wrapping_sub(8)].into_iter().any(|start| {
+        let mut head = [0_u8; arch::HOME_FRAME_HEAD_BYTES];
+        let read = process_memory::read(thread.pid(), Address(start), &mut head);
+        let Some(restorer) = read.ok().and_then(|()| arch::home_frame_restorer(&head)) else { return false };
+        let mut code = [0_u8; arch::LONGEST_RESTORER];
+        let runs_restorer = (0..=code.len() as u64).contains(&registers.rip.wrapping_sub(restorer.get()))
+            && process_memory::read(thread.pid(), restorer, &mut code).is_ok()
+            && arch::SIGNAL_RESTORERS.iter().any(|pattern| code.starts_with(pattern));
+        runs_restorer || (start == registers.rsp && runs_gadget(thread, registers.rip))
+    })
+}
+
+/// Whether the thread stands before the call of `syscall; ret` or before its return.
+fn runs_gadget(thread: &Thread<Stopped>, rip: u64) -> bool {
+    let length = arch::SYSCALL_RETURN.len() as u64;
+    [rip, rip.wrapping_sub(length - 1)].into_iter().any(|start| {
+        let mut code = [0_u8; arch::SYSCALL_RETURN.len()];
+        process_memory::read(thread.pid(), Address(start), &mut code).is_ok() && code == arch::SYSCALL_RETURN
+    })
+}

@@ -1,0 +1,160 @@
+//! What the tests of this crate share: subjects compiled from C, helpers that are killed.
+
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use model::{Pid, Tid};
+use undying_tracee::procfs;
+
+/// The longest a subject may take to answer or end.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The compiled subject of a name; `None`, with the reason printed, without a C compiler.
+pub(crate) fn compile(name: &str) -> Option<PathBuf> {
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/subjects").join(format!("{name}.c"));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let unique = format!("{name}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(unique);
+    let outcome = Command::new("cc")
+        .args(["-O1", "-Wall", "-Wno-unused-result", "-pthread", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .status();
+    match outcome {
+        Ok(status) => assert!(status.success(), "{name}.c does not compile"),
+        Err(_) => {
+            println!("unsupported: a C compiler");
+            return None;
+        }
+    }
+    Some(program)
+}
+
+/// A running subject that takes commands and answers in lines.
+pub(crate) struct Subject {
+    pub(crate) child: Child,
+    answers: BufReader<ChildStdout>,
+    program: PathBuf,
+}
+
+impl Subject {
+    pub(crate) fn start(name: &str, arguments: &[&str]) -> Option<Self> {
+        let program = compile(name)?;
+        let mut child = Command::new(&program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        let mut subject = Self { child, answers, program };
+        assert_eq!(subject.line(), "ready");
+        Some(subject)
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid(self.child.id() as i32)
+    }
+
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    pub(crate) fn tell(&mut self, command: &str) {
+        self.child.stdin.as_mut().unwrap().write_all(command.as_bytes()).unwrap();
+    }
+
+    /// How often each of the subject's threads has come round.
+    pub(crate) fn rounds(&mut self) -> Vec<u64> {
+        self.tell("c");
+        let line = self.line();
+        line.split_whitespace()
+            .map(|word| word.parse().unwrap_or_else(|_| panic!("the subject says: {line}")))
+            .collect()
+    }
+
+    /// Asks it to judge itself; the number behind `ok`.
+    pub(crate) fn finish(mut self) -> u64 {
+        self.tell("q");
+        let line = self.line();
+        let status = wait_limited(&mut self.child);
+        let interrupted = line.strip_prefix("ok").unwrap_or_else(|| panic!("the subject says: {line}"));
+        assert!(status.success(), "the subject ended with {status}");
+        interrupted.trim().parse().unwrap_or(0)
+    }
+
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.program);
+    }
+}
+
+fn wait_limited(child: &mut Child) -> ExitStatus {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        assert!(started.elapsed() < PATIENCE, "the subject does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// This test program again, as a helper that does one thing and may be killed.
+pub(crate) fn helper(test: &str, role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env("UNDYING_TEST_ROLE", role);
+    command.stdout(Stdio::null());
+    command
+}
+
+/// What this process is to do when it is such a helper.
+pub(crate) fn role() -> Option<String> {
+    std::env::var("UNDYING_TEST_ROLE").ok()
+}
+
+/// Waits until nobody traces any thread of a process.
+pub(crate) fn wait_untraced(pid: Pid) {
+    let started = Instant::now();
+    let traced = |tid: &Tid| procfs::thread_status(pid, *tid).is_ok_and(|status| status.tracer != Pid(0));
+    while procfs::threads(pid).is_ok_and(|threads| threads.iter().any(traced)) {
+        assert!(started.elapsed() < PATIENCE, "pid {pid} stays traced");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Random numbers from a printed seed (splitmix64).
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// The seed is taken from `UNDYING_TEST_SEED`, else from the clock.
+    pub(crate) fn new(test: &str) -> Self {
+        let seed = std::env::var("UNDYING_TEST_SEED").ok().and_then(|text| text.parse().ok());
+        let clock = || std::time::UNIX_EPOCH.elapsed().map_or(1, |elapsed| elapsed.as_nanos() as u64);
+        let seed = seed.unwrap_or_else(clock);
+        println!("{test}: UNDYING_TEST_SEED={seed}");
+        Self(seed)
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (value ^ (value >> 31)) % limit
+    }
+}

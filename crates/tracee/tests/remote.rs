@@ -1,0 +1,184 @@
+//! Remote system calls in a program whose threads stand everywhere, and the death of the tracer in the middle.
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Random, Subject};
+use model::{ByteCount, Pid, Signal, Tid};
+use sys::ptrace::{self, Registers, XSTATE_BYTES_MAX};
+use undying_tracee::remote::RemoteContext;
+use undying_tracee::{Gadgets, ProcessMemory, RemoteSession, StoppedTree, procfs};
+
+const GETPID: i64 = 39;
+const GETTID: i64 = 186;
+const SIGALTSTACK: i64 = 131;
+const PRCTL: i64 = 157;
+const PR_GET_NAME: u64 = 16;
+const NAME_BYTES: ByteCount = ByteCount(16);
+const ALTERNATE_STACK_BYTES: ByteCount = ByteCount(24);
+
+/// Registers, extended state and mask of a stopped thread.
+struct Seen {
+    registers: Registers,
+    state: Vec<u8>,
+    mask: u64,
+}
+
+impl Seen {
+    fn of(tid: Tid) -> Self {
+        let mut state = [0_u8; XSTATE_BYTES_MAX];
+        let length = ptrace::extended_state(tid, &mut state).unwrap();
+        Self {
+            registers: ptrace::registers(tid).unwrap(),
+            state: state[..length].to_vec(),
+            mask: ptrace::signal_mask(tid).unwrap(),
+        }
+    }
+
+    /// Whether both have the same contents; the processor may note in the header that a part has gone back to
+    /// its initial values.
+    fn same_state(&self, other: &Self) -> bool {
+        const COMPONENTS_IN_USE: std::ops::Range<usize> = 512..520;
+        let same = |(index, (one, two))| one == two || COMPONENTS_IN_USE.contains(&index);
+        self.state.iter().zip(&other.state).enumerate().all(same)
+    }
+}
+
+/// One stop with a few calls in every thread, as a checkpoint does it.
+fn call_in_every_thread(pid: Pid) {
+    let memory = ProcessMemory::open(pid).unwrap();
+    let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
+    call_with(pid, &memory, gadgets);
+}
+
+fn call_with(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) {
+    let mut tree = StoppedTree::stop(pid).unwrap();
+    let areas = procfs::areas(pid).unwrap();
+    let context = RemoteContext { memory, areas: &areas, gadgets };
+    for thread in &mut tree.processes[0].threads {
+        let tid = thread.tid();
+        let before = Seen::of(tid);
+        let mut session = RemoteSession::begin(thread, &context).unwrap();
+        assert_eq!(session.call(GETPID, [0; 6]).unwrap(), pid.get() as u64);
+        assert_eq!(session.call(GETTID, [0; 6]).unwrap(), tid.get() as u64);
+        let data = session.data().get();
+        session.call(PRCTL, [PR_GET_NAME, data, 0, 0, 0, 0]).unwrap();
+        assert_eq!(&session.read_data(NAME_BYTES).unwrap()[..4], b"self");
+        session.call(SIGALTSTACK, [0, data, 0, 0, 0, 0]).unwrap();
+        assert_ne!(session.read_data(ALTERNATE_STACK_BYTES).unwrap(), vec![0xff; 24]);
+        assert!(session.call(PRCTL, [u64::MAX, 0, 0, 0, 0, 0]).is_err());
+        session.end().unwrap();
+        let after = Seen::of(tid);
+        assert_eq!(before.registers, after.registers, "thread {tid}");
+        assert_eq!(before.mask, after.mask, "thread {tid}");
+        assert!(before.same_state(&after), "thread {tid}: its extended state changed");
+    }
+    tree.resume().unwrap();
+}
+
+#[test]
+fn calls_give_results_and_leave_no_trace() {
+    const STOPS: u32 = 150;
+    let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
+    let before = subject.rounds();
+    let memory = ProcessMemory::open(subject.pid()).unwrap();
+    let gadgets = Gadgets::find(&memory, &procfs::areas(subject.pid()).unwrap()).unwrap();
+    for stop in 0..STOPS {
+        call_with(subject.pid(), &memory, gadgets);
+        std::thread::sleep(Duration::from_millis(u64::from(stop % 8)));
+        assert!(subject.is_alive(), "the subject says: {}", subject.line());
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    let after = subject.rounds();
+    for (place, (before, after)) in before.iter().zip(&after).enumerate() {
+        // Some threads wait for the end; all others must have come round.
+        assert!(after > before || *before <= 1, "place {place}: {before} rounds, then {after}");
+    }
+    assert_eq!(subject.finish(), 0);
+}
+
+static STEPS: AtomicU64 = AtomicU64::new(0);
+static LAST_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Dies at a step of its number.
+fn die_at_last_step(step: &'static str) {
+    if STEPS.fetch_add(1, Ordering::Relaxed) == LAST_STEP.load(Ordering::Relaxed) {
+        eprintln!("dying at: {step}");
+        sys::signal::send(Pid(std::process::id() as i32), Signal(9)).unwrap();
+        std::thread::sleep(Duration::from_secs(60));
+    }
+}
+
+/// The part of this test program that is killed: `PID STEP`, where the step `-` means to go on for ever.
+fn be_helper(role: &str) {
+    let (pid, step) = role.split_once(' ').unwrap();
+    let pid = Pid(pid.parse().unwrap());
+    if step == "-" {
+        loop {
+            call_in_every_thread(pid);
+        }
+    }
+    LAST_STEP.store(step.parse().unwrap(), Ordering::Relaxed);
+    undying_tracee::steps::observe(die_at_last_step);
+    call_in_every_thread(pid);
+}
+
+#[test]
+fn the_death_of_the_tracer_at_any_step_harms_nothing() {
+    if let Some(role) = common::role() {
+        return be_helper(&role);
+    }
+    let Some(mut subject) = Subject::start("self_checking", &["lenient"]) else { return };
+    let mut step = 0;
+    loop {
+        let role = format!("{} {step}", subject.pid());
+        let status =
+            common::helper("the_death_of_the_tracer_at_any_step_harms_nothing", &role).status().unwrap();
+        common::wait_untraced(subject.pid());
+        std::thread::sleep(Duration::from_millis(std::env::var("SLOW").map_or(0, |x| x.parse().unwrap())));
+        assert!(subject.is_alive(), "step {step}: the subject says: {}", subject.line());
+        if status.success() {
+            break;
+        }
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "step {step}");
+        step += 1;
+    }
+    println!("died at each of {step} steps");
+    assert!(step > 100);
+    let before = subject.rounds();
+    std::thread::sleep(Duration::from_millis(300));
+    let after = subject.rounds();
+    for (place, (before, after)) in before.iter().zip(&after).enumerate() {
+        assert!(after > before || *before <= 1, "place {place}: {before} rounds, then {after}");
+    }
+    for i in 0..50 { std::thread::sleep(Duration::from_millis(100));
+    println!("{i} {:?}", subject.rounds()); }
+    println!("{} calls saw EINTR", subject.finish());
+}
+
+#[test]
+fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
+    const DEATHS: u32 = 200;
+    const LONGEST_US: u64 = 30_000;
+    const TEST: &str = "the_death_of_the_tracer_at_any_moment_harms_nothing";
+    if let Some(role) = common::role() {
+        return be_helper(&role);
+    }
+    let Some(mut subject) = Subject::start("self_checking", &["lenient"]) else { return };
+    let mut random = Random::new(TEST);
+    for death in 0..DEATHS {
+        let mut helper = common::helper(TEST, &format!("{} -", subject.pid())).spawn().unwrap();
+        let wait = Duration::from_micros(random.below(LONGEST_US));
+        let started = Instant::now();
+        while started.elapsed() < wait {
+            std::hint::spin_loop();
+        }
+        helper.kill().unwrap();
+        helper.wait().unwrap();
+        common::wait_untraced(subject.pid());
+        assert!(subject.is_alive(), "death {death} after {wait:?}: the subject says: {}", subject.line());
+    }
+    println!("{} calls saw EINTR", subject.finish());
+}

@@ -1,0 +1,399 @@
+/* Proves that a thread blocked in a system call does not notice the checkpoint:
+ * no EINTR it would not have seen otherwise, no early return, and a timeout that
+ * fires after about the right time (the time between checkpoint and restore may
+ * be added, never the part already waited). One thread per call: calls with a
+ * timeout go round and round, calls without one wait for the finish. */
+#include "victim.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#define PERIOD_US 1000000u
+/* A call may come this much too late, besides what the whole program stood still. */
+#define SLACK_US (PERIOD_US / 2)
+/* Some calls count whole milliseconds. */
+#define EARLY_US 1000u
+#define BEAT_US 5000u
+
+/* ---- the beat: how long the whole program has stood still ---------------- */
+
+static volatile uint64_t lost_us;
+static volatile unsigned long beats;
+static volatile int leave, beat_no_more;
+
+static void *beat(void *unused)
+{
+	while (!beat_no_more) {
+		uint64_t start = victim_now_us();
+		victim_nap(BEAT_US);
+		uint64_t took = victim_now_us() - start;
+		if (took > 2 * BEAT_US)
+			__atomic_add_fetch(&lost_us, took - BEAT_US, __ATOMIC_SEQ_CST);
+		beats++;
+	}
+	return unused;
+}
+
+static uint64_t lost_so_far(void)
+{
+	unsigned long from = beats;
+	victim_await(beats > from + 1, "the beat has stopped");
+	return lost_us;
+}
+
+/* ---- calls with a timeout ------------------------------------------------ */
+
+static const struct timespec period = { PERIOD_US / 1000000u, (PERIOD_US % 1000000u) * 1000 };
+
+static struct timespec in_one_period(void)
+{
+	struct timespec when;
+	must(clock_gettime(CLOCK_MONOTONIC, &when));
+	when.tv_sec += period.tv_sec;
+	return when;
+}
+
+static long timed_nanosleep(void)
+{
+	return nanosleep(&period, NULL);
+}
+
+static long timed_clock_nanosleep(void)
+{
+	struct timespec when = in_one_period();
+	return clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL);
+}
+
+static long timed_poll(void)
+{
+	return poll(NULL, 0, PERIOD_US / 1000);
+}
+
+static long timed_ppoll(void)
+{
+	struct timespec limit = period;
+	return ppoll(NULL, 0, &limit, NULL);
+}
+
+static long timed_select(void)
+{
+	struct timeval limit = { period.tv_sec, period.tv_nsec / 1000 };
+	return select(0, NULL, NULL, NULL, &limit);
+}
+
+static long timed_epoll_wait(void)
+{
+	static int set = -1;
+	struct epoll_event event;
+	if (set < 0)
+		set = must(epoll_create1(EPOLL_CLOEXEC));
+	return epoll_wait(set, &event, 1, PERIOD_US / 1000);
+}
+
+static long expect_timeout(long result, int error)
+{
+	if (result < 0 && errno == error)
+		return 0;
+	return result < 0 ? result : 1;
+}
+
+static long timed_futex(void)
+{
+	static int word;
+	return expect_timeout(syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, 0, &period, NULL, 0), ETIMEDOUT);
+}
+
+static long timed_futex_absolute(void)
+{
+	static int word;
+	struct timespec when = in_one_period();
+	return expect_timeout(syscall(SYS_futex, &word, FUTEX_WAIT_BITSET_PRIVATE, 0, &when, NULL, -1), ETIMEDOUT);
+}
+
+static long timed_sigtimedwait(void)
+{
+	sigset_t set;
+	sigemptyset(&set);
+	sigaddset(&set, SIGRTMIN + 9);
+	return expect_timeout(sigtimedwait(&set, NULL, &period), EAGAIN);
+}
+
+static long timed_receive(void)
+{
+	static int ends[2];
+	struct timeval limit = { period.tv_sec, period.tv_nsec / 1000 };
+	char byte;
+	if (ends[1] == 0) {
+		must(socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
+		must(setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)));
+	}
+	return expect_timeout(recv(ends[0], &byte, 1, 0), EAGAIN);
+}
+
+struct timed {
+	const char *name;
+	long (*call)(void);
+	pthread_t thread;
+	volatile unsigned long rounds;
+};
+
+static struct timed timed[] = {
+	{ .name = "nanosleep", .call = timed_nanosleep },
+	{ .name = "clock_nanosleep until", .call = timed_clock_nanosleep },
+	{ .name = "poll with timeout", .call = timed_poll },
+	{ .name = "ppoll with timeout", .call = timed_ppoll },
+	{ .name = "select with timeout", .call = timed_select },
+	{ .name = "epoll_wait with timeout", .call = timed_epoll_wait },
+	{ .name = "futex with timeout", .call = timed_futex },
+	{ .name = "futex until", .call = timed_futex_absolute },
+	{ .name = "sigtimedwait", .call = timed_sigtimedwait },
+	{ .name = "recv with SO_RCVTIMEO", .call = timed_receive },
+};
+#define TIMED (sizeof(timed) / sizeof(timed[0]))
+
+static void *timed_body(void *argument)
+{
+	struct timed *self = argument;
+	/* The threads start at different moments, so that a checkpoint meets all phases. */
+	victim_nap((uint64_t)(self - timed) * PERIOD_US / TIMED);
+	while (!leave) {
+		uint64_t lost = lost_so_far(), start = victim_now_us();
+		long result = self->call();
+		uint64_t took = victim_now_us() - start;
+		check(result == 0, "%s: result %ld: %m", self->name, result);
+		check(took + EARLY_US >= PERIOD_US, "%s: returned after %llu us", self->name, (unsigned long long)took);
+		uint64_t allowed = PERIOD_US + SLACK_US + lost_so_far() - lost;
+		check(took <= allowed, "%s: returned after %llu us, allowed were %llu", self->name, (unsigned long long)took,
+		      (unsigned long long)allowed);
+		self->rounds++;
+	}
+	return NULL;
+}
+
+/* ---- calls that wait for the finish -------------------------------------- */
+
+static int read_pipe[2], poll_pipe[2], full_pipe[2], epoll_event_fd, epoll_set, receive_pair[2], listener;
+static int futex_word, read_event_fd;
+static struct sockaddr_un listener_address;
+static socklen_t listener_size;
+static pid_t waited_child;
+static char fifo_path[PATH_MAX];
+static volatile sig_atomic_t usr1_seen;
+
+static long wait_read(void)
+{
+	char byte = 0;
+	return read(read_pipe[0], &byte, 1) == 1 && byte == 'w' ? 0 : -1;
+}
+
+static long wait_read_event(void)
+{
+	uint64_t value = 0;
+	return read(read_event_fd, &value, sizeof(value)) == sizeof(value) && value == 5 ? 0 : -1;
+}
+
+static long wait_write(void)
+{
+	return write(full_pipe[1], "w", 1) == 1 ? 0 : -1;
+}
+
+static long wait_poll(void)
+{
+	struct pollfd wait = { .fd = poll_pipe[0], .events = POLLIN };
+	return poll(&wait, 1, -1) == 1 ? 0 : -1;
+}
+
+static long wait_epoll(void)
+{
+	struct epoll_event event = { 0 };
+	return epoll_wait(epoll_set, &event, 1, -1) == 1 && event.data.u64 == 77 ? 0 : -1;
+}
+
+static long wait_futex(void)
+{
+	return syscall(SYS_futex, &futex_word, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+}
+
+static long wait_suspended(void)
+{
+	sigset_t mask;
+	sigfillset(&mask);
+	sigdelset(&mask, SIGUSR1);
+	return sigsuspend(&mask) < 0 && errno == EINTR && usr1_seen == 1 ? 0 : -1;
+}
+
+static long wait_signal(void)
+{
+	siginfo_t info;
+	sigset_t set;
+	sigemptyset(&set);
+	sigaddset(&set, SIGRTMIN + 8);
+	return sigwaitinfo(&set, &info) == SIGRTMIN + 8 && info.si_value.sival_int == 88 ? 0 : -1;
+}
+
+static long wait_child(void)
+{
+	int status = 0;
+	return waitpid(waited_child, &status, 0) == waited_child && WTERMSIG(status) == SIGKILL ? 0 : -1;
+}
+
+static long wait_receive(void)
+{
+	char byte = 0;
+	return recv(receive_pair[0], &byte, 1, 0) == 1 && byte == 'w' ? 0 : -1;
+}
+
+static long wait_accept(void)
+{
+	return accept4(listener, NULL, NULL, SOCK_CLOEXEC) >= 0 ? 0 : -1;
+}
+
+static long wait_open(void)
+{
+	return open(fifo_path, O_RDONLY | O_CLOEXEC) >= 0 ? 0 : -1;
+}
+
+struct waiting {
+	const char *name;
+	long (*call)(void);
+	pthread_t thread;
+	volatile int began, returned;
+};
+
+static struct waiting waiting[] = {
+	{ .name = "read of a pipe", .call = wait_read },
+	{ .name = "read of an eventfd", .call = wait_read_event },
+	{ .name = "write to a full pipe", .call = wait_write },
+	{ .name = "poll", .call = wait_poll },
+	{ .name = "epoll_wait", .call = wait_epoll },
+	{ .name = "futex", .call = wait_futex },
+	{ .name = "sigsuspend", .call = wait_suspended },
+	{ .name = "sigwaitinfo", .call = wait_signal },
+	{ .name = "waitpid", .call = wait_child },
+	{ .name = "recv", .call = wait_receive },
+	{ .name = "accept", .call = wait_accept },
+	{ .name = "open of a fifo", .call = wait_open },
+};
+#define WAITING (sizeof(waiting) / sizeof(waiting[0]))
+#define WAITING_SUSPENDED 6
+
+static void *waiting_body(void *argument)
+{
+	struct waiting *self = argument;
+	self->began = 1;
+	check(self->call() == 0, "%s: wrong result: %m", self->name);
+	self->returned = 1;
+	return NULL;
+}
+
+static void on_usr1(int signal)
+{
+	(void)signal;
+	usr1_seen++;
+}
+
+static void open_things(void)
+{
+	struct sigaction action = { .sa_handler = on_usr1 };
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 77 };
+	must(sigaction(SIGUSR1, &action, NULL));
+	must(pipe(read_pipe));
+	must(pipe(poll_pipe));
+	must(pipe2(full_pipe, O_NONBLOCK));
+	while (write(full_pipe[1], "x", 1) == 1)
+		continue;
+	must(fcntl(full_pipe[1], F_SETFL, 0));
+	read_event_fd = must(eventfd(0, 0));
+	epoll_event_fd = must(eventfd(0, 0));
+	epoll_set = must(epoll_create1(0));
+	must(epoll_ctl(epoll_set, EPOLL_CTL_ADD, epoll_event_fd, &event));
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, receive_pair));
+	listener = must(socket(AF_UNIX, SOCK_STREAM, 0));
+	listener_address.sun_family = AF_UNIX;
+	must(bind(listener, (struct sockaddr *)&listener_address, sizeof(sa_family_t)));
+	listener_size = sizeof(listener_address);
+	must(getsockname(listener, (struct sockaddr *)&listener_address, &listener_size));
+	must(listen(listener, 4));
+	must(mkfifo(victim_path(fifo_path, "fifo"), 0600));
+	waited_child = victim_fork();
+	while (waited_child == 0)
+		pause();
+}
+
+/* Answers every waiting call. */
+static void wake_all(void)
+{
+	char bytes[4096];
+	int client = must(socket(AF_UNIX, SOCK_STREAM, 0));
+	check(write(read_pipe[1], "w", 1) == 1 && write(poll_pipe[1], "w", 1) == 1, "write: %m");
+	check(write(read_event_fd, &(uint64_t){ 5 }, 8) == 8, "write: %m");
+	check(write(epoll_event_fd, &(uint64_t){ 1 }, 8) == 8, "write: %m");
+	must(read(full_pipe[0], bytes, sizeof(bytes)));
+	must(syscall(SYS_futex, &futex_word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0));
+	must_zero(pthread_kill(waiting[WAITING_SUSPENDED].thread, SIGUSR1));
+	must(sigqueue(getpid(), SIGRTMIN + 8, (union sigval){ .sival_int = 88 }));
+	must(kill(waited_child, SIGKILL));
+	check(send(receive_pair[1], "w", 1, 0) == 1, "send: %m");
+	must(connect(client, (struct sockaddr *)&listener_address, listener_size));
+	must(open(fifo_path, O_WRONLY | O_CLOEXEC));
+}
+
+/* ---- the victim ---------------------------------------------------------- */
+
+static pthread_t beater;
+
+static void setup(void)
+{
+	sigset_t set;
+	open_things();
+	sigemptyset(&set);
+	sigaddset(&set, SIGRTMIN + 8);
+	must(sigprocmask(SIG_BLOCK, &set, NULL));
+	beater = victim_thread(beat, NULL);
+	for (size_t i = 0; i < TIMED; i++)
+		timed[i].thread = victim_thread(timed_body, &timed[i]);
+	for (size_t i = 0; i < WAITING; i++) {
+		waiting[i].thread = victim_thread(waiting_body, &waiting[i]);
+		victim_await(waiting[i].began, "%s: does not start", waiting[i].name);
+	}
+	/* Descriptors that the threads open and close must not change between "ready" and the verdict. */
+	for (size_t i = 0; i < TIMED; i++)
+		victim_await(timed[i].rounds > 0, "%s: does not go round", timed[i].name);
+}
+
+static void verify(void)
+{
+	for (size_t i = 0; i < WAITING; i++)
+		check(!waiting[i].returned, "%s: returned too early", waiting[i].name);
+}
+
+static void sabotage(void)
+{
+	check(write(poll_pipe[1], "w", 1) == 1, "write: %m");
+	victim_await(waiting[3].returned, "poll does not return");
+}
+
+static void finish(void)
+{
+	unsigned long before[TIMED];
+	for (size_t i = 0; i < TIMED; i++)
+		before[i] = timed[i].rounds;
+	for (size_t i = 0; i < TIMED; i++)
+		victim_await(timed[i].rounds > before[i], "%s: does not come back", timed[i].name);
+	wake_all();
+	for (size_t i = 0; i < WAITING; i++)
+		victim_await(waiting[i].returned, "%s: does not come back", waiting[i].name);
+	leave = 1;
+	for (size_t i = 0; i < TIMED; i++)
+		must_zero(pthread_join(timed[i].thread, NULL));
+	beat_no_more = 1;
+	must_zero(pthread_join(beater, NULL));
+}
+
+static const struct victim victim = { setup, NULL, verify, sabotage, finish, false };
+VICTIM_MAIN(victim)

@@ -1,0 +1,29 @@
+/* Files with a known content, and mappings of them, for the victims that map files. */
+#ifndef UNDYING_VICTIM_FILE_H
+#define UNDYING_VICTIM_FILE_H
+
+#include "victim.h"
+#include "victim_memory.h"
+
+/* A new file beside the verdict, filled with the bytes of `seed`. */
+static inline int victim_make_file(const char *name, size_t length, uint64_t seed)
+{
+	unsigned char *content = malloc(length);
+	char path[PATH_MAX];
+	int fd = must(open(victim_path(path, name), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+	check(content != NULL, "malloc: %m");
+	victim_fill(content, length, seed);
+	check(write(fd, content, length) == (ssize_t)length, "%s: write: %m", name);
+	free(content);
+	return fd;
+}
+
+/* Checks `length` bytes in memory against those of the file filled with `seed`, from `offset` on. */
+static inline void victim_check_file_bytes(const char *name, const unsigned char *at, size_t offset, size_t length,
+					   uint64_t seed)
+{
+	for (size_t i = 0; i < length; i++)
+		check(at[i] == victim_byte(seed, offset + i), "%s: byte %zu of the file is wrong in memory", name, offset + i);
+}
+
+#endif
