@@ -34,7 +34,8 @@ static const struct kind kinds[] = {
 #define KINDS (sizeof(kinds) / sizeof(kinds[0]))
 
 static struct victim_area areas[KINDS], many[MANY];
-static struct victim_area sparse = { .name = "sparse", .length = AREA_BYTES }, hot = { .name = "hot", .length = AREA_BYTES };
+static struct victim_area sparse = { .name = "sparse", .length = AREA_BYTES };
+static struct victim_area hot = { .name = "hot", .length = AREA_BYTES };
 static struct victim_area code = { .name = "code", .length = VICTIM_PAGE };
 /* mov eax, 0x2a5f; ret */
 static const unsigned char instructions[] = { 0xb8, 0x5f, 0x2a, 0x00, 0x00, 0xc3 };

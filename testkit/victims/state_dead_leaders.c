@@ -50,10 +50,9 @@ static void setup_session(void)
 	must(pipe2(number, O_CLOEXEC));
 	dead_session = victim_fork();
 	if (dead_session == 0) {
-		must(setsid());
-		pid_t member = must(fork());
+		pid_t leader = must(setsid()), member = must(fork());
 		if (member == 0) {
-			pid_t leader = getppid(), adoptive = victim_parent;
+			pid_t adoptive = victim_parent;
 			own.group = getpgrp();
 			own.session = getsid(0);
 			victim_await(getppid() != leader, "the leader does not die");

@@ -40,8 +40,8 @@ static siginfo_t take(int signal)
 	sigemptyset(&set);
 	sigaddset(&set, signal);
 	/* Not through the C library, which makes SI_USER out of SI_TKILL. */
-	check(syscall(SYS_rt_sigtimedwait, &set, &info, &at_once, NSIG / 8) == signal, "tid %ld: signal %d is not pending", (long)syscall(SYS_gettid),
-	      signal);
+	check(syscall(SYS_rt_sigtimedwait, &set, &info, &at_once, NSIG / 8) == signal, "tid %ld: signal %d is not pending",
+	      (long)syscall(SYS_gettid), signal);
 	check(info.si_pid == getpid() && info.si_uid == getuid(), "signal %d comes from pid %d", signal, info.si_pid);
 	return info;
 }

@@ -3,7 +3,10 @@
 //! Owns: pids, images, names, durations and rates as they are written on the command line.
 //! Does not: check that what they name exists.
 
+use std::time::Duration;
+
 use clap::{Arg, ArgAction, ArgMatches};
+use guardian::{EVERY_MIN, RestartLimit};
 use model::Pid;
 
 /// A positional PID.
@@ -43,7 +46,63 @@ impl std::fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-fn parse_pid(text: &str) -> Result<Pid, Malformed> {
+/// A pid.
+pub(crate) fn parse_pid(text: &str) -> Result<Pid, Malformed> {
     let number = text.parse().ok().filter(|number: &i32| *number > 0);
     number.map(Pid).ok_or(Malformed("a pid is a number above 0"))
+}
+
+/// A duration: `10ms`, `2s`, `1m`, `1h`.
+pub(crate) fn duration(text: &str) -> Result<Duration, Malformed> {
+    const MALFORMED: Malformed = Malformed("a duration is a number with ms, s, m or h behind it");
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| MALFORMED)?;
+    let milliseconds = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(MALFORMED),
+    };
+    number.checked_mul(milliseconds).map(Duration::from_millis).ok_or(MALFORMED)
+}
+
+/// A time between two checkpoints.
+pub(crate) fn every(text: &str) -> Result<Duration, Malformed> {
+    match duration(text)? {
+        every if every >= EVERY_MIN => Ok(every),
+        _ => Err(Malformed("checkpoints can be taken every 10ms at most")),
+    }
+}
+
+/// A limit on restarts: `5/1m`.
+pub(crate) fn limit(text: &str) -> Result<RestartLimit, Malformed> {
+    const MALFORMED: Malformed = Malformed("a limit is a number, a slash and a duration, like 5/1m");
+    let (count, window) = text.split_once('/').ok_or(MALFORMED)?;
+    let count = count.parse().map_err(|_| MALFORMED)?;
+    Ok(RestartLimit { count, window: duration(window)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("10ms").unwrap(), Duration::from_millis(10));
+        assert_eq!(duration("2s").unwrap(), Duration::from_secs(2));
+        assert_eq!(duration("1m").unwrap(), Duration::from_secs(60));
+        for bad in ["", "10", "ms", "-1s", "1.5s", "1 s", "99999999999999999999s", "9999999999999999999h"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn limits_of_the_contract_hold() {
+        assert!(every("10ms").is_ok() && every("9ms").is_err());
+        assert_eq!(limit("5/1m").unwrap(), RestartLimit::default());
+        assert!(limit("5").is_err() && limit("x/1m").is_err() && limit("5/1").is_err());
+        assert!(parse_pid("0").is_err() && parse_pid("-3").is_err() && parse_pid("7").is_ok());
+    }
 }

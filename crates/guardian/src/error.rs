@@ -58,14 +58,21 @@ pub enum GuardianError {
         /// The other guardian, as far as it is known: ` (pid N)` or nothing.
         by: String,
     },
-    /// The process that is to be adopted is one that cannot be.
-    /// Row: adopt-refused
-    #[error("pid {pid} cannot be adopted: {why}\nhelp: give the pid of the root of a process tree other than this one")]
-    Adopt {
-        /// The process.
+    /// The tree contains this very program.
+    /// Row: own-tree
+    #[error(
+        "the tree of pid {pid} contains this undying, which cannot stop itself; nothing was changed\nhelp: run undying from outside of the tree: from another terminal, or under `setsid`"
+    )]
+    OwnTree {
+        /// The root.
         pid: Pid,
-        /// The reason.
-        why: &'static str,
+    },
+    /// Nobody has ever guarded a subject of this name.
+    /// Row: not-guarded
+    #[error("no subject {name} is or was guarded in this store\nhelp: `undying status` lists those that are; `--store` names another store")]
+    NotGuarded {
+        /// The name.
+        name: String,
     },
     /// Processes of a dead subject do not go away.
     /// Row: leftovers
@@ -84,6 +91,13 @@ pub enum GuardianError {
         tried: usize,
         /// Why the last of them failed, with its own help.
         last: Box<GuardianError>,
+    },
+    /// An adopted subject has ended, and there is neither a checkpoint to restore nor a command to start.
+    /// Row: no-way-back
+    #[error("{name} has ended and is not restarted: undying has not started it and there is no checkpoint of it\nhelp: start it under `undying run`")]
+    NoWayBack {
+        /// The subject's name.
+        name: String,
     },
     /// A file that only this program writes makes no sense.
     /// Row: status-damaged

@@ -71,10 +71,12 @@ impl GuardianError {
             Self::Kernel(error) => of_kernel(error),
             Self::NotBuilt(_) | Self::FeatureMissing { .. } => ExitCode::Missing,
             Self::NoStore => ExitCode::Usage,
+            Self::OwnTree { .. } => ExitCode::Refused,
             Self::NotRestorable { last, .. } => last.exit_code(),
             Self::Command { .. }
             | Self::NameTaken { .. }
-            | Self::Adopt { .. }
+            | Self::NotGuarded { .. }
+            | Self::NoWayBack { .. }
             | Self::Leftover { .. }
             | Self::Status { .. } => ExitCode::Failure,
         }

@@ -13,7 +13,7 @@ use sys::features::{self, FeatureEntry, Need};
 
 use crate::error::{GuardianError, Result};
 use crate::location::StoreLocation;
-use crate::streams;
+use crate::{ancestry, streams};
 
 /// Everything that would stop a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -47,9 +47,22 @@ pub struct ObstacleReport {
 /// When there is no such process, or it may not be looked at.
 pub fn preflight(pid: Pid) -> Result<PreflightReport> {
     let options = CheckpointOptions { inherited: streams::identities(), ..CheckpointOptions::default() };
-    let obstacles: Vec<ObstacleReport> =
+    let mut obstacles: Vec<ObstacleReport> =
         engine::preflight(pid, &options)?.into_iter().map(ObstacleReport::from).collect();
+    if ancestry::contains_us(pid) {
+        obstacles.insert(0, own_tree(pid));
+    }
     Ok(PreflightReport { ok: obstacles.is_empty(), obstacles })
+}
+
+fn own_tree(pid: Pid) -> ObstacleReport {
+    ObstacleReport {
+        pid: pid.get(),
+        what: "this undying".to_owned(),
+        place: format!("pid {}", std::process::id()),
+        why: "it is in the tree, and cannot stop itself".to_owned(),
+        fix: "run undying from outside of the tree".to_owned(),
+    }
 }
 
 impl From<engine::Obstacle> for ObstacleReport {

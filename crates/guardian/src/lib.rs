@@ -6,18 +6,36 @@
 //! Does not: parse a command line or print; `cli` does. It knows no kind, tracker or backend.
 #![forbid(unsafe_code)]
 
+mod ancestry;
 mod error;
 mod exit;
+mod images;
+mod inspection;
 mod location;
 mod once;
+mod record;
 mod restoring;
+mod run;
 mod signals;
+mod status;
 mod streams;
 mod subject;
+mod time;
 
 pub use error::{GuardianError, Result};
 pub use exit::ExitCode;
+pub use images::{
+    CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects, verify,
+};
+pub use inspection::{
+    CheckState, DoctorCheck, DoctorReport, ObstacleReport, PreflightReport, doctor, preflight,
+};
 pub use location::StoreLocation;
-pub use once::{Checkpointed, CheckpointRequest, checkpoint};
+pub use once::{CheckpointRequest, Checkpointed, checkpoint};
+pub use record::{Death, PauseMicroseconds};
 pub use restoring::{Numbers, RestoreRequest, Resumed, restore};
+pub use run::{
+    EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, RestartLimit, RestartPolicy, RunEvent, RunRequest, run,
+};
+pub use status::{ChannelReport, RefusalReport, SubjectReport, status};
 pub use subject::SubjectStatus;

@@ -11,7 +11,8 @@ use model::{ByteCount, PageCount, Pid, Sequence};
 use store::{ImageWriter, WriteOptions};
 
 use crate::error::Result;
-use crate::streams;
+use crate::inspection::require_features;
+use crate::{ancestry, streams};
 
 /// What `checkpoint` is asked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,6 +44,8 @@ pub struct Checkpointed {
 ///
 /// Whatever the engine refuses or the store cannot hold; the tree goes on then.
 pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
+    require_features()?;
+    ancestry::refuse(request.pid)?;
     let writer = ImageWriter::create(&request.image, WriteOptions::default())?;
     let options = CheckpointOptions {
         kill: request.kill,

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use sys::Error;
 
 use crate::error::Result;
+use crate::inspection::require_features;
 use crate::location::StoreLocation;
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams;
@@ -66,6 +67,7 @@ pub struct Resumed {
 ///
 /// Why there is no tree. Once it runs, only a failure to watch it is an error.
 pub fn restore(request: &RestoreRequest) -> Result<Resumed> {
+    require_features()?;
     let reader = request.store.read(&request.image)?;
     // Before any process is made, so that no signal ends us between its birth and our care for it.
     let signals = if request.detach { None } else { Some(Signals::take()?) };
@@ -107,8 +109,8 @@ fn stay(signals: &Signals, subject: &Subject) -> Result<SubjectStatus> {
             subject.reap();
             return Ok(status);
         }
-        if signalled {
-            hand_on(signals.next()?, subject)?;
+        while signalled && let Some(request) = signals.poll()? {
+            hand_on(request, subject)?;
         }
     }
 }

@@ -66,7 +66,7 @@ impl Signals {
         let wanted = ENDING.iter().chain(&PASSED_ON).chain(&STOPPING).chain([&CHLD]);
         let set = wanted.filter(|signal| bit(**signal) & ignored == 0).fold(0, |set, one| set | bit(*one));
         sys::signal::block(set)?;
-        Ok(Self { queue: signalfd::create(set)? })
+        Ok(Self { queue: signalfd::create_nonblocking(set)? })
     }
 
     /// Becomes readable with a signal.
@@ -74,13 +74,13 @@ impl Signals {
         self.queue.as_fd()
     }
 
-    /// Takes the next signal; waits for one.
-    pub(crate) fn next(&self) -> Result<Request> {
-        let received = signalfd::read(self.queue.as_fd())?;
+    /// Takes the next signal, if one has come.
+    pub(crate) fn poll(&self) -> Result<Option<Request>> {
+        let Some(received) = signalfd::read(self.queue.as_fd())? else { return Ok(None) };
         // Above zero the kernel sent it: for these signals that is the terminal driver.
         let from_terminal = received.code > 0;
         let signal = received.signal;
-        Ok(if signal == CHLD {
+        Ok(Some(if signal == CHLD {
             Request::Child
         } else if STOPPING.contains(&signal) {
             Request::Stop { signal, from_terminal }
@@ -88,7 +88,7 @@ impl Signals {
             Request::End { signal, from_terminal }
         } else {
             Request::PassOn(signal)
-        })
+        }))
     }
 }
 

@@ -19,6 +19,7 @@ pub mod pidfd;
 mod probes;
 pub mod process_memory;
 pub mod ptrace;
+pub mod robust_list;
 pub mod shared_memory;
 pub mod signal;
 pub mod signalfd;

@@ -54,8 +54,7 @@ pub fn exit_code(handle: BorrowedFd<'_>) -> Option<i32> {
     information[0] = INFO_EXIT;
     // SAFETY: the request number says that the structure has INFO_BYTES bytes, which `information` has; the
     // kernel writes no more, and any bytes are valid numbers.
-    let result =
-        unsafe { libc::ioctl(handle.as_raw_fd(), PIDFD_GET_INFO, information.as_mut_ptr()) };
+    let result = unsafe { libc::ioctl(handle.as_raw_fd(), PIDFD_GET_INFO, information.as_mut_ptr()) };
     let known = result == 0 && information[0] & INFO_EXIT != 0;
     known.then(|| (information[EXIT_CODE_AT / 8] >> 32) as i32)
 }

@@ -132,7 +132,9 @@ impl SockDiag {
             body.extend(word.to_ne_bytes());
         }
         let mut found = Vec::new();
-        self.exchange(flags, &body, |message| read_socket(message).map(|socket| found.push(socket)).is_some())?;
+        self.exchange(flags, &body, |message| {
+            read_socket(message).map(|socket| found.push(socket)).is_some()
+        })?;
         Ok(found)
     }
 
@@ -148,8 +150,8 @@ impl SockDiag {
             .map_err(|errno| Error::new(NAME, errno))?;
         let mut piece = vec![0; PIECE_BYTES];
         loop {
-            let (length, _) = recv(&self.0, &mut piece[..], RecvFlags::empty())
-                .map_err(|errno| Error::new(NAME, errno))?;
+            let (length, _) =
+                recv(&self.0, &mut piece[..], RecvFlags::empty()).map_err(|errno| Error::new(NAME, errno))?;
             if read_piece(&piece[..length], &mut read)? || flags & DUMP == 0 {
                 return Ok(());
             }

@@ -252,7 +252,8 @@ impl Progress {
     }
 
     fn stuck(&self) -> FreezeError {
-        let (pid, tid) = self.pending.first().map_or_else(Default::default, |first| (first.pid(), first.tid()));
+        let (pid, tid) =
+            self.pending.first().map_or_else(Default::default, |first| (first.pid(), first.tid()));
         let place = procfs::read_text(format!("/proc/{pid}/task/{tid}/wchan")).unwrap_or_default();
         FreezeError::Stuck { pid, tid, place }
     }

@@ -9,10 +9,33 @@ use clap::{ArgMatches, Command};
 use crate::failure::Failure;
 
 mod checkpoint;
+mod completions;
+mod doctor;
+mod ls;
+mod man;
+mod preflight;
+mod prune;
 mod restore;
+mod run;
+mod show;
+mod status;
+mod verify;
 
 /// Every verb, in the order of the help text.
-pub(crate) const REGISTRY: &[&dyn Verb] = &[&checkpoint::Checkpoint, &restore::Restore];
+pub(crate) const REGISTRY: &[&dyn Verb] = &[
+    &doctor::Doctor,
+    &preflight::Preflight,
+    &checkpoint::Checkpoint,
+    &restore::Restore,
+    &run::Run,
+    &ls::Ls,
+    &show::Show,
+    &verify::Verify,
+    &prune::Prune,
+    &status::Status,
+    &completions::Completions,
+    &man::ManPage,
+];
 
 /// One verb of the command line.
 pub(crate) trait Verb: Sync {

@@ -50,7 +50,8 @@ fn read_thread(thread: &mut Thread<Stopped>, process: &ProcessBefore, leader: bo
         signal_mask: ptrace::signal_mask(tid)?,
         raw: Vec::with_capacity(state::REGISTRY.len()),
     };
-    state.abort_sequence(process)?;
+    let sequence = ptrace::rseq_configuration(tid)?;
+    state::rseq::abort_if_inside(&mut state.registers, &process.memory, &sequence)?;
     let context = RemoteContext { memory: &process.memory, areas: &process.areas, gadgets: process.gadgets };
     let mut capture = StateCapture::new(thread, &context);
     for kind in state::REGISTRY {
@@ -63,12 +64,6 @@ fn read_thread(thread: &mut Thread<Stopped>, process: &ProcessBefore, leader: bo
     }
     capture.finish()?;
     Ok(state)
-}
-
-impl ThreadState {
-    fn abort_sequence(&mut self, _process: &ProcessBefore) -> Result<()> {
-        Ok(())
-    }
 }
 
 /// Adds the records of threads and of all state kinds.

@@ -270,8 +270,7 @@ impl NamelessFile {
     fn create(&self, kind: &'static str, inode: u64, context: &mut FdCreate<'_>) -> Result<()> {
         let home = home_of(&self.path);
         if !self.state.handle.is_empty() {
-            let handle =
-                FileHandle { kind: self.state.handle_kind, bytes: self.state.handle.clone() };
+            let handle = FileHandle { kind: self.state.handle_kind, bytes: self.state.handle.clone() };
             let found = open_handle(&home, &handle).map_err(|error| self.is_gone(&error))?;
             return self.open_others(found.as_fd(), context);
         }
@@ -324,7 +323,9 @@ impl NamelessFile {
     fn is_gone(&self, error: &Error) -> ResourceError {
         ResourceError::File {
             path: self.path.display().to_string(),
-            why: format!("its name was gone at the checkpoint, and now the file itself cannot be found: {error}"),
+            why: format!(
+                "its name was gone at the checkpoint, and now the file itself cannot be found: {error}"
+            ),
             fix: "restore on the machine of the checkpoint, while the file's other names exist".to_owned(),
         }
     }
@@ -439,7 +440,10 @@ mod tests {
         rustix::io::write(&file, b"text").unwrap();
         let built = Subject::new(&[&file]).round_trip(&Deleted).unwrap();
         assert!(same(&file, &built[0]));
-        assert_eq!(super::super::super::support::testing::flags(&built[0]), super::super::super::support::testing::flags(&file));
+        assert_eq!(
+            super::super::super::support::testing::flags(&built[0]),
+            super::super::super::support::testing::flags(&file)
+        );
         let name = folder.path().join("published");
         let link = |file: &OwnedFd| {
             rustix::fs::linkat(
@@ -524,12 +528,11 @@ mod tests {
         let mut subject = Subject::new(&[&file]);
         let mut envelopes = subject.capture(&Deleted, || {}).unwrap();
         let object = tempfile::tempfile().unwrap();
-        subject.objects.insert(rustix::fs::fstat(&file).unwrap().st_ino, OwnedFd::from(object.try_clone().unwrap()));
+        subject
+            .objects
+            .insert(rustix::fs::fstat(&file).unwrap().st_ino, OwnedFd::from(object.try_clone().unwrap()));
         let built = subject.build(&Deleted, &envelopes, &[]).unwrap();
-        assert_eq!(
-            rustix::fs::fstat(&built[0]).unwrap().st_ino,
-            rustix::fs::fstat(&object).unwrap().st_ino
-        );
+        assert_eq!(rustix::fs::fstat(&built[0]).unwrap().st_ino, rustix::fs::fstat(&object).unwrap().st_ino);
         subject.objects.clear();
         let mut payload: FilePayload = crate::decode(NAME, &envelopes[0].payload).unwrap();
         payload.nameless.as_mut().unwrap().content = None;

@@ -11,23 +11,27 @@
 //! in its process, for what depends on numbers (epoll registrations, record locks).
 
 use std::collections::HashMap;
-pub mod envelope;
-pub mod tty;
-pub mod fifo;
-pub mod pipe;
+pub mod deleted;
 pub mod device;
 pub mod directory;
-pub mod memfd;
-pub mod deleted;
-pub mod regular;
+pub mod envelope;
 pub mod epoll;
 pub mod eventfd;
 pub mod fdinfo;
+pub mod fifo;
+pub mod in_flight;
+pub(crate) mod inet_address;
+pub mod memfd;
+pub mod pipe;
+pub(crate) mod raw_packet;
+pub mod regular;
 pub mod signalfd;
 pub(crate) mod socket_options;
+pub mod tcp;
 #[cfg(test)]
 mod test_support;
 pub mod timerfd;
+pub mod tty;
 pub mod unclaimed;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -54,6 +58,7 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &eventfd::Eventfd,
     &signalfd::Signalfd,
     &timerfd::Timerfd,
+    &tcp::Tcp,
     &epoll::Epoll,
 ];
 
@@ -237,11 +242,13 @@ pub trait FdKind: Sync {
         Vec::new()
     }
 
-    /// Descriptions that are reached only through this one, such as descriptors in flight in a Unix socket.
-    /// The caller asks every description, adds those that no descriptor of the subject has (kcmp), asks
-    /// these in turn, and saves all of them like the others; see `in_flight::discover`.
-    fn hidden(&self, description: &Description) -> Result<Vec<OwnedFd>> {
-        let _ = description;
+    /// Descriptions that are reached only through this one, such as descriptors in flight in a Unix socket. The
+    /// caller asks every description, adds those that no descriptor of the subject has, asks these in turn, and
+    /// saves all of them like the others: see `in_flight::discover`. With `takes` the subject stands still
+    /// and is going to end, and what can only be taken and not be looked at (connections that wait to be accepted)
+    /// is taken.
+    fn hidden(&self, description: &Description, takes: bool) -> Result<Vec<OwnedFd>> {
+        let _ = (description, takes);
         Ok(Vec::new())
     }
 

@@ -84,8 +84,8 @@ impl FdKind for Pipe {
         } else {
             None
         };
-        let packets = ends(description, scope)
-            .any(|end| may_write(end.info.flags) && end.info.flags & O_DIRECT != 0);
+        let packets =
+            ends(description, scope).any(|end| may_write(end.info.flags) && end.info.flags & O_DIRECT != 0);
         Ok(Box::new(PipeCapture { queue, inherited, packets, capacity: 0 }))
     }
 
@@ -222,8 +222,8 @@ struct PipeEnds {
 
 impl PipeEnds {
     fn create(&self, context: &mut FdCreate<'_>) -> Result<()> {
-        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
-            .map_err(|errno| Error::new("make a pipe", errno))?;
+        let (reader, writer) =
+            rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|errno| Error::new("make a pipe", errno))?;
         if pipe_queue::capacity(&writer)? != self.capacity {
             pipe_queue::set_capacity(&writer, self.capacity)?;
         }

@@ -177,11 +177,7 @@ impl FdCapture for FileCapture {
 }
 
 /// Opens the files of all records of a kind that writes [`FilePayload`].
-pub(super) fn create(
-    kind: &'static str,
-    records: &[FdRecord],
-    context: &mut FdCreate<'_>,
-) -> Result<()> {
+pub(super) fn create(kind: &'static str, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
     let mut inherited = Inherited::default();
     let mut nameless = NamelessFiles::default();
     for record in records {
@@ -227,8 +223,8 @@ fn objection(payload: &FilePayload, now: &Stat, flags: u32, policy: FilePolicy) 
         return None;
     }
     let size = now.st_size as u64;
-    let same = (size, now.st_mtime, now.st_mtime_nsec)
-        == (payload.size, payload.modified_s, payload.modified_ns);
+    let same =
+        (size, now.st_mtime, now.st_mtime_nsec) == (payload.size, payload.modified_s, payload.modified_ns);
     let writes_in_place = may_write(flags) && flags & O_APPEND == 0;
     match policy {
         FilePolicy::Keep => None,
@@ -310,7 +306,10 @@ mod tests {
         let mut subject = Subject::new(&[&file]);
         let envelopes = subject.capture(&Regular, || file.set_len(3).unwrap()).unwrap();
         let error = subject.build(&Regular, &envelopes, &[]).unwrap_err().to_string();
-        assert!(error.contains("out") && error.contains("3 bytes, 6 before") && error.contains("help:"), "{error}");
+        assert!(
+            error.contains("out") && error.contains("3 bytes, 6 before") && error.contains("help:"),
+            "{error}"
+        );
         subject.policy = FilePolicy::Keep;
         assert_eq!(position(&subject.build(&Regular, &envelopes, &[]).unwrap()[0]), 6);
         fs::remove_file(&path).unwrap();
@@ -348,7 +347,8 @@ mod tests {
     fn a_file_renamed_or_removed_meanwhile_is_still_the_same_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        let mut file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
         write(&mut file, b"content");
         let subject = Subject::new(&[&file]);
         let scope = subject.scope();

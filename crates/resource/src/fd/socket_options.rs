@@ -51,8 +51,7 @@ const fn late(level: i32, number: i32, name: &'static str) -> Row {
 }
 
 /// Sizes of buffers are set through other numbers than they are read by, and may be locked.
-pub(crate) const SEND_BUFFER: SocketOption =
-    SocketOption { level: SOL_SOCKET, number: 7, name: "SO_SNDBUF" };
+pub(crate) const SEND_BUFFER: SocketOption = SocketOption { level: SOL_SOCKET, number: 7, name: "SO_SNDBUF" };
 pub(crate) const RECEIVE_BUFFER: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 8, name: "SO_RCVBUF" };
 const SEND_BUFFER_FORCE: SocketOption =
@@ -126,10 +125,6 @@ const IPV4: &[Row] = &[
     early(IPPROTO_IP, 23, "IP_CHECKSUM"),
     early(IPPROTO_IP, 24, "IP_BIND_ADDRESS_NO_PORT"),
     early(IPPROTO_IP, 25, "IP_RECVFRAGSIZE"),
-    early(IPPROTO_IP, 32, "IP_MULTICAST_IF"),
-    early(IPPROTO_IP, 33, "IP_MULTICAST_TTL"),
-    early(IPPROTO_IP, 34, "IP_MULTICAST_LOOP"),
-    early(IPPROTO_IP, 49, "IP_MULTICAST_ALL"),
     early(IPPROTO_IP, 50, "IP_UNICAST_IF"),
     early(IPPROTO_IP, 51, "IP_LOCAL_PORT_RANGE"),
 ];
@@ -137,12 +132,8 @@ const IPV4: &[Row] = &[
 const IPV6: &[Row] = &[
     early(IPPROTO_IPV6, 26, "IPV6_V6ONLY"),
     early(IPPROTO_IPV6, 16, "IPV6_UNICAST_HOPS"),
-    early(IPPROTO_IPV6, 17, "IPV6_MULTICAST_IF"),
-    early(IPPROTO_IPV6, 18, "IPV6_MULTICAST_HOPS"),
-    early(IPPROTO_IPV6, 19, "IPV6_MULTICAST_LOOP"),
     early(IPPROTO_IPV6, 23, "IPV6_MTU_DISCOVER"),
     early(IPPROTO_IPV6, 25, "IPV6_RECVERR"),
-    early(IPPROTO_IPV6, 29, "IPV6_MULTICAST_ALL"),
     early(IPPROTO_IPV6, 33, "IPV6_FLOWINFO_SEND"),
     early(IPPROTO_IPV6, 49, "IPV6_RECVPKTINFO"),
     early(IPPROTO_IPV6, 51, "IPV6_RECVHOPLIMIT"),
@@ -161,6 +152,21 @@ const IPV6: &[Row] = &[
     early(IPPROTO_IPV6, 76, "IPV6_UNICAST_IF"),
     early(IPPROTO_IPV6, 77, "IPV6_RECVFRAGSIZE"),
     early(IPPROTO_IPV6, 78, "IPV6_FREEBIND"),
+];
+
+/// Options that mean something for datagrams only; connections keep values of their own there.
+const IPV4_MULTICAST: &[Row] = &[
+    early(IPPROTO_IP, 32, "IP_MULTICAST_IF"),
+    early(IPPROTO_IP, 33, "IP_MULTICAST_TTL"),
+    early(IPPROTO_IP, 34, "IP_MULTICAST_LOOP"),
+    early(IPPROTO_IP, 49, "IP_MULTICAST_ALL"),
+];
+
+const IPV6_MULTICAST: &[Row] = &[
+    early(IPPROTO_IPV6, 17, "IPV6_MULTICAST_IF"),
+    early(IPPROTO_IPV6, 18, "IPV6_MULTICAST_HOPS"),
+    early(IPPROTO_IPV6, 19, "IPV6_MULTICAST_LOOP"),
+    early(IPPROTO_IPV6, 29, "IPV6_MULTICAST_ALL"),
 ];
 
 const TCP: &[Row] = &[
@@ -238,7 +244,11 @@ impl Family {
         let ask = |number, name| {
             socket_option::get_int(socket.as_fd(), SocketOption { level: SOL_SOCKET, number, name })
         };
-        Ok(Self { domain: ask(39, "SO_DOMAIN")?, kind: ask(3, "SO_TYPE")?, protocol: ask(38, "SO_PROTOCOL")? })
+        Ok(Self {
+            domain: ask(39, "SO_DOMAIN")?,
+            kind: ask(3, "SO_TYPE")?,
+            protocol: ask(38, "SO_PROTOCOL")?,
+        })
     }
 
     /// A new socket of this family.
@@ -252,6 +262,8 @@ impl Family {
             (SOCKET, true),
             (IPV4, is_ip),
             (IPV6, self.domain == AF_INET6),
+            (IPV4_MULTICAST, is_ip && self.protocol != IPPROTO_TCP),
+            (IPV6_MULTICAST, self.domain == AF_INET6 && self.protocol != IPPROTO_TCP),
             (TCP, is_ip && self.protocol == IPPROTO_TCP),
             (UDP, is_ip && self.protocol == IPPROTO_UDP),
             (UDPLITE, is_ip && self.protocol == IPPROTO_UDPLITE),
@@ -288,6 +300,11 @@ impl Options {
         Ok(Self { values, filter: socket_option::filter(socket)?, filter_locked: locked })
     }
 
+    /// The classic packet filter; empty for none.
+    pub(crate) fn filter(&self) -> &[u8] {
+        &self.filter
+    }
+
     /// The saved value of an `int` option; `None` for one that was never changed.
     pub(crate) fn int(&self, option: SocketOption) -> Option<i32> {
         let value = self.find(option)?;
@@ -314,6 +331,22 @@ impl Options {
             socket_option::set_int(socket, LOCK_FILTER, 1)?;
         }
         Ok(())
+    }
+
+    /// Gives buffers their saved sizes again after `make_room`.
+    pub(crate) fn restore_buffers(&self, socket: impl AsFd, family: Family) -> Result<()> {
+        let socket = socket.as_fd();
+        let fresh = family.create()?;
+        for (plain, force) in [(SEND_BUFFER, SEND_BUFFER_FORCE), (RECEIVE_BUFFER, RECEIVE_BUFFER_FORCE)] {
+            let size = match self.int(plain) {
+                Some(size) => size,
+                None => socket_option::get_int(fresh.as_fd(), plain)?,
+            };
+            if socket_option::get_int(socket, plain)? != size {
+                set_buffer(socket, plain, force, &size.to_ne_bytes())?;
+            }
+        }
+        set(socket, BUFFER_LOCK, &self.int(BUFFER_LOCK).unwrap_or(0).to_ne_bytes())
     }
 
     fn apply(&self, socket: BorrowedFd<'_>, family: Family, when: When) -> Result<()> {
@@ -361,12 +394,7 @@ fn lacks(error: &Error) -> bool {
 }
 
 /// Sets the size of a buffer; the kernel doubles what it is given.
-fn set_buffer(
-    socket: BorrowedFd<'_>,
-    plain: SocketOption,
-    force: SocketOption,
-    bytes: &[u8],
-) -> Result<()> {
+fn set_buffer(socket: BorrowedFd<'_>, plain: SocketOption, force: SocketOption, bytes: &[u8]) -> Result<()> {
     let size = bytes.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
     match socket_option::set_int(socket, force, size / 2) {
         // Without privilege the system's limit applies, as it did when the program set it.
@@ -375,11 +403,15 @@ fn set_buffer(
     }
 }
 
-/// Makes room for a queue that is about to be filled; the saved size is set again afterwards by `apply_early`.
+/// Makes room for a queue that is about to be filled; `restore_buffers` undoes it.
 pub(crate) fn make_room(socket: impl AsFd, option: SocketOption, bytes: usize) -> Result<()> {
+    let socket = socket.as_fd();
+    let wanted = i32::try_from(bytes).unwrap_or(i32::MAX / 2);
+    if socket_option::get_int(socket, option)? >= wanted {
+        return Ok(());
+    }
     let force = if option == SEND_BUFFER { SEND_BUFFER_FORCE } else { RECEIVE_BUFFER_FORCE };
-    let wanted = i32::try_from(bytes).unwrap_or(i32::MAX / 2).to_ne_bytes();
-    set_buffer(socket.as_fd(), option, force, &wanted)
+    set_buffer(socket, option, force, &wanted.to_ne_bytes())
 }
 
 #[cfg(test)]

@@ -4,6 +4,15 @@
 //! Invariants: inside the pause a kind copies raw bytes; it parses them after.
 //! Does not: create processes or threads; the engine does.
 
+mod cwd;
+mod robust_list;
+pub mod rseq;
+mod sigactions;
+mod sigaltstack;
+mod thread_name;
+mod tid_address;
+mod umask;
+
 use std::collections::HashMap;
 
 use model::{Pid, Tid};
@@ -14,7 +23,16 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 
 /// Every state kind. Within one stage a restore goes in this order.
-pub const REGISTRY: &[&dyn StateKind] = &[];
+pub const REGISTRY: &[&dyn StateKind] = &[
+    &sigactions::Sigactions,
+    &sigaltstack::Sigaltstack,
+    &tid_address::TidAddress,
+    &robust_list::RobustList,
+    &rseq::Rseq,
+    &thread_name::ThreadName,
+    &umask::Umask,
+    &cwd::Cwd,
+];
 
 /// Whether a kind has one record for each process or for each thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,6 +9,10 @@ use sys::ptrace::Registers;
 
 /// `syscall; ret`.
 pub const SYSCALL_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
+/// `leave; ret`.
+pub const LEAVE_RETURN: &[u8] = &[0xc9, 0xc3];
+/// `ret`.
+pub const RETURN: &[u8] = &[0xc3];
 /// `syscall`.
 pub const SYSCALL: &[u8] = &[0x0f, 0x05];
 /// The two ways in which signal restorers load the number of rt_sigreturn and call it.
@@ -131,7 +135,12 @@ pub struct HomeFrame {
     pub start: Address,
     /// The stack pointer for a call at `syscall; ret`: the return goes to the signal restorer.
     pub stack_pointer: Address,
+    /// The frame pointer for `leave; ret`, which goes there too; the eight bytes there are read as well.
+    pub frame_pointer: Address,
 }
+
+/// What `leave` takes from below a home frame.
+pub const FRAME_POINTER_BYTES: u64 = 8;
 
 /// Bytes at the start of a home frame that tell it from any other.
 pub const HOME_FRAME_HEAD_BYTES: usize = 48;
@@ -148,7 +157,7 @@ pub fn home_frame_restorer(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<Address
 /// Room that a home frame needs for an extended state of a size, alignment included.
 #[must_use]
 pub fn home_frame_bytes(extended_state: &[u8]) -> ByteCount {
-    ByteCount(8 + UCONTEXT_BYTES + XSTATE_ALIGNMENT + extended_state.len() as u64 + 4 + XSTATE_ALIGNMENT)
+    ByteCount(16 + UCONTEXT_BYTES + XSTATE_ALIGNMENT + extended_state.len() as u64 + 4 + XSTATE_ALIGNMENT)
 }
 
 /// The part of an extended state that a signal frame of this thread may hold: the kernel takes no more than the
@@ -185,7 +194,12 @@ pub fn home_frame(
     let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     bytes.resize((state_at - start) as usize, 0);
     bytes.extend_from_slice(&signal_frame_state(extended_state));
-    HomeFrame { bytes, start: Address(start), stack_pointer: Address(start) }
+    HomeFrame {
+        bytes,
+        start: Address(start),
+        stack_pointer: Address(start),
+        frame_pointer: Address(start - FRAME_POINTER_BYTES),
+    }
 }
 
 fn signal_frame_state(extended_state: &[u8]) -> Vec<u8> {

@@ -18,7 +18,7 @@ use sys::{Errno, Error, Result};
 pub use areas::{Area, AreaFlags, Backing, Protection, areas, areas_with_flags};
 pub use descriptors::{DescriptorInfo, descriptor_info, descriptors};
 pub use stat::{Stat, key, stat, thread_stat};
-pub use status::{Status, status, thread_status};
+pub use status::{Status, signal_set, status, status_line, thread_status};
 
 /// Reads a small file of `/proc` whole.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {

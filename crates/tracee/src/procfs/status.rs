@@ -54,6 +54,21 @@ pub fn thread_status(pid: Pid, tid: Tid) -> Result<Status> {
     parse(&read_text(&path)?).ok_or_else(|| malformed(&path))
 }
 
+/// The value of one line of the raw bytes of a status file.
+#[must_use]
+pub fn status_line<'a>(bytes: &'a [u8], name: &str) -> Option<&'a str> {
+    let line = bytes
+        .split(|byte| *byte == b'\n')
+        .find(|line| line.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&b':')))?;
+    std::str::from_utf8(&line[name.len() + 1..]).ok().map(str::trim)
+}
+
+/// One of the signal sets in the raw bytes of a status file; empty when the line is missing.
+#[must_use]
+pub fn signal_set(bytes: &[u8], name: &str) -> u64 {
+    status_line(bytes, name).and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0)
+}
+
 fn parse(text: &str) -> Option<Status> {
     let lines: HashMap<&str, &str> = text
         .lines()

@@ -24,31 +24,33 @@ pub struct Gadgets {
     pub syscall_return: Address,
     /// The code that signal handlers return to.
     pub restorer: Address,
+    /// `leave; ret`: changes the stack without using it. Without it there is a moment at which a signal that
+    /// comes just as this program dies would be handled on the wrong stack.
+    pub pivot: Option<Address>,
 }
 
 impl Gadgets {
     /// Searches the executable areas of a process; the process may run.
     pub fn find(memory: &ProcessMemory, areas: &[Area]) -> Result<Self, RemoteError> {
-        let mut syscall_return = None;
-        let mut restorer = None;
+        let mut found = [None; 3];
         for area in areas.iter().filter(|area| area.protection.execute && area.name != "[vsyscall]") {
             search(memory, area.range, |at, code| {
-                if syscall_return.is_none() {
-                    syscall_return = position(code, arch::SYSCALL_RETURN).map(|offset| at + offset);
-                }
-                if restorer.is_none() {
-                    restorer = arch::SIGNAL_RESTORERS
-                        .iter()
-                        .find_map(|pattern| position(code, pattern))
-                        .map(|offset| at + offset);
-                }
-                syscall_return.is_some() && restorer.is_some()
+                let first = |patterns: &[&[u8]]| {
+                    patterns.iter().find_map(|pattern| position(code, pattern)).map(|offset| at + offset)
+                };
+                found[0] = found[0].or_else(|| first(&[arch::SYSCALL_RETURN]));
+                found[1] = found[1].or_else(|| first(arch::SIGNAL_RESTORERS));
+                found[2] = found[2].or_else(|| first(&[arch::LEAVE_RETURN]));
+                found.iter().all(Option::is_some)
             })?;
-            if let (Some(syscall_return), Some(restorer)) = (syscall_return, restorer) {
-                return Ok(Self { syscall_return, restorer });
+            if found.iter().all(Option::is_some) {
+                break;
             }
         }
-        Err(RemoteError::NoGadget(memory.pid()))
+        match found {
+            [Some(syscall_return), Some(restorer), pivot] => Ok(Self { syscall_return, restorer, pivot }),
+            _ => Err(RemoteError::NoGadget(memory.pid())),
+        }
     }
 }
 

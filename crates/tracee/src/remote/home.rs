@@ -51,24 +51,26 @@ fn next_stop(thread: &Thread<Stopped>) -> Result<(Signal, i32), Error> {
 }
 
 fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
-    // Before the return to the restorer the stack pointer is at the frame, behind it eight bytes above.
-    [registers.rsp, registers.rsp.wrapping_sub(8)].into_iter().any(|start| {
-        let mut head = [0_u8; arch::HOME_FRAME_HEAD_BYTES];
-        let read = process_memory::read(thread.pid(), Address(start), &mut head);
-        let Some(restorer) = read.ok().and_then(|()| arch::home_frame_restorer(&head)) else { return false };
+    let Registers { rip, rsp, rbp, .. } = *registers;
+    let code_is = |at: u64, pattern: &[u8]| {
         let mut code = [0_u8; arch::LONGEST_RESTORER];
-        let runs_restorer = (0..=code.len() as u64).contains(&registers.rip.wrapping_sub(restorer.get()))
-            && process_memory::read(thread.pid(), restorer, &mut code).is_ok()
-            && arch::SIGNAL_RESTORERS.iter().any(|pattern| code.starts_with(pattern));
-        runs_restorer || (start == registers.rsp && runs_gadget(thread, registers.rip))
-    })
+        let code = &mut code[..pattern.len()];
+        process_memory::read(thread.pid(), Address(at), code).is_ok() && code == pattern
+    };
+    // Before a return to the restorer the stack pointer is at the frame, behind it eight bytes above.
+    if restorer_of_frame(thread, rsp).is_some() {
+        return code_is(rip, arch::SYSCALL_RETURN) || code_is(rip, arch::RETURN);
+    }
+    if let Some(restorer) = restorer_of_frame(thread, rsp.wrapping_sub(8)) {
+        return (0..=arch::LONGEST_RESTORER as u64).contains(&rip.wrapping_sub(restorer.get()))
+            && arch::SIGNAL_RESTORERS.iter().any(|pattern| code_is(restorer.get(), pattern));
+    }
+    restorer_of_frame(thread, rbp.wrapping_add(arch::FRAME_POINTER_BYTES)).is_some()
+        && code_is(rip, arch::LEAVE_RETURN)
 }
 
-/// Whether the thread stands before the call of `syscall; ret` or before its return.
-fn runs_gadget(thread: &Thread<Stopped>, rip: u64) -> bool {
-    let length = arch::SYSCALL_RETURN.len() as u64;
-    [rip, rip.wrapping_sub(length - 1)].into_iter().any(|start| {
-        let mut code = [0_u8; arch::SYSCALL_RETURN.len()];
-        process_memory::read(thread.pid(), Address(start), &mut code).is_ok() && code == arch::SYSCALL_RETURN
-    })
+fn restorer_of_frame(thread: &Thread<Stopped>, start: u64) -> Option<Address> {
+    let mut head = [0_u8; arch::HOME_FRAME_HEAD_BYTES];
+    process_memory::read(thread.pid(), Address(start), &mut head).ok()?;
+    arch::home_frame_restorer(&head)
 }

@@ -97,8 +97,10 @@ pub struct RemoteSession<'a> {
     mask: u64,
     data: Address,
     stack_pointer: Address,
+    frame_pointer: Address,
     saved: Vec<u8>,
-    deferred: Vec<Signal>,
+    /// It has left the event stop it was found in.
+    moved: bool,
     ended: bool,
 }
 
@@ -115,7 +117,7 @@ impl<'a> RemoteSession<'a> {
         let top = place::top(thread, context, &original, room)?;
         let home = arch::restarted(&interruption::named(&original, context.memory));
         let frame = arch::home_frame(top, &home, mask, state, context.gadgets.restorer);
-        let data = Address((frame.start.get() - DATA_BYTES) & !15);
+        let data = Address((frame.frame_pointer.get() - DATA_BYTES) & !15);
         let saved = context.memory.read_vec(data, top - data)?;
         context.memory.write(frame.start, &frame.bytes)?;
         steps::reach("frame written");
@@ -127,14 +129,15 @@ impl<'a> RemoteSession<'a> {
             mask,
             data,
             stack_pointer: frame.stack_pointer,
+            frame_pointer: frame.frame_pointer,
             saved,
-            deferred: Vec::new(),
+            moved: false,
             ended: false,
         };
         // Not everybody may lift the filters; where they stay, a refused call gives its error as any other.
         let _ = ptrace::set_options(tid, OPTIONS | OPTION_SUSPEND_SECCOMP);
         // From here on the registers lead home; only then may the mask change.
-        session.point(GETPID, [0; 6])?;
+        session.point_home()?;
         steps::reach("pointed home");
         ptrace::set_signal_mask(tid, u64::MAX)?;
         steps::reach("mask set");
@@ -161,6 +164,7 @@ impl<'a> RemoteSession<'a> {
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, RemoteError> {
         let tid = self.thread.tid();
         self.point(number, arguments)?;
+        self.moved = true;
         steps::reach("pointed at the call");
         self.reach_syscall_stop()?;
         steps::reach("call entered");
@@ -176,6 +180,15 @@ impl<'a> RemoteSession<'a> {
     /// Brings registers, mask and memory back, and reports when that failed.
     pub fn end(mut self) -> Result<(), RemoteError> {
         self.restore()
+    }
+
+    /// Registers that lead home on the thread's own stack pointer, so that a signal is handled where it would have
+    /// been: an alternate stack that is in use is not begun anew.
+    fn point_home(&self) -> Result<(), RemoteError> {
+        let Some(pivot) = self.gadgets.pivot else { return self.point(GETPID, [0; 6]) };
+        let (rip, rbp) = (pivot.get(), self.frame_pointer.get());
+        let registers = Registers { rip, rbp, orig_rax: u64::MAX, ..self.original };
+        Ok(ptrace::set_registers(self.thread.tid(), &registers)?)
     }
 
     fn point(&self, number: i64, arguments: [u64; 6]) -> Result<(), RemoteError> {
@@ -223,25 +236,25 @@ impl<'a> RemoteSession<'a> {
             return Ok(());
         }
         let tid = self.thread.tid();
+        if self.moved {
+            let group_stop = self.reach_event_stop()?;
+            self.thread.set_group_stop(group_stop);
+        }
+        steps::reach("event stop reached");
+        self.point_home()?;
+        steps::reach("pointed home again");
         ptrace::set_signal_mask(tid, self.mask)?;
         steps::reach("mask brought back");
-        let group_stop = self.reach_event_stop()?;
-        self.thread.set_group_stop(group_stop);
-        steps::reach("event stop reached");
         ptrace::set_registers(tid, &self.original)?;
         steps::reach("registers brought back");
         // It may be that it was never changed; then it is the same again.
         let _ = ptrace::set_options(tid, OPTIONS);
         self.memory.write(self.data, &self.saved)?;
         steps::reach("memory brought back");
-        for signal in self.deferred.drain(..) {
-            sys::signal::send_to_thread(self.thread.pid(), tid, signal)?;
-        }
         Ok(())
     }
 
-    /// Runs the thread into the stop that was asked for, which comes before any signal; the stop signal, if one
-    /// holds the process.
+    /// Runs the thread into the stop that was asked for; the stop signal, if one holds the process.
     fn reach_event_stop(&mut self) -> Result<Option<Signal>, RemoteError> {
         let tid = self.thread.tid();
         let mut injected = None;
@@ -253,8 +266,7 @@ impl<'a> RemoteSession<'a> {
                 (TRAP, EVENT_STOP) => return Ok(None),
                 (signal, EVENT_STOP) => return Ok(Some(signal)),
                 (STOP, 0) => injected = Some(STOP),
-                (SYSCALL_STOP, 0) => {}
-                (signal, 0) => self.deferred.push(signal),
+                // A call that was broken off half-way.
                 _ => {}
             }
         }

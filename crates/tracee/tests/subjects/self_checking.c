@@ -67,7 +67,7 @@ static void on_crash(int signal, siginfo_t *info, void *context)
 	ucontext_t *at = context;
 	if (getenv("DUMP")) { FILE *f = fopen("/tmp/dump", "w"); for (int i = 0; i < 23; i++) fprintf(f, "r%d %llx\n", i, at->uc_mcontext.gregs[i]);
 	unsigned long *sp = (void *)at->uc_mcontext.gregs[REG_RSP]; for (int i = -40; i < 10; i++) fprintf(f, "%d %lx\n", i, sp[i]);
-	fclose(f); char c[200]; sprintf(c, "cat /proc/%d/maps > /tmp/dumpmaps", getpid()); system(c); }
+	fclose(f); char c[200]; sprintf(c, "cat /proc/%d/maps > /tmp/dumpmaps; for t in /proc/%d/task/*; do echo $t; cat $t/syscall; cat $t/status | grep -E 'State|Sig'; done > /tmp/dumpsys", getpid(), getpid()); system(c); }
 	wrong("signal %d (code %d, address %p) at %llx, stack %llx, rax %llx, thread %ld", signal, info->si_code,
 	      info->si_addr, at->uc_mcontext.gregs[REG_RIP], at->uc_mcontext.gregs[REG_RSP],
 	      at->uc_mcontext.gregs[REG_RAX], syscall(SYS_gettid));

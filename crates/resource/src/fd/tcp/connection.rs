@@ -12,9 +12,7 @@ use sys::socket_option;
 use sys::tcp_repair::{self, Queue, Repair, State as TcpState};
 use sys::{Errno, Error};
 
-use super::super::socket_options::{
-    PEEK_OFFSET, RECEIVE_BUFFER, REUSE_ADDRESS, SEND_BUFFER, make_room,
-};
+use super::super::socket_options::{PEEK_OFFSET, RECEIVE_BUFFER, REUSE_ADDRESS, SEND_BUFFER, make_room};
 use super::segment;
 use super::state::{Connection, State};
 use crate::error::Result;
@@ -72,8 +70,7 @@ const EBUSY: i32 = 16;
 fn read_once(socket: BorrowedFd<'_>) -> Result<Connection> {
     let info = tcp_repair::info(socket)?;
     let state = TcpState::from_number(info.state);
-    let fin_received =
-        matches!(state, Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck));
+    let fin_received = matches!(state, Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck));
     let fin_sent = matches!(
         state,
         Some(TcpState::FinWait1 | TcpState::FinWait2 | TcpState::Closing | TcpState::LastAck)
@@ -185,7 +182,7 @@ pub(super) fn shut(
     if peer_fin && is_simultaneous {
         segment::inject_fin(state, connection)?;
     }
-    state.options.apply_early_buffers(socket)?;
+    state.options.restore_buffers(socket, state.family)?;
     state.options.apply_late(socket, state.family)
 }
 

@@ -1,0 +1,36 @@
+//! `undying completions SHELL`
+//!
+//! Owns: nothing but the call.
+//! Does not: know any verb; it asks the command line as a whole.
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use clap_complete::Shell;
+
+use super::Verb;
+use crate::command;
+use crate::failure::Failure;
+
+pub(super) struct Completions;
+
+impl Verb for Completions {
+    fn name(&self) -> &'static str {
+        "completions"
+    }
+
+    fn about(&self) -> &'static str {
+        "Print the completions of a shell"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(Arg::new("SHELL").required(true).value_parser(value_parser!(Shell)).help("The shell"))
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        if let Some(shell) = matches.get_one::<Shell>("SHELL") {
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut command::command(), "undying", &mut text);
+            std::io::Write::write_all(&mut std::io::stdout().lock(), &text)?;
+        }
+        Ok(0)
+    }
+}

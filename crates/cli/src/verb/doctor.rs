@@ -1,0 +1,50 @@
+//! `undying doctor [--json]`
+//!
+//! Owns: the list of checks as text.
+//! Does not: probe.
+
+use std::io::Write;
+
+use clap::{ArgMatches, Command};
+use guardian::{CheckState, ExitCode};
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse, print};
+
+pub(super) struct Doctor;
+
+impl Verb for Doctor {
+    fn name(&self) -> &'static str {
+        "doctor"
+    }
+
+    fn about(&self) -> &'static str {
+        "Try what this kernel and this user can do; each gap with its fix"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(parse::json())
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let report = guardian::doctor(&command::store(matches)?);
+        if matches.get_flag("json") {
+            print::json(&report)?;
+        } else {
+            let mut out = std::io::stdout().lock();
+            for check in &report.checks {
+                let state = match check.state {
+                    CheckState::Ok => "ok",
+                    CheckState::Degraded => "degraded",
+                    CheckState::Missing => "missing",
+                };
+                writeln!(out, "{state:<9} {:<15} {}", check.name, check.detail)?;
+                if !check.fix.is_empty() {
+                    writeln!(out, "{:<25} help: {}", "", check.fix)?;
+                }
+            }
+        }
+        Ok(if report.ok { ExitCode::Done } else { ExitCode::Missing }.number())
+    }
+}

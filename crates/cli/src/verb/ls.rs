@@ -1,0 +1,77 @@
+//! `undying ls [NAME] [--json]`
+//!
+//! Owns: the tables of subjects and of checkpoints.
+//! Does not: read a store.
+
+use std::time::Duration;
+
+use clap::{Arg, ArgMatches, Command};
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse, print};
+
+pub(super) struct Ls;
+
+impl Verb for Ls {
+    fn name(&self) -> &'static str {
+        "ls"
+    }
+
+    fn about(&self) -> &'static str {
+        "List the subjects of the store, or the checkpoints of one"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(Arg::new("NAME").help("The subject")).arg(parse::json())
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let store = command::store(matches)?;
+        let json = matches.get_flag("json");
+        match matches.get_one::<String>("NAME") {
+            Some(name) => list_checkpoints(&guardian::checkpoints(&store, name)?, json)?,
+            None => list_subjects(&guardian::subjects(&store)?, json)?,
+        }
+        Ok(0)
+    }
+}
+
+fn list_subjects(subjects: &[guardian::SubjectRow], json: bool) -> Result<(), Failure> {
+    if json {
+        return print::json(&subjects);
+    }
+    let rows: Vec<Vec<String>> = subjects
+        .iter()
+        .map(|subject| {
+            let newest = subject.seq.map_or("-".to_owned(), |sequence| sequence.to_string());
+            let time = subject.time.clone().unwrap_or_else(|| "-".to_owned());
+            let size = print::bytes(subject.bytes);
+            vec![subject.name.clone(), subject.checkpoints.to_string(), newest, time, size]
+        })
+        .collect();
+    print::table(&["NAME", "CHECKPOINTS", "NEWEST", "TIME", "SIZE"], &rows)
+}
+
+fn list_checkpoints(checkpoints: &[guardian::CheckpointRow], json: bool) -> Result<(), Failure> {
+    if json {
+        return print::json(&checkpoints);
+    }
+    let rows: Vec<Vec<String>> = checkpoints
+        .iter()
+        .map(|row| {
+            if !row.committed {
+                return vec![row.seq.to_string(), "not committed".to_owned()];
+            }
+            vec![
+                row.seq.to_string(),
+                row.kind.to_owned(),
+                row.time.clone(),
+                print::duration(Duration::from_micros(row.pause_us)),
+                row.pages.to_string(),
+                print::bytes(row.bytes),
+            ]
+        })
+        .collect();
+    print::table(&["SEQ", "KIND", "TIME", "PAUSE", "PAGES", "SIZE"], &rows)
+}

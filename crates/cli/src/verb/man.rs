@@ -1,0 +1,47 @@
+//! `undying man`
+//!
+//! Owns: the manual page: the program, then every verb.
+//! Does not: know any verb; it walks the command line as a whole.
+
+use std::io::Write;
+
+use clap::{ArgMatches, Command};
+use clap_mangen::Man;
+
+use super::Verb;
+use crate::command;
+use crate::failure::Failure;
+
+pub(super) struct ManPage;
+
+impl Verb for ManPage {
+    fn name(&self) -> &'static str {
+        "man"
+    }
+
+    fn about(&self) -> &'static str {
+        "Print the manual page (`undying man | man -l -`)"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command
+    }
+
+    fn run(&self, _: &ArgMatches) -> Result<u8, Failure> {
+        let mut whole = command::command();
+        whole.build();
+        let mut text = Vec::new();
+        let verbs: Vec<Command> = whole.get_subcommands().cloned().collect();
+        Man::new(whole).render(&mut text)?;
+        for verb in verbs {
+            let title = format!(".SH \"UNDYING {}\"\n", verb.get_name().to_uppercase());
+            text.write_all(title.as_bytes())?;
+            let page = Man::new(verb);
+            page.render_description_section(&mut text)?;
+            page.render_synopsis_section(&mut text)?;
+            page.render_options_section(&mut text)?;
+        }
+        std::io::stdout().lock().write_all(&text)?;
+        Ok(0)
+    }
+}

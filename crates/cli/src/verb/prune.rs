@@ -1,0 +1,46 @@
+//! `undying prune NAME --keep K`
+//!
+//! Owns: its arguments and the list of what went.
+//! Does not: remove anything itself.
+
+use std::io::Write;
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+
+use super::Verb;
+use crate::command;
+use crate::failure::Failure;
+
+pub(super) struct Prune;
+
+impl Verb for Prune {
+    fn name(&self) -> &'static str {
+        "prune"
+    }
+
+    fn about(&self) -> &'static str {
+        "Remove all but the newest checkpoints of a subject"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(Arg::new("NAME").required(true).help("The subject")).arg(
+            Arg::new("keep")
+                .long("keep")
+                .value_name("K")
+                .required(true)
+                .value_parser(value_parser!(u32))
+                .help("How many to keep"),
+        )
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let name = matches.get_one::<String>("NAME").map_or("", String::as_str);
+        let keep = matches.get_one::<u32>("keep").copied().unwrap_or(u32::MAX);
+        let removed = guardian::prune(&command::store(matches)?, name, keep as usize)?;
+        let mut out = std::io::stdout().lock();
+        for sequence in &removed {
+            writeln!(out, "removed {name}@{sequence}")?;
+        }
+        Ok(0)
+    }
+}

@@ -1,0 +1,99 @@
+//! `undying run [OPTIONS] -- CMD ARG...`
+//!
+//! Owns: its arguments and the form of what is said while a subject is guarded.
+//! Does not: guard.
+
+use std::ffi::OsString;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use guardian::{Guarded, RestartLimit, RestartPolicy, RunRequest};
+use model::Pid;
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse};
+
+pub(super) struct Run;
+
+impl Verb for Run {
+    fn name(&self) -> &'static str {
+        "run"
+    }
+
+    fn about(&self) -> &'static str {
+        "Run a program and keep it alive: checkpoints while it runs, a restore when it dies"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        let policies = RestartPolicy::ALL.map(RestartPolicy::name);
+        command
+            .arg(option("name", "N", "The subject's name [default: the program's]"))
+            .arg(
+                option("every", "DUR", "Time between two checkpoints, at least 10ms [default: 30s]")
+                    .value_parser(parse::every),
+            )
+            .arg(
+                option("keep", "K", "How many checkpoints are kept [default: 8]")
+                    .value_parser(value_parser!(u32).range(1..)),
+            )
+            .arg(
+                option("restart", "POLICY", RESTART)
+                    .default_value(RestartPolicy::default().name())
+                    .hide_possible_values(true)
+                    .value_parser(PossibleValuesParser::new(policies)),
+            )
+            .arg(
+                option("max-restarts", "N/DUR", "Give up after so many restarts in so much time [default: 5/1m]")
+                    .value_parser(parse::limit),
+            )
+            .arg(
+                option("adopt", "PID", "Guard a process that runs already")
+                    .value_parser(parse::parse_pid)
+                    .conflicts_with("CMD"),
+            )
+            .arg(
+                Arg::new("CMD")
+                    .num_args(1..)
+                    .last(true)
+                    .required_unless_present("adopt")
+                    .value_parser(value_parser!(OsString))
+                    .help("The program and its arguments"),
+            )
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let request = request(matches)?;
+        let status = guardian::run(&request, &mut |event| eprintln!("undying: {event}"))?;
+        if status == guardian::SubjectStatus::Unknown {
+            eprintln!("undying: the subject {status}");
+        }
+        Ok(status.code())
+    }
+}
+
+const RESTART: &str = "\
+Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \
+INT, PIPE, TERM) or always (after a clean end from the beginning)";
+
+fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(value).help(help)
+}
+
+fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
+    let wanted = matches.get_one::<String>("restart").map(String::as_str);
+    let policy = RestartPolicy::ALL.into_iter().find(|policy| Some(policy.name()) == wanted);
+    let what = match matches.get_one::<Pid>("adopt") {
+        Some(pid) => Guarded::Process(*pid),
+        None => Guarded::Command(matches.get_many("CMD").into_iter().flatten().cloned().collect()),
+    };
+    Ok(RunRequest {
+        what,
+        name: matches.get_one::<String>("name").cloned(),
+        every: matches.get_one("every").copied().unwrap_or(guardian::EVERY_DEFAULT),
+        store: command::store(matches)?,
+        keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
+        policy: policy.unwrap_or_default(),
+        limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),
+    })
+}

@@ -1,0 +1,73 @@
+//! `undying status [NAME] [--json]`
+//!
+//! Owns: the table of guarded subjects.
+//! Does not: know how they are.
+
+use std::time::Duration;
+
+use clap::{Arg, ArgMatches, Command};
+use guardian::SubjectReport;
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse, print};
+
+pub(super) struct Status;
+
+impl Verb for Status {
+    fn name(&self) -> &'static str {
+        "status"
+    }
+
+    fn about(&self) -> &'static str {
+        "Tell how guarded subjects are"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(Arg::new("NAME").help("The subject")).arg(parse::json())
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let name = matches.get_one::<String>("NAME").map(String::as_str);
+        let found = guardian::status(&command::store(matches)?, name)?;
+        if matches.get_flag("json") {
+            print::json(&found)?;
+            return Ok(0);
+        }
+        let rows: Vec<Vec<String>> = found.iter().map(row).collect();
+        let head = [
+            "NAME", "PID", "STATE", "POLICY", "LIFE", "CHECKPOINTS", "AGE", "RATE", "PAUSE P99", "SIZE",
+            "LAST DEATH",
+        ];
+        print::table(&head, &rows)?;
+        for subject in &found {
+            for refusal in &subject.refusals {
+                let reason = refusal.reason.lines().next().unwrap_or_default();
+                eprintln!("{}: {} checkpoints were not taken: {reason}", subject.name, refusal.count);
+            }
+        }
+        Ok(0)
+    }
+}
+
+fn row(subject: &SubjectReport) -> Vec<String> {
+    let time = |microseconds| print::duration(Duration::from_micros(microseconds));
+    let death = subject.last_death.as_ref().map_or("-".to_owned(), |death| match (death.signal, death.exit) {
+        (Some(signal), _) => format!("signal {signal}, {}", death.time),
+        (None, Some(code)) => format!("exit {code}, {}", death.time),
+        (None, None) => death.time.clone(),
+    });
+    vec![
+        subject.name.clone(),
+        subject.pid.to_string(),
+        subject.state.clone(),
+        subject.policy.clone(),
+        subject.incarnation.to_string(),
+        subject.checkpoints.to_string(),
+        subject.checkpoint_age_us.map_or("-".to_owned(), time),
+        format!("{:.1}/{:.1} Hz", subject.achieved_hz, subject.requested_hz),
+        time(subject.pause_us.p99),
+        print::bytes(subject.store_bytes),
+        death,
+    ]
+}

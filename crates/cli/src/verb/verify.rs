@@ -1,0 +1,63 @@
+//! `undying verify IMAGE`
+//!
+//! Owns: its progress bar and its verdict as text.
+//! Does not: check anything.
+
+use std::io::{IsTerminal, Write};
+
+use clap::{ArgMatches, Command};
+use indicatif::{ProgressBar, ProgressStyle};
+use model::ByteCount;
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse, print};
+
+pub(super) struct Verify;
+
+impl Verb for Verify {
+    fn name(&self) -> &'static str {
+        "verify"
+    }
+
+    fn about(&self) -> &'static str {
+        "Read and check every byte of an image"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(parse::image())
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let store = command::store(matches)?;
+        let image = parse::given_image(matches);
+        let report = if std::io::stderr().is_terminal() {
+            let bar = bar();
+            let report = guardian::verify(&store, &image, &|done, total| {
+                bar.set_length(total.get());
+                bar.set_position(done.get());
+            });
+            bar.finish_and_clear();
+            report?
+        } else {
+            guardian::verify(&store, &image, &|done, total| {
+                if done == ByteCount(0) {
+                    eprintln!("verifying {image}: {}", print::bytes(total.get()));
+                }
+            })?
+        };
+        let mut out = std::io::stdout().lock();
+        let size = print::bytes(report.bytes);
+        writeln!(out, "{image} is whole: {} records, {} pages, {size} checked", report.records, report.pages)?;
+        Ok(0)
+    }
+}
+
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    let bar = ProgressBar::new(0);
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

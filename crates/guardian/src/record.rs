@@ -1,0 +1,203 @@
+//! What is known of a subject, in a file beside its images, so that `status` can tell without asking anybody.
+//!
+//! Owns: `status.json`: its shape, when it is written, how a stale one is recognised.
+//! Invariants: a reader never sees half a file; it is written at most every 200 ms, unless something has happened.
+//! Does not: survive a power cut in its newest version; it holds nothing that a restore needs.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use model::{Pid, ProcessKey, StartTime};
+use serde::{Deserialize, Serialize};
+use sys::Error;
+use tracee::procfs;
+
+use crate::error::{GuardianError, Result};
+
+const FILE: &str = "status.json";
+/// How often the file is written at most while nothing but checkpoints happens.
+const QUIET: Duration = Duration::from_millis(200);
+
+/// A process by its lasting name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ProcessName {
+    pub(crate) pid: i32,
+    pub(crate) start: u64,
+}
+
+/// How a life has ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct Death {
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub signal: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub exit: Option<i32>,
+    pub time: String,
+}
+
+/// Percentiles of pauses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct PauseMicroseconds {
+    pub p50: u64,
+    pub p99: u64,
+    pub max: u64,
+}
+
+/// The content of the file.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) name: String,
+    pub(crate) boot: String,
+    pub(crate) guardian: ProcessName,
+    pub(crate) root: ProcessName,
+    pub(crate) state: String,
+    pub(crate) policy: String,
+    pub(crate) incarnation: u64,
+    pub(crate) restarts: u64,
+    pub(crate) last_death: Option<Death>,
+    /// Committed by this guardian.
+    pub(crate) checkpoints: u64,
+    pub(crate) last_checkpoint: Option<String>,
+    /// The first checkpoint that is one of this program's; older ones in the store are of others.
+    pub(crate) first_sequence: u64,
+    pub(crate) requested_hz: f64,
+    pub(crate) achieved_hz: f64,
+    pub(crate) pause_us: PauseMicroseconds,
+    /// Checkpoints that were not taken, by reason.
+    pub(crate) refusals: BTreeMap<String, u64>,
+}
+
+impl Record {
+    /// Reads the file in a subject's directory; `None` when there is none.
+    pub(crate) fn read(directory: &Path) -> Result<Option<Self>> {
+        let path = directory.join(FILE);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::path("read", &path, error).into()),
+        };
+        let record = serde_json::from_slice(&text);
+        record.map(Some).map_err(|error| GuardianError::Status { path, why: error.to_string() })
+    }
+
+    /// Whether the guardian that wrote it is still there.
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.is_of_this_boot() && self.guardian.is_alive()
+    }
+
+    /// Whether the root process it names is still there.
+    pub(crate) fn has_root(&self) -> bool {
+        self.is_of_this_boot() && self.root.is_alive()
+    }
+
+    fn is_of_this_boot(&self) -> bool {
+        self.boot == boot()
+    }
+}
+
+impl ProcessName {
+    pub(crate) fn of(key: ProcessKey) -> Self {
+        Self { pid: key.pid.get(), start: key.start.get() }
+    }
+
+    pub(crate) fn key(self) -> ProcessKey {
+        ProcessKey { pid: Pid(self.pid), start: StartTime(self.start) }
+    }
+
+    fn is_alive(self) -> bool {
+        procfs::stat(Pid(self.pid)).is_ok_and(|stat| stat.key() == self.key() && !stat.is_zombie())
+    }
+}
+
+/// A number that every boot has its own of; empty where the kernel does not tell.
+pub(crate) fn boot() -> String {
+    let text = procfs::read_text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    text.trim().to_owned()
+}
+
+/// The file while it is being kept.
+#[derive(Debug)]
+pub(crate) struct RecordFile {
+    directory: PathBuf,
+    written: Option<Instant>,
+    is_due: bool,
+}
+
+impl RecordFile {
+    pub(crate) fn new(directory: &Path) -> Self {
+        Self { directory: directory.to_path_buf(), written: None, is_due: false }
+    }
+
+    /// The content has changed, in a way that can wait.
+    pub(crate) fn touch(&mut self) {
+        self.is_due = true;
+    }
+
+    /// When the file wants to be written.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let wanted = self.written.map_or_else(Instant::now, |written| written + QUIET);
+        self.is_due.then_some(wanted)
+    }
+
+    /// Writes it if it is time.
+    pub(crate) fn write_if_due(&mut self, record: &Record, now: Instant) -> Result<()> {
+        match self.due() {
+            Some(due) if due <= now => self.write(record),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes it now.
+    pub(crate) fn write(&mut self, record: &Record) -> Result<()> {
+        self.is_due = false;
+        self.written = Some(Instant::now());
+        let path = self.directory.join(FILE);
+        let temporary = self.directory.join(format!(".{FILE}.new"));
+        let failed = |error: std::io::Error| Error::path("write", &path, error);
+        let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&temporary)
+            .map_err(failed)?;
+        file.write_all(&text).map_err(failed)?;
+        Ok(std::fs::rename(&temporary, &path).map_err(failed)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_survives_and_a_dead_guardian_is_noticed() {
+        let directory = std::env::temp_dir().join(format!("undying-record-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        assert_eq!(Record::read(&directory).unwrap(), None);
+        let own = procfs::key(Pid(std::process::id() as i32)).unwrap();
+        let mut record = Record {
+            name: "job".to_owned(),
+            boot: boot(),
+            guardian: ProcessName::of(own),
+            root: ProcessName { start: 1, ..ProcessName::of(own) },
+            ..Record::default()
+        };
+        let mut file = RecordFile::new(&directory);
+        file.write(&record).unwrap();
+        assert_eq!(Record::read(&directory).unwrap().as_ref(), Some(&record));
+        assert!(record.is_guarded() && !record.has_root());
+        record.boot = "another".to_owned();
+        assert!(!record.is_guarded());
+        std::fs::write(directory.join(FILE), "{").unwrap();
+        assert!(matches!(Record::read(&directory), Err(GuardianError::Status { .. })));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

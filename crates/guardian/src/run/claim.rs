@@ -1,0 +1,79 @@
+//! One guardian for each name.
+//!
+//! Owns: the lock file in the subject's directory, and the choice of a name where none was given.
+//! Invariants: the lock is held as long as the value lives, and goes with this process however it ends; no
+//! subject ever inherits it.
+//! Does not: touch images.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use rustix::fs::{FlockOperation, flock};
+use store::{Store, SubjectName};
+use sys::Error;
+
+use crate::error::{GuardianError, Result};
+use crate::record::Record;
+
+const LOCK_FILE: &str = "guardian.lock";
+/// Names that are tried for one program: `job`, `job-2` … Nobody guards more of them by hand.
+const NAMES_MAX: u32 = 1000;
+
+/// A name that is ours.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) name: SubjectName,
+    /// Where images and status of the subject live.
+    pub(super) directory: PathBuf,
+    _lock: File,
+}
+
+impl Claim {
+    /// Claims exactly this name.
+    pub(super) fn named(store: &Store, name: &str) -> Result<Self> {
+        let name: SubjectName = name.parse()?;
+        Self::attempt(store, &name)?.ok_or_else(|| {
+            let record = Record::read(&store.root().join(name.as_str()));
+            let by = record.ok().flatten().map_or(String::new(), |record| {
+                format!(" (pid {})", record.guardian.pid)
+            });
+            GuardianError::NameTaken { name: name.to_string(), by }
+        })
+    }
+
+    /// Claims a name after a program: `job`, or `job-2` and so on when others are guarded under it.
+    pub(super) fn after(store: &Store, program: &str) -> Result<Self> {
+        for number in 1..=NAMES_MAX {
+            let name = if number == 1 { program.to_owned() } else { format!("{program}-{number}") };
+            if let Some(claim) = Self::attempt(store, &name.parse()?)? {
+                return Ok(claim);
+            }
+        }
+        Err(GuardianError::NameTaken { name: program.to_owned(), by: String::new() })
+    }
+
+    fn attempt(store: &Store, name: &SubjectName) -> Result<Option<Self>> {
+        let directory = store.root().join(name.as_str());
+        match DirBuilder::new().mode(0o700).create(&directory) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(Error::path("create", &directory, error).into());
+            }
+            _ => {}
+        }
+        let path = directory.join(LOCK_FILE);
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|error| Error::path("open", &path, error))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self { name: name.clone(), directory, _lock: lock })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(Error::path("lock", &path, errno).into()),
+        }
+    }
+}

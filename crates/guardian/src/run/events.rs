@@ -1,0 +1,82 @@
+//! What a guardian has to say while it guards.
+//!
+//! Owns: the events and their wording.
+//! Does not: print.
+
+use std::fmt;
+use std::time::Duration;
+
+use model::{Pid, Sequence};
+
+use super::policy::RestartLimit;
+use crate::error::GuardianError;
+use crate::subject::SubjectStatus;
+
+/// Something that whoever runs a subject wants to know.
+#[derive(Debug)]
+pub enum RunEvent<'a> {
+    /// A running process is guarded from now on.
+    Adopted {
+        /// Its root.
+        pid: Pid,
+        /// The name it has now.
+        name: &'a str,
+    },
+    /// A checkpoint was not taken, for a reason that has not been told yet.
+    CheckpointFailed(&'a GuardianError),
+    /// The first checkpoint after some that failed.
+    CheckpointsAgain(Sequence),
+    /// The subject died, and somebody does something about it.
+    Died {
+        /// Its root.
+        pid: Pid,
+        /// How.
+        status: SubjectStatus,
+    },
+    /// A checkpoint is not used any more, since the subject dies of what it holds.
+    Poisoned(Sequence),
+    /// A checkpoint could not be restored; an older one is next.
+    RestoreFailed(Sequence, &'a GuardianError),
+    /// The subject runs again.
+    Restored {
+        /// Its root.
+        pid: Pid,
+        /// From this checkpoint.
+        sequence: Sequence,
+        /// From the notice of its death to its first instruction.
+        took: Duration,
+    },
+    /// The program was started from its beginning.
+    StartedAfresh(Pid),
+    /// Too many restarts.
+    GaveUp(RestartLimit),
+    /// The status file cannot be written; `status` will know less.
+    StatusUnwritable(&'a GuardianError),
+}
+
+impl fmt::Display for RunEvent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Adopted { pid, name } => write!(f, "pid {pid} is guarded as {name}"),
+            Self::CheckpointFailed(error) => write!(f, "no checkpoint: {error}"),
+            Self::CheckpointsAgain(sequence) => write!(f, "checkpoint {sequence} could be taken again"),
+            Self::Died { pid, status } => write!(f, "pid {pid} {status}"),
+            Self::Poisoned(sequence) => {
+                write!(f, "checkpoint {sequence} leads to death again; the one before it is used")
+            }
+            Self::RestoreFailed(sequence, error) => {
+                write!(f, "checkpoint {sequence} cannot be restored: {error}")
+            }
+            Self::Restored { pid, sequence, took } => {
+                let milliseconds = took.as_secs_f64() * 1e3;
+                write!(f, "pid {pid} is back at checkpoint {sequence} after {milliseconds:.1} ms")
+            }
+            Self::StartedAfresh(pid) => write!(f, "started from the beginning as pid {pid}"),
+            Self::GaveUp(limit) => {
+                let RestartLimit { count, window } = limit;
+                write!(f, "gave up after {count} restarts within {} s", window.as_secs())
+            }
+            Self::StatusUnwritable(error) => write!(f, "the status cannot be written: {error}"),
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! The event loop: one subject, its checkpoints, its deaths.
+//!
+//! Owns: what happens in which order after a death, and the record for `status`.
+//! Invariants: all of it runs on one thread, to which ptrace is bound; a dead child keeps its number until the
+//! restore is about to need it; signals that have arrived are seen before a death is judged.
+//! Does not: know policy, pace or the file's shape; their modules do.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use engine::{CheckpointOptions, EngineError, RestoreOptions};
+use model::{ProcessKey, Sequence, Signal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use store::{Store, WriteOptions};
+use sys::Error;
+
+use super::claim::Claim;
+use super::events::RunEvent;
+use super::leftovers::{Household, descendants};
+use super::pace::Pace;
+use super::policy::{Restarts, Suspicion};
+use super::{Guarded, RunRequest, policy, spawn};
+use crate::error::{GuardianError, Result};
+use crate::record::{Death, PauseMicroseconds, ProcessName, Record, RecordFile, boot};
+use crate::restoring::hand_on;
+use crate::signals::{Request, Signals};
+use crate::subject::{Subject, SubjectStatus};
+use crate::{streams, time};
+
+/// Reasons against checkpoints that are remembered; beyond them only their number is.
+const REASONS_MAX: usize = 32;
+/// Under which reason the rest is counted.
+const OTHER_REASONS: &str = "other reasons";
+/// How long a death counts as asked for after a signal that programs may also survive, like Ctrl-C.
+const SOFT_REQUEST: Duration = Duration::from_secs(60);
+/// How long a number that is taken is waited for: its holder may be a process that is just ending.
+const PID_PATIENCE: Duration = Duration::from_secs(2);
+/// How often it is tried meanwhile.
+const PID_NAP: Duration = Duration::from_millis(20);
+const INT: Signal = Signal(2);
+const QUIT: Signal = Signal(3);
+
+/// Who was asked to end, and when.
+#[derive(Clone, Copy, Debug)]
+struct Ending {
+    signal: Signal,
+    at: Instant,
+}
+
+/// What follows a death.
+enum Next {
+    /// The run is over.
+    End(SubjectStatus),
+    /// There is a subject again.
+    GoOn,
+}
+
+/// A subject being guarded.
+pub(super) struct Guard<'a> {
+    request: &'a RunRequest,
+    tell: &'a mut dyn FnMut(&RunEvent<'_>),
+    store: Store,
+    claim: Claim,
+    household: Household,
+    signals: Signals,
+    subject: Subject,
+    /// Processes of the subject at its last checkpoint, for one that is no child of ours.
+    known: Vec<ProcessKey>,
+    pace: Pace,
+    restarts: Restarts,
+    suspicion: Suspicion,
+    /// The newest checkpoint that this life descends from.
+    descends: Option<Sequence>,
+    /// The first checkpoint that is one of this program's.
+    first: Sequence,
+    ending: Option<Ending>,
+    /// Reasons that have been told.
+    told: HashMap<String, ()>,
+    failing: bool,
+    record: Record,
+    file: RecordFile,
+}
+
+impl<'a> Guard<'a> {
+    #[expect(clippy::too_many_arguments, reason = "each is made by one step of `run`, and owned from here")]
+    pub(super) fn new(
+        request: &'a RunRequest,
+        store: Store,
+        claim: Claim,
+        household: Household,
+        signals: Signals,
+        subject: Subject,
+        first: Sequence,
+        tell: &'a mut dyn FnMut(&RunEvent<'_>),
+    ) -> Result<Self> {
+        let pace = Pace::new(request.every, Instant::now());
+        let own = tracee::procfs::key(model::Pid(std::process::id() as i32))?;
+        let record = Record {
+            name: claim.name.to_string(),
+            boot: boot(),
+            guardian: ProcessName::of(own),
+            root: ProcessName::of(subject.key()),
+            state: "running".to_owned(),
+            policy: request.policy.name().to_owned(),
+            incarnation: 1,
+            first_sequence: first.get(),
+            requested_hz: pace.requested_hz(),
+            ..Record::default()
+        };
+        let file = RecordFile::new(&claim.directory);
+        let descends = store.newest(&claim.name)?.map(|(sequence, _)| sequence).filter(|found| *found >= first);
+        if let Guarded::Process(pid) = request.what {
+            tell(&RunEvent::Adopted { pid, name: claim.name.as_str() });
+        }
+        let mut guard = Self {
+            request,
+            tell,
+            store,
+            claim,
+            household,
+            signals,
+            known: descendants(subject.pid()),
+            subject,
+            pace,
+            restarts: Restarts::new(request.limit),
+            suspicion: Suspicion::new(request.limit.window),
+            descends,
+            first,
+            ending: None,
+            told: HashMap::new(),
+            failing: false,
+            record,
+            file,
+        };
+        guard.write_record();
+        Ok(guard)
+    }
+
+    /// Guards until the subject has ended for good.
+    pub(super) fn watch(&mut self) -> Result<SubjectStatus> {
+        loop {
+            let signalled = self.wait()?;
+            if signalled {
+                self.take_signals()?;
+            }
+            if let Some(status) = self.subject.ended()? {
+                match self.after_death(status)? {
+                    Next::End(status) => return Ok(status),
+                    Next::GoOn => continue,
+                }
+            }
+            let now = Instant::now();
+            if self.pace.next() <= now {
+                self.checkpoint();
+            }
+            if let Err(error) = self.file.write_if_due(&self.record, Instant::now()) {
+                self.report_unwritable(&error);
+            }
+        }
+    }
+
+    /// The subject has ended for good, or can be watched no more.
+    pub(super) fn leave(&mut self, status: Option<SubjectStatus>) {
+        if status.is_some() {
+            self.subject.reap();
+        } else if self.record.state == "running" {
+            self.record.state = "unprotected".to_owned();
+        }
+        self.write_record();
+    }
+
+    /// Waits for a signal, the subject's end or the next thing that is due. True when there is a signal.
+    fn wait(&self) -> Result<bool> {
+        let due = self.file.due().map_or(self.pace.next(), |due| due.min(self.pace.next()));
+        let left = due.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        let mut waiting = [
+            PollFd::from_borrowed_fd(self.signals.handle(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.subject.handle(), PollFlags::IN),
+        ];
+        match poll(&mut waiting, Some(&timeout)) {
+            Ok(_) => Ok(!waiting[0].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(errno) => Err(Error::process("watch", self.subject.pid(), errno).into()),
+        }
+    }
+
+    fn take_signals(&mut self) -> Result<()> {
+        while let Some(request) = self.signals.poll()? {
+            if request == Request::Child {
+                self.household.reap_orphans(self.subject.pid());
+            }
+            if let Request::End { signal, .. } = request {
+                self.ending = Some(Ending { signal, at: Instant::now() });
+            }
+            hand_on(request, &self.subject)?;
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) {
+        match self.take_checkpoint() {
+            Ok((sequence, pause)) => {
+                self.pace.committed(pause, Instant::now());
+                self.descends = Some(sequence);
+                self.record.checkpoints += 1;
+                self.record.last_checkpoint = Some(time::rfc3339(SystemTime::now()));
+                self.note_pace();
+                self.file.touch();
+                if std::mem::take(&mut self.failing) {
+                    (self.tell)(&RunEvent::CheckpointsAgain(sequence));
+                }
+            }
+            // One that has died is no reason against checkpoints; the loop will see.
+            Err(_) if matches!(self.subject.ended(), Ok(Some(_))) => {}
+            Err(error) => self.note_failure(&error),
+        }
+    }
+
+    fn take_checkpoint(&mut self) -> Result<(Sequence, Duration)> {
+        let name = &self.claim.name;
+        let sequence = self.store.next_sequence(name)?;
+        let writer = self.store.begin(name, sequence, WriteOptions::default())?;
+        let options = CheckpointOptions {
+            kill: false,
+            name: name.to_string(),
+            sequence,
+            inherited: streams::identities(),
+        };
+        let report = engine::checkpoint(self.subject.pid(), writer, &options)?;
+        self.known = descendants(self.subject.pid());
+        if let Some(oldest) = self.store.prune(name, self.request.keep)?.last() {
+            self.suspicion.forget_below(Sequence(oldest.get() + 1));
+        }
+        Ok((sequence, report.commit.timings.pause))
+    }
+
+    fn note_failure(&mut self, error: &GuardianError) {
+        self.pace.failed(Instant::now());
+        self.failing = true;
+        let reason = error.to_string();
+        let refusals = &mut self.record.refusals;
+        let is_known = refusals.contains_key(&reason);
+        let reason = if is_known || refusals.len() < REASONS_MAX { reason } else { OTHER_REASONS.to_owned() };
+        *refusals.entry(reason.clone()).or_insert(0) += 1;
+        self.file.touch();
+        if self.told.insert(reason, ()).is_none() {
+            (self.tell)(&RunEvent::CheckpointFailed(error));
+        }
+    }
+
+    fn after_death(&mut self, status: SubjectStatus) -> Result<Next> {
+        let noticed = Instant::now();
+        // A signal may have come just before: it decides whether anybody wanted this.
+        self.take_signals()?;
+        self.record.last_death = Some(death(status));
+        if self.was_asked_for(status) || !self.request.policy.restarts(status) {
+            self.record.state = "ended".to_owned();
+            return Ok(Next::End(status));
+        }
+        (self.tell)(&RunEvent::Died { pid: self.subject.pid(), status });
+        if !self.restarts.admit(noticed) {
+            (self.tell)(&RunEvent::GaveUp(self.request.limit));
+            self.record.state = "gave-up".to_owned();
+            return Ok(Next::End(status));
+        }
+        self.record.state = "restoring".to_owned();
+        self.record.restarts += 1;
+        self.write_record();
+        let outcome = self.bring_back(status, noticed);
+        if outcome.is_err() {
+            self.record.state = "failed".to_owned();
+        }
+        outcome?;
+        self.begin_life();
+        Ok(Next::GoOn)
+    }
+
+    /// Whether the subject was asked to end, by a signal to us.
+    fn was_asked_for(&self, status: SubjectStatus) -> bool {
+        let Some(Ending { signal, at }) = self.ending else { return false };
+        let soft = signal == INT || signal == QUIT;
+        !soft || status == SubjectStatus::Killed(signal) || at.elapsed() < SOFT_REQUEST
+    }
+
+    /// Makes the subject run again: from a checkpoint, or from its beginning.
+    fn bring_back(&mut self, status: SubjectStatus, noticed: Instant) -> Result<()> {
+        self.household.clear(self.subject.pid(), &self.known)?;
+        if policy::is_clean(status) {
+            return self.start_afresh();
+        }
+        if let Some(from) = self.descends
+            && self.suspicion.died(from, status, noticed)
+        {
+            (self.tell)(&RunEvent::Poisoned(from));
+        }
+        let committed = self.committed()?;
+        let mut last = None;
+        while let Some(sequence) = self.suspicion.choose(&committed) {
+            match self.restore(sequence) {
+                Ok(()) => {
+                    self.suspicion.begins(sequence);
+                    self.descends = Some(sequence);
+                    let (pid, took) = (self.subject.pid(), noticed.elapsed());
+                    (self.tell)(&RunEvent::Restored { pid, sequence, took });
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.household.clear_construction()?;
+                    self.suspicion.unusable(sequence);
+                    (self.tell)(&RunEvent::RestoreFailed(sequence, &error));
+                    last = Some(error);
+                }
+            }
+        }
+        match last {
+            // Starting afresh would throw away what the checkpoints hold, and nobody asked for that.
+            Some(last) => Err(GuardianError::NotRestorable {
+                name: self.claim.name.to_string(),
+                tried: committed.len(),
+                last: Box::new(last),
+            }),
+            None => self.start_afresh(),
+        }
+    }
+
+    /// This program's own checkpoints, in rising order.
+    fn committed(&self) -> Result<Vec<Sequence>> {
+        let images = self.store.list(&self.claim.name)?;
+        Ok(images.into_iter().map(|(sequence, _)| sequence).filter(|found| *found >= self.first).collect())
+    }
+
+    fn restore(&mut self, sequence: Sequence) -> Result<()> {
+        let path = self.store.get(&self.claim.name, sequence)?;
+        let started = Instant::now();
+        loop {
+            let reader = self.store.read(&path)?;
+            let options = RestoreOptions {
+                pid: engine::PidPolicy::Same,
+                inherited: streams::duplicates()?,
+                connections_lost: true,
+                ..RestoreOptions::default()
+            };
+            // Until here the dead root has kept its number from others.
+            self.subject.reap();
+            match engine::restore(reader, options) {
+                Ok(restored) => {
+                    self.subject = Subject::child(restored.root)?;
+                    return Ok(());
+                }
+                Err(EngineError::PidTaken(_)) if started.elapsed() < PID_PATIENCE => {
+                    self.household.clear_construction()?;
+                    std::thread::sleep(PID_NAP);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn start_afresh(&mut self) -> Result<()> {
+        let Guarded::Command(words) = &self.request.what else {
+            return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
+        };
+        self.subject.reap();
+        self.subject = spawn(words)?;
+        self.descends = None;
+        // What older lives have left is not the past of this one.
+        self.first = self.store.next_sequence(&self.claim.name)?;
+        (self.tell)(&RunEvent::StartedAfresh(self.subject.pid()));
+        Ok(())
+    }
+
+    fn begin_life(&mut self) {
+        self.ending = None;
+        self.pace.begin(Instant::now());
+        self.known = descendants(self.subject.pid());
+        self.record.state = "running".to_owned();
+        self.record.incarnation += 1;
+        self.record.root = ProcessName::of(self.subject.key());
+        self.record.first_sequence = self.first.get();
+        self.write_record();
+    }
+
+    fn note_pace(&mut self) {
+        let pauses = self.pace.pauses();
+        self.record.achieved_hz = self.pace.achieved_hz();
+        self.record.pause_us = PauseMicroseconds {
+            p50: time::microseconds(pauses.p50),
+            p99: time::microseconds(pauses.p99),
+            max: time::microseconds(pauses.max),
+        };
+    }
+
+    fn write_record(&mut self) {
+        if let Err(error) = self.file.write(&self.record) {
+            self.report_unwritable(&error);
+        }
+    }
+
+    fn report_unwritable(&mut self, error: &GuardianError) {
+        if self.told.insert("status".to_owned(), ()).is_none() {
+            (self.tell)(&RunEvent::StatusUnwritable(error));
+        }
+    }
+}
+
+fn death(status: SubjectStatus) -> Death {
+    let (signal, exit) = match status {
+        SubjectStatus::Exited(code) => (None, Some(code)),
+        SubjectStatus::Killed(signal) => (Some(signal.get()), None),
+        SubjectStatus::Unknown => (None, None),
+    };
+    Death { signal, exit, time: time::rfc3339(SystemTime::now()) }
+}

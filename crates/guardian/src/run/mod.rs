@@ -1,0 +1,172 @@
+//! `run`: a program and the one who keeps it alive.
+//!
+//! Owns: how a subject is started or adopted, and what the caller is told in the end.
+//! Invariants: this program may be killed or stopped at any instant; the subject then goes on unguarded.
+//! Does not: checkpoint, restore or decide; its modules do.
+
+mod claim;
+mod events;
+mod guard;
+mod leftovers;
+mod pace;
+mod policy;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use model::Pid;
+use store::Store;
+use tracee::procfs;
+
+use crate::ancestry;
+use crate::error::{GuardianError, Result};
+use crate::inspection::require_features;
+use crate::location::StoreLocation;
+use crate::record::{ProcessName, Record};
+use crate::signals::Signals;
+use crate::subject::{Subject, SubjectStatus};
+use claim::Claim;
+use guard::Guard;
+use leftovers::Household;
+
+pub use events::RunEvent;
+pub use policy::{RestartLimit, RestartPolicy};
+
+/// The shortest time between two checkpoints.
+pub const EVERY_MIN: Duration = Duration::from_millis(10);
+/// The time between two checkpoints when nobody says.
+pub const EVERY_DEFAULT: Duration = Duration::from_secs(30);
+/// Checkpoints that are kept when nobody says.
+pub const KEEP_DEFAULT: usize = 8;
+
+/// What `run` is asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RunRequest {
+    /// What is guarded.
+    pub what: Guarded,
+    /// The subject's name; without one it is named after its program.
+    pub name: Option<String>,
+    /// Time between two checkpoints.
+    pub every: Duration,
+    /// Where its images live.
+    pub store: StoreLocation,
+    /// How many of them are kept.
+    pub keep: usize,
+    /// Which deaths are followed by a restart.
+    pub policy: RestartPolicy,
+    /// How often at most.
+    pub limit: RestartLimit,
+}
+
+/// What `run` guards.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Guarded {
+    /// A program, started for the purpose: its name and arguments.
+    Command(Vec<OsString>),
+    /// A process that runs already.
+    Process(Pid),
+}
+
+/// Runs or adopts a program, and keeps it alive until it has ended for good.
+///
+/// # Errors
+///
+/// When it cannot be started, watched or, once dead, restored. A program that runs goes on.
+pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<SubjectStatus> {
+    require_features()?;
+    if let Guarded::Process(pid) = request.what {
+        ancestry::refuse(pid)?;
+    }
+    let store = request.store.create()?;
+    let claim = claim(&store, request)?;
+    let household = Household::found()?;
+    let signals = Signals::take()?;
+    let subject = match &request.what {
+        Guarded::Command(words) => spawn(words)?,
+        Guarded::Process(pid) => Subject::stranger(*pid).map_err(|_| engine::EngineError::NoProcess(*pid))?,
+    };
+    let first = first_sequence(&store, &claim, &subject)?;
+    let mut guard = Guard::new(request, store, claim, household, signals, subject, first, tell)?;
+    let outcome = guard.watch();
+    guard.leave(outcome.as_ref().ok().copied());
+    outcome
+}
+
+/// Starts the program as a child that inherits streams, environment, directory and process group.
+fn spawn(words: &[OsString]) -> Result<Subject> {
+    let (program, arguments) = words.split_first().ok_or_else(|| no_command(OsString::new()))?;
+    let child = Command::new(program).args(arguments).spawn().map_err(|error| {
+        let source = sys::Error::path("execute", Path::new(program), error);
+        GuardianError::Command { command: program.clone(), source }
+    })?;
+    Subject::child(Pid(child.id() as i32))
+}
+
+fn no_command(command: OsString) -> GuardianError {
+    GuardianError::Command { command, source: sys::Error::new("execute nothing", sys::Errno::ENOENT) }
+}
+
+fn claim(store: &Store, request: &RunRequest) -> Result<Claim> {
+    match (&request.name, &request.what) {
+        (Some(name), _) => Claim::named(store, name),
+        (None, Guarded::Command(words)) => {
+            let program = words.first().map(Path::new).and_then(Path::file_name);
+            Claim::after(store, &valid(&program.unwrap_or_default().to_string_lossy()))
+        }
+        (None, Guarded::Process(pid)) => match name_of(store, *pid)? {
+            Some(name) => Claim::named(store, &name),
+            None => {
+                let stat = procfs::stat(*pid).map_err(|_| engine::EngineError::NoProcess(*pid))?;
+                Claim::after(store, &valid(&stat.comm))
+            }
+        },
+    }
+}
+
+/// A program's name as one that a store takes.
+fn valid(program: &str) -> String {
+    let is_plain = |letter: char| letter.is_alphanumeric() || "-_.+".contains(letter);
+    let name: String = program.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
+    let name = name.trim_start_matches('.');
+    if name.is_empty() { "subject".to_owned() } else { name.to_owned() }
+}
+
+/// The name under which a process was guarded before.
+fn name_of(store: &Store, pid: Pid) -> Result<Option<String>> {
+    for name in store.names()? {
+        // What cannot be read is no record of this process.
+        let record = Record::read(&store.root().join(name.as_str())).ok().flatten();
+        if record.is_some_and(|record| record.has_root() && record.root.pid == pid.get()) {
+            return Ok(Some(name.to_string()));
+        }
+    }
+    Ok(None)
+}
+
+/// The first checkpoint in the store that is one of this subject's: all that its last guardian took, if this is the
+/// same process, else none that are there.
+fn first_sequence(store: &Store, claim: &Claim, subject: &Subject) -> Result<model::Sequence> {
+    let before = Record::read(&claim.directory).ok().flatten();
+    let same = |record: &Record| record.has_root() && record.root == ProcessName::of(subject.key());
+    match before.filter(same) {
+        Some(record) => Ok(model::Sequence(record.first_sequence)),
+        None => Ok(store.next_sequence(&claim.name)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_program_has_a_name_that_a_store_takes() {
+        for (program, name) in
+            [("redis-server", "redis-server"), ("a b@c", "a_b_c"), (".hidden", "hidden"), ("..", "subject")]
+        {
+            assert_eq!(valid(program), name);
+            assert!(valid(program).parse::<store::SubjectName>().is_ok());
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! When the next checkpoint is due, and at which rate they are taken.
+//!
+//! Owns: the schedule, the bounded memories of pauses and commits.
+//! Invariants: the subject gets at least as much time to run as a checkpoint takes from it; a checkpoint that is
+//! refused is tried again ever less often, down to once in a while.
+//! Does not: read a clock.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Pauses that percentiles are taken of: enough for a 99th, and small.
+const PAUSES_MAX: usize = 1024;
+/// Commits that the achieved rate is taken of: seconds at a high rate, and as long as there are at a low one.
+const COMMITS_MAX: usize = 64;
+/// How rarely a subject that cannot be checkpointed is looked at again.
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// The schedule of checkpoints.
+#[derive(Debug)]
+pub(super) struct Pace {
+    every: Duration,
+    next: Instant,
+    retry: Duration,
+    pauses: VecDeque<Duration>,
+    commits: VecDeque<Instant>,
+}
+
+/// Percentiles of the last pauses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Pauses {
+    pub(super) p50: Duration,
+    pub(super) p99: Duration,
+    pub(super) max: Duration,
+}
+
+impl Pace {
+    pub(super) fn new(every: Duration, now: Instant) -> Self {
+        Self {
+            every,
+            next: now + every,
+            retry: every,
+            pauses: VecDeque::with_capacity(PAUSES_MAX),
+            commits: VecDeque::with_capacity(COMMITS_MAX),
+        }
+    }
+
+    /// When the next checkpoint is due.
+    pub(super) fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// A new life has begun.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.next = now + self.every;
+        self.retry = self.every;
+        self.commits.clear();
+    }
+
+    /// A checkpoint was committed.
+    pub(super) fn committed(&mut self, pause: Duration, now: Instant) {
+        push(&mut self.pauses, pause, PAUSES_MAX);
+        push(&mut self.commits, now, COMMITS_MAX);
+        self.retry = self.every;
+        self.advance(now, pause);
+    }
+
+    /// A checkpoint was refused or failed.
+    pub(super) fn failed(&mut self, now: Instant) {
+        self.retry = (self.retry * 2).min(RETRY_MAX.max(self.every));
+        self.next = now + self.retry;
+    }
+
+    /// Rounds that have passed already are left out, not made up for.
+    fn advance(&mut self, now: Instant, pause: Duration) {
+        self.next += self.every;
+        if self.next < now {
+            let behind = now.duration_since(self.next).as_nanos();
+            let rounds = u32::try_from(behind / self.every.as_nanos().max(1) + 1).unwrap_or(u32::MAX);
+            self.next += self.every.saturating_mul(rounds);
+        }
+        self.next = self.next.max(now + pause);
+    }
+
+    /// Checkpoints asked for per second.
+    pub(super) fn requested_hz(&self) -> f64 {
+        1.0 / self.every.as_secs_f64()
+    }
+
+    /// Checkpoints taken per second, of late.
+    pub(super) fn achieved_hz(&self) -> f64 {
+        match (self.commits.front(), self.commits.back()) {
+            (Some(first), Some(last)) if last > first => {
+                (self.commits.len() - 1) as f64 / last.duration_since(*first).as_secs_f64()
+            }
+            _ => 0.0,
+        }
+    }
+
+    /// How long the subject stood still of late.
+    pub(super) fn pauses(&self) -> Pauses {
+        let mut sorted: Vec<Duration> = self.pauses.iter().copied().collect();
+        sorted.sort_unstable();
+        let at = |share: usize| sorted.get(sorted.len().saturating_sub(1) * share / 100).copied();
+        Pauses {
+            p50: at(50).unwrap_or_default(),
+            p99: at(99).unwrap_or_default(),
+            max: at(100).unwrap_or_default(),
+        }
+    }
+}
+
+fn push<T>(ring: &mut VecDeque<T>, value: T, limit: usize) {
+    if ring.len() == limit {
+        ring.pop_front();
+    }
+    ring.push_back(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVERY: Duration = Duration::from_millis(100);
+
+    #[test]
+    fn rounds_are_kept_and_missed_ones_left_out() {
+        let start = Instant::now();
+        let mut pace = Pace::new(EVERY, start);
+        assert_eq!(pace.next(), start + EVERY);
+        pace.committed(Duration::from_millis(1), start + Duration::from_millis(103));
+        assert_eq!(pace.next(), start + 2 * EVERY);
+        pace.committed(Duration::from_millis(1), start + Duration::from_millis(520));
+        assert_eq!(pace.next(), start + 6 * EVERY);
+    }
+
+    #[test]
+    fn the_subject_runs_at_least_half_of_the_time() {
+        let start = Instant::now();
+        let mut pace = Pace::new(EVERY, start);
+        let end = start + Duration::from_millis(290);
+        pace.committed(Duration::from_millis(180), end);
+        assert_eq!(pace.next(), end + Duration::from_millis(180));
+    }
+
+    #[test]
+    fn refusals_are_tried_again_ever_less_often() {
+        let mut now = Instant::now();
+        let mut pace = Pace::new(EVERY, now);
+        for _ in 0..20 {
+            pace.failed(now);
+            now = pace.next();
+        }
+        pace.failed(now);
+        assert_eq!(pace.next(), now + RETRY_MAX);
+        pace.committed(Duration::ZERO, now);
+        pace.failed(now);
+        assert_eq!(pace.next(), now + 2 * EVERY);
+    }
+
+    #[test]
+    fn rates_and_percentiles_are_those_of_late() {
+        let start = Instant::now();
+        let mut pace = Pace::new(EVERY, start);
+        assert_eq!((pace.achieved_hz(), pace.pauses()), (0.0, Pauses::default()));
+        for round in 1..=200_u32 {
+            pace.committed(Duration::from_micros(u64::from(round)), start + EVERY * round);
+        }
+        assert!((pace.achieved_hz() - 10.0).abs() < 1e-6);
+        let pauses = pace.pauses();
+        assert_eq!(pauses.max, Duration::from_micros(200));
+        assert_eq!(pauses.p50, Duration::from_micros(100));
+        assert_eq!(pauses.p99, Duration::from_micros(198));
+    }
+}

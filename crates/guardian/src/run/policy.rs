@@ -1,0 +1,237 @@
+//! What follows a death: nothing, a restore, a fresh start, or giving up.
+//!
+//! Owns: the restart policy, the limit on restarts, the suspicion against checkpoints.
+//! Invariants: pure decisions over times that are passed in; no clock, no process.
+//! Does not: carry anything out.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use model::{Sequence, Signal};
+
+use crate::subject::SubjectStatus;
+
+/// Signals by which programs are told to end, or end when their reader is gone: no failures. The same as in
+/// systemd.service(5), `Restart=on-failure`.
+const CLEAN: [Signal; 4] = [Signal(1), Signal(2), Signal(13), Signal(15)];
+/// Comes from outside only, so it says nothing about the state that it ends.
+const KILL: Signal = Signal(9);
+
+/// Which deaths are followed by a restart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RestartPolicy {
+    /// None.
+    Never,
+    /// An exit code other than 0, and any signal but HUP, INT, PIPE and TERM.
+    #[default]
+    OnFailure,
+    /// Every one.
+    Always,
+}
+
+impl RestartPolicy {
+    /// Every policy.
+    pub const ALL: [Self; 3] = [Self::Never, Self::OnFailure, Self::Always];
+
+    /// Its name on the command line and in `status`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::OnFailure => "on-failure",
+            Self::Always => "always",
+        }
+    }
+
+    /// Whether a death that nobody asked for is followed by a restart.
+    pub(super) fn restarts(self, status: SubjectStatus) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Always => true,
+            Self::OnFailure => !is_clean(status),
+        }
+    }
+}
+
+/// Whether a program has ended as it should.
+pub(super) fn is_clean(status: SubjectStatus) -> bool {
+    match status {
+        SubjectStatus::Exited(code) => code == 0,
+        SubjectStatus::Killed(signal) => CLEAN.contains(&signal),
+        SubjectStatus::Unknown => false,
+    }
+}
+
+/// So many restarts within so much time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RestartLimit {
+    /// How many.
+    pub count: usize,
+    /// Within which time.
+    pub window: Duration,
+}
+
+impl Default for RestartLimit {
+    fn default() -> Self {
+        Self { count: 5, window: Duration::from_secs(60) }
+    }
+}
+
+/// The restarts so far, as far as they count.
+#[derive(Debug)]
+pub(super) struct Restarts {
+    limit: RestartLimit,
+    times: VecDeque<Instant>,
+}
+
+impl Restarts {
+    pub(super) fn new(limit: RestartLimit) -> Self {
+        Self { limit, times: VecDeque::new() }
+    }
+
+    /// Asks for one more; `false` when there were too many.
+    pub(super) fn admit(&mut self, now: Instant) -> bool {
+        while self.times.front().is_some_and(|time| now.duration_since(*time) > self.limit.window) {
+            self.times.pop_front();
+        }
+        if self.times.len() >= self.limit.count {
+            return false;
+        }
+        self.times.push_back(now);
+        true
+    }
+}
+
+/// Which checkpoints are not to be used, since what they hold leads to death.
+///
+/// A life descends from a checkpoint: the newest it has committed, or the one it was restored from. When two lives
+/// in a row that descend from the same one end within the window, the one before it is used; a life that began at
+/// such an earlier one and ends before it has committed anything takes that one down at once.
+#[derive(Debug)]
+pub(super) struct Suspicion {
+    window: Duration,
+    deaths: BTreeMap<Sequence, Instant>,
+    fallbacks: BTreeSet<Sequence>,
+    avoided: BTreeSet<Sequence>,
+    unusable: BTreeSet<Sequence>,
+}
+
+impl Suspicion {
+    pub(super) fn new(window: Duration) -> Self {
+        Self {
+            window,
+            deaths: BTreeMap::new(),
+            fallbacks: BTreeSet::new(),
+            avoided: BTreeSet::new(),
+            unusable: BTreeSet::new(),
+        }
+    }
+
+    /// A life that descended from a checkpoint has ended. True when that checkpoint is avoided from now on.
+    pub(super) fn died(&mut self, from: Sequence, status: SubjectStatus, now: Instant) -> bool {
+        if status == SubjectStatus::Killed(KILL) {
+            return false;
+        }
+        let before = self.deaths.insert(from, now);
+        let again = before.is_some_and(|time| now.duration_since(time) <= self.window);
+        let guilty = again || self.fallbacks.contains(&from);
+        guilty && self.avoided.insert(from)
+    }
+
+    /// A checkpoint cannot be restored.
+    pub(super) fn unusable(&mut self, sequence: Sequence) {
+        self.unusable.insert(sequence);
+    }
+
+    /// The newest of the checkpoints that may be used.
+    pub(super) fn choose(&self, committed: &[Sequence]) -> Option<Sequence> {
+        let usable =
+            |sequence: &&Sequence| !self.avoided.contains(sequence) && !self.unusable.contains(sequence);
+        committed.iter().rev().find(usable).copied()
+    }
+
+    /// A life begins at a checkpoint; those newer than it may be avoided.
+    pub(super) fn begins(&mut self, at: Sequence) {
+        if self.avoided.range(at..).next().is_some() {
+            self.fallbacks.insert(at);
+        }
+    }
+
+    /// Forgets what is older than the oldest checkpoint that is left.
+    pub(super) fn forget_below(&mut self, oldest: Sequence) {
+        self.deaths = self.deaths.split_off(&oldest);
+        self.fallbacks = self.fallbacks.split_off(&oldest);
+        self.avoided = self.avoided.split_off(&oldest);
+        self.unusable = self.unusable.split_off(&oldest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CRASH: SubjectStatus = SubjectStatus::Killed(Signal(11));
+    const WINDOW: Duration = Duration::from_secs(60);
+
+    fn sequences(numbers: &[u64]) -> Vec<Sequence> {
+        numbers.iter().map(|number| Sequence(*number)).collect()
+    }
+
+    #[test]
+    fn on_failure_leaves_alone_what_was_told_to_end() {
+        let policy = RestartPolicy::OnFailure;
+        assert!(!policy.restarts(SubjectStatus::Exited(0)));
+        assert!(!policy.restarts(SubjectStatus::Killed(Signal(15))));
+        for failure in
+            [SubjectStatus::Exited(1), CRASH, SubjectStatus::Killed(KILL), SubjectStatus::Unknown]
+        {
+            assert!(policy.restarts(failure), "{failure}");
+        }
+        assert!(RestartPolicy::Always.restarts(SubjectStatus::Exited(0)));
+        assert!(!RestartPolicy::Never.restarts(CRASH));
+    }
+
+    #[test]
+    fn the_limit_counts_within_its_window_only() {
+        let limit = RestartLimit { count: 2, window: WINDOW };
+        let mut restarts = Restarts::new(limit);
+        let start = Instant::now();
+        assert!(restarts.admit(start));
+        assert!(restarts.admit(start + Duration::from_secs(10)));
+        assert!(!restarts.admit(start + Duration::from_secs(20)));
+        assert!(restarts.admit(start + Duration::from_secs(65)));
+    }
+
+    #[test]
+    fn a_checkpoint_that_leads_to_death_again_is_passed_over() {
+        let mut suspicion = Suspicion::new(WINDOW);
+        let committed = sequences(&[3, 4, 5]);
+        let now = Instant::now();
+        assert!(!suspicion.died(Sequence(5), CRASH, now));
+        assert_eq!(suspicion.choose(&committed), Some(Sequence(5)));
+        suspicion.begins(Sequence(5));
+        assert!(suspicion.died(Sequence(5), CRASH, now));
+        assert_eq!(suspicion.choose(&committed), Some(Sequence(4)));
+        suspicion.begins(Sequence(4));
+        assert!(suspicion.died(Sequence(4), CRASH, now));
+        assert_eq!(suspicion.choose(&committed), Some(Sequence(3)));
+        suspicion.begins(Sequence(3));
+        assert!(suspicion.died(Sequence(3), CRASH, now));
+        assert_eq!(suspicion.choose(&committed), None);
+        suspicion.forget_below(Sequence(6));
+        assert_eq!(suspicion.choose(&sequences(&[6])), Some(Sequence(6)));
+    }
+
+    #[test]
+    fn deaths_far_apart_or_from_outside_are_no_evidence() {
+        let mut suspicion = Suspicion::new(WINDOW);
+        let committed = sequences(&[1, 2]);
+        let now = Instant::now();
+        for _ in 0..3 {
+            assert!(!suspicion.died(Sequence(2), SubjectStatus::Killed(KILL), now));
+        }
+        assert!(!suspicion.died(Sequence(2), CRASH, now));
+        assert!(!suspicion.died(Sequence(2), CRASH, now + WINDOW + Duration::from_secs(1)));
+        assert_eq!(suspicion.choose(&committed), Some(Sequence(2)));
+    }
+}

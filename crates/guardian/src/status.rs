@@ -1,0 +1,138 @@
+//! How guarded subjects are, told from what their guardians have written down.
+//!
+//! Owns: the answer of `status` in its contract's shape.
+//! Invariants: a guardian that is gone is noticed, whatever the file says.
+//! Does not: ask a guardian.
+
+use std::time::SystemTime;
+
+use serde::Serialize;
+use store::{Store, SubjectName};
+
+use crate::error::Result;
+use crate::images;
+use crate::location::StoreLocation;
+use crate::record::{Death, PauseMicroseconds, Record};
+use crate::time;
+
+/// One guarded subject.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SubjectReport {
+    /// Its name.
+    pub name: String,
+    /// Its root, or what that was when it lived.
+    pub pid: i32,
+    /// `running`, `restoring`, `ended`, `gave-up` or `failed`; `unprotected` when it runs and its guardian is gone;
+    /// `dead` when both are gone.
+    pub state: String,
+    /// The restart policy.
+    pub policy: String,
+    /// Which of its lives this is, from 1.
+    pub incarnation: u64,
+    /// How often it was restarted.
+    pub restarts: u64,
+    /// How its last life ended.
+    pub last_death: Option<Death>,
+    /// Checkpoints that were taken.
+    pub checkpoints: u64,
+    /// Checkpoints asked for per second.
+    pub requested_hz: f64,
+    /// Checkpoints taken per second, of late.
+    pub achieved_hz: f64,
+    /// How long it stood still for them.
+    pub pause_us: PauseMicroseconds,
+    /// How old the newest is; `None` when there is none.
+    pub checkpoint_age_us: Option<u64>,
+    /// Bytes of all its checkpoints.
+    pub store_bytes: u64,
+    /// Its connections and what becomes of them; none are tracked yet.
+    pub channels: Vec<ChannelReport>,
+    /// The guardian's pid.
+    pub guardian: i32,
+    /// Checkpoints that were not taken, by reason.
+    pub refusals: Vec<RefusalReport>,
+}
+
+/// A connection of a subject.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct ChannelReport {
+    pub local: String,
+    pub peer: String,
+    pub kind: String,
+    pub level: String,
+}
+
+/// Why checkpoints were not taken.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct RefusalReport {
+    /// The reason.
+    pub reason: String,
+    /// How many.
+    pub count: u64,
+}
+
+/// The subjects of a store that are or were guarded; one of them, or all.
+///
+/// # Errors
+///
+/// When the store or a status in it cannot be read, or has no subject of that name.
+pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Vec<SubjectReport>> {
+    let wanted: Option<SubjectName> = name.map(str::parse).transpose()?;
+    let store = location.open()?;
+    let names = match (&store, &wanted) {
+        (_, Some(name)) => vec![name.clone()],
+        (Some(store), None) => store.names()?,
+        (None, None) => Vec::new(),
+    };
+    let mut found = Vec::new();
+    for name in names {
+        let record = match &store {
+            Some(store) => Record::read(&store.root().join(name.as_str()))?,
+            None => None,
+        };
+        match (record, &store) {
+            (Some(record), Some(store)) => found.push(report(store, &name, record)?),
+            _ if wanted.is_some() => {
+                return Err(crate::GuardianError::NotGuarded { name: name.to_string() });
+            }
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectReport> {
+    let state = state(&record).to_owned();
+    let taken = record.last_checkpoint.as_deref().and_then(time::parse);
+    let age = taken.and_then(|taken| SystemTime::now().duration_since(taken).ok());
+    let refusals = record.refusals.into_iter().map(|(reason, count)| RefusalReport { reason, count });
+    Ok(SubjectReport {
+        name: record.name,
+        pid: record.root.pid,
+        state,
+        policy: record.policy,
+        incarnation: record.incarnation,
+        restarts: record.restarts,
+        last_death: record.last_death,
+        checkpoints: record.checkpoints,
+        requested_hz: record.requested_hz,
+        achieved_hz: record.achieved_hz,
+        pause_us: record.pause_us,
+        checkpoint_age_us: age.map(time::microseconds),
+        store_bytes: images::store_bytes(store, name)?,
+        channels: Vec::new(),
+        guardian: record.guardian.pid,
+        refusals: refusals.collect(),
+    })
+}
+
+/// What the file says, unless the one who wrote it has gone without a word.
+fn state(record: &Record) -> &str {
+    let is_open = matches!(record.state.as_str(), "running" | "restoring" | "unprotected");
+    match (is_open, record.is_guarded(), record.has_root()) {
+        (true, false, true) => "unprotected",
+        (true, false, false) => "dead",
+        _ => &record.state,
+    }
+}

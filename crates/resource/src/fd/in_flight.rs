@@ -1,0 +1,64 @@
+//! Descriptions that no descriptor of the subject refers to: in flight in a socket, waiting to be accepted.
+//!
+//! Owns: finding them, as deep as they are nested.
+//! Invariants: each description is listed once; one found here carries the holder of the description through
+//! which it was found, and stands in no process's table.
+//! Does not: know where a kind hides them.
+
+use std::cmp::Ordering;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use model::{DescriptionId, Fd, Pid};
+use sys::{Error, kcmp};
+use tracee::procfs;
+
+use super::{Description, kind_of};
+use crate::error::Result;
+
+/// The most descriptions that are followed; sockets that carry each other could go on for ever.
+const HIDDEN_MAX: usize = 65_536;
+
+/// Adds what is reached only through the descriptions listed so far.
+pub fn discover(descriptions: &mut Vec<Description>, takes: bool) -> Result<()> {
+    let mut next = 0;
+    while next < descriptions.len() && descriptions.len() < HIDDEN_MAX {
+        let found = match kind_of(&descriptions[next]) {
+            Some(kind) => kind.hidden(&descriptions[next], takes)?,
+            None => Vec::new(),
+        };
+        let (pid, fd) = (descriptions[next].pid, descriptions[next].fd);
+        for duplicate in found {
+            if identify(descriptions, std::os::fd::AsFd::as_fd(&duplicate))?.is_none() {
+                let id = DescriptionId(descriptions.len() as u32);
+                descriptions.push(describe(id, pid, fd, duplicate)?);
+            }
+        }
+        next += 1;
+    }
+    Ok(())
+}
+
+/// The description that a descriptor of ours refers to.
+pub fn identify(descriptions: &[Description], descriptor: BorrowedFd<'_>) -> Result<Option<DescriptionId>> {
+    let stat = rustix::fs::fstat(descriptor).map_err(|errno| Error::new("look at a descriptor", errno))?;
+    let own = (ourselves(), Fd(descriptor.as_raw_fd()));
+    let same_file =
+        |known: &&Description| (known.stat.st_dev, known.stat.st_ino) == (stat.st_dev, stat.st_ino);
+    for known in descriptions.iter().filter(same_file) {
+        let other = (ourselves(), Fd(known.duplicate.as_raw_fd()));
+        if kcmp::compare_files(own, other)? == Ordering::Equal {
+            return Ok(Some(known.id));
+        }
+    }
+    Ok(None)
+}
+
+fn describe(id: DescriptionId, pid: Pid, fd: Fd, duplicate: OwnedFd) -> Result<Description> {
+    let info = procfs::descriptor_info(ourselves(), Fd(duplicate.as_raw_fd()))?;
+    let stat = rustix::fs::fstat(&duplicate).map_err(|errno| Error::new("look at a descriptor", errno))?;
+    Ok(Description { id, pid, fd, info, stat, duplicate })
+}
+
+fn ourselves() -> Pid {
+    Pid(std::process::id() as i32)
+}

@@ -1,0 +1,108 @@
+//! Sockets whose connection is over: by the peer's FIN, by a reset, or lost with the process that held it.
+//!
+//! Owns: making such sockets through a connection to ourselves.
+//! Invariants: the program sees what any server sees of a lost client: unread bytes, then the end or
+//! ECONNRESET; poll says readable and hung up. It never waits for ever.
+//! Does not: keep the addresses of the old connection, which is no more.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::Shutdown;
+use sys::Error;
+use sys::socket::{self, Message, SocketAddress};
+use sys::socket_option::{self, SocketOption};
+
+use super::super::inet_address::encode;
+use super::super::socket_options::{
+    AF_INET6, Family, Options, RECEIVE_BUFFER, SEND_BUFFER, SOL_SOCKET, make_room,
+};
+use crate::error::Result;
+
+/// How long a packet may take from us to us.
+const PATIENCE: Duration = Duration::from_secs(2);
+const ROOM_EXTRA: usize = 256 * 1024;
+const LINGER: SocketOption = SocketOption { level: SOL_SOCKET, number: 13, name: "SO_LINGER" };
+
+/// How the connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// The next call that asks is told ECONNRESET.
+    Reset,
+    /// The peer sends no more; `both` when neither do we.
+    Finished {
+        /// Our half is ended too.
+        both: bool,
+    },
+}
+
+/// A socket whose connection has ended, with bytes that can still be read.
+pub(super) fn build(family: Family, options: &Options, received: &[u8], end: End) -> Result<OwnedFd> {
+    let listener = family.create()?;
+    let address = bind_to_loopback(listener.as_fd(), family)?;
+    rustix::net::listen(&listener, 1).map_err(|errno| Error::new("listen for ourselves", errno))?;
+    let ours = family.create()?;
+    make_room(&ours, RECEIVE_BUFFER, 2 * received.len() + ROOM_EXTRA)?;
+    socket::connect(ours.as_fd(), &address)?;
+    let peer = socket::accept(listener.as_fd())?;
+    make_room(&peer, SEND_BUFFER, 2 * received.len() + ROOM_EXTRA)?;
+    let mut rest = received;
+    while !rest.is_empty() {
+        let sent = socket::send(peer.as_fd(), &Message { bytes: rest, ..Message::default() })?;
+        rest = &rest[sent..];
+    }
+    await_bytes(&ours, received.len())?;
+    if end == End::Reset {
+        // Closing with this setting resets the connection.
+        socket_option::set(peer.as_fd(), LINGER, &[1, 0, 0, 0, 0, 0, 0, 0])?;
+    }
+    drop(peer);
+    await_event(&ours, if end == End::Reset { PollFlags::HUP } else { PollFlags::RDHUP })?;
+    if end == (End::Finished { both: true }) {
+        rustix::net::shutdown(&ours, Shutdown::Write)
+            .map_err(|errno| Error::new("shut a TCP socket", errno))?;
+    }
+    options.apply_early(&ours, family)?;
+    options.apply_late(&ours, family)?;
+    Ok(ours)
+}
+
+fn bind_to_loopback(listener: std::os::fd::BorrowedFd<'_>, family: Family) -> Result<SocketAddress> {
+    let hosts: &[&str] =
+        if family.domain == AF_INET6 { &["[::1]:0", "[::ffff:127.0.0.1]:0"] } else { &["127.0.0.1:0"] };
+    let mut outcome = Ok(());
+    for host in hosts {
+        let address = encode(host.parse().expect("a literal address is well-formed"));
+        outcome = socket::bind(listener, &address);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome?;
+    Ok(socket::local(listener)?)
+}
+
+fn await_bytes(socket: &OwnedFd, count: usize) -> Result<()> {
+    let started = std::time::Instant::now();
+    while socket::readable_bytes(socket.as_fd())? < count && started.elapsed() < PATIENCE {
+        await_event(socket, PollFlags::IN)?;
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+fn await_event(socket: &OwnedFd, event: PollFlags) -> Result<()> {
+    let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    poll(&mut [PollFd::new(socket, event)], Some(&limit))
+        .map_err(|errno| Error::new("wait for a packet of ours", errno))?;
+    Ok(())
+}
+
+/// What poll says at once.
+pub(super) fn events(socket: impl AsFd) -> Result<PollFlags> {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut asked = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN | PollFlags::RDHUP)];
+    poll(&mut asked, Some(&now)).map_err(|errno| Error::new("poll a socket", errno))?;
+    Ok(asked[0].revents())
+}

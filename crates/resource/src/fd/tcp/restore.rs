@@ -1,0 +1,275 @@
+//! Building TCP sockets.
+//!
+//! Owns: the order: listeners, then what is not connected, then connections, then clients that wait.
+//! Invariants: until `start` no connection sends a packet, so a restore that fails does it no harm.
+//! Does not: read sockets.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use model::DescriptionId;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::Shutdown;
+use sys::socket::{self, Message};
+use sys::socket_option::{self, SocketOption};
+use sys::tcp_repair::State as TcpState;
+use sys::{Errno, Error};
+
+use super::super::inet_address::{parse, show};
+use super::super::socket_options::{IPPROTO_TCP, REUSE_ADDRESS};
+use super::super::{FdCreate, FdRecord};
+use super::capture::ends;
+use super::ended::{self, End};
+use super::state::{Connection, Inherited, Listener, State};
+use super::{NAME, connection, lock};
+use crate::error::{ResourceError, Result};
+
+const REPAIR: SocketOption = SocketOption { level: IPPROTO_TCP, number: 19, name: "TCP_REPAIR" };
+const EADDRINUSE: i32 = 98;
+const EADDRNOTAVAIL: i32 = 99;
+const EINPROGRESS: i32 = 115;
+
+/// All TCP sockets of an image.
+struct Image {
+    states: Vec<(DescriptionId, State)>,
+    /// Which ends are in the image, by local and peer address.
+    ends: HashSet<(SocketAddr, SocketAddr)>,
+    /// Connections that waited to be accepted.
+    waiting: HashSet<DescriptionId>,
+}
+
+impl Image {
+    fn read(records: &[FdRecord]) -> Result<Self> {
+        let mut image = Self { states: Vec::new(), ends: HashSet::new(), waiting: HashSet::new() };
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            if state.connection.is_some() {
+                image.ends.extend(ends(&state.local(), &state.peer()));
+            }
+            let listener = state.listener.as_ref();
+            image
+                .waiting
+                .extend(listener.iter().flat_map(|listener| &listener.waiting).map(|id| DescriptionId(*id)));
+            image.states.push((record.id, state));
+        }
+        Ok(image)
+    }
+
+    fn state(&self, id: DescriptionId) -> Option<&State> {
+        self.states.iter().find(|row| row.0 == id).map(|row| &row.1)
+    }
+
+    /// Whether the other end is in the image too.
+    fn is_inside(&self, state: &State) -> bool {
+        ends(&state.local(), &state.peer()).is_some_and(|(local, peer)| self.ends.contains(&(peer, local)))
+    }
+
+    /// The client of a connection that waits to be accepted.
+    fn client_of(&self, server: &State) -> Option<DescriptionId> {
+        let (local, peer) = ends(&server.local(), &server.peer())?;
+        let found = self.states.iter().find(|(_, state)| {
+            state.connection.is_some() && ends(&state.local(), &state.peer()) == Some((peer, local))
+        });
+        found.map(|row| row.0)
+    }
+
+    /// Clients whose server side waits to be accepted: they connect anew.
+    fn reconnecting(&self) -> HashSet<DescriptionId> {
+        self.waiting.iter().filter_map(|id| self.client_of(self.state(*id)?)).collect()
+    }
+}
+
+/// Builds all sockets.
+pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+    let image = Image::read(records)?;
+    let reconnecting = image.reconnecting();
+    let mut listeners = Vec::new();
+    for (id, state) in &image.states {
+        if let Some(listener) = &state.listener {
+            context.created.insert(*id, build_listener(state, listener)?);
+            listeners.push((*id, listener));
+        }
+    }
+    for (id, state) in &image.states {
+        if state.listener.is_some() || image.waiting.contains(id) || reconnecting.contains(id) {
+            continue;
+        }
+        let socket = match (&state.inherited, &state.connection) {
+            (Some(inherited), _) => take_inherited(*inherited, context)?,
+            (None, Some(connection)) => build_end(&image, state, connection, context.connections_lost)?,
+            (None, None) => build_unconnected(state)?,
+        };
+        context.created.insert(*id, socket);
+    }
+    for (id, listener) in listeners {
+        for server in &listener.waiting {
+            reconnect(&image, DescriptionId(*server), context)?;
+        }
+        // While clients waited there was room for all; now the program's own limit applies.
+        if let (Some(socket), false) = (context.created.get(&id), listener.waiting.is_empty()) {
+            listen(socket.as_fd(), listener.backlog)?;
+        }
+    }
+    Ok(())
+}
+
+fn build_listener(state: &State, listener: &Listener) -> Result<OwnedFd> {
+    let socket = state.family.create()?;
+    state.options.apply_early(&socket, state.family)?;
+    // The address may still be in the hands of connections that are going to end.
+    let reuse = state.options.int(REUSE_ADDRESS).unwrap_or(0);
+    socket_option::set_int(socket.as_fd(), REUSE_ADDRESS, 1)?;
+    bind(socket.as_fd(), state)?;
+    listen(socket.as_fd(), listener.backlog.max(listener.waiting.len() as u32))
+        .map_err(|error| in_use(state, error))?;
+    socket_option::set_int(socket.as_fd(), REUSE_ADDRESS, reuse)?;
+    state.options.apply_late(&socket, state.family)?;
+    Ok(socket)
+}
+
+fn listen(socket: BorrowedFd<'_>, backlog: u32) -> Result<()> {
+    let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+    Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
+}
+
+fn bind(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
+    socket::bind(socket, &state.local()).map_err(|error| in_use(state, error.into()))
+}
+
+fn in_use(state: &State, error: ResourceError) -> ResourceError {
+    match error {
+        ResourceError::Kernel(error) if error.errno.0 == EADDRINUSE => ResourceError::File {
+            path: format!("TCP {}", show(&state.local())),
+            why: "another socket has this address".to_owned(),
+            fix: "end the program that has it (`ss -tlnp`), then restore again".to_owned(),
+        },
+        ResourceError::Kernel(error) if error.errno.0 == EADDRNOTAVAIL => ResourceError::File {
+            path: format!("TCP {}", show(&state.local())),
+            why: "this machine does not have the address".to_owned(),
+            fix: "give the machine the address (`ip address add`), then restore again".to_owned(),
+        },
+        other => other,
+    }
+}
+
+fn take_inherited(inherited: Inherited, context: &FdCreate<'_>) -> Result<OwnedFd> {
+    let wanted = (inherited.device, inherited.inode);
+    let found = context.inherited.iter().find(|entry| (entry.0, entry.1.get()) == wanted);
+    let Some((_, _, socket)) = found else {
+        return Err(ResourceError::File {
+            path: format!("socket:[{}]", inherited.inode),
+            why: "it was a standard stream of whoever ran the program, and is not here now".to_owned(),
+            fix: "restore with the same standard streams".to_owned(),
+        });
+    };
+    Ok(socket.try_clone().map_err(|error| Error::new("duplicate an inherited socket", error))?)
+}
+
+fn build_end(image: &Image, state: &State, connection: &Connection, lost: bool) -> Result<OwnedFd> {
+    let is_inside = image.is_inside(state);
+    if lost && !is_inside {
+        let end = if state.was_shut() { End::Finished { both: state.has_shut() } } else { End::Reset };
+        let received = if state.was_shut() { connection.received.as_slice() } else { &[] };
+        return ended::build(state.family, &state.options, received, end);
+    }
+    connection::build(state, connection).map_err(|error| in_use(state, error))
+}
+
+fn build_unconnected(state: &State) -> Result<OwnedFd> {
+    if let Some(over) = &state.ended {
+        let both = state.tcp_state() == Some(TcpState::Close) || state.has_shut();
+        let end = if over.failed { End::Reset } else { End::Finished { both } };
+        return ended::build(state.family, &state.options, &over.received, end);
+    }
+    if !matches!(state.tcp_state(), Some(TcpState::Close | TcpState::SynSent)) {
+        return ended::build(state.family, &state.options, &[], End::Reset);
+    }
+    let socket = state.family.create()?;
+    state.options.apply_early(&socket, state.family)?;
+    if parse(&state.local()).is_some_and(|address| address.port() != 0) {
+        bind(socket.as_fd(), state)?;
+    }
+    if state.tcp_state() == Some(TcpState::Close) {
+        state.options.apply_late(&socket, state.family)?;
+    }
+    Ok(socket)
+}
+
+/// Lets a client of the subject connect to its listener again, and say again what it had said.
+fn reconnect(image: &Image, server: DescriptionId, context: &mut FdCreate<'_>) -> Result<()> {
+    let Some(waiting) = image.state(server) else { return Ok(()) };
+    // A client from outside was reset when its listener ended.
+    let Some(client) = image.client_of(waiting) else { return Ok(()) };
+    let Some(state) = image.state(client) else { return Ok(()) };
+    let (Some(connection), Some(other)) = (&state.connection, &waiting.connection) else { return Ok(()) };
+    let socket = state.family.create()?;
+    state.options.apply_early(&socket, state.family)?;
+    socket_option::set_int(socket.as_fd(), REUSE_ADDRESS, 1)?;
+    bind(socket.as_fd(), state)?;
+    socket::connect(socket.as_fd(), &state.peer())?;
+    socket_option::set_int(socket.as_fd(), REUSE_ADDRESS, state.options.int(REUSE_ADDRESS).unwrap_or(0))?;
+    let begin = connection.send_end.wrapping_sub(connection.written.len() as u32);
+    let known = other.receive_end.wrapping_sub(begin) as usize;
+    let rest = connection.written.get(known..).unwrap_or_default();
+    let bytes = [other.received.as_slice(), rest].concat();
+    super::super::socket_options::make_room(
+        &socket,
+        super::super::socket_options::SEND_BUFFER,
+        2 * bytes.len() + 1,
+    )?;
+    let mut left = bytes.as_slice();
+    while !left.is_empty() {
+        let sent = socket::send(socket.as_fd(), &Message { bytes: left, ..Message::default() })?;
+        left = &left[sent..];
+    }
+    if state.has_shut() {
+        rustix::net::shutdown(&socket, Shutdown::Write)
+            .map_err(|errno| Error::new("shut a TCP socket", errno))?;
+    }
+    state.options.restore_buffers(&socket, state.family)?;
+    state.options.apply_late(&socket, state.family)?;
+    context.created.insert(client, socket);
+    Ok(())
+}
+
+/// Lets all connections go.
+pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
+    let image = Image::read(records)?;
+    let mut ready = Vec::new();
+    for (id, state) in &image.states {
+        let (Some(connection), Some(socket)) = (&state.connection, created.get(id)) else { continue };
+        if socket_option::get_int(socket.as_fd(), REPAIR)? == 1 {
+            ready.push((state, connection, socket.as_fd(), image.is_inside(state)));
+        }
+    }
+    let outside = ready.iter().filter(|row| !row.3);
+    let locked: Vec<_> = outside.filter_map(|row| ends(&row.0.local(), &row.0.peer())).collect();
+    lock::unlock(&locked)?;
+    for (state, connection, socket, _) in &ready {
+        connection::start(*socket, state, connection)?;
+    }
+    for (state, connection, socket, is_inside) in &ready {
+        connection::shut(*socket, state, connection, *is_inside)?;
+    }
+    for (id, state) in &image.states {
+        if let (Some(TcpState::SynSent), Some(socket)) = (state.tcp_state(), created.get(id)) {
+            begin_connecting(socket, state)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sends the first packet of a connection again; the program waits for the answer.
+fn begin_connecting(socket: &OwnedFd, state: &State) -> Result<()> {
+    let failed = |errno| Error::new("change the flags of a socket", errno);
+    let flags = fcntl_getfl(socket).map_err(failed)?;
+    fcntl_setfl(socket, flags | OFlags::NONBLOCK).map_err(failed)?;
+    let outcome = socket::connect(socket.as_fd(), &state.peer());
+    fcntl_setfl(socket, flags).map_err(failed)?;
+    match outcome {
+        Err(Error { errno: Errno(EINPROGRESS), .. }) => Ok(()),
+        // What the kernel refuses at once, the program finds out when it asks.
+        Err(_) | Ok(()) => state.options.apply_late(socket, state.family),
+    }
+}

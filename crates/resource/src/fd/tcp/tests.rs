@@ -1,0 +1,268 @@
+//! Connections of this process taken apart and built again.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use model::DescriptionId;
+use rustix::event::PollFlags;
+
+use super::super::in_flight::discover;
+use super::super::test_support::{capture, create, describe_all};
+use super::*;
+
+/// Captures for an end, ends silently, builds and starts again; the result is in the order of the sockets.
+fn end_and_restore(sockets: Vec<OwnedFd>, lost: bool) -> Vec<Option<TcpStream>> {
+    let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
+    let mut descriptions = describe_all(&fds);
+    discover(&mut descriptions, true).unwrap();
+    let records = capture(&Tcp, &descriptions, true).unwrap();
+    drop(descriptions);
+    let count = sockets.len();
+    drop(sockets);
+    let mut created = create(&Tcp, &records, HashMap::new(), lost).unwrap();
+    Tcp.start(&records, &created).unwrap();
+    (0..count).map(|id| created.remove(&DescriptionId(id as u32)).map(TcpStream::from)).collect()
+}
+
+fn restore_one(socket: impl Into<OwnedFd>) -> TcpStream {
+    end_and_restore(vec![socket.into()], false).remove(0).unwrap()
+}
+
+fn pair(host: &str) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(host).unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let server = listener.accept().unwrap().0;
+    for end in [&client, &server] {
+        end.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    }
+    (client, server)
+}
+
+fn read(mut from: &TcpStream, length: usize) -> Vec<u8> {
+    from.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut bytes = vec![0; length];
+    from.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+fn is_at_end(mut stream: &TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    matches!(stream.read(&mut [0; 1]), Ok(0))
+}
+
+fn may() -> bool {
+    if !may_repair() {
+        println!("unsupported: CAP_NET_ADMIN");
+    }
+    may_repair()
+}
+
+#[test]
+fn both_ends_of_a_connection_come_back_with_what_was_under_way() {
+    for host in ["127.0.0.1:0", "[::1]:0"] {
+        if !may() || TcpListener::bind(host).is_err() {
+            return;
+        }
+        let (mut client, mut server) = pair(host);
+        let addresses = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+        let large = vec![7; 300_000];
+        client.set_nonblocking(true).unwrap();
+        let written = client.write(&large).unwrap();
+        server.write_all(b"to the client").unwrap();
+        assert_eq!(read(&server, 10), [7; 10]);
+        client.set_nodelay(true).unwrap();
+        let mut ends = end_and_restore(vec![client.into(), server.into()], false);
+        let (mut server, mut client) = (ends.remove(1).unwrap(), ends.remove(0).unwrap());
+        assert_eq!((client.local_addr().unwrap(), client.peer_addr().unwrap()), addresses);
+        assert!(client.nodelay().unwrap() && !server.nodelay().unwrap());
+        assert_eq!(read(&server, written - 10), vec![7; written - 10]);
+        assert_eq!(read(&client, 13), b"to the client");
+        client.write_all(b"more").unwrap();
+        server.write_all(b"less").unwrap();
+        assert_eq!(read(&server, 4), b"more");
+        assert_eq!(read(&client, 4), b"less");
+        drop(client);
+        assert!(is_at_end(&server));
+    }
+}
+
+#[test]
+fn a_peer_outside_notices_nothing() {
+    if !may() {
+        return;
+    }
+    let (mut client, mut server) = pair("127.0.0.1:0");
+    client.write_all(b"unread").unwrap();
+    server.write_all(b"sent").unwrap();
+    let fds = [server.as_fd()];
+    let descriptions = describe_all(&fds);
+    let records = capture(&Tcp, &descriptions, true).unwrap();
+    drop(descriptions);
+    drop(server);
+    // Packets of this time get lost on the way, as they do in any network.
+    client.write_all(b" and meanwhile").unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    let mut created = create(&Tcp, &records, HashMap::new(), false).unwrap();
+    Tcp.start(&records, &created).unwrap();
+    server = created.remove(&DescriptionId(0)).unwrap().into();
+    assert_eq!(read(&server, 20), b"unread and meanwhile");
+    assert_eq!(read(&client, 4), b"sent");
+    server.write_all(b"again").unwrap();
+    assert_eq!(read(&client, 5), b"again");
+    drop(server);
+    assert!(is_at_end(&client));
+}
+
+#[test]
+fn halves_that_are_shut_stay_shut() {
+    if !may() {
+        return;
+    }
+    let (mut client, server) = pair("127.0.0.1:0");
+    client.write_all(b"last words").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut ends = end_and_restore(vec![client.into(), server.into()], false);
+    let (mut server, mut client) = (ends.remove(1).unwrap(), ends.remove(0).unwrap());
+    assert_eq!(read(&server, 10), b"last words");
+    assert!(is_at_end(&server));
+    assert!(client.write_all(b"x").is_err());
+    server.write_all(b"answer").unwrap();
+    assert_eq!(read(&client, 6), b"answer");
+}
+
+#[test]
+fn a_fin_from_outside_is_not_forgotten_and_ours_is_sent_again() {
+    if !may() {
+        return;
+    }
+    let (mut client, server) = pair("127.0.0.1:0");
+    client.write_all(b"end").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut server = restore_one(server);
+    assert_eq!(read(&server, 3), b"end");
+    assert!(is_at_end(&server));
+    server.write_all(b"still here").unwrap();
+    assert_eq!(read(&client, 10), b"still here");
+    server.shutdown(Shutdown::Write).unwrap();
+    assert!(is_at_end(&client));
+
+    let (mut client, server) = pair("127.0.0.1:0");
+    server.shutdown(Shutdown::Write).unwrap();
+    let server = restore_one(server);
+    assert!(is_at_end(&client));
+    client.write_all(b"late").unwrap();
+    assert_eq!(read(&server, 4), b"late");
+    drop(client);
+    assert!(is_at_end(&server));
+}
+
+#[test]
+fn a_connection_lost_in_a_crash_reports_it_at_once() {
+    if !may() {
+        return;
+    }
+    let (client, server) = pair("127.0.0.1:0");
+    let lost = end_and_restore(vec![server.into()], true).remove(0).unwrap();
+    let seen = ended::events(&lost).unwrap();
+    assert!(seen.contains(PollFlags::IN | PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP), "{seen:?}");
+    let error = (&lost).read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    assert!(is_at_end(&lost));
+    drop(client);
+    // Without `kills` a connection to the outside is not saved at all.
+    let (client, server) = pair("127.0.0.1:0");
+    let descriptions = describe_all(&[server.as_fd()]);
+    let records = capture(&Tcp, &descriptions, false).unwrap();
+    let created = create(&Tcp, &records, HashMap::new(), false).unwrap();
+    assert!(ended::events(&created[&DescriptionId(0)]).unwrap().contains(PollFlags::HUP));
+    (&server).write_all(b"lives").unwrap();
+    assert_eq!(read(&client, 5), b"lives");
+}
+
+#[test]
+fn a_listener_comes_back_with_options_backlog_and_those_who_wait() {
+    if !may() {
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::listen(&listener, 9).unwrap();
+    rustix::net::sockopt::set_socket_linger(&listener, Some(Duration::from_secs(3))).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut clients: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let names: Vec<_> = clients.iter().map(|client| client.local_addr().unwrap()).collect();
+    for (index, client) in clients.iter_mut().enumerate() {
+        client.write_all(&[index as u8; 5]).unwrap();
+    }
+    let mut sockets: Vec<OwnedFd> = vec![listener.into()];
+    sockets.extend(clients.into_iter().map(OwnedFd::from));
+    let mut restored = end_and_restore(sockets, false);
+    let listener = TcpListener::from(OwnedFd::from(restored.remove(0).unwrap()));
+    assert_eq!(listener.local_addr().unwrap(), address);
+    assert_eq!(sys::tcp_repair::info(listener.as_fd()).unwrap().backlog, 9);
+    assert_eq!(rustix::net::sockopt::socket_linger(&listener).unwrap(), Some(Duration::from_secs(3)));
+    for (index, client) in restored.iter().enumerate() {
+        let (mut server, from) = listener.accept().unwrap();
+        assert_eq!(from, names[index]);
+        assert_eq!(read(&server, 5), [index as u8; 5]);
+        server.write_all(b"hello").unwrap();
+        assert_eq!(read(client.as_ref().unwrap(), 5), b"hello");
+    }
+}
+
+#[test]
+fn sockets_that_are_not_connected_come_back_as_they_were() {
+    let family = Family { domain: AF_INET, kind: 1, protocol: IPPROTO_TCP };
+    let fresh = family.create().unwrap();
+    let copy = restore_one(fresh);
+    assert_eq!(ended::events(&copy).unwrap(), PollFlags::HUP);
+    let (mut client, server) = pair("127.0.0.1:0");
+    client.write_all(b"before").unwrap();
+    drop(client);
+    std::thread::sleep(Duration::from_millis(5));
+    server.shutdown(Shutdown::Write).unwrap();
+    std::thread::sleep(Duration::from_millis(5));
+    let copy = restore_one(server);
+    assert_eq!(read(&copy, 6), b"before");
+    assert!(is_at_end(&copy));
+    assert!((&copy).write(b"x").is_err());
+}
+
+#[test]
+fn a_checkpoint_that_fails_leaves_the_connection_as_it_was() {
+    if !may() {
+        return;
+    }
+    let (mut client, mut server) = pair("127.0.0.1:0");
+    rustix::net::sockopt::set_socket_reuseaddr(&server, true).unwrap();
+    let descriptions = describe_all(&[server.as_fd()]);
+    let table = [];
+    let scope = CaptureScope {
+        pids: &[],
+        descriptions: &descriptions,
+        inherited: &[],
+        table: &table,
+        kills: true,
+    };
+    let mut capture = Tcp.prepare(&descriptions[0], &scope).unwrap();
+    capture.inside(&descriptions[0]).unwrap();
+    capture.relate(&descriptions[0], &scope).unwrap();
+    capture.after(&descriptions[0]).unwrap();
+    capture.release(&descriptions[0]);
+    assert!(rustix::net::sockopt::socket_reuseaddr(&server).unwrap());
+    client.write_all(b"there").unwrap();
+    assert_eq!(read(&server, 5), b"there");
+    server.write_all(b"back").unwrap();
+    assert_eq!(read(&client, 4), b"back");
+}
+
+#[test]
+fn an_address_in_use_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let records = capture(&Tcp, &describe_all(&[listener.as_fd()]), false).unwrap();
+    let error = create(&Tcp, &records, HashMap::new(), false).unwrap_err().to_string();
+    assert!(error.contains(&listener.local_addr().unwrap().to_string()), "{error}");
+    assert!(error.contains("another socket"), "{error}");
+}

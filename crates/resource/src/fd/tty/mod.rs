@@ -1,0 +1,455 @@
+//! Terminals: pseudo terminal pairs of the program's own, and the terminal it was started in.
+//!
+//! Owns: telling these apart, the payload, the capture; the relation of a session to its controlling terminal.
+//! Invariants: a pair comes back with the number it had, since programs keep the path of a terminal; the terminal of
+//! somebody else is opened again only if it is the same device of the same user.
+//! Does not: save what waits in a terminal whose master is outside of the subject.
+
+mod outside;
+mod pair;
+mod queue;
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use model::Pid;
+use prost::Message;
+use rustix::event::PollFlags;
+use rustix::fs::{FileType, OFlags, major, makedev, minor};
+use rustix::termios::Winsize;
+use sys::Error;
+use sys::terminal::{self, CONTROL_CHARACTERS, Modes};
+use tracee::procfs;
+
+use super::pipe::events;
+use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+use crate::support::path::{self, Name};
+use crate::support::{opening, outside as others};
+use pair::PairFiles;
+use queue::{Pair, Queues};
+
+const NAME: &str = "fd/tty";
+/// Major number of the slaves of pseudo terminals.
+const SLAVE_MAJOR: u32 = 136;
+/// `/dev/tty`, `/dev/console`, `/dev/ptmx`.
+const FRONTS: std::ops::RangeInclusive<u32> = 0..=2;
+const IOCTL: i64 = 16;
+
+/// What a description is to its terminal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
+#[repr(i32)]
+enum Role {
+    /// Somebody else's terminal.
+    Outside = 0,
+    /// The master of a pair whose slaves are the subject's.
+    Master = 1,
+    /// A slave of a pair whose master is the subject's, or is closed.
+    Slave = 2,
+}
+
+/// Whether slaves of a pair are open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
+#[repr(i32)]
+enum Slaves {
+    /// None was ever opened.
+    Never = 0,
+    /// The subject has some open.
+    Open = 1,
+    /// All are closed again.
+    Closed = 2,
+}
+
+/// One open terminal as the image keeps it.
+#[derive(Clone, PartialEq, Message)]
+struct TtyPayload {
+    #[prost(bytes = "vec", tag = "1")]
+    path: Vec<u8>,
+    #[prost(enumeration = "Role", tag = "2")]
+    role: i32,
+    /// Device number of the terminal itself; the minor is the number of a pair.
+    #[prost(uint32, tag = "3")]
+    major: u32,
+    #[prost(uint32, tag = "4")]
+    minor: u32,
+    /// The file it was opened as, by which whoever restores may hold it already.
+    #[prost(uint64, tag = "5")]
+    file_system: u64,
+    #[prost(uint64, tag = "6")]
+    inode: u64,
+    #[prost(bool, tag = "7")]
+    inherited: bool,
+    /// Owner and mode of the file of a slave.
+    #[prost(message, optional, tag = "8")]
+    node: Option<Node>,
+    /// What a pair has; in the master's record. Of an outside terminal, only the modes.
+    #[prost(message, optional, tag = "9")]
+    state: Option<State>,
+    /// The session leader that it controls, 0 for none of the subject, and the foreground group.
+    #[prost(int32, tag = "10")]
+    session: i32,
+    #[prost(int32, tag = "11")]
+    foreground: i32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct Node {
+    #[prost(uint32, tag = "1")]
+    user: u32,
+    #[prost(uint32, tag = "2")]
+    group: u32,
+    #[prost(uint32, tag = "3")]
+    mode: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct State {
+    /// Input, output, control, local modes, line, input speed, output speed.
+    #[prost(uint32, repeated, tag = "1")]
+    modes: Vec<u32>,
+    #[prost(bytes = "vec", tag = "2")]
+    characters: Vec<u8>,
+    /// Rows, columns, width and height in pixels.
+    #[prost(uint32, repeated, tag = "3")]
+    window: Vec<u32>,
+    #[prost(bool, tag = "4")]
+    packets: bool,
+    #[prost(bool, tag = "5")]
+    locked: bool,
+    #[prost(bool, tag = "6")]
+    exclusive: bool,
+    #[prost(enumeration = "Slaves", tag = "7")]
+    slaves: i32,
+    #[prost(message, optional, tag = "8")]
+    queues: Option<Queues>,
+}
+
+impl State {
+    /// Modes and window of a terminal; asked of a master, those of its slave.
+    fn of(terminal: BorrowedFd<'_>) -> Result<Self> {
+        let modes = terminal::modes(terminal)?;
+        let window = rustix::termios::tcgetwinsize(terminal)
+            .map_err(|errno| Error::new("get the window size of a terminal", errno))?;
+        let words = [
+            modes.input,
+            modes.output,
+            modes.control,
+            modes.local,
+            u32::from(modes.line),
+            modes.input_speed,
+            modes.output_speed,
+        ];
+        let sides = [window.ws_row, window.ws_col, window.ws_xpixel, window.ws_ypixel];
+        Ok(Self {
+            modes: words.to_vec(),
+            characters: modes.characters.to_vec(),
+            window: sides.map(u32::from).to_vec(),
+            ..Self::default()
+        })
+    }
+
+    fn modes(&self) -> Result<Modes> {
+        let malformed =
+            || ResourceError::Malformed { kind: NAME, why: "modes of a terminal are incomplete".to_owned() };
+        let words: [u32; 7] = self.modes.as_slice().try_into().map_err(|_| malformed())?;
+        let characters: [u8; CONTROL_CHARACTERS] =
+            self.characters.as_slice().try_into().map_err(|_| malformed())?;
+        let [input, output, control, local, line, input_speed, output_speed] = words;
+        let line = line as u8;
+        Ok(Modes { input, output, control, local, line, characters, input_speed, output_speed })
+    }
+
+    fn window(&self) -> Winsize {
+        let side = |index: usize| self.window.get(index).map_or(0, |side| *side as u16);
+        Winsize { ws_row: side(0), ws_col: side(1), ws_xpixel: side(2), ws_ypixel: side(3) }
+    }
+}
+
+/// The kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Tty;
+
+/// Whether a description is of a terminal.
+pub(super) fn is_terminal(description: &Description) -> bool {
+    let number = description.stat.st_rdev;
+    let is_known = match major(number) {
+        SLAVE_MAJOR => true,
+        5 => FRONTS.contains(&minor(number)),
+        _ => false,
+    };
+    FileType::from_raw_mode(description.stat.st_mode) == FileType::CharacterDevice
+        && !opening::is_path_only(description.info.flags)
+        && (is_known || terminal::modes(description.as_fd()).is_ok())
+}
+
+/// The number of the pair of which a description is the master.
+fn master_number(description: &Description) -> Option<u32> {
+    let is_front = description.stat.st_rdev == makedev(5, 2);
+    is_front.then(|| terminal::pair_number(description.as_fd()).ok())?
+}
+
+/// The device of the terminal behind a description that is no master, `/dev/tty` looked through.
+fn device_of(description: &Description) -> (u32, u32) {
+    let number = description.stat.st_rdev;
+    terminal::device(description.as_fd()).unwrap_or((major(number), minor(number)))
+}
+
+fn is_hung_up(description: &Description) -> bool {
+    events(description).contains(PollFlags::HUP)
+}
+
+fn master_of<'a>(number: u32, scope: &'a CaptureScope<'_>) -> Option<&'a Description> {
+    scope.descriptions.iter().find(|other| is_terminal(other) && master_number(other) == Some(number))
+}
+
+fn role_of(description: &Description, scope: &CaptureScope<'_>) -> Role {
+    if master_number(description).is_some() {
+        return Role::Master;
+    }
+    let (major, minor) = device_of(description);
+    if major == SLAVE_MAJOR && (master_of(minor, scope).is_some() || is_hung_up(description)) {
+        Role::Slave
+    } else {
+        Role::Outside
+    }
+}
+
+/// Whether some slave of the pair is among the subject's descriptions.
+fn has_slave(number: u32, scope: &CaptureScope<'_>) -> bool {
+    scope.descriptions.iter().any(|other| {
+        is_terminal(other) && master_number(other).is_none() && device_of(other) == (SLAVE_MAJOR, number)
+    })
+}
+
+impl FdKind for Tty {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "pseudo terminals with modes, window, controlled session and waiting bytes; the caller's terminal"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        is_terminal(description)
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        let mut found = Vec::new();
+        let discipline = terminal::line_discipline(description.as_fd()).unwrap_or(0);
+        if discipline != 0 {
+            found.push(description.obstacle(
+                "terminal",
+                &format!("it has line discipline {discipline}, whose state cannot be saved"),
+                "let the program end the protocol it speaks on this line (SLIP, PPP …)",
+            ));
+        }
+        match role_of(description, scope) {
+            Role::Outside if !scope.is_inherited(&description.stat) => {
+                found.extend(outside::obstacle(description));
+            }
+            Role::Master => found.extend(slave_outside(description, scope)),
+            Role::Outside | Role::Slave => {}
+        }
+        found.extend(leader_without_descriptor(description, scope));
+        found
+    }
+
+    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        let role = role_of(description, scope);
+        let (major, minor) = match master_number(description) {
+            Some(number) => (SLAVE_MAJOR, number),
+            None => device_of(description),
+        };
+        Ok(Box::new(TtyCapture {
+            role,
+            device: (major, minor),
+            inherited: scope.is_inherited(&description.stat),
+            leader: leader_of((major, minor), scope),
+            foreground: 0,
+            state: None,
+        }))
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        let mut pairs = PairFiles::default();
+        let mut outsiders = outside::Outsiders::default();
+        for record in records {
+            let payload: TtyPayload = crate::decode(NAME, &record.payload)?;
+            match payload.role() {
+                Role::Outside => {
+                    let file = outsiders.open(record, &payload, context)?;
+                    context.created.insert(record.id, file);
+                }
+                Role::Master | Role::Slave => pairs.add(record, payload),
+            }
+        }
+        pairs.create(context)
+    }
+
+    fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
+        for record in records {
+            let payload: TtyPayload = crate::decode(NAME, &record.payload)?;
+            if payload.session == context.stub.pid().get() && payload.role() != Role::Master {
+                take_control(record, &payload, context)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn slave_outside(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
+    let number = master_number(description)?;
+    let holder = others::holder(scope, &format!("/dev/pts/{number}"))?;
+    Some(description.obstacle(
+        "pseudo terminal",
+        &format!("its other end is used by {}, which is not part of the subject", others::describe(Some(holder))),
+        "checkpoint that process with it, or end it",
+    ))
+}
+
+/// A session leader takes its terminal back through a descriptor; without one it could not.
+fn leader_without_descriptor(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
+    if master_number(description).is_some() {
+        return None;
+    }
+    let device = device_of(description);
+    let leader = leader_of(device, scope)?;
+    let of_terminal = |id| {
+        scope.descriptions.iter().any(|other| {
+            other.id == id
+                && is_terminal(other)
+                && master_number(other).is_none()
+                && device_of(other) == device
+        })
+    };
+    let holds = scope.table.iter().any(|(pid, _, id)| *pid == leader && of_terminal(*id));
+    (!holds).then(|| {
+        description.obstacle(
+            "controlling terminal",
+            &format!("it controls the session of pid {leader}, which has no descriptor of it"),
+            "let the session leader keep its terminal open",
+        )
+    })
+}
+
+/// The session leader of the subject that a terminal controls.
+fn leader_of(device: (u32, u32), scope: &CaptureScope<'_>) -> Option<Pid> {
+    let number = encode(device);
+    scope.pids.iter().copied().find(|pid| {
+        procfs::stat(*pid).is_ok_and(|stat| stat.session == *pid && stat.tty_nr == number)
+    })
+}
+
+/// Device numbers as `/proc/PID/stat` tells them.
+fn encode((major, minor): (u32, u32)) -> i32 {
+    ((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)).cast_signed()
+}
+
+/// The foreground group of a session leader's terminal: field 8 of `/proc/PID/stat`.
+fn foreground_of(leader: Pid) -> Result<i32> {
+    let text = procfs::read_text(format!("/proc/{leader}/stat"))?;
+    let behind_name = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+    Ok(behind_name.split_whitespace().nth(5).and_then(|word| word.parse().ok()).unwrap_or(0))
+}
+
+/// The session leader of the subject takes its terminal again, and names the foreground group.
+fn take_control(record: &FdRecord, payload: &TtyPayload, context: &mut FdConnect<'_>) -> Result<()> {
+    let Some((fd, _)) = context.table.iter().find(|(_, id)| *id == record.id) else { return Ok(()) };
+    let fd = fd.get() as u64;
+    let taken = context.stub.call(IOCTL, [fd, terminal::TAKE_CONTROL_REQUEST, 0, 0, 0, 0]);
+    if let Err(error) = taken {
+        return Err(ResourceError::Unsupported {
+            pid: context.stub.pid(),
+            what: format!("controlling terminal {}", path::from_bytes(&payload.path).display()),
+            why: format!("it cannot be taken again: {error}"),
+            fix: "restore from a terminal that controls no other session".to_owned(),
+        });
+    }
+    if payload.foreground > 0 {
+        let request = terminal::SET_FOREGROUND_REQUEST;
+        let group = payload.foreground.to_ne_bytes();
+        context.stub.call_with(context.memory, IOCTL, &group, |at| [fd, request, at.get(), 0, 0, 0])?;
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct TtyCapture {
+    role: Role,
+    device: (u32, u32),
+    inherited: bool,
+    leader: Option<Pid>,
+    foreground: i32,
+    state: Option<State>,
+}
+
+impl FdCapture for TtyCapture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        let file = description.duplicate.as_fd();
+        self.state = match self.role {
+            // A terminal that hung up answers nothing any more.
+            Role::Outside => State::of(file).ok(),
+            Role::Master | Role::Slave => None,
+        };
+        self.foreground = match self.leader {
+            Some(leader) => foreground_of(leader)?,
+            None => 0,
+        };
+        Ok(())
+    }
+
+    fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
+        if self.role == Role::Master {
+            let slaves = if has_slave(self.device.1, scope) {
+                Slaves::Open
+            } else if is_hung_up(description) {
+                Slaves::Closed
+            } else {
+                Slaves::Never
+            };
+            self.state = Some(state_of_pair(description.duplicate.as_fd(), slaves)?);
+        }
+        Ok(())
+    }
+
+    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+        let stat = &description.stat;
+        let is_slave_file = major(stat.st_rdev) == SLAVE_MAJOR;
+        let node = Node { user: stat.st_uid, group: stat.st_gid, mode: stat.st_mode & 0o7777 };
+        let payload = TtyPayload {
+            path: path::to_bytes(Name::of(description).path()),
+            role: self.role.into(),
+            major: self.device.0,
+            minor: self.device.1,
+            file_system: stat.st_dev,
+            inode: stat.st_ino,
+            inherited: self.inherited,
+            node: is_slave_file.then_some(node),
+            state: self.state.clone(),
+            session: self.leader.map_or(0, Pid::get),
+            foreground: self.foreground,
+        };
+        Ok(payload.encode_to_vec())
+    }
+}
+
+fn state_of_pair(master: BorrowedFd<'_>, slaves: Slaves) -> Result<State> {
+    let mut state = State {
+        packets: terminal::is_packet_mode(master)?,
+        locked: terminal::is_locked(master)?,
+        exclusive: terminal::is_exclusive(master)?,
+        slaves: slaves.into(),
+        ..State::of(master)?
+    };
+    if slaves != Slaves::Never && !state.locked {
+        // Held only for this moment: a slave of ours would hide that the subject closes its last.
+        let slave = terminal::open_slave(master, (OFlags::RDWR | OFlags::NONBLOCK).bits())?;
+        let pair = Pair { master, slave: slave.as_fd() };
+        state.queues = Some(pair.look(&state.modes()?)?);
+    }
+    Ok(state)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+//! Pseudo terminal pairs of a restore.
+//!
+//! Owns: making pairs with the numbers they had, opening their slaves, giving both ends their state.
+//! Invariants: a pair whose number somebody has taken is refused by name; masters opened on the way to a number are
+//! closed again. Modes are set before bytes are put in; what forbids opening comes last.
+//! Does not: choose other numbers, except where the master is closed and nothing can be opened by path any more.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use model::{DescriptionId, Fd, Pid};
+use rustix::fs::{FileType, Gid, Mode, OFlags, Uid, major, minor};
+use sys::{Error, terminal};
+
+use super::queue::Pair;
+use super::{NAME, Node, Role, SLAVE_MAJOR, Slaves, State, TtyPayload};
+use crate::error::{ResourceError, Result};
+use crate::fd::{FdCreate, FdRecord};
+use crate::support::opening::{self, flags_for};
+use crate::support::path;
+
+/// Where masters are opened, in this order, when the path of the image does not serve.
+const FRONTS: [&str; 2] = ["/dev/ptmx", "/dev/pts/ptmx"];
+/// Where slaves have their files.
+const SLAVES: &str = "/dev/pts";
+
+/// All pairs of a restore.
+#[derive(Debug, Default)]
+pub(super) struct PairFiles {
+    pairs: BTreeMap<u32, PairFile>,
+}
+
+#[derive(Debug, Default)]
+struct PairFile {
+    master: Option<DescriptionId>,
+    path: PathBuf,
+    state: Option<State>,
+    slaves: Vec<(DescriptionId, u32)>,
+    node: Option<Node>,
+    holder: Option<(Pid, Fd)>,
+}
+
+impl PairFiles {
+    pub(super) fn add(&mut self, record: &FdRecord, payload: TtyPayload) {
+        let pair = self.pairs.entry(payload.minor).or_default();
+        pair.holder.get_or_insert(record.holder);
+        if payload.role() == Role::Master {
+            pair.master = Some(record.id);
+            pair.path = path::from_bytes(&payload.path);
+            pair.state = payload.state;
+        } else {
+            pair.slaves.push((record.id, record.flags));
+            pair.node = pair.node.or(payload.node);
+        }
+    }
+
+    pub(super) fn create(self, context: &mut FdCreate<'_>) -> Result<()> {
+        let mut masters = Masters::default();
+        for (number, pair) in self.pairs {
+            let master = match masters.open(number, &pair.path)? {
+                Some(master) => master,
+                None if pair.master.is_none() => masters.open_any(&pair.path)?,
+                None => return Err(pair.taken(number)),
+            };
+            pair.create(master, context)?;
+        }
+        Ok(())
+    }
+}
+
+/// Masters that were opened on the way to the wanted number: the kernel gives the lowest that is free.
+#[derive(Debug, Default)]
+struct Masters {
+    spare: BTreeMap<u32, OwnedFd>,
+}
+
+impl Masters {
+    /// The master of a number; `None` if somebody has that number.
+    fn open(&mut self, wanted: u32, path: &Path) -> Result<Option<OwnedFd>> {
+        loop {
+            if let Some(master) = self.spare.remove(&wanted) {
+                return Ok(Some(master));
+            }
+            let master = open_master(path)?;
+            let number = terminal::pair_number(master.as_fd())?;
+            self.spare.insert(number, master);
+            if number > wanted {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn open_any(&mut self, path: &Path) -> Result<OwnedFd> {
+        open_master(path)
+    }
+}
+
+fn open_master(saved: &Path) -> Result<OwnedFd> {
+    let is_front = |path: &&Path| {
+        rustix::fs::stat(*path).is_ok_and(|stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+                && (major(stat.st_rdev), minor(stat.st_rdev)) == (5, 2)
+        })
+    };
+    let path = [saved].into_iter().chain(FRONTS.map(Path::new)).find(is_front).unwrap_or(Path::new(FRONTS[0]));
+    Ok(opening::open(path, OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC)?)
+}
+
+impl PairFile {
+    fn create(&self, master: OwnedFd, context: &mut FdCreate<'_>) -> Result<()> {
+        terminal::set_locked(master.as_fd(), false)?;
+        self.set_node(master.as_fd())?;
+        if let Some(state) = &self.state {
+            self.set_state(master.as_fd(), state)?;
+        }
+        for (id, flags) in &self.slaves {
+            let flags = flags_for(*flags).bits();
+            context.created.insert(*id, terminal::open_slave(master.as_fd(), flags)?);
+        }
+        if let Some(state) = &self.state {
+            seal(master.as_fd(), state)?;
+        }
+        // Without a master of the subject's, closing ours hangs its slaves up, as they were.
+        if let Some(id) = self.master {
+            context.created.insert(id, master);
+        }
+        Ok(())
+    }
+
+    fn set_state(&self, master: BorrowedFd<'_>, state: &State) -> Result<()> {
+        let modes = state.modes()?;
+        terminal::set_modes(master, &modes)?;
+        rustix::termios::tcsetwinsize(master, state.window())
+            .map_err(|errno| Error::new("set the window size of a terminal", errno))?;
+        if state.slaves() == Slaves::Never {
+            return Ok(());
+        }
+        let slave = terminal::open_slave(master, (OFlags::RDWR | OFlags::NONBLOCK).bits())?;
+        if let Some(queues) = &state.queues {
+            Pair { master, slave: slave.as_fd() }.fill(queues, &modes)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the slave's file its owner and mode.
+    fn set_node(&self, master: BorrowedFd<'_>) -> Result<()> {
+        let Some(node) = self.node else { return Ok(()) };
+        let path = Path::new(SLAVES).join(terminal::pair_number(master)?.to_string());
+        let Ok(now) = rustix::fs::stat(&path) else { return Ok(()) };
+        if major(now.st_rdev) != SLAVE_MAJOR {
+            return Ok(());
+        }
+        if (now.st_uid, now.st_gid) != (node.user, node.group) {
+            let owner = (Some(Uid::from_raw(node.user)), Some(Gid::from_raw(node.group)));
+            rustix::fs::chown(&path, owner.0, owner.1)
+                .map_err(|errno| Error::path("set the owner of", &path, errno))?;
+        }
+        if now.st_mode & 0o7777 != node.mode {
+            rustix::fs::chmod(&path, Mode::from_raw_mode(node.mode))
+                .map_err(|errno| Error::path("set the mode of", &path, errno))?;
+        }
+        Ok(())
+    }
+
+    fn taken(&self, number: u32) -> ResourceError {
+        let (pid, fd) = self.holder.unwrap_or((Pid(0), Fd(0)));
+        ResourceError::Unsupported {
+            pid,
+            what: format!("fd {fd} ({NAME})"),
+            why: format!("the program made the pseudo terminal /dev/pts/{number}, and that number is taken by now"),
+            fix: format!("close the terminal /dev/pts/{number} (`fuser /dev/pts/{number}` names its users)"),
+        }
+    }
+}
+
+/// Sets what would forbid the steps before.
+fn seal(master: BorrowedFd<'_>, state: &State) -> Result<()> {
+    if state.packets {
+        terminal::set_packet_mode(master, true)?;
+    }
+    if state.exclusive {
+        terminal::set_exclusive(master)?;
+    }
+    Ok(terminal::set_locked(master, state.locked)?)
+}

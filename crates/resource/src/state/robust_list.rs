@@ -1,0 +1,60 @@
+//! The list of robust mutexes that a thread registered with the kernel.
+//!
+//! Owns: the list's head and its length.
+//! Does not: save the list; it is memory like any other.
+
+use prost::Message;
+use tracee::arch::numbers as nr;
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::Result;
+
+const NAME: &str = "state/robust_list";
+
+/// The kind.
+pub(super) struct RobustList;
+
+#[derive(Clone, PartialEq, Message)]
+struct RobustListMessage {
+    #[prost(uint64, tag = "1")]
+    head: u64,
+    #[prost(uint64, tag = "2")]
+    length: u64,
+}
+
+impl StateKind for RobustList {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "robust mutex lists"
+    }
+
+    fn level(&self) -> Level {
+        Level::Thread
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Setup
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        let (head, length) = sys::robust_list::get(capture.tid)?;
+        raw.extend(head.get().to_ne_bytes());
+        raw.extend(length.get().to_ne_bytes());
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        let word = |at: usize| raw.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
+        let found = word(0).zip(word(8)).filter(|(head, _)| *head != 0);
+        Ok(found.map(|(head, length)| RobustListMessage { head, length }.encode_to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let message: RobustListMessage = crate::decode(NAME, payload)?;
+        restore.stub.call(nr::SET_ROBUST_LIST, [message.head, message.length, 0, 0, 0, 0])?;
+        Ok(())
+    }
+}

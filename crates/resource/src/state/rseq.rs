@@ -1,0 +1,123 @@
+//! The restartable-sequence area of a thread.
+//!
+//! Owns: its registration, and aborting a sequence that a stop broke into.
+//! Invariants: a thread that was inside a sequence goes on at its abort handler, as after any preemption.
+//! Does not: save the area's content; it is memory like any other.
+
+use model::Address;
+use prost::Message;
+use sys::ptrace::{self, Registers, RseqConfiguration};
+use tracee::ProcessMemory;
+use tracee::arch::numbers as nr;
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::Result;
+
+const NAME: &str = "state/rseq";
+
+/// Where `struct rseq` holds the address of the running sequence's descriptor.
+const SEQUENCE_OFFSET: u64 = 8;
+/// Bytes of `struct rseq_cs`: version, flags, start, length, abort handler.
+const DESCRIPTOR_BYTES: u64 = 32;
+
+/// The kind.
+pub(super) struct Rseq;
+
+#[derive(Clone, PartialEq, Message)]
+struct RseqMessage {
+    #[prost(uint64, tag = "1")]
+    address: u64,
+    #[prost(uint32, tag = "2")]
+    length: u32,
+    #[prost(uint32, tag = "3")]
+    signature: u32,
+    /// The address of the running sequence's descriptor; registering clears it.
+    #[prost(uint64, tag = "4")]
+    sequence: u64,
+}
+
+impl StateKind for Rseq {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "restartable sequences: the registration, and the abort of one that was running"
+    }
+
+    fn level(&self) -> Level {
+        Level::Thread
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Setup
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        let configuration = ptrace::rseq_configuration(capture.tid)?;
+        if configuration.address == 0 {
+            return Ok(());
+        }
+        raw.extend(configuration.address.to_ne_bytes());
+        raw.extend(configuration.length.to_ne_bytes());
+        raw.extend(configuration.signature.to_ne_bytes());
+        raw.extend(word_at(capture.memory(), configuration.address + SEQUENCE_OFFSET)?.to_ne_bytes());
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        let word = |at: usize| raw.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
+        let half = |at: usize| raw.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+        let message = (|| {
+            Some(RseqMessage {
+                address: word(0)?,
+                length: half(8)?,
+                signature: half(12)?,
+                sequence: word(16)?,
+            })
+        })();
+        Ok(message.map(|message| message.encode_to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let message: RseqMessage = crate::decode(NAME, payload)?;
+        let arguments = [message.address, u64::from(message.length), 0, u64::from(message.signature), 0, 0];
+        restore.stub.call(nr::RSEQ, arguments)?;
+        let at = Address(message.address + SEQUENCE_OFFSET);
+        restore.memory.write(at, &message.sequence.to_ne_bytes())?;
+        Ok(())
+    }
+}
+
+/// Moves a thread that was stopped inside a restartable sequence to the sequence's abort handler.
+pub fn abort_if_inside(
+    registers: &mut Registers,
+    memory: &ProcessMemory,
+    configuration: &RseqConfiguration,
+) -> Result<()> {
+    if configuration.address == 0 {
+        return Ok(());
+    }
+    let sequence = word_at(memory, configuration.address + SEQUENCE_OFFSET)?;
+    if sequence == 0 {
+        return Ok(());
+    }
+    let mut bytes = [0; DESCRIPTOR_BYTES as usize];
+    memory.read(Address(sequence), &mut bytes)?;
+    let word = |at: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[at..at + 8]);
+        u64::from_ne_bytes(word)
+    };
+    let (start, length, abort) = (word(8), word(16), word(24));
+    if registers.rip.wrapping_sub(start) < length {
+        registers.rip = abort;
+    }
+    Ok(())
+}
+
+fn word_at(memory: &ProcessMemory, address: u64) -> Result<u64> {
+    let mut word = [0; 8];
+    memory.read(Address(address), &mut word)?;
+    Ok(u64::from_ne_bytes(word))
+}

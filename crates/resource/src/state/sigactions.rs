@@ -1,0 +1,92 @@
+//! Signal actions of a process: handlers, masks, flags.
+//!
+//! Owns: all 64 actions.
+//! Invariants: only actions that `/proc` shows as caught or ignored are asked for; the rest are the defaults.
+//! Does not: save pending signals or masks of threads.
+
+use model::ByteCount;
+use prost::Message;
+use tracee::arch::numbers as nr;
+use tracee::procfs;
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::Result;
+
+const NAME: &str = "state/sigactions";
+
+/// Bytes of the kernel's `struct sigaction` on x86-64: handler, flags, restorer, mask.
+const ACTION_BYTES: usize = 32;
+/// Bytes of a signal set.
+const SET_BYTES: u64 = 8;
+const SIGNAL_MAX: u8 = 64;
+
+/// The kind.
+pub(super) struct Sigactions;
+
+#[derive(Clone, PartialEq, Message)]
+struct ActionsMessage {
+    #[prost(message, repeated, tag = "1")]
+    actions: Vec<ActionMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ActionMessage {
+    #[prost(int32, tag = "1")]
+    signal: i32,
+    /// The kernel's structure, as rt_sigaction(2) gives and takes it.
+    #[prost(bytes = "vec", tag = "2")]
+    action: Vec<u8>,
+}
+
+impl StateKind for Sigactions {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "signal handlers with their masks and flags, ignored signals"
+    }
+
+    fn level(&self) -> Level {
+        Level::Process
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Setup
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        let status = capture.file("status")?;
+        let set = procfs::signal_set(status, "SigCgt") | procfs::signal_set(status, "SigIgn");
+        if set == 0 {
+            return Ok(());
+        }
+        let session = capture.remote()?;
+        let data = session.data().get();
+        for signal in (1..=SIGNAL_MAX).filter(|signal| set >> (signal - 1) & 1 == 1) {
+            session.call(nr::RT_SIGACTION, [u64::from(signal), 0, data, SET_BYTES, 0, 0])?;
+            raw.push(signal);
+            raw.extend(session.read_data(ByteCount(ACTION_BYTES as u64))?);
+        }
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        let actions = raw
+            .chunks_exact(1 + ACTION_BYTES)
+            .map(|chunk| ActionMessage { signal: i32::from(chunk[0]), action: chunk[1..].to_vec() })
+            .collect();
+        Ok(Some(ActionsMessage { actions }.encode_to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let message: ActionsMessage = crate::decode(NAME, payload)?;
+        for action in message.actions {
+            let signal = action.signal as u64;
+            restore.stub.call_with(restore.memory, nr::RT_SIGACTION, &action.action, |at| {
+                [signal, at.get(), 0, SET_BYTES, 0, 0]
+            })?;
+        }
+        Ok(())
+    }
+}

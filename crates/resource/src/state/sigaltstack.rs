@@ -1,0 +1,62 @@
+//! The alternate signal stack of a thread.
+//!
+//! Owns: its address, size and flags.
+//! Does not: save the stack's content; it is memory like any other.
+
+use model::ByteCount;
+use tracee::arch::numbers as nr;
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::Result;
+
+/// Bytes of `stack_t`: address, flags, size.
+const STACK_BYTES: usize = 24;
+/// Where the flags are in it.
+const FLAGS: std::ops::Range<usize> = 8..12;
+const SS_ONSTACK: u32 = 1;
+const SS_DISABLE: u32 = 2;
+
+/// The kind.
+pub(super) struct Sigaltstack;
+
+impl StateKind for Sigaltstack {
+    fn name(&self) -> &'static str {
+        "state/sigaltstack"
+    }
+
+    fn summary(&self) -> &'static str {
+        "alternate signal stacks"
+    }
+
+    fn level(&self) -> Level {
+        Level::Thread
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Setup
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        let session = capture.remote()?;
+        let data = session.data().get();
+        session.call(nr::SIGALTSTACK, [0, data, 0, 0, 0, 0])?;
+        raw.extend(session.read_data(ByteCount(STACK_BYTES as u64))?);
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut stack = raw.to_vec();
+        let Some(bytes) = stack.get_mut(FLAGS) else { return Ok(None) };
+        let mut word = [0; 4];
+        word.copy_from_slice(bytes);
+        // Whether a handler runs on it right now follows from the stack pointer and cannot be set.
+        let flags = u32::from_ne_bytes(word) & !SS_ONSTACK;
+        bytes.copy_from_slice(&flags.to_ne_bytes());
+        Ok((flags & SS_DISABLE == 0).then_some(stack))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        restore.stub.call_with(restore.memory, nr::SIGALTSTACK, payload, |at| [at.get(), 0, 0, 0, 0, 0])?;
+        Ok(())
+    }
+}

@@ -1,0 +1,49 @@
+//! The name of a thread, as `ps -L` and `top -H` show it.
+//!
+//! Owns: the up to 15 bytes of `comm`.
+//! Does not: change the arguments that `ps` shows; they are memory.
+
+use tracee::arch::numbers as nr;
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::Result;
+
+const PR_SET_NAME: u64 = 15;
+
+/// The kind.
+pub(super) struct ThreadName;
+
+impl StateKind for ThreadName {
+    fn name(&self) -> &'static str {
+        "state/thread_name"
+    }
+
+    fn summary(&self) -> &'static str {
+        "thread names"
+    }
+
+    fn level(&self) -> Level {
+        Level::Thread
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Setup
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        raw.extend_from_slice(capture.file("comm")?);
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        // The kernel ends the name with one line feed of its own.
+        Ok(Some(raw.strip_suffix(b"\n").unwrap_or(raw).to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let mut name = payload.to_vec();
+        name.push(0);
+        restore.stub.call_with(restore.memory, nr::PRCTL, &name, |at| [PR_SET_NAME, at.get(), 0, 0, 0, 0])?;
+        Ok(())
+    }
+}

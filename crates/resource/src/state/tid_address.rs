@@ -1,0 +1,60 @@
+//! The address that the kernel clears, and wakes a waiter on, when a thread ends.
+//!
+//! Owns: that address, as set_tid_address(2) or clone(2) set it; pthread_join depends on it.
+//! Does not: touch the word there.
+
+use model::ByteCount;
+use tracee::RemoteError;
+use tracee::arch::numbers as nr;
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::{ResourceError, Result};
+
+const PR_GET_TID_ADDRESS: u64 = 40;
+const EINVAL: sys::Errno = sys::Errno::EINVAL;
+
+/// The kind.
+pub(super) struct TidAddress;
+
+impl StateKind for TidAddress {
+    fn name(&self) -> &'static str {
+        "state/tid_address"
+    }
+
+    fn summary(&self) -> &'static str {
+        "the word that tells of a thread's end (pthread_join)"
+    }
+
+    fn level(&self) -> Level {
+        Level::Thread
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Setup
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        let session = capture.remote()?;
+        let data = session.data().get();
+        match session.call(nr::PRCTL, [PR_GET_TID_ADDRESS, data, 0, 0, 0, 0]) {
+            Ok(_) => raw.extend(session.read_data(ByteCount(8))?),
+            // Kernels without CONFIG_CHECKPOINT_RESTORE cannot tell.
+            Err(RemoteError::Refused { errno: EINVAL, .. }) => {}
+            Err(error) => return Err(ResourceError::Remote(error)),
+        }
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(raw.iter().any(|byte| *byte != 0).then(|| raw.to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let word: [u8; 8] = payload.try_into().map_err(|_| ResourceError::Malformed {
+            kind: "state/tid_address",
+            why: "it is not one address".to_owned(),
+        })?;
+        restore.stub.call(nr::SET_TID_ADDRESS, [u64::from_ne_bytes(word), 0, 0, 0, 0, 0])?;
+        Ok(())
+    }
+}

@@ -1,0 +1,28 @@
+//! The robust mutex list of another thread.
+//!
+//! Owns: get_robust_list(2).
+//! Invariants: reads only.
+//! Does not: walk the list.
+//!
+//! Man page: get_robust_list(2)
+//! Since: Linux 2.6.17
+//! Probe: none needed
+//! Fallback: none needed
+
+use model::{Address, ByteCount, Tid};
+
+use crate::error::{Errno, Error, Result};
+
+/// The list's head and the length that was registered with it.
+pub fn get(tid: Tid) -> Result<(Address, ByteCount)> {
+    let mut head = 0_u64;
+    let mut length = 0_u64;
+    // SAFETY: the kernel writes one word to each of two live, exclusively borrowed words.
+    let result =
+        unsafe { libc::syscall(libc::SYS_get_robust_list, tid.get(), &raw mut head, &raw mut length) };
+    if result == 0 {
+        Ok((Address(head), ByteCount(length)))
+    } else {
+        Err(Error::thread("read the robust list", tid, Errno::last()))
+    }
+}

@@ -1,0 +1,150 @@
+//! Compiles the victims, each once for one version of its sources.
+//!
+//! Owns: the list of victims, the compiler's flags, the folder with the results.
+//! Invariants: the result for one content of the sources is published whole, by a
+//! rename; a changed source or header never runs an old binary.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::error::HarnessError;
+use crate::paths::{folder_in_target, victims_folder};
+
+/// Optimised a little, so that values live in registers; warnings are errors as in the rest of the project.
+const FLAGS: &[&str] =
+    &["-std=gnu17", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"];
+
+/// The names of all victims, sorted.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn victims() -> Result<Vec<String>, HarnessError> {
+    let sources = files_with_extension("c")?;
+    Ok(sources
+        .iter()
+        .filter_map(|path| path.file_stem())
+        .map(|stem| stem.to_string_lossy().into_owned())
+        .collect())
+}
+
+/// Compiles a victim unless this version of it has been compiled before, and returns the path of
+/// the program. The compiler is `CC`, or `cc`.
+///
+/// # Errors
+/// When there is no such victim, the compiler is missing or it rejects the source.
+pub fn compile(victim: &str) -> Result<PathBuf, HarnessError> {
+    let source = victims_folder().join(format!("{victim}.c"));
+    if !source.is_file() {
+        return Err(HarnessError::NoSuchVictim(victim.to_owned()));
+    }
+    let folder = folder_in_target("victims")?.join(format!("{:016x}", content_key(&source)?));
+    let program = folder.join(victim);
+    if program.is_file() {
+        return Ok(program);
+    }
+    fs::create_dir_all(&folder).map_err(file_error("create", &folder))?;
+    let _lock = lock(&folder)?;
+    if !program.is_file() {
+        run_compiler(victim, &source, &program)?;
+    }
+    Ok(program)
+}
+
+fn run_compiler(victim: &str, source: &Path, program: &Path) -> Result<(), HarnessError> {
+    let partial = program.with_extension("partial");
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut command = Command::new(&compiler);
+    command.args(FLAGS).arg("-o").arg(&partial).arg(source);
+    let output = command
+        .output()
+        .map_err(|source| HarnessError::Spawn { program: compiler.to_string_lossy().into_owned(), source })?;
+    if !output.status.success() {
+        return Err(HarnessError::Compile {
+            victim: victim.to_owned(),
+            output: String::from_utf8_lossy(&output.stderr).into_owned(),
+        });
+    }
+    fs::rename(&partial, program).map_err(file_error("publish", program))
+}
+
+/// One compiler at a time for one victim; released when the file is closed.
+fn lock(folder: &Path) -> Result<File, HarnessError> {
+    let path = folder.join("lock");
+    let file = File::create(&path).map_err(file_error("create", &path))?;
+    flock(&file, FlockOperation::LockExclusive).map_err(|error| file_error("lock", &path)(error.into()))?;
+    Ok(file)
+}
+
+/// A key that changes with the source, any header, or the flags.
+fn content_key(source: &Path) -> Result<u64, HarnessError> {
+    let mut key = Fnv::new();
+    FLAGS.iter().for_each(|flag| key.add(flag.as_bytes()));
+    for path in files_with_extension("h")?.iter().map(PathBuf::as_path).chain([source]) {
+        key.add(&fs::read(path).map_err(file_error("read", path))?);
+    }
+    Ok(key.0)
+}
+
+fn files_with_extension(extension: &str) -> Result<Vec<PathBuf>, HarnessError> {
+    let folder = victims_folder();
+    let entries = fs::read_dir(&folder).map_err(file_error("list", &folder))?;
+    let mut files = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(file_error("list", &folder))?;
+    files.retain(|path| path.extension() == Some(OsStr::new(extension)));
+    files.sort();
+    Ok(files)
+}
+
+fn file_error(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> HarnessError {
+    let path = path.to_path_buf();
+    move |source| HarnessError::File { operation, path, source }
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo): a name for a content, not a defence.
+struct Fnv(u64);
+
+impl Fnv {
+    fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes.iter().copied().chain([0xff]) {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_victim_is_named() {
+        let error = compile("no_such_thing").unwrap_err();
+        assert!(error.to_string().contains("no_such_thing"), "{error}");
+    }
+
+    #[test]
+    fn a_victim_is_compiled_once() {
+        let first = compile("state_umask").unwrap();
+        let modified = fs::metadata(&first).unwrap().modified().unwrap();
+        assert_eq!(compile("state_umask").unwrap(), first);
+        assert_eq!(fs::metadata(&first).unwrap().modified().unwrap(), modified);
+    }
+
+    #[test]
+    fn every_source_says_what_it_proves() {
+        for path in files_with_extension("c").unwrap().into_iter().chain(files_with_extension("h").unwrap()) {
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(text.starts_with("/* "), "{} does not open with a comment", path.display());
+            assert!(text.lines().count() <= 600, "{} is too long", path.display());
+        }
+    }
+}

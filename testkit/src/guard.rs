@@ -1,0 +1,102 @@
+//! Cleans up what a test started, and nothing else.
+//!
+//! Owns: the mark (one environment entry, different for every guard) that every
+//! process started for a test inherits and that a restored program has again.
+//! Invariants: only marked processes are killed; a restored one is marked because
+//! its environment is restored; the harness itself never is.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use model::Pid;
+use rustix::process::{Signal, getpid, set_child_subreaper};
+
+use crate::limits::{CLEANUP_ROUNDS_MAX, POLL};
+use crate::process::{self, ProcessId, has_environment};
+
+const VARIABLE: &str = "UNDYING_TEST_MARK";
+
+/// Kills everything that carries its mark when it is dropped.
+#[derive(Debug)]
+pub struct Guard {
+    mark: String,
+}
+
+impl Guard {
+    /// A guard with a mark of its own.
+    #[must_use]
+    pub fn new() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        // Orphans become children of the harness, so that they can be collected.
+        let _only_tidier = set_child_subreaper(Some(getpid()));
+        Self { mark: format!("{}-{now}-{number}", getpid().as_raw_nonzero()) }
+    }
+
+    /// Marks a program that is about to be started.
+    pub fn mark<'command>(&self, command: &'command mut Command) -> &'command mut Command {
+        command.env(VARIABLE, &self.mark)
+    }
+
+    /// The living processes that carry the mark.
+    #[must_use]
+    pub fn marked(&self) -> Vec<ProcessId> {
+        let entry = format!("{VARIABLE}={}", self.mark);
+        let own = Pid(getpid().as_raw_nonzero().get());
+        let candidates =
+            process::all().into_iter().filter(|process| process.pid() != own && process.is_alive());
+        candidates.filter(|process| has_environment(*process, &entry)).collect()
+    }
+
+    /// Kills everything marked, also what appears meanwhile.
+    pub fn kill_all(&self) {
+        for _round in 0..CLEANUP_ROUNDS_MAX {
+            let marked = self.marked();
+            if marked.is_empty() {
+                return;
+            }
+            for process in &marked {
+                let _gone_already = process.signal(Signal::KILL);
+            }
+            thread::sleep(POLL);
+            marked.iter().for_each(|process| process.reap());
+        }
+    }
+}
+
+impl Default for Guard {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_marked_processes_are_killed() {
+        let guard = Guard::new();
+        let mut bystander = Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut marked =
+            guard.mark(Command::new("sh").args(["-c", "sleep 1000 & sleep 1000"])).spawn().unwrap();
+        while guard.marked().len() < 3 {
+            thread::sleep(POLL);
+        }
+        drop(guard);
+        // The guard may have collected it already, which wait reports as an error.
+        assert!(marked.wait().map_or(true, |status| !status.success()));
+        assert!(bystander.try_wait().unwrap().is_none());
+        bystander.kill().unwrap();
+        bystander.wait().unwrap();
+    }
+}

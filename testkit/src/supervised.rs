@@ -1,0 +1,221 @@
+//! A victim under `undying run`: with a guardian, periodic checkpoints and restarts.
+//!
+//! Owns: the guardian process, its store, finding the current incarnation.
+//! Invariants: as for `Victim`; the subject is found by its program and its mark,
+//! never by a number alone.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::command::{self, line_of, process_of, read_lossy, tail};
+use crate::compile::compile;
+use crate::dump;
+use crate::error::HarnessError;
+use crate::guard::Guard;
+use crate::limits;
+use crate::process::ProcessId;
+use crate::undying::Undying;
+use crate::victim::{Verdict, image_folder, victim_folder};
+
+/// How to run a victim under a guardian.
+#[derive(Clone, Debug)]
+pub struct SupervisedOptions {
+    /// The period between two checkpoints.
+    pub every: Duration,
+    /// The restart policy, as the command line names it.
+    pub restart: String,
+    /// More arguments for `undying run`.
+    pub arguments: Vec<String>,
+}
+
+impl Default for SupervisedOptions {
+    fn default() -> Self {
+        Self { every: Duration::from_millis(100), restart: "on-failure".to_owned(), arguments: Vec::new() }
+    }
+}
+
+/// A victim with its guardian.
+#[derive(Debug)]
+pub struct Supervised {
+    name: String,
+    program: PathBuf,
+    guardian: Child,
+    line: String,
+    undying: Undying,
+    guard: Guard,
+    folder: TempDir,
+    store: TempDir,
+}
+
+impl Supervised {
+    /// Starts `undying run … -- VICTIM` and waits until the victim is ready.
+    ///
+    /// # Errors
+    /// When the guardian cannot be started, ends, or the victim does not get ready.
+    pub fn start(undying: &Undying, victim: &str, options: &SupervisedOptions) -> Result<Self, HarnessError> {
+        let (folder, store, guard) = (victim_folder()?, image_folder()?, Guard::new());
+        let program = compile(victim)?;
+        let mut command = run_command(undying, victim, options, store.path());
+        command.arg("--").arg(&program).arg(folder.path().join("verdict")).current_dir(folder.path());
+        let guardian = command::spawn(&mut command, &guard, folder.path(), "run")?;
+        let line = line_of(&command);
+        let undying = undying.clone();
+        let mut supervised =
+            Self { name: victim.to_owned(), program, guardian, line, undying, guard, folder, store };
+        supervised.wait_ready()?;
+        Ok(supervised)
+    }
+
+    /// The store in which the checkpoints are.
+    #[must_use]
+    pub fn store(&self) -> &Path {
+        self.store.path()
+    }
+
+    /// The guardian's process.
+    #[must_use]
+    pub fn guardian(&self) -> Option<ProcessId> {
+        process_of(&self.guardian)
+    }
+
+    /// The root of the subject as it is now: the marked process that runs the victim's program and
+    /// whose parent does not.
+    #[must_use]
+    pub fn subject(&self) -> Option<ProcessId> {
+        let running: Vec<ProcessId> =
+            self.guard.marked().into_iter().filter(|process| self.runs_victim(*process)).collect();
+        let is_inner =
+            |process: &ProcessId| running.iter().any(|other| process.parent() == Some(other.pid()));
+        running.iter().copied().find(|process| !is_inner(process))
+    }
+
+    /// What `undying ls NAME --json` prints: the checkpoints of the subject.
+    ///
+    /// # Errors
+    /// When the command fails or prints something else.
+    pub fn checkpoints(&self) -> Result<Vec<Value>, HarnessError> {
+        let arguments =
+            [OsStr::new("ls"), OsStr::new(&self.name), OsStr::new("--store"), self.store.path().as_os_str()];
+        let value = self.undying.json(&self.guard, self.store.path(), &arguments)?;
+        value.as_array().cloned().ok_or_else(|| HarnessError::Output {
+            command: "undying ls".to_owned(),
+            detail: format!("not an array: {value}"),
+        })
+    }
+
+    /// Waits until at least `count` checkpoints are committed.
+    ///
+    /// # Errors
+    /// When they are not there in time.
+    pub fn wait_checkpoints(&self, count: usize) -> Result<(), HarnessError> {
+        let committed = |one: &Value| one.get("committed").and_then(Value::as_bool).unwrap_or(false);
+        self.wait_until("checkpoints", limits::FIRST_CHECKPOINT, || {
+            Ok(self.checkpoints()?.iter().filter(|one| committed(one)).count() >= count)
+        })
+    }
+
+    /// Kills the subject's root with SIGKILL, and waits until the guardian has another one running.
+    ///
+    /// # Errors
+    /// When there is no subject, or no new one in time.
+    pub fn kill_and_wait_restart(&self) -> Result<(), HarnessError> {
+        let killed = self.subject().ok_or_else(|| self.output_error("there is no subject"))?;
+        killed.signal(Signal::KILL).map_err(|source| HarnessError::Process {
+            operation: "kill",
+            process: killed,
+            source,
+        })?;
+        self.wait_until("restart", limits::RESTART, || Ok(self.subject().is_some_and(|now| now != killed)))
+    }
+
+    /// Asks the subject for its verdict; the guardian must end with the subject's own status.
+    ///
+    /// # Errors
+    /// When the subject or the guardian does not end in time, or there is no verdict.
+    pub fn judge(&mut self) -> Result<Verdict, HarnessError> {
+        let process = self.subject().ok_or_else(|| self.output_error("there is no subject"))?;
+        process.signal(Signal::TERM).map_err(|source| HarnessError::Process {
+            operation: "signal",
+            process,
+            source,
+        })?;
+        let line = self.line.clone();
+        let status =
+            command::wait(&mut self.guardian, &line, &self.guard, self.folder.path(), "run", limits::JUDGE)?;
+        let text = read_lossy(&self.folder.path().join("verdict"));
+        match (text.as_str(), status.code()) {
+            ("PASS\n", Some(0)) => Ok(Verdict::Pass),
+            ("PASS\n", _) => {
+                Err(self.output_error(&format!("the subject exited 0, the guardian with {status}")))
+            }
+            (text, _) if text.starts_with("FAIL: ") => {
+                Ok(Verdict::Fail(text["FAIL: ".len()..].trim_end().to_owned()))
+            }
+            _ => Err(self.output_error(&format!("no verdict, the guardian ended with {status}"))),
+        }
+    }
+
+    fn runs_victim(&self, process: ProcessId) -> bool {
+        fs::read_link(format!("/proc/{}/exe", process.pid())).is_ok_and(|target| target == self.program)
+    }
+
+    fn wait_ready(&mut self) -> Result<(), HarnessError> {
+        let deadline = Instant::now() + limits::READY;
+        while !read_lossy(&self.folder.path().join("run.stdout")).contains("ready\n") {
+            if let Ok(Some(status)) = self.guardian.try_wait() {
+                return Err(self.output_error(&format!("ended with {status} before the subject was ready")));
+            }
+            if Instant::now() >= deadline {
+                return Err(self.timeout("readiness", limits::READY));
+            }
+            thread::sleep(limits::POLL);
+        }
+        Ok(())
+    }
+
+    fn wait_until(
+        &self,
+        what: &str,
+        limit: Duration,
+        mut condition: impl FnMut() -> Result<bool, HarnessError>,
+    ) -> Result<(), HarnessError> {
+        let deadline = Instant::now() + limit;
+        while !condition()? {
+            if Instant::now() >= deadline {
+                return Err(self.timeout(what, limit));
+            }
+            thread::sleep(limits::POLL);
+        }
+        Ok(())
+    }
+
+    fn output_error(&self, detail: &str) -> HarnessError {
+        let said = read_lossy(&self.folder.path().join("run.stderr"));
+        HarnessError::Output {
+            command: self.line.clone(),
+            detail: format!("{detail}; it said [{}]", tail(&said)),
+        }
+    }
+
+    fn timeout(&self, what: &str, limit: Duration) -> HarnessError {
+        let output = ["run.stdout", "run.stderr", "verdict"].map(|name| self.folder.path().join(name));
+        let files = output.each_ref().map(|path| path.as_path());
+        dump::timeout(&format!("{what} of {}", self.name), limit, &self.guard.marked(), &files)
+    }
+}
+
+fn run_command(undying: &Undying, victim: &str, options: &SupervisedOptions, store: &Path) -> Command {
+    let every = format!("{}ms", options.every.as_millis());
+    let mut command =
+        undying.command(["run", "--name", victim, "--every", &every, "--restart", &options.restart]);
+    command.arg("--store").arg(store).args(&options.arguments);
+    command
+}
