@@ -299,7 +299,7 @@ pub fn single_step(tid: Tid) -> Result<()> {
 
 /// Lets a stopped tracee go for good, with a signal or without.
 pub fn detach(tid: Tid, signal: Option<Signal>) -> Result<()> {
-    request("detach from", libc::PTRACE_DETACH, tid, 0, signal.map_or(0, Signal::get) as usize).map(drop)
+    request("let go", libc::PTRACE_DETACH, tid, 0, signal.map_or(0, Signal::get) as usize).map(drop)
 }
 
 /// General registers of a stopped tracee.

@@ -155,6 +155,11 @@ fn the_death_of_the_tracer_at_any_step_harms_nothing() {
         let status =
             common::helper("the_death_of_the_tracer_at_any_step_harms_nothing", &role).status().unwrap();
         common::wait_untraced(subject.pid());
+        let ticks = subject.rounds()[11];
+        std::thread::sleep(Duration::from_millis(20));
+        let more = subject.rounds()[11];
+        if ticks == more { println!("PID {}", subject.pid());  std::thread::sleep(Duration::from_millis(6000000)); }
+        assert_ne!(ticks, more, "step {step}");
         let mut now = stacks(subject.pid());
         for round in 0..4 {
             if stacks_before.iter().zip(&now).all(|(a, b)| a.1 == b.1 || a.1 == 0 || b.1 == 0) {

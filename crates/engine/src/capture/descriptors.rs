@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use image::RecordSet;
 use model::{DescriptionId, Fd, Pid};
 use resource::fd::envelope::Envelope;
-use resource::fd::{self, CaptureScope, Description, FdCapture};
+use resource::fd::{self, CaptureScope, Description, FdCapture, in_flight};
 use sys::kcmp;
 use sys::{Errno, Error, pidfd};
 use tracee::procfs;
@@ -27,6 +27,8 @@ pub(super) struct Descriptors {
     /// Rising by process in tree order, then by number.
     rows: Vec<Row>,
     descriptions: Vec<Description>,
+    /// How many of them, the first ones, some process has a descriptor of.
+    held: usize,
     captures: HashMap<DescriptionId, Box<dyn FdCapture>>,
     envelopes: HashMap<DescriptionId, Envelope>,
     /// `rows` without what only this file needs, for the scope that kinds see.
@@ -60,7 +62,8 @@ impl Descriptors {
             }
         }
         self.table = self.rows.iter().map(|row| (row.pid, row.fd, row.description)).collect();
-        Ok(())
+        self.held = self.descriptions.len();
+        Ok(in_flight::discover(&mut self.descriptions, false)?)
     }
 
     fn look_at(&mut self, pid: Pid, number: Fd, handle: std::os::fd::BorrowedFd<'_>) -> sys::Result<()> {
@@ -137,11 +140,24 @@ impl Descriptors {
 
     /// Compares with the stopped tree; looks again at everything when something changed, and says so.
     pub(super) fn refresh(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {
-        if self.is_current(processes, order)? {
-            return Ok(false);
+        let is_current = self.is_current(processes, order)?;
+        if !is_current {
+            self.look(processes, order)?;
         }
-        self.look(processes, order)?;
-        Ok(true)
+        // What is in flight has no descriptor by which it could be compared.
+        let had_hidden = self.descriptions.len() > self.held;
+        self.descriptions.truncate(self.held);
+        in_flight::discover(&mut self.descriptions, self.options.kill)?;
+        Ok(!is_current || had_hidden || self.descriptions.len() > self.held)
+    }
+
+    /// Takes back what was done to descriptions of a subject that was to end and goes on.
+    pub(super) fn release(&mut self) {
+        for description in &self.descriptions {
+            if let Some(capture) = self.captures.get_mut(&description.id) {
+                capture.release(description);
+            }
+        }
     }
 
     fn is_current(&self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {

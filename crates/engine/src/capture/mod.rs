@@ -53,7 +53,8 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
     let stopping = Instant::now();
     let mut tree = StoppedTree::stop(root)?;
     let stop = stopping.elapsed();
-    let times = inside(&mut before, &mut tree, &writer, first, options)?;
+    let times = inside(&mut before, &mut tree, &writer, first, options)
+        .inspect_err(|_| before.descriptors.release())?;
     let held = if options.kill {
         Some(tree)
     } else {
@@ -61,9 +62,9 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
         None
     };
     let pause = stopping.elapsed();
-    let records = after(&mut before)?;
     let timings = Timings { pause, stop, scan: times.scan, copy: times.copy };
-    let committed = commit(writer, &records, &before, options, timings)?;
+    let committed = write(writer, &mut before, options, timings)
+        .inspect_err(|_| before.descriptors.release())?;
     if let Some(tree) = held {
         end(tree)?;
     }
@@ -113,13 +114,13 @@ fn after(before: &mut Before) -> Result<RecordSet> {
     Ok(records)
 }
 
-fn commit(
+fn write(
     writer: ImageWriter,
-    records: &RecordSet,
-    before: &Before,
+    before: &mut Before,
     options: &CheckpointOptions,
     timings: Timings,
 ) -> Result<Committed> {
+    let records = after(before)?;
     let meta = CommitMeta {
         sequence: options.sequence,
         time: SystemTime::now(),
@@ -129,7 +130,7 @@ fn commit(
         tool_version: env!("CARGO_PKG_VERSION").to_owned(),
         timings,
     };
-    Ok(writer.finish(records, meta)?)
+    Ok(writer.finish(&records, meta)?)
 }
 
 const KILL: Signal = Signal(9);

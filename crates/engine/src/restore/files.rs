@@ -126,6 +126,17 @@ pub(super) fn install(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
     connect(plan, built)
 }
 
+/// Starts what is seen from outside, once everything is in place.
+pub(super) fn start(plan: &Plan, open: &OpenFiles) -> Result<()> {
+    for kind in fd::REGISTRY {
+        let records = records_of(plan, kind.name());
+        if !records.is_empty() {
+            kind.start(&records, &open.descriptions)?;
+        }
+    }
+    Ok(())
+}
+
 fn connect(plan: &Plan, built: &mut Built) -> Result<()> {
     for process in plan.living() {
         let table: Vec<(Fd, DescriptionId)> =

@@ -11,6 +11,7 @@ use tracee::Stub;
 use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
 
+use super::files::{self, OpenFiles};
 use super::plan::{Plan, PlannedProcess, PlannedState, own_vdso};
 use super::tree::{Built, BuiltProcess};
 use crate::error::{EngineError, Result};
@@ -21,7 +22,7 @@ const STAGES: [Stage; 5] = [Stage::Setup, Stage::Timers, Stage::Credentials, Sta
 const ALL_BUT_TRAP: u64 = !(1 << 4);
 
 /// Completes every process and lets the tree run.
-pub(super) fn finish(plan: &Plan, mut built: Built) -> Result<()> {
+pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built) -> Result<()> {
     for process in plan.living() {
         let target = built.get(process.pid)?;
         target.create_threads(process)?;
@@ -57,6 +58,7 @@ pub(super) fn finish(plan: &Plan, mut built: Built) -> Result<()> {
     for process in plan.living() {
         set_registers(process, built.get(process.pid)?)?;
     }
+    files::start(plan, open)?;
     for process in plan.living() {
         let Some(target) = built.processes.remove(&process.pid) else { continue };
         let stopped = process.message.stop_signal;

@@ -130,7 +130,7 @@ pub fn restore(mut reader: ImageReader, options: RestoreOptions) -> Result<Resto
     phases.fill = lap.take();
     layout::advise(&plan, &mut built)?;
     files::install(&plan, &open, &mut built)?;
-    finish::finish(&plan, built)?;
+    finish::finish(&plan, &open, built)?;
     phases.finish = lap.take();
     Ok(Restored { root: plan.root(), pids: plan.pids(), total: started.elapsed(), phases })
 }

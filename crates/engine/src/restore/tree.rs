@@ -26,7 +26,7 @@ const PROT_ALL: u64 = 7;
 const MAP_PRIVATE_ANONYMOUS_FIXED: u64 = 0x02 | 0x20 | 0x0010_0000;
 const CLONE_THREAD_FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
 const SIGCHLD: u64 = 17;
-const RSEQ: i64 = 334;
+const PR_SET_PDEATHSIG: u64 = 1;
 const RSEQ_UNREGISTER: u64 = 1;
 const WAIT_STATUS_SIGNAL: i32 = 0x7f;
 
@@ -100,10 +100,12 @@ fn map_scratch(stub: &mut Stub, scratch: AddressRange) -> Result<()> {
     if rseq.address != 0 {
         let arguments =
             [rseq.address, u64::from(rseq.length), RSEQ_UNREGISTER, u64::from(rseq.signature), 0, 0];
-        stub.call(RSEQ, arguments)?;
+        stub.call(nr::RSEQ, arguments)?;
     }
     let flags = MAP_PRIVATE_ANONYMOUS_FIXED;
     stub.call(nr::MMAP, [scratch.start.get(), scratch.len().get(), PROT_ALL, flags, u64::MAX, 0])?;
+    // From the seizure on the kernel ends the stub with its tracer; this would end it with our own exit too.
+    stub.call(nr::PRCTL, [PR_SET_PDEATHSIG, 0, 0, 0, 0, 0])?;
     memory.write(scratch.start, arch::SYSCALL)?;
     stub.use_instruction(scratch.start);
     stub.use_data(AddressRange::new(scratch.start + ByteCount(PAGE_BYTES), scratch.end));

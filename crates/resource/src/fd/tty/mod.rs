@@ -90,6 +90,9 @@ struct TtyPayload {
     session: i32,
     #[prost(int32, tag = "11")]
     foreground: i32,
+    /// Further opens are refused (TIOCEXCL).
+    #[prost(bool, tag = "12")]
+    exclusive: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
@@ -116,11 +119,9 @@ struct State {
     packets: bool,
     #[prost(bool, tag = "5")]
     locked: bool,
-    #[prost(bool, tag = "6")]
-    exclusive: bool,
-    #[prost(enumeration = "Slaves", tag = "7")]
+    #[prost(enumeration = "Slaves", tag = "6")]
     slaves: i32,
-    #[prost(message, optional, tag = "8")]
+    #[prost(message, optional, tag = "7")]
     queues: Option<Queues>,
 }
 
@@ -267,6 +268,7 @@ impl FdKind for Tty {
             inherited: scope.is_inherited(&description.stat),
             leader: leader_of((major, minor), scope),
             foreground: 0,
+            exclusive: false,
             state: None,
         }))
     }
@@ -303,7 +305,10 @@ fn slave_outside(description: &Description, scope: &CaptureScope<'_>) -> Option<
     let holder = others::holder(scope, &format!("/dev/pts/{number}"))?;
     Some(description.obstacle(
         "pseudo terminal",
-        &format!("its other end is used by {}, which is not part of the subject", others::describe(Some(holder))),
+        &format!(
+            "its other end is used by {}, which is not part of the subject",
+            others::describe(Some(holder))
+        ),
         "checkpoint that process with it, or end it",
     ))
 }
@@ -336,9 +341,11 @@ fn leader_without_descriptor(description: &Description, scope: &CaptureScope<'_>
 /// The session leader of the subject that a terminal controls.
 fn leader_of(device: (u32, u32), scope: &CaptureScope<'_>) -> Option<Pid> {
     let number = encode(device);
-    scope.pids.iter().copied().find(|pid| {
-        procfs::stat(*pid).is_ok_and(|stat| stat.session == *pid && stat.tty_nr == number)
-    })
+    scope
+        .pids
+        .iter()
+        .copied()
+        .find(|pid| procfs::stat(*pid).is_ok_and(|stat| stat.session == *pid && stat.tty_nr == number))
 }
 
 /// Device numbers as `/proc/PID/stat` tells them.
@@ -381,6 +388,7 @@ struct TtyCapture {
     inherited: bool,
     leader: Option<Pid>,
     foreground: i32,
+    exclusive: bool,
     state: Option<State>,
 }
 
@@ -392,6 +400,7 @@ impl FdCapture for TtyCapture {
             Role::Outside => State::of(file).ok(),
             Role::Master | Role::Slave => None,
         };
+        self.exclusive = self.role != Role::Outside && terminal::is_exclusive(file).unwrap_or(false);
         self.foreground = match self.leader {
             Some(leader) => foreground_of(leader)?,
             None => 0,
@@ -429,6 +438,7 @@ impl FdCapture for TtyCapture {
             state: self.state.clone(),
             session: self.leader.map_or(0, Pid::get),
             foreground: self.foreground,
+            exclusive: self.exclusive,
         };
         Ok(payload.encode_to_vec())
     }
@@ -438,7 +448,6 @@ fn state_of_pair(master: BorrowedFd<'_>, slaves: Slaves) -> Result<State> {
     let mut state = State {
         packets: terminal::is_packet_mode(master)?,
         locked: terminal::is_locked(master)?,
-        exclusive: terminal::is_exclusive(master)?,
         slaves: slaves.into(),
         ..State::of(master)?
     };
@@ -450,6 +459,10 @@ fn state_of_pair(master: BorrowedFd<'_>, slaves: Slaves) -> Result<State> {
     }
     Ok(state)
 }
+
+/// Tests of this process share the numbers of pseudo terminals.
+#[cfg(test)]
+static NUMBERS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[cfg(test)]
 mod tests;

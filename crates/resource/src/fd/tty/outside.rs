@@ -78,11 +78,13 @@ impl Outsiders {
 fn reopen(record: &FdRecord, payload: &TtyPayload) -> Result<OwnedFd> {
     let device = (payload.major, payload.minor);
     let path = usual_path(device, &path::from_bytes(&payload.path));
-    let gone = |why: String| ResourceError::File {
+    let gone = |why: String| {
+        ResourceError::File {
         path: path.display().to_string(),
         why,
         fix: "restore from the terminal that the program shall have, or start it with input and output redirected"
             .to_owned(),
+    }
     };
     let stat = rustix::fs::stat(&path)
         .map_err(|errno| gone(format!("the program's terminal is not there: {errno}")))?;

@@ -37,6 +37,7 @@ struct PairFile {
     path: PathBuf,
     state: Option<State>,
     slaves: Vec<(DescriptionId, u32)>,
+    exclusive: Vec<DescriptionId>,
     node: Option<Node>,
     holder: Option<(Pid, Fd)>,
 }
@@ -45,6 +46,9 @@ impl PairFiles {
     pub(super) fn add(&mut self, record: &FdRecord, payload: TtyPayload) {
         let pair = self.pairs.entry(payload.minor).or_default();
         pair.holder.get_or_insert(record.holder);
+        if payload.exclusive {
+            pair.exclusive.push(record.id);
+        }
         if payload.role() == Role::Master {
             pair.master = Some(record.id);
             pair.path = path::from_bytes(&payload.path);
@@ -103,7 +107,8 @@ fn open_master(saved: &Path) -> Result<OwnedFd> {
                 && (major(stat.st_rdev), minor(stat.st_rdev)) == (5, 2)
         })
     };
-    let path = [saved].into_iter().chain(FRONTS.map(Path::new)).find(is_front).unwrap_or(Path::new(FRONTS[0]));
+    let path =
+        [saved].into_iter().chain(FRONTS.map(Path::new)).find(is_front).unwrap_or(Path::new(FRONTS[0]));
     Ok(opening::open(path, OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC)?)
 }
 
@@ -119,11 +124,15 @@ impl PairFile {
             context.created.insert(*id, terminal::open_slave(master.as_fd(), flags)?);
         }
         if let Some(state) = &self.state {
-            seal(master.as_fd(), state)?;
+            terminal::set_packet_mode(master.as_fd(), state.packets)?;
+            terminal::set_locked(master.as_fd(), state.locked)?;
         }
         // Without a master of the subject's, closing ours hangs its slaves up, as they were.
         if let Some(id) = self.master {
             context.created.insert(id, master);
+        }
+        for file in self.exclusive.iter().filter_map(|id| context.created.get(id)) {
+            terminal::set_exclusive(file.as_fd())?;
         }
         Ok(())
     }
@@ -168,19 +177,10 @@ impl PairFile {
         ResourceError::Unsupported {
             pid,
             what: format!("fd {fd} ({NAME})"),
-            why: format!("the program made the pseudo terminal /dev/pts/{number}, and that number is taken by now"),
+            why: format!(
+                "the program made the pseudo terminal /dev/pts/{number}, and that number is taken by now"
+            ),
             fix: format!("close the terminal /dev/pts/{number} (`fuser /dev/pts/{number}` names its users)"),
         }
     }
-}
-
-/// Sets what would forbid the steps before.
-fn seal(master: BorrowedFd<'_>, state: &State) -> Result<()> {
-    if state.packets {
-        terminal::set_packet_mode(master, true)?;
-    }
-    if state.exclusive {
-        terminal::set_exclusive(master)?;
-    }
-    Ok(terminal::set_locked(master, state.locked)?)
 }

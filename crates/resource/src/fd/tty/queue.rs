@@ -201,7 +201,9 @@ fn end_of_file(modes: &Modes) -> u8 {
 
 /// Whether a terminal in these modes takes the bytes in as they are and shows nothing.
 fn passes_unchanged(modes: &Modes, bytes: &[u8]) -> bool {
-    if modes.local & (ECHO | ECHONL) != 0 || (modes.local & ICANON != 0 && modes.characters[VEOF] == NO_CHARACTER) {
+    if modes.local & (ECHO | ECHONL) != 0
+        || (modes.local & ICANON != 0 && modes.characters[VEOF] == NO_CHARACTER)
+    {
         return false;
     }
     let watches = modes.local & (ISIG | ICANON) != 0 || modes.input & IXON != 0;
@@ -307,6 +309,10 @@ mod tests {
         own: OwnedFd,
     }
 
+    fn alone() -> std::sync::MutexGuard<'static, ()> {
+        super::super::NUMBERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
     const O_RDWR: u32 = 2;
     const O_NONBLOCK: u32 = 0o4000;
 
@@ -386,6 +392,7 @@ mod tests {
 
     #[test]
     fn raw_bytes_wait_in_both_directions() {
+        let _guard = alone();
         let bytes: Vec<u8> = (0..=255).collect();
         let (input, output) = check(raw, |ends| {
             ends.type_in(&bytes);
@@ -396,6 +403,7 @@ mod tests {
 
     #[test]
     fn fewer_bytes_than_a_read_waits_for_are_seen_too() {
+        let _guard = alone();
         let ends = Ends::new(raw);
         ends.type_in(b"ab");
         let queues = ends.pair().look(&ends.modes()).unwrap();
@@ -406,6 +414,7 @@ mod tests {
 
     #[test]
     fn lines_and_ends_of_file_keep_their_borders() {
+        let _guard = alone();
         let quiet = |modes: &mut Modes| modes.local &= !(ECHO | ECHONL);
         let (input, _) = check(quiet, |ends| ends.type_in(b"one\ntwo\nthree\x04\x04four\n"));
         assert_eq!(input, [&b"one\n"[..], b"two\n", b"three", b"", b"four\n"].map(<[u8]>::to_vec));
@@ -413,6 +422,7 @@ mod tests {
 
     #[test]
     fn a_terminal_that_echoes_echoes_once() {
+        let _guard = alone();
         let (input, output) = check(|_| {}, |ends| ends.type_in(b"hello\nq\x16\x03x\n"));
         assert_eq!(input, [&b"hello\n"[..], b"q\x03x\n"].map(<[u8]>::to_vec));
         assert!(output.starts_with(b"hello\r\n"));
@@ -420,6 +430,7 @@ mod tests {
 
     #[test]
     fn processed_output_is_not_processed_twice() {
+        let _guard = alone();
         let (_, output) = check(|_| {}, |ends| ends.print(b"a\tb\nc\n\nd"));
         assert_eq!(output, b"a\tb\r\nc\r\n\r\nd");
         let (_, output) = check(|modes| modes.output |= 0o2, |ends| ends.print(b"up\r\n"));
@@ -428,6 +439,7 @@ mod tests {
 
     #[test]
     fn a_large_queue_is_kept_whole() {
+        let _guard = alone();
         let bytes = vec![b'x'; 8000];
         let (input, output) = check(raw, |ends| {
             ends.type_in(&bytes);
@@ -438,6 +450,7 @@ mod tests {
 
     #[test]
     fn packets_are_taken_without_their_status() {
+        let _guard = alone();
         let ends = Ends::new(raw);
         terminal::set_packet_mode(ends.master.as_fd(), true).unwrap();
         ends.print(b"text");
@@ -448,6 +461,7 @@ mod tests {
 
     #[test]
     fn output_that_was_stopped_stays_where_it_is() {
+        let _guard = alone();
         let ends = Ends::new(|modes| modes.local &= !ECHO);
         ends.print(b"before");
         ends.type_in(b"\x13");

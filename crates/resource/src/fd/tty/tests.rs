@@ -11,13 +11,16 @@ use crate::support::testing::{Subject, describe, flags};
 
 const RDWR: u32 = 2;
 
-/// Tests of one process share the numbers of pseudo terminals.
-static NUMBERS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+/// Pairs made meanwhile by other programs get lower numbers than ours, and leave ours free.
+const LOWER_NUMBERS: usize = 24;
 
 fn open_pair() -> (OwnedFd, OwnedFd) {
+    let lower: Vec<OwnedFd> =
+        (0..LOWER_NUMBERS).map(|_| openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap()).collect();
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     terminal::set_locked(master.as_fd(), false).unwrap();
     let slave = terminal::open_slave(master.as_fd(), RDWR).unwrap();
+    drop(lower);
     (master, slave)
 }
 
