@@ -10,11 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use model::Pid;
 use rustix::process::{Signal, getpid, set_child_subreaper};
 
 use crate::limits::{CLEANUP_ROUNDS_MAX, POLL};
-use crate::process::{self, ProcessId, has_environment};
+use crate::process::{self, ProcessId, has_environment, own_pid};
 
 const VARIABLE: &str = "UNDYING_TEST_MARK";
 
@@ -45,9 +44,8 @@ impl Guard {
     #[must_use]
     pub fn marked(&self) -> Vec<ProcessId> {
         let entry = format!("{VARIABLE}={}", self.mark);
-        let own = Pid(getpid().as_raw_nonzero().get());
         let candidates =
-            process::all().into_iter().filter(|process| process.pid() != own && process.is_alive());
+            process::all().into_iter().filter(|process| process.pid() != own_pid() && process.is_alive());
         candidates.filter(|process| has_environment(*process, &entry)).collect()
     }
 
@@ -62,7 +60,7 @@ impl Guard {
                 let _gone_already = process.signal(Signal::KILL);
             }
             thread::sleep(POLL);
-            marked.iter().for_each(|process| process.reap());
+            let _how_they_ended = marked.iter().filter_map(|process| process.reap()).count();
         }
     }
 }

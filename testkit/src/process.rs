@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use model::{Pid, StartTime};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
-use rustix::process::{PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use rustix::process::{PidfdFlags, Signal, WaitOptions, getpid, pidfd_open, pidfd_send_signal, waitpid};
 
 /// A process, named by its number and when it started.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -99,10 +99,15 @@ impl ProcessId {
         }
     }
 
-    /// Collects the process if it is a dead child of this program; says nothing if it is not.
-    pub(crate) fn reap(self) {
-        let Some(pid) = rustix::process::Pid::from_raw(self.pid.get()) else { return };
-        let _not_ours = waitpid(Some(pid), WaitOptions::NOHANG);
+    /// Collects the process if it is a dead child of this program, and tells how it ended.
+    pub(crate) fn reap(self) -> Option<String> {
+        let pid = rustix::process::Pid::from_raw(self.pid.get())?;
+        let (_, status) = waitpid(Some(pid), WaitOptions::NOHANG).ok()??;
+        Some(match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => format!("exit status: {code}"),
+            (None, Some(signal)) => format!("signal: {signal}"),
+            (None, None) => format!("{status:?}"),
+        })
     }
 
     fn stat(self) -> Option<Stat> {
@@ -138,6 +143,11 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let parent = Pid(fields.get(1)?.parse().ok()?);
     let started = StartTime(fields.get(19)?.parse().ok()?);
     Some(Stat { state, parent, started })
+}
+
+/// The harness itself.
+pub(crate) fn own_pid() -> Pid {
+    Pid(getpid().as_raw_nonzero().get())
 }
 
 /// Every process of this machine that can be seen.

@@ -25,6 +25,9 @@ use crate::process::ProcessId;
 use crate::undying::Undying;
 use crate::victim::{Verdict, image_folder, victim_folder};
 
+/// What a child in `victim.h` says when its parent is another one.
+const ORPHANS_WORDS: &str = ": parent is ";
+
 /// How to run a victim under a guardian.
 #[derive(Clone, Debug)]
 pub struct SupervisedOptions {
@@ -133,7 +136,19 @@ impl Supervised {
             process: killed,
             source,
         })?;
-        self.wait_until("restart", limits::RESTART, || Ok(self.subject().is_some_and(|now| now != killed)))
+        self.wait_until("restart", limits::RESTART, || Ok(self.subject().is_some_and(|now| now != killed)))?;
+        self.forgive_orphans()
+    }
+
+    /// Children of the killed root may have noticed its death and complained before the guardian
+    /// ended them. That is no verdict about the restart; anything else stays.
+    fn forgive_orphans(&self) -> Result<(), HarnessError> {
+        let path = self.folder.path().join("verdict");
+        let text = read_lossy(&path);
+        if text.is_empty() || !text.lines().all(|line| line.contains(ORPHANS_WORDS)) {
+            return Ok(());
+        }
+        fs::remove_file(&path).map_err(|source| HarnessError::File { operation: "remove", path, source })
     }
 
     /// Asks the subject for its verdict; the guardian must end with the subject's own status.

@@ -21,7 +21,7 @@ use crate::dump;
 use crate::error::HarnessError;
 use crate::guard::Guard;
 use crate::limits;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, descendants, own_pid};
 use crate::undying::Undying;
 
 /// The exit status with which a victim says that it cannot run here.
@@ -135,10 +135,11 @@ impl Victim {
     /// # Errors
     /// When the command fails or a process of the victim outlives it.
     pub fn checkpoint_and_kill(&mut self, undying: &Undying) -> Result<Finished, HarnessError> {
+        let tree = self.tree();
         let finished = undying
             .checkpoint(&self.guard, self.images.path(), self.pid(), &self.image(), true)?
             .expect_status(0)?;
-        self.wait_gone()?;
+        self.wait_gone(&tree)?;
         Ok(finished)
     }
 
@@ -226,31 +227,45 @@ impl Victim {
         }
     }
 
-    fn wait_gone(&mut self) -> Result<(), HarnessError> {
+    /// Everything that belongs to the victim, zombies too (they carry no mark any more).
+    fn tree(&self) -> Vec<ProcessId> {
+        let mut tree = self.guard.marked();
+        let below: Vec<ProcessId> = tree.iter().flat_map(|process| descendants(*process)).collect();
+        tree.extend(below.into_iter().filter(|process| process.parent() != Some(own_pid())));
+        tree.push(self.process);
+        tree
+    }
+
+    /// Waits for the end of a tree that was killed and collects the orphans, which are ours now:
+    /// a number is free for the restore only when nobody waits for it.
+    fn wait_gone(&mut self, tree: &[ProcessId]) -> Result<(), HarnessError> {
         let deadline = Instant::now() + limits::GONE;
         if !wait_end(self.process, limits::GONE)? {
-            return Err(self.survivor_error());
+            return Err(self.survivor_error(tree));
         }
         self.collect();
-        while !self.survivors().is_empty() {
+        loop {
+            let _how_they_ended = tree.iter().filter_map(|process| process.reap()).count();
+            if tree.iter().all(|process| process.parent().is_none()) && self.survivors().is_empty() {
+                return Ok(());
+            }
             if Instant::now() >= deadline {
-                return Err(self.survivor_error());
+                return Err(self.survivor_error(tree));
             }
             thread::sleep(limits::POLL);
         }
-        Ok(())
     }
 
-    fn survivor_error(&self) -> HarnessError {
-        let survivors = self.survivors().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    fn survivor_error(&self, tree: &[ProcessId]) -> HarnessError {
+        let left = tree.iter().copied().filter(|process| process.parent().is_some()).chain(self.survivors());
+        let survivors = left.map(|process| process.to_string()).collect::<Vec<_>>().join(", ");
         HarnessError::Survivors { what: format!("checkpoint --kill of {}", self.name), survivors }
     }
 
-    /// Collects the ended root, whether it is our child or was given to us.
+    /// Collects the ended root, whether it is our child or was given to us, and tells how it ended.
     fn collect(&mut self) -> String {
-        let status = self.child.take().and_then(|mut child| child.wait().ok());
-        self.process.reap();
-        status.map_or_else(|| "not our child".to_owned(), |status| status.to_string())
+        let own = self.child.take().and_then(|mut child| child.wait().ok()).map(|status| status.to_string());
+        own.or_else(|| self.process.reap()).unwrap_or_else(|| "collected by somebody else".to_owned())
     }
 
     fn verdict_text(&self) -> String {

@@ -2,7 +2,10 @@
  * whose parent has seen the stop, and one whose stop is still to be collected. */
 #include "victim.h"
 
+#include <sys/uio.h>
+
 static pid_t seen, unseen;
+static unsigned long seen_rounds, unseen_rounds;
 
 static pid_t start(void)
 {
@@ -29,6 +32,15 @@ static char state_of(pid_t pid)
 	return name_end != NULL ? name_end[2] : '?';
 }
 
+/* How often the child's loop has gone round, read from its memory: it is a copy of this program. */
+static unsigned long rounds_of(pid_t pid)
+{
+	unsigned long rounds = 0;
+	struct iovec here = { &rounds, sizeof(rounds) }, there = { (void *)&victim_ticks, sizeof(rounds) };
+	check(process_vm_readv(pid, &here, 1, &there, 1, 0) == sizeof(rounds), "cannot read pid %d: %m", pid);
+	return rounds;
+}
+
 static void setup(void)
 {
 	siginfo_t info = { 0 };
@@ -39,20 +51,16 @@ static void setup(void)
 	check(waitpid(seen, &status, WUNTRACED) == seen && WIFSTOPPED(status), "no stop: status 0x%x", status);
 	must(kill(unseen, SIGTSTP));
 	must(waitid(P_PID, (id_t)unseen, &info, WSTOPPED | WNOWAIT));
-}
-
-/* Small t: whoever takes a checkpoint has not let go of the child yet. */
-static bool is_stopped(pid_t pid)
-{
-	char state = state_of(pid);
-	return state == 'T' || state == 't';
+	seen_rounds = rounds_of(seen);
+	unseen_rounds = rounds_of(unseen);
 }
 
 static void work(void)
 {
-	check(is_stopped(seen) && is_stopped(unseen), "states are %c and %c", state_of(seen), state_of(unseen));
+	check(rounds_of(seen) == seen_rounds && rounds_of(unseen) == unseen_rounds, "a stopped process has run");
 }
 
+/* For a moment the state may be another one, while whoever takes a checkpoint lets go of the child. */
 static void verify(void)
 {
 	siginfo_t info = { 0 };
@@ -67,6 +75,7 @@ static void verify(void)
 static void sabotage(void)
 {
 	must(kill(unseen, SIGCONT));
+	victim_await(rounds_of(unseen) != unseen_rounds, "the child does not go on");
 }
 
 static void finish_one(pid_t child)

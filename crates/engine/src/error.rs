@@ -4,7 +4,8 @@
 //! Does not: choose exit codes; the verbs map variants to them.
 
 use model::Pid;
-use resource::Obstacle;
+use resource::{Obstacle, ResourceError};
+use tracee::RemoteError;
 
 /// A checkpoint or restore that was refused or failed.
 #[derive(Debug, thiserror::Error)]
@@ -77,8 +78,23 @@ pub enum EngineError {
 /// A result of the engine.
 pub type Result<T> = std::result::Result<T, EngineError>;
 
-impl From<tracee::RemoteError> for EngineError {
-    fn from(error: tracee::RemoteError) -> Self {
+impl EngineError {
+    /// Whether it only says that a process has ended meanwhile.
+    pub(crate) fn says_gone(&self) -> bool {
+        let error = match self {
+            Self::NoProcess(_) => return true,
+            Self::Kernel(error)
+            | Self::Resource(
+                ResourceError::Kernel(error) | ResourceError::Remote(RemoteError::Kernel(error)),
+            ) => error,
+            _ => return false,
+        };
+        error.errno == sys::Errno::ESRCH || error.errno == sys::Errno::ENOENT
+    }
+}
+
+impl From<RemoteError> for EngineError {
+    fn from(error: RemoteError) -> Self {
         Self::Resource(error.into())
     }
 }

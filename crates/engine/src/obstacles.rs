@@ -58,6 +58,7 @@ pub(crate) fn of_subject(processes: &[(Pid, &[Area])], scope: &CaptureScope<'_>)
 pub(crate) fn of_descriptors(scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for description in scope.descriptions {
+        found.extend(fd::envelope::obstacles(description, scope));
         match fd::kind_of(description) {
             Some(kind) => found.extend(kind.obstacles(description, scope)),
             None => {

@@ -95,6 +95,9 @@ pub(crate) struct ThreadMessage {
 pub(crate) struct AreasMessage {
     #[prost(message, repeated, tag = "1")]
     pub areas: Vec<AreaRecord>,
+    /// Guard regions (MADV_GUARD_INSTALL) as pairs of start and end.
+    #[prost(uint64, repeated, tag = "2")]
+    pub guards: Vec<u64>,
 }
 
 /// The objects behind areas of all processes.

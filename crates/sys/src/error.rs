@@ -60,6 +60,12 @@ impl Errno {
     pub const EEXIST: Self = Self(libc::EEXIST);
     /// The object is not there.
     pub const ENOENT: Self = Self(libc::ENOENT);
+    /// The descriptor is not open.
+    pub const EBADF: Self = Self(libc::EBADF);
+    /// The caller has no such child or tracee.
+    pub const ECHILD: Self = Self(libc::ECHILD);
+    /// It took too long.
+    pub const ETIMEDOUT: Self = Self(libc::ETIMEDOUT);
     /// The device has no room left.
     pub const ENOSPC: Self = Self(libc::ENOSPC);
     /// Transferred fewer bytes than asked for; the kernel has no number for it.

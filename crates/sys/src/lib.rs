@@ -29,6 +29,7 @@ pub mod socket_option;
 pub mod tcp_repair;
 pub mod terminal;
 pub mod timerfd;
+pub mod working_directory;
 pub mod xsave;
 
 pub use error::{Errno, Error, Result, Target};

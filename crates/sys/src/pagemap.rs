@@ -29,10 +29,13 @@ const CATEGORY_FILE: u64 = 1 << 2;
 const CATEGORY_PRESENT: u64 = 1 << 3;
 const CATEGORY_SWAPPED: u64 = 1 << 4;
 const CATEGORY_ZERO_PAGE: u64 = 1 << 5;
+/// Since Linux 6.15; older kernels refuse it with EINVAL and have no guard regions.
+const CATEGORY_GUARD: u64 = 1 << 8;
 
 const ENTRY_PRESENT: u64 = 1 << 63;
 const ENTRY_SWAPPED: u64 = 1 << 62;
 const ENTRY_FILE_OR_SHARED: u64 = 1 << 61;
+const ENTRY_GUARD: u64 = 1 << 58;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -65,6 +68,15 @@ const _: () = assert!(size_of::<ScanArguments>() == 96);
 const _: () = assert!(offset_of!(ScanArguments, walk_end) == 32);
 const _: () = assert!(offset_of!(ScanArguments, return_mask) == 88);
 
+/// What a look at a range found, in rising order, neighbours joined.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct FoundPages {
+    /// Pages in memory or swapped out that are not the clean pages of a file.
+    pub private: Vec<AddressRange>,
+    /// Guard regions (MADV_GUARD_INSTALL): they hold nothing and fault when touched.
+    pub guards: Vec<AddressRange>,
+}
+
 /// The page map of one process, held open.
 #[derive(Debug)]
 pub struct Pagemap {
@@ -80,19 +92,22 @@ impl Pagemap {
         Ok(Self { pid, file })
     }
 
-    /// Ranges of pages within `range` that are in memory or swapped out and are not the clean pages of a file;
-    /// appended to `found` in rising order, neighbours joined.
-    pub fn private_pages(&self, range: AddressRange, found: &mut Vec<AddressRange>) -> Result<()> {
+    /// Looks at the pages of a range.
+    pub fn look(&self, range: AddressRange) -> Result<FoundPages> {
+        let mut found = FoundPages::default();
         if features::enabled(features::Feature::PagemapScan) {
-            match self.scan(range, found) {
-                Err(error) if error.errno.0 == libc::ENOTTY || error.errno == Errno::EINVAL => {}
-                outcome => return outcome,
+            for guard in [CATEGORY_GUARD, 0] {
+                match self.scan(range, guard, &mut found) {
+                    Err(error) if error.errno == Errno::EINVAL || error.errno.0 == libc::ENOTTY => {}
+                    outcome => return outcome.map(|()| found),
+                }
             }
         }
-        self.read_entries(range, found)
+        self.read_entries(range, &mut found)?;
+        Ok(found)
     }
 
-    fn scan(&self, range: AddressRange, found: &mut Vec<AddressRange>) -> Result<()> {
+    fn scan(&self, range: AddressRange, guard: u64, found: &mut FoundPages) -> Result<()> {
         let mut regions = vec![PageRegion::default(); REGIONS_PER_SCAN];
         let mut start = range.start.get();
         while start < range.end.get() {
@@ -107,8 +122,8 @@ impl Pagemap {
                 max_pages: 0,
                 category_inverted: CATEGORY_FILE | CATEGORY_ZERO_PAGE,
                 category_mask: CATEGORY_FILE | CATEGORY_ZERO_PAGE,
-                category_any_of_mask: CATEGORY_PRESENT | CATEGORY_SWAPPED,
-                return_mask: CATEGORY_PRESENT | CATEGORY_SWAPPED,
+                category_any_of_mask: CATEGORY_PRESENT | CATEGORY_SWAPPED | guard,
+                return_mask: CATEGORY_PRESENT | CATEGORY_SWAPPED | guard,
             };
             // SAFETY: `arguments` has the size it names, and its vector points to `vector_length` regions
             // that live and are exclusively ours during the call.
@@ -117,15 +132,17 @@ impl Pagemap {
                 return Err(Error::process("scan the page map", self.pid, Errno::last()));
             }
             for region in &regions[..count as usize] {
-                append(found, AddressRange::new(Address(region.start), Address(region.end)));
+                let list =
+                    if region.categories & guard == 0 { &mut found.private } else { &mut found.guards };
+                append(list, AddressRange::new(Address(region.start), Address(region.end)));
             }
             start = arguments.walk_end;
         }
         Ok(())
     }
 
-    fn read_entries(&self, range: AddressRange, found: &mut Vec<AddressRange>) -> Result<()> {
-        let mut bytes = vec![0_u8; 0];
+    fn read_entries(&self, range: AddressRange, found: &mut FoundPages) -> Result<()> {
+        let mut bytes = Vec::new();
         let mut page = range.start.get() / PAGE_BYTES;
         let last = range.end.get() / PAGE_BYTES;
         while page < last {
@@ -136,11 +153,12 @@ impl Pagemap {
                 .map_err(|error| Error::process("read the page map", self.pid, error))?;
             for (index, entry) in bytes.chunks_exact(8).enumerate() {
                 let entry = u64::from_ne_bytes(entry.try_into().expect("chunks of eight bytes"));
-                let private =
-                    entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0 && entry & ENTRY_FILE_OR_SHARED == 0;
-                if private {
-                    let start = Address((page + index as u64) * PAGE_BYTES);
-                    append(found, AddressRange::new(start, Address(start.get() + PAGE_BYTES)));
+                let start = Address((page + index as u64) * PAGE_BYTES);
+                let range = AddressRange::new(start, Address(start.get() + PAGE_BYTES));
+                if entry & ENTRY_GUARD != 0 {
+                    append(&mut found.guards, range);
+                } else if entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0 && entry & ENTRY_FILE_OR_SHARED == 0 {
+                    append(&mut found.private, range);
                 }
             }
             page += count as u64;
@@ -152,7 +170,7 @@ impl Pagemap {
     #[must_use]
     pub fn supports_scan(&self) -> bool {
         let nothing = AddressRange::new(Address(PAGE_BYTES), Address(2 * PAGE_BYTES));
-        self.scan(nothing, &mut Vec::new()).is_ok()
+        self.scan(nothing, 0, &mut FoundPages::default()).is_ok()
     }
 
     /// The open file, for requests of the trackers.

@@ -8,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use model::{Address, ByteCount, Pid};
-use sys::{Error, Result};
+use sys::{Errno, Error, Result};
 
 /// An open view of a process's memory; it stays with that process's address space until the process execs.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl ProcessMemory {
     pub fn read(&self, address: Address, buffer: &mut [u8]) -> Result<()> {
         self.file
             .read_exact_at(buffer, address.get())
-            .map_err(|error| Error::memory("read", self.pid, address, ByteCount(buffer.len() as u64), error))
+            .map_err(|error| self.failed("read", address, buffer.len(), error))
     }
 
     /// Reads `length` bytes from an address.
@@ -53,6 +53,19 @@ impl ProcessMemory {
     pub fn write(&self, address: Address, bytes: &[u8]) -> Result<()> {
         self.file
             .write_all_at(bytes, address.get())
-            .map_err(|error| Error::memory("write", self.pid, address, ByteCount(bytes.len() as u64), error))
+            .map_err(|error| self.failed("write", address, bytes.len(), error))
+    }
+
+    /// A transfer of nothing means that the address space is gone with its process.
+    fn failed(
+        &self,
+        operation: &'static str,
+        address: Address,
+        length: usize,
+        error: std::io::Error,
+    ) -> Error {
+        let gone = matches!(error.kind(), std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::WriteZero);
+        let errno = if gone { Errno::ESRCH } else { error.into() };
+        Error::memory(operation, self.pid, address, ByteCount(length as u64), errno)
     }
 }

@@ -153,7 +153,7 @@ impl Thread<Running> {
                 StopOutcome::Pending(thread) | StopOutcome::Created(thread, _) => thread,
             };
             if !waiter.pause() {
-                return Err(Error::thread("stop in time", self.tid, Errno(110)));
+                return Err(Error::thread("stop in time", self.tid, Errno::ETIMEDOUT));
             }
         }
     }

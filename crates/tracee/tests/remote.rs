@@ -82,7 +82,6 @@ fn call_with(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) {
 fn calls_give_results_and_leave_no_trace() {
     const STOPS: u32 = 150;
     let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
-    let before = subject.rounds();
     let memory = ProcessMemory::open(subject.pid()).unwrap();
     let gadgets = Gadgets::find(&memory, &procfs::areas(subject.pid()).unwrap()).unwrap();
     for stop in 0..STOPS {
@@ -90,30 +89,8 @@ fn calls_give_results_and_leave_no_trace() {
         std::thread::sleep(Duration::from_millis(u64::from(stop % 8)));
         assert!(subject.is_alive(), "the subject says: {}", subject.line());
     }
-    std::thread::sleep(Duration::from_millis(100));
-    let after = subject.rounds();
-    for (place, (before, after)) in before.iter().zip(&after).enumerate() {
-        // Some threads wait for the end; all others must have come round.
-        assert!(after > before || *before <= 1, "place {place}: {before} rounds, then {after}");
-    }
+    subject.goes_on();
     assert_eq!(subject.finish(), 0);
-}
-
-fn stacks(pid: Pid) -> Vec<(Tid, u64)> {
-    procfs::threads(pid)
-        .unwrap()
-        .into_iter()
-        .map(|tid| {
-            loop {
-                let text = procfs::read_text(format!("/proc/{pid}/task/{tid}/syscall")).unwrap();
-                if text.starts_with("running") {
-                    break (tid, 0);
-                }
-                let words: Vec<&str> = text.split_whitespace().collect();
-                break (tid, u64::from_str_radix(&words[words.len() - 2][2..], 16).unwrap() >> 16);
-            }
-        })
-        .collect()
 }
 
 static STEPS: AtomicU64 = AtomicU64::new(0);
@@ -148,32 +125,13 @@ fn the_death_of_the_tracer_at_any_step_harms_nothing() {
         return be_helper(&role);
     }
     let Some(mut subject) = Subject::start("self_checking", &["lenient"]) else { return };
-    let stacks_before = stacks(subject.pid());
     let mut step = 0;
     loop {
         let role = format!("{} {step}", subject.pid());
         let status =
             common::helper("the_death_of_the_tracer_at_any_step_harms_nothing", &role).status().unwrap();
         common::wait_untraced(subject.pid());
-        let ticks = subject.rounds()[11];
-        std::thread::sleep(Duration::from_millis(20));
-        let more = subject.rounds()[11];
-        if ticks == more { println!("PID {}", subject.pid());  std::thread::sleep(Duration::from_millis(6000000)); }
-        assert_ne!(ticks, more, "step {step}");
-        let mut now = stacks(subject.pid());
-        for round in 0..4 {
-            if stacks_before.iter().zip(&now).all(|(a, b)| a.1 == b.1 || a.1 == 0 || b.1 == 0) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-            now = stacks(subject.pid());
-            if round == 3 {
-                panic!(
-                    "step {step}: {:?}",
-                    stacks_before.iter().zip(&now).filter(|(a, b)| a != b).collect::<Vec<_>>()
-                );
-            }
-        }
+        subject.goes_on();
         assert!(subject.is_alive(), "step {step}: the subject says: {}", subject.line());
         if status.success() {
             break;
@@ -183,12 +141,6 @@ fn the_death_of_the_tracer_at_any_step_harms_nothing() {
     }
     println!("died at each of {step} steps");
     assert!(step > 100);
-    let before = subject.rounds();
-    std::thread::sleep(Duration::from_millis(300));
-    let after = subject.rounds();
-    for (place, (before, after)) in before.iter().zip(&after).enumerate() {
-        assert!(after > before || *before <= 1, "place {place}: {before} rounds, then {after}");
-    }
     println!("{} calls saw EINTR", subject.finish());
 }
 
@@ -212,6 +164,9 @@ fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
         helper.kill().unwrap();
         helper.wait().unwrap();
         common::wait_untraced(subject.pid());
+        if death % 10 == 0 {
+            subject.goes_on();
+        }
         assert!(subject.is_alive(), "death {death} after {wait:?}: the subject says: {}", subject.line());
     }
     println!("{} calls saw EINTR", subject.finish());

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use image::{RecordSet, SpaceId};
-use model::{Address, Pid, Signal};
+use model::{Address, AddressRange, Pid, Signal};
 use sys::pagemap::Pagemap;
 use tracee::procfs::{self, Area, Stat};
 use tracee::{Gadgets, ProcessMemory, StoppedTree, tree};
@@ -37,6 +37,8 @@ pub(super) struct ProcessBefore {
     pub(super) stat: Stat,
     pub(super) space: SpaceId,
     pub(super) areas: Vec<Area>,
+    /// Guard regions inside areas; known once the pages were scanned.
+    pub(super) guards: Vec<AddressRange>,
     pub(super) memory: ProcessMemory,
     pub(super) pagemap: Pagemap,
     pub(super) gadgets: Gadgets,
@@ -96,7 +98,7 @@ impl Before {
             }
             match ProcessBefore::look(pid, stat, SpaceId(index as u32), &mut self.objects) {
                 Ok(process) => drop(self.processes.insert(pid, process)),
-                Err(EngineError::Kernel(error)) if is_gone(&error) && pid != self.root => {}
+                Err(error) if error.says_gone() && pid != self.root => {}
                 Err(error) => return Err(error),
             }
         }
@@ -188,7 +190,9 @@ impl Before {
                 process.message().put(records, of_process(*pid));
                 let areas = process.areas.iter().filter(|area| !area.is_kernel());
                 let areas = areas.map(|area| self.objects.area_record(area)).collect();
-                AreasMessage { areas }.put(records, of_process(*pid));
+                let guards =
+                    process.guards.iter().flat_map(|guard| [guard.start.get(), guard.end.get()]).collect();
+                AreasMessage { areas, guards }.put(records, of_process(*pid));
             } else if let Some(stat) = self.zombies.get(pid) {
                 let zombie = ProcessMessage { zombie: true, exit_code: stat.exit_code, ..relations(stat) };
                 zombie.put(records, of_process(*pid));
@@ -210,6 +214,7 @@ impl ProcessBefore {
             stat,
             space,
             areas,
+            guards: Vec::new(),
             memory,
             pagemap,
             gadgets,

@@ -6,7 +6,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use image::RecordSet;
 use model::{DescriptionId, Fd, Pid};
@@ -51,14 +51,10 @@ impl Descriptors {
         self.descriptions.clear();
         self.captures.clear();
         for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
-            let handle = pidfd::open(*pid)?;
-            for number in procfs::descriptors(*pid)? {
-                use std::os::fd::AsFd;
-                match self.look_at(*pid, number, handle.as_fd()) {
-                    // Closed between the listing and now; `refresh` compares again inside the pause.
-                    Err(error) if error.errno == Errno::ENOENT || error.errno.0 == 9 => {}
-                    outcome => outcome?,
-                }
+            match self.look_at_process(*pid) {
+                // Ended between the listing and now; `refresh` compares again inside the pause.
+                Err(error) if error.errno == Errno::ESRCH || error.errno == Errno::ENOENT => {}
+                outcome => outcome?,
             }
         }
         self.table = self.rows.iter().map(|row| (row.pid, row.fd, row.description)).collect();
@@ -66,7 +62,19 @@ impl Descriptors {
         Ok(in_flight::discover(&mut self.descriptions, false)?)
     }
 
-    fn look_at(&mut self, pid: Pid, number: Fd, handle: std::os::fd::BorrowedFd<'_>) -> sys::Result<()> {
+    fn look_at_process(&mut self, pid: Pid) -> sys::Result<()> {
+        let handle = pidfd::open(pid)?;
+        for number in procfs::descriptors(pid)? {
+            match self.look_at(pid, number, handle.as_fd()) {
+                // Closed between the listing and now.
+                Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::EBADF => {}
+                outcome => outcome?,
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, pid: Pid, number: Fd, handle: BorrowedFd<'_>) -> sys::Result<()> {
         let info = procfs::descriptor_info(pid, number)?;
         let close_on_exec = info.close_on_exec();
         let duplicate = pidfd::duplicate(handle, pid, number)?;

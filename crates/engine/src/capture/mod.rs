@@ -63,8 +63,8 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
     };
     let pause = stopping.elapsed();
     let timings = Timings { pause, stop, scan: times.scan, copy: times.copy };
-    let committed = write(writer, &mut before, options, timings)
-        .inspect_err(|_| before.descriptors.release())?;
+    let committed =
+        write(writer, &mut before, options, timings).inspect_err(|_| before.descriptors.release())?;
     if let Some(tree) = held {
         end(tree)?;
     }
@@ -159,7 +159,9 @@ fn await_end(tid: model::Tid) -> Result<()> {
         match sys::ptrace::wait(tid) {
             Ok(sys::ptrace::WaitStatus::Stopped { .. }) => {}
             Ok(_) => return Ok(()),
-            Err(error) if error.errno.0 == 10 || error.errno == sys::Errno::ESRCH => return Ok(()),
+            Err(error) if error.errno == sys::Errno::ECHILD || error.errno == sys::Errno::ESRCH => {
+                return Ok(());
+            }
             Err(error) => return Err(EngineError::Kernel(error)),
         }
     }

@@ -37,23 +37,24 @@ struct ProcessPages {
 }
 
 /// Finds the pages that belong into the image.
-pub(super) fn scan(before: &Before) -> Result<PagePlan> {
+pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
     let mut processes = Vec::new();
     for pid in &before.order {
-        let Some(process) = before.processes.get(pid) else { continue };
+        let Some(process) = before.processes.get_mut(pid) else { continue };
         let mut found =
             ProcessPages { pid: *pid, space: process.space, readable: Vec::new(), hidden: Vec::new() };
+        let mut guards = Vec::new();
         for area in process.areas.iter().filter(|area| !area.is_kernel()) {
             let content = memory::kind_of(AreaOf { pid: *pid, area })
                 .map(|kind| kind.content(AreaOf { pid: *pid, area }));
             if matches!(content, Some(Content::Private | Content::PrivateAndObject)) {
                 let ranges = if area.protection.read { &mut found.readable } else { &mut found.hidden };
-                // Neighbouring areas must not be joined into one range of mixed kinds, so each gets its own.
-                let mut own = Vec::new();
-                process.pagemap.private_pages(area.range, &mut own)?;
-                ranges.append(&mut own);
+                let mut pages = process.pagemap.look(area.range)?;
+                ranges.append(&mut pages.private);
+                guards.append(&mut pages.guards);
             }
         }
+        process.guards = guards;
         processes.push(found);
     }
     let mut objects = Vec::new();

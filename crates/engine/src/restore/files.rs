@@ -126,6 +126,18 @@ pub(super) fn install(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
     connect(plan, built)
 }
 
+/// Sets who is sent the signals of each description, in one process that holds it and has its credentials.
+pub(super) fn own(plan: &Plan, built: &mut Built) -> Result<()> {
+    for (id, envelope) in plan.envelopes.iter().filter(|(_, envelope)| envelope.needs_process()) {
+        let holders =
+            plan.living().flat_map(|process| process.descriptors.iter().map(|row| (process.pid, row)));
+        let Some((pid, row)) = holders.into_iter().find(|(_, row)| row.description == *id) else { continue };
+        let (stub, memory) = built.get(pid)?.leader();
+        envelope.connect(stub, memory, Fd(row.fd))?;
+    }
+    Ok(())
+}
+
 /// Starts what is seen from outside, once everything is in place.
 pub(super) fn start(plan: &Plan, open: &OpenFiles) -> Result<()> {
     for kind in fd::REGISTRY {

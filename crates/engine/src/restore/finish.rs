@@ -40,7 +40,29 @@ pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built) -> Result<
             }
             restore_stage(process, target, stage)?;
         }
+        if stage == Stage::Credentials {
+            files::own(plan, &mut built)?;
+        }
     }
+    drop_scratch(plan, &mut built)?;
+    for process in plan.living() {
+        set_registers(process, built.get(process.pid)?)?;
+    }
+    files::start(plan, open)?;
+    for process in plan.living() {
+        let Some(target) = built.processes.remove(&process.pid) else { continue };
+        let stopped = process.message.stop_signal;
+        let signal = (stopped != 0).then_some(Signal(stopped));
+        let mut signals = signal.into_iter();
+        for stub in target.threads {
+            stub.detach(signals.next())?;
+        }
+    }
+    Ok(())
+}
+
+/// Unmaps the last pages of ours, by a call from an instruction of the program's own.
+fn drop_scratch(plan: &Plan, built: &mut Built) -> Result<()> {
     let vdso = own_vdso()?;
     let syscall_offset = vdso.syscall - vdso.range.start;
     for process in plan.living() {
@@ -54,19 +76,6 @@ pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built) -> Result<
         let (stub, _) = target.leader();
         stub.use_instruction(instruction);
         stub.call(nr::MUNMAP, [scratch.start.get(), scratch.len().get(), 0, 0, 0, 0])?;
-    }
-    for process in plan.living() {
-        set_registers(process, built.get(process.pid)?)?;
-    }
-    files::start(plan, open)?;
-    for process in plan.living() {
-        let Some(target) = built.processes.remove(&process.pid) else { continue };
-        let stopped = process.message.stop_signal;
-        let signal = (stopped != 0).then_some(Signal(stopped));
-        let mut signals = signal.into_iter();
-        for stub in target.threads {
-            stub.detach(signals.next())?;
-        }
     }
     Ok(())
 }

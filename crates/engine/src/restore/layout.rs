@@ -21,6 +21,7 @@ const ARCH_MAP_VDSO_64: u64 = 0x2003;
 const PR_SET_MM: u64 = 35;
 const PR_SET_MM_MAP: u64 = 14;
 const PR_SET_VMA: u64 = 0x5356_4d41;
+const MADV_GUARD_INSTALL: u64 = 102;
 const LAYOUT_BYTES: usize = 104;
 const LAYOUT_ADDRESSES: usize = 11;
 const NO_DESCRIPTOR: u64 = u64::MAX;
@@ -96,6 +97,9 @@ pub(super) fn advise(plan: &Plan, built: &mut Built) -> Result<()> {
             for step in memory::advice(area) {
                 apply(stub, area, step)?;
             }
+        }
+        for guard in &process.guards {
+            stub.call(nr::MADVISE, [guard.start.get(), guard.len().get(), MADV_GUARD_INSTALL, 0, 0, 0])?;
         }
     }
     Ok(())

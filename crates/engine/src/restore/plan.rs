@@ -42,6 +42,7 @@ pub(super) struct PlannedProcess {
     pub(super) message: ProcessMessage,
     pub(super) layout: LayoutMessage,
     pub(super) areas: Vec<AreaRecord>,
+    pub(super) guards: Vec<AddressRange>,
     pub(super) descriptors: Vec<DescriptorRow>,
     pub(super) states: Vec<PlannedState>,
     pub(super) threads: Vec<PlannedThread>,
@@ -210,6 +211,7 @@ impl PlannedProcess {
                 message,
                 layout: LayoutMessage::default(),
                 areas: Vec::new(),
+                guards: Vec::new(),
                 descriptors: Vec::new(),
                 states: Vec::new(),
                 threads: Vec::new(),
@@ -219,7 +221,12 @@ impl PlannedProcess {
             .layout
             .clone()
             .ok_or_else(|| EngineError::Incomplete(format!("pid {pid} has no memory layout")))?;
-        let areas = AreasMessage::take(records, of_process(pid))?.areas;
+        let AreasMessage { areas, guards } = AreasMessage::take(records, of_process(pid))?;
+        let guards = guards
+            .chunks_exact(2)
+            .map(|pair| AddressRange::new(Address(pair[0]), Address(pair[1])))
+            .filter(|guard| !guard.is_empty())
+            .collect();
         let descriptors = DescriptorsMessage::take(records, of_process(pid))?.rows;
         let states = take_states(records, Level::Process, of_process(pid))?;
         let mut threads = Vec::new();
@@ -229,7 +236,7 @@ impl PlannedProcess {
         if threads.first().is_none_or(|leader| leader.tid != pid.leader()) {
             return Err(EngineError::Incomplete(format!("pid {pid} has no leading thread")));
         }
-        Ok(Self { pid, message, layout, areas, descriptors, states, threads })
+        Ok(Self { pid, message, layout, areas, guards, descriptors, states, threads })
     }
 }
 

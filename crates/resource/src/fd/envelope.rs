@@ -220,14 +220,47 @@ pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obs
             "let the program set an owner of its own with F_SETOWN, or none",
         ));
     }
-    if description.info.text.lines().any(|line| line.starts_with("lock:") && line.contains("LEASE")) {
-        found.push(description.obstacle(
-            "leased file",
-            "file leases are not saved yet",
-            "let the program give the lease back (F_SETLEASE, F_UNLCK)",
-        ));
-    }
+    found.extend(locks(description, scope).into_iter().map(|(pid, kind)| {
+        let what = LOCKS.iter().find(|row| row.0 == kind).map_or("locked file", |row| row.1);
+        let why = "locks on files are not saved yet, and the program would go on without it";
+        Obstacle {
+            pid,
+            ..description.obstacle(what, why, "let the program give the lock back before the checkpoint")
+        }
+    }));
     found
+}
+
+/// Locks and leases by the words of fdinfo.
+const LOCKS: &[(&str, &str)] = &[
+    ("FLOCK", "flock lock"),
+    ("POSIX", "POSIX record lock"),
+    ("OFDLCK", "open file description lock"),
+    ("LEASE", "file lease"),
+    ("DELEG", "file delegation"),
+];
+
+/// Locks taken through a description, each with a process that holds it. Record locks belong to processes, so
+/// everybody who shares the description is asked.
+fn locks(description: &Description, scope: &CaptureScope<'_>) -> Vec<(Pid, String)> {
+    let mut found = lock_lines(description.pid, &description.info.text);
+    for (pid, fd, id) in scope.table {
+        let is_other = *id == description.id && (*pid, *fd) != (description.pid, description.fd);
+        // Only files that can be locked have anything to tell.
+        if is_other && description.target().starts_with('/') {
+            let info = procfs::descriptor_info(*pid, *fd);
+            found.extend(info.map_or_else(|_| Vec::new(), |info| lock_lines(*pid, &info.text)));
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// Lines such as `lock:	1: FLOCK  ADVISORY  WRITE 812 fe:00:1234 0 EOF`.
+fn lock_lines(pid: Pid, text: &str) -> Vec<(Pid, String)> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("lock:"));
+    lines.filter_map(|line| Some((pid, line.split_whitespace().nth(1)?.to_owned()))).collect()
 }
 
 fn is_inside(owner: FileOwner, scope: &CaptureScope<'_>) -> bool {
@@ -313,11 +346,16 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_an_obstacle() {
+    fn locks_are_obstacles_by_their_names() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let mut description = describe(0, file.as_file());
-        description.info.text.push_str("lock:\t1: LEASE  ACTIVE    READ 1 fe:00:1 0 EOF\n");
-        let subject = Subject::new(&[]);
-        assert_eq!(obstacles(&description, &subject.scope()).len(), 1);
+        rustix::fs::flock(file.as_file(), rustix::fs::FlockOperation::LockExclusive).unwrap();
+        rustix::fs::fcntl_lock(file.as_file(), rustix::fs::FlockOperation::LockExclusive).unwrap();
+        let subject = Subject::new(&[file.as_file()]);
+        let found = obstacles(&subject.descriptions[0], &subject.scope());
+        let names: Vec<&str> = found.iter().map(|obstacle| obstacle.what.as_str()).collect();
+        assert_eq!(names.len(), 2, "{found:?}");
+        assert!(names[0].contains("flock lock") && names[1].contains("POSIX record lock"), "{names:?}");
+        let text = "lock:\t1: LEASE  ACTIVE    READ 1 fe:00:1 0 EOF\nlock:\t2: NEW  ADVISORY\n";
+        assert_eq!(lock_lines(Pid(7), text), [(Pid(7), "LEASE".to_owned()), (Pid(7), "NEW".to_owned())]);
     }
 }

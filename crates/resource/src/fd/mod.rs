@@ -26,6 +26,7 @@ pub mod pipe;
 pub(crate) mod raw_packet;
 pub mod regular;
 pub mod signalfd;
+pub(crate) mod socket_events;
 pub(crate) mod socket_options;
 pub mod tcp;
 #[cfg(test)]
@@ -33,6 +34,7 @@ mod test_support;
 pub mod timerfd;
 pub mod tty;
 pub mod unclaimed;
+pub mod unix;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -59,6 +61,7 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &signalfd::Signalfd,
     &timerfd::Timerfd,
     &tcp::Tcp,
+    &unix::Unix,
     &epoll::Epoll,
 ];
 
@@ -268,6 +271,19 @@ pub trait FdKind: Sync {
     /// Restore, second step, once for each process that holds descriptions of this kind.
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         let _ = (records, context);
+        Ok(())
+    }
+
+    /// Restore, while the tree is made, once for each session leader: it has left its parent's session and has no
+    /// children yet. What they inherit from it (the controlling terminal). The stub has all of `created` under our
+    /// own numbers.
+    fn lead(
+        &self,
+        records: &[FdRecord],
+        created: &HashMap<DescriptionId, OwnedFd>,
+        leader: &mut Stub,
+    ) -> Result<()> {
+        let _ = (records, created, leader);
         Ok(())
     }
 

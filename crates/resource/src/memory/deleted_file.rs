@@ -46,6 +46,7 @@ impl MemoryKind for DeletedFile {
     fn claims(&self, of: AreaOf<'_>) -> bool {
         matches!(of.area.backing, Backing::File { .. })
             && !of.area.flags.has("ht")
+            && of.area.name.starts_with('/')
             && !KERNEL_NAMES.iter().any(|name| of.area.name.starts_with(name))
             && !source_file::is_reachable(of)
     }

@@ -5,6 +5,7 @@
 //! Does not: create processes or threads; the engine does.
 
 mod cwd;
+mod membarrier;
 mod robust_list;
 pub mod rseq;
 mod sigactions;
@@ -32,6 +33,7 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &thread_name::ThreadName,
     &umask::Umask,
     &cwd::Cwd,
+    &membarrier::Membarrier,
 ];
 
 /// Whether a kind has one record for each process or for each thread.

@@ -34,3 +34,4 @@ pub const SET_ROBUST_LIST: i64 = 273;
 pub const SET_TID_ADDRESS: i64 = 218;
 pub const UMASK: i64 = 95;
 pub const CHDIR: i64 = 80;
+pub const MEMBARRIER: i64 = 324;

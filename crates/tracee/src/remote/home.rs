@@ -45,7 +45,7 @@ fn next_stop(thread: &Thread<Stopped>) -> Result<(Signal, i32), Error> {
             Some(WaitStatus::Stopped { signal, event }) => return Ok((signal, event)),
             Some(_) => return Err(Error::thread("come home", thread.tid(), Errno::ESRCH)),
             None if waiter.pause() => {}
-            None => return Err(Error::thread("come home", thread.tid(), Errno(110))),
+            None => return Err(Error::thread("come home", thread.tid(), Errno::ETIMEDOUT)),
         }
     }
 }

@@ -225,7 +225,9 @@ impl<'a> RemoteSession<'a> {
                     return Err(RemoteError::Ended(tid));
                 }
                 None if waiter.pause() => {}
-                None => return Err(Error::thread("finish a remote system call", tid, Errno(110)).into()),
+                None => {
+                    return Err(Error::thread("finish a remote system call", tid, Errno::ETIMEDOUT).into());
+                }
             }
         }
     }

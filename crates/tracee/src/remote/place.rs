@@ -62,8 +62,7 @@ fn unwritten(
     stack: AddressRange,
     room: ByteCount,
 ) -> Result<Option<Address>, RemoteError> {
-    let mut written = Vec::new();
-    Pagemap::open(memory.pid())?.private_pages(stack, &mut written)?;
+    let written = Pagemap::open(memory.pid())?.look(stack)?.private;
     let reused = Address(stack.start.get() + REUSED_PAGES_MAX * PAGE_BYTES);
     let mut start = stack.start;
     for range in written {

@@ -80,6 +80,20 @@ impl Subject {
             .collect()
     }
 
+    /// Waits until every thread that comes round at all has come round once more.
+    pub(crate) fn goes_on(&mut self) {
+        let started = Instant::now();
+        let before = self.rounds();
+        loop {
+            let now = self.rounds();
+            let Some(place) = (0..now.len()).find(|place| before[*place] > 1 && now[*place] == before[*place]) else {
+                return;
+            };
+            assert!(started.elapsed() < PATIENCE, "the thread in place {place} does not go on: {now:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Asks it to judge itself; the number behind `ok`.
     pub(crate) fn finish(mut self) -> u64 {
         self.tell("q");

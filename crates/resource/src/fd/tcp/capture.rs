@@ -17,11 +17,12 @@ use sys::socket_option::{self, FILTER_DROPS_ALL};
 use sys::tcp_repair::{self, State as TcpState};
 
 use super::super::inet_address::{encode, parse_plain};
+use super::super::socket_events::events;
 use super::super::socket_options::{Family, Options, REUSE_ADDRESS};
 use super::super::{CaptureScope, Description, FdCapture};
 use super::connection::{self, After};
 use super::state::{Ended, Inherited, Listener, State};
-use super::{ended, lock};
+use super::lock;
 use crate::error::{ResourceError, Result};
 
 /// Connections whose packets have to be held back before their process is killed. One run of the packet filter
@@ -208,7 +209,7 @@ fn read_listener(description: &Description, scope: &CaptureScope<'_>) -> Result<
 
 /// A socket that is closed was never connected, or its connection is over.
 fn read_ended(socket: BorrowedFd<'_>) -> Result<Option<Ended>> {
-    let events = ended::events(socket)?;
+    let events = events(socket)?;
     if !events.contains(PollFlags::RDHUP) {
         return Ok(None);
     }

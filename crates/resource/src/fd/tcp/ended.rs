@@ -98,11 +98,3 @@ fn await_event(socket: &OwnedFd, event: PollFlags) -> Result<()> {
         .map_err(|errno| Error::new("wait for a packet of ours", errno))?;
     Ok(())
 }
-
-/// What poll says at once.
-pub(super) fn events(socket: impl AsFd) -> Result<PollFlags> {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut asked = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN | PollFlags::RDHUP)];
-    poll(&mut asked, Some(&now)).map_err(|errno| Error::new("poll a socket", errno))?;
-    Ok(asked[0].revents())
-}

@@ -10,6 +10,7 @@ use model::DescriptionId;
 use rustix::event::PollFlags;
 
 use super::super::in_flight::discover;
+use super::super::socket_events::events;
 use super::super::test_support::{capture, create, describe_all};
 use super::*;
 
@@ -166,7 +167,7 @@ fn a_connection_lost_in_a_crash_reports_it_at_once() {
     }
     let (client, server) = pair("127.0.0.1:0");
     let lost = end_and_restore(vec![server.into()], true).remove(0).unwrap();
-    let seen = ended::events(&lost).unwrap();
+    let seen = events(&lost).unwrap();
     assert!(seen.contains(PollFlags::IN | PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP), "{seen:?}");
     let error = (&lost).read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
@@ -177,7 +178,7 @@ fn a_connection_lost_in_a_crash_reports_it_at_once() {
     let descriptions = describe_all(&[server.as_fd()]);
     let records = capture(&Tcp, &descriptions, false).unwrap();
     let created = create(&Tcp, &records, HashMap::new(), false).unwrap();
-    assert!(ended::events(&created[&DescriptionId(0)]).unwrap().contains(PollFlags::HUP));
+    assert!(events(&created[&DescriptionId(0)]).unwrap().contains(PollFlags::HUP));
     (&server).write_all(b"lives").unwrap();
     assert_eq!(read(&client, 5), b"lives");
 }
@@ -217,7 +218,7 @@ fn sockets_that_are_not_connected_come_back_as_they_were() {
     let family = Family { domain: AF_INET, kind: 1, protocol: IPPROTO_TCP };
     let fresh = family.create().unwrap();
     let copy = restore_one(fresh);
-    assert_eq!(ended::events(&copy).unwrap(), PollFlags::HUP);
+    assert_eq!(events(&copy).unwrap(), PollFlags::HUP);
     let (mut client, server) = pair("127.0.0.1:0");
     client.write_all(b"before").unwrap();
     drop(client);
@@ -239,13 +240,8 @@ fn a_checkpoint_that_fails_leaves_the_connection_as_it_was() {
     rustix::net::sockopt::set_socket_reuseaddr(&server, true).unwrap();
     let descriptions = describe_all(&[server.as_fd()]);
     let table = [];
-    let scope = CaptureScope {
-        pids: &[],
-        descriptions: &descriptions,
-        inherited: &[],
-        table: &table,
-        kills: true,
-    };
+    let scope =
+        CaptureScope { pids: &[], descriptions: &descriptions, inherited: &[], table: &table, kills: true };
     let mut capture = Tcp.prepare(&descriptions[0], &scope).unwrap();
     capture.inside(&descriptions[0]).unwrap();
     capture.relate(&descriptions[0], &scope).unwrap();

@@ -9,16 +9,17 @@ mod outside;
 mod pair;
 mod queue;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use model::Pid;
+use model::{Address, DescriptionId, Fd, Pid};
 use prost::Message;
 use rustix::event::PollFlags;
 use rustix::fs::{FileType, OFlags, major, makedev, minor};
 use rustix::termios::Winsize;
-use sys::Error;
 use sys::terminal::{self, CONTROL_CHARACTERS, Modes};
-use tracee::procfs;
+use sys::{Errno, Error};
+use tracee::{RemoteError, Stub, procfs};
 
 use super::pipe::events;
 use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
@@ -289,11 +290,35 @@ impl FdKind for Tty {
         pairs.create(context)
     }
 
-    fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
+    fn lead(
+        &self,
+        records: &[FdRecord],
+        created: &HashMap<DescriptionId, OwnedFd>,
+        leader: &mut Stub,
+    ) -> Result<()> {
         for record in records {
             let payload: TtyPayload = crate::decode(NAME, &record.payload)?;
-            if payload.session == context.stub.pid().get() && payload.role() != Role::Master {
-                take_control(record, &payload, context)?;
+            if payload.session == leader.pid().get()
+                && payload.role() != Role::Master
+                && let Some(file) = created.get(&record.id)
+            {
+                return take_control(&payload, Fd(file.as_raw_fd()), leader);
+            }
+        }
+        Ok(())
+    }
+
+    /// Process groups exist by now: the leader names the one in the foreground.
+    fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
+        let leader = context.stub.pid();
+        for record in records {
+            let payload: TtyPayload = crate::decode(NAME, &record.payload)?;
+            let held = context.table.iter().find(|(_, id)| *id == record.id);
+            if let Some((fd, _)) = held
+                && payload.session == leader.get()
+                && payload.role() != Role::Master
+            {
+                return set_foreground(&payload, *fd, context);
             }
         }
         Ok(())
@@ -313,7 +338,7 @@ fn slave_outside(description: &Description, scope: &CaptureScope<'_>) -> Option<
     ))
 }
 
-/// A session leader takes its terminal back through a descriptor; without one it could not.
+/// A session leader names the foreground group through a descriptor; without one, only its own group can be it.
 fn leader_without_descriptor(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
     if master_number(description).is_some() {
         return None;
@@ -328,11 +353,14 @@ fn leader_without_descriptor(description: &Description, scope: &CaptureScope<'_>
                 && device_of(other) == device
         })
     };
+    if foreground_of(leader).is_ok_and(|group| group == leader.get()) {
+        return None;
+    }
     let holds = scope.table.iter().any(|(pid, _, id)| *pid == leader && of_terminal(*id));
     (!holds).then(|| {
         description.obstacle(
             "controlling terminal",
-            &format!("it controls the session of pid {leader}, which has no descriptor of it"),
+            &format!("pid {leader} leads its session, has no descriptor of it, and another group is in the foreground"),
             "let the session leader keep its terminal open",
         )
     })
@@ -360,23 +388,29 @@ fn foreground_of(leader: Pid) -> Result<i32> {
     Ok(behind_name.split_whitespace().nth(5).and_then(|word| word.parse().ok()).unwrap_or(0))
 }
 
-/// The session leader of the subject takes its terminal again, and names the foreground group.
-fn take_control(record: &FdRecord, payload: &TtyPayload, context: &mut FdConnect<'_>) -> Result<()> {
-    let Some((fd, _)) = context.table.iter().find(|(_, id)| *id == record.id) else { return Ok(()) };
-    let fd = fd.get() as u64;
-    let taken = context.stub.call(IOCTL, [fd, terminal::TAKE_CONTROL_REQUEST, 0, 0, 0, 0]);
-    if let Err(error) = taken {
-        return Err(ResourceError::Unsupported {
-            pid: context.stub.pid(),
-            what: format!("controlling terminal {}", path::from_bytes(&payload.path).display()),
-            why: format!("it cannot be taken again: {error}"),
-            fix: "restore from a terminal that controls no other session".to_owned(),
-        });
-    }
+/// A session leader takes its terminal again, before it has children that inherit it.
+/// Nothing happens when it has the terminal already.
+fn take_control(payload: &TtyPayload, fd: Fd, leader: &mut Stub) -> Result<()> {
+    let taken = leader.call(IOCTL, [fd.get() as u64, terminal::TAKE_CONTROL_REQUEST, 0, 0, 0, 0]);
+    taken.map(drop).map_err(|error| ResourceError::Unsupported {
+        pid: leader.pid(),
+        what: format!("controlling terminal {}", path::from_bytes(&payload.path).display()),
+        why: format!("it cannot be taken again: {error}"),
+        fix: "restore from a terminal that controls no other session".to_owned(),
+    })
+}
+
+fn set_foreground(payload: &TtyPayload, fd: Fd, context: &mut FdConnect<'_>) -> Result<()> {
+    take_control(payload, fd, context.stub)?;
     if payload.foreground > 0 {
-        let request = terminal::SET_FOREGROUND_REQUEST;
+        let number = fd.get() as u64;
         let group = payload.foreground.to_ne_bytes();
-        context.stub.call_with(context.memory, IOCTL, &group, |at| [fd, request, at.get(), 0, 0, 0])?;
+        let call = |at: Address| [number, terminal::SET_FOREGROUND_REQUEST, at.get(), 0, 0, 0];
+        match context.stub.call_with(context.memory, IOCTL, &group, call) {
+            // All of that group have ended: nobody is in the foreground, as before.
+            Err(RemoteError::Refused { errno: Errno::ESRCH, .. }) => {}
+            outcome => drop(outcome?),
+        }
     }
     Ok(())
 }

@@ -1,0 +1,175 @@
+//! What is saved of a Unix socket.
+//!
+//! Owns: the payload of a record.
+//! Invariants: addresses are the kernel's bytes; other sockets and descriptors in flight are named by description.
+//! Does not: read or set any of it.
+
+use prost::Message;
+use sys::sock_diag;
+use sys::socket::SocketAddress;
+
+use super::super::socket_options::{Family, Options};
+
+pub(super) const SOCK_STREAM: i32 = 1;
+pub(super) const SOCK_DGRAM: i32 = 2;
+
+/// One Unix socket.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct State {
+    #[prost(message, required, tag = "1")]
+    pub(super) family: Family,
+    #[prost(message, required, tag = "2")]
+    pub(super) options: Options,
+    /// The number of its state.
+    #[prost(uint32, tag = "3")]
+    pub(super) state: u32,
+    /// Halves that are shut: 1 receiving, 2 sending.
+    #[prost(uint32, tag = "4")]
+    pub(super) shut: u32,
+    /// Its address: the family alone for a socket without a name.
+    #[prost(bytes = "vec", tag = "5")]
+    pub(super) local: Vec<u8>,
+    /// Its peer's address, while it is connected.
+    #[prost(bytes = "vec", tag = "6")]
+    pub(super) peer_name: Vec<u8>,
+    #[prost(message, optional, tag = "7")]
+    pub(super) file: Option<BoundFile>,
+    #[prost(oneof = "Peer", tags = "8, 9, 10")]
+    pub(super) peer: Option<Peer>,
+    #[prost(message, repeated, tag = "11")]
+    pub(super) queue: Vec<Queued>,
+    #[prost(message, optional, tag = "12")]
+    pub(super) listener: Option<Listener>,
+    /// Device and inode of a socket that whoever restores holds itself.
+    #[prost(message, optional, tag = "13")]
+    pub(super) inherited: Option<Inherited>,
+}
+
+/// What a connected socket is connected to.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Oneof)]
+pub(super) enum Peer {
+    /// A socket of the subject.
+    #[prost(uint32, tag = "8")]
+    Inside(u32),
+    /// Nothing any more; what it had sent may still be unread.
+    #[prost(bool, tag = "9")]
+    Closed(bool),
+    /// A socket outside, known by its name.
+    #[prost(bool, tag = "10")]
+    Outside(bool),
+}
+
+/// A socket that the restorer hands on.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct Inherited {
+    #[prost(uint64, tag = "1")]
+    pub(super) device: u64,
+    #[prost(uint64, tag = "2")]
+    pub(super) inode: u64,
+}
+
+/// The file that a socket is bound to.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct BoundFile {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) path: Vec<u8>,
+    /// The directory from which the name in the address leads to it.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) directory: Vec<u8>,
+    #[prost(uint32, tag = "3")]
+    pub(super) mode: u32,
+    #[prost(uint32, tag = "4")]
+    pub(super) user: u32,
+    #[prost(uint32, tag = "5")]
+    pub(super) group: u32,
+    /// Its name was removed.
+    #[prost(bool, tag = "6")]
+    pub(super) gone: bool,
+}
+
+/// What only a listener has.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Listener {
+    #[prost(uint32, tag = "1")]
+    pub(super) backlog: u32,
+    /// What waited to be accepted, in order: descriptions of the server's sides where they were taken out, else of
+    /// clients.
+    #[prost(uint32, repeated, tag = "2")]
+    pub(super) waiting: Vec<u32>,
+}
+
+/// A message, or a piece of a stream, that was not read yet.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Queued {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) bytes: Vec<u8>,
+    /// The sender's address; empty for none.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) from: Vec<u8>,
+    /// Descriptions that travel in it.
+    #[prost(uint32, repeated, tag = "3")]
+    pub(super) rights: Vec<u32>,
+    #[prost(message, optional, tag = "4")]
+    pub(super) sender: Option<Sender>,
+}
+
+/// Who sent a message, where the receiver wants to know.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct Sender {
+    #[prost(int32, tag = "1")]
+    pub(super) pid: i32,
+    #[prost(uint32, tag = "2")]
+    pub(super) user: u32,
+    #[prost(uint32, tag = "3")]
+    pub(super) group: u32,
+}
+
+/// Bytes of the family in front of a name.
+const FAMILY_BYTES: usize = 2;
+
+impl State {
+    pub(super) fn local(&self) -> SocketAddress {
+        SocketAddress(self.local.clone())
+    }
+
+    pub(super) fn is_named(&self) -> bool {
+        self.local.len() > FAMILY_BYTES
+    }
+
+    pub(super) fn is_datagram(&self) -> bool {
+        self.family.kind == SOCK_DGRAM
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    pub(super) fn is_listening(&self) -> bool {
+        self.state == u32::from(sock_diag::LISTENING)
+    }
+
+    /// The other end, where that is a socket of the subject.
+    pub(super) fn peer_inside(&self) -> Option<u32> {
+        match self.peer {
+            Some(Peer::Inside(id)) => Some(id),
+            _ => None,
+        }
+    }
+}
+
+/// Whether an address names a file.
+pub(super) fn is_path(address: &SocketAddress) -> bool {
+    address.body().first().is_some_and(|byte| *byte != 0)
+}
+
+/// How messages show an address.
+pub(super) fn show(address: &SocketAddress) -> String {
+    match address.body() {
+        [] => "no name".to_owned(),
+        [0, name @ ..] => format!("@{}", String::from_utf8_lossy(name)),
+        path => {
+            let end = path.iter().position(|byte| *byte == 0).unwrap_or(path.len());
+            String::from_utf8_lossy(&path[..end]).into_owned()
+        }
+    }
+}

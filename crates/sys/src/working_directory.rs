@@ -1,0 +1,47 @@
+//! Calls that depend on a working directory, without changing this process's own.
+//!
+//! Owns: a thread with a private working directory.
+//! Invariants: the rest of the process keeps its working directory and umask.
+//! Does not: say what is done there.
+//!
+//! Man page: unshare(2), chdir(2)
+//! Since: Linux 2.6.16
+//! Probe: none; older kernels are refused by `doctor`
+//! Fallback: none
+
+use std::path::Path;
+
+use crate::error::{Errno, Error, Result};
+
+/// Runs `work` in a thread whose working directory is `directory`.
+pub fn within<Output: Send>(directory: &Path, work: impl FnOnce() -> Output + Send) -> Result<Output> {
+    let there = || {
+        // SAFETY: takes no pointers; only this thread's view of the file system becomes private.
+        if unsafe { libc::unshare(libc::CLONE_FS) } < 0 {
+            return Err(Error::new("get a private working directory", Errno::last()));
+        }
+        rustix::process::chdir(directory).map_err(|errno| Error::path("work in", directory, errno))?;
+        Ok(work())
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("elsewhere".to_owned())
+            .spawn_scoped(scope, there)
+            .map_err(|error| Error::new("start a thread", error))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_work_is_elsewhere() {
+        let here = std::env::current_dir().unwrap();
+        let there = within(Path::new("/proc"), || std::env::current_dir().unwrap()).unwrap();
+        assert_eq!(there, Path::new("/proc"));
+        assert_eq!(std::env::current_dir().unwrap(), here);
+        assert!(within(Path::new("/proc/nothing"), || ()).unwrap_err().to_string().contains("/proc/nothing"));
+    }
+}
