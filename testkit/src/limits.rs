@@ -20,7 +20,7 @@ pub const COMMAND: Duration = Duration::from_secs(120);
 pub const GONE: Duration = Duration::from_secs(20);
 
 /// From the death of a subject until its guardian has it running again.
-pub const RESTART: Duration = Duration::from_secs(60);
+pub const RESTART: Duration = Duration::from_secs(30);
 
 /// From the start of `undying run` to the first committed checkpoint, beyond the period asked for.
 pub const FIRST_CHECKPOINT: Duration = Duration::from_secs(30);

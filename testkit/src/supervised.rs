@@ -204,6 +204,9 @@ impl Supervised {
     ) -> Result<(), HarnessError> {
         let deadline = Instant::now() + limit;
         while !condition()? {
+            if !self.guardian().is_some_and(ProcessId::is_alive) {
+                return Err(self.output_error(&format!("the guardian ended while waiting for {what}")));
+            }
             if Instant::now() >= deadline {
                 return Err(self.timeout(what, limit));
             }

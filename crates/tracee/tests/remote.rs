@@ -97,9 +97,8 @@ static STEPS: AtomicU64 = AtomicU64::new(0);
 static LAST_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Dies at a step of its number.
-fn die_at_last_step(step: &'static str) {
+fn die_at_last_step(_step: &'static str) {
     if STEPS.fetch_add(1, Ordering::Relaxed) == LAST_STEP.load(Ordering::Relaxed) {
-        eprintln!("dying at: {step}");
         sys::signal::send(Pid(std::process::id() as i32), Signal(9)).unwrap();
         std::thread::sleep(Duration::from_secs(60));
     }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use image::{RecordSet, SpaceId};
 use model::{Address, AddressRange, Pid, Signal};
+use resource::memory::{self, AreaOf, Content};
 use sys::pagemap::Pagemap;
 use tracee::procfs::{self, Area, Stat};
 use tracee::{Gadgets, ProcessMemory, StoppedTree, tree};
@@ -37,6 +38,8 @@ pub(super) struct ProcessBefore {
     pub(super) stat: Stat,
     pub(super) space: SpaceId,
     pub(super) areas: Vec<Area>,
+    /// What the image must hold of each area, in the same order; `None` for what the kernel provides.
+    pub(super) contents: Vec<Option<Content>>,
     /// Guard regions inside areas; known once the pages were scanned.
     pub(super) guards: Vec<AddressRange>,
     pub(super) memory: ProcessMemory,
@@ -67,8 +70,9 @@ impl Before {
         }
         before.vdso_checksum = before.checksum_vdso(root)?;
         before.descriptors.look(&before.processes, &before.order)?;
-        let found =
-            obstacles::of_subject(&before.view(), &before.descriptors.scope_of(&before.order, options));
+        let mut found = before.objects.take_obstacles();
+        let scope = before.descriptors.scope_of(&before.order, options);
+        found.extend(obstacles::of_subject(&before.view(), &scope));
         if found.is_empty() {
             before.descriptors.prepare(&before.order, options)?;
             Ok(before)
@@ -138,7 +142,8 @@ impl Before {
         if !same || self.processes[&pid].has_new_areas(pid)? {
             let space = self.processes.get(&pid).map_or(SpaceId(next), |process| process.space);
             let process = ProcessBefore::look(pid, stat, space, &mut self.objects)?;
-            let found = resource::memory::obstacles(pid, &process.areas);
+            let mut found = memory::obstacles(pid, &process.areas);
+            found.extend(self.objects.take_obstacles());
             if !found.is_empty() {
                 return Err(EngineError::Refused(found));
             }
@@ -208,11 +213,12 @@ impl ProcessBefore {
         let pagemap = Pagemap::open(pid)?;
         let gadgets = Gadgets::find(&memory, &areas)?;
         let auxiliary_vector = procfs::read(format!("/proc/{pid}/auxv"))?;
-        objects.look(pid, &areas)?;
+        objects.look(pid, &areas);
         let executable = objects.executable(pid)?;
         Ok(Self {
             stat,
             space,
+            contents: areas.iter().map(|area| content_of(pid, area)).collect(),
             areas,
             guards: Vec::new(),
             memory,
@@ -285,6 +291,11 @@ impl ProcessBefore {
             vdso_code: code.get(),
         }
     }
+}
+
+fn content_of(pid: Pid, area: &Area) -> Option<Content> {
+    let of = AreaOf { pid, area };
+    if area.is_kernel() { None } else { memory::kind_of(of).map(|kind| kind.content(of)) }
 }
 
 fn relations(stat: &Stat) -> ProcessMessage {

@@ -9,7 +9,8 @@ use std::os::unix::fs::MetadataExt;
 
 use image::RecordSet;
 use model::Pid;
-use resource::memory::{self, AreaOf, AreaRecord, Content, ObjectKey, ObjectRecord};
+use resource::Obstacle;
+use resource::memory::{self, AreaOf, AreaRecord, Content, MemoryKind, ObjectKey, ObjectRecord};
 use sys::Error;
 use tracee::procfs::Area;
 
@@ -24,43 +25,54 @@ pub(super) struct Objects {
     records: BTreeMap<u64, ObjectRecord>,
     /// Open files of those whose pages are saved.
     files: BTreeMap<u64, File>,
+    /// Objects that could not be looked at.
+    obstacles: Vec<Obstacle>,
 }
 
 impl Objects {
     /// Learns the objects behind the areas of a process.
-    pub(super) fn look(&mut self, pid: Pid, areas: &[Area]) -> Result<()> {
+    pub(super) fn look(&mut self, pid: Pid, areas: &[Area]) {
         for area in areas {
             let Some(key) = ObjectKey::of(area) else { continue };
             let of = AreaOf { pid, area };
-            // An area that no kind claims is an obstacle and never gets as far as a record.
+            // An area that no kind claims is an obstacle already.
             let Some(kind) = memory::kind_of(of) else { continue };
             let writable = area.protection.shared && area.flags.has("mw");
-            if let Some(number) = self.numbers.get(&key) {
-                if let Some(record) = self.records.get_mut(number) {
-                    record.writable |= writable;
-                }
-                continue;
-            }
-            let Ok((payload, length)) = kind.describe(of) else { continue };
-            let id = self.records.len() as u64 + 1;
-            let record = ObjectRecord {
-                id,
-                kind: kind.name().to_owned(),
-                version: kind.version(),
-                payload,
-                length,
-                inode: key.inode.get(),
-                writable,
-            };
-            self.numbers.insert(key, id);
-            self.records.insert(id, record);
-            if matches!(kind.content(of), Content::Object | Content::PrivateAndObject) {
-                let link = of.link();
-                let file = File::open(&link).map_err(|error| Error::path("open", &link, error))?;
-                self.files.insert(id, file);
+            if let Some(record) = self.numbers.get(&key).and_then(|number| self.records.get_mut(number)) {
+                record.writable |= writable;
+            } else if let Err(error) = self.add(key, of, kind, writable) {
+                let why = format!("the object behind it cannot be looked at: {error}");
+                let fix = "run undying as root or with CAP_CHECKPOINT_RESTORE";
+                self.obstacles.push(of.obstacle("mapped object", &why, fix));
             }
         }
+    }
+
+    fn add(&mut self, key: ObjectKey, of: AreaOf<'_>, kind: &dyn MemoryKind, writable: bool) -> Result<()> {
+        let (payload, length) = kind.describe(of)?;
+        let id = self.records.len() as u64 + 1;
+        if matches!(kind.content(of), Content::Object | Content::PrivateAndObject) {
+            let link = of.link();
+            let file = File::open(&link).map_err(|error| Error::path("open", &link, error))?;
+            self.files.insert(id, file);
+        }
+        let record = ObjectRecord {
+            id,
+            kind: kind.name().to_owned(),
+            version: kind.version(),
+            payload,
+            length,
+            inode: key.inode.get(),
+            writable,
+        };
+        self.numbers.insert(key, id);
+        self.records.insert(id, record);
         Ok(())
+    }
+
+    /// What could not be looked at, once.
+    pub(super) fn take_obstacles(&mut self) -> Vec<Obstacle> {
+        std::mem::take(&mut self.obstacles)
     }
 
     /// The number of a process's executable: the object whose inode `/proc/PID/exe` leads to.

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 use image::SpaceId;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid};
-use resource::memory::{self, AreaOf, Content};
+use resource::memory::Content;
 use rustix::fs::SeekFrom;
 use store::{ImageWriter, PageBatch};
 use sys::process_memory::{self, RANGES_PER_CALL};
@@ -44,9 +44,7 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
         let mut found =
             ProcessPages { pid: *pid, space: process.space, readable: Vec::new(), hidden: Vec::new() };
         let mut guards = Vec::new();
-        for area in process.areas.iter().filter(|area| !area.is_kernel()) {
-            let content = memory::kind_of(AreaOf { pid: *pid, area })
-                .map(|kind| kind.content(AreaOf { pid: *pid, area }));
+        for (area, content) in process.areas.iter().zip(&process.contents) {
             if matches!(content, Some(Content::Private | Content::PrivateAndObject)) {
                 let ranges = if area.protection.read { &mut found.readable } else { &mut found.hidden };
                 let mut pages = process.pagemap.look(area.range)?;

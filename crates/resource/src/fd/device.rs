@@ -7,7 +7,6 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use model::Inode;
 use prost::Message;
 use rustix::fs::{FileType, major, minor};
 use sys::Error;
@@ -16,7 +15,6 @@ use super::tty::is_terminal;
 use super::{CaptureScope, Constant, Description, FdCapture, FdCreate, FdKind, FdRecord};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
-use crate::support::inherited::Inherited;
 use crate::support::opening::{self, is_path_only};
 use crate::support::path::{self, Name};
 
@@ -40,13 +38,6 @@ struct DevicePayload {
     major: u32,
     #[prost(uint32, tag = "3")]
     minor: u32,
-    /// The file it was opened as, by which whoever restores may hold it already.
-    #[prost(uint64, tag = "4")]
-    file_system: u64,
-    #[prost(uint64, tag = "5")]
-    inode: u64,
-    #[prost(bool, tag = "6")]
-    inherited: bool,
 }
 
 /// The kind.
@@ -84,32 +75,19 @@ impl FdKind for Device {
         )]
     }
 
-    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+    fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         let payload = DevicePayload {
             path: path::to_bytes(Name::of(description).path()),
             major: major(description.stat.st_rdev),
             minor: minor(description.stat.st_rdev),
-            file_system: description.stat.st_dev,
-            inode: description.stat.st_ino,
-            inherited: scope.is_inherited(&description.stat),
         };
         Ok(Box::new(Constant(payload.encode_to_vec())))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-        let mut inherited = Inherited::default();
         for record in records {
             let payload: DevicePayload = crate::decode(NAME, &record.payload)?;
-            let handed_on = if payload.inherited {
-                inherited.take(context, payload.file_system, Inode(payload.inode), record.flags)?
-            } else {
-                None
-            };
-            let file = match handed_on {
-                Some(file) => file,
-                None => open(record, &payload)?,
-            };
-            context.created.insert(record.id, file);
+            context.created.insert(record.id, open(record, &payload)?);
         }
         Ok(())
     }

@@ -28,11 +28,19 @@ impl Inherited {
         inode: Inode,
         flags: u32,
     ) -> Result<Option<OwnedFd>> {
+        self.take_if(context, flags, |entry| (entry.0, entry.1) == (device, inode))
+    }
+
+    /// A description that fits, for access as in `flags`.
+    pub(crate) fn take_if(
+        &mut self,
+        context: &FdCreate<'_>,
+        flags: u32,
+        fits: impl Fn(&(u64, Inode, OwnedFd)) -> bool,
+    ) -> Result<Option<OwnedFd>> {
         let wanted = access_mode(flags);
         let mut usable = Vec::new();
-        for (index, (_, _, file)) in
-            context.inherited.iter().enumerate().filter(|(_, entry)| (entry.0, entry.1) == (device, inode))
-        {
+        for (index, (_, _, file)) in context.inherited.iter().enumerate().filter(|(_, entry)| fits(entry)) {
             let has = rustix::fs::fcntl_getfl(file)
                 .map_err(|errno| Error::new("get the flags of an inherited file", errno))?
                 & OFlags::RWMODE;

@@ -1,8 +1,8 @@
 //! Terminals: pseudo terminal pairs of the program's own, and the terminal it was started in.
 //!
 //! Owns: telling these apart, the payload, the capture; the relation of a session to its controlling terminal.
-//! Invariants: a pair comes back with the number it had, since programs keep the path of a terminal; the terminal of
-//! somebody else is opened again only if it is the same device of the same user.
+//! Invariants: a pair comes back with the number it had, since programs keep the path of a terminal; a terminal of
+//! somebody else is opened again only if it is the very same one, otherwise the restorer's own takes its place.
 //! Does not: save what waits in a terminal whose master is outside of the subject.
 
 mod outside;
@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use model::{Address, DescriptionId, Fd, Pid};
 use prost::Message;
 use rustix::event::PollFlags;
-use rustix::fs::{FileType, OFlags, major, makedev, minor};
+use rustix::fs::{FileType, OFlags, Stat, major, makedev, minor};
 use rustix::termios::Winsize;
 use sys::terminal::{self, CONTROL_CHARACTERS, Modes};
 use sys::{Errno, Error};
@@ -104,6 +104,11 @@ struct Node {
     group: u32,
     #[prost(uint32, tag = "3")]
     mode: u32,
+    /// When the terminal was made (or its owner changed): the time of the last change of the file's attributes.
+    #[prost(int64, tag = "4")]
+    changed_s: i64,
+    #[prost(uint64, tag = "5")]
+    changed_ns: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -124,6 +129,18 @@ struct State {
     slaves: i32,
     #[prost(message, optional, tag = "7")]
     queues: Option<Queues>,
+}
+
+impl Node {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            user: stat.st_uid,
+            group: stat.st_gid,
+            mode: stat.st_mode & 0o7777,
+            changed_s: stat.st_ctime,
+            changed_ns: stat.st_ctime_nsec,
+        }
+    }
 }
 
 impl State {
@@ -459,7 +476,7 @@ impl FdCapture for TtyCapture {
     fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
         let stat = &description.stat;
         let is_slave_file = major(stat.st_rdev) == SLAVE_MAJOR;
-        let node = Node { user: stat.st_uid, group: stat.st_gid, mode: stat.st_mode & 0o7777 };
+        let node = Node::of(stat);
         let payload = TtyPayload {
             path: path::to_bytes(Name::of(description).path()),
             role: self.role.into(),

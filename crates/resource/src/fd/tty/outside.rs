@@ -1,8 +1,8 @@
 //! Terminals of somebody else: the one the program was started in, serial lines, consoles.
 //!
 //! Owns: finding such a terminal again, and giving it the modes the program had set.
-//! Invariants: only the same device, owned by the same user, is opened; the window size stays what it is now, and
-//! a terminal is not touched from the background.
+//! Invariants: only the very same terminal is opened by its path; where it is gone, a terminal that the restorer
+//! hands on takes its place. The window size stays what it is now, and a terminal is not touched from the background.
 //! Does not: save or replace what waits in it.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +12,7 @@ use model::Inode;
 use rustix::fs::{FileType, major, minor};
 use sys::terminal;
 
-use super::{SLAVE_MAJOR, TtyPayload, device_of};
+use super::{Node, SLAVE_MAJOR, TtyPayload, device_of};
 use crate::error::{ResourceError, Result};
 use crate::fd::{Description, FdCreate, FdRecord};
 use crate::obstacle::Obstacle;
@@ -63,7 +63,13 @@ impl Outsiders {
         };
         let file = match handed_on {
             Some(file) => file,
-            None => reopen(record, payload)?,
+            None => match reopen(record, payload) {
+                Ok(file) => file,
+                Err(error) => {
+                    let is_terminal = |entry: &(u64, Inode, OwnedFd)| rustix::termios::isatty(&entry.2);
+                    self.inherited.take_if(context, record.flags, is_terminal)?.ok_or(error)?
+                }
+            },
         };
         if let Some(state) = &payload.state
             && may_set_modes(&file)
@@ -93,8 +99,8 @@ fn reopen(record: &FdRecord, payload: &TtyPayload) -> Result<OwnedFd> {
     if !is_terminal || (is_slave && (major(stat.st_rdev), minor(stat.st_rdev)) != device) {
         return Err(gone("it is no longer the program's terminal".to_owned()));
     }
-    if payload.node.is_some_and(|node| node.user != stat.st_uid) {
-        return Err(gone("it belongs to another user by now".to_owned()));
+    if is_slave && payload.node != Some(Node::of(&stat)) {
+        return Err(gone("it is another terminal by now".to_owned()));
     }
     opening::open(&path, opening::flags_for(record.flags)).map_err(|error| gone(error.to_string()))
 }

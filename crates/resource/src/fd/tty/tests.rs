@@ -167,6 +167,15 @@ fn the_terminal_of_somebody_else_is_opened_by_path_or_handed_on() {
     drop((built, handed, slave, master));
     let error = subject.build(&Tty, &envelopes, &[]).unwrap_err().to_string();
     assert!(error.contains("help:"), "{error}");
+    // A new terminal that happens to have the same number is somebody else's; the restorer's own takes the place.
+    let (master, slave) = open_pair();
+    let error = subject.build(&Tty, &envelopes, &[]).unwrap_err().to_string();
+    assert!(error.contains("another terminal") || error.contains("not there"), "{error}");
+    let handed = [(0, Inode(0), slave.try_clone().unwrap())];
+    let built = subject.build(&Tty, &envelopes, &handed).unwrap();
+    rustix::io::write(&built[0], b"new home").unwrap();
+    settle();
+    assert_eq!(read(&master).unwrap(), b"new home");
 }
 
 #[test]

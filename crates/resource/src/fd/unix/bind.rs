@@ -125,7 +125,8 @@ pub(super) fn bind(
     match outcome {
         Ok(()) => Ok(bound),
         Err(error) => {
-            bound.give_back()?;
+            // Where nothing was bound there is nothing to give back; the first error tells more.
+            let _ = bound.give_back();
             Err(in_use(name, error))
         }
     }

@@ -1,0 +1,207 @@
+//! Reading a Unix socket.
+//!
+//! Owns: what is read when, and finding the other sockets and descriptions that it refers to.
+//! Invariants: nothing is taken out of the socket.
+//! Does not: decide how the socket comes back.
+
+use std::os::fd::AsFd;
+
+use model::{Fd, Inode, Pid};
+use prost::Message;
+use sys::sock_diag::{self, SockDiag, UnixSocket};
+use sys::socket;
+use sys::{Errno, Error};
+
+use super::super::in_flight::identify;
+use super::super::socket_options::{Family, Options};
+use super::super::{CaptureScope, Description, FdCapture};
+use super::queue::{self, Seen};
+use super::state::{Inherited, Listener, Peer, Queued, Sender, State};
+use super::{bind, is_server};
+use crate::error::{ResourceError, Result};
+
+#[derive(Debug)]
+pub(super) struct Capture {
+    family: Family,
+    inherited: Option<Inherited>,
+    diag: SockDiag,
+    options: Options,
+    seen: Vec<Seen>,
+    socket: UnixSocket,
+    state: Option<State>,
+}
+
+impl Capture {
+    pub(super) fn new(description: &Description, scope: &CaptureScope<'_>) -> Result<Self> {
+        let inherited = scope.is_inherited(&description.stat).then_some(Inherited {
+            device: description.stat.st_dev,
+            inode: description.stat.st_ino,
+        });
+        Ok(Self {
+            family: Family::of(description)?,
+            inherited,
+            diag: SockDiag::open()?,
+            options: Options::default(),
+            seen: Vec::new(),
+            socket: UnixSocket::default(),
+            state: None,
+        })
+    }
+
+    fn read(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<State> {
+        let own = description.as_fd();
+        let local = socket::local(own)?;
+        let peer = self.read_peer(description, scope)?;
+        let mut queue = Vec::with_capacity(self.seen.len());
+        for seen in self.seen.drain(..) {
+            queue.push(relate_message(description, seen, scope)?);
+        }
+        Ok(State {
+            family: self.family,
+            options: std::mem::take(&mut self.options),
+            state: u32::from(self.socket.state),
+            shut: u32::from(self.socket.shut),
+            file: bind::read_file(description, &local)?,
+            local: local.0,
+            peer_name: socket::peer(own)?.unwrap_or_default().0,
+            peer,
+            queue,
+            listener: self.read_listener(description, scope),
+            inherited: None,
+        })
+    }
+
+    fn read_peer(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Option<Peer>> {
+        let Some(peer) = self.socket.peer else { return Ok(None) };
+        if peer == Inode(0) {
+            return self.read_closed_peer(description, scope).map(Some);
+        }
+        if let Some(inside) = find(scope, peer) {
+            return Ok(Some(Peer::Inside(inside.id.get())));
+        }
+        let is_named = socket::peer(description.as_fd())?.is_some_and(|name| !name.body().is_empty());
+        if i32::from(self.socket.kind) == super::state::SOCK_DGRAM && is_named {
+            return Ok(Some(Peer::Outside(true)));
+        }
+        // A client from outside goes away as clients do; preflight refuses what is more than that.
+        if may_end(description, scope) && is_server(&self.diag, &self.socket)? {
+            return Ok(Some(Peer::Closed(true)));
+        }
+        Err(ResourceError::Unsupported {
+            pid: description.pid,
+            what: description.named("Unix socket"),
+            why: "it was just connected to a process outside the tree".to_owned(),
+            fix: "try again in a moment".to_owned(),
+        })
+    }
+
+    /// A peer without a descriptor was closed, or waits to be accepted.
+    fn read_closed_peer(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Peer> {
+        let listeners = self.diag.unix_sockets(1 << sock_diag::LISTENING)?;
+        let Some(listener) =
+            listeners.iter().find(|listener| listener.waiting.contains(&description.inode()))
+        else {
+            return Ok(Peer::Closed(true));
+        };
+        let Some(inside) = find(scope, listener.inode) else { return Ok(Peer::Closed(true)) };
+        if socket::unacknowledged_bytes(description.as_fd())? > 0 {
+            return Err(ResourceError::Unsupported {
+                pid: description.pid,
+                what: description.named("Unix socket"),
+                why: "it has sent something to a listener of the tree that has not accepted it yet; such \
+                      bytes can be saved only with --kill"
+                    .to_owned(),
+                fix: "try again in a moment".to_owned(),
+            });
+        }
+        Ok(Peer::Inside(inside.id.get()))
+    }
+
+    fn read_listener(&self, description: &Description, scope: &CaptureScope<'_>) -> Option<Listener> {
+        if self.socket.state != sock_diag::LISTENING {
+            return None;
+        }
+        let holder: (Pid, Fd) = (description.pid, description.fd);
+        let taken = scope
+            .descriptions
+            .iter()
+            .filter(|one| (one.pid, one.fd) == holder && one.id != description.id)
+            .map(|one| one.id.get());
+        let clients = self.socket.waiting.iter().filter_map(|client| find(scope, *client));
+        let waiting = taken.chain(clients.map(|client| client.id.get())).collect();
+        Some(Listener { backlog: self.socket.send_queue, waiting })
+    }
+}
+
+impl FdCapture for Capture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        if self.inherited.is_some() {
+            return Ok(());
+        }
+        self.socket = look_up(&self.diag, description)?;
+        self.options = Options::read(description, self.family)?;
+        self.seen = if self.socket.state == sock_diag::LISTENING {
+            Vec::new()
+        } else {
+            queue::look(description.as_fd(), self.family.kind)?
+        };
+        Ok(())
+    }
+
+    fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
+        self.state = Some(match self.inherited {
+            Some(inherited) => {
+                State { family: self.family, inherited: Some(inherited), ..State::default() }
+            }
+            None => self.read(description, scope)?,
+        });
+        Ok(())
+    }
+
+    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+        let missing = || ResourceError::Malformed {
+            kind: super::NAME,
+            why: format!("fd {} was not read inside the pause", description.fd),
+        };
+        Ok(self.state.take().ok_or_else(missing)?.encode_to_vec())
+    }
+}
+
+fn relate_message(description: &Description, seen: Seen, scope: &CaptureScope<'_>) -> Result<Queued> {
+    let mut rights = Vec::with_capacity(seen.rights.len());
+    for right in &seen.rights {
+        let id = identify(scope.descriptions, right.as_fd())?.ok_or_else(|| ResourceError::Unsupported {
+            pid: description.pid,
+            what: description.named("Unix socket"),
+            why: "a descriptor in flight in it is of no description of the tree".to_owned(),
+            fix: "try again in a moment".to_owned(),
+        })?;
+        rights.push(id.get());
+    }
+    let sender = seen.credentials.map(|sender| Sender {
+        pid: sender.pid,
+        user: sender.uid,
+        group: sender.gid,
+    });
+    Ok(Queued { bytes: seen.bytes, from: seen.from.0, rights, sender })
+}
+
+/// Whether a client from outside that is connected to this server may be left behind: the server goes on, or has
+/// not accepted it yet.
+pub(super) fn may_end(description: &Description, scope: &CaptureScope<'_>) -> bool {
+    !scope.kills || scope.table.iter().all(|row| row.2 != description.id)
+}
+
+/// What the kernel tells of the socket behind a description.
+pub(super) fn look_up(diag: &SockDiag, description: &Description) -> Result<UnixSocket> {
+    let found = diag.unix_socket(description.inode())?;
+    Ok(found.ok_or_else(|| {
+        Error::descriptor("find the Unix socket", description.pid, description.fd, Errno::ENOENT)
+    })?)
+}
+
+/// The description of the subject that is the socket with this inode.
+pub(super) fn find<'a>(scope: &CaptureScope<'a>, inode: Inode) -> Option<&'a Description> {
+    let is_it = |one: &&Description| one.inode() == inode && one.target().starts_with("socket:");
+    scope.descriptions.iter().find(is_it)
+}

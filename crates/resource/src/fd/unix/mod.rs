@@ -1,0 +1,126 @@
+//! Unix sockets: pairs, named ones, listeners, datagram sockets, with all that waits in them.
+//!
+//! Owns: which of these a socket is, and in which order all are built.
+//! Invariants: a connection comes back when both its ends are sockets of the subject, with the messages of both
+//! directions, descriptors in flight, names, shut halves, and clients that wait to be accepted.
+//! Does not: bring back a connection to a process outside: it has no way to notice a new socket (refused by the
+//! peer's name, or, for clients of a server that goes on, the end of a connection). SO_PEERCRED of a new
+//! connection names the process that restores.
+
+mod bind;
+mod capture;
+mod queue;
+mod restore;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use model::{Inode, Pid};
+use rustix::fs::FileType;
+use sys::sock_diag::{self, SockDiag, UnixSocket};
+use sys::socket;
+
+use super::socket_options::{self, AF_UNIX, Family};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use crate::error::Result;
+use crate::obstacle::Obstacle;
+use crate::support::outside;
+
+pub(super) const NAME: &str = "fd/unix";
+
+/// Unix sockets.
+#[derive(Debug)]
+pub struct Unix;
+
+impl FdKind for Unix {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "unix: pairs, named and listening sockets, queued messages and descriptors, shut halves, waiting clients"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
+            && Family::of(description).is_ok_and(|family| family.domain == AF_UNIX)
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        if scope.is_inherited(&description.stat) {
+            return Vec::new();
+        }
+        let mut found = socket_options::obstacles(description, "Unix socket");
+        found.extend(outside_peer(description, scope));
+        found
+    }
+
+    fn hidden(&self, description: &Description, takes: bool) -> Result<Vec<OwnedFd>> {
+        let family = Family::of(description)?;
+        let own = capture::look_up(&SockDiag::open()?, description)?;
+        if own.state != sock_diag::LISTENING {
+            let seen = queue::look(description.as_fd(), family.kind)?;
+            return Ok(seen.into_iter().flat_map(|message| message.rights).collect());
+        }
+        let waiting = if takes { own.receive_queue } else { 0 };
+        (0..waiting).map(|_| Ok(socket::accept(description.as_fd())?)).collect()
+    }
+
+    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        Ok(Box::new(capture::Capture::new(description, scope)?))
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        restore::create(records, context)
+    }
+}
+
+/// The obstacle of a socket that is connected to somebody outside.
+fn outside_peer(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
+    let diag = SockDiag::open().ok()?;
+    let own = capture::look_up(&diag, description).ok()?;
+    let peer = own.peer.filter(|peer| *peer != Inode(0))?;
+    let name = socket::peer(description.as_fd()).ok().flatten().unwrap_or_default();
+    let is_datagram = i32::from(own.kind) == state::SOCK_DGRAM;
+    if capture::find(scope, peer).is_some() || (is_datagram && !name.body().is_empty()) {
+        return None;
+    }
+    if capture::may_end(description, scope) && is_server(&diag, &own).unwrap_or(false) {
+        return None;
+    }
+    let link = format!("socket:[{peer}]");
+    // A socket that was opened after the descriptors were listed is no obstacle.
+    if scope.pids.iter().any(|pid| holds(*pid, &link)) {
+        return None;
+    }
+    let holder = outside::describe(outside::holder(scope, &link));
+    let mut place = format!("connected to {holder}");
+    if !name.body().is_empty() {
+        place = format!("{place} by the name {}", state::show(&name));
+    }
+    Some(Obstacle {
+        place,
+        ..description.obstacle(
+            "Unix socket",
+            "the process at its other end is outside the tree and cannot be given a new socket",
+            "let the program close it first, or checkpoint a process that is the ancestor of both",
+        )
+    })
+}
+
+fn holds(pid: Pid, link: &str) -> bool {
+    let numbers = tracee::procfs::descriptors(pid).unwrap_or_default();
+    let links = numbers.iter().map(|fd| tracee::procfs::link(format!("/proc/{pid}/fd/{fd}")));
+    links.flatten().any(|found| found.as_os_str() == link)
+}
+
+/// Whether a socket was accepted from a listener: it is connected and shares the name of one.
+fn is_server(diag: &SockDiag, own: &UnixSocket) -> Result<bool> {
+    if own.state != sock_diag::CONNECTED || own.name.is_none() || i32::from(own.kind) == state::SOCK_DGRAM {
+        return Ok(false);
+    }
+    let listeners = diag.unix_sockets(1 << sock_diag::LISTENING)?;
+    Ok(listeners.iter().any(|listener| listener.name == own.name && listener.kind == own.kind))
+}

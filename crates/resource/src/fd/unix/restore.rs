@@ -1,0 +1,425 @@
+//! Building Unix sockets.
+//!
+//! Owns: the order: listeners, connections, the rest, clients that wait, queues, what the queues must not see.
+//! Invariants: what is bound or connected while queues are filled is exactly what the messages need.
+//! Does not: read sockets.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use model::DescriptionId;
+use rustix::fs::{Mode, OFlags};
+use rustix::net::Shutdown;
+use sys::socket::{self, SocketAddress};
+use sys::{Errno, Error};
+
+use super::super::{FdCreate, FdRecord};
+use super::NAME;
+use super::bind::{Bound, bind};
+use super::queue::{Way, fill};
+use super::state::{BoundFile, Inherited, Listener, Peer, Queued, State, is_path};
+use crate::error::{ResourceError, Result};
+
+/// Clients that may wait while all are connected; afterwards the program's own limit applies.
+const BACKLOG_MAX: i32 = 4096;
+/// The longest path that fits an address, without the zero behind it.
+const PATH_BYTES_MAX: usize = 107;
+
+/// Builds all sockets.
+pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+    let mut states = HashMap::new();
+    let mut order = Vec::new();
+    for record in records {
+        let state: State = crate::decode(NAME, &record.payload)?;
+        order.push(record.id);
+        states.insert(record.id, state);
+    }
+    let mut builder = Builder {
+        states: &states,
+        order: &order,
+        context,
+        others: HashMap::new(),
+        names: Vec::new(),
+        passing: HashMap::new(),
+    };
+    builder.build_inherited()?;
+    builder.build_listeners()?;
+    builder.build_connections()?;
+    builder.build_rest()?;
+    builder.queue_clients()?;
+    builder.fill_queues()?;
+    builder.finish()
+}
+
+struct Builder<'a, 'b> {
+    states: &'a HashMap<DescriptionId, State>,
+    order: &'a [DescriptionId],
+    context: &'a mut FdCreate<'b>,
+    /// The other ends of sockets whose peer was closed.
+    others: HashMap<DescriptionId, OwnedFd>,
+    /// Names whose files go when everything is connected.
+    names: Vec<Bound>,
+    /// Listeners that only accept connections made here, by name.
+    passing: HashMap<Vec<u8>, OwnedFd>,
+}
+
+impl Builder<'_, '_> {
+    fn state(&self, id: DescriptionId) -> Result<&State> {
+        self.states.get(&id).ok_or_else(|| malformed(&format!("socket {id} is missing")))
+    }
+
+    fn built(&self, id: DescriptionId) -> Result<BorrowedFd<'_>> {
+        let found = self.context.created.get(&id).map(AsFd::as_fd);
+        found.ok_or_else(|| malformed(&format!("socket {id} was not built")))
+    }
+
+    fn is_built(&self, id: DescriptionId) -> bool {
+        self.context.created.contains_key(&id)
+    }
+
+    fn build_inherited(&mut self) -> Result<()> {
+        for id in self.order {
+            if let Some(inherited) = self.state(*id)?.inherited {
+                let socket = take_inherited(inherited, self.context)?;
+                self.context.created.insert(*id, socket);
+            }
+        }
+        Ok(())
+    }
+
+    fn build_listeners(&mut self) -> Result<()> {
+        for id in self.order {
+            let state = &self.states[id];
+            if state.is_listening() {
+                let socket = new(state)?;
+                self.name(socket.as_fd(), state)?;
+                listen(socket.as_fd(), BACKLOG_MAX)?;
+                self.context.created.insert(*id, socket);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a socket its name; a file that was removed goes at the end.
+    fn name(&mut self, socket: BorrowedFd<'_>, state: &State) -> Result<()> {
+        if !state.is_named() {
+            return Ok(());
+        }
+        let bound = bind(socket, &state.local(), state.file.as_ref())?;
+        if state.file.as_ref().is_some_and(|file| file.gone) {
+            self.names.push(bound);
+            return Ok(());
+        }
+        bound.keep()
+    }
+
+    /// Server sides that waited to be accepted, and clients that wait: they are built by `queue_clients`.
+    fn waits(&self, id: DescriptionId) -> bool {
+        let is_listed = |listener: &Listener| {
+            listener.waiting.iter().any(|waiting| {
+                let server = self.states.get(&DescriptionId(*waiting));
+                DescriptionId(*waiting) == id
+                    || server.and_then(State::peer_inside).map(DescriptionId) == Some(id)
+            })
+        };
+        self.states.values().filter_map(|state| state.listener.as_ref()).any(is_listed)
+    }
+
+    fn build_connections(&mut self) -> Result<()> {
+        for id in self.order {
+            let state = &self.states[id];
+            if self.is_built(*id) || !state.is_connected() || self.waits(*id) {
+                continue;
+            }
+            match state.peer {
+                Some(Peer::Inside(other)) => self.build_inside(*id, DescriptionId(other))?,
+                Some(Peer::Closed(_)) if state.is_datagram() && state.peer_name.len() > 2 => {}
+                Some(Peer::Closed(_)) => {
+                    let nobody = State {
+                        family: state.family,
+                        local: state.peer_name.clone(),
+                        ..State::default()
+                    };
+                    let (own, other) = self.connection(state, &nobody)?;
+                    self.context.created.insert(*id, own);
+                    self.others.insert(*id, other);
+                }
+                Some(Peer::Outside(_)) | None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn build_inside(&mut self, id: DescriptionId, other: DescriptionId) -> Result<()> {
+        let (state, peer) = (&self.states[&id], self.state(other)?.clone());
+        // A datagram socket with a name is connected to by that name, once queues are filled.
+        if self.is_built(other) || (state.is_datagram() && peer.is_named() && peer.peer_inside() != Some(id.get())) {
+            return Ok(());
+        }
+        let (own, theirs) = self.connection(state, &peer)?;
+        self.context.created.insert(id, own);
+        self.context.created.insert(other, theirs);
+        Ok(())
+    }
+
+    /// Both ends of a connection.
+    fn connection(&mut self, one: &State, other: &State) -> Result<(OwnedFd, OwnedFd)> {
+        let is_plain = !one.is_named() && !other.is_named();
+        if is_plain || one.is_datagram() {
+            let (first, second) = socket::pair(one.family.kind)?;
+            for (socket, state) in [(&first, one), (&second, other)] {
+                state.options.apply_early(socket, one.family)?;
+                if one.is_datagram() {
+                    self.name(socket.as_fd(), state)?;
+                }
+            }
+            return Ok((first, second));
+        }
+        if self.is_server(one) || (!self.is_server(other) && one.is_named()) {
+            let (client, server) = self.connect(other, one)?;
+            return Ok((server, client));
+        }
+        self.connect(one, other)
+    }
+
+    fn is_server(&self, state: &State) -> bool {
+        state.is_named() && self.listener_named(&state.local).is_some()
+    }
+
+    fn listener_named(&self, name: &[u8]) -> Option<BorrowedFd<'_>> {
+        let listens = |id: &&DescriptionId| {
+            self.states.get(*id).is_some_and(|state| state.is_listening() && state.local == name)
+        };
+        let id = self.order.iter().find(listens);
+        id.and_then(|id| self.built(*id).ok()).or_else(|| self.passing.get(name).map(AsFd::as_fd))
+    }
+
+    /// A client and the server's side, which gets its name from the listener that accepts it.
+    fn connect(&mut self, client: &State, server: &State) -> Result<(OwnedFd, OwnedFd)> {
+        if self.listener_named(&server.local).is_none() {
+            let listener = socket::create(server.family.domain, server.family.kind, 0)?;
+            self.name(listener.as_fd(), server)?;
+            listen(listener.as_fd(), BACKLOG_MAX)?;
+            self.passing.insert(server.local.clone(), listener);
+        }
+        let own = new(client)?;
+        self.name(own.as_fd(), client)?;
+        let file = server.file.as_ref().or_else(|| self.file_named(&server.local));
+        connect_to(own.as_fd(), &server.local(), file)?;
+        let listener = self.listener_named(&server.local).ok_or_else(|| malformed("a listener is missing"))?;
+        let accepted = socket::accept(listener)?;
+        server.options.apply_early(&accepted, server.family)?;
+        Ok((own, accepted))
+    }
+
+    fn file_named(&self, name: &[u8]) -> Option<&BoundFile> {
+        self.states.values().find(|state| state.local == name && state.file.is_some())?.file.as_ref()
+    }
+
+    fn build_rest(&mut self) -> Result<()> {
+        for id in self.order {
+            if !self.is_built(*id) && !self.waits(*id) {
+                let state = &self.states[id];
+                let socket = new(state)?;
+                self.name(socket.as_fd(), state)?;
+                self.context.created.insert(*id, socket);
+            }
+        }
+        Ok(())
+    }
+
+    /// Clients connect again to the listeners that had not accepted them, and say again what they had said.
+    fn queue_clients(&mut self) -> Result<()> {
+        for id in self.order {
+            let listening = &self.states[id];
+            let Some(listener) = &listening.listener else { continue };
+            for waiting in &listener.waiting {
+                let waiting = DescriptionId(*waiting);
+                let state = self.state(waiting)?.clone();
+                if state.peer_inside() == Some(id.get()) {
+                    self.queue_client(listening, &state, Some(waiting), &[])?;
+                    continue;
+                }
+                let client = state.peer_inside().map(DescriptionId);
+                let nobody = State { family: state.family, local: state.peer_name, ..State::default() };
+                let client_state = match client {
+                    Some(client) => self.state(client)?.clone(),
+                    None => nobody,
+                };
+                self.queue_client(listening, &client_state, client, &state.queue)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn queue_client(
+        &mut self,
+        listening: &State,
+        client: &State,
+        id: Option<DescriptionId>,
+        messages: &[Queued],
+    ) -> Result<()> {
+        let socket = new(client)?;
+        self.name(socket.as_fd(), client)?;
+        connect_to(socket.as_fd(), &listening.local(), listening.file.as_ref())?;
+        fill(Way { from: socket.as_fd(), to: None }, messages, self.context.created)?;
+        if let Some(id) = id {
+            self.context.created.insert(id, socket);
+        }
+        Ok(())
+    }
+
+    fn fill_queues(&mut self) -> Result<()> {
+        for id in self.order {
+            let state = &self.states[id];
+            if state.queue.is_empty() || !self.is_built(*id) {
+                continue;
+            }
+            if state.is_datagram() {
+                for message in &state.queue {
+                    self.send_datagram(*id, state, message)?;
+                }
+                continue;
+            }
+            let from = match state.peer {
+                Some(Peer::Inside(other)) => self.built(DescriptionId(other))?,
+                _ => self.others.get(id).map(AsFd::as_fd).ok_or_else(|| malformed("a sender is missing"))?,
+            };
+            fill(Way { from, to: None }, &state.queue, self.context.created)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a datagram from its sender, or from somebody of the same name.
+    fn send_datagram(&self, id: DescriptionId, receiver: &State, message: &Queued) -> Result<()> {
+        let messages = std::slice::from_ref(message);
+        let (address, _directory) = reach(&receiver.local(), receiver.file.as_ref())?;
+        let to = receiver.is_named().then_some(&address);
+        let is_sender = |candidate: &&DescriptionId| {
+            let state = &self.states[*candidate];
+            let is_named_so = state.local == message.from;
+            let is_peer = state.peer_inside() == Some(id.get()) && !state.is_named();
+            state.is_datagram() && self.is_built(**candidate) && if message.from.len() > 2 { is_named_so } else { is_peer }
+        };
+        if let Some(sender) = self.order.iter().find(is_sender) {
+            return fill(Way { from: self.built(*sender)?, to }, messages, self.context.created);
+        }
+        if let (Some(other), true) = (self.others.get(&id), message.from.len() <= 2) {
+            return fill(Way { from: other.as_fd(), to: None }, messages, self.context.created);
+        }
+        let stranger = socket::create(receiver.family.domain, receiver.family.kind, 0)?;
+        let name = SocketAddress(message.from.clone());
+        // Its name may be in use by the sender itself; the message then comes from nobody.
+        if message.from.len() > 2 && !is_path(&name) {
+            let _ = socket::bind(stranger.as_fd(), &name);
+        }
+        fill(Way { from: stranger.as_fd(), to }, messages, self.context.created)
+    }
+
+    /// What the queues must not see: datagram sockets with a peer take messages from nobody else, and shut halves
+    /// take none at all.
+    fn finish(mut self) -> Result<()> {
+        self.others.clear();
+        for id in self.order {
+            let state = &self.states[id];
+            if state.inherited.is_some() || !self.is_built(*id) {
+                continue;
+            }
+            let socket = self.built(*id)?;
+            if state.is_datagram() && state.is_connected() {
+                self.connect_datagram(socket, state)?;
+            }
+            if state.is_connected() || state.is_datagram() {
+                shut(socket, state.shut)?;
+            }
+            if let Some(listener) = &state.listener {
+                listen(socket, i32::try_from(listener.backlog).unwrap_or(i32::MAX))?;
+            }
+            state.options.restore_buffers(socket, state.family)?;
+            state.options.apply_late(socket, state.family)?;
+        }
+        self.names.into_iter().try_for_each(Bound::give_back)
+    }
+
+    fn connect_datagram(&self, socket: BorrowedFd<'_>, state: &State) -> Result<()> {
+        if state.peer_name.len() <= 2 || socket::peer(socket)?.is_some() {
+            return Ok(());
+        }
+        let name = SocketAddress(state.peer_name.clone());
+        let connected = connect_to(socket, &name, self.file_named(&state.peer_name));
+        match state.peer {
+            Some(Peer::Inside(_)) => connected,
+            // Whoever has the name outside may be gone; the program learns it as it would have.
+            _ => Ok(()),
+        }
+    }
+}
+
+fn new(state: &State) -> Result<OwnedFd> {
+    let socket = state.family.create()?;
+    state.options.apply_early(&socket, state.family)?;
+    Ok(socket)
+}
+
+fn listen(socket: BorrowedFd<'_>, backlog: i32) -> Result<()> {
+    Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
+}
+
+fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
+    let how = match halves {
+        1 => Shutdown::Read,
+        2 => Shutdown::Write,
+        3 => Shutdown::Both,
+        _ => return Ok(()),
+    };
+    Ok(rustix::net::shutdown(socket, how).map_err(|errno| Error::new("shut a Unix socket", errno))?)
+}
+
+fn connect_to(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&BoundFile>) -> Result<()> {
+    let (address, _directory) = reach(name, file)?;
+    Ok(socket::connect(socket, &address)?)
+}
+
+/// An address that leads to a bound socket from here, wherever it was bound from; the descriptor keeps it valid.
+fn reach(name: &SocketAddress, file: Option<&BoundFile>) -> Result<(SocketAddress, Option<OwnedFd>)> {
+    let Some(file) = file.filter(|_| is_path(name)) else { return Ok((name.clone(), None)) };
+    if file.path.len() <= PATH_BYTES_MAX {
+        return Ok((address_of(name, &file.path), None));
+    }
+    let path = Path::new(OsStr::from_bytes(&file.path));
+    let (Some(parent), Some(last)) = (path.parent(), path.file_name()) else {
+        return Err(malformed("the path of a socket has no directory"));
+    };
+    let directory = rustix::fs::open(parent, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| Error::path("open", parent, Errno::from(errno)))?;
+    let mut short = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
+    short.extend(last.as_bytes());
+    Ok((address_of(name, &short), Some(directory)))
+}
+
+fn address_of(name: &SocketAddress, path: &[u8]) -> SocketAddress {
+    let mut bytes = name.0.get(..2).unwrap_or_default().to_vec();
+    bytes.extend(path);
+    bytes.push(0);
+    SocketAddress(bytes)
+}
+
+fn take_inherited(inherited: Inherited, context: &FdCreate<'_>) -> Result<OwnedFd> {
+    let wanted = (inherited.device, inherited.inode);
+    let found = context.inherited.iter().find(|entry| (entry.0, entry.1.get()) == wanted);
+    let Some((_, _, socket)) = found else {
+        return Err(ResourceError::File {
+            path: format!("socket:[{}]", inherited.inode),
+            why: "it was a standard stream of whoever ran the program, and is not here now".to_owned(),
+            fix: "restore with the same standard streams".to_owned(),
+        });
+    };
+    Ok(socket.try_clone().map_err(|error| Error::new("duplicate an inherited socket", error))?)
+}
+
+fn malformed(why: &str) -> ResourceError {
+    ResourceError::Malformed { kind: NAME, why: why.to_owned() }
+}

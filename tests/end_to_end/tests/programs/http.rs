@@ -1,0 +1,43 @@
+//! As much of HTTP/1.1 as the tests need.
+//!
+//! Owns: one request and its answer over a connection that stays open.
+//! Does not: understand chunks; the programs under test say how long an answer is.
+
+use crate::connection::Connection;
+use crate::problem::{Context, Outcome, Problem, check};
+
+/// Gets a page over a connection that stays open.
+pub(crate) fn get(connection: &mut Connection, path: &str) -> Outcome<Vec<u8>> {
+    request(connection, path).context(format!("GET {path}"))
+}
+
+/// Gets a page that is text.
+pub(crate) fn get_text(connection: &mut Connection, path: &str) -> Outcome<String> {
+    Ok(String::from_utf8(get(connection, path)?)?)
+}
+
+/// Gets a page that is one number.
+pub(crate) fn get_number(connection: &mut Connection, path: &str) -> Outcome<u64> {
+    let text = get_text(connection, path)?;
+    text.trim().parse().map_err(|_| Problem::new(format!("GET {path} was answered with `{text}`")))
+}
+
+fn request(connection: &mut Connection, path: &str) -> Outcome<Vec<u8>> {
+    connection.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"))?;
+    let status = connection.line()?;
+    let mut length = None;
+    loop {
+        let line = connection.line()?;
+        match line.split_once(':') {
+            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
+                length = Some(value.trim().parse()?);
+            }
+            Some(_) => {}
+            None => break,
+        }
+    }
+    let length = length.ok_or_else(|| Problem::new(format!("`{status}` says no length")))?;
+    let body = connection.bytes(length)?;
+    check(status.split(' ').nth(1) == Some("200"), || format!("answered with `{status}`"))?;
+    Ok(body)
+}
