@@ -7,7 +7,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -162,17 +162,34 @@ impl Supervised {
             process,
             source,
         })?;
-        let line = self.line.clone();
-        let status =
-            command::wait(&mut self.guardian, &line, &self.guard, self.folder.path(), "run", limits::JUDGE)?;
-        let text = read_lossy(&self.folder.path().join("verdict"));
-        match (text.as_str(), status.code()) {
+        let deadline = Instant::now() + limits::JUDGE;
+        loop {
+            let text = read_lossy(&self.folder.path().join("verdict"));
+            // A failed subject ends with a failure, which its guardian answers with a restart: do not wait for the end.
+            if let Some(reason) = text.strip_prefix("FAIL: ") {
+                return Ok(Verdict::Fail(reason.trim_end().to_owned()));
+            }
+            if let Some(status) = self.guardian_status()? {
+                return self.verdict_with(&text, status);
+            }
+            if Instant::now() >= deadline {
+                return Err(self.timeout("verdict", limits::JUDGE));
+            }
+            thread::sleep(limits::POLL);
+        }
+    }
+
+    fn guardian_status(&mut self) -> Result<Option<ExitStatus>, HarnessError> {
+        let line = &self.line;
+        self.guardian.try_wait().map_err(|source| HarnessError::Spawn { program: line.clone(), source })
+    }
+
+    /// The guardian has ended: with the subject's own status, if all is well.
+    fn verdict_with(&self, text: &str, status: ExitStatus) -> Result<Verdict, HarnessError> {
+        match (text, status.code()) {
             ("PASS\n", Some(0)) => Ok(Verdict::Pass),
             ("PASS\n", _) => {
                 Err(self.output_error(&format!("the subject exited 0, the guardian with {status}")))
-            }
-            (text, _) if text.starts_with("FAIL: ") => {
-                Ok(Verdict::Fail(text["FAIL: ".len()..].trim_end().to_owned()))
             }
             _ => Err(self.output_error(&format!("no verdict, the guardian ended with {status}"))),
         }

@@ -71,8 +71,14 @@ fn shift(table: &ShiftTable, crc: u32) -> u32 {
 fn page_shift_table() -> ShiftTable {
     let mut table = [[0; 256]; 4];
     for (position, row) in table.iter_mut().enumerate() {
-        for (value, entry) in row.iter_mut().enumerate() {
-            *entry = crc32c::crc32c_combine((value as u32) << (8 * position), 0, PAGE_BYTES as usize);
+        // Combining is slow and linear: one for each bit, and the other values are sums of those.
+        for value in 1..row.len() {
+            let lowest = value & value.wrapping_neg();
+            row[value] = if value == lowest {
+                crc32c::crc32c_combine((value as u32) << (8 * position), 0, PAGE_BYTES as usize)
+            } else {
+                row[lowest] ^ row[value - lowest]
+            };
         }
     }
     table

@@ -87,7 +87,7 @@ impl FdKind for Deleted {
         if description.stat.st_nlink > 0 {
             return handle_obstacle(description).into_iter().collect();
         }
-        if is_mapped(scope.pids, &description.stat) {
+        if is_mapped(scope.pids, description) {
             return Vec::new();
         }
         content_obstacle(description).into_iter().collect()
@@ -137,13 +137,15 @@ pub(super) fn reader(file: BorrowedFd<'_>) -> sys::Result<OwnedFd> {
     reopen(file, flags | OFlags::NOATIME).or_else(|_| reopen(file, flags))
 }
 
-/// Whether memory of the subject maps a file, so that the memory kinds save its content.
-pub(super) fn is_mapped(pids: &[Pid], stat: &Stat) -> bool {
+/// Whether memory of the subject maps the file of a description, so that the memory kinds save its content.
+/// Inode numbers repeat between file systems, so the name must be the same too.
+pub(super) fn is_mapped(pids: &[Pid], description: &Description) -> bool {
+    let (inode, name) = (description.stat.st_ino, &description.info.target);
     pids.iter().any(|pid| {
         let areas = procfs::areas(*pid).unwrap_or_default();
         areas.iter().any(|area| {
-            matches!(&area.backing, procfs::Backing::File { inode, .. } if inode.get() == stat.st_ino)
-                && area.name.ends_with("(deleted)")
+            matches!(&area.backing, procfs::Backing::File { inode: of, path, .. }
+                if of.get() == inode && path == name)
         })
     })
 }
@@ -167,7 +169,7 @@ impl NamelessCapture {
         let is_nameless = description.stat.st_nlink == 0;
         let mut capture = Self {
             is_carrier: first.is_none_or(|first| first.id == description.id),
-            is_mapped: is_nameless && is_mapped(scope.pids, &description.stat),
+            is_mapped: is_nameless && is_mapped(scope.pids, description),
             pids: scope.pids.to_vec(),
             reader: None,
             copy: ContentCopy::default(),
@@ -200,7 +202,7 @@ impl NamelessCapture {
             let why = format!("it holds more than {} MiB, all that an image takes up", DATA_BYTES_MAX >> 20);
             return Err(unsupported(pid, description, why));
         }
-        if self.is_mapped && self.is_carrier && !is_mapped(&self.pids, stat) {
+        if self.is_mapped && self.is_carrier && !is_mapped(&self.pids, description) {
             let why = "it was unmapped while the checkpoint was taken".to_owned();
             return Err(unsupported(pid, description, why));
         }
@@ -274,7 +276,8 @@ impl NamelessFile {
             let found = open_handle(&home, &handle).map_err(|error| self.is_gone(&error))?;
             return self.open_others(found.as_fd(), context);
         }
-        if let Some(object) = context.objects.get(&inode).filter(|object| !is_memory_file(object)) {
+        let object = context.objects.get(&inode);
+        if let Some(object) = object.filter(|object| self.state.content.is_none() || lies_in(object, &home)) {
             return self.open_others(object.as_fd(), context);
         }
         let Some(content) = &self.state.content else {
@@ -335,9 +338,11 @@ fn is_temporary(flags: u32) -> bool {
     OFlags::from_bits_retain(flags).contains(OFlags::TMPFILE)
 }
 
-fn is_memory_file(file: &OwnedFd) -> bool {
-    rustix::fs::readlink(opening::own_link(file), Vec::new())
-        .is_ok_and(|link| link.to_bytes().starts_with(b"/memfd:"))
+/// Whether an object of the memory kinds lies where this file would be made again; inode numbers repeat between
+/// file systems.
+fn lies_in(object: &OwnedFd, home: &Path) -> bool {
+    let link = rustix::fs::readlink(opening::own_link(object), Vec::new());
+    link.is_ok_and(|link| path::from_bytes(link.to_bytes()).parent() == Some(home))
 }
 
 /// The nearest directory above a path that exists.

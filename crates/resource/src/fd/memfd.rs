@@ -84,7 +84,7 @@ impl FdKind for Memfd {
                 "let the program use memfd_create without MFD_HUGETLB (madvise can ask for huge pages instead)",
             )];
         }
-        if is_mapped(scope.pids, &description.stat) {
+        if is_mapped(scope.pids, description) {
             return Vec::new();
         }
         let why = match reader(description.as_fd()).and_then(|reader| data_bytes(reader.as_fd())) {
@@ -105,7 +105,7 @@ impl FdKind for Memfd {
         let reader = reader(description.as_fd())?;
         let mut capture = MemfdCapture {
             is_carrier: first.is_none_or(|first| first.id == description.id),
-            is_mapped: is_mapped(scope.pids, &description.stat),
+            is_mapped: is_mapped(scope.pids, description),
             pids: scope.pids.to_vec(),
             reader,
             stat: description.stat,
@@ -188,7 +188,7 @@ impl FdCapture for MemfdCapture {
     }
 
     fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
-        let unmapped = self.is_carrier && self.is_mapped && !is_mapped(&self.pids, &self.stat);
+        let unmapped = self.is_carrier && self.is_mapped && !is_mapped(&self.pids, description);
         if unmapped || self.copied == Some(Copied::TooMuch) {
             return Err(ResourceError::Unsupported {
                 pid: description.pid,

@@ -7,7 +7,7 @@
 //! Does not: reach bytes written with vmsplice(2) that the program changes afterwards.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use prost::Message;
@@ -255,6 +255,8 @@ impl PipeEnds {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use super::*;
     use crate::support::testing::{Subject, flags, ourselves};
 

@@ -123,7 +123,7 @@ const ENDED_BY_STOPS: &[i64] = &[
 #[must_use]
 pub fn uninterrupted(registers: &Registers) -> Option<Registers> {
     let broken_off = registers.rax as i64 == EINTR && ENDED_BY_STOPS.contains(&(registers.orig_rax as i64));
-    broken_off.then(|| Registers { rax: ERESTARTNOHAND as u64, ..*registers })
+    broken_off.then_some(Registers { rax: ERESTARTNOHAND as u64, ..*registers })
 }
 
 /// A signal frame that brings a thread back to `registers` when rt_sigreturn runs on it.
