@@ -4,7 +4,7 @@
 //! Invariants: output goes to files, so that a chatty program never blocks on us
 //! and a killed one leaves what it said.
 
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -61,7 +61,10 @@ pub(crate) fn spawn(
 ) -> Result<Child, HarnessError> {
     let create = |suffix: &str| {
         let path = folder.join(format!("{name}.{suffix}"));
-        File::create(&path).map_err(|source| HarnessError::File { operation: "create", path, source })
+        let _old = fs::remove_file(&path);
+        // Appended to, as logs are: a restored program writes behind what others wrote meanwhile.
+        let opened = OpenOptions::new().create(true).append(true).open(&path);
+        opened.map_err(|source| HarnessError::File { operation: "create", path, source })
     };
     command.stdin(Stdio::null()).stdout(create("stdout")?).stderr(create("stderr")?);
     guard.mark(command);

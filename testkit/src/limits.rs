@@ -23,10 +23,13 @@ pub const GONE: Duration = Duration::from_secs(20);
 pub const RESTART: Duration = Duration::from_secs(30);
 
 /// From the start of `undying run` to the first committed checkpoint, beyond the period asked for.
-pub const FIRST_CHECKPOINT: Duration = Duration::from_secs(30);
+pub const FIRST_CHECKPOINT: Duration = Duration::from_secs(20);
 
 /// Between two looks at something that has no event to wait for.
 pub const POLL: Duration = Duration::from_millis(2);
+
+/// Between two calls of the binary that only ask: each one costs a process.
+pub const POLL_BY_COMMAND: Duration = Duration::from_millis(50);
 
 /// How often the cleanup looks again for processes that appeared while it was killing others.
 pub const CLEANUP_ROUNDS_MAX: u32 = 500;

@@ -107,7 +107,7 @@ impl Supervised {
     pub fn checkpoints(&self) -> Result<Vec<Value>, HarnessError> {
         let arguments =
             [OsStr::new("ls"), OsStr::new(&self.name), OsStr::new("--store"), self.store.path().as_os_str()];
-        let value = self.undying.json(&self.guard, self.store.path(), &arguments)?;
+        let value = self.undying.json(&self.guard, self.folder.path(), &arguments)?;
         value.as_array().cloned().ok_or_else(|| HarnessError::Output {
             command: "undying ls".to_owned(),
             detail: format!("not an array: {value}"),
@@ -120,7 +120,7 @@ impl Supervised {
     /// When they are not there in time.
     pub fn wait_checkpoints(&self, count: usize) -> Result<(), HarnessError> {
         let committed = |one: &Value| one.get("committed").and_then(Value::as_bool).unwrap_or(false);
-        self.wait_until("checkpoints", limits::FIRST_CHECKPOINT, || {
+        self.wait_until("checkpoints", limits::FIRST_CHECKPOINT, limits::POLL_BY_COMMAND, || {
             Ok(self.checkpoints()?.iter().filter(|one| committed(one)).count() >= count)
         })
     }
@@ -136,7 +136,9 @@ impl Supervised {
             process: killed,
             source,
         })?;
-        self.wait_until("restart", limits::RESTART, || Ok(self.subject().is_some_and(|now| now != killed)))?;
+        self.wait_until("restart", limits::RESTART, limits::POLL, || {
+            Ok(self.subject().is_some_and(|now| now != killed))
+        })?;
         self.forgive_orphans()
     }
 
@@ -217,6 +219,7 @@ impl Supervised {
         &self,
         what: &str,
         limit: Duration,
+        pause: Duration,
         mut condition: impl FnMut() -> Result<bool, HarnessError>,
     ) -> Result<(), HarnessError> {
         let deadline = Instant::now() + limit;
@@ -227,7 +230,7 @@ impl Supervised {
             if Instant::now() >= deadline {
                 return Err(self.timeout(what, limit));
             }
-            thread::sleep(limits::POLL);
+            thread::sleep(pause);
         }
         Ok(())
     }

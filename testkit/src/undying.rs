@@ -106,7 +106,10 @@ impl Undying {
         let finished = self.run(guard, folder, all)?;
         serde_json::from_str(&finished.stdout).map_err(|error| HarnessError::Output {
             command: finished.command,
-            detail: format!("{error} in [{}]; it said [{}]", finished.stdout, finished.stderr),
+            detail: format!(
+                "{error} in [{}]; it ended with {} and said [{}]",
+                finished.stdout, finished.status, finished.stderr
+            ),
         })
     }
 }

@@ -29,7 +29,7 @@ static void *other(void *argument)
 static void setup(void)
 {
 	before = own();
-	thread = victim_thread(other, &leave);
+	thread = victim_thread(other, (void *)&leave);
 }
 
 static void verify(void)
@@ -48,7 +48,7 @@ static void finish(void)
 	void *result = NULL;
 	leave = 1;
 	must_zero(pthread_join(thread, &result));
-	check(result == &leave, "the joined thread returned %p", result);
+	check(result == (void *)&leave, "the joined thread returned %p", result);
 }
 
 static const struct victim victim = { setup, NULL, verify, sabotage, finish, false };

@@ -20,6 +20,7 @@ mod probes;
 pub mod process_memory;
 pub mod ptrace;
 pub mod robust_list;
+pub mod scheduling;
 pub mod shared_memory;
 pub mod signal;
 pub mod signalfd;

@@ -107,15 +107,22 @@ pub fn pair_number(master: BorrowedFd<'_>) -> Result<u32> {
 }
 
 /// Opens the slave of a master without going through its path; `flags` are those of open(2).
+///
+/// The kernel would keep O_CLOEXEC among the flags of the description, where `/proc` shows it for every
+/// descriptor of it; so the descriptor gets it afterwards.
 pub fn open_slave(master: BorrowedFd<'_>, flags: u32) -> Result<OwnedFd> {
-    let flags = flags as libc::c_int | libc::O_CLOEXEC | libc::O_NOCTTY;
+    let operation = "open the other end of a pseudo terminal";
+    let flags = (flags as libc::c_int & !libc::O_CLOEXEC) | libc::O_NOCTTY;
     // SAFETY: the request takes plain numbers.
     let result = unsafe { libc::ioctl(master.as_raw_fd(), TIOCGPTPEER, flags) };
     if result < 0 {
-        return Err(Error::new("open the other end of a pseudo terminal", Errno::last()));
+        return Err(Error::new(operation, Errno::last()));
     }
     // SAFETY: the kernel returned a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(result) })
+    let slave = unsafe { OwnedFd::from_raw_fd(result) };
+    rustix::io::fcntl_setfd(&slave, rustix::io::FdFlags::CLOEXEC)
+        .map_err(|errno| Error::new(operation, errno))?;
+    Ok(slave)
 }
 
 /// Whether the slave cannot be opened, asked of the master.
@@ -191,6 +198,8 @@ mod tests {
         assert!(!is_locked(master).unwrap());
         let slave = open_slave(master, 2).unwrap();
         let number = pair_number(master).unwrap();
+        assert_eq!(rustix::io::fcntl_getfd(&slave).unwrap(), rustix::io::FdFlags::CLOEXEC);
+        assert_eq!(rustix::fs::fcntl_getfl(&slave).unwrap().bits() & libc::O_CLOEXEC as u32, 0);
         assert_eq!(device(slave.as_fd()).unwrap(), (136, number));
         assert_eq!(session(master).ok().flatten(), None);
         let mut wanted = modes(slave.as_fd()).unwrap();

@@ -21,6 +21,8 @@ use crate::tree;
 pub(crate) const OPTIONS: u64 = OPTION_SYSCALL_GOOD | OPTION_CLONE | OPTION_FORK | OPTION_VFORK;
 /// Times the tree is listed again because it grew; a tree that outgrows this is refused.
 const ROUNDS_MAX: usize = 200;
+/// Times a thread that cannot be attached is tried again; one that belongs to somebody else never can be.
+const CHANGES_MAX: usize = 10;
 /// How long all threads may take to stop.
 const STOP_LIMIT: Duration = Duration::from_millis(250);
 /// How long a thread may take before it is looked at what holds it.
@@ -87,6 +89,8 @@ struct Progress {
     /// Children of vfork(2) that must go on before their parent can stop.
     let_go: Vec<Thread<Running>>,
     seen: HashSet<Tid>,
+    /// Threads that could not be attached because they were changing, and how often.
+    changing: HashMap<Tid, usize>,
     zombies: Vec<Pid>,
     order: Vec<Pid>,
 }
@@ -144,9 +148,9 @@ impl Drop for StoppedTree {
 impl Progress {
     fn run(&mut self, root: Pid) -> Result<(), FreezeError> {
         for _ in 0..ROUNDS_MAX {
-            let before = self.seen.len();
+            let before = (self.seen.len(), self.changing.values().sum::<usize>());
             self.attach_new(root)?;
-            if self.seen.len() != before {
+            if (self.seen.len(), self.changing.values().sum()) != before {
                 self.wait_all()?;
             } else if self.all_still_stand()? {
                 return Ok(());
@@ -223,7 +227,10 @@ impl Progress {
         if status.tracer.get() != 0 {
             return Err(FreezeError::Traced { pid, tracer: status.tracer });
         }
-        Err(error.into())
+        // It was ending then, and an exec gave its number to another thread.
+        let attempts = self.changing.entry(tid).or_default();
+        *attempts += 1;
+        if *attempts < CHANGES_MAX { Ok(()) } else { Err(error.into()) }
     }
 
     fn wait_all(&mut self) -> Result<(), FreezeError> {

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use model::{DescriptionId, Fd, Inode};
 use resource::fd::{self, FdConnect, FdCreate, FdRecord, FilePolicy};
 use resource::memory;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit};
 use sys::Error;
 use tracee::arch::numbers as nr;
@@ -24,6 +25,9 @@ const O_CLOEXEC: u64 = 0o2_000_000;
 /// Everything that is open for the restore.
 pub(super) struct OpenFiles {
     objects: HashMap<u64, OwnedFd>,
+    /// The same for reading only: a mapping keeps the access of its descriptor, and a file that is open for
+    /// writing cannot be executed.
+    readable: HashMap<u64, OwnedFd>,
     descriptions: HashMap<DescriptionId, OwnedFd>,
 }
 
@@ -31,6 +35,11 @@ impl OpenFiles {
     /// The object of a number.
     pub(super) fn object(&self, id: u64) -> Result<&OwnedFd> {
         self.objects.get(&id).ok_or_else(|| EngineError::Incomplete(format!("object {id} is missing")))
+    }
+
+    /// The object of a number, opened for reading only.
+    pub(super) fn readable(&self, id: u64) -> Result<&OwnedFd> {
+        self.readable.get(&id).map_or_else(|| self.object(id), Ok)
     }
 }
 
@@ -44,6 +53,7 @@ pub(super) fn open(
     raise_descriptor_limit();
     let above = plan.highest_descriptor() + 1;
     let mut objects = HashMap::new();
+    let mut readable = HashMap::new();
     let mut by_inode = HashMap::new();
     for object in &plan.objects {
         let kind = memory::kind_named(&object.kind).ok_or_else(|| EngineError::UnknownRecord {
@@ -53,6 +63,9 @@ pub(super) fn open(
         let file = lift(kind.open(object)?, above)?;
         let copy = file.try_clone().map_err(|error| Error::new("duplicate a descriptor", error))?;
         by_inode.insert(object.inode, copy);
+        if is_writable(&file) {
+            readable.insert(object.id, lift(reopen_readable(&file)?, above)?);
+        }
         objects.insert(object.id, file);
     }
     let mut created = HashMap::new();
@@ -78,7 +91,17 @@ pub(super) fn open(
         envelope.apply(file.as_fd())?;
         descriptions.insert(id, lift(file, above)?);
     }
-    Ok(OpenFiles { objects, descriptions })
+    Ok(OpenFiles { objects, readable, descriptions })
+}
+
+fn is_writable(file: &OwnedFd) -> bool {
+    rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::ACCMODE != OFlags::RDONLY)
+}
+
+fn reopen_readable(file: &OwnedFd) -> Result<OwnedFd> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| Error::path("open for reading", &link, errno).into())
 }
 
 fn records_of(plan: &Plan, kind: &str) -> Vec<FdRecord> {

@@ -53,7 +53,7 @@ fn set_layout(process: &PlannedProcess, open: &OpenFiles, target: &mut BuiltProc
     if layout.addresses.len() != LAYOUT_ADDRESSES {
         return Err(EngineError::Incomplete(format!("pid {} has a layout of another version", process.pid)));
     }
-    let executable = open.object(process.message.executable)?;
+    let executable = open.readable(process.message.executable)?;
     let (stub, memory) = target.leader();
     let vector_at = stub.data().start + ByteCount(LAYOUT_BYTES as u64 + 24);
     memory.write(vector_at, &layout.auxiliary_vector)?;

@@ -225,8 +225,12 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
             let call = [(code >> 8) as u64 & 0xff, 0, 0, 0, 0, 0];
             stub.leave_with(nr::EXIT_GROUP, call)?;
         } else {
-            // Let go first: a stopped tracee would be reported to its tracer and not to its parent.
-            stub.detach(Some(model::Signal(signal)))?;
+            sys::signal::send(process.pid, model::Signal(signal))?;
+            match stub.detach(None) {
+                // SIGKILL does not wait for the tracer.
+                Err(error) if error.errno == sys::Errno::ESRCH => {}
+                outcome => outcome?,
+            }
         }
         await_zombie(process.pid)?;
     }

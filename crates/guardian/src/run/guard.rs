@@ -203,6 +203,7 @@ impl<'a> Guard<'a> {
             Ok((sequence, pause)) => {
                 self.pace.committed(pause, Instant::now());
                 self.descends = Some(sequence);
+                self.suspicion.committed(sequence);
                 self.record.checkpoints += 1;
                 self.record.last_checkpoint = Some(time::rfc3339(SystemTime::now()));
                 self.note_pace();
@@ -290,16 +291,16 @@ impl<'a> Guard<'a> {
             return self.start_afresh();
         }
         if let Some(from) = self.descends
-            && self.suspicion.died(from, status, noticed)
+            && let Some(poisoned) = self.suspicion.died(from, status, noticed)
         {
-            (self.tell)(&RunEvent::Poisoned(from));
+            (self.tell)(&RunEvent::Poisoned(poisoned));
         }
         let committed = self.committed()?;
         let mut last = None;
         while let Some(sequence) = self.suspicion.choose(&committed) {
             match self.restore(sequence) {
                 Ok(()) => {
-                    self.suspicion.begins(sequence);
+                    self.suspicion.begins(sequence, Instant::now());
                     self.descends = Some(sequence);
                     let (pid, took) = (self.subject.pid(), noticed.elapsed());
                     (self.tell)(&RunEvent::Restored { pid, sequence, took });
@@ -364,6 +365,7 @@ impl<'a> Guard<'a> {
         self.subject.reap();
         self.subject = spawn(words)?;
         self.descends = None;
+        self.suspicion.begins_afresh();
         // What older lives have left is not the past of this one.
         self.first = self.store.next_sequence(&self.claim.name)?;
         (self.tell)(&RunEvent::StartedAfresh(self.subject.pid()));

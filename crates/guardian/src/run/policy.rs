@@ -105,11 +105,16 @@ impl Restarts {
 /// Which checkpoints are not to be used, since what they hold leads to death.
 ///
 /// A life descends from a checkpoint: the newest it has committed, or the one it was restored from. When two lives
-/// in a row that descend from the same one end within the window, the one before it is used; a life that began at
-/// such an earlier one and ends before it has committed anything takes that one down at once.
+/// in a row that descend from the same one end within the window, it is passed over for the one before it: a
+/// fallback. A life that began at a fallback and ends within the window takes the fallback down at once, and with
+/// it what that life has committed. Deaths by SIGKILL are no evidence.
 #[derive(Debug)]
 pub(super) struct Suspicion {
     window: Duration,
+    /// Where and when this life began; nowhere for one from the program's beginning.
+    life: (Option<Sequence>, Option<Instant>),
+    /// Checkpoints committed by lives that began at a checkpoint, with that one.
+    origins: BTreeMap<Sequence, Sequence>,
     deaths: BTreeMap<Sequence, Instant>,
     fallbacks: BTreeSet<Sequence>,
     avoided: BTreeSet<Sequence>,
@@ -120,6 +125,8 @@ impl Suspicion {
     pub(super) fn new(window: Duration) -> Self {
         Self {
             window,
+            life: (None, None),
+            origins: BTreeMap::new(),
             deaths: BTreeMap::new(),
             fallbacks: BTreeSet::new(),
             avoided: BTreeSet::new(),
@@ -127,15 +134,45 @@ impl Suspicion {
         }
     }
 
-    /// A life that descended from a checkpoint has ended. True when that checkpoint is avoided from now on.
-    pub(super) fn died(&mut self, from: Sequence, status: SubjectStatus, now: Instant) -> bool {
-        if status == SubjectStatus::Killed(KILL) {
-            return false;
+    /// A life begins at a checkpoint; those newer than it may be avoided.
+    pub(super) fn begins(&mut self, at: Sequence, now: Instant) {
+        self.life = (Some(at), Some(now));
+        if self.avoided.range(at..).next().is_some() {
+            self.fallbacks.insert(at);
         }
-        let before = self.deaths.insert(from, now);
-        let again = before.is_some_and(|time| now.duration_since(time) <= self.window);
-        let guilty = again || self.fallbacks.contains(&from);
-        guilty && self.avoided.insert(from)
+    }
+
+    /// A life begins at the program's beginning.
+    pub(super) fn begins_afresh(&mut self) {
+        *self = Self::new(self.window);
+    }
+
+    /// This life has committed a checkpoint.
+    pub(super) fn committed(&mut self, sequence: Sequence) {
+        if let Some(origin) = self.life.0 {
+            self.origins.insert(sequence, origin);
+        }
+    }
+
+    /// A life that descended from a checkpoint has ended; gives the checkpoint that is passed over from now on.
+    pub(super) fn died(&mut self, from: Sequence, status: SubjectStatus, now: Instant) -> Option<Sequence> {
+        if status == SubjectStatus::Killed(KILL) {
+            return None;
+        }
+        let is_recent = |time: Instant| now.duration_since(time) <= self.window;
+        let fallback = self.life.0.filter(|began| self.fallbacks.contains(began));
+        if let (Some(began), Some(since)) = (fallback, self.life.1)
+            && is_recent(since)
+        {
+            self.avoid(began);
+            return Some(began);
+        }
+        let again = self.deaths.get(&from).is_some_and(|time| is_recent(*time));
+        self.deaths.insert(from, now);
+        again.then(|| {
+            self.avoid(from);
+            from
+        })
     }
 
     /// A checkpoint cannot be restored.
@@ -150,19 +187,23 @@ impl Suspicion {
         committed.iter().rev().find(usable).copied()
     }
 
-    /// A life begins at a checkpoint; those newer than it may be avoided.
-    pub(super) fn begins(&mut self, at: Sequence) {
-        if self.avoided.range(at..).next().is_some() {
-            self.fallbacks.insert(at);
-        }
-    }
-
     /// Forgets what is older than the oldest checkpoint that is left.
     pub(super) fn forget_below(&mut self, oldest: Sequence) {
+        self.origins = self.origins.split_off(&oldest);
         self.deaths = self.deaths.split_off(&oldest);
         self.fallbacks = self.fallbacks.split_off(&oldest);
         self.avoided = self.avoided.split_off(&oldest);
         self.unusable = self.unusable.split_off(&oldest);
+    }
+
+    /// Avoids a checkpoint and what descends from it. A child has a higher number than its origin.
+    fn avoid(&mut self, sequence: Sequence) {
+        self.avoided.insert(sequence);
+        for (child, origin) in self.origins.range(sequence..) {
+            if self.avoided.contains(origin) {
+                self.avoided.insert(*child);
+            }
+        }
     }
 }
 
@@ -207,19 +248,43 @@ mod tests {
         let mut suspicion = Suspicion::new(WINDOW);
         let committed = sequences(&[3, 4, 5]);
         let now = Instant::now();
-        assert!(!suspicion.died(Sequence(5), CRASH, now));
+        assert_eq!(suspicion.died(Sequence(5), CRASH, now), None);
         assert_eq!(suspicion.choose(&committed), Some(Sequence(5)));
-        suspicion.begins(Sequence(5));
-        assert!(suspicion.died(Sequence(5), CRASH, now));
-        assert_eq!(suspicion.choose(&committed), Some(Sequence(4)));
-        suspicion.begins(Sequence(4));
-        assert!(suspicion.died(Sequence(4), CRASH, now));
-        assert_eq!(suspicion.choose(&committed), Some(Sequence(3)));
-        suspicion.begins(Sequence(3));
-        assert!(suspicion.died(Sequence(3), CRASH, now));
-        assert_eq!(suspicion.choose(&committed), None);
+        for (number, next) in [(5, Some(4)), (4, Some(3)), (3, None)] {
+            suspicion.begins(Sequence(number), now);
+            assert_eq!(suspicion.died(Sequence(number), CRASH, now), Some(Sequence(number)));
+            assert_eq!(suspicion.choose(&committed), next.map(Sequence));
+        }
         suspicion.forget_below(Sequence(6));
         assert_eq!(suspicion.choose(&sequences(&[6])), Some(Sequence(6)));
+    }
+
+    #[test]
+    fn what_a_doomed_life_has_committed_is_doomed_as_well() {
+        let mut suspicion = Suspicion::new(WINDOW);
+        let now = Instant::now();
+        assert_eq!(suspicion.died(Sequence(5), CRASH, now), None);
+        suspicion.begins(Sequence(5), now);
+        assert_eq!(suspicion.died(Sequence(5), CRASH, now), Some(Sequence(5)));
+        suspicion.begins(Sequence(4), now);
+        suspicion.committed(Sequence(6));
+        suspicion.committed(Sequence(7));
+        assert_eq!(suspicion.died(Sequence(7), CRASH, now), Some(Sequence(4)));
+        assert_eq!(suspicion.choose(&sequences(&[3, 4, 5, 6, 7])), Some(Sequence(3)));
+    }
+
+    #[test]
+    fn a_fallback_that_lives_on_is_no_longer_one() {
+        let mut suspicion = Suspicion::new(WINDOW);
+        let now = Instant::now();
+        suspicion.died(Sequence(5), CRASH, now);
+        suspicion.begins(Sequence(5), now);
+        suspicion.died(Sequence(5), CRASH, now);
+        suspicion.begins(Sequence(4), now);
+        suspicion.committed(Sequence(6));
+        let later = now + WINDOW * 2;
+        assert_eq!(suspicion.died(Sequence(6), CRASH, later), None);
+        assert_eq!(suspicion.choose(&sequences(&[4, 5, 6])), Some(Sequence(6)));
     }
 
     #[test]
@@ -228,10 +293,14 @@ mod tests {
         let committed = sequences(&[1, 2]);
         let now = Instant::now();
         for _ in 0..3 {
-            assert!(!suspicion.died(Sequence(2), SubjectStatus::Killed(KILL), now));
+            assert_eq!(suspicion.died(Sequence(2), SubjectStatus::Killed(KILL), now), None);
+            suspicion.begins(Sequence(2), now);
         }
-        assert!(!suspicion.died(Sequence(2), CRASH, now));
-        assert!(!suspicion.died(Sequence(2), CRASH, now + WINDOW + Duration::from_secs(1)));
+        assert_eq!(suspicion.died(Sequence(2), CRASH, now), None);
+        let later = now + WINDOW + Duration::from_secs(1);
+        assert_eq!(suspicion.died(Sequence(2), CRASH, later), None);
         assert_eq!(suspicion.choose(&committed), Some(Sequence(2)));
+        suspicion.unusable(Sequence(2));
+        assert_eq!(suspicion.choose(&committed), Some(Sequence(1)));
     }
 }

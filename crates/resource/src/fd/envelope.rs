@@ -257,7 +257,7 @@ fn locks(description: &Description, scope: &CaptureScope<'_>) -> Vec<(Pid, Strin
     found
 }
 
-/// Lines such as `lock:	1: FLOCK  ADVISORY  WRITE 812 fe:00:1234 0 EOF`.
+/// Lines of fdinfo such as `lock: 1: FLOCK ADVISORY WRITE 812 fe:00:1234 0 EOF`.
 fn lock_lines(pid: Pid, text: &str) -> Vec<(Pid, String)> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("lock:"));
     lines.filter_map(|line| Some((pid, line.split_whitespace().nth(1)?.to_owned()))).collect()

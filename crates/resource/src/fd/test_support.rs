@@ -5,11 +5,19 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use model::{DescriptionId, Fd, Pid};
 
 use super::{CaptureScope, Description, FdCreate, FdKind, FdRecord, FilePolicy};
 use crate::Result;
+
+/// Held by tests that start programs, or that close sockets and build them again: a program that is being started
+/// holds copies of all descriptors for a moment.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// This process.
 pub(crate) fn us() -> Pid {

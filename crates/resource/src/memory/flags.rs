@@ -32,7 +32,7 @@ const ADVICE: &[(&str, u64)] = &[
 ];
 
 /// Further flags that matter for mapping an area again.
-const MAPPING: &[&str] = &["gd", "nr", "lo", "lf"];
+const MAPPING: &[&str] = &["gd", "nr", "lo", "lf", "mw"];
 
 /// Flags that say that an area cannot be captured, with the words for it.
 const OBSTACLES: &[(&str, &str, &str)] = &[

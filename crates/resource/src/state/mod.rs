@@ -4,12 +4,24 @@
 //! Invariants: inside the pause a kind copies raw bytes; it parses them after.
 //! Does not: create processes or threads; the engine does.
 
+mod capability;
+mod credentials;
 mod cwd;
+mod hold;
+mod itimers;
+mod limits;
 mod membarrier;
+mod oom_score;
+mod personality;
+mod posix_timers;
+mod prctl;
 mod robust_list;
 pub mod rseq;
+mod scheduling;
+mod seccomp;
 mod sigactions;
 mod sigaltstack;
+mod sigpending;
 mod thread_name;
 mod tid_address;
 mod umask;
@@ -27,6 +39,10 @@ use crate::obstacle::Obstacle;
 // credentials, limits, scheduling, seccomp, personality, oom_score.
 /// Every state kind. Within one stage a restore goes in this order.
 pub const REGISTRY: &[&dyn StateKind] = &[
+    // Before any remote call: a filter could forbid it.
+    &seccomp::Seccomp,
+    // Before any remote call: one could let a stop signal through.
+    &sigpending::Sigpending,
     &sigactions::Sigactions,
     &sigaltstack::Sigaltstack,
     &tid_address::TidAddress,
@@ -36,6 +52,14 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &umask::Umask,
     &cwd::Cwd,
     &membarrier::Membarrier,
+    &itimers::Itimers,
+    &posix_timers::PosixTimers,
+    &prctl::Prctl,
+    &limits::Limits,
+    &personality::Personality,
+    &oom_score::OomScore,
+    &credentials::Credentials,
+    &scheduling::Scheduling,
 ];
 
 /// Whether a kind has one record for each process or for each thread.

@@ -14,7 +14,6 @@ const STACK_BYTES: usize = 24;
 /// Where the flags are in it.
 const FLAGS: std::ops::Range<usize> = 8..12;
 const SS_ONSTACK: u32 = 1;
-const SS_DISABLE: u32 = 2;
 
 /// The kind.
 pub(super) struct Sigaltstack;
@@ -52,7 +51,8 @@ impl StateKind for Sigaltstack {
         // Whether a handler runs on it right now follows from the stack pointer and cannot be set.
         let flags = u32::from_ne_bytes(word) & !SS_ONSTACK;
         bytes.copy_from_slice(&flags.to_ne_bytes());
-        Ok((flags & SS_DISABLE == 0).then_some(stack))
+        // One that is disabled is restored too: a stub has inherited the restorer's own.
+        Ok(Some(stack))
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {

@@ -89,7 +89,10 @@ impl Subject {
             let Some(place) = (0..now.len()).find(|place| before[*place] > 1 && now[*place] == before[*place]) else {
                 return;
             };
-            assert!(started.elapsed() < PATIENCE, "the thread in place {place} does not go on: {now:?}");
+            if started.elapsed() > PATIENCE {
+                describe(self.pid());
+                panic!("the thread in place {place} does not go on: {now:?}");
+            }
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -114,6 +117,17 @@ impl Drop for Subject {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_file(&self.program);
+    }
+}
+
+/// Prints where every thread of a tree is.
+fn describe(root: Pid) {
+    for pid in undying_tracee::tree::descendants(root).unwrap_or_default() {
+        for tid in procfs::threads(pid).unwrap_or_default() {
+            let file = |name: &str| procfs::read_text(format!("/proc/{pid}/task/{tid}/{name}"));
+            let status = procfs::thread_status(pid, tid).map(|status| (status.state, status.tracer));
+            println!("{pid} {tid}: {status:?} {:?} {:?}", file("wchan"), file("syscall"));
+        }
     }
 }
 

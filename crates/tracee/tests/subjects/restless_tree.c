@@ -50,6 +50,16 @@ static void nap(long us)
 	check(nanosleep(&span, NULL) == 0, "nanosleep: %m");
 }
 
+/* A child that does not outlive its parent. */
+static pid_t fork_bound(void)
+{
+	pid_t child = fork();
+	check(child >= 0, "fork: %m");
+	if (child == 0)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	return child;
+}
+
 static void *echo(void *value)
 {
 	return value;
@@ -80,8 +90,7 @@ static void expect_exit(pid_t child, int code, const char *who)
 static void fork_part(void)
 {
 	for (int i = 0; !shared->over; i++) {
-		pid_t child = fork();
-		check(child >= 0, "fork: %m");
+		pid_t child = fork_bound();
 		if (child == 0)
 			_exit(i % 100);
 		expect_exit(child, i % 100, "fork");
@@ -93,8 +102,7 @@ static void exec_part(void)
 {
 	for (int i = 0; !shared->over; i++) {
 		char code[8];
-		pid_t child = fork();
-		check(child >= 0, "fork: %m");
+		pid_t child = fork_bound();
 		sprintf(code, "%d", i % 100);
 		if (child == 0) {
 			execl(self, self, "exit", code, NULL);
@@ -122,11 +130,9 @@ static void spawn_part(void)
 static void stop_part(void)
 {
 	volatile unsigned long *steps = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	pid_t child = fork();
+	pid_t child = fork_bound();
 	int status;
-	check(child >= 0, "fork: %m");
 	if (child == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		for (;;)
 			(*steps)++;
 	}
@@ -178,8 +184,7 @@ static void threaded_exec_part(void)
 {
 	for (int i = 0; !shared->over; i++) {
 		char code[8];
-		pid_t child = fork();
-		check(child >= 0, "fork: %m");
+		pid_t child = fork_bound();
 		sprintf(code, "%d", i % 100);
 		if (child == 0) {
 			pthread_t threads[3];
@@ -202,8 +207,7 @@ static void deep_part(int depth)
 		}
 		return;
 	}
-	pid_t child = fork();
-	check(child >= 0, "fork: %m");
+	pid_t child = fork_bound();
 	if (child == 0) {
 		deep_part(depth - 1);
 		_exit(depth);
@@ -228,8 +232,7 @@ static void signal_part(void)
 	pid_t parent;
 	sigaction(SIGRTMIN + 1, &action, NULL);
 	parent = getpid();
-	pid_t child = fork();
-	check(child >= 0, "fork: %m");
+	pid_t child = fork_bound();
 	if (child == 0) {
 		for (int i = 0; !shared->over; i++) {
 			sigqueue(parent, SIGRTMIN + 1, (union sigval){ .sival_int = i });
@@ -292,10 +295,8 @@ int main(int argc, char **argv)
 	for (int i = 0; i < LEADER; i++) {
 		if (argc > 1 && atoi(argv[1]) != i)
 			continue;
-		children[i] = fork();
-		check(children[i] >= 0, "fork: %m");
+		children[i] = fork_bound();
 		if (children[i] == 0) {
-			prctl(PR_SET_PDEATHSIG, SIGKILL);
 			parts[i]();
 			_exit(0);
 		}

@@ -30,7 +30,8 @@ pub(crate) fn describe(root: ProcessId) -> String {
         for task in tasks {
             let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
             let status = read("status");
-            let state = status.lines().find(|line| line.starts_with("State")).unwrap_or("State: ?").to_owned();
+            let state =
+                status.lines().find(|line| line.starts_with("State")).unwrap_or("State: ?").to_owned();
             let tid = task.file_name().to_string_lossy().into_owned();
             lines.push(format!(
                 "tid {tid} {} {state} in {}, syscall {}",

@@ -19,7 +19,7 @@ use crate::subject::{End, Subject};
 /// Commands that are on their way at once.
 const BATCH: u64 = 100;
 /// Keys that the batches write.
-const KEYS: u64 = 20_000;
+const KEYS: u64 = 5_000;
 
 type Written = Arc<Mutex<HashMap<u64, u64>>>;
 

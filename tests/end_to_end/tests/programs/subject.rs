@@ -116,8 +116,18 @@ impl Subject {
     }
 
     /// Signals the root, waits for the end of the whole tree and prints the figures.
-    pub(crate) fn end(mut self, signal: Option<Signal>, expected: End) -> Outcome {
-        let ended = self.wait_end(signal, expected);
+    pub(crate) fn end(self, signal: Option<Signal>, expected: End) -> Outcome {
+        self.end_and(signal, expected, || Ok(()))
+    }
+
+    /// The same, and then looks at what the program left in its folder.
+    pub(crate) fn end_and(
+        mut self,
+        signal: Option<Signal>,
+        expected: End,
+        verify: impl FnOnce() -> Outcome,
+    ) -> Outcome {
+        let ended = self.wait_end(signal, expected).and_then(|()| verify());
         ended.map_err(|problem| Problem::new(format!("{problem:?}\n{}", self.said())))?;
         println!("{}", self.figures.line(self.name));
         Ok(())

@@ -21,8 +21,8 @@ use super::super::socket_events::events;
 use super::super::socket_options::{Family, Options, REUSE_ADDRESS};
 use super::super::{CaptureScope, Description, FdCapture};
 use super::connection::{self, After};
-use super::state::{Ended, Inherited, Listener, State};
 use super::lock;
+use super::state::{Ended, Inherited, Listener, State};
 use crate::error::{ResourceError, Result};
 
 /// Connections whose packets have to be held back before their process is killed. One run of the packet filter

@@ -5,6 +5,7 @@
 //! Does not: keep packets away from the connection in between; `lock` does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::net::Shutdown;
 use sys::socket::{self, Message};
@@ -12,10 +13,11 @@ use sys::socket_option;
 use sys::tcp_repair::{self, Queue, Repair, State as TcpState};
 use sys::{Errno, Error};
 
+use super::super::inet_address::show;
 use super::super::socket_options::{PEEK_OFFSET, RECEIVE_BUFFER, REUSE_ADDRESS, SEND_BUFFER, make_room};
 use super::segment;
 use super::state::{Connection, State};
-use crate::error::Result;
+use crate::error::{ResourceError, Result};
 
 /// Bytes written into a queue at once; more would need one huge buffer in the kernel.
 const WRITE_BYTES: usize = 64 * 1024;
@@ -65,7 +67,12 @@ fn read_stable(socket: BorrowedFd<'_>) -> Result<Connection> {
     Err(Error::new("read a TCP connection that stands still", Errno(EBUSY)).into())
 }
 
+/// A socket in TIME_WAIT gives its addresses free after a second.
+const CONNECT_ATTEMPTS_MAX: u32 = 120;
+const CONNECT_PAUSE: Duration = Duration::from_millis(10);
+
 const EBUSY: i32 = 16;
+const EADDRNOTAVAIL: i32 = 99;
 
 fn read_once(socket: BorrowedFd<'_>) -> Result<Connection> {
     let info = tcp_repair::info(socket)?;
@@ -141,7 +148,7 @@ pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
     tcp_repair::choose_queue(socket, Queue::Send)?;
     let written = connection.written.len() as u32;
     tcp_repair::set_sequence(socket, connection.send_end.wrapping_sub(written))?;
-    socket::connect(socket, &state.peer())?;
+    connect(socket, state)?;
     tcp_repair::set_agreement(socket, connection.agreement())?;
     if connection.timestamps {
         tcp_repair::set_timestamp(socket, connection.timestamp)?;
@@ -154,6 +161,24 @@ pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
     tcp_repair::choose_queue(socket, Queue::Neither)?;
     tcp_repair::set_window(socket, connection.window())?;
     Ok(owned)
+}
+
+/// Connects in repair mode. What is left of the connection's earlier life may hold its addresses for a moment.
+fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
+    for _ in 1..CONNECT_ATTEMPTS_MAX {
+        match socket::connect(socket, &state.peer()) {
+            Err(error) if error.errno == Errno(EADDRNOTAVAIL) => std::thread::sleep(CONNECT_PAUSE),
+            outcome => return Ok(outcome?),
+        }
+    }
+    socket::connect(socket, &state.peer()).map_err(|error| match error.errno {
+        Errno(EADDRNOTAVAIL) => ResourceError::File {
+            path: format!("TCP {} - {}", show(&state.local()), show(&state.peer())),
+            why: "a connection with these addresses still exists".to_owned(),
+            fix: "end the program that has it (`ss -tanp` names it), then restore again".to_owned(),
+        },
+        _ => error.into(),
+    })
 }
 
 /// Lets a built end go: from here on it sends and receives.

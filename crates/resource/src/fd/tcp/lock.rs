@@ -106,6 +106,7 @@ mod tests {
     #[test]
     fn a_locked_connection_gets_no_packet_until_it_is_unlocked() {
         use std::io::Read;
+        let _alone = super::super::super::test_support::alone();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();

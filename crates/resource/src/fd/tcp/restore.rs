@@ -243,8 +243,9 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
             ready.push((state, connection, socket.as_fd(), image.is_inside(state)));
         }
     }
-    let outside = ready.iter().filter(|row| !row.3);
-    let locked: Vec<_> = outside.filter_map(|row| ends(&row.0.local(), &row.0.peer())).collect();
+    let is_outside = |state: &&State| state.connection.is_some() && !image.is_inside(state);
+    let outside = image.states.iter().map(|row| &row.1).filter(is_outside);
+    let locked: Vec<_> = outside.filter_map(|state| ends(&state.local(), &state.peer())).collect();
     lock::unlock(&locked)?;
     for (state, connection, socket, _) in &ready {
         connection::start(*socket, state, connection)?;

@@ -11,7 +11,7 @@ use rustix::event::PollFlags;
 
 use super::super::in_flight::discover;
 use super::super::socket_events::events;
-use super::super::test_support::{capture, create, describe_all};
+use super::super::test_support::{alone, capture, create, describe_all};
 use super::*;
 
 /// Captures for an end, ends silently, builds and starts again; the result is in the order of the sockets.
@@ -63,6 +63,7 @@ fn may() -> bool {
 
 #[test]
 fn both_ends_of_a_connection_come_back_with_what_was_under_way() {
+    let _alone = alone();
     for host in ["127.0.0.1:0", "[::1]:0"] {
         if !may() || TcpListener::bind(host).is_err() {
             return;
@@ -92,6 +93,7 @@ fn both_ends_of_a_connection_come_back_with_what_was_under_way() {
 
 #[test]
 fn a_peer_outside_notices_nothing() {
+    let _alone = alone();
     if !may() {
         return;
     }
@@ -119,6 +121,7 @@ fn a_peer_outside_notices_nothing() {
 
 #[test]
 fn halves_that_are_shut_stay_shut() {
+    let _alone = alone();
     if !may() {
         return;
     }
@@ -136,6 +139,7 @@ fn halves_that_are_shut_stay_shut() {
 
 #[test]
 fn a_fin_from_outside_is_not_forgotten_and_ours_is_sent_again() {
+    let _alone = alone();
     if !may() {
         return;
     }
@@ -162,6 +166,7 @@ fn a_fin_from_outside_is_not_forgotten_and_ours_is_sent_again() {
 
 #[test]
 fn a_connection_lost_in_a_crash_reports_it_at_once() {
+    let _alone = alone();
     if !may() {
         return;
     }
@@ -185,6 +190,7 @@ fn a_connection_lost_in_a_crash_reports_it_at_once() {
 
 #[test]
 fn a_listener_comes_back_with_options_backlog_and_those_who_wait() {
+    let _alone = alone();
     if !may() {
         return;
     }
@@ -215,6 +221,7 @@ fn a_listener_comes_back_with_options_backlog_and_those_who_wait() {
 
 #[test]
 fn sockets_that_are_not_connected_come_back_as_they_were() {
+    let _alone = alone();
     let family = Family { domain: AF_INET, kind: 1, protocol: IPPROTO_TCP };
     let fresh = family.create().unwrap();
     let copy = restore_one(fresh);
@@ -233,6 +240,7 @@ fn sockets_that_are_not_connected_come_back_as_they_were() {
 
 #[test]
 fn a_checkpoint_that_fails_leaves_the_connection_as_it_was() {
+    let _alone = alone();
     if !may() {
         return;
     }
@@ -256,6 +264,7 @@ fn a_checkpoint_that_fails_leaves_the_connection_as_it_was() {
 
 #[test]
 fn an_address_in_use_is_named() {
+    let _alone = alone();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let records = capture(&Tcp, &describe_all(&[listener.as_fd()]), false).unwrap();
     let error = create(&Tcp, &records, HashMap::new(), false).unwrap_err().to_string();

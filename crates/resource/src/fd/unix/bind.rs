@@ -106,11 +106,7 @@ impl Bound {
 }
 
 /// Gives a socket its name, and its file the owner and mode it had.
-pub(super) fn bind(
-    socket: BorrowedFd<'_>,
-    name: &SocketAddress,
-    file: Option<&BoundFile>,
-) -> Result<Bound> {
+pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&BoundFile>) -> Result<Bound> {
     let Some(file) = file.filter(|_| is_path(name)) else {
         socket::bind(socket, name).map_err(|error| in_use(name, error))?;
         return Ok(Bound { parked: None, path: PathBuf::new() });
@@ -135,8 +131,7 @@ pub(super) fn bind(
 fn dress(path: &Path, file: &BoundFile) -> sys::Result<()> {
     let (user, group) = (Uid::from_raw(file.user), Gid::from_raw(file.group));
     chown(path, Some(user), Some(group)).map_err(|errno| Error::path("set the owner of", path, errno))?;
-    chmod(path, Mode::from_raw_mode(file.mode))
-        .map_err(|errno| Error::path("set the mode of", path, errno))
+    chmod(path, Mode::from_raw_mode(file.mode)).map_err(|errno| Error::path("set the mode of", path, errno))
 }
 
 /// Moves away what has the name now. A socket of somebody who still uses it stays, and so does any other file,

@@ -16,7 +16,7 @@ use super::super::in_flight::identify;
 use super::super::socket_options::{Family, Options};
 use super::super::{CaptureScope, Description, FdCapture};
 use super::queue::{self, Seen};
-use super::state::{Inherited, Listener, Peer, Queued, Sender, State};
+use super::state::{Inherited, Listener, Peer, Queued, SOCK_STREAM, Sender, State};
 use super::{bind, is_server};
 use crate::error::{ResourceError, Result};
 
@@ -33,10 +33,9 @@ pub(super) struct Capture {
 
 impl Capture {
     pub(super) fn new(description: &Description, scope: &CaptureScope<'_>) -> Result<Self> {
-        let inherited = scope.is_inherited(&description.stat).then_some(Inherited {
-            device: description.stat.st_dev,
-            inode: description.stat.st_ino,
-        });
+        let inherited = scope
+            .is_inherited(&description.stat)
+            .then_some(Inherited { device: description.stat.st_dev, inode: description.stat.st_ino });
         Ok(Self {
             family: Family::of(description)?,
             inherited,
@@ -52,8 +51,13 @@ impl Capture {
         let own = description.as_fd();
         let local = socket::local(own)?;
         let peer = self.read_peer(description, scope)?;
-        let mut queue = Vec::with_capacity(self.seen.len());
-        for seen in self.seen.drain(..) {
+        let mut seen = std::mem::take(&mut self.seen);
+        if self.family.kind == SOCK_STREAM {
+            let sender = self.socket.peer.and_then(|peer| find(scope, peer));
+            seen = queue::part_stream(seen, sender.map(AsFd::as_fd))?;
+        }
+        let mut queue = Vec::with_capacity(seen.len());
+        for seen in seen {
             queue.push(relate_message(description, seen, scope)?);
         }
         Ok(State {
@@ -150,9 +154,7 @@ impl FdCapture for Capture {
 
     fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
         self.state = Some(match self.inherited {
-            Some(inherited) => {
-                State { family: self.family, inherited: Some(inherited), ..State::default() }
-            }
+            Some(inherited) => State { family: self.family, inherited: Some(inherited), ..State::default() },
             None => self.read(description, scope)?,
         });
         Ok(())
@@ -178,11 +180,8 @@ fn relate_message(description: &Description, seen: Seen, scope: &CaptureScope<'_
         })?;
         rights.push(id.get());
     }
-    let sender = seen.credentials.map(|sender| Sender {
-        pid: sender.pid,
-        user: sender.uid,
-        group: sender.gid,
-    });
+    let sender =
+        seen.credentials.map(|sender| Sender { pid: sender.pid, user: sender.uid, group: sender.gid });
     Ok(Queued { bytes: seen.bytes, from: seen.from.0, rights, sender })
 }
 

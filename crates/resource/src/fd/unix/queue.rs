@@ -1,8 +1,9 @@
 //! Messages that wait in a Unix socket.
 //!
 //! Owns: looking at all of them without taking any, and putting them into a new socket.
-//! Invariants: borders of messages are kept; descriptors in flight stay with the byte they were sent with; the
-//! program's own peek offset is set again.
+//! Invariants: borders of messages are kept; the program's own peek offset is set again. Descriptors in flight in
+//! a stream stay with the bytes they were sent with as far as the kernel lets those be told from bytes sent
+//! before; otherwise they come with the last of them, and never too early.
 //! Does not: see messages without any bytes that were looked at before (the kernel passes over them), or
 //! out-of-band bytes.
 
@@ -16,8 +17,8 @@ use sys::{Errno, Error};
 
 use super::super::socket_events::events;
 use super::super::socket_options::{PEEK_OFFSET, SEND_BUFFER, make_room};
-use super::state::{Queued, SOCK_STREAM};
 use super::NAME;
+use super::state::{Queued, SOCK_STREAM};
 use crate::error::{ResourceError, Result};
 
 /// The first size of the buffer for one look; messages that are longer make it grow.
@@ -57,22 +58,8 @@ fn look_from_start(socket: BorrowedFd<'_>, kind: i32) -> Result<Vec<Seen>> {
             buffer.resize(buffer.len() * 2, 0);
             continue;
         }
-        let plain = if kind == SOCK_STREAM && !peeked.rights.is_empty() {
-            bytes_before_rights(socket, position, length)?
-        } else {
-            0
-        };
-        let bytes = &buffer[..length];
-        if plain > 0 {
-            seen.push(Seen {
-                bytes: bytes[..plain].to_vec(),
-                from: SocketAddress::default(),
-                rights: Vec::new(),
-                credentials: peeked.credentials,
-            });
-        }
         seen.push(Seen {
-            bytes: bytes[plain..].to_vec(),
+            bytes: buffer[..length].to_vec(),
             from: peeked.from,
             rights: peeked.rights,
             credentials: peeked.credentials,
@@ -103,18 +90,38 @@ fn is_at_end(socket: BorrowedFd<'_>, kind: i32) -> Result<bool> {
     Ok(kind == SOCK_SEQPACKET && events(socket)?.contains(rustix::event::PollFlags::RDHUP))
 }
 
-/// How many bytes of a stream come before the piece that descriptors travel with: the longest look that does
-/// not bring them.
-fn bytes_before_rights(socket: BorrowedFd<'_>, position: usize, length: usize) -> Result<usize> {
-    let mut buffer = vec![0; length];
-    let (mut without, mut with) = (0, length);
-    while without + 1 < with {
-        let middle = without + (with - without) / 2;
-        let brings = look_at(socket, position, &mut buffer[..middle])?
-            .is_some_and(|peeked| !peeked.rights.is_empty());
-        if brings { with = middle } else { without = middle }
+/// Parts the bytes of a stream that descriptors came with from those before. A look at a stream goes on until it
+/// meets descriptors, so it shows where their message ends, but not where it begins. The memory that the sender's
+/// messages take tells whether there were any before.
+pub(super) fn part_stream(seen: Vec<Seen>, sender: Option<BorrowedFd<'_>>) -> Result<Vec<Seen>> {
+    let has_rights = seen.iter().any(|piece| !piece.rights.is_empty());
+    if !has_rights || sender.is_some_and(|sender| takes_as_much(&seen, sender).unwrap_or(false)) {
+        return Ok(seen);
     }
-    Ok(without)
+    let mut parted = Vec::with_capacity(2 * seen.len());
+    for mut piece in seen {
+        if !piece.rights.is_empty() && piece.bytes.len() > 1 {
+            let last = piece.bytes.split_off(piece.bytes.len() - 1);
+            let rights = std::mem::take(&mut piece.rights);
+            let (from, credentials) = (piece.from.clone(), piece.credentials);
+            parted.push(piece);
+            parted.push(Seen { bytes: last, from, rights, credentials });
+        } else {
+            parted.push(piece);
+        }
+    }
+    Ok(parted)
+}
+
+/// Whether these pieces, sent as one message each, take as much memory as what the sender really sent.
+fn takes_as_much(seen: &[Seen], sender: BorrowedFd<'_>) -> Result<bool> {
+    let (from, _to) = socket::pair(SOCK_STREAM)?;
+    let bytes: usize = seen.iter().map(|piece| 2 * piece.bytes.len() + MESSAGE_OVERHEAD).sum();
+    make_room(&from, SEND_BUFFER, bytes)?;
+    for piece in seen {
+        socket::send(from.as_fd(), &Message { bytes: &piece.bytes, ..Message::default() })?;
+    }
+    Ok(socket::unacknowledged_bytes(from.as_fd())? == socket::unacknowledged_bytes(sender)?)
 }
 
 /// Where queued messages come from and go to.
@@ -156,8 +163,7 @@ fn send(way: Way<'_>, message: &Queued, rights: &[BorrowedFd<'_>]) -> Result<()>
     loop {
         let mut piece = Message { bytes: rest, to: way.to, rights, credentials: None };
         if let Some(sender) = message.sender {
-            piece.credentials =
-                Some(Credentials { pid: sender.pid, uid: sender.user, gid: sender.group });
+            piece.credentials = Some(Credentials { pid: sender.pid, uid: sender.user, gid: sender.group });
         }
         let sent = send_as(way, piece)?;
         rest = &rest[sent..];
@@ -214,18 +220,23 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_stay_with_their_byte_in_a_stream() {
+    fn descriptors_in_a_stream_come_with_the_end_of_their_message_and_never_before() {
+        let with = |bytes, rights| Message { bytes, rights, ..Message::default() };
         let (left, right) = socket::pair(SOCK_STREAM).unwrap();
         let rights = [left.as_fd()];
-        let with = |bytes, rights| Message { bytes, rights, ..Message::default() };
-        for message in [with(b"plain", &[]), with(b"with", &rights), with(b"after", &[]), with(b"b", &rights)] {
+        for message in [with(b"with", &rights), with(b"b", &rights), with(b"after", &[])] {
             socket::send(left.as_fd(), &message).unwrap();
         }
-        let seen = look(right.as_fd(), SOCK_STREAM).unwrap();
-        let expected: [(&[u8], usize); 4] = [(b"plain", 0), (b"with", 1), (b"after", 0), (b"b", 1)];
+        let seen = part_stream(look(right.as_fd(), SOCK_STREAM).unwrap(), Some(left.as_fd())).unwrap();
+        let expected: [(&[u8], usize); 3] = [(b"with", 1), (b"b", 1), (b"after", 0)];
         assert_eq!(texts(&seen), expected);
-        drop(left);
-        drop(seen);
-        assert_eq!(look(right.as_fd(), SOCK_STREAM).unwrap().len(), 4);
+        let (left, right) = socket::pair(SOCK_STREAM).unwrap();
+        for message in [with(b"plain", &[]), with(b"with", &rights)] {
+            socket::send(left.as_fd(), &message).unwrap();
+        }
+        let seen = part_stream(look(right.as_fd(), SOCK_STREAM).unwrap(), Some(left.as_fd())).unwrap();
+        let expected: [(&[u8], usize); 2] = [(b"plainwit", 0), (b"h", 1)];
+        assert_eq!(texts(&seen), expected);
+        assert_eq!(look(right.as_fd(), SOCK_STREAM).unwrap().len(), 1);
     }
 }

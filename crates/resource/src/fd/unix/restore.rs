@@ -138,11 +138,8 @@ impl Builder<'_, '_> {
                 Some(Peer::Inside(other)) => self.build_inside(*id, DescriptionId(other))?,
                 Some(Peer::Closed(_)) if state.is_datagram() && state.peer_name.len() > 2 => {}
                 Some(Peer::Closed(_)) => {
-                    let nobody = State {
-                        family: state.family,
-                        local: state.peer_name.clone(),
-                        ..State::default()
-                    };
+                    let nobody =
+                        State { family: state.family, local: state.peer_name.clone(), ..State::default() };
                     let (own, other) = self.connection(state, &nobody)?;
                     self.context.created.insert(*id, own);
                     self.others.insert(*id, other);
@@ -156,7 +153,9 @@ impl Builder<'_, '_> {
     fn build_inside(&mut self, id: DescriptionId, other: DescriptionId) -> Result<()> {
         let (state, peer) = (&self.states[&id], self.state(other)?.clone());
         // A datagram socket with a name is connected to by that name, once queues are filled.
-        if self.is_built(other) || (state.is_datagram() && peer.is_named() && peer.peer_inside() != Some(id.get())) {
+        if self.is_built(other)
+            || (state.is_datagram() && peer.is_named() && peer.peer_inside() != Some(id.get()))
+        {
             return Ok(());
         }
         let (own, theirs) = self.connection(state, &peer)?;
@@ -209,7 +208,8 @@ impl Builder<'_, '_> {
         self.name(own.as_fd(), client)?;
         let file = server.file.as_ref().or_else(|| self.file_named(&server.local));
         connect_to(own.as_fd(), &server.local(), file)?;
-        let listener = self.listener_named(&server.local).ok_or_else(|| malformed("a listener is missing"))?;
+        let listener =
+            self.listener_named(&server.local).ok_or_else(|| malformed("a listener is missing"))?;
         let accepted = socket::accept(listener)?;
         server.options.apply_early(&accepted, server.family)?;
         Ok((own, accepted))
@@ -302,7 +302,9 @@ impl Builder<'_, '_> {
             let state = &self.states[*candidate];
             let is_named_so = state.local == message.from;
             let is_peer = state.peer_inside() == Some(id.get()) && !state.is_named();
-            state.is_datagram() && self.is_built(**candidate) && if message.from.len() > 2 { is_named_so } else { is_peer }
+            state.is_datagram()
+                && self.is_built(**candidate)
+                && if message.from.len() > 2 { is_named_so } else { is_peer }
         };
         if let Some(sender) = self.order.iter().find(is_sender) {
             return fill(Way { from: self.built(*sender)?, to }, messages, self.context.created);

@@ -9,7 +9,7 @@ use model::DescriptionId;
 use sys::socket::Message;
 
 use super::super::in_flight::discover;
-use super::super::test_support::{capture, create, describe_all, us};
+use super::super::test_support::{alone, capture, create, describe_all, us};
 use super::*;
 
 const SOCK_SEQPACKET: i32 = 5;
@@ -49,6 +49,7 @@ fn receive(socket: &OwnedFd) -> Vec<u8> {
 
 #[test]
 fn a_pair_comes_back_with_both_queues_borders_and_descriptors() {
+    let _alone = alone();
     let (left, right) = sys::socket::pair(SOCK_SEQPACKET).unwrap();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     send(&left, b"first");
@@ -70,6 +71,7 @@ fn a_pair_comes_back_with_both_queues_borders_and_descriptors() {
 
 #[test]
 fn a_socket_in_flight_that_nobody_else_holds_is_found_and_comes_back() {
+    let _alone = alone();
     let (left, right) = sys::socket::pair(state::SOCK_STREAM).unwrap();
     let (near, far) = sys::socket::pair(state::SOCK_STREAM).unwrap();
     send(&near, b"inside");
@@ -89,6 +91,7 @@ fn a_socket_in_flight_that_nobody_else_holds_is_found_and_comes_back() {
 
 #[test]
 fn what_a_closed_peer_had_sent_is_read_before_the_end() {
+    let _alone = alone();
     let (left, right) = UnixStream::pair().unwrap();
     (&left).write_all(b"last").unwrap();
     drop(left);
@@ -100,6 +103,7 @@ fn what_a_closed_peer_had_sent_is_read_before_the_end() {
 
 #[test]
 fn shut_halves_stay_shut() {
+    let _alone = alone();
     let (left, right) = UnixStream::pair().unwrap();
     (&left).write_all(b"x").unwrap();
     left.shutdown(std::net::Shutdown::Write).unwrap();
@@ -112,6 +116,7 @@ fn shut_halves_stay_shut() {
 
 #[test]
 fn listeners_connections_and_waiting_clients_keep_their_names() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("listener");
     let listener = UnixListener::bind(&path).unwrap();
@@ -147,12 +152,20 @@ fn listeners_connections_and_waiting_clients_keep_their_names() {
     assert!(listener.accept().is_ok());
     drop(late);
     let own = SockDiag::open().unwrap().unix_sockets(1 << sock_diag::LISTENING).unwrap();
-    let seen = own.iter().find(|one| one.name.as_deref().is_some_and(|name| state::show(&sys::socket::SocketAddress([b"xx", name].concat())) == path.to_str().unwrap())).unwrap();
+    let seen = own
+        .iter()
+        .find(|one| {
+            one.name.as_deref().is_some_and(|name| {
+                state::show(&sys::socket::SocketAddress([b"xx", name].concat())) == path.to_str().unwrap()
+            })
+        })
+        .unwrap();
     assert_eq!(seen.send_queue, 5);
 }
 
 #[test]
 fn datagrams_wait_with_the_name_of_their_sender() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (there, here) = (folder.path().join("mailbox"), folder.path().join("sender"));
     let mailbox = UnixDatagram::bind(&there).unwrap();
@@ -177,6 +190,7 @@ fn datagrams_wait_with_the_name_of_their_sender() {
 
 #[test]
 fn a_name_in_use_or_taken_by_another_file_is_refused_by_name() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
@@ -194,6 +208,7 @@ fn a_name_in_use_or_taken_by_another_file_is_refused_by_name() {
 
 #[test]
 fn a_peer_outside_is_an_obstacle_with_its_process() {
+    let _alone = alone();
     let (left, right) = UnixStream::pair().unwrap();
     let descriptions = describe_all(&[left.as_fd()]);
     let scope =
@@ -205,13 +220,13 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
     let scope = CaptureScope { inherited: &inherited, ..scope };
     assert!(Unix.obstacles(&descriptions[0], &scope).is_empty());
     let both = describe_all(&[left.as_fd(), right.as_fd()]);
-    let scope =
-        CaptureScope { pids: &[us()], descriptions: &both, inherited: &[], table: &[], kills: true };
+    let scope = CaptureScope { pids: &[us()], descriptions: &both, inherited: &[], table: &[], kills: true };
     assert!(Unix.obstacles(&both[0], &scope).is_empty());
 }
 
 #[test]
 fn a_relative_name_stays_relative() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap();
     let socket = sys::socket::create(AF_UNIX, state::SOCK_STREAM, 0).unwrap();

@@ -1,0 +1,242 @@
+//! What the tests of the command line share: a folder, a store, subjects, calls with a limit.
+//!
+//! Owns: everything a test starts; it ends with the `Lab`.
+//! Invariants: no wait is without a limit; what is killed is known by pid and start time.
+//! Does not: assert anything about the program under test.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use model::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+use testkit::{Guard, ProcessId};
+
+/// Longest that a single call or condition may take on a loaded machine.
+pub const LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(2);
+
+/// Where a test works, with all it has started.
+pub struct Lab {
+    pub guard: Guard,
+    folder: TempDir,
+}
+
+/// What a call has left.
+#[derive(Debug)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Lab {
+    pub fn new() -> Self {
+        // Not below /tmp where that is a tmpfs: images are to be written as they usually are.
+        let folder = TempDir::with_prefix_in("undying-cli-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Self { guard: Guard::new(), folder }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn store(&self) -> PathBuf {
+        self.path("store")
+    }
+
+    /// `undying` with arguments and this lab's store; streams lead to files.
+    pub fn undying<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_undying"));
+        command.arg("--store").arg(self.store()).args(arguments);
+        self.detached(&mut command);
+        command
+    }
+
+    /// Cuts a command off from the streams of the test, which are somebody else's pipes.
+    pub fn detached<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let open = |name| File::options().create(true).append(true).open(self.path(name)).unwrap();
+        command.stdin(Stdio::null()).stdout(open("stdout")).stderr(open("stderr"));
+        command.current_dir(self.folder.path());
+        self.guard.mark(command)
+    }
+
+    /// Runs a command to its end.
+    pub fn call(&self, command: &mut Command) -> Said {
+        let (out, err) = (self.path("call.out"), self.path("call.err"));
+        command.stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
+        let mut child = command.spawn().unwrap();
+        let status = wait(&mut child);
+        let read = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
+        Said { code: status.code(), stdout: read(&out), stderr: read(&err) }
+    }
+
+    /// Runs `undying` to its end.
+    pub fn say<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Said {
+        self.call(&mut self.undying(arguments))
+    }
+
+    /// Runs `undying` with `--json` and parses its answer.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let said = self.say(arguments.iter().copied().chain(["--json"]));
+        serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+    }
+
+    /// Starts the counter on its own, in a session of its own.
+    pub fn counter(&self, arguments: &[&str]) -> Counter {
+        let mut command = Command::new("setsid");
+        command.arg("--fork").arg(program()).arg(self.path("count")).args(arguments);
+        self.call_for_effect(&mut command);
+        let process = until("the counter", || self.guard.marked().into_iter().find(|one| runs_counter(*one)));
+        let counter = Counter { process, file: self.path("count") };
+        until("the first count", || counter.read());
+        counter
+    }
+
+    /// The counter that runs below a guardian, with the count it writes.
+    pub fn guarded_counter(&self) -> Option<Counter> {
+        let running: Vec<ProcessId> =
+            self.guard.marked().into_iter().filter(|process| runs_counter(*process)).collect();
+        let inner = |process: &ProcessId| running.iter().any(|one| process.parent() == Some(one.pid()));
+        let process = running.iter().find(|process| !inner(process)).copied()?;
+        Some(Counter { process, file: self.path("count") })
+    }
+
+    /// The words of `counter FILE …`.
+    pub fn counter_words(&self, arguments: &[&str]) -> Vec<String> {
+        let mut words = vec![program().display().to_string(), self.path("count").display().to_string()];
+        words.extend(arguments.iter().map(|word| (*word).to_owned()));
+        words
+    }
+
+    fn call_for_effect(&self, command: &mut Command) {
+        let mut child = self.detached(command).spawn().unwrap();
+        wait(&mut child);
+    }
+}
+
+/// A running counter.
+#[derive(Clone, Debug)]
+pub struct Counter {
+    pub process: ProcessId,
+    pub file: PathBuf,
+}
+
+impl Counter {
+    pub fn pid(&self) -> Pid {
+        self.process.pid()
+    }
+
+    /// The last round; panics when the counter has found itself corrupt.
+    pub fn read(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(&self.file).ok()?;
+        assert!(!text.starts_with("corrupt"), "the counter is corrupt");
+        text.trim().parse().ok()
+    }
+
+    /// Waits until it has counted on by so many rounds.
+    pub fn goes_on(&self, rounds: u64) {
+        let from = self.read().unwrap_or(0);
+        until("the counter to go on", || self.read().filter(|now| *now >= from + rounds || *now < from));
+    }
+
+    /// The value of a line of its `/proc/PID/status`.
+    pub fn status(&self, name: &str) -> String {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_default().trim().to_owned()
+    }
+}
+
+fn runs_counter(process: ProcessId) -> bool {
+    std::fs::read_link(format!("/proc/{}/exe", process.pid())).is_ok_and(|exe| exe == program())
+}
+
+/// The compiled counter.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/counter.c");
+        let own = folder.join(format!("counter-{}", std::process::id()));
+        let status = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
+            .args(["-O1", "-o"])
+            .arg(&own)
+            .arg(&source)
+            .status()
+            .unwrap();
+        assert!(status.success(), "the counter does not compile");
+        own
+    })
+}
+
+/// Waits until there is a value.
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(value) = look() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited too long for {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Waits for a child; one that hangs is killed.
+pub fn wait(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("pid {} did not end", child.id());
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Whether this user can do what the tests need; says why not.
+pub fn supported() -> bool {
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: root");
+        return false;
+    }
+    true
+}
+
+/// Numbers from a seed, which is printed so that a failure can be repeated: `UNDYING_TEST_SEED=N`.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new() -> Self {
+        let given = std::env::var("UNDYING_TEST_SEED").ok().and_then(|text| text.parse().ok());
+        let seed = given.unwrap_or_else(|| u64::from(std::process::id()));
+        println!("UNDYING_TEST_SEED={seed}");
+        Self(seed)
+    }
+
+    /// A number below a limit (splitmix64, S. Vigna).
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
+
+    pub fn duration(&mut self, limit: Duration) -> Duration {
+        Duration::from_micros(self.below(limit.as_micros() as u64))
+    }
+}
+
+/// So many rounds: few in everyday runs, many where `UNDYING_LONG_TESTS` is set.
+pub fn rounds(short: usize, long: usize) -> usize {
+    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { long } else { short }
+}

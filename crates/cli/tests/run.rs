@@ -1,0 +1,286 @@
+//! `undying run`: a subject that dies comes back, under its pid, no older than its last checkpoint.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Counter, Lab, Random, rounds, supported, until, wait};
+use rustix::process::Signal;
+
+/// How far the count may lag behind the moment at which a commit record says that the checkpoint was done: the
+/// record's time is taken after the pause, and the machine is loaded.
+const SLACK: Duration = Duration::from_millis(400);
+
+fn run(lab: &Lab, options: &[&str], counter: &[&str]) -> std::process::Child {
+    let mut words: Vec<String> = ["run", "--name", "job"].map(str::to_owned).to_vec();
+    words.extend(options.iter().map(|word| (*word).to_owned()));
+    words.push("--".to_owned());
+    words.extend(lab.counter_words(counter));
+    lab.undying(words).spawn().unwrap()
+}
+
+fn wait_for_checkpoints(lab: &Lab, count: u64) {
+    until("checkpoints", || {
+        let status = lab.json(&["status", "job"]);
+        (status[0]["checkpoints"].as_u64()? >= count).then_some(())
+    });
+}
+
+fn end(lab: &Lab, mut guardian: std::process::Child) -> i32 {
+    let status = if let Some(counter) = lab.guarded_counter() {
+        counter.process.signal(Signal::TERM).unwrap();
+        wait(&mut guardian)
+    } else {
+        wait(&mut guardian)
+    };
+    status.code().unwrap()
+}
+
+/// Counts seen, with the times at which they were seen.
+struct Sampler {
+    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    thread: std::thread::JoinHandle<Vec<(Instant, u64)>>,
+}
+
+impl Sampler {
+    fn start(counter: Counter) -> Self {
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let stopped = std::sync::Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut seen = Vec::new();
+            while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                if let Some(count) = counter.read() {
+                    seen.push((Instant::now(), count));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            seen
+        });
+        Self { stop, thread }
+    }
+
+    fn finish(self) -> Vec<(Instant, u64)> {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// The newest committed checkpoint: its number and its age.
+fn newest(lab: &Lab) -> (u64, Duration) {
+    let status = lab.json(&["status", "job"]);
+    let rows = lab.json(&["ls", "job"]);
+    let row = rows.as_array().unwrap().iter().rfind(|row| row["committed"] == true).unwrap().clone();
+    let age = Duration::from_micros(status[0]["checkpoint_age_us"].as_u64().unwrap());
+    (row["seq"].as_u64().unwrap(), age)
+}
+
+#[test]
+fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoint() {
+    if !supported() {
+        return;
+    }
+    let (lab, mut random) = (Lab::new(), Random::new());
+    let guardian = run(&lab, &["--every", "100ms", "--restart", "on-failure", "--max-restarts", "1000/1m"], &[]);
+    wait_for_checkpoints(&lab, 2);
+    let first = lab.guarded_counter().unwrap();
+    for round in 0..rounds(20, 200) {
+        let sampler = Sampler::start(first.clone());
+        std::thread::sleep(random.duration(Duration::from_millis(350)));
+        let (_, age) = newest(&lab);
+        let committed = Instant::now().checked_sub(age + SLACK).unwrap();
+        let killed = lab.guarded_counter().unwrap();
+        assert_eq!(killed.pid(), first.pid(), "round {round}");
+        killed.process.signal(Signal::KILL).unwrap();
+        let back =
+            until("the subject", || lab.guarded_counter().filter(|now| now.process != killed.process));
+        assert_eq!(back.pid(), first.pid(), "round {round}: another pid");
+        let seen = sampler.finish();
+        let at_least = seen.iter().rfind(|(time, _)| *time <= committed).map_or(0, |(_, count)| *count);
+        back.goes_on(3);
+        let count = back.read().unwrap();
+        assert!(count >= at_least, "round {round}: {count} is older than the checkpoint at {at_least}");
+    }
+    let status = lab.json(&["status", "job"]);
+    assert_eq!(status[0]["state"], "running");
+    assert_eq!(status[0]["restarts"], rounds(20, 200));
+    assert_eq!(status[0]["last_death"]["signal"], 9);
+    assert_eq!(end(&lab, guardian), 128 + 15);
+    assert_eq!(lab.json(&["status", "job"])[0]["state"], "ended");
+}
+
+#[test]
+fn a_subject_without_checkpoints_starts_afresh_and_its_status_is_ours() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guardian = run(&lab, &["--every", "1h"], &["exit", "2000"]);
+    let counter = until("the counter", || lab.guarded_counter());
+    counter.goes_on(5);
+    counter.process.signal(Signal::SEGV).unwrap();
+    until("another", || lab.guarded_counter().filter(|now| now.process != counter.process));
+    assert_eq!(end_by_itself(guardian), 0);
+    let status = lab.json(&["status", "job"]);
+    assert_eq!(status[0]["restarts"], 1);
+    assert_eq!(status[0]["last_death"]["exit"], 0);
+}
+
+fn end_by_itself(mut guardian: std::process::Child) -> i32 {
+    wait(&mut guardian).code().unwrap()
+}
+
+#[test]
+fn policies_decide_what_follows_a_death() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let never = run(&lab, &["--restart", "never"], &["fail", "10"]);
+    assert_eq!(end_by_itself(never), 3);
+    let lab = Lab::new();
+    let always = run(&lab, &["--restart", "always", "--max-restarts", "2/1m"], &["exit", "10"]);
+    assert_eq!(end_by_itself(always), 0);
+    assert_eq!(lab.json(&["status", "job"])[0]["state"], "gave-up");
+    assert_eq!(lab.json(&["status", "job"])[0]["restarts"], 2);
+    let lab = Lab::new();
+    let failing = run(&lab, &["--max-restarts", "3/1m"], &["fail", "10"]);
+    assert_eq!(end_by_itself(failing), 3);
+    assert_eq!(lab.json(&["status", "job"])[0]["restarts"], 3);
+}
+
+#[test]
+fn a_checkpoint_that_holds_the_reason_of_death_is_passed_over() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let poison = lab.path("poison");
+    let guardian = run(
+        &lab,
+        &["--every", "20ms", "--keep", "50", "--max-restarts", "40/1m"],
+        &["trap", poison.to_str().unwrap()],
+    );
+    wait_for_checkpoints(&lab, 5);
+    let counter = lab.guarded_counter().unwrap();
+    std::fs::write(&poison, "").unwrap();
+    // The poison is taken at once, and checkpoints hold it from then on.
+    until("the first death", || {
+        let restarts = lab.json(&["status", "job"])[0]["restarts"].as_u64()?;
+        (restarts > 0).then_some(())
+    });
+    std::fs::remove_file(&poison).unwrap();
+    let said = until("a life without poison", || {
+        let said = std::fs::read_to_string(lab.path("stderr")).unwrap();
+        let back = lab.guarded_counter()?;
+        std::thread::sleep(Duration::from_millis(500));
+        (lab.guarded_counter()?.process == back.process).then_some(said)
+    });
+    assert!(said.contains("leads to death again"), "{said}");
+    let now = lab.guarded_counter().unwrap();
+    assert_eq!(now.pid(), counter.pid());
+    now.goes_on(200);
+    assert_eq!(end(&lab, guardian), 128 + 15);
+}
+
+#[test]
+fn what_a_dead_root_has_left_is_ended_before_it_comes_back() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guardian = run(&lab, &["--every", "50ms"], &["orphan"]);
+    wait_for_checkpoints(&lab, 2);
+    let before = lab.guarded_counter().unwrap();
+    let children = testkit::descendants(before.process);
+    assert_eq!(children.len(), 1);
+    before.process.signal(Signal::KILL).unwrap();
+    let back = until("the subject", || lab.guarded_counter().filter(|now| now.process != before.process));
+    let again = until("its child", || testkit::descendants(back.process).first().copied());
+    assert_eq!(again.pid(), children[0].pid(), "the child has its number again");
+    assert!(!children[0].is_alive());
+    assert_eq!(end(&lab, guardian), 128 + 15);
+}
+
+#[test]
+fn signals_to_the_guardian_are_meant_for_the_subject() {
+    if !supported() {
+        return;
+    }
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+        let lab = Lab::new();
+        let mut guardian = run(&lab, &["--every", "50ms", "--restart", "always"], &[]);
+        wait_for_checkpoints(&lab, 1);
+        let process = testkit::ProcessId::of(model::Pid(guardian.id() as i32)).unwrap();
+        process.signal(signal).unwrap();
+        assert_eq!(wait(&mut guardian).code(), Some(code));
+        assert!(lab.guarded_counter().is_none());
+    }
+}
+
+#[test]
+fn a_subject_whose_guardian_was_killed_is_adopted_and_comes_back() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut guardian = run(&lab, &["--every", "50ms"], &[]);
+    wait_for_checkpoints(&lab, 2);
+    let counter = lab.guarded_counter().unwrap();
+    guardian.kill().unwrap();
+    wait(&mut guardian);
+    counter.goes_on(20);
+    assert_eq!(lab.json(&["status", "job"])[0]["state"], "unprotected");
+    let pid = counter.pid().to_string();
+    let mut adopter = lab.undying(["run", "--adopt", &pid, "--every", "50ms"]).spawn().unwrap();
+    until("the adopter", || (lab.json(&["status", "job"])[0]["state"] == "running").then_some(()));
+    wait_for_checkpoints(&lab, 2);
+    counter.process.signal(Signal::KILL).unwrap();
+    let back = until("the subject", || lab.guarded_counter().filter(|now| now.process != counter.process));
+    assert_eq!(back.pid(), counter.pid());
+    assert_eq!(back.process.parent().map(|pid| pid.get() as u32), Some(adopter.id()));
+    back.goes_on(20);
+    back.process.signal(Signal::TERM).unwrap();
+    assert_eq!(wait(&mut adopter).code(), Some(143));
+}
+
+#[test]
+fn two_guardians_do_not_share_a_name() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guardian = run(&lab, &["--every", "1h"], &[]);
+    until("the counter", || lab.guarded_counter());
+    let second = lab.say(["run", "--name", "job", "--", "true"]);
+    assert_eq!(second.code, Some(125), "{second:?}");
+    assert!(second.stderr.contains("job is guarded by another undying (pid"), "{second:?}");
+    assert_eq!(end(&lab, guardian), 143);
+}
+
+#[test]
+fn a_stopped_guardian_does_not_stop_its_subject() {
+    if !supported() {
+        return;
+    }
+    let (lab, mut random) = (Lab::new(), Random::new());
+    let guardian = run(&lab, &["--every", "200ms"], &[]);
+    wait_for_checkpoints(&lab, 1);
+    let counter = lab.guarded_counter().unwrap();
+    let process = testkit::ProcessId::of(model::Pid(guardian.id() as i32)).unwrap();
+    let mut stood_inside_a_pause = 0;
+    for _ in 0..rounds(5, 50) {
+        std::thread::sleep(random.duration(Duration::from_millis(300)));
+        process.signal(Signal::STOP).unwrap();
+        // Inside a pause it stands with its guardian, which is the one thing that cannot be helped.
+        if counter.status("TracerPid") == "0" {
+            counter.goes_on(5);
+        } else {
+            stood_inside_a_pause += 1;
+        }
+        process.signal(Signal::CONT).unwrap();
+        counter.goes_on(5);
+    }
+    println!("stopped inside a pause: {stood_inside_a_pause}");
+    assert_eq!(end(&lab, guardian), 143);
+}

@@ -1,0 +1,342 @@
+//! Credentials of a thread: users, groups, capabilities, securebits.
+//!
+//! Owns: what they are, and the order of calls that gives them to a stub with the restorer's privileges.
+//! Invariants: a thread never runs with more than it had; what cannot be given refuses the restore by name.
+//! A thread with the restorer's own credentials costs no call at all.
+//! Does not: restore no_new_privs and dumpable (`prctl`), keys, or security labels.
+
+use std::sync::OnceLock;
+
+use model::Pid;
+use prost::Message;
+use tracee::arch::numbers as nr;
+use tracee::{RemoteError, procfs};
+
+use super::capability;
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::{ResourceError, Result};
+
+const NAME: &str = "state/credentials";
+
+const PR_GET_SECUREBITS: u64 = 27;
+const PR_SET_SECUREBITS: u64 = 28;
+const PR_CAPBSET_DROP: u64 = 24;
+const PR_CAP_AMBIENT: u64 = 47;
+const PR_CAP_AMBIENT_RAISE: u64 = 2;
+const PR_CAP_AMBIENT_LOWER: u64 = 3;
+/// A change of users leaves the capabilities alone.
+const NO_SETUID_FIXUP: u32 = 1 << 2;
+/// Capabilities cannot be added to the ambient set.
+const NO_AMBIENT_RAISE: u32 = 1 << 6;
+/// _LINUX_CAPABILITY_VERSION_3.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+/// Bytes in front of the capability sets: version and pid.
+const HEADER_BYTES: usize = 8;
+/// Bytes of the capability sets: effective, permitted, inheritable, twice.
+const SETS_BYTES: usize = 24;
+/// Asks setfsuid(2) and setfsgid(2) for the present number.
+const ASK: u64 = u32::MAX as u64;
+
+/// The kind.
+pub(super) struct Credentials;
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct CredentialsMessage {
+    /// Real, effective, saved and file-system user.
+    #[prost(uint32, repeated, tag = "1")]
+    users: Vec<u32>,
+    /// Real, effective, saved and file-system group.
+    #[prost(uint32, repeated, tag = "2")]
+    groups: Vec<u32>,
+    #[prost(uint32, repeated, tag = "3")]
+    supplementary: Vec<u32>,
+    #[prost(fixed64, tag = "4")]
+    inheritable: u64,
+    #[prost(fixed64, tag = "5")]
+    permitted: u64,
+    #[prost(fixed64, tag = "6")]
+    effective: u64,
+    #[prost(fixed64, tag = "7")]
+    bounding: u64,
+    #[prost(fixed64, tag = "8")]
+    ambient: u64,
+    #[prost(uint32, tag = "9")]
+    securebits: u32,
+}
+
+impl StateKind for Credentials {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "users, groups, capabilities and securebits of each thread"
+    }
+
+    fn level(&self) -> Level {
+        Level::Thread
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Credentials
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        // No file of /proc shows them.
+        let securebits = capture.remote()?.call(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0])?;
+        raw.extend((securebits as u32).to_ne_bytes());
+        raw.extend_from_slice(capture.file("status")?);
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        let message = raw.split_first_chunk().and_then(|(securebits, status)| {
+            CredentialsMessage::parse(status, u32::from_ne_bytes(*securebits))
+        });
+        match message {
+            Some(message) => Ok(Some(message.encode_to_vec())),
+            None => Err(incomplete("the kernel's status file lacks a line")),
+        }
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let wanted: CredentialsMessage = crate::decode(NAME, payload)?;
+        if wanted.users.len() != 4 || wanted.groups.len() != 4 {
+            return Err(incomplete("it has not four users and groups"));
+        }
+        let own = own()?;
+        if *own == wanted {
+            return Ok(());
+        }
+        refuse_more(own, &wanted, restore.stub.pid())?;
+        Change { wanted: &wanted, now: own.clone(), restore }.make()
+    }
+}
+
+impl CredentialsMessage {
+    fn parse(status: &[u8], securebits: u32) -> Option<Self> {
+        let words = |name: &str| -> Option<Vec<u32>> {
+            let line = procfs::status_line(status, name)?;
+            line.split_whitespace().map(|word| word.parse().ok()).collect()
+        };
+        let set = |name: &str| u64::from_str_radix(procfs::status_line(status, name)?, 16).ok();
+        Some(Self {
+            users: words("Uid")?,
+            groups: words("Gid")?,
+            supplementary: words("Groups")?,
+            inheritable: set("CapInh")?,
+            permitted: set("CapPrm")?,
+            effective: set("CapEff")?,
+            bounding: set("CapBnd")?,
+            ambient: set("CapAmb").unwrap_or(0),
+            securebits,
+        })
+    }
+}
+
+/// Our own credentials, with which every stub begins; this program never changes them.
+fn own() -> Result<&'static CredentialsMessage> {
+    static OWN: OnceLock<CredentialsMessage> = OnceLock::new();
+    if let Some(own) = OWN.get() {
+        return Ok(own);
+    }
+    let status = procfs::read("/proc/thread-self/status")?;
+    let securebits = rustix::thread::capabilities_secure_bits()
+        .map_err(|errno| sys::Error::new("read our securebits", errno))?;
+    let own = CredentialsMessage::parse(&status, securebits.bits())
+        .ok_or_else(|| incomplete("the kernel's status file lacks a line"))?;
+    Ok(OWN.get_or_init(|| own))
+}
+
+fn incomplete(why: &str) -> ResourceError {
+    ResourceError::Malformed { kind: NAME, why: why.to_owned() }
+}
+
+fn unsupported(pid: Pid, what: String, why: String) -> ResourceError {
+    let fix = "restore as root with all capabilities that the program had".to_owned();
+    ResourceError::Unsupported { pid, what, why, fix }
+}
+
+/// Capabilities that the restorer lacks cannot be given.
+fn refuse_more(own: &CredentialsMessage, wanted: &CredentialsMessage, pid: Pid) -> Result<()> {
+    let sets = [
+        ("permitted", wanted.permitted, own.permitted),
+        ("bounding", wanted.bounding, own.bounding),
+        ("inheritable", wanted.inheritable, own.inheritable | own.permitted),
+    ];
+    for (set, wanted, own) in sets {
+        let missing = wanted & !own;
+        if missing != 0 {
+            let what = format!("{} in the {set} set of capabilities", capability::names(missing));
+            return Err(unsupported(pid, what, "the restorer itself does not have it".to_owned()));
+        }
+    }
+    Ok(())
+}
+
+/// A stub on its way from the restorer's credentials to others. It keeps its capabilities until the last step.
+struct Change<'a, 'b> {
+    wanted: &'a CredentialsMessage,
+    now: CredentialsMessage,
+    restore: &'a mut StateRestore<'b>,
+}
+
+impl Change<'_, '_> {
+    fn make(mut self) -> Result<()> {
+        let wanted = self.wanted;
+        // Before the bounding set shrinks: nothing outside of it can become inheritable.
+        self.set_capabilities(self.now.permitted, self.now.effective, wanted.inheritable)?;
+        self.drop_bounding()?;
+        self.set_groups()?;
+        self.raise_ambient()?;
+        self.set_users()?;
+        self.set_securebits(wanted.securebits)?;
+        self.set_capabilities(wanted.permitted, wanted.effective, wanted.inheritable)?;
+        self.lower_ambient()
+    }
+
+    fn call(&mut self, what: &str, number: i64, arguments: [u64; 6]) -> Result<u64> {
+        let pid = self.restore.stub.pid();
+        self.restore.stub.call(number, arguments).map_err(|error| refused(pid, what, error))
+    }
+
+    fn call_with(&mut self, what: &str, number: i64, bytes: &[u8], first: Option<u64>) -> Result<()> {
+        let pid = self.restore.stub.pid();
+        if bytes.len() as u64 > self.restore.stub.data().len().get() {
+            return Err(unsupported(pid, format!("a change of its {what}"), "there are too many".to_owned()));
+        }
+        let arguments = |at: model::Address| match first {
+            Some(first) => [first, at.get(), 0, 0, 0, 0],
+            None => [at.get(), at.get() + HEADER_BYTES as u64, 0, 0, 0, 0],
+        };
+        let outcome = self.restore.stub.call_with(self.restore.memory, number, bytes, arguments);
+        outcome.map(drop).map_err(|error| refused(pid, what, error))
+    }
+
+    fn set_capabilities(&mut self, permitted: u64, effective: u64, inheritable: u64) -> Result<()> {
+        let sets = [effective, permitted, inheritable];
+        if sets == [self.now.effective, self.now.permitted, self.now.inheritable] {
+            return Ok(());
+        }
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + SETS_BYTES);
+        bytes.extend(CAPABILITY_VERSION.to_ne_bytes());
+        bytes.extend(0_u32.to_ne_bytes());
+        for half in [0, 32] {
+            for set in sets {
+                bytes.extend(((set >> half) as u32).to_ne_bytes());
+            }
+        }
+        self.call_with("capabilities", nr::CAPSET, &bytes, None)?;
+        self.now.effective = effective;
+        self.now.permitted = permitted;
+        self.now.inheritable = inheritable;
+        // The kernel lowers with them what needs them.
+        self.now.ambient &= permitted & inheritable;
+        Ok(())
+    }
+
+    fn drop_bounding(&mut self) -> Result<()> {
+        for number in capability::numbers(self.now.bounding & !self.wanted.bounding) {
+            self.call("bounding set", nr::PRCTL, [PR_CAPBSET_DROP, number, 0, 0, 0, 0])?;
+        }
+        Ok(())
+    }
+
+    fn set_groups(&mut self) -> Result<()> {
+        let wanted = self.wanted;
+        if self.now.supplementary != wanted.supplementary {
+            let bytes: Vec<u8> = wanted.supplementary.iter().flat_map(|group| group.to_ne_bytes()).collect();
+            let count = wanted.supplementary.len() as u64;
+            self.call_with("supplementary groups", nr::SETGROUPS, &bytes, Some(count))?;
+        }
+        if self.now.groups != wanted.groups {
+            self.set_ids("groups", nr::SETRESGID, nr::SETFSGID, &wanted.groups)?;
+        }
+        Ok(())
+    }
+
+    fn set_users(&mut self) -> Result<()> {
+        if self.now.users == self.wanted.users {
+            return Ok(());
+        }
+        self.set_securebits(self.now.securebits | NO_SETUID_FIXUP)?;
+        let wanted = self.wanted;
+        self.set_ids("users", nr::SETRESUID, nr::SETFSUID, &wanted.users)
+    }
+
+    /// Real, effective and saved number by one call; the file-system one by a second, which reports no errors.
+    fn set_ids(&mut self, what: &str, set_three: i64, set_file_system: i64, ids: &[u32]) -> Result<()> {
+        let wide = |at: usize| u64::from(ids[at]);
+        self.call(what, set_three, [wide(0), wide(1), wide(2), 0, 0, 0])?;
+        if ids[3] != ids[1] {
+            self.call(what, set_file_system, [wide(3), 0, 0, 0, 0, 0])?;
+            if self.call(what, set_file_system, [ASK, 0, 0, 0, 0, 0])? != wide(3) {
+                let why = "the restorer may not become it".to_owned();
+                return Err(unsupported(self.restore.stub.pid(), format!("file-system id {}", ids[3]), why));
+            }
+        }
+        Ok(())
+    }
+
+    fn set_securebits(&mut self, bits: u32) -> Result<()> {
+        if self.now.securebits != bits {
+            self.call("securebits", nr::PRCTL, [PR_SET_SECUREBITS, u64::from(bits), 0, 0, 0, 0])?;
+            self.now.securebits = bits;
+        }
+        Ok(())
+    }
+
+    fn raise_ambient(&mut self) -> Result<()> {
+        let missing = self.wanted.ambient & !self.now.ambient;
+        if missing != 0 && self.now.securebits & NO_AMBIENT_RAISE != 0 {
+            self.set_securebits(self.now.securebits & !NO_AMBIENT_RAISE)?;
+        }
+        for number in capability::numbers(missing) {
+            let call = [PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number, 0, 0, 0];
+            self.call("ambient capabilities", nr::PRCTL, call)?;
+        }
+        self.now.ambient |= missing;
+        Ok(())
+    }
+
+    fn lower_ambient(&mut self) -> Result<()> {
+        for number in capability::numbers(self.now.ambient & !self.wanted.ambient) {
+            let call = [PR_CAP_AMBIENT, PR_CAP_AMBIENT_LOWER, number, 0, 0, 0];
+            self.call("ambient capabilities", nr::PRCTL, call)?;
+        }
+        Ok(())
+    }
+}
+
+fn refused(pid: Pid, what: &str, error: RemoteError) -> ResourceError {
+    match error {
+        RemoteError::Refused { errno, .. } => {
+            unsupported(pid, format!("a change of its {what}"), errno.to_string())
+        }
+        other => other.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_are_understood_and_equal_themselves() {
+        let own = own().unwrap();
+        assert_eq!(own.users[1], rustix::process::geteuid().as_raw());
+        assert_eq!(own.groups[1], rustix::process::getegid().as_raw());
+        let again = CredentialsMessage::decode(own.encode_to_vec().as_slice()).unwrap();
+        assert_eq!(again, *own);
+    }
+
+    #[test]
+    fn what_the_restorer_lacks_is_named() {
+        let own = own().unwrap();
+        let mut wanted = own.clone();
+        wanted.permitted = 1 << 24;
+        let bare = CredentialsMessage { permitted: 0, ..own.clone() };
+        let error = refuse_more(&bare, &wanted, Pid(7)).unwrap_err().to_string();
+        assert!(error.starts_with("CAP_SYS_RESOURCE in the permitted set"), "{error}");
+    }
+}

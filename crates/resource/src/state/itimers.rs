@@ -1,0 +1,158 @@
+//! The three interval timers of a process.
+//!
+//! Owns: what was left of them, and their intervals.
+//! Invariants: a timer goes on with what was left of it; the time in between does not count.
+//! Does not: save the signals that they have sent already; `sigpending` does.
+
+use model::ByteCount;
+use prost::Message;
+use tracee::arch::numbers as nr;
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore, hold};
+use crate::error::Result;
+
+const NAME: &str = "state/itimers";
+
+/// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
+const TIMERS: [u64; 3] = [ITIMER_REAL, 1, 2];
+const ITIMER_REAL: u64 = 0;
+/// Bytes of `struct itimerval`: seconds and microseconds of the interval, then of what is left.
+const SETTING_BYTES: usize = 32;
+
+/// The kind.
+pub(super) struct Itimers;
+
+#[derive(Clone, PartialEq, Message)]
+struct ItimersMessage {
+    #[prost(message, repeated, tag = "1")]
+    timers: Vec<ItimerMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ItimerMessage {
+    /// ITIMER_REAL, ITIMER_VIRTUAL or ITIMER_PROF.
+    #[prost(uint64, tag = "1")]
+    which: u64,
+    #[prost(int64, tag = "2")]
+    interval_s: i64,
+    /// Microseconds below one second.
+    #[prost(int64, tag = "3")]
+    interval_us: i64,
+    #[prost(int64, tag = "4")]
+    left_s: i64,
+    /// Microseconds below one second.
+    #[prost(int64, tag = "5")]
+    left_us: i64,
+}
+
+impl StateKind for Itimers {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "interval timers: real, virtual and profiling"
+    }
+
+    fn level(&self) -> Level {
+        Level::Process
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Timers
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        let session = capture.remote()?;
+        let data = session.data().get();
+        for which in TIMERS {
+            let at = data + which * SETTING_BYTES as u64;
+            session.call(nr::GETITIMER, [which, at, 0, 0, 0, 0])?;
+        }
+        raw.extend(session.read_data(ByteCount((TIMERS.len() * SETTING_BYTES) as u64))?);
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        let timers: Vec<ItimerMessage> = TIMERS
+            .into_iter()
+            .zip(raw.chunks_exact(SETTING_BYTES))
+            .map(|(which, setting)| ItimerMessage::read(which, setting))
+            .filter(ItimerMessage::is_set)
+            .collect();
+        Ok((!timers.is_empty()).then(|| ItimersMessage { timers }.encode_to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let message: ItimersMessage = crate::decode(NAME, payload)?;
+        hold::in_process(restore.stub)?;
+        for timer in message.timers {
+            restore.stub.call_with(restore.memory, nr::SETITIMER, &timer.setting(), |at| {
+                [timer.which, at.get(), 0, 0, 0, 0]
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl ItimerMessage {
+    fn read(which: u64, setting: &[u8]) -> Self {
+        let word = |index: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&setting[index * 8..][..8]);
+            i64::from_ne_bytes(word)
+        };
+        let mut timer =
+            Self { which, interval_s: word(0), interval_us: word(1), left_s: word(2), left_us: word(3) };
+        let waits = (timer.left_s, timer.left_us) == (0, 0);
+        if which == ITIMER_REAL && waits {
+            // Its SIGALRM is pending, and it would start again when that is taken. Only a timer that runs can be
+            // set; it goes off unnoticed as long as the signal is pending.
+            (timer.left_s, timer.left_us) = (timer.interval_s, timer.interval_us);
+        }
+        timer
+    }
+
+    fn is_set(&self) -> bool {
+        [self.interval_s, self.interval_us, self.left_s, self.left_us] != [0; 4]
+    }
+
+    fn setting(&self) -> [u8; SETTING_BYTES] {
+        let mut setting = [0; SETTING_BYTES];
+        let words = [self.interval_s, self.interval_us, self.left_s, self.left_us];
+        for (slot, word) in setting.chunks_exact_mut(8).zip(words) {
+            slot.copy_from_slice(&word.to_ne_bytes());
+        }
+        setting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(words: [[i64; 4]; 3]) -> Vec<u8> {
+        words.concat().into_iter().flat_map(i64::to_ne_bytes).collect()
+    }
+
+    #[test]
+    fn timers_that_are_not_set_leave_no_record() {
+        assert_eq!(Itimers.after(&raw([[0; 4]; 3])).unwrap(), None);
+    }
+
+    #[test]
+    fn a_timer_comes_back_as_it_was() {
+        let payload = Itimers.after(&raw([[0; 4], [1, 2, 3, 4], [0; 4]])).unwrap().unwrap();
+        let message = ItimersMessage::decode(payload.as_slice()).unwrap();
+        assert_eq!(message.timers.len(), 1);
+        assert_eq!(message.timers[0].which, 1);
+        assert_eq!(message.timers[0].setting().to_vec(), raw([[0; 4], [1, 2, 3, 4], [0; 4]])[32..64]);
+    }
+
+    #[test]
+    fn a_real_timer_that_waits_for_its_signal_runs_on() {
+        let payload = Itimers.after(&raw([[7, 8, 0, 0], [0; 4], [0; 4]])).unwrap().unwrap();
+        let message = ItimersMessage::decode(payload.as_slice()).unwrap();
+        assert_eq!((message.timers[0].left_s, message.timers[0].left_us), (7, 8));
+    }
+}

@@ -1,0 +1,90 @@
+//! How early the kernel ends a process when memory runs out.
+//!
+//! Owns: the adjustment of its score.
+//! Invariants: equal to the restorer's own costs no call; what may not be set refuses the restore by name.
+//! Does not: restore the lowest value the process may choose itself; the kernel does not show it.
+
+use std::fs;
+
+use prost::Message;
+use tracee::procfs;
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::{ResourceError, Result};
+
+const NAME: &str = "state/oom_score";
+
+/// The kind.
+pub(super) struct OomScore;
+
+#[derive(Clone, PartialEq, Message)]
+struct OomScoreMessage {
+    /// -1000 (never) to 1000 (first).
+    #[prost(sint32, tag = "1")]
+    adjustment: i32,
+}
+
+impl StateKind for OomScore {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "how early the process is ended when memory runs out"
+    }
+
+    fn level(&self) -> Level {
+        Level::Process
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Setup
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        raw.extend_from_slice(capture.file("oom_score_adj")?);
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(Some(OomScoreMessage { adjustment: parse(raw)? }.encode_to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let OomScoreMessage { adjustment } = crate::decode(NAME, payload)?;
+        let own = parse(&procfs::read("/proc/self/oom_score_adj")?)?;
+        if adjustment == own {
+            return Ok(());
+        }
+        let pid = restore.stub.pid();
+        let path = format!("/proc/{pid}/oom_score_adj");
+        match fs::write(&path, adjustment.to_string()) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                Err(ResourceError::Unsupported {
+                    pid,
+                    what: format!("an out-of-memory score adjustment of {adjustment}"),
+                    why: format!("the restorer's own is {own}, and it may not lower it"),
+                    fix: "restore with CAP_SYS_RESOURCE".to_owned(),
+                })
+            }
+            Err(error) => Err(sys::Error::path("write", path, error).into()),
+        }
+    }
+}
+
+fn parse(raw: &[u8]) -> Result<i32> {
+    let text = std::str::from_utf8(raw).unwrap_or_default().trim();
+    text.parse().map_err(|error| ResourceError::Malformed { kind: NAME, why: format!("`{text}`: {error}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_form_is_understood() {
+        assert_eq!(parse(b"-17\n").unwrap(), -17);
+        assert!(parse(b"").is_err());
+    }
+}

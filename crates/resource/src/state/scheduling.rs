@@ -1,0 +1,278 @@
+//! How a thread is scheduled: policy, nice value, processors, I/O priority, timer slack.
+//!
+//! Owns: reading and setting them from outside, by the thread's number.
+//! Invariants: a thread that may run everywhere may do so again, whichever processors the machine has then.
+//! When none of a thread's processors exists any more, it may run on all; nothing else is changed.
+//! Does not: restore the default timer slack, which no interface shows.
+
+use std::fs;
+
+use model::{Pid, Tid};
+use prost::Message;
+use rustix::process as own;
+use sys::Errno;
+use sys::scheduling::{self, Attributes};
+use tracee::arch::numbers as nr;
+use tracee::procfs;
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::{ResourceError, Result};
+
+const NAME: &str = "state/scheduling";
+
+const PR_SET_TIMERSLACK: u64 = 29;
+const PR_GET_TIMERSLACK: u64 = 30;
+/// SCHED_FIFO, SCHED_RR, SCHED_DEADLINE: the nice value is kept beside the policy.
+const REAL_TIME: [u32; 3] = [1, 2, SCHED_DEADLINE];
+const SCHED_DEADLINE: u32 = 6;
+/// SCHED_FLAG_UTIL_CLAMP_MIN and _MAX.
+const FLAG_CLAMPS: u64 = 0x60;
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+
+/// The kind.
+pub(super) struct Scheduling;
+
+#[derive(Clone, PartialEq, Message)]
+struct SchedulingMessage {
+    #[prost(uint32, tag = "1")]
+    policy: u32,
+    #[prost(uint64, tag = "2")]
+    flags: u64,
+    #[prost(sint32, tag = "3")]
+    nice: i32,
+    #[prost(uint32, tag = "4")]
+    priority: u32,
+    #[prost(uint64, tag = "5")]
+    runtime: u64,
+    #[prost(uint64, tag = "6")]
+    deadline: u64,
+    #[prost(uint64, tag = "7")]
+    period: u64,
+    #[prost(uint32, tag = "8")]
+    utilisation_min: u32,
+    #[prost(uint32, tag = "9")]
+    utilisation_max: u32,
+    #[prost(uint32, tag = "10")]
+    io_priority: u32,
+    /// Nanoseconds.
+    #[prost(uint64, tag = "11")]
+    timer_slack: u64,
+    /// The processors it may run on, one bit each; none when it may run on all.
+    #[prost(fixed64, repeated, tag = "12")]
+    affinity: Vec<u64>,
+}
+
+impl StateKind for Scheduling {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "scheduling policy, nice value, processors, I/O priority and timer slack of each thread"
+    }
+
+    fn level(&self) -> Level {
+        Level::Thread
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Sealing
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        let tid = capture.tid;
+        let attributes = scheduling::attributes(tid)?;
+        let timer_slack = match timer_slack(tid)? {
+            Some(slack) => slack,
+            None => capture.remote()?.call(nr::PRCTL, [PR_GET_TIMERSLACK, 0, 0, 0, 0, 0])?,
+        };
+        let message = SchedulingMessage {
+            policy: attributes.policy,
+            flags: attributes.flags,
+            nice: nice(tid)?,
+            priority: attributes.priority,
+            runtime: attributes.runtime,
+            deadline: attributes.deadline,
+            period: attributes.period,
+            utilisation_min: attributes.utilisation_min,
+            utilisation_max: attributes.utilisation_max,
+            io_priority: scheduling::io_priority(tid)?,
+            timer_slack,
+            affinity: scheduling::affinity(tid)?,
+        };
+        Ok(message.encode(raw).unwrap_or_default())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut message: SchedulingMessage = crate::decode(NAME, raw)?;
+        if covers(&message.affinity, &online()?) {
+            message.affinity.clear();
+        }
+        Ok(Some(message.encode_to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let wanted: SchedulingMessage = crate::decode(NAME, payload)?;
+        let (pid, tid) = (restore.stub.pid(), restore.stub.tid());
+        set_affinity(tid, &wanted.affinity)?;
+        set_attributes(pid, tid, &wanted)?;
+        if scheduling::io_priority(tid)? != wanted.io_priority {
+            let outcome = scheduling::set_io_priority(tid, wanted.io_priority);
+            named(outcome, pid, || format!("I/O priority {:#x}", wanted.io_priority))?;
+        }
+        set_timer_slack(restore, wanted.timer_slack)
+    }
+}
+
+fn set_attributes(pid: Pid, tid: Tid, wanted: &SchedulingMessage) -> Result<()> {
+    let now = scheduling::attributes(tid)?;
+    let real_time = REAL_TIME.contains(&wanted.policy);
+    if real_time && nice(tid)? != wanted.nice {
+        let outcome = own::setpriority_process(own::Pid::from_raw(tid.get()), wanted.nice);
+        let outcome = outcome.map_err(|errno| sys::Error::thread("set the nice value", tid, errno));
+        named(outcome, pid, || format!("nice value {}", wanted.nice))?;
+    }
+    let mut attributes = Attributes {
+        size: now.size,
+        policy: wanted.policy,
+        flags: wanted.flags,
+        nice: if real_time { 0 } else { wanted.nice },
+        priority: wanted.priority,
+        runtime: wanted.runtime,
+        deadline: wanted.deadline,
+        period: wanted.period,
+        utilisation_min: wanted.utilisation_min,
+        utilisation_max: wanted.utilisation_max,
+    };
+    if attributes == now {
+        return Ok(());
+    }
+    if wanted.policy != SCHED_DEADLINE && attributes.runtime == now.runtime {
+        // A slice that is named stays when the kernel's default changes.
+        attributes.runtime = 0;
+    }
+    let clamps = (now.utilisation_min, now.utilisation_max);
+    if clamps != (wanted.utilisation_min, wanted.utilisation_max) {
+        attributes.flags |= FLAG_CLAMPS;
+    }
+    named(scheduling::set_attributes(tid, &attributes), pid, || {
+        let SchedulingMessage { policy, nice, priority, .. } = wanted;
+        format!("scheduling policy {policy} with priority {priority} and nice value {nice}")
+    })
+}
+
+/// Without any of the wanted processors the thread may run on all.
+fn set_affinity(tid: Tid, wanted: &[u64]) -> Result<()> {
+    let now = scheduling::affinity(tid)?;
+    let online = online()?;
+    let exists = wanted.iter().zip(&online).any(|(wanted, online)| wanted & online != 0);
+    if !exists {
+        if covers(&now, &online) {
+            return Ok(());
+        }
+        return Ok(scheduling::set_affinity(tid, &online)?);
+    }
+    if now == wanted {
+        return Ok(());
+    }
+    match scheduling::set_affinity(tid, wanted) {
+        // The group of the thread (cpuset) has none of them.
+        Err(error) if error.errno == Errno::EINVAL => Ok(()),
+        outcome => Ok(outcome?),
+    }
+}
+
+fn set_timer_slack(restore: &mut StateRestore<'_>, wanted: u64) -> Result<()> {
+    let tid = restore.stub.tid();
+    let now = timer_slack(tid)?;
+    // Zero is what real-time threads have, and nobody else.
+    if now == Some(wanted) || wanted == 0 {
+        return Ok(());
+    }
+    if now.is_some() && fs::write(slack_file(tid), wanted.to_string()).is_ok() {
+        return Ok(());
+    }
+    restore.stub.call(nr::PRCTL, [PR_SET_TIMERSLACK, wanted, 0, 0, 0, 0])?;
+    Ok(())
+}
+
+/// The timer slack of a thread; `None` when only the thread itself may read it (without CAP_SYS_NICE).
+fn timer_slack(tid: Tid) -> Result<Option<u64>> {
+    let path = slack_file(tid);
+    match procfs::read_text(&path) {
+        Ok(text) => match text.trim().parse() {
+            Ok(slack) => Ok(Some(slack)),
+            Err(_) => Err(sys::Error::path("understand", path, Errno::EINVAL).into()),
+        },
+        Err(error) if matches!(error.errno, Errno::EPERM | Errno::EACCES | Errno::ENOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The file lies in the directory of a process, but a thread's number leads to a directory of that kind too.
+fn slack_file(tid: Tid) -> String {
+    format!("/proc/{tid}/timerslack_ns")
+}
+
+fn nice(tid: Tid) -> Result<i32> {
+    let number = own::Pid::from_raw(tid.get());
+    let nice = own::getpriority_process(number);
+    Ok(nice.map_err(|errno| sys::Error::thread("read the nice value", tid, errno))?)
+}
+
+/// The processors of this machine, one bit each.
+fn online() -> Result<Vec<u64>> {
+    let text = procfs::read_text(ONLINE)?;
+    processors(text.trim()).ok_or_else(|| sys::Error::path("understand", ONLINE, Errno::EINVAL).into())
+}
+
+/// A list like `0-3,8`.
+fn processors(list: &str) -> Option<Vec<u64>> {
+    let mut words: Vec<u64> = Vec::new();
+    for range in list.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        for number in first.parse::<usize>().ok()?..=last.parse::<usize>().ok()? {
+            let word = number / u64::BITS as usize;
+            words.resize(words.len().max(word + 1), 0);
+            words[word] |= 1 << (number % u64::BITS as usize);
+        }
+    }
+    Some(words)
+}
+
+fn covers(affinity: &[u64], online: &[u64]) -> bool {
+    let missing = |(index, online): (usize, &u64)| online & !affinity.get(index).unwrap_or(&0) != 0;
+    !online.iter().enumerate().any(missing)
+}
+
+/// A refusal by name of what the restorer may not set.
+fn named(outcome: sys::Result<()>, pid: Pid, what: impl FnOnce() -> String) -> Result<()> {
+    match outcome {
+        Err(error) if error.errno == Errno::EPERM => Err(ResourceError::Unsupported {
+            pid,
+            what: what(),
+            why: "the restorer may not set it".to_owned(),
+            fix: "restore as root or with CAP_SYS_NICE".to_owned(),
+        }),
+        outcome => Ok(outcome?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_processors_become_bits() {
+        assert_eq!(processors("0-3,8"), Some(vec![0x10f]));
+        assert_eq!(processors("63-64"), Some(vec![1 << 63, 1]));
+        assert_eq!(processors(""), None);
+    }
+
+    #[test]
+    fn everywhere_is_told_from_somewhere() {
+        assert!(covers(&[0xff, 0], &[0x3]));
+        assert!(!covers(&[0x1], &[0x3]));
+        assert!(!covers(&[0x3], &[0x3, 0x1]));
+    }
+}

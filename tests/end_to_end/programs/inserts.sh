@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# sqlite3 writes one transaction after the other, until the file `stop` appears in the current folder.
+{
+    echo 'PRAGMA synchronous = OFF;'
+    echo 'CREATE TABLE entries (id INTEGER PRIMARY KEY, square INTEGER NOT NULL);'
+    number=0
+    while [ ! -e stop ]; do
+        number=$((number + 1))
+        echo "INSERT INTO entries VALUES ($number, $((number * number)));"
+        if [ $((number % 50)) -eq 0 ]; then
+            echo "SELECT COUNT(*), MAX(id) FROM entries;"
+        fi
+    done
+} | sqlite3 -batch -bail base >counts

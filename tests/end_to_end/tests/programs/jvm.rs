@@ -1,0 +1,43 @@
+//! A Java program: compiled code, several collector threads, timers, http server: `programs/jvm/Work.java`.
+//!
+//! Must hold: the program finds nothing wrong with itself; `/next` counts without gaps over a connection that is
+//! kept; every counter goes on, that of garbage collections too.
+
+use rustix::process::Signal;
+
+use crate::http;
+use crate::load::Load;
+use crate::problem::Outcome;
+use crate::requirements::{self, PACKET_FILTER, free_port};
+use crate::sources::{self, words};
+use crate::subject::{End, Subject};
+
+#[test]
+fn jvm_g1() -> Outcome {
+    jvm("jvm-g1", &["-XX:+UseG1GC", "-XX:ConcGCThreads=2"])
+}
+
+#[test]
+fn jvm_parallel() -> Outcome {
+    jvm("jvm-parallel", &["-XX:+UseParallelGC"])
+}
+
+fn jvm(name: &'static str, collector: &[&str]) -> Outcome {
+    if !requirements::are_met(&["java", "javac", PACKET_FILTER]) {
+        return Ok(());
+    }
+    let port = free_port()?;
+    let mut subject = Subject::start(name, |folder| {
+        sources::java(folder, "jvm/Work.java")?;
+        let port = port.to_string();
+        let machine = words([&"java", &"-Xmx48m", &"-XX:ParallelGCThreads=4"]);
+        let collector = collector.iter().map(Into::into).collect();
+        Ok([machine, collector, words([&"-cp", &folder, &"Work", &folder, &port])].concat())
+    })?;
+    let mut load = Load::default();
+    load.add("a client that counts", move |ticker| http::count(port, ticker));
+    load.add("a client that watches", move |ticker| http::watch(port, ticker));
+    subject.live_through_deaths(&mut load)?;
+    load.finish()?;
+    subject.end(Some(Signal::TERM), End::Exit(0))
+}

@@ -1,0 +1,31 @@
+//! node: event loop, timers, promises, thread pool, worker thread, http server: `programs/server.js`.
+//!
+//! Must hold: the program finds nothing wrong with itself; `/next` counts without gaps over a connection that is
+//! kept; every counter goes on.
+
+use rustix::process::Signal;
+
+use crate::http;
+use crate::load::Load;
+use crate::problem::Outcome;
+use crate::requirements::{self, PACKET_FILTER, free_port};
+use crate::sources::{source, words};
+use crate::subject::{End, Subject};
+
+#[test]
+fn node() -> Outcome {
+    if !requirements::are_met(&["node", PACKET_FILTER]) {
+        return Ok(());
+    }
+    let port = free_port()?;
+    let mut subject = Subject::start("node", |folder| {
+        let port = port.to_string();
+        Ok(words([&"node", &source("server.js"), &folder, &port]))
+    })?;
+    let mut load = Load::default();
+    load.add("a client that counts", move |ticker| http::count(port, ticker));
+    load.add("a client that watches", move |ticker| http::watch(port, ticker));
+    subject.live_through_deaths(&mut load)?;
+    load.finish()?;
+    subject.end(Some(Signal::TERM), End::Exit(0))
+}
