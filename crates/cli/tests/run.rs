@@ -22,7 +22,9 @@ fn run(lab: &Lab, options: &[&str], counter: &[&str]) -> std::process::Child {
 
 fn wait_for_checkpoints(lab: &Lab, count: u64) {
     until("checkpoints", || {
-        let status = lab.json(&["status", "job"]);
+        let said = lab.say(["status", "job", "--json"]);
+        // Before the guardian has written its first status there is none.
+        let status: serde_json::Value = serde_json::from_str(&said.stdout).ok()?;
         (status[0]["checkpoints"].as_u64()? >= count).then_some(())
     });
 }

@@ -55,6 +55,7 @@ pub(crate) enum Request {
 #[derive(Debug)]
 pub(crate) struct Signals {
     queue: OwnedFd,
+    blocked_before: u64,
 }
 
 impl Signals {
@@ -65,8 +66,13 @@ impl Signals {
         let ignored = ignored()?;
         let wanted = ENDING.iter().chain(&PASSED_ON).chain(&STOPPING).chain([&CHLD]);
         let set = wanted.filter(|signal| bit(**signal) & ignored == 0).fold(0, |set, one| set | bit(*one));
-        sys::signal::block(set)?;
-        Ok(Self { queue: signalfd::create_nonblocking(set)? })
+        let blocked_before = sys::signal::block(set)?;
+        Ok(Self { queue: signalfd::create_nonblocking(set)?, blocked_before })
+    }
+
+    /// What was blocked before they were taken, and is in the programs that we start.
+    pub(crate) fn blocked_before(&self) -> u64 {
+        self.blocked_before
     }
 
     /// Becomes readable with a signal.

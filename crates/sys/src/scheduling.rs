@@ -64,8 +64,7 @@ pub fn attributes(tid: Tid) -> Result<Attributes> {
 pub fn set_attributes(tid: Tid, attributes: &Attributes) -> Result<()> {
     let attributes = Attributes { size: size_of::<Attributes>() as u32, ..*attributes };
     // SAFETY: the kernel reads `size` bytes of a live structure of that size.
-    let result =
-        unsafe { libc::syscall(libc::SYS_sched_setattr, tid.get(), &raw const attributes, 0_u32) };
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, tid.get(), &raw const attributes, 0_u32) };
     done("set the scheduling", tid, result).map(drop)
 }
 
@@ -74,8 +73,7 @@ pub fn affinity(tid: Tid) -> Result<Vec<u64>> {
     let mut words = [0_u64; AFFINITY_WORDS_MAX];
     let size = size_of_val(&words);
     // SAFETY: the kernel writes at most `size` bytes to a live array of that size.
-    let result =
-        unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid.get(), size, words.as_mut_ptr()) };
+    let result = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid.get(), size, words.as_mut_ptr()) };
     let bytes = done("read the affinity", tid, result)?;
     Ok(words[..bytes as usize / size_of::<u64>()].to_vec())
 }

@@ -45,19 +45,33 @@ pub fn queue_to_thread(pid: Pid, tid: Tid, signal: Signal, information: &Siginfo
     if result == 0 { Ok(()) } else { Err(Error::thread("queue a signal", tid, Errno::last())) }
 }
 
-/// Blocks the signals of a set in the calling thread and in those it creates later; bit 0 is signal 1.
-pub fn block(signals: u64) -> Result<()> {
-    // SAFETY: the kernel reads eight bytes at the address of `signals`, which outlives the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            libc::SIG_BLOCK,
-            &raw const signals,
-            std::ptr::null::<u64>(),
-            size_of::<u64>(),
-        )
+/// Blocks the signals of a set in the calling thread and in those it creates later; gives the set that was blocked
+/// before. Bit 0 is signal 1.
+pub fn block(signals: u64) -> Result<u64> {
+    change_mask(libc::SIG_BLOCK, signals)
+}
+
+/// Lets a program that is about to be started block the signals of a set, and no others.
+pub fn start_with_mask(command: &mut std::process::Command, signals: u64) -> &mut std::process::Command {
+    use std::os::unix::process::CommandExt;
+    let set_mask = move || {
+        change_mask(libc::SIG_SETMASK, signals)
+            .map(drop)
+            .map_err(|error| std::io::Error::from_raw_os_error(error.errno.0))
     };
-    if result == 0 { Ok(()) } else { Err(Error::new("block signals", Errno::last())) }
+    // SAFETY: between fork and exec it makes one system call; it takes no lock and, unless the call fails,
+    // allocates nothing.
+    unsafe { command.pre_exec(set_mask) }
+}
+
+fn change_mask(how: i32, signals: u64) -> Result<u64> {
+    let mut before = 0_u64;
+    // SAFETY: the kernel reads eight bytes at the address of `signals` and writes eight to that of `before`; both
+    // outlive the call.
+    let result = unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const signals, &raw mut before, size_of::<u64>())
+    };
+    if result == 0 { Ok(before) } else { Err(Error::new("change the signal mask", Errno::last())) }
 }
 
 /// Gives a signal its default action in this process.

@@ -312,6 +312,23 @@ pub fn unsent_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
     ask(socket, SIOCOUTQNSD, "read the length of what is not sent")
 }
 
+/// Who made the connection of a Unix socket, or listens on it.
+pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
+    let mut bytes = [0; size_of::<Credentials>()];
+    let option = crate::socket_option::SocketOption {
+        level: libc::SOL_SOCKET,
+        number: libc::SO_PEERCRED,
+        name: "SO_PEERCRED",
+    };
+    crate::socket_option::get(socket, option, &mut bytes)?;
+    let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+    Ok(Credentials {
+        pid: i32::from_ne_bytes(word(0)),
+        uid: u32::from_ne_bytes(word(4)),
+        gid: u32::from_ne_bytes(word(8)),
+    })
+}
+
 /// The file that a Unix socket is bound to, opened with O_PATH; `None` when it is not bound to a path.
 pub fn bound_file(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     const SIOCUNIXFILE: libc::c_ulong = 0x89e0;

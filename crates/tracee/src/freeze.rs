@@ -13,6 +13,7 @@ use sys::ptrace::{OPTION_CLONE, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK};
 use sys::{Errno, Error};
 
 use crate::procfs;
+use crate::reaper::{self, Watch};
 use crate::remote::home;
 use crate::thread::{Running, StopOutcome, Stopped, Thread, Waiter};
 use crate::tree;
@@ -93,6 +94,7 @@ struct Progress {
     changing: HashMap<Tid, usize>,
     zombies: Vec<Pid>,
     order: Vec<Pid>,
+    ends: Watch,
 }
 
 impl StoppedTree {
@@ -166,6 +168,7 @@ impl Progress {
         for thread in self.stopped.values().flatten() {
             if gone_is_none(home::arrive(thread))?.is_none() {
                 lost.push(thread.tid());
+                reaper::bury(thread.pid(), thread.tid());
             }
         }
         for tid in &lost {
@@ -202,9 +205,11 @@ impl Progress {
         }
         match Thread::seize(pid, tid, OPTIONS) {
             Ok(thread) => {
-                gone_is_none(thread.interrupt())?;
+                self.ends.add(pid, tid);
                 self.seen.insert(tid);
+                let asked = gone_is_none(thread.interrupt());
                 self.pending.push(thread);
+                asked?;
             }
             Err(error) if error.errno == Errno::ESRCH => {}
             Err(error) => self.attached_or(pid, tid, error)?,
@@ -216,9 +221,11 @@ impl Progress {
         let Some(status) = gone_is_none(procfs::thread_status(pid, tid))? else { return Ok(()) };
         if status.tracer.get() == rustix::thread::gettid().as_raw_nonzero().get() {
             let thread = Thread::attached(pid, tid);
-            gone_is_none(thread.interrupt())?;
+            self.ends.add(pid, tid);
             self.seen.insert(tid);
+            let asked = gone_is_none(thread.interrupt());
             self.pending.push(thread);
+            asked?;
             return Ok(());
         }
         if matches!(status.state, 'Z' | 'X') {
@@ -243,10 +250,9 @@ impl Progress {
                     return Ok(());
                 }
                 // Their parents stand now; so shall they.
-                for thread in self.let_go.drain(..) {
-                    gone_is_none(thread.interrupt())?;
-                    self.pending.push(thread);
-                }
+                let asked: Result<Vec<_>, _> = self.let_go.iter().map(Thread::interrupt).collect();
+                self.pending.append(&mut self.let_go);
+                gone_is_none(asked)?;
             }
             if !held_up && waiter.waited() > PATIENCE {
                 held_up = true;
@@ -267,38 +273,44 @@ impl Progress {
 
     /// A leader that ended before its other threads never stops; a parent in vfork(2) stops after its child went on.
     fn help_those_held_up(&mut self) -> Result<(), FreezeError> {
-        for thread in std::mem::take(&mut self.pending) {
-            let stat = gone_is_none(procfs::thread_stat(thread.pid(), thread.tid()))?;
-            if stat.is_some_and(|stat| stat.is_zombie() && thread.tid() == thread.pid().leader()) {
-                continue;
-            }
-            for child in self.order.clone() {
-                if self.stopped.contains_key(&child) && runs_in_memory_of(child, thread.pid())? {
-                    let threads = self.stopped.remove(&child).unwrap_or_default();
-                    let resumed: Result<Vec<_>, _> = threads.into_iter().map(Thread::resume).collect();
-                    self.let_go.extend(gone_is_none(resumed)?.unwrap_or_default());
+        let ended = |thread: &Thread<Running>| {
+            let stat = procfs::thread_stat(thread.pid(), thread.tid());
+            thread.tid() == thread.pid().leader() && stat.is_ok_and(|stat| stat.is_zombie())
+        };
+        self.pending.retain(|thread| !ended(thread));
+        let mut parents: Vec<Pid> = self.pending.iter().map(Thread::pid).collect();
+        parents.dedup();
+        for child in self.order.clone() {
+            let held = self.stopped.contains_key(&child);
+            if held && parents.iter().any(|parent| runs_in_memory_of(child, *parent)) {
+                for thread in self.stopped.remove(&child).unwrap_or_default() {
+                    self.let_go.extend(gone_is_none(thread.resume())?);
                 }
             }
-            self.pending.push(thread);
         }
         Ok(())
     }
 
     fn look_at_all(&mut self) -> Result<(), FreezeError> {
+        let mut outcome = Ok(());
         for thread in std::mem::take(&mut self.pending) {
-            match thread.look()? {
-                StopOutcome::Stopped(stopped) => {
-                    self.stopped.entry(stopped.pid()).or_default().push(stopped);
-                }
-                StopOutcome::Pending(thread) => self.pending.push(thread),
-                StopOutcome::Created(thread, tid) => {
+            let (pid, tid) = (thread.pid(), thread.tid());
+            match thread.look() {
+                Ok(StopOutcome::Stopped(stopped)) => self.stopped.entry(pid).or_default().push(stopped),
+                Ok(StopOutcome::Pending(thread)) => self.pending.push(thread),
+                Ok(StopOutcome::Created(thread, created)) => {
                     self.pending.push(thread);
-                    self.adopt(tid)?;
+                    outcome = outcome.and(self.adopt(created));
                 }
-                StopOutcome::Gone => {}
+                Ok(StopOutcome::Gone) => {}
+                Err(error) => {
+                    // It stays attached, so it is let go with the others.
+                    self.pending.push(Thread::attached(pid, tid));
+                    outcome = Err(error.into());
+                }
             }
         }
-        Ok(())
+        outcome
     }
 
     fn adopt(&mut self, tid: Tid) -> Result<(), FreezeError> {
@@ -360,9 +372,9 @@ impl Progress {
 }
 
 /// Whether a process is a child of another that uses its parent's memory.
-fn runs_in_memory_of(child: Pid, parent: Pid) -> Result<bool, FreezeError> {
-    let is_child = gone_is_none(procfs::stat(child))?.is_some_and(|stat| stat.ppid == parent);
-    Ok(is_child && gone_is_none(kcmp::shared(Shared::Memory, child, parent))?.unwrap_or(false))
+fn runs_in_memory_of(child: Pid, parent: Pid) -> bool {
+    let is_child = procfs::stat(child).is_ok_and(|stat| stat.ppid == parent);
+    is_child && kcmp::shared(Shared::Memory, child, parent).unwrap_or(false)
 }
 
 fn ended_or(root: Pid, error: Error) -> FreezeError {

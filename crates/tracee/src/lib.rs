@@ -12,6 +12,7 @@ pub mod freeze;
 pub mod interruption;
 pub mod memory;
 pub mod procfs;
+mod reaper;
 pub mod remote;
 pub mod rseq;
 #[doc(hidden)]

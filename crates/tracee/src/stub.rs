@@ -10,8 +10,8 @@ use std::marker::PhantomData;
 use model::{Address, AddressRange, ByteCount, Pid, Signal, Tid};
 use sys::clone::{Parent, WantedPid, spawn_waiting};
 use sys::ptrace::{
-    self, OPTION_CLONE, OPTION_EXIT_KILL, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK, Registers,
-    WaitStatus,
+    self, OPTION_CLONE, OPTION_EXIT_KILL, OPTION_FORK, OPTION_SUSPEND_SECCOMP, OPTION_SYSCALL_GOOD,
+    OPTION_VFORK, Registers, WaitStatus,
 };
 use sys::{Errno, Error};
 
@@ -95,6 +95,11 @@ impl Stub {
     /// Notices the end of calls without SIGTRAP from now on: the subject's signal actions are about to be set.
     pub fn use_syscall_stops(&mut self) {
         self.stepping = Stepping::SyscallStops;
+    }
+
+    /// Seccomp filters do not judge the stub's calls until it is let go; needs CAP_SYS_ADMIN.
+    pub fn suspend_seccomp(&self) -> Result<(), Error> {
+        ptrace::set_options(self.tid, OPTIONS | OPTION_SUSPEND_SECCOMP)
     }
 
     /// The range for arguments and results.

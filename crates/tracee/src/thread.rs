@@ -13,6 +13,7 @@ use sys::ptrace::{self, WaitStatus};
 use sys::{Errno, Error, Result};
 
 use crate::arch::x86_64 as arch;
+use crate::reaper;
 use crate::steps;
 
 /// PTRACE_EVENT_STOP.
@@ -193,8 +194,11 @@ impl Thread<Stopped> {
     /// Lets the thread go for good; a thread that has died meanwhile is not an error.
     pub fn detach(self) -> Result<()> {
         match ptrace::detach(self.tid, None) {
-            Err(error) if error.errno != Errno::ESRCH => Err(error),
-            _ => Ok(()),
+            Err(error) if error.errno == Errno::ESRCH => {
+                reaper::bury(self.pid, self.tid);
+                Ok(())
+            }
+            outcome => outcome,
         }
     }
 }

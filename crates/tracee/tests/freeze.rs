@@ -1,5 +1,7 @@
 //! Stopping a tree that never keeps still, again and again, and letting it go on unharmed.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod common;
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,7 @@
 //! Remote system calls in a program whose threads stand everywhere, and the death of the tracer in the middle.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -12,4 +12,4 @@ done |
     done |
     tee squares |
     sed -u 's/ /:/' |
-    awk -F: '{ if ($1 != NR || $2 != $1 * $1) wrong++; sum += $1 } END { printf "%d %d %d\n", NR, sum, wrong }' >sum
+    awk -F: '{ if ($1 != NR || $2 != $1 * $1) wrong++; sum += $1 } END { printf "%d %.0f %d\n", NR, sum, wrong }' >sum

@@ -13,6 +13,7 @@ mod errors;
 mod headers;
 mod interfaces;
 mod kernel_structs;
+mod limits;
 mod sizes;
 mod skipped_tests;
 mod tokens;
@@ -47,6 +48,7 @@ const RULES: &[&dyn Rule] = &[
     &edges::Edges,
     &skipped_tests::SkippedTests,
     &victims::Victims,
+    &limits::Limits,
     &workplace::Workplace,
 ];
 

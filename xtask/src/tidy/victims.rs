@@ -32,7 +32,9 @@ impl Rule for Victims {
                     let mend = format!("write {victim}, a program that makes one and checks it for ever");
                     report.add(kind, 1, "kind without a victim program", mend);
                 }
-                Some(program) if !["main(", "VICTIM_MAIN("].iter().any(|entry| program.text.contains(entry)) => {
+                Some(program)
+                    if !["main(", "VICTIM_MAIN("].iter().any(|entry| program.text.contains(entry)) =>
+                {
                     report.add(&victim, 1, "victim without a main function", "make it a whole program");
                 }
                 Some(_) => {}

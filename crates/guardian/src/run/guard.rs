@@ -363,7 +363,7 @@ impl<'a> Guard<'a> {
             return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
         };
         self.subject.reap();
-        self.subject = spawn(words)?;
+        self.subject = spawn(words, &self.signals)?;
         self.descends = None;
         self.suspicion.begins_afresh();
         // What older lives have left is not the past of this one.

@@ -84,7 +84,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     let household = Household::found()?;
     let signals = Signals::take()?;
     let subject = match &request.what {
-        Guarded::Command(words) => spawn(words)?,
+        Guarded::Command(words) => spawn(words, &signals)?,
         Guarded::Process(pid) => Subject::stranger(*pid).map_err(|_| engine::EngineError::NoProcess(*pid))?,
     };
     let first = first_sequence(&store, &claim, &subject)?;
@@ -94,10 +94,12 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     outcome
 }
 
-/// Starts the program as a child that inherits streams, environment, directory and process group.
-fn spawn(words: &[OsString]) -> Result<Subject> {
+/// Starts the program as a child that inherits streams, environment, directory, process group and signal mask.
+fn spawn(words: &[OsString], signals: &Signals) -> Result<Subject> {
     let (program, arguments) = words.split_first().ok_or_else(|| no_command(OsString::new()))?;
-    let child = Command::new(program).args(arguments).spawn().map_err(|error| {
+    let mut command = Command::new(program);
+    sys::signal::start_with_mask(command.args(arguments), signals.blocked_before());
+    let child = command.spawn().map_err(|error| {
         let source = sys::Error::path("execute", Path::new(program), error);
         GuardianError::Command { command: program.clone(), source }
     })?;

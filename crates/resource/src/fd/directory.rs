@@ -5,10 +5,11 @@
 //! Does not: bring entries back, or promise that a listing in progress gives the same entries when the directory has
 //! changed or lies on another file system: the position means what that file system lets it mean.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use prost::Message;
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, RawDir};
 use sys::{Errno, Error};
 
 use super::regular::belongs_to_process;
@@ -19,6 +20,8 @@ use crate::support::opening;
 use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/directory";
+/// Room for the longest name in one entry.
+const LISTING_BYTES: usize = 512;
 
 /// One open directory as the image keeps it.
 #[derive(Clone, PartialEq, Message)]
@@ -68,7 +71,11 @@ impl FdKind for Directory {
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
             let payload: DirectoryPayload = crate::decode(NAME, &record.payload)?;
-            context.created.insert(record.id, open(record, &payload)?);
+            let directory = open(record, &payload)?;
+            if record.position != 0 {
+                begin_listing(&directory);
+            }
+            context.created.insert(record.id, directory);
         }
         Ok(())
     }
@@ -114,12 +121,21 @@ fn open(record: &FdRecord, payload: &DirectoryPayload) -> Result<OwnedFd> {
     })
 }
 
+/// Reads a first few entries, before the position is set.
+///
+/// ext4 takes a listing that begins at the end of a directory and then goes back to its start for one that never
+/// left the end, and gives nothing (seen on Linux 6.18): it remembers only where the last read ended, at first 0.
+fn begin_listing(directory: &OwnedFd) {
+    let mut buffer = [MaybeUninit::uninit(); LISTING_BYTES];
+    // A directory that cannot be read now could not be read by the program either.
+    let _ = RawDir::new(directory, &mut buffer).next();
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
-    use std::mem::MaybeUninit;
 
-    use rustix::fs::{Mode, RawDir};
+    use rustix::fs::{Mode, SeekFrom};
 
     use super::*;
     use crate::support::testing::{Subject, flags};
@@ -163,6 +179,20 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), 52);
+    }
+
+    #[test]
+    fn a_listing_at_its_end_can_begin_again() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..50 {
+            File::create(folder.path().join(format!("entry-{number:02}"))).unwrap();
+        }
+        let directory = OwnedFd::from(File::open(folder.path()).unwrap());
+        while !next_names(&directory, 300).is_empty() {}
+        let built = Subject::new(&[&directory]).round_trip(&Directory).unwrap();
+        assert!(next_names(&built[0], 300).is_empty());
+        rustix::fs::seek(&built[0], SeekFrom::Start(0)).unwrap();
+        assert!(!next_names(&built[0], 300).is_empty());
     }
 
     #[test]

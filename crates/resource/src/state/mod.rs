@@ -5,6 +5,7 @@
 //! Does not: create processes or threads; the engine does.
 
 mod capability;
+mod cgroup;
 mod credentials;
 mod cwd;
 mod hold;
@@ -41,8 +42,6 @@ use crate::obstacle::Obstacle;
 pub const REGISTRY: &[&dyn StateKind] = &[
     // Before any remote call: a filter could forbid it.
     &seccomp::Seccomp,
-    // Before any remote call: one could let a stop signal through.
-    &sigpending::Sigpending,
     &sigactions::Sigactions,
     &sigaltstack::Sigaltstack,
     &tid_address::TidAddress,
@@ -52,9 +51,12 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &umask::Umask,
     &cwd::Cwd,
     &membarrier::Membarrier,
-    &itimers::Itimers,
-    &posix_timers::PosixTimers,
     &prctl::Prctl,
+    // Timers as late as possible, signals after them: what expires in between must not be lost.
+    &posix_timers::PosixTimers,
+    &itimers::Itimers,
+    &sigpending::Sigpending,
+    &cgroup::Cgroup,
     &limits::Limits,
     &personality::Personality,
     &oom_score::OomScore,

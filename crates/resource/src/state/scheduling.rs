@@ -100,7 +100,8 @@ impl StateKind for Scheduling {
             timer_slack,
             affinity: scheduling::affinity(tid)?,
         };
-        Ok(message.encode(raw).unwrap_or_default())
+        raw.extend(message.encode_to_vec());
+        Ok(())
     }
 
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {

@@ -1,22 +1,69 @@
 //! Seccomp: the sandbox of a thread.
 //!
-//! Owns: refusing processes that have one.
-//! Invariants: a sandbox is never lost silently.
-//! Does not: rebuild filters yet.
+//! Owns: strict mode, and the filters of a thread in the order they were installed in.
+//! Invariants: a sandbox is never lost silently. Filters that all threads of a process have are installed once
+//! for all, so that later synchronisation of its threads still works; what only some threads share is installed
+//! for each. Filters come before the change of credentials, which may take away the right to install them, and
+//! judge nothing until the stub is let go.
+//! Does not: rebuild filters that ask a supervisor, or the flag that lets speculation pass.
 
-use model::Pid;
+use model::{Address, Pid, Tid};
+use prost::Message;
+use sys::seccomp;
+use tracee::arch::numbers as nr;
 use tracee::procfs;
 
+use super::capability;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
 const NAME: &str = "state/seccomp";
-const WHY: &str = "the system call filters of a sandbox are not rebuilt yet";
-const FIX: &str = "run the program without its sandbox";
+
+const STRICT: u32 = 1;
+const FILTERS: u32 = 2;
+const PR_SET_SECCOMP: u64 = 22;
+/// SECCOMP_SET_MODE_FILTER.
+const SET_FILTER: u64 = 1;
+/// SECCOMP_FILTER_FLAG_TSYNC.
+const FLAG_ALL_THREADS: u64 = 1;
+/// BPF_RET | BPF_K.
+const RETURN_CONSTANT: u16 = 6;
+/// SECCOMP_RET_USER_NOTIF, and the bits that tell the actions apart.
+const RETURN_ASK: u32 = 0x7fc0_0000;
+const RETURN_ACTION: u32 = 0xffff_0000;
+/// Bytes of `struct sock_fprog`: count, address.
+const PROGRAM_BYTES: usize = 16;
+const PROT_READ_WRITE: u64 = 3;
+const MAP_PRIVATE_ANONYMOUS: u64 = 0x22;
+
+const WHAT: &str = "seccomp sandbox";
 
 /// The kind.
 pub(super) struct Seccomp;
+
+#[derive(Clone, PartialEq, Message)]
+struct SeccompMessage {
+    /// 1 strict, 2 filters.
+    #[prost(uint32, tag = "1")]
+    mode: u32,
+    /// Oldest first.
+    #[prost(message, repeated, tag = "2")]
+    filters: Vec<FilterMessage>,
+    /// How many of them, the oldest, every thread of the process has; told of the leader only.
+    #[prost(uint32, tag = "3")]
+    common: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct FilterMessage {
+    /// SECCOMP_FILTER_FLAG_*.
+    #[prost(uint64, tag = "1")]
+    flags: u64,
+    /// Classic BPF instructions as the kernel lays them out.
+    #[prost(bytes = "vec", tag = "2")]
+    code: Vec<u8>,
+}
 
 impl StateKind for Seccomp {
     fn name(&self) -> &'static str {
@@ -24,7 +71,7 @@ impl StateKind for Seccomp {
     }
 
     fn summary(&self) -> &'static str {
-        "system call filters (refused)"
+        "seccomp: strict mode and filters (needs CAP_SYS_ADMIN)"
     }
 
     fn level(&self) -> Level {
@@ -40,32 +87,183 @@ impl StateKind for Seccomp {
         let confined = threads
             .into_iter()
             .find(|tid| procfs::thread_status(pid, *tid).is_ok_and(|status| status.seccomp != 0));
-        let obstacle = |tid: model::Tid| Obstacle {
-            pid,
-            what: "seccomp sandbox".to_owned(),
-            place: format!("thread {tid}"),
-            why: WHY.to_owned(),
-            fix: FIX.to_owned(),
-        };
-        confined.into_iter().map(obstacle).collect()
+        let (Some(tid), Err((why, fix))) = (confined, may_lift()) else { return Vec::new() };
+        let place = format!("thread {tid}");
+        vec![Obstacle { pid, what: WHAT.to_owned(), place, why: why.to_owned(), fix: fix.to_owned() }]
     }
 
-    fn inside(&self, capture: &mut StateCapture<'_>, _raw: &mut RawState) -> Result<()> {
-        let pid = capture.pid;
-        match procfs::status_line(capture.file("status")?, "Seccomp") {
-            None | Some("0") => Ok(()),
-            Some(_) => {
-                let (why, fix) = (WHY.to_owned(), FIX.to_owned());
-                Err(ResourceError::Unsupported { pid, what: "seccomp sandbox".to_owned(), why, fix })
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        let (pid, tid) = (capture.pid, capture.tid);
+        let mode = mode_of(capture.file("status")?);
+        if mode == 0 {
+            return Ok(());
+        }
+        // Before anything else: where filters cannot be lifted, a remote call could be the thread's last.
+        may_lift().map_err(|(why, fix)| unsupported(pid, why, fix))?;
+        let mut message = SeccompMessage { mode, ..SeccompMessage::default() };
+        match mode {
+            STRICT => {}
+            FILTERS => {
+                message.filters = filters_of(pid, tid)?;
+                if tid == pid.leader() {
+                    message.common = common_to_all(pid, &message.filters)? as u32;
+                }
             }
+            _ => return Err(unsupported(pid, "its mode is unknown", "wait until its thread has ended")),
+        }
+        raw.extend(message.encode_to_vec());
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok((!raw.is_empty()).then(|| raw.to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let message: SeccompMessage = crate::decode(NAME, payload)?;
+        let (pid, tid) = (restore.stub.pid(), restore.stub.tid());
+        may_lift().map_err(|(why, fix)| unsupported(pid, why, fix))?;
+        restore.stub.suspend_seccomp()?;
+        if message.mode == STRICT {
+            restore.stub.call(nr::PRCTL, [PR_SET_SECCOMP, u64::from(STRICT), 0, 0, 0, 0])?;
+            return Ok(());
+        }
+        if message.mode != FILTERS {
+            return Err(malformed("its mode is unknown"));
+        }
+        let installed = installed_on(pid, tid)?;
+        for (index, filter) in message.filters.iter().enumerate().skip(installed) {
+            let all = if index < message.common as usize { FLAG_ALL_THREADS } else { 0 };
+            install(restore, filter, all)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether this program may read filters and keep them from judging: else why not, and what to do.
+fn may_lift() -> std::result::Result<(), (&'static str, &'static str)> {
+    const FIX: &str = "run undying as root with CAP_SYS_ADMIN, outside of any sandbox";
+    let status = procfs::read("/proc/thread-self/status").unwrap_or_default();
+    let capabilities = procfs::signal_set(&status, "CapEff");
+    if capabilities & capability::SYS_ADMIN == 0 {
+        Err(("filters can be read and put aside with CAP_SYS_ADMIN only", FIX))
+    } else if mode_of(&status) != 0 {
+        Err(("filters cannot be read by a program that is inside a sandbox itself", FIX))
+    } else {
+        Ok(())
+    }
+}
+
+fn unsupported(pid: Pid, why: &str, fix: &str) -> ResourceError {
+    let (what, why, fix) = (WHAT.to_owned(), why.to_owned(), fix.to_owned());
+    ResourceError::Unsupported { pid, what, why, fix }
+}
+
+fn malformed(why: &str) -> ResourceError {
+    ResourceError::Malformed { kind: NAME, why: why.to_owned() }
+}
+
+/// Zero without seccomp, as on kernels that are built without it.
+fn mode_of(status: &[u8]) -> u32 {
+    number(status, "Seccomp").unwrap_or(0)
+}
+
+fn number(status: &[u8], name: &str) -> Option<u32> {
+    procfs::status_line(status, name)?.parse().ok()
+}
+
+/// All filters of a stopped thread, oldest first.
+fn filters_of(pid: Pid, tid: Tid) -> Result<Vec<FilterMessage>> {
+    let mut filters = Vec::new();
+    while let Some(code) = seccomp::filter(tid, filters.len())? {
+        if asks(&code) {
+            let fix = "run the program without the supervisor that judges its calls";
+            return Err(unsupported(pid, "a filter asks a supervisor, which cannot be rebuilt", fix));
+        }
+        filters.push(FilterMessage { flags: seccomp::filter_flags(tid, filters.len())?, code });
+    }
+    Ok(filters)
+}
+
+/// Whether a filter asks a supervisor.
+fn asks(code: &[u8]) -> bool {
+    code.chunks_exact(seccomp::INSTRUCTION_BYTES).any(|instruction| {
+        let operation = u16::from_ne_bytes([instruction[0], instruction[1]]);
+        let constant = u32::from_ne_bytes([instruction[4], instruction[5], instruction[6], instruction[7]]);
+        operation == RETURN_CONSTANT && constant & RETURN_ACTION == RETURN_ASK
+    })
+}
+
+/// How many of the leader's filters, oldest first, all threads have.
+fn common_to_all(pid: Pid, leader: &[FilterMessage]) -> Result<usize> {
+    let mut common = leader.len();
+    for tid in procfs::threads(pid)?.into_iter().filter(|tid| *tid != pid.leader()) {
+        let status = procfs::read(format!("/proc/{pid}/task/{tid}/status"))?;
+        let filters = if mode_of(&status) == FILTERS { filters_of(pid, tid)? } else { Vec::new() };
+        common = leader[..common].iter().zip(&filters).take_while(|(one, other)| one == other).count();
+    }
+    Ok(common)
+}
+
+/// How many filters a stub has already, by those that its leader installed for all. A kernel that does not count
+/// them (before 5.9) is told apart by the mode.
+fn installed_on(pid: Pid, tid: Tid) -> Result<usize> {
+    let status = procfs::read(format!("/proc/{pid}/task/{tid}/status"))?;
+    match (mode_of(&status), number(&status, "Seccomp_filters")) {
+        (0, _) => Ok(0),
+        (_, Some(count)) => Ok(count as usize),
+        (_, None) => {
+            let fix = "use Linux 5.9 or later";
+            Err(unsupported(pid, "this kernel does not tell how many filters a thread has", fix))
         }
     }
+}
 
-    fn after(&self, _raw: &[u8]) -> Result<Option<Vec<u8>>> {
-        Ok(None)
+fn install(restore: &mut StateRestore<'_>, filter: &FilterMessage, flags: u64) -> Result<()> {
+    let count = u16::try_from(filter.code.len() / seccomp::INSTRUCTION_BYTES)
+        .map_err(|_| malformed("a filter is too long"))?;
+    let mut bytes = vec![0_u8; PROGRAM_BYTES];
+    bytes.extend_from_slice(&filter.code);
+    let length = bytes.len() as u64;
+    let data = restore.stub.data();
+    // The longest filters do not fit beside their header.
+    let extra = length > data.len().get();
+    let at = if extra {
+        let call = [0, length, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS, u64::MAX, 0];
+        Address(restore.stub.call(nr::MMAP, call)?)
+    } else {
+        data.start
+    };
+    bytes[..2].copy_from_slice(&count.to_ne_bytes());
+    bytes[8..PROGRAM_BYTES].copy_from_slice(&(at.get() + PROGRAM_BYTES as u64).to_ne_bytes());
+    restore.memory.write(at, &bytes)?;
+    let odd_one = restore.stub.call(nr::SECCOMP, [SET_FILTER, filter.flags | flags, at.get(), 0, 0, 0])?;
+    if odd_one != 0 {
+        return Err(malformed("a filter of all threads does not fit one of them"));
+    }
+    if extra {
+        restore.stub.call(nr::MUNMAP, [at.get(), length, 0, 0, 0, 0])?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instruction(operation: u16, constant: u32) -> Vec<u8> {
+        let mut bytes = operation.to_ne_bytes().to_vec();
+        bytes.extend([0, 0]);
+        bytes.extend(constant.to_ne_bytes());
+        bytes
     }
 
-    fn restore(&self, _version: u32, _payload: &[u8], _restore: &mut StateRestore<'_>) -> Result<()> {
-        Ok(())
+    #[test]
+    fn filters_that_ask_a_supervisor_are_found() {
+        let mut code = instruction(0x20, RETURN_ASK);
+        code.extend(instruction(RETURN_CONSTANT, 0x7fff_0000));
+        assert!(!asks(&code));
+        code.extend(instruction(RETURN_CONSTANT, RETURN_ASK | 3));
+        assert!(asks(&code));
     }
 }

@@ -3,11 +3,15 @@
 //! Owns: the queue of each thread and, with its leader's, the queue of the process.
 //! Invariants: order and number of signals in a queue stay; each keeps its code, sender and value.
 //! A timer has one signal pending at most, as in the kernel: a second one counts as an overrun.
-//! Does not: save blocked sets; the engine does. A pending SIGSTOP cannot be held back in a process under
-//! construction: one in a process that is stopped already means nothing and is left out, another is an error.
+//! Clocks run on in the pause. The queues are read after the timers, so that no expiration is lost; one that
+//! comes between the two is in both, and the restore leaves it to the timer.
+//! Does not: save blocked sets; the engine does. Does not save SIGSTOP, which nothing can hold back in a process
+//! under construction: remote calls have turned an earlier one into a stop; one that comes after is an error.
 
+use model::{ByteCount, Pid};
 use prost::Message;
 use sys::ptrace::{self, SiginfoBytes, SignalQueue};
+use tracee::RemoteError;
 use tracee::arch::numbers as nr;
 
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore, hold};
@@ -15,8 +19,13 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/sigpending";
 
+const EAGAIN: sys::Errno = sys::Errno(11);
+const ITIMER_REAL: i32 = 0;
 const SIGKILL: i32 = 9;
+const SIGALRM: i32 = 14;
 const SIGSTOP: i32 = 19;
+/// The code of a signal that the kernel itself sent.
+const SI_KERNEL: i32 = 128;
 /// The code of a signal that a POSIX timer sent.
 const SI_TIMER: i32 = -2;
 /// Where `siginfo_t` holds the signal, the code, and for timers the timer's id and its overruns.
@@ -26,6 +35,11 @@ const TIMER_AT: usize = 16;
 const OVERRUN_AT: usize = 20;
 
 const INFORMATION_BYTES: usize = size_of::<SiginfoBytes>();
+/// What may lie between reading the real interval timer and the queues. A SIGALRM and a timer that is nearer than
+/// this to sending another become one, as for any program that takes the signal that much later.
+const ALARM_GAP_US: i64 = 1000;
+/// Bytes of `struct itimerval` and of `struct itimerspec`: interval and what is left, two words each.
+const SETTING_BYTES: u64 = 32;
 /// In front of each signal: which queue it is in.
 const OF_THREAD: u8 = 0;
 const OF_PROCESS: u8 = 1;
@@ -84,18 +98,39 @@ impl StateKind for Sigpending {
         hold::in_thread(restore.stub)?;
         let (pid, tid) = (restore.stub.pid().get() as u64, restore.stub.tid().get() as u64);
         for information in message.thread {
-            let signal = field(&information, SIGNAL_AT) as u64;
-            restore.stub.call_with(restore.memory, nr::RT_TGSIGQUEUEINFO, &information, |at| {
-                [pid, tid, signal, at.get(), 0, 0]
-            })?;
+            if !comes_from_a_timer_anyway(&information, SignalQueue::Thread, restore)? {
+                queue(nr::RT_TGSIGQUEUEINFO, &[pid, tid], &information, restore)?;
+            }
         }
         for information in message.process {
-            let signal = field(&information, SIGNAL_AT) as u64;
-            restore.stub.call_with(restore.memory, nr::RT_SIGQUEUEINFO, &information, |at| {
-                [pid, signal, at.get(), 0, 0, 0]
-            })?;
+            if !comes_from_a_timer_anyway(&information, SignalQueue::Process, restore)? {
+                queue(nr::RT_SIGQUEUEINFO, &[pid], &information, restore)?;
+            }
         }
         Ok(())
+    }
+}
+
+/// Lets a stub send itself a signal: only to oneself may one send what came from the kernel.
+fn queue(number: i64, to: &[u64], information: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+    let signal = field(information, SIGNAL_AT);
+    let sent = restore.stub.call_with(restore.memory, number, information, |at| {
+        let mut arguments = [0; 6];
+        for (slot, value) in arguments.iter_mut().zip(to.iter().copied().chain([signal as u64, at.get()])) {
+            *slot = value;
+        }
+        arguments
+    });
+    match sent {
+        Ok(_) => Ok(()),
+        Err(RemoteError::Refused { errno: EAGAIN, .. }) => Err(ResourceError::Unsupported {
+            pid: restore.stub.pid(),
+            what: format!("pending signal {signal}"),
+            why: "the user of the process has as many signals queued as RLIMIT_SIGPENDING allows".to_owned(),
+            fix: "end the process that has them queued (`SigQ` in /proc/PID/status), or raise the limit"
+                .to_owned(),
+        }),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -103,7 +138,7 @@ fn take(capture: &StateCapture<'_>, queue: SignalQueue, mark: u8, raw: &mut RawS
     for information in ptrace::pending_signals(capture.tid, queue)? {
         match field(&information, SIGNAL_AT) {
             SIGKILL => {}
-            SIGSTOP => refuse_unless_stopped(capture)?,
+            SIGSTOP => return Err(being_stopped(capture.pid)),
             _ => {
                 raw.push(mark);
                 raw.extend(information);
@@ -113,26 +148,70 @@ fn take(capture: &StateCapture<'_>, queue: SignalQueue, mark: u8, raw: &mut RawS
     Ok(())
 }
 
-/// SIGSTOP to a stopped process does nothing, and SIGCONT drops it.
-fn refuse_unless_stopped(capture: &StateCapture<'_>) -> Result<()> {
-    if capture.thread.as_ref().is_some_and(|thread| thread.group_stop().is_some()) {
-        return Ok(());
-    }
-    Err(ResourceError::Unsupported {
-        pid: capture.pid,
+fn being_stopped(pid: Pid) -> ResourceError {
+    ResourceError::Unsupported {
+        pid,
         what: "a pending SIGSTOP".to_owned(),
         why: "the process was being stopped at the very moment of the checkpoint".to_owned(),
         fix: "take the checkpoint again".to_owned(),
-    })
+    }
+}
+
+/// Whether a timer that was restored before has sent the same signal already, or is about to.
+fn comes_from_a_timer_anyway(
+    information: &[u8],
+    queue: SignalQueue,
+    restore: &mut StateRestore<'_>,
+) -> Result<bool> {
+    if let Some(timer) = timer_signal(information) {
+        let waiting = ptrace::pending_signals(restore.stub.tid(), queue)?;
+        if waiting.iter().any(|other| timer_signal(other) == Some(timer)) {
+            return Ok(true);
+        }
+        // One that runs and does not repeat: it expired after it was read. Setting it anew drops its signal.
+        let Some([interval_s, interval_ns, left_s, left_ns]) = setting(nr::TIMER_GETTIME, timer.1, restore)?
+        else {
+            return Ok(false);
+        };
+        return Ok((interval_s, interval_ns) == (0, 0) && (left_s, left_ns) != (0, 0));
+    }
+    if field(information, SIGNAL_AT) == SIGALRM && field(information, CODE_AT) == SI_KERNEL {
+        let Some([_, _, left_s, left_us]) = setting(nr::GETITIMER, ITIMER_REAL, restore)? else {
+            return Ok(false);
+        };
+        return Ok(left_s == 0 && (1..ALARM_GAP_US).contains(&left_us));
+    }
+    Ok(false)
+}
+
+/// The four words of a timer's setting; `None` when there is no such timer.
+fn setting(number: i64, timer: i32, restore: &mut StateRestore<'_>) -> Result<Option<[i64; 4]>> {
+    let data = restore.stub.data().start;
+    match restore.stub.call(number, [timer as u64, data.get(), 0, 0, 0, 0]) {
+        Ok(_) => {}
+        Err(RemoteError::Refused { errno: sys::Errno::EINVAL, .. }) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    let bytes = restore.memory.read_vec(data, ByteCount(SETTING_BYTES))?;
+    let mut words = [0; 4];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        let mut buffer = [0; 8];
+        buffer.copy_from_slice(chunk);
+        *word = i64::from_ne_bytes(buffer);
+    }
+    Ok(Some(words))
+}
+
+/// The signal and the timer's id, of a signal that a POSIX timer sent.
+fn timer_signal(information: &[u8]) -> Option<(i32, i32)> {
+    let code = field(information, CODE_AT);
+    (code == SI_TIMER).then(|| (field(information, SIGNAL_AT), field(information, TIMER_AT)))
 }
 
 /// Appends a signal. A timer's second one can only come from a signal that an earlier restore queued besides it.
 fn add(queue: &mut Vec<Vec<u8>>, information: Vec<u8>) {
-    let timer = |information: &[u8]| {
-        let code = field(information, CODE_AT);
-        (code == SI_TIMER).then(|| (field(information, SIGNAL_AT), field(information, TIMER_AT)))
-    };
-    let same = queue.iter_mut().find(|other| timer(other).is_some() && timer(other) == timer(&information));
+    let timer = timer_signal(&information);
+    let same = queue.iter_mut().find(|other| timer.is_some() && timer_signal(other) == timer);
     let Some(first) = same else { return queue.push(information) };
     let overruns = field(first, OVERRUN_AT).saturating_add(field(&information, OVERRUN_AT)).saturating_add(1);
     if let Some(slot) = first.get_mut(OVERRUN_AT..OVERRUN_AT + 4) {

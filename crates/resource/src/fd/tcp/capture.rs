@@ -17,12 +17,13 @@ use sys::socket_option::{self, FILTER_DROPS_ALL};
 use sys::tcp_repair::{self, State as TcpState};
 
 use super::super::inet_address::{encode, parse_plain};
+use super::super::inherited_socket::InheritedSocket;
 use super::super::socket_events::events;
 use super::super::socket_options::{Family, Options, REUSE_ADDRESS};
 use super::super::{CaptureScope, Description, FdCapture};
 use super::connection::{self, After};
 use super::lock;
-use super::state::{Ended, Inherited, Listener, State};
+use super::state::{Ended, Listener, State};
 use crate::error::{ResourceError, Result};
 
 /// Connections whose packets have to be held back before their process is killed. One run of the packet filter
@@ -33,7 +34,7 @@ static TO_LOCK: Mutex<Vec<(SocketAddr, SocketAddr)>> = Mutex::new(Vec::new());
 pub(super) struct Capture {
     family: Family,
     kills: bool,
-    inherited: Option<Inherited>,
+    inherited: Option<InheritedSocket>,
     diag: SockDiag,
     options: Options,
     state: Option<State>,
@@ -51,9 +52,7 @@ struct Held {
 
 impl Capture {
     pub(super) fn new(description: &Description, scope: &CaptureScope<'_>) -> Result<Self> {
-        let inherited = scope
-            .is_inherited(&description.stat)
-            .then_some(Inherited { device: description.stat.st_dev, inode: description.stat.st_ino });
+        let inherited = InheritedSocket::of(description, scope);
         Ok(Self {
             family: Family::of(description)?,
             kills: scope.kills,

@@ -5,7 +5,7 @@
 //! ECONNRESET; poll says readable and hung up. It never waits for ever.
 //! Does not: keep the addresses of the old connection, which is no more.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -54,8 +54,7 @@ pub(super) fn build(family: Family, options: &Options, received: &[u8], end: End
     }
     await_bytes(&ours, received.len())?;
     if end == End::Reset {
-        // Closing with this setting resets the connection.
-        socket_option::set(peer.as_fd(), LINGER, &[1, 0, 0, 0, 0, 0, 0, 0])?;
+        reset_when_closed(peer.as_fd())?;
     }
     drop(peer);
     await_event(&ours, if end == End::Reset { PollFlags::HUP } else { PollFlags::RDHUP })?;
@@ -68,7 +67,12 @@ pub(super) fn build(family: Family, options: &Options, received: &[u8], end: End
     Ok(ours)
 }
 
-fn bind_to_loopback(listener: std::os::fd::BorrowedFd<'_>, family: Family) -> Result<SocketAddress> {
+/// Makes closing the socket reset its connection.
+pub(super) fn reset_when_closed(socket: BorrowedFd<'_>) -> Result<()> {
+    Ok(socket_option::set(socket, LINGER, &[1, 0, 0, 0, 0, 0, 0, 0])?)
+}
+
+fn bind_to_loopback(listener: BorrowedFd<'_>, family: Family) -> Result<SocketAddress> {
     let hosts: &[&str] =
         if family.domain == AF_INET6 { &["[::1]:0", "[::ffff:127.0.0.1]:0"] } else { &["127.0.0.1:0"] };
     let mut outcome = Ok(());

@@ -21,7 +21,7 @@ use super::super::socket_options::{IPPROTO_TCP, REUSE_ADDRESS};
 use super::super::{FdCreate, FdRecord};
 use super::capture::ends;
 use super::ended::{self, End};
-use super::state::{Connection, Inherited, Listener, State};
+use super::state::{Connection, Listener, State};
 use super::{NAME, connection, lock};
 use crate::error::{ResourceError, Result};
 
@@ -96,7 +96,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
             continue;
         }
         let socket = match (&state.inherited, &state.connection) {
-            (Some(inherited), _) => take_inherited(*inherited, context)?,
+            (Some(inherited), _) => inherited.take(context)?,
             (None, Some(connection)) => build_end(&image, state, connection, context.connections_lost)?,
             (None, None) => build_unconnected(state)?,
         };
@@ -151,19 +151,6 @@ fn in_use(state: &State, error: ResourceError) -> ResourceError {
         },
         other => other,
     }
-}
-
-fn take_inherited(inherited: Inherited, context: &FdCreate<'_>) -> Result<OwnedFd> {
-    let wanted = (inherited.device, inherited.inode);
-    let found = context.inherited.iter().find(|entry| (entry.0, entry.1.get()) == wanted);
-    let Some((_, _, socket)) = found else {
-        return Err(ResourceError::File {
-            path: format!("socket:[{}]", inherited.inode),
-            why: "it was a standard stream of whoever ran the program, and is not here now".to_owned(),
-            fix: "restore with the same standard streams".to_owned(),
-        });
-    };
-    Ok(socket.try_clone().map_err(|error| Error::new("duplicate an inherited socket", error))?)
 }
 
 fn build_end(image: &Image, state: &State, connection: &Connection, lost: bool) -> Result<OwnedFd> {
@@ -253,12 +240,28 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
     for (state, connection, socket, is_inside) in &ready {
         connection::shut(*socket, state, connection, *is_inside)?;
     }
+    for server in image.waiting.iter().filter_map(|id| image.state(*id)) {
+        if image.client_of(server).is_none() {
+            reset_client(server);
+        }
+    }
     for (id, state) in &image.states {
         if let (Some(TcpState::SynSent), Some(socket)) = (state.tcp_state(), created.get(id)) {
             begin_connecting(socket, state)?;
         }
     }
     Ok(())
+}
+
+/// Resets a client from outside that waited to be accepted: there is no way back into the queue, and the end of its
+/// connection was silent. Without this it would wait for an answer for ever.
+fn reset_client(server: &State) {
+    let Some(connection) = &server.connection else { return };
+    // The program has never known of this client, so a failure is none of the restore.
+    let _ = connection::build(server, connection).and_then(|socket| {
+        connection::leave(socket.as_fd(), 0)?;
+        ended::reset_when_closed(socket.as_fd())
+    });
 }
 
 /// Sends the first packet of a connection again; the program waits for the answer.

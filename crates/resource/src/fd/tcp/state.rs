@@ -8,6 +8,7 @@ use prost::Message;
 use sys::socket::SocketAddress;
 use sys::tcp_repair::{Agreement, State as TcpState, Window};
 
+use super::super::inherited_socket::InheritedSocket;
 use super::super::socket_options::{Family, Options};
 
 /// One TCP socket.
@@ -27,22 +28,13 @@ pub(super) struct State {
     pub(super) peer: Vec<u8>,
     /// Device and inode of a socket that whoever restores holds itself.
     #[prost(message, optional, tag = "6")]
-    pub(super) inherited: Option<Inherited>,
+    pub(super) inherited: Option<InheritedSocket>,
     #[prost(message, optional, tag = "7")]
     pub(super) listener: Option<Listener>,
     #[prost(message, optional, tag = "8")]
     pub(super) connection: Option<Connection>,
     #[prost(message, optional, tag = "9")]
     pub(super) ended: Option<Ended>,
-}
-
-/// A socket that the restorer hands on.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub(super) struct Inherited {
-    #[prost(uint64, tag = "1")]
-    pub(super) device: u64,
-    #[prost(uint64, tag = "2")]
-    pub(super) inode: u64,
 }
 
 /// What only a listener has.

@@ -220,6 +220,22 @@ fn a_listener_comes_back_with_options_backlog_and_those_who_wait() {
 }
 
 #[test]
+fn a_client_from_outside_that_waited_to_be_accepted_is_reset() {
+    let _alone = alone();
+    if !may() {
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    client.write_all(b"question").unwrap();
+    let restored = end_and_restore(vec![listener.into()], false);
+    client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let error = client.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    assert!(restored[0].is_some());
+}
+
+#[test]
 fn sockets_that_are_not_connected_come_back_as_they_were() {
     let _alone = alone();
     let family = Family { domain: AF_INET, kind: 1, protocol: IPPROTO_TCP };

@@ -13,17 +13,19 @@ use sys::socket;
 use sys::{Errno, Error};
 
 use super::super::in_flight::identify;
+use super::super::inherited_socket::InheritedSocket;
+use super::super::peek_queue::{Seen, look};
 use super::super::socket_options::{Family, Options};
 use super::super::{CaptureScope, Description, FdCapture};
-use super::queue::{self, Seen};
-use super::state::{Inherited, Listener, Peer, Queued, SOCK_STREAM, Sender, State};
+use super::queue;
+use super::state::{Listener, Peer, Queued, SOCK_STREAM, Sender, State};
 use super::{bind, is_server};
 use crate::error::{ResourceError, Result};
 
 #[derive(Debug)]
 pub(super) struct Capture {
     family: Family,
-    inherited: Option<Inherited>,
+    inherited: Option<InheritedSocket>,
     diag: SockDiag,
     options: Options,
     seen: Vec<Seen>,
@@ -33,9 +35,7 @@ pub(super) struct Capture {
 
 impl Capture {
     pub(super) fn new(description: &Description, scope: &CaptureScope<'_>) -> Result<Self> {
-        let inherited = scope
-            .is_inherited(&description.stat)
-            .then_some(Inherited { device: description.stat.st_dev, inode: description.stat.st_ino });
+        let inherited = InheritedSocket::of(description, scope);
         Ok(Self {
             family: Family::of(description)?,
             inherited,
@@ -72,7 +72,15 @@ impl Capture {
             queue,
             listener: self.read_listener(description, scope),
             inherited: None,
+            maker: self.read_maker(description)?,
         })
+    }
+
+    /// Who made the connection, or listens; nobody for a socket that is neither.
+    fn read_maker(&self, description: &Description) -> Result<Option<Sender>> {
+        let has_one = matches!(self.socket.state, sock_diag::CONNECTED | sock_diag::LISTENING);
+        let maker = socket::peer_credentials(description.as_fd())?;
+        Ok((has_one && maker.pid > 0).then(|| Sender::from(maker)))
     }
 
     fn read_peer(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Option<Peer>> {
@@ -147,7 +155,7 @@ impl FdCapture for Capture {
         self.seen = if self.socket.state == sock_diag::LISTENING {
             Vec::new()
         } else {
-            queue::look(description.as_fd(), self.family.kind)?
+            look(description.as_fd(), self.family.kind)?
         };
         Ok(())
     }
@@ -180,9 +188,7 @@ fn relate_message(description: &Description, seen: Seen, scope: &CaptureScope<'_
         })?;
         rights.push(id.get());
     }
-    let sender =
-        seen.credentials.map(|sender| Sender { pid: sender.pid, user: sender.uid, group: sender.gid });
-    Ok(Queued { bytes: seen.bytes, from: seen.from.0, rights, sender })
+    Ok(Queued { bytes: seen.bytes, from: seen.from.0, rights, sender: seen.credentials.map(Sender::from) })
 }
 
 /// Whether a client from outside that is connected to this server may be left behind: the server goes on, or has

@@ -4,8 +4,7 @@
 //! Invariants: a connection comes back when both its ends are sockets of the subject, with the messages of both
 //! directions, descriptors in flight, names, shut halves, and clients that wait to be accepted.
 //! Does not: bring back a connection to a process outside: it has no way to notice a new socket (refused by the
-//! peer's name, or, for clients of a server that goes on, the end of a connection). SO_PEERCRED of a new
-//! connection names the process that restores.
+//! peer's name, or, for clients of a server that goes on, the end of a connection).
 
 mod bind;
 mod capture;
@@ -22,6 +21,7 @@ use rustix::fs::FileType;
 use sys::sock_diag::{self, SockDiag, UnixSocket};
 use sys::socket;
 
+use super::peek_queue::look;
 use super::socket_options::{self, AF_UNIX, Family};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
 use crate::error::Result;
@@ -61,7 +61,7 @@ impl FdKind for Unix {
         let family = Family::of(description)?;
         let own = capture::look_up(&SockDiag::open()?, description)?;
         if own.state != sock_diag::LISTENING {
-            let seen = queue::look(description.as_fd(), family.kind)?;
+            let seen = look(description.as_fd(), family.kind)?;
             return Ok(seen.into_iter().flat_map(|message| message.rights).collect());
         }
         let waiting = if takes { own.receive_queue } else { 0 };

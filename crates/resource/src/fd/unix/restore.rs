@@ -13,14 +13,15 @@ use std::path::Path;
 use model::DescriptionId;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::Shutdown;
-use sys::socket::{self, SocketAddress};
+use sys::socket::{self, Credentials, SocketAddress};
+use sys::stand_in::{Act, perform};
 use sys::{Errno, Error};
 
 use super::super::{FdCreate, FdRecord};
 use super::NAME;
 use super::bind::{Bound, bind};
 use super::queue::{Way, fill};
-use super::state::{BoundFile, Inherited, Listener, Peer, Queued, State, is_path};
+use super::state::{BoundFile, Listener, Peer, Queued, Sender, State, is_path};
 use crate::error::{ResourceError, Result};
 
 /// Clients that may wait while all are connected; afterwards the program's own limit applies.
@@ -83,7 +84,7 @@ impl Builder<'_, '_> {
     fn build_inherited(&mut self) -> Result<()> {
         for id in self.order {
             if let Some(inherited) = self.state(*id)?.inherited {
-                let socket = take_inherited(inherited, self.context)?;
+                let socket = inherited.take(self.context)?;
                 self.context.created.insert(*id, socket);
             }
         }
@@ -96,7 +97,7 @@ impl Builder<'_, '_> {
             if state.is_listening() {
                 let socket = new(state)?;
                 self.name(socket.as_fd(), state)?;
-                listen(socket.as_fd(), BACKLOG_MAX)?;
+                listen(socket.as_fd(), BACKLOG_MAX, state.maker)?;
                 self.context.created.insert(*id, socket);
             }
         }
@@ -168,7 +169,7 @@ impl Builder<'_, '_> {
     fn connection(&mut self, one: &State, other: &State) -> Result<(OwnedFd, OwnedFd)> {
         let is_plain = !one.is_named() && !other.is_named();
         if is_plain || one.is_datagram() {
-            let (first, second) = socket::pair(one.family.kind)?;
+            let (first, second) = pair(one)?;
             for (socket, state) in [(&first, one), (&second, other)] {
                 state.options.apply_early(socket, one.family)?;
                 if one.is_datagram() {
@@ -201,13 +202,13 @@ impl Builder<'_, '_> {
         if self.listener_named(&server.local).is_none() {
             let listener = socket::create(server.family.domain, server.family.kind, 0)?;
             self.name(listener.as_fd(), server)?;
-            listen(listener.as_fd(), BACKLOG_MAX)?;
+            listen(listener.as_fd(), BACKLOG_MAX, client.maker)?;
             self.passing.insert(server.local.clone(), listener);
         }
         let own = new(client)?;
         self.name(own.as_fd(), client)?;
         let file = server.file.as_ref().or_else(|| self.file_named(&server.local));
-        connect_to(own.as_fd(), &server.local(), file)?;
+        connect_to(own.as_fd(), &server.local(), file, server.maker)?;
         let listener =
             self.listener_named(&server.local).ok_or_else(|| malformed("a listener is missing"))?;
         let accepted = socket::accept(listener)?;
@@ -240,16 +241,17 @@ impl Builder<'_, '_> {
                 let waiting = DescriptionId(*waiting);
                 let state = self.state(waiting)?.clone();
                 if state.peer_inside() == Some(id.get()) {
-                    self.queue_client(listening, &state, Some(waiting), &[])?;
+                    self.queue_client(listening, &state, Some(waiting), &State::default())?;
                     continue;
                 }
                 let client = state.peer_inside().map(DescriptionId);
-                let nobody = State { family: state.family, local: state.peer_name, ..State::default() };
+                let local = state.peer_name.clone();
+                let nobody = State { family: state.family, local, ..State::default() };
                 let client_state = match client {
                     Some(client) => self.state(client)?.clone(),
                     None => nobody,
                 };
-                self.queue_client(listening, &client_state, client, &state.queue)?;
+                self.queue_client(listening, &client_state, client, &state)?;
             }
         }
         Ok(())
@@ -260,12 +262,12 @@ impl Builder<'_, '_> {
         listening: &State,
         client: &State,
         id: Option<DescriptionId>,
-        messages: &[Queued],
+        server: &State,
     ) -> Result<()> {
         let socket = new(client)?;
         self.name(socket.as_fd(), client)?;
-        connect_to(socket.as_fd(), &listening.local(), listening.file.as_ref())?;
-        fill(Way { from: socket.as_fd(), to: None }, messages, self.context.created)?;
+        connect_to(socket.as_fd(), &listening.local(), listening.file.as_ref(), server.maker)?;
+        fill(Way { from: socket.as_fd(), to: None }, &server.queue, self.context.created)?;
         if let Some(id) = id {
             self.context.created.insert(id, socket);
         }
@@ -338,7 +340,7 @@ impl Builder<'_, '_> {
                 shut(socket, state.shut)?;
             }
             if let Some(listener) = &state.listener {
-                listen(socket, i32::try_from(listener.backlog).unwrap_or(i32::MAX))?;
+                listen(socket, i32::try_from(listener.backlog).unwrap_or(i32::MAX), state.maker)?;
             }
             state.options.restore_buffers(socket, state.family)?;
             state.options.apply_late(socket, state.family)?;
@@ -351,7 +353,7 @@ impl Builder<'_, '_> {
             return Ok(());
         }
         let name = SocketAddress(state.peer_name.clone());
-        let connected = connect_to(socket, &name, self.file_named(&state.peer_name));
+        let connected = connect_to(socket, &name, self.file_named(&state.peer_name), None);
         match state.peer {
             Some(Peer::Inside(_)) => connected,
             // Whoever has the name outside may be gone; the program learns it as it would have.
@@ -366,8 +368,24 @@ fn new(state: &State) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-fn listen(socket: BorrowedFd<'_>, backlog: i32) -> Result<()> {
+/// Two connected sockets, made in the name of whoever made them.
+fn pair(state: &State) -> Result<(OwnedFd, OwnedFd)> {
+    let (first, second) = (state.family.create()?, state.family.create()?);
+    let act = Act::Pair { kind: state.family.kind, first: first.as_fd(), second: second.as_fd() };
+    if stands_in(state.maker, act) { Ok((first, second)) } else { Ok(socket::pair(state.family.kind)?) }
+}
+
+fn listen(socket: BorrowedFd<'_>, backlog: i32, maker: Option<Sender>) -> Result<()> {
+    if stands_in(maker, Act::Listen { socket, backlog }) {
+        return Ok(());
+    }
     Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
+}
+
+/// Does it in the name of a process, if that is possible: without the right to choose process numbers, and where
+/// the number is taken, we do it in our own name.
+fn stands_in(maker: Option<Sender>, act: Act<'_>) -> bool {
+    maker.is_some_and(|maker| perform(Credentials::from(maker), act).is_ok())
 }
 
 fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
@@ -380,8 +398,16 @@ fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
     Ok(rustix::net::shutdown(socket, how).map_err(|errno| Error::new("shut a Unix socket", errno))?)
 }
 
-fn connect_to(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&BoundFile>) -> Result<()> {
+fn connect_to(
+    socket: BorrowedFd<'_>,
+    name: &SocketAddress,
+    file: Option<&BoundFile>,
+    maker: Option<Sender>,
+) -> Result<()> {
     let (address, _directory) = reach(name, file)?;
+    if stands_in(maker, Act::Connect { socket, address: &address }) {
+        return Ok(());
+    }
     Ok(socket::connect(socket, &address)?)
 }
 
@@ -407,19 +433,6 @@ fn address_of(name: &SocketAddress, path: &[u8]) -> SocketAddress {
     bytes.extend(path);
     bytes.push(0);
     SocketAddress(bytes)
-}
-
-fn take_inherited(inherited: Inherited, context: &FdCreate<'_>) -> Result<OwnedFd> {
-    let wanted = (inherited.device, inherited.inode);
-    let found = context.inherited.iter().find(|entry| (entry.0, entry.1.get()) == wanted);
-    let Some((_, _, socket)) = found else {
-        return Err(ResourceError::File {
-            path: format!("socket:[{}]", inherited.inode),
-            why: "it was a standard stream of whoever ran the program, and is not here now".to_owned(),
-            fix: "restore with the same standard streams".to_owned(),
-        });
-    };
-    Ok(socket.try_clone().map_err(|error| Error::new("duplicate an inherited socket", error))?)
 }
 
 fn malformed(why: &str) -> ResourceError {

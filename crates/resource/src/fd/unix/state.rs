@@ -6,8 +6,9 @@
 
 use prost::Message;
 use sys::sock_diag;
-use sys::socket::SocketAddress;
+use sys::socket::{Credentials, SocketAddress};
 
+use super::super::inherited_socket::InheritedSocket;
 use super::super::socket_options::{Family, Options};
 
 pub(super) const SOCK_STREAM: i32 = 1;
@@ -42,7 +43,10 @@ pub(super) struct State {
     pub(super) listener: Option<Listener>,
     /// Device and inode of a socket that whoever restores holds itself.
     #[prost(message, optional, tag = "13")]
-    pub(super) inherited: Option<Inherited>,
+    pub(super) inherited: Option<InheritedSocket>,
+    /// SO_PEERCRED: who made the connection, or listens.
+    #[prost(message, optional, tag = "14")]
+    pub(super) maker: Option<Sender>,
 }
 
 /// What a connected socket is connected to.
@@ -57,15 +61,6 @@ pub(super) enum Peer {
     /// A socket outside, known by its name.
     #[prost(bool, tag = "10")]
     Outside(bool),
-}
-
-/// A socket that the restorer hands on.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub(super) struct Inherited {
-    #[prost(uint64, tag = "1")]
-    pub(super) device: u64,
-    #[prost(uint64, tag = "2")]
-    pub(super) inode: u64,
 }
 
 /// The file that a socket is bound to.
@@ -113,7 +108,7 @@ pub(super) struct Queued {
     pub(super) sender: Option<Sender>,
 }
 
-/// Who sent a message, where the receiver wants to know.
+/// Who sent a message, or made a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct Sender {
     #[prost(int32, tag = "1")]
@@ -122,6 +117,18 @@ pub(super) struct Sender {
     pub(super) user: u32,
     #[prost(uint32, tag = "3")]
     pub(super) group: u32,
+}
+
+impl From<Credentials> for Sender {
+    fn from(who: Credentials) -> Self {
+        Self { pid: who.pid, user: who.uid, group: who.gid }
+    }
+}
+
+impl From<Sender> for Credentials {
+    fn from(who: Sender) -> Self {
+        Self { pid: who.pid, uid: who.user, gid: who.group }
+    }
 }
 
 /// Bytes of the family in front of a name.

@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""How long do a checkpoint and a restore take, beside CRIU's on the same subjects?
+
+Subjects: a tiny process, 1 GiB of touched memory, redis with 1,000,000 keys. Each round checkpoints one fresh
+subject with `--kill` and restores it; rounds of the tools alternate. Figures are wall times of whole commands, as a
+user sees them, the pause that undying reports, and restores with the image in the page cache (the first read of an
+image after a checkpoint past the cache is told apart as "cold").
+
+Usage: checkpoint_restore.py [--rounds N] [--only tiny,gib,redis] [--undying PATH] [--criu PATH] [--out FILE.csv]
+Needs root. Without CRIU only undying is measured. Raw rows go to benches/runs/; medians are printed.
+"""
+import argparse
+import csv
+import datetime
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SUBJECT_C = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+int main(int argc, char **argv)
+{
+	size_t bytes = strtoull(argv[1], 0, 10);
+	unsigned long state = 88172645463325252UL, *words = bytes ? mmap(0, bytes, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : 0;
+	for (size_t i = 0; i < bytes / 8; i++) {
+		state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+		words[i] = state;
+	}
+	close(open(argv[2], O_CREAT | O_WRONLY, 0600));
+	for (;;)
+		usleep(10000);
+}
+"""
+COLUMNS = ["subject", "tool", "round", "checkpoint_ms", "pause_ms", "restore_cold_ms", "restore_ms"]
+PATIENCE_S = 60
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end:
+            sys.exit("gave up waiting for " + what)
+        time.sleep(0.002)
+
+
+def timed(command):
+    start = time.monotonic()
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
+    if done.returncode != 0:
+        sys.exit("%s ended with %d:\n%s%s" % (command, done.returncode, done.stdout, done.stderr))
+    return (time.monotonic() - start) * 1000
+
+
+def gone(pid):
+    """Reaps the subject when it is our child; an orphan is reaped by whoever adopted it."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+    return not os.path.exists("/proc/%d" % pid)
+
+
+def kill(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    wait_for(lambda: gone(pid), "the end of pid %d" % pid)
+
+
+class Memory:
+    """A process that touches memory and then sleeps."""
+
+    def __init__(self, program, size):
+        self.program, self.size = program, size
+
+    def start(self, work):
+        ready = os.path.join(work, "ready")
+        process = subprocess.Popen([self.program, str(self.size), ready], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=work,
+                                   start_new_session=True)
+        wait_for(lambda: os.path.exists(ready), "the subject")
+        return process.pid
+
+
+class Redis:
+    """redis-server with keys k0 … and values of 100 bytes."""
+
+    def __init__(self, keys, port=7931):
+        self.keys, self.port = keys, port
+
+    def start(self, work):
+        process = subprocess.Popen(["redis-server", "--port", str(self.port), "--save", "", "--dir", work],
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)
+        wait_for(self.answers, "redis")
+        fill = subprocess.Popen(["redis-cli", "-p", str(self.port), "--pipe"], stdin=subprocess.PIPE,
+                                stdout=subprocess.DEVNULL)
+        for first in range(0, self.keys, 10000):
+            rows = ("SET k%d %0100d\r\n" % (key, key) for key in range(first, min(first + 10000, self.keys)))
+            fill.stdin.write("".join(rows).encode())
+        fill.stdin.close()
+        fill.wait()
+        return process.pid
+
+    def answers(self):
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+class Undying:
+    name = "undying"
+
+    def __init__(self, binary):
+        self.binary = binary
+
+    def checkpoint(self, pid, image):
+        return timed([self.binary, "checkpoint", str(pid), "--image", image, "--kill"])
+
+    def pause_ms(self, image):
+        shown = subprocess.run([self.binary, "show", image, "--json"], capture_output=True, text=True, check=True)
+        return json.loads(shown.stdout)["pause_us"] / 1000
+
+    def restore(self, image):
+        return timed([self.binary, "restore", image, "--detach"])
+
+
+class Criu:
+    name = "criu"
+
+    def __init__(self, binary):
+        self.binary = binary
+
+    def checkpoint(self, pid, image):
+        os.mkdir(image)
+        return timed([self.binary, "dump", "-t", str(pid), "-D", image, "--shell-job"])
+
+    def pause_ms(self, image):
+        return ""
+
+    def restore(self, image):
+        return timed([self.binary, "restore", "-d", "-D", image, "--shell-job"])
+
+
+def measure(subject, tool, work):
+    image = os.path.join(work, "image")
+    pid = subject.start(work)
+    checkpoint = tool.checkpoint(pid, image)
+    wait_for(lambda: gone(pid), "the end of the subject")
+    pause = tool.pause_ms(image)
+    cold = tool.restore(image)
+    kill(pid)
+    for folder, _, files in os.walk(image):
+        for name in files:
+            with open(os.path.join(folder, name), "rb") as file:
+                while file.read(1 << 20):
+                    pass
+    warm = tool.restore(image)
+    kill(pid)
+    return checkpoint, pause, cold, warm
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="tiny,gib,redis")
+    parser.add_argument("--undying", default=os.path.join(HERE, "../target/release/undying"))
+    parser.add_argument("--criu", default=shutil.which("criu"))
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    scratch = tempfile.mkdtemp(prefix="undying-bench-")
+    program = os.path.join(scratch, "subject")
+    with open(program + ".c", "w") as file:
+        file.write(SUBJECT_C)
+    subprocess.run(["cc", "-O2", "-o", program, program + ".c"], check=True)
+    subjects = {"tiny": Memory(program, 0), "gib": Memory(program, 1 << 30), "redis": Redis(1000000)}
+    tools = [Undying(options.undying)] + ([Criu(options.criu)] if options.criu else [])
+    day = datetime.date.today().isoformat()
+    out = options.out or os.path.join(HERE, "runs", "checkpoint_restore-%s.csv" % day)
+    rows = []
+    for name in options.only.split(","):
+        for turn in range(options.rounds):
+            for tool in tools:
+                work = tempfile.mkdtemp(dir=scratch)
+                figures = measure(subjects[name], tool, work)
+                shutil.rmtree(work)
+                rows.append([name, tool.name, turn] + [f if f == "" else "%.3f" % f for f in figures])
+                print(" ".join(str(cell) for cell in rows[-1]), flush=True)
+    with open(out, "w", newline="") as file:
+        file.write("# kernel %s, %d processors, %s\n" % (platform.release(), os.cpu_count(), " ".join(sys.argv[1:])))
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows(rows)
+    for name in options.only.split(","):
+        for tool in tools:
+            for index, column in list(enumerate(COLUMNS))[3:]:
+                found = [float(row[index]) for row in rows if row[:2] == [name, tool.name] and row[index] != ""]
+                if found:
+                    print("%-6s %-8s %-16s median %9.2f  min %9.2f  max %9.2f" %
+                          (name, tool.name, column, statistics.median(found), min(found), max(found)))
+    shutil.rmtree(scratch)
+    print("raw rows: " + out)
+
+
+if __name__ == "__main__":
+    main()

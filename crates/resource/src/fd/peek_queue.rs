@@ -1,0 +1,116 @@
+//! Messages that wait in a socket.
+//!
+//! Owns: looking at all of them without taking any.
+//! Invariants: borders of messages are kept; the program's own peek offset is set again.
+//! Does not: see messages without any bytes that were looked at before (the kernel passes over them), or
+//! out-of-band bytes.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use sys::Errno;
+use sys::socket::{self, Credentials, Peeked, SocketAddress};
+use sys::socket_option;
+
+use super::socket_events::events;
+use super::socket_options::PEEK_OFFSET;
+use crate::error::Result;
+
+const SOCK_STREAM: i32 = 1;
+const SOCK_SEQPACKET: i32 = 5;
+/// The first size of the buffer for one look; messages that are longer make it grow.
+const LOOK_BYTES: usize = 64 * 1024;
+/// No message and no queue is longer than the largest buffer a socket can have.
+const LOOK_BYTES_MAX: usize = 1 << 30;
+
+/// A message with duplicates of the descriptors in it.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) from: SocketAddress,
+    pub(crate) rights: Vec<OwnedFd>,
+    pub(crate) credentials: Option<Credentials>,
+    /// The address it was sent to, where the socket is told.
+    pub(crate) destination: Vec<u8>,
+}
+
+/// Looks at everything in a socket's queue; `kind` is SOCK_STREAM …
+pub(crate) fn look(socket: BorrowedFd<'_>, kind: i32) -> Result<Vec<Seen>> {
+    let offset = socket_option::get_int(socket, PEEK_OFFSET)?;
+    let outcome = look_from_start(socket, kind);
+    socket_option::set_int(socket, PEEK_OFFSET, offset)?;
+    outcome
+}
+
+fn look_from_start(socket: BorrowedFd<'_>, kind: i32) -> Result<Vec<Seen>> {
+    let mut seen = Vec::new();
+    let mut buffer = vec![0; LOOK_BYTES];
+    let mut position = 0;
+    while let Some(peeked) = look_at(socket, position, &mut buffer)? {
+        let length = peeked.length;
+        if length == 0 && (kind == SOCK_STREAM || is_at_end(socket, kind)?) {
+            break;
+        }
+        if peeked.truncated && buffer.len() < LOOK_BYTES_MAX {
+            buffer.resize(buffer.len() * 2, 0);
+            continue;
+        }
+        seen.push(Seen {
+            bytes: buffer[..length].to_vec(),
+            from: peeked.from,
+            rights: peeked.rights,
+            credentials: peeked.credentials,
+            destination: peeked.destination,
+        });
+        position += length;
+    }
+    Ok(seen)
+}
+
+fn look_at(socket: BorrowedFd<'_>, position: usize, buffer: &mut [u8]) -> Result<Option<Peeked>> {
+    let offset = i32::try_from(position).unwrap_or(i32::MAX);
+    socket_option::set_int(socket, PEEK_OFFSET, offset)?;
+    match socket::peek(socket, buffer) {
+        // Not connected, so nothing can have arrived.
+        Err(error) if error.errno == Errno::EINVAL || error.errno.0 == ENOTCONN => Ok(None),
+        // A reset that waits to be told: it comes before the bytes.
+        Err(error) if error.errno.0 == ECONNRESET => Ok(socket::peek(socket, buffer)?),
+        outcome => Ok(outcome?),
+    }
+}
+
+const ENOTCONN: i32 = 107;
+const ECONNRESET: i32 = 104;
+
+/// Whether nothing is no empty message, but the end: a connection whose peer sends no more.
+fn is_at_end(socket: BorrowedFd<'_>, kind: i32) -> Result<bool> {
+    Ok(kind == SOCK_SEQPACKET && events(socket)?.contains(rustix::event::PollFlags::RDHUP))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use sys::socket::Message;
+
+    fn texts(seen: &[Seen]) -> Vec<(&[u8], usize)> {
+        seen.iter().map(|one| (one.bytes.as_slice(), one.rights.len())).collect()
+    }
+
+    #[test]
+    fn borders_and_long_messages_are_seen_and_nothing_is_taken() {
+        let (left, right) = socket::pair(SOCK_SEQPACKET).unwrap();
+        let long = vec![9; LOOK_BYTES + 1];
+        for bytes in [b"one".as_slice(), b"", b"three", &long] {
+            socket::send(left.as_fd(), &Message { bytes, ..Message::default() }).unwrap();
+        }
+        socket_option::set_int(right.as_fd(), PEEK_OFFSET, 2).unwrap();
+        let seen = look(right.as_fd(), SOCK_SEQPACKET).unwrap();
+        let expected: [(&[u8], usize); 4] = [(b"one", 0), (b"", 0), (b"three", 0), (&long, 0)];
+        assert_eq!(texts(&seen), expected);
+        assert_eq!(socket_option::get_int(right.as_fd(), PEEK_OFFSET).unwrap(), 2);
+        socket_option::set_int(right.as_fd(), PEEK_OFFSET, -1).unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!(socket::peek(right.as_fd(), &mut buffer).unwrap().unwrap().length, 3);
+    }
+}

@@ -1,0 +1,145 @@
+//! A process with a chosen number and user that lives just long enough to make sockets in its name.
+//!
+//! Owns: what such a process does, and its end. The kernel remembers who made a connection (SO_PEERCRED) by the
+//! caller of socketpair(2), connect(2) and listen(2), and lets nobody set it.
+//! Invariants: it shares our descriptor table and nothing else; it makes system calls only, never returns, and
+//! is reaped here, so its number is free again.
+//! Does not: take supplementary groups.
+//!
+//! Man page: clone3(2), unix(7)
+//! Since: Linux 5.5 (`set_tid`)
+//! Probe: none; without the right, or while the number is taken, the call fails with EPERM or EEXIST
+//! Fallback: the caller makes the sockets in its own name
+
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use crate::clone::CloneArguments;
+use crate::error::{Errno, Error, Result};
+use crate::socket::{Credentials, SocketAddress};
+
+/// What is done in another's name.
+#[derive(Clone, Copy, Debug)]
+pub enum Act<'a> {
+    /// Two connected Unix sockets, in place of two descriptors.
+    Pair {
+        /// SOCK_STREAM …
+        kind: i32,
+        /// Becomes one end.
+        first: BorrowedFd<'a>,
+        /// Becomes the other.
+        second: BorrowedFd<'a>,
+    },
+    /// listen(2).
+    Listen {
+        /// A bound socket.
+        socket: BorrowedFd<'a>,
+        /// How many clients may wait.
+        backlog: i32,
+    },
+    /// connect(2).
+    Connect {
+        /// The socket.
+        socket: BorrowedFd<'a>,
+        /// Where to.
+        address: &'a SocketAddress,
+    },
+}
+
+/// Does one thing as the process `who`, which must not exist.
+pub fn perform(who: Credentials, act: Act<'_>) -> Result<()> {
+    const NAME: &str = "make a socket in the name of a process";
+    let arguments = CloneArguments {
+        flags: libc::CLONE_FILES as u64,
+        set_tid: (&raw const who.pid) as u64,
+        set_tid_size: 1,
+        ..CloneArguments::default()
+    };
+    // SAFETY: without CLONE_VM the child gets a copy of this address space; it makes system calls only and ends
+    // in `run`, so it never takes a lock of a thread that is not there. The descriptors it changes in the shared
+    // table are those that `act` borrows.
+    let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
+    match child {
+        -1 => return Err(Error::process(NAME, model::Pid(who.pid), Errno::last())),
+        0 => run(who, act),
+        _ => {}
+    }
+    let mut status = 0;
+    loop {
+        // SAFETY: the kernel writes one int at the address given.
+        let reaped = unsafe { libc::waitpid(child as i32, &raw mut status, libc::__WALL) };
+        match reaped {
+            -1 if Errno::last().0 == libc::EINTR => {}
+            -1 => return Err(Error::process(NAME, model::Pid(who.pid), Errno::last())),
+            _ => break,
+        }
+    }
+    match libc::WEXITSTATUS(status) {
+        0 if libc::WIFEXITED(status) => Ok(()),
+        errno => Err(Error::process(NAME, model::Pid(who.pid), Errno(errno))),
+    }
+}
+
+/// The life of the stand-in; it ends with errno as its status.
+fn run(who: Credentials, act: Act<'_>) -> ! {
+    // SAFETY: system calls on numbers and on memory that `act` borrows, in a process of our own that never
+    // returns from here. The identity is set by raw calls, which change this process alone.
+    unsafe {
+        let (uid, gid) = (who.uid, who.gid);
+        let changed = libc::syscall(libc::SYS_setresgid, gid, gid, gid) == 0
+            && libc::syscall(libc::SYS_setresuid, uid, uid, uid) == 0;
+        let done = changed && step(act);
+        let status = if done { 0 } else { *libc::__errno_location() };
+        loop {
+            libc::syscall(libc::SYS_exit_group, status);
+        }
+    }
+}
+
+fn step(act: Act<'_>) -> bool {
+    // SAFETY: plain system calls; the pointers lead to a local array and to the borrowed address.
+    unsafe {
+        match act {
+            Act::Pair { kind, first, second } => {
+                let mut ends: [RawFd; 2] = [0; 2];
+                libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) == 0
+                    && place(ends[0], first.as_raw_fd())
+                    && place(ends[1], second.as_raw_fd())
+            }
+            Act::Listen { socket, backlog } => libc::listen(socket.as_raw_fd(), backlog) == 0,
+            Act::Connect { socket, address } => {
+                let bytes = &address.0;
+                libc::connect(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len() as u32) == 0
+            }
+        }
+    }
+}
+
+fn place(from: RawFd, to: RawFd) -> bool {
+    // SAFETY: plain numbers: the first was just made here, the second is borrowed from the caller for this.
+    unsafe { libc::dup3(from, to, libc::O_CLOEXEC) >= 0 && libc::close(from) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_pair_is_made_in_the_name_of_a_process_that_is_no_more() {
+        let nothing = || crate::socket::create(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+        let (first, second) = (nothing(), nothing());
+        let who = Credentials { pid: 4_000, uid: 1234, gid: 4321 };
+        let act = Act::Pair { kind: libc::SOCK_SEQPACKET, first: first.as_fd(), second: second.as_fd() };
+        if let Err(error) = perform(who, act) {
+            return println!("unsupported: {error}");
+        }
+        let seen = crate::socket::peer_credentials(first.as_fd()).unwrap();
+        assert_eq!(seen, who);
+        rustix::io::write(&first, b"x").unwrap();
+        assert_eq!(crate::socket::readable_bytes(second.as_fd()).unwrap(), 1);
+        let us = Credentials { pid: std::process::id() as i32, ..Credentials::default() };
+        assert_eq!(perform(us, act).unwrap_err().errno, Errno::EEXIST);
+    }
+}

@@ -1,0 +1,113 @@
+//! Takes the ends of traced threads while their tracer is held up.
+//!
+//! Owns: one background thread, asleep unless an attach takes long or a thread died while it stood.
+//! Invariants: the end of a child of this process is never taken, so that no exit status is lost.
+//! Does not: trace anything.
+//!
+//! An exec ends all other threads of its process, and waits until each has been waited for by its tracer. Whoever
+//! attaches to a thread of that process meanwhile waits for the exec. A tracer that had attached to some threads
+//! before would so wait for itself for ever.
+//!
+//! A process that is killed while it stands remains a zombie that its own parent cannot see, until its tracer has
+//! waited for it.
+
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use model::{Pid, Tid};
+use sys::ptrace;
+
+use crate::procfs;
+
+/// How long an attach may take before ends are taken for it.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// How long the background thread stays half awake after the last attach: waking it costs more than its looks.
+const LINGER: Duration = Duration::from_millis(200);
+
+#[derive(Default)]
+struct Watched {
+    threads: Vec<Tid>,
+    dying: Vec<Tid>,
+    last_use: Option<Instant>,
+    asleep: bool,
+}
+
+#[derive(Default)]
+struct Reaper {
+    watched: Mutex<Watched>,
+    wake: Condvar,
+}
+
+/// Threads whose ends are taken while this lives.
+#[derive(Debug, Default)]
+pub(crate) struct Watch(Vec<Tid>);
+
+impl Watch {
+    /// From now on also for this thread; call it before the next attach.
+    pub(crate) fn add(&mut self, pid: Pid, tid: Tid) {
+        if tid == pid.leader() {
+            return;
+        }
+        reaper().with(|watched| watched.threads.push(tid));
+        self.0.push(tid);
+    }
+}
+
+/// Takes the end of a traced thread that was killed while it stood, as soon as it has ended.
+pub(crate) fn bury(pid: Pid, tid: Tid) {
+    let ours = std::process::id() as i32;
+    let is_child = tid == pid.leader() && procfs::stat(pid).is_ok_and(|stat| stat.ppid == Pid(ours));
+    if !is_child {
+        reaper().with(|watched| watched.dying.push(tid));
+    }
+}
+
+impl Reaper {
+    fn with(&self, change: impl FnOnce(&mut Watched)) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut watched);
+        watched.last_use = Some(Instant::now());
+        if std::mem::replace(&mut watched.asleep, false) {
+            self.wake.notify_one();
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            let mut watched = reaper().watched.lock().unwrap_or_else(PoisonError::into_inner);
+            watched.threads.retain(|tid| !self.0.contains(tid));
+        }
+    }
+}
+
+fn reaper() -> &'static Reaper {
+    static REAPER: OnceLock<Reaper> = OnceLock::new();
+    static STARTED: OnceLock<()> = OnceLock::new();
+    let reaper = REAPER.get_or_init(Reaper::default);
+    STARTED.get_or_init(|| {
+        // Without the thread an attach may hang when it meets an exec, as it always does elsewhere.
+        let _ = std::thread::Builder::new().name("reaper".to_owned()).spawn(move || watch(reaper));
+    });
+    reaper
+}
+
+fn watch(reaper: &Reaper) {
+    let mut watched = reaper.watched.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        watched.dying.retain(|tid| matches!(ptrace::peek(*tid), Ok(None)));
+        let idle = watched.threads.is_empty() && watched.dying.is_empty();
+        if idle && watched.last_use.is_none_or(|at| at.elapsed() > LINGER) {
+            watched.asleep = true;
+            watched = reaper.wake.wait(watched).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        let before = watched.threads.clone();
+        watched = reaper.wake.wait_timeout(watched, PATIENCE).unwrap_or_else(PoisonError::into_inner).0;
+        for tid in before.iter().filter(|tid| watched.threads.contains(tid)) {
+            // Takes an end; a stop is left alone.
+            let _ = ptrace::peek(*tid);
+        }
+    }
+}
