@@ -30,9 +30,9 @@ pub(crate) fn command() -> Command {
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
         .arg(store)
-        .subcommands(verb::REGISTRY.iter().map(|verb| {
-            verb.arguments(Command::new(verb.name()).about(verb.about()))
-        }))
+        .subcommands(
+            verb::REGISTRY.iter().map(|verb| verb.arguments(Command::new(verb.name()).about(verb.about()))),
+        )
 }
 
 /// The store that the command line names, or the default one.

@@ -10,16 +10,27 @@ use guardian::GuardianError;
 
 /// Verbs to come.
 const VERBS: &[&str] = &[
-    "diff", "squash", "export", "up", "down", "start", "stop", "restart", "complain", "check", "top", "events",
-    "deaths", "replicate", "inject", "persist", "resume",
+    "diff",
+    "squash",
+    "export",
+    "up",
+    "down",
+    "start",
+    "stop",
+    "restart",
+    "complain",
+    "check",
+    "top",
+    "events",
+    "deaths",
+    "replicate",
+    "inject",
+    "persist",
+    "resume",
 ];
 /// Options to come, with the verb that will have them.
-const OPTIONS: &[(&str, &str)] = &[
-    ("run", "--tracker"),
-    ("run", "--copiers"),
-    ("run", "--persist"),
-    ("run", "--isolate"),
-];
+const OPTIONS: &[(&str, &str)] =
+    &[("run", "--tracker"), ("run", "--copiers"), ("run", "--persist"), ("run", "--isolate")];
 
 /// Refuses a command line that asks for something that is not built.
 pub(crate) fn refuse(words: &[OsString]) -> Result<(), GuardianError> {

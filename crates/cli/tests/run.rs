@@ -83,7 +83,8 @@ fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoi
         return;
     }
     let (lab, mut random) = (Lab::new(), Random::new());
-    let guardian = run(&lab, &["--every", "100ms", "--restart", "on-failure", "--max-restarts", "1000/1m"], &[]);
+    let guardian =
+        run(&lab, &["--every", "100ms", "--restart", "on-failure", "--max-restarts", "1000/1m"], &[]);
     wait_for_checkpoints(&lab, 2);
     let first = lab.guarded_counter().unwrap();
     for round in 0..rounds(20, 200) {
@@ -94,8 +95,7 @@ fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoi
         let killed = lab.guarded_counter().unwrap();
         assert_eq!(killed.pid(), first.pid(), "round {round}");
         killed.process.signal(Signal::KILL).unwrap();
-        let back =
-            until("the subject", || lab.guarded_counter().filter(|now| now.process != killed.process));
+        let back = until("the subject", || lab.guarded_counter().filter(|now| now.process != killed.process));
         assert_eq!(back.pid(), first.pid(), "round {round}: another pid");
         let seen = sampler.finish();
         let at_least = seen.iter().rfind(|(time, _)| *time <= committed).map_or(0, |(_, count)| *count);

@@ -38,7 +38,9 @@ pub enum GuardianError {
     },
     /// No place for the store is known.
     /// Row: store-unknown
-    #[error("no directory for the store: neither XDG_STATE_HOME nor HOME is set\nhelp: name one with --store DIR")]
+    #[error(
+        "no directory for the store: neither XDG_STATE_HOME nor HOME is set\nhelp: name one with --store DIR"
+    )]
     NoStore,
     /// The program to run cannot be started.
     /// Row: command-failed
@@ -69,21 +71,27 @@ pub enum GuardianError {
     },
     /// Nobody has ever guarded a subject of this name.
     /// Row: not-guarded
-    #[error("no subject {name} is or was guarded in this store\nhelp: `undying status` lists those that are; `--store` names another store")]
+    #[error(
+        "no subject {name} is or was guarded in this store\nhelp: `undying status` lists those that are; `--store` names another store"
+    )]
     NotGuarded {
         /// The name.
         name: String,
     },
     /// Processes of a dead subject do not go away.
     /// Row: leftovers
-    #[error("pid {pid} is left over from the dead subject and does not end\nhelp: it hangs in the kernel (`cat /proc/{pid}/stack`); the subject cannot be restored before it is gone")]
+    #[error(
+        "pid {pid} is left over from the dead subject and does not end\nhelp: it hangs in the kernel (`cat /proc/{pid}/stack`); the subject cannot be restored before it is gone"
+    )]
     Leftover {
         /// One of them.
         pid: Pid,
     },
     /// The subject died, and nothing that is there brings it back.
     /// Row: not-restorable
-    #[error("{name} died and cannot be restored from any of its {tried} checkpoints; the last reason: {last}")]
+    #[error(
+        "{name} died and cannot be restored from any of its {tried} checkpoints; the last reason: {last}"
+    )]
     NotRestorable {
         /// The subject's name.
         name: String,
@@ -94,7 +102,9 @@ pub enum GuardianError {
     },
     /// An adopted subject has ended, and there is neither a checkpoint to restore nor a command to start.
     /// Row: no-way-back
-    #[error("{name} has ended and is not restarted: undying has not started it and there is no checkpoint of it\nhelp: start it under `undying run`")]
+    #[error(
+        "{name} has ended and is not restarted: undying has not started it and there is no checkpoint of it\nhelp: start it under `undying run`"
+    )]
     NoWayBack {
         /// The subject's name.
         name: String,
@@ -118,7 +128,8 @@ impl GuardianError {
     #[must_use]
     pub fn advice(&self) -> Option<&'static str> {
         const MISSING: &str = "`undying doctor` tells which permission or kernel feature is missing";
-        const REPORT: &str = "try again; if it stays, report it with this message and `undying doctor --json`";
+        const REPORT: &str =
+            "try again; if it stays, report it with this message and `undying doctor --json`";
         let message = self.to_string();
         if message.contains("help:") {
             return None;

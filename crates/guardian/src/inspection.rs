@@ -11,9 +11,10 @@ use model::Pid;
 use serde::Serialize;
 use sys::features::{self, FeatureEntry, Need};
 
+use crate::ancestry;
 use crate::error::{GuardianError, Result};
 use crate::location::StoreLocation;
-use crate::{ancestry, streams};
+use crate::streams::{self, Shared};
 
 /// Everything that would stop a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -46,7 +47,10 @@ pub struct ObstacleReport {
 ///
 /// When there is no such process, or it may not be looked at.
 pub fn preflight(pid: Pid) -> Result<PreflightReport> {
-    let options = CheckpointOptions { inherited: streams::identities(), ..CheckpointOptions::default() };
+    let options = CheckpointOptions {
+        inherited: streams::identities(Shared::Standard)?,
+        ..CheckpointOptions::default()
+    };
     let mut obstacles: Vec<ObstacleReport> =
         engine::preflight(pid, &options)?.into_iter().map(ObstacleReport::from).collect();
     if ancestry::contains_us(pid) {

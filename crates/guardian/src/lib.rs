@@ -25,7 +25,8 @@ mod time;
 pub use error::{GuardianError, Result};
 pub use exit::ExitCode;
 pub use images::{
-    CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects, verify,
+    CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects,
+    verify,
 };
 pub use inspection::{
     CheckState, DoctorCheck, DoctorReport, ObstacleReport, PreflightReport, doctor, preflight,

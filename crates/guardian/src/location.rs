@@ -66,12 +66,10 @@ impl StoreLocation {
             Some(store) => Ok(store.resolve(spec)?),
             // Without a store only a directory here can be meant.
             None if Path::new(spec).is_dir() => Ok(PathBuf::from(spec)),
-            None => Err(store::Error::NotFound {
-                name: spec.to_owned(),
-                sequence: None,
-                store: self.0.clone(),
+            None => {
+                Err(store::Error::NotFound { name: spec.to_owned(), sequence: None, store: self.0.clone() }
+                    .into())
             }
-            .into()),
         }
     }
 

@@ -10,9 +10,10 @@ use engine::CheckpointOptions;
 use model::{ByteCount, PageCount, Pid, Sequence};
 use store::{ImageWriter, WriteOptions};
 
+use crate::ancestry;
 use crate::error::Result;
 use crate::inspection::require_features;
-use crate::{ancestry, streams};
+use crate::streams::{self, Shared};
 
 /// What `checkpoint` is asked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,7 +52,7 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
         kill: request.kill,
         name: String::new(),
         sequence: Sequence(1),
-        inherited: streams::identities(),
+        inherited: streams::identities(Shared::Standard)?,
     };
     let report = engine::checkpoint(request.pid, writer, &options)?;
     Ok(Checkpointed {

@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::inspection::require_features;
 use crate::location::StoreLocation;
 use crate::signals::{self, CONT, Request, Signals};
-use crate::streams;
+use crate::streams::{self, Shared};
 use crate::subject::{Subject, SubjectStatus};
 
 /// Which process numbers a restored tree gets.
@@ -78,7 +78,7 @@ pub fn restore(request: &RestoreRequest) -> Result<Resumed> {
             Numbers::Namespace => PidPolicy::Namespace,
             Numbers::Any => PidPolicy::Any,
         },
-        inherited: streams::duplicates()?,
+        inherited: streams::duplicates(Shared::Standard)?,
         ..RestoreOptions::default()
     };
     let restored = engine::restore(reader, options)?;
@@ -87,12 +87,7 @@ pub fn restore(request: &RestoreRequest) -> Result<Resumed> {
         write_pid(pidfile, restored.root)?;
     }
     let status = signals.map(|signals| stay(&signals, &subject)).transpose()?;
-    Ok(Resumed {
-        root: restored.root,
-        processes: restored.pids.len(),
-        total: restored.total,
-        status,
-    })
+    Ok(Resumed { root: restored.root, processes: restored.pids.len(), total: restored.total, status })
 }
 
 /// Hands signals on until the subject ends.

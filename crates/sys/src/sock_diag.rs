@@ -1,6 +1,6 @@
 //! What the kernel knows of sockets beyond their descriptors: peers, names, files, queues.
 //!
-//! Owns: the sock_diag(7) protocol for Unix sockets, and for single TCP sockets.
+//! Owns: the sock_diag(7) protocol for Unix sockets, for single TCP sockets, for shut halves of UDP sockets.
 //! Invariants: an answer that cannot be understood is an error, never a guess.
 //! Does not: see sockets of other network namespaces than this process's.
 //!
@@ -125,6 +125,35 @@ impl SockDiag {
         }
     }
 
+    /// Halves of a UDP socket that are shut: 1 receiving, 2 sending; `None` when the kernel does not tell.
+    pub fn shut_halves(&self, family: i32, protocol: i32, inode: Inode) -> Result<Option<u8>> {
+        const SHOW_SHUT: u8 = 1 << 7;
+        const SHUT: u16 = 8;
+        const FIXED_BYTES: usize = HEADER_BYTES + 72;
+        const ADDRESSES_BYTES: usize = 48;
+        let mut body = vec![family as u8, protocol as u8, SHOW_SHUT, 0];
+        body.extend(u32::MAX.to_ne_bytes());
+        body.extend([0; ADDRESSES_BYTES]);
+        let mut found = None;
+        let outcome = self.exchange(REQUEST | DUMP, &body, |message| {
+            let is_it = read_tcp_socket(message).is_some_and(|socket| socket.inode == inode);
+            if is_it {
+                each_attribute(message.get(FIXED_BYTES..).unwrap_or_default(), |kind, value| {
+                    if (kind, value.len()) == (SHUT, 1) {
+                        found = Some(value[0]);
+                    }
+                });
+            }
+            true
+        });
+        match outcome {
+            Ok(()) => Ok(found),
+            // The kernel is built without a directory of UDP sockets.
+            Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::EINVAL => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     fn ask(&self, flags: u16, states: u32, inode: Inode) -> Result<Vec<UnixSocket>> {
         let show = SHOW_NAME | SHOW_FILE | SHOW_PEER | SHOW_WAITING | SHOW_QUEUES;
         let mut body = vec![libc::AF_UNIX as u8, 0, 0, 0];
@@ -207,14 +236,23 @@ fn read_socket(message: &[u8]) -> Option<UnixSocket> {
         state: fixed[HEADER_BYTES + 2],
         ..UnixSocket::default()
     };
-    let mut rest = &message[ANSWER_BYTES..];
-    while rest.len() >= 4 {
-        let length = usize::from(u16::from_ne_bytes([rest[0], rest[1]]));
-        let value = rest.get(4..length)?;
-        read_attribute(&mut socket, u16::from_ne_bytes([rest[2], rest[3]]), value);
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    let is_whole =
+        each_attribute(&message[ANSWER_BYTES..], |kind, value| read_attribute(&mut socket, kind, value));
+    if !is_whole {
+        return None;
     }
     Some(socket)
+}
+
+/// Gives every attribute to `read`; the result is whether all were whole.
+fn each_attribute(mut rest: &[u8], mut read: impl FnMut(u16, &[u8])) -> bool {
+    while rest.len() >= 4 {
+        let length = usize::from(u16::from_ne_bytes([rest[0], rest[1]]));
+        let Some(value) = rest.get(4..length) else { return false };
+        read(u16::from_ne_bytes([rest[2], rest[3]]), value);
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    true
 }
 
 fn read_attribute(socket: &mut UnixSocket, kind: u16, value: &[u8]) {
@@ -259,6 +297,18 @@ mod tests {
         drop(right);
         assert_eq!(diag.unix_socket(inode(&left)).unwrap().unwrap().peer, Some(Inode(0)));
         assert_eq!(diag.unix_socket(Inode(0xffff_fff0)).unwrap(), None);
+    }
+
+    #[test]
+    fn a_udp_socket_tells_which_halves_are_shut() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(socket.local_addr().unwrap()).unwrap();
+        rustix::net::shutdown(&socket, rustix::net::Shutdown::Write).unwrap();
+        let seen = SockDiag::open().unwrap().shut_halves(libc::AF_INET, libc::IPPROTO_UDP, inode(&socket));
+        match seen.unwrap() {
+            Some(shut) => assert_eq!(shut, 2),
+            None => println!("unsupported: directory of UDP sockets"),
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use sys::kcmp::{self, Shared};
 use sys::ptrace::{OPTION_CLONE, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK};
 use sys::{Errno, Error};
 
-use crate::procfs;
+use crate::procfs::{self, Status};
 use crate::reaper::{self, Watch};
 use crate::remote::home;
 use crate::thread::{Running, StopOutcome, Stopped, Thread, Waiter};
@@ -90,6 +90,8 @@ struct Progress {
     /// Children of vfork(2) that must go on before their parent can stop.
     let_go: Vec<Thread<Running>>,
     seen: HashSet<Tid>,
+    /// Something was attached, went away or could not be told since the tree was listed.
+    changed: bool,
     /// Threads that could not be attached because they were changing, and how often.
     changing: HashMap<Tid, usize>,
     zombies: Vec<Pid>,
@@ -150,11 +152,10 @@ impl Drop for StoppedTree {
 impl Progress {
     fn run(&mut self, root: Pid) -> Result<(), FreezeError> {
         for _ in 0..ROUNDS_MAX {
-            let before = (self.seen.len(), self.changing.values().sum::<usize>());
+            self.changed = false;
             self.attach_new(root)?;
-            if (self.seen.len(), self.changing.values().sum()) != before {
-                self.wait_all()?;
-            } else if self.all_still_stand()? {
+            self.wait_all()?;
+            if !self.changed && self.all_still_stand()? {
                 return Ok(());
             }
         }
@@ -189,6 +190,9 @@ impl Progress {
                 if pid == root {
                     return Err(FreezeError::Ended(root));
                 }
+                if gone_is_none(procfs::status(pid))?.is_some_and(|status| is_ours(&status)) {
+                    reaper::bury(pid, pid.leader());
+                }
                 self.zombies.push(pid);
                 continue;
             }
@@ -204,37 +208,42 @@ impl Progress {
             return Ok(());
         }
         match Thread::seize(pid, tid, OPTIONS) {
-            Ok(thread) => {
-                self.ends.add(pid, tid);
-                self.seen.insert(tid);
-                let asked = gone_is_none(thread.interrupt());
-                self.pending.push(thread);
-                asked?;
-            }
-            Err(error) if error.errno == Errno::ESRCH => {}
-            Err(error) => self.attached_or(pid, tid, error)?,
+            Ok(thread) => self.expect(thread),
+            Err(error) if error.errno == Errno::ESRCH => Ok(()),
+            Err(error) => self.attached_or(pid, tid, error),
         }
+    }
+
+    /// Asks an attached thread to stop.
+    fn expect(&mut self, thread: Thread<Running>) -> Result<(), FreezeError> {
+        self.changed = true;
+        self.seen.insert(thread.tid());
+        self.ends.add(thread.pid(), thread.tid());
+        let asked = gone_is_none(thread.interrupt());
+        self.pending.push(thread);
+        asked?;
         Ok(())
     }
 
     fn attached_or(&mut self, pid: Pid, tid: Tid, error: Error) -> Result<(), FreezeError> {
         let Some(status) = gone_is_none(procfs::thread_status(pid, tid))? else { return Ok(()) };
-        if status.tracer.get() == rustix::thread::gettid().as_raw_nonzero().get() {
-            let thread = Thread::attached(pid, tid);
-            self.ends.add(pid, tid);
-            self.seen.insert(tid);
-            let asked = gone_is_none(thread.interrupt());
-            self.pending.push(thread);
-            asked?;
-            return Ok(());
+        let ended = matches!(status.state, 'Z' | 'X');
+        if is_ours(&status) {
+            if ended && tid == pid.leader() {
+                // A leader ends for good with the last of its threads.
+                reaper::bury(pid, tid);
+                return Ok(());
+            }
+            return self.expect(Thread::attached(pid, tid));
         }
-        if matches!(status.state, 'Z' | 'X') {
+        if ended {
             return Ok(());
         }
         if status.tracer.get() != 0 {
             return Err(FreezeError::Traced { pid, tracer: status.tracer });
         }
         // It was ending then, and an exec gave its number to another thread.
+        self.changed = true;
         let attempts = self.changing.entry(tid).or_default();
         *attempts += 1;
         if *attempts < CHANGES_MAX { Ok(()) } else { Err(error.into()) }
@@ -242,7 +251,7 @@ impl Progress {
 
     fn wait_all(&mut self) -> Result<(), FreezeError> {
         let mut waiter = Waiter::new(STOP_LIMIT);
-        let mut held_up = false;
+        let mut helped = Duration::ZERO;
         loop {
             self.look_at_all()?;
             if self.pending.is_empty() {
@@ -254,8 +263,8 @@ impl Progress {
                 self.pending.append(&mut self.let_go);
                 gone_is_none(asked)?;
             }
-            if !held_up && waiter.waited() > PATIENCE {
-                held_up = true;
+            if waiter.waited() > helped + PATIENCE {
+                helped = waiter.waited();
                 self.help_those_held_up()?;
             }
             if !waiter.pause() {
@@ -273,16 +282,19 @@ impl Progress {
 
     /// A leader that ended before its other threads never stops; a parent in vfork(2) stops after its child went on.
     fn help_those_held_up(&mut self) -> Result<(), FreezeError> {
-        let ended = |thread: &Thread<Running>| {
+        let ended = |thread: &mut Thread<Running>| {
             let stat = procfs::thread_stat(thread.pid(), thread.tid());
             thread.tid() == thread.pid().leader() && stat.is_ok_and(|stat| stat.is_zombie())
         };
-        self.pending.retain(|thread| !ended(thread));
+        for leader in self.pending.extract_if(.., ended) {
+            // The next round looks whether an exec has brought another thread under its number.
+            self.changed = true;
+            self.seen.remove(&leader.tid());
+        }
         let mut parents: Vec<Pid> = self.pending.iter().map(Thread::pid).collect();
         parents.dedup();
-        for child in self.order.clone() {
-            let held = self.stopped.contains_key(&child);
-            if held && parents.iter().any(|parent| runs_in_memory_of(child, *parent)) {
+        for child in self.stopped.keys().copied().collect::<Vec<_>>() {
+            if parents.iter().any(|parent| runs_in_memory_of(child, *parent)) {
                 for thread in self.stopped.remove(&child).unwrap_or_default() {
                     self.let_go.extend(gone_is_none(thread.resume())?);
                 }
@@ -302,7 +314,10 @@ impl Progress {
                     self.pending.push(thread);
                     outcome = outcome.and(self.adopt(created));
                 }
-                Ok(StopOutcome::Gone) => {}
+                Ok(StopOutcome::Gone) => {
+                    self.changed = true;
+                    self.seen.remove(&tid);
+                }
                 Err(error) => {
                     // It stays attached, so it is let go with the others.
                     self.pending.push(Thread::attached(pid, tid));
@@ -317,10 +332,10 @@ impl Progress {
         let path = format!("/proc/{tid}/status");
         let Some(text) = gone_is_none(procfs::read_text(&path))? else { return Ok(()) };
         let tgid = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
-        if let (Some(tgid), true) = (tgid, self.seen.insert(tid)) {
-            self.pending.push(Thread::attached(Pid(tgid), tid));
+        match tgid {
+            Some(tgid) if !self.seen.contains(&tid) => self.expect(Thread::attached(Pid(tgid), tid)),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn finish(mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
@@ -369,6 +384,11 @@ impl Progress {
             }
         }
     }
+}
+
+/// Whether the calling thread traces it already.
+fn is_ours(status: &Status) -> bool {
+    status.tracer.get() == rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 /// Whether a process is a child of another that uses its parent's memory.

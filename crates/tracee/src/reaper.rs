@@ -58,7 +58,11 @@ pub(crate) fn bury(pid: Pid, tid: Tid) {
     let ours = std::process::id() as i32;
     let is_child = tid == pid.leader() && procfs::stat(pid).is_ok_and(|stat| stat.ppid == Pid(ours));
     if !is_child {
-        reaper().with(|watched| watched.dying.push(tid));
+        reaper().with(|watched| {
+            if !watched.dying.contains(&tid) {
+                watched.dying.push(tid);
+            }
+        });
     }
 }
 

@@ -14,12 +14,8 @@ use crate::failure::Failure;
 use crate::{command, parse, print};
 
 /// The values of `--pid`.
-const NUMBERS: [(&str, Numbers); 4] = [
-    ("auto", Numbers::Auto),
-    ("same", Numbers::Same),
-    ("ns", Numbers::Namespace),
-    ("any", Numbers::Any),
-];
+const NUMBERS: [(&str, Numbers); 4] =
+    [("auto", Numbers::Auto), ("same", Numbers::Same), ("ns", Numbers::Namespace), ("any", Numbers::Any)];
 
 pub(super) struct Restore;
 

@@ -44,8 +44,12 @@ impl Verb for Run {
                     .value_parser(PossibleValuesParser::new(policies)),
             )
             .arg(
-                option("max-restarts", "N/DUR", "Give up after so many restarts in so much time [default: 5/1m]")
-                    .value_parser(parse::limit),
+                option(
+                    "max-restarts",
+                    "N/DUR",
+                    "Give up after so many restarts in so much time [default: 5/1m]",
+                )
+                .value_parser(parse::limit),
             )
             .arg(
                 option("adopt", "PID", "Guard a process that runs already")

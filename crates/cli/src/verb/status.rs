@@ -36,7 +36,16 @@ impl Verb for Status {
         }
         let rows: Vec<Vec<String>> = found.iter().map(row).collect();
         let head = [
-            "NAME", "PID", "STATE", "POLICY", "LIFE", "CHECKPOINTS", "AGE", "RATE", "PAUSE P99", "SIZE",
+            "NAME",
+            "PID",
+            "STATE",
+            "POLICY",
+            "LIFE",
+            "CHECKPOINTS",
+            "AGE",
+            "RATE",
+            "PAUSE P99",
+            "SIZE",
             "LAST DEATH",
         ];
         print::table(&head, &rows)?;
@@ -52,11 +61,12 @@ impl Verb for Status {
 
 fn row(subject: &SubjectReport) -> Vec<String> {
     let time = |microseconds| print::duration(Duration::from_micros(microseconds));
-    let death = subject.last_death.as_ref().map_or("-".to_owned(), |death| match (death.signal, death.exit) {
-        (Some(signal), _) => format!("signal {signal}, {}", death.time),
-        (None, Some(code)) => format!("exit {code}, {}", death.time),
-        (None, None) => death.time.clone(),
-    });
+    let death =
+        subject.last_death.as_ref().map_or("-".to_owned(), |death| match (death.signal, death.exit) {
+            (Some(signal), _) => format!("signal {signal}, {}", death.time),
+            (None, Some(code)) => format!("exit {code}, {}", death.time),
+            (None, None) => death.time.clone(),
+        });
     vec![
         subject.name.clone(),
         subject.pid.to_string(),

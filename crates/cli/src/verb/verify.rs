@@ -48,7 +48,11 @@ impl Verb for Verify {
         };
         let mut out = std::io::stdout().lock();
         let size = print::bytes(report.bytes);
-        writeln!(out, "{image} is whole: {} records, {} pages, {size} checked", report.records, report.pages)?;
+        writeln!(
+            out,
+            "{image} is whole: {} records, {} pages, {size} checked",
+            report.records, report.pages
+        )?;
         Ok(0)
     }
 }

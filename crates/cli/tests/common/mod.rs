@@ -18,40 +18,40 @@ use tempfile::TempDir;
 use testkit::{Guard, ProcessId};
 
 /// Longest that a single call or condition may take on a loaded machine.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(2);
 
 /// Where a test works, with all it has started.
-pub struct Lab {
-    pub guard: Guard,
+pub(crate) struct Lab {
+    pub(crate) guard: Guard,
     folder: TempDir,
 }
 
 /// What a call has left.
 #[derive(Debug)]
-pub struct Said {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Lab {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // Not below /tmp where that is a tmpfs: images are to be written as they usually are.
         let folder = TempDir::with_prefix_in("undying-cli-", env!("CARGO_TARGET_TMPDIR")).unwrap();
         Self { guard: Guard::new(), folder }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    pub fn store(&self) -> PathBuf {
+    pub(crate) fn store(&self) -> PathBuf {
         self.path("store")
     }
 
     /// `undying` with arguments and this lab's store; streams lead to files.
-    pub fn undying<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Command {
+    pub(crate) fn undying<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_undying"));
         command.arg("--store").arg(self.store()).args(arguments);
         self.detached(&mut command);
@@ -59,7 +59,7 @@ impl Lab {
     }
 
     /// Cuts a command off from the streams of the test, which are somebody else's pipes.
-    pub fn detached<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    pub(crate) fn detached<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let open = |name| File::options().create(true).append(true).open(self.path(name)).unwrap();
         command.stdin(Stdio::null()).stdout(open("stdout")).stderr(open("stderr"));
         command.current_dir(self.folder.path());
@@ -67,7 +67,7 @@ impl Lab {
     }
 
     /// Runs a command to its end.
-    pub fn call(&self, command: &mut Command) -> Said {
+    pub(crate) fn call(&self, command: &mut Command) -> Said {
         let (out, err) = (self.path("call.out"), self.path("call.err"));
         command.stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
         let mut child = command.spawn().unwrap();
@@ -77,18 +77,18 @@ impl Lab {
     }
 
     /// Runs `undying` to its end.
-    pub fn say<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Said {
+    pub(crate) fn say<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Said {
         self.call(&mut self.undying(arguments))
     }
 
     /// Runs `undying` with `--json` and parses its answer.
-    pub fn json(&self, arguments: &[&str]) -> Value {
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         let said = self.say(arguments.iter().copied().chain(["--json"]));
         serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"))
     }
 
     /// Starts the counter on its own, in a session of its own.
-    pub fn counter(&self, arguments: &[&str]) -> Counter {
+    pub(crate) fn counter(&self, arguments: &[&str]) -> Counter {
         let mut command = Command::new("setsid");
         command.arg("--fork").arg(program()).arg(self.path("count")).args(arguments);
         self.call_for_effect(&mut command);
@@ -99,7 +99,7 @@ impl Lab {
     }
 
     /// The counter that runs below a guardian, with the count it writes.
-    pub fn guarded_counter(&self) -> Option<Counter> {
+    pub(crate) fn guarded_counter(&self) -> Option<Counter> {
         let running: Vec<ProcessId> =
             self.guard.marked().into_iter().filter(|process| runs_counter(*process)).collect();
         let inner = |process: &ProcessId| running.iter().any(|one| process.parent() == Some(one.pid()));
@@ -108,7 +108,7 @@ impl Lab {
     }
 
     /// The words of `counter FILE …`.
-    pub fn counter_words(&self, arguments: &[&str]) -> Vec<String> {
+    pub(crate) fn counter_words(&self, arguments: &[&str]) -> Vec<String> {
         let mut words = vec![program().display().to_string(), self.path("count").display().to_string()];
         words.extend(arguments.iter().map(|word| (*word).to_owned()));
         words
@@ -122,31 +122,31 @@ impl Lab {
 
 /// A running counter.
 #[derive(Clone, Debug)]
-pub struct Counter {
-    pub process: ProcessId,
-    pub file: PathBuf,
+pub(crate) struct Counter {
+    pub(crate) process: ProcessId,
+    pub(crate) file: PathBuf,
 }
 
 impl Counter {
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.process.pid()
     }
 
     /// The last round; panics when the counter has found itself corrupt.
-    pub fn read(&self) -> Option<u64> {
+    pub(crate) fn read(&self) -> Option<u64> {
         let text = std::fs::read_to_string(&self.file).ok()?;
         assert!(!text.starts_with("corrupt"), "the counter is corrupt");
         text.trim().parse().ok()
     }
 
     /// Waits until it has counted on by so many rounds.
-    pub fn goes_on(&self, rounds: u64) {
+    pub(crate) fn goes_on(&self, rounds: u64) {
         let from = self.read().unwrap_or(0);
         until("the counter to go on", || self.read().filter(|now| *now >= from + rounds || *now < from));
     }
 
     /// The value of a line of its `/proc/PID/status`.
-    pub fn status(&self, name: &str) -> String {
+    pub(crate) fn status(&self, name: &str) -> String {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.unwrap_or_default().trim().to_owned()
@@ -158,7 +158,7 @@ fn runs_counter(process: ProcessId) -> bool {
 }
 
 /// The compiled counter.
-pub fn program() -> &'static Path {
+pub(crate) fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -176,7 +176,7 @@ pub fn program() -> &'static Path {
 }
 
 /// Waits until there is a value.
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + LIMIT;
     loop {
         if let Some(value) = look() {
@@ -188,7 +188,7 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Waits for a child; one that hangs is killed.
-pub fn wait(child: &mut Child) -> ExitStatus {
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     let deadline = Instant::now() + LIMIT;
     loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -203,7 +203,7 @@ pub fn wait(child: &mut Child) -> ExitStatus {
 }
 
 /// Whether this user can do what the tests need; says why not.
-pub fn supported() -> bool {
+pub(crate) fn supported() -> bool {
     if !rustix::process::geteuid().is_root() {
         println!("unsupported: root");
         return false;
@@ -212,10 +212,10 @@ pub fn supported() -> bool {
 }
 
 /// Numbers from a seed, which is printed so that a failure can be repeated: `UNDYING_TEST_SEED=N`.
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let given = std::env::var("UNDYING_TEST_SEED").ok().and_then(|text| text.parse().ok());
         let seed = given.unwrap_or_else(|| u64::from(std::process::id()));
         println!("UNDYING_TEST_SEED={seed}");
@@ -223,7 +223,7 @@ impl Random {
     }
 
     /// A number below a limit (splitmix64, S. Vigna).
-    pub fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -231,12 +231,12 @@ impl Random {
         (mixed ^ (mixed >> 31)) % limit
     }
 
-    pub fn duration(&mut self, limit: Duration) -> Duration {
+    pub(crate) fn duration(&mut self, limit: Duration) -> Duration {
         Duration::from_micros(self.below(limit.as_micros() as u64))
     }
 }
 
 /// So many rounds: few in everyday runs, many where `UNDYING_LONG_TESTS` is set.
-pub fn rounds(short: usize, long: usize) -> usize {
+pub(crate) fn rounds(short: usize, long: usize) -> usize {
     if std::env::var_os("UNDYING_LONG_TESTS").is_some() { long } else { short }
 }

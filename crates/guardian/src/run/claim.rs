@@ -36,9 +36,10 @@ impl Claim {
         let name: SubjectName = name.parse()?;
         Self::attempt(store, &name)?.ok_or_else(|| {
             let record = Record::read(&store.root().join(name.as_str()));
-            let by = record.ok().flatten().map_or(String::new(), |record| {
-                format!(" (pid {})", record.guardian.pid)
-            });
+            let by = record
+                .ok()
+                .flatten()
+                .map_or(String::new(), |record| format!(" (pid {})", record.guardian.pid));
             GuardianError::NameTaken { name: name.to_string(), by }
         })
     }

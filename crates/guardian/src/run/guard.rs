@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use engine::{CheckpointOptions, EngineError, RestoreOptions};
-use model::{ProcessKey, Sequence, Signal};
+use model::{Inode, ProcessKey, Sequence, Signal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use store::{Store, WriteOptions};
 use sys::Error;
@@ -24,8 +24,9 @@ use crate::error::{GuardianError, Result};
 use crate::record::{Death, PauseMicroseconds, ProcessName, Record, RecordFile, boot};
 use crate::restoring::hand_on;
 use crate::signals::{Request, Signals};
+use crate::streams::{self, Shared};
 use crate::subject::{Subject, SubjectStatus};
-use crate::{streams, time};
+use crate::time;
 
 /// Reasons against checkpoints that are remembered; beyond them only their number is.
 const REASONS_MAX: usize = 32;
@@ -79,6 +80,7 @@ pub(super) struct Guard<'a> {
     failing: bool,
     record: Record,
     file: RecordFile,
+    shared: Vec<(u64, Inode)>,
 }
 
 impl<'a> Guard<'a> {
@@ -108,7 +110,8 @@ impl<'a> Guard<'a> {
             ..Record::default()
         };
         let file = RecordFile::new(&claim.directory);
-        let descends = store.newest(&claim.name)?.map(|(sequence, _)| sequence).filter(|found| *found >= first);
+        let descends =
+            store.newest(&claim.name)?.map(|(sequence, _)| sequence).filter(|found| *found >= first);
         if let Guarded::Process(pid) = request.what {
             tell(&RunEvent::Adopted { pid, name: claim.name.as_str() });
         }
@@ -131,6 +134,7 @@ impl<'a> Guard<'a> {
             failing: false,
             record,
             file,
+            shared: streams::identities(Shared::Inherited)?,
         };
         guard.write_record();
         Ok(guard)
@@ -226,7 +230,7 @@ impl<'a> Guard<'a> {
             kill: false,
             name: name.to_string(),
             sequence,
-            inherited: streams::identities(),
+            inherited: self.shared.clone(),
         };
         let report = engine::checkpoint(self.subject.pid(), writer, &options)?;
         self.known = descendants(self.subject.pid());
@@ -338,7 +342,7 @@ impl<'a> Guard<'a> {
             let reader = self.store.read(&path)?;
             let options = RestoreOptions {
                 pid: engine::PidPolicy::Same,
-                inherited: streams::duplicates()?,
+                inherited: streams::duplicates(Shared::Inherited)?,
                 connections_lost: true,
                 ..RestoreOptions::default()
             };

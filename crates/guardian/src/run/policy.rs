@@ -223,8 +223,7 @@ mod tests {
         let policy = RestartPolicy::OnFailure;
         assert!(!policy.restarts(SubjectStatus::Exited(0)));
         assert!(!policy.restarts(SubjectStatus::Killed(Signal(15))));
-        for failure in
-            [SubjectStatus::Exited(1), CRASH, SubjectStatus::Killed(KILL), SubjectStatus::Unknown]
+        for failure in [SubjectStatus::Exited(1), CRASH, SubjectStatus::Killed(KILL), SubjectStatus::Unknown]
         {
             assert!(policy.restarts(failure), "{failure}");
         }

@@ -160,6 +160,7 @@ pub(super) struct NamelessCapture {
     reader: Option<OwnedFd>,
     copy: ContentCopy,
     copied: Option<Copied>,
+    handle: Option<FileHandle>,
 }
 
 impl NamelessCapture {
@@ -174,6 +175,7 @@ impl NamelessCapture {
             reader: None,
             copy: ContentCopy::default(),
             copied: None,
+            handle: None,
         };
         if is_nameless && capture.is_carrier && !capture.is_mapped {
             let reader = reader(description.as_fd())?;
@@ -183,8 +185,12 @@ impl NamelessCapture {
         Ok(capture)
     }
 
-    /// Inside the pause: copies the content of a file that has no name.
-    pub(super) fn inside(&mut self, file: BorrowedFd<'_>) -> Result<()> {
+    /// Inside the pause: the content of a file that has no name at all, the handle of one that has others.
+    pub(super) fn inside(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
+        if stat.st_nlink > 0 {
+            self.handle = Some(file_handle::of(file)?);
+            return Ok(());
+        }
         if self.is_mapped || !self.is_carrier {
             return Ok(());
         }
@@ -206,8 +212,8 @@ impl NamelessCapture {
             let why = "it was unmapped while the checkpoint was taken".to_owned();
             return Err(unsupported(pid, description, why));
         }
-        let handle = if stat.st_nlink > 0 { Some(file_handle::of(description.as_fd())?) } else { None };
-        let (handle_kind, handle) = handle.map_or((0, Vec::new()), |handle| (handle.kind, handle.bytes));
+        let (handle_kind, handle) =
+            self.handle.as_ref().map_or((0, Vec::new()), |handle| (handle.kind, handle.bytes.clone()));
         Ok(Nameless {
             content: self.copied.map(|_| self.copy.message()),
             mode: stat.st_mode & 0o7777,

@@ -6,10 +6,10 @@
 //! changed or lies on another file system: the position means what that file system lets it mean.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use prost::Message;
-use rustix::fs::{FileType, OFlags, RawDir};
+use rustix::fs::{FileType, OFlags, RawDir, Stat};
 use sys::{Errno, Error};
 
 use super::regular::belongs_to_process;
@@ -65,7 +65,7 @@ impl FdKind for Directory {
     }
 
     fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        Ok(Box::new(DirectoryCapture { link: Link::new(&description.duplicate) }))
+        Ok(Box::new(DirectoryCapture { link: Link::new(&description.duplicate), stat: description.stat }))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -84,18 +84,19 @@ impl FdKind for Directory {
 #[derive(Debug)]
 struct DirectoryCapture {
     link: Link,
+    stat: Stat,
 }
 
 impl FdCapture for DirectoryCapture {
-    fn inside(&mut self, _description: &Description) -> Result<()> {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        self.stat = rustix::fs::fstat(&description.duplicate).map_err(|errno| {
+            Error::descriptor("look at the directory", description.pid, description.fd, Errno::from(errno))
+        })?;
         Ok(self.link.read()?)
     }
 
     fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
-        let stat = rustix::fs::fstat(description.duplicate.as_fd()).map_err(|errno| {
-            Error::descriptor("look at the directory", description.pid, description.fd, Errno::from(errno))
-        })?;
-        match Name::new(self.link.bytes(), &stat) {
+        match Name::new(self.link.bytes(), &self.stat) {
             Name::Live(path) => Ok(DirectoryPayload { path: path::to_bytes(&path) }.encode_to_vec()),
             Name::Gone(_) | Name::None => Err(ResourceError::Unsupported {
                 pid: description.pid,

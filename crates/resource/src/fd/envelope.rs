@@ -220,47 +220,33 @@ pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obs
             "let the program set an owner of its own with F_SETOWN, or none",
         ));
     }
-    found.extend(locks(description, scope).into_iter().map(|(pid, kind)| {
+    found.extend(lock_kinds(&description.info.text).into_iter().map(|kind| {
         let what = LOCKS.iter().find(|row| row.0 == kind).map_or("locked file", |row| row.1);
-        let why = "locks on files are not saved yet, and the program would go on without it";
-        Obstacle {
-            pid,
-            ..description.obstacle(what, why, "let the program give the lock back before the checkpoint")
-        }
+        let why = "such locks are not saved yet, and the program would go on without it";
+        description.obstacle(what, why, "let the program give the lock back before the checkpoint")
     }));
     found
 }
 
-/// Locks and leases by the words of fdinfo.
+/// What fdinfo calls the locks that belong to a process; the state kind of record locks brings them back.
+const RECORD_LOCK: &str = "POSIX";
+/// Locks and leases of a description by the words of fdinfo.
 const LOCKS: &[(&str, &str)] = &[
     ("FLOCK", "flock lock"),
-    ("POSIX", "POSIX record lock"),
     ("OFDLCK", "open file description lock"),
     ("LEASE", "file lease"),
     ("DELEG", "file delegation"),
 ];
 
-/// Locks taken through a description, each with a process that holds it. Record locks belong to processes, so
-/// everybody who shares the description is asked.
-fn locks(description: &Description, scope: &CaptureScope<'_>) -> Vec<(Pid, String)> {
-    let mut found = lock_lines(description.pid, &description.info.text);
-    for (pid, fd, id) in scope.table {
-        let is_other = *id == description.id && (*pid, *fd) != (description.pid, description.fd);
-        // Only files that can be locked have anything to tell.
-        if is_other && description.target().starts_with('/') {
-            let info = procfs::descriptor_info(*pid, *fd);
-            found.extend(info.map_or_else(|_| Vec::new(), |info| lock_lines(*pid, &info.text)));
-        }
-    }
+/// The locks that belong to a description, by lines of fdinfo such as
+/// `lock: 1: FLOCK ADVISORY WRITE 812 fe:00:1234 0 EOF`.
+fn lock_kinds(text: &str) -> Vec<&str> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("lock:"));
+    let kinds = lines.filter_map(|line| line.split_whitespace().nth(1));
+    let mut found: Vec<&str> = kinds.filter(|kind| *kind != RECORD_LOCK).collect();
     found.sort_unstable();
     found.dedup();
     found
-}
-
-/// Lines of fdinfo such as `lock: 1: FLOCK ADVISORY WRITE 812 fe:00:1234 0 EOF`.
-fn lock_lines(pid: Pid, text: &str) -> Vec<(Pid, String)> {
-    let lines = text.lines().filter_map(|line| line.strip_prefix("lock:"));
-    lines.filter_map(|line| Some((pid, line.split_whitespace().nth(1)?.to_owned()))).collect()
 }
 
 fn is_inside(owner: FileOwner, scope: &CaptureScope<'_>) -> bool {
@@ -353,9 +339,10 @@ mod tests {
         let subject = Subject::new(&[file.as_file()]);
         let found = obstacles(&subject.descriptions[0], &subject.scope());
         let names: Vec<&str> = found.iter().map(|obstacle| obstacle.what.as_str()).collect();
-        assert_eq!(names.len(), 2, "{found:?}");
-        assert!(names[0].contains("flock lock") && names[1].contains("POSIX record lock"), "{names:?}");
+        // The record lock is brought back.
+        assert_eq!(names.len(), 1, "{found:?}");
+        assert!(names[0].contains("flock lock"), "{names:?}");
         let text = "lock:\t1: LEASE  ACTIVE    READ 1 fe:00:1 0 EOF\nlock:\t2: NEW  ADVISORY\n";
-        assert_eq!(lock_lines(Pid(7), text), [(Pid(7), "LEASE".to_owned()), (Pid(7), "NEW".to_owned())]);
+        assert_eq!(lock_kinds(text), ["LEASE", "NEW"]);
     }
 }

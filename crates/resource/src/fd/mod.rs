@@ -35,6 +35,7 @@ pub mod tcp;
 mod test_support;
 pub mod timerfd;
 pub mod tty;
+pub mod udp;
 pub mod unclaimed;
 pub mod unix;
 
@@ -63,6 +64,7 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &signalfd::Signalfd,
     &timerfd::Timerfd,
     &tcp::Tcp,
+    &udp::Udp,
     &unix::Unix,
     &epoll::Epoll,
 ];

@@ -148,8 +148,9 @@ impl FdCapture for FileCapture {
             Error::descriptor("look at the file", description.pid, description.fd, Errno::from(errno))
         })?;
         self.link.read()?;
-        if FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile && self.stat.st_nlink == 0 {
-            self.nameless.inside(file)?;
+        let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
+        if is_regular && matches!(Name::new(self.link.bytes(), &self.stat), Name::Gone(_)) {
+            self.nameless.inside(file, &self.stat)?;
         }
         Ok(())
     }

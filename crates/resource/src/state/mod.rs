@@ -16,6 +16,7 @@ mod oom_score;
 mod personality;
 mod posix_timers;
 mod prctl;
+mod record_locks;
 mod robust_list;
 pub mod rseq;
 mod scheduling;
@@ -50,6 +51,7 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &thread_name::ThreadName,
     &umask::Umask,
     &cwd::Cwd,
+    &record_locks::RecordLocks,
     &membarrier::Membarrier,
     &prctl::Prctl,
     // Timers as late as possible, signals after them: what expires in between must not be lost.

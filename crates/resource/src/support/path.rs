@@ -67,7 +67,7 @@ pub(crate) fn leads_to(path: &Path, stat: &Stat) -> bool {
 
 /// The obstacle of a file whose path leads elsewhere for us: another mount namespace, or something mounted over it.
 pub(crate) fn unreachable(description: &Description, path: &Path, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
-    if leads_to(path, &description.stat) || scope.is_inherited(&description.stat) {
+    if leads_to(path, &description.stat) || scope.is_inherited(&description.stat) || was_moved(description) {
         return Vec::new();
     }
     vec![description.obstacle(
@@ -75,6 +75,17 @@ pub(crate) fn unreachable(description: &Description, path: &Path, scope: &Captur
         "its path leads to another file here, or to none: the program has its own view of mounts",
         "run undying inside the program's mount namespace (nsenter --mount)",
     )]
+}
+
+/// Whether the file was renamed or removed since it was listed, and can be found where it is now.
+fn was_moved(description: &Description) -> bool {
+    let mut link = Link::new(&description.duplicate);
+    let (Ok(()), Ok(stat)) = (link.read(), rustix::fs::fstat(&description.duplicate)) else { return false };
+    match Name::new(link.bytes(), &stat) {
+        Name::Live(path) => leads_to(&path, &stat),
+        Name::Gone(_) => true,
+        Name::None => false,
+    }
 }
 
 /// The link of a duplicate of ours, read again and again into the same memory.

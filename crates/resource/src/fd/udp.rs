@@ -1,0 +1,375 @@
+//! UDP and UDP-Lite sockets.
+//!
+//! Owns: address, peer, options, shut halves, and the datagrams that wait.
+//! Invariants: a waiting datagram comes back with its border and its sender's address.
+//! Does not: promise more than UDP does: without CAP_NET_RAW, or with a filter or device in the way, datagrams that
+//! waited are lost, and so is what arrives while no socket is there. Multicast memberships cannot be read back.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use rustix::fs::FileType;
+use rustix::net::Shutdown;
+use sys::sock_diag::SockDiag;
+use sys::socket::{self, SocketAddress};
+use sys::socket_option::{self, SocketOption};
+use sys::{Errno, Error};
+
+use super::inet_address::{parse, parse_plain, plain, show};
+use super::inherited_socket::InheritedSocket;
+use super::peek_queue::{Seen, look};
+use super::raw_packet::inject;
+use super::socket_events::events;
+use super::socket_options::{
+    self, AF_INET, AF_INET6, Family, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, IPPROTO_UDPLITE, Options,
+    RECEIVE_BUFFER, SOL_SOCKET, make_room,
+};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+
+const NAME: &str = "fd/udp";
+const SOCK_DGRAM: i32 = 2;
+const HEADER_BYTES: usize = 8;
+const CHECKSUM_AT: usize = 6;
+const ROOM_EXTRA: usize = 64 * 1024;
+/// How long one datagram may take from us to us.
+const PATIENCE: Duration = Duration::from_millis(100);
+const EADDRINUSE: i32 = 98;
+const PACKET_INFO: SocketOption = SocketOption { level: IPPROTO_IP, number: 8, name: "IP_PKTINFO" };
+const PACKET_INFO6: SocketOption = SocketOption { level: IPPROTO_IPV6, number: 49, name: "IPV6_RECVPKTINFO" };
+const MEMORY: SocketOption = SocketOption { level: SOL_SOCKET, number: 55, name: "SO_MEMINFO" };
+
+/// UDP and UDP-Lite sockets.
+#[derive(Debug)]
+pub struct Udp;
+
+#[derive(Clone, PartialEq, Message)]
+struct State {
+    #[prost(message, required, tag = "1")]
+    family: Family,
+    #[prost(message, required, tag = "2")]
+    options: Options,
+    #[prost(bytes = "vec", tag = "3")]
+    local: Vec<u8>,
+    /// Empty for a socket that is not connected.
+    #[prost(bytes = "vec", tag = "4")]
+    peer: Vec<u8>,
+    /// Halves that are shut: 1 receiving, 2 sending.
+    #[prost(uint32, tag = "5")]
+    shut: u32,
+    #[prost(message, repeated, tag = "6")]
+    queue: Vec<Datagram>,
+    #[prost(message, optional, tag = "7")]
+    inherited: Option<InheritedSocket>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Datagram {
+    #[prost(bytes = "vec", tag = "1")]
+    bytes: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    from: Vec<u8>,
+    /// The local host address it was sent to: 4 or 16 bytes; empty when it is not known.
+    #[prost(bytes = "vec", tag = "3")]
+    to: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Capture {
+    family: Family,
+    inherited: Option<InheritedSocket>,
+    diag: SockDiag,
+    seen: Vec<Seen>,
+    state: State,
+}
+
+impl FdKind for Udp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "udp: address, peer, options, waiting datagrams; UDP-Lite too"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
+            && Family::of(description).is_ok_and(|family| {
+                [AF_INET, AF_INET6].contains(&family.domain)
+                    && family.kind == SOCK_DGRAM
+                    && [IPPROTO_UDP, IPPROTO_UDPLITE].contains(&family.protocol)
+            })
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        if scope.is_inherited(&description.stat) {
+            return Vec::new();
+        }
+        socket_options::obstacles(description, "UDP socket")
+    }
+
+    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        Ok(Box::new(Capture {
+            family: Family::of(description)?,
+            inherited: InheritedSocket::of(description, scope),
+            diag: SockDiag::open()?,
+            seen: Vec::new(),
+            state: State::default(),
+        }))
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            let socket = match state.inherited {
+                Some(inherited) => inherited.take(context)?,
+                None => build(&state)?,
+            };
+            context.created.insert(record.id, socket);
+        }
+        Ok(())
+    }
+}
+
+impl FdCapture for Capture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        let socket = description.as_fd();
+        self.state = State { family: self.family, inherited: self.inherited, ..State::default() };
+        if self.inherited.is_some() {
+            return Ok(());
+        }
+        let shut = self.diag.shut_halves(self.family.domain, self.family.protocol, description.inode())?;
+        self.state.options = Options::read(socket, self.family)?;
+        self.state.local = socket::local(socket)?.0;
+        self.state.peer = socket::peer(socket)?.unwrap_or_default().0;
+        self.state.shut = u32::from(shut.unwrap_or(0));
+        // What waits can be looked at only while receiving is not shut; then nothing can be read anyway.
+        let is_readable = events(socket)?.contains(rustix::event::PollFlags::IN) && self.state.shut & 1 == 0;
+        self.seen = if is_readable { look_with_destination(socket, self.family)? } else { Vec::new() };
+        Ok(())
+    }
+
+    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+        self.state.queue = self
+            .seen
+            .drain(..)
+            .map(|seen| Datagram { to: host_bytes(&seen.destination), from: seen.from.0, bytes: seen.bytes })
+            .collect();
+        Ok(std::mem::take(&mut self.state).encode_to_vec())
+    }
+}
+
+/// Looks at all datagrams while the socket is told where they were sent to.
+fn look_with_destination(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<Seen>> {
+    let option = if family.domain == AF_INET { PACKET_INFO } else { PACKET_INFO6 };
+    let before = socket_option::get_int(socket, option)?;
+    socket_option::set_int(socket, option, 1)?;
+    let outcome = look(socket, family.kind);
+    socket_option::set_int(socket, option, before)?;
+    outcome
+}
+
+/// The local host address in the kernel's packet information.
+fn host_bytes(information: &[u8]) -> Vec<u8> {
+    const IPV4_BYTES: usize = 12;
+    const IPV6_BYTES: usize = 20;
+    match information.len() {
+        // Index of the interface, local address, destination: a broadcast has no local destination.
+        IPV4_BYTES => information[4..8].to_vec(),
+        IPV6_BYTES => information[..16].to_vec(),
+        _ => Vec::new(),
+    }
+}
+
+fn build(state: &State) -> Result<OwnedFd> {
+    let socket = state.family.create()?;
+    state.options.apply_early(&socket, state.family)?;
+    let local = SocketAddress(state.local.clone());
+    if parse(&local).is_some_and(|address| address.port() != 0) {
+        socket::bind(socket.as_fd(), &local).map_err(|error| in_use(&local, error))?;
+    }
+    let bytes: usize = state.queue.iter().map(|datagram| 2 * datagram.bytes.len() + 1024).sum();
+    make_room(&socket, RECEIVE_BUFFER, bytes + ROOM_EXTRA)?;
+    for datagram in &state.queue {
+        deliver(state, datagram, socket.as_fd());
+    }
+    if !state.peer.is_empty() {
+        socket::connect(socket.as_fd(), &SocketAddress(state.peer.clone()))?;
+    }
+    let how = match state.shut {
+        1 => Some(Shutdown::Read),
+        2 => Some(Shutdown::Write),
+        3 => Some(Shutdown::Both),
+        _ => None,
+    };
+    if let Some(how) = how {
+        // On a socket that is not connected it has its effect and says ENOTCONN.
+        let _ = rustix::net::shutdown(&socket, how);
+    }
+    state.options.restore_buffers(&socket, state.family)?;
+    state.options.apply_late(&socket, state.family)?;
+    Ok(socket)
+}
+
+/// Puts a datagram into the queue again, in the name of its sender. UDP may lose it, and so may this.
+fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) {
+    let from = parse_plain(&SocketAddress(datagram.from.clone()));
+    let to = destination(state, datagram, from);
+    eprintln!("DBG {datagram:?} {from:?} {to:?}");
+    let (Some(from), Some(to)) = (from, to) else { return };
+    let length = HEADER_BYTES + datagram.bytes.len();
+    // UDP-Lite says here how much the checksum covers; zero is all.
+    let covered = if state.family.protocol == IPPROTO_UDP { length as u16 } else { 0 };
+    let mut content = Vec::with_capacity(length);
+    content.extend(from.port().to_be_bytes());
+    content.extend(to.port().to_be_bytes());
+    content.extend(covered.to_be_bytes());
+    content.extend([0; 2]);
+    content.extend(&datagram.bytes);
+    let before = used(socket);
+    if inject(from, to, state.family.protocol as u8, content, CHECKSUM_AT).is_ok() {
+        let started = Instant::now();
+        while used(socket) <= before && started.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Where a datagram has to go to reach the socket: where it was sent to, else where the socket is.
+fn destination(state: &State, datagram: &Datagram, from: Option<SocketAddr>) -> Option<SocketAddr> {
+    let local = parse_plain(&SocketAddress(state.local.clone()))?;
+    let told = match datagram.to.len() {
+        4 => datagram.to.first_chunk::<4>().map(|host| IpAddr::V4(Ipv4Addr::from(*host))),
+        16 => datagram.to.first_chunk::<16>().map(|host| IpAddr::V6(Ipv6Addr::from(*host))),
+        _ => None,
+    };
+    let told =
+        told.filter(|host| !host.is_multicast()).map(|host| plain(SocketAddr::new(host, local.port())));
+    let any = |address: &SocketAddr| address.ip().is_unspecified();
+    let loopback = if from?.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    told.or_else(|| (!any(&local)).then_some(local))
+        .or_else(|| Some(SocketAddr::new(loopback, local.port())))
+        .filter(|to| from.is_some_and(|from| from.is_ipv4() == to.is_ipv4()))
+}
+
+/// Memory that the socket's receive queue takes.
+fn used(socket: BorrowedFd<'_>) -> u32 {
+    let mut bytes = [0; 4];
+    socket_option::get(socket, MEMORY, &mut bytes).map_or(0, |_| u32::from_ne_bytes(bytes))
+}
+
+fn in_use(local: &SocketAddress, error: Error) -> ResourceError {
+    if error.errno != Errno(EADDRINUSE) {
+        return error.into();
+    }
+    ResourceError::File {
+        path: format!("UDP {}", show(local)),
+        why: "another socket has this address".to_owned(),
+        fix: "end the program that has it (`ss -ulnp` names it), then restore again".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::net::UdpSocket;
+
+    use model::DescriptionId;
+
+    use super::super::test_support::{alone, capture, create, describe_all};
+    use super::*;
+
+    fn restore(socket: UdpSocket) -> UdpSocket {
+        let records = capture(&Udp, &describe_all(&[socket.as_fd()]), true).unwrap();
+        drop(socket);
+        let mut created = create(&Udp, &records, HashMap::new(), false).unwrap();
+        created.remove(&DescriptionId(0)).unwrap().into()
+    }
+
+    fn may_inject() -> bool {
+        let may = socket::create(AF_INET, 3, 255).is_ok();
+        if !may {
+            println!("unsupported: CAP_NET_RAW");
+        }
+        may
+    }
+
+    #[test]
+    fn a_bound_socket_comes_back_with_options_and_waiting_datagrams() {
+        let _alone = alone();
+        for host in ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0"] {
+            let Ok(receiver) = UdpSocket::bind(host) else { return println!("unsupported: {host}") };
+            let address = receiver.local_addr().unwrap();
+            rustix::net::sockopt::set_socket_recv_buffer_size(&receiver, 50_000).unwrap();
+            let own = if address.is_ipv4() { "127.0.0.1" } else { "::1" };
+            let senders = [UdpSocket::bind((own, 0)).unwrap(), UdpSocket::bind((own, 0)).unwrap()];
+            senders[0].send_to(b"first", (own, address.port())).unwrap();
+            senders[1].send_to(b"", (own, address.port())).unwrap();
+            senders[1].send_to(&[7; 3000], (own, address.port())).unwrap();
+            let receiver = restore(receiver);
+            assert_eq!(receiver.local_addr().unwrap(), address);
+            assert_eq!(rustix::net::sockopt::socket_recv_buffer_size(&receiver).unwrap(), 100_000);
+            if !may_inject() {
+                return;
+            }
+            let mut buffer = [0; 4000];
+            receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            for (sender, bytes) in [(0, b"first".as_slice()), (1, b""), (1, &[7; 3000])] {
+                let (length, from) = receiver.recv_from(&mut buffer).unwrap();
+                assert_eq!((&buffer[..length], from), (bytes, senders[sender].local_addr().unwrap()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_connected_socket_hears_its_peer_only() {
+        let _alone = alone();
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(peer.local_addr().unwrap()).unwrap();
+        let address = socket.local_addr().unwrap();
+        peer.send_to(b"waits", address).unwrap();
+        let socket = restore(socket);
+        assert_eq!(socket.peer_addr().unwrap(), peer.local_addr().unwrap());
+        let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+        stranger.send_to(b"stranger", address).unwrap();
+        peer.send_to(b"later", address).unwrap();
+        let mut buffer = [0; 16];
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        if may_inject() {
+            assert_eq!(socket.recv(&mut buffer).unwrap(), 5);
+            assert_eq!(&buffer[..5], b"waits");
+        }
+        assert_eq!(socket.recv(&mut buffer).unwrap(), 5);
+        assert_eq!(&buffer[..5], b"later");
+        socket.send(b"back").unwrap();
+        assert_eq!(peer.recv_from(&mut buffer).unwrap(), (4, address));
+    }
+
+    #[test]
+    fn a_shut_half_stays_shut_and_a_fresh_socket_stays_fresh() {
+        let _alone = alone();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(socket.local_addr().unwrap()).unwrap();
+        rustix::net::shutdown(&socket, Shutdown::Write).unwrap();
+        let socket = restore(socket);
+        assert_eq!(socket.send(b"x").unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+        let fresh = Family { domain: AF_INET, kind: SOCK_DGRAM, protocol: IPPROTO_UDPLITE }.create();
+        let Ok(fresh) = fresh else { return println!("unsupported: UDP-Lite") };
+        let copy = restore(fresh.into());
+        assert_eq!(copy.local_addr().unwrap().port(), 0);
+        assert_eq!(Family::of(&copy).unwrap().protocol, IPPROTO_UDPLITE);
+    }
+
+    #[test]
+    fn an_address_in_use_is_named() {
+        let _alone = alone();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let records = capture(&Udp, &describe_all(&[socket.as_fd()]), false).unwrap();
+        let error = create(&Udp, &records, HashMap::new(), false).unwrap_err().to_string();
+        assert!(error.contains(&socket.local_addr().unwrap().to_string()), "{error}");
+    }
+}

@@ -1,0 +1,204 @@
+//! POSIX record locks: those of fcntl(2) that belong to a process.
+//!
+//! Owns: which ranges of which files a process has locked, and locking them again.
+//! Invariants: a lock is taken again through the descriptor it was taken through; one that somebody else holds by
+//! now refuses the restore.
+//! Does not: bring back locks of open file descriptions, of flock(2), or leases; preflight refuses those.
+
+use model::{Fd, Pid};
+use prost::Message;
+use sys::Errno;
+use tracee::{RemoteError, procfs};
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::{ResourceError, Result};
+
+const NAME: &str = "state/record_locks";
+
+/// System call number of fcntl(2) on x86-64.
+const FCNTL: i64 = 72;
+const F_SETLK: u64 = 6;
+const F_RDLCK: i16 = 0;
+const F_WRLCK: i16 = 1;
+/// Both mean that somebody else has the lock.
+const EAGAIN: Errno = Errno(11);
+
+/// The word for record locks in `/proc/locks` and fdinfo.
+const POSIX: &str = "POSIX";
+/// In raw state: what follows belongs to this descriptor; its number and its link follow.
+const DESCRIPTOR: &str = "descriptor ";
+
+/// The kind.
+pub(super) struct RecordLocks;
+
+#[derive(Clone, PartialEq, Message)]
+struct LocksMessage {
+    #[prost(message, repeated, tag = "1")]
+    locks: Vec<LockMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LockMessage {
+    #[prost(int32, tag = "1")]
+    fd: i32,
+    /// For messages.
+    #[prost(string, tag = "2")]
+    path: String,
+    #[prost(bool, tag = "3")]
+    writes: bool,
+    #[prost(int64, tag = "4")]
+    start: i64,
+    /// 0 means to the end of the file, however far it grows.
+    #[prost(int64, tag = "5")]
+    length: i64,
+}
+
+impl StateKind for RecordLocks {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "POSIX record locks on files"
+    }
+
+    fn level(&self) -> Level {
+        Level::Process
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Setup
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        let pid = capture.pid;
+        if !has_lock(&procfs::read_text("/proc/locks")?, pid) {
+            return Ok(());
+        }
+        for fd in procfs::descriptors(pid)? {
+            let info = procfs::descriptor_info(pid, fd)?;
+            if info.text.contains(POSIX) {
+                let head = format!("{DESCRIPTOR}{fd} {}\n", info.target.display());
+                raw.extend_from_slice(head.as_bytes());
+                raw.extend_from_slice(info.text.as_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        if raw.is_empty() {
+            return Ok(None);
+        }
+        let text = String::from_utf8_lossy(raw);
+        let mut locks = Vec::new();
+        let mut holder = (Fd(-1), "");
+        for line in text.lines() {
+            if let Some((number, path)) = line.strip_prefix(DESCRIPTOR).and_then(|rest| rest.split_once(' ')) {
+                holder = (Fd(number.parse().map_err(|_| malformed(line))?), path);
+            } else if let Some(lock) = line.strip_prefix("lock:")
+                && lock.contains(POSIX)
+            {
+                locks.push(LockMessage::parse(holder, lock).ok_or_else(|| malformed(line))?);
+            }
+        }
+        Ok((!locks.is_empty()).then(|| LocksMessage { locks }.encode_to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let message: LocksMessage = crate::decode(NAME, payload)?;
+        for lock in message.locks {
+            let set = |at: model::Address| [lock.fd as u64, F_SETLK, at.get(), 0, 0, 0];
+            match restore.stub.call_with(restore.memory, FCNTL, &lock.to_bytes(), set) {
+                Ok(_) => {}
+                Err(RemoteError::Refused { errno: EAGAIN | Errno::EACCES, .. }) => {
+                    return Err(lock.taken());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl LockMessage {
+    /// Reads `1: POSIX  ADVISORY  WRITE 812 fe:00:1234 0 EOF`.
+    fn parse(holder: (Fd, &str), line: &str) -> Option<Self> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let &[_, POSIX, _, access, _, _, start, end] = words.as_slice() else { return None };
+        let writes = match access {
+            "READ" => false,
+            "WRITE" => true,
+            _ => return None,
+        };
+        let start: i64 = start.parse().ok()?;
+        let length = if end == "EOF" { 0 } else { end.parse::<i64>().ok()?.checked_sub(start)?.checked_add(1)? };
+        Some(Self { fd: holder.0.get(), path: holder.1.to_owned(), writes, start, length })
+    }
+
+    /// The kernel's `struct flock` of 32 bytes.
+    fn to_bytes(&self) -> Vec<u8> {
+        let access = if self.writes { F_WRLCK } else { F_RDLCK };
+        // Access, whence (0: the start is counted from the beginning of the file), padding, start, length, pid.
+        let mut bytes = Vec::with_capacity(32);
+        bytes.extend_from_slice(&access.to_ne_bytes());
+        bytes.extend_from_slice(&[0; 6]);
+        bytes.extend_from_slice(&self.start.to_ne_bytes());
+        bytes.extend_from_slice(&self.length.to_ne_bytes());
+        bytes.extend_from_slice(&[0; 8]);
+        bytes
+    }
+
+    fn taken(&self) -> ResourceError {
+        ResourceError::File {
+            path: self.path.clone(),
+            why: "the program had locked it, and another program has locked it meanwhile".to_owned(),
+            fix: "end that program (`lslocks` names it), then restore again".to_owned(),
+        }
+    }
+}
+
+/// Whether `/proc/locks` names a record lock of this process. Lines of those who wait have `->` in front.
+fn has_lock(locks: &str, pid: Pid) -> bool {
+    let pid = pid.to_string();
+    locks.lines().any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next() == Some(POSIX) && words.nth(2) == Some(&pid)
+    })
+}
+
+fn malformed(line: &str) -> ResourceError {
+    ResourceError::Malformed { kind: NAME, why: format!("strange lock `{line}`") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_record_locks_of_the_process_itself_count() {
+        let locks = "1: POSIX  ADVISORY  WRITE 812 fe:00:12 0 EOF\n\
+                     1: -> POSIX  ADVISORY  WRITE 813 fe:00:12 0 EOF\n\
+                     2: FLOCK  ADVISORY  WRITE 814 fe:00:13 0 EOF\n";
+        assert!(has_lock(locks, Pid(812)));
+        assert!(!has_lock(locks, Pid(813)) && !has_lock(locks, Pid(814)) && !has_lock(locks, Pid(81)));
+    }
+
+    #[test]
+    fn locks_are_read_with_their_descriptor_and_range() {
+        let raw = "descriptor 3 /a b\npos:\t0\nlock:\t1: POSIX  ADVISORY  WRITE 8 fe:00:12 10 29\n\
+                   descriptor 5 /c\nlock:\t2: POSIX  ADVISORY  READ 8 fe:00:13 7 EOF\n\
+                   lock:\t3: FLOCK  ADVISORY  WRITE 8 fe:00:13 0 EOF\n";
+        let payload = RecordLocks.after(raw.as_bytes()).unwrap().unwrap();
+        let message = LocksMessage::decode(payload.as_slice()).unwrap();
+        let seen: Vec<_> = message
+            .locks
+            .iter()
+            .map(|lock| (lock.fd, lock.path.as_str(), lock.writes, lock.start, lock.length))
+            .collect();
+        assert_eq!(seen, [(3, "/a b", true, 10, 20), (5, "/c", false, 7, 0)]);
+        assert_eq!(message.locks[0].to_bytes().len(), 32);
+        assert_eq!(RecordLocks.after(&[]).unwrap(), None);
+        RecordLocks.after(b"lock:\t1: POSIX  ADVISORY  ODD 8 fe:00:12 0 EOF\n").unwrap_err();
+    }
+}
