@@ -101,7 +101,7 @@ fn stay(signals: &Signals, subject: &Subject) -> Result<SubjectStatus> {
             .map_err(|errno| Error::process("watch", subject.pid(), errno))?;
         let [signalled, _] = waiting.map(|one| !one.revents().is_empty());
         if let Some(status) = subject.ended()? {
-            subject.reap();
+            subject.release()?;
             return Ok(status);
         }
         while signalled && let Some(request) = signals.poll()? {

@@ -1,10 +1,11 @@
 //! The root process of a subject, seen from outside: alive, or dead and of what.
 //!
 //! Owns: its handle, and how its end is learned without reaping it.
-//! Invariants: a dead child stays a zombie, and keeps its number, until `reap`.
+//! Invariants: a dead child stays a zombie, and keeps its number, until `release`.
 //! Does not: stop or trace it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use model::{Pid, ProcessKey, Signal};
 use rustix::process::{WaitId, WaitIdOptions};
@@ -15,6 +16,11 @@ use crate::error::Result;
 
 /// What a shell adds to the number of a signal to make an exit code of it.
 const KILLED: i32 = 128;
+
+/// How long the parent of an adopted subject may take to reap it. Some init programs look every second or two.
+const PARENT_PATIENCE: Duration = Duration::from_secs(15);
+/// How often it is looked meanwhile.
+const PARENT_NAP: Duration = Duration::from_millis(1);
 
 /// How a subject ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,6 +124,12 @@ impl Subject {
                 Ok(None) | Err(_) => {}
             }
         }
+        if let Ok(stat) = procfs::stat(self.pid)
+            && stat.key() == self.key
+            && stat.is_zombie()
+        {
+            return Ok(Some(SubjectStatus::from_wait(stat.exit_code)));
+        }
         let status = pidfd::exit_code(self.handle()).map(SubjectStatus::from_wait);
         Ok(Some(status.unwrap_or(SubjectStatus::Unknown)))
     }
@@ -130,12 +142,21 @@ impl Subject {
         }
     }
 
-    /// Takes a dead child's status, which frees its number.
-    pub(crate) fn reap(&self) {
+    /// Frees the number of a dead subject: takes a child's status, or waits until its parent has done so.
+    pub(crate) fn release(&self) -> Result<()> {
         if self.is_child {
             // Whoever took it before has freed the number as well.
             let _ = rustix::process::waitid(WaitId::PidFd(self.handle()), WaitIdOptions::EXITED);
+            return Ok(());
         }
+        let started = Instant::now();
+        while procfs::key(self.pid).is_ok_and(|key| key == self.key) {
+            if started.elapsed() > PARENT_PATIENCE {
+                return Err(engine::EngineError::PidTaken(self.pid).into());
+            }
+            std::thread::sleep(PARENT_NAP);
+        }
+        Ok(())
     }
 
     fn is_over(&self) -> Result<bool> {
@@ -178,7 +199,7 @@ mod tests {
         assert_eq!(wait_for_end(&subject), SubjectStatus::Exited(7));
         assert!(procfs::stat(subject.pid()).unwrap().is_zombie());
         assert_eq!(wait_for_end(&subject), SubjectStatus::Exited(7));
-        subject.reap();
+        subject.release().unwrap();
         assert!(procfs::stat(subject.pid()).is_err());
     }
 

@@ -5,6 +5,7 @@
 //! Does not: hold policy, or know what a checkpoint is.
 
 pub mod clone;
+pub mod dead_process;
 pub mod direct_io;
 pub mod epoll;
 pub mod error;

@@ -202,6 +202,12 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
+/// Collects a dead child, if it is one of this test.
+pub(crate) fn reap(pid: Pid) {
+    use rustix::process::{WaitOptions, waitpid};
+    let _another_ones_child = waitpid(rustix::process::Pid::from_raw(pid.get()), WaitOptions::NOHANG);
+}
+
 /// Whether this user can do what the tests need; says why not.
 pub(crate) fn supported() -> bool {
     if !rustix::process::geteuid().is_root() {

@@ -50,7 +50,8 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
     let mut before = Before::look(root, options)?;
     // The first buffer is made, and touched, before the pause.
     let first = writer.buffer()?;
-    let stopping = Instant::now();
+    // Before the stop: what the subject has done by then is in the checkpoint.
+    let (time, stopping) = (SystemTime::now(), Instant::now());
     let mut tree = StoppedTree::stop(root)?;
     let stop = stopping.elapsed();
     let times = inside(&mut before, &mut tree, &writer, first, options)
@@ -64,7 +65,7 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
     let pause = stopping.elapsed();
     let timings = Timings { pause, stop, scan: times.scan, copy: times.copy };
     let committed =
-        write(writer, &mut before, options, timings).inspect_err(|_| before.descriptors.release())?;
+        write(writer, &mut before, options, time, timings).inspect_err(|_| before.descriptors.release())?;
     if let Some(tree) = held {
         end(tree)?;
     }
@@ -118,12 +119,13 @@ fn write(
     writer: ImageWriter,
     before: &mut Before,
     options: &CheckpointOptions,
+    time: SystemTime,
     timings: Timings,
 ) -> Result<Committed> {
     let records = after(before)?;
     let meta = CommitMeta {
         sequence: options.sequence,
-        time: SystemTime::now(),
+        time,
         subject: options.name.clone(),
         pids: before.order.clone(),
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),

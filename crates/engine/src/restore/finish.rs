@@ -10,6 +10,7 @@ use sys::ptrace;
 use tracee::Stub;
 use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
+use tracee::interruption;
 
 use super::files::{self, OpenFiles};
 use super::plan::{Plan, PlannedProcess, PlannedState, own_vdso};
@@ -117,7 +118,8 @@ fn set_registers(process: &PlannedProcess, target: &BuiltProcess) -> Result<()> 
     for (stub, thread) in target.threads.iter().zip(&process.threads) {
         ptrace::set_extended_state(thread.tid, &thread.extended_state)?;
         ptrace::set_signal_mask(thread.tid, thread.signal_mask)?;
-        stub.set_registers(&arch::restarted(&thread.registers))?;
+        let registers = interruption::named(&thread.registers, &target.memory);
+        stub.set_registers(&arch::restarted(&registers))?;
     }
     Ok(())
 }

@@ -68,8 +68,12 @@ fn set_layout(process: &PlannedProcess, open: &OpenFiles, target: &mut BuiltProc
 }
 
 fn map(area: &AreaRecord, open: &OpenFiles, target: &mut BuiltProcess) -> Result<()> {
-    let descriptor =
-        if area.object == 0 { NO_DESCRIPTOR } else { open.object(area.object)?.as_raw_fd() as u64 };
+    let writes = area.shared && area.has("mw");
+    let descriptor = match area.object {
+        0 => NO_DESCRIPTOR,
+        object if writes => open.object(object)?.as_raw_fd() as u64,
+        object => open.readable(object)?.as_raw_fd() as u64,
+    };
     let range = area.range();
     let flags = memory::map_flags(area);
     let protection = u64::from(area.protection);

@@ -166,7 +166,7 @@ impl<'a> Guard<'a> {
     /// The subject has ended for good, or can be watched no more.
     pub(super) fn leave(&mut self, status: Option<SubjectStatus>) {
         if status.is_some() {
-            self.subject.reap();
+            self.household.reap_orphans(model::Pid(0));
         } else if self.record.state == "running" {
             self.record.state = "unprotected".to_owned();
         }
@@ -347,7 +347,7 @@ impl<'a> Guard<'a> {
                 ..RestoreOptions::default()
             };
             // Until here the dead root has kept its number from others.
-            self.subject.reap();
+            self.subject.release()?;
             match engine::restore(reader, options) {
                 Ok(restored) => {
                     self.subject = Subject::child(restored.root)?;
@@ -366,7 +366,7 @@ impl<'a> Guard<'a> {
         let Guarded::Command(words) = &self.request.what else {
             return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
         };
-        self.subject.reap();
+        self.subject.release()?;
         self.subject = spawn(words, &self.signals)?;
         self.descends = None;
         self.suspicion.begins_afresh();

@@ -47,42 +47,37 @@ impl Household {
     }
 
     /// Ends everything that a dead root has left: our descendants, and those of an adopted root that were known.
+    /// Their numbers are free afterwards.
     pub(super) fn clear(&self, root: Pid, known: &[ProcessKey]) -> Result<()> {
-        let started = Instant::now();
-        loop {
-            let mut left: Vec<Pid> = self.living(root);
-            left.extend(known.iter().filter(|key| is_alive(**key)).map(|key| key.pid));
-            let Some(first) = left.first() else { return Ok(()) };
-            for pid in &left {
-                // One that has gone meanwhile is what is wanted.
-                let _ = sys::signal::send(*pid, KILL);
-            }
-            self.reap_orphans(root);
-            if started.elapsed() > PATIENCE {
-                return Err(GuardianError::Leftover { pid: *first });
-            }
-            std::thread::sleep(NAP);
-        }
+        self.repeat(root, known, || self.reap_orphans(root))
     }
 
     /// Ends what a restore that failed may have left: processes under construction, traced by us. The dead root has
     /// been reaped by then.
     pub(super) fn clear_construction(&self) -> Result<()> {
+        // Threads of a tracee have to be waited for one by one.
+        self.repeat(Pid(0), &[], || while let Ok(Some(_)) = sys::ptrace::poll(Tid(-1)) {})
+    }
+
+    /// Kills and reaps until nobody is left.
+    fn repeat(&self, root: Pid, known: &[ProcessKey], reap: impl Fn()) -> Result<()> {
         let started = Instant::now();
-        while let Some(first) = self.living(Pid(0)).first() {
-            for pid in self.living(Pid(0)) {
-                // As above.
-                let _ = sys::signal::send(pid, KILL);
+        loop {
+            let mut left = self.living(root);
+            left.extend(known.iter().filter(|key| is_alive(**key)).map(|key| key.pid));
+            for pid in &left {
+                // One that has gone meanwhile is what is wanted.
+                let _ = sys::signal::send(*pid, KILL);
             }
-            // Threads of a tracee have to be waited for one by one.
-            while let Ok(Some(_)) = sys::ptrace::poll(Tid(-1)) {}
+            reap();
+            // Those that were reaped as children may have left children, and the dead hold their numbers still.
+            left.extend(self.children().into_iter().filter(|pid| *pid != root));
+            let Some(first) = left.first() else { return Ok(()) };
             if started.elapsed() > PATIENCE {
                 return Err(GuardianError::Leftover { pid: *first });
             }
             std::thread::sleep(NAP);
         }
-        self.reap_orphans(Pid(0));
-        Ok(())
     }
 
     /// Descendants of ours that are neither foreign nor dead.

@@ -22,8 +22,10 @@ pub mod fifo;
 pub mod in_flight;
 pub(crate) mod inet_address;
 pub(crate) mod inherited_socket;
+pub mod inotify;
 pub mod memfd;
 pub(crate) mod peek_queue;
+pub mod pidfd;
 pub mod pipe;
 pub(crate) mod raw_packet;
 pub mod regular;
@@ -63,6 +65,8 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &eventfd::Eventfd,
     &signalfd::Signalfd,
     &timerfd::Timerfd,
+    &inotify::Inotify,
+    &pidfd::Pidfd,
     &tcp::Tcp,
     &udp::Udp,
     &unix::Unix,

@@ -403,13 +403,35 @@ mod tests {
         assert!(found.len() == 1 && found[0].why.contains("belongs to a process"), "{found:?}");
     }
 
+    /// A process that has a file open which only its own mounts show.
+    fn elsewhere(folder: &Path) -> std::process::Child {
+        let script = r#"mount -t tmpfs none "$PWD" && exec 7<>"$PWD/file" && echo ready && exec sleep 60"#;
+        std::process::Command::new("unshare")
+            .args(["--mount", "sh", "-c", script])
+            .current_dir(folder)
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
     #[test]
     fn a_path_that_leads_elsewhere_is_an_obstacle() {
         let folder = tempfile::tempdir().unwrap();
-        let file = File::create(folder.path().join("a")).unwrap();
-        let mut subject = Subject::new(&[&file]);
-        subject.descriptions[0].stat.st_ino += 1;
+        let mut child = elsewhere(folder.path());
+        let mut ready = [0; 6];
+        if child.stdout.as_mut().unwrap().read_exact(&mut ready).is_err() {
+            child.wait().unwrap();
+            return println!("unsupported: mount namespaces");
+        }
+        let pid = Pid(child.id() as i32);
+        let handle = sys::pidfd::open(pid).unwrap();
+        let duplicate = sys::pidfd::duplicate(handle.as_fd(), pid, model::Fd(7)).unwrap();
+        let mut subject = Subject::new(&[&duplicate]);
+        subject.descriptions[0].info = tracee::procfs::descriptor_info(pid, model::Fd(7)).unwrap();
         let found = subject.obstacles(&Regular);
+        child.kill().unwrap();
+        child.wait().unwrap();
         assert!(found.len() == 1 && found[0].fix.contains("mount namespace"), "{found:?}");
     }
 

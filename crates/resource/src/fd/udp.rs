@@ -177,8 +177,8 @@ fn host_bytes(information: &[u8]) -> Vec<u8> {
     const IPV4_BYTES: usize = 12;
     const IPV6_BYTES: usize = 20;
     match information.len() {
-        // Index of the interface, local address, destination: a broadcast has no local destination.
-        IPV4_BYTES => information[4..8].to_vec(),
+        // Index of the interface, our address (known only where the program asks for it), destination.
+        IPV4_BYTES => information[8..].to_vec(),
         IPV6_BYTES => information[..16].to_vec(),
         _ => Vec::new(),
     }
@@ -218,7 +218,6 @@ fn build(state: &State) -> Result<OwnedFd> {
 fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) {
     let from = parse_plain(&SocketAddress(datagram.from.clone()));
     let to = destination(state, datagram, from);
-    eprintln!("DBG {datagram:?} {from:?} {to:?}");
     let (Some(from), Some(to)) = (from, to) else { return };
     let length = HEADER_BYTES + datagram.bytes.len();
     // UDP-Lite says here how much the checksum covers; zero is all.

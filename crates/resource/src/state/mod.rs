@@ -37,8 +37,6 @@ use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 
-// IN WORK by others right now (do not write them again): itimers, posix_timers, sigpending, prctl,
-// credentials, limits, scheduling, seccomp, personality, oom_score.
 /// Every state kind. Within one stage a restore goes in this order.
 pub const REGISTRY: &[&dyn StateKind] = &[
     // Before any remote call: a filter could forbid it.

@@ -94,7 +94,8 @@ impl StateKind for RecordLocks {
         let mut locks = Vec::new();
         let mut holder = (Fd(-1), "");
         for line in text.lines() {
-            if let Some((number, path)) = line.strip_prefix(DESCRIPTOR).and_then(|rest| rest.split_once(' ')) {
+            if let Some((number, path)) = line.strip_prefix(DESCRIPTOR).and_then(|rest| rest.split_once(' '))
+            {
                 holder = (Fd(number.parse().map_err(|_| malformed(line))?), path);
             } else if let Some(lock) = line.strip_prefix("lock:")
                 && lock.contains(POSIX)
@@ -132,7 +133,8 @@ impl LockMessage {
             _ => return None,
         };
         let start: i64 = start.parse().ok()?;
-        let length = if end == "EOF" { 0 } else { end.parse::<i64>().ok()?.checked_sub(start)?.checked_add(1)? };
+        let length =
+            if end == "EOF" { 0 } else { end.parse::<i64>().ok()?.checked_sub(start)?.checked_add(1)? };
         Some(Self { fd: holder.0.get(), path: holder.1.to_owned(), writes, start, length })
     }
 

@@ -7,6 +7,8 @@
 use model::{Address, ByteCount};
 use sys::ptrace::Registers;
 
+use crate::arch::numbers::{CLOCK_NANOSLEEP, NANOSLEEP};
+
 /// `syscall; ret`.
 pub const SYSCALL_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
 /// `leave; ret`.
@@ -52,6 +54,9 @@ const ERESTART_RESTARTBLOCK: i64 = -516;
 
 const EINTR: i64 = -4;
 
+/// The flag of clock_nanosleep(2) for sleeping until a time.
+const TIMER_ABSTIME: u64 = 1;
+
 /// Length of `syscall`.
 const SYSCALL_BYTES: u64 = 2;
 
@@ -83,11 +88,26 @@ pub fn restarted(registers: &Registers) -> Registers {
             ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK
         );
     if interrupted {
+        if registers.rax as i64 == ERESTART_RESTARTBLOCK {
+            sleep_what_is_left(&mut registers);
+        }
         registers.rax = registers.orig_rax;
         registers.rip -= SYSCALL_BYTES;
     }
     registers.orig_rax = u64::MAX;
     registers
+}
+
+/// A relative sleep that was given a place for its remainder has written it there when the stop broke it off;
+/// entered again it sleeps for that long. The C ABI lets a call destroy the register that changes.
+fn sleep_what_is_left(registers: &mut Registers) {
+    match registers.orig_rax as i64 {
+        NANOSLEEP if registers.rsi != 0 => registers.rdi = registers.rsi,
+        CLOCK_NANOSLEEP if registers.rsi & TIMER_ABSTIME == 0 && registers.r10 != 0 => {
+            registers.rdx = registers.r10
+        }
+        _ => {}
+    }
 }
 
 /// Calls that end with EINTR when a stop breaks them off, and that can be entered again without harm as long as

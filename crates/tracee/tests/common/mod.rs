@@ -86,7 +86,9 @@ impl Subject {
         let before = self.rounds();
         loop {
             let now = self.rounds();
-            let Some(place) = (0..now.len()).find(|place| before[*place] > 1 && now[*place] == before[*place]) else {
+            let Some(place) =
+                (0..now.len()).find(|place| before[*place] > 1 && now[*place] == before[*place])
+            else {
                 return;
             };
             if started.elapsed() > PATIENCE {

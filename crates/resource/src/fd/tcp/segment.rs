@@ -26,7 +26,7 @@ pub(super) fn inject_fin(state: &State, connection: &Connection) -> Result<()> {
     bytes.extend(local.port().to_be_bytes());
     bytes.extend(connection.receive_end.to_be_bytes());
     bytes.extend(acknowledged.to_be_bytes());
-    bytes.extend([HEADER_BYTES / 4 << 4, FIN_ACK]);
+    bytes.extend([(HEADER_BYTES / 4) << 4, FIN_ACK]);
     bytes.extend(window.to_be_bytes());
     bytes.extend([0; 4]);
     inject(peer, local, IPPROTO_TCP, bytes, CHECKSUM_AT)

@@ -1,0 +1,400 @@
+//! Watches on files.
+//!
+//! Owns: the watches of an inotify instance: number, mask, watched file.
+//! Invariants: a watch is on an inode, so the file is found again by its handle, wherever it was moved, and by its
+//! name only where handles do not lead anywhere. Watches are set last, so that a restore causes no events.
+//! Events that waited cannot be put back one by one: the program is told that its queue has overflowed, which
+//! every user of inotify has to expect, and looks again by itself.
+//! Does not: watch for what happens while no process is there.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use model::DescriptionId;
+use prost::Message;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::fs::{fstat, makedev};
+use sys::file_handle::{self, FileHandle};
+use sys::{Errno, Error};
+
+use super::fdinfo::{FdInfo, not_understood};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+
+const NAME: &str = "fd/inotify";
+const QUEUE_LIMIT: &str = "/proc/sys/fs/inotify/max_queued_events";
+/// A queue longer than this is not filled to make it overflow.
+const QUEUE_LIMIT_MAX: usize = 1 << 20;
+/// Bytes of an event without a name.
+const EVENT_BYTES: usize = 16;
+
+/// Watches on files.
+#[derive(Debug)]
+pub struct Inotify;
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct State {
+    #[prost(message, repeated, tag = "1")]
+    watches: Vec<Watch>,
+    /// Events waited to be read.
+    #[prost(bool, tag = "2")]
+    had_events: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Watch {
+    #[prost(int32, tag = "1")]
+    number: i32,
+    #[prost(uint32, tag = "2")]
+    mask: u32,
+    #[prost(uint64, tag = "3")]
+    inode: u64,
+    #[prost(uint64, tag = "4")]
+    device: u64,
+    #[prost(int32, tag = "5")]
+    handle_kind: i32,
+    #[prost(bytes = "vec", tag = "6")]
+    handle: Vec<u8>,
+    #[prost(bytes = "vec", tag = "7")]
+    path: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct Capture {
+    info: FdInfo,
+    had_events: bool,
+}
+
+impl FdKind for Inotify {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "inotify: watches with number, mask and file; waiting events come back as one overflow"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        description.target() == "anon_inode:inotify" || description.target() == "anon_inode:[inotify]"
+    }
+
+    fn obstacles(&self, description: &Description, _scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        let mut info = FdInfo::default();
+        let watches = info.take(description).and_then(|()| watches(&info)).unwrap_or_default();
+        let lost = watches.iter().filter(|watch| matches!(find(watch), Err(Lost::Nowhere)));
+        lost.map(|watch| Obstacle {
+            place: format!("watch {} on inode {}", watch.number, watch.inode),
+            ..description.obstacle(
+                "inotify",
+                "the watched file was deleted, or its file system does not lead back to it",
+                "let the program remove this watch first; root finds more files than other users",
+            )
+        })
+        .collect()
+    }
+
+    fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        Ok(Box::<Capture>::default())
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
+                .map_err(|errno| Error::new("create an inotify instance", errno))?;
+            if state.had_events {
+                overflow(&instance)?;
+            }
+            context.created.insert(record.id, instance);
+        }
+        Ok(())
+    }
+
+    fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            if let Some(instance) = created.get(&record.id) {
+                state.watches.iter().try_for_each(|watch| add(instance, watch))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FdCapture for Capture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        self.info.take(description)?;
+        self.had_events = sys::socket::readable_bytes(description.as_fd())? > 0;
+        Ok(())
+    }
+
+    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+        let mut watches = watches(&self.info)?;
+        for watch in &mut watches {
+            if let Ok(file) = find(watch) {
+                watch.path = path_of(&file).as_os_str().as_bytes().to_vec();
+            }
+        }
+        // Numbers are given out rising.
+        watches.sort_by_key(|watch| watch.number);
+        Ok(State { watches, had_events: self.had_events }.encode_to_vec())
+    }
+}
+
+fn watches(info: &FdInfo) -> Result<Vec<Watch>> {
+    let lines = info.text().lines().filter(|line| line.starts_with("inotify "));
+    lines.map(|line| parse(line).ok_or_else(|| not_understood("inotify"))).collect()
+}
+
+/// `inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e…`
+fn parse(line: &str) -> Option<Watch> {
+    let value = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix(':'));
+    let number = |name: &str| u64::from_str_radix(value(name)?, 16).ok();
+    // The kernel prints its own device number: 12 bits major, 20 bits minor.
+    let device = number("sdev")?;
+    let digits = value("f_handle").unwrap_or_default();
+    let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+    Some(Watch {
+        number: number("wd")? as i32,
+        mask: number("mask")? as u32,
+        inode: number("ino")?,
+        device: makedev((device >> 20) as u32, (device & 0xf_ffff) as u32),
+        handle_kind: number("fhandle-type").map_or(-1, |kind| kind as i32),
+        handle: (0..digits.len() / 2).map(|index| byte(2 * index)).collect::<Option<_>>()?,
+        path: Vec::new(),
+    })
+}
+
+/// Why a file was not found.
+#[derive(Debug)]
+enum Lost {
+    /// It has no name, or nothing leads to it.
+    Nowhere,
+}
+
+/// The watched file, by its handle.
+fn find(watch: &Watch) -> std::result::Result<OwnedFd, Lost> {
+    let handle = FileHandle { kind: watch.handle_kind, bytes: watch.handle.clone() };
+    for mount in mounts(watch.device) {
+        let Ok(mount) = File::open(&mount) else { continue };
+        let Ok(file) = file_handle::open(mount.as_fd(), &handle) else { continue };
+        if fstat(&file).is_ok_and(|stat| stat.st_ino == watch.inode && stat.st_nlink > 0) {
+            return Ok(file);
+        }
+    }
+    Err(Lost::Nowhere)
+}
+
+fn path_of(file: &OwnedFd) -> PathBuf {
+    tracee::procfs::link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default()
+}
+
+/// Where a file system is mounted.
+fn mounts(device: u64) -> Vec<PathBuf> {
+    let wanted = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let text = tracee::procfs::read_text("/proc/self/mountinfo").unwrap_or_default();
+    let mounted = text.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(2);
+        let is_it = words.next()? == wanted;
+        let place = words.nth(1)?;
+        is_it.then(|| unescape(place))
+    });
+    mounted.collect()
+}
+
+/// The kernel writes spaces and the like as `\040`.
+fn unescape(text: &str) -> PathBuf {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, others)) = rest.split_first() {
+        let code = others.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()).filter(|_| *first == b'\\') {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &others[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = others;
+            }
+        }
+    }
+    PathBuf::from(OsStr::from_bytes(&bytes))
+}
+
+/// Sets a watch under its number.
+fn add(instance: &OwnedFd, watch: &Watch) -> Result<()> {
+    let path = Path::new(OsStr::from_bytes(&watch.path));
+    let by_handle = find(watch).ok();
+    let target = match &by_handle {
+        Some(file) => PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
+        None => path.to_owned(),
+    };
+    sys::inotify::set_next_watch(instance.as_fd(), watch.number)?;
+    let flags = WatchFlags::from_bits_retain(watch.mask);
+    let number = inotify::add_watch(instance, &target, flags).map_err(|errno| ResourceError::File {
+        path: path.display().to_string(),
+        why: format!("it was watched and cannot be watched now: {}", Errno::from(errno)),
+        fix: "bring the file back, then restore again".to_owned(),
+    })?;
+    if number == watch.number {
+        return Ok(());
+    }
+    Err(ResourceError::File {
+        path: path.display().to_string(),
+        why: format!("two watches of the program would now be on this one file (watch {number})"),
+        fix: "bring back the files that the program watched".to_owned(),
+    })
+}
+
+/// Fills the queue until the kernel says that it has overflowed, and takes out everything else.
+fn overflow(instance: &OwnedFd) -> Result<()> {
+    let limit = tracee::procfs::read_text(QUEUE_LIMIT)?.trim().parse().unwrap_or(usize::MAX);
+    if limit > QUEUE_LIMIT_MAX {
+        return Err(ResourceError::File {
+            path: QUEUE_LIMIT.to_owned(),
+            why: format!(
+                "events that waited come back as an overflow of a queue of {limit}, which is too long"
+            ),
+            fix: format!("lower the limit to {QUEUE_LIMIT_MAX} for the time of the restore"),
+        });
+    }
+    let failed = |error: std::io::Error| Error::new("make an inotify queue overflow", error);
+    let mut file = tempfile().map_err(failed)?;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let watch = inotify::add_watch(instance, path, WatchFlags::MODIFY | WatchFlags::ACCESS)
+        .map_err(|errno| Error::new("make an inotify queue overflow", errno))?;
+    // Two kinds in turn: the kernel merges an event with an equal one before it.
+    for _ in 0..=limit / 2 {
+        file.rewind().and_then(|()| file.write_all(b"x")).map_err(failed)?;
+        file.rewind().and_then(|()| file.read_exact(&mut [0; 1])).map_err(failed)?;
+    }
+    inotify::remove_watch(instance, watch)
+        .map_err(|errno| Error::new("make an inotify queue overflow", errno))?;
+    for _ in 0..limit {
+        let mut event = [std::mem::MaybeUninit::uninit(); EVENT_BYTES];
+        let mut reader = inotify::Reader::new(instance, &mut event);
+        let seen = reader.next().map_err(|errno| Error::new("make an inotify queue overflow", errno))?;
+        debug_assert!(!seen.events().contains(ReadFlags::QUEUE_OVERFLOW), "the overflow comes last");
+    }
+    Ok(())
+}
+
+/// A file without a name, where files can be watched.
+fn tempfile() -> std::io::Result<File> {
+    let path = std::env::temp_dir().join(format!("undying-{}", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_support::{capture, create, describe_all};
+    use super::*;
+
+    fn init() -> OwnedFd {
+        inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap()
+    }
+
+    /// All events that wait.
+    fn events(instance: &OwnedFd) -> Vec<(i32, ReadFlags, String)> {
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
+        let mut reader = inotify::Reader::new(instance, &mut buffer);
+        let mut found = Vec::new();
+        while let Ok(event) = reader.next() {
+            let name = event.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+            found.push((event.wd(), event.events(), name));
+        }
+        found
+    }
+
+    fn restore(instance: &OwnedFd) -> OwnedFd {
+        let records = capture(&Inotify, &describe_all(&[instance.as_fd()]), true).unwrap();
+        let mut created = create(&Inotify, &records, HashMap::new(), false).unwrap();
+        Inotify.start(&records, &created).unwrap();
+        created.remove(&DescriptionId(0)).unwrap()
+    }
+
+    fn may_find(folder: &Path) -> bool {
+        let instance = init();
+        inotify::add_watch(&instance, folder, WatchFlags::CREATE).unwrap();
+        let mut info = FdInfo::default();
+        info.take(&instance).unwrap();
+        let may = find(&watches(&info).unwrap()[0]).is_ok();
+        if !may {
+            println!("unsupported: file handles");
+        }
+        may
+    }
+
+    #[test]
+    fn watches_come_back_under_their_numbers_on_files_that_were_moved() {
+        let folder = tempfile::tempdir().unwrap();
+        let (old, new) = (folder.path().join("old"), folder.path().join("new"));
+        std::fs::write(&old, b"x").unwrap();
+        let instance = init();
+        let gone = inotify::add_watch(&instance, "/", WatchFlags::CREATE).unwrap();
+        let here = inotify::add_watch(&instance, folder.path(), WatchFlags::CREATE).unwrap();
+        inotify::remove_watch(&instance, gone).unwrap();
+        let file = inotify::add_watch(&instance, &old, WatchFlags::MODIFY).unwrap();
+        assert_eq!(events(&instance)[0].1, ReadFlags::IGNORED);
+        std::fs::rename(&old, &new).unwrap();
+        if !may_find(folder.path()) {
+            return;
+        }
+        let copy = restore(&instance);
+        assert_eq!(events(&copy), []);
+        std::fs::write(&new, b"y").unwrap();
+        std::fs::write(folder.path().join("third"), b"z").unwrap();
+        let expected =
+            [(file, ReadFlags::MODIFY, String::new()), (here, ReadFlags::CREATE, "third".to_owned())];
+        assert_eq!(events(&copy), expected);
+        let fresh = inotify::add_watch(&copy, "/", WatchFlags::CREATE).unwrap();
+        assert!(![here, file].contains(&fresh));
+    }
+
+    #[test]
+    fn events_that_waited_come_back_as_an_overflow() {
+        let folder = tempfile::tempdir().unwrap();
+        if !may_find(folder.path()) {
+            return;
+        }
+        let instance = init();
+        inotify::add_watch(&instance, folder.path(), WatchFlags::CREATE).unwrap();
+        std::fs::write(folder.path().join("a"), b"").unwrap();
+        let copy = restore(&instance);
+        assert_eq!(events(&copy), [(-1, ReadFlags::QUEUE_OVERFLOW, String::new())]);
+        std::fs::write(folder.path().join("b"), b"").unwrap();
+        assert_eq!(events(&copy)[0].2, "b");
+        assert_eq!(events(&instance)[0].2, "a");
+    }
+
+    #[test]
+    fn a_deleted_file_is_an_obstacle_by_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let kept = File::create(&path).unwrap();
+        let instance = init();
+        inotify::add_watch(&instance, &path, WatchFlags::MODIFY).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let descriptions = describe_all(&[instance.as_fd()]);
+        let scope =
+            CaptureScope { pids: &[], descriptions: &descriptions, inherited: &[], table: &[], kills: false };
+        let found = Inotify.obstacles(&descriptions[0], &scope);
+        assert!(found.len() == 1 && found[0].place.contains("watch 1"), "{found:?}");
+        drop(kept);
+    }
+
+    #[test]
+    fn names_with_spaces_in_the_list_of_mounts_are_understood() {
+        assert_eq!(unescape("/a\\040b\\134"), Path::new("/a b\\"));
+        assert_eq!(unescape("/plain"), Path::new("/plain"));
+    }
+}

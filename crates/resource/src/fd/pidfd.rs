@@ -1,0 +1,221 @@
+//! Handles on processes.
+//!
+//! Owns: which process a pidfd refers to.
+//! Invariants: a handle on a process of the subject is made when that process exists again, by a process that
+//! holds it; all that share the description get that same one.
+//! Does not: handle processes outside (refused by their number), threads other than leaders (refused), or how a
+//! process ended that had been reaped.
+
+use std::os::fd::OwnedFd;
+
+use model::{DescriptionId, Fd, Pid};
+use prost::Message;
+use rustix::event::{EventfdFlags, eventfd};
+use sys::Error;
+use tracee::arch::numbers as nr;
+
+use super::fdinfo::FdInfo;
+use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use crate::error::Result;
+use crate::obstacle::Obstacle;
+use crate::support::outside;
+
+const NAME: &str = "fd/pidfd";
+const F_GETFD: u64 = 1;
+const FD_CLOEXEC: u64 = 1;
+const O_CLOEXEC: u64 = 0o2_000_000;
+/// Flags of a pidfd that are given when it is made: PIDFD_NONBLOCK and PIDFD_THREAD.
+const PIDFD_FLAGS: u32 = 0o4_000 | 0o200;
+const PIDFD_THREAD: u32 = 0o200;
+const FCNTL: i64 = 72;
+const PIDFD_OPEN: i64 = 434;
+const PIDFD_GETFD: i64 = 438;
+
+/// Handles on processes.
+#[derive(Debug)]
+pub struct Pidfd;
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct State {
+    /// The process; -1 for one that has ended and was reaped.
+    #[prost(sint32, tag = "1")]
+    pid: i32,
+}
+
+#[derive(Debug, Default)]
+struct Capture {
+    info: FdInfo,
+}
+
+impl FdKind for Pidfd {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "pidfd: of processes of the tree, zombies included, and of ended ones"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        // Since 6.9 pidfds have a file system of their own; the link stays the same.
+        description.target().starts_with("anon_inode:[pidfd]") || description.target().starts_with("pidfd:")
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        let Ok(pid) = target(description) else { return Vec::new() };
+        if is_dead(pid) {
+            return Vec::new();
+        }
+        let about = |why: &str, fix: &str| Obstacle {
+            place: format!("refers to {}", outside::describe(Some(pid))),
+            ..description.obstacle("pidfd", why, fix)
+        };
+        let is_thread = description.info.description_flags() & PIDFD_THREAD != 0;
+        if is_thread && !scope.pids.contains(&pid) {
+            return vec![about(
+                "it refers to a thread that is not the first of its process",
+                "let the program close it first",
+            )];
+        }
+        // A child that was born after the processes were listed is in the tree all the same.
+        if !scope.pids.contains(&pid) && !descends(pid, scope) {
+            return vec![about(
+                "the process it refers to is outside the tree",
+                "let the program close it first, or checkpoint a process that is the ancestor of both",
+            )];
+        }
+        if scope.table.iter().all(|row| row.2 != description.id) {
+            return vec![about(
+                "it is in flight in a socket, and can be made only in a process that holds it",
+                "try again in a moment",
+            )];
+        }
+        Vec::new()
+    }
+
+    fn completes_in_connect(&self, description: &Description) -> bool {
+        target(description).is_ok_and(|pid| !is_dead(pid))
+    }
+
+    fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        Ok(Box::<Capture>::default())
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            let handle = if is_dead(Pid(state.pid)) { sys::dead_process::handle()? } else { stand_in()? };
+            context.created.insert(record.id, handle);
+        }
+        Ok(())
+    }
+
+    fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            if !is_dead(Pid(state.pid)) {
+                connect(record, Pid(state.pid), context)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FdCapture for Capture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        self.info.take(description)
+    }
+
+    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+        let pid = self.info.parse("Pid", |text| text.parse().ok())?;
+        Ok(State { pid }.encode_to_vec())
+    }
+}
+
+/// The process a pidfd refers to, as this process's pid namespace numbers it.
+fn target(description: &Description) -> Result<Pid> {
+    let mut info = FdInfo::default();
+    info.take(description)?;
+    info.parse("Pid", |text| text.parse().ok().map(Pid))
+}
+
+fn is_dead(pid: Pid) -> bool {
+    pid.get() < 0
+}
+
+fn descends(mut pid: Pid, scope: &CaptureScope<'_>) -> bool {
+    /// No tree of processes is deeper than there are processes.
+    const DEPTH_MAX: usize = 32_768;
+    for _ in 0..DEPTH_MAX {
+        match tracee::procfs::stat(pid) {
+            Ok(stat) if scope.pids.contains(&stat.ppid) => return true,
+            Ok(stat) if stat.ppid.get() > 1 => pid = stat.ppid,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// Holds the number in every process until `connect`.
+fn stand_in() -> Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC)
+        .map_err(|errno| Error::new("create a descriptor that stands in", errno).into())
+}
+
+/// Puts the handle where its stand-in was.
+fn connect(record: &FdRecord, target: Pid, context: &mut FdConnect<'_>) -> Result<()> {
+    let flags = u64::from(record.flags & PIDFD_FLAGS);
+    let (holder, held) = record.holder;
+    let handle = if context.stub.pid() == holder {
+        context.stub.call(PIDFD_OPEN, [target.get() as u64, flags, 0, 0, 0, 0])?
+    } else {
+        // Processes that share the description take it from its holder, which comes first.
+        let process = context.stub.call(PIDFD_OPEN, [holder.get() as u64, 0, 0, 0, 0, 0])?;
+        let handle = context.stub.call(PIDFD_GETFD, [process, held.get() as u64, 0, 0, 0, 0])?;
+        context.stub.call(nr::CLOSE, [process, 0, 0, 0, 0, 0])?;
+        handle
+    };
+    for fd in numbers(context.table, record.id) {
+        let fd = fd.get() as u64;
+        let closes = context.stub.call(FCNTL, [fd, F_GETFD, 0, 0, 0, 0])? & FD_CLOEXEC != 0;
+        context.stub.call(nr::DUP3, [handle, fd, if closes { O_CLOEXEC } else { 0 }, 0, 0, 0])?;
+    }
+    context.stub.call(nr::CLOSE, [handle, 0, 0, 0, 0, 0])?;
+    Ok(())
+}
+
+fn numbers(table: &[(Fd, DescriptionId)], id: DescriptionId) -> Vec<Fd> {
+    table.iter().filter(|row| row.1 == id).map(|row| row.0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_support::{describe, round_trip, us};
+    use super::*;
+
+    fn obstacles(description: &Description, pids: &[Pid]) -> Vec<Obstacle> {
+        let table = [(us(), description.fd, description.id)];
+        let scope = CaptureScope { pids, descriptions: &[], inherited: &[], table: &table, kills: false };
+        Pidfd.obstacles(description, &scope)
+    }
+
+    #[test]
+    fn a_process_of_the_tree_is_fine_and_one_outside_is_named() {
+        let own = describe(0, sys::pidfd::open(us()).unwrap());
+        assert!(Pidfd.claims(&own), "{own:?}");
+        assert!(Pidfd.completes_in_connect(&own));
+        assert_eq!(obstacles(&own, &[us()]), []);
+        let found = obstacles(&own, &[Pid(1)]);
+        assert!(found.is_empty() || found[0].place.contains(&us().to_string()), "{found:?}");
+        let init = describe(1, sys::pidfd::open(Pid(1)).unwrap());
+        assert_eq!(obstacles(&init, &[us()]).len(), 1);
+    }
+
+    #[test]
+    fn a_handle_on_an_ended_process_comes_back_as_one() {
+        let dead = sys::dead_process::handle().unwrap();
+        assert!(!Pidfd.completes_in_connect(&describe(0, &dead)));
+        let copy = round_trip(&Pidfd, dead);
+        assert!(is_dead(target(&describe(0, &copy)).unwrap()));
+    }
+}

@@ -1,0 +1,39 @@
+"""The demo: redis-server and a python3 program are killed with SIGKILL and go on from their last checkpoint.
+
+Usage: demo.py UNDYING. Started by run.sh. Exit status 0: everything that is promised was seen to hold.
+"""
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+import guarded
+import python_part
+import redis_part
+from screen import Failure, Screen
+
+
+def main():
+    undying = sys.argv[1]
+    screen = Screen()
+    folder = tempfile.mkdtemp(prefix="undying-demo-")
+    began = time.monotonic()
+    screen.title("Two programs are killed with SIGKILL, and go on.")
+    try:
+        redis_part.run(screen, undying, os.path.join(folder, "redis"))
+        python_part.run(screen, undying, os.path.join(folder, "python"))
+    except Failure as failure:
+        screen.failed(str(failure))
+        return 1
+    except KeyboardInterrupt:
+        screen.failed("interrupted")
+        return 130
+    finally:
+        guarded.end_all()
+        shutil.rmtree(folder, ignore_errors=True)
+    screen.title(f"Both programs are the same processes as before, and go on. {time.monotonic() - began:.0f} s in all.")
+    return 0
+
+
+sys.exit(main())

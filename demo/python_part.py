@@ -1,0 +1,61 @@
+"""Part two: a python3 program that counts in threads and keeps files is killed."""
+import os
+import signal
+import sys
+
+from guarded import Guarded, time_of
+from screen import Failure, milliseconds, number
+
+COUNTING_S = 2.5
+MORE = 200
+
+
+def run(screen, undying, folder):
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "counter.py")
+    counter = Guarded(undying, folder, "counter", [sys.executable, script, folder])
+    screen.title("2. A python3 program with threads and open files, under the same guard")
+    pid, (seed, _) = counter.pid(), counter.wait("its counters", lambda: state(folder))
+    threads, files = facts(pid)
+    screen.line("started", f"pid {pid}; {threads} threads, {files} open files; a random number in its memory: {seed}")
+    screen.wait("counting", COUNTING_S, lambda: f"{number(sum(state(folder)[1]))} steps")
+    before = sum(state(folder)[1])
+    died = counter.kill()
+    screen.line("killed", f"kill -9 {pid}, at step {number(before)}")
+    back, sequence, took = counter.wait_back()
+    if back != pid:
+        raise Failure(f"the program is back as pid {back}, not as {pid}")
+    checkpoint = next(one for one in counter.checkpoints() if one["seq"] == sequence)
+    age = died - time_of(checkpoint)
+    screen.good("back", f"pid {pid} again, from checkpoint {sequence} ({milliseconds(age)} old), "
+                        f"{milliseconds(took)} after its death was noticed")
+    seed_now, counts = counter.wait("its progress", lambda: state_above(folder, before + MORE))
+    if seed_now != seed or facts(pid) != (threads, files):
+        raise Failure(f"it is not the same program: {seed_now}, {facts(pid)}")
+    screen.good("goes on", f"{threads} threads, {files} open files, still {seed} in its memory; "
+                           f"now at step {number(sum(counts))}")
+    os.kill(pid, signal.SIGTERM)
+    status = counter.wait_end()
+    if status != 0:
+        raise Failure(f"a file has a line too many or too few; the program ended with {status}:\n{counter.said()}")
+    lines = sum(len(open(os.path.join(folder, f"lines{index}"), "rb").readlines()) for index in range(len(counts)))
+    screen.good("files", f"{len(counts)} files, {number(lines)} lines, every line once and in order")
+
+
+def state(folder):
+    """What the program says of itself, or None while it has not yet."""
+    try:
+        with open(os.path.join(folder, "state"), encoding="ascii") as file:
+            words = file.read().split()
+    except FileNotFoundError:
+        return None
+    return (words[0], [int(word) for word in words[1:]]) if words else None
+
+
+def state_above(folder, steps):
+    seed, counts = state(folder)
+    return (seed, counts) if sum(counts) > steps else None
+
+
+def facts(pid):
+    """How many threads and open files a process has."""
+    return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))

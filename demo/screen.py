@@ -1,0 +1,81 @@
+"""What the demo shows: titles, lines with a label, progress in place on a terminal and as plain lines elsewhere."""
+import sys
+import time
+
+LABEL_WIDTH = 13
+BAR_WIDTH = 28
+# Plain output shows progress at these steps only.
+PLAIN_STEPS = 4
+
+
+class Failure(Exception):
+    """Something that is promised does not hold, or something needed is not there."""
+
+
+class Screen:
+    """Writes to standard output."""
+
+    def __init__(self):
+        self.terminal = sys.stdout.isatty()
+        self.open_line = False
+        self.plain_step = 0
+
+    def title(self, text):
+        self.write(f"\n{self.bold(text)}\n")
+
+    def line(self, label, text):
+        self.write(f"  {label:{LABEL_WIDTH}}{text}\n")
+
+    def good(self, label, text):
+        self.line(label, self.colour("32", text))
+
+    def failed(self, text):
+        self.write(f"\n{self.colour('31', 'failed')}: {text}\n")
+
+    def progress(self, label, done, total, text):
+        """One line that fills; the last call has done == total."""
+        share = done / total
+        if self.terminal:
+            bar = "#" * int(BAR_WIDTH * share)
+            sys.stdout.write(f"\r\033[K  {label:{LABEL_WIDTH}}[{bar:.<{BAR_WIDTH}}] {text}")
+            self.open_line = True
+        elif int(share * PLAIN_STEPS) > self.plain_step or done == total:
+            self.plain_step = int(share * PLAIN_STEPS)
+            sys.stdout.write(f"  {label:{LABEL_WIDTH}}{share:4.0%}  {text}\n")
+        if done == total:
+            self.plain_step = 0
+            self.close()
+        sys.stdout.flush()
+
+    def wait(self, label, seconds, text):
+        """Lets time pass, visibly."""
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < seconds:
+            self.progress(label, passed, seconds, text())
+            time.sleep(0.05)
+        self.progress(label, seconds, seconds, text())
+
+    def write(self, text):
+        self.close()
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def close(self):
+        if self.open_line:
+            sys.stdout.write("\n")
+            self.open_line = False
+
+    def bold(self, text):
+        return self.colour("1", text)
+
+    def colour(self, code, text):
+        return f"\033[{code}m{text}\033[0m" if self.terminal else text
+
+
+def number(value):
+    return f"{value:,}"
+
+
+def milliseconds(seconds):
+    value = 1000 * seconds
+    return f"{value:.1f} ms" if value < 1000 else f"{seconds:.2f} s"
