@@ -118,10 +118,9 @@ impl Subject {
         }
         if self.is_child {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-            match rustix::process::waitid(WaitId::PidFd(self.handle()), options) {
-                Ok(Some(status)) => return Ok(Some(told(&status))),
-                // Taken by somebody of this process; the handle may still know.
-                Ok(None) | Err(_) => {}
+            // When somebody of this process has taken it, the handle may still know.
+            if let Ok(Some(status)) = rustix::process::waitid(WaitId::PidFd(self.handle()), options) {
+                return Ok(Some(told(&status)));
             }
         }
         if let Ok(stat) = procfs::stat(self.pid)
