@@ -193,11 +193,10 @@ def stop_probe(probe):
 def judge_probe(screen, met, took):
     if met["refuses_now"]:
         raise Failure("the listener still refuses connections")
-    text = (f"{number(met['made'])} connections made, one every ms; refused for {milliseconds(met['refused_s'])} "
-            f"at the longest")
+    text = f"a connection every ms: {number(met['made'])} made, refused for {milliseconds(met['refused_s'])} at the longest"
     if met["refused_s"] > took + PROBE_SLACK_S:
         raise Failure(f"{text}, and the restore took {milliseconds(took)}")
-    screen.good("listener", f"{text}: not longer than the restore")
+    screen.good("listener", f"{text} (the restore took {milliseconds(took)})")
 
 
 def ask_anew(port):

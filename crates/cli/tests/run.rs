@@ -1,5 +1,6 @@
 //! `undying run`: a subject that dies comes back, under its pid, no older than its last checkpoint.
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;
 

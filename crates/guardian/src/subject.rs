@@ -192,6 +192,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::zombie_processes, reason = "the subject under test reaps it")]
     fn the_end_of_a_child_is_known_before_it_is_reaped() {
         let child = Command::new("sh").args(["-c", "exit 7"]).stdin(Stdio::null()).spawn().unwrap();
         let subject = Subject::child(Pid(child.id() as i32)).unwrap();

@@ -20,6 +20,7 @@ pub mod steps;
 pub mod stub;
 pub mod thread;
 pub mod tree;
+mod waits;
 
 pub use freeze::{FreezeError, StoppedProcess, StoppedTree};
 pub use memory::ProcessMemory;

@@ -12,9 +12,9 @@ use model::{Pid, Signal, Tid};
 use sys::ptrace::{self, WaitStatus};
 use sys::{Errno, Error, Result};
 
-use crate::arch::x86_64 as arch;
 use crate::reaper;
 use crate::steps;
+use crate::waits;
 
 /// PTRACE_EVENT_STOP.
 pub(crate) const EVENT_STOP: i32 = 128;
@@ -120,7 +120,7 @@ impl Thread<Running> {
         };
         steps::reach("stop seen");
         if event == EVENT_STOP {
-            if let Err(error) = hide_interruption(self.tid) {
+            if let Err(error) = waits::hide_stop(self.pid, self.tid) {
                 return Err((self, error));
             }
             steps::reach("stop judged");
@@ -160,16 +160,6 @@ impl Thread<Running> {
     }
 }
 
-/// Some calls end with EINTR when a stop breaks them off, though no signal came (epoll_wait, semop …). The kernel
-/// is told that they are of those that go on unless a handler runs.
-fn hide_interruption(tid: Tid) -> Result<()> {
-    let registers = ptrace::registers(tid)?;
-    match arch::uninterrupted(&registers) {
-        Some(mended) => ptrace::set_registers(tid, &mended),
-        None => Ok(()),
-    }
-}
-
 impl Thread<Stopped> {
     /// The stop signal when the process had been stopped by one before.
     pub fn group_stop(&self) -> Option<Signal> {
@@ -183,6 +173,7 @@ impl Thread<Stopped> {
 
     /// Lets the thread go on, still attached.
     pub fn resume(self) -> Result<Thread<Running>> {
+        waits::goes_on(self.pid, self.tid);
         if self.state.group_stop.is_some() {
             ptrace::listen(self.tid)?;
         } else {
@@ -193,6 +184,7 @@ impl Thread<Stopped> {
 
     /// Lets the thread go for good; a thread that has died meanwhile is not an error.
     pub fn detach(self) -> Result<()> {
+        waits::goes_on(self.pid, self.tid);
         match ptrace::detach(self.tid, None) {
             Err(error) if error.errno == Errno::ESRCH => {
                 reaper::bury(self.pid, self.tid);

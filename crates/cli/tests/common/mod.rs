@@ -3,6 +3,7 @@
 //! Owns: everything a test starts; it ends with the `Lab`.
 //! Invariants: no wait is without a limit; what is killed is known by pid and start time.
 //! Does not: assert anything about the program under test.
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::ffi::OsStr;

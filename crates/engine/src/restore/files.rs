@@ -14,6 +14,7 @@ use resource::memory;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit};
 use sys::Error;
+use tracee::Stub;
 use tracee::arch::numbers as nr;
 
 use super::plan::Plan;
@@ -123,6 +124,17 @@ fn lift(file: OwnedFd, above: i32) -> Result<OwnedFd> {
     }
     rustix::io::fcntl_dupfd_cloexec(&file, above)
         .map_err(|errno| Error::new(format!("move a descriptor above {above}"), errno).into())
+}
+
+/// Gives a new session leader what its children inherit from it.
+pub(super) fn lead(plan: &Plan, open: &OpenFiles, leader: &mut Stub) -> Result<()> {
+    for kind in fd::REGISTRY {
+        let records = records_of(plan, kind.name());
+        if !records.is_empty() {
+            kind.lead(&records, &open.descriptions, leader)?;
+        }
+    }
+    Ok(())
 }
 
 /// Gives every process its descriptors and closes the rest.

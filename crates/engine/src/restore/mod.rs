@@ -123,7 +123,7 @@ pub fn restore(mut reader: ImageReader, options: RestoreOptions) -> Result<Resto
     let open = files::open(&plan, options.inherited, options.files, options.connections_lost)?;
     content::fill_objects(&reader, &plan, &open)?;
     phases.open = lap.take();
-    let mut built = tree::build(&plan, options.parent)?;
+    let mut built = tree::build(&plan, &open, options.parent)?;
     layout::lay_out(&plan, &open, &mut built)?;
     phases.build = lap.take();
     content::fill_processes(&reader, &plan, &built, options.threads)?;

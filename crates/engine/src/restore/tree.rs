@@ -14,6 +14,7 @@ use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
+use super::files::{self, OpenFiles};
 use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};
 
@@ -45,14 +46,14 @@ pub(super) struct BuiltProcess {
 }
 
 /// Creates all processes and threads.
-pub(super) fn build(plan: &Plan, parent: Parent) -> Result<Built> {
+pub(super) fn build(plan: &Plan, open: &OpenFiles, parent: Parent) -> Result<Built> {
     let root = &plan.processes[0];
     let scratch = find_scratch(plan)?;
     let mut leader = spawn_root(root.pid, parent)?;
     map_scratch(&mut leader, scratch)?;
     let mut built = Built { processes: HashMap::new(), scratch };
     built.add(root.pid, leader)?;
-    create_family(plan, root, &mut built)?;
+    create_family(plan, open, root, &mut built)?;
     set_groups(plan, &mut built)?;
     end_zombies(plan, &mut built)?;
     Ok(built)
@@ -167,7 +168,7 @@ impl BuiltProcess {
 }
 
 /// Creates the children of a process, and theirs.
-fn create_family(plan: &Plan, process: &PlannedProcess, built: &mut Built) -> Result<()> {
+fn create_family(plan: &Plan, open: &OpenFiles, process: &PlannedProcess, built: &mut Built) -> Result<()> {
     let leads = process.message.session == process.pid.get();
     let children: Vec<&PlannedProcess> =
         plan.processes.iter().filter(|child| child.message.parent == process.pid.get()).collect();
@@ -175,14 +176,15 @@ fn create_family(plan: &Plan, process: &PlannedProcess, built: &mut Built) -> Re
         .into_iter()
         .partition(|child| child.message.session == process.message.session || leads_session(child));
     for child in outside {
-        create_child(plan, process.pid, child, built)?;
+        create_child(plan, open, process.pid, child, built)?;
     }
     if leads {
         let (stub, _) = built.get(process.pid)?.leader();
         stub.call(nr::SETSID, [0; 6])?;
+        files::lead(plan, open, stub)?;
     }
     for child in inside {
-        create_child(plan, process.pid, child, built)?;
+        create_child(plan, open, process.pid, child, built)?;
     }
     Ok(())
 }
@@ -191,10 +193,16 @@ fn leads_session(process: &PlannedProcess) -> bool {
     process.message.session == process.pid.get()
 }
 
-fn create_child(plan: &Plan, parent: Pid, child: &PlannedProcess, built: &mut Built) -> Result<()> {
+fn create_child(
+    plan: &Plan,
+    open: &OpenFiles,
+    parent: Pid,
+    child: &PlannedProcess,
+    built: &mut Built,
+) -> Result<()> {
     let stub = built.get(parent)?.create(child.pid.leader(), false)?;
     built.add(child.pid, stub)?;
-    create_family(plan, child, built)
+    create_family(plan, open, child, built)
 }
 
 /// Joins process groups: leaders first, so that the others find them.

@@ -4,10 +4,10 @@
 //! Invariants: frames built here are what rt_sigreturn(2) of this architecture accepts.
 //! Does not: read or write a process.
 
-use model::{Address, ByteCount};
+use model::{Address, ByteCount, Fd};
 use sys::ptrace::Registers;
 
-use crate::arch::numbers::{CLOCK_NANOSLEEP, NANOSLEEP};
+use crate::arch::numbers as nr;
 
 /// `syscall; ret`.
 pub const SYSCALL_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
@@ -53,6 +53,8 @@ const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 
 const EINTR: i64 = -4;
+const EAGAIN: i64 = -11;
+const EINPROGRESS: i64 = -115;
 
 /// The flag of clock_nanosleep(2) for sleeping until a time.
 const TIMER_ABSTIME: u64 = 1;
@@ -102,48 +104,77 @@ pub fn restarted(registers: &Registers) -> Registers {
 /// entered again it sleeps for that long. The C ABI lets a call destroy the register that changes.
 fn sleep_what_is_left(registers: &mut Registers) {
     match registers.orig_rax as i64 {
-        NANOSLEEP if registers.rsi != 0 => registers.rdi = registers.rsi,
-        CLOCK_NANOSLEEP if registers.rsi & TIMER_ABSTIME == 0 && registers.r10 != 0 => {
+        nr::NANOSLEEP if registers.rsi != 0 => registers.rdi = registers.rsi,
+        nr::CLOCK_NANOSLEEP if registers.rsi & TIMER_ABSTIME == 0 && registers.r10 != 0 => {
             registers.rdx = registers.r10
         }
         _ => {}
     }
 }
 
-/// Calls that end with EINTR when a stop breaks them off, and that can be entered again without harm as long as
-/// no handler ran: signal(7), "Interruption of system calls and library functions by stop signals", and calls on
-/// sockets with a timeout. Not among them: close(2), which has closed the descriptor already.
-const ENDED_BY_STOPS: &[i64] = &[
-    0,   // read
-    1,   // write
-    19,  // readv
-    20,  // writev
-    42,  // connect
-    43,  // accept
-    44,  // sendto
-    45,  // recvfrom
-    46,  // sendmsg
-    47,  // recvmsg
-    65,  // semop
-    128, // rt_sigtimedwait
-    208, // io_getevents
-    220, // semtimedop
-    232, // epoll_wait
-    281, // epoll_pwait
-    288, // accept4
-    299, // recvmmsg
-    307, // sendmmsg
-    333, // io_pgetevents
-    426, // io_uring_enter
-    441, // epoll_pwait2
-];
+/// How long a call that a stop ends waits at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WaitLimit {
+    /// For ever.
+    None,
+    /// So many milliseconds.
+    Milliseconds(u32),
+    /// As long as a `struct timespec` at this address says.
+    Timespec(Address),
+    /// As long as a socket of the process may wait to receive.
+    Receive(Fd),
+    /// As long as a socket of the process may wait to send.
+    Send(Fd),
+}
 
-/// Registers for a thread that stands at an event stop and would return EINTR from a call for the stop's sake
-/// alone: the kernel enters the call again unless a handler runs first, in which case EINTR it is.
+/// A call that ends with EINTR when a stop breaks it off, and that can be entered again without harm as long as no
+/// handler ran: signal(7), "Interruption of system calls and library functions by stop signals", and calls on
+/// sockets with a timeout. Not among them: close(2), which has closed the descriptor already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BrokenOff {
+    /// How long it waits.
+    pub limit: WaitLimit,
+    /// What it returns when that time is over.
+    pub result_late: i64,
+}
+
+/// The call that a thread at an event stop would return EINTR from.
 #[must_use]
-pub fn uninterrupted(registers: &Registers) -> Option<Registers> {
-    let broken_off = registers.rax as i64 == EINTR && ENDED_BY_STOPS.contains(&(registers.orig_rax as i64));
-    broken_off.then_some(Registers { rax: ERESTARTNOHAND as u64, ..*registers })
+pub fn broken_off(registers: &Registers) -> Option<BrokenOff> {
+    if registers.rax as i64 != EINTR {
+        return None;
+    }
+    let pointed = |at: u64| if at == 0 { WaitLimit::None } else { WaitLimit::Timespec(Address(at)) };
+    let milliseconds = u32::try_from(registers.r10 as i32).map_or(WaitLimit::None, WaitLimit::Milliseconds);
+    let socket = Fd(registers.rdi as i32);
+    let (limit, result_late) = match registers.orig_rax as i64 {
+        nr::EPOLL_WAIT | nr::EPOLL_PWAIT => (milliseconds, 0),
+        nr::EPOLL_PWAIT2 => (pointed(registers.r10), 0),
+        nr::IO_GETEVENTS | nr::IO_PGETEVENTS => (pointed(registers.r8), 0),
+        nr::RT_SIGTIMEDWAIT => (pointed(registers.rdx), EAGAIN),
+        nr::SEMTIMEDOP => (pointed(registers.r10), EAGAIN),
+        nr::READ | nr::READV | nr::RECVFROM | nr::RECVMSG | nr::RECVMMSG | nr::ACCEPT | nr::ACCEPT4 => {
+            (WaitLimit::Receive(socket), EAGAIN)
+        }
+        nr::WRITE | nr::WRITEV | nr::SENDTO | nr::SENDMSG | nr::SENDMMSG => (WaitLimit::Send(socket), EAGAIN),
+        nr::CONNECT => (WaitLimit::Send(socket), EINPROGRESS),
+        nr::SEMOP | nr::IO_URING_ENTER => (WaitLimit::None, EAGAIN),
+        _ => return None,
+    };
+    Some(BrokenOff { limit, result_late })
+}
+
+/// Registers with which the kernel enters a broken-off call again unless a handler runs first, in which case it
+/// ends with EINTR; for a thread at an event stop.
+#[must_use]
+pub fn entered_again(registers: &Registers) -> Registers {
+    Registers { rax: ERESTARTNOHAND as u64, ..*registers }
+}
+
+/// Registers with which a broken-off call returns a result.
+#[must_use]
+pub fn returned(registers: &Registers, result: i64) -> Registers {
+    Registers { rax: result as u64, orig_rax: u64::MAX, ..*registers }
 }
 
 /// A signal frame that brings a thread back to `registers` when rt_sigreturn runs on it.
