@@ -32,11 +32,19 @@ const VERBS: &[&str] = &[
 const OPTIONS: &[(&str, &str)] =
     &[("run", "--tracker"), ("run", "--copiers"), ("run", "--persist"), ("run", "--isolate")];
 
+/// The one option with a value that may stand before the verb.
+const STORE: &str = "--store";
+
 /// Refuses a command line that asks for something that is not built.
 pub(crate) fn refuse(words: &[OsString]) -> Result<(), GuardianError> {
     // What follows `--` is a program's own.
     let mut words = words.iter().skip(1).filter_map(|word| word.to_str()).take_while(|word| *word != "--");
-    let Some(verb) = words.by_ref().find(|word| !word.starts_with('-')) else { return Ok(()) };
+    let mut follows_store = false;
+    let is_verb = |word: &&str| {
+        let is_value = std::mem::replace(&mut follows_store, *word == STORE);
+        !is_value && !word.starts_with('-')
+    };
+    let Some(verb) = words.by_ref().find(is_verb) else { return Ok(()) };
     if VERBS.contains(&verb) {
         return Err(GuardianError::NotBuilt(format!("`undying {verb}`")));
     }
@@ -64,6 +72,8 @@ mod tests {
         assert!(refused("undying run --isolate -- x"));
         assert!(refused("undying run --tracker=full -- x"));
         assert!(!refused("undying run -- persist --isolate"));
+        assert!(refused("undying --store /x top"));
+        assert!(!refused("undying --store top ls"));
         assert!(!refused("undying ls"));
         assert!(!refused("undying"));
     }

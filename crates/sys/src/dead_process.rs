@@ -1,6 +1,6 @@
-//! A handle on a process that has ended and was reaped.
+//! Handles on a process that has ended and was reaped.
 //!
-//! Owns: making one, for a program that held such a handle.
+//! Owns: making them, for a program that held such handles.
 //! Invariants: the process made for it runs no code but its end, and is reaped here.
 //! Does not: bring back how the original process ended; the kernel has forgotten.
 //!
@@ -12,12 +12,15 @@
 use std::mem::size_of;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use model::Pid;
+
 use crate::clone::CloneArguments;
 use crate::error::{Errno, Error, Result};
 
-/// A handle on a process that is no more.
-pub fn handle() -> Result<OwnedFd> {
-    const NAME: &str = "make a handle on an ended process";
+const NAME: &str = "make a handle on an ended process";
+
+/// Handles on one process that is no more.
+pub fn handles(count: usize) -> Result<Vec<OwnedFd>> {
     let mut handle = -1_i32;
     let arguments = CloneArguments {
         flags: libc::CLONE_PIDFD as u64,
@@ -36,13 +39,23 @@ pub fn handle() -> Result<OwnedFd> {
     }
     // SAFETY: clone3 succeeded, so `handle` is a new descriptor that nobody else owns.
     let handle = unsafe { OwnedFd::from_raw_fd(handle) };
+    let pid = Pid(child as i32);
+    // Until it is reaped more handles can be had.
+    let more: Result<Vec<OwnedFd>> = (1..count).map(|_| crate::pidfd::open(pid)).collect();
+    reap(pid)?;
+    let mut all = more?;
+    all.push(handle);
+    Ok(all)
+}
+
+fn reap(pid: Pid) -> Result<()> {
     let mut status = 0;
     loop {
         // SAFETY: the kernel writes one int at the address given.
-        match unsafe { libc::waitpid(child as i32, &raw mut status, libc::__WALL) } {
+        match unsafe { libc::waitpid(pid.get(), &raw mut status, libc::__WALL) } {
             -1 if Errno::last().0 == libc::EINTR => {}
             -1 => return Err(Error::new(NAME, Errno::last())),
-            _ => return Ok(handle),
+            _ => return Ok(()),
         }
     }
 }
@@ -53,8 +66,11 @@ mod tests {
 
     #[test]
     fn the_process_is_gone() {
-        let handle = super::handle().unwrap();
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", handle.as_raw_fd())).unwrap();
-        assert!(info.contains("Pid:\t-1"), "{info}");
+        let handles = super::handles(2).unwrap();
+        assert_eq!(handles.len(), 2);
+        for handle in handles {
+            let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", handle.as_raw_fd())).unwrap();
+            assert!(info.contains("Pid:\t-1"), "{info}");
+        }
     }
 }

@@ -125,6 +125,23 @@ impl SockDiag {
         }
     }
 
+    /// Where a TCP socket that is just connecting (SYN_SENT) wants to; getpeername(2) does not tell.
+    pub fn connecting_to(&self, family: i32, inode: Inode) -> Result<Option<SocketAddress>> {
+        const SYN_SENT: u32 = 1 << 2;
+        const ADDRESSES_BYTES: usize = 48;
+        let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
+        body.extend(SYN_SENT.to_ne_bytes());
+        body.extend([0; ADDRESSES_BYTES]);
+        let mut found = None;
+        self.exchange(REQUEST | DUMP, &body, |message| {
+            if read_tcp_socket(message).is_some_and(|socket| socket.inode == inode) {
+                found = read_target(message);
+            }
+            true
+        })?;
+        Ok(found)
+    }
+
     /// Halves of a UDP socket that are shut: 1 receiving, 2 sending; `None` when the kernel does not tell.
     pub fn shut_halves(&self, family: i32, protocol: i32, inode: Inode) -> Result<Option<u8>> {
         const SHOW_SHUT: u8 = 1 << 7;
@@ -242,6 +259,25 @@ fn read_socket(message: &[u8]) -> Option<UnixSocket> {
         return None;
     }
     Some(socket)
+}
+
+/// The remote address of an answer about a TCP socket, as a `struct sockaddr`.
+fn read_target(message: &[u8]) -> Option<SocketAddress> {
+    const PORT: usize = HEADER_BYTES + 6;
+    const HOST: usize = HEADER_BYTES + 24;
+    const SCOPE: usize = HEADER_BYTES + 40;
+    let family = u16::from(message[HEADER_BYTES]);
+    let mut bytes = family.to_ne_bytes().to_vec();
+    bytes.extend(message.get(PORT..PORT + 2)?);
+    if i32::from(family) == libc::AF_INET {
+        bytes.extend(message.get(HOST..HOST + 4)?);
+        bytes.extend([0; 8]);
+    } else {
+        bytes.extend([0; 4]);
+        bytes.extend(message.get(HOST..HOST + 16)?);
+        bytes.extend(message.get(SCOPE..SCOPE + 4)?);
+    }
+    Some(SocketAddress(bytes))
 }
 
 /// Gives every attribute to `read`; the result is whether all were whole.

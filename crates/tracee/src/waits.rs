@@ -10,7 +10,7 @@
 //! it had just passed.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use model::{Address, Fd, Pid, Tid};
@@ -40,7 +40,11 @@ static WAITS: LazyLock<Mutex<HashMap<Tid, Wait>>> = LazyLock::new(Mutex::default
 /// Changes the registers of a thread that has just come to an event stop, so that the stop remains unnoticed.
 pub(crate) fn hide_stop(pid: Pid, tid: Tid) -> Result<()> {
     let registers = ptrace::registers(tid)?;
-    let Some(broken_off) = arch::broken_off(&registers) else { return Ok(()) };
+    let Some(broken_off) = arch::broken_off(&registers) else {
+        // Whatever it does next is another wait.
+        waits().remove(&tid);
+        return Ok(());
+    };
     let late = match limit(pid, broken_off.limit) {
         Some(limit) => is_late(pid, tid, &registers, limit),
         None => false,
@@ -55,7 +59,7 @@ pub(crate) fn hide_stop(pid: Pid, tid: Tid) -> Result<()> {
 
 /// Notes that a thread goes on.
 pub(crate) fn goes_on(pid: Pid, tid: Tid) {
-    let mut waits = WAITS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut waits = waits();
     if let Some(wait) = waits.get_mut(&tid) {
         match sleeps(pid, tid) {
             Some(sleeps) => wait.sleeps = sleeps,
@@ -64,10 +68,14 @@ pub(crate) fn goes_on(pid: Pid, tid: Tid) {
     }
 }
 
+fn waits() -> MutexGuard<'static, HashMap<Tid, Wait>> {
+    WAITS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn is_late(pid: Pid, tid: Tid, registers: &Registers, limit: Duration) -> bool {
     let Registers { orig_rax, rip, rsp, rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
     let call = [orig_rax, rip, rsp, rdi, rsi, rdx, r10, r8, r9];
-    let mut waits = WAITS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut waits = waits();
     let known = waits.remove(&tid).filter(|wait| {
         let same_call = wait.call == call && wait.limit == limit;
         same_call && sleeps(pid, tid) == Some(wait.sleeps + SLEEPS_OF_ONE_STOP)

@@ -95,6 +95,33 @@ fn calls_give_results_and_leave_no_trace() {
     assert_eq!(subject.finish(), 0);
 }
 
+#[test]
+fn waits_end_although_the_stops_never_do() {
+    const INTERVAL: Duration = Duration::from_millis(4);
+    const DURATION: Duration = Duration::from_secs(2);
+    // Places whose calls last 20 ms, five times as long as the time between two stops.
+    const TIMED: [usize; 5] = [1, 3, 5, 8, 14];
+    let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
+    let before = subject.rounds();
+    let started = Instant::now();
+    let mut stops = 0;
+    while started.elapsed() < DURATION {
+        std::thread::sleep(INTERVAL);
+        match StoppedTree::stop(subject.pid()) {
+            Ok(tree) => tree.resume().unwrap(),
+            Err(error) => panic!("{error}; the subject says: {}", subject.line()),
+        }
+        stops += 1;
+    }
+    let after = subject.rounds();
+    for place in TIMED {
+        let rounds = after[place] - before[place];
+        println!("place {place}: {rounds} rounds in {stops} stops");
+        assert!(rounds > 20, "place {place}: {rounds} rounds in {stops} stops");
+    }
+    assert_eq!(subject.finish(), 0);
+}
+
 static STEPS: AtomicU64 = AtomicU64::new(0);
 static LAST_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
 

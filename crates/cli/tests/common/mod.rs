@@ -90,10 +90,16 @@ impl Lab {
 
     /// Starts the counter on its own, in a session of its own.
     pub(crate) fn counter(&self, arguments: &[&str]) -> Counter {
-        let mut command = Command::new("setsid");
-        command.arg("--fork").arg(program()).arg(self.path("count")).args(arguments);
-        self.call_for_effect(&mut command);
-        let process = until("the counter", || self.guard.marked().into_iter().find(|one| runs_counter(*one)));
+        self.counter_like(program(), arguments, &mut Command::new("setsid"))
+    }
+
+    /// The same, as another program file, and with what the `setsid` command brings along.
+    pub(crate) fn counter_like(&self, program: &Path, arguments: &[&str], setsid: &mut Command) -> Counter {
+        setsid.arg("--fork").arg(program).arg(self.path("count")).args(arguments);
+        let mut child = self.detached(setsid).spawn().unwrap();
+        wait(&mut child);
+        let runs_it = |one: &ProcessId| exe_of(*one).is_some_and(|exe| exe == program);
+        let process = until("the counter", || self.guard.marked().into_iter().find(runs_it));
         let counter = Counter { process, file: self.path("count") };
         until("the first count", || counter.read());
         counter
@@ -113,11 +119,6 @@ impl Lab {
         let mut words = vec![program().display().to_string(), self.path("count").display().to_string()];
         words.extend(arguments.iter().map(|word| (*word).to_owned()));
         words
-    }
-
-    fn call_for_effect(&self, command: &mut Command) {
-        let mut child = self.detached(command).spawn().unwrap();
-        wait(&mut child);
     }
 }
 
@@ -155,7 +156,11 @@ impl Counter {
 }
 
 fn runs_counter(process: ProcessId) -> bool {
-    std::fs::read_link(format!("/proc/{}/exe", process.pid())).is_ok_and(|exe| exe == program())
+    exe_of(process).is_some_and(|exe| exe == program())
+}
+
+fn exe_of(process: ProcessId) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{}/exe", process.pid())).ok()
 }
 
 /// The compiled counter.

@@ -8,6 +8,9 @@
  *   counter FILE trap F     takes poison once the file F is there, and dies of it
  *                           by SIGABRT so many rounds later
  *   counter FILE orphan     has a child that outlives it and holds its streams
+ *   counter FILE exec N     starts itself anew by execve every N rounds
+ *   counter FILE fork N     has a child that ends at once, every N rounds
+ *   counter FILE hold F     keeps the file F open
  *
  * A check that fails writes `corrupt` and ends by SIGILL. */
 #define _GNU_SOURCE
@@ -17,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -94,6 +98,15 @@ static void say(uint64_t round)
 	put(text, (size_t)length);
 }
 
+static void have_a_child(void)
+{
+	pid_t child = fork();
+	if (child == 0)
+		_exit(0);
+	if (child < 0 || waitpid(child, NULL, 0) != child)
+		corrupt();
+}
+
 static void become_a_family(void)
 {
 	if (fork() == 0) {
@@ -108,10 +121,14 @@ int main(int argc, char **argv)
 	const char *mode = argc > 2 ? argv[2] : "";
 	uint64_t limit = argc > 3 ? strtoull(argv[3], NULL, 10) : 0, wanted = churn(1), death = 0;
 	path = argv[1];
+	/* Whatever the surroundings of the test hold open is none of ours. */
+	close_range(3, ~0u, 0);
 	for (uint64_t i = 0; i < WORDS; i++)
 		words[i] = pattern(i, 0);
 	if (strcmp(mode, "orphan") == 0)
 		become_a_family();
+	if (strcmp(mode, "hold") == 0 && open(argv[3], O_RDONLY) < 0)
+		return 6;
 	for (uint64_t round = 0;; round++) {
 		if (churn(1) != wanted)
 			corrupt();
@@ -121,6 +138,10 @@ int main(int argc, char **argv)
 			return 0;
 		if (strcmp(mode, "fail") == 0 && round >= limit)
 			return 3;
+		if (strcmp(mode, "exec") == 0 && round >= limit)
+			execv("/proc/self/exe", argv);
+		if (strcmp(mode, "fork") == 0 && round % limit == 0)
+			have_a_child();
 		if (strcmp(mode, "trap") == 0 && death == 0 && access(argv[3], F_OK) == 0)
 			death = round + ROUNDS_TO_DIE;
 		if (death != 0 && round >= death)

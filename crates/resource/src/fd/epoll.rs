@@ -3,10 +3,12 @@
 //! Owns: the members of a set: number, watched description, events, data.
 //! Invariants: a member is the pair of a description and the number it was registered under, whatever that
 //! number means by now; the watched description is found by its inode, and by kcmp(2) where several share one.
+//! Members are registered last, when all that they watch is there.
 //! Does not: save the list of ready members (the kernel works it out again, so an edge may be told twice and
-//! never gets lost) or busy-poll settings. The kind is last in the registry: it links what the others create.
+//! never gets lost) or busy-poll settings.
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use prost::Message;
@@ -101,23 +103,25 @@ impl FdKind for Epoll {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-        let mut states = Vec::with_capacity(records.len());
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
             let set =
                 create(CreateFlags::CLOEXEC).map_err(|errno| Error::new("create an epoll set", errno))?;
             context.created.insert(record.id, set);
-            states.push((record.id, state));
         }
+        Ok(())
+    }
+
+    fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
         let mut registrations = Vec::new();
-        for (id, state) in &states {
-            let mut members: Vec<&Member> = state.members.iter().filter(|member| !member.late).collect();
-            members.sort_by_key(|member| !is_spent(member.events));
-            for member in members {
+        for record in records {
+            let mut state: State = crate::decode(NAME, &record.payload)?;
+            state.members.retain(|member| !member.late);
+            state.members.sort_by_key(|member| !is_spent(member.events));
+            for member in state.members {
                 registrations.push(Registration {
-                    set: find(context, *id)?,
+                    set: find(created, record.id)?,
                     number: Fd(member.number),
-                    target: find(context, DescriptionId(member.target))?,
+                    target: find(created, DescriptionId(member.target))?,
                     events: member.events,
                     data: member.data,
                 });
@@ -169,8 +173,8 @@ impl FdCapture for Capture {
     }
 }
 
-fn find<'a>(context: &'a FdCreate<'_>, id: DescriptionId) -> Result<std::os::fd::BorrowedFd<'a>> {
-    let found = context.created.get(&id).map(std::os::fd::AsFd::as_fd);
+fn find(created: &HashMap<DescriptionId, OwnedFd>, id: DescriptionId) -> Result<BorrowedFd<'_>> {
+    let found = created.get(&id).map(AsFd::as_fd);
     let why = || format!("it watches description {id}, which the image does not have");
     found.ok_or_else(|| ResourceError::Malformed { kind: NAME, why: why() })
 }
@@ -213,12 +217,7 @@ fn find_target<'a>(
         return Ok(Some(only));
     }
     for candidate in found {
-        let order = watches(
-            std::os::fd::AsFd::as_fd(set),
-            line.number,
-            line.index,
-            std::os::fd::AsFd::as_fd(*candidate),
-        )?;
+        let order = watches(set.as_fd(), line.number, line.index, candidate.as_fd())?;
         if order.is_eq() {
             return Ok(Some(candidate));
         }
@@ -293,7 +292,7 @@ fn parse(text: &str) -> Option<Line> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+    use std::os::fd::AsRawFd;
 
     use super::super::test_support::{capture, create as create_all, describe_all};
     use super::*;
@@ -325,7 +324,9 @@ mod tests {
             .iter()
             .map(|index| (DescriptionId(*index as u32), originals[*index].try_clone().unwrap()))
             .collect();
-        create_all(&Epoll, &records, existing, false).unwrap()
+        let created = create_all(&Epoll, &records, existing, false).unwrap();
+        Epoll.start(&records, &created).unwrap();
+        created
     }
 
     #[test]

@@ -67,10 +67,10 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &timerfd::Timerfd,
     &inotify::Inotify,
     &pidfd::Pidfd,
+    &epoll::Epoll,
     &tcp::Tcp,
     &udp::Udp,
     &unix::Unix,
-    &epoll::Epoll,
 ];
 
 /// One open file description of the subject, with a duplicate of it in this process.

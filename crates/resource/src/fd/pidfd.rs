@@ -6,6 +6,7 @@
 //! Does not: handle processes outside (refused by their number), threads other than leaders (refused), or how a
 //! process ended that had been reaped.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use model::{DescriptionId, Fd, Pid};
@@ -40,6 +41,9 @@ struct State {
     /// The process; -1 for one that has ended and was reaped.
     #[prost(sint32, tag = "1")]
     pid: i32,
+    /// Handles on the same process have the same inode, where pidfds have inodes.
+    #[prost(uint64, tag = "2")]
+    inode: u64,
 }
 
 #[derive(Debug, Default)]
@@ -102,10 +106,18 @@ impl FdKind for Pidfd {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        let mut dead: BTreeMap<u64, Vec<DescriptionId>> = BTreeMap::new();
         for record in records {
             let state: State = crate::decode(NAME, &record.payload)?;
-            let handle = if is_dead(Pid(state.pid)) { sys::dead_process::handle()? } else { stand_in()? };
-            context.created.insert(record.id, handle);
+            if is_dead(Pid(state.pid)) {
+                dead.entry(state.inode).or_default().push(record.id);
+            } else {
+                context.created.insert(record.id, stand_in()?);
+            }
+        }
+        for ids in dead.into_values() {
+            let handles = sys::dead_process::handles(ids.len())?;
+            context.created.extend(ids.into_iter().zip(handles));
         }
         Ok(())
     }
@@ -126,9 +138,9 @@ impl FdCapture for Capture {
         self.info.take(description)
     }
 
-    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
         let pid = self.info.parse("Pid", |text| text.parse().ok())?;
-        Ok(State { pid }.encode_to_vec())
+        Ok(State { pid, inode: description.inode().get() }.encode_to_vec())
     }
 }
 
@@ -190,7 +202,10 @@ fn numbers(table: &[(Fd, DescriptionId)], id: DescriptionId) -> Vec<Fd> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::test_support::{describe, round_trip, us};
+    use std::collections::HashMap;
+    use std::os::fd::AsFd;
+
+    use super::super::test_support::{capture, create, describe, describe_all, us};
     use super::*;
 
     fn obstacles(description: &Description, pids: &[Pid]) -> Vec<Obstacle> {
@@ -213,9 +228,15 @@ mod tests {
 
     #[test]
     fn a_handle_on_an_ended_process_comes_back_as_one() {
-        let dead = sys::dead_process::handle().unwrap();
-        assert!(!Pidfd.completes_in_connect(&describe(0, &dead)));
-        let copy = round_trip(&Pidfd, dead);
-        assert!(is_dead(target(&describe(0, &copy)).unwrap()));
+        let dead = sys::dead_process::handles(2).unwrap();
+        let fds: Vec<_> = dead.iter().map(AsFd::as_fd).collect();
+        let descriptions = describe_all(&fds);
+        assert!(!Pidfd.completes_in_connect(&descriptions[0]));
+        let records = capture(&Pidfd, &descriptions, false).unwrap();
+        let created = create(&Pidfd, &records, HashMap::new(), false).unwrap();
+        let copies: Vec<Description> = (0..2).map(|id| describe(id, &created[&DescriptionId(id)])).collect();
+        assert!(copies.iter().all(|copy| is_dead(target(copy).unwrap())));
+        let is_one = |ends: &[Description]| ends[0].inode() == ends[1].inode();
+        assert_eq!(is_one(&copies), is_one(&descriptions));
     }
 }

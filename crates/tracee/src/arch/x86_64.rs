@@ -24,6 +24,86 @@ pub const SIGNAL_RESTORERS: &[&[u8]] =
 /// Bytes of the longest of them.
 pub const LONGEST_RESTORER: usize = 9;
 
+/// A register that none of our calls takes an argument in and that calls preserve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Preserved {
+    /// rbx
+    Rbx,
+    /// rbp
+    Rbp,
+    /// r12
+    R12,
+    /// r13
+    R13,
+    /// r14
+    R14,
+    /// r15
+    R15,
+}
+
+/// An instruction sequence that stores the result register where another points, and returns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Store {
+    /// The register that points there.
+    pub base: Preserved,
+    /// Words that it takes off the stack before it returns.
+    pub words: usize,
+}
+
+/// `mov %rax, (base)`.
+const STORES: &[(&[u8], Preserved)] = &[
+    (&[0x48, 0x89, 0x03], Preserved::Rbx),
+    (&[0x48, 0x89, 0x45, 0x00], Preserved::Rbp),
+    (&[0x49, 0x89, 0x04, 0x24], Preserved::R12),
+    (&[0x49, 0x89, 0x45, 0x00], Preserved::R13),
+    (&[0x49, 0x89, 0x06], Preserved::R14),
+    (&[0x49, 0x89, 0x07], Preserved::R15),
+];
+/// `add $number, %rsp`, less the number.
+const ADD_TO_STACK: &[u8] = &[0x48, 0x83, 0xc4];
+/// `pop` of the registers that calls preserve.
+const POPS: &[&[u8]] = &[&[0x5b], &[0x5d], &[0x41, 0x5c], &[0x41, 0x5d], &[0x41, 0x5e], &[0x41, 0x5f]];
+/// Most words a store may take off the stack.
+pub const STORE_WORDS_MAX: usize = 8;
+/// Bytes of the longest store: `mov`, `add`, six `pop`, `ret`.
+pub const LONGEST_STORE: usize = 4 + 4 + 10 + 1;
+
+/// The store that a piece of code begins with.
+#[must_use]
+pub fn store(code: &[u8]) -> Option<Store> {
+    let (pattern, base) = STORES.iter().find(|(pattern, _)| code.starts_with(pattern))?;
+    let mut rest = &code[pattern.len()..];
+    let mut words = 0;
+    if let Some(added) = rest.strip_prefix(ADD_TO_STACK) {
+        let (number, behind) = added.split_first()?;
+        if number % 8 != 0 {
+            return None;
+        }
+        words += usize::from(*number) / 8;
+        rest = behind;
+    }
+    while let Some(behind) = POPS.iter().find_map(|pop| rest.strip_prefix(*pop)) {
+        words += 1;
+        rest = behind;
+    }
+    (words <= STORE_WORDS_MAX && rest.starts_with(RETURN)).then_some(Store { base: *base, words })
+}
+
+/// The same registers with one of the preserved ones changed.
+#[must_use]
+pub fn with_preserved(registers: &Registers, which: Preserved, value: Address) -> Registers {
+    let mut changed = *registers;
+    *match which {
+        Preserved::Rbx => &mut changed.rbx,
+        Preserved::Rbp => &mut changed.rbp,
+        Preserved::R12 => &mut changed.r12,
+        Preserved::R13 => &mut changed.r13,
+        Preserved::R14 => &mut changed.r14,
+        Preserved::R15 => &mut changed.r15,
+    } = value.get();
+    changed
+}
+
 /// Bytes below the stack pointer that a function may use without moving it.
 pub const RED_ZONE: ByteCount = ByteCount(128);
 
@@ -188,6 +268,8 @@ pub struct HomeFrame {
     pub stack_pointer: Address,
     /// The frame pointer for `leave; ret`, which goes there too; the eight bytes there are read as well.
     pub frame_pointer: Address,
+    /// Where the extended state lies in it; frames before it may use it too.
+    pub state: Address,
 }
 
 /// What `leave` takes from below a home frame.
@@ -234,15 +316,7 @@ pub fn home_frame(
     let state_bytes = extended_state.len() as u64 + 4;
     let state_at = (top.get() - state_bytes) & !(XSTATE_ALIGNMENT - 1);
     let start = (state_at - UCONTEXT_BYTES - 8) & !15;
-    let mut words: Vec<u64> = vec![restorer.get()];
-    words.extend(HOME_FRAME_MARK);
-    words.extend([home.r8, home.r9, home.r10, home.r11, home.r12, home.r13, home.r14, home.r15]);
-    words.extend([home.rdi, home.rsi, home.rbp, home.rbx, home.rdx, home.rax, home.rcx, home.rsp]);
-    words.extend([home.rip, home.eflags, home.cs & 0xffff | (home.ss & 0xffff) << 48]);
-    words.extend([0, 0, 0, 0, state_at]);
-    words.extend([0; 8]);
-    words.push(mask);
-    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let mut bytes = frame(home, mask, Address(state_at), restorer);
     bytes.resize((state_at - start) as usize, 0);
     bytes.extend_from_slice(&signal_frame_state(extended_state));
     HomeFrame {
@@ -250,7 +324,26 @@ pub fn home_frame(
         start: Address(start),
         stack_pointer: Address(start),
         frame_pointer: Address(start - FRAME_POINTER_BYTES),
+        state: Address(state_at),
     }
+}
+
+/// Bytes of a frame without extended state.
+pub const FRAME_BYTES: u64 = 8 + UCONTEXT_BYTES;
+
+/// A frame that takes a thread on to `registers` with the extended state that lies at `state`.
+#[must_use]
+pub fn frame(registers: &Registers, mask: u64, state: Address, restorer: Address) -> Vec<u8> {
+    let next = registers;
+    let mut words: Vec<u64> = vec![restorer.get()];
+    words.extend(HOME_FRAME_MARK);
+    words.extend([next.r8, next.r9, next.r10, next.r11, next.r12, next.r13, next.r14, next.r15]);
+    words.extend([next.rdi, next.rsi, next.rbp, next.rbx, next.rdx, next.rax, next.rcx, next.rsp]);
+    words.extend([next.rip, next.eflags, next.cs & 0xffff | (next.ss & 0xffff) << 48]);
+    words.extend([0, 0, 0, 0, state.get()]);
+    words.extend([0; 8]);
+    words.push(mask);
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
 fn signal_frame_state(extended_state: &[u8]) -> Vec<u8> {
@@ -272,6 +365,17 @@ fn signal_frame_state(extended_state: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stores_are_read_with_what_they_take_off_the_stack() {
+        let store_of = |code: &[u8]| store(code).map(|store| (store.base, store.words));
+        assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x5b, 0xc3]), Some((Preserved::Rbx, 1)));
+        let long = [0x49, 0x89, 0x04, 0x24, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0x5d, 0x41, 0x5c, 0x41, 0x5d, 0xc3];
+        assert_eq!(store_of(&long), Some((Preserved::R12, 5)));
+        assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x90, 0xc3]), None);
+        assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x48, 0x83, 0xc4, 0x7c, 0xc3]), None);
+        assert_eq!(store_of(&[0x48, 0x89, 0x03]), None);
+    }
 
     #[test]
     fn an_interrupted_call_is_entered_again_and_a_finished_one_is_not() {

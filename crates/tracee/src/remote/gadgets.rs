@@ -8,14 +8,14 @@ use model::{Address, AddressRange, ByteCount};
 use sys::Error;
 
 use super::RemoteError;
-use crate::arch::x86_64 as arch;
+use crate::arch::x86_64::{self as arch, Store};
 use crate::memory::ProcessMemory;
 use crate::procfs::Area;
 
 /// Code is searched in pieces of this size.
 const SEARCH_BYTES: u64 = 256 * 1024;
-/// Longest pattern searched for, less one: pieces overlap by this.
-const SEARCH_OVERLAP: u64 = 8;
+/// Longest pattern searched for: pieces overlap by this.
+const SEARCH_OVERLAP: u64 = arch::LONGEST_STORE as u64;
 
 /// Instructions of the program's own code that remote calls are made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,31 +27,72 @@ pub struct Gadgets {
     /// `leave; ret`: changes the stack without using it. Without it there is a moment at which a signal that
     /// comes just as this program dies would be handled on the wrong stack.
     pub pivot: Option<Address>,
+    /// A store of the result register. Without it calls are made one by one, each with two stops.
+    pub store: Option<(Address, Store)>,
+}
+
+#[derive(Default)]
+struct Found {
+    syscall_return: Option<Address>,
+    restorer: Option<Address>,
+    pivot: Option<Address>,
+    store: Option<(Address, Store)>,
 }
 
 impl Gadgets {
     /// Searches the executable areas of a process; the process may run.
     pub fn find(memory: &ProcessMemory, areas: &[Area]) -> Result<Self, RemoteError> {
-        let mut found = [None; 3];
+        let mut found = Found::default();
         for area in areas.iter().filter(|area| area.protection.execute && area.name != "[vsyscall]") {
-            search(memory, area.range, |at, code| {
-                let first = |patterns: &[&[u8]]| {
-                    patterns.iter().find_map(|pattern| position(code, pattern)).map(|offset| at + offset)
-                };
-                found[0] = found[0].or_else(|| first(&[arch::SYSCALL_RETURN]));
-                found[1] = found[1].or_else(|| first(arch::SIGNAL_RESTORERS));
-                found[2] = found[2].or_else(|| first(&[arch::LEAVE_RETURN]));
-                found.iter().all(Option::is_some)
-            })?;
-            if found.iter().all(Option::is_some) {
+            search(memory, area.range, |at, code| found.look(at, code))?;
+            if found.is_all() {
                 break;
             }
         }
         match found {
-            [Some(syscall_return), Some(restorer), pivot] => Ok(Self { syscall_return, restorer, pivot }),
+            Found { syscall_return: Some(syscall_return), restorer: Some(restorer), pivot, store } => {
+                Ok(Self { syscall_return, restorer, pivot, store })
+            }
             _ => Err(RemoteError::NoGadget(memory.pid())),
         }
     }
+}
+
+impl Found {
+    fn look(&mut self, start: Address, code: &[u8]) -> bool {
+        for offset in 0..code.len() {
+            let (at, here) = (start + ByteCount(offset as u64), &code[offset..]);
+            // The first byte decides most of the time.
+            match here[0] {
+                0x0f if here.starts_with(arch::SYSCALL_RETURN) => keep(&mut self.syscall_return, at),
+                0xc9 if here.starts_with(arch::LEAVE_RETURN) => keep(&mut self.pivot, at),
+                0x48 | 0x49 | 0xb8 => self.look_closely(at, here),
+                _ => {}
+            }
+        }
+        self.is_all()
+    }
+
+    fn look_closely(&mut self, at: Address, here: &[u8]) {
+        if arch::SIGNAL_RESTORERS.iter().any(|pattern| here.starts_with(pattern)) {
+            keep(&mut self.restorer, at);
+        } else if self.store.is_none()
+            && let Some(store) = arch::store(here)
+        {
+            self.store = Some((at, store));
+        }
+    }
+
+    fn is_all(&self) -> bool {
+        self.syscall_return.is_some()
+            && self.restorer.is_some()
+            && self.pivot.is_some()
+            && self.store.is_some()
+    }
+}
+
+fn keep(slot: &mut Option<Address>, at: Address) {
+    slot.get_or_insert(at);
 }
 
 fn search(
@@ -69,8 +110,4 @@ fn search(
         start = start + ByteCount(SEARCH_BYTES);
     }
     Ok(())
-}
-
-fn position(code: &[u8], pattern: &[u8]) -> Option<ByteCount> {
-    code.windows(pattern.len()).position(|window| window == pattern).map(|offset| ByteCount(offset as u64))
 }

@@ -14,7 +14,7 @@ use rustix::event::PollFlags;
 use sys::sock_diag::SockDiag;
 use sys::socket::{self, SocketAddress};
 use sys::socket_option::{self, FILTER_DROPS_ALL};
-use sys::tcp_repair::{self, State as TcpState};
+use sys::tcp_repair::{self, Repair, State as TcpState};
 
 use super::super::inet_address::{encode, parse_plain};
 use super::super::inherited_socket::InheritedSocket;
@@ -79,9 +79,11 @@ impl Capture {
             Some(TcpState::Listen) => saved.listener = Some(read_listener(description, scope)?),
             Some(TcpState::Close) => saved.ended = read_ended(socket)?,
             Some(TcpState::SynReceived) => return Err(being_made(description)),
-            _ => {
-                saved.peer = socket::peer(socket)?.unwrap_or_default().0;
+            Some(TcpState::SynSent) => {
+                let peer = self.diag.connecting_to(self.family.domain, description.inode())?;
+                saved.peer = peer.unwrap_or_default().0;
             }
+            _ => saved.peer = socket::peer(socket)?.unwrap_or_default().0,
         }
         if is_connected(state) {
             self.read_connection(socket, scope, &mut saved)?;
@@ -167,7 +169,7 @@ impl FdCapture for Capture {
         let socket = description.as_fd();
         // The subject goes on whatever fails here; each step is worth trying.
         if held.repaired {
-            let _ = connection::leave(socket, held.reuse);
+            let _ = connection::leave(socket, held.reuse, Repair::Off);
         }
         if held.filtered {
             let options = self.state.as_ref().map_or(&self.options, |state| &state.options);

@@ -42,15 +42,15 @@ pub(super) fn read(socket: BorrowedFd<'_>, after: After) -> Result<Connection> {
     tcp_repair::set_repair(socket, Repair::On)?;
     let outcome = read_stable(socket);
     if after == After::GoesOn || outcome.is_err() {
-        leave(socket, reuse)?;
+        leave(socket, reuse, Repair::Off)?;
     }
     outcome
 }
 
-/// Leaves repair mode without a packet.
-pub(super) fn leave(socket: BorrowedFd<'_>, reuse: i32) -> Result<()> {
+/// Leaves repair mode, and gives SO_REUSEADDR its value again.
+pub(super) fn leave(socket: BorrowedFd<'_>, reuse: i32, how: Repair) -> Result<()> {
     tcp_repair::choose_queue(socket, Queue::Neither)?;
-    tcp_repair::set_repair(socket, Repair::Off)?;
+    tcp_repair::set_repair(socket, how)?;
     Ok(socket_option::set_int(socket, REUSE_ADDRESS, i32::from(reuse != 0))?)
 }
 
@@ -181,9 +181,16 @@ fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
     })
 }
 
-/// Lets a built end go: from here on it sends and receives.
-pub(super) fn start(socket: BorrowedFd<'_>, state: &State, connection: &Connection) -> Result<()> {
-    leave(socket, state.options.int(REUSE_ADDRESS).unwrap_or(0))?;
+/// Lets a built end go: from here on it sends and receives. A peer outside is asked at once whether it still knows
+/// the connection.
+pub(super) fn start(
+    socket: BorrowedFd<'_>,
+    state: &State,
+    connection: &Connection,
+    peer_is_inside: bool,
+) -> Result<()> {
+    let how = if peer_is_inside { Repair::Off } else { Repair::OffWithProbe };
+    leave(socket, state.options.int(REUSE_ADDRESS).unwrap_or(0), how)?;
     let sent = connection.written.len().saturating_sub(connection.unsent as usize);
     write(socket, &connection.written[sent..])
 }

@@ -33,6 +33,7 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 
 pub(super) const NAME: &str = "fd/tcp";
+const SOCK_STREAM: i32 = 1;
 const UPPER_PROTOCOL: SocketOption = SocketOption { level: IPPROTO_TCP, number: 31, name: "TCP_ULP" };
 
 /// TCP sockets.
@@ -51,7 +52,9 @@ impl FdKind for Tcp {
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
             && Family::of(description).is_ok_and(|family| {
-                family.protocol == IPPROTO_TCP && [AF_INET, AF_INET6].contains(&family.domain)
+                family.kind == SOCK_STREAM
+                    && family.protocol == IPPROTO_TCP
+                    && [AF_INET, AF_INET6].contains(&family.domain)
             })
     }
 

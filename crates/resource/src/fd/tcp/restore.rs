@@ -13,7 +13,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::Shutdown;
 use sys::socket::{self, Message};
 use sys::socket_option::{self, SocketOption};
-use sys::tcp_repair::State as TcpState;
+use sys::tcp_repair::{Repair, State as TcpState};
 use sys::{Errno, Error};
 
 use super::super::inet_address::{parse, show};
@@ -234,8 +234,8 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
     let outside = image.states.iter().map(|row| &row.1).filter(is_outside);
     let locked: Vec<_> = outside.filter_map(|state| ends(&state.local(), &state.peer())).collect();
     lock::unlock(&locked)?;
-    for (state, connection, socket, _) in &ready {
-        connection::start(*socket, state, connection)?;
+    for (state, connection, socket, is_inside) in &ready {
+        connection::start(*socket, state, connection, *is_inside)?;
     }
     for (state, connection, socket, is_inside) in &ready {
         connection::shut(*socket, state, connection, *is_inside)?;
@@ -259,7 +259,7 @@ fn reset_client(server: &State) {
     let Some(connection) = &server.connection else { return };
     // The program has never known of this client, so a failure is none of the restore.
     let _ = connection::build(server, connection).and_then(|socket| {
-        connection::leave(socket.as_fd(), 0)?;
+        connection::leave(socket.as_fd(), 0, Repair::Off)?;
         ended::reset_when_closed(socket.as_fd())
     });
 }

@@ -3,14 +3,15 @@
 //! Owns: giving a socket exactly the name it had, also where a file of that name is still there.
 //! Invariants: a socket file is replaced only when no socket is bound to it any more; whatever else has the name
 //! stays, and is named in the refusal. A step that fails puts the old file back.
-//! Does not: create directories.
+//! Does not: leave directories behind that it made for a name that is gone.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{FileType, Gid, Mode, Stat, Uid, chmod, chown, lstat, rename, unlink};
+use rustix::fs::{FileType, Gid, Mode, Stat, Uid, chmod, chown, lstat, mkdir, rename, rmdir, unlink};
 use sys::sock_diag::SockDiag;
 use sys::socket::{self, SocketAddress};
 use sys::{Errno, Error};
@@ -80,6 +81,8 @@ pub(super) struct Bound {
     /// The file that had the name before.
     parked: Option<PathBuf>,
     path: PathBuf,
+    /// Directories made for the name, outermost first.
+    directories: Vec<PathBuf>,
 }
 
 impl Bound {
@@ -97,11 +100,14 @@ impl Bound {
             return Ok(());
         }
         match self.parked {
-            Some(parked) => {
-                Ok(rename(&parked, &self.path).map_err(|errno| Error::path("move back", &parked, errno))?)
-            }
-            None => Ok(remove(&self.path)?),
+            Some(parked) => rename(&parked, &self.path)
+                .map_err(|errno| Error::path("move back", &parked, Errno::from(errno)))?,
+            None => remove(&self.path)?,
         }
+        for directory in self.directories.iter().rev() {
+            rmdir(directory).map_err(|errno| Error::path("remove", directory, errno))?;
+        }
+        Ok(())
     }
 }
 
@@ -109,11 +115,12 @@ impl Bound {
 pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&BoundFile>) -> Result<Bound> {
     let Some(file) = file.filter(|_| is_path(name)) else {
         socket::bind(socket, name).map_err(|error| in_use(name, error))?;
-        return Ok(Bound { parked: None, path: PathBuf::new() });
+        return Ok(Bound { parked: None, path: PathBuf::new(), directories: Vec::new() });
     };
     let path = Path::new(OsStr::from_bytes(&file.path)).to_owned();
     let parked = park(&path, file.gone)?;
-    let bound = Bound { parked, path };
+    let directories = if file.gone { make_directories(&path)? } else { Vec::new() };
+    let bound = Bound { parked, path, directories };
     let directory = Path::new(OsStr::from_bytes(&file.directory));
     let outcome = sys::working_directory::within(directory, || socket::bind(socket, name))
         .and_then(|outcome| outcome)
@@ -128,11 +135,25 @@ pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&B
     }
 }
 
+/// Makes the directories that a name needs for a moment; they are gone like the file itself.
+fn make_directories(path: &Path) -> Result<Vec<PathBuf>> {
+    let missing = path.ancestors().skip(1).take_while(|directory| lstat(*directory).is_err());
+    let mut directories: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+    directories.reverse();
+    for directory in &directories {
+        mkdir(directory, Mode::RWXU).map_err(|errno| Error::path("make", directory, errno))?;
+    }
+    Ok(directories)
+}
+
 fn dress(path: &Path, file: &BoundFile) -> sys::Result<()> {
     let (user, group) = (Uid::from_raw(file.user), Gid::from_raw(file.group));
     chown(path, Some(user), Some(group)).map_err(|errno| Error::path("set the owner of", path, errno))?;
     chmod(path, Mode::from_raw_mode(file.mode)).map_err(|errno| Error::path("set the mode of", path, errno))
 }
+
+/// How many files were moved away; several sockets may have had one name, one after another.
+static PARKED: AtomicU32 = AtomicU32::new(0);
 
 /// Moves away what has the name now. A socket of somebody who still uses it stays, and so does any other file,
 /// unless it is needed out of the way for a moment only.
@@ -158,7 +179,8 @@ fn park(path: &Path, for_a_moment: bool) -> Result<Option<PathBuf>> {
         }
     }
     let mut parked = path.as_os_str().to_owned();
-    parked.push(format!(".undying-{}", std::process::id()));
+    let number = PARKED.fetch_add(1, Ordering::Relaxed);
+    parked.push(format!(".undying-{}-{number}", std::process::id()));
     let parked = PathBuf::from(parked);
     rename(path, &parked).map_err(|errno| Error::path("move away", path, errno))?;
     Ok(Some(parked))

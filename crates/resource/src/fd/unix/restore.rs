@@ -38,6 +38,8 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
         order.push(record.id);
         states.insert(record.id, state);
     }
+    // What still has its name gets it first; what has not borrows it for a moment.
+    order.sort_by_key(|id| states[id].file.as_ref().is_some_and(|file| file.gone));
     let mut builder = Builder {
         states: &states,
         order: &order,
@@ -153,8 +155,9 @@ impl Builder<'_, '_> {
 
     fn build_inside(&mut self, id: DescriptionId, other: DescriptionId) -> Result<()> {
         let (state, peer) = (&self.states[&id], self.state(other)?.clone());
-        // A datagram socket with a name is connected to by that name, once queues are filled.
-        if self.is_built(other)
+        // A datagram socket with a name is connected to by that name, once queues are filled; even by itself.
+        if other == id
+            || self.is_built(other)
             || (state.is_datagram() && peer.is_named() && peer.peer_inside() != Some(id.get()))
         {
             return Ok(());
@@ -345,7 +348,8 @@ impl Builder<'_, '_> {
             state.options.restore_buffers(socket, state.family)?;
             state.options.apply_late(socket, state.family)?;
         }
-        self.names.into_iter().try_for_each(Bound::give_back)
+        // Several may have had one name, one after another.
+        self.names.into_iter().rev().try_for_each(Bound::give_back)
     }
 
     fn connect_datagram(&self, socket: BorrowedFd<'_>, state: &State) -> Result<()> {

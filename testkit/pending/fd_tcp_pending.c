@@ -1,26 +1,21 @@
-/* Proves that connections to a Unix listener which nobody has accepted yet come
- * back in their order, with the bytes their clients already sent. */
-#include "victim.h"
-#include "victim_stream.h"
-
-#include <sys/un.h>
+/* Proves that TCP connections which wait in the accept queue come back in their
+ * order, with the bytes their clients already sent. */
+#include "../victims/victim.h"
+#include "../victims/victim_inet.h"
 
 #define CLIENTS 3
 
 static int listener, clients[CLIENTS];
+static struct sockaddr_storage addresses[CLIENTS];
 
 static void setup(void)
 {
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1);
-	size += (socklen_t)snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "victim-%d-pending", getpid());
-	listener = must(socket(AF_UNIX, SOCK_STREAM, 0));
-	must(bind(listener, (struct sockaddr *)&address, size));
+	listener = victim_inet_socket(AF_INET, SOCK_STREAM);
 	must(listen(listener, 16));
 	for (int i = 0; i < CLIENTS; i++) {
 		char hello[16];
-		clients[i] = must(socket(AF_UNIX, SOCK_STREAM, 0));
-		must(connect(clients[i], (struct sockaddr *)&address, size));
+		clients[i] = victim_inet_connect(listener);
+		victim_own_address(clients[i], &addresses[i]);
 		snprintf(hello, sizeof(hello), "client %d", i);
 		check(send(clients[i], hello, strlen(hello) + 1, 0) > 0, "send: %m");
 	}
@@ -28,7 +23,6 @@ static void setup(void)
 
 static void verify(void)
 {
-	check(victim_socket_option(listener, SOL_SOCKET, SO_ACCEPTCONN) == 1, "does not listen");
 	victim_wait_readable(listener, "listener");
 	for (int i = 0; i < CLIENTS; i++)
 		must_fail_with(recv(clients[i], &(char){ 0 }, 1, MSG_DONTWAIT), EAGAIN);
@@ -43,9 +37,12 @@ static void finish(void)
 {
 	for (int i = 0; i < CLIENTS; i++) {
 		char got[32] = "", want[16];
-		victim_wait_readable(listener, "listener");
-		int server = must(accept(listener, NULL, NULL));
+		struct sockaddr_storage peer;
+		int server = victim_inet_accept(listener);
+		socklen_t size = victim_peer_address(server, &peer);
+		check(memcmp(&peer, &addresses[i], size) == 0, "connection %d comes from elsewhere", i);
 		snprintf(want, sizeof(want), "client %d", i);
+		victim_wait_readable(server, "accepted");
 		must(recv(server, got, sizeof(got), 0));
 		check(strcmp(got, want) == 0, "connection %d says [%s]", i, got);
 		check(send(server, "!", 1, 0) == 1 && recv(clients[i], got, 1, 0) == 1, "connection %d: no answer", i);

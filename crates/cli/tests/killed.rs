@@ -1,0 +1,160 @@
+//! `undying` itself is killed with SIGKILL at random moments: its subject goes on unharmed, the store holds whole
+//! images only, and nothing half-built stays behind.
+//!
+//! A few rounds every day; 200 with `UNDYING_LONG_TESTS` set.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use common::{Counter, Lab, Random, rounds, supported, until, wait};
+use rustix::process::Signal;
+
+const ROUNDS: (usize, usize) = (20, 200);
+
+/// The subject runs, nobody holds it, and it finds its registers and memory as it left them.
+fn assert_unharmed(counter: &Counter, round: usize) {
+    assert!(counter.process.is_alive(), "round {round}: the subject has died");
+    counter.goes_on(3);
+    assert_eq!(counter.status("TracerPid"), "0", "round {round}");
+    let state = counter.status("State");
+    assert!(!state.starts_with(['t', 'T']), "round {round}: the subject is in state {state}");
+}
+
+/// Nothing that bears the lab's mark is left but the subject.
+fn assert_alone(lab: &Lab, counter: &Counter, round: usize) {
+    let alone = || lab.guard.marked().iter().all(|process| *process == counter.process);
+    until(&format!("leftovers of round {round} to go"), || alone().then_some(()));
+}
+
+fn is_whole(lab: &Lab, image: &str) -> bool {
+    let said = lab.say(["verify", image]);
+    assert!(matches!(said.code, Some(0 | 5)), "{said:?}");
+    said.code == Some(0)
+}
+
+#[test]
+fn a_guardian_killed_at_any_moment_leaves_a_whole_subject_and_a_whole_store() {
+    if !supported() {
+        return;
+    }
+    let (lab, mut random) = (Lab::new(), Random::new());
+    let counter = lab.counter(&[]);
+    let pid = counter.pid().to_string();
+    let mut checkpoints = 0;
+    for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
+        let words = ["run", "--name", "job", "--every", "10ms", "--adopt", &pid];
+        let mut guardian = lab.undying(words).spawn().unwrap();
+        std::thread::sleep(random.duration(Duration::from_millis(150)));
+        guardian.kill().unwrap();
+        wait(&mut guardian);
+        assert_unharmed(&counter, round);
+        assert_alone(&lab, &counter, round);
+        let rows = lab.json(&["ls", "job"]);
+        for row in rows.as_array().unwrap() {
+            assert_eq!(row["committed"], true, "round {round}: {row}");
+        }
+        if !rows.as_array().unwrap().is_empty() {
+            checkpoints += 1;
+            assert!(is_whole(&lab, "job"), "round {round}: the newest image is not whole");
+        }
+    }
+    println!("rounds with a checkpoint: {checkpoints}");
+    let last = lab.json(&["ls", "job"]).as_array().unwrap().last().map(|row| row["seq"].clone());
+    assert!(last.is_some_and(|sequence| sequence.as_u64() > Some(1)), "no round was long enough");
+}
+
+#[test]
+fn a_checkpoint_killed_at_any_moment_is_whole_or_is_not_there() {
+    if !supported() {
+        return;
+    }
+    let (lab, mut random) = (Lab::new(), Random::new());
+    let counter = lab.counter(&[]);
+    let pid = counter.pid().to_string();
+    let mut whole = 0;
+    for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
+        let image = lab.path(&format!("image-{round}"));
+        let image = image.to_str().unwrap();
+        let mut command = lab.undying(["checkpoint", &pid, "--image", image]).spawn().unwrap();
+        std::thread::sleep(random.duration(Duration::from_millis(40)));
+        command.kill().unwrap();
+        wait(&mut command);
+        assert_unharmed(&counter, round);
+        assert_alone(&lab, &counter, round);
+        let is_there = Path::new(image).exists();
+        assert_eq!(is_whole(&lab, image), is_there, "round {round}");
+        whole += usize::from(is_there);
+    }
+    println!("whole images: {whole}");
+}
+
+#[test]
+fn a_restore_killed_at_any_moment_leaves_the_whole_tree_or_nothing() {
+    if !supported() {
+        return;
+    }
+    let (lab, mut random) = (Lab::new(), Random::new());
+    let counter = lab.counter(&["orphan"]);
+    let image = lab.path("image");
+    let image = image.to_str().unwrap();
+    let pid = counter.pid().to_string();
+    let said = lab.say(["checkpoint", &pid, "--image", image, "--kill"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    common::reap(counter.pid());
+    let mut restored = 0;
+    for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
+        let mut command = lab.undying(["restore", image]).spawn().unwrap();
+        std::thread::sleep(random.duration(Duration::from_millis(40)));
+        command.kill().unwrap();
+        wait(&mut command);
+        // Those under construction die with it, though not in the same moment.
+        let standing = until(&format!("round {round} to settle"), || settled(&lab));
+        if let Some(back) = standing {
+            restored += 1;
+            assert_eq!(back.pid(), counter.pid(), "round {round}");
+            assert_unharmed(&back, round);
+        }
+        lab.guard.kill_all();
+        common::reap(counter.pid());
+    }
+    println!("restored: {restored}");
+}
+
+/// `Some(None)` when nothing is left, `Some(Some(root))` when the tree of two runs, `None` when neither is so yet.
+fn settled(lab: &Lab) -> Option<Option<Counter>> {
+    match lab.guard.marked().len() {
+        0 => Some(None),
+        2 => {
+            let root = lab.guarded_counter()?;
+            let count = root.read();
+            std::thread::sleep(Duration::from_millis(5));
+            (root.process.is_alive() && root.read() != count).then_some(Some(root))
+        }
+        _ => None,
+    }
+}
+
+#[test]
+fn a_killed_guardian_under_load_is_replaced_again_and_again() {
+    if !supported() {
+        return;
+    }
+    let (lab, mut random) = (Lab::new(), Random::new());
+    let counter = lab.counter(&[]);
+    let pid = counter.pid().to_string();
+    for round in 0..rounds(5, 50) {
+        let words = ["run", "--name", "job", "--every", "10ms", "--adopt", &pid];
+        let mut guardian = lab.undying(words).spawn().unwrap();
+        std::thread::sleep(random.duration(Duration::from_millis(100)));
+        // A signal to the subject in the middle of it all is not lost: it has no handler, so it stops it.
+        counter.process.signal(Signal::STOP).unwrap();
+        guardian.kill().unwrap();
+        wait(&mut guardian);
+        until("the stop", || counter.status("State").starts_with('T').then_some(()));
+        counter.process.signal(Signal::CONT).unwrap();
+        assert_unharmed(&counter, round);
+    }
+}

@@ -1,0 +1,233 @@
+//! What the verbs print: help, manual, completions, tables, and the JSON keys of the contract.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use common::{Lab, supported, until};
+use rustix::process::Signal;
+use serde_json::Value;
+
+const VERBS: [&str; 12] = [
+    "doctor",
+    "preflight",
+    "checkpoint",
+    "restore",
+    "run",
+    "ls",
+    "show",
+    "verify",
+    "prune",
+    "status",
+    "completions",
+    "man",
+];
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+fn assert_has(value: &Value, wanted: &[&str]) {
+    for key in wanted {
+        assert!(keys(value).contains(key), "no key {key} in {value}");
+    }
+}
+
+#[test]
+fn help_manual_and_completions_know_every_verb() {
+    let lab = Lab::new();
+    let help = lab.say(["--help"]);
+    assert_eq!(help.code, Some(0));
+    let manual = lab.say(["man"]);
+    assert_eq!(manual.code, Some(0));
+    assert!(manual.stdout.starts_with(".ie") || manual.stdout.starts_with(".TH"), "{}", manual.stdout);
+    for verb in VERBS {
+        assert!(help.stdout.contains(verb), "{verb} in the help");
+        assert!(manual.stdout.contains(&format!("UNDYING {}", verb.to_uppercase())), "{verb} in the manual");
+        let own = lab.say([verb, "--help"]);
+        assert_eq!(own.code, Some(0));
+        assert!(own.stdout.contains("--store"), "{verb} --help");
+        for shell in ["bash", "zsh", "fish"] {
+            let completions = lab.say(["completions", shell]);
+            assert_eq!(completions.code, Some(0));
+            assert!(completions.stdout.contains(verb), "{verb} in the completions of {shell}");
+        }
+    }
+    assert!(lab.say(["--version"]).stdout.starts_with("undying "));
+}
+
+#[test]
+fn a_wrong_command_line_is_a_matter_of_usage() {
+    let lab = Lab::new();
+    for words in [
+        vec![],
+        vec!["frobnicate"],
+        vec!["checkpoint", "12"],
+        vec!["checkpoint", "twelve", "--image", "x"],
+        vec!["run"],
+        vec!["run", "--every", "1ms", "--", "true"],
+        vec!["run", "--restart", "sometimes", "--", "true"],
+        vec!["run", "--keep", "0", "--", "true"],
+        vec!["run", "--name", "a/b", "--", "true"],
+        vec!["prune", "job"],
+    ] {
+        let said = lab.say(&words);
+        assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
+        assert!(said.stdout.is_empty(), "{words:?}: {said:?}");
+    }
+}
+
+#[test]
+fn what_is_not_built_says_so() {
+    let lab = Lab::new();
+    for words in [
+        vec!["replicate", "-n", "2", "--", "true"],
+        vec!["up", "system.toml"],
+        vec!["run", "--isolate", "--", "true"],
+        vec!["run", "--tracker", "full", "--", "true"],
+        vec!["persist", "--all"],
+    ] {
+        let said = lab.say(&words);
+        assert_eq!(said.code, Some(4), "{words:?}: {said:?}");
+        assert!(said.stderr.contains("not built yet"), "{words:?}: {said:?}");
+    }
+}
+
+#[test]
+fn doctor_has_the_keys_of_the_contract() {
+    let lab = Lab::new();
+    let report = lab.json(&["doctor"]);
+    assert!(report["ok"].is_boolean());
+    let checks = report["checks"].as_array().unwrap();
+    assert!(checks.len() > 8);
+    for check in checks {
+        assert_has(check, &["name", "state", "detail", "fix"]);
+        assert!(["ok", "degraded", "missing"].contains(&check["state"].as_str().unwrap()), "{check}");
+        assert_eq!(check["state"] == "ok", check["fix"] == "", "{check}");
+    }
+}
+
+#[test]
+fn nothing_is_created_by_looking() {
+    let lab = Lab::new();
+    for words in [vec!["ls"], vec!["ls", "job"], vec!["status"], vec!["prune", "job", "--keep", "1"]] {
+        assert_eq!(lab.say(&words).code, Some(0), "{words:?}");
+    }
+    assert_eq!(lab.json(&["ls"]), serde_json::json!([]));
+    assert_eq!(lab.say(["status", "job"]).code, Some(125));
+    assert!(!lab.store().exists());
+}
+
+#[test]
+fn a_run_is_told_with_the_keys_of_the_contract() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut words: Vec<String> =
+        ["run", "--name", "job", "--every", "20ms", "--keep", "4", "--"].map(String::from).into();
+    words.extend(lab.counter_words(&[]));
+    let mut guardian = lab.undying(words).spawn().unwrap();
+    until("checkpoints", || (lab.json(&["ls", "job"]).as_array()?.len() >= 3).then_some(()));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let status = lab.json(&["status", "job"]);
+    let one = &status[0];
+    let contract = [
+        "name",
+        "pid",
+        "state",
+        "policy",
+        "incarnation",
+        "restarts",
+        "last_death",
+        "checkpoints",
+        "requested_hz",
+        "achieved_hz",
+        "pause_us",
+        "checkpoint_age_us",
+        "store_bytes",
+        "channels",
+    ];
+    assert_has(one, &contract);
+    assert_has(&one["pause_us"], &["p50", "p99", "max"]);
+    assert_eq!(
+        (&one["name"], &one["state"], &one["policy"]),
+        (&"job".into(), &"running".into(), &"on-failure".into())
+    );
+    assert_eq!(one["requested_hz"], 50.0);
+    assert!(one["achieved_hz"].as_f64().unwrap() > 0.0);
+    assert_eq!(one["pid"], lab.guarded_counter().unwrap().pid().get());
+    assert_list_agrees(&lab, one);
+
+    lab.guarded_counter().unwrap().process.signal(Signal::TERM).unwrap();
+    assert_eq!(common::wait(&mut guardian).code(), Some(143));
+    let rows = lab.json(&["ls", "job"]);
+    let rows = rows.as_array().unwrap();
+    assert!(rows.len() <= 4, "{} are kept", rows.len());
+    for row in rows {
+        let contract = [
+            "seq",
+            "kind",
+            "time",
+            "pause_us",
+            "stop_us",
+            "scan_us",
+            "copy_us",
+            "pages",
+            "bytes",
+            "committed",
+        ];
+        assert_has(row, &contract);
+        assert_eq!(row["committed"], true);
+        assert_eq!(row["kind"], "full");
+        let time = row["time"].as_str().unwrap();
+        assert!(time.len() == 27 && time.ends_with('Z'), "{time}");
+    }
+    let newest = rows.last().unwrap();
+    let shown = lab.json(&["show", "job"]);
+    assert_eq!(shown["seq"], newest["seq"]);
+    assert_eq!(shown["subject"], "job");
+    assert_has(&shown, &["path", "pids", "kernel", "tool_version", "records", "pause_us", "pages", "bytes"]);
+    let oldest = format!("job@{}", rows[0]["seq"]);
+    assert_eq!(lab.json(&["show", &oldest])["seq"], rows[0]["seq"]);
+    assert!(lab.say(["show", "job"]).stdout.contains("subject  job@"));
+    let verified = lab.say(["verify", "job"]);
+    assert_eq!(verified.code, Some(0));
+    assert!(verified.stdout.contains("is whole"), "{verified:?}");
+    assert!(lab.say(["ls"]).stdout.contains("job"));
+    assert!(lab.say(["ls", "job"]).stdout.contains("full"));
+    assert!(lab.say(["status"]).stdout.contains("ended"));
+    assert_eq!(lab.say(["prune", "job", "--keep", "1"]).code, Some(0));
+    assert_eq!(lab.json(&["ls", "job"]).as_array().unwrap().len(), 1);
+}
+
+/// The whole list holds the same subject; what changes from one look to the next is taken from the second.
+fn assert_list_agrees(lab: &Lab, one: &Value) {
+    let mut expected = one.clone();
+    let now = lab.json(&["status"]);
+    for key in ["achieved_hz", "checkpoint_age_us", "checkpoints", "pause_us", "store_bytes"] {
+        expected[key] = now[0][key].clone();
+    }
+    assert_eq!(now[0], expected);
+}
+
+#[test]
+fn a_restore_that_stays_ends_with_the_status_of_the_program() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let counter = lab.counter(&["fail", "3000"]);
+    let image = lab.path("image");
+    let image = image.to_str().unwrap();
+    let pid = counter.pid().to_string();
+    assert_eq!(lab.say(["checkpoint", &pid, "--image", image, "--kill"]).code, Some(0));
+    common::reap(counter.pid());
+    assert_eq!(lab.say(["restore", image]).code, Some(3));
+    let pidfile = lab.path("pid");
+    let mut parent = lab.undying(["restore", image, "--pidfile", pidfile.to_str().unwrap()]).spawn().unwrap();
+    until("the pid file", || std::fs::read_to_string(&pidfile).ok().filter(|text| text.trim() == pid));
+    let process = testkit::ProcessId::of(model::Pid(parent.id() as i32)).unwrap();
+    process.signal(Signal::TERM).unwrap();
+    assert_eq!(common::wait(&mut parent).code(), Some(143));
+    assert!(lab.guard.marked().is_empty());
+}
