@@ -4,6 +4,7 @@ Usage: demo.py UNDYING. Started by run.sh. Exit status 0: everything that is pro
 """
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -16,6 +17,8 @@ from screen import Failure, Screen
 
 def main():
     undying = sys.argv[1]
+    # So that whatever runs is ended, and the folder removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     screen = Screen()
     folder = tempfile.mkdtemp(prefix="undying-demo-")
     began = time.monotonic()

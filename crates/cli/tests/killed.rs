@@ -100,10 +100,11 @@ fn a_restore_killed_at_any_moment_leaves_the_whole_tree_or_nothing() {
     let counter = lab.counter(&["orphan"]);
     let image = lab.path("image");
     let image = image.to_str().unwrap();
+    let child = until("its child", || testkit::descendants(counter.process).first().copied());
     let pid = counter.pid().to_string();
     let said = lab.say(["checkpoint", &pid, "--image", image, "--kill"]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    common::reap(counter.pid());
+    collect(&[counter.process, child]);
     let mut restored = 0;
     for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
         let mut command = lab.undying(["restore", image]).spawn().unwrap();
@@ -118,9 +119,20 @@ fn a_restore_killed_at_any_moment_leaves_the_whole_tree_or_nothing() {
             assert_unharmed(&back, round);
         }
         lab.guard.kill_all();
-        common::reap(counter.pid());
+        collect(&[counter.process, child]);
     }
     println!("restored: {restored}");
+    assert!(restored > 0, "no round was long enough");
+}
+
+/// Waits until the numbers of dead processes are free; orphans fall to this test.
+fn collect(dead: &[testkit::ProcessId]) {
+    for process in dead {
+        until("a number to be free", || {
+            common::reap(process.pid());
+            testkit::ProcessId::of(process.pid()).is_err().then_some(())
+        });
+    }
 }
 
 /// `Some(None)` when nothing is left, `Some(Some(root))` when the tree of two runs, `None` when neither is so yet.

@@ -33,10 +33,10 @@ pub use inspection::{
 };
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, checkpoint};
-pub use record::{Death, PauseMicroseconds};
+pub use record::{Death, PauseMicroseconds, RefusalReport};
 pub use restoring::{Numbers, RestoreRequest, Resumed, restore};
 pub use run::{
     EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, RestartLimit, RestartPolicy, RunEvent, RunRequest, run,
 };
-pub use status::{ChannelReport, RefusalReport, SubjectReport, status};
+pub use status::{ChannelReport, SubjectReport, status};
 pub use subject::SubjectStatus;

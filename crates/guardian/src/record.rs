@@ -4,7 +4,6 @@
 //! Invariants: a reader never sees half a file; it is written at most every 200 ms, unless something has happened.
 //! Does not: survive a power cut in its newest version; it holds nothing that a restore needs.
 
-use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -49,6 +48,15 @@ pub struct PauseMicroseconds {
     pub max: u64,
 }
 
+/// Why checkpoints were not taken.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RefusalReport {
+    /// The reason, as it was told first: numbers in it may have been others later.
+    pub reason: String,
+    /// How many.
+    pub count: u64,
+}
+
 /// The content of the file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
@@ -70,7 +78,7 @@ pub(crate) struct Record {
     pub(crate) achieved_hz: f64,
     pub(crate) pause_us: PauseMicroseconds,
     /// Checkpoints that were not taken, by reason.
-    pub(crate) refusals: BTreeMap<String, u64>,
+    pub(crate) refusals: Vec<RefusalReport>,
 }
 
 impl Record {

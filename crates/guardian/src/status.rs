@@ -12,7 +12,7 @@ use store::{Store, SubjectName};
 use crate::error::Result;
 use crate::images;
 use crate::location::StoreLocation;
-use crate::record::{Death, PauseMicroseconds, Record};
+use crate::record::{Death, PauseMicroseconds, Record, RefusalReport};
 use crate::time;
 
 /// One guarded subject.
@@ -63,15 +63,6 @@ pub struct ChannelReport {
     pub level: String,
 }
 
-/// Why checkpoints were not taken.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct RefusalReport {
-    /// The reason.
-    pub reason: String,
-    /// How many.
-    pub count: u64,
-}
-
 /// The subjects of a store that are or were guarded; one of them, or all.
 ///
 /// # Errors
@@ -106,7 +97,6 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
     let state = state(&record).to_owned();
     let taken = record.last_checkpoint.as_deref().and_then(time::parse);
     let age = taken.and_then(|taken| SystemTime::now().duration_since(taken).ok());
-    let refusals = record.refusals.into_iter().map(|(reason, count)| RefusalReport { reason, count });
     Ok(SubjectReport {
         name: record.name,
         pid: record.root.pid,
@@ -123,7 +113,7 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         store_bytes: images::store_bytes(store, name)?,
         channels: Vec::new(),
         guardian: record.guardian.pid,
-        refusals: refusals.collect(),
+        refusals: record.refusals,
     })
 }
 

@@ -43,7 +43,10 @@ pub(crate) fn hide_stop(pid: Pid, tid: Tid) -> Result<()> {
     let Some(broken_off) = arch::broken_off(&registers) else {
         // Whatever it does next is another wait.
         waits().remove(&tid);
-        return Ok(());
+        return match arch::entered_again_without_loss(&registers) {
+            Some(changed) => ptrace::set_registers(tid, &changed),
+            None => Ok(()),
+        };
     };
     let late = match limit(pid, broken_off.limit) {
         Some(limit) => is_late(pid, tid, &registers, limit),

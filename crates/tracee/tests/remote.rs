@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::{Random, Subject};
 use model::{ByteCount, Pid, Signal, Tid};
 use sys::ptrace::{self, Registers, XSTATE_BYTES_MAX};
-use undying_tracee::remote::RemoteContext;
+use undying_tracee::remote::{Query, RemoteContext, SignalSets};
 use undying_tracee::{Gadgets, ProcessMemory, RemoteSession, StoppedTree, procfs};
 
 const GETPID: i64 = 39;
@@ -55,6 +55,32 @@ fn call_in_every_thread(pid: Pid) {
     call_with(pid, &memory, gadgets);
 }
 
+/// The same in one batch, with the failure in the middle.
+fn ask_at_once(session: &mut RemoteSession<'_>, pid: Pid, tid: Tid) {
+    let status = procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap();
+    let set = |name| procfs::signal_set(&status, name);
+    let signals = SignalSets { caught: set("SigCgt"), pending: set("SigPnd") | set("ShdPnd") };
+    let data = session.data().get();
+    session.write_data(&[0xee; 64]).unwrap();
+    let query = |number, arguments| Query { number, arguments };
+    let mut queries = vec![
+        query(GETPID, [0; 6]),
+        query(PRCTL, [PR_GET_NAME, data, 0, 0, 0, 0]),
+        query(PRCTL, [u64::MAX, 0, 0, 0, 0, 0]),
+        query(SIGALTSTACK, [0, data + 16, 0, 0, 0, 0]),
+    ];
+    queries.extend((0..30).map(|_| query(GETTID, [0; 6])));
+    let results = session.batch(&queries, signals).unwrap();
+    assert_eq!(results[0], Ok(pid.get() as u64));
+    assert_eq!((results[1], results[3]), (Ok(0), Ok(0)));
+    assert!(results[2].is_err());
+    assert!(results[4..].iter().all(|result| *result == Ok(tid.get() as u64)));
+    let data = session.read_data(ByteCount(64)).unwrap();
+    assert_eq!(&data[..4], b"self");
+    assert_ne!(data[16..40], [0xee; 24]);
+    assert_eq!(data[40..], [0xee; 24]);
+}
+
 fn call_with(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) {
     let mut tree = StoppedTree::stop(pid).unwrap();
     let areas = procfs::areas(pid).unwrap();
@@ -71,6 +97,7 @@ fn call_with(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) {
         session.call(SIGALTSTACK, [0, data, 0, 0, 0, 0]).unwrap();
         assert_ne!(session.read_data(ALTERNATE_STACK_BYTES).unwrap(), vec![0xff; 24]);
         assert!(session.call(PRCTL, [u64::MAX, 0, 0, 0, 0, 0]).is_err());
+        ask_at_once(&mut session, pid, tid);
         session.end().unwrap();
         let after = Seen::of(tid);
         assert_eq!(before.registers, after.registers, "thread {tid}");

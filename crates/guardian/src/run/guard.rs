@@ -5,7 +5,6 @@
 //! restore is about to need it; signals that have arrived are seen before a death is judged.
 //! Does not: know policy, pace or the file's shape; their modules do.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use engine::{CheckpointOptions, EngineError, RestoreOptions};
@@ -19,6 +18,7 @@ use super::events::RunEvent;
 use super::leftovers::{Household, descendants};
 use super::pace::Pace;
 use super::policy::{Restarts, Suspicion};
+use super::reasons::Reasons;
 use super::{Guarded, RunRequest, policy, spawn};
 use crate::error::{GuardianError, Result};
 use crate::record::{Death, PauseMicroseconds, ProcessName, Record, RecordFile, boot};
@@ -28,10 +28,6 @@ use crate::streams::{self, Shared};
 use crate::subject::{Subject, SubjectStatus};
 use crate::time;
 
-/// Reasons against checkpoints that are remembered; beyond them only their number is.
-const REASONS_MAX: usize = 32;
-/// Under which reason the rest is counted.
-const OTHER_REASONS: &str = "other reasons";
 /// How long a death counts as asked for after a signal that programs may also survive, like Ctrl-C.
 const SOFT_REQUEST: Duration = Duration::from_secs(60);
 /// How long a number that is taken is waited for: its holder may be a process that is just ending.
@@ -75,9 +71,9 @@ pub(super) struct Guard<'a> {
     /// The first checkpoint that is one of this program's.
     first: Sequence,
     ending: Option<Ending>,
-    /// Reasons that have been told.
-    told: HashMap<String, ()>,
+    reasons: Reasons,
     failing: bool,
+    is_status_told: bool,
     record: Record,
     file: RecordFile,
     shared: Vec<(u64, Inode)>,
@@ -130,8 +126,9 @@ impl<'a> Guard<'a> {
             descends,
             first,
             ending: None,
-            told: HashMap::new(),
+            reasons: Reasons::default(),
             failing: false,
+            is_status_told: false,
             record,
             file,
             shared: streams::identities(Shared::Inherited)?,
@@ -243,15 +240,11 @@ impl<'a> Guard<'a> {
     fn note_failure(&mut self, error: &GuardianError) {
         self.pace.failed(Instant::now());
         self.failing = true;
-        let reason = error.to_string();
-        let refusals = &mut self.record.refusals;
-        let is_known = refusals.contains_key(&reason);
-        let reason = if is_known || refusals.len() < REASONS_MAX { reason } else { OTHER_REASONS.to_owned() };
-        *refusals.entry(reason.clone()).or_insert(0) += 1;
-        self.file.touch();
-        if self.told.insert(reason, ()).is_none() {
+        if self.reasons.note(&error.to_string()) {
             (self.tell)(&RunEvent::CheckpointFailed(error));
         }
+        self.record.refusals = self.reasons.counts();
+        self.file.touch();
     }
 
     fn after_death(&mut self, status: SubjectStatus) -> Result<Next> {
@@ -404,7 +397,7 @@ impl<'a> Guard<'a> {
     }
 
     fn report_unwritable(&mut self, error: &GuardianError) {
-        if self.told.insert("status".to_owned(), ()).is_none() {
+        if !std::mem::replace(&mut self.is_status_told, true) {
             (self.tell)(&RunEvent::StatusUnwritable(error));
         }
     }

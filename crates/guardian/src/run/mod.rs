@@ -10,6 +10,7 @@ mod guard;
 mod leftovers;
 mod pace;
 mod policy;
+mod reasons;
 
 use std::ffi::OsString;
 use std::path::Path;

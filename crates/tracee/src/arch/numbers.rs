@@ -73,3 +73,4 @@ pub const SENDMMSG: i64 = 307;
 pub const IO_PGETEVENTS: i64 = 333;
 pub const IO_URING_ENTER: i64 = 426;
 pub const EPOLL_PWAIT2: i64 = 441;
+pub const TGKILL: i64 = 234;

@@ -180,6 +180,13 @@ pub fn restarted(registers: &Registers) -> Registers {
     registers
 }
 
+/// Whether the kernel keeps what it needs to resume the call that a stop broke off, until the thread makes
+/// rt_sigreturn or another such call.
+#[must_use]
+pub fn resumed_by_kernel(registers: &Registers) -> bool {
+    registers.orig_rax as i64 >= 0 && registers.rax as i64 == ERESTART_RESTARTBLOCK
+}
+
 /// A relative sleep that was given a place for its remainder has written it there when the stop broke it off;
 /// entered again it sleeps for that long. The C ABI lets a call destroy the register that changes.
 fn sleep_what_is_left(registers: &mut Registers) {
@@ -249,6 +256,23 @@ pub fn broken_off(registers: &Registers) -> Option<BrokenOff> {
 #[must_use]
 pub fn entered_again(registers: &Registers) -> Registers {
     Registers { rax: ERESTARTNOHAND as u64, ..*registers }
+}
+
+/// Registers for a thread at an event stop whose call the kernel would resume by itself, if entering it again does
+/// the same: it waits for ever, or until a time. Then the registers keep telling which call it is.
+#[must_use]
+pub fn entered_again_without_loss(registers: &Registers) -> Option<Registers> {
+    const FUTEX_COMMAND: u64 = 0x7f;
+    const FUTEX_WAIT_BITSET: u64 = 9;
+    if !resumed_by_kernel(registers) {
+        return None;
+    }
+    let same = match registers.orig_rax as i64 {
+        nr::POLL => (registers.rdx as i32) < 0,
+        nr::FUTEX => registers.rsi & FUTEX_COMMAND == FUTEX_WAIT_BITSET,
+        _ => false,
+    };
+    same.then(|| entered_again(registers))
 }
 
 /// Registers with which a broken-off call returns a result.
@@ -327,6 +351,9 @@ pub fn home_frame(
         state: Address(state_at),
     }
 }
+
+/// Where the address of the next instruction lies in a frame.
+pub const FRAME_INSTRUCTION: u64 = 8 + 40 + 16 * 8;
 
 /// Bytes of a frame without extended state.
 pub const FRAME_BYTES: u64 = 8 + UCONTEXT_BYTES;

@@ -9,12 +9,15 @@ use model::{Address, Signal};
 use sys::ptrace::{self, Registers, WaitStatus};
 use sys::{Errno, Error, process_memory};
 
-use super::CALL_LIMIT;
+use super::{CALL_LIMIT, STOP};
 use crate::arch::x86_64 as arch;
 use crate::thread::{EVENT_STOP, Stopped, Thread, Waiter};
 
 /// Stops on the way of one thread: each frame of a chain has four, and no chain has more frames than this.
 const STOPS_MAX: usize = 4 * 64;
+
+/// SIGKILL and SIGSTOP, which no mask holds back.
+const NEVER_BLOCKED: u64 = 1 << 8 | 1 << 18;
 
 /// Lets a stopped thread that is on its way home arrive; it stands in an event stop again afterwards.
 pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
@@ -22,18 +25,21 @@ pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
     if !is_on_its_way(thread, &ptrace::registers(tid)?) {
         return Ok(());
     }
+    let mut injected = None;
     for _ in 0..STOPS_MAX {
-        ptrace::resume_to_syscall(tid)?;
-        next_stop(thread)?;
+        ptrace::resume_to_syscall_with(tid, injected)?;
+        // The signal that ends a chain is let go; one that stops the process is not ours to take.
+        injected = Some(next_stop(thread)?).filter(|stop| *stop == (STOP, 0)).map(|stop| stop.0);
         if !is_on_its_way(thread, &ptrace::registers(tid)?) {
             break;
         }
     }
     loop {
         ptrace::interrupt(tid)?;
-        ptrace::resume(tid, None)?;
-        if next_stop(thread)?.1 == EVENT_STOP {
-            return Ok(());
+        ptrace::resume(tid, injected)?;
+        match next_stop(thread)? {
+            (_, EVENT_STOP) => return Ok(()),
+            stop => injected = Some(stop).filter(|stop| *stop == (STOP, 0)).map(|stop| stop.0),
         }
     }
 }
@@ -65,8 +71,25 @@ fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
         return (0..=arch::LONGEST_RESTORER as u64).contains(&rip.wrapping_sub(restorer.get()))
             && arch::SIGNAL_RESTORERS.iter().any(|pattern| code_is(restorer.get(), pattern));
     }
-    restorer_of_frame(thread, rbp.wrapping_add(arch::FRAME_POINTER_BYTES)).is_some()
-        && code_is(rip, arch::LEAVE_RETURN)
+    if code_is(rip, arch::LEAVE_RETURN) {
+        return restorer_of_frame(thread, rbp.wrapping_add(arch::FRAME_POINTER_BYTES)).is_some();
+    }
+    // Within a chain: the next frame is a few words above, and leads to another call.
+    let holds_all_back = ptrace::signal_mask(thread.tid()).is_ok_and(|mask| mask | NEVER_BLOCKED == u64::MAX);
+    holds_all_back
+        && (0..=arch::STORE_WORDS_MAX as u64 + 1).any(|words| {
+            let start = rsp.wrapping_add(8 * words);
+            let next = next_instruction(thread, start);
+            next.is_some_and(|next| code_is(next, arch::SYSCALL_RETURN))
+        })
+}
+
+/// Where a frame leads, if it is one of ours.
+fn next_instruction(thread: &Thread<Stopped>, start: u64) -> Option<u64> {
+    restorer_of_frame(thread, start)?;
+    let mut word = [0_u8; 8];
+    process_memory::read(thread.pid(), Address(start + arch::FRAME_INSTRUCTION), &mut word).ok()?;
+    Some(u64::from_ne_bytes(word))
 }
 
 fn restorer_of_frame(thread: &Thread<Stopped>, start: u64) -> Option<Address> {

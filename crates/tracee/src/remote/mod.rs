@@ -7,6 +7,7 @@
 //! when the tracer dies (single-stepping would: it leaves a SIGTRAP).
 //! Does not: build new processes; `stub` does, without the need for a way home.
 
+mod chain;
 mod gadgets;
 pub(crate) mod home;
 mod place;
@@ -26,7 +27,10 @@ use crate::rseq;
 use crate::steps;
 use crate::thread::{EVENT_STOP, SYSCALL_STOP, Stopped, TRAP, Thread, Waiter};
 
+pub use chain::{Query, SignalSets};
 pub use gadgets::Gadgets;
+
+use chain::HomePlace;
 
 /// Bytes of arguments and results one call may need.
 pub const DATA_BYTES: u64 = 4096;
@@ -68,6 +72,14 @@ pub enum RemoteError {
         /// The signal.
         signal: Signal,
     },
+    /// A chain of calls ended before its end.
+    #[error("thread {tid} left a chain of system calls at link {link}")]
+    Broken {
+        /// The thread.
+        tid: Tid,
+        /// The first call without result, from 0.
+        link: usize,
+    },
     /// The thread ended.
     #[error("thread {0} ended during a remote system call")]
     Ended(Tid),
@@ -95,12 +107,15 @@ pub struct RemoteSession<'a> {
     gadgets: Gadgets,
     original: Registers,
     mask: u64,
+    /// Room for a chain of calls; the data comes right behind.
+    chain: Address,
     data: Address,
-    stack_pointer: Address,
-    frame_pointer: Address,
+    home: HomePlace,
     saved: Vec<u8>,
     /// It has left the event stop it was found in.
     moved: bool,
+    /// It stands at the signal that ends a chain, where its registers can be changed as in an event stop.
+    at_signal: bool,
     ended: bool,
 }
 
@@ -113,12 +128,13 @@ impl<'a> RemoteSession<'a> {
         let mut state = [0_u8; XSTATE_BYTES_MAX];
         let state_bytes = ptrace::extended_state(tid, &mut state)?;
         let state = arch::extended_state_in_use(&state[..state_bytes]);
-        let room = ByteCount(DATA_BYTES + arch::home_frame_bytes(state).get());
+        let room = ByteCount(chain::BYTES.get() + DATA_BYTES + arch::home_frame_bytes(state).get());
         let top = place::top(thread, context, &original, room)?;
         let home = arch::restarted(&interruption::named(&original, context.memory));
         let frame = arch::home_frame(top, &home, mask, state, context.gadgets.restorer);
         let data = Address((frame.frame_pointer.get() - DATA_BYTES) & !15);
-        let saved = context.memory.read_vec(data, top - data)?;
+        let chain = data - chain::BYTES;
+        let saved = context.memory.read_vec(chain, top - chain)?;
         context.memory.write(frame.start, &frame.bytes)?;
         steps::reach("frame written");
         let session = Self {
@@ -127,11 +143,12 @@ impl<'a> RemoteSession<'a> {
             gadgets: context.gadgets,
             original,
             mask,
+            chain,
             data,
-            stack_pointer: frame.stack_pointer,
-            frame_pointer: frame.frame_pointer,
+            home: HomePlace::from(&frame),
             saved,
             moved: false,
+            at_signal: false,
             ended: false,
         };
         // Not everybody may lift the filters; where they stay, a refused call gives its error as any other.
@@ -164,7 +181,7 @@ impl<'a> RemoteSession<'a> {
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, RemoteError> {
         let tid = self.thread.tid();
         self.point(number, arguments)?;
-        self.moved = true;
+        (self.moved, self.at_signal) = (true, false);
         steps::reach("pointed at the call");
         self.reach_syscall_stop()?;
         steps::reach("call entered");
@@ -177,16 +194,103 @@ impl<'a> RemoteSession<'a> {
         Ok(result as u64)
     }
 
+    /// Makes several calls, with one stop in the end where the program's code and the thread's signals allow it.
+    /// Their arguments may point into the data; none may depend on the result of another.
+    pub fn batch(
+        &mut self,
+        queries: &[Query],
+        signals: SignalSets,
+    ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
+        let mut results = Vec::with_capacity(queries.len());
+        let signal = chain::harmless(signals, self.mask).filter(|_| !self.kernel_resumes_call());
+        for part in queries.chunks(chain::LINKS_MAX) {
+            let chain = signal.and_then(|signal| self.plan(signal).build(part));
+            match chain {
+                Some(chain) => self.run(&chain, part.len(), &mut results)?,
+                None => self.make_one_by_one(part, &mut results)?,
+            }
+        }
+        Ok(results)
+    }
+
     /// Brings registers, mask and memory back, and reports when that failed.
     pub fn end(mut self) -> Result<(), RemoteError> {
         self.restore()
+    }
+
+    fn plan(&self, signal: Signal) -> chain::Plan<'_> {
+        chain::Plan {
+            thread: (self.thread.pid(), self.thread.tid()),
+            original: &self.original,
+            gadgets: &self.gadgets,
+            start: self.chain,
+            home: &self.home,
+            signal,
+        }
+    }
+
+    /// Whether the kernel keeps what it needs to resume the call that the stop broke off. rt_sigreturn, which every
+    /// link of a chain goes through, would make it forget.
+    fn kernel_resumes_call(&self) -> bool {
+        arch::resumed_by_kernel(&self.original)
+    }
+
+    fn run(
+        &mut self,
+        chain: &chain::Chain,
+        count: usize,
+        results: &mut Vec<Result<u64, Errno>>,
+    ) -> Result<(), RemoteError> {
+        let tid = self.thread.tid();
+        self.memory.write(self.chain, &chain.bytes)?;
+        steps::reach("chain written");
+        ptrace::set_registers(tid, &chain.first)?;
+        (self.moved, self.at_signal) = (true, false);
+        steps::reach("pointed at the chain");
+        let mut injected = None;
+        loop {
+            ptrace::resume(tid, injected.take())?;
+            steps::reach("chain begun");
+            match self.next_stop()? {
+                (signal, 0) if signal == chain.signal => break,
+                (STOP, 0) => injected = Some(STOP),
+                (signal, 0) => return Err(RemoteError::Signalled { tid, signal }),
+                _ => {}
+            }
+        }
+        self.at_signal = true;
+        steps::reach("chain ended");
+        let slots = self.memory.read_vec(chain.slots, ByteCount(8 * count as u64))?;
+        for (index, result) in chain::results(&slots).into_iter().enumerate() {
+            results.push(match result {
+                Some(errno @ -4095..0) => Err(Errno(-errno as i32)),
+                Some(result) => Ok(result as u64),
+                None => return Err(RemoteError::Broken { tid, link: index }),
+            });
+        }
+        Ok(())
+    }
+
+    fn make_one_by_one(
+        &mut self,
+        queries: &[Query],
+        results: &mut Vec<Result<u64, Errno>>,
+    ) -> Result<(), RemoteError> {
+        for query in queries {
+            results.push(match self.call(query.number, query.arguments) {
+                Ok(result) => Ok(result),
+                Err(RemoteError::Refused { errno, .. }) => Err(errno),
+                Err(error) => return Err(error),
+            });
+        }
+        Ok(())
     }
 
     /// Registers that lead home on the thread's own stack pointer, so that a signal is handled where it would have
     /// been: an alternate stack that is in use is not begun anew.
     fn point_home(&self) -> Result<(), RemoteError> {
         let Some(pivot) = self.gadgets.pivot else { return self.point(GETPID, [0; 6]) };
-        let (rip, rbp) = (pivot.get(), self.frame_pointer.get());
+        let (rip, rbp) = (pivot.get(), self.home.frame_pointer.get());
         let registers = Registers { rip, rbp, orig_rax: u64::MAX, ..self.original };
         Ok(ptrace::set_registers(self.thread.tid(), &registers)?)
     }
@@ -194,7 +298,7 @@ impl<'a> RemoteSession<'a> {
     fn point(&self, number: i64, arguments: [u64; 6]) -> Result<(), RemoteError> {
         let mut registers =
             arch::with_syscall(&self.original, self.gadgets.syscall_return, number, arguments);
-        registers.rsp = self.stack_pointer.get();
+        registers.rsp = self.home.stack_pointer.get();
         Ok(ptrace::set_registers(self.thread.tid(), &registers)?)
     }
 
@@ -238,7 +342,8 @@ impl<'a> RemoteSession<'a> {
             return Ok(());
         }
         let tid = self.thread.tid();
-        if self.moved {
+        // What holds the whole process shows, and can be waited for, in an event stop alone.
+        if self.moved && !(self.at_signal && self.thread.group_stop().is_none()) {
             let group_stop = self.reach_event_stop()?;
             self.thread.set_group_stop(group_stop);
         }
@@ -251,7 +356,7 @@ impl<'a> RemoteSession<'a> {
         steps::reach("registers brought back");
         // It may be that it was never changed; then it is the same again.
         let _ = ptrace::set_options(tid, OPTIONS);
-        self.memory.write(self.data, &self.saved)?;
+        self.memory.write(self.chain, &self.saved)?;
         steps::reach("memory brought back");
         Ok(())
     }

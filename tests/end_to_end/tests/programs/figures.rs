@@ -20,20 +20,16 @@ impl Figures {
     }
 
     /// For example `redis: 20 rounds; checkpoint 41 ms (max 80), restore 23 ms (max 60)`; medians.
-    pub(crate) fn line(&self, name: &str) -> String {
-        format!(
-            "{name}: {} rounds; checkpoint {}, restore {}",
-            self.checkpoints.len(),
-            spread(&self.checkpoints),
-            spread(&self.restores)
-        )
+    pub(crate) fn line(&self, name: &str) -> Option<String> {
+        let rounds = self.checkpoints.len();
+        let (checkpoint, restore) = (spread(&self.checkpoints)?, spread(&self.restores)?);
+        Some(format!("{name}: {rounds} rounds; checkpoint {checkpoint}, restore {restore}"))
     }
 }
 
-fn spread(durations: &[Duration]) -> String {
+fn spread(durations: &[Duration]) -> Option<String> {
     let mut sorted = durations.to_vec();
     sorted.sort();
-    let (median, longest) = (sorted.get(sorted.len() / 2), sorted.last());
-    let ms = |duration: Option<&Duration>| duration.map_or(0, Duration::as_millis);
-    format!("{} ms (max {})", ms(median), ms(longest))
+    let (median, longest) = (sorted.get(sorted.len() / 2)?, sorted.last()?);
+    Some(format!("{} ms (max {})", median.as_millis(), longest.as_millis()))
 }

@@ -20,6 +20,7 @@ mod sources;
 mod subject;
 
 mod bash;
+mod demo;
 mod go;
 mod jvm;
 mod memcached;

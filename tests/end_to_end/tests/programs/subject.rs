@@ -129,7 +129,9 @@ impl Subject {
     ) -> Outcome {
         let ended = self.wait_end(signal, expected).and_then(|()| verify());
         ended.map_err(|problem| Problem::new(format!("{problem:?}\n{}", self.said())))?;
-        println!("{}", self.figures.line(self.name));
+        if let Some(line) = self.figures.line(self.name) {
+            println!("{line}");
+        }
         Ok(())
     }
 
@@ -145,7 +147,7 @@ impl Subject {
     }
 
     /// What the program and the last commands said, for a failure's message.
-    fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         let mut text = String::new();
         for suffix in ["stdout", "stderr"] {
             let path = self.folder.path().join(format!("{}.{suffix}", self.name));

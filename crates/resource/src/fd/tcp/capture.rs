@@ -98,7 +98,7 @@ impl Capture {
         saved: &mut State,
     ) -> Result<()> {
         let ends = parse_plain(&saved.local()).zip(parse_plain(&saved.peer()));
-        let is_inside = ends.is_some_and(|ends| self.is_inside(scope, ends));
+        let is_inside = ends.is_some_and(|ends| is_inside(&self.diag, scope, ends));
         if self.kills {
             saved.connection = Some(connection::read(socket, After::StaysInRepair)?);
             if let Some(held) = &mut self.held {
@@ -113,18 +113,6 @@ impl Capture {
             saved.ended = Some(Ended { received: peek(socket)?, failed: false });
         }
         Ok(())
-    }
-
-    /// Whether the other end is a socket of the subject as well.
-    fn is_inside(&self, scope: &CaptureScope<'_>, ends: (SocketAddr, SocketAddr)) -> bool {
-        let (local, peer) = (encode(ends.0), encode(ends.1));
-        let other = self.diag.tcp_socket(&peer, &local).ok().flatten();
-        other.is_some_and(|other| {
-            scope
-                .descriptions
-                .iter()
-                .any(|one| one.inode() == other.inode && one.target().starts_with("socket:"))
-        })
     }
 }
 
@@ -195,6 +183,25 @@ pub(super) fn is_connected(state: Option<TcpState>) -> bool {
                 | TcpState::Closing
         )
     )
+}
+
+/// Whether the other end of a connection is a socket of the subject as well.
+fn is_inside(diag: &SockDiag, scope: &CaptureScope<'_>, ends: (SocketAddr, SocketAddr)) -> bool {
+    let (local, peer) = (encode(ends.0), encode(ends.1));
+    let other = diag.tcp_socket(&peer, &local).ok().flatten();
+    other.is_some_and(|other| {
+        scope.descriptions.iter().any(|one| one.inode() == other.inode && one.target().starts_with("socket:"))
+    })
+}
+
+/// The same of the connection that a description is one end of.
+pub(super) fn has_peer_inside(description: &Description, scope: &CaptureScope<'_>) -> bool {
+    let socket = description.as_fd();
+    let local = socket::local(socket).ok();
+    let peer = socket::peer(socket).ok().flatten();
+    let ends = local.zip(peer).and_then(|(local, peer)| parse_plain(&local).zip(parse_plain(&peer)));
+    let diag = SockDiag::open().ok();
+    diag.zip(ends).is_some_and(|(diag, ends)| is_inside(&diag, scope, ends))
 }
 
 /// Connections that were taken out of the accept queue carry the listener's own holder.

@@ -163,8 +163,8 @@ pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
     Ok(owned)
 }
 
-/// Connects in repair mode. What is left of the connection's earlier life may hold its addresses for a moment.
-fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
+/// Connects. What is left of the connection's earlier life may hold its addresses for a moment.
+pub(super) fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
     for _ in 1..CONNECT_ATTEMPTS_MAX {
         match socket::connect(socket, &state.peer()) {
             Err(error) if error.errno == Errno(EADDRNOTAVAIL) => std::thread::sleep(CONNECT_PAUSE),

@@ -77,7 +77,8 @@ impl FdKind for Tcp {
                 "start the program without kernel TLS",
             ));
         }
-        if capture::is_connected(state) && scope.kills && !may_repair() {
+        let is_taken = || scope.kills || capture::has_peer_inside(description, scope);
+        if capture::is_connected(state) && !may_repair() && is_taken() {
             found.push(connection_obstacle(
                 description,
                 "taking a connection over needs CAP_NET_ADMIN",

@@ -13,7 +13,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::Shutdown;
 use sys::socket::{self, Message};
 use sys::socket_option::{self, SocketOption};
-use sys::tcp_repair::{Repair, State as TcpState};
+use sys::tcp_repair::{self, Repair, State as TcpState};
 use sys::{Errno, Error};
 
 use super::super::inet_address::{parse, show};
@@ -192,10 +192,11 @@ fn reconnect(image: &Image, server: DescriptionId, context: &mut FdCreate<'_>) -
     let (Some(connection), Some(other)) = (&state.connection, &waiting.connection) else { return Ok(()) };
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
-    socket_option::set_int(socket.as_fd(), REUSE_ADDRESS, 1)?;
+    // In repair mode the address is taken even while its earlier life is not quite over.
+    tcp_repair::set_repair(socket.as_fd(), Repair::On)?;
     bind(socket.as_fd(), state)?;
-    socket::connect(socket.as_fd(), &state.peer())?;
-    socket_option::set_int(socket.as_fd(), REUSE_ADDRESS, state.options.int(REUSE_ADDRESS).unwrap_or(0))?;
+    connection::leave(socket.as_fd(), state.options.int(REUSE_ADDRESS).unwrap_or(0), Repair::Off)?;
+    connection::connect(socket.as_fd(), state)?;
     let begin = connection.send_end.wrapping_sub(connection.written.len() as u32);
     let known = other.receive_end.wrapping_sub(begin) as usize;
     let rest = connection.written.get(known..).unwrap_or_default();

@@ -75,34 +75,22 @@ fn directory(description: &Description, path: &[u8], name: &SocketAddress) -> Ve
     own.map_or_else(|_| b"/".to_vec(), |own| own.as_os_str().as_bytes().to_vec())
 }
 
-/// A name that a socket has got, with what has to happen to the file once nobody needs it there.
-#[derive(Debug)]
+/// Where a socket with a name can be reached while sockets are built.
+#[derive(Debug, Default)]
 pub(super) struct Bound {
-    /// The file that had the name before.
-    parked: Option<PathBuf>,
-    path: PathBuf,
+    /// Its file; empty for a name that is no path.
+    pub(super) path: PathBuf,
+    /// The file goes when everything is connected.
+    is_gone: bool,
     /// Directories made for the name, outermost first.
     directories: Vec<PathBuf>,
 }
 
 impl Bound {
-    /// The socket keeps its file; what was there before is gone for good.
-    pub(super) fn keep(self) -> Result<()> {
-        match self.parked {
-            Some(parked) => Ok(remove(&parked)?),
-            None => Ok(()),
-        }
-    }
-
-    /// The socket keeps its name without a file, as after unlink(2).
-    pub(super) fn give_back(self) -> Result<()> {
-        if self.path.as_os_str().is_empty() {
-            return Ok(());
-        }
-        match self.parked {
-            Some(parked) => rename(&parked, &self.path)
-                .map_err(|errno| Error::path("move back", &parked, Errno::from(errno)))?,
-            None => remove(&self.path)?,
+    /// Everything is connected: a name that was removed is removed.
+    pub(super) fn finish(self) -> Result<()> {
+        if self.is_gone {
+            remove(&self.path)?;
         }
         for directory in self.directories.iter().rev() {
             rmdir(directory).map_err(|errno| Error::path("remove", directory, errno))?;
@@ -111,28 +99,48 @@ impl Bound {
     }
 }
 
-/// Gives a socket its name, and its file the owner and mode it had.
+/// Gives a socket its name, and its file the owner and mode it had. The file of a name that was removed gets
+/// another name until the end, so that sockets that had one name after another do not get into each other's way.
 pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&BoundFile>) -> Result<Bound> {
     let Some(file) = file.filter(|_| is_path(name)) else {
         socket::bind(socket, name).map_err(|error| in_use(name, error))?;
-        return Ok(Bound { parked: None, path: PathBuf::new(), directories: Vec::new() });
+        return Ok(Bound::default());
     };
-    let path = Path::new(OsStr::from_bytes(&file.path)).to_owned();
-    let parked = park(&path, file.gone)?;
-    let directories = if file.gone { make_directories(&path)? } else { Vec::new() };
-    let bound = Bound { parked, path, directories };
+    let path = Path::new(OsStr::from_bytes(&file.path));
+    let parked = park(path, file.gone)?;
+    let directories = if file.gone { make_directories(path)? } else { Vec::new() };
     let directory = Path::new(OsStr::from_bytes(&file.directory));
-    let outcome = sys::working_directory::within(directory, || socket::bind(socket, name))
-        .and_then(|outcome| outcome)
-        .and_then(|()| dress(&bound.path, file));
-    match outcome {
-        Ok(()) => Ok(bound),
-        Err(error) => {
-            // Where nothing was bound there is nothing to give back; the first error tells more.
-            let _ = bound.give_back();
-            Err(in_use(name, error))
+    let bound = sys::working_directory::within(directory, || socket::bind(socket, name));
+    if let Err(error) = bound.and_then(|outcome| outcome).and_then(|()| dress(path, file)) {
+        if let Some(parked) = parked {
+            move_file(&parked, path)?;
         }
+        return Err(in_use(name, error));
     }
+    let mut place = path.to_owned();
+    if file.gone {
+        place = unique(path);
+        move_file(path, &place)?;
+    }
+    match parked {
+        Some(parked) if file.gone => move_file(&parked, path)?,
+        Some(parked) => remove(&parked)?,
+        None => {}
+    }
+    Ok(Bound { path: place, is_gone: file.gone, directories })
+}
+
+fn move_file(from: &Path, to: &Path) -> sys::Result<()> {
+    rename(from, to).map_err(|errno| Error::path("rename", from, errno))
+}
+
+/// A name beside another that nobody else uses.
+fn unique(path: &Path) -> PathBuf {
+    /// Several sockets may have had one name.
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".undying-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
+    PathBuf::from(name)
 }
 
 /// Makes the directories that a name needs for a moment; they are gone like the file itself.
@@ -151,9 +159,6 @@ fn dress(path: &Path, file: &BoundFile) -> sys::Result<()> {
     chown(path, Some(user), Some(group)).map_err(|errno| Error::path("set the owner of", path, errno))?;
     chmod(path, Mode::from_raw_mode(file.mode)).map_err(|errno| Error::path("set the mode of", path, errno))
 }
-
-/// How many files were moved away; several sockets may have had one name, one after another.
-static PARKED: AtomicU32 = AtomicU32::new(0);
 
 /// Moves away what has the name now. A socket of somebody who still uses it stays, and so does any other file,
 /// unless it is needed out of the way for a moment only.
@@ -178,11 +183,8 @@ fn park(path: &Path, for_a_moment: bool) -> Result<Option<PathBuf>> {
             ));
         }
     }
-    let mut parked = path.as_os_str().to_owned();
-    let number = PARKED.fetch_add(1, Ordering::Relaxed);
-    parked.push(format!(".undying-{}-{number}", std::process::id()));
-    let parked = PathBuf::from(parked);
-    rename(path, &parked).map_err(|errno| Error::path("move away", path, errno))?;
+    let parked = unique(path);
+    move_file(path, &parked)?;
     Ok(Some(parked))
 }
 

@@ -5,7 +5,6 @@
 //! Does not: read sockets.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -21,7 +20,7 @@ use super::super::{FdCreate, FdRecord};
 use super::NAME;
 use super::bind::{Bound, bind};
 use super::queue::{Way, fill};
-use super::state::{BoundFile, Listener, Peer, Queued, Sender, State, is_path};
+use super::state::{Listener, Peer, Queued, Sender, State, is_path};
 use crate::error::{ResourceError, Result};
 
 /// Clients that may wait while all are connected; afterwards the program's own limit applies.
@@ -45,7 +44,8 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
         order: &order,
         context,
         others: HashMap::new(),
-        names: Vec::new(),
+        names: HashMap::new(),
+        nobody: Vec::new(),
         passing: HashMap::new(),
     };
     builder.build_inherited()?;
@@ -57,16 +57,21 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     builder.finish()
 }
 
+/// A socket with its number, if it is one of the image.
+type Numbered<'a> = (&'a State, Option<DescriptionId>);
+
 struct Builder<'a, 'b> {
     states: &'a HashMap<DescriptionId, State>,
     order: &'a [DescriptionId],
     context: &'a mut FdCreate<'b>,
     /// The other ends of sockets whose peer was closed.
     others: HashMap<DescriptionId, OwnedFd>,
-    /// Names whose files go when everything is connected.
-    names: Vec<Bound>,
-    /// Listeners that only accept connections made here, by name.
-    passing: HashMap<Vec<u8>, OwnedFd>,
+    /// Where sockets with a name can be reached meanwhile.
+    names: HashMap<DescriptionId, Bound>,
+    /// Names of sockets that are nobody's.
+    nobody: Vec<Bound>,
+    /// Listeners that only accept connections made here, by name, and where they can be reached.
+    passing: HashMap<Vec<u8>, (OwnedFd, Bound)>,
 }
 
 impl Builder<'_, '_> {
@@ -98,7 +103,7 @@ impl Builder<'_, '_> {
             let state = &self.states[id];
             if state.is_listening() {
                 let socket = new(state)?;
-                self.name(socket.as_fd(), state)?;
+                self.name(socket.as_fd(), state, Some(*id))?;
                 listen(socket.as_fd(), BACKLOG_MAX, state.maker)?;
                 self.context.created.insert(*id, socket);
             }
@@ -106,17 +111,22 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// Gives a socket its name; a file that was removed goes at the end.
-    fn name(&mut self, socket: BorrowedFd<'_>, state: &State) -> Result<()> {
-        if !state.is_named() {
-            return Ok(());
+    /// Gives a socket its name.
+    fn name(&mut self, socket: BorrowedFd<'_>, state: &State, id: Option<DescriptionId>) -> Result<()> {
+        if state.is_named() {
+            let bound = bind(socket, &state.local(), state.file.as_ref())?;
+            match id {
+                Some(id) => drop(self.names.insert(id, bound)),
+                None => self.nobody.push(bound),
+            }
         }
-        let bound = bind(socket, &state.local(), state.file.as_ref())?;
-        if state.file.as_ref().is_some_and(|file| file.gone) {
-            self.names.push(bound);
-            return Ok(());
-        }
-        bound.keep()
+        Ok(())
+    }
+
+    /// An address that leads to a socket that has got its name.
+    fn address(&self, id: DescriptionId) -> Result<Reach> {
+        let path = self.names.get(&id).map(|bound| bound.path.as_path());
+        reach(&self.state(id)?.local(), path)
     }
 
     /// Server sides that waited to be accepted, and clients that wait: they are built by `queue_clients`.
@@ -143,7 +153,7 @@ impl Builder<'_, '_> {
                 Some(Peer::Closed(_)) => {
                     let nobody =
                         State { family: state.family, local: state.peer_name.clone(), ..State::default() };
-                    let (own, other) = self.connection(state, &nobody)?;
+                    let (own, other) = self.connection((state, Some(*id)), (&nobody, None))?;
                     self.context.created.insert(*id, own);
                     self.others.insert(*id, other);
                 }
@@ -162,65 +172,70 @@ impl Builder<'_, '_> {
         {
             return Ok(());
         }
-        let (own, theirs) = self.connection(state, &peer)?;
+        let (own, theirs) = self.connection((state, Some(id)), (&peer, Some(other)))?;
         self.context.created.insert(id, own);
         self.context.created.insert(other, theirs);
         Ok(())
     }
 
     /// Both ends of a connection.
-    fn connection(&mut self, one: &State, other: &State) -> Result<(OwnedFd, OwnedFd)> {
-        let is_plain = !one.is_named() && !other.is_named();
-        if is_plain || one.is_datagram() {
-            let (first, second) = pair(one)?;
-            for (socket, state) in [(&first, one), (&second, other)] {
-                state.options.apply_early(socket, one.family)?;
-                if one.is_datagram() {
-                    self.name(socket.as_fd(), state)?;
+    fn connection(&mut self, one: Numbered<'_>, other: Numbered<'_>) -> Result<(OwnedFd, OwnedFd)> {
+        let family = one.0.family;
+        let is_plain = !one.0.is_named() && !other.0.is_named();
+        if is_plain || one.0.is_datagram() {
+            let (first, second) = pair(one.0)?;
+            for (socket, (state, id)) in [(&first, one), (&second, other)] {
+                state.options.apply_early(socket, family)?;
+                if one.0.is_datagram() {
+                    self.name(socket.as_fd(), state, id)?;
                 }
             }
             return Ok((first, second));
         }
-        if self.is_server(one) || (!self.is_server(other) && one.is_named()) {
-            let (client, server) = self.connect(other, one)?;
+        if self.is_server(one.0) || (!self.is_server(other.0) && one.0.is_named()) {
+            let (client, server) = self.connect(other, one.0)?;
             return Ok((server, client));
         }
-        self.connect(one, other)
+        self.connect(one, other.0)
     }
 
     fn is_server(&self, state: &State) -> bool {
         state.is_named() && self.listener_named(&state.local).is_some()
     }
 
-    fn listener_named(&self, name: &[u8]) -> Option<BorrowedFd<'_>> {
+    fn listener_named(&self, name: &[u8]) -> Option<DescriptionId> {
         let listens = |id: &&DescriptionId| {
             self.states.get(*id).is_some_and(|state| state.is_listening() && state.local == name)
         };
-        let id = self.order.iter().find(listens);
-        id.and_then(|id| self.built(*id).ok()).or_else(|| self.passing.get(name).map(AsFd::as_fd))
+        self.order.iter().find(listens).copied()
     }
 
     /// A client and the server's side, which gets its name from the listener that accepts it.
-    fn connect(&mut self, client: &State, server: &State) -> Result<(OwnedFd, OwnedFd)> {
-        if self.listener_named(&server.local).is_none() {
-            let listener = socket::create(server.family.domain, server.family.kind, 0)?;
-            self.name(listener.as_fd(), server)?;
-            listen(listener.as_fd(), BACKLOG_MAX, client.maker)?;
-            self.passing.insert(server.local.clone(), listener);
-        }
-        let own = new(client)?;
-        self.name(own.as_fd(), client)?;
-        let file = server.file.as_ref().or_else(|| self.file_named(&server.local));
-        connect_to(own.as_fd(), &server.local(), file, server.maker)?;
-        let listener =
-            self.listener_named(&server.local).ok_or_else(|| malformed("a listener is missing"))?;
-        let accepted = socket::accept(listener)?;
+    fn connect(&mut self, client: Numbered<'_>, server: &State) -> Result<(OwnedFd, OwnedFd)> {
+        let own = new(client.0)?;
+        self.name(own.as_fd(), client.0, client.1)?;
+        let accepted = match self.listener_named(&server.local) {
+            Some(id) => {
+                connect_to(own.as_fd(), &self.address(id)?, server.maker)?;
+                socket::accept(self.built(id)?)?
+            }
+            None => self.pass(own.as_fd(), client.0, server)?,
+        };
         server.options.apply_early(&accepted, server.family)?;
         Ok((own, accepted))
     }
 
-    fn file_named(&self, name: &[u8]) -> Option<&BoundFile> {
-        self.states.values().find(|state| state.local == name && state.file.is_some())?.file.as_ref()
+    /// Lets a client connect to a listener of the server's name that is there for this alone.
+    fn pass(&mut self, client: BorrowedFd<'_>, state: &State, server: &State) -> Result<OwnedFd> {
+        if !self.passing.contains_key(&server.local) {
+            let listener = socket::create(server.family.domain, server.family.kind, 0)?;
+            let bound = bind(listener.as_fd(), &server.local(), server.file.as_ref())?;
+            listen(listener.as_fd(), BACKLOG_MAX, state.maker)?;
+            self.passing.insert(server.local.clone(), (listener, bound));
+        }
+        let (listener, bound) = &self.passing[&server.local];
+        connect_to(client, &reach(&server.local(), Some(&bound.path))?, server.maker)?;
+        Ok(socket::accept(listener.as_fd())?)
     }
 
     fn build_rest(&mut self) -> Result<()> {
@@ -228,7 +243,7 @@ impl Builder<'_, '_> {
             if !self.is_built(*id) && !self.waits(*id) {
                 let state = &self.states[id];
                 let socket = new(state)?;
-                self.name(socket.as_fd(), state)?;
+                self.name(socket.as_fd(), state, Some(*id))?;
                 self.context.created.insert(*id, socket);
             }
         }
@@ -244,7 +259,7 @@ impl Builder<'_, '_> {
                 let waiting = DescriptionId(*waiting);
                 let state = self.state(waiting)?.clone();
                 if state.peer_inside() == Some(id.get()) {
-                    self.queue_client(listening, &state, Some(waiting), &State::default())?;
+                    self.queue_client(*id, (&state, Some(waiting)), &State::default())?;
                     continue;
                 }
                 let client = state.peer_inside().map(DescriptionId);
@@ -254,24 +269,18 @@ impl Builder<'_, '_> {
                     Some(client) => self.state(client)?.clone(),
                     None => nobody,
                 };
-                self.queue_client(listening, &client_state, client, &state)?;
+                self.queue_client(*id, (&client_state, client), &state)?;
             }
         }
         Ok(())
     }
 
-    fn queue_client(
-        &mut self,
-        listening: &State,
-        client: &State,
-        id: Option<DescriptionId>,
-        server: &State,
-    ) -> Result<()> {
-        let socket = new(client)?;
-        self.name(socket.as_fd(), client)?;
-        connect_to(socket.as_fd(), &listening.local(), listening.file.as_ref(), server.maker)?;
+    fn queue_client(&mut self, listener: DescriptionId, client: Numbered<'_>, server: &State) -> Result<()> {
+        let socket = new(client.0)?;
+        self.name(socket.as_fd(), client.0, client.1)?;
+        connect_to(socket.as_fd(), &self.address(listener)?, server.maker)?;
         fill(Way { from: socket.as_fd(), to: None }, &server.queue, self.context.created)?;
-        if let Some(id) = id {
+        if let Some(id) = client.1 {
             self.context.created.insert(id, socket);
         }
         Ok(())
@@ -301,8 +310,8 @@ impl Builder<'_, '_> {
     /// Sends a datagram from its sender, or from somebody of the same name.
     fn send_datagram(&self, id: DescriptionId, receiver: &State, message: &Queued) -> Result<()> {
         let messages = std::slice::from_ref(message);
-        let (address, _directory) = reach(&receiver.local(), receiver.file.as_ref())?;
-        let to = receiver.is_named().then_some(&address);
+        let address = self.address(id)?;
+        let to = receiver.is_named().then_some(&address.0);
         let is_sender = |candidate: &&DescriptionId| {
             let state = &self.states[*candidate];
             let is_named_so = state.local == message.from;
@@ -348,20 +357,22 @@ impl Builder<'_, '_> {
             state.options.restore_buffers(socket, state.family)?;
             state.options.apply_late(socket, state.family)?;
         }
-        // Several may have had one name, one after another.
-        self.names.into_iter().rev().try_for_each(Bound::give_back)
+        let passed = self.passing.into_values().map(|(_, bound)| bound);
+        self.names.into_values().chain(self.nobody).chain(passed).try_for_each(Bound::finish)
     }
 
     fn connect_datagram(&self, socket: BorrowedFd<'_>, state: &State) -> Result<()> {
         if state.peer_name.len() <= 2 || socket::peer(socket)?.is_some() {
             return Ok(());
         }
-        let name = SocketAddress(state.peer_name.clone());
-        let connected = connect_to(socket, &name, self.file_named(&state.peer_name), None);
         match state.peer {
-            Some(Peer::Inside(_)) => connected,
-            // Whoever has the name outside may be gone; the program learns it as it would have.
-            _ => Ok(()),
+            Some(Peer::Inside(other)) => connect_to(socket, &self.address(DescriptionId(other))?, None),
+            _ => {
+                // Whoever has the name outside may be gone; the program learns it as it would have.
+                let name = SocketAddress(state.peer_name.clone());
+                let _ = connect_to(socket, &Reach(name, None), None);
+                Ok(())
+            }
         }
     }
 }
@@ -402,26 +413,21 @@ fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
     Ok(rustix::net::shutdown(socket, how).map_err(|errno| Error::new("shut a Unix socket", errno))?)
 }
 
-fn connect_to(
-    socket: BorrowedFd<'_>,
-    name: &SocketAddress,
-    file: Option<&BoundFile>,
-    maker: Option<Sender>,
-) -> Result<()> {
-    let (address, _directory) = reach(name, file)?;
-    if stands_in(maker, Act::Connect { socket, address: &address }) {
+fn connect_to(socket: BorrowedFd<'_>, to: &Reach, maker: Option<Sender>) -> Result<()> {
+    if stands_in(maker, Act::Connect { socket, address: &to.0 }) {
         return Ok(());
     }
-    Ok(socket::connect(socket, &address)?)
+    Ok(socket::connect(socket, &to.0)?)
 }
 
-/// An address that leads to a bound socket from here, wherever it was bound from; the descriptor keeps it valid.
-fn reach(name: &SocketAddress, file: Option<&BoundFile>) -> Result<(SocketAddress, Option<OwnedFd>)> {
-    let Some(file) = file.filter(|_| is_path(name)) else { return Ok((name.clone(), None)) };
-    if file.path.len() <= PATH_BYTES_MAX {
-        return Ok((address_of(name, &file.path), None));
+/// An address that leads to a bound socket from here, and a directory that has to stay open for it.
+struct Reach(SocketAddress, #[expect(dead_code, reason = "held open, not used")] Option<OwnedFd>);
+
+fn reach(name: &SocketAddress, path: Option<&Path>) -> Result<Reach> {
+    let Some(path) = path.filter(|_| is_path(name)) else { return Ok(Reach(name.clone(), None)) };
+    if path.as_os_str().len() <= PATH_BYTES_MAX {
+        return Ok(Reach(address_of(name, path.as_os_str().as_bytes()), None));
     }
-    let path = Path::new(OsStr::from_bytes(&file.path));
     let (Some(parent), Some(last)) = (path.parent(), path.file_name()) else {
         return Err(malformed("the path of a socket has no directory"));
     };
@@ -429,7 +435,7 @@ fn reach(name: &SocketAddress, file: Option<&BoundFile>) -> Result<(SocketAddres
         .map_err(|errno| Error::path("open", parent, Errno::from(errno)))?;
     let mut short = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
     short.extend(last.as_bytes());
-    Ok((address_of(name, &short), Some(directory)))
+    Ok(Reach(address_of(name, &short), Some(directory)))
 }
 
 fn address_of(name: &SocketAddress, path: &[u8]) -> SocketAddress {

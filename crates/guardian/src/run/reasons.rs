@@ -1,0 +1,75 @@
+//! Why checkpoints were not taken, each reason told once and counted.
+//!
+//! Owns: which messages are the same reason: those that differ in numbers only.
+//! Invariants: bounded, whatever a subject does.
+//! Does not: word them.
+
+use crate::record::RefusalReport;
+
+/// Reasons that are told apart; a subject with more of them has one problem, and it is not the list's length.
+const REASONS_MAX: usize = 32;
+/// What the rest is counted as.
+const OTHERS: &str = "other reasons";
+
+/// The reasons so far.
+#[derive(Debug, Default)]
+pub(super) struct Reasons(Vec<(String, RefusalReport)>);
+
+impl Reasons {
+    /// Counts a message; true when its reason is new.
+    pub(super) fn note(&mut self, message: &str) -> bool {
+        let key = without_numbers(message);
+        if let Some((_, known)) = self.0.iter_mut().find(|(known, _)| *known == key) {
+            known.count += 1;
+            return false;
+        }
+        if self.0.len() < REASONS_MAX {
+            self.0.push((key, RefusalReport { reason: message.to_owned(), count: 1 }));
+            return true;
+        }
+        match self.0.iter_mut().find(|(known, _)| known == OTHERS) {
+            Some((_, others)) => others.count += 1,
+            None => self.0.push((OTHERS.to_owned(), RefusalReport { reason: OTHERS.to_owned(), count: 1 })),
+        }
+        false
+    }
+
+    /// Every reason with its count, in the order of their first appearance.
+    pub(super) fn counts(&self) -> Vec<RefusalReport> {
+        self.0.iter().map(|(_, count)| count.clone()).collect()
+    }
+}
+
+/// The message with every word that holds a digit (pids, addresses, inodes) left out.
+fn without_numbers(message: &str) -> String {
+    let words = message.split(|letter: char| !letter.is_ascii_alphanumeric());
+    let plain: Vec<&str> =
+        words.filter(|word| !word.is_empty() && !word.bytes().any(|byte| byte.is_ascii_digit())).collect();
+    plain.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_the_same_whatever_its_numbers() {
+        let mut reasons = Reasons::default();
+        assert!(reasons.note("pid 7: fd 3 (pipe) at 0x7f12: no"));
+        assert!(!reasons.note("pid 12: fd 44 (pipe) at 0xab00: no"));
+        assert!(reasons.note("pid 7: fd 3 (socket) at 0x7f12: no"));
+        let counts: Vec<u64> = reasons.counts().iter().map(|one| one.count).collect();
+        assert_eq!(counts, [2, 1]);
+        assert_eq!(reasons.counts()[0].reason, "pid 7: fd 3 (pipe) at 0x7f12: no");
+    }
+
+    #[test]
+    fn there_is_an_end_to_reasons() {
+        let mut reasons = Reasons::default();
+        for length in 1..200 {
+            reasons.note(&"x".repeat(length));
+        }
+        assert_eq!(reasons.counts().len(), REASONS_MAX + 1);
+        assert_eq!(reasons.counts().last().unwrap().count, 199 - REASONS_MAX as u64);
+    }
+}

@@ -1,0 +1,155 @@
+//! Many calls with one resumption: a chain of signal frames, each of which leads to the next call.
+//!
+//! Owns: the layout of the chain.
+//! Invariants: every frame of it leads on, and the last one leads home, with all signals held back; should this
+//! program die, the thread makes the calls that are left and comes home by itself.
+//! Does not: decide when a chain may run; the session does.
+//!
+//! One link: the call returns into an instruction sequence of the program that stores the result register, that
+//! returns into the signal restorer, and rt_sigreturn loads the registers of the next call from the frame there.
+//! The last link sends a signal to the thread itself that it neither handles nor blocks and that does nothing by
+//! default: the thread stops there for the tracer, and without one nothing happens.
+
+use model::{Address, ByteCount, Pid, Signal, Tid};
+use sys::ptrace::Registers;
+
+use super::Gadgets;
+use crate::arch::numbers::TGKILL;
+use crate::arch::x86_64::{self as arch, HomeFrame, Store};
+
+/// Most calls of one chain; more go in several.
+pub(super) const LINKS_MAX: usize = 24;
+/// Bytes of one link: the store's address, words that it takes, the frame.
+const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64) + arch::FRAME_BYTES;
+/// Bytes of a result.
+const SLOT_BYTES: u64 = 8;
+/// Room for the longest chain.
+pub(super) const BYTES: ByteCount = ByteCount(LINKS_MAX as u64 * (LINK_BYTES + SLOT_BYTES));
+/// What a slot holds until its call has been made; no call returns it.
+const UNSET: u64 = 0x8000_0000_0000_0000;
+
+/// SIGURG, SIGWINCH, SIGCHLD: they do nothing by default.
+const HARMLESS: [Signal; 3] = [Signal(23), Signal(28), Signal(17)];
+
+/// One call to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Query {
+    /// Its number.
+    pub number: i64,
+    /// Its arguments.
+    pub arguments: [u64; 6],
+}
+
+/// Signals of a process and one of its threads, bit 0 for signal 1, as its status file tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SignalSets {
+    /// Those with a handler.
+    pub caught: u64,
+    /// Those that wait for the thread or the process.
+    pub pending: u64,
+}
+
+/// A chain, ready to be written and begun.
+pub(super) struct Chain {
+    /// What to write at the start of the room.
+    pub(super) bytes: Vec<u8>,
+    /// Registers to begin with.
+    pub(super) first: Registers,
+    /// The signal at which the thread stops in the end.
+    pub(super) signal: Signal,
+    /// Results begin here.
+    pub(super) slots: Address,
+}
+
+/// What a chain is built from.
+pub(super) struct Plan<'a> {
+    /// The process's number and the thread's.
+    pub(super) thread: (Pid, Tid),
+    /// Registers that calls start from.
+    pub(super) original: &'a Registers,
+    /// Instructions found before.
+    pub(super) gadgets: &'a Gadgets,
+    /// Where the chain goes.
+    pub(super) start: Address,
+    /// The end of the way.
+    pub(super) home: &'a HomePlace,
+    /// The signal to end with.
+    pub(super) signal: Signal,
+}
+
+/// Where the home frame of a session is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HomePlace {
+    pub(super) stack_pointer: Address,
+    pub(super) frame_pointer: Address,
+    pub(super) state: Address,
+}
+
+impl From<&HomeFrame> for HomePlace {
+    fn from(frame: &HomeFrame) -> Self {
+        let HomeFrame { stack_pointer, frame_pointer, state, .. } = *frame;
+        Self { stack_pointer, frame_pointer, state }
+    }
+}
+
+/// A signal that a thread with this mask can end a chain with.
+pub(super) fn harmless(sets: SignalSets, mask: u64) -> Option<Signal> {
+    let used = sets.caught | sets.pending | mask;
+    HARMLESS.into_iter().find(|signal| used >> (signal.get() - 1) & 1 == 0)
+}
+
+impl Plan<'_> {
+    /// The chain of some calls, if the program has the instructions for it.
+    pub(super) fn build(&self, queries: &[Query]) -> Option<Chain> {
+        debug_assert!(queries.len() <= LINKS_MAX, "a chain fits its room");
+        let (store_at, store) = self.gadgets.store?;
+        let link_bytes = ByteCount(8 * (1 + store.words as u64) + arch::FRAME_BYTES);
+        let links = self.start + ByteCount(queries.len() as u64 * SLOT_BYTES);
+        let link_at = |index: usize| links + ByteCount(index as u64 * link_bytes.get());
+        let registers_of = |index: usize| match queries.get(index) {
+            Some(query) => self.of_call(query, store, index, link_at(index)),
+            None => self.of_end(),
+        };
+        let mut bytes: Vec<u8> = Vec::with_capacity(BYTES.get() as usize);
+        bytes.extend(queries.iter().flat_map(|_| UNSET.to_ne_bytes()));
+        for index in 1..=queries.len() {
+            bytes.extend(store_at.get().to_ne_bytes());
+            bytes.resize(bytes.len() + 8 * store.words, 0);
+            let mask = if index == queries.len() { !bit(self.signal) } else { u64::MAX };
+            let restorer = self.gadgets.restorer;
+            bytes.extend(arch::frame(&registers_of(index), mask, self.home.state, restorer));
+        }
+        Some(Chain { bytes, first: registers_of(0), signal: self.signal, slots: self.start })
+    }
+
+    fn of_call(&self, query: &Query, store: Store, index: usize, stack: Address) -> Registers {
+        let slot = self.start + ByteCount(index as u64 * SLOT_BYTES);
+        let call = self.at_gadget(query.number, query.arguments, stack);
+        arch::with_preserved(&call, store.base, slot)
+    }
+
+    fn of_end(&self) -> Registers {
+        let (pid, tid) = self.thread;
+        let arguments = [pid.get() as u64, tid.get() as u64, self.signal.get() as u64, 0, 0, 0];
+        self.at_gadget(TGKILL, arguments, self.home.stack_pointer)
+    }
+
+    fn at_gadget(&self, number: i64, arguments: [u64; 6], stack: Address) -> Registers {
+        let call = arch::with_syscall(self.original, self.gadgets.syscall_return, number, arguments);
+        Registers { rsp: stack.get(), ..call }
+    }
+}
+
+fn bit(signal: Signal) -> u64 {
+    1 << (signal.get() - 1)
+}
+
+/// The results of a chain; `None` where a call has not been made.
+pub(super) fn results(slots: &[u8]) -> Vec<Option<i64>> {
+    let word = |slot: &[u8]| slot.try_into().map_or(UNSET, u64::from_ne_bytes);
+    slots
+        .chunks_exact(SLOT_BYTES as usize)
+        .map(word)
+        .map(|word| (word != UNSET).then_some(word as i64))
+        .collect()
+}
