@@ -1,5 +1,6 @@
 //! Whatever is wrong, `undying` says what, ends with the code of the contract, and changes nothing.
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;
 
@@ -215,6 +216,11 @@ fn small_disk(lab: &Lab) -> Option<SmallDisk> {
     Some(SmallDisk { path })
 }
 
+/// Copies by another process: a child that another test forks while this one writes would keep the copy busy.
+fn copy_program(to: &Path) {
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_undying")).arg(to).status().unwrap().success());
+}
+
 /// An account that owns nothing.
 const NOBODY: u32 = 65_534;
 
@@ -229,7 +235,7 @@ fn another_users_process_is_refused() {
     let public = tempfile::TempDir::new().unwrap();
     std::fs::set_permissions(public.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let binary = public.path().join("undying");
-    std::fs::copy(env!("CARGO_BIN_EXE_undying"), &binary).unwrap();
+    copy_program(&binary);
     for verb in ["checkpoint", "run"] {
         let pid = counter.pid().to_string();
         let mut command = Command::new(&binary);

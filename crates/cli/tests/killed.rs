@@ -3,6 +3,7 @@
 //!
 //! A few rounds every day; 200 with `UNDYING_LONG_TESTS` set.
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;
 

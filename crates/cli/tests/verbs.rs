@@ -1,5 +1,6 @@
 //! What the verbs print: help, manual, completions, tables, and the JSON keys of the contract.
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;
 

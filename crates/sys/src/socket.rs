@@ -232,30 +232,45 @@ pub struct Message<'a> {
 
 /// Sends one message without waiting; the result is how many of its bytes went.
 pub fn send(socket: BorrowedFd<'_>, message: &Message<'_>) -> Result<usize> {
-    let mut control = Control([0; CONTROL_BYTES]);
-    let mut part =
-        libc::iovec { iov_base: message.bytes.as_ptr().cast_mut().cast(), iov_len: message.bytes.len() };
-    // SAFETY: a message header of zeroes is valid: no name, no parts, no control data.
-    let mut header: libc::msghdr = unsafe { zeroed() };
-    if let Some(to) = message.to {
-        header.msg_name = to.0.as_ptr().cast_mut().cast();
-        header.msg_namelen = to.0.len() as u32;
+    let sent = PreparedMessage::new(*message)?.send(socket);
+    usize::try_from(sent).map_err(|_| Error::new("send into a socket", Errno::last()))
+}
+
+/// A message that takes nothing but one system call to be sent.
+pub(crate) struct PreparedMessage<'a> {
+    message: Message<'a>,
+    control: Control,
+    control_bytes: usize,
+}
+
+impl<'a> PreparedMessage<'a> {
+    pub(crate) fn new(message: Message<'a>) -> Result<Self> {
+        let mut control = Control([0; CONTROL_BYTES]);
+        let control_bytes = write_control(&mut control, &message)?;
+        Ok(Self { message, control, control_bytes })
     }
-    header.msg_iov = &raw mut part;
-    header.msg_iovlen = 1;
-    let used = write_control(&mut control, message)?;
-    if used > 0 {
-        header.msg_control = control.0.as_mut_ptr().cast();
-        header.msg_controllen = used;
+
+    /// The result of sendmsg(2); allocates nothing.
+    pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> isize {
+        let bytes = self.message.bytes;
+        let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: a message header of zeroes is valid: no name, no parts, no control data.
+        let mut header: libc::msghdr = unsafe { zeroed() };
+        if let Some(to) = self.message.to {
+            header.msg_name = to.0.as_ptr().cast_mut().cast();
+            header.msg_namelen = to.0.len() as u32;
+        }
+        header.msg_iov = &raw mut part;
+        header.msg_iovlen = 1;
+        if self.control_bytes > 0 {
+            header.msg_control = self.control.0.as_ptr().cast_mut().cast();
+            header.msg_controllen = self.control_bytes;
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: every pointer of the header leads to a buffer of the length given beside it, alive for the
+        // call; the kernel only reads them.
+        unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, flags) }
     }
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: every pointer of the header leads to a buffer of the length given beside it, alive for the call;
-    // the kernel only reads them.
-    let result = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, flags) };
-    if result < 0 {
-        return Err(Error::new("send into a socket", Errno::last()));
-    }
-    Ok(result as usize)
 }
 
 fn write_control(control: &mut Control, message: &Message<'_>) -> Result<usize> {

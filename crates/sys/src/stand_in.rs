@@ -1,7 +1,7 @@
 //! A process with a chosen number and user that lives just long enough to make sockets in its name.
 //!
 //! Owns: what such a process does, and its end. The kernel remembers who made a connection (SO_PEERCRED) by the
-//! caller of socketpair(2), connect(2) and listen(2), and lets nobody set it.
+//! caller of socketpair(2), connect(2) and listen(2), and who sent a message by the caller of sendmsg(2).
 //! Invariants: it shares our descriptor table and nothing else; it makes system calls only, never returns, and
 //! is reaped here, so its number is free again.
 //! Does not: take supplementary groups.
@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use crate::clone::CloneArguments;
 use crate::error::{Errno, Error, Result};
-use crate::socket::{Credentials, SocketAddress};
+use crate::socket::{Credentials, Message, PreparedMessage, SocketAddress};
 
 /// What is done in another's name.
 #[derive(Clone, Copy, Debug)]
@@ -44,11 +44,30 @@ pub enum Act<'a> {
         /// Where to.
         address: &'a SocketAddress,
     },
+    /// sendmsg(2) of a message that the socket has room for.
+    Send {
+        /// The socket.
+        socket: BorrowedFd<'a>,
+        /// What is sent; as whom it is sent is decided by who sends it.
+        message: Message<'a>,
+    },
+}
+
+/// What is left to do once there may be no allocation.
+enum Step<'a> {
+    Act(Act<'a>),
+    Send(BorrowedFd<'a>, PreparedMessage<'a>),
 }
 
 /// Does one thing as the process `who`, which must not exist.
 pub fn perform(who: Credentials, act: Act<'_>) -> Result<()> {
     const NAME: &str = "make a socket in the name of a process";
+    let step = match act {
+        Act::Send { socket, message } => {
+            Step::Send(socket, PreparedMessage::new(Message { credentials: Some(who), ..message })?)
+        }
+        other => Step::Act(other),
+    };
     let arguments = CloneArguments {
         flags: libc::CLONE_FILES as u64,
         set_tid: (&raw const who.pid) as u64,
@@ -61,7 +80,7 @@ pub fn perform(who: Credentials, act: Act<'_>) -> Result<()> {
     let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
     match child {
         -1 => return Err(Error::process(NAME, model::Pid(who.pid), Errno::last())),
-        0 => run(who, act),
+        0 => run(who, &step),
         _ => {}
     }
     let mut status = 0;
@@ -81,14 +100,14 @@ pub fn perform(who: Credentials, act: Act<'_>) -> Result<()> {
 }
 
 /// The life of the stand-in; it ends with errno as its status.
-fn run(who: Credentials, act: Act<'_>) -> ! {
-    // SAFETY: system calls on numbers and on memory that `act` borrows, in a process of our own that never
+fn run(who: Credentials, step: &Step<'_>) -> ! {
+    // SAFETY: system calls on numbers and on memory that `step` borrows, in a process of our own that never
     // returns from here. The identity is set by raw calls, which change this process alone.
     unsafe {
         let (uid, gid) = (who.uid, who.gid);
         let changed = libc::syscall(libc::SYS_setresgid, gid, gid, gid) == 0
             && libc::syscall(libc::SYS_setresuid, uid, uid, uid) == 0;
-        let done = changed && step(act);
+        let done = changed && take(step);
         let status = if done { 0 } else { *libc::__errno_location() };
         loop {
             libc::syscall(libc::SYS_exit_group, status);
@@ -96,7 +115,11 @@ fn run(who: Credentials, act: Act<'_>) -> ! {
     }
 }
 
-fn step(act: Act<'_>) -> bool {
+fn take(step: &Step<'_>) -> bool {
+    let act = match step {
+        Step::Send(socket, message) => return message.send(*socket) >= 0,
+        Step::Act(act) => *act,
+    };
     // SAFETY: plain system calls; the pointers lead to a local array and to the borrowed address.
     unsafe {
         match act {
@@ -111,6 +134,7 @@ fn step(act: Act<'_>) -> bool {
                 let bytes = &address.0;
                 libc::connect(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len() as u32) == 0
             }
+            Act::Send { .. } => false,
         }
     }
 }
@@ -139,6 +163,12 @@ mod tests {
         assert_eq!(seen, who);
         rustix::io::write(&first, b"x").unwrap();
         assert_eq!(crate::socket::readable_bytes(second.as_fd()).unwrap(), 1);
+        rustix::net::sockopt::set_socket_passcred(&second, true).unwrap();
+        let message = Message { bytes: b"y", ..Message::default() };
+        perform(who, Act::Send { socket: first.as_fd(), message }).unwrap();
+        rustix::io::read(&second, &mut [0; 1]).unwrap();
+        let seen = crate::socket::peek(second.as_fd(), &mut [0; 1]).unwrap().unwrap();
+        assert_eq!(seen.credentials, Some(who));
         let us = Credentials { pid: std::process::id() as i32, ..Credentials::default() };
         assert_eq!(perform(us, act).unwrap_err().errno, Errno::EEXIST);
     }

@@ -6,7 +6,7 @@
 
 use image::{Owner, Record, RecordSet};
 use model::Tid;
-use resource::state::{self, Level, RawState, StateCapture};
+use resource::state::{self, Level, RawState, StateCapture, StateKind};
 use sys::ptrace::{self, Registers, XSTATE_BYTES_MAX};
 use tracee::remote::RemoteContext;
 use tracee::{Stopped, StoppedTree, Thread};
@@ -54,8 +54,10 @@ fn read_thread(thread: &mut Thread<Stopped>, process: &ProcessBefore, leader: bo
     state::rseq::abort_if_inside(&mut state.registers, &process.memory, &sequence)?;
     let context = RemoteContext { memory: &process.memory, areas: &process.areas, gadgets: process.gadgets };
     let mut capture = StateCapture::new(thread, &context);
+    let wanted = |kind: &&dyn StateKind| kind.level() == Level::Thread || leader;
+    capture.ask(state::REGISTRY.iter().copied().filter(|kind| wanted(kind)))?;
     for kind in state::REGISTRY {
-        let wanted = kind.level() == Level::Thread || leader;
+        let wanted = wanted(kind);
         let mut raw = RawState::new();
         if wanted {
             kind.inside(&mut capture, &mut raw)?;

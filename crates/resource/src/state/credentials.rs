@@ -13,6 +13,7 @@ use tracee::arch::numbers as nr;
 use tracee::{RemoteError, procfs};
 
 use super::capability;
+use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
@@ -81,10 +82,16 @@ impl StateKind for Credentials {
         Stage::Credentials
     }
 
-    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+    fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
         // No file of /proc shows them.
-        let securebits = capture.remote()?.call(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0])?;
-        raw.extend((securebits as u32).to_ne_bytes());
+        questions.call(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0]);
+        Ok(())
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        for answer in capture.answers(NAME) {
+            raw.extend((answer.result()? as u32).to_ne_bytes());
+        }
         raw.extend_from_slice(capture.file("status")?);
         Ok(())
     }

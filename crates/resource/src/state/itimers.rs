@@ -8,6 +8,7 @@ use model::ByteCount;
 use prost::Message;
 use tracee::arch::numbers as nr;
 
+use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore, hold};
 use crate::error::Result;
 
@@ -62,14 +63,18 @@ impl StateKind for Itimers {
         Stage::Timers
     }
 
-    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        let session = capture.remote()?;
-        let data = session.data().get();
+    fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
         for which in TIMERS {
-            let at = data + which * SETTING_BYTES as u64;
-            session.call(nr::GETITIMER, [which, at, 0, 0, 0, 0])?;
+            questions.call_into(nr::GETITIMER, [which, 0, 0, 0, 0, 0], 1, ByteCount(SETTING_BYTES as u64));
         }
-        raw.extend(session.read_data(ByteCount((TIMERS.len() * SETTING_BYTES) as u64))?);
+        Ok(())
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        for answer in capture.answers(NAME) {
+            answer.result()?;
+            raw.extend(answer.bytes);
+        }
         Ok(())
     }
 

@@ -4,18 +4,16 @@
 //! Does not: issue barriers.
 
 use prost::Message;
-use tracee::RemoteError;
 use tracee::arch::numbers as nr;
 
+use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use crate::error::{ResourceError, Result};
+use crate::error::Result;
 
 const NAME: &str = "state/membarrier";
 
 /// MEMBARRIER_CMD_GET_REGISTRATIONS, since Linux 6.3; older kernels answer EINVAL.
 const GET_REGISTRATIONS: u64 = 1 << 9;
-const EINVAL: sys::Errno = sys::Errno::EINVAL;
-const ENOSYS: sys::Errno = sys::Errno::ENOSYS;
 
 /// The kind.
 pub(super) struct Membarrier;
@@ -44,11 +42,14 @@ impl StateKind for Membarrier {
         Stage::Setup
     }
 
+    fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+        questions.call(nr::MEMBARRIER, [GET_REGISTRATIONS, 0, 0, 0, 0, 0]);
+        Ok(())
+    }
+
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        match capture.remote()?.call(nr::MEMBARRIER, [GET_REGISTRATIONS, 0, 0, 0, 0, 0]) {
-            Ok(bits) => raw.extend((bits as u32).to_ne_bytes()),
-            Err(RemoteError::Refused { errno: EINVAL | ENOSYS, .. }) => {}
-            Err(error) => return Err(ResourceError::Remote(error)),
+        for answer in capture.answers(NAME) {
+            raw.extend((answer.result_or(0)? as u32).to_ne_bytes());
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ mod oom_score;
 mod personality;
 mod posix_timers;
 mod prctl;
+pub mod questions;
 mod record_locks;
 mod robust_list;
 pub mod rseq;
@@ -31,11 +32,12 @@ mod umask;
 use std::collections::HashMap;
 
 use model::{Pid, Tid};
-use tracee::remote::RemoteContext;
+use tracee::remote::{RemoteContext, SignalSets};
 use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
 
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use questions::{Answer, Answers, Questions};
 
 /// Every state kind. Within one stage a restore goes in this order.
 pub const REGISTRY: &[&dyn StateKind] = &[
@@ -102,13 +104,22 @@ pub struct StateCapture<'a> {
     context: &'a RemoteContext<'a>,
     session: Option<RemoteSession<'a>>,
     files: HashMap<String, Vec<u8>>,
+    answers: Answers,
 }
 
 impl<'a> StateCapture<'a> {
     /// A capture of one stopped thread.
     pub fn new(thread: &'a mut Thread<Stopped>, context: &'a RemoteContext<'a>) -> Self {
         let (pid, tid) = (thread.pid(), thread.tid());
-        Self { pid, tid, thread: Some(thread), context, session: None, files: HashMap::new() }
+        Self {
+            pid,
+            tid,
+            thread: Some(thread),
+            context,
+            session: None,
+            files: HashMap::new(),
+            answers: Answers::new(),
+        }
     }
 
     /// The process's memory.
@@ -125,6 +136,28 @@ impl<'a> StateCapture<'a> {
             self.session = Some(RemoteSession::begin(thread, self.context)?);
         }
         Ok(self.session.as_mut().expect("begun above"))
+    }
+
+    /// Has the questions of all these kinds answered; to be called once, before any of them is asked for its state.
+    pub fn ask(&mut self, kinds: impl Iterator<Item = &'static dyn StateKind>) -> Result<()> {
+        let mut questions = Questions::default();
+        for kind in kinds {
+            questions.of(kind.name());
+            kind.ask(self, &mut questions)?;
+        }
+        if questions.is_empty() {
+            return Ok(());
+        }
+        let status = self.file("status")?;
+        let set = |name| procfs::signal_set(status, name);
+        let signals = SignalSets { caught: set("SigCgt"), pending: set("SigPnd") | set("ShdPnd") };
+        self.answers = questions.ask(self.remote()?, signals)?;
+        Ok(())
+    }
+
+    /// The answers to the questions of a kind, in their order.
+    pub fn answers(&mut self, kind: &'static str) -> Vec<Answer> {
+        self.answers.remove(kind).unwrap_or_default()
     }
 
     /// The bytes of `/proc/PID/task/TID/NAME`, read once for all kinds.
@@ -177,6 +210,13 @@ pub trait StateKind: Sync {
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
         let _ = pid;
         Vec::new()
+    }
+
+    /// Inside the pause, before any kind's state is taken: which calls the thread should make for this kind. Those
+    /// of all kinds are made together, because every stop costs.
+    fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+        let _ = (capture, questions);
+        Ok(())
     }
 
     /// Inside the pause: copies raw state into `raw`, which is empty but keeps its capacity.

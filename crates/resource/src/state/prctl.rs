@@ -12,10 +12,11 @@
 use model::ByteCount;
 use prost::Message;
 use tracee::arch::numbers as nr;
-use tracee::{RemoteError, RemoteSession, Stub, procfs};
+use tracee::{Stub, procfs};
 
+use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use crate::error::{ResourceError, Result};
+use crate::error::Result;
 
 const NAME: &str = "state/prctl";
 
@@ -102,22 +103,28 @@ impl StateKind for Prctl {
         Stage::Sealing
     }
 
+    fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+        let mut into = |option: u64| {
+            questions.call_into(nr::PRCTL, [option, 0, 0, 0, 0, 0], 1, ByteCount(WORD_BYTES as u64));
+        };
+        into(PR_GET_PDEATHSIG);
+        if capture.tid == capture.pid.leader() {
+            into(PR_GET_CHILD_SUBREAPER);
+            into(PR_GET_TSC);
+            for option in [PR_GET_DUMPABLE, PR_GET_MDWE, PR_MCE_KILL_GET] {
+                questions.call(nr::PRCTL, [option, 0, 0, 0, 0, 0]);
+            }
+        }
+        Ok(())
+    }
+
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let leader = capture.tid == capture.pid.leader();
         raw.push(u8::from(leader));
-        let session = capture.remote()?;
-        let data = session.data().get();
-        session.call(nr::PRCTL, [PR_GET_PDEATHSIG, data, 0, 0, 0, 0])?;
-        if leader {
-            let at = |word: usize| data + (word * WORD_BYTES) as u64;
-            session.call(nr::PRCTL, [PR_GET_CHILD_SUBREAPER, at(1), 0, 0, 0, 0])?;
-            session.call(nr::PRCTL, [PR_GET_TSC, at(2), 0, 0, 0, 0])?;
-            raw.extend(session.read_data(ByteCount((3 * WORD_BYTES) as u64))?);
-            raw.extend(get(session, PR_GET_DUMPABLE, DUMPABLE)?.to_ne_bytes());
-            raw.extend(get(session, PR_GET_MDWE, 0)?.to_ne_bytes());
-            raw.extend(get(session, PR_MCE_KILL_GET, MACHINE_CHECK_DEFAULT)?.to_ne_bytes());
-        } else {
-            raw.extend(session.read_data(ByteCount(WORD_BYTES as u64))?);
+        // In the order of the questions.
+        let defaults = [0, 0, TSC_ENABLED, DUMPABLE, 0, MACHINE_CHECK_DEFAULT];
+        for (answer, default) in capture.answers(NAME).into_iter().zip(defaults) {
+            raw.extend(answer.word_or(default)?.to_ne_bytes());
         }
         raw.extend_from_slice(capture.file("status")?);
         Ok(())
@@ -186,15 +193,6 @@ fn restore_process(process: &ProcessMessage, stub: &mut Stub) -> Result<()> {
         set(stub, PR_SET_DUMPABLE, u64::from(wanted))?;
     }
     Ok(())
-}
-
-/// The result of a getter; a default where the kernel does not know it.
-fn get(session: &mut RemoteSession<'_>, option: u64, default: u32) -> Result<u32> {
-    match session.call(nr::PRCTL, [option, 0, 0, 0, 0, 0]) {
-        Ok(value) => Ok(value as u32),
-        Err(RemoteError::Refused { errno: sys::Errno::EINVAL, .. }) => Ok(default),
-        Err(error) => Err(ResourceError::Remote(error)),
-    }
 }
 
 fn set(stub: &mut Stub, option: u64, value: u64) -> Result<()> {

@@ -9,6 +9,7 @@ use prost::Message;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
+use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::Result;
 
@@ -55,18 +56,19 @@ impl StateKind for Sigactions {
         Stage::Setup
     }
 
-    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        let status = capture.file("status")?;
-        let set = procfs::signal_set(status, "SigCgt") | procfs::signal_set(status, "SigIgn");
-        if set == 0 {
-            return Ok(());
+    fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+        for signal in changed(capture)? {
+            let call = [u64::from(signal), 0, 0, SET_BYTES, 0, 0];
+            questions.call_into(nr::RT_SIGACTION, call, 2, ByteCount(ACTION_BYTES as u64));
         }
-        let session = capture.remote()?;
-        let data = session.data().get();
-        for signal in (1..=SIGNAL_MAX).filter(|signal| set >> (signal - 1) & 1 == 1) {
-            session.call(nr::RT_SIGACTION, [u64::from(signal), 0, data, SET_BYTES, 0, 0])?;
+        Ok(())
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        for (signal, answer) in changed(capture)?.zip(capture.answers(NAME)) {
+            answer.result()?;
             raw.push(signal);
-            raw.extend(session.read_data(ByteCount(ACTION_BYTES as u64))?);
+            raw.extend(answer.bytes);
         }
         Ok(())
     }
@@ -89,4 +91,11 @@ impl StateKind for Sigactions {
         }
         Ok(())
     }
+}
+
+/// Signals whose action is not the default.
+fn changed(capture: &mut StateCapture<'_>) -> Result<impl Iterator<Item = u8> + use<>> {
+    let status = capture.file("status")?;
+    let set = procfs::signal_set(status, "SigCgt") | procfs::signal_set(status, "SigIgn");
+    Ok((1..=SIGNAL_MAX).filter(move |signal| set >> (signal - 1) & 1 == 1))
 }

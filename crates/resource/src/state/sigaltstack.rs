@@ -6,8 +6,11 @@
 use model::ByteCount;
 use tracee::arch::numbers as nr;
 
+use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::Result;
+
+const NAME: &str = "state/sigaltstack";
 
 /// Bytes of `stack_t`: address, flags, size.
 const STACK_BYTES: usize = 24;
@@ -20,7 +23,7 @@ pub(super) struct Sigaltstack;
 
 impl StateKind for Sigaltstack {
     fn name(&self) -> &'static str {
-        "state/sigaltstack"
+        NAME
     }
 
     fn summary(&self) -> &'static str {
@@ -35,11 +38,16 @@ impl StateKind for Sigaltstack {
         Stage::Setup
     }
 
+    fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+        questions.call_into(nr::SIGALTSTACK, [0; 6], 1, ByteCount(STACK_BYTES as u64));
+        Ok(())
+    }
+
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        let session = capture.remote()?;
-        let data = session.data().get();
-        session.call(nr::SIGALTSTACK, [0, data, 0, 0, 0, 0])?;
-        raw.extend(session.read_data(ByteCount(STACK_BYTES as u64))?);
+        for answer in capture.answers(NAME) {
+            answer.result()?;
+            raw.extend(answer.bytes);
+        }
         Ok(())
     }
 

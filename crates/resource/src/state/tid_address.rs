@@ -4,21 +4,24 @@
 //! Does not: touch the word there.
 
 use model::ByteCount;
-use tracee::RemoteError;
 use tracee::arch::numbers as nr;
 
+use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
+const NAME: &str = "state/tid_address";
+
 const PR_GET_TID_ADDRESS: u64 = 40;
-const EINVAL: sys::Errno = sys::Errno::EINVAL;
+/// No result of the call.
+const UNKNOWN: u64 = u64::MAX;
 
 /// The kind.
 pub(super) struct TidAddress;
 
 impl StateKind for TidAddress {
     fn name(&self) -> &'static str {
-        "state/tid_address"
+        NAME
     }
 
     fn summary(&self) -> &'static str {
@@ -33,14 +36,17 @@ impl StateKind for TidAddress {
         Stage::Setup
     }
 
+    fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+        questions.call_into(nr::PRCTL, [PR_GET_TID_ADDRESS, 0, 0, 0, 0, 0], 1, ByteCount(8));
+        Ok(())
+    }
+
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        let session = capture.remote()?;
-        let data = session.data().get();
-        match session.call(nr::PRCTL, [PR_GET_TID_ADDRESS, data, 0, 0, 0, 0]) {
-            Ok(_) => raw.extend(session.read_data(ByteCount(8))?),
+        for answer in capture.answers(NAME) {
             // Kernels without CONFIG_CHECKPOINT_RESTORE cannot tell.
-            Err(RemoteError::Refused { errno: EINVAL, .. }) => {}
-            Err(error) => return Err(ResourceError::Remote(error)),
+            if answer.result_or(UNKNOWN)? != UNKNOWN {
+                raw.extend(answer.bytes);
+            }
         }
         Ok(())
     }
@@ -50,10 +56,9 @@ impl StateKind for TidAddress {
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let word: [u8; 8] = payload.try_into().map_err(|_| ResourceError::Malformed {
-            kind: "state/tid_address",
-            why: "it is not one address".to_owned(),
-        })?;
+        let word: [u8; 8] = payload
+            .try_into()
+            .map_err(|_| ResourceError::Malformed { kind: NAME, why: "it is not one address".to_owned() })?;
         restore.stub.call(nr::SET_TID_ADDRESS, [u64::from_ne_bytes(word), 0, 0, 0, 0, 0])?;
         Ok(())
     }

@@ -161,6 +161,11 @@ impl<'a> RemoteSession<'a> {
         Ok(session)
     }
 
+    /// The thread.
+    pub fn tid(&self) -> Tid {
+        self.thread.tid()
+    }
+
     /// Address of [`DATA_BYTES`] bytes for arguments and results.
     pub fn data(&self) -> Address {
         self.data

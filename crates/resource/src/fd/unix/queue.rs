@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use model::DescriptionId;
 use sys::socket::{self, Credentials, Message, SocketAddress};
+use sys::stand_in::{Act, perform};
 use sys::{Errno, Error};
 
 use super::super::peek_queue::Seen;
@@ -105,22 +106,23 @@ fn send(way: Way<'_>, message: &Queued, rights: &[BorrowedFd<'_>]) -> Result<()>
     }
 }
 
-/// Sends in the name of the first sender as far as that is possible: its process may not exist now.
+/// Sends in the name of the first sender: by a process of its number, or else as far as the kernel lets us.
 fn send_as(way: Way<'_>, mut piece: Message<'_>) -> Result<usize> {
+    let Some(sender) = piece.credentials else { return Ok(socket::send(way.from, &piece)?) };
+    let is_sent = perform(sender, Act::Send { socket: way.from, message: piece }).is_ok();
+    if is_sent {
+        return Ok(piece.bytes.len());
+    }
     let is_refused = |error: &Error| error.errno == Errno::EPERM || error.errno == Errno::ESRCH;
-    match socket::send(way.from, &piece) {
-        Err(error) if is_refused(&error) && piece.credentials.is_some() => {
-            let pid = std::process::id() as i32;
-            piece.credentials = piece.credentials.map(|wanted| Credentials { pid, ..wanted });
+    let pid = std::process::id() as i32;
+    for credentials in [Some(sender), Some(Credentials { pid, ..sender })] {
+        piece.credentials = credentials;
+        match socket::send(way.from, &piece) {
+            Err(error) if is_refused(&error) => {}
+            outcome => return Ok(outcome?),
         }
-        outcome => return Ok(outcome?),
     }
-    match socket::send(way.from, &piece) {
-        Err(error) if is_refused(&error) => {
-            Ok(socket::send(way.from, &Message { credentials: None, ..piece })?)
-        }
-        outcome => Ok(outcome?),
-    }
+    Ok(socket::send(way.from, &Message { credentials: None, ..piece })?)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use tracee::arch::numbers as nr;
 use tracee::procfs;
 
 use self::list::{Listed, Notice};
+use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore, hold};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -91,6 +92,14 @@ impl StateKind for PosixTimers {
         }
     }
 
+    fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+        for timer in list::parse(&procfs::read(path(capture.pid))?) {
+            let call = [timer.id as u64, 0, 0, 0, 0, 0];
+            questions.call_into(nr::TIMER_GETTIME, call, 1, ByteCount(SETTING_BYTES as u64));
+        }
+        Ok(())
+    }
+
     /// Raw: each setting with its timer's id in front, then the text of the list.
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let text = procfs::read(path(capture.pid))?;
@@ -104,11 +113,9 @@ impl StateKind for PosixTimers {
             return Ok(());
         }
         raw.extend((timers.len() as u64).to_ne_bytes());
-        let session = capture.remote()?;
-        let data = session.data().get();
-        for timer in &timers {
-            session.call(nr::TIMER_GETTIME, [timer.id as u64, data, 0, 0, 0, 0])?;
-            raw.extend(session.read_data(ByteCount(SETTING_BYTES as u64))?);
+        for answer in capture.answers(NAME) {
+            answer.result()?;
+            raw.extend(answer.bytes);
         }
         raw.extend(text);
         Ok(())

@@ -1,0 +1,169 @@
+//! What state kinds want to know from the kernel through a thread of the subject, asked all at once.
+//!
+//! Owns: collecting the calls of all kinds, and handing each its answers.
+//! Invariants: answers come in the order of a kind's questions; a refused call is an answer, not a failure.
+//! Does not: decide whether a thread can make many calls in one go; the remote session does.
+
+use std::collections::HashMap;
+
+use model::ByteCount;
+use sys::Errno;
+use tracee::remote::{DATA_BYTES, Query, SignalSets};
+use tracee::{RemoteError, RemoteSession};
+
+use crate::error::{ResourceError, Result};
+
+/// Bytes that results are aligned to.
+const ALIGNMENT: u64 = 8;
+
+/// The calls that kinds want made.
+#[derive(Debug, Default)]
+pub struct Questions {
+    kind: &'static str,
+    list: Vec<Question>,
+}
+
+#[derive(Debug)]
+struct Question {
+    kind: &'static str,
+    number: i64,
+    arguments: [u64; 6],
+    /// Which argument points to the result, and how long that is.
+    result: Option<(usize, ByteCount)>,
+}
+
+/// What the kernel said.
+#[derive(Debug)]
+pub struct Answer {
+    number: i64,
+    tid: model::Tid,
+    result: std::result::Result<u64, Errno>,
+    /// What the call wrote; empty for calls that write nothing.
+    pub bytes: Vec<u8>,
+}
+
+/// Answers by the name of the kind.
+pub(super) type Answers = HashMap<&'static str, Vec<Answer>>;
+
+impl Questions {
+    /// What is asked from now on belongs to this kind.
+    pub(super) fn of(&mut self, kind: &'static str) {
+        self.kind = kind;
+    }
+
+    /// Asks a call whose answer is its result.
+    pub fn call(&mut self, number: i64, arguments: [u64; 6]) {
+        self.list.push(Question { kind: self.kind, number, arguments, result: None });
+    }
+
+    /// Asks a call that writes its answer to where its argument `pointer` (counted from 0) will point.
+    pub fn call_into(&mut self, number: i64, arguments: [u64; 6], pointer: usize, length: ByteCount) {
+        let result = Some((pointer, length));
+        self.list.push(Question { kind: self.kind, number, arguments, result });
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Has all calls made.
+    pub(super) fn ask(&self, session: &mut RemoteSession<'_>, signals: SignalSets) -> Result<Answers> {
+        let mut answers = Answers::new();
+        let mut rest = self.list.as_slice();
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(fitting(rest));
+            ask_some(now, session, signals, &mut answers)?;
+            rest = later;
+        }
+        Ok(answers)
+    }
+}
+
+impl Question {
+    fn room(&self) -> u64 {
+        self.result.map_or(0, |(_, length)| length.get().next_multiple_of(ALIGNMENT))
+    }
+}
+
+/// How many questions fit the data area together; at least one.
+fn fitting(questions: &[Question]) -> usize {
+    let mut used = 0;
+    let fits = |question: &&Question| {
+        used += question.room();
+        used <= DATA_BYTES
+    };
+    questions.iter().take_while(fits).count().max(1)
+}
+
+fn ask_some(
+    questions: &[Question],
+    session: &mut RemoteSession<'_>,
+    signals: SignalSets,
+    answers: &mut Answers,
+) -> Result<()> {
+    let data = session.data();
+    let mut used = 0;
+    let mut queries = Vec::with_capacity(questions.len());
+    for question in questions {
+        let mut arguments = question.arguments;
+        if let Some((pointer, _)) = question.result {
+            arguments[pointer] = (data + ByteCount(used)).get();
+        }
+        used += question.room();
+        queries.push(Query { number: question.number, arguments });
+    }
+    let results = session.batch(&queries, signals)?;
+    let data = session.read_data(ByteCount(used))?;
+    let mut at = 0;
+    for (question, result) in questions.iter().zip(results) {
+        let length = question.result.map_or(0, |(_, length)| length.get() as usize);
+        let bytes = data[at..at + length].to_vec();
+        at += question.room() as usize;
+        let answer = Answer { number: question.number, tid: session.tid(), result, bytes };
+        answers.entry(question.kind).or_default().push(answer);
+    }
+    Ok(())
+}
+
+impl Answer {
+    /// The call's result; its refusal as an error.
+    pub fn result(&self) -> Result<u64> {
+        self.result.map_err(|errno| {
+            ResourceError::Remote(RemoteError::Refused { tid: self.tid, number: self.number, errno })
+        })
+    }
+
+    /// The word that the call wrote or returned, or a default where the kernel does not know the call or option.
+    pub fn word_or(&self, default: u32) -> Result<u32> {
+        match (self.result, self.bytes.first_chunk()) {
+            (Ok(_), Some(word)) => Ok(u32::from_ne_bytes(*word)),
+            _ => Ok(self.result_or(u64::from(default))? as u32),
+        }
+    }
+
+    /// The result, or a default where the kernel does not know the call or option.
+    pub fn result_or(&self, default: u64) -> Result<u64> {
+        match self.result {
+            Err(Errno::EINVAL | Errno::ENOSYS) => Ok(default),
+            _ => self.result(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_are_cut_where_the_data_area_ends() {
+        let mut questions = Questions::default();
+        questions.of("state/x");
+        questions.call(39, [0; 6]);
+        for _ in 0..5 {
+            questions.call_into(131, [0; 6], 1, ByteCount(1500));
+        }
+        assert_eq!(fitting(&questions.list), 3);
+        assert_eq!(fitting(&questions.list[3..]), 2);
+        assert_eq!(fitting(&[]), 1);
+    }
+}
