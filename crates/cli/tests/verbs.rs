@@ -161,10 +161,30 @@ fn a_run_is_told_with_the_keys_of_the_contract() {
 
     lab.guarded_counter().unwrap().process.signal(Signal::TERM).unwrap();
     assert_eq!(common::wait(&mut guardian).code(), Some(143));
-    let rows = lab.json(&["ls", "job"]);
-    let rows = rows.as_array().unwrap();
+    let rows = listed(&lab);
+    let newest = rows.last().unwrap();
+    let shown = lab.json(&["show", "job"]);
+    assert_eq!(shown["seq"], newest["seq"]);
+    assert_eq!(shown["subject"], "job");
+    assert_has(&shown, &["path", "pids", "kernel", "tool_version", "records", "pause_us", "pages", "bytes"]);
+    let oldest = format!("job@{}", rows[0]["seq"]);
+    assert_eq!(lab.json(&["show", &oldest])["seq"], rows[0]["seq"]);
+    assert!(lab.say(["show", "job"]).stdout.contains("subject  job@"));
+    let verified = lab.say(["verify", "job"]);
+    assert_eq!(verified.code, Some(0));
+    assert!(verified.stdout.contains("is whole"), "{verified:?}");
+    assert!(lab.say(["ls"]).stdout.contains("job"));
+    assert!(lab.say(["ls", "job"]).stdout.contains("full"));
+    assert!(lab.say(["status"]).stdout.contains("ended"));
+    assert_eq!(lab.say(["prune", "job", "--keep", "1"]).code, Some(0));
+    assert_eq!(lab.json(&["ls", "job"]).as_array().unwrap().len(), 1);
+}
+
+/// The committed checkpoints of the subject, each with the keys of the contract.
+fn listed(lab: &Lab) -> Vec<Value> {
+    let rows = lab.json(&["ls", "job"]).as_array().unwrap().clone();
     assert!(rows.len() <= 4, "{} are kept", rows.len());
-    for row in rows {
+    for row in &rows {
         let contract = [
             "seq",
             "kind",
@@ -183,22 +203,7 @@ fn a_run_is_told_with_the_keys_of_the_contract() {
         let time = row["time"].as_str().unwrap();
         assert!(time.len() == 27 && time.ends_with('Z'), "{time}");
     }
-    let newest = rows.last().unwrap();
-    let shown = lab.json(&["show", "job"]);
-    assert_eq!(shown["seq"], newest["seq"]);
-    assert_eq!(shown["subject"], "job");
-    assert_has(&shown, &["path", "pids", "kernel", "tool_version", "records", "pause_us", "pages", "bytes"]);
-    let oldest = format!("job@{}", rows[0]["seq"]);
-    assert_eq!(lab.json(&["show", &oldest])["seq"], rows[0]["seq"]);
-    assert!(lab.say(["show", "job"]).stdout.contains("subject  job@"));
-    let verified = lab.say(["verify", "job"]);
-    assert_eq!(verified.code, Some(0));
-    assert!(verified.stdout.contains("is whole"), "{verified:?}");
-    assert!(lab.say(["ls"]).stdout.contains("job"));
-    assert!(lab.say(["ls", "job"]).stdout.contains("full"));
-    assert!(lab.say(["status"]).stdout.contains("ended"));
-    assert_eq!(lab.say(["prune", "job", "--keep", "1"]).code, Some(0));
-    assert_eq!(lab.json(&["ls", "job"]).as_array().unwrap().len(), 1);
+    rows
 }
 
 /// The whole list holds the same subject; what changes from one look to the next is taken from the second.
