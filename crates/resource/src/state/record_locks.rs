@@ -5,7 +5,7 @@
 //! now refuses the restore.
 //! Does not: bring back locks of open file descriptions, of flock(2), or leases; preflight refuses those.
 
-use model::{Fd, Pid};
+use model::Fd;
 use prost::Message;
 use sys::Errno;
 use tracee::{RemoteError, procfs};
@@ -23,7 +23,7 @@ const F_WRLCK: i16 = 1;
 /// Both mean that somebody else has the lock.
 const EAGAIN: Errno = Errno(11);
 
-/// The word for record locks in `/proc/locks` and fdinfo.
+/// The word for record locks in fdinfo.
 const POSIX: &str = "POSIX";
 /// In raw state: what follows belongs to this descriptor; its number and its link follow.
 const DESCRIPTOR: &str = "descriptor ";
@@ -72,15 +72,15 @@ impl StateKind for RecordLocks {
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let pid = capture.pid;
-        if !has_lock(&procfs::read_text("/proc/locks")?, pid) {
-            return Ok(());
-        }
+        // Not from /proc/locks: opening a page of it waits until every processor has passed through the scheduler,
+        // 10 ms and more.
         for fd in procfs::descriptors(pid)? {
-            let info = procfs::descriptor_info(pid, fd)?;
-            if info.text.contains(POSIX) {
+            let text = procfs::read_text(format!("/proc/{pid}/fdinfo/{fd}"))?;
+            if text.contains(POSIX) {
+                let info = procfs::descriptor_info(pid, fd)?;
                 let head = format!("{DESCRIPTOR}{fd} {}\n", info.target.display());
                 raw.extend_from_slice(head.as_bytes());
-                raw.extend_from_slice(info.text.as_bytes());
+                raw.extend_from_slice(text.as_bytes());
             }
         }
         Ok(())
@@ -160,15 +160,6 @@ impl LockMessage {
     }
 }
 
-/// Whether `/proc/locks` names a record lock of this process. Lines of those who wait have `->` in front.
-fn has_lock(locks: &str, pid: Pid) -> bool {
-    let pid = pid.to_string();
-    locks.lines().any(|line| {
-        let mut words = line.split_whitespace().skip(1);
-        words.next() == Some(POSIX) && words.nth(2) == Some(&pid)
-    })
-}
-
 fn malformed(line: &str) -> ResourceError {
     ResourceError::Malformed { kind: NAME, why: format!("strange lock `{line}`") }
 }
@@ -176,15 +167,6 @@ fn malformed(line: &str) -> ResourceError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_record_locks_of_the_process_itself_count() {
-        let locks = "1: POSIX  ADVISORY  WRITE 812 fe:00:12 0 EOF\n\
-                     1: -> POSIX  ADVISORY  WRITE 813 fe:00:12 0 EOF\n\
-                     2: FLOCK  ADVISORY  WRITE 814 fe:00:13 0 EOF\n";
-        assert!(has_lock(locks, Pid(812)));
-        assert!(!has_lock(locks, Pid(813)) && !has_lock(locks, Pid(814)) && !has_lock(locks, Pid(81)));
-    }
 
     #[test]
     fn locks_are_read_with_their_descriptor_and_range() {

@@ -10,6 +10,7 @@ mod stat;
 mod status;
 
 use std::fs;
+use std::io::Read as _;
 use std::path::Path;
 
 use model::{Pid, Tid};
@@ -22,8 +23,28 @@ pub use status::{Status, signal_set, status, status_line, thread_status};
 
 /// Reads a small file of `/proc` whole.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
-    fs::read(path.as_ref()).map_err(|error| Error::path("read", path, error))
+    let fail = |error| Error::path("read", path.as_ref(), error);
+    let mut file = fs::File::open(path.as_ref()).map_err(fail)?;
+    // These files say that they are empty: `fs::read` would begin with 32 bytes and double.
+    let mut bytes = vec![0; FIRST_READ_BYTES];
+    let mut filled = 0;
+    loop {
+        match file.read(&mut bytes[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(fail(error)),
+        }
+        if filled == bytes.len() {
+            bytes.resize(2 * filled, 0);
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
 }
+
+/// A page: what the kernel produces at a time, and more than most of these files hold.
+const FIRST_READ_BYTES: usize = 4096;
 
 /// Reads a small text file of `/proc` whole; bytes that are not UTF-8 are replaced.
 pub fn read_text(path: impl AsRef<Path>) -> Result<String> {
