@@ -321,6 +321,28 @@ fn what_is_not_supported_is_refused_by_name_and_nothing_is_changed() {
 }
 
 #[test]
+fn a_program_without_a_c_library_is_refused_by_name() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let (source, own) = (lab.path("bare.c"), lab.path("bare"));
+    std::fs::write(&source, "void _start(void) { for (;;) __builtin_ia32_pause(); }\n").unwrap();
+    let mut compiler = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    compiler.args(["-O1", "-static", "-nostdlib", "-o"]).arg(&own).arg(&source);
+    assert!(compiler.status().unwrap().success());
+    let mut child = lab.detached(&mut Command::new(&own)).spawn().unwrap();
+    let pid = child.id().to_string();
+    let image = lab.path("image");
+    let said = lab.say(["checkpoint", &pid, "--image", image.to_str().unwrap()]);
+    assert_refused(&said, 3, &["nothing was changed", &pid, "syscall; ret", "C library"]);
+    assert_eq!(lab.say(["preflight", &pid]).code, Some(3));
+    assert!(child.try_wait().unwrap().is_none(), "it runs on");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn a_tree_that_holds_undying_itself_is_refused() {
     if !supported() {
         return;

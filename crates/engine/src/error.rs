@@ -91,6 +91,14 @@ impl EngineError {
         };
         error.errno == sys::Errno::ESRCH || error.errno == sys::Errno::ENOENT
     }
+
+    /// The process whose code cannot be borrowed for remote calls, if it says that.
+    pub(crate) fn lacks_code(&self) -> Option<Pid> {
+        match self {
+            Self::Resource(ResourceError::Remote(RemoteError::NoGadget(pid))) => Some(*pid),
+            _ => None,
+        }
+    }
 }
 
 impl From<RemoteError> for EngineError {

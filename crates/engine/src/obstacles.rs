@@ -82,7 +82,7 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
     let mut found = Vec::new();
     // A process that has ended meanwhile has no obstacles.
     let Ok(status) = procfs::status(pid) else { return found };
-    if status.tracer != Pid(0) {
+    if status.tracer != Pid(0) && !is_own_thread(status.tracer) {
         let place = format!("tracer pid {}", status.tracer);
         found.push(obstacle(
             pid,
@@ -116,6 +116,22 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
         }
     }
     found
+}
+
+/// A subject that never holds still is looked at while this program traces it.
+fn is_own_thread(tracer: Pid) -> bool {
+    std::path::Path::new(&format!("/proc/self/task/{tracer}")).exists()
+}
+
+/// A process whose code cannot be borrowed for remote system calls.
+pub(crate) fn of_code(pid: Pid) -> Obstacle {
+    obstacle(
+        pid,
+        "code",
+        String::new(),
+        "it has no `syscall; ret` or no signal restorer to make remote system calls with",
+        "link the program with a C library; one that starts this moment can be checkpointed in the next",
+    )
 }
 
 fn of_sharing(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {

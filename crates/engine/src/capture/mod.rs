@@ -16,10 +16,11 @@ use std::time::{Duration, Instant, SystemTime};
 use image::{Commit, RecordSet, Timings};
 use model::{Inode, Pid, Sequence, Signal};
 use store::{CommitMeta, Committed, ImageWriter, PageBatch};
-use tracee::StoppedTree;
+use tracee::{StoppedTree, procfs};
 
 use crate::capture::before::Before;
 use crate::error::{EngineError, Result};
+use crate::obstacles;
 use crate::records::{EngineRecord, TreeMessage};
 
 /// What a checkpoint is told.
@@ -44,16 +45,23 @@ pub struct CheckpointReport {
     pub total: Duration,
 }
 
+/// Looks at a running subject before it is stopped for the look: each takes a few milliseconds, and a program that
+/// lives shorter between two execs is no rare sight in a build.
+const LOOKS_MAX: usize = 5;
+/// About how long a program takes from exec until its C library is mapped.
+const LOADING: Duration = Duration::from_millis(1);
+
 /// Takes one checkpoint of a process and all its descendants.
 pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -> Result<CheckpointReport> {
     let started = Instant::now();
-    let mut before = Before::look(root, options)?;
+    let looked = look_while_it_runs(root, options)?;
     // The first buffer is made, and touched, before the pause.
     let first = writer.buffer()?;
     // Before the stop: what the subject has done by then is in the checkpoint.
     let (time, stopping) = (SystemTime::now(), Instant::now());
     let mut tree = StoppedTree::stop(root)?;
     let stop = stopping.elapsed();
+    let mut before = looked.map_or_else(|| look_while_it_stands(root, options), Ok)?;
     let times = inside(&mut before, &mut tree, &writer, first, options)
         .inspect_err(|_| before.descriptors.release())?;
     let held = if options.kill {
@@ -74,7 +82,38 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
 
 /// Runs everything that comes before the pause, and nothing else.
 pub(crate) fn look_for_preflight(root: Pid, options: &CheckpointOptions) -> Result<()> {
-    Before::look(root, options).map(drop)
+    match look_while_it_runs(root, options)? {
+        Some(_) => Ok(()),
+        None => {
+            let _stopped = StoppedTree::stop(root)?;
+            look_while_it_stands(root, options).map(drop)
+        }
+    }
+}
+
+/// Looks at a subject that may replace itself by exec under the look; `None` when it does so again and again, and
+/// can only be looked at once it stands.
+fn look_while_it_runs(root: Pid, options: &CheckpointOptions) -> Result<Option<Before>> {
+    for _ in 0..LOOKS_MAX {
+        match Before::look(root, options) {
+            Err(error) if error.says_gone() && is_alive(root) => {}
+            // It may stand between exec and the loading of its libraries.
+            Err(error) if error.lacks_code().is_some() => std::thread::sleep(LOADING),
+            outcome => return outcome.map(Some),
+        }
+    }
+    Ok(None)
+}
+
+fn look_while_it_stands(root: Pid, options: &CheckpointOptions) -> Result<Before> {
+    Before::look(root, options).map_err(|error| match error.lacks_code() {
+        Some(pid) => EngineError::Refused(vec![obstacles::of_code(pid)]),
+        None => error,
+    })
+}
+
+fn is_alive(pid: Pid) -> bool {
+    procfs::stat(pid).is_ok_and(|stat| !stat.is_zombie())
 }
 
 struct InsideTimes {
