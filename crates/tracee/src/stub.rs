@@ -45,6 +45,9 @@ pub struct Stub {
     bound_to_tracer: PhantomData<*const ()>,
 }
 
+/// Every signal but SIGTRAP, by which the tracer is told of a single step.
+const ALL_BUT_TRAP: u64 = !(1 << 4);
+
 impl Stub {
     /// Creates a process with a wanted number, as a copy of this one, and stops it.
     pub fn spawn(wanted: WantedPid, parent: Parent) -> Result<Self, RemoteError> {
@@ -59,6 +62,8 @@ impl Stub {
 
     fn adopt(pid: Pid, tid: Tid) -> Result<Self, RemoteError> {
         wait_for(tid, |signal, event| signal == TRAP && event == EVENT_STOP)?;
+        // What is sent to the number meanwhile waits for the program that comes back under it.
+        ptrace::set_signal_mask(tid, ALL_BUT_TRAP)?;
         let base = ptrace::registers(tid)?;
         let nothing = AddressRange::new(Address(0), Address(0));
         Ok(Self {

@@ -151,9 +151,6 @@ impl Before {
         } else if let Some(process) = self.processes.get_mut(&pid) {
             process.stat = stat;
         }
-        if let Some(process) = self.processes.get_mut(&pid) {
-            process.stop_signal = stopped.threads.first().and_then(tracee::Thread::group_stop);
-        }
         Ok(())
     }
 

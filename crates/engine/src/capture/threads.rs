@@ -34,6 +34,8 @@ pub(super) fn inside(before: &mut Before, tree: &mut StoppedTree) -> Result<()> 
             states.push(read_thread(thread, process, index == 0)?);
         }
         process.threads = states;
+        // A stop signal that was pending takes effect during the first remote call at the latest.
+        process.stop_signal = stopped.threads.first().and_then(Thread::group_stop);
     }
     Ok(())
 }

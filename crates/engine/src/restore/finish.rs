@@ -19,9 +19,6 @@ use crate::error::{EngineError, Result};
 
 const STAGES: [Stage; 5] = [Stage::Setup, Stage::Timers, Stage::Credentials, Stage::Sealing, Stage::Signals];
 
-/// Every signal but SIGTRAP, by which the tracer is told of its stops.
-const ALL_BUT_TRAP: u64 = !(1 << 4);
-
 /// Completes every process and lets the tree run.
 pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built) -> Result<()> {
     for process in plan.living() {
@@ -34,11 +31,6 @@ pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built) -> Result<
     for stage in STAGES {
         for process in plan.living() {
             let target = built.get(process.pid)?;
-            if stage == Stage::Signals {
-                for stub in &target.threads {
-                    ptrace::set_signal_mask(stub.tid(), ALL_BUT_TRAP)?;
-                }
-            }
             restore_stage(process, target, stage)?;
         }
         if stage == Stage::Credentials {

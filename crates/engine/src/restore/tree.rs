@@ -233,6 +233,7 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
             let call = [(code >> 8) as u64 & 0xff, 0, 0, 0, 0, 0];
             stub.leave_with(nr::EXIT_GROUP, call)?;
         } else {
+            sys::ptrace::set_signal_mask(stub.tid(), 0)?;
             sys::signal::send(process.pid, model::Signal(signal))?;
             match stub.detach(None) {
                 // SIGKILL does not wait for the tracer.
