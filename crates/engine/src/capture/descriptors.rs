@@ -159,6 +159,12 @@ impl Descriptors {
         Ok(!is_current || had_hidden || self.descriptions.len() > self.held)
     }
 
+    /// Closes every duplicate. As long as one is open, a last close inside the subject is none: the reader of a pipe
+    /// sees no end, a lock stays.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
     /// Takes back what was done to descriptions of a subject that was to end and goes on.
     pub(super) fn release(&mut self) {
         for description in &self.descriptions {

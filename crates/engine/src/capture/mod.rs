@@ -162,6 +162,10 @@ fn write(
     timings: Timings,
 ) -> Result<Committed> {
     let records = after(before)?;
+    if !options.kill {
+        // The subject runs on: what it closes from now on has to be closed.
+        before.descriptors.forget();
+    }
     let meta = CommitMeta {
         sequence: options.sequence,
         time,
