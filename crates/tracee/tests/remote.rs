@@ -17,6 +17,8 @@ const GETPID: i64 = 39;
 const GETTID: i64 = 186;
 const SIGALTSTACK: i64 = 131;
 const PRCTL: i64 = 157;
+const RT_SIGACTION: i64 = 13;
+const SIGALRM: u64 = 14;
 const PR_GET_NAME: u64 = 16;
 const NAME_BYTES: ByteCount = ByteCount(16);
 const ALTERNATE_STACK_BYTES: ByteCount = ByteCount(24);
@@ -61,7 +63,7 @@ fn ask_at_once(session: &mut RemoteSession<'_>, pid: Pid, tid: Tid) {
     let set = |name| procfs::signal_set(&status, name);
     let signals = SignalSets { caught: set("SigCgt"), pending: set("SigPnd") | set("ShdPnd") };
     let data = session.data().get();
-    session.write_data(&[0xee; 64]).unwrap();
+    session.write_data(&[0xee; 96]).unwrap();
     let query = |number, arguments| Query { number, arguments };
     let mut queries = vec![
         query(GETPID, [0; 6]),
@@ -70,11 +72,15 @@ fn ask_at_once(session: &mut RemoteSession<'_>, pid: Pid, tid: Tid) {
         query(SIGALTSTACK, [0, data + 16, 0, 0, 0, 0]),
     ];
     queries.extend((0..30).map(|_| query(GETTID, [0; 6])));
+    queries.push(query(RT_SIGACTION, [SIGALRM, 0, data + 64, 8, 0, 0]));
     let results = session.batch(&queries, signals).unwrap();
     assert_eq!(results[0], Ok(pid.get() as u64));
     assert_eq!((results[1], results[3]), (Ok(0), Ok(0)));
     assert!(results[2].is_err());
-    assert!(results[4..].iter().all(|result| *result == Ok(tid.get() as u64)));
+    assert!(results[4..34].iter().all(|result| *result == Ok(tid.get() as u64)));
+    assert_eq!(results[34], Ok(0));
+    let action = session.read_data(ByteCount(96)).unwrap()[64..].to_vec();
+    assert_ne!(action, vec![0xee; 32], "the action of a signal was told");
     let data = session.read_data(ByteCount(64)).unwrap();
     assert_eq!(&data[..4], b"self");
     assert_ne!(data[16..40], [0xee; 24]);

@@ -48,6 +48,16 @@ pub struct Store {
     pub base: Preserved,
     /// Words that it takes off the stack before it returns.
     pub words: usize,
+    /// Which of them, counted from 0, becomes the next value of `base`.
+    pub base_word: Option<usize>,
+}
+
+impl Store {
+    /// Whether it can be used again and again on one stack, with the frame pointer kept for something else.
+    #[must_use]
+    pub fn serves_pops(&self) -> bool {
+        self.base_word.is_some() && self.base != Preserved::Rbp
+    }
 }
 
 /// `mov %rax, (base)`.
@@ -62,7 +72,24 @@ const STORES: &[(&[u8], Preserved)] = &[
 /// `add $number, %rsp`, less the number.
 const ADD_TO_STACK: &[u8] = &[0x48, 0x83, 0xc4];
 /// `pop` of the registers that calls preserve.
-const POPS: &[&[u8]] = &[&[0x5b], &[0x5d], &[0x41, 0x5c], &[0x41, 0x5d], &[0x41, 0x5e], &[0x41, 0x5f]];
+const POPS: &[(&[u8], Preserved)] = &[
+    (&[0x5b], Preserved::Rbx),
+    (&[0x5d], Preserved::Rbp),
+    (&[0x41, 0x5c], Preserved::R12),
+    (&[0x41, 0x5d], Preserved::R13),
+    (&[0x41, 0x5e], Preserved::R14),
+    (&[0x41, 0x5f], Preserved::R15),
+];
+/// `pop %rdi; ret`, `pop %rsi; ret`, `pop %rax; ret`: the first two end what restores r15 and r14.
+pub const POP_FIRST_ARGUMENT: &[u8] = &[0x5f, 0xc3];
+/// See [`POP_FIRST_ARGUMENT`].
+pub const POP_SECOND_ARGUMENT: &[u8] = &[0x5e, 0xc3];
+/// See [`POP_FIRST_ARGUMENT`].
+pub const POP_NUMBER: &[u8] = &[0x58, 0xc3];
+/// `pop %rdx; ret`.
+pub const POP_THIRD_ARGUMENT: &[u8] = &[0x5a, 0xc3];
+/// `pop %rdx; pop %rbx; ret`.
+pub const POP_THIRD_ARGUMENT_AND_RBX: &[u8] = &[0x5a, 0x5b, 0xc3];
 /// Most words a store may take off the stack.
 pub const STORE_WORDS_MAX: usize = 8;
 /// Bytes of the longest store: `mov`, `add`, six `pop`, `ret`.
@@ -82,11 +109,16 @@ pub fn store(code: &[u8]) -> Option<Store> {
         words += usize::from(*number) / 8;
         rest = behind;
     }
-    while let Some(behind) = POPS.iter().find_map(|pop| rest.strip_prefix(*pop)) {
+    let mut base_word = None;
+    while let Some((pop, register)) = POPS.iter().find(|(pop, _)| rest.starts_with(pop)) {
+        if register == base {
+            base_word = Some(words);
+        }
         words += 1;
-        rest = behind;
+        rest = &rest[pop.len()..];
     }
-    (words <= STORE_WORDS_MAX && rest.starts_with(RETURN)).then_some(Store { base: *base, words })
+    let store = Store { base: *base, words, base_word };
+    (words <= STORE_WORDS_MAX && rest.starts_with(RETURN)).then_some(store)
 }
 
 /// The same registers with one of the preserved ones changed.
@@ -395,10 +427,10 @@ mod tests {
 
     #[test]
     fn stores_are_read_with_what_they_take_off_the_stack() {
-        let store_of = |code: &[u8]| store(code).map(|store| (store.base, store.words));
-        assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x5b, 0xc3]), Some((Preserved::Rbx, 1)));
+        let store_of = |code: &[u8]| store(code).map(|store| (store.base, store.words, store.base_word));
+        assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x5b, 0xc3]), Some((Preserved::Rbx, 1, Some(0))));
         let long = [0x49, 0x89, 0x04, 0x24, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0x5d, 0x41, 0x5c, 0x41, 0x5d, 0xc3];
-        assert_eq!(store_of(&long), Some((Preserved::R12, 5)));
+        assert_eq!(store_of(&long), Some((Preserved::R12, 5, Some(3))));
         assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x90, 0xc3]), None);
         assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x48, 0x83, 0xc4, 0x7c, 0xc3]), None);
         assert_eq!(store_of(&[0x48, 0x89, 0x03]), None);

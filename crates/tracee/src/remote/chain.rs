@@ -1,12 +1,14 @@
-//! Many calls with one resumption: a chain of signal frames, each of which leads to the next call.
+//! Many calls with one resumption: a chain on the thread's stack, each link of which leads to the next call.
 //!
 //! Owns: the layout of the chain.
-//! Invariants: every frame of it leads on, and the last one leads home, with all signals held back; should this
-//! program die, the thread makes the calls that are left and comes home by itself.
+//! Invariants: every link of it leads on, and the last one leads home, with all signals but one held back that does
+//! nothing; should this program die, the thread makes the calls that are left and comes home by itself.
 //! Does not: decide when a chain may run; the session does.
 //!
-//! One link: the call returns into an instruction sequence of the program that stores the result register, that
-//! returns into the signal restorer, and rt_sigreturn loads the registers of the next call from the frame there.
+//! Of stack words: instruction sequences of the program take the first two arguments and the number of the call off
+//! the stack, the call returns into one that stores the result register, and that returns to the next link. Of signal
+//! frames, where the program lacks those sequences: the store returns into the signal restorer, and rt_sigreturn loads
+//! the registers of the next call from the frame there; it makes the kernel forget how to resume a sleep.
 //! The last link sends a signal to the thread itself that it neither handles nor blocks and that does nothing by
 //! default: the thread stops there for the tracer, and without one nothing happens.
 
@@ -14,8 +16,8 @@ use model::{Address, ByteCount, Pid, Signal, Tid};
 use sys::ptrace::Registers;
 
 use super::Gadgets;
-use crate::arch::numbers::TGKILL;
-use crate::arch::x86_64::{self as arch, HomeFrame, Store};
+use crate::arch::numbers::{TGKILL, TKILL};
+use crate::arch::x86_64::{self as arch, HomeFrame, Preserved, Store};
 
 /// Most calls of one chain; more go in several.
 pub(super) const LINKS_MAX: usize = 24;
@@ -59,6 +61,8 @@ pub(super) struct Chain {
     pub(super) signal: Signal,
     /// Results begin here.
     pub(super) slots: Address,
+    /// Signals held back while it runs; its frames may hold back more.
+    pub(super) mask: u64,
 }
 
 /// What a chain is built from.
@@ -99,8 +103,63 @@ pub(super) fn harmless(sets: SignalSets, mask: u64) -> Option<Signal> {
 }
 
 impl Plan<'_> {
-    /// The chain of some calls, if the program has the instructions for it.
-    pub(super) fn build(&self, queries: &[Query]) -> Option<Chain> {
+    /// The chain of some calls on stack words, if the program has the instructions for it. The calls have no fifth
+    /// argument, and the same fourth.
+    pub(super) fn build_of_words(&self, queries: &[Query]) -> Option<Chain> {
+        debug_assert!(queries.len() <= LINKS_MAX, "a chain fits its room");
+        let (store_at, store) = self.gadgets.store.filter(|(_, store)| store.serves_pops())?;
+        let pivot = self.gadgets.pivot?;
+        let fourth = queries.first()?.arguments[3];
+        let slot = |index: usize| self.start + ByteCount(index as u64 * SLOT_BYTES);
+        let mut words = vec![UNSET; queries.len()];
+        for (index, query) in queries.iter().enumerate() {
+            if query.arguments[3..] != [fourth, 0, 0] {
+                return None;
+            }
+            let rbx = if store.base == Preserved::Rbx { slot(index) } else { Address(0) };
+            self.push_call(&mut words, query, rbx)?;
+            words.push(store_at.get());
+            words.extend((0..store.words).map(|word| match store.base_word == Some(word) {
+                true => slot(index + 1).get(),
+                // One of them may be for the frame pointer, by which the way goes home.
+                false => self.home.frame_pointer.get(),
+            }));
+        }
+        let (tid, signal) = (self.thread.1.get() as u64, self.signal.get() as u64);
+        let end = Query { number: TKILL, arguments: [tid, signal, 0, 0, 0, 0] };
+        self.push_call(&mut words, &end, Address(0))?;
+        words.push(pivot.get());
+        let nothing = arch::with_syscall(self.original, Address(0), 0, [0, 0, 0, fourth, 0, 0]);
+        let links = queries.len();
+        let first = Registers {
+            rip: words[links],
+            rsp: slot(links + 1).get(),
+            rbp: self.home.frame_pointer.get(),
+            ..nothing
+        };
+        let bytes = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let first = arch::with_preserved(&first, store.base, slot(0));
+        Some(Chain { bytes, first, signal: self.signal, slots: self.start, mask: !bit(self.signal) })
+    }
+
+    /// The words that make a call; `rbx` is what that register must hold afterwards.
+    fn push_call(&self, words: &mut Vec<u64>, query: &Query, rbx: Address) -> Option<()> {
+        let loads = self.gadgets.loads?;
+        let [first, second, third, ..] = query.arguments;
+        match loads.third {
+            Some((at, false)) => words.extend([at.get(), third]),
+            Some((at, true)) => words.extend([at.get(), third, rbx.get()]),
+            // It is zero from the start.
+            None if third == 0 => {}
+            None => return None,
+        }
+        words.extend([loads.first.get(), first, loads.second.get(), second]);
+        words.extend([loads.number.get(), query.number as u64, self.gadgets.syscall_return.get()]);
+        Some(())
+    }
+
+    /// The chain of some calls on signal frames, if the program has the instructions for it.
+    pub(super) fn build_of_frames(&self, queries: &[Query]) -> Option<Chain> {
         debug_assert!(queries.len() <= LINKS_MAX, "a chain fits its room");
         let (store_at, store) = self.gadgets.store?;
         let link_bytes = ByteCount(8 * (1 + store.words as u64) + arch::FRAME_BYTES);
@@ -119,7 +178,7 @@ impl Plan<'_> {
             let restorer = self.gadgets.restorer;
             bytes.extend(arch::frame(&registers_of(index), mask, self.home.state, restorer));
         }
-        Some(Chain { bytes, first: registers_of(0), signal: self.signal, slots: self.start })
+        Some(Chain { bytes, first: registers_of(0), signal: self.signal, slots: self.start, mask: u64::MAX })
     }
 
     fn of_call(&self, query: &Query, store: Store, index: usize, stack: Address) -> Registers {

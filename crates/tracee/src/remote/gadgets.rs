@@ -14,6 +14,8 @@ use crate::procfs::Area;
 
 /// Code is searched in pieces of this size.
 const SEARCH_BYTES: u64 = 256 * 1024;
+/// Code that is searched for instructions that only save time: more than a C library has.
+const SEARCH_MAX: u64 = 8 << 20;
 /// Longest pattern searched for: pieces overlap by this.
 const SEARCH_OVERLAP: u64 = arch::LONGEST_STORE as u64;
 
@@ -29,6 +31,21 @@ pub struct Gadgets {
     pub pivot: Option<Address>,
     /// A store of the result register. Without it calls are made one by one, each with two stops.
     pub store: Option<(Address, Store)>,
+    /// Loads of what a call needs. Without them a chain of calls goes through signal frames.
+    pub loads: Option<Loads>,
+}
+
+/// Instructions that take a value off the stack and return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loads {
+    /// Loads the first argument.
+    pub first: Address,
+    /// Loads the second.
+    pub second: Address,
+    /// Loads the third, and rbx as well if it says so.
+    pub third: Option<(Address, bool)>,
+    /// Loads the number of the call.
+    pub number: Address,
 }
 
 #[derive(Default)]
@@ -37,6 +54,12 @@ struct Found {
     restorer: Option<Address>,
     pivot: Option<Address>,
     store: Option<(Address, Store)>,
+    first: Option<Address>,
+    second: Option<Address>,
+    number: Option<Address>,
+    third: Option<Address>,
+    third_and_rbx: Option<Address>,
+    searched: u64,
 }
 
 impl Gadgets {
@@ -45,14 +68,15 @@ impl Gadgets {
         let mut found = Found::default();
         for area in areas.iter().filter(|area| area.protection.execute && area.name != "[vsyscall]") {
             search(memory, area.range, |at, code| found.look(at, code))?;
-            if found.is_all() {
+            if found.is_all() || found.is_enough() {
                 break;
             }
         }
+        let loads = found.loads();
         match found {
-            Found { syscall_return: Some(syscall_return), restorer: Some(restorer), pivot, store } => {
-                Ok(Self { syscall_return, restorer, pivot, store })
-            }
+            Found {
+                syscall_return: Some(syscall_return), restorer: Some(restorer), pivot, store, ..
+            } => Ok(Self { syscall_return, restorer, pivot, store, loads }),
             _ => Err(RemoteError::NoGadget(memory.pid())),
         }
     }
@@ -66,28 +90,53 @@ impl Found {
             match here[0] {
                 0x0f if here.starts_with(arch::SYSCALL_RETURN) => keep(&mut self.syscall_return, at),
                 0xc9 if here.starts_with(arch::LEAVE_RETURN) => keep(&mut self.pivot, at),
+                0x5f if here.starts_with(arch::POP_FIRST_ARGUMENT) => keep(&mut self.first, at),
+                0x5e if here.starts_with(arch::POP_SECOND_ARGUMENT) => keep(&mut self.second, at),
+                0x5a if here.starts_with(arch::POP_THIRD_ARGUMENT) => keep(&mut self.third, at),
+                0x5a if here.starts_with(arch::POP_THIRD_ARGUMENT_AND_RBX) => {
+                    keep(&mut self.third_and_rbx, at)
+                }
+                0x58 if here.starts_with(arch::POP_NUMBER) => keep(&mut self.number, at),
                 0x48 | 0x49 | 0xb8 => self.look_closely(at, here),
                 _ => {}
             }
         }
-        self.is_all()
+        self.searched += code.len() as u64;
+        self.is_all() || self.is_enough()
     }
 
     fn look_closely(&mut self, at: Address, here: &[u8]) {
         if arch::SIGNAL_RESTORERS.iter().any(|pattern| here.starts_with(pattern)) {
             keep(&mut self.restorer, at);
-        } else if self.store.is_none()
+        } else if !self.has_best_store()
             && let Some(store) = arch::store(here)
+            && (self.store.is_none() || store.serves_pops())
         {
             self.store = Some((at, store));
         }
+    }
+
+    fn has_best_store(&self) -> bool {
+        self.store.is_some_and(|(_, store)| store.serves_pops())
+    }
+
+    fn loads(&self) -> Option<Loads> {
+        let alone = self.third.map(|at| (at, false));
+        let third = alone.or(self.third_and_rbx.map(|at| (at, true)));
+        Some(Loads { first: self.first?, second: self.second?, third, number: self.number? })
     }
 
     fn is_all(&self) -> bool {
         self.syscall_return.is_some()
             && self.restorer.is_some()
             && self.pivot.is_some()
-            && self.store.is_some()
+            && self.has_best_store()
+            && self.loads().is_some_and(|loads| loads.third.is_some())
+    }
+
+    /// What makes calls possible is there, and what makes them cheap would have turned up by now.
+    fn is_enough(&self) -> bool {
+        self.syscall_return.is_some() && self.restorer.is_some() && self.searched > SEARCH_MAX
     }
 }
 

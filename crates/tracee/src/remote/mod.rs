@@ -206,13 +206,16 @@ impl<'a> RemoteSession<'a> {
         queries: &[Query],
         signals: SignalSets,
     ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
-        let mut results = Vec::with_capacity(queries.len());
-        let signal = chain::harmless(signals, self.mask).filter(|_| !self.kernel_resumes_call());
-        for part in queries.chunks(chain::LINKS_MAX) {
-            let chain = signal.and_then(|signal| self.plan(signal).build(part));
-            match chain {
-                Some(chain) => self.run(&chain, part.len(), &mut results)?,
-                None => self.make_one_by_one(part, &mut results)?,
+        let signal = chain::harmless(signals, self.mask);
+        let mut order: Vec<usize> = (0..queries.len()).collect();
+        // A chain of words serves calls with the same fourth argument.
+        order.sort_by_key(|index| queries[*index].arguments[3]);
+        let mut results = vec![Ok(0); queries.len()];
+        for group in order.chunk_by(|one, next| queries[*one].arguments[3] == queries[*next].arguments[3]) {
+            for part in group.chunks(chain::LINKS_MAX) {
+                let queries: Vec<Query> = part.iter().map(|index| queries[*index]).collect();
+                let made = self.make(&queries, signal)?;
+                part.iter().zip(made).for_each(|(index, result)| results[*index] = result);
             }
         }
         Ok(results)
@@ -221,6 +224,22 @@ impl<'a> RemoteSession<'a> {
     /// Brings registers, mask and memory back, and reports when that failed.
     pub fn end(mut self) -> Result<(), RemoteError> {
         self.restore()
+    }
+
+    fn make(
+        &mut self,
+        queries: &[Query],
+        signal: Option<Signal>,
+    ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
+        let chain = signal.and_then(|signal| {
+            let plan = self.plan(signal);
+            let of_frames = || plan.build_of_frames(queries).filter(|_| !self.kernel_resumes_call());
+            plan.build_of_words(queries).or_else(of_frames)
+        });
+        match chain {
+            Some(chain) => self.run(&chain, queries.len()),
+            None => self.make_one_by_one(queries),
+        }
     }
 
     fn plan(&self, signal: Signal) -> chain::Plan<'_> {
@@ -235,60 +254,61 @@ impl<'a> RemoteSession<'a> {
     }
 
     /// Whether the kernel keeps what it needs to resume the call that the stop broke off. rt_sigreturn, which every
-    /// link of a chain goes through, would make it forget.
+    /// link of a chain of frames goes through, would make it forget.
     fn kernel_resumes_call(&self) -> bool {
         arch::resumed_by_kernel(&self.original)
     }
 
-    fn run(
-        &mut self,
-        chain: &chain::Chain,
-        count: usize,
-        results: &mut Vec<Result<u64, Errno>>,
-    ) -> Result<(), RemoteError> {
+    fn run(&mut self, chain: &chain::Chain, count: usize) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
         let tid = self.thread.tid();
         self.memory.write(self.chain, &chain.bytes)?;
         steps::reach("chain written");
+        if chain.mask != u64::MAX {
+            ptrace::set_signal_mask(tid, chain.mask)?;
+            steps::reach("mask opened");
+        }
         ptrace::set_registers(tid, &chain.first)?;
         (self.moved, self.at_signal) = (true, false);
         steps::reach("pointed at the chain");
+        let last = chain.slots + ByteCount(8 * (count as u64 - 1));
         let mut injected = None;
         loop {
             ptrace::resume(tid, injected.take())?;
             steps::reach("chain begun");
             match self.next_stop()? {
-                (signal, 0) if signal == chain.signal => break,
+                (signal, 0) if signal == chain.signal && self.has_result(last)? => break,
+                // Somebody else has sent the same signal, which does nothing.
+                (signal, 0) if signal == chain.signal => {}
                 (STOP, 0) => injected = Some(STOP),
                 (signal, 0) => return Err(RemoteError::Signalled { tid, signal }),
                 _ => {}
             }
         }
+        if chain.mask != u64::MAX {
+            ptrace::set_signal_mask(tid, u64::MAX)?;
+        }
         self.at_signal = true;
         steps::reach("chain ended");
         let slots = self.memory.read_vec(chain.slots, ByteCount(8 * count as u64))?;
-        for (index, result) in chain::results(&slots).into_iter().enumerate() {
-            results.push(match result {
-                Some(errno @ -4095..0) => Err(Errno(-errno as i32)),
-                Some(result) => Ok(result as u64),
-                None => return Err(RemoteError::Broken { tid, link: index }),
-            });
-        }
-        Ok(())
+        let results = chain::results(&slots).into_iter().enumerate().map(|(link, result)| match result {
+            Some(errno @ -4095..0) => Ok(Err(Errno(-errno as i32))),
+            Some(result) => Ok(Ok(result as u64)),
+            None => Err(RemoteError::Broken { tid, link }),
+        });
+        results.collect()
     }
 
-    fn make_one_by_one(
-        &mut self,
-        queries: &[Query],
-        results: &mut Vec<Result<u64, Errno>>,
-    ) -> Result<(), RemoteError> {
-        for query in queries {
-            results.push(match self.call(query.number, query.arguments) {
-                Ok(result) => Ok(result),
-                Err(RemoteError::Refused { errno, .. }) => Err(errno),
-                Err(error) => return Err(error),
-            });
-        }
-        Ok(())
+    fn has_result(&self, slot: Address) -> Result<bool, RemoteError> {
+        Ok(chain::results(&self.memory.read_vec(slot, ByteCount(8))?)[0].is_some())
+    }
+
+    fn make_one_by_one(&mut self, queries: &[Query]) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
+        let results = queries.iter().map(|query| match self.call(query.number, query.arguments) {
+            Ok(result) => Ok(Ok(result)),
+            Err(RemoteError::Refused { errno, .. }) => Ok(Err(errno)),
+            Err(error) => Err(error),
+        });
+        results.collect()
     }
 
     /// Registers that lead home on the thread's own stack pointer, so that a signal is handled where it would have
