@@ -1,12 +1,14 @@
 /* Proves that memfds come back: content, size, name, seals, offset, a shared
- * mapping that stays connected to the file, and one open only through a mapping. */
+ * mapping that stays connected to the file, one open only through a mapping, and
+ * one that can be executed, because nobody has it open for writing. */
 #include "victim.h"
 
 #include <sys/mman.h>
 
 #define BYTES 65536
+#define SCRIPT "#!/bin/true"
 
-static int plain, sealed;
+static int plain, sealed, program;
 static unsigned char *mapped, *only_mapped;
 static uint64_t counter;
 
@@ -24,6 +26,8 @@ static void setup(void)
 	victim_fill(content, sizeof(content), 2);
 	check(write(sealed, content, sizeof(content)) == sizeof(content), "write: %m");
 	must(fcntl(sealed, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_WRITE | F_SEAL_SEAL));
+	program = must(memfd_create("victim program", MFD_CLOEXEC));
+	check(write(program, SCRIPT, strlen(SCRIPT)) == (ssize_t)strlen(SCRIPT), "write: %m");
 	int gone = must(memfd_create("victim mapped only", 0));
 	must(ftruncate(gone, BYTES));
 	only_mapped = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, gone, 0);
@@ -50,6 +54,19 @@ static void check_name(int fd, const char *expected)
 	check(strncmp(target, expected, strlen(expected)) == 0, "fd %d is %s, was %s", fd, target, expected);
 }
 
+static void check_program(void)
+{
+	char path[64], *none[] = { NULL }, *arguments[] = { path, NULL };
+	int status = 0;
+	snprintf(path, sizeof(path), "/proc/%d/fd/%d", getpid(), program);
+	pid_t child = must(vfork());
+	if (child == 0) {
+		execve(path, arguments, none);
+		_exit(errno);
+	}
+	check(waitpid(child, &status, 0) == child && status == 0, "the program ended with status %#x", status);
+}
+
 static void verify(void)
 {
 	static unsigned char content[BYTES];
@@ -70,6 +87,7 @@ static void verify(void)
 	check(victim_differs(only_mapped, BYTES, 3) < 0, "content of the mapped file is wrong");
 	for (size_t i = 8; i < BYTES; i++)
 		check(mapped[i] == victim_byte(1, i), "byte %zu of the plain file is wrong", i);
+	check_program();
 	work();
 }
 

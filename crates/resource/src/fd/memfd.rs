@@ -2,7 +2,7 @@
 //!
 //! Owns: their name, length, mode, seals, and the content of those that no memory of the subject maps.
 //! Invariants: a file that is mapped is filled by whoever restores memory, and saved once; seals are applied when
-//! everything else is done, since they forbid filling it.
+//! everything else is done, since they forbid filling it; a file that could be executed still can.
 //! Does not: save memory files of huge pages.
 
 use std::collections::{BTreeMap, HashMap};
@@ -24,6 +24,10 @@ use crate::support::opening::{flags_for, own_link, reopen};
 const NAME: &str = "fd/memfd";
 const PREFIX: &[u8] = b"/memfd:";
 const SUFFIX: &[u8] = b" (deleted)";
+/// Flags by which a description differs from what memfd_create(2) makes, which is O_RDWR alone. O_APPEND can be set
+/// later; then another description must do, since whoever restores memory writes through the one that is made.
+const MADE_WITH: OFlags =
+    OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::PATH).union(OFlags::APPEND);
 const HUGETLBFS: i64 = 0x9584_58f6;
 
 /// One open memory file as the image keeps it.
@@ -224,7 +228,9 @@ impl MemoryFile {
     fn create(&self, context: &mut FdCreate<'_>) -> Result<()> {
         let object = context.objects.get(&self.state.inode).filter(|object| names_memory(object));
         let file = match (object, &self.state.content) {
-            (Some(object), _) => reopen(object, OFlags::RDWR | OFlags::CLOEXEC)?,
+            (Some(object), _) => {
+                object.try_clone().map_err(|error| Error::new("duplicate a memory file", error))?
+            }
             (None, Some(content)) => self.make(content)?,
             (None, None) => {
                 let name = String::from_utf8_lossy(&self.state.name).into_owned();
@@ -233,10 +239,23 @@ impl MemoryFile {
             }
         };
         self.set_attributes(&file)?;
+        let maker = self.maker();
         for (id, flags) in &self.records {
-            context.created.insert(*id, reopen(&file, flags_for(*flags))?);
+            if Some(*id) != maker {
+                context.created.insert(*id, reopen(&file, flags_for(*flags))?);
+            }
+        }
+        if let Some(id) = maker {
+            context.created.insert(id, file);
         }
         Ok(())
+    }
+
+    /// The description that gets the one memfd_create(2) makes: the first that looks like it. That one does not count
+    /// as open for writing, all that are opened later do, and what is open for writing cannot be executed.
+    fn maker(&self) -> Option<DescriptionId> {
+        let is_like = |flags: u32| flags_for(flags) & MADE_WITH == OFlags::RDWR;
+        self.records.iter().find(|record| is_like(record.1)).map(|record| record.0)
     }
 
     fn make(&self, content: &Content) -> Result<OwnedFd> {
@@ -359,6 +378,30 @@ mod tests {
         assert_ne!(built[0].as_raw_fd(), object.as_raw_fd());
         let (one, two) = (rustix::fs::fstat(&built[0]).unwrap(), rustix::fs::fstat(&object).unwrap());
         assert_eq!((one.st_ino, one.st_size), (two.st_ino, 4));
+    }
+
+    #[test]
+    fn a_file_that_can_be_executed_still_can() {
+        let script = b"#!/bin/true";
+        let runs = |file: &OwnedFd| {
+            let link = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+            std::process::Command::new(link).status()
+        };
+        let made = memfd("program", script);
+        let reader = opening::reopen(&made, OFlags::RDONLY | OFlags::CLOEXEC).unwrap();
+        let mut subject = Subject::new(&[&reader, &made]);
+        let built = subject.round_trip(&Memfd).unwrap();
+        assert!(runs(&built[1]).unwrap().success());
+        drop(built);
+        let envelopes = subject.capture(&Memfd, || {}).unwrap();
+        let object = memfd("program", script);
+        subject.objects.insert(rustix::fs::fstat(&made).unwrap().st_ino, object);
+        let built = subject.build(&Memfd, &envelopes, &[]).unwrap();
+        assert!(runs(&built[1]).unwrap().success());
+        let writer = opening::reopen(&made, OFlags::RDWR | OFlags::CLOEXEC).unwrap();
+        assert_eq!(Errno::from(runs(&made).unwrap_err()), Errno(26), "ETXTBSY");
+        let built = Subject::new(&[&made, &writer]).round_trip(&Memfd).unwrap();
+        assert!(runs(&built[0]).is_err());
     }
 
     #[test]
