@@ -1,4 +1,5 @@
-/* Holds a write lease on a file. */
+/* Holds a write lease on a file that is deleted: opening it to save its content
+ * would break the lease. */
 #include "victim.h"
 
 static int file;
@@ -7,7 +8,7 @@ static void setup(void)
 {
 	char path[PATH_MAX];
 	file = must(open(victim_path(path, "leased"), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-	signal(SIGIO, SIG_IGN);
+	must(unlink(path));
 	if (fcntl(file, F_SETLEASE, F_WRLCK) != 0)
 		victim_unsupported("F_SETLEASE: %m");
 }

@@ -58,7 +58,12 @@ pub(crate) fn of_subject(processes: &[(Pid, &[Area])], scope: &CaptureScope<'_>)
 pub(crate) fn of_descriptors(scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for description in scope.descriptions {
+        let first = found.len();
         found.extend(fd::envelope::obstacles(description, scope));
+        if found.len() > first {
+            // Kinds look closer, and opening a file on which there is a lease would break it.
+            continue;
+        }
         match fd::kind_of(description) {
             Some(kind) => found.extend(kind.obstacles(description, scope)),
             None => {

@@ -11,6 +11,7 @@ pub mod epoll;
 pub mod error;
 pub mod features;
 pub mod file_handle;
+pub mod file_lock;
 pub mod file_owner;
 pub mod inotify;
 pub mod kcmp;

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use image::RecordSet;
 use model::{DescriptionId, Fd, Pid};
 use resource::fd::envelope::Envelope;
+use resource::fd::locks::{self, Lock};
 use resource::fd::{self, CaptureScope, Description, FdCapture, in_flight};
 use sys::kcmp;
 use sys::{Errno, Error, pidfd};
@@ -18,7 +19,7 @@ use tracee::procfs;
 
 use super::CheckpointOptions;
 use super::before::{Before, ProcessBefore};
-use crate::error::Result;
+use crate::error::{EngineError, Result};
 use crate::records::{DescriptorRow, DescriptorsMessage, EngineRecord, of_description, of_process};
 
 /// The descriptors of a subject.
@@ -174,6 +175,29 @@ impl Descriptors {
         }
     }
 
+    /// Looks again at what belongs to descriptors, and at the locks of their descriptions. To be asked before any kind:
+    /// opening a file on which there is a lease breaks it.
+    fn look_inside(&mut self) -> Result<HashMap<DescriptionId, Vec<Lock>>> {
+        let mut found = HashMap::new();
+        let mut read = |description: &Description, text: &str, in_flight| {
+            let locks = locks::read(description, text, in_flight);
+            let locks = locks.map_err(|obstacle| EngineError::Refused(vec![*obstacle]))?;
+            found.insert(description.id, locks);
+            Ok::<(), EngineError>(())
+        };
+        for row in &mut self.rows {
+            let info = procfs::descriptor_info(row.pid, row.fd)?;
+            row.close_on_exec = info.close_on_exec();
+            read(&self.descriptions[row.description.get() as usize], &info.text, false)?;
+        }
+        for description in &self.descriptions[self.held..] {
+            let own = Fd(description.duplicate.as_raw_fd());
+            let info = procfs::descriptor_info(Pid(std::process::id() as i32), own)?;
+            read(description, &info.text, true)?;
+        }
+        Ok(found)
+    }
+
     fn is_current(&self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {
         let ourselves = Pid(std::process::id() as i32);
         let mut rows = self.rows.iter();
@@ -196,17 +220,16 @@ impl Descriptors {
 /// Takes what may have changed of every description.
 pub(super) fn inside(before: &mut Before) -> Result<()> {
     let descriptors = &mut before.descriptors;
+    let mut locks = descriptors.look_inside()?;
     for description in &descriptors.descriptions {
         if let Some(capture) = descriptors.captures.get_mut(&description.id) {
             capture.inside(description)?;
         }
-        descriptors.envelopes.insert(description.id, Envelope::inside(description)?);
+        let mut envelope = Envelope::inside(description)?;
+        envelope.locks = locks.remove(&description.id).unwrap_or_default();
+        descriptors.envelopes.insert(description.id, envelope);
     }
-    descriptors.relate(&before.order)?;
-    for row in &mut descriptors.rows {
-        row.close_on_exec = procfs::descriptor_info(row.pid, row.fd)?.close_on_exec();
-    }
-    Ok(())
+    descriptors.relate(&before.order)
 }
 
 /// Adds the records of descriptions and tables.

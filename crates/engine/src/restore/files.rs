@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use model::{DescriptionId, Fd, Inode};
+use model::{DescriptionId, Fd, Inode, Pid};
 use resource::fd::{self, FdConnect, FdCreate, FdRecord, FilePolicy};
 use resource::memory;
 use rustix::fs::{Mode, OFlags};
@@ -161,14 +161,20 @@ pub(super) fn install(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
     connect(plan, built)
 }
 
-/// Sets who is sent the signals of each description, in one process that holds it and has its credentials.
-pub(super) fn own(plan: &Plan, built: &mut Built) -> Result<()> {
+/// Sets who is sent the signals of each description and takes its locks, in one process that holds it and has its
+/// credentials.
+pub(super) fn own(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     for (id, envelope) in plan.envelopes.iter().filter(|(_, envelope)| envelope.needs_process()) {
-        let holders =
-            plan.living().flat_map(|process| process.descriptors.iter().map(|row| (process.pid, row)));
-        let Some((pid, row)) = holders.into_iter().find(|(_, row)| row.description == *id) else { continue };
-        let (stub, memory) = built.get(pid)?.leader();
-        envelope.connect(stub, memory, Fd(row.fd))?;
+        let rows = plan.living().flat_map(|process| process.descriptors.iter().map(|row| (process.pid, row)));
+        let holders: Vec<(Pid, Fd)> =
+            rows.filter(|(_, row)| row.description == *id).map(|(pid, row)| (pid, Fd(row.fd))).collect();
+        let taker = holders.iter().find(|holder| Some(holder.0) == envelope.taker());
+        if let Some((pid, fd)) = taker.or(holders.first()) {
+            let (stub, memory) = built.get(*pid)?.leader();
+            envelope.connect(stub, memory, *fd)?;
+        } else if let Some(file) = open.descriptions.get(&DescriptionId(*id)) {
+            envelope.connect_in_flight(file.as_fd())?;
+        }
     }
     Ok(())
 }

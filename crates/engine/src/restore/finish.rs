@@ -34,7 +34,7 @@ pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built) -> Result<
             restore_stage(process, target, stage)?;
         }
         if stage == Stage::Credentials {
-            files::own(plan, &mut built)?;
+            files::own(plan, open, &mut built)?;
         }
     }
     drop_scratch(plan, &mut built)?;

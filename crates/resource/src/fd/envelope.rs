@@ -1,4 +1,4 @@
-//! What every open file description has, whatever its kind: status flags, position, signal owner.
+//! What every open file description has, whatever its kind: status flags, position, signal owner, locks.
 //!
 //! Owns: taking these inside the pause, their record together with what the kind saved, setting them again.
 //! Invariants: a position is saved only where the kernel lets us set it; O_ASYNC is switched on last, in the
@@ -15,6 +15,7 @@ use sys::file_owner::{self, FileOwner};
 use sys::{Errno, Error};
 use tracee::{ProcessMemory, Stub, procfs};
 
+use super::locks::{self, Lock};
 use super::{CaptureScope, Description, FdKind, FdRecord};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -46,6 +47,8 @@ pub struct Envelope {
     pub owner: Option<FileOwner>,
     /// Which signal; `None` for the default.
     pub signal: Option<Signal>,
+    /// What [`locks::read`] found inside the pause; the caller sets it.
+    pub locks: Vec<Lock>,
 }
 
 /// `message Description` of docs/format.md; kind and version are those of its record.
@@ -68,6 +71,8 @@ struct EnvelopeMessage {
     owner: i32,
     #[prost(int32, tag = "8")]
     signal: i32,
+    #[prost(message, repeated, tag = "9")]
+    locks: Vec<Lock>,
 }
 
 impl Envelope {
@@ -86,6 +91,7 @@ impl Envelope {
             position: None,
             owner: None,
             signal: None,
+            locks: Vec::new(),
         };
         if is_path_only(flags) {
             return Ok(empty);
@@ -122,6 +128,7 @@ impl Envelope {
             owner_type,
             owner: number,
             signal: self.signal.map_or(0, Signal::get),
+            locks: self.locks,
         };
         Record::new(self.kind, self.version, owner, message.encode_to_vec())
     }
@@ -138,6 +145,7 @@ impl Envelope {
             position: message.position,
             owner: FileOwner::from_numbers(message.owner_type, message.owner),
             signal: (message.signal > 0).then_some(Signal(message.signal)),
+            locks: message.locks,
         })
     }
 
@@ -155,7 +163,7 @@ impl Envelope {
     }
 
     /// Restore, when the kind has created the description: flags, position and signal number.
-    /// O_ASYNC and the owner come with [`Envelope::connect`].
+    /// O_ASYNC, the owner and locks come with [`Envelope::connect`].
     pub fn apply(&self, file: BorrowedFd<'_>) -> Result<()> {
         if is_path_only(self.flags) {
             return Ok(());
@@ -182,11 +190,18 @@ impl Envelope {
     /// Whether [`Envelope::connect`] has anything to do.
     #[must_use]
     pub fn needs_process(&self) -> bool {
-        self.owner.is_some() || self.flags & O_ASYNC != 0
+        self.owner.is_some() || self.flags & O_ASYNC != 0 || !self.locks.is_empty()
+    }
+
+    /// The process in which to [`Envelope::connect`] if it still holds the description: it took a lock.
+    #[must_use]
+    pub fn taker(&self) -> Option<Pid> {
+        self.locks.iter().find_map(Lock::taker)
     }
 
     /// Restore, once for each description, in one process that holds it, when all processes exist and have the
-    /// subject's credentials (the kernel remembers whose they were when the owner was set): signal owner, O_ASYNC.
+    /// subject's credentials (the kernel remembers whose they were when the owner was set): signal owner, O_ASYNC,
+    /// and locks, of which a lease goes to the owner.
     pub fn connect(&self, stub: &mut Stub, memory: &ProcessMemory, fd: Fd) -> Result<()> {
         let number = fd.get() as u64;
         if let Some(owner) = self.owner {
@@ -198,7 +213,13 @@ impl Envelope {
             let flags = u64::from(self.flags);
             stub.call(FCNTL, [number, file_owner::SET_FLAGS_COMMAND, flags, 0, 0, 0])?;
         }
-        Ok(())
+        self.locks.iter().try_for_each(|lock| lock.take(stub, memory, fd))
+    }
+
+    /// The same for a description that no process holds (it is on its way in a socket), through a descriptor of
+    /// ours: its locks. It has no owner that could be set.
+    pub fn connect_in_flight(&self, file: BorrowedFd<'_>) -> Result<()> {
+        self.locks.iter().try_for_each(|lock| lock.take_here(file))
     }
 
     fn failed(&self, operation: &'static str, errno: rustix::io::Errno) -> Error {
@@ -220,32 +241,8 @@ pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obs
             "let the program set an owner of its own with F_SETOWN, or none",
         ));
     }
-    found.extend(lock_kinds(&description.info.text).into_iter().map(|kind| {
-        let what = LOCKS.iter().find(|row| row.0 == kind).map_or("locked file", |row| row.1);
-        let why = "such locks are not saved yet, and the program would go on without it";
-        description.obstacle(what, why, "let the program give the lock back before the checkpoint")
-    }));
-    found
-}
-
-/// What fdinfo calls the locks that belong to a process; the state kind of record locks brings them back.
-const RECORD_LOCK: &str = "POSIX";
-/// Locks and leases of a description by the words of fdinfo.
-const LOCKS: &[(&str, &str)] = &[
-    ("FLOCK", "flock lock"),
-    ("OFDLCK", "open file description lock"),
-    ("LEASE", "file lease"),
-    ("DELEG", "file delegation"),
-];
-
-/// The locks that belong to a description, by lines of fdinfo such as
-/// `lock: 1: FLOCK ADVISORY WRITE 812 fe:00:1234 0 EOF`.
-fn lock_kinds(text: &str) -> Vec<&str> {
-    let lines = text.lines().filter_map(|line| line.strip_prefix("lock:"));
-    let kinds = lines.filter_map(|line| line.split_whitespace().nth(1));
-    let mut found: Vec<&str> = kinds.filter(|kind| *kind != RECORD_LOCK).collect();
-    found.sort_unstable();
-    found.dedup();
+    let in_flight = !scope.table.iter().any(|row| row.2 == description.id);
+    found.extend(locks::read(description, &description.info.text, in_flight).err().map(|obstacle| *obstacle));
     found
 }
 
@@ -329,20 +326,5 @@ mod tests {
         let found = obstacles(&subject.descriptions[0], &subject.scope());
         assert_eq!(found.len(), 1);
         assert!(found[0].what.contains("signal owner"), "{found:?}");
-    }
-
-    #[test]
-    fn locks_are_obstacles_by_their_names() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        rustix::fs::flock(file.as_file(), rustix::fs::FlockOperation::LockExclusive).unwrap();
-        rustix::fs::fcntl_lock(file.as_file(), rustix::fs::FlockOperation::LockExclusive).unwrap();
-        let subject = Subject::new(&[file.as_file()]);
-        let found = obstacles(&subject.descriptions[0], &subject.scope());
-        let names: Vec<&str> = found.iter().map(|obstacle| obstacle.what.as_str()).collect();
-        // The record lock is brought back.
-        assert_eq!(names.len(), 1, "{found:?}");
-        assert!(names[0].contains("flock lock"), "{names:?}");
-        let text = "lock:\t1: LEASE  ACTIVE    READ 1 fe:00:1 0 EOF\nlock:\t2: NEW  ADVISORY\n";
-        assert_eq!(lock_kinds(text), ["LEASE", "NEW"]);
     }
 }

@@ -23,6 +23,7 @@ pub mod in_flight;
 pub(crate) mod inet_address;
 pub(crate) mod inherited_socket;
 pub mod inotify;
+pub mod locks;
 pub mod memfd;
 pub(crate) mod peek_queue;
 pub mod pidfd;

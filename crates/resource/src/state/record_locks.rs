@@ -3,28 +3,23 @@
 //! Owns: which ranges of which files a process has locked, and locking them again.
 //! Invariants: a lock is taken again through the descriptor it was taken through; one that somebody else holds by
 //! now refuses the restore.
-//! Does not: bring back locks of open file descriptions, of flock(2), or leases; preflight refuses those.
+//! Does not: bring back what belongs to an open file description: locks of that name and of flock(2), leases.
 
 use model::Fd;
 use prost::Message;
 use sys::Errno;
+use sys::file_lock::{RangeLock, SET_RECORD_LOCK_COMMAND};
 use tracee::{RemoteError, procfs};
 
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
+use crate::support::lock_line::{LockLine, POSIX};
 
 const NAME: &str = "state/record_locks";
 
 /// System call number of fcntl(2) on x86-64.
 const FCNTL: i64 = 72;
-const F_SETLK: u64 = 6;
-const F_RDLCK: i16 = 0;
-const F_WRLCK: i16 = 1;
-/// Both mean that somebody else has the lock.
-const EAGAIN: Errno = Errno(11);
 
-/// The word for record locks in fdinfo.
-const POSIX: &str = "POSIX";
 /// In raw state: what follows belongs to this descriptor; its number and its link follow.
 const DESCRIPTOR: &str = "descriptor ";
 
@@ -109,10 +104,10 @@ impl StateKind for RecordLocks {
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: LocksMessage = crate::decode(NAME, payload)?;
         for lock in message.locks {
-            let set = |at: model::Address| [lock.fd as u64, F_SETLK, at.get(), 0, 0, 0];
+            let set = |at: model::Address| [lock.fd as u64, SET_RECORD_LOCK_COMMAND, at.get(), 0, 0, 0];
             match restore.stub.call_with(restore.memory, FCNTL, &lock.to_bytes(), set) {
                 Ok(_) => {}
-                Err(RemoteError::Refused { errno: EAGAIN | Errno::EACCES, .. }) => {
+                Err(RemoteError::Refused { errno: Errno::EAGAIN | Errno::EACCES, .. }) => {
                     return Err(lock.taken());
                 }
                 Err(error) => return Err(error.into()),
@@ -123,32 +118,19 @@ impl StateKind for RecordLocks {
 }
 
 impl LockMessage {
-    /// Reads `1: POSIX  ADVISORY  WRITE 812 fe:00:1234 0 EOF`.
     fn parse(holder: (Fd, &str), line: &str) -> Option<Self> {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let &[_, POSIX, _, access, _, _, start, end] = words.as_slice() else { return None };
-        let writes = match access {
-            "READ" => false,
-            "WRITE" => true,
-            _ => return None,
-        };
-        let start: i64 = start.parse().ok()?;
-        let length =
-            if end == "EOF" { 0 } else { end.parse::<i64>().ok()?.checked_sub(start)?.checked_add(1)? };
-        Some(Self { fd: holder.0.get(), path: holder.1.to_owned(), writes, start, length })
+        let line = LockLine::parse(line)?;
+        Some(Self {
+            fd: holder.0.get(),
+            path: holder.1.to_owned(),
+            writes: line.writes()?,
+            start: line.start,
+            length: line.length,
+        })
     }
 
-    /// The kernel's `struct flock` of 32 bytes.
-    fn to_bytes(&self) -> Vec<u8> {
-        let access = if self.writes { F_WRLCK } else { F_RDLCK };
-        // Access, whence (0: the start is counted from the beginning of the file), padding, start, length, pid.
-        let mut bytes = Vec::with_capacity(32);
-        bytes.extend_from_slice(&access.to_ne_bytes());
-        bytes.extend_from_slice(&[0; 6]);
-        bytes.extend_from_slice(&self.start.to_ne_bytes());
-        bytes.extend_from_slice(&self.length.to_ne_bytes());
-        bytes.extend_from_slice(&[0; 8]);
-        bytes
+    fn to_bytes(&self) -> [u8; 32] {
+        RangeLock { writes: self.writes, start: self.start, length: self.length }.to_bytes()
     }
 
     fn taken(&self) -> ResourceError {

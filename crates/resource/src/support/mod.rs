@@ -5,6 +5,7 @@
 
 pub(crate) mod content;
 pub(crate) mod inherited;
+pub(crate) mod lock_line;
 pub(crate) mod opening;
 pub(crate) mod outside;
 pub(crate) mod path;

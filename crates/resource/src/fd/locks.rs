@@ -1,0 +1,284 @@
+//! Locks and leases that belong to an open file description, whatever its kind.
+//!
+//! Owns: reading them from fdinfo, refusing those that cannot be taken again, taking them.
+//! Invariants: a lock is taken before any process of the subject runs, by a process that holds the description (the
+//! kernel notes who it was, and sends a lease's signal to a number of that process); one that somebody else holds
+//! by now refuses the restore.
+//! Does not: know record locks, which belong to a process.
+
+use std::os::fd::BorrowedFd;
+
+use model::{Address, Fd, Pid};
+use prost::Message;
+use rustix::fs::FlockOperation;
+use sys::file_lock::{self, RangeLock, SET_DESCRIPTION_LOCK_COMMAND, SET_LEASE_COMMAND};
+use sys::{Errno, Error};
+use tracee::{ProcessMemory, RemoteError, Stub, procfs};
+
+use super::Description;
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+use crate::support::lock_line::{LockLine, POSIX};
+
+/// System call numbers on x86-64.
+const FCNTL: i64 = 72;
+const FLOCK: i64 = 73;
+
+/// What is saved of one lock.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Lock {
+    #[prost(enumeration = "Kind", tag = "1")]
+    kind: i32,
+    #[prost(bool, tag = "2")]
+    writes: bool,
+    #[prost(int64, tag = "3")]
+    start: i64,
+    /// 0 means to the end of the file, however far it grows.
+    #[prost(int64, tag = "4")]
+    length: i64,
+    /// Who took it; not positive when nobody knows.
+    #[prost(int32, tag = "5")]
+    pid: i32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, prost::Enumeration)]
+#[repr(i32)]
+enum Kind {
+    Unknown = 0,
+    Flock = 1,
+    Range = 2,
+    Lease = 3,
+}
+
+/// Locks by the words of fdinfo.
+const KINDS: &[(&str, Kind)] = &[("FLOCK", Kind::Flock), ("OFDLCK", Kind::Range), ("LEASE", Kind::Lease)];
+const ACTIVE: &str = "ACTIVE";
+
+/// The locks of a description by the text of its fdinfo as it is now, or what forbids to save it. One `in_flight` is
+/// held by no process.
+pub fn read(
+    description: &Description,
+    text: &str,
+    in_flight: bool,
+) -> std::result::Result<Vec<Lock>, Box<Obstacle>> {
+    let mut found = Vec::new();
+    for line in text.lines().filter_map(|line| line.strip_prefix("lock:")) {
+        let Some(line) = LockLine::parse(line) else {
+            return Err(obstacle(
+                description,
+                "locked file",
+                "the kernel's words for its lock are not known",
+            ));
+        };
+        if line.kind == POSIX {
+            continue;
+        }
+        let kind = KINDS.iter().find(|row| row.0 == line.kind).map(|row| row.1);
+        let (Some(kind), Some(writes)) = (kind, line.writes()) else {
+            return Err(strange(description, &line));
+        };
+        if kind == Kind::Lease {
+            check_lease(description, &line, in_flight)?;
+        }
+        let (start, length) = (line.start, line.length);
+        found.push(Lock { kind: kind.into(), writes, start, length, pid: line.pid.get() });
+    }
+    Ok(found)
+}
+
+fn check_lease(
+    description: &Description,
+    line: &LockLine<'_>,
+    in_flight: bool,
+) -> std::result::Result<(), Box<Obstacle>> {
+    if line.state != ACTIVE {
+        return Err(strange(description, line));
+    }
+    let why = if in_flight {
+        "a lease of a descriptor that is on its way has nobody who could take it again"
+    } else if rustix::fs::fstat(&description.duplicate).is_ok_and(|stat| stat.st_nlink == 0) {
+        "the file is deleted, and opening it to save its content would break the lease"
+    } else {
+        return Ok(());
+    };
+    Err(obstacle(description, "file lease", why))
+}
+
+fn strange(description: &Description, line: &LockLine<'_>) -> Box<Obstacle> {
+    match line.kind {
+        "LEASE" => obstacle(
+            description,
+            "file lease",
+            "somebody is breaking the lease, and the time left for that cannot be set",
+        ),
+        "DELEG" => obstacle(description, "file delegation", "the kernel's file server holds it"),
+        other => {
+            let why = format!("locks of the kind {other} {} are not known", line.access);
+            obstacle(description, "locked file", &why)
+        }
+    }
+}
+
+fn obstacle(description: &Description, what: &str, why: &str) -> Box<Obstacle> {
+    Box::new(description.obstacle(what, why, "let the program give it back before the checkpoint"))
+}
+
+impl Lock {
+    /// The process that took it.
+    pub(super) fn taker(&self) -> Option<Pid> {
+        (self.pid > 0).then_some(Pid(self.pid))
+    }
+
+    fn range(&self) -> RangeLock {
+        RangeLock { writes: self.writes, start: self.start, length: self.length }
+    }
+
+    /// Takes it again in a process under construction.
+    pub(super) fn take(&self, stub: &mut Stub, memory: &ProcessMemory, fd: Fd) -> Result<()> {
+        let number = fd.get() as u64;
+        let taken = match self.kind() {
+            Kind::Flock => stub.call(FLOCK, [number, file_lock::flock_operation(self.writes), 0, 0, 0, 0]),
+            Kind::Range => {
+                let set = |at: Address| [number, SET_DESCRIPTION_LOCK_COMMAND, at.get(), 0, 0, 0];
+                stub.call_with(memory, FCNTL, &self.range().to_bytes(), set)
+            }
+            Kind::Lease => {
+                let argument = file_lock::lease_argument(self.writes);
+                stub.call(FCNTL, [number, SET_LEASE_COMMAND, argument, 0, 0, 0])
+            }
+            Kind::Unknown => return Err(unknown()),
+        };
+        match taken {
+            Ok(_) => Ok(()),
+            Err(RemoteError::Refused { errno: Errno::EAGAIN | Errno::EACCES, .. }) => {
+                Err(self.taken(&format!("/proc/{}/fd/{fd}", stub.pid())))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes it through a descriptor of ours, for a description that no process holds.
+    pub(super) fn take_here(&self, file: BorrowedFd<'_>) -> Result<()> {
+        let taken = match self.kind() {
+            Kind::Flock => {
+                let (exclusive, shared) =
+                    (FlockOperation::NonBlockingLockExclusive, FlockOperation::NonBlockingLockShared);
+                rustix::fs::flock(file, if self.writes { exclusive } else { shared })
+                    .map_err(|errno| Error::new("lock an open file", errno))
+            }
+            Kind::Range => file_lock::lock_description(file, self.range()),
+            Kind::Lease | Kind::Unknown => return Err(unknown()),
+        };
+        match taken {
+            Err(error) if error.errno == Errno::EAGAIN || error.errno == Errno::EACCES => {
+                Err(self.taken(&crate::support::opening::own_link(file)))
+            }
+            outcome => Ok(outcome?),
+        }
+    }
+
+    fn taken(&self, link: &str) -> ResourceError {
+        let path = procfs::link(link).map_or_else(|_| link.to_owned(), |path| path.display().to_string());
+        let (why, fix) = match self.kind() {
+            Kind::Lease => (
+                "the program had a lease on it, and another program has opened it meanwhile",
+                "end that program (`fuser` names it), then restore again",
+            ),
+            _ => (
+                "the program had locked it, and another program has locked it meanwhile",
+                "end that program (`lslocks` names it), then restore again",
+            ),
+        };
+        ResourceError::File { path, why: why.to_owned(), fix: fix.to_owned() }
+    }
+}
+
+fn unknown() -> ResourceError {
+    ResourceError::Malformed { kind: "fd/*", why: "a lock of an unknown kind".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::support::testing::{describe, ourselves};
+
+    fn text_of(description: &Description) -> String {
+        procfs::descriptor_info(ourselves(), description.fd).unwrap().text
+    }
+
+    fn locks(file: &File) -> std::result::Result<Vec<Lock>, Box<Obstacle>> {
+        let description = describe(0, file);
+        read(&description, &text_of(&description), false)
+    }
+
+    fn open(path: &std::path::Path) -> File {
+        File::options().read(true).write(true).open(path).unwrap()
+    }
+
+    #[test]
+    fn what_is_locked_after_the_first_look_is_seen_and_can_be_taken_again() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        let (file, other) = (open(named.path()), open(named.path()));
+        let description = describe(0, &file);
+        assert!(!description.info.text.contains("lock:"));
+        rustix::fs::flock(&file, FlockOperation::LockShared).unwrap();
+        for (start, length) in [(5, 5), (20, 0)] {
+            file_lock::lock_description(file.as_fd(), RangeLock { writes: true, start, length }).unwrap();
+        }
+        let found = read(&description, &text_of(&description), false).unwrap();
+        let lock =
+            |kind: Kind, writes, start, length, pid| Lock { kind: kind.into(), writes, start, length, pid };
+        let us = ourselves().get();
+        let expected = [
+            lock(Kind::Flock, false, 0, 0, us),
+            lock(Kind::Range, true, 5, 5, -1),
+            lock(Kind::Range, true, 20, 0, -1),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!((found[0].taker(), found[1].taker()), (Some(ourselves()), None));
+        assert_eq!(locks(&other).unwrap(), []);
+        found[0].take_here(other.as_fd()).unwrap();
+        let error = found[1].take_here(other.as_fd()).unwrap_err().to_string();
+        assert!(error.contains("locked it meanwhile") && error.contains("help:"), "{error}");
+        assert!(error.contains(named.path().to_str().unwrap()), "{error}");
+        drop((file, description));
+        for lock in &found {
+            lock.take_here(other.as_fd()).unwrap();
+        }
+        assert_eq!(locks(&other).unwrap(), expected);
+    }
+
+    #[test]
+    fn locks_of_processes_are_left_to_their_own_kind() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        rustix::fs::fcntl_lock(named.as_file(), FlockOperation::LockExclusive).unwrap();
+        let description = describe(0, named.as_file());
+        assert!(text_of(&description).contains(POSIX));
+        assert_eq!(locks(named.as_file()).unwrap(), []);
+    }
+
+    #[test]
+    fn what_cannot_be_taken_again_is_refused_by_name() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        let file = named.reopen().unwrap();
+        let description = describe(0, &file);
+        let say =
+            |line: &str, in_flight| match read(&description, &format!("pos:\t0\nlock:\t{line}\n"), in_flight)
+            {
+                Ok(found) => format!("{} taken", found.len()),
+                Err(obstacle) => format!("{}: {}", obstacle.what, obstacle.why),
+            };
+        assert_eq!(say("1: LEASE  ACTIVE    WRITE 7 fe:00:1 0 EOF", false), "1 taken");
+        assert!(say("1: LEASE  ACTIVE    WRITE 7 fe:00:1 0 EOF", true).contains("on its way"));
+        assert!(say("1: LEASE  BREAKING  UNLCK 7 fe:00:1 0 EOF", false).contains("breaking"));
+        assert!(say("1: LEASE  BREAKING  READ 7 fe:00:1 0 EOF", false).contains("file lease"));
+        assert!(say("1: DELEG  ACTIVE    READ 7 fe:00:1 0 EOF", false).contains("file delegation"));
+        assert!(say("1: NEW  ADVISORY  READ 7 fe:00:1 0 EOF", false).contains("kind NEW"));
+        assert!(say("something else", false).contains("not known"));
+        drop(named);
+        assert!(say("1: LEASE  ACTIVE    WRITE 7 fe:00:1 0 EOF", false).contains("deleted"));
+    }
+}

@@ -1,0 +1,126 @@
+//! Locks and leases on files: the arguments of the calls that take them.
+//!
+//! Owns: `struct flock` and the commands of fcntl(2) that take it, F_SETLEASE, flock(2) for another process.
+//! Invariants: a range starts at the beginning of the file; nothing here waits for a lock.
+//! Does not: find out which locks there are; `/proc` tells that.
+//!
+//! Man page: F_OFD_SETLK(2const), F_SETLEASE(2const), flock(2)
+//! Since: Linux 3.15
+//! Probe: none needed
+//! Fallback: none needed
+
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::error::{Errno, Error, Result};
+
+/// The command that takes a record lock, which belongs to the process.
+pub const SET_RECORD_LOCK_COMMAND: u64 = 6;
+/// The command that takes a lock which belongs to the open file description.
+pub const SET_DESCRIPTION_LOCK_COMMAND: u64 = 37;
+/// The command that takes a lease; its argument is that of [`lease_argument`].
+pub const SET_LEASE_COMMAND: u64 = 1024;
+
+const READS: i16 = 0;
+const WRITES: i16 = 1;
+const LOCK_SHARED: u64 = 1;
+const LOCK_EXCLUSIVE: u64 = 2;
+const LOCK_NO_WAIT: u64 = 4;
+
+#[repr(C)]
+struct RawLock {
+    access: i16,
+    /// 0: counted from the beginning of the file.
+    whence: i16,
+    start: i64,
+    length: i64,
+    pid: i32,
+}
+
+const _: () = assert!(size_of::<RawLock>() == 32);
+const _: () = assert!(offset_of!(RawLock, whence) == 2);
+const _: () = assert!(offset_of!(RawLock, start) == 8);
+const _: () = assert!(offset_of!(RawLock, length) == 16);
+const _: () = assert!(offset_of!(RawLock, pid) == 24);
+
+/// A range of a file to be locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RangeLock {
+    /// For writing, not only for reading.
+    pub writes: bool,
+    /// The first byte.
+    pub start: i64,
+    /// How many bytes; 0 means to the end of the file, however far it grows.
+    pub length: i64,
+}
+
+impl RangeLock {
+    /// The argument of both commands as bytes, to be written into another process.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        bytes[..2].copy_from_slice(&access(self.writes).to_ne_bytes());
+        bytes[8..16].copy_from_slice(&self.start.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&self.length.to_ne_bytes());
+        bytes
+    }
+}
+
+/// The operation of flock(2) that takes a lock or fails with EWOULDBLOCK.
+#[must_use]
+pub fn flock_operation(writes: bool) -> u64 {
+    LOCK_NO_WAIT | if writes { LOCK_EXCLUSIVE } else { LOCK_SHARED }
+}
+
+/// The argument of [`SET_LEASE_COMMAND`].
+#[must_use]
+pub fn lease_argument(writes: bool) -> u64 {
+    access(writes) as u64
+}
+
+/// Takes a lock that belongs to an open file description of ours; EAGAIN when somebody else has it.
+pub fn lock_description(file: BorrowedFd<'_>, range: RangeLock) -> Result<()> {
+    let argument =
+        RawLock { access: access(range.writes), whence: 0, start: range.start, length: range.length, pid: 0 };
+    let command = SET_DESCRIPTION_LOCK_COMMAND as libc::c_int;
+    // SAFETY: the kernel reads one `struct flock`, which `argument` is.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const argument) };
+    if result < 0 {
+        return Err(Error::new("lock a range of an open file", Errno::last()));
+    }
+    Ok(())
+}
+
+fn access(writes: bool) -> i16 {
+    if writes { WRITES } else { READS }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_lock_of_a_description_keeps_others_away() {
+        let file = rustix::fs::memfd_create("locked", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let again = File::options().read(true).write(true).open(path).unwrap();
+        let range = RangeLock { writes: true, start: 5, length: 5 };
+        lock_description(file.as_fd(), range).unwrap();
+        let beside = RangeLock { start: 10, length: 0, ..range };
+        lock_description(again.as_fd(), beside).unwrap();
+        let error = lock_description(again.as_fd(), RangeLock { start: 9, ..range }).unwrap_err();
+        assert_eq!(error.errno, Errno::EAGAIN);
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_structure() {
+        let bytes = RangeLock { writes: true, start: 0x0102, length: -1 }.to_bytes();
+        assert_eq!((bytes[0], bytes[2], bytes[8], bytes[9]), (1, 0, 2, 1));
+        assert!(bytes[16..24].iter().all(|byte| *byte == 0xff) && bytes[24..] == [0; 8]);
+        assert_eq!((flock_operation(false), flock_operation(true)), (5, 6));
+        assert_eq!((lease_argument(false), lease_argument(true)), (0, 1));
+    }
+}
