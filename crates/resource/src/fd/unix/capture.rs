@@ -109,24 +109,18 @@ impl Capture {
 
     /// A peer without a descriptor was closed, or waits to be accepted.
     fn read_closed_peer(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Peer> {
-        let listeners = self.diag.unix_sockets(1 << sock_diag::LISTENING)?;
-        let Some(listener) =
-            listeners.iter().find(|listener| listener.waiting.contains(&description.inode()))
-        else {
+        let Some(listener) = waits_for(&self.diag, description, scope)? else {
             return Ok(Peer::Closed(true));
         };
-        let Some(inside) = find(scope, listener.inode) else { return Ok(Peer::Closed(true)) };
         if socket::unacknowledged_bytes(description.as_fd())? > 0 {
             return Err(ResourceError::Unsupported {
                 pid: description.pid,
                 what: description.named("Unix socket"),
-                why: "it has sent something to a listener of the tree that has not accepted it yet; such \
-                      bytes can be saved only with --kill"
-                    .to_owned(),
-                fix: "try again in a moment".to_owned(),
+                why: SENT_TOO_EARLY.to_owned(),
+                fix: TRY_AGAIN.to_owned(),
             });
         }
-        Ok(Peer::Inside(inside.id.get()))
+        Ok(Peer::Inside(listener.id.get()))
     }
 
     fn read_listener(&self, description: &Description, scope: &CaptureScope<'_>) -> Option<Listener> {
@@ -189,6 +183,23 @@ fn relate_message(description: &Description, seen: Seen, scope: &CaptureScope<'_
         rights.push(id.get());
     }
     Ok(Queued { bytes: seen.bytes, from: seen.from.0, rights, sender: seen.credentials.map(Sender::from) })
+}
+
+/// Why a checkpoint that the subject outlives cannot have these bytes: only accepting the connection shows them, and
+/// what was accepted cannot be given back.
+pub(super) const SENT_TOO_EARLY: &str = "it has sent something to a listener of the tree that has not accepted it yet; \
+                                         such bytes can be saved only with --kill";
+pub(super) const TRY_AGAIN: &str = "try again in a moment";
+
+/// The listener of the subject that has not accepted a client yet.
+pub(super) fn waits_for<'a>(
+    diag: &SockDiag,
+    client: &Description,
+    scope: &CaptureScope<'a>,
+) -> Result<Option<&'a Description>> {
+    let listeners = diag.unix_sockets(1 << sock_diag::LISTENING)?;
+    let found = listeners.iter().find(|listener| listener.waiting.contains(&client.inode()));
+    Ok(found.and_then(|listener| find(scope, listener.inode)))
 }
 
 /// Whether a client from outside that is connected to this server may be left behind: the server goes on, or has

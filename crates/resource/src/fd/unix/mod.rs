@@ -54,6 +54,7 @@ impl FdKind for Unix {
         }
         let mut found = socket_options::obstacles(description, "Unix socket");
         found.extend(outside_peer(description, scope));
+        found.extend(sent_too_early(description, scope));
         found
     }
 
@@ -75,6 +76,18 @@ impl FdKind for Unix {
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         restore::create(records, context)
     }
+}
+
+/// The obstacle of a client that has sent something and is not accepted yet.
+fn sent_too_early(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
+    let diag = SockDiag::open().ok().filter(|_| !scope.kills)?;
+    let own = capture::look_up(&diag, description).ok()?;
+    // It is connected to a socket that has no descriptor.
+    own.peer.filter(|peer| *peer == Inode(0))?;
+    capture::waits_for(&diag, description, scope).ok()??;
+    let bytes = socket::unacknowledged_bytes(description.as_fd()).ok()?;
+    let obstacle = || description.obstacle("Unix socket", capture::SENT_TOO_EARLY, capture::TRY_AGAIN);
+    (bytes > 0).then(obstacle)
 }
 
 /// The obstacle of a socket that is connected to somebody outside.

@@ -1,7 +1,7 @@
 /* Proves that a controlling terminal comes back: the session that owns it, its
  * foreground group, /dev/tty, and that Ctrl-C typed at the other end reaches the
  * foreground process and nobody else. */
-#include "../victims/victim.h"
+#include "victim.h"
 
 #include <poll.h>
 #include <sys/ioctl.h>

@@ -1,7 +1,7 @@
 /* Proves that TCP connections which wait in the accept queue come back in their
  * order, with the bytes their clients already sent. */
-#include "../victims/victim.h"
-#include "../victims/victim_inet.h"
+#include "victim.h"
+#include "victim_inet.h"
 
 #define CLIENTS 3
 

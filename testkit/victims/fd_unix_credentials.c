@@ -1,7 +1,7 @@
 /* Proves that messages which wait in a Unix socket keep the credentials they were
  * sent with: pid, uid and gid of the program and of its child. */
-#include "../victims/victim.h"
-#include "../victims/victim_stream.h"
+#include "victim.h"
+#include "victim_stream.h"
 
 static int sender, receiver;
 static pid_t child;

@@ -1,0 +1,15 @@
+//! What a checkpoint that the subject outlives must refuse, and one with `--kill` can save.
+
+use undying_testkit::{Undying, Verdict, Victim};
+
+#[test]
+fn bytes_for_a_listener_that_has_not_accepted_come_back_when_the_subject_ends() {
+    let undying = Undying::find().unwrap();
+    let mut victim = Victim::start("refuse_unix_pending").unwrap();
+    for _life in 0..2 {
+        victim.checkpoint_and_kill(&undying).unwrap();
+        victim.restore(&undying).unwrap();
+        std::fs::remove_dir_all(victim.image()).unwrap();
+    }
+    assert_eq!(victim.judge().unwrap(), Verdict::Pass);
+}
