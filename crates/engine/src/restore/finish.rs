@@ -5,7 +5,7 @@
 //! Does not: know state kinds.
 
 use model::{Address, Pid, Signal};
-use resource::state::{Stage, StateRestore};
+use resource::state::{self, Stage, StateRestore};
 use sys::ptrace;
 use tracee::Stub;
 use tracee::arch::numbers as nr;
@@ -18,6 +18,23 @@ use super::tree::{Built, BuiltProcess};
 use crate::error::{EngineError, Result};
 
 const STAGES: [Stage; 5] = [Stage::Setup, Stage::Timers, Stage::Credentials, Stage::Sealing, Stage::Signals];
+
+/// Lets state kinds make what must be there before anything is opened.
+pub(super) fn prepare(plan: &Plan) -> Result<()> {
+    for kind in state::REGISTRY {
+        let mut payloads = Vec::new();
+        for process in plan.living() {
+            let of_threads = process.threads.iter().flat_map(|thread| &thread.states);
+            let states = process.states.iter().chain(of_threads);
+            let wanted = states.filter(|one| one.kind.name() == kind.name());
+            payloads.extend(wanted.map(|one| (process.pid, one.version, one.payload.as_slice())));
+        }
+        if !payloads.is_empty() {
+            kind.prepare(&payloads)?;
+        }
+    }
+    Ok(())
+}
 
 /// Completes every process and lets the tree run.
 pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built) -> Result<()> {

@@ -120,6 +120,7 @@ pub fn restore(mut reader: ImageReader, options: RestoreOptions) -> Result<Resto
     plan.check_kernel()?;
     plan.check_pids()?;
     phases.plan = lap.take();
+    finish::prepare(&plan)?;
     let open = files::open(&plan, options.inherited, options.files, options.connections_lost)?;
     content::fill_objects(&reader, &plan, &open)?;
     phases.open = lap.take();

@@ -227,6 +227,13 @@ pub trait StateKind: Sync {
         Ok(Some(raw.to_vec()))
     }
 
+    /// Restore, before anything is opened or made: what must be there for that. All records of this kind, with the
+    /// process, the version and the payload of each.
+    fn prepare(&self, payloads: &[(Pid, u32, &[u8])]) -> Result<()> {
+        let _ = payloads;
+        Ok(())
+    }
+
     /// Brings the state back in a thread under construction.
     fn restore(&self, version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()>;
 }

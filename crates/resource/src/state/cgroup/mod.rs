@@ -3,20 +3,27 @@
 //! Owns: putting a thread back into the groups that set it apart from the checkpointer.
 //! Invariants: a group the subject shares with the checkpointer, or that stands for a login session, is replaced by
 //! the restorer's own. Groups with controllers are joined and never made: limits that went with one are the
-//! operator's. A group of a hierarchy without controllers holds nothing but its name, and is made again.
-//! Does not: save limits or settings of groups.
+//! operator's. A group of a hierarchy without controllers is made again when it is missing, with those above and
+//! below it, before anything else of the subject is: the program may have their directories open.
+//! Does not: save limits or settings of groups with controllers.
+
+mod tree;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use model::Pid;
+use model::{Pid, Tid};
 use prost::Message;
 use tracee::procfs;
 
+use self::tree::{Failure, Group};
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
 
 const NAME: &str = "state/cgroup";
+/// In raw state between the kernel's lines and the memberships that carry groups; no group has it in its name.
+const END_OF_LINES: u8 = 0;
 
 /// The kind.
 pub(super) struct Cgroup;
@@ -35,6 +42,20 @@ struct Membership {
     /// The group below the root of the hierarchy.
     #[prost(string, tag = "2")]
     path: String,
+    /// Without controllers: the group with those above and below it, outermost first.
+    #[prost(message, repeated, tag = "3")]
+    groups: Vec<Group>,
+}
+
+impl Membership {
+    fn is_same(&self, other: &Self) -> bool {
+        (&self.controllers, &self.path) == (&other.controllers, &other.path)
+    }
+
+    /// Whether it is a group of its own in a hierarchy that holds nothing but names.
+    fn can_be_made(&self) -> bool {
+        self.controllers.starts_with("name=") && self.path != "/" && !is_login_session(&self.path)
+    }
 }
 
 impl StateKind for Cgroup {
@@ -43,7 +64,7 @@ impl StateKind for Cgroup {
     }
 
     fn summary(&self) -> &'static str {
-        "membership in control groups that exist at the restore"
+        "membership in control groups that exist at the restore, or have no controllers"
     }
 
     fn level(&self) -> Level {
@@ -54,27 +75,64 @@ impl StateKind for Cgroup {
         Stage::Setup
     }
 
+    fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
+        let Ok(raw) = procfs::read(format!("/proc/{pid}/cgroup")) else { return Vec::new() };
+        match own_groups(pid, pid.leader(), &raw) {
+            Err(ResourceError::Unsupported { what, why, fix, .. }) => {
+                vec![Obstacle { pid, what, place: String::new(), why, fix }]
+            }
+            _ => Vec::new(),
+        }
+    }
+
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         raw.extend_from_slice(capture.file("cgroup")?);
+        let memberships = own_groups(capture.pid, capture.tid, raw)?;
+        if !memberships.is_empty() {
+            raw.push(END_OF_LINES);
+            raw.extend_from_slice(&CgroupMessage { memberships }.encode_to_vec());
+        }
         Ok(())
     }
 
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        let (lines, with_groups) = match raw.iter().position(|byte| *byte == END_OF_LINES) {
+            Some(end) => (&raw[..end], crate::decode(NAME, &raw[end + 1..])?),
+            None => (raw, CgroupMessage::default()),
+        };
         let own = procfs::read("/proc/self/cgroup")?;
-        if raw == own {
+        if lines == own {
             return Ok(None);
         }
         let own = parse(&own);
-        let mut memberships = parse(raw);
+        let mut memberships = parse(lines);
         memberships.retain(|membership| !own.contains(membership) && !is_login_session(&membership.path));
+        for membership in &mut memberships {
+            let found = with_groups.memberships.iter().find(|one| one.is_same(membership));
+            membership.groups = found.map(|one| one.groups.clone()).unwrap_or_default();
+        }
         Ok((!memberships.is_empty()).then(|| CgroupMessage { memberships }.encode_to_vec()))
+    }
+
+    fn prepare(&self, payloads: &[(Pid, u32, &[u8])]) -> Result<()> {
+        let mut missing = Vec::new();
+        for (pid, _version, payload) in payloads {
+            let message: CgroupMessage = crate::decode(NAME, payload)?;
+            for membership in message.memberships.into_iter().filter(|one| !one.groups.is_empty()) {
+                // All are looked at before any is made: one group may lie in another.
+                if mounted_at(&membership)?.is_some_and(|directory| !directory.is_dir()) {
+                    missing.push((*pid, membership));
+                }
+            }
+        }
+        missing.iter().try_for_each(|(pid, membership)| make(*pid, membership))
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: CgroupMessage = crate::decode(NAME, payload)?;
         let (pid, tid) = (restore.stub.pid(), restore.stub.tid());
-        let now = parse(&procfs::read(format!("/proc/{pid}/task/{tid}/cgroup"))?);
-        for wanted in message.memberships.iter().filter(|wanted| !now.contains(wanted)) {
+        let now = parse(&of_thread(pid, tid)?);
+        for wanted in message.memberships.iter().filter(|wanted| !now.iter().any(|one| one.is_same(wanted))) {
             let directory = directory_of(pid, wanted)?;
             let file = match (wanted.controllers.is_empty(), tid == pid.leader()) {
                 (true, true) => "cgroup.procs",
@@ -93,12 +151,66 @@ impl StateKind for Cgroup {
     }
 }
 
+fn of_thread(pid: Pid, tid: Tid) -> Result<Vec<u8>> {
+    Ok(procfs::read(format!("/proc/{pid}/task/{tid}/cgroup"))?)
+}
+
+/// Memberships in groups that can be made again and are not ours too, with these groups. Threads are in the groups
+/// of their leader as a rule, whose record has them.
+fn own_groups(pid: Pid, tid: Tid, lines: &[u8]) -> Result<Vec<Membership>> {
+    let mut found = parse(lines);
+    found.retain(Membership::can_be_made);
+    if found.is_empty() {
+        return Ok(found);
+    }
+    let mut known = parse(&procfs::read("/proc/self/cgroup")?);
+    if tid != pid.leader() {
+        known.extend(parse(&of_thread(pid, pid.leader())?));
+    }
+    found.retain(|membership| !known.contains(membership));
+    let mounts = procfs::read_text("/proc/self/mountinfo")?;
+    for membership in &mut found {
+        let controllers = membership.controllers.clone();
+        let place = |path: &str| place_in(&mounts, &controllers, path);
+        membership.groups = match tree::save(&membership.path, place) {
+            Ok(groups) => groups,
+            Err(Failure::Kernel(error)) => return Err(error.into()),
+            Err(Failure::TooMany) => return Err(too_many(pid, membership)),
+        };
+    }
+    Ok(found)
+}
+
+fn too_many(pid: Pid, membership: &Membership) -> ResourceError {
+    ResourceError::Unsupported {
+        pid,
+        what: format!("the control group {} ({})", membership.path, membership.controllers),
+        why: format!("more than {} groups lie below it", tree::BELOW_MAX),
+        fix: "let the program remove the groups it no longer needs".to_owned(),
+    }
+}
+
+/// Makes a group, those above it that are missing, and those below it.
+fn make(pid: Pid, membership: &Membership) -> Result<()> {
+    let mounts = procfs::read_text("/proc/self/mountinfo")?;
+    for group in &membership.groups {
+        let Some(directory) = place_in(&mounts, &membership.controllers, &group.path) else { continue };
+        if directory.is_dir() {
+            continue;
+        }
+        group.make(&directory).map_err(|error| {
+            unsupported(pid, membership, format!("{} cannot be made again: {error}", directory.display()))
+        })?;
+    }
+    Ok(())
+}
+
 /// Lines like `4:memory:/jobs/7`.
 fn parse(raw: &[u8]) -> Vec<Membership> {
     let text = String::from_utf8_lossy(raw);
     let membership = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1).map(str::to_owned);
-        Some(Membership { controllers: parts.next()?, path: parts.next()? })
+        Some(Membership { controllers: parts.next()?, path: parts.next()?, groups: Vec::new() })
     };
     text.lines().filter_map(membership).collect()
 }
@@ -108,16 +220,12 @@ fn is_login_session(path: &str) -> bool {
     path.split('/').any(|part| part.starts_with("session-") && part.ends_with(".scope"))
 }
 
-/// The directory of a group, which exists then.
+/// The directory of a group, which must exist.
 fn directory_of(pid: Pid, wanted: &Membership) -> Result<PathBuf> {
-    let mounts = procfs::read_text("/proc/self/mountinfo")?;
-    let directory = mounts.lines().find_map(|line| directory_in(line, wanted)).ok_or_else(|| {
+    let directory = mounted_at(wanted)?.ok_or_else(|| {
         unsupported(pid, wanted, "its hierarchy is not mounted here, or not from its root".to_owned())
     })?;
     if directory.is_dir() {
-        return Ok(directory);
-    }
-    if wanted.controllers.starts_with("name=") && fs::create_dir_all(&directory).is_ok() {
         return Ok(directory);
     }
     Err(ResourceError::File {
@@ -127,25 +235,35 @@ fn directory_of(pid: Pid, wanted: &Membership) -> Result<PathBuf> {
     })
 }
 
+/// Where the directory of a group is or would be.
+fn mounted_at(wanted: &Membership) -> Result<Option<PathBuf>> {
+    let mounts = procfs::read_text("/proc/self/mountinfo")?;
+    Ok(place_in(&mounts, &wanted.controllers, &wanted.path))
+}
+
+fn place_in(mounts: &str, controllers: &str, path: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| directory_in(line, controllers, path))
+}
+
 /// Where a group lies below one line of `/proc/PID/mountinfo`.
-fn directory_in(line: &str, wanted: &Membership) -> Option<PathBuf> {
+fn directory_in(line: &str, controllers: &str, path: &str) -> Option<PathBuf> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut words = file_system.split(' ');
     let kind = words.next()?;
     let options = words.nth(1)?;
-    let fits = match wanted.controllers.as_str() {
+    let fits = match controllers {
         "" => kind == "cgroup2",
         controllers => {
             let mut controllers = controllers.split(',');
             kind == "cgroup" && controllers.all(|controller| options.split(',').any(|it| it == controller))
         }
     };
-    if !fits || wanted.path.split('/').any(|part| part == "..") {
+    if !fits || path.split('/').any(|part| part == "..") {
         return None;
     }
     let mut words = mount.split(' ').skip(3).map(unescape);
     let (root, point) = (words.next()?, words.next()?);
-    let below = Path::new(&wanted.path).strip_prefix(&root).ok()?;
+    let below = Path::new(path).strip_prefix(&root).ok()?;
     Some(Path::new(&point).join(below))
 }
 
@@ -171,7 +289,7 @@ mod tests {
     use super::*;
 
     fn membership(controllers: &str, path: &str) -> Membership {
-        Membership { controllers: controllers.to_owned(), path: path.to_owned() }
+        Membership { controllers: controllers.to_owned(), path: path.to_owned(), groups: Vec::new() }
     }
 
     #[test]
@@ -187,7 +305,7 @@ mod tests {
     fn groups_are_found_below_their_mounts() {
         let first = "33 31 0:30 / /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct";
         let unified = "41 31 0:38 /pod /sys/fs/my\\040group rw - cgroup2 cgroup2 rw";
-        let at = |line, controllers, path| directory_in(line, &membership(controllers, path));
+        let at = directory_in;
         assert_eq!(at(first, "cpuacct,cpu", "/a/b"), Some(PathBuf::from("/sys/fs/cgroup/cpu/a/b")));
         assert_eq!(at(first, "memory", "/a"), None);
         assert_eq!(at(first, "cpu", "/../a"), None);
