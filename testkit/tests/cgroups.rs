@@ -1,4 +1,5 @@
 //! Control groups that are gone at the restore.
+#![allow(clippy::unwrap_used, reason = "helpers of a test fail as it does")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

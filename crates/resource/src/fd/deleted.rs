@@ -352,7 +352,7 @@ fn lies_in(object: &OwnedFd, home: &Path) -> bool {
 }
 
 /// The nearest directory above a path that exists.
-fn home_of(path: &Path) -> PathBuf {
+pub(super) fn home_of(path: &Path) -> PathBuf {
     let is_there = |directory: &&Path| directory.is_dir();
     path.ancestors().skip(1).find(is_there).unwrap_or(Path::new("/")).to_owned()
 }
@@ -378,18 +378,29 @@ fn make_nameless(home: &Path, maker: Option<u32>) -> Result<OwnedFd> {
 
 fn make_and_unlink(home: &Path, mode: Mode) -> Result<OwnedFd> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    let mut made = None;
+    let path = free_name(home, |path| {
+        made = Some(rustix::fs::open(path, flags, mode)?);
+        Ok(())
+    })
+    .map_err(|errno| failed_to_make(home, errno))?;
+    rustix::fs::unlink(&path).map_err(|errno| Error::path("remove", &path, errno))?;
+    Ok(made.expect("a name is free only when the file was made"))
+}
+
+/// Makes something in a directory under a name that nobody has.
+pub(super) fn free_name(
+    home: &Path,
+    mut make: impl FnMut(&Path) -> std::result::Result<(), E>,
+) -> std::result::Result<PathBuf, E> {
     for number in 0..NAMES_TRIED_MAX {
         let path = home.join(format!(".undying-{}-{number}", std::process::id()));
-        match rustix::fs::open(&path, flags, mode) {
-            Ok(file) => {
-                rustix::fs::unlink(&path).map_err(|errno| Error::path("remove", &path, errno))?;
-                return Ok(file);
-            }
+        match make(&path) {
             Err(E::EXIST) => {}
-            Err(errno) => return Err(failed_to_make(home, errno)),
+            outcome => return outcome.map(|()| path),
         }
     }
-    Err(failed_to_make(home, Errno::EEXIST))
+    Err(E::EXIST)
 }
 
 fn failed_to_make(home: &Path, errno: impl Into<Errno>) -> ResourceError {

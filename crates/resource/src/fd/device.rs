@@ -1,22 +1,26 @@
 //! Character devices without state, and the refusal of all other devices by name.
 //!
-//! Owns: the table of devices that can simply be opened again.
-//! Invariants: what is opened has the device number it had, whatever the path leads to by now.
+//! Owns: the table of devices that can simply be opened again; nodes that no name leads to any more.
+//! Invariants: what is opened has the device number it had, whatever the path leads to by now; a node whose name is
+//! gone is made again with its mode and owner, opened, and unlinked, once for all its descriptions.
 //! Does not: know terminals.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use prost::Message;
-use rustix::fs::{FileType, major, minor};
-use sys::Error;
+use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Stat, Uid, major, makedev, minor};
+use rustix::io::Errno as E;
+use sys::{Errno, Error};
 
+use super::deleted::{free_name, home_of};
 use super::tty::is_terminal;
-use super::{CaptureScope, Constant, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::opening::{self, is_path_only};
-use crate::support::path::{self, Name};
+use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/device";
 
@@ -38,6 +42,25 @@ struct DevicePayload {
     major: u32,
     #[prost(uint32, tag = "3")]
     minor: u32,
+    /// Set when no name leads to the node any more.
+    #[prost(message, optional, tag = "4")]
+    nameless: Option<Nameless>,
+}
+
+/// A node without a name.
+#[derive(Clone, PartialEq, Message)]
+struct Nameless {
+    #[prost(uint32, tag = "1")]
+    mode: u32,
+    #[prost(uint32, tag = "2")]
+    user: u32,
+    #[prost(uint32, tag = "3")]
+    group: u32,
+    /// Together they tell which descriptions are of the same node.
+    #[prost(uint64, tag = "4")]
+    device: u64,
+    #[prost(uint64, tag = "5")]
+    inode: u64,
 }
 
 /// The kind.
@@ -50,7 +73,7 @@ impl FdKind for Device {
     }
 
     fn summary(&self) -> &'static str {
-        "/dev/null, zero, full, random and urandom"
+        "/dev/null, zero, full, random and urandom, also by nodes that were unlinked"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -76,20 +99,87 @@ impl FdKind for Device {
     }
 
     fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        let payload = DevicePayload {
-            path: path::to_bytes(Name::of(description).path()),
-            major: major(description.stat.st_rdev),
-            minor: minor(description.stat.st_rdev),
-        };
-        Ok(Box::new(Constant(payload.encode_to_vec())))
+        Ok(Box::new(DeviceCapture { link: Link::new(&description.duplicate), stat: description.stat }))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        let mut nodes: HashMap<(u64, u64), OwnedFd> = HashMap::new();
         for record in records {
             let payload: DevicePayload = crate::decode(NAME, &record.payload)?;
-            context.created.insert(record.id, open(record, &payload)?);
+            let opened = match &payload.nameless {
+                None => open(record, &payload)?,
+                Some(nameless) => {
+                    let key = (nameless.device, nameless.inode);
+                    if let std::collections::hash_map::Entry::Vacant(entry) = nodes.entry(key) {
+                        entry.insert(make(&payload, nameless)?);
+                    }
+                    opening::reopen(&nodes[&key], opening::flags_for(record.flags))?
+                }
+            };
+            context.created.insert(record.id, opened);
         }
         Ok(())
+    }
+}
+
+/// A name may be removed at any time.
+#[derive(Debug)]
+struct DeviceCapture {
+    link: Link,
+    stat: Stat,
+}
+
+impl FdCapture for DeviceCapture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        self.stat = rustix::fs::fstat(&description.duplicate).map_err(|errno| {
+            Error::descriptor("look at the device", description.pid, description.fd, Errno::from(errno))
+        })?;
+        Ok(self.link.read()?)
+    }
+
+    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+        let (name, stat) = (Name::new(self.link.bytes(), &self.stat), &self.stat);
+        let nameless = matches!(name, Name::Gone(_)).then(|| Nameless {
+            mode: stat.st_mode & 0o7777,
+            user: stat.st_uid,
+            group: stat.st_gid,
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        });
+        let payload = DevicePayload {
+            path: path::to_bytes(name.path()),
+            major: major(stat.st_rdev),
+            minor: minor(stat.st_rdev),
+            nameless,
+        };
+        Ok(payload.encode_to_vec())
+    }
+}
+
+/// Makes a node under a name of its own and unlinks it; what is returned names it (O_PATH).
+fn make(payload: &DevicePayload, nameless: &Nameless) -> Result<OwnedFd> {
+    let home = home_of(&path::from_bytes(&payload.path));
+    let number = makedev(payload.major, payload.minor);
+    let path = free_name(&home, |path| {
+        rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, number)
+    })
+    .map_err(|errno| cannot_make(&home, payload, errno))?;
+    let opened = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let owner = (Some(Uid::from_raw(nameless.user)), Some(Gid::from_raw(nameless.group)));
+    let owned = rustix::fs::chown(&path, owner.0, owner.1);
+    let moded = rustix::fs::chmod(&path, Mode::from_raw_mode(nameless.mode));
+    rustix::fs::unlink(&path).map_err(|errno| Error::path("remove", &path, errno))?;
+    owned.and(moded).and(opened).map_err(|errno| cannot_make(&home, payload, errno))
+}
+
+fn cannot_make(home: &Path, payload: &DevicePayload, errno: E) -> ResourceError {
+    ResourceError::File {
+        path: home.display().to_string(),
+        why: format!(
+            "the deleted node of character device {}:{} cannot be made again in this directory: {errno}",
+            payload.major, payload.minor
+        ),
+        fix: "restore as root (CAP_MKNOD), on a file system that takes devices".to_owned(),
     }
 }
 
@@ -132,6 +222,7 @@ fn is_device(path: &Path, payload: &DevicePayload) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs::{File, OpenOptions};
+    use std::os::fd::AsFd;
 
     use super::*;
     use crate::support::testing::{Subject, describe, flags};
@@ -170,6 +261,31 @@ mod tests {
         envelopes[0].payload = payload.encode_to_vec();
         let error = subject.build(&Device, &envelopes, &[]).unwrap_err().to_string();
         assert!(error.contains("1:200") && error.contains("help:"), "{error}");
+    }
+
+    #[test]
+    fn a_node_whose_name_is_gone_comes_back_without_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let node = folder.path().join("zero");
+        let number = rustix::fs::makedev(1, 5);
+        if let Err(errno) = rustix::fs::mknodat(CWD, &node, FileType::CharacterDevice, Mode::RUSR, number) {
+            return println!("unsupported: device nodes: {errno}");
+        }
+        rustix::fs::chmod(&node, Mode::from_raw_mode(0o640)).unwrap();
+        let Ok(file) = File::open(&node) else { return println!("unsupported: device nodes in {node:?}") };
+        let again = OpenOptions::new().read(true).write(true).open(&node).unwrap();
+        let subject = Subject::new(&[&file, &again]);
+        let early = subject.capture(&Device, || {}).unwrap();
+        std::fs::remove_file(&node).unwrap();
+        let built = Subject::new(&[&file, &again]).round_trip(&Device).unwrap();
+        let stat = |file: &dyn AsFd| rustix::fs::fstat(file.as_fd()).unwrap();
+        let first = stat(&built[0]);
+        assert_eq!((first.st_rdev, first.st_mode & 0o7777, first.st_nlink), (number, 0o640, 0));
+        assert_eq!(first.st_ino, stat(&built[1]).st_ino);
+        assert_eq!((flags(&built[0]), flags(&built[1])), (flags(&file), flags(&again)));
+        let late = subject.capture(&Device, || {}).unwrap();
+        assert_ne!(early[0].payload, late[0].payload, "a name that went after the first look is gone");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
