@@ -10,11 +10,13 @@ pub mod error;
 pub mod fd;
 pub mod memory;
 pub mod obstacle;
+pub mod shared;
 pub mod state;
 mod support;
 
 pub use error::{ResourceError, Result};
 pub use obstacle::Obstacle;
+pub use shared::Shared;
 
 /// Decodes the payload of a record.
 pub fn decode<Message: prost::Message + Default>(kind: &'static str, payload: &[u8]) -> Result<Message> {

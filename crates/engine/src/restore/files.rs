@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use resource::fd::{self, FdConnect, FdCreate, FdRecord, FilePolicy};
-use resource::memory;
+use resource::{Shared, memory};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit};
 use sys::Error;
@@ -50,6 +50,7 @@ pub(super) fn open(
     inherited: Vec<(u64, Inode, OwnedFd)>,
     files: FilePolicy,
     connections_lost: bool,
+    shared: &mut Shared,
 ) -> Result<OpenFiles> {
     raise_descriptor_limit();
     let above = plan.highest_descriptor() + 1;
@@ -81,6 +82,7 @@ pub(super) fn open(
             files,
             objects: &by_inode,
             connections_lost,
+            shared: &mut *shared,
         };
         kind.create(&records, &mut context)?;
     }

@@ -5,9 +5,9 @@
 //! Does not: know state kinds.
 
 use model::{Address, Pid, Signal};
+use resource::Shared;
 use resource::state::{self, Stage, StateRestore};
 use sys::ptrace;
-use tracee::Stub;
 use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
 use tracee::interruption;
@@ -37,7 +37,7 @@ pub(super) fn prepare(plan: &Plan) -> Result<()> {
 }
 
 /// Completes every process and lets the tree run.
-pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built) -> Result<()> {
+pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built, shared: &mut Shared) -> Result<()> {
     for process in plan.living() {
         let target = built.get(process.pid)?;
         target.create_threads(process)?;
@@ -48,7 +48,7 @@ pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built) -> Result<
     for stage in STAGES {
         for process in plan.living() {
             let target = built.get(process.pid)?;
-            restore_stage(process, target, stage)?;
+            restore_stage(process, target, stage, shared)?;
         }
         if stage == Stage::Credentials {
             files::own(plan, open, &mut built)?;
@@ -90,21 +90,26 @@ fn drop_scratch(plan: &Plan, built: &mut Built) -> Result<()> {
     Ok(())
 }
 
-fn restore_stage(process: &PlannedProcess, target: &mut BuiltProcess, stage: Stage) -> Result<()> {
+fn restore_stage(
+    process: &PlannedProcess,
+    target: &mut BuiltProcess,
+    stage: Stage,
+    shared: &mut Shared,
+) -> Result<()> {
     let BuiltProcess { memory, threads } = target;
     for (stub, thread) in threads.iter_mut().zip(&process.threads) {
         for state in thread.states.iter().filter(|state| state.kind.stage() == stage) {
-            restore_state(state, stub, memory)?;
+            restore_state(state, StateRestore { stub, memory, shared })?;
         }
     }
     for state in process.states.iter().filter(|state| state.kind.stage() == stage) {
-        restore_state(state, &mut threads[0], memory)?;
+        restore_state(state, StateRestore { stub: &mut threads[0], memory, shared })?;
     }
     Ok(())
 }
 
-fn restore_state(state: &PlannedState, stub: &mut Stub, memory: &tracee::ProcessMemory) -> Result<()> {
-    Ok(state.kind.restore(state.version, &state.payload, &mut StateRestore { stub, memory })?)
+fn restore_state(state: &PlannedState, mut restore: StateRestore<'_>) -> Result<()> {
+    Ok(state.kind.restore(state.version, &state.payload, &mut restore)?)
 }
 
 /// A program without vDSO has its own `syscall` instruction somewhere.

@@ -17,6 +17,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use model::{Inode, Pid};
+use resource::Shared;
 use resource::fd::FilePolicy;
 use store::ImageReader;
 use sys::clone::Parent;
@@ -121,7 +122,8 @@ pub fn restore(mut reader: ImageReader, options: RestoreOptions) -> Result<Resto
     plan.check_pids()?;
     phases.plan = lap.take();
     finish::prepare(&plan)?;
-    let open = files::open(&plan, options.inherited, options.files, options.connections_lost)?;
+    let mut shared = Shared::default();
+    let open = files::open(&plan, options.inherited, options.files, options.connections_lost, &mut shared)?;
     content::fill_objects(&reader, &plan, &open)?;
     phases.open = lap.take();
     let mut built = tree::build(&plan, &open, options.parent)?;
@@ -131,7 +133,7 @@ pub fn restore(mut reader: ImageReader, options: RestoreOptions) -> Result<Resto
     phases.fill = lap.take();
     layout::advise(&plan, &mut built)?;
     files::install(&plan, &open, &mut built)?;
-    finish::finish(&plan, &open, built)?;
+    finish::finish(&plan, &open, built, &mut shared)?;
     phases.finish = lap.take();
     Ok(Restored { root: plan.root(), pids: plan.pids(), total: started.elapsed(), phases })
 }

@@ -24,14 +24,13 @@ use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::content::{Content, ContentCopy, Copied, DATA_BYTES_MAX, data_bytes};
+use crate::support::nameless::{free_name, home_of};
 use crate::support::opening::{self, flags_for, reopen};
 use crate::support::path::{self, Name};
 
 const NAME: &str = "fd/deleted";
 /// File systems whose nameless files hold more than bytes that can be read.
 const UNREADABLE: &[(i64, &str)] = &[(0x9584_58f6, "huge pages"), (0x5345_434d, "secret memory")];
-/// Names tried for a file that is made with a name and unlinked at once; a taken one is passed over.
-const NAMES_TRIED_MAX: u32 = 1000;
 
 /// A file without a name as the image keeps it.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -351,12 +350,6 @@ fn lies_in(object: &OwnedFd, home: &Path) -> bool {
     link.is_ok_and(|link| path::from_bytes(link.to_bytes()).parent() == Some(home))
 }
 
-/// The nearest directory above a path that exists.
-pub(super) fn home_of(path: &Path) -> PathBuf {
-    let is_there = |directory: &&Path| directory.is_dir();
-    path.ancestors().skip(1).find(is_there).unwrap_or(Path::new("/")).to_owned()
-}
-
 fn open_handle(home: &Path, handle: &FileHandle) -> sys::Result<OwnedFd> {
     let mount = opening::open(home, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
     file_handle::open(mount.as_fd(), handle)
@@ -386,21 +379,6 @@ fn make_and_unlink(home: &Path, mode: Mode) -> Result<OwnedFd> {
     .map_err(|errno| failed_to_make(home, errno))?;
     rustix::fs::unlink(&path).map_err(|errno| Error::path("remove", &path, errno))?;
     Ok(made.expect("a name is free only when the file was made"))
-}
-
-/// Makes something in a directory under a name that nobody has.
-pub(super) fn free_name(
-    home: &Path,
-    mut make: impl FnMut(&Path) -> std::result::Result<(), E>,
-) -> std::result::Result<PathBuf, E> {
-    for number in 0..NAMES_TRIED_MAX {
-        let path = home.join(format!(".undying-{}-{number}", std::process::id()));
-        match make(&path) {
-            Err(E::EXIST) => {}
-            outcome => return outcome.map(|()| path),
-        }
-    }
-    Err(E::EXIST)
 }
 
 fn failed_to_make(home: &Path, errno: impl Into<Errno>) -> ResourceError {

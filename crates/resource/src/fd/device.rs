@@ -14,11 +14,11 @@ use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Stat, Uid, major, makedev, mi
 use rustix::io::Errno as E;
 use sys::{Errno, Error};
 
-use super::deleted::{free_name, home_of};
 use super::tty::is_terminal;
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::support::nameless::{free_name, home_of};
 use crate::support::opening::{self, is_path_only};
 use crate::support::path::{self, Link, Name};
 

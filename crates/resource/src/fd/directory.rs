@@ -1,7 +1,8 @@
 //! Open directories, with the place their listing has reached.
 //!
 //! Owns: their payload, opening them again, O_PATH descriptors of directories included.
-//! Invariants: the same path leads to a directory again, or the restore is refused.
+//! Invariants: the same path leads to a directory again, or the restore is refused; one that was removed comes back
+//! as a removed one.
 //! Does not: bring entries back, or promise that a listing in progress gives the same entries when the directory has
 //! changed or lies on another file system: the position means what that file system lets it mean.
 
@@ -12,10 +13,11 @@ use prost::Message;
 use rustix::fs::{FileType, OFlags, RawDir, Stat};
 use sys::{Errno, Error};
 
-use super::regular::belongs_to_process;
+use super::regular::{belongs_to_process, is_made_up};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::support::nameless::Removed;
 use crate::support::opening;
 use crate::support::path::{self, Link, Name};
 
@@ -28,7 +30,14 @@ const LISTING_BYTES: usize = 512;
 struct DirectoryPayload {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
+    /// Set when no name leads to it any more.
+    #[prost(message, optional, tag = "2")]
+    removed: Option<Removed>,
 }
+
+/// Why a removed directory of such a file system is refused.
+pub(crate) const MADE_UP_FOR_SOMETHING: &str =
+    "it stood for something of the kernel's (a process, a control group) that is no more";
 
 /// The kind.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +49,7 @@ impl FdKind for Directory {
     }
 
     fn summary(&self) -> &'static str {
-        "directories by path, with the position of a listing in progress"
+        "directories by path, with the position of a listing in progress; removed ones"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -56,11 +65,12 @@ impl FdKind for Directory {
                 "let the program open it when it needs it, and close it then",
             )],
             Name::Live(path) => path::unreachable(description, &path, scope),
-            Name::Gone(_) | Name::None => vec![description.obstacle(
+            Name::Gone(_) if is_made_up(&description.duplicate) => vec![description.obstacle(
                 "deleted directory",
-                "a directory without a name cannot be made again",
+                MADE_UP_FOR_SOMETHING,
                 "let the program close it, or do not remove directories it has open",
             )],
+            Name::Gone(_) | Name::None => Vec::new(),
         }
     }
 
@@ -71,7 +81,13 @@ impl FdKind for Directory {
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
             let payload: DirectoryPayload = crate::decode(NAME, &record.payload)?;
-            let directory = open(record, &payload)?;
+            let directory = match &payload.removed {
+                None => open(record, &payload)?,
+                Some(removed) => {
+                    let named = context.shared.removed_directories.get(removed)?;
+                    opening::reopen(named, opening::flags_for(record.flags))?
+                }
+            };
             if record.position != 0 {
                 begin_listing(&directory);
             }
@@ -96,15 +112,20 @@ impl FdCapture for DirectoryCapture {
     }
 
     fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
-        match Name::new(self.link.bytes(), &self.stat) {
-            Name::Live(path) => Ok(DirectoryPayload { path: path::to_bytes(&path) }.encode_to_vec()),
-            Name::Gone(_) | Name::None => Err(ResourceError::Unsupported {
-                pid: description.pid,
-                what: description.named("deleted directory"),
-                why: "it was removed while the checkpoint was taken".to_owned(),
-                fix: "let the program close it, or do not remove directories it has open".to_owned(),
-            }),
-        }
+        let name = Name::new(self.link.bytes(), &self.stat);
+        let removed = match &name {
+            Name::Gone(_) if is_made_up(&description.duplicate) => {
+                return Err(ResourceError::Unsupported {
+                    pid: description.pid,
+                    what: description.named("deleted directory"),
+                    why: MADE_UP_FOR_SOMETHING.to_owned(),
+                    fix: "let the program close it, or do not remove directories it has open".to_owned(),
+                });
+            }
+            Name::Gone(path) => Some(Removed::new(path, &self.stat)),
+            Name::Live(_) | Name::None => None,
+        };
+        Ok(DirectoryPayload { path: path::to_bytes(name.path()), removed }.encode_to_vec())
     }
 }
 
@@ -197,21 +218,29 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_directory_is_refused_at_any_time() {
+    fn a_removed_directory_comes_back_as_one_whenever_it_was_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         fs::create_dir(&path).unwrap();
         let directory = OwnedFd::from(File::open(&path).unwrap());
-        let subject = Subject::new(&[&directory]);
-        let envelopes = subject.capture(&Directory, || {}).unwrap();
+        let named = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let subject = Subject::new(&[&directory, &named]);
+        let there = subject.capture(&Directory, || {}).unwrap();
         fs::remove_dir(&path).unwrap();
-        let error = subject.capture(&Directory, || {}).unwrap_err().to_string();
-        assert!(error.contains("removed while"), "{error}");
+        let late = subject.capture(&Directory, || {}).unwrap();
+        let after = Subject::new(&[&directory, &named]).capture(&Directory, || {}).unwrap();
+        for envelopes in [late, after] {
+            let built = subject.build(&Directory, &envelopes, &[]).unwrap();
+            let stat = |file: &OwnedFd| rustix::fs::fstat(file).unwrap();
+            assert_eq!(stat(&built[0]).st_ino, stat(&built[1]).st_ino);
+            assert_eq!(stat(&built[0]).st_mode, stat(&directory).st_mode);
+            assert_eq!((flags(&built[0]), flags(&built[1])), (flags(&directory), flags(&named)));
+            assert!(rustix::fs::openat(&built[0], "x", OFlags::CREATE | OFlags::WRONLY, Mode::RUSR).is_err());
+            assert!(!path.exists());
+        }
         fs::write(&path, "a file now").unwrap();
-        let error = subject.build(&Directory, &envelopes, &[]).unwrap_err().to_string();
+        let error = subject.build(&Directory, &there, &[]).unwrap_err().to_string();
         assert!(error.contains("help:"), "{error}");
-        let found = Subject::new(&[&directory]).obstacles(&Directory);
-        assert!(found.len() == 1 && found[0].what.contains("deleted directory"), "{found:?}");
     }
 
     #[test]

@@ -52,6 +52,7 @@ use tracee::{ProcessMemory, Stub};
 
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use crate::shared::Shared;
 
 /// Every descriptor kind, asked in this order whether it claims a description.
 pub const REGISTRY: &[&dyn FdKind] = &[
@@ -188,6 +189,8 @@ pub struct FdCreate<'a> {
     pub objects: &'a HashMap<u64, OwnedFd>,
     /// The subject died in a crash: its TCP connections are lost and come back as sockets that report it.
     pub connections_lost: bool,
+    /// What this kind may build together with others.
+    pub shared: &'a mut Shared,
 }
 
 /// What happens when a regular file is not as it was at the checkpoint.

@@ -108,6 +108,11 @@ impl FdKind for Regular {
     }
 }
 
+/// Whether the file system of an open file makes up what is in it.
+pub(crate) fn is_made_up(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|system| MADE_UP.contains(&system.f_type))
+}
+
 /// Whether a path lies below `/proc/PID`, or is one of the links that lead there.
 pub(super) fn belongs_to_process(path: &Path) -> bool {
     let Ok(below) = path.strip_prefix("/proc") else { return false };

@@ -85,6 +85,7 @@ pub(crate) fn create(
         files: FilePolicy::Default,
         objects: &objects,
         connections_lost,
+        shared: &mut crate::Shared::default(),
     };
     kind.create(records, &mut context)?;
     Ok(created)

@@ -37,6 +37,7 @@ use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
 
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use crate::shared::Shared;
 use questions::{Answer, Answers, Questions};
 
 /// Every state kind. Within one stage a restore goes in this order.
@@ -185,6 +186,8 @@ pub struct StateRestore<'a> {
     pub stub: &'a mut Stub,
     /// Its process's memory.
     pub memory: &'a ProcessMemory,
+    /// What this kind may build together with others.
+    pub shared: &'a mut Shared,
 }
 
 /// A kind of process or thread state.

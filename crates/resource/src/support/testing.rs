@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::fd::envelope::Envelope;
 use crate::fd::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, FilePolicy};
 use crate::obstacle::Obstacle;
+use crate::shared::Shared;
 
 /// This process.
 pub(crate) fn ourselves() -> Pid {
@@ -116,6 +117,7 @@ impl Subject {
             files: self.policy,
             objects: &self.objects,
             connections_lost: false,
+            shared: &mut Shared::default(),
         };
         kind.create(&records, &mut context)?;
         let mut built = Vec::new();
