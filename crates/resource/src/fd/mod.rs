@@ -33,6 +33,7 @@ pub mod regular;
 pub mod signalfd;
 pub(crate) mod socket_events;
 pub(crate) mod socket_options;
+pub mod symlink;
 pub mod tcp;
 #[cfg(test)]
 mod test_support;
@@ -61,6 +62,7 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &pipe::Pipe,
     &fifo::Fifo,
     &tty::Tty,
+    &symlink::Symlink,
     &regular::Regular,
     &deleted::Deleted,
     &memfd::Memfd,

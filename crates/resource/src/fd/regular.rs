@@ -81,7 +81,7 @@ impl FdKind for Regular {
         let format = FileType::from_raw_mode(description.stat.st_mode);
         let suits = match format {
             FileType::RegularFile => true,
-            FileType::Directory => false,
+            FileType::Directory | FileType::Symlink => false,
             _ => is_path_only(description.info.flags),
         };
         suits && matches!(Name::of(description), Name::Live(_))
@@ -162,6 +162,16 @@ impl FdCapture for FileCapture {
 
     fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
         let name = Name::new(self.link.bytes(), &self.stat);
+        let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
+        if !is_regular && matches!(name, Name::Gone(_)) {
+            return Err(ResourceError::Unsupported {
+                pid: self.pid,
+                what: description.named("deleted file"),
+                why: "it was only named (O_PATH), and its name was removed while the checkpoint was taken"
+                    .to_owned(),
+                fix: "let the program close it".to_owned(),
+            });
+        }
         let nameless = match &name {
             Name::Gone(_) => Some(self.nameless.after(self.pid, description, &self.stat)?),
             Name::Live(_) | Name::None => None,
