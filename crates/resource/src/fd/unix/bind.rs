@@ -86,17 +86,21 @@ pub(super) struct Bound {
     directories: Vec<PathBuf>,
 }
 
-impl Bound {
-    /// Everything is connected: a name that was removed is removed.
-    pub(super) fn finish(self) -> Result<()> {
-        if self.is_gone {
-            remove(&self.path)?;
+/// Everything is connected: names that were removed are removed, then the directories made for them, in which the
+/// files of several sockets may lie.
+pub(super) fn finish(bound: impl Iterator<Item = Bound>) -> Result<()> {
+    let mut directories = Vec::new();
+    for one in bound {
+        if one.is_gone {
+            remove(&one.path)?;
         }
-        for directory in self.directories.iter().rev() {
-            rmdir(directory).map_err(|errno| Error::path("remove", directory, errno))?;
-        }
-        Ok(())
+        directories.extend(one.directories);
     }
+    directories.sort_by_key(|directory| std::cmp::Reverse(directory.components().count()));
+    for directory in directories {
+        rmdir(&directory).map_err(|errno| Error::path("remove", &directory, errno))?;
+    }
+    Ok(())
 }
 
 /// Gives a socket its name, and its file the owner and mode it had. The file of a name that was removed gets
@@ -210,5 +214,27 @@ fn in_use(name: &SocketAddress, error: Error) -> ResourceError {
         path: show(name),
         why: why.to_owned(),
         fix: "end that program (`ss -xlp` names it) or create the directory, then restore again".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_go_after_all_files_in_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let outer = folder.path().join("outer");
+        let paths = [outer.join("inner/first"), outer.join("second"), outer.join("inner/third")];
+        let bound: Vec<Bound> = paths
+            .iter()
+            .map(|path| {
+                let directories = make_directories(path).unwrap();
+                std::fs::write(path, "").unwrap();
+                Bound { path: path.clone(), is_gone: true, directories }
+            })
+            .collect();
+        finish(bound.into_iter()).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

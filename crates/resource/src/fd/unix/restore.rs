@@ -18,7 +18,7 @@ use sys::{Errno, Error};
 
 use super::super::{FdCreate, FdRecord};
 use super::NAME;
-use super::bind::{Bound, bind};
+use super::bind::{self, Bound, bind};
 use super::queue::{Way, fill};
 use super::state::{Listener, Peer, Queued, Sender, State, is_path};
 use crate::error::{ResourceError, Result};
@@ -358,7 +358,7 @@ impl Builder<'_, '_> {
             state.options.apply_late(socket, state.family)?;
         }
         let passed = self.passing.into_values().map(|(_, bound)| bound);
-        self.names.into_values().chain(self.nobody).chain(passed).try_for_each(Bound::finish)
+        bind::finish(self.names.into_values().chain(self.nobody).chain(passed))
     }
 
     fn connect_datagram(&self, socket: BorrowedFd<'_>, state: &State) -> Result<()> {
