@@ -31,6 +31,12 @@ pub enum Feature {
     TcpRepair,
     /// The PAGEMAP_SCAN request.
     PagemapScan,
+    /// Write protection that the kernel lifts and remembers by itself.
+    UserfaultfdAsync,
+    /// Write protection that a handler lifts.
+    UserfaultfdSync,
+    /// Bits in the page map that tell written pages.
+    SoftDirty,
     /// io_uring for writing images.
     IoUring,
     /// O_DIRECT on the store's file system.
@@ -146,6 +152,30 @@ pub const REGISTRY: &[FeatureEntry] = &[
         purpose: "finds pages by ranges; without it every page entry is read (slower)",
         fix: "use Linux 6.7 or later",
         probe: probes::pagemap_scan,
+    },
+    FeatureEntry {
+        feature: Feature::UserfaultfdAsync,
+        name: "userfaultfd-async",
+        need: Need::Optional,
+        purpose: "finds dirty pages without stopping writers; without it soft-dirty bits, or full copies",
+        fix: "use Linux 6.7 or later with CONFIG_USERFAULTFD and CONFIG_PTE_MARKER_UFFD_WP",
+        probe: probes::userfaultfd_async,
+    },
+    FeatureEntry {
+        feature: Feature::UserfaultfdSync,
+        name: "userfaultfd-sync",
+        need: Need::Optional,
+        purpose: "copies pages before they change (tracker write-protect); nothing else needs it",
+        fix: "run the subject as root or with CAP_SYS_PTRACE, or set vm.unprivileged_userfaultfd to 1",
+        probe: probes::userfaultfd_sync,
+    },
+    FeatureEntry {
+        feature: Feature::SoftDirty,
+        name: "soft-dirty",
+        need: Need::Optional,
+        purpose: "finds dirty pages on kernels before 6.7; without it full copies",
+        fix: "use a kernel with CONFIG_MEM_SOFT_DIRTY, or Linux 6.7 or later",
+        probe: probes::soft_dirty,
     },
     FeatureEntry {
         feature: Feature::IoUring,

@@ -4,6 +4,7 @@
 //! Invariants: what leaves this crate is safe to call; every failure names operation, object and errno.
 //! Does not: hold policy, or know what a checkpoint is.
 
+pub mod clear_refs;
 pub mod clone;
 pub mod dead_process;
 pub mod direct_io;
@@ -23,6 +24,7 @@ pub mod process_memory;
 pub mod ptrace;
 pub mod robust_list;
 pub mod scheduling;
+pub mod scratch;
 pub mod seccomp;
 pub mod shared_memory;
 pub mod signal;
@@ -34,6 +36,7 @@ pub mod stand_in;
 pub mod tcp_repair;
 pub mod terminal;
 pub mod timerfd;
+pub mod userfaultfd;
 pub mod working_directory;
 pub mod xsave;
 

@@ -14,11 +14,13 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use model::{Address, ByteCount, Fd, PAGE_BYTES, Pid, Signal};
+use model::{Address, ByteCount, Fd, PAGE_BYTES, PageCount, Pid, Signal};
 
 use crate::clone::{Parent, WantedPid, spawn_waiting};
 use crate::error::{Errno, Error, Result};
+use crate::pagemap::{PageEntry, Pagemap};
 use crate::ptrace::{self as trace, WaitStatus};
+use crate::scratch::Scratch;
 
 const KILL: Signal = Signal(9);
 /// CAP_SYS_PTRACE as a bit of `CapEff`.
@@ -121,11 +123,36 @@ pub(crate) fn tcp_repair(_: &Path) -> Result<String> {
 }
 
 pub(crate) fn pagemap_scan(_: &Path) -> Result<String> {
-    let map = crate::pagemap::Pagemap::open(Pid(std::process::id() as i32))?;
+    let map = Pagemap::open(Pid(std::process::id() as i32))?;
     if map.supports_scan() {
         Ok("PAGEMAP_SCAN answered".to_owned())
     } else {
         Err(Error::new("use PAGEMAP_SCAN", Errno::ENOSYS))
+    }
+}
+
+pub(crate) fn userfaultfd_async(_: &Path) -> Result<String> {
+    let fd = crate::userfaultfd::create(crate::userfaultfd::USER_MODE_ONLY)?;
+    crate::userfaultfd::begin(fd.as_fd(), crate::userfaultfd::Mode::Async)?;
+    Ok("a userfaultfd agreed to asynchronous write protection".to_owned())
+}
+
+pub(crate) fn userfaultfd_sync(_: &Path) -> Result<String> {
+    let fd = crate::userfaultfd::create(0)?;
+    crate::userfaultfd::begin(fd.as_fd(), crate::userfaultfd::Mode::Sync)?;
+    Ok("a userfaultfd agreed to write protection of all memory".to_owned())
+}
+
+pub(crate) fn soft_dirty(_: &Path) -> Result<String> {
+    let mut scratch = Scratch::new(PageCount(1))?;
+    scratch.write(PageCount(0), 1);
+    let map = Pagemap::open(Pid(std::process::id() as i32))?;
+    let mut entry = [PageEntry::default()];
+    map.read_entries_at(scratch.range().start, &mut entry)?;
+    if entry[0].is_soft_dirty() {
+        Ok("a fresh page has its bit set".to_owned())
+    } else {
+        Err(Error::new("find a soft-dirty bit", Errno::ENOSYS))
     }
 }
 

@@ -75,3 +75,4 @@ pub const IO_URING_ENTER: i64 = 426;
 pub const EPOLL_PWAIT2: i64 = 441;
 pub const TGKILL: i64 = 234;
 pub const TKILL: i64 = 200;
+pub const USERFAULTFD: i64 = 323;

@@ -1,0 +1,259 @@
+//! Write protection of another process's memory by userfaultfd.
+//!
+//! Owns: userfaultfd(2), its requests and its messages.
+//! Invariants: the descriptor acts on the address space of the process that created it, whoever holds it; the
+//! last duplicate that goes takes every registration with it, and wakes whoever waits.
+//! Does not: create it in another process; a remote call does, and pidfd_getfd(2) fetches it.
+//!
+//! Man page: userfaultfd(2), ioctl_userfaultfd(2)
+//! Since: Linux 6.7 (async), 5.7 (sync, anonymous memory), 5.19 (sync, shared memory)
+//! Probe: `features::REGISTRY` entries "userfaultfd-async" and "userfaultfd-sync"
+//! Fallback: other trackers
+
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use model::{Address, AddressRange};
+
+use crate::error::{Errno, Error, Result};
+
+/// Messages that one read fetches.
+const MESSAGES_PER_READ: usize = 32;
+
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
+/// The protocol's only version.
+const API: u64 = 0xaa;
+const REGISTER_MODE_WP: u64 = 1 << 1;
+const WRITEPROTECT_MODE_WP: u64 = 1;
+
+const EVENT_PAGEFAULT: u8 = 0x12;
+const EVENT_REMOVE: u8 = 0x15;
+
+/// Serves faults of the program's own code alone; needs no privilege. Enough where nobody waits for an answer.
+pub const USER_MODE_ONLY: u64 = 1;
+/// Close-on-exec and non-blocking, as every descriptor made here is.
+pub const CREATE_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+
+/// What a descriptor is asked to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// The kernel lifts the protection by itself at the first write, and remembers it.
+    Async,
+    /// As `Async`; discarding pages (MADV_DONTNEED, MADV_REMOVE) waits until the message of it is read.
+    AsyncWithRemovals,
+    /// A write waits until the protection is lifted by request.
+    Sync,
+}
+
+#[repr(C)]
+struct Handshake {
+    api: u64,
+    features: u64,
+    requests: u64,
+}
+
+const _: () = assert!(size_of::<Handshake>() == 24);
+const _: () = assert!(offset_of!(Handshake, features) == 8);
+
+#[repr(C)]
+struct Register {
+    start: u64,
+    length: u64,
+    mode: u64,
+    requests: u64,
+}
+
+const _: () = assert!(size_of::<Register>() == 32);
+const _: () = assert!(offset_of!(Register, mode) == 16);
+
+#[repr(C)]
+struct Span {
+    start: u64,
+    length: u64,
+}
+
+const _: () = assert!(size_of::<Span>() == 16);
+const _: () = assert!(offset_of!(Span, length) == 8);
+
+#[repr(C)]
+struct WriteProtect {
+    start: u64,
+    length: u64,
+    mode: u64,
+}
+
+const _: () = assert!(size_of::<WriteProtect>() == 24);
+const _: () = assert!(offset_of!(WriteProtect, mode) == 16);
+
+/// `struct uffd_msg`: the kind, then up to three words of which each kind uses its own.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct RawMessage {
+    event: u8,
+    reserved: [u8; 7],
+    words: [u64; 3],
+}
+
+const _: () = assert!(size_of::<RawMessage>() == 32);
+const _: () = assert!(offset_of!(RawMessage, words) == 8);
+
+/// What the kernel has to say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// A thread waits to write to a protected page.
+    Fault(Address),
+    /// Pages are about to be discarded.
+    Remove(AddressRange),
+    /// Nothing that was asked for.
+    Other,
+}
+
+/// Room for messages.
+#[derive(Default)]
+pub struct Messages {
+    raw: [RawMessage; MESSAGES_PER_READ],
+    used: usize,
+}
+
+impl Mode {
+    fn features(self) -> u64 {
+        const EVENT_REMOVE: u64 = 1 << 3;
+        const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
+        const WP_UNPOPULATED: u64 = 1 << 13;
+        const WP_ASYNC: u64 = 1 << 15;
+        match self {
+            Self::Async => WP_ASYNC | WP_UNPOPULATED,
+            Self::AsyncWithRemovals => WP_ASYNC | WP_UNPOPULATED | EVENT_REMOVE,
+            Self::Sync => WP_HUGETLBFS_SHMEM | WP_UNPOPULATED,
+        }
+    }
+}
+
+/// A new descriptor for our own memory.
+pub fn create(flags: u64) -> Result<OwnedFd> {
+    // SAFETY: userfaultfd takes plain numbers.
+    let result = unsafe { libc::syscall(libc::SYS_userfaultfd, flags | CREATE_FLAGS) };
+    if result < 0 {
+        return Err(Error::new("create a userfaultfd", Errno::last()));
+    }
+    // SAFETY: the kernel returned a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+}
+
+/// Agrees on what a new descriptor does; once.
+pub fn begin(fd: BorrowedFd<'_>, mode: Mode) -> Result<()> {
+    let mut handshake = Handshake { api: API, features: mode.features(), requests: 0 };
+    // SAFETY: the structure is the one that the request number names, and ours alone during the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut handshake) };
+    outcome("agree on the features of a userfaultfd", result)
+}
+
+/// Watches writes to a range of whole pages; mapped areas in it are split at its ends.
+///
+/// EBUSY: another descriptor watches there. EINVAL: memory that cannot be watched. EPERM: never writable.
+pub fn register(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
+    let (start, length) = (range.start.get(), range.len().get());
+    let mut register = Register { start, length, mode: REGISTER_MODE_WP, requests: 0 };
+    // SAFETY: the structure is the one that the request number names, and ours alone during the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
+    outcome("watch memory", result)
+}
+
+/// Ends watching, lifts the protection and wakes who waits.
+pub fn unregister(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
+    let mut span = Span { start: range.start.get(), length: range.len().get() };
+    // SAFETY: the structure is the one that the request number names; the kernel only reads it.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_UNREGISTER, &raw mut span) };
+    outcome("end watching memory", result)
+}
+
+/// Protects every page of a watched range against writes.
+pub fn protect(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
+    change(fd, range, WRITEPROTECT_MODE_WP)
+}
+
+/// Lifts the protection and wakes who waits.
+pub fn lift(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
+    change(fd, range, 0)
+}
+
+fn change(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
+    let mut change = WriteProtect { start: range.start.get(), length: range.len().get(), mode };
+    // SAFETY: the structure is the one that the request number names, and ours alone during the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut change) };
+    outcome("change the write protection", result)
+}
+
+/// Fetches messages that have come; none is not an error.
+pub fn read(fd: BorrowedFd<'_>, messages: &mut Messages) -> Result<()> {
+    messages.used = 0;
+    // SAFETY: the raw messages are plain numbers of which any bytes are valid, borrowed exclusively.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(messages.raw.as_mut_ptr().cast::<u8>(), size_of_val(&messages.raw))
+    };
+    match rustix::io::read(fd, bytes) {
+        Ok(count) => messages.used = count / size_of::<RawMessage>(),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+        Err(errno) => return Err(Error::new("read from a userfaultfd", errno)),
+    }
+    Ok(())
+}
+
+impl Messages {
+    /// What the last read fetched.
+    pub fn iter(&self) -> impl Iterator<Item = Message> {
+        self.raw[..self.used].iter().map(|raw| match raw.event {
+            EVENT_PAGEFAULT => Message::Fault(Address(raw.words[1])),
+            EVENT_REMOVE => Message::Remove(AddressRange::new(Address(raw.words[0]), Address(raw.words[1]))),
+            _ => Message::Other,
+        })
+    }
+}
+
+impl std::fmt::Debug for Messages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+fn outcome(operation: &'static str, result: libc::c_int) -> Result<()> {
+    if result < 0 { Err(Error::new(operation, Errno::last())) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use model::PageCount;
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn a_write_waits_until_the_protection_is_lifted() {
+        let Ok(fd) = create(0) else { return println!("unsupported: userfaultfd-sync") };
+        begin(fd.as_fd(), Mode::Sync).unwrap();
+        let mut scratch = Scratch::new(PageCount(4)).unwrap();
+        scratch.write(PageCount(2), 1);
+        let range = scratch.range();
+        register(fd.as_fd(), range).unwrap();
+        protect(fd.as_fd(), range).unwrap();
+        let writer = std::thread::spawn(move || {
+            scratch.write(PageCount(2), 2);
+            scratch.read(PageCount(2))
+        });
+        let mut messages = Messages::default();
+        while messages.iter().count() == 0 {
+            read(fd.as_fd(), &mut messages).unwrap();
+            std::thread::yield_now();
+        }
+        let Some(Message::Fault(address)) = messages.iter().next() else { panic!("{messages:?}") };
+        assert_eq!(address.page_floor(), Address(range.start.get() + 2 * 4096));
+        assert!(!writer.is_finished());
+        lift(fd.as_fd(), range).unwrap();
+        assert_eq!(writer.join().unwrap(), 2);
+    }
+}
