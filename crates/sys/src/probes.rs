@@ -21,6 +21,7 @@ use crate::error::{Errno, Error, Result};
 use crate::pagemap::{PageEntry, Pagemap};
 use crate::ptrace::{self as trace, WaitStatus};
 use crate::scratch::Scratch;
+use crate::userfaultfd::{self, Discards, Mode};
 
 const KILL: Signal = Signal(9);
 /// CAP_SYS_PTRACE as a bit of `CapEff`.
@@ -132,14 +133,14 @@ pub(crate) fn pagemap_scan(_: &Path) -> Result<String> {
 }
 
 pub(crate) fn userfaultfd_async(_: &Path) -> Result<String> {
-    let fd = crate::userfaultfd::create(crate::userfaultfd::USER_MODE_ONLY)?;
-    crate::userfaultfd::begin(fd.as_fd(), crate::userfaultfd::Mode::Async)?;
+    let fd = userfaultfd::create(userfaultfd::USER_MODE_ONLY)?;
+    userfaultfd::begin(fd.as_fd(), Mode::Async, Discards::Announced)?;
     Ok("a userfaultfd agreed to asynchronous write protection".to_owned())
 }
 
 pub(crate) fn userfaultfd_sync(_: &Path) -> Result<String> {
-    let fd = crate::userfaultfd::create(0)?;
-    crate::userfaultfd::begin(fd.as_fd(), crate::userfaultfd::Mode::Sync)?;
+    let fd = userfaultfd::create(0)?;
+    userfaultfd::begin(fd.as_fd(), Mode::Sync, Discards::Announced)?;
     Ok("a userfaultfd agreed to write protection of all memory".to_owned())
 }
 

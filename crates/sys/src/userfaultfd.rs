@@ -14,6 +14,7 @@ use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use model::{Address, AddressRange};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::error::{Errno, Error, Result};
 
@@ -23,6 +24,7 @@ const MESSAGES_PER_READ: usize = 32;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
 /// The protocol's only version.
 const API: u64 = 0xaa;
@@ -37,15 +39,22 @@ pub const USER_MODE_ONLY: u64 = 1;
 /// Close-on-exec and non-blocking, as every descriptor made here is.
 pub const CREATE_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
 
-/// What a descriptor is asked to do.
+/// What a write to a protected page does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// The kernel lifts the protection by itself at the first write, and remembers it.
+    /// The kernel lifts the protection by itself, and remembers it.
     Async,
-    /// As `Async`; discarding pages (MADV_DONTNEED, MADV_REMOVE) waits until the message of it is read.
-    AsyncWithRemovals,
-    /// A write waits until the protection is lifted by request.
+    /// The writer waits until the protection is lifted by request.
     Sync,
+}
+
+/// What discarding watched pages does (MADV_DONTNEED, MADV_REMOVE).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Discards {
+    /// Nothing.
+    Silent,
+    /// Who discards them waits until the message of it has been read, and does it then.
+    Announced,
 }
 
 #[repr(C)]
@@ -118,20 +127,6 @@ pub struct Messages {
     used: usize,
 }
 
-impl Mode {
-    fn features(self) -> u64 {
-        const EVENT_REMOVE: u64 = 1 << 3;
-        const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
-        const WP_UNPOPULATED: u64 = 1 << 13;
-        const WP_ASYNC: u64 = 1 << 15;
-        match self {
-            Self::Async => WP_ASYNC | WP_UNPOPULATED,
-            Self::AsyncWithRemovals => WP_ASYNC | WP_UNPOPULATED | EVENT_REMOVE,
-            Self::Sync => WP_HUGETLBFS_SHMEM | WP_UNPOPULATED,
-        }
-    }
-}
-
 /// A new descriptor for our own memory.
 pub fn create(flags: u64) -> Result<OwnedFd> {
     // SAFETY: userfaultfd takes plain numbers.
@@ -144,8 +139,20 @@ pub fn create(flags: u64) -> Result<OwnedFd> {
 }
 
 /// Agrees on what a new descriptor does; once.
-pub fn begin(fd: BorrowedFd<'_>, mode: Mode) -> Result<()> {
-    let mut handshake = Handshake { api: API, features: mode.features(), requests: 0 };
+pub fn begin(fd: BorrowedFd<'_>, mode: Mode, discards: Discards) -> Result<()> {
+    const EVENT_REMOVE: u64 = 1 << 3;
+    const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
+    const WP_UNPOPULATED: u64 = 1 << 13;
+    const WP_ASYNC: u64 = 1 << 15;
+    let mode = match mode {
+        Mode::Async => WP_ASYNC,
+        Mode::Sync => WP_HUGETLBFS_SHMEM,
+    };
+    let events = match discards {
+        Discards::Silent => 0,
+        Discards::Announced => EVENT_REMOVE,
+    };
+    let mut handshake = Handshake { api: API, features: WP_UNPOPULATED | mode | events, requests: 0 };
     // SAFETY: the structure is the one that the request number names, and ours alone during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut handshake) };
     outcome("agree on the features of a userfaultfd", result)
@@ -170,6 +177,14 @@ pub fn unregister(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     outcome("end watching memory", result)
 }
 
+/// Wakes who waits for a page of a range; they fault again if nothing has changed.
+pub fn wake(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
+    let mut span = Span { start: range.start.get(), length: range.len().get() };
+    // SAFETY: the structure is the one that the request number names; the kernel only reads it.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WAKE, &raw mut span) };
+    outcome("wake who waits for memory", result)
+}
+
 /// Protects every page of a watched range against writes.
 pub fn protect(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     change(fd, range, WRITEPROTECT_MODE_WP)
@@ -185,6 +200,19 @@ fn change(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
     // SAFETY: the structure is the one that the request number names, and ours alone during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut change) };
     outcome("change the write protection", result)
+}
+
+/// Waits for messages of two descriptors; false once the other end of the pipe `ending` is closed.
+pub fn wait(fds: [BorrowedFd<'_>; 2], ending: BorrowedFd<'_>) -> Result<bool> {
+    let source = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+    let mut sources = [source(fds[0]), source(fds[1]), source(ending)];
+    loop {
+        match poll(&mut sources, None) {
+            Ok(_) => return Ok(sources[2].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(Error::new("wait for a userfaultfd", errno)),
+        }
+    }
 }
 
 /// Fetches messages that have come; none is not an error.
@@ -235,7 +263,7 @@ mod tests {
     #[test]
     fn a_write_waits_until_the_protection_is_lifted() {
         let Ok(fd) = create(0) else { return println!("unsupported: userfaultfd-sync") };
-        begin(fd.as_fd(), Mode::Sync).unwrap();
+        begin(fd.as_fd(), Mode::Sync, Discards::Silent).unwrap();
         let mut scratch = Scratch::new(PageCount(4)).unwrap();
         scratch.write(PageCount(2), 1);
         let range = scratch.range();

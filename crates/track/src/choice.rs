@@ -1,0 +1,103 @@
+//! Which tracker is used.
+//!
+//! Owns: the registry, in the order of preference, and the check that one works here.
+//! Invariants: a tracker that failed its self-test is never given out.
+//! Does not: look at the process that is to be tracked.
+
+use std::path::Path;
+
+use sys::features::{self, Feature};
+
+use crate::error::TrackError;
+use crate::full::Full;
+use crate::pagemap_scan::PagemapScan;
+use crate::soft_dirty::SoftDirty;
+use crate::tracker::TrackerKind;
+use crate::write_protect::WriteProtect;
+
+/// Every tracker, the best first.
+pub const REGISTRY: &[&dyn TrackerKind] = &[&PagemapScan, &SoftDirty, &WriteProtect, &Full];
+
+/// The name that leaves the choice to us.
+const AUTO: &str = "auto";
+
+/// A tracker that works here.
+#[derive(Debug)]
+pub struct Choice {
+    /// The tracker.
+    pub kind: &'static dyn TrackerKind,
+    /// Better ones, and why they cannot be used.
+    pub passed_over: Vec<TrackError>,
+}
+
+/// The tracker of a name; for `auto` the best that works.
+pub fn choose(name: &str) -> Result<Choice, TrackError> {
+    let mut passed_over = Vec::new();
+    for kind in REGISTRY {
+        let wanted = if name == AUTO { kind.properties().automatic } else { kind.name() == name };
+        if wanted {
+            match check(*kind) {
+                Ok(()) => return Ok(Choice { kind: *kind, passed_over }),
+                Err(error) if name == AUTO => passed_over.push(error),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    let names: Vec<&str> = [AUTO].into_iter().chain(REGISTRY.iter().map(|kind| kind.name())).collect();
+    Err(TrackError::UnknownName { name: name.to_owned(), known: names.join(", ") })
+}
+
+fn check(kind: &'static dyn TrackerKind) -> Result<(), TrackError> {
+    for feature in kind.features() {
+        probe(kind.name(), *feature)?;
+    }
+    kind.self_test()
+}
+
+fn probe(tracker: &'static str, feature: Feature) -> Result<(), TrackError> {
+    for entry in features::REGISTRY.iter().filter(|entry| entry.feature == feature) {
+        if !features::enabled(feature) {
+            return Err(TrackError::ForcedOff { tracker, feature: entry.name });
+        }
+        // No probe of a tracker's features uses the directory.
+        (entry.probe)(Path::new("/")).map_err(|cause| TrackError::Missing {
+            tracker,
+            cause,
+            fix: entry.fix,
+        })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_full_always_works() {
+        for (index, kind) in REGISTRY.iter().enumerate() {
+            assert!(REGISTRY[..index].iter().all(|other| other.name() != kind.name()), "{}", kind.name());
+            assert!(kind.name() != AUTO && !kind.purpose().is_empty());
+        }
+        assert_eq!(choose("full").unwrap().kind.name(), "full");
+        assert!(choose(AUTO).unwrap().kind.properties().automatic);
+        let unknown = choose("guess").unwrap_err();
+        assert!(
+            unknown.to_string().contains("auto, pagemap-scan, soft-dirty, write-protect, full"),
+            "{unknown}"
+        );
+    }
+
+    #[test]
+    fn every_tracker_is_here_or_says_what_it_lacks() {
+        for kind in REGISTRY {
+            match choose(kind.name()) {
+                Ok(choice) => assert_eq!(choice.kind.name(), kind.name()),
+                Err(error @ (TrackError::Missing { .. } | TrackError::ForcedOff { .. })) => {
+                    println!("unsupported: tracker {}: {error}", kind.name());
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}

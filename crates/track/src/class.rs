@@ -1,0 +1,94 @@
+//! What an area is, as far as tracking is concerned.
+//!
+//! Owns: the classes, and what makes two areas show the same thing.
+//! Does not: ask the kernel anything.
+
+use model::{AddressRange, Inode};
+use tracee::procfs::{Area, Backing};
+
+/// How changes of an area's content come about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Class {
+    /// Private without a file: unpopulated pages are zero, and discarding pages clears what watched them.
+    Anonymous,
+    /// Private with a file behind it: only own pages matter, and discarding one leaves its mark in place.
+    PrivateFile,
+    /// Shared: other mappings and descriptors change it too.
+    Shared,
+}
+
+/// What an area shows; areas of equal identity show the same bytes where they overlap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Known {
+    pub(crate) range: AddressRange,
+    pub(crate) class: Class,
+    /// Device, inode, and where the object would begin.
+    object: Option<((u32, u32), Inode, u64)>,
+}
+
+impl Known {
+    /// Nothing for areas of the kernel's own.
+    pub(crate) fn of(area: &Area) -> Option<Self> {
+        let object = match &area.backing {
+            Backing::Kernel(_) => return None,
+            Backing::Anonymous => None,
+            Backing::File { device, inode, .. } => {
+                Some((*device, *inode, area.offset.wrapping_sub(area.range.start.get())))
+            }
+        };
+        let class = match (area.protection.shared, object) {
+            (true, _) => Class::Shared,
+            (false, Some(_)) => Class::PrivateFile,
+            (false, None) => Class::Anonymous,
+        };
+        Some(Self { range: area.range, class, object })
+    }
+
+    fn shows_the_same(&self, other: &Self) -> bool {
+        self.class == other.class && self.object == other.object
+    }
+
+    /// Adds the parts of it that no area of `before` (rising) showed already.
+    pub(crate) fn fresh_parts(&self, before: &[Self], into: &mut Vec<AddressRange>) {
+        let mut start = self.range.start;
+        let first = before.partition_point(|known| known.range.end <= start);
+        for known in &before[first..] {
+            if known.range.start >= self.range.end {
+                break;
+            }
+            if self.shows_the_same(known) {
+                if known.range.start > start {
+                    into.push(AddressRange::new(start, known.range.start));
+                }
+                start = known.range.end;
+            }
+        }
+        if start < self.range.end {
+            into.push(AddressRange::new(start, self.range.end));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Address;
+
+    use super::*;
+
+    fn known(first: u64, end: u64, class: Class) -> Known {
+        Known { range: AddressRange::new(Address(first << 12), Address(end << 12)), class, object: None }
+    }
+
+    #[test]
+    fn what_grew_and_what_became_another_kind_is_fresh() {
+        let before =
+            [known(1, 4, Class::Anonymous), known(4, 6, Class::Shared), known(8, 9, Class::Anonymous)];
+        let mut fresh = Vec::new();
+        known(2, 10, Class::Anonymous).fresh_parts(&before, &mut fresh);
+        let expected = [(4, 8), (9, 10)].map(|(first, end)| known(first, end, Class::Shared).range);
+        assert_eq!(fresh, expected);
+        fresh.clear();
+        known(1, 3, Class::Anonymous).fresh_parts(&before, &mut fresh);
+        assert!(fresh.is_empty());
+    }
+}

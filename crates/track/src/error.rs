@@ -1,0 +1,73 @@
+//! Why there is no tracker, or why it cannot go on.
+//!
+//! Owns: `TrackError`.
+//! Invariants: names the process or the tracker.
+//! Does not: choose another tracker; `choice` does.
+
+use model::Pid;
+use sys::Error;
+use tracee::RemoteError;
+
+/// A tracker that is not there or has failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TrackError {
+    /// No tracker has this name.
+    /// Row: tracker-unknown
+    #[error("there is no tracker {name}\nhelp: choose one of {known}")]
+    UnknownName {
+        /// The name that was given.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// The kernel, or this user's rights, lack what the tracker needs.
+    /// Row: tracker-missing
+    #[error("tracker {tracker} cannot be used: {cause}\nhelp: {fix}, or use --tracker auto")]
+    Missing {
+        /// The tracker.
+        tracker: &'static str,
+        /// What failed.
+        cause: Error,
+        /// How to get it.
+        fix: &'static str,
+    },
+    /// A feature was forced off.
+    /// Row: tracker-missing
+    #[error(
+        "tracker {tracker} cannot be used: {feature} is forced off\nhelp: take {feature} out of UNDYING_FEATURES_OFF, or use --tracker auto"
+    )]
+    ForcedOff {
+        /// The tracker.
+        tracker: &'static str,
+        /// The feature's name.
+        feature: &'static str,
+    },
+    /// This kernel misses changes.
+    /// Row: tracker-unsound
+    #[error(
+        "tracker {tracker} cannot be used: this kernel does not report {change}\nhelp: use --tracker auto, or a kernel with this error mended"
+    )]
+    Unsound {
+        /// The tracker.
+        tracker: &'static str,
+        /// The change that went unseen.
+        change: &'static str,
+    },
+    /// The address space is gone: the process ended, or replaced it by exec.
+    #[error("the memory of pid {0} is gone, and its tracker with it")]
+    Gone(Pid),
+    /// The handler of faults has ended.
+    #[error("the fault handler for pid {pid} failed: {cause}")]
+    Handler {
+        /// The process.
+        pid: Pid,
+        /// What failed.
+        cause: Error,
+    },
+    /// A remote call failed.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    /// A kernel call failed.
+    #[error(transparent)]
+    Kernel(#[from] Error),
+}

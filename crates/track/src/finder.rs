@@ -1,0 +1,147 @@
+//! What becomes of pages that are reported as written.
+//!
+//! Owns: telling what they hold, as far as that can be told.
+//! Invariants: a page that may hold something is never called empty; where the process runs and that cannot be told,
+//! the page is remembered until it stands.
+//! Does not: protect pages.
+
+use model::{AddressRange, PageCount, Pid};
+use sys::Error;
+use sys::pagemap::{Categories, PageQuery, PageRegions, Pagemap};
+
+use crate::class::Class;
+use crate::dirty::{Content, DirtyPages};
+use crate::query;
+use crate::tracker::Moment;
+
+/// Written pages in a row from which on it pays to ask what they hold (a microsecond) before they are read (a third
+/// of a microsecond each, and a page table entry in the process for each that was not there).
+const LOOK_MIN: PageCount = PageCount(64);
+/// Doubtful ranges of one run (64 KiB of them); each costs a microsecond inside the next pause.
+const DOUBTS_MAX: usize = 4096;
+
+/// Whether pages of the process may be swapped out, asked for once a scan.
+#[derive(Debug)]
+pub(crate) struct Swap {
+    pub(crate) pid: Pid,
+    pub(crate) moment: Moment,
+    pub(crate) used: Option<bool>,
+}
+
+/// What becomes of pages that are reported as written.
+pub(crate) struct Finder<'a> {
+    pub(crate) map: &'a Pagemap,
+    pub(crate) content: &'a PageQuery,
+    pub(crate) looks: &'a mut PageRegions,
+    pub(crate) swap: &'a mut Swap,
+    pub(crate) doubtful: &'a mut Vec<AddressRange>,
+    pub(crate) class: Class,
+    pub(crate) into: &'a mut DirtyPages,
+}
+
+impl Finder<'_> {
+    /// Written pages of which nothing else is known; they are protected already.
+    pub(crate) fn take(&mut self, range: AddressRange) -> Result<(), Error> {
+        if self.class != Class::Anonymous || range.pages() < LOOK_MIN {
+            self.into.push(range, Content::Unknown);
+            return Ok(());
+        }
+        let Self { map, content, looks, swap, into, .. } = self;
+        query::ask(map, content, range, looks, |range, categories| {
+            into.push(range, meaning_after(categories, swap));
+        })
+    }
+
+    /// Written pages and what they held when they were protected.
+    pub(crate) fn take_told(&mut self, range: AddressRange, content: Content) -> Result<(), Error> {
+        match (self.class, content) {
+            (Class::Shared, _) => self.into.push(range, Content::Unknown),
+            // Of the pages that are there, those of the file are no business of ours.
+            (Class::PrivateFile, Content::Present | Content::Unknown) => {
+                return self.report_own(range);
+            }
+            _ => self.into.push(range, content),
+        }
+        Ok(())
+    }
+
+    /// Pages that were told to be empty, and are protected now.
+    pub(crate) fn look_again(&mut self, range: AddressRange) -> Result<(), Error> {
+        let question = match self.class {
+            Class::Shared => return Ok(()),
+            Class::Anonymous => query::present(),
+            Class::PrivateFile => query::own(),
+        };
+        let Self { map, looks, swap, doubtful, into, .. } = self;
+        query::ask(map, &question, range, looks, |range, categories| match meaning_after(categories, swap) {
+            Content::Unknown if swap.moment == Moment::Running => doubt(doubtful, range),
+            content if content.must_read() => into.push(range, Content::Unknown),
+            _ => {}
+        })
+    }
+
+    /// Reports of a part of a file mapping which pages are the process's own; the rest shows the file.
+    pub(crate) fn report_own(&mut self, range: AddressRange) -> Result<(), Error> {
+        let mut start = range.start;
+        let Self { map, looks, swap, into, .. } = self;
+        query::ask(map, &query::own(), range, looks, |own, categories| {
+            let content = meaning_after(categories, swap);
+            if content.must_read() {
+                if start < own.start {
+                    into.push(AddressRange::new(start, own.start), Content::Absent);
+                }
+                into.push(own, Content::Unknown);
+                start = own.end;
+            }
+        })?;
+        if start < range.end {
+            into.push(AddressRange::new(start, range.end), Content::Absent);
+        }
+        Ok(())
+    }
+
+    /// What could not be told while the process ran.
+    pub(crate) fn settle_doubts(&mut self) -> Result<(), Error> {
+        while let Some(range) = self.doubtful.pop() {
+            self.look_again(range)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a page holds that is protected already: its protection, where no page is, looks like one swapped out.
+fn meaning_after(categories: Categories, swap: &mut Swap) -> Content {
+    match query::meaning(categories) {
+        Content::Swapped if swap.is_used() => Content::Unknown,
+        Content::Swapped => Content::Absent,
+        content => content,
+    }
+}
+
+/// Remembers a doubtful range; too many of them become one, in which more is looked at than need be.
+fn doubt(doubtful: &mut Vec<AddressRange>, range: AddressRange) {
+    doubtful.push(range);
+    if doubtful.len() > DOUBTS_MAX {
+        let start = doubtful.iter().map(|range| range.start).min().unwrap_or(range.start);
+        let end = doubtful.iter().map(|range| range.end).max().unwrap_or(range.end);
+        doubtful.clear();
+        doubtful.push(AddressRange::new(start, end));
+    }
+}
+
+impl Swap {
+    /// While the process stands, its own number of swapped pages is exact; while it runs, only that there is nowhere
+    /// to swap to.
+    fn is_used(&mut self) -> bool {
+        let (pid, moment) = (self.pid, self.moment);
+        *self.used.get_or_insert_with(|| match moment {
+            Moment::Running => kilobytes("/proc/meminfo", "SwapTotal") != Some(0),
+            Moment::Stopped => kilobytes(&format!("/proc/{pid}/status"), "VmSwap") != Some(0),
+        })
+    }
+}
+
+fn kilobytes(path: &str, line: &str) -> Option<u64> {
+    let text = tracee::procfs::read(path).ok()?;
+    tracee::procfs::status_line(&text, line)?.split(' ').next()?.parse().ok()
+}

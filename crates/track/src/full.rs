@@ -1,0 +1,146 @@
+//! The tracker that works everywhere: all that is there counts as dirty.
+//!
+//! Owns: finding all pages that hold something, and those that no longer do.
+//! Invariants: needs nothing in the process and nothing from the kernel but the page map.
+//! Does not: watch anything.
+
+use model::{AddressRange, Pid};
+use sys::Error;
+use sys::features::{self, Feature};
+use sys::pagemap::{PageRegions, Pagemap};
+use tracee::RemoteSession;
+use tracee::procfs::Area;
+
+use crate::class::Class;
+use crate::dirty::{Content, DirtyPages};
+use crate::error::TrackError;
+use crate::populated::Populated;
+use crate::query;
+use crate::runs::{Run, Runs, Verdict};
+use crate::tracker::{Coverage, Moment, Properties, Tracker, TrackerKind, Why};
+
+/// The kind.
+#[derive(Debug)]
+pub(crate) struct Full;
+
+#[derive(Debug)]
+struct FullTracker {
+    pid: Pid,
+    runs: Runs,
+    look: Look,
+}
+
+/// Finds what is there.
+#[derive(Debug)]
+pub(crate) struct Look {
+    pub(crate) map: Pagemap,
+    regions: PageRegions,
+    /// The kernel answers by ranges; otherwise every entry of the page map is read.
+    by_ranges: bool,
+}
+
+impl TrackerKind for Full {
+    fn name(&self) -> &'static str {
+        "full"
+    }
+
+    fn purpose(&self) -> &'static str {
+        "copies everything at every checkpoint; works everywhere"
+    }
+
+    fn features(&self) -> &'static [Feature] {
+        &[]
+    }
+
+    fn properties(&self) -> Properties {
+        Properties { rearms_running: false, sees_before: false, automatic: true }
+    }
+
+    fn self_test(&self) -> Result<(), TrackError> {
+        Ok(())
+    }
+
+    fn attach(&self, pid: Pid, _: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError> {
+        Ok(Box::new(FullTracker { pid, runs: Runs::default(), look: Look::open(pid)? }))
+    }
+}
+
+impl Tracker for FullTracker {
+    fn kind(&self) -> &'static dyn TrackerKind {
+        &Full
+    }
+
+    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
+        self.runs.renew(areas, |_, _| Verdict::Unwatched(Why::Chosen));
+        Ok(&self.runs.coverage)
+    }
+
+    fn scan(&mut self, _: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
+        for run in &mut self.runs.list {
+            self.look.report_all(run, into)?;
+        }
+        if self.look.map.is_alive()? { Ok(()) } else { Err(TrackError::Gone(self.pid)) }
+    }
+}
+
+impl Look {
+    pub(crate) fn open(pid: Pid) -> Result<Self, Error> {
+        let map = Pagemap::open(pid)?;
+        let by_ranges = features::enabled(Feature::PagemapScan) && map.supports_scan();
+        Ok(Self { map, regions: PageRegions::new(), by_ranges })
+    }
+
+    /// Reports all that a run holds, and what it held at the last scan and does no longer.
+    pub(crate) fn report_all(&mut self, run: &mut Run, into: &mut DirtyPages) -> Result<(), Error> {
+        match run.class {
+            Class::Shared => {
+                into.push(run.range, Content::Unknown);
+                return Ok(());
+            }
+            class => self.report_held(run.range, class, &mut run.held, into)?,
+        }
+        if std::mem::take(&mut run.new) {
+            // It was watched before, or is new: what it held then is not known.
+            report_gaps(run.range, run.held.noted(), into);
+        }
+        run.held.finish(|gone| into.push(gone, Content::Absent));
+        Ok(())
+    }
+
+    fn report_held(
+        &mut self,
+        range: AddressRange,
+        class: Class,
+        held: &mut Populated,
+        into: &mut DirtyPages,
+    ) -> Result<(), Error> {
+        if !self.by_ranges {
+            let found = self.map.look(range)?;
+            found.private.iter().for_each(|range| {
+                held.note(*range);
+                into.push(*range, Content::Unknown);
+            });
+            found.guards.iter().for_each(|range| into.push(*range, Content::Guard));
+            return Ok(());
+        }
+        let question = if class == Class::PrivateFile { query::own() } else { query::present() };
+        query::ask(&self.map, &question, range, &mut self.regions, |range, categories| {
+            held.note(range);
+            into.push(range, query::meaning(categories));
+        })
+    }
+}
+
+/// Reports what lies between the pages that are there.
+fn report_gaps(bounds: AddressRange, held: &[AddressRange], into: &mut DirtyPages) {
+    let mut start = bounds.start;
+    for range in held {
+        if start < range.start {
+            into.push(AddressRange::new(start, range.start), Content::Absent);
+        }
+        start = range.end;
+    }
+    if start < bounds.end {
+        into.push(AddressRange::new(start, bounds.end), Content::Absent);
+    }
+}

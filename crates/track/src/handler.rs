@@ -1,0 +1,168 @@
+//! The thread that answers what the kernel asks about a watched process.
+//!
+//! Owns: the two descriptors of a process, the thread, and the list of discarded pages.
+//! Invariants: every message is answered whatever goes wrong: if the handler fails, the process goes on, and the
+//! next scan says so. Should this program die, the kernel lets everybody go on.
+//! Does not: make anybody wait longer than for a copy of one page, unless the pool of old pages is full.
+
+use std::io::{PipeReader, PipeWriter};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
+use sys::Error;
+use sys::userfaultfd::{self, Discards, Message, Messages, Mode};
+use tracee::{ProcessMemory, RemoteSession};
+
+use crate::attach;
+use crate::class::Class;
+use crate::error::TrackError;
+use crate::old_pages::OldPages;
+use crate::removals::Removals;
+
+/// How long the handler rests after a failure, which may well last.
+const AFTER_FAILURE: Duration = Duration::from_millis(1);
+
+/// The descriptors and their handler; dropping it ends all watching.
+#[derive(Debug)]
+pub(crate) struct Handler {
+    pid: Pid,
+    shared: Arc<Shared>,
+    /// Closing it ends the thread.
+    bell: Option<PipeWriter>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Watches anonymous memory: discarding it undoes its protection, which shows.
+    silent: OwnedFd,
+    /// Watches the rest: discarding it leaves the protection behind as if nothing had happened.
+    announcing: OwnedFd,
+    memory: ProcessMemory,
+    /// For pages that are seen before they change.
+    old: Option<OldPages>,
+    removals: Mutex<Removals>,
+    failure: Mutex<Option<Error>>,
+}
+
+impl Handler {
+    /// Creates the descriptors in the process of a stopped thread, and starts the thread that listens to them.
+    pub(crate) fn attach(pid: Pid, session: &mut RemoteSession<'_>, mode: Mode) -> Result<Self, TrackError> {
+        let old = if mode == Mode::Sync { Some(OldPages::new()?) } else { None };
+        let shared = Arc::new(Shared {
+            silent: attach::userfaultfd(pid, session, mode, Discards::Silent)?,
+            announcing: attach::userfaultfd(pid, session, mode, Discards::Announced)?,
+            memory: ProcessMemory::open(pid)?,
+            old,
+            removals: Mutex::default(),
+            failure: Mutex::default(),
+        });
+        let failed = |error: std::io::Error| Error::process("start a fault handler", pid, error);
+        let (ending, bell) = std::io::pipe().map_err(failed)?;
+        let thread = std::thread::Builder::new().name("undying-faults".to_owned());
+        let listener = Arc::clone(&shared);
+        let thread = thread.spawn(move || listener.listen(&ending)).map_err(failed)?;
+        Ok(Self { pid, shared, bell: Some(bell), thread: Some(thread) })
+    }
+
+    /// The descriptor that watches areas of a class.
+    pub(crate) fn watches(&self, class: Class) -> BorrowedFd<'_> {
+        match class {
+            Class::Anonymous => self.shared.silent.as_fd(),
+            Class::PrivateFile | Class::Shared => self.shared.announcing.as_fd(),
+        }
+    }
+
+    /// What has been discarded. Whoever discarded something and stands has been noted.
+    pub(crate) fn removals(&self) -> MutexGuard<'_, Removals> {
+        locked(&self.shared.removals)
+    }
+
+    pub(crate) fn old_pages(&self) -> Option<&OldPages> {
+        self.shared.old.as_ref()
+    }
+
+    /// What went wrong since this was asked last.
+    pub(crate) fn check(&self) -> Result<(), TrackError> {
+        let failure = locked(&self.shared.failure).take();
+        failure.map_or(Ok(()), |cause| Err(TrackError::Handler { pid: self.pid, cause }))
+    }
+}
+
+impl Drop for Handler {
+    fn drop(&mut self) {
+        if let Some(old) = &self.shared.old {
+            old.close();
+        }
+        drop(self.bell.take());
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has nothing to say here; what it left unanswered ends with the descriptors.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn listen(&self, ending: &PipeReader) {
+        let mut messages = Messages::default();
+        loop {
+            match self.serve(ending, &mut messages) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    *locked(&self.failure) = Some(error);
+                    std::thread::sleep(AFTER_FAILURE);
+                }
+            }
+        }
+    }
+
+    /// Serves what has come; false when that was the last time.
+    fn serve(&self, ending: &PipeReader, messages: &mut Messages) -> Result<bool, Error> {
+        let fds = [self.silent.as_fd(), self.announcing.as_fd()];
+        if !userfaultfd::wait(fds, ending.as_fd())? {
+            return Ok(false);
+        }
+        let mut outcome = Ok(true);
+        for fd in fds {
+            {
+                // Reading a message lets its sender go on. Whoever then looks for it finds the list locked until
+                // it is there.
+                let mut removals = locked(&self.removals);
+                userfaultfd::read(fd, messages)?;
+                for message in messages.iter() {
+                    if let Message::Remove(range) = message {
+                        removals.note(range);
+                    }
+                }
+            }
+            for message in messages.iter() {
+                if let Message::Fault(address) = message {
+                    outcome = outcome.and(self.let_go(fd, address.page_floor()));
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Keeps a page and lets its writer go on, whatever happens.
+    fn let_go(&self, fd: BorrowedFd<'_>, page: Address) -> Result<bool, Error> {
+        let keep = |old: &OldPages| old.keep(page, |content| self.memory.read(page, content));
+        let kept = self.old.as_ref().map_or(Ok(()), keep);
+        let range = AddressRange::new(page, page + ByteCount(PAGE_BYTES));
+        if userfaultfd::lift(fd, range).is_err() {
+            // The areas are changing, or nothing is mapped there any more: the writer tries again. Or it cannot be
+            // lifted by single pages: then that page is watched no longer.
+            userfaultfd::wake(fd, range).or_else(|_| userfaultfd::unregister(fd, range))?;
+        }
+        kept.map(|()| true)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is behind these locks is whole after every step; a panic elsewhere does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,47 @@
+//! The tracker of choice: the kernel lifts the write protection by itself, and one request reports and renews it.
+//!
+//! Owns: the kind.
+//! Invariants: no write ever waits for us; only discarding pages of file mappings and shared memory does.
+//! Does not: see a page before it changes.
+
+use model::Pid;
+use sys::features::Feature;
+use sys::userfaultfd::Mode;
+use tracee::RemoteSession;
+
+use crate::error::TrackError;
+use crate::handler::Handler;
+use crate::self_test;
+use crate::tracker::{Properties, Tracker, TrackerKind};
+use crate::watch::Watch;
+
+/// The kind.
+#[derive(Debug)]
+pub(crate) struct PagemapScan;
+
+impl TrackerKind for PagemapScan {
+    fn name(&self) -> &'static str {
+        "pagemap-scan"
+    }
+
+    fn purpose(&self) -> &'static str {
+        "finds dirty pages in 0.3 ms per GiB; a microsecond per first write"
+    }
+
+    fn features(&self) -> &'static [Feature] {
+        &[Feature::PagemapScan, Feature::UserfaultfdAsync]
+    }
+
+    fn properties(&self) -> Properties {
+        Properties { rearms_running: true, sees_before: false, automatic: true }
+    }
+
+    fn self_test(&self) -> Result<(), TrackError> {
+        self_test::watching(self.name())
+    }
+
+    fn attach(&self, pid: Pid, session: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError> {
+        let handler = Handler::attach(pid, session, Mode::Async)?;
+        Ok(Box::new(Watch::new(&PagemapScan, pid, handler, Mode::Async)?))
+    }
+}

@@ -1,0 +1,133 @@
+//! The areas of a process, as a tracker goes through them.
+//!
+//! Owns: joining neighbours into runs, and what is known of each.
+//! Invariants: runs rise and do not overlap; what was known of an address stays known when runs are made anew.
+//! Does not: ask the kernel anything; the tracker says whether an area can be watched.
+
+use model::AddressRange;
+use tracee::procfs::Area;
+
+use crate::class::{Class, Known};
+use crate::populated::Populated;
+use crate::spans::Spans;
+use crate::tracker::{Coverage, Unwatched, Why};
+
+/// Areas of one class next to each other, gone through with one request.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) range: AddressRange,
+    pub(crate) class: Class,
+    /// Its writes are watched. Otherwise all it holds is reported at every scan.
+    pub(crate) watched: bool,
+    /// No scan has seen it yet.
+    pub(crate) new: bool,
+    /// What is watched of it.
+    pub(crate) spans: Spans,
+    /// Own pages of a file mapping, or all pages of a run that is not watched, as of the last scan.
+    pub(crate) held: Populated,
+    /// Pages that a scan of the running process could not tell to be empty or swapped out.
+    pub(crate) doubtful: Vec<AddressRange>,
+}
+
+/// What a tracker can do with an area.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// Watch its writes.
+    Watched,
+    /// Report all of it.
+    Unwatched(Why),
+    /// Nobody can write to it through this mapping.
+    Constant,
+}
+
+/// All runs of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    pub(crate) list: Vec<Run>,
+    known: Vec<Known>,
+    pub(crate) coverage: Coverage,
+}
+
+impl Runs {
+    /// Takes a new list of areas. `judge` is asked about those that were not watched before.
+    pub(crate) fn renew(&mut self, areas: &[Area], mut judge: impl FnMut(AddressRange, Class) -> Verdict) {
+        let known: Vec<Known> = areas.iter().filter_map(Known::of).collect();
+        let before = std::mem::take(&mut self.list);
+        self.coverage.fresh.clear();
+        self.coverage.unwatched.clear();
+        for area in &known {
+            let count = self.coverage.fresh.len();
+            area.fresh_parts(&self.known, &mut self.coverage.fresh);
+            let fresh = self.coverage.fresh.len() > count;
+            let verdict = if !fresh && is_watched(&before, area.range) {
+                Verdict::Watched
+            } else {
+                judge(area.range, area.class)
+            };
+            self.add(area, verdict, fresh);
+        }
+        self.known = known;
+        for run in &mut self.list {
+            run.inherit(&before);
+        }
+    }
+
+    fn add(&mut self, area: &Known, verdict: Verdict, fresh: bool) {
+        let watched = match verdict {
+            Verdict::Constant => return,
+            Verdict::Watched => true,
+            Verdict::Unwatched(why) => {
+                self.coverage.unwatched.push(Unwatched { range: area.range, why });
+                false
+            }
+        };
+        match self.list.last_mut() {
+            Some(last)
+                if watched
+                    && last.watched
+                    && last.class == area.class
+                    && last.range.end == area.range.start =>
+            {
+                last.range.end = area.range.end;
+                last.new |= fresh;
+            }
+            _ => self.list.push(Run {
+                range: area.range,
+                class: area.class,
+                watched,
+                new: fresh,
+                spans: Spans::whole(area.range),
+                held: Populated::default(),
+                doubtful: Vec::new(),
+            }),
+        }
+    }
+}
+
+impl Run {
+    fn inherit(&mut self, before: &[Self]) {
+        // What another mapping of shared memory holds cannot be seen here: nothing of it is left bare.
+        self.spans = match self.class {
+            Class::Shared => Spans::whole(self.range),
+            Class::Anonymous | Class::PrivateFile => Spans::new(self.range),
+        };
+        let first = before.partition_point(|run| run.range.end <= self.range.start);
+        for run in before[first..].iter().take_while(|run| run.range.start < self.range.end) {
+            // A run that is not watched reports all it holds, without spans.
+            let parts = if run.watched { run.spans.parts() } else { &[] };
+            for part in parts.iter().chain(run.held.before()) {
+                self.spans.add(Spans::around(*part, self.range));
+            }
+            self.held.take_over(&run.held, self.range);
+            self.doubtful.extend(run.doubtful.iter().filter(|range| self.range.overlaps(**range)));
+            // Which pages a watched run holds is not known, so that they would not be missed when they go.
+            self.new |= run.watched != self.watched;
+        }
+    }
+}
+
+fn is_watched(runs: &[Run], range: AddressRange) -> bool {
+    let first = runs.partition_point(|run| run.range.end <= range.start);
+    runs.get(first)
+        .is_some_and(|run| run.watched && run.range.start <= range.start && range.end <= run.range.end)
+}

@@ -1,0 +1,159 @@
+//! Trying on memory of our own whether the kernel reports every change.
+//!
+//! Owns: the changes that must be reported, and what they are called when they are not.
+//! Invariants: leaves nothing behind. Some kernels report pages that were given back as clean; with one of them a
+//! restore would bring back what the program had thrown away.
+//! Does not: try what depends on more than anonymous memory; the soak test does.
+
+use std::os::fd::AsFd;
+
+use model::{PageCount, Pid};
+use sys::clear_refs::ClearRefs;
+use sys::pagemap::{PageEntry, PageQuery, PageRegions, Pagemap};
+use sys::scratch::{HUGE_PAGE_BYTES, Scratch};
+use sys::userfaultfd::{self, Discards, Mode};
+
+use crate::error::TrackError;
+use crate::query;
+
+/// Pages that share one page table.
+const TABLE: u64 = HUGE_PAGE_BYTES / model::PAGE_BYTES;
+/// Four page tables.
+const PAGES: PageCount = PageCount(4 * TABLE);
+
+/// A change, what it is called, and how many pages it changes.
+struct Change {
+    name: &'static str,
+    make: fn(&mut Scratch) -> sys::Result<()>,
+    pages: PageCount,
+}
+
+const CHANGES: &[Change] = &[
+    Change { name: "that nothing was written", make: |_| Ok(()), pages: PageCount(0) },
+    Change { name: "a write", make: write, pages: PageCount(1) },
+    Change { name: "pages given back", make: discard, pages: PageCount(3) },
+    Change { name: "a page given back and read again", make: discard_and_read, pages: PageCount(1) },
+    Change { name: "a page given back and written again", make: discard_and_write, pages: PageCount(1) },
+    Change { name: "two megabytes given back", make: discard_table, pages: PageCount(TABLE) },
+    Change {
+        name: "two megabytes given back and read again",
+        make: discard_table_and_read,
+        pages: PageCount(TABLE),
+    },
+];
+
+fn write(scratch: &mut Scratch) -> sys::Result<()> {
+    scratch.write(PageCount(5), 1);
+    Ok(())
+}
+
+fn discard(scratch: &mut Scratch) -> sys::Result<()> {
+    scratch.discard(PageCount(8), PageCount(3))
+}
+
+fn discard_and_read(scratch: &mut Scratch) -> sys::Result<()> {
+    scratch.discard(PageCount(20), PageCount(1))?;
+    let _ = scratch.read(PageCount(20));
+    Ok(())
+}
+
+fn discard_and_write(scratch: &mut Scratch) -> sys::Result<()> {
+    scratch.discard(PageCount(30), PageCount(1))?;
+    scratch.write(PageCount(30), 1);
+    Ok(())
+}
+
+fn discard_table(scratch: &mut Scratch) -> sys::Result<()> {
+    scratch.discard(PageCount(TABLE), PageCount(TABLE))
+}
+
+fn discard_table_and_read(scratch: &mut Scratch) -> sys::Result<()> {
+    scratch.discard(PageCount(2 * TABLE), PageCount(TABLE))?;
+    for page in 2 * TABLE..3 * TABLE {
+        let _ = scratch.read(PageCount(page));
+    }
+    Ok(())
+}
+
+/// Tries watching by userfaultfd, with base pages and with huge ones, by each question that is asked later.
+pub(crate) fn watching(tracker: &'static str) -> Result<(), TrackError> {
+    for huge in [false, true] {
+        for rearm in [query::REARM, query::rearm_telling()] {
+            watching_with(tracker, huge, rearm)?;
+        }
+    }
+    Ok(())
+}
+
+fn watching_with(tracker: &'static str, huge: bool, rearm: PageQuery) -> Result<(), TrackError> {
+    let mut scratch = populated(huge)?;
+    let fd = userfaultfd::create(userfaultfd::USER_MODE_ONLY)?;
+    // What is reported does not depend on who lifts the protection.
+    userfaultfd::begin(fd.as_fd(), Mode::Async, Discards::Silent)?;
+    userfaultfd::register(fd.as_fd(), scratch.range())?;
+    let map = own_map()?;
+    let mut regions = PageRegions::new();
+    let mut rearmed = |scratch: &Scratch| -> sys::Result<PageCount> {
+        let mut pages = PageCount(0);
+        let count = |range: model::AddressRange, _| pages += range.pages();
+        query::ask(&map, &rearm, scratch.range(), &mut regions, count)?;
+        Ok(pages)
+    };
+    if rearmed(&scratch)? != PAGES {
+        return Err(TrackError::Unsound { tracker, change: "pages that were never protected" });
+    }
+    for change in CHANGES {
+        (change.make)(&mut scratch)?;
+        let pages = rearmed(&scratch)?;
+        if pages < change.pages || (change.pages == PageCount(0)) != (pages == PageCount(0)) {
+            return Err(TrackError::Unsound { tracker, change: change.name });
+        }
+    }
+    Ok(())
+}
+
+/// Tries soft-dirty bits.
+pub(crate) fn soft_dirty(tracker: &'static str) -> Result<(), TrackError> {
+    let mut scratch = populated(false)?;
+    let map = own_map()?;
+    let bits = ClearRefs::open(own_pid())?;
+    let mut entries = vec![PageEntry::default(); PAGES.get() as usize];
+    bits.clear_soft_dirty()?;
+    map.read_entries_at(scratch.range().start, &mut entries)?;
+    if entries.iter().any(|entry| entry.is_soft_dirty()) {
+        return Err(TrackError::Unsound { tracker, change: "that nothing was written" });
+    }
+    scratch.write(PageCount(5), 1);
+    scratch.discard(PageCount(30), PageCount(2))?;
+    scratch.write(PageCount(31), 1);
+    map.read_entries_at(scratch.range().start, &mut entries)?;
+    if !entries[5].is_soft_dirty() || !entries[31].is_soft_dirty() {
+        return Err(TrackError::Unsound { tracker, change: "a write" });
+    }
+    if entries[30].is_populated() {
+        return Err(TrackError::Unsound { tracker, change: "pages given back" });
+    }
+    let _ = scratch.read(PageCount(30));
+    map.read_entries_at(scratch.range().start, &mut entries)?;
+    if entries[30].is_exclusive() && !entries[30].is_soft_dirty() {
+        return Err(TrackError::Unsound { tracker, change: "a page given back and read again" });
+    }
+    Ok(())
+}
+
+fn populated(huge: bool) -> sys::Result<Scratch> {
+    let mut scratch = Scratch::new(PAGES)?;
+    if huge {
+        scratch.prefer_huge_pages();
+    }
+    (0..PAGES.get()).for_each(|page| scratch.write(PageCount(page), 1));
+    Ok(scratch)
+}
+
+fn own_pid() -> Pid {
+    Pid(std::process::id() as i32)
+}
+
+fn own_map() -> sys::Result<Pagemap> {
+    Pagemap::open(own_pid())
+}

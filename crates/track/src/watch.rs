@@ -1,0 +1,295 @@
+//! Watching writes through a userfaultfd: what the asynchronous and the synchronous tracker have in common.
+//!
+//! Owns: registering areas, going through them, what became of discarded pages.
+//! Invariants: a page that is reported is protected before it is read, so that a write that tears the copy is
+//! reported again; a page never protected counts as written, so that new and replaced mappings report themselves.
+//! Does not: handle faults.
+
+use std::os::fd::BorrowedFd;
+
+use model::{AddressRange, ByteCount, Pid};
+use sys::pagemap::{PageQuery, PageRegions};
+use sys::userfaultfd::{self, Mode};
+use sys::{Errno, Error};
+use tracee::procfs::Area;
+
+use crate::class::Class;
+use crate::dirty::{Content, DirtyPages};
+use crate::error::TrackError;
+use crate::finder::{Finder, Swap};
+use crate::full::Look;
+use crate::handler::Handler;
+use crate::old_pages::OldPages;
+use crate::query;
+use crate::runs::{Run, Runs, Verdict};
+use crate::spans::Spans;
+use crate::tracker::{Coverage, Moment, Tracker, TrackerKind, Why};
+
+/// Shared memory up to this size is watched: its page tables take at most 32 MiB.
+const SHARED_MAX: ByteCount = ByteCount(16 << 30);
+/// Times a run is watched again in one scan because something was mapped into it; a process that does so without
+/// end gets it reported whole.
+const HEALS_MAX: usize = 3;
+
+/// Times a range is tried to be protected while areas change; each waits for the handler, some microseconds.
+const PROTECT_TRIES_MAX: usize = 100_000;
+
+const EAGAIN: Errno = Errno(11);
+const EBUSY: Errno = Errno(16);
+
+/// What watches one address space.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    kind: &'static dyn TrackerKind,
+    pid: Pid,
+    handler: Handler,
+    mode: Mode,
+    runs: Runs,
+    look: Look,
+    regions: PageRegions,
+    looks: PageRegions,
+    /// Parts that turned out to hold something in the bare part of a run.
+    found: Vec<AddressRange>,
+    told: Told,
+    swap: Swap,
+}
+
+/// The questions that depend on the kernel, asked for once.
+#[derive(Debug)]
+struct Told {
+    rearm: PageQuery,
+    written: PageQuery,
+    content: PageQuery,
+}
+
+impl Tracker for Watch {
+    fn kind(&self) -> &'static dyn TrackerKind {
+        self.kind
+    }
+
+    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
+        let handler = &self.handler;
+        self.runs.renew(areas, |range, class| judge(handler.watches(class), range, class));
+        Ok(&self.runs.coverage)
+    }
+
+    fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
+        self.handler.check()?;
+        self.swap = Swap { pid: self.pid, moment, used: None };
+        let mut runs = std::mem::take(&mut self.runs.list);
+        let outcome = runs.iter_mut().try_for_each(|run| self.scan_run(run, moment, into));
+        let outcome = outcome.and_then(|()| self.report_removed(&mut runs, moment, into));
+        self.runs.list = runs;
+        match outcome {
+            Err(error) if error.errno == Errno::ESRCH => Err(TrackError::Gone(self.pid)),
+            Err(error) => Err(error.into()),
+            Ok(()) if self.look.map.is_alive()? => Ok(()),
+            Ok(()) => Err(TrackError::Gone(self.pid)),
+        }
+    }
+
+    fn old_pages(&self) -> Option<&OldPages> {
+        self.handler.old_pages()
+    }
+}
+
+impl Watch {
+    pub(crate) fn new(
+        kind: &'static dyn TrackerKind,
+        pid: Pid,
+        handler: Handler,
+        mode: Mode,
+    ) -> Result<Self, TrackError> {
+        let told =
+            Told { rearm: query::rearm_telling(), written: query::written(), content: query::content() };
+        Ok(Self {
+            kind,
+            pid,
+            handler,
+            mode,
+            runs: Runs::default(),
+            look: Look::open(pid)?,
+            regions: PageRegions::new(),
+            looks: PageRegions::new(),
+            found: Vec::with_capacity(64),
+            told,
+            swap: Swap { pid, moment: Moment::Stopped, used: None },
+        })
+    }
+
+    fn scan_run(&mut self, run: &mut Run, moment: Moment, into: &mut DirtyPages) -> Result<(), Error> {
+        for _ in 0..HEALS_MAX {
+            if !run.watched {
+                break;
+            }
+            match self.scan_watched(run, moment, into) {
+                Err(error) if is_unwatched(&error) => {
+                    into.push_replaced(run.range);
+                    let fd = self.handler.watches(run.class);
+                    run.watched = userfaultfd::register(fd, run.range).is_ok();
+                    run.new = true;
+                }
+                outcome => return outcome,
+            }
+        }
+        // Until the areas are told again.
+        run.new |= std::mem::take(&mut run.watched);
+        self.look.report_all(run, into)
+    }
+
+    fn scan_watched(&mut self, run: &mut Run, moment: Moment, into: &mut DirtyPages) -> Result<(), Error> {
+        let unsteady = moment == Moment::Running;
+        let telling = unsteady || run.new || run.class == Class::PrivateFile || self.mode == Mode::Sync;
+        let way = Way { telling, unsteady };
+        for index in 0..run.spans.parts().len() {
+            let part = run.spans.parts()[index];
+            self.rearm(part, run, way, into)?;
+        }
+        self.scan_bare(run, Way { telling: true, unsteady }, into)?;
+        run.new = false;
+        Ok(())
+    }
+
+    /// Reports what was discarded: its protection has stayed. The message comes before the deed, so that only a
+    /// process that stands has done it.
+    fn report_removed(
+        &mut self,
+        runs: &mut [Run],
+        moment: Moment,
+        into: &mut DirtyPages,
+    ) -> Result<(), Error> {
+        let mut removals = self.handler.removals();
+        if removals.is_empty() {
+            return Ok(());
+        }
+        let mut outcome = Ok(());
+        for run in runs.iter_mut().filter(|run| run.watched && run.class != Class::Anonymous) {
+            let mut finder = Finder {
+                map: &self.look.map,
+                content: &self.told.content,
+                looks: &mut self.looks,
+                swap: &mut self.swap,
+                doubtful: &mut run.doubtful,
+                class: run.class,
+                into,
+            };
+            removals.within(run.range, |range| {
+                let reported = finder.take_told(range, Content::Unknown);
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(reported);
+            });
+        }
+        if moment == Moment::Stopped && outcome.is_ok() {
+            removals.clear();
+        }
+        outcome
+    }
+
+    fn scan_bare(&mut self, run: &mut Run, way: Way, into: &mut DirtyPages) -> Result<(), Error> {
+        self.found.clear();
+        for index in 0..=run.spans.parts().len() {
+            let bare = run.spans.bare(index);
+            let found = &mut self.found;
+            let map = &self.look.map;
+            query::ask(map, &query::present(), bare, &mut self.regions, |range, _| {
+                let around = Spans::around(range, bare);
+                match found.last_mut() {
+                    Some(last) if last.end >= around.start => last.end = last.end.max(around.end),
+                    _ => found.push(around),
+                }
+            })?;
+        }
+        for index in 0..self.found.len() {
+            let part = self.found[index];
+            run.spans.add(part);
+            self.rearm(part, run, way, into)?;
+        }
+        Ok(())
+    }
+
+    /// Reports what was written in a part of a run, protected again.
+    fn rearm(
+        &mut self,
+        part: AddressRange,
+        run: &mut Run,
+        way: Way,
+        into: &mut DirtyPages,
+    ) -> Result<(), Error> {
+        let question = match (self.mode, way.telling) {
+            (Mode::Sync, _) => self.told.written,
+            (Mode::Async, true) => self.told.rearm,
+            (Mode::Async, false) => query::REARM,
+        };
+        let mut finder = Finder {
+            map: &self.look.map,
+            content: &self.told.content,
+            looks: &mut self.looks,
+            swap: &mut self.swap,
+            doubtful: &mut run.doubtful,
+            class: run.class,
+            into,
+        };
+        if !way.unsteady {
+            finder.settle_doubts()?;
+        }
+        let mut start = part.start;
+        while start < part.end {
+            let rest = AddressRange::new(start, part.end);
+            let asked = self.look.map.select(&question, rest, &mut self.regions);
+            // Also after a failure: what was protected is reported here or never.
+            for (range, categories) in self.regions.iter() {
+                if way.telling {
+                    finder.take_told(range, query::meaning(categories))?;
+                } else {
+                    finder.take(range)?;
+                }
+                if self.mode == Mode::Sync {
+                    protect(self.handler.watches(run.class), range)?;
+                }
+                if way.unsteady && !query::meaning(categories).must_read() {
+                    finder.look_again(range)?;
+                }
+            }
+            start = asked?;
+        }
+        Ok(())
+    }
+}
+
+/// How a part is gone through.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// The answer tells what pages hold.
+    telling: bool,
+    /// Pages may be filled between the moment they are told to be empty and their protection: a request is atomic
+    /// for each page table, and not where there is none.
+    unsteady: bool,
+}
+
+fn judge(fd: BorrowedFd<'_>, range: AddressRange, class: Class) -> Verdict {
+    if class == Class::Shared && range.len() > SHARED_MAX {
+        return Verdict::Unwatched(Why::TooSparse);
+    }
+    match userfaultfd::register(fd, range) {
+        Ok(()) => Verdict::Watched,
+        Err(error) if error.errno == EBUSY => Verdict::Unwatched(Why::WatchedByProgram),
+        Err(error) if error.errno == Errno::EPERM && class == Class::Shared => Verdict::Constant,
+        Err(error) => Verdict::Unwatched(Why::Unwatchable(error.errno)),
+    }
+}
+
+/// Protects a range, as soon as the areas have stopped changing: somebody waits to discard pages, and the handler
+/// lets them.
+fn protect(fd: BorrowedFd<'_>, range: AddressRange) -> Result<(), Error> {
+    for _ in 0..PROTECT_TRIES_MAX {
+        match userfaultfd::protect(fd, range) {
+            Err(error) if error.errno == EAGAIN => std::thread::yield_now(),
+            outcome => return outcome,
+        }
+    }
+    userfaultfd::protect(fd, range)
+}
+
+/// Whether a request failed because something that is not watched is mapped there.
+fn is_unwatched(error: &Error) -> bool {
+    error.errno == Errno::EPERM || error.errno == Errno::ENOENT
+}

@@ -1,0 +1,47 @@
+//! The tracker that sees a page before it changes: writers wait until a handler has let them go on.
+//!
+//! Owns: the kind.
+//! Invariants: see `handler`.
+//! Does not: serve a subject that writes much: each first write to a page costs it two changes of thread.
+
+use model::Pid;
+use sys::features::Feature;
+use sys::userfaultfd::Mode;
+use tracee::RemoteSession;
+
+use crate::error::TrackError;
+use crate::handler::Handler;
+use crate::self_test;
+use crate::tracker::{Properties, Tracker, TrackerKind};
+use crate::watch::Watch;
+
+/// The kind.
+#[derive(Debug)]
+pub(crate) struct WriteProtect;
+
+impl TrackerKind for WriteProtect {
+    fn name(&self) -> &'static str {
+        "write-protect"
+    }
+
+    fn purpose(&self) -> &'static str {
+        "copies pages before they change, beside the running subject; dear for subjects that write much"
+    }
+
+    fn features(&self) -> &'static [Feature] {
+        &[Feature::PagemapScan, Feature::UserfaultfdSync]
+    }
+
+    fn properties(&self) -> Properties {
+        Properties { rearms_running: true, sees_before: true, automatic: false }
+    }
+
+    fn self_test(&self) -> Result<(), TrackError> {
+        self_test::watching(self.name())
+    }
+
+    fn attach(&self, pid: Pid, session: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError> {
+        let handler = Handler::attach(pid, session, Mode::Sync)?;
+        Ok(Box::new(Watch::new(&WriteProtect, pid, handler, Mode::Sync)?))
+    }
+}

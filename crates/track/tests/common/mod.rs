@@ -1,0 +1,160 @@
+//! What the tests of this crate share: subjects compiled from C, a tracked process, and a copy of its memory.
+
+#![allow(dead_code, reason = "each test uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+pub(crate) mod shadow;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use model::{Address, AddressRange, ByteCount, Pid};
+use tracee::remote::RemoteContext;
+use tracee::{Gadgets, ProcessMemory, RemoteSession, StoppedTree, procfs};
+use undying_track::{DirtyPages, Moment, TrackError, Tracker, choose};
+
+/// The compiled subject of a name; `None`, with the reason printed, without a C compiler.
+fn compile(name: &str) -> Option<PathBuf> {
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/subjects").join(format!("{name}.c"));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let unique = format!("{name}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(unique);
+    let outcome =
+        Command::new("cc").args(["-O1", "-Wall", "-pthread", "-o"]).arg(&program).arg(&source).status();
+    let Ok(status) = outcome else {
+        println!("unsupported: a C compiler");
+        return None;
+    };
+    assert!(status.success(), "{name}.c does not compile");
+    Some(program)
+}
+
+/// A running subject.
+pub(crate) struct Subject {
+    child: Child,
+    answers: BufReader<ChildStdout>,
+    program: PathBuf,
+}
+
+impl Subject {
+    pub(crate) fn start(name: &str, arguments: &[&str]) -> Option<Self> {
+        let program = compile(name)?;
+        let mut command = Command::new(&program);
+        let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        let mut subject = Self { child, answers, program };
+        assert_eq!(subject.line(), "ready");
+        Some(subject)
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid(self.child.id() as i32)
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// Gives a command and returns the answer.
+    pub(crate) fn tell(&mut self, command: &str) -> u64 {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
+        let line = self.line();
+        u64::from_str_radix(&line, 16).unwrap_or_else(|_| panic!("`{command}` was answered by `{line}`"))
+    }
+
+    /// Gives a command that is answered by a greeting.
+    pub(crate) fn restart(&mut self, command: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
+        assert_eq!(self.line(), "ready");
+    }
+
+    /// Maps an area.
+    pub(crate) fn map(&mut self, kind: &str, pages: u64) -> AddressRange {
+        let start = Address(self.tell(&format!("map {kind} {pages}")));
+        AddressRange::new(start, start + ByteCount(pages << 12))
+    }
+
+    /// Does something to pages of an area; the answer.
+    pub(crate) fn act(&mut self, word: &str, pages: AddressRange, argument: u64) -> u64 {
+        let (start, count) = (pages.start.get(), pages.pages());
+        self.tell(&format!("{word} {start:x} {count} {argument}"))
+    }
+
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.program);
+    }
+}
+
+/// Pages `first` to `end` of an area.
+pub(crate) fn part(area: AddressRange, first: u64, end: u64) -> AddressRange {
+    let at = |page: u64| area.start + ByteCount(page << 12);
+    AddressRange::new(at(first), at(end))
+}
+
+/// Attaches a tracker to a process, stopped for it; `None`, with the reason printed, where it cannot be used.
+pub(crate) fn attach(name: &str, pid: Pid) -> Option<Box<dyn Tracker>> {
+    let kind = match choose(name) {
+        Ok(choice) => choice.kind,
+        Err(error @ (TrackError::Missing { .. } | TrackError::ForcedOff { .. })) => {
+            println!("unsupported: tracker {name}: {error}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let mut tree = StoppedTree::stop(pid).unwrap();
+    let memory = ProcessMemory::open(pid).unwrap();
+    let areas = procfs::areas(pid).unwrap();
+    let gadgets = Gadgets::find(&memory, &areas).unwrap();
+    let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
+    let process = tree.processes.iter_mut().find(|process| process.pid == pid).unwrap();
+    let mut session = RemoteSession::begin(&mut process.threads[0], &context).unwrap();
+    let mut tracker = kind.attach(pid, &mut session).unwrap();
+    session.end().unwrap();
+    tracker.cover(&areas).unwrap();
+    tree.resume().unwrap();
+    Some(tracker)
+}
+
+/// What a scan of a standing process finds in an area: ranges by page numbers, and what they hold.
+pub(crate) fn scan_area(
+    tracker: &mut dyn Tracker,
+    area: AddressRange,
+) -> Vec<(u64, u64, undying_track::Content)> {
+    let mut dirty = DirtyPages::new();
+    tracker.scan(Moment::Stopped, &mut dirty).unwrap();
+    let page = |address: Address| (address.get() - area.start.get()) >> 12;
+    let inside = |dirty: &&undying_track::DirtyRange| dirty.range.overlaps(area);
+    dirty
+        .ranges()
+        .iter()
+        .filter(inside)
+        .map(|dirty| {
+            let start = dirty.range.start.max(area.start);
+            (page(start), page(dirty.range.end.min(area.end)), dirty.content)
+        })
+        .collect()
+}
+
+/// Whether any area of a process is watched for writes.
+pub(crate) fn is_watched(pid: Pid) -> bool {
+    procfs::areas_with_flags(pid).unwrap().iter().any(|area| area.flags.has("uw"))
+}
+
+/// Descriptors of a process that are userfaultfds.
+pub(crate) fn userfaultfds(pid: Pid) -> usize {
+    let numbers = procfs::descriptors(pid).unwrap();
+    let target = |fd| procfs::descriptor_info(pid, fd).unwrap().target;
+    numbers.into_iter().filter(|fd| target(*fd).to_string_lossy().contains("userfaultfd")).count()
+}

@@ -1,0 +1,129 @@
+//! A process that changes its memory in every way, compared again and again with a copy that a tracker keeps up.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::shadow::Shadow;
+use common::{Subject, attach};
+use tracee::{StoppedTree, procfs};
+use undying_track::{DirtyPages, Layout, Moment, Tracker};
+
+/// How long one tracker is tried in the default run, and in the long one.
+const SHORT: Duration = Duration::from_secs(3);
+const LONG: Duration = Duration::from_secs(120);
+
+fn duration() -> Duration {
+    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { LONG } else { SHORT }
+}
+
+fn seed() -> u64 {
+    let given = std::env::var("UNDYING_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let clock = || std::time::UNIX_EPOCH.elapsed().map_or(1, |elapsed| elapsed.as_nanos() as u64);
+    given.unwrap_or_else(clock)
+}
+
+struct Soak {
+    subject: Subject,
+    tracker: Box<dyn Tracker>,
+    shadow: Shadow,
+    layout: Layout,
+    dirty: DirtyPages,
+    scans: u64,
+    checks: u64,
+    covers: u64,
+    replaced: u64,
+}
+
+impl Soak {
+    /// Rounds while it runs, as pre-copy does.
+    fn look_on(&mut self) {
+        for _ in 0..5 {
+            self.dirty.clear();
+            self.tracker.scan(Moment::Running, &mut self.dirty).unwrap();
+            self.shadow.apply("running", &self.dirty);
+            self.scans += 1;
+        }
+    }
+
+    /// One round while it stands, then the comparison.
+    fn check(&mut self) {
+        let pid = self.subject.pid();
+        let tree = StoppedTree::stop(pid).unwrap();
+        let areas = procfs::areas(pid).unwrap();
+        let changed = self.layout.changed().unwrap();
+        if changed {
+            let coverage = self.tracker.cover(&areas).unwrap();
+            self.shadow.cover(coverage, &areas);
+            self.covers += 1;
+        }
+        self.dirty.clear();
+        self.tracker.scan(Moment::Stopped, &mut self.dirty).unwrap();
+        let scan = format!("stopped, areas changed {changed}, replaced {:?}", self.dirty.replaced());
+        self.shadow.apply(&scan, &self.dirty);
+        self.replaced += self.dirty.replaced().len() as u64;
+        self.scans += 1;
+        self.checks += 1;
+        let differences = self.shadow.differences(&areas);
+        assert!(differences.is_empty(), "check {}:\n{}", self.checks, differences.join("\n"));
+        tree.resume().unwrap();
+        assert!(self.subject.is_alive(), "the subject died");
+    }
+}
+
+fn soak(name: &str) {
+    let seed = seed();
+    println!("{name}: UNDYING_TEST_SEED={seed}");
+    let directory = std::env::temp_dir();
+    let arguments = [&seed.to_string(), directory.to_str().unwrap()];
+    let Some(subject) = Subject::start("restless", &arguments.map(|text| text)) else { return };
+    let pid = subject.pid();
+    let Some(tracker) = attach(name, pid) else { return };
+    let mut soak = Soak {
+        subject,
+        tracker,
+        shadow: Shadow::new(pid),
+        layout: Layout::open(pid).unwrap(),
+        dirty: DirtyPages::new(),
+        scans: 0,
+        checks: 0,
+        covers: 0,
+        replaced: 0,
+    };
+    let started = Instant::now();
+    while started.elapsed() < duration() {
+        soak.look_on();
+        soak.check();
+    }
+    let Soak { scans, checks, covers, replaced, ref shadow, .. } = soak;
+    println!(
+        "{name}: {scans} scans, {checks} comparisons, {covers} lists of areas, {replaced} replaced areas, \
+         {} pages copied, none missed",
+        shadow.copied
+    );
+    drop(soak.tracker);
+    assert!(!common::is_watched(pid), "something is still watched");
+    assert!(soak.subject.is_alive(), "the subject died when tracking ended");
+}
+
+#[test]
+fn no_page_is_missed_by_pagemap_scan() {
+    soak("pagemap-scan");
+}
+
+#[test]
+fn no_page_is_missed_by_write_protect() {
+    soak("write-protect");
+}
+
+#[test]
+fn no_page_is_missed_by_soft_dirty() {
+    soak("soft-dirty");
+}
+
+#[test]
+fn no_page_is_missed_by_full() {
+    soak("full");
+}
