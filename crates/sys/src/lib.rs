@@ -4,6 +4,7 @@
 //! Invariants: what leaves this crate is safe to call; every failure names operation, object and errno.
 //! Does not: hold policy, or know what a checkpoint is.
 
+pub mod allocation_count;
 pub mod clear_refs;
 pub mod clone;
 pub mod dead_process;

@@ -5,7 +5,7 @@
 //! Does not: choose another tracker; `choice` does.
 
 use model::Pid;
-use sys::Error;
+use sys::{Errno, Error};
 use tracee::RemoteError;
 
 /// A tracker that is not there or has failed.
@@ -70,4 +70,11 @@ pub enum TrackError {
     /// A kernel call failed.
     #[error(transparent)]
     Kernel(#[from] Error),
+}
+
+impl TrackError {
+    /// The error of a scan that failed; where nothing is left to scan, it says so.
+    pub(crate) fn of_scan(pid: Pid, cause: Error) -> Self {
+        if cause.errno == Errno::ESRCH { Self::Gone(pid) } else { Self::Kernel(cause) }
+    }
 }

@@ -76,9 +76,9 @@ impl Tracker for FullTracker {
     }
 
     fn scan(&mut self, _: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
-        for run in &mut self.runs.list {
-            self.look.report_all(run, into)?;
-        }
+        let Self { pid, runs, look } = self;
+        let outcome = runs.list.iter_mut().try_for_each(|run| look.report_all(run, into));
+        outcome.map_err(|error| TrackError::of_scan(*pid, error))?;
         if self.look.map.is_alive()? { Ok(()) } else { Err(TrackError::Gone(self.pid)) }
     }
 }

@@ -84,14 +84,15 @@ impl Tracker for SoftDirtyTracker {
     }
 
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
-        for run in &mut self.runs.list {
-            if run.watched {
-                let all = std::mem::take(&mut run.new);
-                scan_run(&self.look.map, run, all, &mut self.entries, into)?;
-            } else {
-                self.look.report_all(run, into)?;
+        let Self { pid, runs, look, entries, .. } = self;
+        let outcome = runs.list.iter_mut().try_for_each(|run| {
+            if !run.watched {
+                return look.report_all(run, into);
             }
-        }
+            let all = std::mem::take(&mut run.new);
+            scan_run(&look.map, run, all, entries, into)
+        });
+        outcome.map_err(|error| TrackError::of_scan(*pid, error))?;
         if !self.look.map.is_alive()? {
             return Err(TrackError::Gone(self.pid));
         }

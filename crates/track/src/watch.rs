@@ -81,8 +81,7 @@ impl Tracker for Watch {
         let outcome = outcome.and_then(|()| self.report_removed(&mut runs, moment, into));
         self.runs.list = runs;
         match outcome {
-            Err(error) if error.errno == Errno::ESRCH => Err(TrackError::Gone(self.pid)),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(TrackError::of_scan(self.pid, error)),
             Ok(()) if self.look.map.is_alive()? => Ok(()),
             Ok(()) => Err(TrackError::Gone(self.pid)),
         }

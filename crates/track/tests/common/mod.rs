@@ -5,10 +5,12 @@
 
 pub(crate) mod shadow;
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use model::{Address, AddressRange, ByteCount, Pid};
 use tracee::remote::RemoteContext;
@@ -17,17 +19,24 @@ use undying_track::{DirtyPages, Moment, TrackError, Tracker, choose};
 
 /// The compiled subject of a name; `None`, with the reason printed, without a C compiler.
 fn compile(name: &str) -> Option<PathBuf> {
+    static COMPILED: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(program) = compiled.get(name) {
+        return Some(program.clone());
+    }
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/subjects").join(format!("{name}.c"));
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let unique = format!("{name}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-    let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(unique);
+    let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("track-{name}"));
+    // Another test program may be running or compiling the same one.
+    let unique = program.with_extension(std::process::id().to_string());
     let outcome =
-        Command::new("cc").args(["-O1", "-Wall", "-pthread", "-o"]).arg(&program).arg(&source).status();
+        Command::new("cc").args(["-O1", "-Wall", "-pthread", "-o"]).arg(&unique).arg(&source).status();
     let Ok(status) = outcome else {
         println!("unsupported: a C compiler");
         return None;
     };
     assert!(status.success(), "{name}.c does not compile");
+    std::fs::rename(unique, &program).unwrap();
+    compiled.insert(name.to_owned(), program.clone());
     Some(program)
 }
 
@@ -35,7 +44,6 @@ fn compile(name: &str) -> Option<PathBuf> {
 pub(crate) struct Subject {
     child: Child,
     answers: BufReader<ChildStdout>,
-    program: PathBuf,
 }
 
 impl Subject {
@@ -44,7 +52,7 @@ impl Subject {
         let mut command = Command::new(&program);
         let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
-        let mut subject = Self { child, answers, program };
+        let mut subject = Self { child, answers };
         assert_eq!(subject.line(), "ready");
         Some(subject)
     }
@@ -93,7 +101,6 @@ impl Drop for Subject {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let _ = std::fs::remove_file(&self.program);
     }
 }
 
@@ -157,4 +164,57 @@ pub(crate) fn userfaultfds(pid: Pid) -> usize {
     let numbers = procfs::descriptors(pid).unwrap();
     let target = |fd| procfs::descriptor_info(pid, fd).unwrap().target;
     numbers.into_iter().filter(|fd| target(*fd).to_string_lossy().contains("userfaultfd")).count()
+}
+
+/// The longest anything here may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until something holds.
+pub(crate) fn eventually(mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "it never happens");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// This test program again, as a helper that attaches a tracker and is killed.
+pub(crate) struct Helper(Child);
+
+pub(crate) fn helper(test: &str, tracker: &str, pid: Pid) -> Helper {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]);
+    command.env("UNDYING_TEST_TRACKER", tracker).env("UNDYING_TEST_PID", pid.to_string());
+    Helper(command.stdout(Stdio::piped()).spawn().unwrap())
+}
+
+/// What this process is to attach to when it is such a helper.
+pub(crate) fn role() -> Option<(String, Pid)> {
+    let pid = std::env::var("UNDYING_TEST_PID").ok()?.parse().ok()?;
+    Some((std::env::var("UNDYING_TEST_TRACKER").ok()?, Pid(pid)))
+}
+
+pub(crate) fn say_attached() {
+    println!("attached");
+    std::io::stdout().flush().unwrap();
+}
+
+impl Helper {
+    /// Waits until it has attached; false when it ended without.
+    pub(crate) fn attached(&mut self) -> bool {
+        let output = BufReader::new(self.0.stdout.as_mut().unwrap());
+        output.lines().any(|line| line.unwrap().contains("attached"))
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

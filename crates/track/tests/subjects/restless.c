@@ -24,8 +24,6 @@ static const size_t RESERVED_BYTES = 4ul << 30;
 struct area {
     char *start;
     size_t pages;
-    /* Discarding pages here loses their content. */
-    int discards;
 };
 
 enum { PLAIN, LARGE, SHARED, MEMORY_FILE, PRIVATE_FILE, RESERVED, FIXED_AREAS };
@@ -64,17 +62,17 @@ static void set_up(const char *directory)
     if (ftruncate(memory, 256 * PAGE))
         exit(1);
     const int private = MAP_PRIVATE | MAP_ANONYMOUS;
-    areas[PLAIN] = (struct area){map(2048 * PAGE, private, -1), 2048, 1};
+    areas[PLAIN] = (struct area){map(2048 * PAGE, private, -1), 2048};
     madvise(areas[PLAIN].start, 2048 * PAGE, MADV_NOHUGEPAGE);
     char *large = map(5 * HUGE, private, -1);
     large = (char *)(((uintptr_t)large + HUGE - 1) & ~(uintptr_t)(HUGE - 1));
     madvise(large, 4 * HUGE, MADV_HUGEPAGE);
-    areas[LARGE] = (struct area){large, 2048, 1};
-    areas[SHARED] = (struct area){map(512 * PAGE, MAP_SHARED | MAP_ANONYMOUS, -1), 512, 1};
-    areas[MEMORY_FILE] = (struct area){map(256 * PAGE, MAP_SHARED, memory), 256, 1};
-    areas[PRIVATE_FILE] = (struct area){map(512 * PAGE, MAP_PRIVATE, file), 512, 1};
+    areas[LARGE] = (struct area){large, 2048};
+    areas[SHARED] = (struct area){map(512 * PAGE, MAP_SHARED | MAP_ANONYMOUS, -1), 512};
+    areas[MEMORY_FILE] = (struct area){map(256 * PAGE, MAP_SHARED, memory), 256};
+    areas[PRIVATE_FILE] = (struct area){map(512 * PAGE, MAP_PRIVATE, file), 512};
     char *reserved = map(RESERVED_BYTES, private | MAP_NORESERVE, -1);
-    areas[RESERVED] = (struct area){reserved, RESERVED_BYTES / PAGE, 1};
+    areas[RESERVED] = (struct area){reserved, RESERVED_BYTES / PAGE};
     close(memory);
 }
 
@@ -109,8 +107,9 @@ static void *writer(void *argument)
 
 static void discard(uint64_t *state)
 {
-    static const int advices[] = {MADV_DONTNEED, MADV_DONTNEED, MADV_FREE, MADV_COLD, MADV_PAGEOUT, COLLAPSE,
-                                  MADV_NOHUGEPAGE, MADV_HUGEPAGE, MADV_MERGEABLE, MADV_WILLNEED, MADV_REMOVE,   MADV_REMOVE};
+    static const int advices[] = {MADV_DONTNEED, MADV_DONTNEED, MADV_FREE,       MADV_COLD,     MADV_PAGEOUT,
+                                  COLLAPSE,      MADV_REMOVE,   MADV_NOHUGEPAGE, MADV_HUGEPAGE, MADV_MERGEABLE,
+                                  MADV_WILLNEED, MADV_REMOVE};
     const struct area *area = &areas[next(state) % FIXED_AREAS];
     size_t page = some_page(area, state), run = next(state) % 8 ? next(state) % 6 + 1 : next(state) % 1200;
     if (page + run > area->pages)

@@ -1,0 +1,391 @@
+//! One change at a time, in every kind of memory: what a scan says of it.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::{Subject, attach, is_watched, part, scan_area, userfaultfds};
+use model::{Address, AddressRange, Pid};
+use tracee::procfs;
+use undying_track::{Content, DirtyPages, Layout, Moment, TrackError, Tracker, Unwatched, Why};
+
+const DONTNEED: u64 = 4;
+const REMOVE: u64 = 9;
+const GUARD_INSTALL: u64 = 102;
+const GUARD_REMOVE: u64 = 103;
+/// Trackers that watch.
+const WATCHING: [&str; 2] = ["pagemap-scan", "write-protect"];
+
+/// A subject with one area of each of some kinds, tracked, and scanned once.
+struct Case {
+    subject: Subject,
+    tracker: Box<dyn Tracker>,
+    areas: Vec<AddressRange>,
+}
+
+impl Case {
+    /// Kinds with their pages; all pages are written once.
+    fn new(tracker: &str, kinds: &[(&str, u64)]) -> Option<Self> {
+        let mut subject = Subject::start("obedient", &[])?;
+        let areas: Vec<AddressRange> = kinds.iter().map(|(kind, pages)| subject.map(kind, *pages)).collect();
+        for (area, (_, pages)) in areas.iter().zip(kinds) {
+            subject.act("write", part(*area, 0, *pages), 1);
+        }
+        let tracker = attach(tracker, subject.pid())?;
+        let mut case = Self { subject, tracker, areas };
+        for area in case.areas.clone() {
+            let found = case.scan(area);
+            let all: u64 = found.iter().map(|(first, end, _)| end - first).sum();
+            assert!(
+                all >= area.pages().get() || area != case.areas[0],
+                "at first everything is new: {found:?}"
+            );
+        }
+        Some(case)
+    }
+
+    fn pid(&self) -> Pid {
+        self.subject.pid()
+    }
+
+    fn scan(&mut self, area: AddressRange) -> Vec<(u64, u64, Content)> {
+        scan_area(&mut *self.tracker, area)
+    }
+
+    fn cover(&mut self) -> (Vec<AddressRange>, Vec<Unwatched>) {
+        let areas = procfs::areas(self.subject.pid()).unwrap();
+        let coverage = self.tracker.cover(&areas).unwrap();
+        (coverage.fresh.clone(), coverage.unwatched.clone())
+    }
+
+    /// Does something to pages of the first area and scans it: pages that must be read, and those that hold nothing.
+    fn after(&mut self, word: &str, first: u64, end: u64, argument: u64) -> (Vec<u64>, Vec<u64>) {
+        let area = self.areas[0];
+        self.subject.act(word, part(area, first, end), argument);
+        split(&self.scan(area))
+    }
+}
+
+/// Pages that must be read, and pages that hold nothing; of two reports of a page the later one holds.
+fn split(found: &[(u64, u64, Content)]) -> (Vec<u64>, Vec<u64>) {
+    let mut last = std::collections::BTreeMap::new();
+    for (first, end, content) in found {
+        last.extend((*first..*end).map(|page| (page, content.must_read())));
+    }
+    let of = |read: bool| last.iter().filter(|(_, must)| **must == read).map(|(page, _)| *page).collect();
+    (of(true), of(false))
+}
+
+fn pages(first: u64, end: u64) -> Vec<u64> {
+    (first..end).collect()
+}
+
+const NONE: (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
+
+#[test]
+fn anonymous_memory_reports_writes_and_what_was_given_back() {
+    for name in WATCHING {
+        let Some(mut case) = Case::new(name, &[("anon", 1024)]) else { continue };
+        let area = case.areas[0];
+        assert_eq!(case.after("read", 0, 1, 0), NONE, "{name}");
+        assert_eq!(case.after("write", 3, 5, 7), (pages(3, 5), vec![]), "{name}");
+        assert_eq!(case.after("read", 3, 4, 0), NONE, "{name}");
+        // Many at once are told to hold nothing; few must be read, and are zero then.
+        assert_eq!(case.after("advise", 100, 300, DONTNEED), (vec![], pages(100, 300)), "{name}");
+        let (read, nothing) = case.after("advise", 8, 10, DONTNEED);
+        assert_eq!([read, nothing].concat(), pages(8, 10), "{name}");
+        assert_eq!(case.after("write", 8, 9, 1), (pages(8, 9), vec![]), "{name}");
+        // Read again, it is a page of zeros; that it once held something was told before.
+        assert_eq!(case.after("read", 120, 121, 0), NONE, "{name}");
+        assert_eq!(case.subject.act("read", part(area, 120, 121), 0), 0);
+        // Another protection and back.
+        case.subject.act("protect", part(area, 20, 40), 1);
+        case.subject.act("protect", part(area, 20, 40), 3);
+        case.cover();
+        assert_eq!(split(&case.scan(area)), NONE, "{name}");
+        assert_eq!(case.after("write", 30, 31, 1), (pages(30, 31), vec![]), "{name}");
+    }
+}
+
+#[test]
+fn huge_pages_report_writes_and_what_was_given_back() {
+    const HUGE: u64 = 512;
+    for name in WATCHING {
+        let Some(mut case) = Case::new(name, &[("huge", 4 * HUGE)]) else { continue };
+        let (read, nothing) = case.after("write", 5, 6, 1);
+        assert!(read.contains(&5) && read.len() as u64 <= HUGE && nothing.is_empty(), "{name}: {read:?}");
+        assert_eq!(case.after("advise", HUGE, 2 * HUGE, DONTNEED), (vec![], pages(HUGE, 2 * HUGE)), "{name}");
+        let (read, _) = case.after("write", HUGE + 7, HUGE + 8, 1);
+        assert!(read.contains(&(HUGE + 7)), "{name}: {read:?}");
+        let (read, nothing) = case.after("advise", 2 * HUGE + 4, 2 * HUGE + 8, DONTNEED);
+        assert_eq!([read, nothing].concat(), pages(2 * HUGE + 4, 2 * HUGE + 8), "{name}");
+    }
+}
+
+#[test]
+fn a_reservation_costs_no_page_tables_until_it_is_used() {
+    const PAGES: u64 = 16 << 18;
+    for name in WATCHING {
+        let Some(mut subject) = Subject::start("obedient", &[]) else { return };
+        let area = subject.map("reserve", PAGES);
+        subject.act("write", part(area, 1_000_000, 1_000_002), 1);
+        let Some(tracker) = attach(name, subject.pid()) else { continue };
+        let mut case = Case { subject, tracker, areas: vec![area] };
+        let (read, _) = split(&case.scan(area));
+        assert_eq!(read, pages(1_000_000, 1_000_002), "{name}");
+        assert_eq!(case.after("write", 3_000_000, 3_000_001, 2).0, pages(3_000_000, 3_000_001), "{name}");
+        assert_eq!(case.after("read", 3_000_000, 3_000_001, 2), NONE, "{name}");
+        assert_eq!(
+            case.after("write", 1_000_000, 1_000_001, 2),
+            (pages(1_000_000, 1_000_001), vec![]),
+            "{name}"
+        );
+        // A neighbour appears, so that the runs are made anew: what was held must not be forgotten.
+        case.subject.map("reserve", PAGES);
+        case.cover();
+        let (read, nothing) = case.after("advise", 3_000_000, 3_000_001, DONTNEED);
+        assert!([read, nothing].concat().contains(&3_000_000), "{name}");
+        let tables = procfs::read(format!("/proc/{}/status", case.pid())).unwrap();
+        let tables = procfs::status_line(&tables, "VmPTE").unwrap().to_owned();
+        let kilobytes: u64 = tables.trim_end_matches(" kB").parse().unwrap();
+        assert!(kilobytes < 1024, "{name}: {kilobytes} KiB of page tables");
+    }
+}
+
+#[test]
+fn of_a_file_mapping_the_own_pages_are_reported_and_their_loss() {
+    for kind in ["file", "privmem"] {
+        let Some(mut subject) = Subject::start("obedient", &[]) else { return };
+        let area = subject.map(kind, 64);
+        subject.act("write", part(area, 4, 8), 1);
+        subject.act("read", part(area, 20, 21), 0);
+        let Some(tracker) = attach("pagemap-scan", subject.pid()) else { return };
+        let mut case = Case { subject, tracker, areas: vec![area] };
+        let (read, _) = split(&case.scan(area));
+        assert_eq!(read, pages(4, 8), "{kind}");
+        assert_eq!(case.after("read", 40, 41, 0).0, pages(0, 0), "{kind}");
+        assert_eq!(case.after("write", 9, 10, 1).0, pages(9, 10), "{kind}");
+        assert_eq!(case.after("advise", 4, 6, DONTNEED), (vec![], pages(4, 6)), "{kind}");
+        assert_eq!(case.subject.act("read", part(area, 4, 5), 0), 0x55);
+        assert_eq!(split(&case.scan(area)), NONE, "{kind}");
+        // Given back and written again between two scans: the page shows the file but for what was written.
+        case.subject.act("advise", part(area, 6, 8), DONTNEED);
+        case.subject.act("write", part(area, 7, 8), 9);
+        let (read, nothing) = split(&case.scan(area));
+        assert_eq!((read, nothing), (pages(7, 8), pages(6, 7)), "{kind}");
+    }
+}
+
+#[test]
+fn shared_memory_reports_writes_and_holes() {
+    for name in WATCHING {
+        for kind in ["shared", "memfd"] {
+            let Some(mut case) = Case::new(name, &[(kind, 64)]) else { continue };
+            assert_eq!(case.after("write", 3, 5, 7), (pages(3, 5), vec![]), "{name} {kind}");
+            // Nothing is lost by this: the memory keeps its content. It may be reported.
+            let _ = case.after("advise", 10, 12, DONTNEED);
+            assert_eq!(case.after("advise", 20, 23, REMOVE), (pages(20, 23), vec![]), "{name} {kind}");
+            // A hole that was read before anybody looked.
+            case.subject.act("advise", part(case.areas[0], 30, 31), REMOVE);
+            assert_eq!(case.subject.act("read", part(case.areas[0], 30, 31), 0), 0);
+            assert_eq!(split(&case.scan(case.areas[0])), (pages(30, 31), vec![]), "{name} {kind}");
+        }
+    }
+}
+
+/// What the documentation of trackers tells their user to take care of: if this fails, it can be taken out.
+#[test]
+fn writes_past_the_mapping_are_not_seen() {
+    let Some(mut case) = Case::new("pagemap-scan", &[("memfd", 64)]) else { return };
+    let area = case.areas[0];
+    case.subject.tell("store 3000 9");
+    assert_eq!(case.subject.act("read", part(area, 3, 4), 0), 9);
+    assert_eq!(split(&case.scan(area)), NONE);
+    case.subject.act("second", area, 8);
+    assert_eq!(case.subject.act("read", part(area, 3, 4), 0), 8);
+    assert_eq!(split(&case.scan(area)), NONE);
+}
+
+#[test]
+fn guard_regions_are_told_and_survive_being_watched() {
+    let Some(mut case) = Case::new("pagemap-scan", &[("anon", 256)]) else { return };
+    let area = case.areas[0];
+    if case.subject.act("advise", part(area, 100, 200), GUARD_INSTALL) != 0 {
+        return println!("unsupported: guard regions");
+    }
+    let found = case.scan(area);
+    assert_eq!(found, [(100, 200, Content::Guard)]);
+    let flagged = sys::pagemap::Pagemap::open(case.pid()).unwrap().look(area).unwrap();
+    assert_eq!(flagged.guards, [part(area, 100, 200)]);
+    assert_eq!(case.after("advise", 100, 200, GUARD_REMOVE), (vec![], pages(100, 200)));
+}
+
+#[test]
+fn a_mapping_replaced_by_an_equal_one_reports_itself() {
+    for name in WATCHING {
+        let Some(mut case) = Case::new(name, &[("anon", 256)]) else { continue };
+        let area = case.areas[0];
+        let mut layout = Layout::open(case.pid()).unwrap();
+        assert!(layout.changed().unwrap());
+        case.subject.act("again", part(area, 100, 200), 0);
+        case.subject.act("write", part(area, 150, 151), 9);
+        let mut dirty = DirtyPages::new();
+        case.tracker.scan(Moment::Stopped, &mut dirty).unwrap();
+        let inside = |at: Address| dirty.ranges().iter().filter(|found| found.range.contains(at)).count();
+        for page in 100..200 {
+            assert!(inside(part(area, page, page + 1).start) > 0, "{name}: page {page} of the new mapping");
+        }
+        assert_eq!(inside(part(area, 99, 100).start), 0, "{name}: the old mapping is as it was");
+        assert!(dirty.replaced().iter().any(|range| range.overlaps(area)), "{name}");
+        // It is watched again.
+        assert_eq!(case.after("write", 160, 161, 3), (pages(160, 161), vec![]), "{name}");
+        assert_eq!(case.after("write", 5, 6, 3), (pages(5, 6), vec![]), "{name}");
+    }
+}
+
+#[test]
+fn moved_and_grown_memory_is_new() {
+    for name in WATCHING {
+        let Some(mut case) = Case::new(name, &[("anon", 64)]) else { continue };
+        let start = Address(case.subject.act("move", case.areas[0], 0));
+        let moved = AddressRange::new(start, start + case.areas[0].len());
+        let (fresh, unwatched) = case.cover();
+        assert!(fresh.contains(&moved) && unwatched.iter().all(|area| !area.range.overlaps(moved)), "{name}");
+        assert_eq!(split(&case.scan(moved)), (pages(0, 64), vec![]), "{name}");
+        case.areas = vec![moved];
+        assert_eq!(case.after("write", 9, 10, 1), (pages(9, 10), vec![]), "{name}");
+        // Shrunk and grown again in place: the tail is new and empty.
+        case.subject.act("resize", moved, 32);
+        assert_eq!(case.subject.act("resize", part(moved, 0, 32), 64), start.get());
+        let (fresh, _) = case.cover();
+        let (read, nothing) = split(&case.scan(moved));
+        let told = [read, nothing].concat();
+        assert!(!fresh.is_empty() || (32..64).all(|page| told.contains(&page)), "{name}: {fresh:?} {told:?}");
+        assert_eq!(case.after("write", 40, 41, 1), (pages(40, 41), vec![]), "{name}");
+    }
+}
+
+#[test]
+fn a_forked_child_is_not_watched_and_can_be() {
+    for name in WATCHING {
+        let Some(mut case) = Case::new(name, &[("anon", 64), ("shared", 16)]) else { continue };
+        let area = case.areas[0];
+        let child = Pid(case.subject.tell("fork") as i32);
+        assert!(!is_watched(child), "{name}");
+        // The child writes to its copies; the parent's pages stay as they are.
+        case.subject.act("write", part(area, 1, 3), 8);
+        assert_eq!(split(&case.scan(area)), NONE, "{name}");
+        let mut of_child = attach(name, child).unwrap();
+        assert_eq!(split(&scan_area(&mut *of_child, area)).0, pages(0, 64), "{name}");
+        case.subject.act("write", part(area, 5, 6), 8);
+        case.subject.act("write", part(case.areas[1], 2, 3), 8);
+        let mut dirty = DirtyPages::new();
+        of_child.scan(Moment::Stopped, &mut dirty).unwrap();
+        let found = |page: AddressRange| dirty.ranges().iter().any(|found| found.range.overlaps(page));
+        assert!(found(part(area, 5, 6)) && found(part(case.areas[1], 2, 3)), "{name}");
+        assert!(!found(part(area, 6, 64)), "{name}");
+        // What it shares with its parent shows in its own page table alone.
+        assert_eq!(split(&case.scan(case.areas[1])), NONE, "{name}");
+        drop(of_child);
+        assert!(!is_watched(child) && is_watched(case.pid()), "{name}");
+    }
+}
+
+#[test]
+fn exec_ends_the_tracker() {
+    for name in ["pagemap-scan", "write-protect", "full"] {
+        let Some(mut case) = Case::new(name, &[("anon", 64)]) else { continue };
+        case.subject.restart("exec");
+        let outcome = case.tracker.scan(Moment::Stopped, &mut DirtyPages::new());
+        assert!(matches!(outcome, Err(TrackError::Gone(pid)) if pid == case.pid()), "{name}: {outcome:?}");
+        let mut again = attach(name, case.pid()).unwrap();
+        again.scan(Moment::Stopped, &mut DirtyPages::new()).unwrap();
+    }
+}
+
+#[test]
+fn areas_that_the_program_watches_itself_are_reported_whole() {
+    let Some(mut subject) = Subject::start("obedient", &[]) else { return };
+    let area = subject.map("anon", 64);
+    subject.act("write", part(area, 0, 4), 1);
+    if subject.act("watch", area, 0) != 0 {
+        return println!("unsupported: userfaultfd");
+    }
+    let Some(tracker) = attach("pagemap-scan", subject.pid()) else { return };
+    let mut case = Case { subject, tracker, areas: vec![area] };
+    let (_, unwatched) = case.cover();
+    let expected = Unwatched { range: area, why: Why::WatchedByProgram };
+    assert!(unwatched.contains(&expected), "{unwatched:?}");
+    for _ in 0..2 {
+        assert_eq!(split(&case.scan(area)).0, pages(0, 4));
+    }
+    assert_eq!(case.after("advise", 1, 2, DONTNEED), (vec![0, 2, 3], vec![1]));
+}
+
+#[test]
+fn nothing_stays_behind() {
+    for name in WATCHING {
+        let Some(mut case) = Case::new(name, &[("anon", 64), ("file", 64), ("shared", 16)]) else { continue };
+        assert!(is_watched(case.pid()), "{name}");
+        assert_eq!(userfaultfds(case.pid()), 0, "{name}: its descriptor is ours alone");
+        let before = procfs::descriptors(case.pid()).unwrap();
+        let Case { subject, tracker, areas } = case;
+        drop(tracker);
+        case = Case { tracker: attach("full", subject.pid()).unwrap(), subject, areas };
+        assert!(!is_watched(case.pid()), "{name}");
+        assert_eq!(procfs::descriptors(case.pid()).unwrap(), before, "{name}");
+        for area in case.areas.clone() {
+            case.subject.act("write", area, 5);
+        }
+    }
+}
+
+/// Runs as a helper that attaches, says so and waits to be killed; otherwise starts that helper.
+#[test]
+fn our_death_ends_watching() {
+    for name in WATCHING {
+        let Some(mut subject) = Subject::start("obedient", &[]) else { return };
+        let area = subject.map("anon", 64);
+        subject.act("write", area, 1);
+        let mut helper = common::helper("helper_that_is_killed", name, subject.pid());
+        if !helper.attached() {
+            continue;
+        }
+        assert!(is_watched(subject.pid()), "{name}");
+        helper.kill();
+        // A writer that waits for the helper's answer goes on.
+        subject.act("write", area, 2);
+        subject.act("advise", part(area, 0, 3), DONTNEED);
+        assert_eq!(subject.act("read", part(area, 9, 10), 0), 2, "{name}");
+        common::eventually(|| !is_watched(subject.pid()));
+        assert_eq!(userfaultfds(subject.pid()), 0, "{name}");
+    }
+}
+
+#[test]
+fn helper_that_is_killed() {
+    let Some((name, pid)) = common::role() else { return };
+    let Some(mut tracker) = attach(&name, pid) else { return };
+    tracker.scan(Moment::Stopped, &mut DirtyPages::new()).unwrap();
+    common::say_attached();
+    std::thread::sleep(std::time::Duration::from_secs(60));
+}
+
+#[test]
+fn old_content_can_be_had_while_the_process_writes() {
+    let Some(mut case) = Case::new("write-protect", &[("anon", 64)]) else { return };
+    let area = case.areas[0];
+    case.subject.act("write", part(area, 10, 30), 7);
+    assert_eq!(split(&case.scan(area)), (pages(10, 30), vec![]));
+    let wanted = part(area, 10, 30);
+    case.tracker.old_pages().unwrap().begin(&[wanted]);
+    case.subject.act("write", part(area, 15, 20), 8);
+    let mut copy = vec![0; wanted.len().get() as usize];
+    tracee::ProcessMemory::open(case.pid()).unwrap().read(wanted.start, &mut copy).unwrap();
+    assert_eq!(copy[5 * 4096], 8);
+    let old = case.tracker.old_pages().unwrap();
+    assert_eq!(old.correct(wanted.start, &mut copy).get(), 5);
+    assert!(copy.iter().all(|byte| *byte == 7));
+    old.end();
+    assert_eq!(split(&case.scan(area)), (pages(15, 20), vec![]));
+}
