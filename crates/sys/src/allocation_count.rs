@@ -33,17 +33,20 @@ fn count() {
 
 // SAFETY: every method hands its arguments on to `System`, which fulfils the contract; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
+    // SAFETY: the contract is that of `System`, which gets the same arguments; the caller upholds it.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller upholds the contract, which is the same.
         unsafe { System.alloc(layout) }
     }
 
+    // SAFETY: the contract is that of `System`, which gets the same arguments; the caller upholds it.
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         // SAFETY: the caller upholds the contract, which is the same; the block came from `System`.
         unsafe { System.dealloc(block, layout) }
     }
 
+    // SAFETY: the contract is that of `System`, which gets the same arguments; the caller upholds it.
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
         // SAFETY: the caller upholds the contract, which is the same; the block came from `System`.

@@ -154,10 +154,11 @@ fn measure_with(
             }
             dirty.clear();
             let before = requests();
-            times.push(time(|| tracker.scan(moment, dirty))?);
-            ranges = dirty.ranges().len();
+            let scan = time(|| tracker.scan(moment, dirty))?;
             // The first round may have grown something.
             allocations += if round > 0 { requests() - before } else { 0 };
+            times.push(scan);
+            ranges = dirty.ranges().len();
         }
     }
     written.sort_unstable();
