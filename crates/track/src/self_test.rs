@@ -157,3 +157,27 @@ fn own_pid() -> Pid {
 fn own_map() -> sys::Result<Pagemap> {
     Pagemap::open(own_pid())
 }
+
+#[cfg(test)]
+mod tests {
+    use sys::pagemap::Categories;
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_hides_what_was_given_back_is_found_out() {
+        if userfaultfd::create(userfaultfd::USER_MODE_ONLY).is_err() {
+            return println!("unsupported: userfaultfd-async");
+        }
+        watching_with("test", false, query::REARM).unwrap();
+        // As such a kernel answers: only pages that are there count as written.
+        let hiding = PageQuery { any_of: Categories::PRESENT, ..query::REARM };
+        let outcome = watching_with("test", false, hiding);
+        assert!(
+            matches!(outcome, Err(TrackError::Unsound { change: "pages given back", .. })),
+            "{outcome:?}"
+        );
+        let deaf = PageQuery { all_of: Categories::WRITTEN.and(Categories::ZERO_PAGE), ..query::REARM };
+        assert!(watching_with("test", false, deaf).is_err());
+    }
+}

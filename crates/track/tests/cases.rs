@@ -389,3 +389,23 @@ fn old_content_can_be_had_while_the_process_writes() {
     old.end();
     assert_eq!(split(&case.scan(area)), (pages(15, 20), vec![]));
 }
+
+/// Runs as a helper with features forced off, and says which tracker it would take; otherwise starts that helper.
+#[test]
+fn auto_falls_back_and_names_refuse_when_features_are_off() {
+    const ROLE: &str = "UNDYING_TEST_CHOICE";
+    if std::env::var_os(ROLE).is_some() {
+        let auto = undying_track::choose("auto").unwrap();
+        assert!(!auto.passed_over.is_empty());
+        let error = undying_track::choose("pagemap-scan").unwrap_err();
+        assert!(error.to_string().contains("userfaultfd-async"), "{error}");
+        println!("chosen: {}", auto.kind.name());
+        return;
+    }
+    let mut helper = std::process::Command::new(std::env::current_exe().unwrap());
+    helper.args(["--exact", "auto_falls_back_and_names_refuse_when_features_are_off", "--nocapture"]);
+    helper.env(ROLE, "1").env("UNDYING_FEATURES_OFF", "userfaultfd-async,soft-dirty");
+    let output = helper.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("chosen: full"), "{text}");
+}
