@@ -13,6 +13,9 @@ use rustix::process::Signal;
 /// record's time is taken after the pause, and the machine is loaded.
 const SLACK: Duration = Duration::from_millis(400);
 
+/// How often the counter is poisoned until a checkpoint has held it; on a loaded machine some do not come in time.
+const POISONINGS_MAX: usize = 10;
+
 fn run(lab: &Lab, options: &[&str], counter: &[&str]) -> std::process::Child {
     let mut words: Vec<String> = ["run", "--name", "job"].map(str::to_owned).to_vec();
     words.extend(options.iter().map(|word| (*word).to_owned()));
@@ -161,29 +164,33 @@ fn a_checkpoint_that_holds_the_reason_of_death_is_passed_over() {
     let poison = lab.path("poison");
     let guardian = run(
         &lab,
-        &["--every", "20ms", "--keep", "50", "--max-restarts", "40/1m"],
+        &["--every", "20ms", "--keep", "50", "--max-restarts", "100/1m"],
         &["trap", poison.to_str().unwrap()],
     );
     wait_for_checkpoints(&lab, 5);
     let counter = lab.guarded_counter().unwrap();
-    std::fs::write(&poison, "").unwrap();
-    // The poison is taken at once, and checkpoints hold it from then on.
-    until("the first death", || {
-        let restarts = lab.json(&["status", "job"])[0]["restarts"].as_u64()?;
-        (restarts > 0).then_some(())
-    });
-    std::fs::remove_file(&poison).unwrap();
-    let said = until("a life without poison", || {
-        let said = std::fs::read_to_string(lab.path("stderr")).unwrap();
-        let back = lab.guarded_counter()?;
-        std::thread::sleep(Duration::from_millis(500));
-        (lab.guarded_counter()?.process == back.process).then_some(said)
-    });
-    assert!(said.contains("leads to death again"), "{said}");
+    // Where no checkpoint was committed between the poison and the death of it, there is nothing to pass over.
+    let held_poison = (0..POISONINGS_MAX).any(|_| poison_and_wait(&lab, &poison));
+    assert!(held_poison, "{}", std::fs::read_to_string(lab.path("stderr")).unwrap());
     let now = lab.guarded_counter().unwrap();
     assert_eq!(now.pid(), counter.pid());
     now.goes_on(200);
     assert_eq!(end(&lab, guardian), 128 + 15);
+}
+
+/// Poisons the counter until it dies, and waits for a life without poison. True when a checkpoint was passed over.
+fn poison_and_wait(lab: &Lab, poison: &std::path::Path) -> bool {
+    let restarts = || lab.json(&["status", "job"])[0]["restarts"].as_u64();
+    let before = restarts();
+    std::fs::write(poison, "").unwrap();
+    until("a death", || (restarts() > before).then_some(()));
+    std::fs::remove_file(poison).unwrap();
+    until("a life without poison", || {
+        let back = lab.guarded_counter()?;
+        std::thread::sleep(Duration::from_millis(500));
+        (lab.guarded_counter()?.process == back.process).then_some(())
+    });
+    std::fs::read_to_string(lab.path("stderr")).unwrap().contains("leads to death again")
 }
 
 #[test]

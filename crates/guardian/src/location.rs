@@ -5,8 +5,9 @@
 //! Does not: know the layout inside; `store` does.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use store::{ImageReader, Store};
+use store::{ImageReader, Medium, Store};
 
 use crate::error::{GuardianError, Result};
 
@@ -18,8 +19,12 @@ const USER_STORE: &str = "undying";
 const STATE_HOME: &str = ".local/state";
 
 /// The place of a store, which need not exist yet.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct StoreLocation(PathBuf);
+#[derive(Clone, Debug)]
+pub struct StoreLocation {
+    root: PathBuf,
+    /// What it lies on, when that is not for the path to say.
+    medium: Option<Arc<dyn Medium>>,
+}
 
 impl StoreLocation {
     /// The place that was named, or the default of this user.
@@ -29,32 +34,45 @@ impl StoreLocation {
     /// `NoStore` when none was named and the environment tells no home.
     pub fn new(named: Option<&Path>) -> Result<Self> {
         if let Some(named) = named {
-            return Ok(Self(named.to_path_buf()));
+            return Ok(Self::at(named.to_path_buf()));
         }
         if rustix::process::geteuid().is_root() {
-            return Ok(Self(PathBuf::from(SYSTEM_STORE)));
+            return Ok(Self::at(PathBuf::from(SYSTEM_STORE)));
         }
         // Relative paths in these variables are to be ignored, says the XDG base directory specification.
         let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(STATE_HOME)));
-        state.map(|state| Self(state.join(USER_STORE))).ok_or(GuardianError::NoStore)
+        state.map(|state| Self::at(state.join(USER_STORE))).ok_or(GuardianError::NoStore)
+    }
+
+    /// A place on a medium of the caller's.
+    #[must_use]
+    pub fn on(medium: Arc<dyn Medium>, root: PathBuf) -> Self {
+        Self { root, medium: Some(medium) }
+    }
+
+    fn at(root: PathBuf) -> Self {
+        Self { root, medium: None }
     }
 
     /// The path.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.root
     }
 
     /// The store, created when it is not there.
     pub(crate) fn create(&self) -> Result<Store> {
-        Ok(Store::open(&self.0)?)
+        Ok(match &self.medium {
+            Some(medium) => Store::open_on(Arc::clone(medium), &self.root)?,
+            None => Store::open(&self.root)?,
+        })
     }
 
     /// The store, if there is one.
     pub(crate) fn open(&self) -> Result<Option<Store>> {
-        let is_scheme = self.0.to_str().is_some_and(|text| text.contains("://"));
-        if is_scheme || self.0.exists() { self.create().map(Some) } else { Ok(None) }
+        let is_scheme = self.root.to_str().is_some_and(|text| text.contains("://"));
+        if is_scheme || self.root.exists() { self.create().map(Some) } else { Ok(None) }
     }
 
     /// The directory of the image that an argument names: a path, NAME or NAME@SEQ.
@@ -66,15 +84,21 @@ impl StoreLocation {
             Some(store) => Ok(store.resolve(spec)?),
             // Without a store only a directory here can be meant.
             None if Path::new(spec).is_dir() => Ok(PathBuf::from(spec)),
-            None => {
-                Err(store::Error::NotFound { name: spec.to_owned(), sequence: None, store: self.0.clone() }
-                    .into())
+            None => Err(store::Error::NotFound {
+                name: spec.to_owned(),
+                sequence: None,
+                store: self.root.clone(),
             }
+            .into()),
         }
     }
 
     /// Opens the image that an argument names.
     pub(crate) fn read(&self, spec: &str) -> Result<ImageReader> {
-        Ok(ImageReader::open(&self.image(spec)?)?)
+        let path = self.image(spec)?;
+        Ok(match &self.medium {
+            Some(medium) => ImageReader::open_on(&**medium, &path)?,
+            None => ImageReader::open(&path)?,
+        })
     }
 }

@@ -34,7 +34,7 @@ pub enum Numbers {
 }
 
 /// What `restore` is asked.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct RestoreRequest {
     /// A directory, NAME or NAME@SEQ.
     pub image: String,

@@ -31,4 +31,4 @@ pub use name::SubjectName;
 pub use reader::ImageReader;
 pub use store::{Store, StoreEntry};
 pub use verify::{VerifyReport, verify, verify_on};
-pub use writer::{CommitMeta, Committed, ImageWriter, WriteOptions, WriteTimings};
+pub use writer::{CommitMeta, Committed, ImageWriter, Prepared, WriteOptions, WriteTimings};

@@ -84,6 +84,14 @@ pub struct Committed {
     pub timings: WriteTimings,
 }
 
+/// An image that is durable and not visible. Dropping it leaves nothing behind.
+#[derive(Debug)]
+pub struct Prepared {
+    staging: Staging,
+    committed: Committed,
+    begun: Instant,
+}
+
 /// An image being written. Copiers on several threads may share it by reference.
 #[derive(Debug)]
 pub struct ImageWriter {
@@ -164,6 +172,16 @@ impl ImageWriter {
     ///
     /// What went wrong at any step; nothing is left behind then.
     pub fn finish(self, records: &RecordSet, meta: CommitMeta) -> Result<Committed> {
+        self.prepare(records, meta)?.publish()
+    }
+
+    /// Writes what is left and makes everything durable, but nothing visible yet: for one who may still decide
+    /// against this image.
+    ///
+    /// # Errors
+    ///
+    /// As `finish`.
+    pub fn prepare(self, records: &RecordSet, meta: CommitMeta) -> Result<Prepared> {
         let Self { mut pages, staging, medium, target } = self;
         let begun = Instant::now();
         pages.send(Order::Finish)?;
@@ -183,9 +201,22 @@ impl ImageWriter {
         records_file.sync()?;
         index_file.sync()?;
         commit_file.sync()?;
+        let timings = WriteTimings { hash: finished.hash, write: finished.write, commit: Duration::ZERO };
+        Ok(Prepared { staging, committed: Committed { path: target, commit, timings }, begun })
+    }
+}
+
+impl Prepared {
+    /// Makes the image visible.
+    ///
+    /// # Errors
+    ///
+    /// `Exists`, or what else kept the directory from getting its name; nothing is left behind then.
+    pub fn publish(self) -> Result<Committed> {
+        let Self { staging, mut committed, begun } = self;
         staging.publish()?;
-        let timings = WriteTimings { hash: finished.hash, write: finished.write, commit: begun.elapsed() };
-        Ok(Committed { path: target, commit, timings })
+        committed.timings.commit = begun.elapsed();
+        Ok(committed)
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
 use model::{Inode, Pid, Sequence, Signal};
-use store::{CommitMeta, Committed, ImageWriter, PageBatch};
+use store::{CommitMeta, ImageWriter, PageBatch, Prepared};
 use tracee::{StoppedTree, procfs};
 
 use crate::capture::before::Before;
@@ -51,9 +51,61 @@ const LOOKS_MAX: usize = 5;
 /// About how long a program takes from exec until its C library is mapped.
 const LOADING: Duration = Duration::from_millis(1);
 
+/// A checkpoint that has left its subject: all of it is here or with the writer, and nothing is visible yet.
+///
+/// It may be written on any thread; the subject runs meanwhile, or has died.
+#[derive(Debug)]
+pub struct Captured {
+    records: RecordSet,
+    meta: CommitMeta,
+}
+
+impl Captured {
+    /// The checkpoint's number.
+    #[must_use]
+    pub fn sequence(&self) -> Sequence {
+        self.meta.sequence
+    }
+
+    /// How long the subject stood still.
+    #[must_use]
+    pub fn pause(&self) -> Duration {
+        self.meta.timings.pause
+    }
+
+    /// Writes what is left and makes it durable; `publish` of what it gives commits it.
+    pub fn prepare(self, writer: ImageWriter) -> Result<Prepared> {
+        Ok(writer.prepare(&self.records, self.meta)?)
+    }
+}
+
 /// Takes one checkpoint of a process and all its descendants.
 pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -> Result<CheckpointReport> {
     let started = Instant::now();
+    let (captured, mut before, held) = take(root, &writer, options)?;
+    let committed = captured
+        .prepare(writer)
+        .and_then(|prepared| Ok(prepared.publish()?))
+        .inspect_err(|_| before.descriptors.release())?;
+    if let Some(tree) = held {
+        end(tree)?;
+    }
+    Ok(CheckpointReport { commit: committed.commit, total: started.elapsed() })
+}
+
+/// As `checkpoint`, up to the end of the pause: the rest can be done elsewhere. The subject goes on whatever the
+/// options say.
+pub fn capture(root: Pid, writer: &ImageWriter, options: &CheckpointOptions) -> Result<Captured> {
+    let options = CheckpointOptions { kill: false, ..options.clone() };
+    take(root, writer, &options).map(|(captured, ..)| captured)
+}
+
+/// Stops the tree and takes everything from it. With `kill` it stands still afterwards.
+fn take(
+    root: Pid,
+    writer: &ImageWriter,
+    options: &CheckpointOptions,
+) -> Result<(Captured, Before, Option<StoppedTree>)> {
     let looked = look_while_it_runs(root, options)?;
     // The first buffer is made, and touched, before the pause.
     let first = writer.buffer()?;
@@ -62,7 +114,7 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
     let mut tree = StoppedTree::stop(root)?;
     let stop = stopping.elapsed();
     let mut before = looked.map_or_else(|| look_while_it_stands(root, options), Ok)?;
-    let times = inside(&mut before, &mut tree, &writer, first, options)
+    let times = inside(&mut before, &mut tree, writer, first, options)
         .inspect_err(|_| before.descriptors.release())?;
     let held = if options.kill {
         Some(tree)
@@ -72,12 +124,9 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
     };
     let pause = stopping.elapsed();
     let timings = Timings { pause, stop, scan: times.scan, copy: times.copy };
-    let committed =
-        write(writer, &mut before, options, time, timings).inspect_err(|_| before.descriptors.release())?;
-    if let Some(tree) = held {
-        end(tree)?;
-    }
-    Ok(CheckpointReport { commit: committed.commit, total: started.elapsed() })
+    let records = after(&mut before).inspect_err(|_| before.descriptors.release())?;
+    let meta = meta(&before, options, time, timings);
+    Ok((Captured { records, meta }, before, held))
 }
 
 /// Runs everything that comes before the pause, and nothing else.
@@ -154,19 +203,8 @@ fn after(before: &mut Before) -> Result<RecordSet> {
     Ok(records)
 }
 
-fn write(
-    writer: ImageWriter,
-    before: &mut Before,
-    options: &CheckpointOptions,
-    time: SystemTime,
-    timings: Timings,
-) -> Result<Committed> {
-    let records = after(before)?;
-    if !options.kill {
-        // The subject runs on: what it closes from now on has to be closed.
-        before.descriptors.forget();
-    }
-    let meta = CommitMeta {
+fn meta(before: &Before, options: &CheckpointOptions, time: SystemTime, timings: Timings) -> CommitMeta {
+    CommitMeta {
         sequence: options.sequence,
         time,
         subject: options.name.clone(),
@@ -174,8 +212,7 @@ fn write(
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
         tool_version: env!("CARGO_PKG_VERSION").to_owned(),
         timings,
-    };
-    Ok(writer.finish(&records, meta)?)
+    }
 }
 
 const KILL: Signal = Signal(9);

@@ -26,6 +26,8 @@ pub enum RunEvent<'a> {
     CheckpointFailed(&'a GuardianError),
     /// The first checkpoint after some that failed.
     CheckpointsAgain(Sequence),
+    /// A checkpoint was being written when the subject died; an older one brings it back sooner.
+    CheckpointDropped(Sequence),
     /// The subject died, and somebody does something about it.
     Died {
         /// Its root.
@@ -60,6 +62,9 @@ impl fmt::Display for RunEvent<'_> {
             Self::Adopted { pid, name } => write!(f, "pid {pid} is guarded as {name}"),
             Self::CheckpointFailed(error) => write!(f, "no checkpoint: {error}"),
             Self::CheckpointsAgain(sequence) => write!(f, "checkpoint {sequence} could be taken again"),
+            Self::CheckpointDropped(sequence) => {
+                write!(f, "checkpoint {sequence} was still being written and is dropped")
+            }
             Self::Died { pid, status } => write!(f, "pid {pid} {status}"),
             Self::Poisoned(sequence) => {
                 write!(f, "checkpoint {sequence} leads to death again; the one before it is used")

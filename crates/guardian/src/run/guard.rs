@@ -1,15 +1,16 @@
 //! The event loop: one subject, its checkpoints, its deaths.
 //!
 //! Owns: what happens in which order after a death, and the record for `status`.
-//! Invariants: all of it runs on one thread, to which ptrace is bound; a dead child keeps its number until the
-//! restore is about to need it; signals that have arrived are seen before a death is judged.
-//! Does not: know policy, pace or the file's shape; their modules do.
+//! Invariants: all that touches the subject runs on one thread, to which ptrace is bound; that thread waits for no
+//! disk while the subject runs; a dead child keeps its number until the restore is about to need it; signals and
+//! commits that have arrived are seen before a death is judged.
+//! Does not: know policy, pace, the write of a checkpoint or the file's shape; their modules do.
 
 use std::time::{Duration, Instant, SystemTime};
 
 use engine::{CheckpointOptions, EngineError, RestoreOptions};
 use model::{Inode, ProcessKey, Sequence, Signal};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use store::{Store, WriteOptions};
 use sys::Error;
 
@@ -19,6 +20,7 @@ use super::leftovers::{Household, descendants};
 use super::pace::Pace;
 use super::policy::{Restarts, Suspicion};
 use super::reasons::Reasons;
+use super::writing::{self, News, Write};
 use super::{Guarded, RunRequest, policy, spawn};
 use crate::error::{GuardianError, Result};
 use crate::record::{Death, PauseMicroseconds, ProcessName, Record, RecordFile, boot};
@@ -32,6 +34,8 @@ use crate::time;
 const SOFT_REQUEST: Duration = Duration::from_secs(60);
 /// How long a number that is taken is waited for: its holder may be a process that is just ending.
 const PID_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the only checkpoint is waited for: a disk that takes longer has failed, and an hour's work is worth it.
+const NO_OTHER_PATIENCE: Duration = Duration::from_secs(600);
 /// How often it is tried meanwhile.
 const PID_NAP: Duration = Duration::from_millis(20);
 const INT: Signal = Signal(2);
@@ -64,6 +68,8 @@ pub(super) struct Guard<'a> {
     /// Processes of the subject at its last checkpoint, for one that is no child of ours.
     known: Vec<ProcessKey>,
     pace: Pace,
+    /// The checkpoint that is being written; one at a time.
+    write: Option<Write>,
     restarts: Restarts,
     suspicion: Suspicion,
     /// The newest checkpoint that this life descends from.
@@ -121,6 +127,7 @@ impl<'a> Guard<'a> {
             known: descendants(subject.pid()),
             subject,
             pace,
+            write: None,
             restarts: Restarts::new(request.limit),
             suspicion: Suspicion::new(request.limit.window),
             descends,
@@ -144,6 +151,7 @@ impl<'a> Guard<'a> {
             if signalled {
                 self.take_signals()?;
             }
+            self.hear_write();
             if let Some(status) = self.subject.ended()? {
                 match self.after_death(status)? {
                     Next::End(status) => return Ok(status),
@@ -151,7 +159,7 @@ impl<'a> Guard<'a> {
                 }
             }
             let now = Instant::now();
-            if self.pace.next() <= now {
+            if self.write.is_none() && self.pace.next() <= now {
                 self.checkpoint();
             }
             if let Err(error) = self.file.write_if_due(&self.record, Instant::now()) {
@@ -162,6 +170,8 @@ impl<'a> Guard<'a> {
 
     /// The subject has ended for good, or can be watched no more.
     pub(super) fn leave(&mut self, status: Option<SubjectStatus>) {
+        // The newest state of a program that was told to end is worth as much as any.
+        self.await_write();
         if status.is_some() {
             self.household.reap_orphans(model::Pid(0));
         } else if self.record.state == "running" {
@@ -170,16 +180,20 @@ impl<'a> Guard<'a> {
         self.write_record();
     }
 
-    /// Waits for a signal, the subject's end or the next thing that is due. True when there is a signal.
+    /// Waits for a signal, the subject's end, news of the write or the next thing that is due. True when there is a
+    /// signal.
     fn wait(&self) -> Result<bool> {
-        let due = self.file.due().map_or(self.pace.next(), |due| due.min(self.pace.next()));
-        let left = due.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        let mut waiting = [
+        // The next checkpoint waits for the end of this one's write, which rings.
+        let next = self.write.is_none().then(|| self.pace.next());
+        let due = [self.file.due(), next].into_iter().flatten().min();
+        let timeout = due.map(|due| time::timespec(due.saturating_duration_since(Instant::now())));
+        let mut waiting = vec![
             PollFd::from_borrowed_fd(self.signals.handle(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.subject.handle(), PollFlags::IN),
         ];
-        match poll(&mut waiting, Some(&timeout)) {
+        waiting
+            .extend(self.write.as_ref().map(|write| PollFd::from_borrowed_fd(write.handle(), PollFlags::IN)));
+        match poll(&mut waiting, timeout.as_ref()) {
             Ok(_) => Ok(!waiting[0].revents().is_empty()),
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(errno) => Err(Error::process("watch", self.subject.pid(), errno).into()),
@@ -201,25 +215,16 @@ impl<'a> Guard<'a> {
 
     fn checkpoint(&mut self) {
         match self.take_checkpoint() {
-            Ok((sequence, pause)) => {
-                self.pace.committed(pause, Instant::now());
-                self.descends = Some(sequence);
-                self.suspicion.committed(sequence);
-                self.record.checkpoints += 1;
-                self.record.last_checkpoint = Some(time::rfc3339(SystemTime::now()));
-                self.note_pace();
-                self.file.touch();
-                if std::mem::take(&mut self.failing) {
-                    (self.tell)(&RunEvent::CheckpointsAgain(sequence));
-                }
-            }
+            Ok(()) => {}
             // One that has died is no reason against checkpoints; the loop will see.
             Err(_) if matches!(self.subject.ended(), Ok(Some(_))) => {}
             Err(error) => self.note_failure(&error),
         }
     }
 
-    fn take_checkpoint(&mut self) -> Result<(Sequence, Duration)> {
+    /// Takes all that there is to take from the subject, and leaves the rest to a thread: a death meanwhile is
+    /// noticed at once.
+    fn take_checkpoint(&mut self) -> Result<()> {
         let name = &self.claim.name;
         let sequence = self.store.next_sequence(name)?;
         let writer = self.store.begin(name, sequence, WriteOptions::default())?;
@@ -229,12 +234,89 @@ impl<'a> Guard<'a> {
             sequence,
             inherited: self.shared.clone(),
         };
-        let report = engine::checkpoint(self.subject.pid(), writer, &options)?;
-        self.known = descendants(self.subject.pid());
-        if let Some(oldest) = self.store.prune(name, self.request.keep)?.last() {
-            self.suspicion.forget_below(Sequence(oldest.get() + 1));
+        match engine::capture(self.subject.pid(), &writer, &options) {
+            Ok(captured) => {
+                let keep = self.request.keep;
+                self.write = Some(Write::commit(&self.store, name, keep, captured, writer)?);
+                self.known = descendants(self.subject.pid());
+                Ok(())
+            }
+            Err(error) => {
+                self.write = Some(Write::discard(writer)?);
+                Err(error.into())
+            }
         }
-        Ok((sequence, report.commit.timings.pause))
+    }
+
+    /// Takes note of what the write has told so far.
+    fn hear_write(&mut self) {
+        while let Some(news) = self.write.as_mut().and_then(Write::hear) {
+            self.note_news(news);
+        }
+        self.write.take_if(|write| write.is_over());
+    }
+
+    /// Waits until the checkpoint that is being written is committed or given up, at most until a deadline.
+    fn await_commit(&mut self, deadline: Option<Instant>) {
+        while let Some(write) = self.write.as_mut().filter(|write| write.pending().is_some())
+            && let Some(news) = write.listen(deadline)
+        {
+            self.note_news(news);
+        }
+        self.hear_write();
+    }
+
+    /// Waits until the write and what follows it are over.
+    fn await_write(&mut self) {
+        while let Some(news) = self.write.as_mut().and_then(|write| write.listen(None)) {
+            self.note_news(news);
+        }
+        self.hear_write();
+    }
+
+    fn note_news(&mut self, news: News) {
+        match news {
+            News::Committed(sequence, pause) => self.note_commit(sequence, pause),
+            News::Failed(error) => self.note_failure(&error),
+            News::Pruned(Some(oldest)) => self.suspicion.forget_below(Sequence(oldest.get() + 1)),
+            News::Pruned(None) => {}
+        }
+    }
+
+    fn note_commit(&mut self, sequence: Sequence, pause: Duration) {
+        self.pace.committed(pause, Instant::now());
+        self.descends = Some(sequence);
+        self.suspicion.committed(sequence);
+        self.record.checkpoints += 1;
+        self.record.last_checkpoint = Some(time::rfc3339(SystemTime::now()));
+        self.note_pace();
+        self.file.touch();
+        if std::mem::take(&mut self.failing) {
+            (self.tell)(&RunEvent::CheckpointsAgain(sequence));
+        }
+    }
+
+    /// Decides about the checkpoint that was being written when the subject died. It is waited for while that costs
+    /// little, or when there is no other; else it is called off, so that it never stands beside the life that is to
+    /// begin at an older one.
+    fn settle_write(&mut self, noticed: Instant) -> Result<()> {
+        let Some(pending) = self.write.as_ref().and_then(Write::pending) else { return Ok(()) };
+        let has_other = self.suspicion.choose(&self.committed()?).is_some();
+        let patience = if has_other { writing::patience(self.request.every) } else { NO_OTHER_PATIENCE };
+        self.await_commit(Some(noticed + patience));
+        self.call_off_write(pending);
+        Ok(())
+    }
+
+    /// Sees to it that the checkpoint which is being written never becomes one, or is one from now on.
+    fn call_off_write(&mut self, pending: Sequence) {
+        let Some(write) = self.write.as_mut().filter(|write| write.pending().is_some()) else { return };
+        if write.call_off() {
+            (self.tell)(&RunEvent::CheckpointDropped(pending));
+        } else {
+            // All of it is durable, and its name is just being made so.
+            self.await_commit(None);
+        }
     }
 
     fn note_failure(&mut self, error: &GuardianError) {
@@ -285,8 +367,12 @@ impl<'a> Guard<'a> {
     fn bring_back(&mut self, status: SubjectStatus, noticed: Instant) -> Result<()> {
         self.household.clear(self.subject.pid(), &self.known)?;
         if policy::is_clean(status) {
+            if let Some(pending) = self.write.as_ref().and_then(Write::pending) {
+                self.call_off_write(pending);
+            }
             return self.start_afresh();
         }
+        self.settle_write(noticed)?;
         if let Some(from) = self.descends
             && let Some(poisoned) = self.suspicion.died(from, status, noticed)
         {
@@ -325,7 +411,10 @@ impl<'a> Guard<'a> {
     /// This program's own checkpoints, in rising order.
     fn committed(&self) -> Result<Vec<Sequence>> {
         let images = self.store.list(&self.claim.name)?;
-        Ok(images.into_iter().map(|(sequence, _)| sequence).filter(|found| *found >= self.first).collect())
+        // Older ones than are kept may be on their way out.
+        let beyond = if self.write.is_some() { images.len().saturating_sub(self.request.keep) } else { 0 };
+        let found = images.into_iter().skip(beyond).map(|(sequence, _)| sequence);
+        Ok(found.filter(|found| *found >= self.first).collect())
     }
 
     fn restore(&mut self, sequence: Sequence) -> Result<()> {

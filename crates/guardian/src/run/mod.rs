@@ -11,6 +11,7 @@ mod leftovers;
 mod pace;
 mod policy;
 mod reasons;
+mod writing;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -43,7 +44,7 @@ pub const EVERY_DEFAULT: Duration = Duration::from_secs(30);
 pub const KEEP_DEFAULT: usize = 8;
 
 /// What `run` is asked.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct RunRequest {
     /// What is guarded.
     pub what: Guarded,

@@ -1,0 +1,170 @@
+//! A directory whose images become durable when the test says so.
+//!
+//! Owns: the gate before the last step of a write that can still be called off.
+//! Does not: hold anything else back.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use model::ByteCount;
+use store::{Directory, Entry, Kind, Lock, Medium, NewFile, PageSink, PageSource};
+use sys::Result;
+
+use super::{LIMIT, until};
+
+/// The file that is made durable last.
+const LAST: &str = "commit";
+
+/// Where a write waits.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_closed: bool,
+    waiting: usize,
+    writing: usize,
+}
+
+impl Gate {
+    pub(crate) fn close(&self) {
+        self.state().is_closed = true;
+    }
+
+    pub(crate) fn open(&self) {
+        self.state().is_closed = false;
+        self.changed.notify_all();
+    }
+
+    /// Waits until a write has come to the gate.
+    pub(crate) fn await_waiting(&self) {
+        until("a write", || (self.state().waiting > 0).then_some(()));
+    }
+
+    /// Waits until no write has been begun that is not at its end.
+    pub(crate) fn await_no_write(&self) {
+        until("the end of a write", || (self.state().writing == 0).then_some(()));
+    }
+
+    /// Whether some write is still held back.
+    pub(crate) fn is_held(&self) -> bool {
+        let state = self.state();
+        state.is_closed && state.waiting > 0
+    }
+
+    fn pass(&self) {
+        let mut state = self.state();
+        state.waiting += 1;
+        while state.is_closed {
+            let (next, timeout) = self.changed.wait_timeout(state, LIMIT).unwrap();
+            state = next;
+            assert!(!timeout.timed_out(), "the gate stays closed");
+        }
+        state.waiting -= 1;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+}
+
+/// A directory with a gate.
+#[derive(Debug)]
+pub(crate) struct GatedMedium {
+    inner: Directory,
+    gate: Arc<Gate>,
+}
+
+impl GatedMedium {
+    pub(crate) fn new(gate: &Arc<Gate>) -> Self {
+        Self { inner: Directory::default(), gate: Arc::clone(gate) }
+    }
+}
+
+impl Medium for GatedMedium {
+    fn create_directory(&self, path: &Path) -> Result<()> {
+        self.inner.create_directory(path)
+    }
+
+    fn create_file(&self, path: &Path) -> Result<Box<dyn NewFile>> {
+        let file = self.inner.create_file(path)?;
+        if path.file_name().is_none_or(|name| name != LAST) {
+            return Ok(file);
+        }
+        self.gate.state().writing += 1;
+        Ok(Box::new(GatedFile { file, gate: Arc::clone(&self.gate) }))
+    }
+
+    fn create_pages(&self, path: &Path, in_flight: NonZeroUsize) -> Result<Box<dyn PageSink>> {
+        self.inner.create_pages(path, in_flight)
+    }
+
+    fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>> {
+        self.inner.open_pages(path)
+    }
+
+    fn read_file(&self, path: &Path, limit: ByteCount) -> Result<Vec<u8>> {
+        self.inner.read_file(path, limit)
+    }
+
+    fn list(&self, path: &Path) -> Result<Vec<Entry>> {
+        self.inner.list(path)
+    }
+
+    fn kind(&self, path: &Path) -> Result<Option<Kind>> {
+        self.inner.kind(path)
+    }
+
+    fn sync_directory(&self, path: &Path) -> Result<()> {
+        self.inner.sync_directory(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.inner.rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> Result<()> {
+        self.inner.remove_file(path)
+    }
+
+    fn remove_directory(&self, path: &Path) -> Result<()> {
+        self.inner.remove_directory(path)
+    }
+
+    fn lock(&self, path: &Path) -> Result<Option<Box<dyn Lock>>> {
+        self.inner.lock(path)
+    }
+}
+
+/// The file that waits at the gate.
+#[derive(Debug)]
+struct GatedFile {
+    file: Box<dyn NewFile>,
+    gate: Arc<Gate>,
+}
+
+impl NewFile for GatedFile {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write(bytes)
+    }
+
+    fn start_sync(&mut self) -> Result<()> {
+        self.file.start_sync()
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.file.sync()?;
+        self.gate.pass();
+        Ok(())
+    }
+}
+
+impl Drop for GatedFile {
+    fn drop(&mut self) {
+        self.gate.state().writing -= 1;
+    }
+}

@@ -1,0 +1,204 @@
+//! What the tests of the guardian share: a store on a medium of the test's, and a guard on the test's own thread.
+//!
+//! Owns: the folder, the subject, the thread that plays the world outside.
+//! Invariants: no wait is without a limit; when the script ends, or fails, the subject ends and the guard with it.
+//! Does not: assert anything about what it is told.
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+pub(crate) mod medium;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use medium::{Gate, GatedMedium};
+use model::{Pid, Sequence};
+use store::Store;
+use tempfile::TempDir;
+use testkit::ProcessId;
+use undying_guardian as guardian;
+
+use guardian::{Guarded, RestartLimit, RestartPolicy, RunEvent, RunRequest, StoreLocation};
+
+/// The longest that anything may take on a loaded machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(2);
+const NAME: &str = "large";
+const KILL: rustix::process::Signal = rustix::process::Signal::KILL;
+const TERM: rustix::process::Signal = rustix::process::Signal::TERM;
+
+/// What the guard tells, as far as it matters here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Told {
+    Died,
+    Dropped(Sequence),
+    Restored(Sequence, Duration),
+    StartedAfresh(Pid),
+}
+
+/// Where a test works.
+pub(crate) struct Lab {
+    folder: TempDir,
+    medium: Arc<GatedMedium>,
+    gate: Arc<Gate>,
+    death: Mutex<SystemTime>,
+}
+
+impl Lab {
+    pub(crate) fn new(gate: &Arc<Gate>) -> Self {
+        let folder = TempDir::with_prefix_in("undying-guardian-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let medium = Arc::new(GatedMedium::new(gate));
+        Self { folder, medium, gate: Arc::clone(gate), death: Mutex::new(SystemTime::UNIX_EPOCH) }
+    }
+
+    /// Guards a subject of this size until the script has ended. `tell` hears every event on the guard's own thread.
+    pub(crate) fn guard_large(
+        &self,
+        mebibytes: &str,
+        every: Duration,
+        tell: impl Fn(&Told),
+        script: impl FnOnce(&Self, &Receiver<Told>) + Send,
+    ) {
+        let program = self.compile();
+        let request = RunRequest {
+            what: Guarded::Command(vec![program.into(), mebibytes.into()]),
+            name: Some(NAME.to_owned()),
+            every,
+            store: self.location(),
+            keep: 4,
+            policy: RestartPolicy::OnFailure,
+            limit: RestartLimit { count: 100, window: LIMIT },
+        };
+        let (sender, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let player = scope.spawn(move || {
+                let _end = End(self);
+                script(self, &told);
+            });
+            let outcome = guardian::run(&request, &mut |event| {
+                println!("    {event}");
+                if let Some(event) = of_event(event) {
+                    tell(&event);
+                    // The script may have heard enough.
+                    let _ = sender.send(event);
+                }
+            });
+            if let Err(panic) = player.join() {
+                std::panic::resume_unwind(panic);
+            }
+            outcome.unwrap();
+        });
+    }
+
+    /// Waits until so many checkpoints of the whole run are committed.
+    pub(crate) fn wait_committed(&self, number: u64) {
+        until("checkpoints", || (self.newest() >= Sequence(number)).then_some(()));
+    }
+
+    /// Waits for so many more.
+    pub(crate) fn wait_committed_more(&self, number: u64) {
+        self.wait_committed(self.newest().get() + number);
+    }
+
+    /// The newest committed checkpoint; 0 without any.
+    pub(crate) fn newest(&self) -> Sequence {
+        self.store().list(&NAME.parse().unwrap()).unwrap().last().map_or(Sequence(0), |(number, _)| *number)
+    }
+
+    /// When the subject was stopped for a checkpoint.
+    pub(crate) fn time_of(&self, wanted: Sequence) -> SystemTime {
+        let images = self.store().list(&NAME.parse().unwrap()).unwrap();
+        images.into_iter().find(|(number, _)| *number == wanted).unwrap().1.time
+    }
+
+    /// When the subject was killed last.
+    pub(crate) fn death(&self) -> SystemTime {
+        *self.death.lock().unwrap()
+    }
+
+    pub(crate) fn kill(&self) {
+        *self.death.lock().unwrap() = SystemTime::now();
+        self.subject().unwrap().signal(KILL).unwrap();
+    }
+
+    pub(crate) fn terminate(&self) {
+        if let Some(subject) = self.subject() {
+            // It may have ended meanwhile.
+            let _ = subject.signal(TERM);
+        }
+    }
+
+    fn subject(&self) -> Option<ProcessId> {
+        let status = guardian::status(&self.location(), Some(NAME)).ok()?;
+        ProcessId::of(Pid(status.first()?.pid)).ok()
+    }
+
+    fn store(&self) -> Store {
+        Store::open_on(self.medium.clone(), &self.root()).unwrap()
+    }
+
+    fn location(&self) -> StoreLocation {
+        StoreLocation::on(self.medium.clone(), self.root())
+    }
+
+    fn root(&self) -> PathBuf {
+        self.folder.path().join("store")
+    }
+
+    fn compile(&self) -> PathBuf {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/large.c");
+        let program = self.folder.path().join(NAME);
+        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+        let status = Command::new(compiler).args(["-O1", "-o"]).arg(&program).arg(&source).status().unwrap();
+        assert!(status.success(), "the subject does not compile");
+        program
+    }
+}
+
+/// Ends the subject, and lets everything written that waits.
+struct End<'a>(&'a Lab);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.gate.open();
+        let deadline = Instant::now() + LIMIT;
+        // A subject that is just coming back gets the signal in its next life.
+        while Instant::now() < deadline && self.0.is_guarded() {
+            self.0.terminate();
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Lab {
+    fn is_guarded(&self) -> bool {
+        let status = guardian::status(&self.location(), Some(NAME));
+        status.is_ok_and(|status| {
+            status.iter().any(|one| ["running", "restoring"].contains(&one.state.as_str()))
+        })
+    }
+}
+
+fn of_event(event: &RunEvent<'_>) -> Option<Told> {
+    match event {
+        RunEvent::Died { .. } => Some(Told::Died),
+        RunEvent::CheckpointDropped(number) => Some(Told::Dropped(*number)),
+        RunEvent::Restored { sequence, took, .. } => Some(Told::Restored(*sequence, *took)),
+        RunEvent::StartedAfresh(pid) => Some(Told::StartedAfresh(*pid)),
+        _ => None,
+    }
+}
+
+/// Waits until there is a value.
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(value) = look() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited too long for {what}");
+        std::thread::sleep(POLL);
+    }
+}
