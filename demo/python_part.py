@@ -2,12 +2,14 @@
 import os
 import signal
 import sys
+import time
 
 from guarded import Guarded, time_of
 from screen import Failure, milliseconds, number
 
 COUNTING_S = 2.5
-MORE = 200
+# Longer than a step of every thread.
+PAUSE_S = 0.1
 
 
 def run(screen, undying, folder):
@@ -28,7 +30,8 @@ def run(screen, undying, folder):
     age = died - time_of(checkpoint)
     screen.good("back", f"pid {pid} again, from checkpoint {sequence} ({milliseconds(age)} old), "
                         f"{milliseconds(took)} after its death was noticed")
-    seed_now, counts = counter.wait("its progress", lambda: state_above(folder, before + MORE))
+    # What it wrote between checkpoint and death stands in its files until it has written it again.
+    seed_now, counts = counter.wait("its progress", lambda: state_above(folder, lines_of(folder)))
     if seed_now != seed or facts(pid) != (threads, files):
         raise Failure(f"it is not the same program: {seed_now}, {facts(pid)}")
     screen.good("goes on", f"{threads} threads, {files} open files, still {seed} in its memory; "
@@ -37,7 +40,7 @@ def run(screen, undying, folder):
     status = counter.wait_end()
     if status != 0:
         raise Failure(f"a file has a line too many or too few; the program ended with {status}:\n{counter.said()}")
-    lines = sum(len(open(os.path.join(folder, f"lines{index}"), "rb").readlines()) for index in range(len(counts)))
+    lines = sum(lines_of(folder))
     screen.good("files", f"{len(counts)} files, {number(lines)} lines, every line once and in order")
 
 
@@ -51,9 +54,17 @@ def state(folder):
     return (words[0], [int(word) for word in words[1:]]) if words else None
 
 
-def state_above(folder, steps):
+def state_above(folder, lines):
+    """The state, once every thread has counted as far as its file had lines a moment ago."""
+    time.sleep(PAUSE_S)
     seed, counts = state(folder)
-    return (seed, counts) if sum(counts) > steps else None
+    return (seed, counts) if all(count > line for count, line in zip(counts, lines)) else None
+
+
+def lines_of(folder):
+    """How many lines the file of each thread has."""
+    files = sorted(name for name in os.listdir(folder) if name.startswith("lines"))
+    return [open(os.path.join(folder, name), "rb").read().count(b"\n") for name in files]
 
 
 def facts(pid):

@@ -194,6 +194,8 @@ def judge_probe(screen, met, took):
     if met["refuses_now"]:
         raise Failure("the listener still refuses connections")
     text = f"a connection every ms: {number(met['made'])} made, refused for {milliseconds(met['refused_s'])} at the longest"
+    if met["unanswered"]:
+        text += f", {met['unanswered']} not answered within a second"
     if met["refused_s"] > took + PROBE_SLACK_S:
         raise Failure(f"{text}, and the restore took {milliseconds(took)}")
     screen.good("listener", f"{text} (the restore took {milliseconds(took)})")

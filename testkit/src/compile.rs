@@ -54,6 +54,17 @@ pub fn compile(victim: &str) -> Result<PathBuf, HarnessError> {
     Ok(program)
 }
 
+/// Whether the opening comment of a victim has this line: how a victim says what it is to be judged for.
+///
+/// # Errors
+/// When its source cannot be read.
+pub(crate) fn declares(victim: &str, line: &str) -> Result<bool, HarnessError> {
+    let source = victims_folder().join(format!("{victim}.c"));
+    let text = fs::read_to_string(&source).map_err(file_error("read", &source))?;
+    let comment = text.split("*/").next().unwrap_or_default();
+    Ok(comment.lines().any(|one| one.trim_matches([' ', '*', '/']) == line))
+}
+
 fn run_compiler(victim: &str, source: &Path, program: &Path) -> Result<(), HarnessError> {
     let partial = program.with_extension("partial");
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());

@@ -61,6 +61,12 @@ impl ProcessId {
         self.stat().is_some_and(|stat| stat.state == 'Z')
     }
 
+    /// Whether the process stands, by SIGSTOP or another such signal.
+    #[must_use]
+    pub fn is_stopped(self) -> bool {
+        self.stat().is_some_and(|stat| stat.state == 'T')
+    }
+
     /// The parent, while the process is there.
     #[must_use]
     pub fn parent(self) -> Option<Pid> {

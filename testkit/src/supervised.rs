@@ -4,6 +4,7 @@
 //! Invariants: as for `Victim`; the subject is found by its program and its mark,
 //! never by a number alone.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,17 +17,21 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::command::{self, line_of, process_of, read_lossy, tail};
-use crate::compile::compile;
+use crate::compile::{compile, declares};
 use crate::dump;
 use crate::error::HarnessError;
 use crate::guard::Guard;
 use crate::limits;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, descendants};
 use crate::undying::Undying;
 use crate::victim::{Verdict, image_folder, victim_folder};
 
-/// What a child in `victim.h` says when its parent is another one.
-const ORPHANS_WORDS: &str = ": parent is ";
+/// The comment line of victims that write regular files: after a crash these keep what was written since the
+/// checkpoint, so such a victim is judged for *file >= memory*.
+const FILES_AHEAD: &str = "After a crash: files may be ahead of memory.";
+
+/// Rounds of stopping members of a tree until no new one turns up: a victim has a handful of them.
+const STOP_ROUNDS_MAX: u32 = 100;
 
 /// How to run a victim under a guardian.
 #[derive(Clone, Debug)]
@@ -67,6 +72,9 @@ impl Supervised {
         let (folder, store, guard) = (victim_folder()?, image_folder()?, Guard::new());
         let program = compile(victim)?;
         let mut command = run_command(undying, victim, options, store.path());
+        if declares(victim, FILES_AHEAD)? {
+            command.env("VICTIM_FILES_AHEAD", "1");
+        }
         command.arg("--").arg(&program).arg(folder.path().join("verdict")).current_dir(folder.path());
         let guardian = command::spawn(&mut command, &guard, folder.path(), "run")?;
         let line = line_of(&command);
@@ -127,30 +135,35 @@ impl Supervised {
 
     /// Kills the subject's root with SIGKILL, and waits until the guardian has another one running.
     ///
+    /// The others of its tree stand still meanwhile: one that met the death of its parent would rightly complain. The
+    /// guardian stands as well, so that no checkpoint sees them stand.
+    ///
     /// # Errors
     /// When there is no subject, or no new one in time.
     pub fn kill_and_wait_restart(&self) -> Result<(), HarnessError> {
         let killed = self.subject().ok_or_else(|| self.output_error("there is no subject"))?;
-        killed.signal(Signal::KILL).map_err(|source| HarnessError::Process {
-            operation: "kill",
-            process: killed,
-            source,
-        })?;
+        let guardian = self.guardian().ok_or_else(|| self.output_error("there is no guardian"))?;
+        let signal = |process: ProcessId, signal: Signal| {
+            process.signal(signal).map_err(|source| HarnessError::Process {
+                operation: "signal",
+                process,
+                source,
+            })
+        };
+        signal(guardian, Signal::STOP)?;
+        self.wait_until(
+            "the guardian to stand",
+            limits::RESTART,
+            limits::POLL,
+            || Ok(guardian.is_stopped()),
+        )?;
+        let old = stop_tree(killed);
+        signal(killed, Signal::KILL)?;
+        signal(guardian, Signal::CONT)?;
         self.wait_until("restart", limits::RESTART, limits::POLL, || {
-            Ok(self.subject().is_some_and(|now| now != killed))
-        })?;
-        self.forgive_orphans()
-    }
-
-    /// Children of the killed root may have noticed its death and complained before the guardian
-    /// ended them. That is no verdict about the restart; anything else stays.
-    fn forgive_orphans(&self) -> Result<(), HarnessError> {
-        let path = self.folder.path().join("verdict");
-        let text = read_lossy(&path);
-        if text.is_empty() || !text.lines().all(|line| line.contains(ORPHANS_WORDS)) {
-            return Ok(());
-        }
-        fs::remove_file(&path).map_err(|source| HarnessError::File { operation: "remove", path, source })
+            // Until the guardian has ended it, a child of the killed root looks like a root.
+            Ok(self.subject().is_some_and(|now| !old.contains(&now)))
+        })
     }
 
     /// Asks the subject for its verdict; the guardian must end with the subject's own status.
@@ -248,6 +261,23 @@ impl Supervised {
         let files = output.each_ref().map(|path| path.as_path());
         dump::timeout(&format!("{what} of {}", self.name), limit, &self.guard.marked(), &files)
     }
+}
+
+/// Stops every process of a tree, parents first, until no new one turns up; gives all of them.
+fn stop_tree(root: ProcessId) -> HashSet<ProcessId> {
+    let mut stopped = HashSet::new();
+    for _round in 0..STOP_ROUNDS_MAX {
+        let mut fresh = vec![root];
+        fresh.extend(descendants(root));
+        fresh.retain(|process| stopped.insert(*process));
+        if fresh.is_empty() {
+            break;
+        }
+        for process in fresh {
+            let _gone_already = process.signal(Signal::STOP);
+        }
+    }
+    stopped
 }
 
 fn run_command(undying: &Undying, victim: &str, options: &SupervisedOptions, store: &Path) -> Command {

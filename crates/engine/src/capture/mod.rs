@@ -125,6 +125,10 @@ fn take(
     let pause = stopping.elapsed();
     let timings = Timings { pause, stop, scan: times.scan, copy: times.copy };
     let records = after(&mut before).inspect_err(|_| before.descriptors.release())?;
+    if !options.kill {
+        // The subject runs on: what it closes from now on has to be closed.
+        before.descriptors.forget();
+    }
     let meta = meta(&before, options, time, timings);
     Ok((Captured { records, meta }, before, held))
 }

@@ -233,16 +233,22 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
             let call = [(code >> 8) as u64 & 0xff, 0, 0, 0, 0, 0];
             stub.leave_with(nr::EXIT_GROUP, call)?;
         } else {
-            sys::ptrace::set_signal_mask(stub.tid(), 0)?;
+            let tid = stub.tid();
+            sys::ptrace::set_signal_mask(tid, 0)?;
             sys::signal::send(process.pid, model::Signal(signal))?;
             match stub.detach(None) {
-                // SIGKILL does not wait for the tracer.
-                Err(error) if error.errno == sys::Errno::ESRCH => {}
+                // SIGKILL does not wait for the tracer; but its parent is told only when the tracer knows.
+                Err(error) if error.errno == sys::Errno::ESRCH => await_end_of_traced(tid)?,
                 outcome => outcome?,
             }
         }
         await_zombie(process.pid)?;
     }
+    Ok(())
+}
+
+fn await_end_of_traced(tid: Tid) -> Result<()> {
+    while let ptrace::WaitStatus::Stopped { .. } = ptrace::wait(tid)? {}
     Ok(())
 }
 
