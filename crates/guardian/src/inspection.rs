@@ -14,7 +14,7 @@ use sys::features::{self, FeatureEntry, Need};
 use crate::ancestry;
 use crate::error::{GuardianError, Result};
 use crate::location::StoreLocation;
-use crate::streams::{self, Shared};
+use crate::streams::Streams;
 
 /// Everything that would stop a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -48,7 +48,7 @@ pub struct ObstacleReport {
 /// When there is no such process, or it may not be looked at.
 pub fn preflight(pid: Pid) -> Result<PreflightReport> {
     let options = CheckpointOptions {
-        inherited: streams::identities(Shared::Standard)?,
+        inherited: Streams::standard()?.identities(),
         ..CheckpointOptions::default()
     };
     let mut obstacles: Vec<ObstacleReport> =

@@ -13,7 +13,7 @@ use store::{ImageWriter, WriteOptions};
 use crate::ancestry;
 use crate::error::Result;
 use crate::inspection::require_features;
-use crate::streams::{self, Shared};
+use crate::streams::Streams;
 
 /// What `checkpoint` is asked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,7 +52,7 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
         kill: request.kill,
         name: String::new(),
         sequence: Sequence(1),
-        inherited: streams::identities(Shared::Standard)?,
+        inherited: Streams::standard()?.identities(),
     };
     let report = engine::checkpoint(request.pid, writer, &options)?;
     Ok(Checkpointed {

@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::inspection::require_features;
 use crate::location::StoreLocation;
 use crate::signals::{self, CONT, Request, Signals};
-use crate::streams::{self, Shared};
+use crate::streams::Streams;
 use crate::subject::{Subject, SubjectStatus};
 
 /// Which process numbers a restored tree gets.
@@ -67,6 +67,7 @@ pub struct Resumed {
 ///
 /// Why there is no tree. Once it runs, only a failure to watch it is an error.
 pub fn restore(request: &RestoreRequest) -> Result<Resumed> {
+    let streams = Streams::inherited()?;
     require_features()?;
     let reader = request.store.read(&request.image)?;
     // Before any process is made, so that no signal ends us between its birth and our care for it.
@@ -78,7 +79,7 @@ pub fn restore(request: &RestoreRequest) -> Result<Resumed> {
             Numbers::Namespace => PidPolicy::Namespace,
             Numbers::Any => PidPolicy::Any,
         },
-        inherited: streams::duplicates(Shared::Standard)?,
+        inherited: streams.duplicates()?,
         ..RestoreOptions::default()
     };
     let restored = engine::restore(reader, options)?;

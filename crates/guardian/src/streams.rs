@@ -1,81 +1,123 @@
-//! Open files that a subject shares with this program.
+//! Open files that a subject shares with this program, since somebody else gave them to both.
 //!
 //! Owns: their identity for a checkpoint, and duplicates of them for a restore.
-//! Invariants: descriptors are looked at and never changed; those that we have opened for ourselves close on exec
-//! and are none of a subject's.
+//! Invariants: they are taken note of before this program has opened anything itself; our copies of them close on
+//! exec and are none of a subject's; no descriptor is changed.
 //! Does not: know what kind of file they are.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use model::{Fd, Inode, Pid};
+use rustix::fs::FileType;
 use sys::{Error, pidfd};
 use tracee::procfs;
 
 use crate::error::Result;
 
-/// What a subject has in common with us.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Shared {
-    /// The standard streams: all that two programs started in one place can count on.
-    Standard,
-    /// Everything that a program which we start inherits.
-    Inherited,
-}
+/// Copies are made above the numbers that stand for standard streams.
+const FIRST_COPY: i32 = 3;
 
-/// Device, inode and a duplicate of each shared file.
-pub(crate) fn duplicates(shared: Shared) -> Result<Vec<(u64, Inode, OwnedFd)>> {
-    let mut found: Vec<(u64, Inode, OwnedFd)> = Vec::new();
-    for stream in [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()] {
-        // One of them may be closed.
-        if rustix::io::fcntl_getfd(stream).is_ok() {
-            let copy = rustix::io::fcntl_dupfd_cloexec(stream, 3);
-            found.extend(named(copy.map_err(|errno| Error::new("duplicate a standard stream", errno))?));
+/// Files that were open when this program was started, with a copy of each.
+#[derive(Debug)]
+pub(crate) struct Streams(Vec<(u64, Inode, OwnedFd)>);
+
+impl Streams {
+    /// The standard streams: all that two programs started in one place can count on.
+    pub(crate) fn standard() -> Result<Self> {
+        let mut found = Vec::new();
+        for stream in [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()] {
+            // One of them may be closed.
+            if rustix::io::fcntl_getfd(stream).is_ok() {
+                found.extend(named(copy(stream)?));
+            }
         }
+        Ok(Self(found))
     }
-    if shared == Shared::Inherited {
+
+    /// Everything that this program was started with and hands on to those that it starts: a jobserver's pipe, a
+    /// service manager's log or listening sockets. To be called before anything else is opened.
+    pub(crate) fn inherited() -> Result<Self> {
+        let mut found = Self::standard()?.0;
         let own = Pid(std::process::id() as i32);
         let handle = pidfd::open(own)?;
-        for fd in procfs::descriptors(own)?.into_iter().filter(|fd| *fd > Fd(2)) {
-            // The descriptor of the listing itself is gone already.
-            let Ok(copy) = pidfd::duplicate(handle.as_fd(), own, fd) else { continue };
-            if is_inherited(own, fd) {
+        for fd in procfs::descriptors(own)?.into_iter().filter(|fd| fd.get() >= FIRST_COPY) {
+            // The descriptor of the listing itself is gone already; our copies close on exec.
+            if is_handed_on(own, fd)
+                && let Ok(copy) = pidfd::duplicate(handle.as_fd(), own, fd)
+            {
                 found.extend(named(copy));
             }
         }
+        Ok(Self(found))
     }
-    Ok(found)
-}
 
-/// Device and inode of each shared file.
-pub(crate) fn identities(shared: Shared) -> Result<Vec<(u64, Inode)>> {
-    Ok(duplicates(shared)?.into_iter().map(|(device, inode, _)| (device, inode)).collect())
+    /// Device and inode of each.
+    pub(crate) fn identities(&self) -> Vec<(u64, Inode)> {
+        self.0.iter().map(|(device, inode, _)| (*device, *inode)).collect()
+    }
+
+    /// Device, inode and another copy of each, to be given away.
+    pub(crate) fn duplicates(&self) -> Result<Vec<(u64, Inode, OwnedFd)>> {
+        let duplicate =
+            |(device, inode, file): &(u64, Inode, OwnedFd)| Ok((*device, *inode, copy(file.as_fd())?));
+        self.0.iter().map(duplicate).collect()
+    }
 }
 
 /// Whether a program that we start has this descriptor as well.
-fn is_inherited(own: Pid, fd: Fd) -> bool {
+fn is_handed_on(own: Pid, fd: Fd) -> bool {
     procfs::descriptor_info(own, fd).is_ok_and(|info| !info.close_on_exec())
 }
 
+fn copy(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let copy = rustix::io::fcntl_dupfd_cloexec(file, FIRST_COPY);
+    Ok(copy.map_err(|errno| Error::new("duplicate an inherited descriptor", errno))?)
+}
+
+/// A file by device and inode. Event descriptors and the like have none: all of them share one inode.
 fn named(copy: OwnedFd) -> Option<(u64, Inode, OwnedFd)> {
     let stat = rustix::fs::fstat(&copy).ok()?;
-    Some((stat.st_dev, Inode(stat.st_ino), copy))
+    let has_own_inode = FileType::from_raw_mode(stat.st_mode) != FileType::Unknown;
+    has_own_inode.then_some((stat.st_dev, Inode(stat.st_ino), copy))
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
     use rustix::io::FdFlags;
 
     use super::*;
+
+    fn inode(file: &impl AsFd) -> Inode {
+        Inode(rustix::fs::fstat(file).unwrap().st_ino)
+    }
 
     #[test]
     fn what_closes_on_exec_is_not_shared() {
         let own = std::fs::File::open("/proc/self/stat").unwrap();
         let other = std::fs::File::open("/proc/self/maps").unwrap();
         rustix::io::fcntl_setfd(&other, FdFlags::empty()).unwrap();
-        let inode = |file: &std::fs::File| Inode(rustix::fs::fstat(file).unwrap().st_ino);
-        let shared = identities(Shared::Inherited).unwrap();
+        let shared = Streams::inherited().unwrap().identities();
         assert!(!shared.iter().any(|(_, found)| *found == inode(&own)));
         assert!(shared.iter().any(|(_, found)| *found == inode(&other)));
-        assert!(!identities(Shared::Standard).unwrap().iter().any(|(_, found)| *found == inode(&other)));
+        let standard = Streams::standard().unwrap().identities();
+        assert!(!standard.iter().any(|(_, found)| *found == inode(&other)));
+    }
+
+    #[test]
+    fn an_inode_that_all_share_names_nothing() {
+        let event = eventfd(0, EventfdFlags::empty()).unwrap();
+        let shared = Streams::inherited().unwrap().identities();
+        assert!(!shared.iter().any(|(_, found)| *found == inode(&event)));
+    }
+
+    #[test]
+    fn duplicates_are_the_same_file() {
+        let streams = Streams::inherited().unwrap();
+        for (device, inode, file) in streams.duplicates().unwrap() {
+            let stat = rustix::fs::fstat(&file).unwrap();
+            assert_eq!((stat.st_dev, Inode(stat.st_ino)), (device, inode));
+            assert!(rustix::io::fcntl_getfd(&file).unwrap().contains(FdFlags::CLOEXEC));
+        }
     }
 }

@@ -11,6 +11,8 @@
  *   counter FILE exec N     starts itself anew by execve every N rounds
  *   counter FILE fork N     has a child that ends at once, every N rounds
  *   counter FILE hold F     keeps the file F open
+ *   counter FILE token R W  keeps what it has inherited, and needs a byte from descriptor R
+ *                           for each round, which it gives back to descriptor W
  *
  * A check that fails writes `corrupt` and ends by SIGILL. */
 #define _GNU_SOURCE
@@ -115,6 +117,13 @@ static void become_a_family(void)
 	}
 }
 
+static void pass_token(int from, int to)
+{
+	char token;
+	if (read(from, &token, 1) != 1 || write(to, &token, 1) != 1)
+		corrupt();
+}
+
 int main(int argc, char **argv)
 {
 	const struct timespec nap = { 0, NAP_NS };
@@ -122,7 +131,8 @@ int main(int argc, char **argv)
 	uint64_t limit = argc > 3 ? strtoull(argv[3], NULL, 10) : 0, wanted = churn(1), death = 0;
 	path = argv[1];
 	/* Whatever the surroundings of the test hold open is none of ours. */
-	close_range(3, ~0u, 0);
+	if (strcmp(mode, "token") != 0)
+		close_range(3, ~0u, 0);
 	for (uint64_t i = 0; i < WORDS; i++)
 		words[i] = pattern(i, 0);
 	if (strcmp(mode, "orphan") == 0)
@@ -133,6 +143,8 @@ int main(int argc, char **argv)
 		if (churn(1) != wanted)
 			corrupt();
 		turn_memory(round);
+		if (strcmp(mode, "token") == 0)
+			pass_token((int)limit, atoi(argv[4]));
 		say(round);
 		if (strcmp(mode, "exit") == 0 && round >= limit)
 			return 0;

@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use engine::{CheckpointOptions, EngineError, RestoreOptions};
-use model::{Inode, ProcessKey, Sequence, Signal};
+use model::{ProcessKey, Sequence, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 use store::{Store, WriteOptions};
 use sys::Error;
@@ -26,7 +26,7 @@ use crate::error::{GuardianError, Result};
 use crate::record::{Death, PauseMicroseconds, ProcessName, Record, RecordFile, boot};
 use crate::restoring::hand_on;
 use crate::signals::{Request, Signals};
-use crate::streams::{self, Shared};
+use crate::streams::Streams;
 use crate::subject::{Subject, SubjectStatus};
 use crate::time;
 
@@ -82,7 +82,7 @@ pub(super) struct Guard<'a> {
     is_status_told: bool,
     record: Record,
     file: RecordFile,
-    shared: Vec<(u64, Inode)>,
+    streams: Streams,
 }
 
 impl<'a> Guard<'a> {
@@ -95,6 +95,7 @@ impl<'a> Guard<'a> {
         signals: Signals,
         subject: Subject,
         first: Sequence,
+        streams: Streams,
         tell: &'a mut dyn FnMut(&RunEvent<'_>),
     ) -> Result<Self> {
         let pace = Pace::new(request.every, Instant::now());
@@ -138,7 +139,7 @@ impl<'a> Guard<'a> {
             is_status_told: false,
             record,
             file,
-            shared: streams::identities(Shared::Inherited)?,
+            streams,
         };
         guard.write_record();
         Ok(guard)
@@ -232,7 +233,7 @@ impl<'a> Guard<'a> {
             kill: false,
             name: name.to_string(),
             sequence,
-            inherited: self.shared.clone(),
+            inherited: self.streams.identities(),
         };
         match engine::capture(self.subject.pid(), &writer, &options) {
             Ok(captured) => {
@@ -424,7 +425,7 @@ impl<'a> Guard<'a> {
             let reader = self.store.read(&path)?;
             let options = RestoreOptions {
                 pid: engine::PidPolicy::Same,
-                inherited: streams::duplicates(Shared::Inherited)?,
+                inherited: self.streams.duplicates()?,
                 connections_lost: true,
                 ..RestoreOptions::default()
             };

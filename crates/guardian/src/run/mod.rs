@@ -28,6 +28,7 @@ use crate::inspection::require_features;
 use crate::location::StoreLocation;
 use crate::record::{ProcessName, Record};
 use crate::signals::Signals;
+use crate::streams::Streams;
 use crate::subject::{Subject, SubjectStatus};
 use claim::Claim;
 use guard::Guard;
@@ -77,6 +78,7 @@ pub enum Guarded {
 ///
 /// When it cannot be started, watched or, once dead, restored. A program that runs goes on.
 pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<SubjectStatus> {
+    let streams = Streams::inherited()?;
     require_features()?;
     if let Guarded::Process(pid) = request.what {
         ancestry::refuse(pid)?;
@@ -90,7 +92,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
         Guarded::Process(pid) => Subject::stranger(*pid).map_err(|_| engine::EngineError::NoProcess(*pid))?,
     };
     let first = first_sequence(&store, &claim, &subject)?;
-    let mut guard = Guard::new(request, store, claim, household, signals, subject, first, tell)?;
+    let mut guard = Guard::new(request, store, claim, household, signals, subject, first, streams, tell)?;
     let outcome = guard.watch();
     guard.leave(outcome.as_ref().ok().copied());
     outcome
