@@ -30,6 +30,9 @@ use crate::victim::{Verdict, image_folder, victim_folder};
 /// checkpoint, so such a victim is judged for *file >= memory*.
 const FILES_AHEAD: &str = "After a crash: files may be ahead of memory.";
 
+/// What the guardian says when a life begins.
+const BEGINNINGS: [&str; 2] = [" is back at checkpoint ", "started from the beginning"];
+
 /// Rounds of stopping members of a tree until no new one turns up: a victim has a handful of them.
 const STOP_ROUNDS_MAX: u32 = 100;
 
@@ -157,13 +160,20 @@ impl Supervised {
             limits::POLL,
             || Ok(guardian.is_stopped()),
         )?;
-        let old = stop_tree(killed);
+        let (old, lives) = (stop_tree(killed), self.lives());
         signal(killed, Signal::KILL)?;
         signal(guardian, Signal::CONT)?;
         self.wait_until("restart", limits::RESTART, limits::POLL, || {
-            // Until the guardian has ended it, a child of the killed root looks like a root.
-            Ok(self.subject().is_some_and(|now| !old.contains(&now)))
+            // Until the guardian has ended it, a child of the killed root looks like a root; and one that is being
+            // built looks like one that runs.
+            Ok(self.lives() > lives && self.subject().is_some_and(|now| !old.contains(&now)))
         })
+    }
+
+    /// How many lives the guardian has told of beside the first.
+    fn lives(&self) -> usize {
+        let said = read_lossy(&self.folder.path().join("run.stderr"));
+        BEGINNINGS.iter().map(|words| said.matches(words).count()).sum()
     }
 
     /// Asks the subject for its verdict; the guardian must end with the subject's own status.

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use guardian::GuardianError;
 
+use crate::print;
+
 /// A verb that failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -39,16 +41,16 @@ impl Failure {
     pub(crate) fn report(self) -> ExitCode {
         match self {
             Self::Guardian(error) => {
-                eprintln!("undying: {error}");
+                print::say(format_args!("undying: {error}"));
                 if let Some(advice) = error.advice() {
-                    eprintln!("help: {advice}");
+                    print::say(format_args!("help: {advice}"));
                 }
                 ExitCode::from(error.exit_code().number())
             }
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
             Self::Output(error) => {
-                eprintln!("undying: cannot write the answer: {error}");
-                eprintln!("help: check where stdout leads to");
+                print::say(format_args!("undying: cannot write the answer: {error}"));
+                print::say(format_args!("help: check where stdout leads to"));
                 ExitCode::from(guardian::ExitCode::Failure.number())
             }
         }

@@ -1,6 +1,7 @@
 //! How values are shown to people.
 //!
-//! Owns: durations, sizes and tables as text, JSON as one line after another.
+//! Owns: durations, sizes and tables as text, JSON as one line after another; talk on stderr.
+//! Invariants: a terminal or a reader that is gone ends nothing.
 //! Does not: decide what is shown.
 
 use std::io::Write;
@@ -33,6 +34,11 @@ pub(crate) fn bytes(bytes: u64) -> String {
         unit += 1;
     }
     format!("{value:.1} {}", UNITS[unit])
+}
+
+/// Says something to the operator, on stderr. Where nobody listens any more, the work goes on.
+pub(crate) fn say(what: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{what}");
 }
 
 /// Prints a value as JSON.

@@ -300,3 +300,55 @@ fn a_stopped_guardian_does_not_stop_its_subject() {
     println!("stopped inside a pause: {stood_inside_a_pause}");
     assert_eq!(end(&lab, guardian), 143);
 }
+
+/// The bits of SIGPIPE and SIGXFSZ.
+const OF_WRITES: u64 = 1 << 12 | 1 << 24;
+
+fn ignored(counter: &Counter) -> u64 {
+    u64::from_str_radix(&counter.status("SigIgn"), 16).unwrap()
+}
+
+#[test]
+fn a_guardian_whose_terminal_is_gone_goes_on() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let mut line = ["run", "--name", "job", "--every", "50ms", "--"].map(str::to_owned).to_vec();
+    line.extend(lab.counter_words(&[]));
+    let mut command = lab.undying(line);
+    let guardian = command.stdout(writer.try_clone().unwrap()).stderr(writer).spawn().unwrap();
+    drop(command);
+    wait_for_checkpoints(&lab, 2);
+    drop(reader);
+    let first = lab.guarded_counter().unwrap();
+    assert_eq!(ignored(&first) & OF_WRITES, 0, "the subject has its defaults");
+    first.process.signal(Signal::KILL).unwrap();
+    let back = until("the subject", || lab.guarded_counter().filter(|now| now.process != first.process));
+    back.goes_on(20);
+    assert_eq!(ignored(&back) & OF_WRITES, 0, "and has them again");
+    assert_eq!(end(&lab, guardian), 143);
+}
+
+#[test]
+fn a_guardian_that_may_not_write_large_files_goes_on_without_checkpoints() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let line: Vec<String> = lab.counter_words(&[]);
+    let script = r#"ulimit -f 64; exec "$0" --store "$1" run --name job --every 50ms -- "$2" "$3""#;
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_undying")]).arg(lab.store()).args(line);
+    let guardian = lab.detached(&mut command).spawn().unwrap();
+    let said = until("a word about it", || {
+        let said = std::fs::read_to_string(lab.path("stderr")).ok()?;
+        said.contains("no checkpoint").then_some(said)
+    });
+    assert!(said.contains("File too large"), "{said}");
+    let counter = lab.guarded_counter().unwrap();
+    counter.goes_on(100);
+    assert_eq!(ignored(&counter) & OF_WRITES, 0, "the subject has its defaults");
+    assert_eq!(end(&lab, guardian), 143);
+}

@@ -47,10 +47,8 @@ pub struct ObstacleReport {
 ///
 /// When there is no such process, or it may not be looked at.
 pub fn preflight(pid: Pid) -> Result<PreflightReport> {
-    let options = CheckpointOptions {
-        inherited: Streams::standard()?.identities(),
-        ..CheckpointOptions::default()
-    };
+    let options =
+        CheckpointOptions { inherited: Streams::standard()?.identities(), ..CheckpointOptions::default() };
     let mut obstacles: Vec<ObstacleReport> =
         engine::preflight(pid, &options)?.into_iter().map(ObstacleReport::from).collect();
     if ancestry::contains_us(pid) {

@@ -13,6 +13,7 @@ use store::{ImageWriter, WriteOptions};
 use crate::ancestry;
 use crate::error::Result;
 use crate::inspection::require_features;
+use crate::signals;
 use crate::streams::Streams;
 
 /// What `checkpoint` is asked.
@@ -46,6 +47,7 @@ pub struct Checkpointed {
 /// Whatever the engine refuses or the store cannot hold; the tree goes on then.
 pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
     require_features()?;
+    signals::outlive_failed_writes()?;
     ancestry::refuse(request.pid)?;
     let writer = ImageWriter::create(&request.image, WriteOptions::default())?;
     let options = CheckpointOptions {

@@ -2,7 +2,8 @@
 //!
 //! Owns: which signals are blocked and read from a descriptor, and what each of them asks for.
 //! Invariants: a signal that the caller had ignored stays without effect; one that the terminal has sent to the
-//! whole foreground group is not sent to the subject a second time.
+//! whole foreground group is not sent to the subject a second time; a file that may not grow and a reader that is gone
+//! are errors of one write, and end nobody.
 //! Does not: act; the loops do.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,6 +19,7 @@ const INT: Signal = Signal(2);
 const QUIT: Signal = Signal(3);
 const USR1: Signal = Signal(10);
 const USR2: Signal = Signal(12);
+const PIPE: Signal = Signal(13);
 const TERM: Signal = Signal(15);
 const CHLD: Signal = Signal(17);
 /// Goes on after a stop.
@@ -29,6 +31,7 @@ pub(crate) const KILL: Signal = Signal(9);
 const TSTP: Signal = Signal(20);
 const TTIN: Signal = Signal(21);
 const TTOU: Signal = Signal(22);
+const XFSZ: Signal = Signal(25);
 
 /// Ask the subject to end.
 const ENDING: [Signal; 4] = [HUP, INT, QUIT, TERM];
@@ -36,6 +39,20 @@ const ENDING: [Signal; 4] = [HUP, INT, QUIT, TERM];
 const PASSED_ON: [Signal; 2] = [USR1, USR2];
 /// Stop this program and the subject together.
 const STOPPING: [Signal; 3] = [TSTP, TTIN, TTOU];
+
+/// Would end this program for a write that fails: at the limit on file sizes, and without a reader.
+const OF_WRITES: [Signal; 2] = [PIPE, XFSZ];
+
+/// Makes writes that cannot be done errors and nothing else, for the rest of this process's life. Gives the signals that
+/// programs started from here must meet with their default actions again.
+pub(crate) fn outlive_failed_writes() -> Result<u64> {
+    // Rust's runtime ignores SIGPIPE before anybody can see what the caller had wanted.
+    let ignored = ignored()? & !bit(PIPE);
+    for signal in OF_WRITES {
+        sys::signal::set_ignored(signal)?;
+    }
+    Ok(OF_WRITES.into_iter().map(bit).fold(0, |set, one| set | one) & !ignored)
+}
 
 /// What a signal asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +73,7 @@ pub(crate) enum Request {
 pub(crate) struct Signals {
     queue: OwnedFd,
     blocked_before: u64,
+    defaults: u64,
 }
 
 impl Signals {
@@ -66,13 +84,19 @@ impl Signals {
         let ignored = ignored()?;
         let wanted = ENDING.iter().chain(&PASSED_ON).chain(&STOPPING).chain([&CHLD]);
         let set = wanted.filter(|signal| bit(**signal) & ignored == 0).fold(0, |set, one| set | bit(*one));
+        let defaults = outlive_failed_writes()?;
         let blocked_before = sys::signal::block(set)?;
-        Ok(Self { queue: signalfd::create_nonblocking(set)?, blocked_before })
+        Ok(Self { queue: signalfd::create_nonblocking(set)?, blocked_before, defaults })
     }
 
     /// What was blocked before they were taken, and is in the programs that we start.
     pub(crate) fn blocked_before(&self) -> u64 {
         self.blocked_before
+    }
+
+    /// What is ignored here and has its default action in the programs that we start.
+    pub(crate) fn defaults(&self) -> u64 {
+        self.defaults
     }
 
     /// Becomes readable with a signal.

@@ -10,8 +10,10 @@
 //! Fallback: none; `restore --pid any` takes what number it gets
 
 use std::mem::{offset_of, size_of};
+use std::os::fd::AsRawFd;
 
 use model::Pid;
+use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::error::{Errno, Error, Result};
 
@@ -89,7 +91,8 @@ pub enum Parent {
     CallersParent,
 }
 
-/// Creates a process that does nothing but wait to be seized; its signal actions are the defaults.
+/// Creates a process that does nothing but wait to be seized; its signal actions are the defaults, and it ends with
+/// this one. Both holds when this returns.
 pub fn spawn_waiting(wanted: WantedPid, parent: Parent) -> Result<Pid> {
     let number = if let WantedPid::Exactly(pid) = wanted { pid.get() } else { 0 };
     let sibling = parent == Parent::CallersParent;
@@ -102,18 +105,26 @@ pub fn spawn_waiting(wanted: WantedPid, parent: Parent) -> Result<Pid> {
         arguments.set_tid = (&raw const number) as u64;
         arguments.set_tid_size = 1;
     }
+    let failed = |errno: rustix::io::Errno| Error::new("make a pipe to a new process", errno);
+    // Whoever seizes the child at once would stop it before it has done anything.
+    let (ready, tell_ready) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
     // SAFETY: without CLONE_VM the child gets a copy of this address space; it only makes system calls in
     // `wait_for_seizure` and never returns into code that could take a lock of a thread that is not there.
     let result =
         unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
     match result {
         -1 => Err(Error::process("create a process with the number", Pid(number), Errno::last())),
-        0 => wait_for_seizure(),
-        child => Ok(Pid(child as i32)),
+        0 => wait_for_seizure(tell_ready.as_raw_fd()),
+        child => {
+            drop(tell_ready);
+            // Nothing to read means that it has ended, which whoever seizes it will find.
+            rustix::io::retry_on_intr(|| rustix::io::read(&ready, &mut [0_u8; 1])).map_err(failed)?;
+            Ok(Pid(child as i32))
+        }
     }
 }
 
-fn wait_for_seizure() -> ! {
+fn wait_for_seizure(tell_ready: i32) -> ! {
     const SIGNAL_MAX: i32 = 64;
     let default_action = [0_u64; 4];
     // SAFETY: plain system calls on numbers and on one zeroed buffer of the kernel's sigaction size, in a
@@ -123,8 +134,29 @@ fn wait_for_seizure() -> ! {
         for signal in 1..=SIGNAL_MAX {
             libc::syscall(libc::SYS_rt_sigaction, signal, default_action.as_ptr(), 0_usize, 8_usize);
         }
+        libc::syscall(libc::SYS_write, tell_ready, default_action.as_ptr(), 1_usize);
         loop {
             libc::syscall(libc::SYS_pause);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_process_has_its_defaults_before_anybody_can_seize_it() {
+        const ROUNDS: usize = 50;
+        // Rust's runtime ignores SIGPIPE, so a child that has done nothing yet ignores it as well.
+        for _ in 0..ROUNDS {
+            let pid = spawn_waiting(WantedPid::Any, Parent::Caller).unwrap();
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            crate::signal::send(pid, model::Signal(9)).unwrap();
+            let child = rustix::process::Pid::from_raw(pid.get());
+            rustix::process::waitpid(child, rustix::process::WaitOptions::empty()).unwrap();
+            let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+            assert_eq!(u64::from_str_radix(ignored, 16).unwrap(), 0);
         }
     }
 }

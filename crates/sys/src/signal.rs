@@ -51,17 +51,27 @@ pub fn block(signals: u64) -> Result<u64> {
     change_mask(libc::SIG_BLOCK, signals)
 }
 
-/// Lets a program that is about to be started block the signals of a set, and no others.
-pub fn start_with_mask(command: &mut std::process::Command, signals: u64) -> &mut std::process::Command {
+/// Lets a program that is about to be started block the signals of one set, and no others, and meet those of another
+/// with their default actions. Bit 0 is signal 1.
+pub fn start_with(
+    command: &mut std::process::Command,
+    blocked: u64,
+    defaults: u64,
+) -> &mut std::process::Command {
     use std::os::unix::process::CommandExt;
-    let set_mask = move || {
-        change_mask(libc::SIG_SETMASK, signals)
+    let prepare = move || {
+        let signals =
+            (1..=u64::BITS as i32).map(Signal).filter(|signal| defaults >> (signal.get() - 1) & 1 == 1);
+        for signal in signals {
+            set_default(signal).map_err(|error| std::io::Error::from_raw_os_error(error.errno.0))?;
+        }
+        change_mask(libc::SIG_SETMASK, blocked)
             .map(drop)
             .map_err(|error| std::io::Error::from_raw_os_error(error.errno.0))
     };
-    // SAFETY: between fork and exec it makes one system call; it takes no lock and, unless the call fails,
+    // SAFETY: between fork and exec it makes system calls only; it takes no lock and, unless a call fails,
     // allocates nothing.
-    unsafe { command.pre_exec(set_mask) }
+    unsafe { command.pre_exec(prepare) }
 }
 
 fn change_mask(how: i32, signals: u64) -> Result<u64> {
@@ -79,4 +89,11 @@ pub fn set_default(signal: Signal) -> Result<()> {
     // SAFETY: the default action runs no code of this process.
     let result = unsafe { libc::signal(signal.get(), libc::SIG_DFL) };
     if result == libc::SIG_ERR { Err(Error::new("reset a signal action", Errno::last())) } else { Ok(()) }
+}
+
+/// Lets a signal have no effect on this process.
+pub fn set_ignored(signal: Signal) -> Result<()> {
+    // SAFETY: ignoring a signal runs no code of this process.
+    let result = unsafe { libc::signal(signal.get(), libc::SIG_IGN) };
+    if result == libc::SIG_ERR { Err(Error::new("ignore a signal", Errno::last())) } else { Ok(()) }
 }

@@ -49,14 +49,14 @@ impl Verb for Checkpoint {
             kill: matches.get_flag("kill"),
         };
         let done = guardian::checkpoint(&request)?;
-        eprintln!(
+        print::say(format_args!(
             "checkpoint of pid {} in {}: {} pages, {}; pause {}",
             request.pid,
             request.image.display(),
             done.pages,
             print::bytes(done.bytes.get()),
             print::duration(done.pause),
-        );
+        ));
         Ok(0)
     }
 }

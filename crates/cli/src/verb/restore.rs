@@ -66,13 +66,13 @@ impl Verb for Restore {
         };
         let resumed = guardian::restore(&request)?;
         if request.detach {
-            eprintln!(
+            print::say(format_args!(
                 "restored {} as pid {} ({} processes) in {}",
                 request.image,
                 resumed.root,
                 resumed.processes,
                 print::duration(resumed.total),
-            );
+            ));
         }
         Ok(resumed.status.map_or(0, guardian::SubjectStatus::code))
     }

@@ -12,7 +12,7 @@ use model::Pid;
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, parse};
+use crate::{command, parse, print};
 
 pub(super) struct Run;
 
@@ -68,9 +68,9 @@ impl Verb for Run {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let request = request(matches)?;
-        let status = guardian::run(&request, &mut |event| eprintln!("undying: {event}"))?;
+        let status = guardian::run(&request, &mut |event| print::say(format_args!("undying: {event}")))?;
         if status == guardian::SubjectStatus::Unknown {
-            eprintln!("undying: the subject {status}");
+            print::say(format_args!("undying: the subject {status}"));
         }
         Ok(status.code())
     }

@@ -52,7 +52,10 @@ impl Verb for Status {
         for subject in &found {
             for refusal in &subject.refusals {
                 let reason = refusal.reason.lines().next().unwrap_or_default();
-                eprintln!("{}: {} checkpoints were not taken: {reason}", subject.name, refusal.count);
+                print::say(format_args!(
+                    "{}: {} checkpoints were not taken: {reason}",
+                    subject.name, refusal.count
+                ));
             }
         }
         Ok(0)

@@ -42,7 +42,7 @@ impl Verb for Verify {
         } else {
             guardian::verify(&store, &image, &|done, total| {
                 if done == ByteCount(0) {
-                    eprintln!("verifying {image}: {}", print::bytes(total.get()));
+                    print::say(format_args!("verifying {image}: {}", print::bytes(total.get())));
                 }
             })?
         };

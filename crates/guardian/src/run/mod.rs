@@ -98,11 +98,12 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     outcome
 }
 
-/// Starts the program as a child that inherits streams, environment, directory, process group and signal mask.
+/// Starts the program as a child that inherits streams, environment, directory, process group, signal mask and
+/// actions.
 fn spawn(words: &[OsString], signals: &Signals) -> Result<Subject> {
     let (program, arguments) = words.split_first().ok_or_else(|| no_command(OsString::new()))?;
     let mut command = Command::new(program);
-    sys::signal::start_with_mask(command.args(arguments), signals.blocked_before());
+    sys::signal::start_with(command.args(arguments), signals.blocked_before(), signals.defaults());
     let child = command.spawn().map_err(|error| {
         let source = sys::Error::path("execute", Path::new(program), error);
         GuardianError::Command { command: program.clone(), source }
