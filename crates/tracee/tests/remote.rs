@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Random, Subject};
@@ -54,7 +54,7 @@ impl Seen {
 fn call_in_every_thread(pid: Pid) {
     let memory = ProcessMemory::open(pid).unwrap();
     let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
-    call_with(pid, &memory, gadgets);
+    call_with(pid, &memory, gadgets, 0..usize::MAX);
 }
 
 /// The same in one batch, with the failure in the middle.
@@ -87,11 +87,14 @@ fn ask_at_once(session: &mut RemoteSession<'_>, pid: Pid, tid: Tid) {
     assert_eq!(data[40..], [0xee; 24]);
 }
 
-fn call_with(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) {
+/// Calls in the threads of these places, in the order in which they are stopped.
+fn call_with(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets, places: std::ops::Range<usize>) {
     let mut tree = StoppedTree::stop(pid).unwrap();
     let areas = procfs::areas(pid).unwrap();
     let context = RemoteContext { memory, areas: &areas, gadgets };
-    for thread in &mut tree.processes[0].threads {
+    let threads = &mut tree.processes[0].threads;
+    let (start, end) = (places.start.min(threads.len()), places.end.min(threads.len()));
+    for thread in &mut threads[start..end] {
         let tid = thread.tid();
         let before = Seen::of(tid);
         let mut session = RemoteSession::begin(thread, &context).unwrap();
@@ -120,7 +123,7 @@ fn calls_give_results_and_leave_no_trace() {
     let memory = ProcessMemory::open(subject.pid()).unwrap();
     let gadgets = Gadgets::find(&memory, &procfs::areas(subject.pid()).unwrap()).unwrap();
     for stop in 0..STOPS {
-        call_with(subject.pid(), &memory, gadgets);
+        call_with(subject.pid(), &memory, gadgets, 0..usize::MAX);
         std::thread::sleep(Duration::from_millis(u64::from(stop % 8)));
         assert!(subject.is_alive(), "the subject says: {}", subject.line());
     }
@@ -158,26 +161,36 @@ fn waits_end_although_the_stops_never_do() {
 static STEPS: AtomicU64 = AtomicU64::new(0);
 static LAST_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
 
+/// Whether the steps of stopping the tree and of leaving it count as well: they are the same whichever thread is called.
+static COUNTS_STOPS: AtomicBool = AtomicBool::new(true);
+
 /// Dies at a step of its number.
-fn die_at_last_step(_step: &'static str) {
+fn die_at_last_step(step: &'static str) {
+    if step.starts_with("stop ") && !COUNTS_STOPS.load(Ordering::Relaxed) {
+        return;
+    }
     if STEPS.fetch_add(1, Ordering::Relaxed) == LAST_STEP.load(Ordering::Relaxed) {
         sys::signal::send(Pid(std::process::id() as i32), Signal(9)).unwrap();
         std::thread::sleep(Duration::from_secs(60));
     }
 }
 
-/// The part of this test program that is killed: `PID STEP`, where the step `-` means to go on for ever.
+/// The part of this test program that is killed: `PID`, which calls for ever; or `PID STEP PLACE`, which calls in the
+/// thread of one place and dies at a step.
 fn be_helper(role: &str) {
-    let (pid, step) = role.split_once(' ').unwrap();
-    let pid = Pid(pid.parse().unwrap());
-    if step == "-" {
+    let mut words = role.split(' ').map(|word| word.parse::<i32>().unwrap());
+    let pid = Pid(words.next().unwrap());
+    let (Some(step), Some(place)) = (words.next(), words.next()) else {
         loop {
             call_in_every_thread(pid);
         }
-    }
-    LAST_STEP.store(step.parse().unwrap(), Ordering::Relaxed);
+    };
+    LAST_STEP.store(step as u64, Ordering::Relaxed);
+    COUNTS_STOPS.store(place == 0, Ordering::Relaxed);
+    let memory = ProcessMemory::open(pid).unwrap();
+    let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
     undying_tracee::steps::observe(die_at_last_step);
-    call_in_every_thread(pid);
+    call_with(pid, &memory, gadgets, place as usize..place as usize + 1);
 }
 
 #[test]
@@ -185,24 +198,45 @@ fn the_death_of_the_tracer_at_any_step_harms_nothing() {
     if let Some(role) = common::role() {
         return be_helper(&role);
     }
-    let Some(mut subject) = Subject::start("self_checking", &["lenient"]) else { return };
-    let mut step = 0;
-    loop {
-        let role = format!("{} {step}", subject.pid());
-        let status =
-            common::helper("the_death_of_the_tracer_at_any_step_harms_nothing", &role).status().unwrap();
-        common::wait_untraced(subject.pid());
-        subject.goes_on();
-        assert!(subject.is_alive(), "step {step}: the subject says: {}", subject.line());
-        if status.success() {
-            break;
+    // Most of the time is spent waiting for a subject to come round: several wait side by side, each for its share.
+    let share = |first| std::thread::spawn(move || die_at_each_step(first));
+    let shares: Vec<_> = (0..SUBJECTS).map(share).collect();
+    let deaths: Option<usize> = shares.into_iter().map(|share| share.join().unwrap()).sum();
+    let Some(deaths) = deaths else { return };
+    println!("died at each of {deaths} steps");
+    assert!(deaths > 500);
+}
+
+/// Subjects whose tracers die side by side.
+const SUBJECTS: usize = 4;
+
+/// Dies at each step of a stop with calls in the thread of one place, for every `SUBJECTS`th place; gives how often.
+fn die_at_each_step(first: usize) -> Option<usize> {
+    common::stay_on_one_processor(first);
+    let mut subject = Subject::start_nice("self_checking", &["lenient"])?;
+    let places = procfs::threads(subject.pid()).unwrap().len();
+    let mut deaths = 0;
+    for place in (first..places).step_by(SUBJECTS) {
+        let mut step = 0;
+        while !survives(&mut subject, step, place) {
+            step += 1;
+            deaths += 1;
         }
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "step {step}");
-        step += 1;
     }
-    println!("died at each of {step} steps");
-    assert!(step > 100);
     println!("{} calls saw EINTR", subject.finish());
+    Some(deaths)
+}
+
+/// Whether a tracer comes to its end before it has come to a step.
+fn survives(subject: &mut Subject, step: usize, place: usize) -> bool {
+    let role = format!("{} {step} {place}", subject.pid());
+    let status = common::helper("the_death_of_the_tracer_at_any_step_harms_nothing", &role).status().unwrap();
+    common::wait_untraced(subject.pid());
+    subject.goes_on();
+    assert!(subject.is_alive(), "step {step}, place {place}: the subject says: {}", subject.line());
+    let died = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
+    assert!(died || status.success(), "step {step}, place {place}: {status}");
+    status.success()
 }
 
 #[test]
@@ -216,7 +250,7 @@ fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
     let Some(mut subject) = Subject::start("self_checking", &["lenient"]) else { return };
     let mut random = Random::new(TEST);
     for death in 0..DEATHS {
-        let mut helper = common::helper(TEST, &format!("{} -", subject.pid())).spawn().unwrap();
+        let mut helper = common::helper(TEST, &subject.pid().to_string()).spawn().unwrap();
         let wait = Duration::from_micros(random.below(LONGEST_US));
         let started = Instant::now();
         while started.elapsed() < wait {

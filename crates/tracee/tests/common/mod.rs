@@ -45,12 +45,18 @@ pub(crate) struct Subject {
 impl Subject {
     pub(crate) fn start(name: &str, arguments: &[&str]) -> Option<Self> {
         let program = compile(name)?;
-        let mut child = Command::new(&program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Self::begin(Command::new(&program).args(arguments), program)
+    }
+
+    /// A subject that leaves the processor to whoever traces it: its busy threads would keep a tracer waiting far longer
+    /// than it works.
+    pub(crate) fn start_nice(name: &str, arguments: &[&str]) -> Option<Self> {
+        let program = compile(name)?;
+        Self::begin(Command::new("nice").args(["-n", "10"]).arg(&program).args(arguments), program)
+    }
+
+    fn begin(command: &mut Command, program: PathBuf) -> Option<Self> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
         let mut subject = Self { child, answers, program };
         assert_eq!(subject.line(), "ready");
@@ -150,6 +156,17 @@ pub(crate) fn helper(test: &str, role: &str) -> Command {
     command.args(["--exact", test, "--nocapture"]).env("UNDYING_TEST_ROLE", role);
     command.stdout(Stdio::null());
     command
+}
+
+/// Keeps this thread and what it starts on one of the processors that there are: a stop of a thread on another one
+/// takes ten times as long.
+pub(crate) fn stay_on_one_processor(number: usize) {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let all = sched_getaffinity(None).unwrap();
+    let usable: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+    let mut one = CpuSet::new();
+    one.set(usable[number % usable.len()]);
+    sched_setaffinity(None, &one).unwrap();
 }
 
 /// What this process is to do when it is such a helper.
