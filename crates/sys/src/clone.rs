@@ -114,7 +114,7 @@ pub fn spawn_waiting(wanted: WantedPid, parent: Parent) -> Result<Pid> {
         unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
     match result {
         -1 => Err(Error::process("create a process with the number", Pid(number), Errno::last())),
-        0 => wait_for_seizure(tell_ready.as_raw_fd()),
+        0 => wait_for_seizure(ready.as_raw_fd(), tell_ready.as_raw_fd()),
         child => {
             drop(tell_ready);
             // Nothing to read means that it has ended, which whoever seizes it will find.
@@ -124,7 +124,7 @@ pub fn spawn_waiting(wanted: WantedPid, parent: Parent) -> Result<Pid> {
     }
 }
 
-fn wait_for_seizure(tell_ready: i32) -> ! {
+fn wait_for_seizure(ready: i32, tell_ready: i32) -> ! {
     const SIGNAL_MAX: i32 = 64;
     let default_action = [0_u64; 4];
     // SAFETY: plain system calls on numbers and on one zeroed buffer of the kernel's sigaction size, in a
@@ -134,7 +134,11 @@ fn wait_for_seizure(tell_ready: i32) -> ! {
         for signal in 1..=SIGNAL_MAX {
             libc::syscall(libc::SYS_rt_sigaction, signal, default_action.as_ptr(), 0_usize, 8_usize);
         }
-        libc::syscall(libc::SYS_write, tell_ready, default_action.as_ptr(), 1_usize);
+        // With the only reader dead before its death could have been told, this ends the child.
+        libc::syscall(libc::SYS_close, ready);
+        if libc::syscall(libc::SYS_write, tell_ready, default_action.as_ptr(), 1_usize) != 1 {
+            libc::syscall(libc::SYS_exit_group, 1);
+        }
         loop {
             libc::syscall(libc::SYS_pause);
         }

@@ -486,8 +486,10 @@ impl<'a> Guard<'a> {
         }
     }
 
+    /// Tells once that the status cannot be written. While an image is being written the disk may be full of it only
+    /// until that has failed, which is told as well.
     fn report_unwritable(&mut self, error: &GuardianError) {
-        if !std::mem::replace(&mut self.is_status_told, true) {
+        if self.write.is_none() && !std::mem::replace(&mut self.is_status_told, true) {
             (self.tell)(&RunEvent::StatusUnwritable(error));
         }
     }
