@@ -175,6 +175,24 @@ fn a_pid_that_is_taken_is_named_and_left_alone() {
 }
 
 #[test]
+fn a_pid_that_nobody_reaps_is_named_with_its_parent() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut command = Command::new(program());
+    let mut child = lab.detached(command.arg(lab.path("count"))).spawn().unwrap();
+    let counter = until("the counter", || lab.guarded_counter());
+    counter.goes_on(1);
+    let image = image_of(&lab, &counter, true);
+    let said = lab.say(["restore", "--detach", image.to_str().unwrap()]);
+    let parent = format!("its parent, pid {}, reaps it", std::process::id());
+    assert_refused(&said, 125, &[&format!("pid {} has ended", child.id()), &parent]);
+    child.wait().unwrap();
+    assert_eq!(lab.say(["restore", "--detach", image.to_str().unwrap()]).code, Some(0));
+}
+
+#[test]
 fn a_full_disk_costs_the_checkpoint_and_nothing_else() {
     if !supported() {
         return;

@@ -38,9 +38,20 @@ pub enum EngineError {
     /// A number that the subject needs belongs to another process.
     /// Row: pid-taken
     #[error(
-        "pid {0} is taken by another process\nhelp: end that process, or restore with `--pid ns` or `--pid any`"
+        "pid {0} is taken by another process\nhelp: `ps -fp {0}` shows it; restore again when it has ended"
     )]
     PidTaken(Pid),
+    /// A number that the subject needs belongs to a process that has ended and that nobody reaps.
+    /// Row: pid-unreaped
+    #[error(
+        "pid {pid} has ended, and its number is taken until its parent, pid {parent}, reaps it\nhelp: end the parent, or let it wait for its children; then restore again"
+    )]
+    PidUnreaped {
+        /// The number.
+        pid: Pid,
+        /// Who must reap it.
+        parent: Pid,
+    },
     /// The image holds a record that this version does not know.
     /// Row: record-unknown
     #[error(

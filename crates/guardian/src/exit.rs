@@ -90,7 +90,9 @@ fn of_engine(error: &EngineError) -> ExitCode {
             ExitCode::Missing
         }
         EngineError::UnknownRecord { .. } | EngineError::Incomplete(_) => ExitCode::Damaged,
-        EngineError::NoProcess(_) | EngineError::PidTaken(_) => ExitCode::Failure,
+        EngineError::NoProcess(_) | EngineError::PidTaken(_) | EngineError::PidUnreaped { .. } => {
+            ExitCode::Failure
+        }
         EngineError::Freeze(error) => of_freeze(error),
         EngineError::Resource(error) => of_resource(error),
         EngineError::Store(error) => of_store(error),

@@ -172,8 +172,11 @@ impl Plan {
 fn await_free(pid: Pid) -> Result<()> {
     let begun = Instant::now();
     while let Ok(stat) = procfs::stat(pid) {
-        if !stat.is_zombie() || begun.elapsed() > REAP_LIMIT {
+        if !stat.is_zombie() {
             return Err(EngineError::PidTaken(pid));
+        }
+        if begun.elapsed() > REAP_LIMIT {
+            return Err(EngineError::PidUnreaped { pid, parent: stat.ppid });
         }
         std::thread::sleep(REAP_NAP);
     }

@@ -436,7 +436,9 @@ impl<'a> Guard<'a> {
                     self.subject = Subject::child(restored.root)?;
                     return Ok(());
                 }
-                Err(EngineError::PidTaken(_)) if started.elapsed() < PID_PATIENCE => {
+                Err(EngineError::PidTaken(_) | EngineError::PidUnreaped { .. })
+                    if started.elapsed() < PID_PATIENCE =>
+                {
                     self.household.clear_construction()?;
                     std::thread::sleep(PID_NAP);
                 }

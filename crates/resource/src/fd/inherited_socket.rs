@@ -1,4 +1,4 @@
-//! Sockets that whoever restores holds itself and hands on: its standard streams.
+//! Sockets that whoever restores holds itself and hands on: its standard streams, and what else it was started with.
 //!
 //! Owns: recognising such a socket, and picking it out of what is handed on.
 //! Invariants: nothing else is saved of it; it is handed on as it is.
@@ -35,8 +35,8 @@ impl InheritedSocket {
         let Some((_, _, socket)) = found else {
             return Err(ResourceError::File {
                 path: format!("socket:[{}]", self.inode),
-                why: "it was a standard stream of whoever ran the program, and is not here now".to_owned(),
-                fix: "restore with the same standard streams".to_owned(),
+                why: "whoever ran the program was started with it, and it is not here now".to_owned(),
+                fix: "restore from where the program was started, with the same descriptors".to_owned(),
             });
         };
         Ok(socket.try_clone().map_err(|error| Error::new("duplicate an inherited socket", error))?)
