@@ -8,6 +8,7 @@
 
 mod backend;
 mod batch;
+mod copy;
 mod error;
 mod load;
 mod log;

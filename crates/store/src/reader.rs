@@ -158,6 +158,11 @@ impl ImageReader {
         check_pages(segment, extent, buffer)
     }
 
+    /// The segments that pages are in: number, file and length.
+    pub(crate) fn segment_files(&self) -> impl Iterator<Item = (SegmentId, &Path, ByteCount)> {
+        self.segments.iter().map(|(id, segment)| (*id, &*segment.path, segment.length))
+    }
+
     pub(crate) fn segment(&self, id: SegmentId) -> Result<&Segment> {
         let missing = || sys::Error::path(format!("find segment {id} in"), &self.path, Errno::EINVAL);
         self.segments.get(&id).ok_or_else(|| missing().into())

@@ -12,6 +12,7 @@ use image::Commit;
 use model::Sequence;
 
 use crate::backend;
+use crate::copy;
 use crate::error::{Error, Result};
 use crate::log::{self, LogOptions, LogWriter};
 use crate::medium::{Kind, Medium};
@@ -20,7 +21,7 @@ use crate::publish::parent;
 use crate::reader::{self, ImageReader};
 use crate::staging;
 use crate::verify::{VerifyReport, verify_on};
-use crate::writer::{COMMIT_FILE, ImageWriter, WriteOptions};
+use crate::writer::{COMMIT_FILE, Committed, ImageWriter, WriteOptions};
 
 /// Permission bits that nobody but the owner may have.
 const OTHERS: u32 = 0o077;
@@ -227,6 +228,47 @@ impl Store {
     /// As `verify`.
     pub fn verify(&self, path: &Path) -> Result<VerifyReport> {
         verify_on(&*self.medium, path)
+    }
+
+    /// Keeps an image, a path as `resolve` gives it, under a name of its own and its own number, and gives the
+    /// path. The copy shares its pages with the image, and stays when that one goes.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` when the name has an image of this number; what is wrong with the image; or `Io`.
+    pub fn link(&self, image: &Path, name: &SubjectName) -> Result<PathBuf> {
+        let sequence = reader::read_commit(&*self.medium, image)?.sequence;
+        if self.sequences(name)?.contains(&sequence) {
+            return Err(Error::Exists { path: self.image(name, sequence) });
+        }
+        let directory = self.subject(name);
+        if self.medium.kind(&directory)?.is_none() {
+            create_durably(&*self.medium, &directory)?;
+        }
+        let path = self.image(name, sequence);
+        copy::copy(&self.medium, image, &path)?;
+        Ok(path)
+    }
+
+    /// Removes one image; false when there is none of this number, or when somebody else is removing it.
+    /// Checkpoints of a log go by its policy, or with `prune`.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be removed.
+    pub fn remove(&self, name: &SubjectName, sequence: Sequence) -> Result<bool> {
+        let path = self.image(name, sequence);
+        Ok(self.medium.kind(&path)?.is_some() && staging::retire(&*self.medium, &path)?)
+    }
+
+    /// Writes an image, a path as `resolve` gives it, anew at `target` on this store's medium: one directory that
+    /// shares nothing and holds nothing else, to be taken to another machine.
+    ///
+    /// # Errors
+    ///
+    /// `Exists`; what is wrong with the image; or `Io`.
+    pub fn export(&self, image: &Path, target: &Path) -> Result<Committed> {
+        copy::export(&self.medium, image, target, WriteOptions::default())
     }
 
     /// Removes all but the newest `keep` committed images, and gives the numbers removed. What has a lower

@@ -164,3 +164,97 @@ impl RunJoiner<'_> {
         self.checksums.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use image::{LogPart, LogSegment};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Pages = BTreeMap<(SpaceId, u64), Cell>;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Set(u32, u64, u64, Option<u32>),
+        Drop(u32, u64, u64),
+        /// A delta ends, the next begins.
+        Next,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let (space, page) = (0..3_u32, prop_oneof![0..300_u64, (1_u64 << 36)..(1 << 36) + 40]);
+        prop_oneof![
+            6 => (space.clone(), page.clone(), 1..40_u64, prop::option::weighted(0.8, 0..5_000_u32))
+                .prop_map(|(space, page, count, spot)| Step::Set(space, page, count, spot)),
+            2 => (space, page, 1..200_u64).prop_map(|(space, page, count)| Step::Drop(space, page, count)),
+            1 => Just(Step::Next),
+        ]
+    }
+
+    /// Spots are blocks of segments of 64.
+    fn place(spot: Spot) -> LogPlace {
+        LogPlace { segment: LogSegment(spot.get() / 64), block: spot.get() % 64 }
+    }
+
+    fn apply(state: &mut Pages, part: &LogPart) {
+        if part.full {
+            state.clear();
+        }
+        for (space, range) in &part.dropped {
+            let pages = range.start.get() / PAGE_BYTES..range.end.get() / PAGE_BYTES;
+            state.retain(|(of, page), _| of != space || !pages.contains(page));
+        }
+        for (run, checksums) in part.runs() {
+            for number in 0..run.pages.get() {
+                let cell = run.place.map_or(Cell::Zero, |place| {
+                    let spot = Spot::new(place.segment.0 * 64 + place.block + number as u32);
+                    Cell::At(spot, checksums[number as usize])
+                });
+                state.insert((run.space, run.start.get() / PAGE_BYTES + number), cell);
+            }
+        }
+    }
+
+    fn encoded(delta: &mut Delta) -> LogPart {
+        let mut part = LogPartEncoder::new(delta.full);
+        delta.encode(&mut part, place);
+        LogPart::decode(&part.finish().unwrap()).unwrap()
+    }
+
+    proptest! {
+        /// However calls are cut into deltas, and these joined, the parts lead to what the calls one by one do.
+        #[test]
+        fn deltas_lead_where_their_calls_lead(steps in prop::collection::vec(step(), 1..60), full: bool) {
+            let fresh = |full| if full { Delta::full() } else { Delta::default() };
+            let base: Pages = (0..400).map(|page| ((SpaceId(1), page), Cell::Zero)).collect();
+            let mut model = if full { Pages::new() } else { base.clone() };
+            let (mut one_by_one, mut joined, mut now) = (base.clone(), Delta::default(), fresh(full));
+            for step in steps.into_iter().chain([Step::Next]) {
+                match step {
+                    Step::Set(space, first, count, spot) => for page in first..first + count {
+                        let number = (page - first) as u32;
+                        let cell = spot.map_or(Cell::Zero, |spot| Cell::At(Spot::new(spot + number), PageChecksum(number)));
+                        now.set(SpaceId(space), page, cell);
+                        model.insert((SpaceId(space), page), cell);
+                    },
+                    Step::Drop(space, first, count) => {
+                        now.drop_range(SpaceId(space), first..first + count);
+                        model.retain(|(of, page), _| of.0 != space || !(first..first + count).contains(page));
+                    }
+                    Step::Next => {
+                        joined.absorb(&now);
+                        apply(&mut one_by_one, &encoded(&mut now));
+                        prop_assert_eq!(&one_by_one, &model);
+                        now = fresh(false);
+                    }
+                }
+            }
+            let mut at_once = base;
+            apply(&mut at_once, &encoded(&mut joined));
+            prop_assert_eq!(at_once, model);
+        }
+    }
+}

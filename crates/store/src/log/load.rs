@@ -69,10 +69,21 @@ impl<'a> LogFiles<'a> {
     /// The newest commit that is whole; `None` when there was none.
     pub(super) fn newest(&mut self) -> Result<Option<Newest>> {
         let mut damaged = None;
-        for number in layout::segments(self.medium, &self.directory)?.into_iter().rev() {
-            if let Some(newest) = self.newest_in(number, &mut damaged)? {
-                return Ok(Some(newest));
+        let there = layout::segments(self.medium, &self.directory)?;
+        for number in there.iter().rev() {
+            let Some(mut newest) = self.newest_in(*number, &mut damaged)? else { continue };
+            let Some(later) = damaged.take() else { return Ok(Some(newest)) };
+            // What the damaged one did not keep may be gone in part.
+            if !self.has_all(&newest.root, &there) {
+                damaged = Some(later);
+                continue;
             }
+            let kept = std::mem::take(&mut newest.root.kept).into_iter();
+            let still_there =
+                |kept: &LogKept| self.read_root(&kept.root).is_ok_and(|root| self.has_all(&root, &there));
+            newest.root.kept = kept.filter(still_there).collect();
+            newest.damaged = Some(later).filter(|(sequence, _)| *sequence > newest.slot.sequence);
+            return Ok(Some(newest));
         }
         damaged.map_or(Ok(None), |(_, error)| Err(error))
     }
@@ -130,6 +141,11 @@ impl<'a> LogFiles<'a> {
         }
     }
 
+    /// Whether every segment of a checkpoint is there.
+    fn has_all(&self, root: &LogRoot, there: &[LogSegment]) -> bool {
+        root.segments.iter().all(|number| there.binary_search(number).is_ok())
+    }
+
     fn newest_in(
         &mut self,
         number: LogSegment,
@@ -143,22 +159,23 @@ impl<'a> LogFiles<'a> {
             Err(error) => return Err(error.into()),
         };
         let blocks: Vec<&[u8]> = head.chunks_exact(LOG_BLOCK_BYTES as usize).collect();
-        // A segment whose header never became durable was never used.
-        let Some(Ok(header)) = blocks.first().map(|block| LogHeader::decode(block)) else { return Ok(None) };
-        if header.segment != number {
+        // The slots say everything themselves; a header that is good must not contradict them.
+        let header = blocks.first().and_then(|block| LogHeader::decode(block).ok());
+        let belongs = |slot: &LogSlot| {
+            slot.segment == number
+                && header.is_none_or(|header| (header.segment, header.log) == (number, slot.log))
+        };
+        let slots = blocks.iter().skip(1).filter_map(|block| LogSlot::decode(block).ok());
+        let mut slots: Vec<LogSlot> = slots.filter(belongs).collect();
+        if slots.is_empty() {
             return Ok(None);
         }
-        let slots = blocks.iter().skip(1).filter_map(|block| LogSlot::decode(block).ok());
-        let mut slots: Vec<LogSlot> =
-            slots.filter(|slot| (slot.log, slot.segment) == (header.log, number)).collect();
+        let length = self.segment(number)?.length()?;
         slots.sort_unstable_by_key(|slot| std::cmp::Reverse(slot.generation));
         for slot in slots {
             let was_durable = slot.root.place() < slot.durable;
-            match self.check(&slot, header.length) {
-                Ok(root) => {
-                    let damaged = damaged.take().filter(|(sequence, _)| *sequence > slot.sequence);
-                    return Ok(Some(Newest { slot, root, length: header.length, damaged }));
-                }
+            match self.check(&slot, length) {
+                Ok(root) => return Ok(Some(Newest { slot, root, length, damaged: None })),
                 Err(error) if !is_absence(&error) => return Err(error),
                 // The one before can still be restored, but it is not the newest.
                 Err(error) if was_durable => drop(damaged.get_or_insert((slot.sequence, error))),

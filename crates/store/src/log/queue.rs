@@ -211,14 +211,14 @@ impl Shared {
 
     /// Answers a ticket, and tells the event loop.
     pub(super) fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
-        ticket.set(result.clone());
         let mut state = self.state();
         state.in_flight = state.in_flight.saturating_sub(1);
         if state.completions.len() == COMPLETIONS_MAX {
             state.completions.pop_front();
         }
-        state.completions.push_back((ticket.sequence, result));
+        state.completions.push_back((ticket.sequence, result.clone()));
         drop(state);
+        ticket.set(result);
         // A counter that is full has told the loop already.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
