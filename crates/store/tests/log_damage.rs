@@ -117,7 +117,11 @@ fn a_missing_or_cut_segment_is_found() {
             // Without the file that names the newest, there may be nothing to tell that it was.
             let listed = sample.store.entries(&sample.name);
             for entry in listed.into_iter().flatten() {
-                let Ok(image) = entry.commit.and_then(|_| sample.store.read(&entry.path)) else { continue };
+                let image = match entry.commit.and_then(|_| sample.store.read(&entry.path)) {
+                    Ok(image) => image,
+                    Err(error) if error.is_damage() => continue,
+                    Err(error) => panic!("{what}: {error}"),
+                };
                 if image.load::<Error>(image.index().extents(), NonZeroUsize::MIN, |_| Ok(())).is_ok() {
                     sample
                         .subject

@@ -145,7 +145,7 @@ fn lives(seed: u64, steps: u64, lie: Lie) -> Result<u64, String> {
 fn a_power_cut_at_any_step_leaves_the_newest_commit() {
     let steps = steps_of(1);
     assert!(steps > 100, "a life has become implausibly short: {steps} steps");
-    let seeds = rounds(400, 5_000);
+    let seeds = rounds(300, 5_000);
     let mut moved = 0;
     for seed in 0..seeds {
         moved += lives(seed, steps, Lie::Honest).unwrap_or_else(|why| panic!("seed {seed}: {why}"));

@@ -152,12 +152,9 @@ impl<'a> LogFiles<'a> {
         damaged: &mut Option<(Sequence, Error)>,
     ) -> Result<Option<Newest>> {
         let path = segment_path(&self.directory, number);
-        let head = match self.medium.read_file(&path, HEAD_BYTES) {
-            Ok(head) => head,
-            // A segment that was removed since the listing held no newest commit.
-            Err(error) if error.errno == Errno::ENOENT => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
+        // One that was removed since the listing makes the listing worthless: the error tells the caller to
+        // begin anew, rather than to take what an older segment says.
+        let head = self.medium.read_file(&path, HEAD_BYTES)?;
         let blocks: Vec<&[u8]> = head.chunks_exact(LOG_BLOCK_BYTES as usize).collect();
         // The slots say everything themselves; a header that is good must not contradict them.
         let header = blocks.first().and_then(|block| LogHeader::decode(block).ok());

@@ -11,8 +11,9 @@ use image::{Commit, EXTENT_PAGES_MAX, Extent, LogRoot, LogSegment, PageChecksum,
 use image::{SegmentId, Source, SpaceId};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
+use sys::Target;
 
-use super::layout::{LOG_DIRECTORY, segment_name, segment_path};
+use super::layout::{HEAD_BYTES, LOG_DIRECTORY, segment_name, segment_path};
 use super::load::{Loaded, LogFiles, Newest};
 use super::table::{Cell, PageTable};
 use crate::error::{Error, Result};
@@ -92,18 +93,31 @@ fn with_newest<T>(
     directory: &Path,
     each: impl Fn(&mut LogFiles<'_>, &Newest) -> Result<T>,
 ) -> Result<Option<T>> {
-    let mut tries = 0;
+    let (mut tries, mut length) = (0, HEAD_BYTES);
     loop {
         let mut files = LogFiles::new(medium, directory);
         let result = match files.newest() {
             Ok(None) => return Ok(None),
-            Ok(Some(newest)) => each(&mut files, &newest),
+            Ok(Some(newest)) => {
+                length = newest.length;
+                each(&mut files, &newest)
+            }
             Err(error) => Err(error),
         };
         match result {
             Err(error) if is_gone(&error) && tries < RETRIES_MAX => tries += 1,
-            result => return result.map(Some),
+            result => return result.map(Some).map_err(|error| missing(error, length)),
         }
+    }
+}
+
+/// What is gone again and again was not removed by a writer that goes on.
+fn missing(error: Error, expected: ByteCount) -> Error {
+    match error {
+        Error::Io(sys::Error { errno: Errno::ENOENT, target: Target::Path(path), .. }) => {
+            Error::WrongLength { path: path.into(), found: None, expected }
+        }
+        error => error,
     }
 }
 
