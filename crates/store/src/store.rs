@@ -116,7 +116,7 @@ impl Store {
             create_durably(&*self.medium, &directory)?;
         }
         self.sweep(name)?;
-        ImageWriter::create_on(Arc::clone(&self.medium), &self.image(name, sequence), options)
+        ImageWriter::create_on(Arc::clone(&self.medium), &self.image_path(name, sequence), options)
     }
 
     /// Opens a subject's log for writing.
@@ -140,14 +140,14 @@ impl Store {
     /// When the subject's directory cannot be listed.
     pub fn entries(&self, name: &SubjectName) -> Result<Vec<StoreEntry>> {
         let entry = |sequence| {
-            let path = self.image(name, sequence);
+            let path = self.image_path(name, sequence);
             let commit = reader::read_commit(&*self.medium, &path);
             StoreEntry { sequence, path, commit }
         };
         let mut entries: Vec<StoreEntry> = self.directories(name)?.into_iter().map(entry).collect();
         for (sequence, commit) in log::read::commits(&*self.medium, &self.log(name))? {
             if entries.iter().all(|entry| entry.sequence != sequence) {
-                entries.push(StoreEntry { sequence, path: self.image(name, sequence), commit });
+                entries.push(StoreEntry { sequence, path: self.image_path(name, sequence), commit });
             }
         }
         entries.sort_unstable_by_key(|entry| entry.sequence);
@@ -170,10 +170,11 @@ impl Store {
     ///
     /// When the subject's directory cannot be listed.
     pub fn newest(&self, name: &SubjectName) -> Result<Option<(Sequence, PathBuf)>> {
-        let newest =
-            |sequence: &Sequence| reader::read_commit(&*self.medium, &self.image(name, *sequence)).is_ok();
+        let newest = |sequence: &Sequence| {
+            reader::read_commit(&*self.medium, &self.image_path(name, *sequence)).is_ok()
+        };
         let found = self.sequences(name)?.into_iter().rev().find(newest);
-        Ok(found.map(|sequence| (sequence, self.image(name, sequence))))
+        Ok(found.map(|sequence| (sequence, self.image_path(name, sequence))))
     }
 
     /// The directory of one image.
@@ -182,7 +183,7 @@ impl Store {
     ///
     /// `NotFound`, or what is wrong with its commit record.
     pub fn get(&self, name: &SubjectName, sequence: Sequence) -> Result<PathBuf> {
-        let path = self.image(name, sequence);
+        let path = self.image_path(name, sequence);
         if !self.sequences(name)?.contains(&sequence) {
             return Err(self.not_found(name, Some(sequence)));
         }
@@ -212,6 +213,15 @@ impl Store {
         }
     }
 
+    /// Opens the image or the checkpoint of the log with this number.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`, or as `ImageReader::open`.
+    pub fn image(&self, name: &SubjectName, sequence: Sequence) -> Result<ImageReader> {
+        self.read(&self.get(name, sequence)?)
+    }
+
     /// Opens an image on this store's medium.
     ///
     /// # Errors
@@ -239,13 +249,13 @@ impl Store {
     pub fn link(&self, image: &Path, name: &SubjectName) -> Result<PathBuf> {
         let sequence = reader::read_commit(&*self.medium, image)?.sequence;
         if self.sequences(name)?.contains(&sequence) {
-            return Err(Error::Exists { path: self.image(name, sequence) });
+            return Err(Error::Exists { path: self.image_path(name, sequence) });
         }
         let directory = self.subject(name);
         if self.medium.kind(&directory)?.is_none() {
             create_durably(&*self.medium, &directory)?;
         }
-        let path = self.image(name, sequence);
+        let path = self.image_path(name, sequence);
         copy::copy(&self.medium, image, &path)?;
         Ok(path)
     }
@@ -257,7 +267,7 @@ impl Store {
     ///
     /// When it cannot be removed.
     pub fn remove(&self, name: &SubjectName, sequence: Sequence) -> Result<bool> {
-        let path = self.image(name, sequence);
+        let path = self.image_path(name, sequence);
         Ok(self.medium.kind(&path)?.is_some() && staging::retire(&*self.medium, &path)?)
     }
 
@@ -284,7 +294,7 @@ impl Store {
         let mut kept_of_log = 0;
         let mut removed = Vec::new();
         for sequence in self.sequences(name)?.into_iter().rev() {
-            let path = self.image(name, sequence);
+            let path = self.image_path(name, sequence);
             if kept < keep {
                 kept += usize::from(reader::read_commit(&*self.medium, &path).is_ok());
                 kept_of_log += usize::from(logged.contains(&sequence));
@@ -324,7 +334,7 @@ impl Store {
         self.root.join(name.as_str())
     }
 
-    fn image(&self, name: &SubjectName, sequence: Sequence) -> PathBuf {
+    fn image_path(&self, name: &SubjectName, sequence: Sequence) -> PathBuf {
         self.subject(name).join(sequence.to_string())
     }
 

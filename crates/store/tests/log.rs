@@ -268,7 +268,7 @@ fn a_log_has_one_writer_and_its_checkpoints_are_images_of_the_store() {
     assert_eq!(scratch.store.resolve("subject@4").unwrap(), scratch.image(4));
     assert!(matches!(scratch.store.resolve("subject@1"), Err(Error::NotFound { .. })));
     assert!(matches!(ImageReader::open(&scratch.image(1)), Err(Error::NotCommitted { .. })));
-    let image = ImageReader::open(&scratch.image(4)).unwrap();
+    let image = scratch.store.image(&scratch.name, Sequence(4)).unwrap();
     assert_eq!((image.commit().sequence, image.index().pages()), (Sequence(4), PageCount(4)));
     writer.close().unwrap();
     assert_eq!(scratch.store.prune(&scratch.name, 2).unwrap(), [Sequence(3)]);

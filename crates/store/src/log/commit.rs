@@ -5,7 +5,6 @@
 //! Does not: sync; the scribe does, once for all that are waiting.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use image::{Blob, Commit, ImageKind, LogKept, LogPartRef, LogRoot, LogSegment, SealedFile};
@@ -14,7 +13,7 @@ use sys::Errno;
 
 use super::clean::Fill;
 use super::index::State;
-use super::queue::{Finish, LogCommitted, TicketState};
+use super::queue::{Finish, LogCommitted, Promise};
 use super::records::RecordMap;
 use super::scribe::{Kept, OpenEpoch, Scribe};
 use super::table::{Cell, PageTable};
@@ -28,7 +27,7 @@ const LOG_FILE: &str = "log";
 /// A checkpoint that is written and not synced.
 #[derive(Debug)]
 pub(super) struct Pending {
-    pub(super) ticket: Arc<TicketState>,
+    pub(super) promise: Promise,
     commit: Commit,
     written: u64,
     moved: u64,
@@ -38,31 +37,37 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// What its ticket is answered with, now that it is durable.
-    pub(super) fn committed(&self, sync: Duration) -> LogCommitted {
-        LogCommitted {
+    /// Answers its ticket, now that it is durable.
+    pub(super) fn settle(self, sync: Duration) {
+        let committed = LogCommitted {
             sequence: self.commit.sequence,
-            commit: self.commit.clone(),
+            commit: self.commit,
             written: ByteCount(self.written),
             moved: PageCount(self.moved),
             timings: WriteTimings { hash: self.hash, write: self.write + sync, commit: self.begun.elapsed() },
-        }
+        };
+        self.promise.answer(Ok(committed));
     }
 }
 
 impl Scribe {
     /// Writes everything that makes a checkpoint of the open epoch.
     pub(super) fn commit(&mut self, finish: Finish) -> Result<()> {
-        let Finish { records, meta, ticket, begun } = finish;
+        let Finish { records, meta, promise, begun } = finish;
         let Some(mut epoch) = self.epoch.take() else {
             let error = sys::Error::new("finish an epoch that was not begun", Errno::EINVAL).into();
-            self.shared.answer(&ticket, Err(error));
+            promise.answer(Err(error));
             return Ok(());
         };
-        let done = self.write_commit(&mut epoch, &records, meta);
-        let (commit, moved) = done.inspect_err(|error| self.shared.answer(&ticket, Err(error.clone())))?;
+        let (commit, moved) = match self.write_commit(&mut epoch, &records, meta) {
+            Ok(done) => done,
+            Err(error) => {
+                promise.answer(Err(error.clone()));
+                return Err(error);
+            }
+        };
         self.pending.push(Pending {
-            ticket,
+            promise,
             commit,
             written: self.tail.written() - epoch.begun_at,
             moved,

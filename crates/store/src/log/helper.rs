@@ -26,11 +26,12 @@ const AHEAD: u32 = 2;
 /// Jobs that wait at most: the segments ahead, the reads under way, and one removal each.
 const JOBS_MAX: usize = 64;
 
-/// The longest stretch of dead blocks that is read and thrown away rather than skipped.
-const GAP_BLOCKS_MAX: u32 = 8;
+/// The longest stretch of dead blocks that is read and thrown away rather than skipped: as in `load`, reading it
+/// costs less than another request.
+const GAP_BLOCKS_MAX: u32 = 16;
 
-/// Blocks that one read fetches at most.
-const READ_BLOCKS_MAX: u32 = 64;
+/// Blocks that one read fetches at most: 1 MiB, which the device reads at its full rate.
+const READ_BLOCKS_MAX: u32 = 256;
 
 const BLOCK: usize = LOG_BLOCK_BYTES as usize;
 

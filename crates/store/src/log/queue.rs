@@ -63,8 +63,15 @@ pub(super) enum Order {
 pub(super) struct Finish {
     pub(super) records: RecordSet,
     pub(super) meta: CommitMeta,
-    pub(super) ticket: Arc<TicketState>,
+    pub(super) promise: Promise,
     pub(super) begun: Instant,
+}
+
+/// The duty to answer a ticket; dropped unanswered, as by a panic, it says so.
+#[derive(Debug)]
+pub(super) struct Promise {
+    shared: Arc<Shared>,
+    ticket: Arc<TicketState>,
 }
 
 /// An answer that is still to come.
@@ -210,7 +217,7 @@ impl Shared {
     }
 
     /// Answers a ticket, and tells the event loop.
-    pub(super) fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
+    fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
         let mut state = self.state();
         state.in_flight = state.in_flight.saturating_sub(1);
         if state.completions.len() == COMPLETIONS_MAX {
@@ -231,7 +238,7 @@ impl Shared {
         drop(state);
         for order in orders {
             if let Order::Finish(finish) = order {
-                self.answer(&finish.ticket, Err(error.clone()));
+                finish.promise.answer(Err(error.clone()));
             }
         }
         self.buffers.notify_all();
@@ -286,6 +293,26 @@ impl State {
     fn take_buffer(&mut self) -> Option<PageBatch> {
         let buffer = self.free.pop()?;
         Some(PageBatch::reusing(buffer, self.pieces.pop().unwrap_or_default()))
+    }
+}
+
+impl Promise {
+    pub(super) const fn new(shared: Arc<Shared>, ticket: Arc<TicketState>) -> Self {
+        Self { shared, ticket }
+    }
+
+    /// Keeps it.
+    pub(super) fn answer(self, result: Result<LogCommitted>) {
+        self.shared.answer(&self.ticket, result);
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if self.ticket.get().is_none() {
+            let gone = sys::Error::new("go on after a panic", sys::Errno::SHORT);
+            self.shared.answer(&self.ticket, Err(Error::Io(gone)));
+        }
     }
 }
 

@@ -211,6 +211,7 @@ impl Scribe {
     pub(super) fn settle(&mut self) -> Result<()> {
         let begun = Instant::now();
         self.tail.sync()?;
+        self.collect()?;
         self.status.syncs += 1;
         let took = begun.elapsed();
         self.durable = self.tail.place().unwrap_or(self.durable);
@@ -218,8 +219,7 @@ impl Scribe {
         self.release();
         self.report();
         for pending in std::mem::take(&mut self.pending) {
-            let committed = pending.committed(took);
-            self.shared.answer(&pending.ticket, Ok(committed));
+            pending.settle(took);
         }
         if idle {
             self.seal()?;
@@ -289,7 +289,7 @@ impl Scribe {
 
     fn fail(&mut self, error: &Error) {
         for pending in std::mem::take(&mut self.pending) {
-            self.shared.answer(&pending.ticket, Err(error.clone()));
+            pending.promise.answer(Err(error.clone()));
         }
         self.shared.fail(error);
     }

@@ -18,7 +18,9 @@ use model::{AddressRange, ByteCount, PageCount, Sequence};
 
 use super::keep::Keep;
 use super::open::{self, Opened};
-use super::queue::{Completion, EPOCHS_IN_FLIGHT_MAX, Finish, LogCommitted, Order, Shared, TicketState};
+use super::queue::{
+    Completion, EPOCHS_IN_FLIGHT_MAX, Finish, LogCommitted, Order, Promise, Shared, TicketState,
+};
 use super::scribe::Scribe;
 use super::status::LogStatus;
 use crate::batch::PageBatch;
@@ -309,8 +311,8 @@ impl Epoch {
     /// What went wrong with earlier pages or epochs.
     pub fn finish(mut self, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
         let state = Arc::new(TicketState::new(self.sequence));
-        let ticket = Arc::clone(&state);
-        let finish = Finish { records, meta, ticket, begun: Instant::now() };
+        let promise = Promise::new(Arc::clone(&self.shared), Arc::clone(&state));
+        let finish = Finish { records, meta, promise, begun: Instant::now() };
         self.shared.order(Order::Finish(Box::new(finish)))?;
         self.finished = true;
         Ok(Ticket { state, here: Arc::clone(&self.here) })
