@@ -19,6 +19,14 @@ pub enum Part {
     Records,
     /// The page index.
     Index,
+    /// The first block of a segment of a log.
+    LogHeader,
+    /// A block of a log that names a checkpoint.
+    LogSlot,
+    /// What a checkpoint of a log consists of.
+    LogRoot,
+    /// Changes of pages and records in a log.
+    LogPart,
 }
 
 /// Bytes that cannot be read as the part of an image they were taken for.
@@ -93,6 +101,10 @@ impl fmt::Display for Part {
             Self::Commit => "commit record",
             Self::Records => "record file",
             Self::Index => "page index",
+            Self::LogHeader => "segment header",
+            Self::LogSlot => "commit slot",
+            Self::LogRoot => "root of a checkpoint",
+            Self::LogPart => "delta",
         })
     }
 }

@@ -37,6 +37,10 @@ pub(crate) const fn magic(part: Part) -> [u8; 8] {
         Part::Commit => b'C',
         Part::Records => b'R',
         Part::Index => b'I',
+        Part::LogHeader => b'H',
+        Part::LogSlot => b'S',
+        Part::LogRoot => b'T',
+        Part::LogPart => b'D',
     };
     [0x89, b'u', b'n', b'd', b'y', letter, b'\r', b'\n']
 }

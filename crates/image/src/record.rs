@@ -42,6 +42,12 @@ impl Record {
     pub fn new(kind: impl Into<String>, version: u32, owner: Owner, payload: Vec<u8>) -> Self {
         Self { kind: kind.into(), version, owner, payload }
     }
+
+    /// The record as `message Record` of docs/format.md.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        RecordMessage::from(self).encode_to_vec()
+    }
 }
 
 impl fmt::Display for Owner {

@@ -3,8 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use image::{Error, Owner, PageIndex, Record, RecordSet};
-use model::{Address, ByteCount, PageCount};
+use image::{
+    Error, LogHeader, LogPart, LogPartEncoder, LogPlace, LogRoot, LogSegment, LogSlot, Owner, PageChecksum,
+    PageIndex, Record, RecordKey, RecordSet, SpaceId,
+};
+use model::{Address, AddressRange, ByteCount, PageCount};
 use proptest::prelude::*;
 
 use undying_image as image;
@@ -22,8 +25,12 @@ fn sealed(letter: u8, items: u32, body: &[u8]) -> Vec<u8> {
     file
 }
 
-fn decode_all(file: &[u8]) -> [Result<(), Error>; 3] {
+fn decode_all(file: &[u8]) -> [Result<(), Error>; 7] {
     [
+        LogHeader::decode(file).map(drop),
+        LogSlot::decode(file).map(drop),
+        LogRoot::decode(file).map(drop),
+        LogPart::decode(file).map(drop),
         image::Commit::decode(file).map(drop),
         RecordSet::decode(file).map(drop),
         PageIndex::decode(file).map(drop),
@@ -44,7 +51,77 @@ fn samples() -> Vec<Vec<u8>> {
         },
     };
     let index = PageIndex::from_extents(vec![extent(4), extent(0), extent(8)]).unwrap();
-    vec![records.encode().unwrap(), index.encode().unwrap()]
+    vec![records.encode().unwrap(), index.encode().unwrap(), part()]
+}
+
+/// A delta with something of each kind.
+fn part() -> Vec<u8> {
+    let mut part = LogPartEncoder::new(false);
+    part.dropped(SpaceId(0), AddressRange::new(Address(0), Address(40 << 12)));
+    part.dropped(SpaceId(3), AddressRange::new(Address(1 << 40), Address((1 << 40) + 4096)));
+    part.zero(SpaceId(0), Address(3 << 12), PageCount(200));
+    let place = LogPlace { segment: LogSegment(9), block: 700 };
+    part.stored(SpaceId(2), Address(1 << 46), place, &[PageChecksum(7), PageChecksum(8)]);
+    part.removed(&RecordKey { kind: "gone".into(), owner: Owner::Tree, ordinal: 2 });
+    part.record(1, &Record::new("kind", 1, Owner::Object(4), vec![7; 20]).to_bytes());
+    part.finish().unwrap()
+}
+
+#[test]
+fn a_delta_comes_back_as_it_was_written() {
+    let part = LogPart::decode(&part()).unwrap();
+    assert!(!part.full);
+    assert_eq!(part.dropped.len(), 2);
+    assert_eq!(part.dropped[1].1.start, Address(1 << 40));
+    let runs: Vec<_> = part
+        .runs()
+        .map(|(run, sums)| (run.space.0, run.start.0, run.pages.0, run.place, sums.to_vec()))
+        .collect();
+    let place = LogPlace { segment: LogSegment(9), block: 700 };
+    let stored = (2, 1 << 46, 2, Some(place), vec![PageChecksum(7), PageChecksum(8)]);
+    assert_eq!(runs, [(0, 3 << 12, 200, None, vec![]), stored]);
+    assert_eq!((part.removed[0].kind.as_str(), part.removed[0].ordinal), ("gone", 2));
+    assert_eq!((part.records[0].0, part.records[0].1.payload.len()), (1, 20));
+}
+
+/// The body of a delta from its sections, sealed.
+fn delta(dropped: &[u8], runs: &[u8], records: &[u8]) -> Vec<u8> {
+    let mut body = 0u32.to_le_bytes().to_vec();
+    body.extend((dropped.len() as u32).to_le_bytes());
+    body.extend((runs.len() as u32).to_le_bytes());
+    [dropped, runs, records].iter().for_each(|section| body.extend(*section));
+    sealed(b'D', 0, &body)
+}
+
+#[test]
+fn deltas_that_break_a_rule_are_refused() {
+    let none: &[u8] = &[0, 0];
+    assert!(LogPart::decode(&delta(&[], &[], none)).is_ok());
+    // One stored page in segment 1, block 16, with its checksum.
+    let run = [1 << 2 | 1, 0, 2, 16, 1, 2, 3, 4];
+    assert!(LogPart::decode(&delta(&[], &run, none)).is_ok());
+    let wide = [0xff; 9];
+    let bad: &[(&[u8], &[u8], &[u8])] = &[
+        (&run, &[], none),                                     // a dropped range with content
+        (&[], &run[..7], none),                                // a checksum cut short
+        (&[], &[0, 0], none),                                  // no pages
+        (&[], &[1 << 2 | 3, 0], none),                         // no such kind
+        (&[], &[2], none),                                     // no space further
+        (&[], &[1 << 2 | 1, 0, 1, 16, 1, 2, 3, 4], none),      // a segment below zero
+        (&[], &wide, none),                                    // a number that does not end
+        (&[], &[0xfc, 0xff, 0xff, 0xff, 0xff, 0x7f, 0], none), // more pages than there can be
+        (&[], &[], &[1, 0]),                                   // a record that is not there
+        (&[], &[], &[0, 0, 0]),                                // bytes behind the end
+        (&[], &[], &[0, 1, 0, 0]),                             // an empty record
+        (&[], &[], &[]),                                       // no counts
+    ];
+    for (number, (dropped, runs, records)) in bad.iter().enumerate() {
+        assert!(LogPart::decode(&delta(dropped, runs, records)).is_err(), "case {number}");
+    }
+    let mut long = sealed(b'D', 0, &[0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255]);
+    assert!(LogPart::decode(&long).is_err());
+    long.truncate(20);
+    assert!(LogPart::decode(&long).is_err());
 }
 
 #[test]
@@ -64,7 +141,7 @@ fn flipped_bits_and_truncations_are_found() {
 
 #[test]
 fn counts_that_promise_more_than_there_is_are_refused_without_allocating() {
-    for letter in *b"CRI" {
+    for letter in *b"CRIHSTD" {
         let file = sealed(letter, u32::MAX, b"");
         assert!(decode_all(&file).iter().all(Result::is_err));
         let mut endless = sealed(letter, 1, b"abc");

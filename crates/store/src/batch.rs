@@ -37,6 +37,11 @@ impl PageBatch {
         Self { buffer, pieces: Vec::new(), filled: PageCount(0) }
     }
 
+    /// A batch whose list of pieces has its memory already.
+    pub(crate) const fn reusing(buffer: PageBuffer, pieces: Vec<Piece>) -> Self {
+        Self { buffer, pieces, filled: PageCount(0) }
+    }
+
     /// How many more pages fit.
     #[must_use]
     pub fn room(&self) -> PageCount {

@@ -159,6 +159,18 @@ pub enum Error {
         store: PathBuf,
     },
 
+    /// Somebody else writes the log.
+    ///
+    /// Row: log-busy
+    #[error(
+        "{path} is being written by another undying\nhelp: `undying status` lists what is guarded; end that one first",
+        path = path.display()
+    )]
+    LogBusy {
+        /// The log's directory.
+        path: PathBuf,
+    },
+
     /// A name that cannot be a directory of the store.
     ///
     /// Row: name-invalid

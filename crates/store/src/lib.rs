@@ -8,8 +8,10 @@
 
 mod backend;
 mod batch;
+mod copy;
 mod error;
 mod load;
+mod log;
 mod medium;
 mod name;
 mod pool;
@@ -26,7 +28,11 @@ pub use backend::{BACKENDS, Backend};
 pub use batch::{PageBatch, Piece};
 pub use error::{Error, Result};
 pub use load::LoadedRun;
-pub use medium::{Entry, Kind, Lock, Medium, NewFile, PageSink, PageSource};
+pub use log::{
+    Completion, EPOCHS_IN_FLIGHT_MAX, Epoch, Keep, LogCommitted, LogOptions, LogStatus, LogThreads,
+    LogWriter, Ticket,
+};
+pub use medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource};
 pub use name::SubjectName;
 pub use reader::ImageReader;
 pub use store::{Store, StoreEntry};

@@ -1,12 +1,13 @@
 //! The few file operations that storing an image takes, so that a test can stand in for the disk.
 //!
-//! Owns: the traits `Medium`, `NewFile`, `PageSink`, `PageSource`, `Lock`.
+//! Owns: the traits `Medium`, `NewFile`, `PageSink`, `LogFile`, `PageSource`, `Lock`.
 //! Invariants asked of an implementation: nothing is durable before the matching sync returned; after it,
 //! it survives a power cut; a rename is atomic.
 //! Does not: say what is written in which order; `publish` and `writer` do.
 
 use std::fmt::Debug;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::Path;
 
 use model::ByteCount;
@@ -45,6 +46,11 @@ pub trait Medium: Send + Sync + Debug {
     /// Creates a file of pages for its owner only, with at most so many writes under way; it must not exist.
     fn create_pages(&self, path: &Path, in_flight: NonZeroUsize) -> Result<Box<dyn PageSink>>;
 
+    /// Creates a file of this length for its owner only, its space taken, to be written in place; it must not
+    /// exist.
+    fn create_log(&self, path: &Path, length: ByteCount, in_flight: NonZeroUsize)
+    -> Result<Box<dyn LogFile>>;
+
     /// Opens a file of pages. It stays readable after it has been removed.
     fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>>;
 
@@ -57,11 +63,17 @@ pub trait Medium: Send + Sync + Debug {
     /// What a path leads to; `None` when to nothing.
     fn kind(&self, path: &Path) -> Result<Option<Kind>>;
 
+    /// Makes what others have written to a file durable.
+    fn sync_file(&self, path: &Path) -> Result<()>;
+
     /// Makes a directory's entries durable.
     fn sync_directory(&self, path: &Path) -> Result<()>;
 
     /// Gives a directory another name. An empty directory there is replaced, anything else is an error.
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Gives a file a second name, which must not exist.
+    fn link(&self, from: &Path, to: &Path) -> Result<()>;
 
     /// Removes a file.
     fn remove_file(&self, path: &Path) -> Result<()>;
@@ -99,6 +111,21 @@ pub trait PageSink: Send + Debug {
 
     /// Waits for all writes and makes the content durable, at this length.
     fn finish(self: Box<Self>, length: ByteCount) -> Result<()>;
+}
+
+/// A file of fixed length being written in place.
+pub trait LogFile: Send + Debug {
+    /// Writes a part of a buffer at an offset, possibly later; all whole pages.
+    fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()>;
+
+    /// A buffer that has been written, if there is one now.
+    fn take_done(&mut self) -> Result<Option<PageBuffer>>;
+
+    /// A buffer that has been written, waiting for it; `None` when no write is under way.
+    fn wait_done(&mut self) -> Result<Option<PageBuffer>>;
+
+    /// Waits for all writes and makes the content durable.
+    fn sync(&mut self) -> Result<()>;
 }
 
 /// A file of pages being read, by several threads at once.

@@ -16,6 +16,7 @@ use sys::Errno;
 
 use crate::backend::directory::Directory;
 use crate::error::{Error, Result};
+use crate::log::read as log;
 use crate::medium::{Medium, PageSource};
 use crate::writer::COMMIT_FILE;
 
@@ -40,6 +41,19 @@ pub(crate) struct Segment {
     length: ByteCount,
 }
 
+impl Segment {
+    /// A segment whose length is what it is.
+    pub(crate) fn new(path: PathBuf, pages: Box<dyn PageSource>) -> Result<Self> {
+        let length = pages.length()?;
+        Ok(Self { path, pages, length })
+    }
+
+    /// Its length.
+    pub(crate) const fn length(&self) -> ByteCount {
+        self.length
+    }
+}
+
 impl ImageReader {
     /// Opens the image in this directory.
     ///
@@ -56,6 +70,10 @@ impl ImageReader {
     ///
     /// As `open`.
     pub fn open_on(medium: &dyn Medium, path: &Path) -> Result<Self> {
+        if let Some((log, sequence)) = log::locate(medium, path)? {
+            let not_committed = || Error::NotCommitted { path: path.to_path_buf() };
+            return log::open(medium, path, &log, sequence)?.ok_or_else(not_committed);
+        }
         match Self::open_files(medium, path) {
             // Pruned between two of its files: not damage.
             Err(error) if error.is_damage() && medium.kind(path)?.is_none() => {
@@ -73,14 +91,25 @@ impl ImageReader {
         for segment in &commit.segments {
             segments.insert(segment.id, open_segment(medium, path, segment)?);
         }
+        Self::from_parts(path.to_path_buf(), commit, records, index, segments)
+    }
+
+    /// An image of what was read and opened elsewhere.
+    pub(crate) fn from_parts(
+        path: PathBuf,
+        commit: Commit,
+        records: RecordSet,
+        index: PageIndex,
+        segments: BTreeMap<SegmentId, Segment>,
+    ) -> Result<Self> {
         check_places(&index, &segments).map_err(|(place, what)| Error::Damaged {
             path: path.join(&commit.index.name),
             source: image::Error::Malformed { part: Part::Index, offset: place, what },
         })?;
-        Ok(Self { path: path.to_path_buf(), commit, records, index, segments })
+        Ok(Self { path, commit, records, index, segments })
     }
 
-    /// The image's directory.
+    /// The image's directory; for a checkpoint of a log, where it would be.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -129,6 +158,11 @@ impl ImageReader {
         check_pages(segment, extent, buffer)
     }
 
+    /// The segments that pages are in: number, file and length.
+    pub(crate) fn segment_files(&self) -> impl Iterator<Item = (SegmentId, &Path, ByteCount)> {
+        self.segments.iter().map(|(id, segment)| (*id, &*segment.path, segment.length))
+    }
+
     pub(crate) fn segment(&self, id: SegmentId) -> Result<&Segment> {
         let missing = || sys::Error::path(format!("find segment {id} in"), &self.path, Errno::EINVAL);
         self.segments.get(&id).ok_or_else(|| missing().into())
@@ -137,6 +171,10 @@ impl ImageReader {
 
 /// The commit record of the image in this directory.
 pub(crate) fn read_commit(medium: &dyn Medium, directory: &Path) -> Result<Commit> {
+    if let Some((log, sequence)) = log::locate(medium, directory)? {
+        let not_committed = || Error::NotCommitted { path: directory.to_path_buf() };
+        return log::commit(medium, &log, sequence)?.ok_or_else(not_committed);
+    }
     let path = directory.join(COMMIT_FILE);
     match medium.read_file(&path, COMMIT_BYTES_MAX) {
         Ok(bytes) => Commit::decode(&bytes).map_err(|error| Error::decoding(&path, error)),

@@ -1,6 +1,6 @@
-//! The store: one directory for each subject, and in it one image for each checkpoint.
+//! The store: one directory for each subject, and in it one image for each checkpoint, or a log of them.
 //!
-//! Owns: the layout `STORE/NAME/SEQ`, listing, choosing, pruning.
+//! Owns: the layout `STORE/NAME/SEQ` and `STORE/NAME/log`, listing, choosing, pruning.
 //! Invariants: a store that others can read is refused; sequence numbers rise; only committed images are
 //! listed as images.
 //! Does not: decide when to prune; the caller does.
@@ -12,14 +12,16 @@ use image::Commit;
 use model::Sequence;
 
 use crate::backend;
+use crate::copy;
 use crate::error::{Error, Result};
+use crate::log::{self, LogOptions, LogWriter};
 use crate::medium::{Kind, Medium};
 use crate::name::{SubjectName, parse_sequence, parse_spec};
 use crate::publish::parent;
 use crate::reader::{self, ImageReader};
 use crate::staging;
 use crate::verify::{VerifyReport, verify_on};
-use crate::writer::{COMMIT_FILE, ImageWriter, WriteOptions};
+use crate::writer::{COMMIT_FILE, Committed, ImageWriter, WriteOptions};
 
 /// Permission bits that nobody but the owner may have.
 const OTHERS: u32 = 0o077;
@@ -31,12 +33,12 @@ pub struct Store {
     root: PathBuf,
 }
 
-/// A directory of the store that is an image, or should be.
+/// A directory of the store that is an image, or should be, or a checkpoint of a log.
 #[derive(Clone, Debug)]
 pub struct StoreEntry {
     /// Its number.
     pub sequence: Sequence,
-    /// Its directory.
+    /// Its directory; for a checkpoint of a log, where it would be.
     pub path: PathBuf,
     /// Its commit record, or what is wrong with it.
     pub commit: Result<Commit>,
@@ -114,7 +116,21 @@ impl Store {
             create_durably(&*self.medium, &directory)?;
         }
         self.sweep(name)?;
-        ImageWriter::create_on(Arc::clone(&self.medium), &self.image(name, sequence), options)
+        ImageWriter::create_on(Arc::clone(&self.medium), &self.image_path(name, sequence), options)
+    }
+
+    /// Opens a subject's log for writing.
+    ///
+    /// # Errors
+    ///
+    /// As `LogWriter::open_on`.
+    pub fn open_log(&self, name: &SubjectName, options: LogOptions) -> Result<LogWriter> {
+        let directory = self.subject(name);
+        if self.medium.kind(&directory)?.is_none() {
+            create_durably(&*self.medium, &directory)?;
+        }
+        self.sweep(name)?;
+        LogWriter::open_on(&self.medium, &self.log(name), options)
     }
 
     /// Everything that has a number, in rising order, committed or not.
@@ -124,11 +140,18 @@ impl Store {
     /// When the subject's directory cannot be listed.
     pub fn entries(&self, name: &SubjectName) -> Result<Vec<StoreEntry>> {
         let entry = |sequence| {
-            let path = self.image(name, sequence);
+            let path = self.image_path(name, sequence);
             let commit = reader::read_commit(&*self.medium, &path);
             StoreEntry { sequence, path, commit }
         };
-        Ok(self.sequences(name)?.into_iter().map(entry).collect())
+        let mut entries: Vec<StoreEntry> = self.directories(name)?.into_iter().map(entry).collect();
+        for (sequence, commit) in log::read::commits(&*self.medium, &self.log(name))? {
+            if entries.iter().all(|entry| entry.sequence != sequence) {
+                entries.push(StoreEntry { sequence, path: self.image_path(name, sequence), commit });
+            }
+        }
+        entries.sort_unstable_by_key(|entry| entry.sequence);
+        Ok(entries)
     }
 
     /// The committed images, in rising order, with their commit records.
@@ -147,10 +170,11 @@ impl Store {
     ///
     /// When the subject's directory cannot be listed.
     pub fn newest(&self, name: &SubjectName) -> Result<Option<(Sequence, PathBuf)>> {
-        let newest =
-            |sequence: &Sequence| reader::read_commit(&*self.medium, &self.image(name, *sequence)).is_ok();
+        let newest = |sequence: &Sequence| {
+            reader::read_commit(&*self.medium, &self.image_path(name, *sequence)).is_ok()
+        };
         let found = self.sequences(name)?.into_iter().rev().find(newest);
-        Ok(found.map(|sequence| (sequence, self.image(name, sequence))))
+        Ok(found.map(|sequence| (sequence, self.image_path(name, sequence))))
     }
 
     /// The directory of one image.
@@ -159,8 +183,8 @@ impl Store {
     ///
     /// `NotFound`, or what is wrong with its commit record.
     pub fn get(&self, name: &SubjectName, sequence: Sequence) -> Result<PathBuf> {
-        let path = self.image(name, sequence);
-        if self.medium.kind(&path)?.is_none() {
+        let path = self.image_path(name, sequence);
+        if !self.sequences(name)?.contains(&sequence) {
             return Err(self.not_found(name, Some(sequence)));
         }
         reader::read_commit(&*self.medium, &path)?;
@@ -189,6 +213,15 @@ impl Store {
         }
     }
 
+    /// Opens the image or the checkpoint of the log with this number.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`, or as `ImageReader::open`.
+    pub fn image(&self, name: &SubjectName, sequence: Sequence) -> Result<ImageReader> {
+        self.read(&self.get(name, sequence)?)
+    }
+
     /// Opens an image on this store's medium.
     ///
     /// # Errors
@@ -207,27 +240,72 @@ impl Store {
         verify_on(&*self.medium, path)
     }
 
+    /// Keeps an image, a path as `resolve` gives it, under a name of its own and its own number, and gives the
+    /// path. The copy shares its pages with the image, and stays when that one goes.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` when the name has an image of this number; what is wrong with the image; or `Io`.
+    pub fn link(&self, image: &Path, name: &SubjectName) -> Result<PathBuf> {
+        let sequence = reader::read_commit(&*self.medium, image)?.sequence;
+        if self.sequences(name)?.contains(&sequence) {
+            return Err(Error::Exists { path: self.image_path(name, sequence) });
+        }
+        let directory = self.subject(name);
+        if self.medium.kind(&directory)?.is_none() {
+            create_durably(&*self.medium, &directory)?;
+        }
+        let path = self.image_path(name, sequence);
+        copy::copy(&self.medium, image, &path)?;
+        Ok(path)
+    }
+
+    /// Removes one image; false when there is none of this number, or when somebody else is removing it.
+    /// Checkpoints of a log go by its policy, or with `prune`.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be removed.
+    pub fn remove(&self, name: &SubjectName, sequence: Sequence) -> Result<bool> {
+        let path = self.image_path(name, sequence);
+        Ok(self.medium.kind(&path)?.is_some() && staging::retire(&*self.medium, &path)?)
+    }
+
+    /// Writes an image, a path as `resolve` gives it, anew at `target` on this store's medium: one directory that
+    /// shares nothing and holds nothing else, to be taken to another machine.
+    ///
+    /// # Errors
+    ///
+    /// `Exists`; what is wrong with the image; or `Io`.
+    pub fn export(&self, image: &Path, target: &Path) -> Result<Committed> {
+        copy::export(&self.medium, image, target, WriteOptions::default())
+    }
+
     /// Removes all but the newest `keep` committed images, and gives the numbers removed. What has a lower
-    /// number than those kept and is not committed goes too.
+    /// number than those kept and is not committed goes too. A log that is being written is left to its
+    /// writer.
     ///
     /// # Errors
     ///
     /// When something cannot be removed; what was removed before stays so.
     pub fn prune(&self, name: &SubjectName, keep: usize) -> Result<Vec<Sequence>> {
-        let sequences = self.sequences(name)?;
+        let logged = log::read::sequences(&*self.medium, &self.log(name))?;
         let mut kept = 0;
+        let mut kept_of_log = 0;
         let mut removed = Vec::new();
-        for sequence in sequences.into_iter().rev() {
-            let path = self.image(name, sequence);
+        for sequence in self.sequences(name)?.into_iter().rev() {
+            let path = self.image_path(name, sequence);
             if kept < keep {
                 kept += usize::from(reader::read_commit(&*self.medium, &path).is_ok());
-                continue;
-            }
-            if staging::retire(&*self.medium, &path)? {
+                kept_of_log += usize::from(logged.contains(&sequence));
+            } else if self.medium.kind(&path)?.is_some() && staging::retire(&*self.medium, &path)? {
                 removed.push(sequence);
             }
         }
-        removed.reverse();
+        if kept_of_log < logged.len() {
+            removed.extend(self.prune_log(name, &logged, kept_of_log)?);
+        }
+        removed.sort_unstable();
         Ok(removed)
     }
 
@@ -240,16 +318,41 @@ impl Store {
         staging::sweep(&*self.medium, &self.subject(name), None)
     }
 
+    fn prune_log(&self, name: &SubjectName, logged: &[Sequence], keep: usize) -> Result<Vec<Sequence>> {
+        let directory = self.log(name);
+        if keep == 0 {
+            let gone = staging::retire(&*self.medium, &directory)?;
+            return Ok(if gone { logged.to_vec() } else { Vec::new() });
+        }
+        match log::prune::prune(&self.medium, &directory, keep) {
+            Err(Error::LogBusy { .. }) => Ok(Vec::new()),
+            result => result,
+        }
+    }
+
     fn subject(&self, name: &SubjectName) -> PathBuf {
         self.root.join(name.as_str())
     }
 
-    fn image(&self, name: &SubjectName, sequence: Sequence) -> PathBuf {
+    fn image_path(&self, name: &SubjectName, sequence: Sequence) -> PathBuf {
         self.subject(name).join(sequence.to_string())
     }
 
-    /// The numbers that are there, rising.
+    fn log(&self, name: &SubjectName) -> PathBuf {
+        self.subject(name).join(log::LOG_DIRECTORY)
+    }
+
+    /// The numbers that are there, rising, in directories and in the log.
     fn sequences(&self, name: &SubjectName) -> Result<Vec<Sequence>> {
+        let mut sequences = self.directories(name)?;
+        sequences.extend(log::read::sequences(&*self.medium, &self.log(name))?);
+        sequences.sort_unstable();
+        sequences.dedup();
+        Ok(sequences)
+    }
+
+    /// The numbers of directories, rising.
+    fn directories(&self, name: &SubjectName) -> Result<Vec<Sequence>> {
         let directory = self.subject(name);
         if self.medium.kind(&directory)?.is_none() {
             return Ok(Vec::new());

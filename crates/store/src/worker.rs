@@ -221,7 +221,7 @@ fn page_address(piece: &Piece, number: u64) -> Address {
 
 /// Whether every byte is zero. Most pages that are not show it in their first bytes; the others are read in
 /// blocks that compile to vector instructions.
-fn is_zero(page: &[u8; PAGE]) -> bool {
+pub(crate) fn is_zero(page: &[u8; PAGE]) -> bool {
     let (blocks, _) = page.as_chunks::<128>();
     blocks.iter().all(|block| block.iter().fold(0, |any, byte| any | byte) == 0)
 }

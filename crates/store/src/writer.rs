@@ -26,8 +26,8 @@ use crate::worker::{Finished, Order, SEGMENT, Worker};
 
 /// The commit record's name.
 pub(crate) const COMMIT_FILE: &str = "commit";
-const RECORDS_FILE: &str = "records";
-const INDEX_FILE: &str = "index";
+pub(crate) const RECORDS_FILE: &str = "records";
+pub(crate) const INDEX_FILE: &str = "index";
 const SEGMENT_FILE: &str = "pages-0.seg";
 
 /// Orders that wait for the worker at most; every buffer of a pool can wait, and more would be memory that
@@ -248,18 +248,18 @@ fn commit_record(
 }
 
 /// The directory that small files go to.
-struct Files<'a> {
-    medium: &'a dyn Medium,
-    directory: &'a Path,
+pub(crate) struct Files<'a> {
+    pub(crate) medium: &'a dyn Medium,
+    pub(crate) directory: &'a Path,
 }
 
 impl Files<'_> {
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
     /// Writes a file, not yet durable, and gives what the commit record says of it.
-    fn seal(&self, name: &str, bytes: &[u8]) -> Result<(Box<dyn NewFile>, SealedFile)> {
+    pub(crate) fn seal(&self, name: &str, bytes: &[u8]) -> Result<(Box<dyn NewFile>, SealedFile)> {
         let mut file = self.medium.create_file(&self.path(name))?;
         file.write(bytes)?;
         file.start_sync()?;

@@ -12,6 +12,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -112,15 +113,43 @@ impl DirectWriter {
         self.method
     }
 
+    /// Gives the file its final length and space on the device now, so that writing inside it changes no
+    /// length and cannot run out of space. On a file system without preallocation only the length.
+    pub fn reserve(&mut self, length: ByteCount) -> Result<()> {
+        self.allocated = None;
+        // Growing past the file size limit would raise SIGXFSZ.
+        let limit = rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+        if length.0 > limit {
+            return Err(self.failed("reserve", rustix::io::Errno::FBIG));
+        }
+        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, length.0) {
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                self.file.set_len(length.0).map_err(|error| self.failed("reserve", error))
+            }
+            result => result.map_err(|errno| self.failed("reserve", errno)),
+        }
+    }
+
     /// Writes the first `length` bytes of a buffer at an offset of the file; both whole pages. Waits only
     /// where no further write can be in flight. An error may be that of an earlier buffer.
     pub fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()> {
-        let aligned = length.0.is_multiple_of(PAGE_BYTES) && offset.0.is_multiple_of(PAGE_BYTES);
-        if !aligned || length > buffer.size() || length.0 == 0 {
+        self.submit_part(buffer, ByteCount(0)..length, offset)
+    }
+
+    /// As `submit`, for the bytes in this range of the buffer.
+    pub fn submit_part(
+        &mut self,
+        buffer: PageBuffer,
+        range: Range<ByteCount>,
+        offset: ByteCount,
+    ) -> Result<()> {
+        let aligned = [range.start, range.end, offset].iter().all(|at| at.0.is_multiple_of(PAGE_BYTES));
+        if !aligned || range.end > buffer.size() || range.start >= range.end {
             return Err(self.failed("write", Errno::EINVAL));
         }
-        let job = Job { buffer, length: length.0 as usize, offset: offset.0, written: 0, retries: 0 };
-        self.allocate(offset.0, length.0);
+        let (begin, length) = (range.start.0 as usize, range.end.0 as usize);
+        let job = Job { buffer, begin, length, offset: offset.0, written: begin, retries: 0 };
+        self.allocate(offset.0, (length - begin) as u64);
         if self.ring.is_none() {
             return self.write_here(job);
         }
@@ -152,6 +181,15 @@ impl DirectWriter {
             self.reap(Wait::ForOne)?;
         }
         Ok(self.done.pop())
+    }
+
+    /// Waits for all writes and makes the content durable. Buffers that come back meanwhile are kept for
+    /// `take_done`.
+    pub fn sync(&mut self) -> Result<()> {
+        while self.ring.as_ref().is_some_and(|ring| ring.in_flight > 0) {
+            self.reap(Wait::ForOne)?;
+        }
+        self.file.sync_data().map_err(|error| self.failed("sync", error))
     }
 
     /// Waits for all writes, cuts the file to `length` and makes its content durable.
@@ -212,7 +250,7 @@ impl DirectWriter {
     fn write_here(&mut self, mut job: Job) -> Result<()> {
         while job.written < job.length {
             let bytes = &job.buffer[job.written..job.length];
-            match self.file.write_at(bytes, job.offset + job.written as u64).map_err(Errno::from) {
+            match self.file.write_at(bytes, job.place()).map_err(Errno::from) {
                 Ok(0) => return Err(self.failed("write", Errno::SHORT)),
                 Ok(count) => job.written += count,
                 Err(errno) if job.may_retry(errno) => {}
@@ -249,10 +287,11 @@ enum Wait {
     ForOne,
 }
 
-/// A write of `buffer[..length]` at `offset`, of which the first `written` bytes are done.
+/// A write of `buffer[begin..length]` at `offset`, of which the bytes before `written` are done.
 #[derive(Debug)]
 struct Job {
     buffer: PageBuffer,
+    begin: usize,
     length: usize,
     offset: u64,
     written: usize,
@@ -260,6 +299,11 @@ struct Job {
 }
 
 impl Job {
+    /// Where the next byte goes.
+    const fn place(&self) -> u64 {
+        self.offset + (self.written - self.begin) as u64
+    }
+
     /// Whether to try again after this error: an interruption, and not one too many. The kernel cancels what
     /// is queued when the thread that submitted it exits.
     fn may_retry(&mut self, errno: Errno) -> bool {
@@ -291,7 +335,7 @@ impl Ring {
         let rest = &job.buffer[job.written..job.length];
         let length = u32::try_from(rest.len()).map_err(|_| Errno::EINVAL)?;
         let entry = opcode::Write::new(types::Fd(file.as_raw_fd()), rest.as_ptr(), length)
-            .offset(job.offset + job.written as u64)
+            .offset(job.place())
             .build()
             .user_data(slot as u64);
         // SAFETY: the entry points into `job.buffer`, a mapping of its own that moving the job does not move.
@@ -413,6 +457,26 @@ mod tests {
         let bytes = std::fs::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!((bytes[0], bytes[4096], bytes.len()), (9, 8, 8192));
+    }
+
+    #[test]
+    fn a_reserved_file_is_written_in_parts_and_keeps_its_length() {
+        for method in [Method::Buffered, Method::Direct, Method::Ring] {
+            let path = scratch(std::env::temp_dir().to_str().unwrap(), &format!("reserved-{method:?}"));
+            let mut writer = DirectWriter::create(&path, method, IN_FLIGHT).unwrap();
+            writer.reserve(ByteCount(16 * PAGE_BYTES)).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 16 * PAGE_BYTES);
+            let mut buffer = filled(1, 4);
+            buffer[2 * PAGE_BYTES as usize..].fill(2);
+            let pages = |count| ByteCount(count * PAGE_BYTES);
+            writer.submit_part(buffer, pages(1)..pages(3), pages(5)).unwrap();
+            writer.sync().unwrap();
+            assert!(writer.take_done().unwrap().is_some(), "sync keeps the buffers");
+            let bytes = std::fs::read(&path).unwrap();
+            let firsts: Vec<u8> = bytes.chunks(PAGE_BYTES as usize).map(|page| page[4095]).collect();
+            assert_eq!(firsts, [0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            std::fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::num::{NonZeroU64, NonZeroUsize};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use sys::page_buffer::PageBuffer;
 use sys::{Errno, Error, Result};
 
 use super::Backend;
-use crate::medium::{Entry, Kind, Lock, Medium, NewFile, PageSink, PageSource};
+use crate::medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource};
 use crate::publish::parent;
 
 pub(super) const BACKEND: Backend = Backend {
@@ -63,6 +64,17 @@ impl Medium for Directory {
         Ok(Box::new(DirectWriter::create(path, self.method, in_flight)?))
     }
 
+    fn create_log(
+        &self,
+        path: &Path,
+        length: ByteCount,
+        in_flight: NonZeroUsize,
+    ) -> Result<Box<dyn LogFile>> {
+        let mut file = DirectWriter::create(path, self.method, in_flight)?;
+        file.reserve(length)?;
+        Ok(Box::new(file))
+    }
+
     fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>> {
         let file = File::open(path).map_err(failed("open", path))?;
         Ok(Box::new(PageFile { file, path: path.to_path_buf() }))
@@ -98,6 +110,11 @@ impl Medium for Directory {
         }
     }
 
+    fn sync_file(&self, path: &Path) -> Result<()> {
+        let file = File::open(path).map_err(failed("open", path))?;
+        file.sync_data().map_err(failed("sync", path))
+    }
+
     fn sync_directory(&self, path: &Path) -> Result<()> {
         let directory = File::open(path).map_err(failed("open", path))?;
         directory.sync_all().map_err(failed("sync", path))
@@ -105,6 +122,10 @@ impl Medium for Directory {
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         std::fs::rename(from, to).map_err(failed("rename to", to))
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> Result<()> {
+        std::fs::hard_link(from, to).map_err(failed("link to", to))
     }
 
     fn remove_file(&self, path: &Path) -> Result<()> {
@@ -176,6 +197,24 @@ impl PageSink for DirectWriter {
 
     fn finish(self: Box<Self>, length: ByteCount) -> Result<()> {
         Self::finish(*self, length)
+    }
+}
+
+impl LogFile for DirectWriter {
+    fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()> {
+        self.submit_part(buffer, part, offset)
+    }
+
+    fn take_done(&mut self) -> Result<Option<PageBuffer>> {
+        Self::take_done(self)
+    }
+
+    fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
+        Self::wait_done(self)
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        Self::sync(self)
     }
 }
 

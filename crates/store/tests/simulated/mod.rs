@@ -10,11 +10,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use model::ByteCount;
-use store::{Entry, Kind, Lock, Medium, NewFile, PageSink, PageSource};
+use store::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource};
 use sys::page_buffer::PageBuffer;
 use sys::{Errno, Error, Result};
 
@@ -311,6 +312,12 @@ impl Medium for Disk {
         Ok(Box::new(self.new_file(path)?))
     }
 
+    fn create_log(&self, path: &Path, length: ByteCount, _: NonZeroUsize) -> Result<Box<dyn LogFile>> {
+        let file = self.new_file(path)?;
+        self.state().change(file.node, path, Change::Length(length.0 as usize))?;
+        Ok(Box::new(file))
+    }
+
     fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>> {
         let state = self.state();
         match &state.nodes[state.found(path)?] {
@@ -345,6 +352,12 @@ impl Medium for Disk {
         }))
     }
 
+    fn sync_file(&self, path: &Path) -> Result<()> {
+        let mut state = self.state();
+        let node = state.found(path)?;
+        state.sync(node, path)
+    }
+
     fn sync_directory(&self, path: &Path) -> Result<()> {
         let mut state = self.state();
         let node = state.found(path)?;
@@ -363,6 +376,19 @@ impl Medium for Disk {
             }
             assert_eq!(above(from), above(to), "the model renames within one directory");
             state.rename_entries(above(to), vec![(last(from), None), (last(to), Some(node))])?;
+        }
+        result
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> Result<()> {
+        let mut state = self.state();
+        let (begun, result) = state.step(true, to);
+        if begun {
+            let node = state.found(from)?;
+            if state.find(to).is_some() {
+                return Err(Error::path("link to", to, Errno::EEXIST));
+            }
+            state.rename_entries(above(to), vec![(last(to), Some(node))])?;
         }
         result
     }
@@ -442,6 +468,28 @@ impl PageSink for OpenFile {
         let mut state = self.state.lock().unwrap();
         state.change(self.node, &self.path, Change::Length(length.0 as usize))?;
         state.sync(self.node, &self.path)
+    }
+}
+
+impl LogFile for OpenFile {
+    fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()> {
+        let bytes = buffer[part.start.0 as usize..part.end.0 as usize].to_vec();
+        let change = Change::Write(offset.0 as usize, bytes);
+        self.state.lock().unwrap().change(self.node, &self.path, change)?;
+        self.done.push(buffer);
+        Ok(())
+    }
+
+    fn take_done(&mut self) -> Result<Option<PageBuffer>> {
+        Ok(None)
+    }
+
+    fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
+        Ok(self.done.pop())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.state.lock().unwrap().sync(self.node, &self.path)
     }
 }
 

@@ -1,0 +1,209 @@
+//! The blocks at the beginning of a segment of a log: which segment it is, and the newest commits.
+//!
+//! Owns: `LogHeader`, `LogSlot`, their encoding in one block each.
+//! Invariants: a block is believed only if its checksum is good; a slot names its log and its segment, so that
+//! one that was copied or left over is never taken for another's.
+//! Does not: say which slot is written when; the store does.
+
+use model::{ByteCount, Sequence};
+use prost::Message;
+
+use crate::error::{Error, Part, Result};
+use crate::frame::{self, HEADER_BYTES, TRAILER_BYTES};
+use crate::log_place::{Blob, BlobMessage, LOG_BLOCK_BYTES, LogPlace, LogSegment};
+
+/// The random name of a log, made when its first segment is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct LogId(pub [u8; 16]);
+
+/// The first block of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogHeader {
+    /// The log that it belongs to.
+    pub log: LogId,
+    /// Its number.
+    pub segment: LogSegment,
+    /// Its length.
+    pub length: ByteCount,
+}
+
+/// A commit, or the news that one has become durable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogSlot {
+    /// The log that it belongs to.
+    pub log: LogId,
+    /// The segment that it stands in.
+    pub segment: LogSegment,
+    /// Rises with every slot that is written; the highest is the newest.
+    pub generation: u64,
+    /// The checkpoint.
+    pub sequence: Sequence,
+    /// Everything before this place was durable when the slot was written.
+    pub durable: LogPlace,
+    /// Where the checkpoint's root is.
+    pub root: Blob,
+}
+
+impl LogHeader {
+    /// The block.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let message =
+            HeaderMessage { log: self.log.0.to_vec(), segment: self.segment.0, length: self.length.0 };
+        block(Part::LogHeader, &message)
+    }
+
+    /// Verifies a block, then decodes it.
+    ///
+    /// # Errors
+    ///
+    /// Which check failed first.
+    pub fn decode(block: &[u8]) -> Result<Self> {
+        let part = Part::LogHeader;
+        let message: HeaderMessage = open(part, block)?;
+        let (log, segment) = (log_id(part, &message.log)?, LogSegment(message.segment));
+        Ok(Self { log, segment, length: ByteCount(message.length) })
+    }
+}
+
+impl LogSlot {
+    /// The block.
+    ///
+    /// # Errors
+    ///
+    /// `TooLarge` when the root lies in more pieces than a block can name.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let message = SlotMessage {
+            log: self.log.0.to_vec(),
+            segment: self.segment.0,
+            generation: self.generation,
+            sequence: self.sequence.0,
+            durable_segment: self.durable.segment.0,
+            durable_block: self.durable.block,
+            root: Some(BlobMessage::from(&self.root)),
+        };
+        let encoded = block(Part::LogSlot, &message);
+        if encoded.len() as u64 > LOG_BLOCK_BYTES {
+            return Err(Error::TooLarge { part: Part::LogSlot, what: "the place of the root" });
+        }
+        Ok(encoded)
+    }
+
+    /// Verifies a block, then decodes it.
+    ///
+    /// # Errors
+    ///
+    /// Which check failed first; for a block that was never written `Foreign`.
+    pub fn decode(block: &[u8]) -> Result<Self> {
+        let part = Part::LogSlot;
+        let message: SlotMessage = open(part, block)?;
+        let root = message.root.ok_or_else(|| malformed(part, "a slot without a root"))?;
+        Ok(Self {
+            log: log_id(part, &message.log)?,
+            segment: LogSegment(message.segment),
+            generation: message.generation,
+            sequence: Sequence(message.sequence),
+            durable: LogPlace { segment: LogSegment(message.durable_segment), block: message.durable_block },
+            root: Blob::try_from(root).map_err(|what| malformed(part, what))?,
+        })
+    }
+}
+
+/// `message LogHeader` of docs/format.md.
+#[derive(Clone, PartialEq, Message)]
+struct HeaderMessage {
+    #[prost(bytes = "vec", tag = "1")]
+    log: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    segment: u32,
+    #[prost(uint64, tag = "3")]
+    length: u64,
+}
+
+/// `message LogSlot` of docs/format.md.
+#[derive(Clone, PartialEq, Message)]
+struct SlotMessage {
+    #[prost(bytes = "vec", tag = "1")]
+    log: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    segment: u32,
+    #[prost(uint64, tag = "3")]
+    generation: u64,
+    #[prost(uint64, tag = "4")]
+    sequence: u64,
+    #[prost(uint32, tag = "5")]
+    durable_segment: u32,
+    #[prost(uint32, tag = "6")]
+    durable_block: u32,
+    #[prost(message, optional, tag = "7")]
+    root: Option<BlobMessage>,
+}
+
+/// An envelope around a message, filled up with zeros to a whole block.
+fn block(part: Part, message: &impl Message) -> Vec<u8> {
+    let mut file = frame::begin(LOG_BLOCK_BYTES as usize);
+    file.extend_from_slice(&message.encode_to_vec());
+    let mut block = frame::seal(part, 1, file);
+    block.resize(block.len().next_multiple_of(LOG_BLOCK_BYTES as usize), 0);
+    block
+}
+
+fn open<M: Message + Default>(part: Part, block: &[u8]) -> Result<M> {
+    let body_length = block.get(16..24).map_or(0, |_| frame::u64_at(block, 16));
+    let length = usize::try_from(body_length).unwrap_or(usize::MAX);
+    let length = length.saturating_add(HEADER_BYTES + TRAILER_BYTES).min(block.len());
+    let (envelope, padding) = block.split_at(length);
+    let body = frame::open(part, envelope)?;
+    if padding.iter().any(|byte| *byte != 0) {
+        return Err(malformed(part, "bytes behind the end"));
+    }
+    M::decode(body.bytes).map_err(|_| malformed(part, "not protobuf"))
+}
+
+fn log_id(part: Part, bytes: &[u8]) -> Result<LogId> {
+    bytes.try_into().map(LogId).map_err(|_| malformed(part, "the name of a log has 16 bytes"))
+}
+
+fn malformed(part: Part, what: &'static str) -> Error {
+    Error::Malformed { part, offset: ByteCount(HEADER_BYTES as u64), what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checksum::Checksum;
+    use crate::log_place::BlobPiece;
+
+    fn slot() -> LogSlot {
+        let piece = BlobPiece { segment: LogSegment(7), offset: ByteCount(70_000), length: ByteCount(900) };
+        LogSlot {
+            log: LogId([3; 16]),
+            segment: LogSegment(7),
+            generation: 12,
+            sequence: Sequence(9),
+            durable: LogPlace { segment: LogSegment(6), block: 40 },
+            root: Blob { pieces: vec![piece], checksum: Checksum(5) },
+        }
+    }
+
+    #[test]
+    fn blocks_come_back_as_they_were_written() {
+        let block = slot().encode().unwrap();
+        assert_eq!(block.len() as u64, LOG_BLOCK_BYTES);
+        assert_eq!(LogSlot::decode(&block).unwrap(), slot());
+        let header = LogHeader { log: LogId([1; 16]), segment: LogSegment(4), length: ByteCount(1 << 24) };
+        assert_eq!(LogHeader::decode(&header.encode()).unwrap(), header);
+        assert!(matches!(LogSlot::decode(&[0; 4096]), Err(Error::Foreign { .. })));
+        assert!(LogSlot::decode(&header.encode()).is_err());
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_block_is_found() {
+        let block = slot().encode().unwrap();
+        for bit in 0..block.len() * 8 {
+            let mut damaged = block.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(LogSlot::decode(&damaged).is_err(), "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Images that outlive the log or the number they were taken under: named copies, and exports.
+//!
+//! Owns: sharing a copy's files with its source; writing an image anew from another.
+//! Invariants: a copy becomes visible whole and durable; it does not change or go when its source does.
+//! Does not: choose what is worth keeping.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+use image::{Commit, Extent, SegmentFile, Source};
+use model::ByteCount;
+use sys::Errno;
+
+use crate::error::{Error, Result};
+use crate::medium::Medium;
+use crate::publish::parent;
+use crate::reader::ImageReader;
+use crate::staging::{self, Staging};
+use crate::writer::{
+    COMMIT_FILE, CommitMeta, Committed, Files, INDEX_FILE, ImageWriter, RECORDS_FILE, WriteOptions,
+};
+
+/// Times that a copy begins anew because the writer of a log removed what was about to be shared.
+const RETRIES_MAX: usize = 64;
+
+/// Threads that read for an export: one waits for the device while the other checks and copies.
+const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
+
+/// Makes an image at `target` that shares its pages with the image at `source`, on the same medium. Where files
+/// cannot have two names, it gets pages of its own.
+pub(crate) fn copy(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commit> {
+    let mut tries = 0;
+    loop {
+        match share(medium, source, target) {
+            Err(Error::Io(error)) if error.errno == Errno::ENOENT && tries < RETRIES_MAX => tries += 1,
+            Err(Error::Io(error)) if cannot_share(error.errno) => {
+                return export(medium, source, target, WriteOptions::default()).map(|done| done.commit);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Writes an image at `target` with the pages and records of the one at `source`, and nothing else.
+pub(crate) fn export(
+    medium: &Arc<dyn Medium>,
+    source: &Path,
+    target: &Path,
+    options: WriteOptions,
+) -> Result<Committed> {
+    let image = ImageReader::open_on(&**medium, source)?;
+    let writer = ImageWriter::create_on(Arc::clone(medium), target, options)?;
+    let zero = image.index().extents().iter().filter(|extent| extent.source == Source::Zero);
+    for extent in zero {
+        append(&writer, extent, None)?;
+    }
+    image.load::<Error>(image.index().extents(), THREADS, |run| {
+        run.iter().try_for_each(|(extent, bytes)| append(&writer, extent, Some(bytes)))
+    })?;
+    let Commit { sequence, time, subject, pids, kernel_release, tool_version, timings, .. } =
+        image.commit().clone();
+    let meta = CommitMeta { sequence, time, subject, pids, kernel_release, tool_version, timings };
+    writer.finish(image.records(), meta)
+}
+
+fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commit> {
+    let image = ImageReader::open_on(&**medium, source)?;
+    if let Some(name) = target.file_name() {
+        staging::sweep(&**medium, parent(target), Some(&name.to_string_lossy()))?;
+    }
+    let staging = Staging::create(Arc::clone(medium), target)?;
+    let files = Files { medium: &**medium, directory: staging.path() };
+    let mut segments = Vec::new();
+    let mut bytes = 0;
+    for (id, path, length) in image.segment_files() {
+        let name = format!("pages-{id}.seg");
+        medium.link(path, &files.path(&name))?;
+        // A checkpoint of a log can be read a moment before it is durable.
+        medium.sync_file(&files.path(&name))?;
+        segments.push(SegmentFile { id, name, length });
+        bytes += length.get();
+    }
+    let encoding = |name: &'static str| {
+        let path = files.path(name);
+        move |error| Error::encoding(&path, error)
+    };
+    let encoded = image.records().encode().map_err(encoding(RECORDS_FILE))?;
+    let (mut records_file, records) = files.seal(RECORDS_FILE, &encoded)?;
+    let encoded = image.index().encode().map_err(encoding(INDEX_FILE))?;
+    let (mut index_file, index) = files.seal(INDEX_FILE, &encoded)?;
+    let bytes = records.length + index.length + ByteCount(bytes);
+    let commit = Commit { records, index, segments, bytes, ..image.commit().clone() };
+    let encoded = commit.encode().map_err(encoding(COMMIT_FILE))?;
+    let (mut commit_file, _) = files.seal(COMMIT_FILE, &encoded)?;
+    records_file.sync()?;
+    index_file.sync()?;
+    commit_file.sync()?;
+    staging.publish()?;
+    Ok(commit)
+}
+
+/// Appends an extent to an image, in as many batches as it takes; without bytes, zeros.
+fn append(writer: &ImageWriter, extent: &Extent, mut bytes: Option<&[u8]>) -> Result<()> {
+    let mut start = extent.start;
+    let end = extent.range().end;
+    while start < end {
+        let mut batch = writer.buffer()?;
+        let pages = batch.room().min(model::AddressRange::new(start, end).pages());
+        let Some(place) = batch.push(extent.space, start, pages) else { return Ok(()) };
+        match &mut bytes {
+            Some(bytes) => {
+                let (now, later) = bytes.split_at(place.len());
+                place.copy_from_slice(now);
+                *bytes = later;
+            }
+            None => place.fill(0),
+        }
+        writer.append(batch)?;
+        start = start + pages.bytes();
+    }
+    Ok(())
+}
+
+fn cannot_share(errno: Errno) -> bool {
+    use rustix::io::Errno as Refused;
+    [Refused::XDEV, Refused::PERM, Refused::OPNOTSUPP, Refused::MLINK]
+        .iter()
+        .any(|refused| Errno::from(*refused) == errno)
+}

@@ -1,0 +1,164 @@
+//! Keeping the log short: which segments are emptied, and how much of that one commit carries.
+//!
+//! Owns: the choice of victims, the pace.
+//! Invariants: what is moved is bounded by a share of what the epoch itself wrote, except for a small share
+//! that is always allowed. Only the newest checkpoint is looked at: when each was the newest, it lay in segments
+//! twice as large as what it held, so that older ones, however old, keep no more than that each.
+//! Does not: read or write pages; the helper reads, the scribe writes.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use image::LogSegment;
+use sys::page_buffer::PageBuffer;
+
+use model::{ByteCount, PAGE_BYTES};
+
+use super::helper::{Helper, Move, MoveJob};
+use super::segments::{SegmentState, Segments};
+use super::table::{Cell, PageTable};
+use crate::error::Result;
+
+/// Pages of one job: 1 MiB, so that a job never keeps the helper long from making a segment.
+const JOB_PAGES: usize = 256;
+
+/// Jobs under way or waiting to be taken, each with its buffer; what a commit of 5,000 dirty pages moves.
+const JOBS_MAX: usize = 8;
+
+/// Segments emptied at a time; their pages are found with one walk over all pages.
+const VICTIMS_MAX: usize = 8;
+
+/// Segments above the target before anything is moved: the one being written, and those made ahead.
+const SLACK_SEGMENTS: u64 = 3;
+
+/// Pages that a commit may move however little the epoch wrote.
+const PAGES_MIN: u64 = 64;
+
+/// How full the log is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fill {
+    /// Blocks of a segment.
+    pub(super) blocks: u64,
+    /// Blocks of segments that hold live pages.
+    used: u64,
+    /// Live pages in those.
+    live: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Cleaner {
+    queue: VecDeque<(LogSegment, Vec<Move>)>,
+    buffers: Vec<PageBuffer>,
+    buffers_made: usize,
+}
+
+impl Fill {
+    /// Counts.
+    pub(super) fn of(segments: &Segments, blocks: u64) -> Self {
+        let mut fill = Self { blocks, used: 0, live: 0 };
+        for state in segments.iter().filter(|state| state.live > 0) {
+            fill.used += blocks;
+            fill.live += u64::from(state.live);
+        }
+        fill
+    }
+
+    /// Blocks beyond twice what lives, and a little slack.
+    pub(super) const fn excess(&self) -> u64 {
+        self.used.saturating_sub(2 * self.live + SLACK_SEGMENTS * self.blocks)
+    }
+
+    /// Pages that the commit of an epoch which wrote so many may move. Where every page is as likely to be
+    /// written as any other, a log twice as long as what lives needs a quarter (M. Rosenblum and J. Ousterhout
+    /// 1992; the emptiest segments are a fifth full then); the pace rises with the excess.
+    pub(super) fn quota(&self, written: u64) -> u64 {
+        let excess = self.excess();
+        if excess == 0 {
+            return 0;
+        }
+        let steps = 1 + excess / (2 * self.blocks);
+        (written / 4 * steps).clamp(PAGES_MIN, (2 * written).max(PAGES_MIN))
+    }
+}
+
+impl Cleaner {
+    /// Chooses segments to empty, where there is need and nothing is planned yet.
+    pub(super) fn plan(
+        &mut self,
+        fill: Fill,
+        segments: &mut Segments,
+        pages: &PageTable,
+        not: impl Fn(LogSegment) -> bool,
+    ) {
+        if fill.excess() == 0 || !self.queue.is_empty() {
+            return;
+        }
+        let mut candidates: Vec<SegmentState> = segments.iter().copied().collect();
+        candidates.retain(|state| state.live > 0 && !state.cleaning && !not(state.number));
+        candidates.sort_unstable_by_key(|state| (state.live, state.number));
+        let (mut moves, mut freed): (BTreeMap<LogSegment, Vec<Move>>, u64) = (BTreeMap::new(), 0);
+        for state in candidates.into_iter().take(VICTIMS_MAX) {
+            let gain = fill.blocks.saturating_sub(u64::from(state.live));
+            // Moving a segment that is nearly full frees next to nothing for all its bytes.
+            if gain < fill.blocks / 8 || freed > fill.excess() {
+                break;
+            }
+            freed += gain;
+            segments.clean(state.number);
+            moves.insert(state.number, Vec::with_capacity(state.live as usize));
+        }
+        if moves.is_empty() {
+            return;
+        }
+        for (space, page, cell) in pages.iter() {
+            let Cell::At(spot, checksum) = cell else { continue };
+            let place = segments.place(spot);
+            if let Some(moves) = moves.get_mut(&place.segment) {
+                moves.push(Move { space, page, spot, block: place.block, checksum });
+            }
+        }
+        for (segment, mut moves) in moves {
+            moves.sort_unstable_by_key(|moved| moved.block);
+            self.queue.extend(moves.chunks(JOB_PAGES).map(|part| (segment, part.to_vec())));
+        }
+    }
+
+    /// Keeps the helper busy with what is planned.
+    pub(super) fn feed(&mut self, helper: &mut Helper) -> Result<()> {
+        while helper.reading() < JOBS_MAX && !self.queue.is_empty() {
+            let buffer = match self.buffers.pop() {
+                Some(buffer) => buffer,
+                None if self.buffers_made < JOBS_MAX => {
+                    self.buffers_made += 1;
+                    PageBuffer::new(ByteCount(JOB_PAGES as u64 * PAGE_BYTES))?
+                }
+                None => return Ok(()),
+            };
+            if let Some((segment, moves)) = self.queue.pop_front() {
+                helper.read(MoveJob { segment, moves, buffer });
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings a buffer back.
+    pub(super) fn give(&mut self, buffer: PageBuffer) {
+        self.buffers.push(buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pace_follows_the_excess_and_stays_a_share_of_the_epoch() {
+        let fill = |used: u64, live: u64| Fill { blocks: 4096, used: used * 4096, live: live * 4096 };
+        assert_eq!(fill(10, 4).excess(), 0);
+        assert_eq!(fill(11, 4).excess(), 0);
+        assert_eq!(fill(12, 4).excess(), 4096);
+        assert_eq!(fill(10, 4).quota(1000), 0);
+        assert_eq!(fill(12, 4).quota(1000), 250);
+        assert_eq!(fill(12, 4).quota(0), PAGES_MIN);
+        assert_eq!(fill(100, 4).quota(1000), 2000, "never more than twice the epoch");
+    }
+}

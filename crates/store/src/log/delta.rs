@@ -1,0 +1,260 @@
+//! What an epoch changes: ranges that went and pages that came, and their way into a part.
+//!
+//! Owns: `Delta`, joining two of them, writing pages as runs.
+//! Invariants: what a delta drops is dropped before any of its pages is entered, whatever the order of calls
+//! was, and the outcome is the same as that of the calls in their order.
+//! Does not: hold page contents.
+
+use std::ops::Range;
+
+use image::{LogPartEncoder, LogPlace, PageChecksum, SpaceId};
+use model::{Address, AddressRange, PAGE_BYTES, PageCount};
+
+use super::table::{Cell, PageTable, Spot};
+
+/// Dropped ranges that are gathered before they are sorted and joined.
+const DROPS_LOOSE_MAX: usize = 1024;
+
+/// Changes against an earlier state.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Delta {
+    /// Nothing of the earlier state counts.
+    pub(super) full: bool,
+    drops: Vec<(SpaceId, Range<u64>)>,
+    join_at: usize,
+    pages: PageTable,
+}
+
+impl Delta {
+    /// A delta against nothing.
+    pub(super) fn full() -> Self {
+        Self { full: true, ..Self::default() }
+    }
+
+    /// Enters a page.
+    pub(super) fn set(&mut self, space: SpaceId, page: u64, cell: Cell) {
+        self.pages.set(space, page, cell);
+    }
+
+    /// Takes the pages in a range out.
+    pub(super) fn drop_range(&mut self, space: SpaceId, pages: Range<u64>) {
+        if pages.is_empty() {
+            return;
+        }
+        self.pages.remove(space, pages.clone(), |_| {});
+        if self.full {
+            return;
+        }
+        self.drops.push((space, pages));
+        if self.drops.len() >= self.join_at.max(DROPS_LOOSE_MAX) {
+            self.join_drops();
+            // Those that cannot be joined stay; looking again at every call would cost their square.
+            self.join_at = 2 * self.drops.len();
+        }
+    }
+
+    /// Goes on with a later delta.
+    pub(super) fn absorb(&mut self, later: &Self) {
+        if later.full {
+            self.clone_from(later);
+            return;
+        }
+        for (space, pages) in &later.drops {
+            self.drop_range(*space, pages.clone());
+        }
+        for (space, page, cell) in later.pages.iter() {
+            self.set(space, page, cell);
+        }
+    }
+
+    /// The pages it brings.
+    pub(super) const fn pages(&self) -> &PageTable {
+        &self.pages
+    }
+
+    /// The ranges it drops, in no order; the same pages may be in several.
+    pub(super) fn drops(&self) -> &[(SpaceId, Range<u64>)] {
+        &self.drops
+    }
+
+    /// Writes it into a part.
+    pub(super) fn encode(&mut self, part: &mut LogPartEncoder, place: impl Fn(Spot) -> LogPlace) {
+        self.join_drops();
+        for (space, pages) in &self.drops {
+            let range = AddressRange::new(Address(pages.start * PAGE_BYTES), Address(pages.end * PAGE_BYTES));
+            part.dropped(*space, range);
+        }
+        encode_pages(&self.pages, part, place);
+    }
+
+    /// Sorts the dropped ranges and joins those that touch.
+    fn join_drops(&mut self) {
+        self.drops.sort_unstable_by_key(|(space, pages)| (*space, pages.start));
+        self.drops.dedup_by(|(space, later), (before_space, before)| {
+            let joins = space == before_space && later.start <= before.end;
+            if joins {
+                before.end = before.end.max(later.end);
+            }
+            joins
+        });
+    }
+}
+
+/// Writes the pages of a table into a part, as runs.
+pub(super) fn encode_pages(table: &PageTable, part: &mut LogPartEncoder, place: impl Fn(Spot) -> LogPlace) {
+    let mut run = RunJoiner { part, checksums: Vec::new(), open: None };
+    for (space, page, cell) in table.iter() {
+        run.push(space, page, cell, &place);
+    }
+    run.flush();
+}
+
+struct RunJoiner<'a> {
+    part: &'a mut LogPartEncoder,
+    checksums: Vec<PageChecksum>,
+    open: Option<OpenRun>,
+}
+
+#[derive(Clone, Copy)]
+struct OpenRun {
+    space: SpaceId,
+    page: u64,
+    pages: u64,
+    spot: Option<Spot>,
+    place: Option<LogPlace>,
+}
+
+impl RunJoiner<'_> {
+    fn push(&mut self, space: SpaceId, page: u64, cell: Cell, place: impl Fn(Spot) -> LogPlace) {
+        let spot = match cell {
+            Cell::Zero => None,
+            Cell::At(spot, _) => Some(spot),
+        };
+        let continues = self.open.is_some_and(|run| {
+            let next = match (run.spot, spot) {
+                (None, None) => true,
+                // Spots of two segments may follow each other in number; places then do not.
+                (Some(first), Some(spot)) => {
+                    u64::from(first.get()) + run.pages == u64::from(spot.get())
+                        && run.place.map(|place| place.segment) == Some(place(spot).segment)
+                }
+                _ => false,
+            };
+            next && (run.space, run.page + run.pages) == (space, page)
+        });
+        if !continues {
+            self.flush();
+            self.open = Some(OpenRun { space, page, pages: 0, spot, place: spot.map(place) });
+        }
+        if let Some(run) = &mut self.open {
+            run.pages += 1;
+        }
+        if let Cell::At(_, checksum) = cell {
+            self.checksums.push(checksum);
+        }
+    }
+
+    fn flush(&mut self) {
+        let Some(run) = self.open.take() else { return };
+        let start = Address(run.page * PAGE_BYTES);
+        match run.place {
+            None => self.part.zero(run.space, start, PageCount(run.pages)),
+            Some(place) => self.part.stored(run.space, start, place, &self.checksums),
+        }
+        self.checksums.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use image::{LogPart, LogSegment};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Pages = BTreeMap<(SpaceId, u64), Cell>;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Set(u32, u64, u64, Option<u32>),
+        Drop(u32, u64, u64),
+        /// A delta ends, the next begins.
+        Next,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let (space, page) = (0..3_u32, prop_oneof![0..300_u64, (1_u64 << 36)..(1 << 36) + 40]);
+        prop_oneof![
+            6 => (space.clone(), page.clone(), 1..40_u64, prop::option::weighted(0.8, 0..5_000_u32))
+                .prop_map(|(space, page, count, spot)| Step::Set(space, page, count, spot)),
+            2 => (space, page, 1..200_u64).prop_map(|(space, page, count)| Step::Drop(space, page, count)),
+            1 => Just(Step::Next),
+        ]
+    }
+
+    /// Spots are blocks of segments of 64.
+    fn place(spot: Spot) -> LogPlace {
+        LogPlace { segment: LogSegment(spot.get() / 64), block: spot.get() % 64 }
+    }
+
+    fn apply(state: &mut Pages, part: &LogPart) {
+        if part.full {
+            state.clear();
+        }
+        for (space, range) in &part.dropped {
+            let pages = range.start.get() / PAGE_BYTES..range.end.get() / PAGE_BYTES;
+            state.retain(|(of, page), _| of != space || !pages.contains(page));
+        }
+        for (run, checksums) in part.runs() {
+            for number in 0..run.pages.get() {
+                let cell = run.place.map_or(Cell::Zero, |place| {
+                    let spot = Spot::new(place.segment.0 * 64 + place.block + number as u32);
+                    Cell::At(spot, checksums[number as usize])
+                });
+                state.insert((run.space, run.start.get() / PAGE_BYTES + number), cell);
+            }
+        }
+    }
+
+    fn encoded(delta: &mut Delta) -> LogPart {
+        let mut part = LogPartEncoder::new(delta.full);
+        delta.encode(&mut part, place);
+        LogPart::decode(&part.finish().unwrap()).unwrap()
+    }
+
+    proptest! {
+        /// However calls are cut into deltas, and these joined, the parts lead to what the calls one by one do.
+        #[test]
+        fn deltas_lead_where_their_calls_lead(steps in prop::collection::vec(step(), 1..60), full: bool) {
+            let fresh = |full| if full { Delta::full() } else { Delta::default() };
+            let base: Pages = (0..400).map(|page| ((SpaceId(1), page), Cell::Zero)).collect();
+            let mut model = if full { Pages::new() } else { base.clone() };
+            let (mut one_by_one, mut joined, mut now) = (base.clone(), Delta::default(), fresh(full));
+            for step in steps.into_iter().chain([Step::Next]) {
+                match step {
+                    Step::Set(space, first, count, spot) => for page in first..first + count {
+                        let number = (page - first) as u32;
+                        let cell = spot.map_or(Cell::Zero, |spot| Cell::At(Spot::new(spot + number), PageChecksum(number)));
+                        now.set(SpaceId(space), page, cell);
+                        model.insert((SpaceId(space), page), cell);
+                    },
+                    Step::Drop(space, first, count) => {
+                        now.drop_range(SpaceId(space), first..first + count);
+                        model.retain(|(of, page), _| of.0 != space || !(first..first + count).contains(page));
+                    }
+                    Step::Next => {
+                        joined.absorb(&now);
+                        apply(&mut one_by_one, &encoded(&mut now));
+                        prop_assert_eq!(&one_by_one, &model);
+                        now = fresh(false);
+                    }
+                }
+            }
+            let mut at_once = base;
+            apply(&mut at_once, &encoded(&mut joined));
+            prop_assert_eq!(at_once, model);
+        }
+    }
+}

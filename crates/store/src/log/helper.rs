@@ -1,0 +1,306 @@
+//! Work that no commit should wait for: making segments, reading what is to be moved, removing segments.
+//!
+//! Owns: the helper thread, or the same work done at once where there is to be no thread.
+//! Invariants: segments are handed out in the order of their numbers; a page is handed over only if its
+//! checksum is good.
+//! Does not: decide what to move or remove.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use image::{Checksum, Extent, LOG_BLOCK_BYTES, LogSegment, PageChecksum, SegmentId, Source, SpaceId};
+use model::{Address, ByteCount, PAGE_BYTES, PageCount};
+use sys::page_buffer::PageBuffer;
+
+use super::layout::{Shape, create_segment, segment_path};
+use super::table::Spot;
+use crate::error::{Error, Result};
+use crate::medium::{LogFile, Medium};
+
+/// Segments made ahead: at the device's full rate one lasts some milliseconds, and making one takes about one.
+const AHEAD: u32 = 2;
+
+/// Jobs that wait at most: the segments ahead, the reads under way, and one removal each.
+const JOBS_MAX: usize = 64;
+
+/// The longest stretch of dead blocks that is read and thrown away rather than skipped: as in `load`, reading it
+/// costs less than another request.
+const GAP_BLOCKS_MAX: u32 = 16;
+
+/// Blocks that one read fetches at most: 1 MiB, which the device reads at its full rate.
+const READ_BLOCKS_MAX: u32 = 256;
+
+const BLOCK: usize = LOG_BLOCK_BYTES as usize;
+
+/// A page to be moved.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Move {
+    pub(super) space: SpaceId,
+    pub(super) page: u64,
+    pub(super) spot: Spot,
+    pub(super) block: u32,
+    pub(super) checksum: PageChecksum,
+}
+
+/// Pages of one segment to be moved, by block, no more than the buffer holds.
+#[derive(Debug)]
+pub(super) struct MoveJob {
+    pub(super) segment: LogSegment,
+    pub(super) moves: Vec<Move>,
+    pub(super) buffer: PageBuffer,
+}
+
+#[derive(Debug)]
+enum Job {
+    Create(LogSegment),
+    Read(MoveJob),
+    Remove(Vec<LogSegment>),
+}
+
+#[derive(Debug)]
+enum Done {
+    Created(LogSegment, Result<Box<dyn LogFile>>),
+    Read(MoveJob, Result<()>),
+}
+
+/// The way to the helper.
+#[derive(Debug)]
+pub(super) struct Helper {
+    work: Work,
+    thread: Option<Thread>,
+    next: u32,
+    asked: u32,
+    ready: VecDeque<(LogSegment, Result<Box<dyn LogFile>>)>,
+    read: VecDeque<(MoveJob, Result<()>)>,
+    reading: usize,
+}
+
+#[derive(Debug)]
+struct Thread {
+    jobs: Option<SyncSender<Job>>,
+    done: Receiver<Done>,
+    handle: Option<JoinHandle<()>>,
+}
+
+#[derive(Clone, Debug)]
+struct Work {
+    medium: Arc<dyn Medium>,
+    directory: PathBuf,
+    shape: Shape,
+}
+
+impl Helper {
+    /// A helper that makes segments from this number on, in a thread of its own or in the caller's.
+    pub(super) fn start(
+        medium: Arc<dyn Medium>,
+        directory: &Path,
+        shape: Shape,
+        first: LogSegment,
+        own_thread: bool,
+    ) -> Result<Self> {
+        let work = Work { medium, directory: directory.to_path_buf(), shape };
+        let thread = if own_thread { Some(Thread::start(work.clone())?) } else { None };
+        let (ready, read) = (VecDeque::new(), VecDeque::new());
+        let mut helper = Self { work, thread, next: first.0, asked: first.0, ready, read, reading: 0 };
+        helper.ask_ahead();
+        Ok(helper)
+    }
+
+    /// The next segment. Waits for it where it is not made yet.
+    pub(super) fn segment(&mut self) -> Result<(LogSegment, Box<dyn LogFile>)> {
+        let number = LogSegment(self.next);
+        self.next = self.next.checked_add(1).ok_or_else(|| self.work.too_many())?;
+        while self.asked > number.0 && self.ready.is_empty() {
+            if !self.receive(true) {
+                return Err(Error::Io(sys::Error::new("go on after a panic", sys::Errno::SHORT)));
+            }
+        }
+        let made = match self.ready.pop_front() {
+            // What kept it from being made ahead may be over: room was freed meanwhile.
+            Some((_, Ok(file))) => Ok(file),
+            _ => self.work.create(number),
+        };
+        self.asked = self.asked.max(self.next);
+        self.ask_ahead();
+        Ok((number, made?))
+    }
+
+    /// Begins to read pages that are to be moved.
+    pub(super) fn read(&mut self, job: MoveJob) {
+        self.reading += 1;
+        self.give(Job::Read(job));
+    }
+
+    /// Reads that are under way or wait to be taken.
+    pub(super) fn reading(&self) -> usize {
+        self.reading
+    }
+
+    /// A read that is complete, if there is one now.
+    pub(super) fn take_read(&mut self) -> Option<(MoveJob, Result<()>)> {
+        while self.receive(false) {}
+        let read = self.read.pop_front()?;
+        self.reading -= 1;
+        Some(read)
+    }
+
+    /// Removes segments that nothing refers to.
+    pub(super) fn remove(&mut self, numbers: Vec<LogSegment>) {
+        if !numbers.is_empty() {
+            self.give(Job::Remove(numbers));
+        }
+    }
+
+    /// Ends the thread, and removes what was made and not used.
+    pub(super) fn finish(mut self) {
+        if let Some(thread) = &mut self.thread {
+            thread.jobs = None;
+            while self.receive(true) {}
+        }
+        let unused = self.ready.drain(..).filter_map(|(number, made)| made.is_ok().then_some(number));
+        self.work.remove(&unused.collect::<Vec<_>>());
+    }
+
+    fn ask_ahead(&mut self) {
+        while self.thread.is_some() && self.asked < self.next.saturating_add(AHEAD) {
+            self.give(Job::Create(LogSegment(self.asked)));
+            self.asked += 1;
+        }
+    }
+
+    fn give(&mut self, job: Job) {
+        match &self.thread {
+            Some(thread) => {
+                // A thread that is gone has panicked; waiting for its results says so.
+                let _ = thread.jobs.as_ref().map(|jobs| jobs.send(job));
+            }
+            None => {
+                let done = self.work.run(job);
+                self.sort(done);
+            }
+        }
+    }
+
+    /// Takes one result; false when there is none (or, waiting, when the thread is gone).
+    fn receive(&mut self, wait: bool) -> bool {
+        let Some(thread) = &self.thread else { return false };
+        let done = if wait { thread.done.recv().ok() } else { thread.done.try_recv().ok() };
+        let received = done.is_some();
+        self.sort(done);
+        received
+    }
+
+    fn sort(&mut self, done: Option<Done>) {
+        match done {
+            Some(Done::Created(number, file)) => self.ready.push_back((number, file)),
+            Some(Done::Read(job, result)) => self.read.push_back((job, result)),
+            None => {}
+        }
+    }
+}
+
+impl Thread {
+    fn start(work: Work) -> Result<Self> {
+        let (jobs, receiver) = sync_channel(JOBS_MAX);
+        let (sender, done) = sync_channel(JOBS_MAX);
+        let thread = std::thread::Builder::new().name("undying-clean".to_owned());
+        let handle = thread.spawn(move || {
+            while let Ok(job) = receiver.recv() {
+                if let Some(done) = work.run(job)
+                    && sender.send(done).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        let handle = handle.map_err(|error| sys::Error::new("start a thread", error))?;
+        Ok(Self { jobs: Some(jobs), done, handle: Some(handle) })
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.jobs = None;
+        while self.done.recv().is_ok() {}
+        if let Some(handle) = self.handle.take() {
+            // A panic has been noticed where its results were waited for.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl Work {
+    fn run(&self, job: Job) -> Option<Done> {
+        match job {
+            Job::Create(number) => Some(Done::Created(number, self.create(number))),
+            Job::Read(mut job) => {
+                let result = self.read(&mut job);
+                Some(Done::Read(job, result))
+            }
+            Job::Remove(numbers) => {
+                self.remove(&numbers);
+                None
+            }
+        }
+    }
+
+    fn create(&self, number: LogSegment) -> Result<Box<dyn LogFile>> {
+        create_segment(&*self.medium, &self.directory, self.shape, number)
+    }
+
+    fn remove(&self, numbers: &[LogSegment]) {
+        for number in numbers {
+            // One that cannot be removed now is removed by the next writer's sweep.
+            let _ = self.medium.remove_file(&segment_path(&self.directory, *number));
+        }
+    }
+
+    /// Fills the buffer with the pages of a job, one behind the other, and checks them.
+    fn read(&self, job: &mut MoveJob) -> Result<()> {
+        let path = segment_path(&self.directory, job.segment);
+        let source = self.medium.open_pages(&path)?;
+        let mut stretch = vec![0; READ_BLOCKS_MAX as usize * BLOCK];
+        let mut done = 0;
+        while let Some(first) = job.moves.get(done).copied() {
+            let rest = &job.moves[done..];
+            let fits = |pair: &&[Move]| {
+                pair[1].block - pair[0].block <= GAP_BLOCKS_MAX
+                    && pair[1].block - first.block < READ_BLOCKS_MAX
+            };
+            let count = 1 + rest.windows(2).take_while(fits).count();
+            let blocks = rest[count - 1].block - first.block + 1;
+            let bytes = &mut stretch[..blocks as usize * BLOCK];
+            source.read(bytes, ByteCount(u64::from(first.block) * LOG_BLOCK_BYTES))?;
+            for (place, moved) in rest[..count].iter().enumerate() {
+                let from = (moved.block - first.block) as usize * BLOCK;
+                let page = &bytes[from..from + BLOCK];
+                check(&path, moved, page)?;
+                job.buffer[(done + place) * BLOCK..][..BLOCK].copy_from_slice(page);
+            }
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn too_many(&self) -> Error {
+        Error::encoding(
+            &self.directory,
+            image::Error::TooLarge { part: image::Part::LogHeader, what: "the number of segments" },
+        )
+    }
+}
+
+fn check(path: &Path, moved: &Move, page: &[u8]) -> Result<()> {
+    let (stored, computed) = (Checksum(moved.checksum.0), Checksum::of(page));
+    if stored == computed {
+        return Ok(());
+    }
+    let offset = ByteCount(u64::from(moved.block) * LOG_BLOCK_BYTES);
+    let source = Source::Stored { segment: SegmentId(0), offset, checksum: stored };
+    let start = Address(moved.page * PAGE_BYTES);
+    let extent = Extent { space: moved.space, start, pages: PageCount(1), source };
+    Err(Error::PagesDamaged { path: path.to_path_buf(), offset, extent, stored, computed })
+}

@@ -1,0 +1,327 @@
+//! Finding and reading what is in a log: the newest commit, roots, and the state that their parts add up to.
+//!
+//! Owns: the rule which commit is the newest; checking what may not have become durable.
+//! Invariants: a commit counts only if everything that was not durable when its slot was written is there,
+//! every byte; what was durable and is damaged is told, never replaced by an older checkpoint in silence.
+//! Does not: write.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use image::{
+    Blob, Checksum, Extent, LOG_BLOCK_BYTES, LogHeader, LogKept, LogPart, LogPlace, LogRoot, LogSegment,
+    LogSlot, Part, SegmentId, Source,
+};
+use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
+use sys::Errno;
+
+use super::layout::{self, FIRST_BLOCK, HEAD_BYTES, segment_path};
+use super::records::LoadedRecords;
+use super::segments::Segments;
+use super::table::{Cell, PageTable};
+use crate::error::{Error, Result};
+use crate::medium::{Medium, PageSource};
+
+/// Bytes of a blob at most: far above the index of a subject of 16 TiB.
+const BLOB_BYTES_MAX: u64 = 64 << 30;
+
+/// The newest commit of a log.
+#[derive(Clone, Debug)]
+pub(super) struct Newest {
+    pub(super) slot: LogSlot,
+    pub(super) root: LogRoot,
+    /// Bytes of a segment.
+    pub(super) length: ByteCount,
+    /// A later commit that was durable and is damaged now, and how.
+    pub(super) damaged: Option<(Sequence, Error)>,
+}
+
+/// Pages and records of one checkpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Loaded {
+    pub(super) pages: PageTable,
+    pub(super) segments: Segments,
+    pub(super) records: LoadedRecords,
+}
+
+impl Newest {
+    /// The checkpoints of the log, rising, one that is damaged among them.
+    pub(super) fn sequences(&self) -> impl Iterator<Item = Sequence> {
+        let damaged = self.damaged.as_ref().map(|(sequence, _)| *sequence);
+        let kept = self.root.kept.iter().map(|kept| kept.sequence);
+        kept.chain([self.slot.sequence]).chain(damaged)
+    }
+}
+
+/// A log's directory, with the segments that were opened so far.
+#[derive(Debug)]
+pub(super) struct LogFiles<'a> {
+    medium: &'a dyn Medium,
+    directory: PathBuf,
+    open: BTreeMap<LogSegment, Box<dyn PageSource>>,
+}
+
+impl<'a> LogFiles<'a> {
+    pub(super) fn new(medium: &'a dyn Medium, directory: &Path) -> Self {
+        Self { medium, directory: directory.to_path_buf(), open: BTreeMap::new() }
+    }
+
+    /// The newest commit that is whole; `None` when there was none.
+    pub(super) fn newest(&mut self) -> Result<Option<Newest>> {
+        let mut damaged = None;
+        let there = layout::segments(self.medium, &self.directory)?;
+        for number in there.iter().rev() {
+            let Some(mut newest) = self.newest_in(*number, &mut damaged)? else { continue };
+            let Some(later) = damaged.take() else { return Ok(Some(newest)) };
+            // What the damaged one did not keep may be gone in part.
+            if !self.has_all(&newest.root, &there) {
+                damaged = Some(later);
+                continue;
+            }
+            let kept = std::mem::take(&mut newest.root.kept).into_iter();
+            let still_there =
+                |kept: &LogKept| self.read_root(&kept.root).is_ok_and(|root| self.has_all(&root, &there));
+            newest.root.kept = kept.filter(still_there).collect();
+            newest.damaged = Some(later).filter(|(sequence, _)| *sequence > newest.slot.sequence);
+            return Ok(Some(newest));
+        }
+        damaged.map_or(Ok(None), |(_, error)| Err(error))
+    }
+
+    /// The root of a checkpoint that is kept, or what is wrong with it.
+    pub(super) fn root(&mut self, newest: &Newest, sequence: Sequence) -> Result<Option<LogRoot>> {
+        if let Some((damaged, error)) = &newest.damaged
+            && *damaged == sequence
+        {
+            return Err(error.clone());
+        }
+        if newest.slot.sequence == sequence {
+            return Ok(Some(newest.root.clone()));
+        }
+        match newest.root.kept.iter().find(|kept| kept.sequence == sequence) {
+            Some(kept) => self.read_root(&kept.root).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// What the parts of a root add up to.
+    pub(super) fn load(&mut self, root: &LogRoot, length: ByteCount) -> Result<Loaded> {
+        let mut segments = Segments::new(length);
+        for number in &root.segments {
+            if segments.add(*number).is_none() {
+                return Err(self.damaged(*number, Part::LogRoot, "more segments than can be"));
+            }
+        }
+        let mut loaded = Loaded { pages: PageTable::default(), segments, records: LoadedRecords::default() };
+        for part in &root.parts {
+            let bytes = self.read_blob(&part.blob)?;
+            let segment = part.blob.place().segment;
+            let mut part = LogPart::decode(&bytes).map_err(|error| self.decoding(segment, error))?;
+            loaded.apply(&part).map_err(|what| self.damaged(segment, Part::LogPart, what))?;
+            loaded.records.apply(&mut part);
+        }
+        loaded.segments.count(&loaded.pages);
+        // Parts name segments that later parts have left.
+        let strays: Vec<_> =
+            loaded.segments.iter().filter(|state| !root.segments.contains(&state.number)).copied().collect();
+        for stray in strays {
+            if stray.live > 0 {
+                return Err(self.damaged(stray.number, Part::LogRoot, "pages in a segment it does not name"));
+            }
+            loaded.segments.remove(stray.number);
+        }
+        Ok(loaded)
+    }
+
+    /// Takes a segment's file that was opened, or opens it.
+    pub(super) fn take(&mut self, number: LogSegment) -> Result<Box<dyn PageSource>> {
+        match self.open.remove(&number) {
+            Some(source) => Ok(source),
+            None => Ok(self.medium.open_pages(&segment_path(&self.directory, number))?),
+        }
+    }
+
+    /// Whether every segment of a checkpoint is there.
+    fn has_all(&self, root: &LogRoot, there: &[LogSegment]) -> bool {
+        root.segments.iter().all(|number| there.binary_search(number).is_ok())
+    }
+
+    fn newest_in(
+        &mut self,
+        number: LogSegment,
+        damaged: &mut Option<(Sequence, Error)>,
+    ) -> Result<Option<Newest>> {
+        let path = segment_path(&self.directory, number);
+        // One that was removed since the listing makes the listing worthless: the error tells the caller to
+        // begin anew, rather than to take what an older segment says.
+        let head = self.medium.read_file(&path, HEAD_BYTES)?;
+        let blocks: Vec<&[u8]> = head.chunks_exact(LOG_BLOCK_BYTES as usize).collect();
+        // The slots say everything themselves; a header that is good must not contradict them.
+        let header = blocks.first().and_then(|block| LogHeader::decode(block).ok());
+        let belongs = |slot: &LogSlot| {
+            slot.segment == number
+                && header.is_none_or(|header| (header.segment, header.log) == (number, slot.log))
+        };
+        let slots = blocks.iter().skip(1).filter_map(|block| LogSlot::decode(block).ok());
+        let mut slots: Vec<LogSlot> = slots.filter(belongs).collect();
+        if slots.is_empty() {
+            return Ok(None);
+        }
+        let length = self.segment(number)?.length()?;
+        slots.sort_unstable_by_key(|slot| std::cmp::Reverse(slot.generation));
+        for slot in slots {
+            let was_durable = slot.root.place() < slot.durable;
+            match self.check(&slot, length) {
+                Ok(root) => return Ok(Some(Newest { slot, root, length, damaged: None })),
+                Err(error) if !is_absence(&error) => return Err(error),
+                // The one before can still be restored, but it is not the newest.
+                Err(error) if was_durable => drop(damaged.get_or_insert((slot.sequence, error))),
+                // It never became whole: the one before counts.
+                Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads a slot's root, and checks all that was not durable when the slot was written.
+    fn check(&mut self, slot: &LogSlot, length: ByteCount) -> Result<LogRoot> {
+        let mut root = self.read_root(&slot.root)?;
+        if root.commit.sequence != slot.sequence {
+            return Err(self.damaged(slot.segment, Part::LogRoot, "a root of another checkpoint"));
+        }
+        if slot.root.place() < slot.durable {
+            return Ok(root);
+        }
+        self.check_pages(&root, length, slot.durable)?;
+        // Checkpoints that were committed together stand or fall one by one.
+        let mut kept = Vec::with_capacity(root.kept.len());
+        for entry in std::mem::take(&mut root.kept) {
+            if entry.root.place() < slot.durable || self.is_whole(&entry, length, slot.durable)? {
+                kept.push(entry);
+            }
+        }
+        root.kept = kept;
+        Ok(root)
+    }
+
+    fn is_whole(&mut self, kept: &LogKept, length: ByteCount, from: LogPlace) -> Result<bool> {
+        let checked = self.read_root(&kept.root).and_then(|root| self.check_pages(&root, length, from));
+        match checked {
+            Ok(()) => Ok(true),
+            Err(error) if is_absence(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads and checks every page of a checkpoint that lies at this place or behind.
+    fn check_pages(&mut self, root: &LogRoot, length: ByteCount, from: LogPlace) -> Result<()> {
+        let loaded = self.load(root, length)?;
+        let mut page = vec![0; PAGE_BYTES as usize];
+        for (space, number, cell) in loaded.pages.iter() {
+            let Cell::At(spot, checksum) = cell else { continue };
+            let place = loaded.segments.place(spot);
+            if place < from {
+                continue;
+            }
+            self.segment(place.segment)?.read(&mut page, place.offset())?;
+            let (stored, computed) = (Checksum(checksum.0), Checksum::of(&page));
+            if stored != computed {
+                let offset = place.offset();
+                let source = Source::Stored { segment: SegmentId(0), offset, checksum: stored };
+                let start = Address(number * PAGE_BYTES);
+                let extent = Extent { space, start, pages: PageCount(1), source };
+                let path = segment_path(&self.directory, place.segment);
+                return Err(Error::PagesDamaged { path, offset, extent, stored, computed });
+            }
+        }
+        Ok(())
+    }
+
+    fn read_root(&mut self, blob: &Blob) -> Result<LogRoot> {
+        let bytes = self.read_blob(blob)?;
+        LogRoot::decode(&bytes).map_err(|error| self.decoding(blob.place().segment, error))
+    }
+
+    fn read_blob(&mut self, blob: &Blob) -> Result<Vec<u8>> {
+        let first = blob.place().segment;
+        if blob.length().get() > BLOB_BYTES_MAX {
+            return Err(self.damaged(first, Part::LogPart, "longer than anything that is written"));
+        }
+        let mut bytes = Vec::new();
+        for piece in &blob.pieces {
+            // Lengths are believed once the file has them, before memory is taken.
+            let source = self.segment(piece.segment)?;
+            if piece.offset.get() + piece.length.get() > source.length()?.get() {
+                return Err(self.damaged(piece.segment, Part::LogPart, "a piece behind the end"));
+            }
+            let begin = bytes.len();
+            bytes.resize(begin + piece.length.get() as usize, 0);
+            source.read(&mut bytes[begin..], piece.offset)?;
+        }
+        let computed = Checksum::of(&bytes);
+        if computed != blob.checksum {
+            let source = image::Error::ChecksumMismatch {
+                part: Part::LogPart,
+                offset: blob.place().offset(),
+                stored: blob.checksum,
+                computed,
+            };
+            return Err(self.decoding(first, source));
+        }
+        Ok(bytes)
+    }
+
+    fn segment(&mut self, number: LogSegment) -> Result<&dyn PageSource> {
+        if !self.open.contains_key(&number) {
+            let path = segment_path(&self.directory, number);
+            self.open.insert(number, self.medium.open_pages(&path)?);
+        }
+        Ok(&*self.open[&number])
+    }
+
+    fn damaged(&self, segment: LogSegment, part: Part, what: &'static str) -> Error {
+        let offset = ByteCount(u64::from(FIRST_BLOCK) * LOG_BLOCK_BYTES);
+        self.decoding(segment, image::Error::Malformed { part, offset, what })
+    }
+
+    fn decoding(&self, segment: LogSegment, error: image::Error) -> Error {
+        Error::decoding(&segment_path(&self.directory, segment), error)
+    }
+}
+
+impl Loaded {
+    fn apply(&mut self, part: &LogPart) -> std::result::Result<(), &'static str> {
+        if part.full {
+            self.pages.clear();
+        }
+        for (space, range) in &part.dropped {
+            let pages = range.start.get() / PAGE_BYTES..range.end.get() / PAGE_BYTES;
+            self.pages.remove(*space, pages, |_| {});
+        }
+        for (run, checksums) in part.runs() {
+            let first = run.start.get() / PAGE_BYTES;
+            let Some(place) = run.place else {
+                for page in first..first + run.pages.get() {
+                    self.pages.set(run.space, page, Cell::Zero);
+                }
+                continue;
+            };
+            self.segments.add(place.segment).ok_or("more segments than can be")?;
+            for (number, checksum) in checksums.iter().enumerate() {
+                let place = LogPlace { segment: place.segment, block: place.block + number as u32 };
+                let spot = self.segments.spot(place).ok_or("pages behind the end of a segment")?;
+                self.pages.set(run.space, first + number as u64, Cell::At(spot, *checksum));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether an error says that bytes are missing or not those that were meant, rather than that they cannot be
+/// read.
+fn is_absence(error: &Error) -> bool {
+    match error {
+        Error::Io(error) => error.errno == Errno::ENOENT,
+        error => error.is_damage(),
+    }
+}

@@ -1,0 +1,33 @@
+//! Logs: one subject's checkpoints as a stream of changes that never grows beyond measure.
+//!
+//! Owns: writing, cleaning, opening and reading logs; see docs/design/0007-continuous-store.md.
+//! Invariants: a block is written once; a checkpoint is committed by one sync and opened without walking a
+//! chain; what nothing needs is removed.
+//! Does not: know what a record means or which process a page came from.
+
+mod clean;
+mod commit;
+mod delta;
+mod helper;
+mod index;
+mod keep;
+mod layout;
+mod load;
+mod open;
+mod pack;
+pub(crate) mod prune;
+mod queue;
+pub(crate) mod read;
+mod records;
+mod scribe;
+mod segments;
+mod status;
+mod table;
+mod tail;
+mod writer;
+
+pub use keep::Keep;
+pub(crate) use layout::LOG_DIRECTORY;
+pub use queue::{Completion, EPOCHS_IN_FLIGHT_MAX, LogCommitted};
+pub use status::LogStatus;
+pub use writer::{Epoch, LogOptions, LogThreads, LogWriter, Ticket};

@@ -1,0 +1,354 @@
+//! What passes between those who take checkpoints and the thread that writes them.
+//!
+//! Owns: the orders, the pool of buffers, tickets, the event that tells of completions.
+//! Invariants: giving an order and taking a buffer neither allocate nor wait for the device; orders are
+//! carried out as they were given; every ticket is answered, also when the writer fails.
+//! Does not: write.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use image::{RecordSet, SpaceId};
+use model::{AddressRange, ByteCount, PageCount, Sequence};
+use rustix::event::EventfdFlags;
+use sys::page_buffer::PageBuffer;
+
+use super::status::LogStatus;
+use crate::batch::{PageBatch, Piece};
+use crate::error::{Error, Result};
+use crate::writer::{CommitMeta, WriteTimings};
+
+/// Epochs that may be under way at once, that is, finished and not yet durable: as many as one sync can cover
+/// while the next are copied. More would only be memory and lost time after a crash.
+pub const EPOCHS_IN_FLIGHT_MAX: usize = 4;
+
+/// Dropped ranges that wait at most, beside the orders of pages: what the areas of a large program change in
+/// an epoch, many times over.
+const DROPS_MAX: usize = 4096;
+
+/// Completions that wait for an event loop to look at most: many times those in flight; older ones are
+/// forgotten.
+const COMPLETIONS_MAX: usize = 16 * EPOCHS_IN_FLIGHT_MAX;
+
+/// A checkpoint that is durable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogCommitted {
+    /// Its number.
+    pub sequence: Sequence,
+    /// Its commit record.
+    pub commit: image::Commit,
+    /// Bytes written for it: pages, index, records, root and slot, and pages moved to keep the log short.
+    pub written: ByteCount,
+    /// Of these, pages that were moved.
+    pub moved: PageCount,
+    /// How long writing it took; `commit` counts from the call of `finish`.
+    pub timings: WriteTimings,
+}
+
+/// What became of an epoch.
+pub type Completion = (Sequence, Result<LogCommitted>);
+
+#[derive(Debug)]
+pub(super) enum Order {
+    Begin { sequence: Sequence, full: bool },
+    Pages(PageBatch),
+    Drop(SpaceId, AddressRange),
+    Abandon,
+    Finish(Box<Finish>),
+}
+
+#[derive(Debug)]
+pub(super) struct Finish {
+    pub(super) records: RecordSet,
+    pub(super) meta: CommitMeta,
+    pub(super) promise: Promise,
+    pub(super) begun: Instant,
+}
+
+/// The duty to answer a ticket; dropped unanswered, as by a panic, it says so.
+#[derive(Debug)]
+pub(super) struct Promise {
+    shared: Arc<Shared>,
+    ticket: Arc<TicketState>,
+}
+
+/// An answer that is still to come.
+#[derive(Debug)]
+pub(super) struct TicketState {
+    pub(super) sequence: Sequence,
+    answer: Mutex<Option<Result<LogCommitted>>>,
+    answered: Condvar,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    state: Mutex<State>,
+    orders: Condvar,
+    buffers: Condvar,
+    event: OwnedFd,
+    limit: usize,
+    size: ByteCount,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Order>,
+    drops: usize,
+    finishes: usize,
+    free: Vec<PageBuffer>,
+    pieces: Vec<Vec<Piece>>,
+    in_flight: usize,
+    completions: VecDeque<Completion>,
+    failure: Option<Error>,
+    closed: bool,
+    status: LogStatus,
+}
+
+/// What the writer's thread does next.
+#[derive(Debug)]
+pub(super) enum Next {
+    Order(Order),
+    /// Nothing to do now, or, when it was asked to wait, ever.
+    Nothing,
+}
+
+impl Shared {
+    /// With so many buffers of so many pages, all of them in memory from now on.
+    pub(super) fn new(limit: usize, buffer_pages: PageCount) -> Result<Self> {
+        let size = buffer_pages.bytes();
+        let mut state = State::default();
+        for _ in 0..limit {
+            state.free.push(PageBuffer::new(size)?);
+            state.pieces.push(Vec::with_capacity(buffer_pages.get() as usize));
+        }
+        let controls = 2 * (EPOCHS_IN_FLIGHT_MAX + 1);
+        state.queue.reserve(limit + controls + DROPS_MAX);
+        let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        let event = event.map_err(|errno| sys::Error::new("create an eventfd", errno))?;
+        let (orders, buffers) = (Condvar::new(), Condvar::new());
+        Ok(Self { state: Mutex::new(state), orders, buffers, event, limit, size })
+    }
+
+    /// An empty buffer, if there is one now.
+    pub(super) fn try_buffer(&self) -> Result<Option<PageBatch>> {
+        let mut state = self.state();
+        state.check()?;
+        Ok(state.take_buffer())
+    }
+
+    /// An empty buffer, waiting for it.
+    pub(super) fn wait_buffer(&self) -> Result<PageBatch> {
+        let mut state = self.state();
+        loop {
+            state.check()?;
+            if let Some(batch) = state.take_buffer() {
+                return Ok(batch);
+            }
+            state = self.buffers.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Brings a buffer back.
+    pub(super) fn give_buffer(&self, buffer: PageBuffer) {
+        let mut state = self.state();
+        if buffer.size() == self.size && state.free.len() < self.limit {
+            state.free.push(buffer);
+            self.buffers.notify_one();
+        }
+    }
+
+    /// Brings the list of a batch's pieces back.
+    pub(super) fn give_pieces(&self, mut pieces: Vec<Piece>) {
+        pieces.clear();
+        let mut state = self.state();
+        if state.pieces.len() < self.limit {
+            state.pieces.push(pieces);
+        }
+    }
+
+    /// Adds an order; false when there is no room for another dropped range now.
+    pub(super) fn order(&self, order: Order) -> Result<bool> {
+        let mut state = self.state();
+        state.check()?;
+        match &order {
+            Order::Drop(..) if state.drops == DROPS_MAX => return Ok(false),
+            Order::Drop(..) => state.drops += 1,
+            Order::Finish(_) => {
+                state.finishes += 1;
+                state.in_flight += 1;
+            }
+            _ => {}
+        }
+        state.queue.push_back(order);
+        drop(state);
+        self.orders.notify_one();
+        Ok(true)
+    }
+
+    /// The next order. While `wait` and there is none, waits until there is, or the queue is closed.
+    pub(super) fn next(&self, wait: bool) -> Next {
+        let mut state = self.state();
+        loop {
+            if let Some(order) = state.queue.pop_front() {
+                match &order {
+                    Order::Drop(..) => state.drops -= 1,
+                    Order::Finish(_) => state.finishes -= 1,
+                    _ => {}
+                }
+                return Next::Order(order);
+            }
+            if !wait || state.closed {
+                return Next::Nothing;
+            }
+            state = self.orders.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether a further epoch waits whole, so that one sync can cover it too.
+    pub(super) fn another_waits(&self) -> bool {
+        self.state().finishes > 0
+    }
+
+    /// Whether nothing waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.state().queue.is_empty()
+    }
+
+    /// Answers a ticket, and tells the event loop.
+    fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
+        let mut state = self.state();
+        state.in_flight = state.in_flight.saturating_sub(1);
+        if state.completions.len() == COMPLETIONS_MAX {
+            state.completions.pop_front();
+        }
+        state.completions.push_back((ticket.sequence, result.clone()));
+        drop(state);
+        ticket.set(result);
+        // A counter that is full has told the loop already.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+
+    /// Nothing is written any more: answers all that wait, and whatever is asked from now on, with this.
+    pub(super) fn fail(&self, error: &Error) {
+        let mut state = self.state();
+        state.failure.get_or_insert_with(|| error.clone());
+        let orders = std::mem::take(&mut state.queue);
+        drop(state);
+        for order in orders {
+            if let Order::Finish(finish) = order {
+                finish.promise.answer(Err(error.clone()));
+            }
+        }
+        self.buffers.notify_all();
+    }
+
+    /// The first failure.
+    pub(super) fn check(&self) -> Result<()> {
+        self.state().check()
+    }
+
+    /// No more orders come.
+    pub(super) fn close(&self) {
+        self.state().closed = true;
+        self.orders.notify_all();
+    }
+
+    /// Epochs finished and not yet durable.
+    pub(super) fn in_flight(&self) -> usize {
+        self.state().in_flight
+    }
+
+    /// Takes what has completed since the last call, and makes the event quiet again.
+    pub(super) fn take_completions(&self) -> Vec<Completion> {
+        let mut count = [0; 8];
+        // Nothing to read means that nothing has completed.
+        let _ = rustix::io::read(&self.event, &mut count);
+        self.state().completions.drain(..).collect()
+    }
+
+    pub(super) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    pub(super) fn status(&self) -> LogStatus {
+        self.state().status.clone()
+    }
+
+    pub(super) fn set_status(&self, status: LogStatus) {
+        self.state().status = status;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn check(&self) -> Result<()> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn take_buffer(&mut self) -> Option<PageBatch> {
+        let buffer = self.free.pop()?;
+        Some(PageBatch::reusing(buffer, self.pieces.pop().unwrap_or_default()))
+    }
+}
+
+impl Promise {
+    pub(super) const fn new(shared: Arc<Shared>, ticket: Arc<TicketState>) -> Self {
+        Self { shared, ticket }
+    }
+
+    /// Keeps it.
+    pub(super) fn answer(self, result: Result<LogCommitted>) {
+        self.shared.answer(&self.ticket, result);
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if self.ticket.get().is_none() {
+            let gone = sys::Error::new("go on after a panic", sys::Errno::SHORT);
+            self.shared.answer(&self.ticket, Err(Error::Io(gone)));
+        }
+    }
+}
+
+impl TicketState {
+    pub(super) fn new(sequence: Sequence) -> Self {
+        Self { sequence, answer: Mutex::new(None), answered: Condvar::new() }
+    }
+
+    /// The answer, if there is one.
+    pub(super) fn get(&self) -> Option<Result<LogCommitted>> {
+        self.lock().clone()
+    }
+
+    /// The answer, waiting for it at most so long.
+    pub(super) fn wait(&self, timeout: Option<Duration>) -> Option<Result<LogCommitted>> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut answer = self.lock();
+        while answer.is_none() {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            answer = match left {
+                Some(Duration::ZERO) => return None,
+                Some(left) => {
+                    self.answered.wait_timeout(answer, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.answered.wait(answer).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        answer.clone()
+    }
+
+    fn set(&self, result: Result<LogCommitted>) {
+        *self.lock() = Some(result);
+        self.answered.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Result<LogCommitted>>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

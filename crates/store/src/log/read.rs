@@ -1,0 +1,200 @@
+//! Reading checkpoints of a log as images.
+//!
+//! Owns: `LogView`, what a reader sees of a log; building an `ImageReader` for one checkpoint.
+//! Invariants: what is opened stays readable, whatever the writer removes meanwhile.
+//! Does not: lock anything; a writer may be at work.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use image::{Commit, EXTENT_PAGES_MAX, Extent, LogRoot, LogSegment, PageChecksum, PageIndex, SegmentFile};
+use image::{SegmentId, Source, SpaceId};
+use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
+use sys::Errno;
+use sys::Target;
+
+use super::layout::{HEAD_BYTES, LOG_DIRECTORY, segment_name, segment_path};
+use super::load::{Loaded, LogFiles, Newest};
+use super::table::{Cell, PageTable};
+use crate::error::{Error, Result};
+use crate::medium::Medium;
+use crate::name::parse_sequence;
+use crate::publish::parent;
+use crate::reader::{ImageReader, Segment};
+
+/// Times that a reader begins anew because the writer removed what it was about to open; each time, the log has
+/// gone on by several checkpoints.
+const RETRIES_MAX: usize = 64;
+
+/// The directory of the log and the number that the path of an image stands for, if there is no such directory
+/// but a log beside it.
+pub(crate) fn locate(medium: &dyn Medium, path: &Path) -> sys::Result<Option<(PathBuf, Sequence)>> {
+    let Some(sequence) = path.file_name().and_then(|name| parse_sequence(name.to_str()?)) else {
+        return Ok(None);
+    };
+    let directory = parent(path).join(LOG_DIRECTORY);
+    let is_log = medium.kind(path)?.is_none() && medium.kind(&directory)?.is_some();
+    Ok(is_log.then_some((directory, sequence)))
+}
+
+/// The checkpoints of the log in this directory, rising.
+pub(crate) fn sequences(medium: &dyn Medium, directory: &Path) -> Result<Vec<Sequence>> {
+    if medium.kind(directory)?.is_none() {
+        return Ok(Vec::new());
+    }
+    with_newest(medium, directory, |_, newest| Ok(newest.sequences().collect()))
+        .map(Option::unwrap_or_default)
+}
+
+/// The commit records of the checkpoints of a log, rising.
+pub(crate) fn commits(medium: &dyn Medium, directory: &Path) -> Result<Vec<(Sequence, Result<Commit>)>> {
+    if medium.kind(directory)?.is_none() {
+        return Ok(Vec::new());
+    }
+    let found = with_newest(medium, directory, |files, newest| {
+        let mut commits = Vec::new();
+        for sequence in newest.sequences() {
+            let commit = match files.root(newest, sequence) {
+                Ok(Some(root)) => Ok(root.commit),
+                Ok(None) => continue,
+                Err(error) if is_gone(&error) => return Err(error),
+                Err(error) => Err(error),
+            };
+            commits.push((sequence, commit));
+        }
+        Ok(commits)
+    });
+    found.map(Option::unwrap_or_default)
+}
+
+/// The commit record of one checkpoint of a log; `None` when it has no such checkpoint.
+pub(crate) fn commit(medium: &dyn Medium, directory: &Path, sequence: Sequence) -> Result<Option<Commit>> {
+    let found = with_newest(medium, directory, |files, newest| files.root(newest, sequence));
+    Ok(found?.flatten().map(|root| root.commit))
+}
+
+/// Opens one checkpoint of a log; `None` when it has no such checkpoint.
+pub(crate) fn open(
+    medium: &dyn Medium,
+    path: &Path,
+    directory: &Path,
+    sequence: Sequence,
+) -> Result<Option<ImageReader>> {
+    let opened = with_newest(medium, directory, |files, newest| {
+        let Some(root) = files.root(newest, sequence)? else { return Ok(None) };
+        build(files, path, directory, root, newest.length).map(Some)
+    });
+    opened.map(Option::flatten)
+}
+
+/// Does something with the newest commit, anew when the writer removed what was needed for it.
+fn with_newest<T>(
+    medium: &dyn Medium,
+    directory: &Path,
+    each: impl Fn(&mut LogFiles<'_>, &Newest) -> Result<T>,
+) -> Result<Option<T>> {
+    let (mut tries, mut length) = (0, HEAD_BYTES);
+    loop {
+        let mut files = LogFiles::new(medium, directory);
+        let result = match files.newest() {
+            Ok(None) => return Ok(None),
+            Ok(Some(newest)) => {
+                length = newest.length;
+                each(&mut files, &newest)
+            }
+            Err(error) => Err(error),
+        };
+        match result {
+            Err(error) if is_gone(&error) && tries < RETRIES_MAX => tries += 1,
+            result => return result.map(Some).map_err(|error| missing(error, length)),
+        }
+    }
+}
+
+/// What is gone again and again was not removed by a writer that goes on.
+fn missing(error: Error, expected: ByteCount) -> Error {
+    match error {
+        Error::Io(sys::Error { errno: Errno::ENOENT, target: Target::Path(path), .. }) => {
+            Error::WrongLength { path: path.into(), found: None, expected }
+        }
+        error => error,
+    }
+}
+
+fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::Io(error) if error.errno == Errno::ENOENT)
+}
+
+fn build(
+    files: &mut LogFiles<'_>,
+    path: &Path,
+    directory: &Path,
+    root: LogRoot,
+    length: ByteCount,
+) -> Result<ImageReader> {
+    let loaded = files.load(&root, length)?;
+    let (extents, used) = extents(&loaded);
+    let index = PageIndex::from_extents(extents).map_err(|error| Error::decoding(directory, error))?;
+    let mut segments = BTreeMap::new();
+    let mut commit = root.commit;
+    for (number, id) in used {
+        let pages = files.take(number)?;
+        let segment = Segment::new(segment_path(directory, number), pages)?;
+        let length = segment.length();
+        commit.segments.push(SegmentFile { id, name: segment_name(number), length });
+        segments.insert(id, segment);
+    }
+    ImageReader::from_parts(path.to_path_buf(), commit, loaded.records.into_set(), index, segments)
+}
+
+/// The pages of a checkpoint as extents, and the segments that these are in.
+fn extents(loaded: &Loaded) -> (Vec<Extent>, BTreeMap<LogSegment, SegmentId>) {
+    let mut used = BTreeMap::new();
+    let mut extents: Vec<Extent> = Vec::new();
+    for (space, page, cell) in PageTable::iter(&loaded.pages) {
+        let start = Address(page * PAGE_BYTES);
+        let (source, checksum) = match cell {
+            Cell::Zero => (Source::Zero, None),
+            Cell::At(spot, checksum) => {
+                let place = loaded.segments.place(spot);
+                let next = SegmentId(used.len() as u32);
+                let segment = *used.entry(place.segment).or_insert(next);
+                let joined = PageChecksum::join(image::Checksum::default(), &[checksum]);
+                (Source::Stored { segment, offset: place.offset(), checksum: joined }, Some(checksum))
+            }
+        };
+        if !extents.last_mut().is_some_and(|last| extend(last, space, start, source, checksum)) {
+            extents.push(Extent { space, start, pages: PageCount(1), source });
+        }
+    }
+    (extents, used)
+}
+
+/// Adds a page to an extent, if it is the next one in address and place.
+fn extend(
+    last: &mut Extent,
+    space: SpaceId,
+    start: Address,
+    source: Source,
+    page: Option<PageChecksum>,
+) -> bool {
+    if (last.space, last.range().end) != (space, start) {
+        return false;
+    }
+    match (&mut last.source, source, page) {
+        (Source::Zero, Source::Zero, _) if last.pages.get() < u64::from(u32::MAX) => {}
+        (
+            Source::Stored { segment, offset, checksum },
+            Source::Stored { segment: of, offset: at, .. },
+            Some(page),
+        ) if *segment == of
+            && offset.get() + last.pages.bytes().get() == at.get()
+            && last.pages < EXTENT_PAGES_MAX =>
+        {
+            *checksum = PageChecksum::join(*checksum, &[page]);
+        }
+        _ => return false,
+    }
+    last.pages += PageCount(1);
+    true
+}

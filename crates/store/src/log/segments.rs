@@ -1,0 +1,168 @@
+//! The segments of a log as the writer knows them: numbers, what lives in them, how a spot is counted.
+//!
+//! Owns: `Segments`, the translation between spots and places.
+//! Invariants: `live` of a segment is the number of pages that the newest state has there; a spot's segment
+//! is known for as long as anything refers to it.
+//! Does not: touch a file.
+
+use std::collections::BTreeMap;
+
+use image::{LOG_BLOCK_BYTES, LogPlace, LogSegment};
+use model::ByteCount;
+
+use super::table::{Cell, PageTable, Spot};
+
+/// All segments of a log.
+#[derive(Clone, Debug)]
+pub(crate) struct Segments {
+    bits: u32,
+    slots: Vec<Option<SegmentState>>,
+    numbers: BTreeMap<LogSegment, u32>,
+}
+
+/// One segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentState {
+    pub(crate) number: LogSegment,
+    /// Pages of the newest state in it.
+    pub(crate) live: u32,
+    /// Whether its pages are being moved out.
+    pub(crate) cleaning: bool,
+}
+
+impl Segments {
+    /// None yet; each will have at most so many bytes.
+    pub(crate) fn new(length: ByteCount) -> Self {
+        let blocks = length.get().div_ceil(LOG_BLOCK_BYTES).max(2);
+        Self { bits: (blocks - 1).ilog2() + 1, slots: Vec::new(), numbers: BTreeMap::new() }
+    }
+
+    /// Adds a segment; `None` when there are more than spots can be counted for, 16 TiB in all.
+    pub(crate) fn add(&mut self, number: LogSegment) -> Option<()> {
+        if self.numbers.contains_key(&number) {
+            return Some(());
+        }
+        let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        if ((slot as u64 + 1) << self.bits) > u64::from(Spot::MAX) {
+            return None;
+        }
+        let state = Some(SegmentState { number, live: 0, cleaning: false });
+        match self.slots.get_mut(slot) {
+            Some(free) => *free = state,
+            None => self.slots.push(state),
+        }
+        self.numbers.insert(number, slot as u32);
+        Some(())
+    }
+
+    /// Forgets a segment that nothing refers to.
+    pub(crate) fn remove(&mut self, number: LogSegment) {
+        if let Some(slot) = self.numbers.remove(&number) {
+            debug_assert!(self.slots[slot as usize].is_none_or(|state| state.live == 0), "still in use");
+            self.slots[slot as usize] = None;
+        }
+    }
+
+    /// The spot of a place; `None` when the segment is not known.
+    pub(crate) fn spot(&self, place: LogPlace) -> Option<Spot> {
+        let slot = *self.numbers.get(&place.segment)?;
+        (place.block >> self.bits == 0).then(|| Spot::new(slot << self.bits | place.block))
+    }
+
+    /// The place of a spot.
+    pub(crate) fn place(&self, spot: Spot) -> LogPlace {
+        let state = self.slots[(spot.get() >> self.bits) as usize];
+        let segment = state.map(|state| state.number).unwrap_or_default();
+        debug_assert!(state.is_some(), "a spot in a segment that is gone");
+        LogPlace { segment, block: spot.get() & ((1 << self.bits) - 1) }
+    }
+
+    /// All segments, by number.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &SegmentState> {
+        self.numbers.values().filter_map(|slot| self.slots[*slot as usize].as_ref())
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// A cell has come into the newest state.
+    pub(crate) fn enter(&mut self, cell: Cell) {
+        if let Some(state) = self.state_of(cell) {
+            state.live += 1;
+        }
+    }
+
+    /// A cell has left the newest state.
+    pub(crate) fn leave(&mut self, cell: Cell) {
+        if let Some(state) = self.state_of(cell) {
+            debug_assert!(state.live > 0, "more left than came");
+            state.live -= 1;
+        }
+    }
+
+    /// The newest state is empty.
+    pub(crate) fn leave_all(&mut self) {
+        self.slots.iter_mut().flatten().for_each(|state| state.live = 0);
+    }
+
+    /// Counts what a table refers to.
+    pub(crate) fn count(&mut self, table: &PageTable) {
+        self.leave_all();
+        table.iter().for_each(|(_, _, cell)| self.enter(cell));
+    }
+
+    /// Marks a segment as being cleaned.
+    pub(crate) fn clean(&mut self, number: LogSegment) {
+        if let Some(slot) = self.numbers.get(&number)
+            && let Some(state) = &mut self.slots[*slot as usize]
+        {
+            state.cleaning = true;
+        }
+    }
+
+    fn state_of(&mut self, cell: Cell) -> Option<&mut SegmentState> {
+        let Cell::At(spot, _) = cell else { return None };
+        self.slots[(spot.get() >> self.bits) as usize].as_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use image::PageChecksum;
+
+    use super::*;
+
+    #[test]
+    fn spots_and_places_name_each_other_and_numbers_are_used_again() {
+        let mut segments = Segments::new(ByteCount(1 << 18));
+        for number in [7, 9, 4] {
+            segments.add(LogSegment(number)).unwrap();
+        }
+        for segment in [4, 7, 9].map(LogSegment) {
+            for block in [0, 16, 63] {
+                let place = LogPlace { segment, block };
+                assert_eq!(segments.place(segments.spot(place).unwrap()), place);
+            }
+        }
+        assert_eq!(segments.spot(LogPlace { segment: LogSegment(4), block: 64 }), None);
+        assert_eq!(segments.spot(LogPlace { segment: LogSegment(5), block: 0 }), None);
+        segments.remove(LogSegment(9));
+        segments.add(LogSegment(12)).unwrap();
+        assert_eq!(segments.slots.len(), 3);
+        assert_eq!(segments.iter().map(|state| state.number.0).collect::<Vec<_>>(), [4, 7, 12]);
+    }
+
+    #[test]
+    fn live_pages_are_counted() {
+        let mut segments = Segments::new(ByteCount(1 << 24));
+        segments.add(LogSegment(1)).unwrap();
+        let spot = segments.spot(LogPlace { segment: LogSegment(1), block: 100 }).unwrap();
+        segments.enter(Cell::At(spot, PageChecksum(0)));
+        segments.enter(Cell::Zero);
+        assert_eq!(segments.iter().next().unwrap().live, 1);
+        segments.leave(Cell::At(spot, PageChecksum(0)));
+        assert_eq!(segments.iter().next().unwrap().live, 0);
+    }
+}

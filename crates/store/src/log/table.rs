@@ -1,0 +1,335 @@
+//! Where every page of a subject lies, in few bytes.
+//!
+//! Owns: `PageTable`: chunks of 128 pages, each a short sorted list or a full array.
+//! Invariants: pages come out by space and address; a change costs what it touches, not what is there.
+//! Does not: know what a spot means, or count what refers to it.
+//!
+//! Size: 8 bytes a page in a full chunk and at most 12 in a sparse one, and about 60 for the chunk itself; 4 GiB of
+//! pages close together take 8.7 MiB.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use image::{PageChecksum, SpaceId};
+
+/// Pages of a chunk.
+const CHUNK_PAGES: usize = 128;
+
+/// Entries of a sparse chunk at most: above, an array takes hardly more.
+const SPARSE_MAX: usize = 40;
+
+const NOTHING: u32 = u32::MAX;
+const ZERO: u32 = u32::MAX - 1;
+
+/// A block of the log, as the writer numbers them in memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Spot(u32);
+
+/// What is known of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cell {
+    /// Every byte is zero.
+    Zero,
+    /// Its bytes are here.
+    At(Spot, PageChecksum),
+}
+
+/// Pages and their cells.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PageTable {
+    chunks: BTreeMap<(SpaceId, u64), Chunk>,
+    pages: u64,
+    stored: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Chunk {
+    /// Sorted by page.
+    Sparse(Vec<Entry>),
+    Dense(Box<Dense>),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    page: u8,
+    spot: u32,
+    checksum: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Dense {
+    count: usize,
+    cells: [(u32, u32); CHUNK_PAGES],
+}
+
+impl Spot {
+    /// The highest number that a spot can have; those above mean something else.
+    pub(crate) const MAX: u32 = ZERO - 1;
+
+    pub(crate) const fn new(number: u32) -> Self {
+        assert!(number <= Self::MAX, "a spot out of range");
+        Self(number)
+    }
+
+    pub(crate) const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl PageTable {
+    /// Pages in it, zero pages included.
+    pub(crate) const fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Pages in it that are stored somewhere.
+    pub(crate) const fn stored(&self) -> u64 {
+        self.stored
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// What is known of a page.
+    pub(crate) fn get(&self, space: SpaceId, page: u64) -> Option<Cell> {
+        let (chunk, inside) = split(page);
+        self.chunks.get(&(space, chunk))?.get(inside)
+    }
+
+    /// From now on this is known of a page; what was before.
+    pub(crate) fn set(&mut self, space: SpaceId, page: u64, cell: Cell) -> Option<Cell> {
+        let (chunk, inside) = split(page);
+        let before = self.chunks.entry((space, chunk)).or_default().set(inside, cell);
+        self.pages += u64::from(before.is_none());
+        self.stored += u64::from(is_stored(cell));
+        self.stored -= u64::from(before.is_some_and(is_stored));
+        before
+    }
+
+    /// Forgets the pages in a range, telling each cell that went.
+    pub(crate) fn remove(&mut self, space: SpaceId, pages: Range<u64>, mut gone: impl FnMut(Cell)) {
+        if pages.is_empty() {
+            return;
+        }
+        let (first, last) = (split(pages.start).0, split(pages.end - 1).0);
+        let (mut removed, mut removed_stored) = (0, 0);
+        let mut empty = Vec::new();
+        for (key, chunk) in self.chunks.range_mut((space, first)..=(space, last)) {
+            let base = key.1 * CHUNK_PAGES as u64;
+            let from = pages.start.saturating_sub(base).min(CHUNK_PAGES as u64) as usize;
+            let end = (pages.end - base).min(CHUNK_PAGES as u64) as usize;
+            chunk.remove(from..end, |cell| {
+                removed += 1;
+                removed_stored += u64::from(is_stored(cell));
+                gone(cell);
+            });
+            if chunk.is_empty() {
+                empty.push(*key);
+            }
+        }
+        empty.iter().for_each(|key| drop(self.chunks.remove(key)));
+        self.pages -= removed;
+        self.stored -= removed_stored;
+    }
+
+    /// Every page, by space and address.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SpaceId, u64, Cell)> {
+        self.chunks.iter().flat_map(|(&(space, number), chunk)| {
+            let base = number * CHUNK_PAGES as u64;
+            chunk.iter().map(move |(inside, cell)| (space, base + inside as u64, cell))
+        })
+    }
+}
+
+impl Default for Chunk {
+    fn default() -> Self {
+        Self::Sparse(Vec::new())
+    }
+}
+
+impl Chunk {
+    fn get(&self, inside: usize) -> Option<Cell> {
+        match self {
+            Self::Sparse(entries) => {
+                let place = entries.binary_search_by_key(&(inside as u8), |entry| entry.page).ok()?;
+                unpack((entries[place].spot, entries[place].checksum))
+            }
+            Self::Dense(dense) => unpack(dense.cells[inside]),
+        }
+    }
+
+    fn set(&mut self, inside: usize, cell: Cell) -> Option<Cell> {
+        let (spot, checksum) = pack(cell);
+        match self {
+            Self::Sparse(entries) => {
+                let entry = Entry { page: inside as u8, spot, checksum };
+                match entries.binary_search_by_key(&entry.page, |entry| entry.page) {
+                    Ok(place) => {
+                        let before = std::mem::replace(&mut entries[place], entry);
+                        unpack((before.spot, before.checksum))
+                    }
+                    Err(place) if entries.len() < SPARSE_MAX => {
+                        entries.insert(place, entry);
+                        None
+                    }
+                    Err(_) => {
+                        *self = Self::Dense(Box::new(Dense::of(entries)));
+                        self.set(inside, cell)
+                    }
+                }
+            }
+            Self::Dense(dense) => {
+                let before = unpack(std::mem::replace(&mut dense.cells[inside], (spot, checksum)));
+                dense.count += usize::from(before.is_none());
+                before
+            }
+        }
+    }
+
+    fn remove(&mut self, inside: Range<usize>, mut gone: impl FnMut(Cell)) {
+        match self {
+            Self::Sparse(entries) => entries.retain(|entry| {
+                let hit = inside.contains(&usize::from(entry.page));
+                if hit && let Some(cell) = unpack((entry.spot, entry.checksum)) {
+                    gone(cell);
+                }
+                !hit
+            }),
+            Self::Dense(dense) => {
+                for packed in &mut dense.cells[inside] {
+                    if let Some(cell) = unpack(std::mem::replace(packed, (NOTHING, 0))) {
+                        dense.count -= 1;
+                        gone(cell);
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Sparse(entries) => entries.is_empty(),
+            Self::Dense(dense) => dense.count == 0,
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (usize, Cell)> {
+        let (sparse, dense): (&[Entry], &[(u32, u32)]) = match self {
+            Self::Sparse(entries) => (entries, &[]),
+            Self::Dense(dense) => (&[], &dense.cells),
+        };
+        let sparse = sparse.iter().map(|entry| (usize::from(entry.page), (entry.spot, entry.checksum)));
+        let dense = dense.iter().copied().enumerate();
+        sparse.chain(dense).filter_map(|(inside, packed)| Some((inside, unpack(packed)?)))
+    }
+}
+
+impl Dense {
+    fn of(entries: &[Entry]) -> Self {
+        let mut cells = [(NOTHING, 0); CHUNK_PAGES];
+        for entry in entries {
+            cells[usize::from(entry.page)] = (entry.spot, entry.checksum);
+        }
+        Self { count: entries.len(), cells }
+    }
+}
+
+const fn split(page: u64) -> (u64, usize) {
+    (page / CHUNK_PAGES as u64, (page % CHUNK_PAGES as u64) as usize)
+}
+
+const fn pack(cell: Cell) -> (u32, u32) {
+    match cell {
+        Cell::Zero => (ZERO, 0),
+        Cell::At(spot, checksum) => (spot.0, checksum.0),
+    }
+}
+
+const fn unpack((spot, checksum): (u32, u32)) -> Option<Cell> {
+    match spot {
+        NOTHING => None,
+        ZERO => Some(Cell::Zero),
+        _ => Some(Cell::At(Spot(spot), PageChecksum(checksum))),
+    }
+}
+
+const fn is_stored(cell: Cell) -> bool {
+    matches!(cell, Cell::At(..))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Set(u32, u64, u64, u32),
+        Zero(u32, u64, u64),
+        Remove(u32, u64, u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let space = 0..3_u32;
+        let page = prop_oneof![0..700_u64, (1_u64 << 35) - 3..(1 << 35) + 3];
+        let count = prop_oneof![1..4_u64, 1..300_u64];
+        prop_oneof![
+            (space.clone(), page.clone(), count.clone(), 0..1_000_000_u32)
+                .prop_map(|(space, page, count, spot)| Step::Set(space, page, count, spot)),
+            (space.clone(), page.clone(), count.clone())
+                .prop_map(|(space, page, count)| Step::Zero(space, page, count)),
+            (space, page, count).prop_map(|(space, page, count)| Step::Remove(space, page, count)),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_table_holds_what_a_map_of_pages_holds(steps in prop::collection::vec(step(), 1..60)) {
+            let (mut table, mut model) = (PageTable::default(), BTreeMap::new());
+            for step in steps {
+                match step {
+                    Step::Set(space, page, count, spot) => for number in 0..count {
+                        let cell = Cell::At(Spot::new(spot + number as u32), PageChecksum(number as u32));
+                        let before = table.set(SpaceId(space), page + number, cell);
+                        prop_assert_eq!(before, model.insert((SpaceId(space), page + number), cell));
+                    },
+                    Step::Zero(space, page, count) => for number in 0..count {
+                        let before = table.set(SpaceId(space), page + number, Cell::Zero);
+                        prop_assert_eq!(before, model.insert((SpaceId(space), page + number), Cell::Zero));
+                    },
+                    Step::Remove(space, page, count) => {
+                        let mut gone = Vec::new();
+                        table.remove(SpaceId(space), page..page + count, |cell| gone.push(cell));
+                        let range = (SpaceId(space), page)..(SpaceId(space), page + count);
+                        let expected: Vec<_> = model.extract_if(range, |_, _| true).map(|(_, cell)| cell).collect();
+                        prop_assert_eq!(gone, expected);
+                    }
+                }
+            }
+            let all: Vec<_> = table.iter().map(|(space, page, cell)| ((space, page), cell)).collect();
+            let expected: Vec<_> = model.iter().map(|(key, cell)| (*key, *cell)).collect();
+            prop_assert_eq!(all, expected);
+            prop_assert_eq!(table.pages(), model.len() as u64);
+            prop_assert_eq!(table.stored(), model.values().filter(|cell| is_stored(**cell)).count() as u64);
+            for (&(space, page), cell) in &model {
+                prop_assert_eq!(table.get(space, page), Some(*cell));
+            }
+            prop_assert_eq!(table.get(SpaceId(9), 0), None);
+        }
+    }
+
+    #[test]
+    fn chunks_that_were_emptied_are_given_back() {
+        let mut table = PageTable::default();
+        for page in 0..300 {
+            table.set(SpaceId(0), page, Cell::Zero);
+        }
+        table.remove(SpaceId(0), 0..u64::MAX, |_| {});
+        assert!(table.chunks.is_empty() && table.pages() == 0);
+    }
+}

@@ -1,0 +1,329 @@
+//! The end of a log, where everything is appended.
+//!
+//! Owns: the segment being written, the next free block, the slots, the buffers of its own.
+//! Invariants: a block is written once, slots apart; a sync covers every segment that was written to since
+//! the last one; a buffer comes back to where it belongs when its write is complete.
+//! Does not: know what a page or a blob means.
+
+use std::path::{Path, PathBuf};
+
+use image::{Blob, BlobPiece, Checksum, LOG_BLOCK_BYTES, LogPlace, LogSegment};
+use model::ByteCount;
+use sys::page_buffer::PageBuffer;
+
+use super::helper::Helper;
+use super::layout::{FIRST_BLOCK, SLOTS, segment_path};
+use crate::error::Result;
+use crate::medium::LogFile;
+
+const BLOCK: usize = LOG_BLOCK_BYTES as usize;
+
+/// Bytes of a buffer that blobs are gathered in: a delta and a root fit into one, and a full index of a large
+/// subject is written in pieces of a size that the device likes.
+const STREAM_BYTES: ByteCount = ByteCount(256 << 10);
+
+/// Buffers for blobs: one being filled and one being written.
+const STREAMS_MAX: usize = 2;
+
+/// Whose buffer is being written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Owner {
+    /// The pool that copiers fill buffers from.
+    Pool,
+    /// The cleaner.
+    Cleaner,
+    Stream,
+    Slot,
+}
+
+/// The end of the log.
+#[derive(Debug)]
+pub(super) struct Tail {
+    directory: PathBuf,
+    helper: Helper,
+    length: ByteCount,
+    active: Option<Active>,
+    /// Segments before the active one that are not synced.
+    before: Vec<Box<dyn LogFile>>,
+    stream: Option<Stream>,
+    owners: Vec<(usize, Owner)>,
+    streams: Vec<PageBuffer>,
+    streams_made: usize,
+    slots: Vec<PageBuffer>,
+    returned: Vec<(Owner, PageBuffer)>,
+    written: u64,
+}
+
+#[derive(Debug)]
+struct Active {
+    number: LogSegment,
+    file: Box<dyn LogFile>,
+    next: u32,
+    slot: u32,
+}
+
+/// A buffer that is being filled with blobs, for these blocks of the active segment.
+#[derive(Debug)]
+struct Stream {
+    buffer: PageBuffer,
+    block: u32,
+    filled: usize,
+    capacity: usize,
+}
+
+impl Tail {
+    pub(super) fn new(directory: &Path, helper: Helper, length: ByteCount) -> Self {
+        Self {
+            directory: directory.to_path_buf(),
+            helper,
+            length,
+            active: None,
+            before: Vec::new(),
+            stream: None,
+            owners: Vec::new(),
+            streams: Vec::new(),
+            streams_made: 0,
+            slots: Vec::new(),
+            returned: Vec::new(),
+            written: 0,
+        }
+    }
+
+    /// The log's directory.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The helper that makes segments.
+    pub(super) fn helper(&mut self) -> &mut Helper {
+        &mut self.helper
+    }
+
+    /// The segment being written, and the first block of it that is not.
+    pub(super) fn place(&self) -> Option<LogPlace> {
+        self.active.as_ref().map(|active| LogPlace { segment: active.number, block: active.next })
+    }
+
+    /// Bytes appended so far, slots included.
+    pub(super) const fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Appends the first `count` blocks of a buffer, and tells where they are: from which block of the
+    /// buffer on, how many, and the place of the first.
+    pub(super) fn append(
+        &mut self,
+        buffer: PageBuffer,
+        owner: Owner,
+        count: u32,
+        mut placed: impl FnMut(u32, u32, LogPlace),
+    ) -> Result<()> {
+        debug_assert!(self.stream.is_none(), "blobs are flushed before pages follow");
+        let (mut buffer, mut done) = (buffer, 0);
+        loop {
+            let room = self.room()?;
+            let part = room.min(count - done);
+            let place = self.submit(buffer, owner, done, part)?;
+            placed(done, part, place);
+            done += part;
+            if done == count {
+                return Ok(());
+            }
+            // The segment is full: the rest of the buffer goes to the next, once the device is done with it.
+            buffer = self.take_back()?;
+        }
+    }
+
+    /// Appends bytes that may be read again as a blob.
+    pub(super) fn blob(&mut self, bytes: &[u8]) -> Result<Blob> {
+        let mut blob = Blob { pieces: Vec::new(), checksum: Checksum::of(bytes) };
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (number, stream) = self.stream()?;
+            let taken = rest.len().min(stream.capacity - stream.filled);
+            let offset = u64::from(stream.block) * LOG_BLOCK_BYTES + stream.filled as u64;
+            stream.buffer[stream.filled..stream.filled + taken].copy_from_slice(&rest[..taken]);
+            stream.filled += taken;
+            let full = stream.filled == stream.capacity;
+            rest = &rest[taken..];
+            push_piece(&mut blob, number, offset, taken as u64);
+            if full {
+                self.flush()?;
+            }
+        }
+        Ok(blob)
+    }
+
+    /// Writes what blobs have gathered, filled up to whole blocks.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        let Some(mut stream) = self.stream.take() else { return Ok(()) };
+        let blocks = stream.filled.div_ceil(BLOCK);
+        stream.buffer[stream.filled..blocks * BLOCK].fill(0);
+        self.submit(stream.buffer, Owner::Stream, 0, blocks as u32).map(drop)
+    }
+
+    /// Writes the next slot of the active segment; the block depends on which segment that is.
+    pub(super) fn slot(&mut self, encode: impl FnOnce(LogSegment) -> Result<Vec<u8>>) -> Result<()> {
+        self.room()?;
+        let mut buffer = match self.slots.pop() {
+            Some(buffer) => buffer,
+            None => PageBuffer::new(ByteCount(LOG_BLOCK_BYTES))?,
+        };
+        let Some(active) = &mut self.active else { return Ok(()) };
+        buffer.copy_from_slice(&encode(active.number)?);
+        let offset = ByteCount(u64::from(1 + active.slot % SLOTS) * LOG_BLOCK_BYTES);
+        active.slot += 1;
+        self.owners.push((buffer.as_ptr().addr(), Owner::Slot));
+        active.file.submit(buffer, ByteCount(0)..ByteCount(LOG_BLOCK_BYTES), offset)?;
+        self.written += LOG_BLOCK_BYTES;
+        Ok(())
+    }
+
+    /// Makes everything written so far durable.
+    pub(super) fn sync(&mut self) -> Result<()> {
+        for mut file in std::mem::take(&mut self.before) {
+            file.sync()?;
+            while let Some(buffer) = file.wait_done()? {
+                self.give_back(buffer);
+            }
+        }
+        if let Some(active) = &mut self.active {
+            active.file.sync()?;
+        }
+        self.collect()
+    }
+
+    /// Notices writes that are complete.
+    pub(super) fn collect(&mut self) -> Result<()> {
+        for number in 0..self.before.len() {
+            while let Some(buffer) = self.before[number].take_done()? {
+                self.give_back(buffer);
+            }
+        }
+        while let Some(active) = &mut self.active
+            && let Some(buffer) = active.file.take_done()?
+        {
+            self.give_back(buffer);
+        }
+        Ok(())
+    }
+
+    /// Waits for one write; false when none is under way.
+    pub(super) fn wait(&mut self) -> Result<bool> {
+        for number in 0..self.before.len() {
+            if let Some(buffer) = self.before[number].wait_done()? {
+                self.give_back(buffer);
+                return Ok(true);
+            }
+        }
+        if let Some(active) = &mut self.active
+            && let Some(buffer) = active.file.wait_done()?
+        {
+            self.give_back(buffer);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// The buffers of others whose writes are complete.
+    pub(super) fn take_returned(&mut self) -> impl Iterator<Item = (Owner, PageBuffer)> {
+        self.returned.drain(..)
+    }
+
+    /// Ends the helper.
+    pub(super) fn finish(self) {
+        self.helper.finish();
+    }
+
+    /// Free blocks of the active segment, at least one; makes the next segment the active one where needed.
+    fn room(&mut self) -> Result<u32> {
+        let blocks = (self.length.get() / LOG_BLOCK_BYTES) as u32;
+        if let Some(active) = &self.active
+            && active.next < blocks
+        {
+            return Ok(blocks - active.next);
+        }
+        let (number, file) = self.helper.segment()?;
+        let active = Active { number, file, next: FIRST_BLOCK, slot: 0 };
+        if let Some(full) = self.active.replace(active) {
+            self.before.push(full.file);
+        }
+        Ok(blocks - FIRST_BLOCK)
+    }
+
+    /// Writes blocks of a buffer at the next free place.
+    fn submit(&mut self, buffer: PageBuffer, owner: Owner, from: u32, count: u32) -> Result<LogPlace> {
+        self.room()?;
+        let failed = || sys::Error::path("append to", &self.directory, sys::Errno::EINVAL);
+        let active = self.active.as_mut().ok_or_else(failed)?;
+        let place = LogPlace { segment: active.number, block: active.next };
+        active.next += count;
+        let bytes = |blocks: u32| ByteCount(u64::from(blocks) * LOG_BLOCK_BYTES);
+        self.owners.push((buffer.as_ptr().addr(), owner));
+        active.file.submit(buffer, bytes(from)..bytes(from + count), place.offset())?;
+        self.written += bytes(count).get();
+        Ok(place)
+    }
+
+    /// Waits for the buffer that was submitted last.
+    fn take_back(&mut self) -> Result<PageBuffer> {
+        let wanted = self.owners.last().map(|(address, _)| *address);
+        loop {
+            let taken = self.returned.iter().position(|(_, buffer)| Some(buffer.as_ptr().addr()) == wanted);
+            if let Some(place) = taken {
+                return Ok(self.returned.swap_remove(place).1);
+            }
+            if !self.wait()? {
+                let path = self.active.as_ref().map(|active| segment_path(&self.directory, active.number));
+                let path = path.unwrap_or_else(|| self.directory.clone());
+                return Err(sys::Error::path("wait for a write to", path, sys::Errno::SHORT).into());
+            }
+        }
+    }
+
+    fn give_back(&mut self, buffer: PageBuffer) {
+        let address = buffer.as_ptr().addr();
+        let Some(place) = self.owners.iter().position(|(of, _)| *of == address) else { return };
+        match self.owners.remove(place).1 {
+            Owner::Stream => self.streams.push(buffer),
+            Owner::Slot => self.slots.push(buffer),
+            owner => self.returned.push((owner, buffer)),
+        }
+    }
+
+    /// The stream to put bytes into, with room, and the segment it is for.
+    fn stream(&mut self) -> Result<(LogSegment, &mut Stream)> {
+        if self.stream.is_none() {
+            let buffer = self.stream_buffer()?;
+            let room = self.room()?;
+            let capacity = buffer.len().min(room as usize * BLOCK);
+            let block = self.active.as_ref().map_or(0, |active| active.next);
+            self.stream = Some(Stream { buffer, block, filled: 0, capacity });
+        }
+        let number = self.active.as_ref().map(|active| active.number).unwrap_or_default();
+        let failed = || sys::Error::path("append to", &self.directory, sys::Errno::EINVAL);
+        Ok((number, self.stream.as_mut().ok_or_else(failed)?))
+    }
+
+    fn stream_buffer(&mut self) -> Result<PageBuffer> {
+        self.collect()?;
+        while self.streams.is_empty() && self.streams_made == STREAMS_MAX && self.wait()? {}
+        if let Some(buffer) = self.streams.pop() {
+            return Ok(buffer);
+        }
+        self.streams_made += 1;
+        Ok(PageBuffer::new(STREAM_BYTES)?)
+    }
+}
+
+/// Adds bytes to a blob, to its last piece where they follow it.
+fn push_piece(blob: &mut Blob, segment: LogSegment, offset: u64, length: u64) {
+    if let Some(last) = blob.pieces.last_mut()
+        && last.segment == segment
+        && last.offset.get() + last.length.get() == offset
+    {
+        last.length += ByteCount(length);
+        return;
+    }
+    blob.pieces.push(BlobPiece { segment, offset: ByteCount(offset), length: ByteCount(length) });
+}

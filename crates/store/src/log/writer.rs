@@ -1,0 +1,379 @@
+//! Writing a log: one checkpoint after the other, while copiers go on.
+//!
+//! Owns: `LogWriter`, `Epoch`, `Ticket`, their limits.
+//! Invariants: a checkpoint is visible only whole; one epoch is open at a time; appending pages neither
+//! allocates nor waits for the device while the pool has a buffer.
+//! Does not: copy from a subject, or decide when the next checkpoint is due.
+
+use std::num::NonZeroUsize;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use image::{RecordSet, SpaceId};
+use model::{AddressRange, ByteCount, PageCount, Sequence};
+
+use super::keep::Keep;
+use super::open::{self, Opened};
+use super::queue::{
+    Completion, EPOCHS_IN_FLIGHT_MAX, Finish, LogCommitted, Order, Promise, Shared, TicketState,
+};
+use super::scribe::Scribe;
+use super::status::LogStatus;
+use crate::batch::PageBatch;
+use crate::error::{Error, Result};
+use crate::medium::{Lock, Medium};
+use crate::writer::CommitMeta;
+
+/// Who does the work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogThreads {
+    /// Two threads of the writer's own: one writes, one makes segments and reads what is moved.
+    Own,
+    /// The caller, whenever it waits: for tools, and for tests that must go the same way twice.
+    Caller,
+}
+
+/// How a log is written.
+#[derive(Clone, Copy, Debug)]
+pub struct LogOptions {
+    /// Buffers in circulation; all are made when the log is opened. What an epoch copies while its subject is
+    /// stopped must fit into them.
+    pub buffers: NonZeroUsize,
+    /// Pages that a buffer holds.
+    pub buffer_pages: PageCount,
+    /// Size of a segment of a new log.
+    pub segment: ByteCount,
+    /// Which checkpoints stay restorable.
+    pub keep: Keep,
+    /// Who does the work.
+    pub threads: LogThreads,
+}
+
+/// A log being written. Copiers on several threads may share it by reference.
+#[derive(Debug)]
+pub struct LogWriter {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    here: Arc<Here>,
+    directory: PathBuf,
+    base: Option<Sequence>,
+    last: AtomicU64,
+    open: Arc<AtomicBool>,
+    /// After the thread, so that nobody else writes before it has ended.
+    _lock: Box<dyn Lock>,
+}
+
+/// A scribe that works when it is called.
+#[derive(Debug, Default)]
+struct Here(Mutex<Option<Scribe>>);
+
+/// A checkpoint being copied. Dropping it leaves the log as it was; its pages must then be copied again by the
+/// next epoch.
+#[derive(Debug)]
+pub struct Epoch {
+    shared: Arc<Shared>,
+    here: Arc<Here>,
+    sequence: Sequence,
+    open: Arc<AtomicBool>,
+    finished: bool,
+}
+
+/// The promise of an answer: durable, or why not.
+#[derive(Clone, Debug)]
+pub struct Ticket {
+    state: Arc<TicketState>,
+    here: Arc<Here>,
+}
+
+impl Default for LogOptions {
+    /// 8 buffers of 2 MiB and segments of 16 MiB: a segment lasts 40 ms at the highest rate asked for, and
+    /// cleaning by segments of that size keeps a subject of 64 MiB on twice its size.
+    fn default() -> Self {
+        const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
+        Self {
+            buffers: BUFFERS,
+            buffer_pages: PageCount(512),
+            segment: ByteCount(16 << 20),
+            keep: Keep::default(),
+            threads: LogThreads::Own,
+        }
+    }
+}
+
+impl LogWriter {
+    /// Opens the log in this directory for writing, and makes it if it is not there. What earlier writers
+    /// left unfinished is removed.
+    ///
+    /// # Errors
+    ///
+    /// `LogBusy` when somebody else writes it; what is wrong with its newest checkpoint; or `Io`.
+    pub fn open_on(medium: &Arc<dyn Medium>, directory: &Path, options: LogOptions) -> Result<Self> {
+        let shared = Arc::new(Shared::new(options.buffers.get(), options.buffer_pages)?);
+        let Opened { scribe, lock, newest } = open::open(medium, directory, &options, Arc::clone(&shared))?;
+        let base = newest.as_ref().map(|newest| newest.slot.sequence);
+        let last = newest.and_then(|newest| newest.sequences().max());
+        let here = Arc::new(Here::default());
+        let thread = match options.threads {
+            LogThreads::Own => {
+                let thread = std::thread::Builder::new().name("undying-log".to_owned());
+                let thread = thread.spawn(move || scribe.run());
+                Some(thread.map_err(|error| sys::Error::new("start a thread", error))?)
+            }
+            LogThreads::Caller => {
+                *here.lock() = Some(scribe);
+                None
+            }
+        };
+        Ok(Self {
+            shared,
+            thread,
+            here,
+            directory: directory.to_path_buf(),
+            base,
+            last: AtomicU64::new(last.map_or(0, Sequence::get)),
+            open: Arc::default(),
+            _lock: lock,
+        })
+    }
+
+    /// The newest whole checkpoint when the log was opened. A subject that was restored from it can go on with
+    /// `begin`; any other needs `begin_full` first.
+    #[must_use]
+    pub const fn base(&self) -> Option<Sequence> {
+        self.base
+    }
+
+    /// Begins a checkpoint: the pages of the one before, but for those that will be appended or dropped.
+    /// `None` while `EPOCHS_IN_FLIGHT_MAX` are under way: the store does not keep up, and waiting for `behind` to
+    /// fall is better than memory that grows.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` when the number is not above all before; what went wrong with earlier epochs; `Io` when
+    /// another epoch is open.
+    pub fn begin(&self, sequence: Sequence) -> Result<Option<Epoch>> {
+        self.begin_epoch(sequence, false)
+    }
+
+    /// As `begin`, from nothing: only pages that are appended are part of the checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// As `begin`.
+    pub fn begin_full(&self, sequence: Sequence) -> Result<Option<Epoch>> {
+        self.begin_epoch(sequence, true)
+    }
+
+    /// Epochs that are finished and not yet durable.
+    #[must_use]
+    pub fn behind(&self) -> usize {
+        self.shared.in_flight()
+    }
+
+    /// A descriptor that becomes readable when an epoch has completed.
+    #[must_use]
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.shared.event()
+    }
+
+    /// The epochs that have completed since the last call, oldest first.
+    #[must_use]
+    pub fn take_completions(&self) -> Vec<Completion> {
+        self.shared.take_completions()
+    }
+
+    /// The state after the newest commit.
+    #[must_use]
+    pub fn status(&self) -> LogStatus {
+        self.shared.status()
+    }
+
+    /// The log's directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Completes all epochs that are under way, and ends the writer.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that went wrong with any epoch.
+    pub fn close(mut self) -> Result<()> {
+        self.end();
+        self.shared.check()
+    }
+
+    fn begin_epoch(&self, sequence: Sequence, full: bool) -> Result<Option<Epoch>> {
+        self.shared.check()?;
+        if self.shared.in_flight() >= EPOCHS_IN_FLIGHT_MAX {
+            return Ok(None);
+        }
+        let last = self.last.load(Ordering::Acquire);
+        if sequence.get() <= last {
+            return Err(Error::Exists { path: self.directory.with_file_name(sequence.to_string()) });
+        }
+        if self.open.swap(true, Ordering::AcqRel) {
+            let busy = rustix::io::Errno::BUSY;
+            return Err(sys::Error::path("begin a second epoch in", &self.directory, busy).into());
+        }
+        // A delta against nothing is a full one.
+        let full = full || last == 0 && self.base.is_none();
+        let (shared, here, open) = (Arc::clone(&self.shared), Arc::clone(&self.here), Arc::clone(&self.open));
+        let epoch = Epoch { shared, here, sequence, open, finished: false };
+        self.shared.order(Order::Begin { sequence, full })?;
+        self.last.store(sequence.get(), Ordering::Release);
+        Ok(Some(epoch))
+    }
+
+    fn end(&mut self) {
+        self.shared.close();
+        if let Some(thread) = self.thread.take() {
+            // A panic has failed the queue already.
+            let _ = thread.join();
+        }
+        let scribe = self.here.lock().take();
+        if let Some(mut scribe) = scribe {
+            // Its error has been given to every ticket and to the queue.
+            let _ = scribe.drive();
+            scribe.tail.finish();
+        }
+    }
+}
+
+impl Drop for LogWriter {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Epoch {
+    /// Its number.
+    #[must_use]
+    pub const fn sequence(&self) -> Sequence {
+        self.sequence
+    }
+
+    /// An empty batch, or `None` when no buffer is free now. Neither allocates nor waits: this is the one to
+    /// call while the subject is stopped.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong with earlier pages or epochs.
+    pub fn try_buffer(&self) -> Result<Option<PageBatch>> {
+        self.shared.try_buffer()
+    }
+
+    /// An empty batch, waiting until a buffer is free. One who already holds all of them, unappended, waits
+    /// for ever.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong with earlier pages or epochs.
+    pub fn buffer(&self) -> Result<PageBatch> {
+        if let Some(batch) = self.shared.try_buffer()? {
+            return Ok(batch);
+        }
+        self.here.drive()?;
+        self.shared.wait_buffer()
+    }
+
+    /// Takes over a filled batch. Neither allocates nor waits. A page that is in the checkpoint already is
+    /// superseded; of two appends on two threads, the one that returns later counts.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong with earlier pages or epochs.
+    pub fn append(&self, batch: PageBatch) -> Result<()> {
+        self.shared.order(Order::Pages(batch)).map(drop)
+    }
+
+    /// Takes pages out of the checkpoint: they were unmapped, or are zero again without having been written.
+    /// What is appended later is in again. Neither allocates nor waits; `false` when too many ranges are
+    /// waiting, and nothing was done.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong with earlier pages or epochs.
+    pub fn drop_range(&self, space: SpaceId, range: AddressRange) -> Result<bool> {
+        self.shared.order(Order::Drop(space, range))
+    }
+
+    /// Makes a checkpoint of it. Does not wait; writing goes on in the writer's threads. Records that are as
+    /// they were in the checkpoint before are not written again.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong with earlier pages or epochs.
+    pub fn finish(mut self, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
+        let state = Arc::new(TicketState::new(self.sequence));
+        let promise = Promise::new(Arc::clone(&self.shared), Arc::clone(&state));
+        let finish = Finish { records, meta, promise, begun: Instant::now() };
+        self.shared.order(Order::Finish(Box::new(finish)))?;
+        self.finished = true;
+        Ok(Ticket { state, here: Arc::clone(&self.here) })
+    }
+}
+
+impl Drop for Epoch {
+    fn drop(&mut self) {
+        if !self.finished {
+            // A writer that has failed forgets its epochs anyway.
+            let _ = self.shared.order(Order::Abandon);
+        }
+        self.open.store(false, Ordering::Release);
+    }
+}
+
+impl Ticket {
+    /// The checkpoint that was promised.
+    #[must_use]
+    pub fn sequence(&self) -> Sequence {
+        self.state.sequence
+    }
+
+    /// Waits until it is durable.
+    ///
+    /// # Errors
+    ///
+    /// Why it never will be.
+    pub fn wait(&self) -> Result<LogCommitted> {
+        let _ = self.here.drive();
+        let gone = || Err(sys::Error::new("wait for a checkpoint", sys::Errno::SHORT).into());
+        self.state.wait(None).unwrap_or_else(gone)
+    }
+
+    /// As `wait`, for so long at most; `None` when it is still under way then.
+    ///
+    /// # Errors
+    ///
+    /// As `wait`.
+    pub fn wait_for(&self, timeout: Duration) -> Result<Option<LogCommitted>> {
+        let _ = self.here.drive();
+        self.state.wait(Some(timeout)).transpose()
+    }
+
+    /// Whether it is durable yet; `None` while it is under way.
+    ///
+    /// # Errors
+    ///
+    /// As `wait`.
+    pub fn poll(&self) -> Result<Option<LogCommitted>> {
+        self.state.get().transpose()
+    }
+}
+
+impl Here {
+    /// Lets the scribe work, if it is one that works here.
+    fn drive(&self) -> Result<()> {
+        self.lock().as_mut().map_or(Ok(()), Scribe::drive)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Scribe>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,210 @@
+//! A log beside a model of what every checkpoint in it must hold.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::collections::BTreeMap;
+use std::time::{Duration, UNIX_EPOCH};
+
+use image::{Owner, Record, RecordSet, SpaceId, Timings};
+use model::{Address, AddressRange, PAGE_BYTES, PageCount, Pid, Sequence};
+use store::{CommitMeta, Epoch, ImageReader, LogWriter, Result, Store, SubjectName, Ticket};
+
+use undying_store as store;
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+/// A page's content, told by one number; zero for a page of zeros.
+pub(crate) fn fill(bytes: &mut [u8], tag: u64) {
+    for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        *word = tag.wrapping_mul(place as u64 * 2 + 1).to_le_bytes();
+    }
+}
+
+/// What a checkpoint holds: pages by space and number, and the payloads of its records.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct State {
+    pub(crate) pages: BTreeMap<(u32, u64), u64>,
+    pub(crate) records: Vec<Vec<u8>>,
+}
+
+/// A subject that is checkpointed, and all that it ever was.
+#[derive(Clone, Debug)]
+pub(crate) struct Subject {
+    pub(crate) dice: Dice,
+    pub(crate) now: State,
+    pub(crate) history: BTreeMap<Sequence, State>,
+    pub(crate) next: Sequence,
+    pub(crate) span: u64,
+    pub(crate) dirty: u64,
+}
+
+impl Subject {
+    /// With pages below `span`, of which up to `dirty` change in an epoch.
+    pub(crate) fn new(seed: u64, span: u64, dirty: u64) -> Self {
+        let (now, history) = (State::default(), BTreeMap::new());
+        Self { dice: Dice(seed), now, history, next: Sequence(1), span, dirty }
+    }
+
+    /// Goes on with what was restored.
+    pub(crate) fn restored(&mut self, from: Option<Sequence>) {
+        self.now = from.map_or_else(State::default, |from| self.history[&from].clone());
+        // What was not committed never was.
+        let keep = from.map_or(Sequence(0), |from| from);
+        self.history.retain(|sequence, _| *sequence <= keep);
+        self.next = Sequence(self.next.0.max(keep.0 + 1));
+    }
+
+    /// One epoch of random changes, whole in one call of each kind. The state that it leads to is entered when
+    /// `finish` has been called, since it may be committed from then on.
+    pub(crate) fn epoch(&mut self, writer: &LogWriter) -> Result<Option<Ticket>> {
+        let sequence = self.next;
+        let full = self.history.is_empty() || self.dice.below(40) == 0;
+        let begun = if full { writer.begin_full(sequence)? } else { writer.begin(sequence)? };
+        let Some(epoch) = begun else { return Ok(None) };
+        self.next = Sequence(sequence.0 + 1);
+        let before = self.now.clone();
+        if full {
+            self.now.pages.clear();
+        }
+        let changed = self.change(&epoch, full);
+        if changed.is_err() || (!full && self.dice.below(12) == 0) {
+            drop(epoch);
+            self.now = before;
+            return changed.map(|()| None);
+        }
+        self.history.insert(sequence, self.now.clone());
+        epoch.finish(self.records(), meta(sequence)).map(Some)
+    }
+
+    fn change(&mut self, epoch: &Epoch, full: bool) -> Result<()> {
+        let rounds = if full { 4 } else { 1 + self.dice.below(3) };
+        for _ in 0..rounds {
+            if self.dice.below(4) == 0 {
+                let (space, start) = (self.dice.below(2) as u32, self.dice.below(self.span));
+                let pages = 1 + self.dice.below(self.span / 8);
+                let range = AddressRange::new(address(start), address(start + pages));
+                assert!(epoch.drop_range(SpaceId(space), range)?);
+                self.now.pages.retain(|(of, page), _| *of != space || !(start..start + pages).contains(page));
+            }
+            let count = 1 + self.dice.below(self.dirty);
+            self.write(epoch, count)?;
+        }
+        if self.dice.below(3) == 0 {
+            let place = self.dice.below(4) as usize;
+            let payload = vec![self.dice.next() as u8; 1 + self.dice.below(900) as usize];
+            match self.now.records.get_mut(place) {
+                Some(_) if self.dice.0.is_multiple_of(5) => drop(self.now.records.pop()),
+                Some(record) => *record = payload,
+                None => self.now.records.push(payload),
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends so many pages, in batches of runs.
+    fn write(&mut self, epoch: &Epoch, mut count: u64) -> Result<()> {
+        while count > 0 {
+            let mut batch = epoch.buffer()?;
+            while batch.room() > PageCount(0) && count > 0 {
+                let (space, start) = (self.dice.below(2) as u32, self.dice.below(self.span));
+                let pages = 1 + self.dice.below(batch.room().0.min(count).min(4));
+                let bytes = batch.push(SpaceId(space), address(start), PageCount(pages)).unwrap();
+                for (number, bytes) in bytes.chunks_mut(PAGE_BYTES as usize).enumerate() {
+                    let tag = if self.dice.below(5) == 0 { 0 } else { self.dice.next() };
+                    fill(bytes, tag);
+                    self.now.pages.insert((space, start + number as u64), tag);
+                }
+                count -= pages;
+            }
+            epoch.append(batch)?;
+        }
+        Ok(())
+    }
+
+    fn records(&self) -> RecordSet {
+        let record = |(number, payload): (usize, &Vec<u8>)| {
+            Record::new(["a", "b"][number % 2], 1, Owner::Object(number as u64 / 3), payload.clone())
+        };
+        self.now.records.iter().enumerate().map(record).collect()
+    }
+
+    /// Compares an image, page by page, with what the subject was.
+    pub(crate) fn compare(&self, sequence: Sequence, image: &ImageReader) -> std::result::Result<(), String> {
+        let expected = self.history.get(&sequence).ok_or(format!("{sequence} never was"))?;
+        let mut left = expected.pages.clone();
+        let mut content = vec![0; PAGE_BYTES as usize];
+        for extent in image.index().extents() {
+            let mut bytes = vec![0; extent.pages.bytes().0 as usize];
+            image.read_extent(extent, &mut bytes).map_err(|error| format!("{sequence}: {error}"))?;
+            for (number, page) in bytes.chunks(PAGE_BYTES as usize).enumerate() {
+                let key = (extent.space.0, extent.start.0 / PAGE_BYTES + number as u64);
+                let tag = left.remove(&key).ok_or(format!("{sequence}: page {key:?} is too much"))?;
+                fill(&mut content, tag);
+                if page != content {
+                    return Err(format!("{sequence}: page {key:?} has other bytes"));
+                }
+            }
+        }
+        if let Some((key, _)) = left.first_key_value() {
+            return Err(format!("{sequence}: page {key:?} is missing"));
+        }
+        let mut records: Vec<&Vec<u8>> = image.records().iter().map(|record| &record.payload).collect();
+        let mut wanted: Vec<&Vec<u8>> = expected.records.iter().collect();
+        records.sort_unstable();
+        wanted.sort_unstable();
+        if records != wanted {
+            return Err(format!("{sequence}: other records"));
+        }
+        Ok(())
+    }
+
+    /// Compares everything that the store lists; the numbers.
+    pub(crate) fn compare_all(
+        &self,
+        store: &Store,
+        name: &SubjectName,
+    ) -> std::result::Result<Vec<Sequence>, String> {
+        let entries = store.entries(name).map_err(|error| error.to_string())?;
+        let mut whole = Vec::new();
+        for entry in entries {
+            entry.commit.map_err(|error| format!("{}: {error}", entry.sequence))?;
+            let image = store.read(&entry.path).map_err(|error| format!("{}: {error}", entry.sequence))?;
+            self.compare(entry.sequence, &image)?;
+            whole.push(entry.sequence);
+        }
+        Ok(whole)
+    }
+}
+
+pub(crate) fn address(page: u64) -> Address {
+    Address(page * PAGE_BYTES)
+}
+
+pub(crate) fn meta(sequence: Sequence) -> CommitMeta {
+    CommitMeta {
+        sequence,
+        time: UNIX_EPOCH + Duration::from_millis(1_700_000_000_000 + sequence.0 * 10),
+        subject: "subject".into(),
+        pids: vec![Pid(7)],
+        kernel_release: "6.12.0".into(),
+        tool_version: "0.1.0".into(),
+        timings: Timings::default(),
+    }
+}

@@ -1,0 +1,345 @@
+//! Logs on a real directory: what was committed comes back, space stays bounded, readers and the writer do not
+//! disturb each other.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "common/log_model.rs"]
+mod log_model;
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use image::{ImageKind, RecordSet, SpaceId};
+use log_model::{Subject, address, meta};
+use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
+use store::{
+    EPOCHS_IN_FLIGHT_MAX, Error, ImageReader, Keep, LogOptions, LogThreads, LogWriter, Store, SubjectName,
+};
+
+use undying_store as store;
+
+struct Scratch {
+    _directory: tempfile::TempDir,
+    store: Store,
+    name: SubjectName,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        Self { _directory: directory, store, name: "subject".parse().unwrap() }
+    }
+
+    fn open(&self, options: LogOptions) -> LogWriter {
+        self.store.open_log(&self.name, options).unwrap()
+    }
+
+    fn image(&self, sequence: u64) -> PathBuf {
+        self.store.root().join("subject").join(sequence.to_string())
+    }
+
+    fn listed(&self) -> Vec<u64> {
+        self.store.list(&self.name).unwrap().into_iter().map(|(sequence, _)| sequence.0).collect()
+    }
+
+    fn log_bytes(&self) -> u64 {
+        let entries = std::fs::read_dir(self.store.root().join("subject/log")).unwrap();
+        entries.map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+    }
+}
+
+fn options() -> LogOptions {
+    LogOptions {
+        buffers: NonZeroUsize::new(4).unwrap(),
+        buffer_pages: PageCount(16),
+        segment: ByteCount(1 << 18),
+        keep: Keep::newest(3),
+        threads: LogThreads::Own,
+    }
+}
+
+/// Commits one page with a number, on top of what is there.
+fn commit(writer: &LogWriter, sequence: u64, page: u64, tag: u64) {
+    let epoch = writer.begin(Sequence(sequence)).unwrap().unwrap();
+    let mut batch = epoch.buffer().unwrap();
+    log_model::fill(batch.push(SpaceId(0), address(page), PageCount(1)).unwrap(), tag);
+    epoch.append(batch).unwrap();
+    epoch.finish(RecordSet::new(), meta(Sequence(sequence))).unwrap().wait().unwrap();
+}
+
+#[test]
+fn random_epochs_come_back_through_many_segments_and_lives() {
+    for (seed, threads) in [(1, LogThreads::Own), (2, LogThreads::Caller)] {
+        let scratch = Scratch::new();
+        let mut subject = Subject::new(seed, 400, 60);
+        for _ in 0..3 {
+            let writer = scratch.open(LogOptions { threads, ..options() });
+            assert_eq!(writer.base(), subject.history.keys().last().copied());
+            subject.restored(writer.base());
+            let mut last = None;
+            for _ in 0..45 {
+                if let Some(ticket) = subject.epoch(&writer).unwrap() {
+                    if subject.dice.below(3) > 0 {
+                        let committed = ticket.wait().unwrap();
+                        assert_eq!(committed.commit.pages.0, subject.now.pages.len() as u64);
+                    }
+                    last = Some(ticket);
+                }
+                if let Some(ticket) = &last
+                    && subject.dice.below(10) == 0
+                {
+                    ticket.wait().unwrap();
+                    subject.compare_all(&scratch.store, &scratch.name).unwrap();
+                }
+            }
+            writer.close().unwrap();
+            let whole = subject.compare_all(&scratch.store, &scratch.name).unwrap();
+            let newest: Vec<Sequence> = subject.history.keys().rev().take(3).rev().copied().collect();
+            assert_eq!(whole, newest, "seed {seed}");
+            for sequence in &whole {
+                scratch.store.verify(&scratch.image(sequence.0)).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_log_stays_within_twice_what_lives_and_old_segments_go() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(options());
+    let mut subject = Subject::new(9, 1_000, 40);
+    let mut most = 0;
+    for _ in 0..350 {
+        if let Some(ticket) = subject.epoch(&writer).unwrap() {
+            ticket.wait().unwrap();
+        }
+        most = most.max(writer.status().disk.0);
+    }
+    let status = writer.status();
+    assert!(status.moved.0 > 0, "nothing was cleaned: {status:?}");
+    assert!(status.full_indexes > 1 && status.syncs > 100, "{status:?}");
+    // Twice at most 2,000 live pages, slack, what three checkpoints keep, and the heads of segments.
+    let live = 2_000 * PAGE_BYTES;
+    assert!(most < 4 * live, "{} KiB of disk for {} KiB live", most >> 10, live >> 10);
+    writer.close().unwrap();
+    assert!(scratch.log_bytes() < 4 * live);
+    subject.compare_all(&scratch.store, &scratch.name).unwrap();
+}
+
+#[test]
+fn readers_see_whole_checkpoints_while_the_writer_cleans() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(LogOptions { keep: Keep::newest(2), ..options() });
+    let stop = AtomicBool::new(false);
+    let opened = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut opened = Vec::new();
+                    while !stop.load(Ordering::Acquire) {
+                        let Some((sequence, path)) = scratch.store.newest(&scratch.name).unwrap() else {
+                            continue;
+                        };
+                        match scratch.store.read(&path) {
+                            // Held open while the log goes on, and read at the end.
+                            Ok(image) if opened.len() < 40 => opened.push((sequence, image)),
+                            Ok(image) => {
+                                image
+                                    .load::<Error>(image.index().extents(), NonZeroUsize::MIN, |_| Ok(()))
+                                    .unwrap();
+                            }
+                            // Two more were committed between looking and opening.
+                            Err(Error::NotCommitted { .. }) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                    opened
+                })
+            })
+            .collect();
+        let mut subject = Subject::new(5, 600, 60);
+        for _ in 0..200 {
+            if let Some(ticket) = subject.epoch(&writer).unwrap() {
+                ticket.wait().unwrap();
+            }
+        }
+        stop.store(true, Ordering::Release);
+        let opened: Vec<_> = readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect();
+        (subject, opened)
+    });
+    let (subject, opened) = opened;
+    assert!(opened.len() > 2, "the readers opened {} images", opened.len());
+    assert!(writer.status().moved.0 > 0, "nothing was cleaned");
+    for (sequence, image) in opened {
+        subject.compare(sequence, &image).unwrap();
+    }
+}
+
+#[test]
+fn a_checkpoint_costs_what_changed() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(LogOptions { segment: ByteCount(16 << 20), ..options() });
+    let epoch = writer.begin(Sequence(1)).unwrap().unwrap();
+    for number in 0..100 {
+        let mut batch = epoch.buffer().unwrap();
+        for (place, page) in
+            batch.push(SpaceId(0), address(number * 16), PageCount(16)).unwrap().chunks_mut(4096).enumerate()
+        {
+            log_model::fill(page, number * 16 + place as u64 + 1);
+        }
+        epoch.append(batch).unwrap();
+    }
+    let records: RecordSet = (0..50)
+        .map(|number| image::Record::new("kind", 1, image::Owner::Object(number), vec![3; 1000]))
+        .collect();
+    let first = epoch.finish(records.clone(), meta(Sequence(1))).unwrap().wait().unwrap();
+    assert_eq!((first.commit.kind, first.commit.pages), (ImageKind::Full, PageCount(1600)));
+    assert!(first.written.0 > 1600 * PAGE_BYTES + 50_000);
+    let epoch = writer.begin(Sequence(2)).unwrap().unwrap();
+    let mut batch = epoch.buffer().unwrap();
+    log_model::fill(batch.push(SpaceId(0), address(7), PageCount(1)).unwrap(), 9);
+    epoch.append(batch).unwrap();
+    let second = epoch.finish(records.clone(), meta(Sequence(2))).unwrap().wait().unwrap();
+    assert_eq!((second.commit.kind, second.commit.pages), (ImageKind::Delta, PageCount(1600)));
+    assert!(second.written.0 <= 4 * PAGE_BYTES, "{} bytes for one page", second.written.0);
+    let epoch = writer.begin(Sequence(3)).unwrap().unwrap();
+    let third = epoch.finish(records, meta(Sequence(3))).unwrap().wait().unwrap();
+    assert!(third.written.0 <= 3 * PAGE_BYTES, "{} bytes for nothing", third.written.0);
+    let image = scratch.store.read(&scratch.image(3)).unwrap();
+    assert_eq!((image.records().len(), image.index().pages()), (50, PageCount(1600)));
+}
+
+#[test]
+fn limits_are_told_rather_than_waited_for() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
+    let epoch = writer.begin(Sequence(1)).unwrap().unwrap();
+    assert!(matches!(writer.begin(Sequence(2)), Err(Error::Io(_))), "one epoch is open at a time");
+    let taken: Vec<_> = std::iter::from_fn(|| epoch.try_buffer().unwrap()).collect();
+    assert_eq!(taken.len(), 4, "the pool has its buffers and no more");
+    taken.into_iter().for_each(|batch| epoch.append(batch).unwrap());
+    assert!(epoch.try_buffer().unwrap().is_none());
+    assert!(epoch.buffer().unwrap().is_empty(), "waiting lets the writer work");
+    epoch.finish(RecordSet::new(), meta(Sequence(1))).unwrap();
+    for sequence in 2..=EPOCHS_IN_FLIGHT_MAX as u64 {
+        let epoch = writer.begin(Sequence(sequence)).unwrap().unwrap();
+        epoch.finish(RecordSet::new(), meta(Sequence(sequence))).unwrap();
+    }
+    assert_eq!(writer.behind(), EPOCHS_IN_FLIGHT_MAX);
+    assert!(writer.begin(Sequence(9)).unwrap().is_none(), "no more epochs than the limit");
+    assert!(matches!(writer.begin(Sequence(9)), Ok(None)));
+    writer.close().unwrap();
+    assert_eq!(scratch.listed(), [2, 3, 4]);
+}
+
+#[test]
+fn completions_arrive_at_the_event() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(options());
+    commit(&writer, 1, 0, 1);
+    commit(&writer, 5, 0, 2);
+    let mut polled = [rustix::event::PollFd::from_borrowed_fd(writer.event(), rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut polled, Some(&rustix::event::Timespec::default())).unwrap(), 1);
+    let done = writer.take_completions();
+    assert_eq!(done.iter().map(|(sequence, _)| sequence.0).collect::<Vec<_>>(), [1, 5]);
+    assert!(done.iter().all(|(_, result)| result.is_ok()));
+    assert_eq!(rustix::event::poll(&mut polled, Some(&rustix::event::Timespec::default())).unwrap(), 0);
+    let epoch = writer.begin(Sequence(6)).unwrap().unwrap();
+    let ticket = epoch.finish(RecordSet::new(), meta(Sequence(6))).unwrap();
+    assert_eq!(ticket.wait_for(Duration::from_secs(20)).unwrap().unwrap().sequence, Sequence(6));
+    assert!(ticket.poll().unwrap().is_some());
+    assert!(matches!(writer.begin(Sequence(6)), Err(Error::Exists { .. })), "numbers rise");
+}
+
+#[test]
+fn a_log_has_one_writer_and_its_checkpoints_are_images_of_the_store() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(options());
+    (1..=5).for_each(|sequence| commit(&writer, sequence, sequence, sequence));
+    let refused = scratch.store.open_log(&scratch.name, options());
+    assert!(matches!(refused, Err(Error::LogBusy { .. })));
+    assert_eq!(scratch.listed(), [3, 4, 5]);
+    assert_eq!(scratch.store.prune(&scratch.name, 1).unwrap(), [], "a writer's log is its own");
+    assert_eq!(scratch.store.next_sequence(&scratch.name).unwrap(), Sequence(6));
+    assert_eq!(scratch.store.resolve("subject").unwrap(), scratch.image(5));
+    assert_eq!(scratch.store.resolve("subject@4").unwrap(), scratch.image(4));
+    assert!(matches!(scratch.store.resolve("subject@1"), Err(Error::NotFound { .. })));
+    assert!(matches!(ImageReader::open(&scratch.image(1)), Err(Error::NotCommitted { .. })));
+    let image = scratch.store.image(&scratch.name, Sequence(4)).unwrap();
+    assert_eq!((image.commit().sequence, image.index().pages()), (Sequence(4), PageCount(4)));
+    writer.close().unwrap();
+    assert_eq!(scratch.store.prune(&scratch.name, 2).unwrap(), [Sequence(3)]);
+    assert_eq!(scratch.listed(), [4, 5]);
+    scratch.store.verify(&scratch.image(4)).unwrap();
+    let writer = scratch.open(options());
+    assert_eq!(writer.base(), Some(Sequence(5)));
+    commit(&writer, 6, 9, 9);
+    writer.close().unwrap();
+    assert_eq!(scratch.listed(), [4, 5, 6]);
+    assert_eq!(ImageReader::open(&scratch.image(6)).unwrap().index().pages(), PageCount(6));
+    assert_eq!(scratch.store.prune(&scratch.name, 0).unwrap(), [4, 5, 6].map(Sequence));
+    assert!(!scratch.store.root().join("subject/log").exists());
+}
+
+#[test]
+fn checkpoints_are_thinned_with_age() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(LogOptions { keep: Keep::thinned(8), ..options() });
+    // The model's clock goes on by 10 ms a number.
+    (1..=400).for_each(|count| commit(&writer, 5 * count, count % 50, count));
+    let kept = writer.status().kept;
+    assert!(kept.len() <= 8, "{kept:?}");
+    let ages: Vec<u64> = kept.iter().map(|sequence| (2_000 - sequence.0) * 10).collect();
+    assert!(ages.iter().any(|age| (200..1_000).contains(age)), "{ages:?}");
+    assert!(ages.iter().any(|age| (1_000..10_000).contains(age)), "{ages:?}");
+    assert!(ages.iter().any(|age| (10_000..20_000).contains(age)), "{ages:?}");
+    assert!(ages.ends_with(&[100, 50, 0]), "{ages:?}");
+    writer.close().unwrap();
+    for sequence in kept {
+        scratch.store.verify(&scratch.image(sequence.0)).unwrap();
+    }
+}
+
+#[test]
+fn named_copies_and_exports_stay_when_the_log_goes_on() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(options());
+    let mut subject = Subject::new(11, 300, 60);
+    let mut copies = Vec::new();
+    let target = scratch.store.root().parent().unwrap().join("exported");
+    for number in 0..150 {
+        let Some(ticket) = subject.epoch(&writer).unwrap() else { continue };
+        let sequence = ticket.wait().unwrap().sequence;
+        if number % 30 == 10 {
+            let name: SubjectName = format!("copy-{number}").parse().unwrap();
+            let path = scratch.store.link(&scratch.image(sequence.0), &name).unwrap();
+            assert!(matches!(
+                scratch.store.link(&scratch.image(sequence.0), &name),
+                Err(Error::Exists { .. })
+            ));
+            copies.push((sequence, name, path));
+        }
+        if number == 70 {
+            scratch.store.export(&scratch.image(sequence.0), &target).unwrap();
+            copies.push((sequence, scratch.name.clone(), target.clone()));
+        }
+    }
+    writer.close().unwrap();
+    // A copy of a copy, and its source removed.
+    let (sequence, name, path) = copies[0].clone();
+    let second = scratch.store.link(&path, &"second".parse().unwrap()).unwrap();
+    assert!(scratch.store.remove(&name, sequence).unwrap());
+    assert!(!scratch.store.remove(&name, sequence).unwrap());
+    copies[0].2 = second;
+    scratch.store.prune(&scratch.name, 0).unwrap();
+    assert!(scratch.listed().is_empty());
+    for (sequence, _, path) in copies {
+        scratch.store.verify(&path).unwrap();
+        subject.compare(sequence, &ImageReader::open(&path).unwrap()).unwrap();
+    }
+    assert_eq!(std::fs::metadata(target.join("pages-0.seg")).unwrap().len() % PAGE_BYTES, 0);
+    assert!(scratch.store.resolve("second").is_ok());
+}

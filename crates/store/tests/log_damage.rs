@@ -1,0 +1,168 @@
+//! Whatever byte of a log is damaged: what is read is what was written, or an error that says so, and no older
+//! checkpoint ever passes for the newest.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "common/log_model.rs"]
+mod log_model;
+
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use log_model::Subject;
+use model::{ByteCount, PageCount, Sequence};
+use store::{Error, Keep, LogOptions, LogThreads, Store, SubjectName};
+
+use undying_store as store;
+
+/// Bytes between those that are flipped; prime, so that every offset within a structure has its turn.
+const STRIDE: u64 = 2_003;
+
+fn options() -> LogOptions {
+    LogOptions {
+        buffers: NonZeroUsize::new(4).unwrap(),
+        buffer_pages: PageCount(16),
+        segment: ByteCount(48 << 12),
+        keep: Keep::newest(2),
+        threads: LogThreads::Caller,
+    }
+}
+
+struct Sample {
+    _directory: tempfile::TempDir,
+    store: Store,
+    name: SubjectName,
+    subject: Subject,
+    newest: Sequence,
+    files: Vec<PathBuf>,
+}
+
+fn sample(seed: u64) -> Sample {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join("store")).unwrap();
+    let name: SubjectName = "subject".parse().unwrap();
+    let writer = store.open_log(&name, options()).unwrap();
+    let mut subject = Subject::new(seed, 60, 12);
+    for _ in 0..60 {
+        if let Some(ticket) = subject.epoch(&writer).unwrap() {
+            ticket.wait().unwrap();
+        }
+    }
+    writer.close().unwrap();
+    let newest = *subject.history.keys().last().unwrap();
+    let entries = std::fs::read_dir(store.root().join("subject/log")).unwrap();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    Sample { _directory: directory, store, name, subject, newest, files }
+}
+
+impl Sample {
+    /// Checks everything that the store lists; whether the newest is as it was written.
+    fn check(&self) -> Result<bool, String> {
+        let entries = self.store.entries(&self.name).map_err(|error| error.to_string())?;
+        if entries.last().map(|entry| entry.sequence) != Some(self.newest) {
+            return Err("the newest is not listed".into());
+        }
+        let mut good = false;
+        for entry in entries {
+            let image = match entry.commit.and_then(|_| self.store.read(&entry.path)) {
+                Ok(image) => image,
+                Err(error) if error.is_damage() => continue,
+                Err(error) => return Err(format!("{}: {error}", entry.sequence)),
+            };
+            match image.load::<Error>(image.index().extents(), NonZeroUsize::MIN, |_| Ok(())) {
+                Ok(()) => self.subject.compare(entry.sequence, &image)?,
+                Err(error) if error.is_damage() => continue,
+                Err(error) => return Err(format!("{}: {error}", entry.sequence)),
+            }
+            good |= entry.sequence == self.newest;
+        }
+        Ok(good)
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_found_or_does_no_harm() {
+    let (mut flips, mut found) = (0, 0);
+    for seed in 1..=2 {
+        let sample = sample(seed);
+        assert_eq!(sample.check(), Ok(true), "seed {seed}");
+        for path in &sample.files {
+            let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+            let length = file.metadata().unwrap().len();
+            for offset in (seed * 31..length).step_by(STRIDE as usize) {
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, offset).unwrap();
+                file.write_all_at(&[byte[0] ^ 1 << (offset % 8)], offset).unwrap();
+                let good = sample.check();
+                let good = good.unwrap_or_else(|why| panic!("{}, byte {offset}: {why}", path.display()));
+                flips += 1;
+                found += u32::from(!good);
+                file.write_all_at(&byte, offset).unwrap();
+            }
+        }
+        assert_eq!(sample.check(), Ok(true), "seed {seed}: the bytes are back");
+    }
+    println!("{flips} flips, {found} of them in what the newest needs");
+    assert!(flips > 200 && found > 40, "{flips} flips, {found} found");
+}
+
+#[test]
+fn a_missing_or_cut_segment_is_found() {
+    let sample = sample(4);
+    for path in &sample.files {
+        let content = std::fs::read(path).unwrap();
+        let check = |what: &str| {
+            // Without the file that names the newest, there may be nothing to tell that it was.
+            let listed = sample.store.entries(&sample.name);
+            for entry in listed.into_iter().flatten() {
+                let image = match entry.commit.and_then(|_| sample.store.read(&entry.path)) {
+                    Ok(image) => image,
+                    Err(error) if error.is_damage() => continue,
+                    Err(error) => panic!("{what}: {error}"),
+                };
+                if image.load::<Error>(image.index().extents(), NonZeroUsize::MIN, |_| Ok(())).is_ok() {
+                    sample
+                        .subject
+                        .compare(entry.sequence, &image)
+                        .unwrap_or_else(|why| panic!("{what}: {why}"));
+                }
+            }
+        };
+        std::fs::remove_file(path).unwrap();
+        check("missing");
+        std::fs::write(path, &content[..content.len() / 2]).unwrap();
+        check("cut");
+        std::fs::write(path, &content).unwrap();
+    }
+    assert_eq!(sample.check(), Ok(true));
+}
+
+#[test]
+fn a_log_goes_on_from_the_last_whole_checkpoint() {
+    let sample = sample(5);
+    // Both slots of the newest stay; its root, the last bytes written, does not.
+    let damaged = sample.files.iter().rev().find_map(|path| {
+        let content = std::fs::read(path).unwrap();
+        let last = content.iter().rposition(|byte| *byte != 0)?;
+        let mut changed = content;
+        changed[last - 20] ^= 1;
+        std::fs::write(path, changed).unwrap();
+        Some(last)
+    });
+    assert!(damaged.is_some());
+    assert_eq!(sample.check(), Ok(false));
+    let mut subject = sample.subject.clone();
+    let writer = sample.store.open_log(&sample.name, options()).unwrap();
+    let base = writer.base().unwrap();
+    assert!(base < sample.newest, "{base} is not older than {}", sample.newest);
+    subject.restored(Some(base));
+    assert!(matches!(writer.begin(sample.newest), Err(Error::Exists { .. })), "its number is taken");
+    subject.next = Sequence(sample.newest.0 + 1);
+    let ticket = std::iter::from_fn(|| Some(subject.epoch(&writer).unwrap())).flatten().next().unwrap();
+    let sequence = ticket.wait().unwrap().sequence;
+    writer.close().unwrap();
+    assert_eq!(sample.store.newest(&sample.name).unwrap().unwrap().0, sequence);
+    subject.compare_all(&sample.store, &sample.name).unwrap();
+}

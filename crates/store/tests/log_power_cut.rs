@@ -1,0 +1,224 @@
+//! The power goes while a log is written and cleaned, on disks that keep any part of what was not synced:
+//! every checkpoint that was answered for and is among those kept reads back byte for byte, nothing that was
+//! not finished shows, and the log goes on from there.
+//!
+//! A failure prints the seed, which repeats it exactly: all the work is done on the test's own thread. A few
+//! hundred seeds every day; many more with `UNDYING_LONG_TESTS` set.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "common/log_model.rs"]
+mod log_model;
+mod simulated;
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+use log_model::{Dice, Subject};
+use model::{ByteCount, PageCount, Sequence};
+use simulated::{Disk, Fault, Lie};
+use store::{Error, Keep, LogOptions, LogThreads, LogWriter, Medium, Store, SubjectName};
+
+use undying_store as store;
+
+const STORE: &str = "/store";
+
+/// Epochs of a life that nothing ends.
+const EPOCHS: u64 = 25;
+
+/// Checkpoints kept.
+const KEPT: usize = 3;
+
+fn rounds(short: u64, long: u64) -> u64 {
+    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { long } else { short }
+}
+
+fn name() -> SubjectName {
+    "subject".parse().unwrap()
+}
+
+fn open(disk: &Arc<Disk>) -> store::Result<Store> {
+    Store::open_on(Arc::clone(disk) as Arc<dyn Medium>, Path::new(STORE))
+}
+
+fn options() -> LogOptions {
+    LogOptions {
+        buffers: NonZeroUsize::new(3).unwrap(),
+        buffer_pages: PageCount(4),
+        // Twelve pages of data a segment, so that a life fills dozens.
+        segment: ByteCount(28 * 4096),
+        keep: Keep::newest(KEPT),
+        threads: LogThreads::Caller,
+    }
+}
+
+/// What a life came to.
+#[derive(Debug, Default)]
+struct Life {
+    answered: Option<Sequence>,
+    moved: u64,
+    error: Option<Error>,
+}
+
+/// Opens the log and takes checkpoints until something goes wrong.
+fn live(disk: &Arc<Disk>, subject: &mut Subject, epochs: u64) -> Life {
+    let mut life = Life::default();
+    let opened = open(disk).and_then(|store| store.open_log(&name(), options()));
+    let writer = match opened {
+        Ok(writer) => writer,
+        Err(error) => return Life { error: Some(error), ..life },
+    };
+    subject.restored(writer.base());
+    life.answered = writer.base();
+    let result = run(&writer, subject, epochs, &mut life);
+    life.moved = writer.status().moved.0;
+    life.error = result.and_then(|()| writer.close()).err();
+    life
+}
+
+fn run(writer: &LogWriter, subject: &mut Subject, epochs: u64, life: &mut Life) -> store::Result<()> {
+    let mut waiting = Vec::new();
+    for _ in 0..epochs {
+        waiting.extend(subject.epoch(writer)?);
+        // Sometimes one sync covers several.
+        if subject.dice.below(3) > 0 || waiting.len() == store::EPOCHS_IN_FLIGHT_MAX {
+            for ticket in waiting.drain(..) {
+                life.answered = Some(ticket.wait()?.sequence);
+            }
+        }
+    }
+    for ticket in waiting {
+        life.answered = Some(ticket.wait()?.sequence);
+    }
+    Ok(())
+}
+
+/// Why the log is not what it should be after a life.
+fn inspect(disk: &Arc<Disk>, subject: &Subject, life: &Life) -> Result<(), String> {
+    let store = open(disk).map_err(|error| error.to_string())?;
+    let whole = subject.compare_all(&store, &name())?;
+    let newest = whole.last().copied();
+    if newest < life.answered {
+        return Err(format!("{newest:?} is the newest, and {:?} was answered for", life.answered));
+    }
+    if whole.len() > KEPT {
+        return Err(format!("{whole:?} are more than are kept"));
+    }
+    Ok(())
+}
+
+/// Steps that a life takes which nothing ends.
+fn steps_of(seed: u64) -> u64 {
+    let disk = Disk::new(seed);
+    let mut subject = Subject::new(seed, 40, 6);
+    let life = live(&disk, &mut subject, EPOCHS);
+    assert!(life.error.is_none(), "seed {seed}: {:?}", life.error);
+    inspect(&disk, &subject, &life).unwrap();
+    disk.steps()
+}
+
+/// Three lives on one disk, each ended by a power cut, and a last one that is not. What was moved in all.
+fn lives(seed: u64, steps: u64, lie: Lie) -> Result<u64, String> {
+    let disk = Disk::new(seed);
+    disk.lie(lie);
+    let mut dice = Dice(seed);
+    let mut subject = Subject::new(seed, 40, 6);
+    let mut moved = 0;
+    for number in 0..4 {
+        let cut = number < 3;
+        if cut {
+            disk.plan(dice.below(steps), Fault::PowerCut);
+        }
+        let life = live(&disk, &mut subject, EPOCHS);
+        if let Some(error) = life.error.as_ref().filter(|_| !disk.hit()) {
+            return Err(format!("life {number}: {error}"));
+        }
+        disk.restart();
+        inspect(&disk, &subject, &life).map_err(|why| format!("life {number}: {why}"))?;
+        moved += life.moved;
+    }
+    Ok(moved)
+}
+
+#[test]
+fn a_power_cut_at_any_step_leaves_the_newest_commit() {
+    let steps = steps_of(1);
+    assert!(steps > 100, "a life has become implausibly short: {steps} steps");
+    let seeds = rounds(300, 5_000);
+    let mut moved = 0;
+    for seed in 0..seeds {
+        moved += lives(seed, steps, Lie::Honest).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    println!("{seeds} seeds, {} power cuts, {moved} pages moved", 3 * seeds);
+    assert!(moved > seeds, "cleaning took no part: {moved} pages moved");
+}
+
+#[test]
+fn the_test_notices_when_syncs_are_missing() {
+    let steps = steps_of(1);
+    for lie in [Lie::Files, Lie::Directories] {
+        let noticed = (0..500).any(|seed| lives(seed, steps, lie).is_err());
+        assert!(noticed, "{lie:?}: the simulated disk lied, and nobody noticed");
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_the_last_commit_and_says_so() {
+    let steps = steps_of(2);
+    let mut full = 0;
+    for step in (0..steps).step_by(rounds(3, 1) as usize) {
+        let disk = Disk::new(2);
+        let mut subject = Subject::new(2, 40, 6);
+        disk.plan(step, Fault::Full);
+        let life = live(&disk, &mut subject, EPOCHS);
+        if let Some(error) = &life.error {
+            assert!(matches!(error, Error::Full(_)), "step {step}: {error}");
+            full += 1;
+        }
+        disk.heal();
+        inspect(&disk, &subject, &life).unwrap_or_else(|why| panic!("step {step}: {why}"));
+        let life = live(&disk, &mut subject, 5);
+        assert!(life.error.is_none(), "step {step}: {:?}", life.error);
+        inspect(&disk, &subject, &life).unwrap_or_else(|why| panic!("step {step}: {why}"));
+    }
+    assert!(full > 20, "only {full} times the disk was full");
+}
+
+#[test]
+fn a_power_cut_while_a_log_is_pruned_leaves_what_was_to_stay() {
+    for seed in 0..rounds(40, 1_000) {
+        let disk = Disk::new(seed);
+        let mut subject = Subject::new(seed, 40, 6);
+        let life = live(&disk, &mut subject, 10);
+        for keep in [1, 0] {
+            for step in 0.. {
+                let disk = disk.fork(seed * 100 + step);
+                let store = open(&disk).unwrap();
+                disk.plan(step, Fault::PowerCut);
+                let pruned = store.prune(&name(), keep);
+                let hit = disk.hit();
+                disk.restart();
+                let store = open(&disk).unwrap();
+                let whole = subject
+                    .compare_all(&store, &name())
+                    .unwrap_or_else(|why| panic!("seed {seed}, step {step}, keep {keep}: {why}"));
+                match keep {
+                    0 => assert!(pruned.is_err() || whole.is_empty(), "seed {seed}, step {step}: {whole:?}"),
+                    _ => {
+                        assert_eq!(whole.last().copied(), life.answered, "seed {seed}, step {step}");
+                        assert!(pruned.is_err() || whole.len() == 1, "seed {seed}, step {step}: {whole:?}");
+                    }
+                }
+                if !hit {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn lives_are_repeated_exactly() {
+    assert_eq!(steps_of(7), steps_of(7));
+}
