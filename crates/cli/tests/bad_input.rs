@@ -184,7 +184,9 @@ fn a_pid_that_nobody_reaps_is_named_with_its_parent() {
     let mut child = lab.detached(command.arg(lab.path("count"))).spawn().unwrap();
     let counter = until("the counter", || lab.guarded_counter());
     counter.goes_on(1);
-    let image = image_of(&lab, &counter, true);
+    let (image, pid) = (lab.path("image"), child.id().to_string());
+    let said = lab.say(["checkpoint", &pid, "--kill", "--image", image.to_str().unwrap()]);
+    assert_eq!(said.code, Some(0), "{said:?}");
     let said = lab.say(["restore", "--detach", image.to_str().unwrap()]);
     let parent = format!("its parent, pid {}, reaps it", std::process::id());
     assert_refused(&said, 125, &[&format!("pid {} has ended", child.id()), &parent]);
