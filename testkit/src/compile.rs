@@ -58,11 +58,11 @@ pub fn compile(victim: &str) -> Result<PathBuf, HarnessError> {
 ///
 /// # Errors
 /// When its source cannot be read.
-pub(crate) fn declares(victim: &str, line: &str) -> Result<bool, HarnessError> {
+pub(crate) fn declares(victim: &str, beginning: &str) -> Result<bool, HarnessError> {
     let source = victims_folder().join(format!("{victim}.c"));
     let text = fs::read_to_string(&source).map_err(file_error("read", &source))?;
     let comment = text.split("*/").next().unwrap_or_default();
-    Ok(comment.lines().any(|one| one.trim_matches([' ', '*', '/']) == line))
+    Ok(comment.lines().any(|one| one.trim_matches([' ', '*', '/']).starts_with(beginning)))
 }
 
 fn run_compiler(victim: &str, source: &Path, program: &Path) -> Result<(), HarnessError> {

@@ -26,9 +26,9 @@ use crate::process::{ProcessId, descendants};
 use crate::undying::Undying;
 use crate::victim::{Verdict, image_folder, victim_folder};
 
-/// The comment line of victims that write regular files: after a crash these keep what was written since the
-/// checkpoint, so such a victim is judged for *file >= memory*.
-const FILES_AHEAD: &str = "After a crash: files may be ahead of memory.";
+/// How the comment line of a victim begins that does not find all as it was after a crash: files keep what was
+/// written since the checkpoint (it is judged for *file >= memory*), connections are lost (it is told so).
+const AFTER_CRASH: &str = "After a crash:";
 
 /// What the guardian says when a life begins.
 const BEGINNINGS: [&str; 2] = [" is back at checkpoint ", "started from the beginning"];
@@ -75,8 +75,8 @@ impl Supervised {
         let (folder, store, guard) = (victim_folder()?, image_folder()?, Guard::new());
         let program = compile(victim)?;
         let mut command = run_command(undying, victim, options, store.path());
-        if declares(victim, FILES_AHEAD)? {
-            command.env("VICTIM_FILES_AHEAD", "1");
+        if declares(victim, AFTER_CRASH)? {
+            command.env("VICTIM_CRASHED", "1");
         }
         command.arg("--").arg(&program).arg(folder.path().join("verdict")).current_dir(folder.path());
         let guardian = command::spawn(&mut command, &guard, folder.path(), "run")?;

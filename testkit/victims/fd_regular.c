@@ -134,7 +134,7 @@ static void finish(void)
 	victim_end_child(child);
 	end = must(lseek(shared, 0, SEEK_CUR));
 	/* What a life that crashed has written behind it may still be there. */
-	while ((at < end || !victim_files_may_be_ahead) && pread(shared, &record, sizeof(record), at) == sizeof(record)) {
+	while ((at < end || !victim_crashed) && pread(shared, &record, sizeof(record), at) == sizeof(record)) {
 		check(record.writer < 2 && record.sequence == next[record.writer], "record at %lld: writer %u, number %u",
 		      (long long)at, record.writer, record.sequence);
 		next[record.writer]++;

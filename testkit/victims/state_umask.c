@@ -12,6 +12,8 @@ static void work(void)
 {
 	char path[PATH_MAX];
 	struct stat status;
+	/* One that was killed between the two calls below has left it. */
+	unlink(victim_path(path, "made"));
 	int fd = must(open(victim_path(path, "made"), O_WRONLY | O_CREAT | O_EXCL, 0777));
 	must(fstat(fd, &status));
 	close(fd);

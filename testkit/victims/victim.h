@@ -8,10 +8,9 @@
  *   SIGTERM           "judge yourself": the loop must come round a few times
  *                     more (it is alive), then everything is verified and the
  *                     verdict is PASS or FAIL: reason.
- *   VICTIM_FILES_AHEAD set: the program was restored after a crash, and regular
- *                     files have kept what was written since the checkpoint.
- *                     Given only to victims with a comment line
- *                     `After a crash: files may be ahead of memory.`
+ *   VICTIM_CRASHED    set: the program was restored after a crash. Given only to
+ *                     victims with a comment line that begins `After a crash:`
+ *                     and says what is then not as it was.
  *   VICTIM_SABOTAGE   set: the program damages its own state just before it
  *                     verifies it, so the verdict has to be FAIL.
  *   exit status       0 passed, 1 failed, 77 the kernel or the user cannot do it.
@@ -63,7 +62,7 @@ struct victim {
 
 static char victim_verdict[PATH_MAX];
 static bool victim_sabotaged;
-static bool victim_files_may_be_ahead;
+static bool victim_crashed;
 static volatile sig_atomic_t victim_told_to_judge;
 static volatile unsigned long victim_ticks;
 static pid_t victim_parent;
@@ -323,7 +322,7 @@ static inline ssize_t victim_differs(const void *at, size_t length, uint64_t see
 /* Whether a number in a file is the one in memory, or a later one where that may be. */
 static inline bool victim_file_agrees(uint64_t file, uint64_t memory)
 {
-	return victim_files_may_be_ahead ? file >= memory : file == memory;
+	return victim_crashed ? file >= memory : file == memory;
 }
 
 /* ---- what holds for every victim ----------------------------------------- */
@@ -383,7 +382,7 @@ static inline void victim_begin(int argc, char **argv)
 	}
 	strcpy(victim_verdict, argv[1]);
 	victim_sabotaged = getenv("VICTIM_SABOTAGE") != NULL;
-	victim_files_may_be_ahead = getenv("VICTIM_FILES_AHEAD") != NULL;
+	victim_crashed = getenv("VICTIM_CRASHED") != NULL;
 	if (getsid(0) != getpid())
 		setsid();
 	syscall(SYS_close_range, 3u, ~0u, 0u);
