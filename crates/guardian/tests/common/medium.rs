@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use model::ByteCount;
-use store::{Directory, Entry, Kind, Lock, Medium, NewFile, PageSink, PageSource};
+use store::{Directory, Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource};
 use sys::Result;
 
 use super::{LIMIT, until};
@@ -103,6 +103,15 @@ impl Medium for GatedMedium {
         self.inner.create_pages(path, in_flight)
     }
 
+    fn create_log(
+        &self,
+        path: &Path,
+        length: ByteCount,
+        in_flight: NonZeroUsize,
+    ) -> Result<Box<dyn LogFile>> {
+        self.inner.create_log(path, length, in_flight)
+    }
+
     fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>> {
         self.inner.open_pages(path)
     }
@@ -119,12 +128,20 @@ impl Medium for GatedMedium {
         self.inner.kind(path)
     }
 
+    fn sync_file(&self, path: &Path) -> Result<()> {
+        self.inner.sync_file(path)
+    }
+
     fn sync_directory(&self, path: &Path) -> Result<()> {
         self.inner.sync_directory(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         self.inner.rename(from, to)
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> Result<()> {
+        self.inner.link(from, to)
     }
 
     fn remove_file(&self, path: &Path) -> Result<()> {
