@@ -220,6 +220,11 @@ fn signals_to_the_guardian_are_meant_for_the_subject() {
         return;
     }
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+        // A shell without job control starts what runs in the background so, and it stays so.
+        if ignored_here() >> (signal.as_raw() - 1) & 1 == 1 {
+            println!("unsupported: {signal:?}, which whoever runs this test ignores");
+            continue;
+        }
         let lab = Lab::new();
         let mut guardian = run(&lab, &["--every", "50ms", "--restart", "always"], &[]);
         wait_for_checkpoints(&lab, 1);
@@ -304,6 +309,13 @@ fn a_stopped_guardian_does_not_stop_its_subject() {
 /// The bits of SIGPIPE and SIGXFSZ.
 const OF_WRITES: u64 = 1 << 12 | 1 << 24;
 
+/// The signals that this very test ignores, and so all that it starts.
+fn ignored_here() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(line.trim(), 16).unwrap()
+}
+
 fn ignored(counter: &Counter) -> u64 {
     u64::from_str_radix(&counter.status("SigIgn"), 16).unwrap()
 }
@@ -344,7 +356,8 @@ fn a_guardian_that_may_not_write_large_files_goes_on_without_checkpoints() {
     let guardian = lab.detached(&mut command).spawn().unwrap();
     let said = until("a word about it", || {
         let said = std::fs::read_to_string(lab.path("stderr")).ok()?;
-        said.contains("no checkpoint").then_some(said)
+        // It is written piece by piece.
+        said.lines().any(|line| line.contains("no checkpoint: ") && line.contains("large")).then_some(said)
     });
     assert!(said.contains("File too large"), "{said}");
     let counter = lab.guarded_counter().unwrap();
