@@ -78,6 +78,12 @@ pub enum EngineError {
     /// A step on a kernel object failed.
     #[error(transparent)]
     Resource(#[from] resource::ResourceError),
+    /// The subject opened a file with O_DIRECT while it was being copied.
+    #[error("the program began to read past the page cache while its memory was copied")]
+    Unsteady,
+    /// A tracker failed.
+    #[error(transparent)]
+    Track(#[from] track::TrackError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] store::Error),

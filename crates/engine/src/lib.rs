@@ -13,7 +13,7 @@ mod obstacles;
 mod records;
 mod restore;
 
-pub use capture::{Captured, CheckpointOptions, CheckpointReport, capture, checkpoint};
+pub use capture::{Captured, CheckpointOptions, CheckpointReport, Continuous, Taken, capture, checkpoint};
 pub use error::{EngineError, Result};
 pub use obstacles::preflight;
 pub use resource::Obstacle;

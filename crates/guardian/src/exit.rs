@@ -8,6 +8,7 @@ use engine::EngineError;
 use resource::ResourceError;
 use sys::Errno;
 use tracee::{FreezeError, RemoteError};
+use track::TrackError;
 
 use crate::error::GuardianError;
 
@@ -90,11 +91,13 @@ fn of_engine(error: &EngineError) -> ExitCode {
             ExitCode::Missing
         }
         EngineError::UnknownRecord { .. } | EngineError::Incomplete(_) => ExitCode::Damaged,
-        EngineError::NoProcess(_) | EngineError::PidTaken(_) | EngineError::PidUnreaped { .. } => {
-            ExitCode::Failure
-        }
+        EngineError::NoProcess(_)
+        | EngineError::PidTaken(_)
+        | EngineError::PidUnreaped { .. }
+        | EngineError::Unsteady => ExitCode::Failure,
         EngineError::Freeze(error) => of_freeze(error),
         EngineError::Resource(error) => of_resource(error),
+        EngineError::Track(error) => of_track(error),
         EngineError::Store(error) => of_store(error),
         EngineError::Kernel(error) => of_kernel(error),
     }
@@ -106,6 +109,17 @@ fn of_freeze(error: &FreezeError) -> ExitCode {
         FreezeError::Traced { .. } => ExitCode::Refused,
         FreezeError::Kernel(error) => of_kernel(error),
         FreezeError::Ended(_) | FreezeError::Stuck { .. } | FreezeError::Growing(_) => ExitCode::Failure,
+    }
+}
+
+fn of_track(error: &TrackError) -> ExitCode {
+    match error {
+        TrackError::UnknownName { .. } => ExitCode::Usage,
+        TrackError::Missing { .. } | TrackError::ForcedOff { .. } | TrackError::Unsound { .. } => {
+            ExitCode::Missing
+        }
+        TrackError::Kernel(error) => of_kernel(error),
+        TrackError::Gone(_) | TrackError::Handler { .. } | TrackError::Remote(_) => ExitCode::Failure,
     }
 }
 

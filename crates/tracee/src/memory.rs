@@ -10,6 +10,8 @@ use std::os::unix::fs::FileExt;
 use model::{Address, ByteCount, Pid};
 use sys::{Errno, Error, Result};
 
+const EIO: i32 = 5;
+
 /// An open view of a process's memory; it stays with that process's address space until the process execs.
 #[derive(Debug)]
 pub struct ProcessMemory {
@@ -51,9 +53,13 @@ impl ProcessMemory {
 
     /// Writes bytes to an address, whatever the protection of a private page.
     pub fn write(&self, address: Address, bytes: &[u8]) -> Result<()> {
-        self.file
-            .write_all_at(bytes, address.get())
-            .map_err(|error| self.failed("write", address, bytes.len(), error))
+        match self.file.write_all_at(bytes, address.get()) {
+            // A page whose writes a userfaultfd holds up: this way does not wait for them, that one does.
+            Err(error) if error.raw_os_error() == Some(EIO) => {
+                sys::process_memory::write(self.pid, address, bytes)
+            }
+            outcome => outcome.map_err(|error| self.failed("write", address, bytes.len(), error)),
+        }
     }
 
     /// A transfer of nothing means that the address space is gone with its process.

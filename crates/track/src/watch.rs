@@ -122,6 +122,12 @@ impl Watch {
                 break;
             }
             match self.scan_watched(run, moment, into) {
+                // To watch what has replaced it would split areas that the list does not tell right any more, and a
+                // program that resizes one just then would be refused.
+                Err(error) if is_unwatched(&error) && moment == Moment::Running => {
+                    into.push_replaced(run.range);
+                    break;
+                }
                 Err(error) if is_unwatched(&error) => {
                     into.push_replaced(run.range);
                     let fd = self.handler.watches(run.class);

@@ -12,6 +12,7 @@ use resource::memory::{self, AreaOf, Content};
 use sys::pagemap::Pagemap;
 use tracee::procfs::{self, Area, Stat};
 use tracee::{Gadgets, ProcessMemory, StoppedTree, tree};
+use track::Layout;
 
 use super::CheckpointOptions;
 use super::descriptors::Descriptors;
@@ -31,7 +32,12 @@ pub(super) struct Before {
     pub(super) objects: Objects,
     pub(super) descriptors: Descriptors,
     pub(super) vdso_checksum: u32,
+    /// Looked at again and again: areas that change are followed, and not looked at closely inside the pause.
+    pub(super) is_continuous: bool,
 }
+
+/// The flag of areas whose writes a userfaultfd watches.
+const WATCHED: &str = "uw";
 
 /// One living process.
 pub(super) struct ProcessBefore {
@@ -49,6 +55,14 @@ pub(super) struct ProcessBefore {
     pub(super) auxiliary_vector: Vec<u8>,
     pub(super) stop_signal: Option<Signal>,
     pub(super) threads: Vec<ThreadState>,
+    /// Tells cheaply whether the areas are still these.
+    layout_watch: Layout,
+    /// A tracker was attached to this very program.
+    pub(super) is_tracked: bool,
+    /// It has been told of the areas.
+    pub(super) is_covered: bool,
+    /// The flags of some areas are those of what was there before.
+    has_old_flags: bool,
 }
 
 impl Before {
@@ -63,22 +77,16 @@ impl Before {
             objects: Objects::default(),
             descriptors: Descriptors::default(),
             vdso_checksum: 0,
+            is_continuous: false,
         };
-        before.look_at_processes()?;
+        before.look_at_processes(HashMap::new())?;
         if !before.processes.contains_key(&root) {
             return Err(EngineError::NoProcess(root));
         }
         before.vdso_checksum = before.checksum_vdso(root)?;
         before.descriptors.look(&before.processes, &before.order)?;
-        let mut found = before.objects.take_obstacles();
-        let scope = before.descriptors.scope_of(&before.order, options);
-        found.extend(obstacles::of_subject(&before.view(), &scope));
-        if found.is_empty() {
-            before.descriptors.prepare(&before.order, options)?;
-            Ok(before)
-        } else {
-            Err(EngineError::Refused(found))
-        }
+        before.accept(options)?;
+        Ok(before)
     }
 
     fn view(&self) -> Vec<(Pid, &[Area])> {
@@ -88,8 +96,10 @@ impl Before {
             .collect()
     }
 
-    fn look_at_processes(&mut self) -> Result<()> {
-        for (index, pid) in self.order.clone().into_iter().enumerate() {
+    /// Looks at every process, but closely only at those that are not among the `known`.
+    fn look_at_processes(&mut self, mut known: HashMap<Pid, ProcessBefore>) -> Result<()> {
+        let mut space = known.values().map(|process| process.space.0 + 1).max().unwrap_or(0);
+        for pid in self.order.clone() {
             let stat = match procfs::stat(pid) {
                 Ok(stat) => stat,
                 // It ended between the listing and now; the stop will tell.
@@ -100,13 +110,51 @@ impl Before {
                 self.zombies.insert(pid, stat);
                 continue;
             }
-            match ProcessBefore::look(pid, stat, SpaceId(index as u32), &mut self.objects) {
-                Ok(process) => drop(self.processes.insert(pid, process)),
+            if let Some(process) = known.remove(&pid).filter(|process| process.stat.key() == stat.key()) {
+                self.processes.insert(pid, ProcessBefore { stat, ..process });
+                continue;
+            }
+            match ProcessBefore::look(pid, stat, SpaceId(space), &mut self.objects) {
+                Ok(process) => {
+                    self.processes.insert(pid, process);
+                    space += 1;
+                }
                 Err(error) if error.says_gone() && pid != self.root => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
+    }
+
+    /// Looks again at a running tree that was looked at before; what has not changed is not looked at closely.
+    pub(super) fn look_again(&mut self, options: &CheckpointOptions) -> Result<()> {
+        self.order = tree::descendants(self.root).map_err(|error| no_process(self.root, error))?;
+        self.zombies.clear();
+        let known = std::mem::take(&mut self.processes);
+        self.look_at_processes(known)?;
+        if !self.processes.contains_key(&self.root) {
+            return Err(EngineError::NoProcess(self.root));
+        }
+        self.descriptors.look(&self.processes, &self.order)?;
+        self.accept(options)
+    }
+
+    /// Refuses when anything stands in the way; else prepares what the pause needs.
+    fn accept(&mut self, options: &CheckpointOptions) -> Result<()> {
+        let mut found = self.objects.take_obstacles();
+        let scope = self.descriptors.scope_of(&self.order, options);
+        found.extend(obstacles::of_subject(&self.view(), &scope));
+        if found.is_empty() {
+            self.descriptors.prepare(&self.order, options)
+        } else {
+            Err(EngineError::Refused(found))
+        }
+    }
+
+    /// Forgets objects that nothing maps any more, and tells their numbers.
+    pub(super) fn forget_objects(&mut self) -> Vec<u64> {
+        let areas = self.processes.values().flat_map(|process| &process.areas);
+        self.objects.keep_those_of(areas)
     }
 
     /// Brings everything up to date with a tree that stands.
@@ -138,18 +186,41 @@ impl Before {
         let pid = stopped.pid;
         let stat = procfs::stat(pid)?;
         let next = self.processes.values().map(|process| process.space.0 + 1).max().unwrap_or(0);
-        let same = self.processes.get(&pid).is_some_and(|process| process.stat.key() == stat.key());
-        if !same || self.processes[&pid].has_new_areas(pid)? {
+        let mut known = self.processes.get_mut(&pid).filter(|process| process.stat.key() == stat.key());
+        let has_changed = known.as_mut().map_or(Ok(true), |process| process.layout_watch.changed())?;
+        let is_continuous = self.is_continuous;
+        if has_changed
+            && let Some(process) = known.filter(|_| is_continuous)
+            && process.follow_areas(pid)?
+        {
+            self.objects.look(pid, &process.areas);
+            process.stat = stat;
+            self.refuse_areas(pid)?;
+        } else if has_changed {
             let space = self.processes.get(&pid).map_or(SpaceId(next), |process| process.space);
             let process = ProcessBefore::look(pid, stat, space, &mut self.objects)?;
-            let mut found = memory::obstacles(pid, &process.areas);
-            found.extend(self.objects.take_obstacles());
-            if !found.is_empty() {
-                return Err(EngineError::Refused(found));
-            }
             self.processes.insert(pid, process);
+            self.refuse_areas(pid)?;
         } else if let Some(process) = self.processes.get_mut(&pid) {
             process.stat = stat;
+        }
+        Ok(())
+    }
+
+    fn refuse_areas(&mut self, pid: Pid) -> Result<()> {
+        let mut found = memory::obstacles(pid, &self.processes[&pid].areas);
+        found.extend(self.objects.take_obstacles());
+        if found.is_empty() { Ok(()) } else { Err(EngineError::Refused(found)) }
+    }
+
+    /// Reads the advice on areas that were new in the pause, whose reading takes the kernel too long to do it there.
+    pub(super) fn complete_areas(&mut self) -> Result<()> {
+        for (pid, process) in &mut self.processes {
+            match process.complete_areas(*pid) {
+                // It has ended since; what was taken of it stands.
+                Err(error) if error.says_gone() => {}
+                outcome => outcome?,
+            }
         }
         Ok(())
     }
@@ -206,6 +277,9 @@ impl Before {
 impl ProcessBefore {
     fn look(pid: Pid, stat: Stat, space: SpaceId, objects: &mut Objects) -> Result<Self> {
         let memory = ProcessMemory::open(pid).map_err(|error| permission(pid, error))?;
+        // Before the areas are listed: what changes between the two is noticed.
+        let mut layout_watch = Layout::open(pid).map_err(|error| permission(pid, error))?;
+        layout_watch.changed()?;
         let areas = procfs::areas_with_flags(pid).map_err(|error| permission(pid, error))?;
         let pagemap = Pagemap::open(pid)?;
         let gadgets = Gadgets::find(&memory, &areas)?;
@@ -225,20 +299,44 @@ impl ProcessBefore {
             auxiliary_vector,
             stop_signal: None,
             threads: Vec::new(),
+            layout_watch,
+            is_tracked: false,
+            is_covered: false,
+            has_old_flags: false,
         })
     }
 
-    fn has_new_areas(&self, pid: Pid) -> Result<bool> {
-        let now = procfs::areas(pid)?;
-        let same = now.len() == self.areas.len()
-            && now.iter().zip(&self.areas).all(|(new, old)| {
-                new.range == old.range
-                    && new.protection == old.protection
-                    && new.offset == old.offset
-                    && new.backing == old.backing
-                    && new.name == old.name
-            });
-        Ok(!same)
+    /// Follows changes of the areas; false when the program itself was replaced and must be looked at anew.
+    fn follow_areas(&mut self, pid: Pid) -> Result<bool> {
+        let mut areas = procfs::areas(pid)?;
+        if !self.pagemap.is_alive()? || !self.gadgets.are_kept(&self.areas, &areas) {
+            return Ok(false);
+        }
+        for area in &mut areas {
+            let first = self.areas.partition_point(|old| old.range.end <= area.range.start);
+            if let Some(old) = self.areas.get(first).filter(|old| old.range.start < area.range.end) {
+                area.flags = old.flags.clone();
+            }
+        }
+        self.contents = areas.iter().map(|area| content_of(pid, area)).collect();
+        self.areas = areas;
+        (self.is_covered, self.has_old_flags) = (false, true);
+        Ok(true)
+    }
+
+    fn complete_areas(&mut self, pid: Pid) -> Result<()> {
+        if !std::mem::take(&mut self.has_old_flags) {
+            return Ok(());
+        }
+        for mut now in procfs::areas_with_flags(pid)? {
+            // That writes are watched is our doing.
+            now.flags.remove(WATCHED);
+            let found = self.areas.binary_search_by_key(&now.range.start, |area| area.range.start);
+            if let Some(area) = found.ok().and_then(|index| self.areas.get_mut(index)) {
+                area.flags = now.flags;
+            }
+        }
+        Ok(())
     }
 
     fn message(&self) -> ProcessMessage {

@@ -22,6 +22,9 @@ use super::before::{Before, ProcessBefore};
 use crate::error::{EngineError, Result};
 use crate::records::{DescriptorRow, DescriptorsMessage, EngineRecord, of_description, of_process};
 
+/// O_DIRECT on x86-64.
+const DIRECT: u32 = 0o40_000;
+
 /// The descriptors of a subject.
 #[derive(Default)]
 pub(super) struct Descriptors {
@@ -103,6 +106,11 @@ impl Descriptors {
         });
         self.rows.push(Row { pid, fd: number, close_on_exec, description });
         Ok(())
+    }
+
+    /// Whether some description reads and writes past the page cache.
+    pub(super) fn bypass_cache(&self) -> bool {
+        self.descriptions.iter().any(|description| description.info.flags & DIRECT != 0)
     }
 
     /// What kinds may know of the subject.

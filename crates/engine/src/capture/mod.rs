@@ -6,6 +6,8 @@
 //! Does not: know kinds; it asks the registries.
 
 mod before;
+mod continuous;
+mod copier;
 mod descriptors;
 mod objects;
 mod pages;
@@ -19,6 +21,7 @@ use store::{CommitMeta, ImageWriter, PageBatch, Prepared};
 use tracee::{StoppedTree, procfs};
 
 use crate::capture::before::Before;
+pub use crate::capture::continuous::{Continuous, Taken};
 use crate::error::{EngineError, Result};
 use crate::obstacles;
 use crate::records::{EngineRecord, TreeMessage};

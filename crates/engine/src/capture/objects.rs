@@ -3,7 +3,7 @@
 //! Owns: their numbering, and the pages of those whose content belongs into the image.
 //! Does not: open or describe them; the memory kinds do.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
@@ -50,7 +50,7 @@ impl Objects {
 
     fn add(&mut self, key: ObjectKey, of: AreaOf<'_>, kind: &dyn MemoryKind, writable: bool) -> Result<()> {
         let (payload, length) = kind.describe(of)?;
-        let id = self.records.len() as u64 + 1;
+        let id = self.records.last_key_value().map_or(1, |(last, _)| last + 1);
         if matches!(kind.content(of), Content::Object | Content::PrivateAndObject) {
             let link = of.link();
             let file = File::open(&link).map_err(|error| Error::path("open", &link, error))?;
@@ -68,6 +68,24 @@ impl Objects {
         self.numbers.insert(key, id);
         self.records.insert(id, record);
         Ok(())
+    }
+
+    /// Forgets objects that none of these areas shows, and tells their numbers.
+    pub(super) fn keep_those_of<'a>(&mut self, areas: impl Iterator<Item = &'a Area>) -> Vec<u64> {
+        let used: HashSet<ObjectKey> = areas.filter_map(ObjectKey::of).collect();
+        let mut gone = Vec::new();
+        self.numbers.retain(|key, number| {
+            let is_used = used.contains(key);
+            if !is_used {
+                gone.push(*number);
+            }
+            is_used
+        });
+        for number in &gone {
+            self.records.remove(number);
+            self.files.remove(number);
+        }
+        gone
     }
 
     /// What could not be looked at, once.

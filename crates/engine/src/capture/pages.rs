@@ -1,23 +1,21 @@
-//! Copying pages of a stopped tree into the image.
+//! Which pages of a stopped tree go into the image.
 //!
-//! Owns: which pages are copied, and the loops that copy them.
+//! Owns: finding them all, and having them copied.
 //! Invariants: every page that an area's content names is in the image or was never touched.
 //! Does not: hash, compress or write; the writer's threads do.
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 
 use image::SpaceId;
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid};
+use model::{Address, AddressRange, PAGE_BYTES, Pid};
 use resource::memory::Content;
 use rustix::fs::SeekFrom;
 use store::{ImageWriter, PageBatch};
-use sys::process_memory::{self, RANGES_PER_CALL};
 use sys::{Errno, Error};
-use tracee::ProcessMemory;
 
 use super::before::Before;
+use super::copier::{Copier, PageSink};
 use crate::error::Result;
 use crate::records::object_space;
 
@@ -64,7 +62,7 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
 
 /// Copies what `scan` found.
 pub(super) fn copy(plan: &PagePlan, before: &Before, writer: &ImageWriter, first: PageBatch) -> Result<()> {
-    let mut copier = Copier { writer, batch: first, ranges: Vec::new(), filled: 0 };
+    let mut copier = Copier::new(writer, first);
     for process in &plan.processes {
         for range in &process.readable {
             copier.add(process.pid, process.space, *range)?;
@@ -84,99 +82,12 @@ pub(super) fn copy(plan: &PagePlan, before: &Before, writer: &ImageWriter, first
     copier.send()
 }
 
-struct Copier<'a> {
-    writer: &'a ImageWriter,
-    batch: PageBatch,
-    /// Ranges pushed to the batch and not read yet; they stand at its end.
-    ranges: Vec<(Address, ByteCount)>,
-    /// Bytes of the batch before those.
-    filled: usize,
-}
-
-impl Copier<'_> {
-    fn add(&mut self, pid: Pid, space: SpaceId, range: AddressRange) -> Result<()> {
-        let mut start = range.start;
-        while start < range.end {
-            if self.batch.room() == PageCount(0) || self.ranges.len() == RANGES_PER_CALL {
-                self.flush(pid)?;
-                self.send()?;
-            }
-            let pages = pages_that_fit(&self.batch, start, range.end);
-            let pushed = self.batch.push(space, start, pages);
-            debug_assert!(pushed.is_some(), "the pages were cut to fit");
-            self.ranges.push((start, pages.bytes()));
-            start = start + pages.bytes();
+/// Copies all objects whose pages are saved, whatever changed.
+pub(super) fn copy_objects<S: PageSink>(before: &Before, copier: &mut Copier<'_, S>) -> Result<()> {
+    for (id, file) in before.objects.saved() {
+        for range in data_ranges(file)? {
+            copier.add_object(file, object_space(id), range)?;
         }
-        Ok(())
-    }
-
-    /// Reads all pending ranges with one scattered read.
-    fn flush(&mut self, pid: Pid) -> Result<()> {
-        let bytes = self.batch.bytes_mut();
-        if !self.ranges.is_empty() {
-            process_memory::read_scattered(pid, &self.ranges, &mut bytes[self.filled..])?;
-            self.ranges.clear();
-        }
-        self.filled = bytes.len();
-        Ok(())
-    }
-
-    fn send(&mut self) -> Result<()> {
-        if !self.batch.is_empty() {
-            let full = std::mem::replace(&mut self.batch, self.writer.buffer()?);
-            self.writer.append(full)?;
-            self.filled = 0;
-        }
-        Ok(())
-    }
-
-    fn add_hidden(&mut self, memory: &ProcessMemory, space: SpaceId, range: AddressRange) -> Result<()> {
-        self.add_with(space, range, |start, bytes| memory.read(start, bytes))
-    }
-
-    fn add_object(&mut self, file: &File, space: SpaceId, range: AddressRange) -> Result<()> {
-        self.add_with(space, range, |start, bytes| read_padded(file, start, bytes))
-    }
-
-    fn add_with(
-        &mut self,
-        space: SpaceId,
-        range: AddressRange,
-        mut fill: impl FnMut(Address, &mut [u8]) -> std::result::Result<(), Error>,
-    ) -> Result<()> {
-        debug_assert!(self.ranges.is_empty(), "pending ranges stand at the end of the batch");
-        let mut start = range.start;
-        while start < range.end {
-            if self.batch.room() == PageCount(0) {
-                self.send()?;
-            }
-            let pages = pages_that_fit(&self.batch, start, range.end);
-            if let Some(bytes) = self.batch.push(space, start, pages) {
-                fill(start, bytes)?;
-            }
-            self.filled += pages.bytes().get() as usize;
-            start = start + pages.bytes();
-        }
-        Ok(())
-    }
-}
-
-fn pages_that_fit(batch: &PageBatch, start: Address, end: Address) -> PageCount {
-    PageCount(batch.room().get().min((end - start).get() / PAGE_BYTES))
-}
-
-/// Reads from a file; what lies behind its end within the last page is zero.
-fn read_padded(file: &File, start: Address, bytes: &mut [u8]) -> std::result::Result<(), Error> {
-    let mut done = 0;
-    while done < bytes.len() {
-        let read = file
-            .read_at(&mut bytes[done..], start.get() + done as u64)
-            .map_err(|error| Error::new("read a memory object", error))?;
-        if read == 0 {
-            bytes[done..].fill(0);
-            break;
-        }
-        done += read;
     }
     Ok(())
 }

@@ -53,6 +53,11 @@ impl AreaFlags {
         self.0.iter().any(|known| known.as_slice() == flag.as_bytes())
     }
 
+    /// Takes a flag out.
+    pub fn remove(&mut self, flag: &str) {
+        self.0.retain(|known| known.as_slice() != flag.as_bytes());
+    }
+
     /// All flags, in the kernel's order.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|flag| std::str::from_utf8(flag).ok())

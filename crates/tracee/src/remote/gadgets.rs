@@ -82,6 +82,27 @@ impl Gadgets {
     }
 }
 
+impl Gadgets {
+    /// Whether the areas that they lie in are the same in both lists, which rise.
+    #[must_use]
+    pub fn are_kept(&self, before: &[Area], now: &[Area]) -> bool {
+        let loads = self.loads.map(|loads| [Some(loads.first), Some(loads.second), Some(loads.number)]);
+        let third = self.loads.and_then(|loads| loads.third).map(|(at, _)| at);
+        let store = self.store.map(|(at, _)| at);
+        let needed = [Some(self.syscall_return), Some(self.restorer), self.pivot, store, third];
+        let all = needed.into_iter().chain(loads.into_iter().flatten()).flatten();
+        let around = |areas: &[Area], at: Address| {
+            let index = areas.partition_point(|area| area.range.end <= at);
+            let area = areas.get(index).filter(|area| area.range.start <= at)?;
+            Some((area.range, area.protection, area.offset, area.backing.clone()))
+        };
+        all.into_iter().all(|at| {
+            let found = around(before, at);
+            found.is_some() && found == around(now, at)
+        })
+    }
+}
+
 impl Found {
     fn look(&mut self, start: Address, code: &[u8]) -> bool {
         for offset in 0..code.len() {

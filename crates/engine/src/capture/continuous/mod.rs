@@ -1,0 +1,289 @@
+//! Continuous checkpointing: one checkpoint after the other of a subject that hardly notices.
+//!
+//! Owns: what is kept between two checkpoints (areas, trackers, buffers), pre-copy, the order of an epoch.
+//! Invariants: a checkpoint in the log holds every page as it was in the pause, whether it was copied in it, before
+//! it, or epochs ago; after any failure the next checkpoint starts from nothing; inside the pause no page is copied
+//! that has not changed since it was copied last.
+//! Does not: decide when the next checkpoint is due, or write.
+
+mod tracked;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::{Duration, Instant, SystemTime};
+
+use image::{RecordSet, Timings};
+use model::{AddressRange, PageCount, Pid};
+use store::{CommitMeta, Epoch, LogWriter, Ticket};
+use tracee::StoppedTree;
+use track::{DirtyPages, Moment, TrackerKind};
+
+use self::tracked::{EVERYTHING, Tracked};
+use super::before::Before;
+use super::copier::Copier;
+use super::{CheckpointOptions, descriptors, look_while_it_runs, look_while_it_stands, meta, pages, threads};
+use crate::error::{EngineError, Result};
+use crate::records::object_space;
+
+/// Rounds of pre-copy at most; each takes about as long as the copies of the round before, in which the subject
+/// dirties pages again.
+const ROUNDS_MAX: usize = 3;
+/// A residual that is small enough: some 30 microseconds of copying.
+const RESIDUAL_GOAL: PageCount = PageCount(32);
+
+/// What continuous checkpointing of one subject keeps from one checkpoint to the next.
+pub struct Continuous {
+    root: Pid,
+    kind: &'static dyn TrackerKind,
+    before: Option<Before>,
+    tracked: HashMap<Pid, Tracked>,
+    dirty: DirtyPages,
+    /// The next checkpoint starts from nothing.
+    is_whole: bool,
+}
+
+impl fmt::Debug for Continuous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Continuous")
+            .field("root", &self.root)
+            .field("tracked", &self.tracked)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A checkpoint that has left its subject; the log makes it durable.
+#[derive(Debug)]
+pub struct Taken {
+    /// The log's promise.
+    pub ticket: Ticket,
+    /// How long the subject stood still, and for what.
+    pub timings: Timings,
+    /// Rounds of pre-copy.
+    pub rounds: usize,
+    /// Pages copied while the subject ran.
+    pub precopied: PageCount,
+    /// Pages copied inside the pause.
+    pub residual: PageCount,
+}
+
+/// What one round or one pause copied.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    rounds: usize,
+    precopied: PageCount,
+    residual: PageCount,
+}
+
+impl Continuous {
+    /// Prepares for a subject; nothing of it is touched before the first checkpoint.
+    #[must_use]
+    pub fn new(root: Pid, kind: &'static dyn TrackerKind) -> Self {
+        Self { root, kind, before: None, tracked: HashMap::new(), dirty: DirtyPages::new(), is_whole: true }
+    }
+
+    /// The root of the subject.
+    #[must_use]
+    pub fn root(&self) -> Pid {
+        self.root
+    }
+
+    /// Takes one checkpoint into the log. `None` when the log has as much to write as it will take.
+    ///
+    /// # Errors
+    ///
+    /// As `checkpoint`, or what went wrong with earlier checkpoints in the log. The subject goes on.
+    pub fn checkpoint(&mut self, log: &LogWriter, options: &CheckpointOptions) -> Result<Option<Taken>> {
+        let begun =
+            if self.is_whole { log.begin_full(options.sequence) } else { log.begin(options.sequence) };
+        let Some(epoch) = begun? else { return Ok(None) };
+        let taken = self.take(&epoch, options);
+        match taken {
+            Ok((records, meta, counts)) => {
+                let timings = meta.timings;
+                let ticket = epoch.finish(records, meta)?;
+                self.is_whole = false;
+                let Counts { rounds, precopied, residual } = counts;
+                Ok(Some(Taken { ticket, timings, rounds, precopied, residual }))
+            }
+            Err(error) => {
+                self.start_over();
+                Err(error)
+            }
+        }
+    }
+
+    /// Forgets everything: the next checkpoint starts from nothing. To be called when the log has lost one.
+    pub fn start_over(&mut self) {
+        self.before = None;
+        self.tracked.clear();
+        self.is_whole = true;
+    }
+
+    fn take(
+        &mut self,
+        epoch: &Epoch,
+        options: &CheckpointOptions,
+    ) -> Result<(RecordSet, CommitMeta, Counts)> {
+        self.look(options)?;
+        self.arm(epoch, options)?;
+        let mut counts = self.precopy(epoch)?;
+        let (time, stopping) = (SystemTime::now(), Instant::now());
+        let mut tree = StoppedTree::stop(self.root)?;
+        let stop = stopping.elapsed();
+        let (scan, copy) = self.inside(epoch, &mut tree, options, &mut counts)?;
+        tree.resume()?;
+        let timings = Timings { pause: stopping.elapsed(), stop, scan, copy };
+        let before = self.before.as_mut().expect("it was looked at first");
+        before.complete_areas()?;
+        let records = super::after(before)?;
+        before.descriptors.forget();
+        let meta = meta(before, options, time, timings);
+        Ok((records, meta, counts))
+    }
+
+    fn look(&mut self, options: &CheckpointOptions) -> Result<()> {
+        if let Some(before) = &mut self.before {
+            return before.look_again(options);
+        }
+        let before = match look_while_it_runs(self.root, options)? {
+            Some(before) => before,
+            None => {
+                let _stopped = StoppedTree::stop(self.root)?;
+                look_while_it_stands(self.root, options)?
+            }
+        };
+        self.before = Some(Before { is_continuous: true, ..before });
+        Ok(())
+    }
+
+    /// Has processes tracked that are not yet, in a pause of its own: all their pages can then be copied while they
+    /// run.
+    fn arm(&mut self, epoch: &Epoch, options: &CheckpointOptions) -> Result<()> {
+        let Some(before) = &mut self.before else { return Ok(()) };
+        if before.processes.keys().all(|pid| self.tracked.contains_key(pid)) {
+            return Ok(());
+        }
+        let mut tree = StoppedTree::stop(self.root)?;
+        before.refresh(&tree, options)?;
+        cover(self.kind, &mut self.tracked, before, &mut tree, epoch)?;
+        tree.resume()?;
+        Ok(())
+    }
+
+    /// Copies what is dirty while the subject runs, until little is left or it does not get less.
+    fn precopy(&mut self, epoch: &Epoch) -> Result<Counts> {
+        let mut counts = Counts::default();
+        if !self.kind.properties().rearms_running {
+            return Ok(counts);
+        }
+        let Some(before) = &self.before else { return Ok(counts) };
+        // A page that such a read has pinned changes without a fault.
+        if before.descriptors.bypass_cache() {
+            return Ok(counts);
+        }
+        let mut last = PageCount(u64::MAX);
+        while counts.rounds < ROUNDS_MAX {
+            let mut round = PageCount(0);
+            for (pid, tracked) in &mut self.tracked {
+                let Some(process) = before.processes.get(pid) else { continue };
+                round += tracked.copy_dirty(process, Moment::Running, &mut self.dirty, epoch)?;
+            }
+            counts.rounds += 1;
+            counts.precopied += round;
+            if round <= RESIDUAL_GOAL || round.get() > last.get() / 2 {
+                break;
+            }
+            last = round;
+        }
+        Ok(counts)
+    }
+
+    fn inside(
+        &mut self,
+        epoch: &Epoch,
+        tree: &mut StoppedTree,
+        options: &CheckpointOptions,
+        counts: &mut Counts,
+    ) -> Result<(Duration, Duration)> {
+        let scanning = Instant::now();
+        let before = self.before.as_mut().expect("it was looked at first");
+        before.refresh(tree, options)?;
+        if counts.rounds > 0 && before.descriptors.bypass_cache() {
+            return Err(EngineError::Unsteady);
+        }
+        self.tracked.retain(|pid, tracked| {
+            let is_there = before.processes.contains_key(pid);
+            if !is_there {
+                tracked.leave(epoch);
+            }
+            is_there
+        });
+        cover(self.kind, &mut self.tracked, before, tree, epoch)?;
+        let scan = scanning.elapsed();
+        let copying = Instant::now();
+        for (pid, tracked) in &mut self.tracked {
+            let Some(process) = before.processes.get_mut(pid) else { continue };
+            counts.residual += tracked.copy_dirty(process, Moment::Stopped, &mut self.dirty, epoch)?;
+            process.guards.clone_from(tracked.guards());
+        }
+        copy_objects(before, epoch)?;
+        let copy = copying.elapsed();
+        descriptors::inside(before)?;
+        threads::inside(before, tree)?;
+        Ok((scan, copy))
+    }
+}
+
+/// Attaches trackers to processes that have none, and tells all of them which areas there are.
+fn cover(
+    kind: &'static dyn TrackerKind,
+    tracked: &mut HashMap<Pid, Tracked>,
+    before: &mut Before,
+    tree: &mut StoppedTree,
+    epoch: &Epoch,
+) -> Result<()> {
+    for stopped in &mut tree.processes {
+        let Some(process) = before.processes.get_mut(&stopped.pid) else { continue };
+        let known = tracked.get_mut(&stopped.pid).filter(|known| known.is_of(process));
+        if known.is_none() {
+            let leader = stopped.threads.first_mut().expect("a stopped process has threads");
+            let new = Tracked::attach(kind, process, leader, epoch)?;
+            tracked.insert(stopped.pid, new);
+        }
+        if let Some(known) = tracked.get_mut(&stopped.pid)
+            && !process.is_covered
+        {
+            known.cover(process, epoch)?;
+            process.is_covered = true;
+        }
+    }
+    Ok(())
+}
+
+/// Copies shared objects whole: other processes and descriptors change them too, past any tracker of one address
+/// space.
+fn copy_objects(before: &mut Before, epoch: &Epoch) -> Result<()> {
+    for gone in before.forget_objects() {
+        drop_everything(epoch, object_space(gone), EVERYTHING)?;
+    }
+    let saved: Vec<u64> = before.objects.saved().map(|(id, _)| id).collect();
+    if saved.is_empty() {
+        return Ok(());
+    }
+    for id in saved {
+        // What is a hole now was none before.
+        drop_everything(epoch, object_space(id), EVERYTHING)?;
+    }
+    let mut copier = Copier::new(epoch, epoch.buffer()?);
+    pages::copy_objects(before, &mut copier)?;
+    copier.finish()
+}
+
+/// Takes a range out of the checkpoint. Waits while too many are waiting to be taken out.
+fn drop_everything(epoch: &Epoch, space: image::SpaceId, range: AddressRange) -> Result<()> {
+    const NAP: Duration = Duration::from_micros(20);
+    while !epoch.drop_range(space, range)? {
+        std::thread::sleep(NAP);
+    }
+    Ok(())
+}

@@ -1,0 +1,248 @@
+//! One tracked process: from what its tracker reports to what the log is told.
+//!
+//! Owns: its tracker, the ranges that the log was told of, its guard regions, ranges whose reading failed.
+//! Invariants: what is dirty is copied or taken out of the checkpoint, never forgotten; what could not be read while
+//! the process ran is looked at again while it stands.
+//! Does not: know how dirty pages are found.
+
+use image::SpaceId;
+use model::{Address, AddressRange, PageCount, ProcessKey};
+use resource::memory::Content as Wanted;
+use store::Epoch;
+use tracee::procfs::Area;
+use tracee::remote::RemoteContext;
+use tracee::{RemoteSession, Stopped, Thread};
+use track::{Content, DirtyPages, Moment, TrackError, Tracker, TrackerKind};
+
+use super::super::before::ProcessBefore;
+use super::super::copier::Copier;
+use super::drop_everything;
+use crate::error::Result;
+
+/// All that a process may map.
+pub(super) const EVERYTHING: AddressRange =
+    AddressRange { start: Address(0), end: Address(0x7fff_ffff_f000) };
+
+/// Times a scan is made again because areas were replaced under it; the process stands for the last one.
+const SCANS_MAX: usize = 4;
+
+/// A process and its tracker.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    key: ProcessKey,
+    space: SpaceId,
+    tracker: Box<dyn Tracker>,
+    /// What the tracker was told of, rising.
+    covered: Vec<AddressRange>,
+    guards: Vec<AddressRange>,
+    /// Dirty ranges that could not be read while the process ran.
+    unread: Vec<AddressRange>,
+}
+
+impl Tracked {
+    /// Begins to track a stopped process. Nothing that the log may hold of its space counts any more.
+    pub(super) fn attach(
+        kind: &'static dyn TrackerKind,
+        process: &mut ProcessBefore,
+        leader: &mut Thread<Stopped>,
+        epoch: &Epoch,
+    ) -> Result<Self> {
+        drop_everything(epoch, process.space, EVERYTHING)?;
+        (process.is_tracked, process.is_covered) = (true, false);
+        let context =
+            RemoteContext { memory: &process.memory, areas: &process.areas, gadgets: process.gadgets };
+        let pid = leader.pid();
+        let mut session = RemoteSession::begin(leader, &context)?;
+        let tracker = kind.attach(pid, &mut session)?;
+        session.end()?;
+        Ok(Self {
+            key: process.stat.key(),
+            space: process.space,
+            tracker,
+            covered: Vec::new(),
+            guards: Vec::new(),
+            unread: Vec::new(),
+        })
+    }
+
+    /// Whether it tracks this very program.
+    pub(super) fn is_of(&self, process: &ProcessBefore) -> bool {
+        self.key == process.stat.key() && process.is_tracked
+    }
+
+    /// The process has ended.
+    pub(super) fn leave(&self, epoch: &Epoch) {
+        // A log that takes no more orders has failed, and says so when the epoch is finished.
+        let _ = drop_everything(epoch, self.space, EVERYTHING);
+    }
+
+    /// Guard regions, rising.
+    pub(super) fn guards(&self) -> &Vec<AddressRange> {
+        &self.guards
+    }
+
+    /// Tells the tracker of the areas, and the log what is void.
+    pub(super) fn cover(&mut self, process: &ProcessBefore, epoch: &Epoch) -> Result<()> {
+        let areas: Vec<Area> = process
+            .areas
+            .iter()
+            .zip(&process.contents)
+            .filter(|(_, content)| matches!(content, Some(Wanted::Private | Wanted::PrivateAndObject)))
+            .map(|(area, _)| area.clone())
+            .collect();
+        let mut void = self.tracker.cover(&areas)?.fresh.clone();
+        let now: Vec<AddressRange> = areas.iter().map(|area| area.range).collect();
+        void.extend(missing(&self.covered, &now));
+        self.covered = now;
+        for range in void {
+            drop_everything(epoch, self.space, range)?;
+            cut(&mut self.guards, range);
+            cut(&mut self.unread, range);
+        }
+        Ok(())
+    }
+
+    /// Copies what changed since the last time; how many pages that were.
+    pub(super) fn copy_dirty(
+        &mut self,
+        process: &ProcessBefore,
+        moment: Moment,
+        dirty: &mut DirtyPages,
+        epoch: &Epoch,
+    ) -> Result<PageCount> {
+        let mut pages = PageCount(0);
+        for _ in 0..SCANS_MAX {
+            dirty.clear();
+            match self.tracker.scan(moment, dirty) {
+                // While it runs it may end, or be replaced by exec; the stop tells.
+                Err(TrackError::Gone(_)) if moment == Moment::Running => return Ok(pages),
+                outcome => outcome?,
+            }
+            pages += dirty.pages();
+            self.copy(process, dirty, epoch)?;
+            if moment == Moment::Running || dirty.replaced().is_empty() {
+                break;
+            }
+            self.cover(process, epoch)?;
+        }
+        if moment == Moment::Stopped {
+            self.copy_unread(process, epoch)?;
+        }
+        Ok(pages)
+    }
+
+    fn copy(&mut self, process: &ProcessBefore, dirty: &DirtyPages, epoch: &Epoch) -> Result<()> {
+        let mut copier = Copier::tolerant(epoch, epoch.buffer()?);
+        let ranges = dirty.ranges();
+        let is_rising = ranges.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start);
+        for found in ranges {
+            cut(&mut self.guards, found.range);
+            if found.content.must_read() {
+                copier.add(process.stat.pid, self.space, found.range)?;
+                continue;
+            }
+            if !is_rising {
+                // It may stand in the buffer already, from earlier in this very list.
+                copier.flush(process.stat.pid)?;
+                copier.send()?;
+            }
+            drop_everything(epoch, self.space, found.range)?;
+            if found.content == Content::Guard {
+                insert(&mut self.guards, found.range);
+            }
+        }
+        copier.flush(process.stat.pid)?;
+        self.unread.append(&mut copier.take_failed());
+        copier.finish()
+    }
+
+    /// Looks at what could not be read: guard regions, pages without access, what is gone by now.
+    fn copy_unread(&mut self, process: &ProcessBefore, epoch: &Epoch) -> Result<()> {
+        if self.unread.is_empty() {
+            return Ok(());
+        }
+        let mut copier = Copier::new(epoch, epoch.buffer()?);
+        for range in std::mem::take(&mut self.unread) {
+            drop_everything(epoch, self.space, range)?;
+            for part in overlaps(&self.covered, range) {
+                let found = process.pagemap.look(part)?;
+                for own in found.private {
+                    copier.add_hidden(&process.memory, self.space, own)?;
+                }
+                for guard in found.guards {
+                    insert(&mut self.guards, guard);
+                }
+            }
+        }
+        copier.finish()
+    }
+}
+
+/// Parts of `before` that `now` lacks; both rise.
+fn missing(before: &[AddressRange], now: &[AddressRange]) -> Vec<AddressRange> {
+    let mut left = before.to_vec();
+    for range in now {
+        cut(&mut left, *range);
+    }
+    left
+}
+
+/// Takes a range out of a rising list.
+fn cut(list: &mut Vec<AddressRange>, range: AddressRange) {
+    let first = list.partition_point(|known| known.end <= range.start);
+    let last = list.partition_point(|known| known.start < range.end);
+    if first >= last {
+        return;
+    }
+    let head = AddressRange { start: list[first].start, end: range.start };
+    let tail = AddressRange { start: range.end, end: list[last - 1].end };
+    let rest = [head, tail].into_iter().filter(|part| part.start < part.end);
+    list.splice(first..last, rest);
+}
+
+/// Adds a range to a rising list.
+fn insert(list: &mut Vec<AddressRange>, range: AddressRange) {
+    cut(list, range);
+    let at = list.partition_point(|known| known.end <= range.start);
+    list.insert(at, range);
+}
+
+/// Parts of a rising list that lie in a range.
+fn overlaps(list: &[AddressRange], range: AddressRange) -> Vec<AddressRange> {
+    list.iter()
+        .map(|known| AddressRange { start: known.start.max(range.start), end: known.end.min(range.end) })
+        .filter(|part| part.start < part.end)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> AddressRange {
+        AddressRange::new(Address(start << 12), Address(end << 12))
+    }
+
+    #[test]
+    fn lists_of_ranges_are_cut_and_joined() {
+        let mut list = vec![range(1, 4), range(6, 9), range(12, 20)];
+        cut(&mut list, range(3, 7));
+        assert_eq!(list, [range(1, 3), range(7, 9), range(12, 20)]);
+        cut(&mut list, range(14, 16));
+        assert_eq!(list, [range(1, 3), range(7, 9), range(12, 14), range(16, 20)]);
+        insert(&mut list, range(8, 13));
+        assert_eq!(list, [range(1, 3), range(7, 8), range(8, 13), range(13, 14), range(16, 20)]);
+        cut(&mut list, range(0, 30));
+        assert!(list.is_empty());
+    }
+
+    #[test]
+    fn what_is_missing_and_what_overlaps() {
+        let before = [range(1, 10), range(20, 30)];
+        assert_eq!(
+            missing(&before, &[range(2, 4), range(20, 25)]),
+            [range(1, 2), range(4, 10), range(25, 30)]
+        );
+        assert_eq!(overlaps(&before, range(5, 22)), [range(5, 10), range(20, 22)]);
+    }
+}

@@ -1,0 +1,191 @@
+//! Copying pages into buffers, and handing these on.
+//!
+//! Owns: the loops that copy, and what a copy can be handed to.
+//! Invariants: what is handed on has been read whole.
+//! Does not: choose pages; hash, compress or write, which the sink's threads do.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use image::SpaceId;
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid};
+use store::{Epoch, ImageWriter, PageBatch};
+use sys::Error;
+use sys::process_memory::{self, RANGES_PER_CALL};
+use tracee::ProcessMemory;
+
+use crate::error::Result;
+
+/// What takes copied pages.
+pub(super) trait PageSink {
+    /// An empty buffer; waits for one if it must.
+    fn buffer(&self) -> Result<PageBatch>;
+    /// Takes over a filled one.
+    fn append(&self, batch: PageBatch) -> Result<()>;
+}
+
+impl PageSink for ImageWriter {
+    fn buffer(&self) -> Result<PageBatch> {
+        Ok(self.buffer()?)
+    }
+
+    fn append(&self, batch: PageBatch) -> Result<()> {
+        Ok(self.append(batch)?)
+    }
+}
+
+impl PageSink for Epoch {
+    fn buffer(&self) -> Result<PageBatch> {
+        Ok(self.buffer()?)
+    }
+
+    fn append(&self, batch: PageBatch) -> Result<()> {
+        Ok(self.append(batch)?)
+    }
+}
+
+/// Pages on their way from a process into buffers.
+pub(super) struct Copier<'a, S> {
+    sink: &'a S,
+    batch: PageBatch,
+    /// Ranges pushed to the batch and not read yet; they stand at its end.
+    ranges: Vec<(Address, ByteCount)>,
+    /// Bytes of the batch before those.
+    filled: usize,
+    /// What could not be read; without it, that is an error.
+    failed: Option<Vec<AddressRange>>,
+}
+
+impl<'a, S: PageSink> Copier<'a, S> {
+    pub(super) fn new(sink: &'a S, first: PageBatch) -> Self {
+        Self { sink, batch: first, ranges: Vec::new(), filled: 0, failed: None }
+    }
+
+    /// One that leaves out what cannot be read, and says so in the end.
+    pub(super) fn tolerant(sink: &'a S, first: PageBatch) -> Self {
+        Self { failed: Some(Vec::new()), ..Self::new(sink, first) }
+    }
+
+    /// What could not be read since this was last asked.
+    pub(super) fn take_failed(&mut self) -> Vec<AddressRange> {
+        self.failed.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    pub(super) fn add(&mut self, pid: Pid, space: SpaceId, range: AddressRange) -> Result<()> {
+        let mut start = range.start;
+        while start < range.end {
+            if self.batch.room() == PageCount(0) || self.ranges.len() == RANGES_PER_CALL {
+                self.flush(pid)?;
+                self.send()?;
+            }
+            let pages = pages_that_fit(&self.batch, start, range.end);
+            let pushed = self.batch.push(space, start, pages);
+            debug_assert!(pushed.is_some(), "the pages were cut to fit");
+            self.ranges.push((start, pages.bytes()));
+            start = start + pages.bytes();
+        }
+        Ok(())
+    }
+
+    /// Reads all pending ranges with one scattered read.
+    pub(super) fn flush(&mut self, pid: Pid) -> Result<()> {
+        let bytes = self.batch.bytes_mut();
+        let end = bytes.len();
+        if !self.ranges.is_empty() {
+            match process_memory::read_scattered(pid, &self.ranges, &mut bytes[self.filled..]) {
+                Err(_) if self.failed.is_some() => self.read_one_by_one(pid),
+                outcome => outcome?,
+            }
+            self.ranges.clear();
+        }
+        self.filled = end;
+        Ok(())
+    }
+
+    fn read_one_by_one(&mut self, pid: Pid) {
+        let mut failed = Vec::new();
+        let mut at = self.filled;
+        for (address, length) in &self.ranges {
+            let end = at + length.get() as usize;
+            if process_memory::read(pid, *address, &mut self.batch.bytes_mut()[at..end]).is_err() {
+                failed.push(AddressRange::new(*address, *address + *length));
+            }
+            at = end;
+        }
+        let pending_from = PageCount(self.filled as u64 / PAGE_BYTES);
+        self.batch.retain(|piece| {
+            piece.at < pending_from || !failed.iter().any(|range| range.start == piece.start)
+        });
+        self.failed.get_or_insert_default().append(&mut failed);
+    }
+
+    pub(super) fn send(&mut self) -> Result<()> {
+        if !self.batch.is_empty() {
+            let full = std::mem::replace(&mut self.batch, self.sink.buffer()?);
+            self.sink.append(full)?;
+            self.filled = 0;
+        }
+        Ok(())
+    }
+
+    /// Hands on what is left, and the buffer with it: a log lends only so many.
+    pub(super) fn finish(self) -> Result<()> {
+        debug_assert!(self.ranges.is_empty(), "pending ranges were flushed");
+        self.sink.append(self.batch)
+    }
+
+    pub(super) fn add_hidden(
+        &mut self,
+        memory: &ProcessMemory,
+        space: SpaceId,
+        range: AddressRange,
+    ) -> Result<()> {
+        self.add_with(space, range, |start, bytes| memory.read(start, bytes))
+    }
+
+    pub(super) fn add_object(&mut self, file: &File, space: SpaceId, range: AddressRange) -> Result<()> {
+        self.add_with(space, range, |start, bytes| read_padded(file, start, bytes))
+    }
+
+    fn add_with(
+        &mut self,
+        space: SpaceId,
+        range: AddressRange,
+        mut fill: impl FnMut(Address, &mut [u8]) -> std::result::Result<(), Error>,
+    ) -> Result<()> {
+        debug_assert!(self.ranges.is_empty(), "pending ranges stand at the end of the batch");
+        let mut start = range.start;
+        while start < range.end {
+            if self.batch.room() == PageCount(0) {
+                self.send()?;
+            }
+            let pages = pages_that_fit(&self.batch, start, range.end);
+            if let Some(bytes) = self.batch.push(space, start, pages) {
+                fill(start, bytes)?;
+            }
+            self.filled += pages.bytes().get() as usize;
+            start = start + pages.bytes();
+        }
+        Ok(())
+    }
+}
+
+fn pages_that_fit(batch: &PageBatch, start: Address, end: Address) -> PageCount {
+    PageCount(batch.room().get().min((end - start).get() / PAGE_BYTES))
+}
+
+/// Reads from a file; what lies behind its end within the last page is zero.
+fn read_padded(file: &File, start: Address, bytes: &mut [u8]) -> std::result::Result<(), Error> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let read = file
+            .read_at(&mut bytes[done..], start.get() + done as u64)
+            .map_err(|error| Error::new("read a memory object", error))?;
+        if read == 0 {
+            bytes[done..].fill(0);
+            break;
+        }
+        done += read;
+    }
+    Ok(())
+}

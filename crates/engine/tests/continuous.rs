@@ -1,0 +1,175 @@
+//! Continuous checkpoints of a program that changes its memory in every way: each of them, restored, goes on and
+//! finds everything where it left it.
+//!
+//! A few lives every day; many with `UNDYING_LONG_TESTS` set.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use model::{Pid, Sequence, Signal};
+use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
+use undying_engine::{CheckpointOptions, Continuous, PidPolicy, RestoreOptions, restore};
+
+/// Time between two checkpoints.
+const EVERY: Duration = Duration::from_millis(10);
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+struct Lab {
+    folder: tempfile::TempDir,
+    store: Store,
+    name: SubjectName,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let folder =
+            tempfile::TempDir::with_prefix_in("undying-engine-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let store = Store::open(&folder.path().join("store")).unwrap();
+        Self { folder, store, name: "dirtier".parse().unwrap() }
+    }
+
+    fn said(&self) -> PathBuf {
+        self.folder.path().join("said")
+    }
+
+    fn log(&self) -> LogWriter {
+        let options = LogOptions { keep: Keep::newest(3), ..LogOptions::default() };
+        self.store.open_log(&self.name, options).unwrap()
+    }
+
+    /// The number of rounds the program says it has made.
+    fn rounds(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(self.said()).ok()?;
+        let (what, number) = text.trim_end().split_once(' ')?;
+        assert_eq!(what, "round", "the program found its memory changed: {text}");
+        number.parse().ok()
+    }
+
+    fn await_rounds(&self, at_least: u64) {
+        let begun = Instant::now();
+        while self.rounds().is_none_or(|rounds| rounds < at_least) {
+            assert!(begun.elapsed() < LIMIT, "it stands still at {:?}", self.rounds());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn start(&self) -> Option<Child> {
+        let program = compile(self.folder.path())?;
+        let mut command = Command::new(program);
+        command.arg(self.said()).current_dir(self.folder.path());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Some(command.spawn().unwrap())
+    }
+
+    fn options(&self) -> CheckpointOptions {
+        let sequence = self.store.next_sequence(&self.name).unwrap();
+        CheckpointOptions { name: self.name.to_string(), sequence, ..CheckpointOptions::default() }
+    }
+
+    fn restore(&self, sequence: Sequence) -> Pid {
+        let reader = self.store.image(&self.name, sequence).unwrap();
+        let options = RestoreOptions { pid: PidPolicy::Same, ..RestoreOptions::default() };
+        restore(reader, options).unwrap().root
+    }
+}
+
+fn compile(folder: &Path) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/dirtier.c");
+    let program = folder.join("dirtier");
+    let outcome = Command::new("cc").args(["-O1", "-Wall", "-o"]).arg(&program).arg(source).status();
+    let Ok(status) = outcome else {
+        println!("unsupported: a C compiler");
+        return None;
+    };
+    assert!(status.success());
+    Some(program)
+}
+
+/// Kills the program and waits until its number is free.
+fn kill(pid: Pid) {
+    sys::signal::send(pid, Signal(9)).unwrap();
+    let raw = rustix::process::Pid::from_raw(pid.get()).unwrap();
+    rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty()).unwrap();
+}
+
+/// It has not ended, by itself or by what was done to it.
+fn assert_alive(pid: Pid) {
+    let raw = rustix::process::Pid::from_raw(pid.get()).unwrap();
+    let ended = rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::NOHANG).unwrap();
+    assert!(ended.is_none(), "it ended: {ended:?}");
+}
+
+fn lives() -> u64 {
+    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { 100 } else { 4 }
+}
+
+fn epochs_restore_with(tracker: &str) {
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: root");
+        return;
+    }
+    let kind = match track::choose(tracker) {
+        Ok(choice) => choice.kind,
+        Err(error) => return println!("unsupported: tracker {tracker}: {error}"),
+    };
+    let lab = Lab::new();
+    let Some(child) = lab.start() else { return };
+    lab.await_rounds(5);
+    let mut pid = Pid(child.id() as i32);
+    for life in 0..lives() {
+        let log = lab.log();
+        let mut subject = Continuous::new(pid, kind);
+        let mut last = None;
+        // Lives of different lengths, so that checkpoints are cut off at different distances from a full one.
+        let mut sequence = lab.options().sequence;
+        for _ in 0..(5 + 7 * life % 40) {
+            let options = CheckpointOptions { sequence, ..lab.options() };
+            match subject.checkpoint(&log, &options) {
+                Ok(Some(taken)) => last = Some(taken),
+                Ok(None) => {}
+                // The child lives for a moment only, and may be caught between fork and exit.
+                Err(error) => println!("life {life}: {error}"),
+            }
+            sequence = Sequence(sequence.get() + 1);
+            std::thread::sleep(EVERY);
+        }
+        assert_alive(pid);
+        assert!(lab.rounds().is_some());
+        let last = last.expect("one of them was taken");
+        println!("life {life}: {:?}, {} + {} pages", last.timings, last.precopied, last.residual);
+        let committed = last.ticket.wait().unwrap();
+        kill(pid);
+        drop(subject);
+        log.close().unwrap();
+        std::fs::remove_file(lab.said()).unwrap();
+        pid = lab.restore(committed.sequence);
+        lab.await_rounds(1);
+        let rounds = lab.rounds().unwrap();
+        lab.await_rounds(rounds + 20);
+    }
+    kill(pid);
+}
+
+#[test]
+fn every_epoch_restores_with_the_best_tracker() {
+    epochs_restore_with("auto");
+}
+
+#[test]
+fn every_epoch_restores_with_full_copies() {
+    epochs_restore_with("full");
+}
+
+#[test]
+fn every_epoch_restores_with_write_protection() {
+    epochs_restore_with("write-protect");
+}
+
+#[test]
+fn every_epoch_restores_with_soft_dirty_bits() {
+    epochs_restore_with("soft-dirty");
+}

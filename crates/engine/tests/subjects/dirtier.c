@@ -1,0 +1,163 @@
+/* Changes its memory in every way it can and remembers what must be in it.
+ *
+ * Usage: dirtier FILE. Every round the count of rounds is written to FILE, or what was wrong. One allocation in
+ * PRIVATE memory holds the shadow, so that it is checkpointed with what it describes. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096
+#define REGIONS 24
+#define PAGES_MAX 96
+#define ROUND_STEPS 200
+
+static struct region {
+	unsigned char *start;
+	unsigned pages;
+	uint64_t shadow[PAGES_MAX];
+} regions[REGIONS];
+static uint64_t state = 88172645463325252u, serial;
+static unsigned long rounds;
+static const char *path;
+
+static uint64_t draw(uint64_t below)
+{
+	state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+	return state % below;
+}
+
+static void say(const char *what, unsigned long number)
+{
+	char line[128], partial[4096];
+	int length = snprintf(line, sizeof(line), "%s %lu\n", what, number);
+	snprintf(partial, sizeof(partial), "%s.new", path);
+	int fd = open(partial, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	if (write(fd, line, length) != length)
+		_exit(3);
+	close(fd);
+	rename(partial, path);
+}
+
+static uint64_t *first(struct region *region, unsigned page)
+{
+	return (uint64_t *)(region->start + (size_t)page * PAGE);
+}
+
+static void verify(struct region *region, unsigned page)
+{
+	uint64_t *words = first(region, page);
+	if (words[0] == region->shadow[page] && words[PAGE / 8 - 1] == region->shadow[page])
+		return;
+	say("bad", rounds);
+	_exit(1);
+}
+
+static void fill(struct region *region, unsigned page)
+{
+	uint64_t *words = first(region, page);
+	words[0] = words[PAGE / 8 - 1] = region->shadow[page] = ++serial;
+}
+
+static void map(struct region *region)
+{
+	region->pages = 1 + draw(PAGES_MAX);
+	region->start = mmap(NULL, (size_t)region->pages * PAGE, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	memset(region->shadow, 0, sizeof(region->shadow));
+}
+
+static void grow_or_move(struct region *region)
+{
+	unsigned pages = 1 + draw(PAGES_MAX);
+	region->start =
+		mremap(region->start, (size_t)region->pages * PAGE, (size_t)pages * PAGE, MREMAP_MAYMOVE);
+	if (region->start == MAP_FAILED)
+		say("bad mremap", rounds), _exit(4);
+	for (unsigned page = region->pages < pages ? region->pages : pages; page < PAGES_MAX; page++)
+		region->shadow[page] = 0;
+	region->pages = pages;
+}
+
+static void discard(struct region *region)
+{
+	unsigned from = draw(region->pages), count = 1 + draw(region->pages - from);
+	madvise(first(region, from), (size_t)count * PAGE, MADV_DONTNEED);
+	memset(region->shadow + from, 0, count * sizeof(uint64_t));
+}
+
+/* A child that sees the same memory and ends. */
+static void fork_one(void)
+{
+	int status = 0;
+	pid_t child = fork();
+	if (child == 0) {
+		for (unsigned index = 0; index < REGIONS; index++)
+			for (unsigned page = 0; page < regions[index].pages; page++)
+				verify(&regions[index], page);
+		_exit(0);
+	}
+	waitpid(child, &status, 0);
+	if (status != 0)
+		_exit(2);
+}
+
+static void step(void)
+{
+	struct region *region = &regions[draw(REGIONS)];
+	unsigned page = draw(region->pages);
+	switch (draw(64)) {
+	case 0:
+		munmap(region->start, (size_t)region->pages * PAGE);
+		map(region);
+		break;
+	case 1:
+		grow_or_move(region);
+		break;
+	case 2:
+		discard(region);
+		break;
+	case 3:
+		mprotect(region->start, (size_t)region->pages * PAGE, PROT_READ);
+		verify(region, page);
+		mprotect(region->start, (size_t)region->pages * PAGE, PROT_READ | PROT_WRITE);
+		break;
+	case 4: {
+		/* The heap grows, shrinks and moves. */
+		size_t length = 1 + draw(300000);
+		unsigned char *block = malloc(length);
+		memset(block, 0xa5, length);
+		if (block[draw(length)] != 0xa5)
+			say("bad", rounds), _exit(1);
+		free(block);
+		break;
+	}
+	default:
+		verify(region, page);
+		fill(region, page);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	path = argv[argc - 1];
+	for (unsigned index = 0; index < REGIONS; index++)
+		map(&regions[index]);
+	for (;;) {
+		for (unsigned count = 0; count < ROUND_STEPS; count++)
+			step();
+		if (draw(16) == 0)
+			fork_one();
+		for (unsigned index = 0; index < REGIONS; index++)
+			for (unsigned page = 0; page < regions[index].pages; page++)
+				verify(&regions[index], page);
+		say("round", ++rounds);
+		nanosleep(&(struct timespec){ .tv_nsec = 300000 }, NULL);
+	}
+}
