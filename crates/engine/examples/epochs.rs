@@ -46,7 +46,7 @@ fn take(
         due += every;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }
-    println!("{} of {count} taken; the log kept up with the others no longer", all.len());
+    println!("{} of {count} taken; at the others the log was too far behind", all.len());
     Ok(all)
 }
 
