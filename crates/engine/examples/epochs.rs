@@ -57,6 +57,7 @@ fn report(taken: &[Taken]) {
         "first: {:?}, {} pages before the pause, {} in it",
         first.timings, first.precopied, first.residual
     );
+    println!("trackers attached in a pause of {:?}", first.arming);
     let spread = |what: &str, of: fn(&Timings) -> Duration| {
         let mut all: Vec<Duration> = others.iter().map(|one| of(&one.timings)).collect();
         all.sort_unstable();

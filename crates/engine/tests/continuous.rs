@@ -44,7 +44,7 @@ impl Lab {
     /// The number of rounds the program says it has made.
     fn rounds(&self) -> Option<u64> {
         let text = std::fs::read_to_string(self.said()).ok()?;
-        let (what, number) = text.trim_end().split_once(' ')?;
+        let (what, number) = text.trim_end().rsplit_once(' ')?;
         assert_eq!(what, "round", "the program found its memory changed: {text}");
         number.parse().ok()
     }
@@ -89,11 +89,22 @@ fn compile(folder: &Path) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Kills the program and waits until its number is free.
-fn kill(pid: Pid) {
-    sys::signal::send(pid, Signal(9)).unwrap();
-    let raw = rustix::process::Pid::from_raw(pid.get()).unwrap();
+/// Kills the program and its children, and waits until all their numbers are free.
+fn kill(root: Pid) {
+    const STOP: Signal = Signal(19);
+    sys::signal::send(root, STOP).unwrap();
+    let tree = tracee::tree::descendants(root).unwrap();
+    for pid in &tree {
+        // A child may end by itself.
+        let _ = sys::signal::send(*pid, Signal(9));
+    }
+    let raw = rustix::process::Pid::from_raw(root.get()).unwrap();
     rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty()).unwrap();
+    let begun = Instant::now();
+    while tree.iter().any(|pid| tracee::procfs::stat(*pid).is_ok()) {
+        assert!(begun.elapsed() < LIMIT, "the children of {root} do not go");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// It has not ended, by itself or by what was done to it.
@@ -131,7 +142,7 @@ fn epochs_restore_with(tracker: &str) {
             match subject.checkpoint(&log, &options) {
                 Ok(Some(taken)) => last = Some(taken),
                 Ok(None) => {}
-                // The child lives for a moment only, and may be caught between fork and exit.
+                // A child may be caught between fork and exit.
                 Err(error) => println!("life {life}: {error}"),
             }
             sequence = Sequence(sequence.get() + 1);
@@ -145,7 +156,7 @@ fn epochs_restore_with(tracker: &str) {
         kill(pid);
         drop(subject);
         log.close().unwrap();
-        std::fs::remove_file(lab.said()).unwrap();
+        std::fs::write(lab.said(), format!("{:64}", "round 0")).unwrap();
         pid = lab.restore(committed.sequence);
         lab.await_rounds(1);
         let rounds = lab.rounds().unwrap();

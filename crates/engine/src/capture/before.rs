@@ -126,15 +126,17 @@ impl Before {
         Ok(())
     }
 
-    /// Looks again at a running tree that was looked at before; what has not changed is not looked at closely.
-    pub(super) fn look_again(&mut self, options: &CheckpointOptions) -> Result<()> {
+    /// Looks again at the processes of a running tree; closely only at those that are new.
+    pub(super) fn look_at_tree_again(&mut self) -> Result<()> {
         self.order = tree::descendants(self.root).map_err(|error| no_process(self.root, error))?;
         self.zombies.clear();
         let known = std::mem::take(&mut self.processes);
         self.look_at_processes(known)?;
-        if !self.processes.contains_key(&self.root) {
-            return Err(EngineError::NoProcess(self.root));
-        }
+        if self.processes.contains_key(&self.root) { Ok(()) } else { Err(EngineError::NoProcess(self.root)) }
+    }
+
+    /// Looks at the descriptors anew, and refuses when anything stands in the way.
+    pub(super) fn look_at_descriptors_again(&mut self, options: &CheckpointOptions) -> Result<()> {
         self.descriptors.look(&self.processes, &self.order)?;
         self.accept(options)
     }
@@ -159,6 +161,20 @@ impl Before {
 
     /// Brings everything up to date with a tree that stands.
     pub(super) fn refresh(&mut self, stopped: &StoppedTree, options: &CheckpointOptions) -> Result<()> {
+        self.refresh_processes(stopped)?;
+        let changed = self.descriptors.refresh(&self.processes, &self.order)?;
+        if changed {
+            let found = obstacles::of_descriptors(&self.descriptors.scope_of(&self.order, options));
+            if !found.is_empty() {
+                return Err(EngineError::Refused(found));
+            }
+            self.descriptors.prepare(&self.order, options)?;
+        }
+        Ok(())
+    }
+
+    /// Brings processes and their areas up to date with a tree that stands.
+    pub(super) fn refresh_processes(&mut self, stopped: &StoppedTree) -> Result<()> {
         let mut order: Vec<Pid> = stopped.processes.iter().map(|process| process.pid).collect();
         order.extend(&stopped.zombies);
         self.order = self.parents_first(order)?;
@@ -170,14 +186,6 @@ impl Before {
         self.processes.retain(|pid, _| stopped.process(*pid).is_some());
         for process in &stopped.processes {
             self.refresh_process(process)?;
-        }
-        let changed = self.descriptors.refresh(&self.processes, &self.order)?;
-        if changed {
-            let found = obstacles::of_descriptors(&self.descriptors.scope_of(&self.order, options));
-            if !found.is_empty() {
-                return Err(EngineError::Refused(found));
-            }
-            self.descriptors.prepare(&self.order, options)?;
         }
         Ok(())
     }

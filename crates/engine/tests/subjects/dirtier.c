@@ -25,7 +25,7 @@ static struct region {
 } regions[REGIONS];
 static uint64_t state = 88172645463325252u, serial;
 static unsigned long rounds;
-static const char *path;
+static int said;
 
 static uint64_t draw(uint64_t below)
 {
@@ -33,16 +33,14 @@ static uint64_t draw(uint64_t below)
 	return state % below;
 }
 
+/* Always as long: a restore takes no file that has grown. */
 static void say(const char *what, unsigned long number)
 {
-	char line[128], partial[4096];
-	int length = snprintf(line, sizeof(line), "%s %lu\n", what, number);
-	snprintf(partial, sizeof(partial), "%s.new", path);
-	int fd = open(partial, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-	if (write(fd, line, length) != length)
+	char line[64];
+	memset(line, ' ', sizeof(line));
+	line[snprintf(line, sizeof(line), "%s %lu", what, number)] = ' ';
+	if (pwrite(said, line, sizeof(line), 0) != sizeof(line))
 		_exit(3);
-	close(fd);
-	rename(partial, path);
 }
 
 static uint64_t *first(struct region *region, unsigned page)
@@ -92,22 +90,6 @@ static void discard(struct region *region)
 	memset(region->shadow + from, 0, count * sizeof(uint64_t));
 }
 
-/* A child that sees the same memory and ends. */
-static void fork_one(void)
-{
-	int status = 0;
-	pid_t child = fork();
-	if (child == 0) {
-		for (unsigned index = 0; index < REGIONS; index++)
-			for (unsigned page = 0; page < regions[index].pages; page++)
-				verify(&regions[index], page);
-		_exit(0);
-	}
-	waitpid(child, &status, 0);
-	if (status != 0)
-		_exit(2);
-}
-
 static void step(void)
 {
 	struct region *region = &regions[draw(REGIONS)];
@@ -144,9 +126,38 @@ static void step(void)
 	}
 }
 
+static void verify_all(void)
+{
+	for (unsigned index = 0; index < REGIONS; index++)
+		for (unsigned page = 0; page < regions[index].pages; page++)
+			verify(&regions[index], page);
+}
+
+/* A child that begins with the same memory, goes its own way for some milliseconds, and ends while others begin. */
+static void fork_one(void)
+{
+	if (fork() != 0)
+		return;
+	for (uint64_t left = 1 + draw(30); left > 0; left--) {
+		for (unsigned count = 0; count < 20; count++)
+			step();
+		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+	}
+	verify_all();
+	_exit(0);
+}
+
+static void reap(void)
+{
+	int status = 0;
+	while (waitpid(-1, &status, WNOHANG) > 0)
+		if (status != 0)
+			say("bad child", rounds), _exit(2);
+}
+
 int main(int argc, char **argv)
 {
-	path = argv[argc - 1];
+	said = open(argv[argc - 1], O_WRONLY | O_CREAT, 0600);
 	for (unsigned index = 0; index < REGIONS; index++)
 		map(&regions[index]);
 	for (;;) {
@@ -154,9 +165,8 @@ int main(int argc, char **argv)
 			step();
 		if (draw(16) == 0)
 			fork_one();
-		for (unsigned index = 0; index < REGIONS; index++)
-			for (unsigned page = 0; page < regions[index].pages; page++)
-				verify(&regions[index], page);
+		reap();
+		verify_all();
 		say("round", ++rounds);
 		nanosleep(&(struct timespec){ .tv_nsec = 300000 }, NULL);
 	}

@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
-use image::{RecordSet, Timings};
+use image::Timings;
 use model::{AddressRange, PageCount, Pid};
-use store::{CommitMeta, Epoch, LogWriter, Ticket};
+use store::{Epoch, LogWriter, Ticket};
 use tracee::StoppedTree;
 use track::{DirtyPages, Moment, TrackerKind};
 
@@ -40,6 +40,8 @@ pub struct Continuous {
     dirty: DirtyPages,
     /// The next checkpoint starts from nothing.
     is_whole: bool,
+    /// At the last look, a descriptor had O_DIRECT.
+    bypasses_cache: bool,
 }
 
 impl fmt::Debug for Continuous {
@@ -58,6 +60,8 @@ pub struct Taken {
     pub ticket: Ticket,
     /// How long the subject stood still, and for what.
     pub timings: Timings,
+    /// How long it stood still before that, for trackers to be attached to new processes; mostly zero.
+    pub arming: Duration,
     /// Rounds of pre-copy.
     pub rounds: usize,
     /// Pages copied while the subject ran.
@@ -78,7 +82,15 @@ impl Continuous {
     /// Prepares for a subject; nothing of it is touched before the first checkpoint.
     #[must_use]
     pub fn new(root: Pid, kind: &'static dyn TrackerKind) -> Self {
-        Self { root, kind, before: None, tracked: HashMap::new(), dirty: DirtyPages::new(), is_whole: true }
+        Self {
+            root,
+            kind,
+            before: None,
+            tracked: HashMap::new(),
+            dirty: DirtyPages::new(),
+            is_whole: true,
+            bypasses_cache: false,
+        }
     }
 
     /// The root of the subject.
@@ -93,23 +105,14 @@ impl Continuous {
     ///
     /// As `checkpoint`, or what went wrong with earlier checkpoints in the log. The subject goes on.
     pub fn checkpoint(&mut self, log: &LogWriter, options: &CheckpointOptions) -> Result<Option<Taken>> {
+        // What is done to a subject that is about to end must not be done to this one.
+        let options = CheckpointOptions { kill: false, ..options.clone() };
         let begun =
             if self.is_whole { log.begin_full(options.sequence) } else { log.begin(options.sequence) };
         let Some(epoch) = begun? else { return Ok(None) };
-        let taken = self.take(&epoch, options);
-        match taken {
-            Ok((records, meta, counts)) => {
-                let timings = meta.timings;
-                let ticket = epoch.finish(records, meta)?;
-                self.is_whole = false;
-                let Counts { rounds, precopied, residual } = counts;
-                Ok(Some(Taken { ticket, timings, rounds, precopied, residual }))
-            }
-            Err(error) => {
-                self.start_over();
-                Err(error)
-            }
-        }
+        let taken = self.take(epoch, &options).inspect_err(|_| self.start_over())?;
+        self.is_whole = false;
+        Ok(Some(taken))
     }
 
     /// Forgets everything: the next checkpoint starts from nothing. To be called when the log has lost one.
@@ -119,55 +122,61 @@ impl Continuous {
         self.is_whole = true;
     }
 
-    fn take(
-        &mut self,
-        epoch: &Epoch,
-        options: &CheckpointOptions,
-    ) -> Result<(RecordSet, CommitMeta, Counts)> {
+    fn take(&mut self, epoch: Epoch, options: &CheckpointOptions) -> Result<Taken> {
         self.look(options)?;
-        self.arm(epoch, options)?;
-        let mut counts = self.precopy(epoch)?;
+        let arming = self.arm(&epoch)?;
+        let mut counts = self.precopy(&epoch)?;
+        let before = self.before.as_mut().expect("it was looked at first");
+        before.look_at_descriptors_again(options)?;
         let (time, stopping) = (SystemTime::now(), Instant::now());
         let mut tree = StoppedTree::stop(self.root)?;
         let stop = stopping.elapsed();
-        let (scan, copy) = self.inside(epoch, &mut tree, options, &mut counts)?;
+        let (scan, copy) = self.inside(&epoch, &mut tree, options, &mut counts)?;
         tree.resume()?;
         let timings = Timings { pause: stopping.elapsed(), stop, scan, copy };
         let before = self.before.as_mut().expect("it was looked at first");
         before.complete_areas()?;
         let records = super::after(before)?;
+        self.bypasses_cache = before.descriptors.bypass_cache();
         before.descriptors.forget();
-        let meta = meta(before, options, time, timings);
-        Ok((records, meta, counts))
+        let ticket = epoch.finish(records, meta(before, options, time, timings))?;
+        let Counts { rounds, precopied, residual } = counts;
+        Ok(Taken { ticket, timings, arming, rounds, precopied, residual })
     }
 
+    /// Looks at the subject before anything is done. Descriptors are held for the first time to refuse in time, and
+    /// let go of at once: pre-copy can be long, and what the subject closes meanwhile has to be closed.
     fn look(&mut self, options: &CheckpointOptions) -> Result<()> {
         if let Some(before) = &mut self.before {
-            return before.look_again(options);
+            return before.look_at_tree_again();
         }
-        let before = match look_while_it_runs(self.root, options)? {
+        let mut before = match look_while_it_runs(self.root, options)? {
             Some(before) => before,
             None => {
                 let _stopped = StoppedTree::stop(self.root)?;
                 look_while_it_stands(self.root, options)?
             }
         };
+        self.bypasses_cache = before.descriptors.bypass_cache();
+        before.descriptors.forget();
         self.before = Some(Before { is_continuous: true, ..before });
         Ok(())
     }
 
     /// Has processes tracked that are not yet, in a pause of its own: all their pages can then be copied while they
-    /// run.
-    fn arm(&mut self, epoch: &Epoch, options: &CheckpointOptions) -> Result<()> {
-        let Some(before) = &mut self.before else { return Ok(()) };
+    /// run. How long that pause was.
+    fn arm(&mut self, epoch: &Epoch) -> Result<Duration> {
+        let Some(before) = &mut self.before else { return Ok(Duration::ZERO) };
         if before.processes.keys().all(|pid| self.tracked.contains_key(pid)) {
-            return Ok(());
+            return Ok(Duration::ZERO);
         }
+        let stopping = Instant::now();
         let mut tree = StoppedTree::stop(self.root)?;
-        before.refresh(&tree, options)?;
+        before.refresh_processes(&tree)?;
+        leave_ended(&mut self.tracked, before, epoch);
         cover(self.kind, &mut self.tracked, before, &mut tree, epoch)?;
         tree.resume()?;
-        Ok(())
+        Ok(stopping.elapsed())
     }
 
     /// Copies what is dirty while the subject runs, until little is left or it does not get less.
@@ -178,7 +187,7 @@ impl Continuous {
         }
         let Some(before) = &self.before else { return Ok(counts) };
         // A page that such a read has pinned changes without a fault.
-        if before.descriptors.bypass_cache() {
+        if self.bypasses_cache {
             return Ok(counts);
         }
         let mut last = PageCount(u64::MAX);
@@ -211,13 +220,7 @@ impl Continuous {
         if counts.rounds > 0 && before.descriptors.bypass_cache() {
             return Err(EngineError::Unsteady);
         }
-        self.tracked.retain(|pid, tracked| {
-            let is_there = before.processes.contains_key(pid);
-            if !is_there {
-                tracked.leave(epoch);
-            }
-            is_there
-        });
+        leave_ended(&mut self.tracked, before, epoch);
         cover(self.kind, &mut self.tracked, before, tree, epoch)?;
         let scan = scanning.elapsed();
         let copying = Instant::now();
@@ -232,6 +235,18 @@ impl Continuous {
         threads::inside(before, tree)?;
         Ok((scan, copy))
     }
+}
+
+/// Takes processes that have ended out of the checkpoint. Before new ones are covered: these may have been given the
+/// same space.
+fn leave_ended(tracked: &mut HashMap<Pid, Tracked>, before: &Before, epoch: &Epoch) {
+    tracked.retain(|pid, tracked| {
+        let is_there = before.processes.contains_key(pid);
+        if !is_there {
+            tracked.leave(epoch);
+        }
+        is_there
+    });
 }
 
 /// Attaches trackers to processes that have none, and tells all of them which areas there are.
