@@ -5,6 +5,7 @@
 //! Does not: map errors to exit codes; `Error::is_damage` says what that needs.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use image::{Checksum, Extent};
 use model::{ByteCount, Sequence};
@@ -169,6 +170,23 @@ pub enum Error {
     LogBusy {
         /// The log's directory.
         path: PathBuf,
+    },
+
+    /// Somebody who waited for the store was told not to.
+    #[error("the wait for the store was called off")]
+    CalledOff,
+
+    /// The store takes pages so slowly that a subject would have to stand still for it.
+    ///
+    /// Row: store-slow
+    #[error(
+        "the store has taken no page for {} ms while the subject stood still\nhelp: take checkpoints less often, or \
+         keep the store on a faster disk",
+        waited.as_millis()
+    )]
+    Slow {
+        /// How long was waited.
+        waited: Duration,
     },
 
     /// A name that cannot be a directory of the store.

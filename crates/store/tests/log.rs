@@ -236,6 +236,54 @@ fn limits_are_told_rather_than_waited_for() {
 }
 
 #[test]
+fn nobody_waits_for_a_buffer_beyond_the_limit_or_after_being_told_not_to() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(options());
+    let epoch = writer.begin(Sequence(1)).unwrap().unwrap();
+    let held: Vec<_> = (0..4).map(|_| epoch.buffer().unwrap()).collect();
+    let limit = Duration::from_millis(20);
+    epoch.limit_waits(Some(limit));
+    let begun = std::time::Instant::now();
+    assert!(matches!(epoch.buffer(), Err(Error::Slow { waited }) if waited == limit));
+    assert!(begun.elapsed() >= limit);
+    epoch.limit_waits(None);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| epoch.buffer());
+        std::thread::sleep(limit);
+        assert!(!waiting.is_finished());
+        writer.call_off_waits(true);
+        assert!(matches!(waiting.join().unwrap(), Err(Error::CalledOff)));
+    });
+    writer.call_off_waits(false);
+    for batch in held {
+        epoch.append(batch).unwrap();
+    }
+    drop(epoch.buffer().unwrap());
+}
+
+#[test]
+fn a_subject_that_went_back_leaves_newer_checkpoints_behind() {
+    for threads in [LogThreads::Own, LogThreads::Caller] {
+        let scratch = Scratch::new();
+        let writer = scratch.open(LogOptions { threads, keep: Keep::newest(8), ..options() });
+        for sequence in 1..=5 {
+            commit(&writer, sequence, sequence, sequence);
+        }
+        writer.void_above(Sequence(3)).unwrap();
+        // An epoch that comes to nothing does not make the next one less than full.
+        drop(writer.begin(Sequence(6)).unwrap().unwrap());
+        commit(&writer, 7, 9, 9);
+        assert_eq!(scratch.listed(), [1, 2, 3, 7]);
+        let image = ImageReader::open(&scratch.image(7)).unwrap();
+        assert_eq!(image.commit().kind, ImageKind::Full);
+        assert_eq!(image.index().pages(), PageCount(1), "pages of the life that was left");
+        assert_eq!(ImageReader::open(&scratch.image(3)).unwrap().index().pages(), PageCount(3));
+        commit(&writer, 8, 10, 10);
+        assert_eq!(ImageReader::open(&scratch.image(8)).unwrap().commit().kind, ImageKind::Delta);
+    }
+}
+
+#[test]
 fn completions_arrive_at_the_event() {
     let scratch = Scratch::new();
     let writer = scratch.open(options());

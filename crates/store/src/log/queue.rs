@@ -55,6 +55,7 @@ pub(super) enum Order {
     Begin { sequence: Sequence, full: bool },
     Pages(PageBatch),
     Drop(SpaceId, AddressRange),
+    Void(Sequence),
     Abandon,
     Finish(Box<Finish>),
 }
@@ -102,6 +103,10 @@ struct State {
     in_flight: usize,
     completions: VecDeque<Completion>,
     failure: Option<Error>,
+    /// Nobody is to wait for buffers or room.
+    called_off: bool,
+    /// How long anybody may wait for one buffer.
+    wait_max: Option<Duration>,
     closed: bool,
     status: LogStatus,
 }
@@ -140,14 +145,37 @@ impl Shared {
 
     /// An empty buffer, waiting for it.
     pub(super) fn wait_buffer(&self) -> Result<PageBatch> {
+        let begun = Instant::now();
         let mut state = self.state();
         loop {
             state.check()?;
             if let Some(batch) = state.take_buffer() {
                 return Ok(batch);
             }
-            state = self.buffers.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if state.called_off {
+                return Err(Error::CalledOff);
+            }
+            state = match state.wait_max {
+                None => self.buffers.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(limit) => match limit.checked_sub(begun.elapsed()) {
+                    None => return Err(Error::Slow { waited: limit }),
+                    Some(left) => {
+                        self.buffers.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    }
+                },
+            };
         }
+    }
+
+    /// From now on nobody waits for buffers or room, or everybody may again.
+    pub(super) fn call_off_waits(&self, called_off: bool) {
+        self.state().called_off = called_off;
+        self.buffers.notify_all();
+    }
+
+    /// How long anybody may wait for one buffer from now on.
+    pub(super) fn limit_waits(&self, wait_max: Option<Duration>) {
+        self.state().wait_max = wait_max;
     }
 
     /// Brings a buffer back.
@@ -173,6 +201,7 @@ impl Shared {
         let mut state = self.state();
         state.check()?;
         match &order {
+            Order::Drop(..) if state.drops == DROPS_MAX && state.called_off => return Err(Error::CalledOff),
             Order::Drop(..) if state.drops == DROPS_MAX => return Ok(false),
             Order::Drop(..) => state.drops += 1,
             Order::Finish(_) => {

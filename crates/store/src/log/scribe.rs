@@ -122,6 +122,8 @@ impl Scribe {
                     epoch.delta.drop_range(space, range.start.get() / PAGE_BYTES..end);
                 }
             }
+            // Their segments go after the next commit, whose root no longer names them.
+            Order::Void(above) => self.kept.retain(|kept| kept.entry.sequence <= above),
             Order::Abandon => self.epoch = None,
             Order::Finish(finish) => {
                 self.commit(*finish)?;

@@ -62,6 +62,8 @@ pub struct LogWriter {
     directory: PathBuf,
     base: Option<Sequence>,
     last: AtomicU64,
+    /// What the log holds is not this subject's past.
+    void: Arc<AtomicBool>,
     open: Arc<AtomicBool>,
     /// After the thread, so that nobody else writes before it has ended.
     _lock: Box<dyn Lock>,
@@ -78,6 +80,7 @@ pub struct Epoch {
     shared: Arc<Shared>,
     here: Arc<Here>,
     sequence: Sequence,
+    void: Arc<AtomicBool>,
     open: Arc<AtomicBool>,
     finished: bool,
 }
@@ -135,6 +138,7 @@ impl LogWriter {
             directory: directory.to_path_buf(),
             base,
             last: AtomicU64::new(last.map_or(0, Sequence::get)),
+            void: Arc::default(),
             open: Arc::default(),
             _lock: lock,
         })
@@ -166,6 +170,23 @@ impl LogWriter {
     /// As `begin`.
     pub fn begin_full(&self, sequence: Sequence) -> Result<Option<Epoch>> {
         self.begin_epoch(sequence, true)
+    }
+
+    /// Leaves checkpoints behind that are newer than one: the subject goes on from an older state. The next epoch is
+    /// a full one, and with its commit they are gone. Those under way may become durable before; they cannot be
+    /// called back from the device.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong with earlier epochs.
+    pub fn void_above(&self, newest: Sequence) -> Result<()> {
+        self.void.store(true, Ordering::Release);
+        self.shared.order(Order::Void(newest)).map(drop)
+    }
+
+    /// Has whoever waits for a buffer, now or later, get `CalledOff` instead; with `false` all may wait again.
+    pub fn call_off_waits(&self, called_off: bool) {
+        self.shared.call_off_waits(called_off);
     }
 
     /// Epochs that are finished and not yet durable.
@@ -222,9 +243,10 @@ impl LogWriter {
             return Err(sys::Error::path("begin a second epoch in", &self.directory, busy).into());
         }
         // A delta against nothing is a full one.
-        let full = full || last == 0 && self.base.is_none();
+        let full = full || self.void.load(Ordering::Acquire) || last == 0 && self.base.is_none();
         let (shared, here, open) = (Arc::clone(&self.shared), Arc::clone(&self.here), Arc::clone(&self.open));
-        let epoch = Epoch { shared, here, sequence, open, finished: false };
+        let epoch = Epoch { shared, here, sequence, void: Arc::clone(&self.void), open, finished: false };
+        self.shared.limit_waits(None);
         self.shared.order(Order::Begin { sequence, full })?;
         self.last.store(sequence.get(), Ordering::Release);
         Ok(Some(epoch))
@@ -258,6 +280,11 @@ impl Epoch {
         self.sequence
     }
 
+    /// How long anybody may wait for one buffer from now on; while the subject stands still, not for ever.
+    pub fn limit_waits(&self, wait_max: Option<Duration>) {
+        self.shared.limit_waits(wait_max);
+    }
+
     /// An empty batch, or `None` when no buffer is free now. Neither allocates nor waits: this is the one to
     /// call while the subject is stopped.
     ///
@@ -273,7 +300,7 @@ impl Epoch {
     ///
     /// # Errors
     ///
-    /// What went wrong with earlier pages or epochs.
+    /// `CalledOff`; `Slow` beyond the limit; what went wrong with earlier pages or epochs.
     pub fn buffer(&self) -> Result<PageBatch> {
         if let Some(batch) = self.shared.try_buffer()? {
             return Ok(batch);
@@ -315,6 +342,7 @@ impl Epoch {
         let finish = Finish { records, meta, promise, begun: Instant::now() };
         self.shared.order(Order::Finish(Box::new(finish)))?;
         self.finished = true;
+        self.void.store(false, Ordering::Release);
         Ok(Ticket { state, here: Arc::clone(&self.here) })
     }
 }
