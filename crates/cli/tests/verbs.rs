@@ -84,7 +84,7 @@ fn what_is_not_built_says_so() {
         vec!["replicate", "-n", "2", "--", "true"],
         vec!["up", "system.toml"],
         vec!["run", "--isolate", "--", "true"],
-        vec!["run", "--tracker", "full", "--", "true"],
+        vec!["run", "--copiers", "2", "--", "true"],
         vec!["persist", "--all"],
     ] {
         let said = lab.say(&words);
@@ -174,7 +174,7 @@ fn a_run_is_told_with_the_keys_of_the_contract() {
     assert_eq!(verified.code, Some(0));
     assert!(verified.stdout.contains("is whole"), "{verified:?}");
     assert!(lab.say(["ls"]).stdout.contains("job"));
-    assert!(lab.say(["ls", "job"]).stdout.contains("full"));
+    assert!(lab.say(["ls", "job"]).stdout.contains("delta"));
     assert!(lab.say(["status"]).stdout.contains("ended"));
     assert_eq!(lab.say(["prune", "job", "--keep", "1"]).code, Some(0));
     assert_eq!(lab.json(&["ls", "job"]).as_array().unwrap().len(), 1);
@@ -199,7 +199,7 @@ fn listed(lab: &Lab) -> Vec<Value> {
         ];
         assert_has(row, &contract);
         assert_eq!(row["committed"], true);
-        assert_eq!(row["kind"], "full");
+        assert!(["full", "delta"].contains(&row["kind"].as_str().unwrap()), "{row}");
         let time = row["time"].as_str().unwrap();
         assert!(time.len() == 27 && time.ends_with('Z'), "{time}");
     }
@@ -210,7 +210,7 @@ fn listed(lab: &Lab) -> Vec<Value> {
 fn assert_list_agrees(lab: &Lab, one: &Value) {
     let mut expected = one.clone();
     let now = lab.json(&["status"]);
-    for key in ["achieved_hz", "checkpoint_age_us", "checkpoints", "pause_us", "store_bytes"] {
+    for key in ["achieved_hz", "checkpoint_age_us", "checkpoints", "in_flight", "pause_us", "store_bytes"] {
         expected[key] = now[0][key].clone();
     }
     assert_eq!(now[0], expected);

@@ -97,7 +97,8 @@ pub type Result<T> = std::result::Result<T, EngineError>;
 
 impl EngineError {
     /// Whether it only says that a process has ended meanwhile.
-    pub(crate) fn says_gone(&self) -> bool {
+    #[must_use]
+    pub fn says_gone(&self) -> bool {
         let error = match self {
             Self::NoProcess(_) => return true,
             Self::Kernel(error)

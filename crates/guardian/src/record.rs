@@ -72,11 +72,20 @@ pub(crate) struct Record {
     /// Committed by this guardian.
     pub(crate) checkpoints: u64,
     pub(crate) last_checkpoint: Option<String>,
+    /// Taken and not committed yet.
+    #[serde(default)]
+    pub(crate) in_flight: usize,
     /// The first checkpoint that is one of this program's; older ones in the store are of others.
     pub(crate) first_sequence: u64,
     pub(crate) requested_hz: f64,
     pub(crate) achieved_hz: f64,
     pub(crate) pause_us: PauseMicroseconds,
+    /// How dirty pages are found.
+    #[serde(default)]
+    pub(crate) tracker: String,
+    /// What the log takes on the disk, since its first commit.
+    #[serde(default)]
+    pub(crate) store_bytes: Option<u64>,
     /// Checkpoints that were not taken, by reason.
     pub(crate) refusals: Vec<RefusalReport>,
 }

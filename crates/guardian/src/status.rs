@@ -35,6 +35,8 @@ pub struct SubjectReport {
     pub last_death: Option<Death>,
     /// Checkpoints that were taken.
     pub checkpoints: u64,
+    /// Checkpoints that were taken and are being written.
+    pub in_flight: usize,
     /// Checkpoints asked for per second.
     pub requested_hz: f64,
     /// Checkpoints taken per second, of late.
@@ -49,6 +51,8 @@ pub struct SubjectReport {
     pub channels: Vec<ChannelReport>,
     /// The guardian's pid.
     pub guardian: i32,
+    /// How dirty pages are found.
+    pub tracker: String,
     /// Checkpoints that were not taken, by reason.
     pub refusals: Vec<RefusalReport>,
 }
@@ -106,13 +110,15 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         restarts: record.restarts,
         last_death: record.last_death,
         checkpoints: record.checkpoints,
+        in_flight: record.in_flight,
         requested_hz: record.requested_hz,
         achieved_hz: record.achieved_hz,
         pause_us: record.pause_us,
         checkpoint_age_us: age.map(time::microseconds),
-        store_bytes: images::store_bytes(store, name)?,
+        store_bytes: record.store_bytes.map_or_else(|| images::store_bytes(store, name), Ok)?,
         channels: Vec::new(),
         guardian: record.guardian.pid,
+        tracker: record.tracker,
         refusals: record.refusals,
     })
 }

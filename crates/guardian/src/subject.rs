@@ -13,6 +13,7 @@ use sys::{Error, pidfd};
 use tracee::procfs;
 
 use crate::error::Result;
+use crate::time;
 
 /// What a shell adds to the number of a signal to make an exit code of it.
 const KILLED: i32 = 128;
@@ -113,7 +114,7 @@ impl Subject {
 
     /// How it ended, or `None` while it lives. A child is not reaped by this.
     pub(crate) fn ended(&self) -> Result<Option<SubjectStatus>> {
-        if !self.is_over()? {
+        if !self.is_over(Duration::ZERO)? {
             return Ok(None);
         }
         if self.is_child {
@@ -131,6 +132,11 @@ impl Subject {
         }
         let status = pidfd::exit_code(self.handle()).map(SubjectStatus::from_wait);
         Ok(Some(status.unwrap_or(SubjectStatus::Unknown)))
+    }
+
+    /// Whether it has ended, or does so within so long.
+    pub(crate) fn ends_within(&self, patience: Duration) -> bool {
+        self.is_over(patience).unwrap_or(false)
     }
 
     /// Sends it a signal; one that has ended takes none, which is no error.
@@ -158,11 +164,11 @@ impl Subject {
         Ok(())
     }
 
-    fn is_over(&self) -> Result<bool> {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    fn is_over(&self, patience: Duration) -> Result<bool> {
+        use rustix::event::{PollFd, PollFlags, poll};
         let mut waiting = [PollFd::new(&self.handle, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let ready = rustix::io::retry_on_intr(|| poll(&mut waiting, Some(&now)))
+        let patience = time::timespec(patience);
+        let ready = rustix::io::retry_on_intr(|| poll(&mut waiting, Some(&patience)))
             .map_err(|errno| Error::process("look after", self.pid, errno))?;
         Ok(ready > 0)
     }

@@ -47,6 +47,13 @@ pub fn choose(name: &str) -> Result<Choice, TrackError> {
     Err(TrackError::UnknownName { name: name.to_owned(), known: names.join(", ") })
 }
 
+/// The best tracker that works here and is no better than one that could not be attached to some process.
+#[must_use]
+pub fn next_best(failed: &'static dyn TrackerKind) -> Option<&'static dyn TrackerKind> {
+    let worse = REGISTRY.iter().skip_while(|kind| kind.name() != failed.name()).skip(1);
+    worse.copied().find(|kind| kind.properties().automatic && check(*kind).is_ok())
+}
+
 fn check(kind: &'static dyn TrackerKind) -> Result<(), TrackError> {
     for feature in kind.features() {
         probe(kind.name(), *feature)?;

@@ -51,6 +51,7 @@ impl Verb for Run {
                 )
                 .value_parser(parse::limit),
             )
+            .arg(option("tracker", "T", TRACKER).default_value(guardian::TRACKER_DEFAULT))
             .arg(
                 option("adopt", "PID", "Guard a process that runs already")
                     .value_parser(parse::parse_pid)
@@ -76,6 +77,9 @@ impl Verb for Run {
     }
 }
 
+const TRACKER: &str = "\
+How changed pages are found: auto, pagemap-scan, soft-dirty, write-protect or full";
+
 const RESTART: &str = "\
 Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \
 INT, PIPE, TERM) or always (after a clean end from the beginning)";
@@ -97,6 +101,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         every: matches.get_one("every").copied().unwrap_or(guardian::EVERY_DEFAULT),
         store: command::store(matches)?,
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
+        tracker: matches.get_one("tracker").cloned().unwrap_or_default(),
         policy: policy.unwrap_or_default(),
         limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),
     })

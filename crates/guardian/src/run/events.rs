@@ -24,6 +24,13 @@ pub enum RunEvent<'a> {
     },
     /// A checkpoint was not taken, for a reason that has not been told yet.
     CheckpointFailed(&'a GuardianError),
+    /// The tracker in use could not be attached; another is used from now on.
+    TrackerReplaced {
+        /// The new one.
+        name: &'a str,
+        /// Why not the one before.
+        error: &'a GuardianError,
+    },
     /// The first checkpoint after some that failed.
     CheckpointsAgain(Sequence),
     /// A checkpoint was being written when the subject died; an older one brings it back sooner.
@@ -61,6 +68,7 @@ impl fmt::Display for RunEvent<'_> {
         match self {
             Self::Adopted { pid, name } => write!(f, "pid {pid} is guarded as {name}"),
             Self::CheckpointFailed(error) => write!(f, "no checkpoint: {error}"),
+            Self::TrackerReplaced { name, error } => write!(f, "tracker {name} is used: {error}"),
             Self::CheckpointsAgain(sequence) => write!(f, "checkpoint {sequence} could be taken again"),
             Self::CheckpointDropped(sequence) => {
                 write!(f, "checkpoint {sequence} was still being written and is dropped")

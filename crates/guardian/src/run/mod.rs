@@ -11,7 +11,7 @@ mod leftovers;
 mod pace;
 mod policy;
 mod reasons;
-mod writing;
+mod tracer;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -31,8 +31,9 @@ use crate::signals::Signals;
 use crate::streams::Streams;
 use crate::subject::{Subject, SubjectStatus};
 use claim::Claim;
-use guard::Guard;
+use guard::{Guard, Parts};
 use leftovers::Household;
+use tracer::{Place, Tracking};
 
 pub use events::RunEvent;
 pub use policy::{RestartLimit, RestartPolicy};
@@ -43,6 +44,9 @@ pub const EVERY_MIN: Duration = Duration::from_millis(10);
 pub const EVERY_DEFAULT: Duration = Duration::from_secs(30);
 /// Checkpoints that are kept when nobody says.
 pub const KEEP_DEFAULT: usize = 8;
+
+/// The tracker when nobody says: the best that works.
+pub const TRACKER_DEFAULT: &str = "auto";
 
 /// What `run` is asked.
 #[derive(Clone, Debug)]
@@ -57,6 +61,8 @@ pub struct RunRequest {
     pub store: StoreLocation,
     /// How many of them are kept.
     pub keep: usize,
+    /// How dirty pages are found: a tracker's name, or `auto`.
+    pub tracker: String,
     /// Which deaths are followed by a restart.
     pub policy: RestartPolicy,
     /// How often at most.
@@ -83,8 +89,10 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     if let Guarded::Process(pid) = request.what {
         ancestry::refuse(pid)?;
     }
+    let tracking = tracking(&request.tracker)?;
     let store = request.store.create()?;
     let claim = claim(&store, request)?;
+    let log = Place { store: store.clone(), name: claim.name.clone(), keep: request.keep }.open()?;
     let household = Household::found()?;
     let signals = Signals::take()?;
     let subject = match &request.what {
@@ -92,10 +100,16 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
         Guarded::Process(pid) => Subject::stranger(*pid).map_err(|_| engine::EngineError::NoProcess(*pid))?,
     };
     let first = first_sequence(&store, &claim, &subject)?;
-    let mut guard = Guard::new(request, store, claim, household, signals, subject, first, streams, tell)?;
+    let parts = Parts { store, claim, household, signals, subject, first, streams, log, tracking };
+    let mut guard = Guard::new(request, parts, tell)?;
     let outcome = guard.watch();
     guard.leave(outcome.as_ref().ok().copied());
     outcome
+}
+
+fn tracking(name: &str) -> Result<Tracking> {
+    let choice = track::choose(name).map_err(engine::EngineError::from)?;
+    Ok(Tracking { kind: choice.kind, is_automatic: name == TRACKER_DEFAULT })
 }
 
 /// Starts the program as a child that inherits streams, environment, directory, process group, signal mask and

@@ -56,12 +56,21 @@ impl Pace {
         self.commits.clear();
     }
 
-    /// A checkpoint was committed.
-    pub(super) fn committed(&mut self, pause: Duration, now: Instant) {
+    /// The subject stood still for so long beside a checkpoint.
+    pub(super) fn paused(&mut self, pause: Duration) {
         push(&mut self.pauses, pause, PAUSES_MAX);
-        push(&mut self.commits, now, COMMITS_MAX);
+    }
+
+    /// A checkpoint was taken; it may not be committed yet.
+    pub(super) fn taken(&mut self, pause: Duration, now: Instant) {
+        self.paused(pause);
         self.retry = self.every;
         self.advance(now, pause);
+    }
+
+    /// A checkpoint was committed.
+    pub(super) fn committed(&mut self, now: Instant) {
+        push(&mut self.commits, now, COMMITS_MAX);
     }
 
     /// A checkpoint was refused or failed.
@@ -127,9 +136,9 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(EVERY, start);
         assert_eq!(pace.next(), start + EVERY);
-        pace.committed(Duration::from_millis(1), start + Duration::from_millis(103));
+        pace.taken(Duration::from_millis(1), start + Duration::from_millis(103));
         assert_eq!(pace.next(), start + 2 * EVERY);
-        pace.committed(Duration::from_millis(1), start + Duration::from_millis(520));
+        pace.taken(Duration::from_millis(1), start + Duration::from_millis(520));
         assert_eq!(pace.next(), start + 6 * EVERY);
     }
 
@@ -138,7 +147,7 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(EVERY, start);
         let end = start + Duration::from_millis(290);
-        pace.committed(Duration::from_millis(180), end);
+        pace.taken(Duration::from_millis(180), end);
         assert_eq!(pace.next(), end + Duration::from_millis(180));
     }
 
@@ -152,7 +161,7 @@ mod tests {
         }
         pace.failed(now);
         assert_eq!(pace.next(), now + RETRY_MAX);
-        pace.committed(Duration::ZERO, now);
+        pace.taken(Duration::ZERO, now);
         pace.failed(now);
         assert_eq!(pace.next(), now + 2 * EVERY);
     }
@@ -163,7 +172,9 @@ mod tests {
         let mut pace = Pace::new(EVERY, start);
         assert_eq!((pace.achieved_hz(), pace.pauses()), (0.0, Pauses::default()));
         for round in 1..=200_u32 {
-            pace.committed(Duration::from_micros(u64::from(round)), start + EVERY * round);
+            let now = start + EVERY * round;
+            pace.taken(Duration::from_micros(u64::from(round)), now);
+            pace.committed(now);
         }
         assert!((pace.achieved_hz() - 10.0).abs() < 1e-6);
         let pauses = pace.pauses();

@@ -1,20 +1,19 @@
-//! A directory whose images become durable when the test says so.
+//! A directory whose log is written when the test says so.
 //!
-//! Owns: the gate before the last step of a write that can still be called off.
+//! Owns: the gate before each write and after each sync.
 //! Does not: hold anything else back.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use model::ByteCount;
 use store::{Directory, Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource};
 use sys::Result;
+use sys::page_buffer::PageBuffer;
 
-use super::{LIMIT, until};
-
-/// The file that is made durable last.
-const LAST: &str = "commit";
+use super::LIMIT;
 
 /// Where a write waits.
 #[derive(Debug, Default)]
@@ -27,7 +26,6 @@ pub(crate) struct Gate {
 struct State {
     is_closed: bool,
     waiting: usize,
-    writing: usize,
 }
 
 impl Gate {
@@ -38,16 +36,6 @@ impl Gate {
     pub(crate) fn open(&self) {
         self.state().is_closed = false;
         self.changed.notify_all();
-    }
-
-    /// Waits until a write has come to the gate.
-    pub(crate) fn await_waiting(&self) {
-        until("a write", || (self.state().waiting > 0).then_some(()));
-    }
-
-    /// Waits until no write has been begun that is not at its end.
-    pub(crate) fn await_no_write(&self) {
-        until("the end of a write", || (self.state().writing == 0).then_some(()));
     }
 
     /// Whether some write is still held back.
@@ -91,12 +79,7 @@ impl Medium for GatedMedium {
     }
 
     fn create_file(&self, path: &Path) -> Result<Box<dyn NewFile>> {
-        let file = self.inner.create_file(path)?;
-        if path.file_name().is_none_or(|name| name != LAST) {
-            return Ok(file);
-        }
-        self.gate.state().writing += 1;
-        Ok(Box::new(GatedFile { file, gate: Arc::clone(&self.gate) }))
+        self.inner.create_file(path)
     }
 
     fn create_pages(&self, path: &Path, in_flight: NonZeroUsize) -> Result<Box<dyn PageSink>> {
@@ -109,7 +92,8 @@ impl Medium for GatedMedium {
         length: ByteCount,
         in_flight: NonZeroUsize,
     ) -> Result<Box<dyn LogFile>> {
-        self.inner.create_log(path, length, in_flight)
+        let file = self.inner.create_log(path, length, in_flight)?;
+        Ok(Box::new(GatedLog { file, gate: Arc::clone(&self.gate) }))
     }
 
     fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>> {
@@ -157,31 +141,30 @@ impl Medium for GatedMedium {
     }
 }
 
-/// The file that waits at the gate.
+/// A segment whose writes wait at the gate.
 #[derive(Debug)]
-struct GatedFile {
-    file: Box<dyn NewFile>,
+struct GatedLog {
+    file: Box<dyn LogFile>,
     gate: Arc<Gate>,
 }
 
-impl NewFile for GatedFile {
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write(bytes)
+impl LogFile for GatedLog {
+    fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()> {
+        self.gate.pass();
+        self.file.submit(buffer, part, offset)
     }
 
-    fn start_sync(&mut self) -> Result<()> {
-        self.file.start_sync()
+    fn take_done(&mut self) -> Result<Option<PageBuffer>> {
+        self.file.take_done()
+    }
+
+    fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
+        self.file.wait_done()
     }
 
     fn sync(&mut self) -> Result<()> {
         self.file.sync()?;
         self.gate.pass();
         Ok(())
-    }
-}
-
-impl Drop for GatedFile {
-    fn drop(&mut self) {
-        self.gate.state().writing -= 1;
     }
 }

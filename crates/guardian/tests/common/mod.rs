@@ -25,6 +25,8 @@ use guardian::{Guarded, RestartLimit, RestartPolicy, RunEvent, RunRequest, Store
 /// The longest that anything may take on a loaded machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(2);
+/// Longer than a status may be old.
+const STALE: Duration = Duration::from_millis(500);
 const NAME: &str = "large";
 const KILL: rustix::process::Signal = rustix::process::Signal::KILL;
 const TERM: rustix::process::Signal = rustix::process::Signal::TERM;
@@ -68,6 +70,7 @@ impl Lab {
             every,
             store: self.location(),
             keep: 4,
+            tracker: guardian::TRACKER_DEFAULT.to_owned(),
             policy: RestartPolicy::OnFailure,
             limit: RestartLimit { count: 100, window: LIMIT },
         };
@@ -92,6 +95,20 @@ impl Lab {
         });
     }
 
+    /// Closes the gate once the guard has opened its log, and before there is a checkpoint.
+    pub(crate) fn close_before_the_first(&self) {
+        until("the subject", || self.subject());
+        self.gate.close();
+        assert_eq!(self.newest(), Sequence(0), "the gate was closed too late");
+    }
+
+    /// Waits until a checkpoint is being written, which the closed gate keeps from its end.
+    pub(crate) fn wait_taken(&self) {
+        std::thread::sleep(STALE);
+        let status = || guardian::status(&self.location(), Some(NAME)).ok();
+        until("a write", || status()?.first()?.in_flight.checked_sub(1));
+    }
+
     /// Waits until so many checkpoints of the whole run are committed.
     pub(crate) fn wait_committed(&self, number: u64) {
         until("checkpoints", || (self.newest() >= Sequence(number)).then_some(()));
@@ -111,6 +128,13 @@ impl Lab {
     pub(crate) fn time_of(&self, wanted: Sequence) -> SystemTime {
         let images = self.store().list(&NAME.parse().unwrap()).unwrap();
         images.into_iter().find(|(number, _)| *number == wanted).unwrap().1.time
+    }
+
+    /// Checkpoints above one that were taken before a time.
+    pub(crate) fn between(&self, above: Sequence, before: SystemTime) -> Vec<Sequence> {
+        let images = self.store().list(&NAME.parse().unwrap()).unwrap().into_iter();
+        let of_then = images.filter(|(number, commit)| *number > above && commit.time < before);
+        of_then.map(|(number, _)| number).collect()
     }
 
     /// When the subject was killed last.

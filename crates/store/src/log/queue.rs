@@ -273,6 +273,30 @@ impl Shared {
         self.buffers.notify_all();
     }
 
+    /// Forgets all that was ordered and not begun, and has the checkpoints above one left behind.
+    pub(super) fn void_above(&self, newest: Sequence) -> Result<()> {
+        let mut state = self.state();
+        state.check()?;
+        let orders = std::mem::take(&mut state.queue);
+        (state.drops, state.finishes) = (0, 0);
+        state.queue.reserve(orders.capacity());
+        state.queue.extend([Order::Abandon, Order::Void(newest)]);
+        drop(state);
+        for order in orders {
+            match order {
+                Order::Pages(batch) => {
+                    let (buffer, pieces) = batch.into_parts();
+                    self.give_buffer(buffer);
+                    self.give_pieces(pieces);
+                }
+                Order::Finish(finish) => finish.promise.answer(Err(Error::CalledOff)),
+                _ => {}
+            }
+        }
+        self.orders.notify_one();
+        Ok(())
+    }
+
     /// The first failure.
     pub(super) fn check(&self) -> Result<()> {
         self.state().check()

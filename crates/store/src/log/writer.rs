@@ -172,16 +172,25 @@ impl LogWriter {
         self.begin_epoch(sequence, true)
     }
 
-    /// Leaves checkpoints behind that are newer than one: the subject goes on from an older state. The next epoch is
-    /// a full one, and with its commit they are gone. Those under way may become durable before; they cannot be
-    /// called back from the device.
+    /// Leaves checkpoints behind that are newer than one: the subject goes on from an older state. Epochs that wait to
+    /// be written are answered with `CalledOff`. The next epoch is a full one, and with its commit all newer ones are
+    /// gone; those that the device has been given may become durable before, and cannot be called back.
     ///
     /// # Errors
     ///
     /// What went wrong with earlier epochs.
     pub fn void_above(&self, newest: Sequence) -> Result<()> {
         self.void.store(true, Ordering::Release);
-        self.shared.order(Order::Void(newest)).map(drop)
+        self.shared.void_above(newest)
+    }
+
+    /// What went wrong with any epoch so far. A writer that has failed stays so.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that did.
+    pub fn check(&self) -> Result<()> {
+        self.shared.check()
     }
 
     /// Has whoever waits for a buffer, now or later, get `CalledOff` instead; with `false` all may wait again.

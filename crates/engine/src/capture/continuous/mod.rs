@@ -13,7 +13,7 @@ use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
 use image::Timings;
-use model::{AddressRange, PageCount, Pid};
+use model::{AddressRange, PageCount, Pid, ProcessKey};
 use store::{Epoch, LogWriter, Ticket};
 use tracee::StoppedTree;
 use track::{DirtyPages, Moment, TrackerKind};
@@ -30,6 +30,10 @@ use crate::records::object_space;
 const ROUNDS_MAX: usize = 3;
 /// A residual that is small enough: some 30 microseconds of copying.
 const RESIDUAL_GOAL: PageCount = PageCount(32);
+
+/// How long a subject stands still for one buffer of a store that does not keep up: many times what a disk takes that
+/// works, and short enough for those who wait for the subject.
+const STANDING_WAIT_MAX: Duration = Duration::from_millis(250);
 
 /// What continuous checkpointing of one subject keeps from one checkpoint to the next.
 pub struct Continuous {
@@ -99,6 +103,14 @@ impl Continuous {
         self.root
     }
 
+    /// The processes of the subject at its last checkpoint, without the root.
+    #[must_use]
+    pub fn descendants(&self) -> Vec<ProcessKey> {
+        let Some(before) = &self.before else { return Vec::new() };
+        let others = before.processes.iter().filter(|(pid, _)| **pid != self.root);
+        others.map(|(_, process)| process.stat.key()).collect()
+    }
+
     /// Takes one checkpoint into the log. `None` when the log has as much to write as it will take.
     ///
     /// # Errors
@@ -128,6 +140,7 @@ impl Continuous {
         let mut counts = self.precopy(&epoch)?;
         let before = self.before.as_mut().expect("it was looked at first");
         before.look_at_descriptors_again(options)?;
+        epoch.limit_waits(Some(STANDING_WAIT_MAX));
         let (time, stopping) = (SystemTime::now(), Instant::now());
         let mut tree = StoppedTree::stop(self.root)?;
         let stop = stopping.elapsed();

@@ -1,0 +1,220 @@
+//! What follows a death.
+//!
+//! Owns: the decisions between the notice of a death and the next life.
+//! Invariants: nobody traces the dead when they are cleared away; what of the dead life is still being written is
+//! waited for, or left behind, before a new life begins; a dead child keeps its number until the restore is about to
+//! need it.
+//! Does not: know policy; `policy` does.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use engine::{EngineError, RestoreOptions};
+use model::{Sequence, Signal};
+
+use super::super::events::RunEvent;
+use super::super::leftovers::descendants;
+use super::super::tracer::patience;
+use super::super::{Guarded, policy, spawn};
+use super::{Ending, Guard};
+use crate::error::{GuardianError, Result};
+use crate::record::{Death, ProcessName};
+use crate::subject::{Subject, SubjectStatus};
+use crate::time;
+
+/// How long a death counts as asked for after a signal that programs may also survive, like Ctrl-C.
+const SOFT_REQUEST: Duration = Duration::from_secs(60);
+/// How long a number that is taken is waited for: its holder may be a process that is just ending.
+const PID_PATIENCE: Duration = Duration::from_secs(2);
+/// How often it is tried meanwhile.
+const PID_NAP: Duration = Duration::from_millis(20);
+/// How long the only checkpoint is waited for: a disk that takes longer has failed, and an hour's work is worth it.
+const NO_OTHER_PATIENCE: Duration = Duration::from_secs(600);
+const INT: Signal = Signal(2);
+const QUIT: Signal = Signal(3);
+
+/// What follows a death.
+pub(super) enum Next {
+    /// The run is over.
+    End(SubjectStatus),
+    /// There is a subject again.
+    GoOn,
+}
+
+impl Guard<'_> {
+    pub(super) fn after_death(&mut self, status: SubjectStatus) -> Result<Next> {
+        let noticed = Instant::now();
+        self.leave_subject();
+        // A signal may have come just before: it decides whether anybody wanted this.
+        self.take_signals()?;
+        self.record.last_death = Some(death(status));
+        if self.was_asked_for(status) || !self.request.policy.restarts(status) {
+            self.record.state = "ended".to_owned();
+            return Ok(Next::End(status));
+        }
+        (self.tell)(&RunEvent::Died { pid: self.subject.pid(), status });
+        if !self.restarts.admit(noticed) {
+            (self.tell)(&RunEvent::GaveUp(self.request.limit));
+            self.record.state = "gave-up".to_owned();
+            return Ok(Next::End(status));
+        }
+        self.record.state = "restoring".to_owned();
+        self.record.restarts += 1;
+        self.write_record();
+        let outcome = self.bring_back(status, noticed);
+        if outcome.is_err() {
+            self.record.state = "failed".to_owned();
+        }
+        outcome?;
+        self.begin_life();
+        Ok(Next::GoOn)
+    }
+
+    /// Whether the subject was asked to end, by a signal to us.
+    fn was_asked_for(&self, status: SubjectStatus) -> bool {
+        let Some(Ending { signal, at }) = self.ending else { return false };
+        let soft = signal == INT || signal == QUIT;
+        !soft || status == SubjectStatus::Killed(signal) || at.elapsed() < SOFT_REQUEST
+    }
+
+    /// Makes the subject run again: from a checkpoint, or from its beginning.
+    fn bring_back(&mut self, status: SubjectStatus, noticed: Instant) -> Result<()> {
+        self.household.clear(self.subject.pid(), &self.known)?;
+        if policy::is_clean(status) {
+            self.leave_behind();
+            return self.start_afresh();
+        }
+        self.settle_writes(noticed)?;
+        if let Some(from) = self.descends
+            && let Some(poisoned) = self.suspicion.died(from, status, noticed)
+        {
+            (self.tell)(&RunEvent::Poisoned(poisoned));
+        }
+        let committed = self.committed()?;
+        let mut last = None;
+        while let Some(sequence) = self.suspicion.choose(&committed) {
+            match self.restore(sequence) {
+                Ok(()) => {
+                    self.suspicion.begins(sequence, Instant::now());
+                    self.descends = Some(sequence);
+                    let (pid, took) = (self.subject.pid(), noticed.elapsed());
+                    (self.tell)(&RunEvent::Restored { pid, sequence, took });
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.household.clear_construction()?;
+                    self.suspicion.unusable(sequence);
+                    (self.tell)(&RunEvent::RestoreFailed(sequence, &error));
+                    last = Some(error);
+                }
+            }
+        }
+        match last {
+            // Starting afresh would throw away what the checkpoints hold, and nobody asked for that.
+            Some(last) => Err(GuardianError::NotRestorable {
+                name: self.claim.name.to_string(),
+                tried: committed.len(),
+                last: Box::new(last),
+            }),
+            None => self.start_afresh(),
+        }
+    }
+
+    /// Decides about the checkpoints that were being written when the subject died. They are waited for while that
+    /// costs little, or when there are no others; else they are left behind.
+    fn settle_writes(&mut self, noticed: Instant) -> Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let mut others = self.committed()?;
+        // A reader may find them whole already.
+        others.retain(|sequence| !self.pending.contains(sequence));
+        let has_other = self.suspicion.choose(&others).is_some();
+        let patience = if has_other { patience(self.request.every) } else { NO_OTHER_PATIENCE };
+        self.await_commits(Some(noticed + patience));
+        self.leave_behind();
+        Ok(())
+    }
+
+    /// Has the checkpoints that are still being written stand beside no life that begins at an older one.
+    fn leave_behind(&mut self) {
+        let newest = self.descends.unwrap_or(Sequence(0));
+        self.record.in_flight = 0;
+        for dropped in std::mem::take(&mut self.pending) {
+            self.suspicion.unusable(dropped);
+            (self.tell)(&RunEvent::CheckpointDropped(dropped));
+        }
+        if let Some(log) = self.tracer.log() {
+            // One that has failed writes nothing any more, and is opened anew.
+            let _ = log.void_above(newest);
+        }
+    }
+
+    /// This program's own checkpoints, in rising order.
+    fn committed(&self) -> Result<Vec<Sequence>> {
+        let found = self.store.list(&self.claim.name)?.into_iter().map(|(sequence, _)| sequence);
+        Ok(found.filter(|found| *found >= self.first).collect())
+    }
+
+    fn restore(&mut self, sequence: Sequence) -> Result<()> {
+        let path = self.store.get(&self.claim.name, sequence)?;
+        let started = Instant::now();
+        loop {
+            let reader = self.store.read(&path)?;
+            let options = RestoreOptions {
+                pid: engine::PidPolicy::Same,
+                inherited: self.streams.duplicates()?,
+                connections_lost: true,
+                ..RestoreOptions::default()
+            };
+            // Until here the dead root has kept its number from others.
+            self.subject.release()?;
+            match engine::restore(reader, options) {
+                Ok(restored) => {
+                    self.subject = Subject::child(restored.root)?;
+                    return Ok(());
+                }
+                Err(EngineError::PidTaken(_) | EngineError::PidUnreaped { .. })
+                    if started.elapsed() < PID_PATIENCE =>
+                {
+                    self.household.clear_construction()?;
+                    std::thread::sleep(PID_NAP);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn start_afresh(&mut self) -> Result<()> {
+        let Guarded::Command(words) = &self.request.what else {
+            return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
+        };
+        self.subject.release()?;
+        self.subject = spawn(words, &self.signals)?;
+        self.descends = None;
+        self.suspicion.begins_afresh();
+        // What older lives have left is not the past of this one.
+        self.first = self.next;
+        (self.tell)(&RunEvent::StartedAfresh(self.subject.pid()));
+        Ok(())
+    }
+
+    fn begin_life(&mut self) {
+        self.ending = None;
+        self.pace.begin(Instant::now());
+        self.known = descendants(self.subject.pid());
+        self.record.state = "running".to_owned();
+        self.record.incarnation += 1;
+        self.record.root = ProcessName::of(self.subject.key());
+        self.record.first_sequence = self.first.get();
+        self.write_record();
+    }
+}
+
+fn death(status: SubjectStatus) -> Death {
+    let (signal, exit) = match status {
+        SubjectStatus::Exited(code) => (None, Some(code)),
+        SubjectStatus::Killed(signal) => (Some(signal.get()), None),
+        SubjectStatus::Unknown => (None, None),
+    };
+    Death { signal, exit, time: time::rfc3339(SystemTime::now()) }
+}

@@ -1,0 +1,417 @@
+//! The event loop: one subject, its checkpoints, its deaths.
+//!
+//! Owns: what happens in which order, and the record for `status`.
+//! Invariants: this thread waits for no disk while the subject runs; signals and commits that have arrived are seen
+//! before a death is judged; no child is reaped that may be traced.
+//! Does not: trace a subject that runs, know policy, pace or the file's shape; their modules do.
+
+mod death;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant, SystemTime};
+
+use engine::{CheckpointOptions, Taken};
+use model::{ProcessKey, Sequence, Signal};
+use rustix::event::{PollFd, PollFlags, poll};
+use store::{Completion, EPOCHS_IN_FLIGHT_MAX, LogWriter, Store};
+use sys::Error;
+
+use self::death::Next;
+use super::claim::Claim;
+use super::events::RunEvent;
+use super::leftovers::{Household, descendants};
+use super::pace::Pace;
+use super::policy::{Restarts, Suspicion};
+use super::reasons::Reasons;
+use super::tracer::{News, Place, Tracer, Tracking};
+use super::{Guarded, RunRequest};
+use crate::error::{GuardianError, Result};
+use crate::record::{PauseMicroseconds, ProcessName, Record, RecordFile, boot};
+use crate::restoring::hand_on;
+use crate::signals::{Request, Signals};
+use crate::streams::Streams;
+use crate::subject::{Subject, SubjectStatus};
+use crate::time;
+
+/// Checkpoints that were due while the one before was still being copied.
+const SLOW_COPY: &str = "the checkpoint before was still being copied";
+/// Checkpoints that were due while the log had as much to write as it takes.
+const SLOW_STORE: &str = "the store was still writing earlier checkpoints";
+
+/// How long a process takes to die at most, as far as it is waited for.
+const DYING: Duration = Duration::from_millis(20);
+
+/// Who was asked to end, and when.
+#[derive(Clone, Copy, Debug)]
+struct Ending {
+    signal: Signal,
+    at: Instant,
+}
+
+/// What a guard is made of, each by one step of `run`.
+pub(super) struct Parts {
+    pub(super) store: Store,
+    pub(super) claim: Claim,
+    pub(super) household: Household,
+    pub(super) signals: Signals,
+    pub(super) subject: Subject,
+    pub(super) first: Sequence,
+    pub(super) streams: Streams,
+    pub(super) log: LogWriter,
+    pub(super) tracking: Tracking,
+}
+
+/// A subject being guarded.
+pub(super) struct Guard<'a> {
+    request: &'a RunRequest,
+    tell: &'a mut dyn FnMut(&RunEvent<'_>),
+    store: Store,
+    claim: Claim,
+    household: Household,
+    signals: Signals,
+    subject: Subject,
+    /// Processes of the subject at its last checkpoint, for one that is no child of ours.
+    known: Vec<ProcessKey>,
+    pace: Pace,
+    tracer: Tracer,
+    /// Checkpoints that were taken and are not durable yet, rising.
+    pending: VecDeque<Sequence>,
+    /// The number of the next one.
+    next: Sequence,
+    /// The due time that passed without a checkpoint, as far as it was counted.
+    held_back: Option<Instant>,
+    restarts: Restarts,
+    suspicion: Suspicion,
+    /// The newest checkpoint that this life descends from.
+    descends: Option<Sequence>,
+    /// The first checkpoint that is one of this program's.
+    first: Sequence,
+    ending: Option<Ending>,
+    reasons: Reasons,
+    failing: bool,
+    has_orphans: bool,
+    is_status_told: bool,
+    record: Record,
+    file: RecordFile,
+    streams: Streams,
+}
+
+impl<'a> Guard<'a> {
+    pub(super) fn new(
+        request: &'a RunRequest,
+        parts: Parts,
+        tell: &'a mut dyn FnMut(&RunEvent<'_>),
+    ) -> Result<Self> {
+        let Parts { store, claim, household, signals, subject, first, streams, log, tracking } = parts;
+        let pace = Pace::new(request.every, Instant::now());
+        let own = tracee::procfs::key(model::Pid(std::process::id() as i32))?;
+        let record = Record {
+            name: claim.name.to_string(),
+            boot: boot(),
+            guardian: ProcessName::of(own),
+            root: ProcessName::of(subject.key()),
+            state: "running".to_owned(),
+            policy: request.policy.name().to_owned(),
+            incarnation: 1,
+            first_sequence: first.get(),
+            requested_hz: pace.requested_hz(),
+            tracker: tracking.kind.name().to_owned(),
+            ..Record::default()
+        };
+        let file = RecordFile::new(&claim.directory);
+        let descends =
+            store.newest(&claim.name)?.map(|(sequence, _)| sequence).filter(|found| *found >= first);
+        let place = Place { store: store.clone(), name: claim.name.clone(), keep: request.keep };
+        let next = store.next_sequence(&claim.name)?;
+        if let Guarded::Process(pid) = request.what {
+            tell(&RunEvent::Adopted { pid, name: claim.name.as_str() });
+        }
+        let mut guard = Self {
+            request,
+            tell,
+            store,
+            claim,
+            household,
+            signals,
+            known: descendants(subject.pid()),
+            subject,
+            pace,
+            tracer: Tracer::start(place, log, tracking)?,
+            pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX),
+            next,
+            held_back: None,
+            restarts: Restarts::new(request.limit),
+            suspicion: Suspicion::new(request.limit.window),
+            descends,
+            first,
+            ending: None,
+            reasons: Reasons::default(),
+            failing: false,
+            has_orphans: false,
+            is_status_told: false,
+            record,
+            file,
+            streams,
+        };
+        guard.write_record();
+        Ok(guard)
+    }
+
+    /// Guards until the subject has ended for good.
+    pub(super) fn watch(&mut self) -> Result<SubjectStatus> {
+        loop {
+            let signalled = self.wait()?;
+            if signalled {
+                self.take_signals()?;
+            }
+            self.hear();
+            if let Some(status) = self.subject.ended()? {
+                match self.after_death(status)? {
+                    Next::End(status) => return Ok(status),
+                    Next::GoOn => continue,
+                }
+            }
+            self.checkpoint_if_due();
+            if let Err(error) = self.file.write_if_due(&self.record, Instant::now()) {
+                self.report_unwritable(&error);
+            }
+        }
+    }
+
+    /// The subject has ended for good, or can be watched no more.
+    pub(super) fn leave(&mut self, status: Option<SubjectStatus>) {
+        self.leave_subject();
+        // The newest state of a program that was told to end is worth as much as any.
+        self.await_commits(None);
+        self.tracer.end();
+        if status.is_some() {
+            self.household.reap_orphans(model::Pid(0));
+        } else if self.record.state == "running" {
+            self.record.state = "unprotected".to_owned();
+        }
+        self.write_record();
+    }
+
+    /// Waits for a signal, the subject's end, news or the next thing that is due. True when there is a signal.
+    fn wait(&self) -> Result<bool> {
+        let next = self.can_take().then(|| self.pace.next());
+        let due = [self.file.due(), next].into_iter().flatten().min();
+        let timeout = due.map(|due| time::timespec(due.saturating_duration_since(Instant::now())));
+        let mut waiting = vec![
+            PollFd::from_borrowed_fd(self.signals.handle(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.subject.handle(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.tracer.handle(), PollFlags::IN),
+        ];
+        waiting.extend(self.tracer.log().map(|log| PollFd::from_borrowed_fd(log.event(), PollFlags::IN)));
+        match poll(&mut waiting, timeout.as_ref()) {
+            Ok(_) => Ok(!waiting[0].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(errno) => Err(Error::process("watch", self.subject.pid(), errno).into()),
+        }
+    }
+
+    fn take_signals(&mut self) -> Result<()> {
+        while let Some(request) = self.signals.poll()? {
+            if request == Request::Child {
+                self.has_orphans = true;
+            }
+            if let Request::End { signal, .. } = request {
+                self.ending = Some(Ending { signal, at: Instant::now() });
+            }
+            hand_on(request, &self.subject)?;
+        }
+        self.reap_orphans();
+        Ok(())
+    }
+
+    /// An orphan that is being traced is its tracer's to wait for.
+    fn reap_orphans(&mut self) {
+        if self.has_orphans && !self.tracer.is_tracing() {
+            self.has_orphans = false;
+            self.household.reap_orphans(self.subject.pid());
+        }
+    }
+
+    /// Whether a checkpoint would be taken now if it were due.
+    fn can_take(&self) -> bool {
+        self.tracer.is_idle() && self.pending.len() < EPOCHS_IN_FLIGHT_MAX
+    }
+
+    fn checkpoint_if_due(&mut self) {
+        let due = self.pace.next();
+        if due > Instant::now() {
+            return;
+        }
+        if !self.can_take() {
+            // The rate falls, and nothing piles up; once for each that was due.
+            if self.held_back.replace(due) != Some(due) {
+                self.hold_back();
+            }
+        } else if self.tracer.log().is_none_or(|log| log.check().is_err()) {
+            self.hear_log();
+            self.pending.clear();
+            self.tracer.open_again();
+        } else {
+            let options = CheckpointOptions {
+                kill: false,
+                name: self.claim.name.to_string(),
+                sequence: self.next,
+                inherited: self.streams.identities(),
+            };
+            self.tracer.take(self.subject.key(), options);
+        }
+    }
+
+    fn hold_back(&mut self) {
+        let reason = if self.tracer.is_idle() { SLOW_STORE } else { SLOW_COPY };
+        self.reasons.note(reason);
+        self.record.refusals = self.reasons.counts();
+        self.file.touch();
+    }
+
+    /// Takes note of what the tracer and the log have told so far.
+    fn hear(&mut self) {
+        while let Some(news) = self.tracer.hear() {
+            self.note_news(news);
+        }
+        self.hear_log();
+        self.reap_orphans();
+    }
+
+    fn hear_log(&mut self) {
+        let completions = self.tracer.log().map(LogWriter::take_completions).unwrap_or_default();
+        for completion in completions {
+            self.note_completion(completion);
+        }
+    }
+
+    /// Keeps the tracer off the subject.
+    fn leave_subject(&mut self) {
+        for news in self.tracer.leave_subject() {
+            self.note_news(news);
+        }
+        self.reap_orphans();
+    }
+
+    /// Waits until nothing is being written any more, at most until a deadline.
+    fn await_commits(&mut self, deadline: Option<Instant>) {
+        self.hear_log();
+        while !self.pending.is_empty()
+            && self.tracer.log().is_some()
+            && deadline.is_none_or(|deadline| Instant::now() < deadline)
+        {
+            self.tracer.await_log(deadline);
+            self.hear_log();
+        }
+    }
+
+    fn note_news(&mut self, news: News) {
+        match news {
+            News::Taken(taken, descendants) => self.note_taken(&taken, descendants),
+            // As many as it takes are counted here too; between two looks it may be one more.
+            News::Behind => self.hold_back(),
+            News::Opened(_) => {}
+            News::Tracking(name, error) => {
+                self.advance_number();
+                self.record.tracker = name.to_owned();
+                (self.tell)(&RunEvent::TrackerReplaced { name, error: &error });
+            }
+            News::Failed(error) => {
+                self.advance_number();
+                // One that has died is no reason against checkpoints; the loop will see.
+                if !self.has_died_of(&error) {
+                    self.note_failure(&error);
+                }
+            }
+        }
+    }
+
+    /// Whether a failure was the subject's death. What a dying process is asked fails a little before it has ended.
+    fn has_died_of(&self, error: &GuardianError) -> bool {
+        let says_gone = matches!(error, GuardianError::Engine(error) if error.says_gone());
+        let patience = if says_gone { DYING } else { Duration::ZERO };
+        self.subject.ends_within(patience)
+    }
+
+    fn note_taken(&mut self, taken: &Taken, descendants: Vec<ProcessKey>) {
+        self.advance_number();
+        self.pending.push_back(taken.ticket.sequence());
+        self.record.in_flight = self.pending.len();
+        self.known = descendants;
+        if taken.arming > Duration::ZERO {
+            self.pace.paused(taken.arming);
+        }
+        self.pace.taken(taken.timings.pause, Instant::now());
+        self.note_pauses();
+        self.file.touch();
+    }
+
+    /// The log takes no number twice, whatever became of it.
+    fn advance_number(&mut self) {
+        self.next = Sequence(self.next.get().saturating_add(1));
+    }
+
+    fn note_completion(&mut self, (sequence, outcome): Completion) {
+        let is_pending = self.pending.contains(&sequence);
+        self.pending.retain(|pending| *pending != sequence);
+        self.record.in_flight = self.pending.len();
+        match outcome {
+            Ok(_) if is_pending => self.note_commit(sequence),
+            // Left behind with the life that it is of.
+            Ok(_) | Err(store::Error::CalledOff) => {}
+            Err(error) => self.note_failure(&error.into()),
+        }
+    }
+
+    fn note_commit(&mut self, sequence: Sequence) {
+        self.pace.committed(Instant::now());
+        self.record.achieved_hz = self.pace.achieved_hz();
+        self.descends = Some(sequence);
+        self.suspicion.committed(sequence);
+        self.record.checkpoints += 1;
+        self.record.last_checkpoint = Some(time::rfc3339(SystemTime::now()));
+        if let Some(status) = self.tracer.log().map(LogWriter::status) {
+            self.record.store_bytes = Some(status.disk.get());
+            if let Some(oldest) = status.kept.first() {
+                self.suspicion.forget_below(*oldest);
+            }
+        }
+        self.file.touch();
+        if std::mem::take(&mut self.failing) {
+            (self.tell)(&RunEvent::CheckpointsAgain(sequence));
+        }
+    }
+
+    fn note_failure(&mut self, error: &GuardianError) {
+        self.pace.failed(Instant::now());
+        self.failing = true;
+        if self.reasons.note(&error.to_string()) {
+            (self.tell)(&RunEvent::CheckpointFailed(error));
+        }
+        self.record.refusals = self.reasons.counts();
+        self.file.touch();
+    }
+
+    fn note_pauses(&mut self) {
+        let pauses = self.pace.pauses();
+        self.record.pause_us = PauseMicroseconds {
+            p50: time::microseconds(pauses.p50),
+            p99: time::microseconds(pauses.p99),
+            max: time::microseconds(pauses.max),
+        };
+    }
+
+    fn write_record(&mut self) {
+        if let Err(error) = self.file.write(&self.record) {
+            self.report_unwritable(&error);
+        }
+    }
+
+    /// Tells once that the status cannot be written. While a checkpoint is being written the disk may be full of it
+    /// only until that has failed, which is told as well.
+    fn report_unwritable(&mut self, error: &GuardianError) {
+        if self.pending.is_empty() && !std::mem::replace(&mut self.is_status_told, true) {
+            (self.tell)(&RunEvent::StatusUnwritable(error));
+        }
+    }
+}

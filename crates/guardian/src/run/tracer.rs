@@ -1,0 +1,339 @@
+//! The thread that traces the subject and copies from it.
+//!
+//! Owns: that thread, the subject's state between two checkpoints, the choice of the tracker, opening the log anew.
+//! Invariants: only this thread traces a subject that runs; it never waits for a disk longer than the subject may
+//! stand still, and never at all once it was told to leave the subject.
+//! Does not: know when a checkpoint is due, or what follows a death.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use engine::{CheckpointOptions, Continuous, EngineError, Taken};
+use model::ProcessKey;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
+use sys::Error;
+use track::{TrackError, TrackerKind};
+
+use crate::error::{GuardianError, Result};
+use crate::time::timespec;
+
+/// Where checkpoints go, so that the log can be opened anew.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) store: Store,
+    pub(super) name: SubjectName,
+    pub(super) keep: usize,
+}
+
+impl Place {
+    pub(super) fn open(&self) -> Result<LogWriter> {
+        let options = LogOptions { keep: Keep::thinned(self.keep), ..LogOptions::default() };
+        Ok(self.store.open_log(&self.name, options)?)
+    }
+}
+
+/// How dirty pages are found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tracking {
+    pub(super) kind: &'static dyn TrackerKind,
+    /// Another may take its place when it cannot be attached to this subject.
+    pub(super) is_automatic: bool,
+}
+
+/// What the thread tells.
+#[derive(Debug)]
+pub(super) enum News {
+    /// A checkpoint has left the subject, which had these descendants then.
+    Taken(Box<Taken>, Vec<ProcessKey>),
+    /// The log has as much to write as it takes.
+    Behind,
+    /// A checkpoint was not taken, or the log not opened.
+    Failed(GuardianError),
+    /// A checkpoint was not taken, as its tracker could not be attached; this one is used from now on.
+    Tracking(&'static str, GuardianError),
+    /// The log was opened anew.
+    Opened(Arc<LogWriter>),
+}
+
+/// What the thread is at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Work {
+    Nothing,
+    /// A checkpoint.
+    Taking,
+    /// The log.
+    Opening,
+}
+
+enum Order {
+    Take(ProcessKey, CheckpointOptions),
+    Open,
+}
+
+/// The guard's end.
+#[derive(Debug)]
+pub(super) struct Tracer {
+    /// None once no more come.
+    orders: Option<Sender<Order>>,
+    news: Receiver<News>,
+    alarm: Arc<OwnedFd>,
+    work: Work,
+    log: Option<Arc<LogWriter>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Tracer {
+    pub(super) fn start(place: Place, log: LogWriter, tracking: Tracking) -> Result<Self> {
+        let failed = |errno| Error::new("make an event descriptor", errno);
+        let alarm = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?);
+        let (orders, received) = mpsc::channel();
+        let (sender, news) = mpsc::channel();
+        let log = Arc::new(log);
+        let teller = Teller { sender: Some(sender), alarm: Arc::clone(&alarm) };
+        let lent = Some(Arc::clone(&log));
+        let thread = std::thread::Builder::new()
+            .name("undying-tracer".to_owned())
+            .spawn(move || Hand { place, log: lent, tracking, subject: None, teller }.work(&received))
+            .map_err(|error| Error::new("start a thread", error))?;
+        let orders = Some(orders);
+        Ok(Self { orders, news, alarm, work: Work::Nothing, log: Some(log), thread: Some(thread) })
+    }
+
+    /// Whether it does nothing.
+    pub(super) fn is_idle(&self) -> bool {
+        self.work == Work::Nothing
+    }
+
+    /// Whether it may be tracing the subject.
+    pub(super) fn is_tracing(&self) -> bool {
+        self.work == Work::Taking
+    }
+
+    /// The log, unless it is being opened anew.
+    pub(super) fn log(&self) -> Option<&LogWriter> {
+        self.log.as_deref()
+    }
+
+    /// Becomes readable when there are news, and when there will be no more.
+    pub(super) fn handle(&self) -> BorrowedFd<'_> {
+        self.alarm.as_fd()
+    }
+
+    /// Has a checkpoint taken.
+    pub(super) fn take(&mut self, subject: ProcessKey, options: CheckpointOptions) {
+        self.order(Work::Taking, Order::Take(subject, options));
+    }
+
+    /// Has the log opened anew; the next checkpoint is a full one.
+    pub(super) fn open_again(&mut self) {
+        self.log = None;
+        self.order(Work::Opening, Order::Open);
+    }
+
+    /// The next news, if there are any; never waits.
+    pub(super) fn hear(&mut self) -> Option<News> {
+        // Before the look, so that what is told after it rings again. It fails when nothing has rung.
+        let _ = rustix::io::read(&*self.alarm, &mut [0_u8; 8]);
+        let news = match self.news.try_recv() {
+            Ok(news) => news,
+            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Disconnected) => {
+                self.join();
+                return None;
+            }
+        };
+        match &news {
+            News::Opened(log) => self.log = Some(Arc::clone(log)),
+            News::Taken(..) | News::Behind | News::Failed(_) | News::Tracking(..) => {}
+        }
+        self.work = Work::Nothing;
+        Some(news)
+    }
+
+    /// Keeps the thread off the subject, and gives what it told until it was. It may still be at the log.
+    pub(super) fn leave_subject(&mut self) -> Vec<News> {
+        let mut told = Vec::new();
+        self.call_off_waits(true);
+        while self.is_tracing() && self.thread.is_some() {
+            match self.hear() {
+                Some(news) => told.push(news),
+                None => ring_of(self.handle(), None),
+            }
+        }
+        self.call_off_waits(false);
+        told
+    }
+
+    /// Waits until the log has answered or a time has come.
+    pub(super) fn await_log(&self, deadline: Option<Instant>) {
+        if let Some(log) = &self.log {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            ring_of(log.event(), left);
+        }
+    }
+
+    /// Waits until everything is written that was taken, and ends the thread.
+    pub(super) fn end(&mut self) {
+        self.orders = None;
+        self.join();
+        // The last owner waits for the log's own thread.
+        self.log = None;
+    }
+
+    fn call_off_waits(&self, called_off: bool) {
+        if let Some(log) = &self.log {
+            log.call_off_waits(called_off);
+        }
+    }
+
+    fn order(&mut self, work: Work, order: Order) {
+        self.work = work;
+        // A thread that has panicked is noticed by its last ring.
+        if let Some(orders) = &self.orders {
+            let _ = orders.send(order);
+        }
+    }
+
+    fn join(&mut self) {
+        self.work = Work::Nothing;
+        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Waits until a descriptor is readable. Whatever ends the wait, the next look tells.
+fn ring_of(handle: BorrowedFd<'_>, timeout: Option<Duration>) {
+    let mut waiting = [PollFd::from_borrowed_fd(handle, PollFlags::IN)];
+    let _ = poll(&mut waiting, timeout.map(timespec).as_ref());
+}
+
+/// The thread's own.
+struct Hand {
+    place: Place,
+    log: Option<Arc<LogWriter>>,
+    tracking: Tracking,
+    subject: Option<(ProcessKey, Continuous)>,
+    teller: Teller,
+}
+
+impl Hand {
+    fn work(mut self, orders: &Receiver<Order>) {
+        for order in orders {
+            let news = match order {
+                Order::Take(subject, options) => self.take(subject, &options),
+                Order::Open => self.open(),
+            };
+            self.teller.tell(news);
+        }
+    }
+
+    fn take(&mut self, subject: ProcessKey, options: &CheckpointOptions) -> News {
+        let Some(log) = self.log.clone() else {
+            let missing = Error::new("take a checkpoint without a log", sys::Errno::EINVAL);
+            return News::Failed(missing.into());
+        };
+        match self.continuous(subject).checkpoint(&log, options) {
+            Ok(Some(taken)) => {
+                let descendants = self.continuous(subject).descendants();
+                News::Taken(Box::new(taken), descendants)
+            }
+            Ok(None) => News::Behind,
+            Err(EngineError::Track(error)) if self.tracking.is_automatic => self.track_otherwise(error),
+            Err(error) => News::Failed(error.into()),
+        }
+    }
+
+    fn track_otherwise(&mut self, error: TrackError) -> News {
+        let error = EngineError::Track(error).into();
+        match track::next_best(self.tracking.kind) {
+            Some(kind) => {
+                (self.tracking.kind, self.subject) = (kind, None);
+                News::Tracking(kind.name(), error)
+            }
+            None => News::Failed(error),
+        }
+    }
+
+    /// What is kept between two checkpoints of this very subject.
+    fn continuous(&mut self, subject: ProcessKey) -> &mut Continuous {
+        if self.subject.as_ref().is_some_and(|(known, _)| *known != subject) {
+            self.subject = None;
+        }
+        let kind = self.tracking.kind;
+        &mut self.subject.get_or_insert_with(|| (subject, Continuous::new(subject.pid, kind))).1
+    }
+
+    fn open(&mut self) -> News {
+        // What was dirty is no longer known.
+        self.subject = None;
+        // Its lock has to go before the next one comes; this can wait for the disk.
+        self.log = None;
+        match self.place.open() {
+            Ok(log) => {
+                let log = Arc::new(log);
+                self.log = Some(Arc::clone(&log));
+                News::Opened(log)
+            }
+            Err(error) => News::Failed(error),
+        }
+    }
+}
+
+/// The thread's end of the news.
+struct Teller {
+    sender: Option<Sender<News>>,
+    alarm: Arc<OwnedFd>,
+}
+
+impl Teller {
+    fn tell(&self, news: News) {
+        if let Some(sender) = &self.sender {
+            // A guard that is gone does not want to know.
+            let _ = sender.send(news);
+        }
+        self.ring();
+    }
+
+    fn ring(&self) {
+        // Its count cannot run over: it is read after every ring.
+        let _ = rustix::io::write(&*self.alarm, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Teller {
+    /// The last ring finds the channel closed.
+    fn drop(&mut self) {
+        self.sender = None;
+        self.ring();
+    }
+}
+
+/// The part of the work in flight that a dead subject may wait for it: so a wait costs at most a tenth of what it
+/// saves.
+const EPOCH_SHARE: u32 = 10;
+/// Waited for even at high rates: a fraction of what any restore takes.
+const PATIENCE_MIN: Duration = Duration::from_millis(20);
+/// The longest such wait, however much it would save: below what people notice, and of the order of a restore.
+const PATIENCE_MAX: Duration = Duration::from_millis(100);
+
+/// How long a dead subject waits for checkpoints that are being written, while there is another.
+pub(super) fn patience(every: Duration) -> Duration {
+    (every / EPOCH_SHARE).clamp(PATIENCE_MIN, PATIENCE_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_costs_little_and_is_never_long() {
+        assert_eq!(patience(Duration::from_millis(10)), PATIENCE_MIN);
+        assert_eq!(patience(Duration::from_millis(500)), Duration::from_millis(50));
+        assert_eq!(patience(Duration::from_secs(3600)), PATIENCE_MAX);
+    }
+}
