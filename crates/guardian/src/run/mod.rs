@@ -92,9 +92,10 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     let tracking = tracking(&request.tracker)?;
     let store = request.store.create()?;
     let claim = claim(&store, request)?;
-    let log = Place { store: store.clone(), name: claim.name.clone(), keep: request.keep }.open()?;
     let household = Household::found()?;
+    // Before there is any thread, which would take signals with their usual actions.
     let signals = Signals::take()?;
+    let log = Place { store: store.clone(), name: claim.name.clone(), keep: request.keep }.open()?;
     let subject = match &request.what {
         Guarded::Command(words) => spawn(words, &signals)?,
         Guarded::Process(pid) => Subject::stranger(*pid).map_err(|_| engine::EngineError::NoProcess(*pid))?,
