@@ -20,9 +20,6 @@ const VERBS: &[&str] = &[
     "restart",
     "complain",
     "check",
-    "top",
-    "events",
-    "deaths",
     "replicate",
     "inject",
     "persist",
@@ -71,8 +68,8 @@ mod tests {
         assert!(refused("undying run --isolate -- x"));
         assert!(refused("undying run --copiers=2 -- x"));
         assert!(!refused("undying run -- persist --isolate"));
-        assert!(refused("undying --store /x top"));
-        assert!(!refused("undying --store top ls"));
+        assert!(refused("undying --store /x up"));
+        assert!(!refused("undying --store up ls"));
         assert!(!refused("undying ls"));
         assert!(!refused("undying"));
     }

@@ -210,7 +210,15 @@ fn listed(lab: &Lab) -> Vec<Value> {
 fn assert_list_agrees(lab: &Lab, one: &Value) {
     let mut expected = one.clone();
     let now = lab.json(&["status"]);
-    for key in ["achieved_hz", "checkpoint_age_us", "checkpoints", "in_flight", "pause_us", "store_bytes"] {
+    for key in [
+        "achieved_hz",
+        "checkpoint_age_us",
+        "checkpoints",
+        "held_back",
+        "in_flight",
+        "pause_us",
+        "store_bytes",
+    ] {
         expected[key] = now[0][key].clone();
     }
     assert_eq!(now[0], expected);

@@ -9,8 +9,10 @@
 mod ancestry;
 mod error;
 mod exit;
+mod history;
 mod images;
 mod inspection;
+mod journal;
 mod location;
 mod once;
 mod record;
@@ -24,6 +26,7 @@ mod time;
 
 pub use error::{GuardianError, Result};
 pub use exit::ExitCode;
+pub use history::{DeathRow, History, age, deaths, write_trace};
 pub use images::{
     CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects,
     verify,
@@ -31,6 +34,7 @@ pub use images::{
 pub use inspection::{
     CheckState, DoctorCheck, DoctorReport, ObstacleReport, PreflightReport, doctor, preflight,
 };
+pub use journal::{CheckpointEvent, EventRow, What};
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, checkpoint};
 pub use record::{Death, PauseMicroseconds, RefusalReport};

@@ -1,14 +1,13 @@
 //! What is known of a subject, in a file beside its images, so that `status` can tell without asking anybody.
 //!
-//! Owns: `status.json`: its shape, when it is written, how a stale one is recognised.
-//! Invariants: a reader never sees half a file; it is written at most every 200 ms, unless something has happened.
+//! Owns: `status.json`: its shape, how a stale one is recognised.
+//! Invariants: a reader never sees half a file.
 //! Does not: survive a power cut in its newest version; it holds nothing that a restore needs.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use model::{Pid, ProcessKey, StartTime};
 use serde::{Deserialize, Serialize};
@@ -18,8 +17,6 @@ use tracee::procfs;
 use crate::error::{GuardianError, Result};
 
 const FILE: &str = "status.json";
-/// How often the file is written at most while nothing but checkpoints happens.
-const QUIET: Duration = Duration::from_millis(200);
 
 /// A process by its lasting name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -86,6 +83,9 @@ pub(crate) struct Record {
     /// What the log takes on the disk, since its first commit.
     #[serde(default)]
     pub(crate) store_bytes: Option<u64>,
+    /// Checkpoints that were taken later than asked for, by reason.
+    #[serde(default)]
+    pub(crate) held_back: Vec<RefusalReport>,
     /// Checkpoints that were not taken, by reason.
     pub(crate) refusals: Vec<RefusalReport>,
 }
@@ -142,38 +142,15 @@ pub(crate) fn boot() -> String {
 #[derive(Debug)]
 pub(crate) struct RecordFile {
     directory: PathBuf,
-    written: Option<Instant>,
-    is_due: bool,
 }
 
 impl RecordFile {
     pub(crate) fn new(directory: &Path) -> Self {
-        Self { directory: directory.to_path_buf(), written: None, is_due: false }
+        Self { directory: directory.to_path_buf() }
     }
 
-    /// The content has changed, in a way that can wait.
-    pub(crate) fn touch(&mut self) {
-        self.is_due = true;
-    }
-
-    /// When the file wants to be written.
-    pub(crate) fn due(&self) -> Option<Instant> {
-        let wanted = self.written.map_or_else(Instant::now, |written| written + QUIET);
-        self.is_due.then_some(wanted)
-    }
-
-    /// Writes it if it is time.
-    pub(crate) fn write_if_due(&mut self, record: &Record, now: Instant) -> Result<()> {
-        match self.due() {
-            Some(due) if due <= now => self.write(record),
-            _ => Ok(()),
-        }
-    }
-
-    /// Writes it now.
-    pub(crate) fn write(&mut self, record: &Record) -> Result<()> {
-        self.is_due = false;
-        self.written = Some(Instant::now());
+    /// Writes it.
+    pub(crate) fn write(&self, record: &Record) -> Result<()> {
         let path = self.directory.join(FILE);
         let temporary = self.directory.join(format!(".{FILE}.new"));
         let failed = |error: std::io::Error| Error::path("write", &path, error);
@@ -207,7 +184,7 @@ mod tests {
             root: ProcessName { start: 1, ..ProcessName::of(own) },
             ..Record::default()
         };
-        let mut file = RecordFile::new(&directory);
+        let file = RecordFile::new(&directory);
         file.write(&record).unwrap();
         assert_eq!(Record::read(&directory).unwrap().as_ref(), Some(&record));
         assert!(record.is_guarded() && !record.has_root());

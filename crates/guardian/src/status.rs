@@ -53,6 +53,8 @@ pub struct SubjectReport {
     pub guardian: i32,
     /// How dirty pages are found.
     pub tracker: String,
+    /// Checkpoints that were taken later than asked for, by reason.
+    pub held_back: Vec<RefusalReport>,
     /// Checkpoints that were not taken, by reason.
     pub refusals: Vec<RefusalReport>,
 }
@@ -119,6 +121,7 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         channels: Vec::new(),
         guardian: record.guardian.pid,
         tracker: record.tracker,
+        held_back: record.held_back,
         refusals: record.refusals,
     })
 }

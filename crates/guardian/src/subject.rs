@@ -46,6 +46,18 @@ impl SubjectStatus {
         }
     }
 
+    /// Its exit code, if it exited.
+    #[must_use]
+    pub fn exit(self) -> Option<i32> {
+        if let Self::Exited(code) = self { Some(code) } else { None }
+    }
+
+    /// The number of the signal that killed it, if one did.
+    #[must_use]
+    pub fn signal(self) -> Option<i32> {
+        if let Self::Killed(signal) = self { Some(signal.get()) } else { None }
+    }
+
     /// Whether it ended as programs end that have done what they were asked.
     #[must_use]
     pub fn is_success(self) -> bool {

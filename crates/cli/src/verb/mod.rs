@@ -10,7 +10,9 @@ use crate::failure::Failure;
 
 mod checkpoint;
 mod completions;
+mod deaths;
 mod doctor;
+mod events;
 mod ls;
 mod man;
 mod preflight;
@@ -19,6 +21,7 @@ mod restore;
 mod run;
 mod show;
 mod status;
+mod top;
 mod verify;
 
 /// Every verb, in the order of the help text.
@@ -33,6 +36,9 @@ pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &verify::Verify,
     &prune::Prune,
     &status::Status,
+    &top::Top,
+    &events::Events,
+    &deaths::Deaths,
     &completions::Completions,
     &man::ManPage,
 ];

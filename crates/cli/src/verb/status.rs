@@ -50,6 +50,12 @@ impl Verb for Status {
         ];
         print::table(&head, &rows)?;
         for subject in &found {
+            for slow in &subject.held_back {
+                print::say(format_args!(
+                    "{}: {} checkpoints were taken late: {}",
+                    subject.name, slow.count, slow.reason
+                ));
+            }
             for refusal in &subject.refusals {
                 let reason = refusal.reason.lines().next().unwrap_or_default();
                 print::say(format_args!(

@@ -10,7 +10,9 @@ use model::{Pid, Sequence};
 
 use super::policy::RestartLimit;
 use crate::error::GuardianError;
+use crate::journal::What;
 use crate::subject::SubjectStatus;
+use crate::time::microseconds;
 
 /// Something that whoever runs a subject wants to know.
 #[derive(Debug)]
@@ -61,6 +63,38 @@ pub enum RunEvent<'a> {
     GaveUp(RestartLimit),
     /// The status file cannot be written; `status` will know less.
     StatusUnwritable(&'a GuardianError),
+}
+
+impl RunEvent<'_> {
+    /// The same for those who ask later.
+    pub(super) fn what(&self) -> What {
+        let reason = |error: &GuardianError| error.to_string();
+        match self {
+            Self::Adopted { pid, .. } => What::Adopted { pid: pid.get() },
+            Self::CheckpointFailed(error) | Self::StatusUnwritable(error) => {
+                What::Refused { reason: reason(error) }
+            }
+            Self::TrackerReplaced { name, error } => {
+                What::Tracker { tracker: (*name).to_owned(), reason: reason(error) }
+            }
+            Self::CheckpointsAgain(sequence) => What::Resumed { seq: sequence.get() },
+            Self::CheckpointDropped(sequence) => What::Dropped { seq: sequence.get() },
+            Self::Died { pid, status } => {
+                What::Died { pid: pid.get(), signal: status.signal(), exit: status.exit() }
+            }
+            Self::Poisoned(sequence) => What::Poisoned { seq: sequence.get() },
+            Self::RestoreFailed(sequence, error) => {
+                What::RestoreFailed { seq: sequence.get(), reason: reason(error) }
+            }
+            Self::Restored { pid, sequence, took } => {
+                What::Restored { pid: pid.get(), seq: sequence.get(), took_us: microseconds(*took) }
+            }
+            Self::StartedAfresh(pid) => What::Started { pid: pid.get() },
+            Self::GaveUp(limit) => {
+                What::GaveUp { restarts: limit.count, within_us: microseconds(limit.window) }
+            }
+        }
+    }
 }
 
 impl fmt::Display for RunEvent<'_> {

@@ -15,7 +15,7 @@ use super::super::events::RunEvent;
 use super::super::leftovers::descendants;
 use super::super::tracer::patience;
 use super::super::{Guarded, policy, spawn};
-use super::{Ending, Guard};
+use super::{Ending, Guard, InFlight};
 use crate::error::{GuardianError, Result};
 use crate::record::{Death, ProcessName};
 use crate::subject::{Subject, SubjectStatus};
@@ -51,9 +51,9 @@ impl Guard<'_> {
             self.record.state = "ended".to_owned();
             return Ok(Next::End(status));
         }
-        (self.tell)(&RunEvent::Died { pid: self.subject.pid(), status });
+        self.report(&RunEvent::Died { pid: self.subject.pid(), status });
         if !self.restarts.admit(noticed) {
-            (self.tell)(&RunEvent::GaveUp(self.request.limit));
+            self.report(&RunEvent::GaveUp(self.request.limit));
             self.record.state = "gave-up".to_owned();
             return Ok(Next::End(status));
         }
@@ -87,7 +87,7 @@ impl Guard<'_> {
         if let Some(from) = self.descends
             && let Some(poisoned) = self.suspicion.died(from, status, noticed)
         {
-            (self.tell)(&RunEvent::Poisoned(poisoned));
+            self.report(&RunEvent::Poisoned(poisoned));
         }
         let committed = self.committed()?;
         let mut last = None;
@@ -97,13 +97,13 @@ impl Guard<'_> {
                     self.suspicion.begins(sequence, Instant::now());
                     self.descends = Some(sequence);
                     let (pid, took) = (self.subject.pid(), noticed.elapsed());
-                    (self.tell)(&RunEvent::Restored { pid, sequence, took });
+                    self.report(&RunEvent::Restored { pid, sequence, took });
                     return Ok(());
                 }
                 Err(error) => {
                     self.household.clear_construction()?;
                     self.suspicion.unusable(sequence);
-                    (self.tell)(&RunEvent::RestoreFailed(sequence, &error));
+                    self.report(&RunEvent::RestoreFailed(sequence, &error));
                     last = Some(error);
                 }
             }
@@ -127,7 +127,7 @@ impl Guard<'_> {
         }
         let mut others = self.committed()?;
         // A reader may find them whole already.
-        others.retain(|sequence| !self.pending.contains(sequence));
+        others.retain(|sequence| self.pending.iter().all(|pending| pending.sequence != *sequence));
         let has_other = self.suspicion.choose(&others).is_some();
         let patience = if has_other { patience(self.request.every) } else { NO_OTHER_PATIENCE };
         self.await_commits(Some(noticed + patience));
@@ -139,9 +139,9 @@ impl Guard<'_> {
     fn leave_behind(&mut self) {
         let newest = self.descends.unwrap_or(Sequence(0));
         self.record.in_flight = 0;
-        for dropped in std::mem::take(&mut self.pending) {
-            self.suspicion.unusable(dropped);
-            (self.tell)(&RunEvent::CheckpointDropped(dropped));
+        for InFlight { sequence, .. } in std::mem::take(&mut self.pending) {
+            self.suspicion.unusable(sequence);
+            self.report(&RunEvent::CheckpointDropped(sequence));
         }
         if let Some(log) = self.tracer.log() {
             // One that has failed writes nothing any more, and is opened anew.
@@ -194,7 +194,7 @@ impl Guard<'_> {
         self.suspicion.begins_afresh();
         // What older lives have left is not the past of this one.
         self.first = self.next;
-        (self.tell)(&RunEvent::StartedAfresh(self.subject.pid()));
+        self.report(&RunEvent::StartedAfresh(self.subject.pid()));
         Ok(())
     }
 
@@ -211,10 +211,5 @@ impl Guard<'_> {
 }
 
 fn death(status: SubjectStatus) -> Death {
-    let (signal, exit) = match status {
-        SubjectStatus::Exited(code) => (None, Some(code)),
-        SubjectStatus::Killed(signal) => (Some(signal.get()), None),
-        SubjectStatus::Unknown => (None, None),
-    };
-    Death { signal, exit, time: time::rfc3339(SystemTime::now()) }
+    Death { signal: status.signal(), exit: status.exit(), time: time::rfc3339(SystemTime::now()) }
 }

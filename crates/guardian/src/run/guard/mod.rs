@@ -11,9 +11,10 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
 use engine::{CheckpointOptions, Taken};
-use model::{ProcessKey, Sequence, Signal};
+use image::ImageKind;
+use model::{PageCount, ProcessKey, Sequence, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
-use store::{Completion, EPOCHS_IN_FLIGHT_MAX, LogWriter, Store};
+use store::{Completion, EPOCHS_IN_FLIGHT_MAX, LogCommitted, LogWriter, Store};
 use sys::Error;
 
 use self::death::Next;
@@ -26,7 +27,8 @@ use super::reasons::Reasons;
 use super::tracer::{News, Place, Tracer, Tracking};
 use super::{Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
-use crate::record::{PauseMicroseconds, ProcessName, Record, RecordFile, boot};
+use crate::journal::{CheckpointEvent, Journal, What};
+use crate::record::{PauseMicroseconds, ProcessName, Record, boot};
 use crate::restoring::hand_on;
 use crate::signals::{Request, Signals};
 use crate::streams::Streams;
@@ -46,6 +48,16 @@ const DYING: Duration = Duration::from_millis(20);
 struct Ending {
     signal: Signal,
     at: Instant,
+}
+
+/// A checkpoint that was taken and is not durable yet.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    sequence: Sequence,
+    arming: Duration,
+    rounds: usize,
+    precopied: PageCount,
+    residual: PageCount,
 }
 
 /// What a guard is made of, each by one step of `run`.
@@ -75,7 +87,9 @@ pub(super) struct Guard<'a> {
     pace: Pace,
     tracer: Tracer,
     /// Checkpoints that were taken and are not durable yet, rising.
-    pending: VecDeque<Sequence>,
+    pending: VecDeque<InFlight>,
+    /// What the log has told of a checkpoint before the tracer has.
+    early: Option<Completion>,
     /// The number of the next one.
     next: Sequence,
     /// The due time that passed without a checkpoint, as far as it was counted.
@@ -88,11 +102,12 @@ pub(super) struct Guard<'a> {
     first: Sequence,
     ending: Option<Ending>,
     reasons: Reasons,
+    slowness: Reasons,
     failing: bool,
     has_orphans: bool,
     is_status_told: bool,
     record: Record,
-    file: RecordFile,
+    journal: Journal,
     streams: Streams,
 }
 
@@ -118,14 +133,11 @@ impl<'a> Guard<'a> {
             tracker: tracking.kind.name().to_owned(),
             ..Record::default()
         };
-        let file = RecordFile::new(&claim.directory);
+        let journal = Journal::start(&claim.directory, claim.name.as_str())?;
         let descends =
             store.newest(&claim.name)?.map(|(sequence, _)| sequence).filter(|found| *found >= first);
         let place = Place { store: store.clone(), name: claim.name.clone(), keep: request.keep };
         let next = store.next_sequence(&claim.name)?;
-        if let Guarded::Process(pid) = request.what {
-            tell(&RunEvent::Adopted { pid, name: claim.name.as_str() });
-        }
         let mut guard = Self {
             request,
             tell,
@@ -138,6 +150,7 @@ impl<'a> Guard<'a> {
             pace,
             tracer: Tracer::start(place, log, tracking)?,
             pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX),
+            early: None,
             next,
             held_back: None,
             restarts: Restarts::new(request.limit),
@@ -146,13 +159,24 @@ impl<'a> Guard<'a> {
             first,
             ending: None,
             reasons: Reasons::default(),
+            slowness: Reasons::default(),
             failing: false,
             has_orphans: false,
             is_status_told: false,
             record,
-            file,
+            journal,
             streams,
         };
+        match request.what {
+            Guarded::Process(pid) => {
+                let name = guard.claim.name.clone();
+                guard.report(&RunEvent::Adopted { pid, name: name.as_str() });
+            }
+            Guarded::Command(_) => {
+                let pid = guard.subject.pid().get();
+                guard.journal.tell(SystemTime::now(), What::Started { pid });
+            }
+        }
         guard.write_record();
         Ok(guard)
     }
@@ -172,9 +196,7 @@ impl<'a> Guard<'a> {
                 }
             }
             self.checkpoint_if_due();
-            if let Err(error) = self.file.write_if_due(&self.record, Instant::now()) {
-                self.report_unwritable(&error);
-            }
+            self.hear_journal();
         }
     }
 
@@ -184,18 +206,20 @@ impl<'a> Guard<'a> {
         // The newest state of a program that was told to end is worth as much as any.
         self.await_commits(None);
         self.tracer.end();
-        if status.is_some() {
+        if let Some(status) = status {
+            let (pid, signal, exit) = (self.subject.pid().get(), status.signal(), status.exit());
+            self.journal.tell(SystemTime::now(), What::Ended { pid, signal, exit });
             self.household.reap_orphans(model::Pid(0));
         } else if self.record.state == "running" {
             self.record.state = "unprotected".to_owned();
         }
         self.write_record();
+        self.journal.end();
     }
 
     /// Waits for a signal, the subject's end, news or the next thing that is due. True when there is a signal.
     fn wait(&self) -> Result<bool> {
-        let next = self.can_take().then(|| self.pace.next());
-        let due = [self.file.due(), next].into_iter().flatten().min();
+        let due = self.can_take().then(|| self.pace.next());
         let timeout = due.map(|due| time::timespec(due.saturating_duration_since(Instant::now())));
         let mut waiting = vec![
             PollFd::from_borrowed_fd(self.signals.handle(), PollFlags::IN),
@@ -264,9 +288,9 @@ impl<'a> Guard<'a> {
 
     fn hold_back(&mut self) {
         let reason = if self.tracer.is_idle() { SLOW_STORE } else { SLOW_COPY };
-        self.reasons.note(reason);
-        self.record.refusals = self.reasons.counts();
-        self.file.touch();
+        self.slowness.note(reason);
+        self.record.held_back = self.slowness.counts();
+        self.journal.set(&self.record);
     }
 
     /// Takes note of what the tracer and the log have told so far.
@@ -314,7 +338,7 @@ impl<'a> Guard<'a> {
             News::Tracking(name, error) => {
                 self.advance_number();
                 self.record.tracker = name.to_owned();
-                (self.tell)(&RunEvent::TrackerReplaced { name, error: &error });
+                self.report(&RunEvent::TrackerReplaced { name, error: &error });
             }
             News::Failed(error) => {
                 self.advance_number();
@@ -335,7 +359,13 @@ impl<'a> Guard<'a> {
 
     fn note_taken(&mut self, taken: &Taken, descendants: Vec<ProcessKey>) {
         self.advance_number();
-        self.pending.push_back(taken.ticket.sequence());
+        self.pending.push_back(InFlight {
+            sequence: taken.ticket.sequence(),
+            arming: taken.arming,
+            rounds: taken.rounds,
+            precopied: taken.precopied,
+            residual: taken.residual,
+        });
         self.record.in_flight = self.pending.len();
         self.known = descendants;
         if taken.arming > Duration::ZERO {
@@ -343,7 +373,10 @@ impl<'a> Guard<'a> {
         }
         self.pace.taken(taken.timings.pause, Instant::now());
         self.note_pauses();
-        self.file.touch();
+        self.journal.set(&self.record);
+        if let Some(completion) = self.early.take() {
+            self.note_completion(completion);
+        }
     }
 
     /// The log takes no number twice, whatever became of it.
@@ -352,14 +385,21 @@ impl<'a> Guard<'a> {
     }
 
     fn note_completion(&mut self, (sequence, outcome): Completion) {
-        let is_pending = self.pending.contains(&sequence);
-        self.pending.retain(|pending| *pending != sequence);
+        if sequence >= self.next {
+            self.early = Some((sequence, outcome));
+            return;
+        }
+        let place = self.pending.iter().position(|pending| pending.sequence == sequence);
+        let found = place.and_then(|place| self.pending.remove(place));
         self.record.in_flight = self.pending.len();
-        match outcome {
-            Ok(_) if is_pending => self.note_commit(sequence),
+        match (outcome, found) {
+            (Ok(committed), Some(taken)) => {
+                self.journal.tell(committed.commit.time, checkpoint_event(&committed, taken));
+                self.note_commit(sequence);
+            }
             // Left behind with the life that it is of.
-            Ok(_) | Err(store::Error::CalledOff) => {}
-            Err(error) => self.note_failure(&error.into()),
+            (Ok(_), None) | (Err(store::Error::CalledOff), _) => {}
+            (Err(error), _) => self.note_failure(&error.into()),
         }
     }
 
@@ -376,9 +416,9 @@ impl<'a> Guard<'a> {
                 self.suspicion.forget_below(*oldest);
             }
         }
-        self.file.touch();
+        self.journal.set(&self.record);
         if std::mem::take(&mut self.failing) {
-            (self.tell)(&RunEvent::CheckpointsAgain(sequence));
+            self.report(&RunEvent::CheckpointsAgain(sequence));
         }
     }
 
@@ -386,10 +426,10 @@ impl<'a> Guard<'a> {
         self.pace.failed(Instant::now());
         self.failing = true;
         if self.reasons.note(&error.to_string()) {
-            (self.tell)(&RunEvent::CheckpointFailed(error));
+            self.report(&RunEvent::CheckpointFailed(error));
         }
         self.record.refusals = self.reasons.counts();
-        self.file.touch();
+        self.journal.set(&self.record);
     }
 
     fn note_pauses(&mut self) {
@@ -401,17 +441,46 @@ impl<'a> Guard<'a> {
         };
     }
 
-    fn write_record(&mut self) {
-        if let Err(error) = self.file.write(&self.record) {
-            self.report_unwritable(&error);
-        }
+    fn write_record(&self) {
+        self.journal.set_now(&self.record);
     }
 
     /// Tells once that the status cannot be written. While a checkpoint is being written the disk may be full of it
     /// only until that has failed, which is told as well.
-    fn report_unwritable(&mut self, error: &GuardianError) {
-        if self.pending.is_empty() && !std::mem::replace(&mut self.is_status_told, true) {
-            (self.tell)(&RunEvent::StatusUnwritable(error));
+    fn hear_journal(&mut self) {
+        if let Some(error) = self.journal.take_error()
+            && self.pending.is_empty()
+            && !std::mem::replace(&mut self.is_status_told, true)
+        {
+            (self.tell)(&RunEvent::StatusUnwritable(&error));
         }
     }
+
+    /// Tells whoever runs us, and writes it down.
+    fn report(&mut self, event: &RunEvent<'_>) {
+        self.journal.tell(SystemTime::now(), event.what());
+        (self.tell)(event);
+    }
+}
+
+fn checkpoint_event(committed: &LogCommitted, taken: InFlight) -> What {
+    let (commit, us) = (&committed.commit, time::microseconds);
+    What::Checkpoint(CheckpointEvent {
+        seq: committed.sequence.get(),
+        full: commit.kind == ImageKind::Full,
+        arming_us: us(taken.arming),
+        pause_us: us(commit.timings.pause),
+        stop_us: us(commit.timings.stop),
+        scan_us: us(commit.timings.scan),
+        copy_us: us(commit.timings.copy),
+        hash_us: us(committed.timings.hash),
+        write_us: us(committed.timings.write),
+        commit_us: us(committed.timings.commit),
+        rounds: taken.rounds,
+        precopied_pages: taken.precopied.get(),
+        residual_pages: taken.residual.get(),
+        pages: commit.pages.get(),
+        bytes: committed.written.get(),
+        moved_pages: committed.moved.get(),
+    })
 }

@@ -1,0 +1,60 @@
+//! `undying deaths [NAME] [--json]`
+//!
+//! Owns: the table of deaths.
+//! Does not: know what led to them.
+
+use std::time::Duration;
+
+use clap::{Arg, ArgMatches, Command};
+use guardian::{DeathRow, History};
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse, print};
+
+pub(super) struct Deaths;
+
+impl Verb for Deaths {
+    fn name(&self) -> &'static str {
+        "deaths"
+    }
+
+    fn about(&self) -> &'static str {
+        "List how subjects died and what followed"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(Arg::new("NAME").help("The subject")).arg(parse::json())
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let name = matches.get_one::<String>("NAME").map(String::as_str);
+        let found = guardian::deaths(&History::open(&command::store(matches)?, name)?.read()?);
+        if matches.get_flag("json") {
+            print::json(&found)?;
+            return Ok(0);
+        }
+        let rows: Vec<Vec<String>> = found.iter().map(row).collect();
+        print::table(&["TIME", "NAME", "PID", "CAUSE", "FOLLOWED BY"], &rows)?;
+        Ok(0)
+    }
+}
+
+fn row(death: &DeathRow) -> Vec<String> {
+    let cause = match (death.signal, death.exit) {
+        (Some(signal), _) => format!("signal {signal}"),
+        (None, Some(exit)) => format!("exit {exit}"),
+        (None, None) => "not known".to_owned(),
+    };
+    let followed = match (death.seq, death.took_us) {
+        (Some(sequence), Some(took)) => {
+            format!(
+                "{} at {sequence} after {}",
+                death.followed_by,
+                print::duration(Duration::from_micros(took))
+            )
+        }
+        _ => death.followed_by.to_owned(),
+    };
+    vec![death.time.clone(), death.name.clone(), death.pid.to_string(), cause, followed]
+}

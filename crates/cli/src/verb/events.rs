@@ -1,0 +1,79 @@
+//! `undying events [NAME] [-f] [--json] [--trace FILE]`
+//!
+//! Owns: events as lines, for people and as JSON, and the file of a trace.
+//! Does not: know what has happened.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use guardian::{EventRow, History};
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse, print};
+
+/// How often it is looked for new events: as often as they are written.
+const PERIOD: Duration = Duration::from_millis(200);
+
+pub(super) struct Events;
+
+impl Verb for Events {
+    fn name(&self) -> &'static str {
+        "events"
+    }
+
+    fn about(&self) -> &'static str {
+        "Tell what has happened to subjects: checkpoints with the time of each phase, deaths, restores"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command
+            .arg(Arg::new("NAME").help("The subject"))
+            .arg(
+                Arg::new("follow")
+                    .short('f')
+                    .long("follow")
+                    .action(ArgAction::SetTrue)
+                    .help("Go on with those that come"),
+            )
+            .arg(
+                Arg::new("trace")
+                    .long("trace")
+                    .value_name("FILE")
+                    .value_parser(value_parser!(PathBuf))
+                    .conflicts_with_all(["follow", "json"])
+                    .help("Write them to FILE for Perfetto or Chrome's trace viewer"),
+            )
+            .arg(parse::json().help("Print one JSON object a line"))
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let name = matches.get_one::<String>("NAME").map(String::as_str);
+        let mut history = History::open(&command::store(matches)?, name)?;
+        if let Some(path) = matches.get_one::<PathBuf>("trace") {
+            let rows = history.read()?;
+            guardian::write_trace(path, &rows)?;
+            print::say(format_args!("{} events written to {}", rows.len(), path.display()));
+            return Ok(0);
+        }
+        loop {
+            for row in history.read()? {
+                tell(&row, matches.get_flag("json"))?;
+            }
+            if !matches.get_flag("follow") {
+                return Ok(0);
+            }
+            std::thread::sleep(PERIOD);
+        }
+    }
+}
+
+fn tell(row: &EventRow, json: bool) -> Result<(), Failure> {
+    let line =
+        if json { serde_json::to_string(row)? } else { format!("{} {}: {}", row.time, row.name, row.what) };
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}

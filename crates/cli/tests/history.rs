@@ -1,0 +1,84 @@
+//! What guardians write down: `events`, `deaths`, `top` and the trace tell the same story as the processes.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod common;
+
+use common::{Lab, supported, until, wait};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// The events of the subject, one JSON object a line.
+fn events(lab: &Lab) -> Vec<Value> {
+    let said = lab.say(["events", "job", "--json"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    said.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn of_kind(lab: &Lab, kind: &str) -> Vec<Value> {
+    events(lab).into_iter().filter(|event| event["event"] == kind).collect()
+}
+
+#[test]
+fn a_life_and_a_death_are_told_in_order() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    assert_eq!(lab.say(["events", "job"]).code, Some(125), "nobody was guarded yet");
+    let mut words: Vec<String> = ["run", "--name", "job", "--every", "20ms", "--"].map(String::from).into();
+    words.extend(lab.counter_words(&[]));
+    let mut guardian = lab.undying(words).spawn().unwrap();
+    until("a status", || (lab.say(["status", "job"]).code == Some(0)).then_some(()));
+    let mut follower = lab.undying(["events", "-f", "--json"]);
+    let heard = lab.path("heard");
+    let mut follower = follower.stdout(std::fs::File::create(&heard).unwrap()).spawn().unwrap();
+    until("checkpoints", || (of_kind(&lab, "checkpoint").len() >= 5).then_some(()));
+    let pid = lab.guarded_counter().unwrap().pid().get();
+    lab.guarded_counter().unwrap().process.signal(Signal::KILL).unwrap();
+    until("the restore", || (!of_kind(&lab, "restored").is_empty()).then_some(()));
+    let newest = of_kind(&lab, "checkpoint").len();
+    until("more checkpoints", || (of_kind(&lab, "checkpoint").len() > newest + 2).then_some(()));
+
+    let top = lab.say(["top", "--once"]);
+    assert!(top.stdout.lines().any(|line| line.starts_with("job") && line.contains("running")), "{top:?}");
+    lab.guarded_counter().unwrap().process.signal(Signal::TERM).unwrap();
+    wait(&mut guardian);
+
+    let all = events(&lab);
+    let kinds: Vec<&str> = all.iter().map(|event| event["event"].as_str().unwrap()).collect();
+    let others: Vec<&str> = kinds.iter().copied().filter(|kind| *kind != "checkpoint").collect();
+    assert_eq!(others, ["started", "died", "restored", "ended"], "{kinds:?}");
+    assert!(all.windows(2).all(|pair| pair[0]["time"].as_str() <= pair[1]["time"].as_str()));
+    let restored = &of_kind(&lab, "restored")[0];
+    let checkpoints = of_kind(&lab, "checkpoint");
+    assert!(checkpoints.iter().any(|event| event["seq"] == restored["seq"]));
+    for checkpoint in &checkpoints {
+        let parts = ["stop_us", "scan_us", "copy_us"].map(|key| checkpoint[key].as_u64().unwrap());
+        assert!(parts.iter().sum::<u64>() <= checkpoint["pause_us"].as_u64().unwrap(), "{checkpoint}");
+    }
+    let whole = checkpoints.iter().filter(|event| event["full"] == true).count();
+    assert_eq!(whole, 2, "one for each life");
+
+    let deaths = lab.json(&["deaths", "job"]);
+    assert_eq!((&deaths[0]["signal"], &deaths[0]["pid"]), (&9.into(), &pid.into()));
+    assert_eq!((&deaths[0]["followed_by"], &deaths[0]["seq"]), (&"restored".into(), &restored["seq"]));
+    assert_eq!((&deaths[1]["signal"], &deaths[1]["followed_by"]), (&15.into(), &"ended".into()));
+    assert!(lab.say(["deaths"]).stdout.contains("restored at"));
+
+    let lines = || std::fs::read_to_string(&heard).unwrap().lines().count();
+    until("the follower", || (lines() >= all.len()).then_some(()));
+    assert_eq!(lines(), all.len(), "each event once");
+    follower.kill().unwrap();
+    wait(&mut follower);
+    assert_is_trace(&lab, checkpoints.len());
+}
+
+/// The file for the trace viewer holds a span for each pause.
+fn assert_is_trace(lab: &Lab, checkpoints: usize) {
+    let path = lab.path("trace.json");
+    assert_eq!(lab.say(["events", "job", "--trace", path.to_str().unwrap()]).code, Some(0));
+    let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let pauses = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["name"] == "pause");
+    assert_eq!(pauses.count(), checkpoints);
+}

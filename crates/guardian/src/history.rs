@@ -1,0 +1,299 @@
+//! What has happened to subjects, told from what their guardians have written down.
+//!
+//! Owns: the answers of `events` and `deaths`, and the same as a trace for viewers of the Chrome format.
+//! Invariants: reads only.
+//! Does not: ask a guardian.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use store::SubjectName;
+use sys::Error;
+
+use crate::error::{GuardianError, Result};
+use crate::journal::{CheckpointEvent, EventReader, EventRow, What};
+use crate::location::StoreLocation;
+use crate::record::Record;
+use crate::time;
+
+/// The events of one subject or of all, from the oldest that are still there, and those that come.
+#[derive(Debug)]
+pub struct History {
+    location: StoreLocation,
+    wanted: Option<SubjectName>,
+    readers: BTreeMap<String, EventReader>,
+}
+
+/// A death and what followed.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DeathRow {
+    /// The subject.
+    pub name: String,
+    /// When it was noticed.
+    pub time: String,
+    /// The root's pid.
+    pub pid: i32,
+    /// The signal that killed it.
+    pub signal: Option<i32>,
+    /// Its exit code.
+    pub exit: Option<i32>,
+    /// `restored`, `started`, `gave-up`, `ended`, or `nothing` so far.
+    pub followed_by: &'static str,
+    /// The checkpoint that it was restored from.
+    pub seq: Option<u64>,
+    /// From the notice of the death to the first instruction.
+    pub took_us: Option<u64>,
+}
+
+impl History {
+    /// Opens the history of a subject, or of all in the store.
+    ///
+    /// # Errors
+    ///
+    /// When the name is none, or nobody of this name is or was guarded.
+    pub fn open(location: &StoreLocation, name: Option<&str>) -> Result<Self> {
+        let wanted: Option<SubjectName> = name.map(str::parse).transpose()?;
+        if let Some(name) = &wanted {
+            let directory = location.open()?.map(|store| store.root().join(name.as_str()));
+            let is_known = directory.is_some_and(|directory| !matches!(Record::read(&directory), Ok(None)));
+            if !is_known {
+                return Err(GuardianError::NotGuarded { name: name.to_string() });
+            }
+        }
+        Ok(Self { location: location.clone(), wanted, readers: BTreeMap::new() })
+    }
+
+    /// The events since the last call, in the order of their times; at first, all that are there.
+    ///
+    /// # Errors
+    ///
+    /// When the store or a file in it cannot be read.
+    pub fn read(&mut self) -> Result<Vec<EventRow>> {
+        let Some(store) = self.location.open()? else { return Ok(Vec::new()) };
+        let names = match &self.wanted {
+            Some(name) => vec![name.clone()],
+            None => store.names()?,
+        };
+        let mut rows = Vec::new();
+        for name in names {
+            let directory = store.root().join(name.as_str());
+            let reader = self.readers.entry(name.to_string()).or_insert_with(|| EventReader::new(&directory));
+            rows.extend(reader.read()?);
+        }
+        rows.sort_by(|one, other| one.time.cmp(&other.time));
+        Ok(rows)
+    }
+}
+
+/// The deaths among events, each with what followed it.
+#[must_use]
+pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
+    let mut found: Vec<DeathRow> = Vec::new();
+    for row in rows {
+        let last = found.iter_mut().rev().find(|death| death.name == row.name);
+        match (&row.what, last) {
+            (What::Died { pid, signal, exit }, _) => found.push(DeathRow {
+                name: row.name.clone(),
+                time: row.time.clone(),
+                pid: *pid,
+                signal: *signal,
+                exit: *exit,
+                followed_by: "nothing",
+                seq: None,
+                took_us: None,
+            }),
+            (What::Restored { seq, took_us, .. }, Some(death)) if death.followed_by == "nothing" => {
+                (death.followed_by, death.seq, death.took_us) = ("restored", Some(*seq), Some(*took_us));
+            }
+            (What::Started { .. }, Some(death)) if death.followed_by == "nothing" => {
+                death.followed_by = "started";
+            }
+            (What::GaveUp { .. }, Some(death)) if death.followed_by == "nothing" => {
+                death.followed_by = "gave-up";
+            }
+            (What::Ended { pid, signal, exit }, last) => match last {
+                Some(death) if death.followed_by == "nothing" => death.followed_by = "ended",
+                Some(death) if death.followed_by == "gave-up" => {}
+                _ => found.push(DeathRow {
+                    name: row.name.clone(),
+                    time: row.time.clone(),
+                    pid: *pid,
+                    signal: *signal,
+                    exit: *exit,
+                    followed_by: "ended",
+                    seq: None,
+                    took_us: None,
+                }),
+            },
+            _ => {}
+        }
+    }
+    found
+}
+
+/// How old an event of this time is; `None` when the text is no time, or one to come.
+#[must_use]
+pub fn age(time: &str) -> Option<Duration> {
+    SystemTime::now().duration_since(time::parse(time)?).ok()
+}
+
+/// Writes events to a file as `trace` gives them.
+///
+/// # Errors
+///
+/// When the file cannot be written.
+pub fn write_trace(path: &Path, rows: &[EventRow]) -> Result<()> {
+    let text = trace(rows).to_string();
+    Ok(std::fs::write(path, text).map_err(|error| Error::path("write", path, error))?)
+}
+
+/// The rows of a trace: where a phase is drawn.
+const SUBJECT: u32 = 1;
+const CAPTURE: u32 = 2;
+const LOG: u32 = 3;
+
+/// Events as a trace in the JSON format of Chrome's trace viewer, which Perfetto reads as well: a process for each
+/// subject, with a row for its pauses, one for what happens inside them, and one for the log.
+fn trace(rows: &[EventRow]) -> Value {
+    let mut names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut events = Vec::new();
+    for (number, name) in names.iter().enumerate() {
+        let process = number + 1;
+        events.push(
+            json!({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}),
+        );
+        for (row, what) in [(SUBJECT, "subject"), (CAPTURE, "capture"), (LOG, "log")] {
+            let args = json!({"name": what});
+            events.push(json!({"ph": "M", "name": "thread_name", "pid": process, "tid": row, "args": args}));
+        }
+        for row in rows.iter().filter(|row| row.name == **name) {
+            let Some(at) = since_epoch(&row.time) else { continue };
+            match &row.what {
+                What::Checkpoint(checkpoint) => draw(checkpoint, process, at, &mut events),
+                what => events.push(json!({
+                    "ph": "i", "s": "p", "name": what.to_string(), "pid": process, "tid": SUBJECT, "ts": at,
+                })),
+            }
+        }
+    }
+    json!({"traceEvents": events, "displayTimeUnit": "ms"})
+}
+
+fn draw(checkpoint: &CheckpointEvent, process: usize, at: u64, events: &mut Vec<Value>) {
+    let mut add = |row: u32, name: &str, from: u64, length: u64| {
+        events.push(json!({
+            "ph": "X", "name": name, "pid": process, "tid": row, "ts": from, "dur": length,
+            "args": {"seq": checkpoint.seq},
+        }));
+    };
+    let CheckpointEvent { pause_us, stop_us, scan_us, copy_us, .. } = *checkpoint;
+    add(SUBJECT, "pause", at, pause_us);
+    let mut from = at;
+    for (name, length) in [("stop", stop_us), ("scan", scan_us), ("copy", copy_us)] {
+        add(CAPTURE, name, from, length);
+        from += length;
+    }
+    add(CAPTURE, "threads, descriptors, resume", from, (at + pause_us).saturating_sub(from));
+    add(LOG, "commit", at + pause_us, checkpoint.commit_us);
+}
+
+fn since_epoch(text: &str) -> Option<u64> {
+    let since = time::parse(text)?.duration_since(UNIX_EPOCH).ok()?;
+    Some(time::microseconds(since))
+}
+
+impl std::fmt::Display for What {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let cause = |signal: &Option<i32>, exit: &Option<i32>| match (signal, exit) {
+            (Some(signal), _) => format!("signal {signal}"),
+            (None, Some(exit)) => format!("exit {exit}"),
+            (None, None) => "a cause that is not known".to_owned(),
+        };
+        match self {
+            Self::Started { pid } => write!(f, "started as pid {pid}"),
+            Self::Adopted { pid } => write!(f, "adopted as pid {pid}"),
+            Self::Checkpoint(one) => {
+                let kind = if one.full { "full" } else { "delta" };
+                let (copied, pause) = (one.precopied_pages + one.residual_pages, one.pause_us);
+                write!(f, "checkpoint {} ({kind}): paused {pause} us, {copied} pages copied, ", one.seq)?;
+                write!(f, "{} in the pause; durable after {} us", one.residual_pages, one.commit_us)
+            }
+            Self::Refused { reason } => {
+                write!(f, "no checkpoint: {}", reason.lines().next().unwrap_or_default())
+            }
+            Self::Resumed { seq } => write!(f, "checkpoints again, from {seq}"),
+            Self::Dropped { seq } => write!(f, "checkpoint {seq} was still being written and is dropped"),
+            Self::Tracker { tracker, reason } => write!(f, "tracker {tracker} is used: {reason}"),
+            Self::Died { pid, signal, exit } => write!(f, "pid {pid} died of {}", cause(signal, exit)),
+            Self::Poisoned { seq } => write!(f, "checkpoint {seq} leads to death again"),
+            Self::RestoreFailed { seq, reason } => {
+                write!(f, "checkpoint {seq} cannot be restored: {reason}")
+            }
+            Self::Restored { pid, seq, took_us } => {
+                let took = Duration::from_micros(*took_us).as_secs_f64() * 1e3;
+                write!(f, "pid {pid} is back at checkpoint {seq} after {took:.1} ms")
+            }
+            Self::GaveUp { restarts, within_us } => {
+                let within = Duration::from_micros(*within_us).as_secs();
+                write!(f, "gave up after {restarts} restarts within {within} s")
+            }
+            Self::Ended { pid, signal, exit } => {
+                write!(f, "pid {pid} ended with {}", cause(signal, exit))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(second: u64, what: What) -> EventRow {
+        let time = time::rfc3339(UNIX_EPOCH + Duration::from_secs(second));
+        EventRow { time, name: "job".to_owned(), what }
+    }
+
+    #[test]
+    fn each_death_is_told_with_what_followed() {
+        let rows = [
+            row(1, What::Started { pid: 5 }),
+            row(2, What::Died { pid: 5, signal: Some(11), exit: None }),
+            row(3, What::Restored { pid: 5, seq: 4, took_us: 900 }),
+            row(4, What::Died { pid: 5, signal: None, exit: Some(3) }),
+            row(5, What::Started { pid: 9 }),
+            row(6, What::Ended { pid: 9, signal: None, exit: Some(0) }),
+        ];
+        let found = deaths(&rows);
+        let followed: Vec<&str> = found.iter().map(|death| death.followed_by).collect();
+        assert_eq!(followed, ["restored", "started", "ended"]);
+        assert_eq!((found[0].seq, found[0].took_us), (Some(4), Some(900)));
+        assert_eq!(found[2].exit, Some(0));
+    }
+
+    #[test]
+    fn a_trace_draws_the_phases_inside_the_pause() {
+        let checkpoint = CheckpointEvent {
+            seq: 7,
+            pause_us: 100,
+            stop_us: 20,
+            scan_us: 30,
+            copy_us: 10,
+            commit_us: 500,
+            ..CheckpointEvent::default()
+        };
+        let trace = trace(&[row(2, What::Checkpoint(checkpoint)), row(3, What::Started { pid: 5 })]);
+        let events = trace["traceEvents"].as_array().unwrap();
+        let spans: Vec<(u64, u64)> = events
+            .iter()
+            .filter(|event| event["ph"] == "X")
+            .map(|event| (event["ts"].as_u64().unwrap() - 2_000_000, event["dur"].as_u64().unwrap()))
+            .collect();
+        assert_eq!(spans, [(0, 100), (0, 20), (20, 30), (50, 10), (60, 40), (100, 500)]);
+        assert!(events.iter().any(|event| event["ph"] == "i" && event["ts"] == 3_000_000));
+    }
+}

@@ -1,0 +1,286 @@
+//! What has happened to a subject, as lines in files beside its images.
+//!
+//! Owns: the events in their contract's shape, the two files, reading them back in order.
+//! Invariants: checkpoints, which are many, push out no death, which is not; a line that was cut short is passed
+//! over; nobody but the owner may read them.
+//! Does not: survive a power cut in the newest lines; nothing that a restore needs is in them.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sys::Error;
+
+use crate::error::Result;
+
+/// Bytes after which a file of events is put aside; the one that was put aside before goes. At a hundred checkpoints
+/// a second the two hold more than a minute of them.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// The files of a subject, with the ones that are put aside.
+const FILES: [(&str, &str); 2] =
+    [("events.jsonl", "events.old.jsonl"), ("checkpoints.jsonl", "checkpoints.old.jsonl")];
+
+/// One event.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct EventRow {
+    /// When, in RFC 3339; of a checkpoint, when the subject was stopped for it.
+    pub time: String,
+    /// The subject.
+    pub name: String,
+    /// What.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What has happened.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub enum What {
+    /// The program was started, at first or again from its beginning.
+    Started { pid: i32 },
+    /// A running program is guarded from now on.
+    Adopted { pid: i32 },
+    /// A checkpoint was committed.
+    Checkpoint(CheckpointEvent),
+    /// Checkpoints are not taken, for a reason that was not told yet.
+    Refused { reason: String },
+    /// They can be taken again.
+    Resumed { seq: u64 },
+    /// A checkpoint was still being written when the subject died, and is left behind.
+    Dropped { seq: u64 },
+    /// Another tracker is used.
+    Tracker { tracker: String, reason: String },
+    /// The subject died.
+    Died { pid: i32, signal: Option<i32>, exit: Option<i32> },
+    /// A checkpoint leads to death again and is passed over.
+    Poisoned { seq: u64 },
+    /// A checkpoint could not be restored.
+    RestoreFailed { seq: u64, reason: String },
+    /// The subject runs again.
+    Restored { pid: i32, seq: u64, took_us: u64 },
+    /// Too many restarts.
+    GaveUp { restarts: usize, within_us: u64 },
+    /// The subject has ended for good.
+    Ended { pid: i32, signal: Option<i32>, exit: Option<i32> },
+}
+
+/// A checkpoint with the time that each phase took. `pause_us` is the whole pause; `stop_us`, `scan_us` and `copy_us`
+/// are parts of it.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct CheckpointEvent {
+    pub seq: u64,
+    pub full: bool,
+    /// An earlier pause, in which trackers were attached to new processes.
+    pub arming_us: u64,
+    pub pause_us: u64,
+    pub stop_us: u64,
+    pub scan_us: u64,
+    pub copy_us: u64,
+    pub hash_us: u64,
+    pub write_us: u64,
+    /// From the end of the pause until it was durable.
+    pub commit_us: u64,
+    /// Rounds of pre-copy.
+    pub rounds: usize,
+    /// Pages copied before the pause; a page that was dirtied again counts again.
+    pub precopied_pages: u64,
+    /// Pages copied inside the pause.
+    pub residual_pages: u64,
+    /// Pages of the subject.
+    pub pages: u64,
+    /// Bytes written for it.
+    pub bytes: u64,
+    /// Of these, pages that were moved to keep the log short.
+    pub moved_pages: u64,
+}
+
+impl What {
+    fn file(&self) -> usize {
+        usize::from(matches!(self, Self::Checkpoint(_)))
+    }
+}
+
+/// The files being written.
+#[derive(Debug)]
+pub(super) struct EventFiles {
+    directory: PathBuf,
+    files: [Option<(File, u64)>; 2],
+}
+
+impl EventFiles {
+    pub(super) fn new(directory: &Path) -> Self {
+        Self { directory: directory.to_path_buf(), files: [None, None] }
+    }
+
+    /// Appends events, those of one file in one write.
+    pub(super) fn append(&mut self, rows: &[EventRow]) -> Result<()> {
+        for (number, (name, _)) in FILES.iter().enumerate() {
+            let mut text = Vec::new();
+            for row in rows.iter().filter(|row| row.what.file() == number) {
+                serde_json::to_writer(&mut text, row).map_err(|error| {
+                    Error::path("write", self.directory.join(name), std::io::Error::from(error))
+                })?;
+                text.push(b'\n');
+            }
+            if !text.is_empty() {
+                self.write(number, &text)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, number: usize, text: &[u8]) -> Result<()> {
+        let path = self.directory.join(FILES[number].0);
+        let failed = |error: std::io::Error| Error::path("write", &path, error);
+        if self.files[number].as_ref().is_some_and(|(_, length)| *length >= FILE_BYTES_MAX) {
+            std::fs::rename(&path, self.directory.join(FILES[number].1)).map_err(failed)?;
+            self.files[number] = None;
+        }
+        let (file, length) = match &mut self.files[number] {
+            Some(open) => open,
+            empty => {
+                let mut options = OpenOptions::new();
+                let file = options.append(true).create(true).mode(0o600).open(&path).map_err(failed)?;
+                let length = file.metadata().map_err(failed)?.len();
+                empty.insert((file, length))
+            }
+        };
+        file.write_all(text).map_err(failed)?;
+        *length += text.len() as u64;
+        Ok(())
+    }
+}
+
+/// Reads a subject's events, and those that come.
+#[derive(Debug)]
+pub(crate) struct EventReader {
+    directory: PathBuf,
+    /// The file that is being read, by its inode, and how far.
+    places: [(u64, u64); 2],
+}
+
+impl EventReader {
+    pub(crate) fn new(directory: &Path) -> Self {
+        Self { directory: directory.to_path_buf(), places: [(0, 0); 2] }
+    }
+
+    /// The events since the last call, by time; at first, all that are there.
+    pub(crate) fn read(&mut self) -> Result<Vec<EventRow>> {
+        let mut rows = Vec::new();
+        for number in 0..FILES.len() {
+            self.read_files(number, &mut rows)?;
+        }
+        // Times are all of one length and zone.
+        rows.sort_by(|one, other| one.time.cmp(&other.time));
+        Ok(rows)
+    }
+
+    fn read_files(&mut self, number: usize, rows: &mut Vec<EventRow>) -> Result<()> {
+        let (place, done) = self.places[number];
+        let old = self.directory.join(FILES[number].1);
+        let new = self.directory.join(FILES[number].0);
+        // What was the new one may be the old one by now; one put aside earlier is behind us.
+        if let Some((file, inode)) = open(&old)?
+            && (place == 0 || place == inode)
+        {
+            read_from(file, &old, if place == inode { done } else { 0 }, rows)?;
+        }
+        if let Some((file, inode)) = open(&new)? {
+            let from = if place == inode { done } else { 0 };
+            self.places[number] = (inode, read_from(file, &new, from, rows)?);
+        }
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> Result<Option<(File, u64)>> {
+    let failed = |error: std::io::Error| Error::path("read", path, error);
+    match File::open(path) {
+        Ok(file) => {
+            let inode = file.metadata().map_err(failed)?.ino();
+            Ok(Some((file, inode)))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(error).into()),
+    }
+}
+
+/// Reads whole lines from a place; where the next begins.
+fn read_from(mut file: File, path: &Path, from: u64, rows: &mut Vec<EventRow>) -> Result<u64> {
+    let failed = |error: std::io::Error| Error::path("read", path, error);
+    file.seek(SeekFrom::Start(from)).map_err(failed)?;
+    let mut text = Vec::new();
+    file.take(2 * FILE_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
+    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    let lines = text[..whole].split(|byte| *byte == b'\n');
+    rows.extend(lines.filter_map(|line| serde_json::from_slice(line).ok()));
+    Ok(from + whole as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(number: u64, what: What) -> EventRow {
+        let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_micros(number);
+        EventRow { time: crate::time::rfc3339(time), name: "job".to_owned(), what }
+    }
+
+    fn checkpoint(number: u64) -> EventRow {
+        row(number, What::Checkpoint(CheckpointEvent { seq: number, ..CheckpointEvent::default() }))
+    }
+
+    #[test]
+    fn checkpoints_push_out_checkpoints_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = EventFiles::new(folder.path());
+        let death = row(0, What::Died { pid: 7, signal: Some(9), exit: None });
+        files.append(std::slice::from_ref(&death)).unwrap();
+        let line = serde_json::to_vec(&checkpoint(100_000)).unwrap().len() as u64 + 1;
+        let many = 3 * FILE_BYTES_MAX / line;
+        for number in 100_000..100_000 + many {
+            files.append(&[checkpoint(number)]).unwrap();
+        }
+        let rows = EventReader::new(folder.path()).read().unwrap();
+        assert_eq!(rows[0], death);
+        assert_eq!(rows.last(), Some(&checkpoint(100_000 + many - 1)));
+        let kept = (rows.len() - 1) as u64 * line;
+        assert!((FILE_BYTES_MAX..=2 * FILE_BYTES_MAX + 2 * line).contains(&kept), "{kept}");
+        assert!(rows[1..].windows(2).all(|pair| pair[0].time < pair[1].time));
+    }
+
+    #[test]
+    fn a_reader_hears_each_event_once_while_files_are_put_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = EventFiles::new(folder.path());
+        let mut reader = EventReader::new(folder.path());
+        let mut heard = Vec::new();
+        for number in 0..60_000 {
+            files.append(&[checkpoint(1_000_000 + number)]).unwrap();
+            if number % 1_000 == 0 {
+                heard.extend(reader.read().unwrap());
+            }
+        }
+        heard.extend(reader.read().unwrap());
+        assert_eq!(heard.len(), 60_000);
+        assert!(heard.iter().zip(0..).all(|(row, number)| *row == checkpoint(1_000_000 + number)));
+    }
+
+    #[test]
+    fn a_line_that_is_cut_short_is_read_when_it_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILES[0].0);
+        let mut reader = EventReader::new(folder.path());
+        let started = row(5, What::Started { pid: 7 });
+        let line = serde_json::to_string(&started).unwrap();
+        std::fs::write(&path, format!("nonsense\n{}", &line[..20])).unwrap();
+        assert!(reader.read().unwrap().is_empty());
+        std::fs::write(&path, format!("nonsense\n{line}\n")).unwrap();
+        assert_eq!(reader.read().unwrap(), [started]);
+    }
+}
