@@ -228,6 +228,7 @@ impl std::fmt::Display for What {
             }
             Self::Resumed { seq } => write!(f, "checkpoints again, from {seq}"),
             Self::Dropped { seq } => write!(f, "checkpoint {seq} was still being written and is dropped"),
+            Self::HoldEnded { pid } => write!(f, "pid {pid} has held checkpoints back for too long"),
             Self::Tracker { tracker, reason } => write!(f, "tracker {tracker} is used: {reason}"),
             Self::Died { pid, signal, exit } => write!(f, "pid {pid} died of {}", cause(signal, exit)),
             Self::Poisoned { seq } => write!(f, "checkpoint {seq} leads to death again"),

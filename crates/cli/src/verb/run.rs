@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use guardian::{Guarded, RestartLimit, RestartPolicy, RunRequest};
 use model::Pid;
 
@@ -32,6 +32,12 @@ impl Verb for Run {
             .arg(
                 option("every", "DUR", "Time between two checkpoints, at least 10ms [default: 30s]")
                     .value_parser(parse::every),
+            )
+            .arg(
+                Arg::new("await-ready")
+                    .long("await-ready")
+                    .action(ArgAction::SetTrue)
+                    .help("Begin with checkpoints when the program says `ready` to UNDYING_SOCKET"),
             )
             .arg(
                 option("keep", "K", "How many checkpoints are kept [default: 8]")
@@ -99,6 +105,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         what,
         name: matches.get_one::<String>("name").cloned(),
         every: matches.get_one("every").copied().unwrap_or(guardian::EVERY_DEFAULT),
+        await_ready: matches.get_flag("await-ready"),
         store: command::store(matches)?,
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
         tracker: matches.get_one("tracker").cloned().unwrap_or_default(),

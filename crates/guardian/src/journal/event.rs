@@ -52,6 +52,8 @@ pub enum What {
     Resumed { seq: u64 },
     /// A checkpoint was still being written when the subject died, and is left behind.
     Dropped { seq: u64 },
+    /// A process has held checkpoints back for too long.
+    HoldEnded { pid: i32 },
     /// Another tracker is used.
     Tracker { tracker: String, reason: String },
     /// The subject died.

@@ -26,6 +26,8 @@ pub enum RunEvent<'a> {
     },
     /// A checkpoint was not taken, for a reason that has not been told yet.
     CheckpointFailed(&'a GuardianError),
+    /// The subject has held checkpoints back for too long.
+    HoldEnded(Pid),
     /// The tracker in use could not be attached; another is used from now on.
     TrackerReplaced {
         /// The new one.
@@ -74,6 +76,7 @@ impl RunEvent<'_> {
             Self::CheckpointFailed(error) | Self::StatusUnwritable(error) => {
                 What::Refused { reason: reason(error) }
             }
+            Self::HoldEnded(pid) => What::HoldEnded { pid: pid.get() },
             Self::TrackerReplaced { name, error } => {
                 What::Tracker { tracker: (*name).to_owned(), reason: reason(error) }
             }
@@ -102,6 +105,9 @@ impl fmt::Display for RunEvent<'_> {
         match self {
             Self::Adopted { pid, name } => write!(f, "pid {pid} is guarded as {name}"),
             Self::CheckpointFailed(error) => write!(f, "no checkpoint: {error}"),
+            Self::HoldEnded(pid) => {
+                write!(f, "pid {pid} has held checkpoints back for too long; they are taken again")
+            }
             Self::TrackerReplaced { name, error } => write!(f, "tracker {name} is used: {error}"),
             Self::CheckpointsAgain(sequence) => write!(f, "checkpoint {sequence} could be taken again"),
             Self::CheckpointDropped(sequence) => {

@@ -11,6 +11,7 @@ mod leftovers;
 mod pace;
 mod policy;
 mod reasons;
+mod requests;
 mod tracer;
 
 use std::ffi::OsString;
@@ -33,6 +34,7 @@ use crate::subject::{Subject, SubjectStatus};
 use claim::Claim;
 use guard::{Guard, Parts};
 use leftovers::Household;
+use requests::Requests;
 use tracer::{Place, Tracking};
 
 pub use events::RunEvent;
@@ -57,6 +59,8 @@ pub struct RunRequest {
     pub name: Option<String>,
     /// Time between two checkpoints.
     pub every: Duration,
+    /// Take no checkpoint by the clock before the subject has said that it is ready.
+    pub await_ready: bool,
     /// Where its images live.
     pub store: StoreLocation,
     /// How many of them are kept.
@@ -96,12 +100,14 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     // Before there is any thread, which would take signals with their usual actions.
     let signals = Signals::take()?;
     let log = Place { store: store.clone(), name: claim.name.clone(), keep: request.keep }.open()?;
+    let running = if let Guarded::Process(pid) = request.what { Some(pid) } else { None };
+    let requests = Requests::open(running)?;
     let subject = match &request.what {
-        Guarded::Command(words) => spawn(words, &signals)?,
+        Guarded::Command(words) => spawn(words, &signals, &requests)?,
         Guarded::Process(pid) => Subject::stranger(*pid).map_err(|_| engine::EngineError::NoProcess(*pid))?,
     };
     let first = first_sequence(&store, &claim, &subject)?;
-    let parts = Parts { store, claim, household, signals, subject, first, streams, log, tracking };
+    let parts = Parts { store, claim, household, signals, requests, subject, first, streams, log, tracking };
     let mut guard = Guard::new(request, parts, tell)?;
     let outcome = guard.watch();
     guard.leave(outcome.as_ref().ok().copied());
@@ -113,11 +119,12 @@ fn tracking(name: &str) -> Result<Tracking> {
     Ok(Tracking { kind: choice.kind, is_automatic: name == TRACKER_DEFAULT })
 }
 
-/// Starts the program as a child that inherits streams, environment, directory, process group, signal mask and
+/// Starts the program as a child that knows where to ask for checkpoints and inherits streams, environment, directory, process group, signal mask and
 /// actions.
-fn spawn(words: &[OsString], signals: &Signals) -> Result<Subject> {
+fn spawn(words: &[OsString], signals: &Signals, requests: &Requests) -> Result<Subject> {
     let (program, arguments) = words.split_first().ok_or_else(|| no_command(OsString::new()))?;
     let mut command = Command::new(program);
+    command.env(requests::VARIABLE, requests.name());
     sys::signal::start_with(command.args(arguments), signals.blocked_before(), signals.defaults());
     let child = command.spawn().map_err(|error| {
         let source = sys::Error::path("execute", Path::new(program), error);

@@ -90,11 +90,6 @@ impl Pace {
         self.next = self.next.max(now + pause);
     }
 
-    /// Checkpoints asked for per second.
-    pub(super) fn requested_hz(&self) -> f64 {
-        1.0 / self.every.as_secs_f64()
-    }
-
     /// Checkpoints taken per second, of late.
     pub(super) fn achieved_hz(&self) -> f64 {
         match (self.commits.front(), self.commits.back()) {

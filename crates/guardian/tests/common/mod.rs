@@ -68,6 +68,7 @@ impl Lab {
             what: Guarded::Command(vec![program.into(), mebibytes.into()]),
             name: Some(NAME.to_owned()),
             every,
+            await_ready: false,
             store: self.location(),
             keep: 4,
             tracker: guardian::TRACKER_DEFAULT.to_owned(),

@@ -96,6 +96,8 @@ impl Guard<'_> {
                 Ok(()) => {
                     self.suspicion.begins(sequence, Instant::now());
                     self.descends = Some(sequence);
+                    // Where it is now, it has been checkpointed before.
+                    self.is_ready = true;
                     let (pid, took) = (self.subject.pid(), noticed.elapsed());
                     self.report(&RunEvent::Restored { pid, sequence, took });
                     return Ok(());
@@ -189,7 +191,8 @@ impl Guard<'_> {
             return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
         };
         self.subject.release()?;
-        self.subject = spawn(words, &self.signals)?;
+        self.subject = spawn(words, &self.signals, &self.requests)?;
+        self.is_ready = !self.request.await_ready;
         self.descends = None;
         self.suspicion.begins_afresh();
         // What older lives have left is not the past of this one.
@@ -200,6 +203,7 @@ impl Guard<'_> {
 
     fn begin_life(&mut self) {
         self.ending = None;
+        self.requests.forget();
         self.pace.begin(Instant::now());
         self.known = descendants(self.subject.pid());
         self.record.state = "running".to_owned();

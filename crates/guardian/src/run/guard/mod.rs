@@ -24,6 +24,7 @@ use super::leftovers::{Household, descendants};
 use super::pace::Pace;
 use super::policy::{Restarts, Suspicion};
 use super::reasons::Reasons;
+use super::requests::{Asked, Requests, Word};
 use super::tracer::{News, Place, Tracer, Tracking};
 use super::{Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
@@ -40,6 +41,8 @@ const SLOW_COPY: &str = "the checkpoint before was still being copied";
 /// Checkpoints that were due while the log had as much to write as it takes.
 const SLOW_STORE: &str = "the store was still writing earlier checkpoints";
 
+/// Checkpoints that were due while the subject had asked for none to be taken.
+const HELD: &str = "the program holds checkpoints back";
 /// How long a process takes to die at most, as far as it is waited for.
 const DYING: Duration = Duration::from_millis(20);
 
@@ -66,6 +69,7 @@ pub(super) struct Parts {
     pub(super) claim: Claim,
     pub(super) household: Household,
     pub(super) signals: Signals,
+    pub(super) requests: Requests,
     pub(super) subject: Subject,
     pub(super) first: Sequence,
     pub(super) streams: Streams,
@@ -81,6 +85,9 @@ pub(super) struct Guard<'a> {
     claim: Claim,
     household: Household,
     signals: Signals,
+    requests: Requests,
+    /// The subject has said that it is, or is taken for it.
+    is_ready: bool,
     subject: Subject,
     /// Processes of the subject at its last checkpoint, for one that is no child of ours.
     known: Vec<ProcessKey>,
@@ -117,22 +124,10 @@ impl<'a> Guard<'a> {
         parts: Parts,
         tell: &'a mut dyn FnMut(&RunEvent<'_>),
     ) -> Result<Self> {
-        let Parts { store, claim, household, signals, subject, first, streams, log, tracking } = parts;
+        let Parts { store, claim, household, signals, requests, subject, .. } = parts;
+        let Parts { first, streams, log, tracking, .. } = parts;
         let pace = Pace::new(request.every, Instant::now());
-        let own = tracee::procfs::key(model::Pid(std::process::id() as i32))?;
-        let record = Record {
-            name: claim.name.to_string(),
-            boot: boot(),
-            guardian: ProcessName::of(own),
-            root: ProcessName::of(subject.key()),
-            state: "running".to_owned(),
-            policy: request.policy.name().to_owned(),
-            incarnation: 1,
-            first_sequence: first.get(),
-            requested_hz: pace.requested_hz(),
-            tracker: tracking.kind.name().to_owned(),
-            ..Record::default()
-        };
+        let record = first_record(request, &claim, &subject, first, tracking)?;
         let journal = Journal::start(&claim.directory, claim.name.as_str())?;
         let descends =
             store.newest(&claim.name)?.map(|(sequence, _)| sequence).filter(|found| *found >= first);
@@ -145,6 +140,8 @@ impl<'a> Guard<'a> {
             claim,
             household,
             signals,
+            requests,
+            is_ready: !request.await_ready || matches!(request.what, Guarded::Process(_)),
             known: descendants(subject.pid()),
             subject,
             pace,
@@ -188,6 +185,7 @@ impl<'a> Guard<'a> {
             if signalled {
                 self.take_signals()?;
             }
+            self.take_requests();
             self.hear();
             if let Some(status) = self.subject.ended()? {
                 match self.after_death(status)? {
@@ -219,12 +217,14 @@ impl<'a> Guard<'a> {
 
     /// Waits for a signal, the subject's end, news or the next thing that is due. True when there is a signal.
     fn wait(&self) -> Result<bool> {
-        let due = self.can_take().then(|| self.pace.next());
-        let timeout = due.map(|due| time::timespec(due.saturating_duration_since(Instant::now())));
+        let due = if self.can_take() { self.due() } else { None };
+        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let timeout = left.into_iter().chain(self.requests.look()).min().map(time::timespec);
         let mut waiting = vec![
             PollFd::from_borrowed_fd(self.signals.handle(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.subject.handle(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.tracer.handle(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.requests.handle(), PollFlags::IN),
         ];
         waiting.extend(self.tracer.log().map(|log| PollFd::from_borrowed_fd(log.event(), PollFlags::IN)));
         match poll(&mut waiting, timeout.as_ref()) {
@@ -258,14 +258,19 @@ impl<'a> Guard<'a> {
 
     /// Whether a checkpoint would be taken now if it were due.
     fn can_take(&self) -> bool {
-        self.tracer.is_idle() && self.pending.len() < EPOCHS_IN_FLIGHT_MAX
+        self.tracer.is_idle() && self.pending.len() < EPOCHS_IN_FLIGHT_MAX && !self.requests.is_held()
+    }
+
+    /// When the next checkpoint is due.
+    fn due(&self) -> Option<Instant> {
+        if self.requests.wants_checkpoint() {
+            return Some(Instant::now());
+        }
+        self.is_ready.then(|| self.pace.next())
     }
 
     fn checkpoint_if_due(&mut self) {
-        let due = self.pace.next();
-        if due > Instant::now() {
-            return;
-        }
+        let Some(due) = self.due().filter(|due| *due <= Instant::now()) else { return };
         if !self.can_take() {
             // The rate falls, and nothing piles up; once for each that was due.
             if self.held_back.replace(due) != Some(due) {
@@ -282,12 +287,17 @@ impl<'a> Guard<'a> {
                 sequence: self.next,
                 inherited: self.streams.identities(),
             };
+            self.requests.taking(self.next);
             self.tracer.take(self.subject.key(), options);
         }
     }
 
     fn hold_back(&mut self) {
-        let reason = if self.tracer.is_idle() { SLOW_STORE } else { SLOW_COPY };
+        let reason = match (self.requests.is_held(), self.tracer.is_idle()) {
+            (true, _) => HELD,
+            (false, true) => SLOW_STORE,
+            (false, false) => SLOW_COPY,
+        };
         self.slowness.note(reason);
         self.record.held_back = self.slowness.counts();
         self.journal.set(&self.record);
@@ -300,6 +310,31 @@ impl<'a> Guard<'a> {
         }
         self.hear_log();
         self.reap_orphans();
+        if !self.tracer.is_tracing() {
+            self.requests.tell_quiet();
+        }
+    }
+
+    /// Does what the subject asks for.
+    fn take_requests(&mut self) {
+        let now = Instant::now();
+        while let Some(Asked { word, asker }) = self.requests.poll(self.subject.pid()) {
+            match word {
+                Word::Checkpoint => self.requests.want(asker),
+                Word::Hold => self.requests.hold(asker, now),
+                Word::Release => self.requests.release(&asker),
+                Word::Ready => {
+                    self.is_ready = true;
+                    self.requests.answer(&asker, "ok\n");
+                }
+                Word::Unknown => self.requests.answer(&asker, "error unknown request\n"),
+            }
+        }
+        if self.requests.is_held() {
+            for pid in self.requests.end_stale_holds(now) {
+                self.report(&RunEvent::HoldEnded(pid));
+            }
+        }
     }
 
     fn hear_log(&mut self) {
@@ -333,14 +368,19 @@ impl<'a> Guard<'a> {
         match news {
             News::Taken(taken, descendants) => self.note_taken(&taken, descendants),
             // As many as it takes are counted here too; between two looks it may be one more.
-            News::Behind => self.hold_back(),
+            News::Behind => {
+                self.requests.not_taken(self.next);
+                self.hold_back();
+            }
             News::Opened(_) => {}
             News::Tracking(name, error) => {
+                self.requests.not_taken(self.next);
                 self.advance_number();
                 self.record.tracker = name.to_owned();
                 self.report(&RunEvent::TrackerReplaced { name, error: &error });
             }
             News::Failed(error) => {
+                self.requests.answer_for(self.next, &refusal(&error));
                 self.advance_number();
                 // One that has died is no reason against checkpoints; the loop will see.
                 if !self.has_died_of(&error) {
@@ -399,11 +439,16 @@ impl<'a> Guard<'a> {
             }
             // Left behind with the life that it is of.
             (Ok(_), None) | (Err(store::Error::CalledOff), _) => {}
-            (Err(error), _) => self.note_failure(&error.into()),
+            (Err(error), _) => {
+                let error = error.into();
+                self.requests.answer_for(sequence, &refusal(&error));
+                self.note_failure(&error);
+            }
         }
     }
 
     fn note_commit(&mut self, sequence: Sequence) {
+        self.requests.answer_for(sequence, &format!("ok {sequence}\n"));
         self.pace.committed(Instant::now());
         self.record.achieved_hz = self.pace.achieved_hz();
         self.descends = Some(sequence);
@@ -461,6 +506,34 @@ impl<'a> Guard<'a> {
         self.journal.tell(SystemTime::now(), event.what());
         (self.tell)(event);
     }
+}
+
+fn first_record(
+    request: &RunRequest,
+    claim: &Claim,
+    subject: &Subject,
+    first: Sequence,
+    tracking: Tracking,
+) -> Result<Record> {
+    let own = tracee::procfs::key(model::Pid(std::process::id() as i32))?;
+    Ok(Record {
+        name: claim.name.to_string(),
+        boot: boot(),
+        guardian: ProcessName::of(own),
+        root: ProcessName::of(subject.key()),
+        state: "running".to_owned(),
+        policy: request.policy.name().to_owned(),
+        incarnation: 1,
+        first_sequence: first.get(),
+        requested_hz: 1.0 / request.every.as_secs_f64(),
+        tracker: tracking.kind.name().to_owned(),
+        ..Record::default()
+    })
+}
+
+/// The answer to one who wanted a checkpoint that was not taken.
+fn refusal(error: &GuardianError) -> String {
+    format!("error {}\n", error.to_string().lines().next().unwrap_or_default())
 }
 
 fn checkpoint_event(committed: &LogCommitted, taken: InFlight) -> What {

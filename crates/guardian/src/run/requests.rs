@@ -1,0 +1,361 @@
+//! What a subject may ask of its guardian: datagrams of one line to the socket that `UNDYING_SOCKET` names.
+//!
+//! Owns: the socket, who may ask, the words, who holds checkpoints back.
+//! Invariants: a request takes nothing from those who make none; nobody outside of the subject and its owner is heard;
+//! a hold ends with the process that asked for it, and after a time in any case.
+//! Does not: carry out a request.
+
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use model::{Pid, ProcessKey};
+use rustix::io::IoSliceMut;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrAny,
+    SocketAddrUnix, SocketFlags, SocketType, UCred, bind, recvmsg, sendto, socket_with, sockopt,
+};
+use sys::Error;
+use tracee::{procfs, tree};
+
+use crate::error::Result;
+
+/// The variable that tells a subject where to ask.
+pub(super) const VARIABLE: &str = "UNDYING_SOCKET";
+/// Stands for the zero byte that begins an abstract name, as in /proc/net/unix.
+const ABSTRACT: &str = "@";
+/// The longest line that makes sense, and more.
+const LINE_MAX: usize = 256;
+/// A section that lasts longer is a program that has forgotten it.
+const HOLD_MAX: Duration = Duration::from_secs(60);
+/// How often it is looked whether a holder still lives.
+const HOLDER_LOOK: Duration = Duration::from_secs(1);
+/// Requests that wait for a checkpoint at most; those beyond are told so.
+const WAITING_MAX: usize = 1024;
+
+/// What is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Word {
+    /// A checkpoint now; answered when it is durable.
+    Checkpoint,
+    /// Initialisation is over.
+    Ready,
+    /// No checkpoint from the answer on.
+    Hold,
+    /// Checkpoints may be taken again.
+    Release,
+    /// Something that nobody knows.
+    Unknown,
+}
+
+/// One request.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) word: Word,
+    pub(super) asker: Asker,
+}
+
+/// Who asked, and where the answer goes.
+#[derive(Clone, Debug)]
+pub(super) struct Asker {
+    pub(super) process: ProcessKey,
+    address: SocketAddrUnix,
+}
+
+/// The guardian's end.
+#[derive(Debug)]
+pub(super) struct Requests {
+    socket: OwnedFd,
+    name: String,
+    /// Checkpoints that were asked for, with the number of the one that answers, once it is being taken.
+    waiting: Vec<(Asker, Option<model::Sequence>)>,
+    /// Who wants to hear that no checkpoint is being taken any more.
+    quiet: Vec<Asker>,
+    holds: HashMap<ProcessKey, Instant>,
+}
+
+impl Requests {
+    /// Opens a socket under a new name, or the one that a running subject knows.
+    pub(super) fn open(subject: Option<Pid>) -> Result<Self> {
+        let failed = |errno| Error::new("open a socket for requests", errno);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).map_err(failed)?;
+        sockopt::set_socket_passcred(&socket, true).map_err(failed)?;
+        let known = subject.and_then(name_in);
+        // A name that another guardian has in the meantime is as good as none.
+        let known = known.filter(|name| bind_to(&socket, name).is_ok());
+        let name = match known {
+            Some(name) => name,
+            None => {
+                let mut random = [0_u8; 8];
+                rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+                    .map_err(failed)?;
+                let name = format!("{ABSTRACT}undying/{:016x}", u64::from_ne_bytes(random));
+                bind_to(&socket, &name).map_err(failed)?;
+                name
+            }
+        };
+        Ok(Self { socket, name, waiting: Vec::new(), quiet: Vec::new(), holds: HashMap::new() })
+    }
+
+    /// What `UNDYING_SOCKET` is set to.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Becomes readable with a request.
+    pub(super) fn handle(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Takes the next request of one who may ask.
+    pub(super) fn poll(&self, root: Pid) -> Option<Asked> {
+        loop {
+            let mut line = [0_u8; LINE_MAX];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut line)];
+            let got = recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::empty()).ok()?;
+            let credentials = control.drain().find_map(|message| match message {
+                RecvAncillaryMessage::ScmCredentials(credentials) => Some(credentials),
+                _ => None,
+            });
+            let address = got.address.and_then(|address| unix(&address));
+            // One without an address cannot be answered, and one who may not ask is not.
+            if let (Some(credentials), Some(address)) = (credentials, address)
+                && let Some(process) = admitted(&credentials, root)
+            {
+                let word = Word::of(&line[..got.bytes.min(LINE_MAX)]);
+                return Some(Asked { word, asker: Asker { process, address } });
+            }
+        }
+    }
+
+    /// Answers. One who has gone away, or reads nothing, hears nothing.
+    pub(super) fn answer(&self, asker: &Asker, line: &str) {
+        let _ = sendto(&self.socket, line.as_bytes(), SendFlags::DONTWAIT, &asker.address);
+    }
+
+    /// Notes that a checkpoint is asked for.
+    pub(super) fn want(&mut self, asker: Asker) {
+        // Whoever got no answer for a while asks again, and waits for the same checkpoint.
+        let is_same = |known: &Asker| known.process == asker.process && known.address == asker.address;
+        if self.waiting.iter().any(|(known, _)| is_same(known)) {
+            return;
+        }
+        if self.waiting.len() < WAITING_MAX {
+            self.waiting.push((asker, None));
+        } else {
+            self.answer(&asker, "error too many requests\n");
+        }
+    }
+
+    /// A checkpoint of this number is being taken: it answers all that were asked for until now.
+    pub(super) fn taking(&mut self, sequence: model::Sequence) {
+        for (_, by) in self.waiting.iter_mut().filter(|(_, by)| by.is_none()) {
+            *by = Some(sequence);
+        }
+    }
+
+    /// It is not to be; the next one answers.
+    pub(super) fn not_taken(&mut self, sequence: model::Sequence) {
+        for (_, by) in self.waiting.iter_mut().filter(|(_, by)| *by == Some(sequence)) {
+            *by = None;
+        }
+    }
+
+    /// Whether a checkpoint is asked for that is not being taken.
+    pub(super) fn wants_checkpoint(&self) -> bool {
+        self.waiting.iter().any(|(_, by)| by.is_none())
+    }
+
+    /// Answers those who wait for a checkpoint.
+    pub(super) fn answer_for(&mut self, sequence: model::Sequence, line: &str) {
+        let (done, waiting) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|(_, by)| *by == Some(sequence));
+        self.waiting = waiting;
+        let done: Vec<(Asker, Option<model::Sequence>)> = done;
+        done.iter().for_each(|(asker, _)| self.answer(asker, line));
+    }
+
+    /// A process holds checkpoints back. It is told when none is being taken any more.
+    pub(super) fn hold(&mut self, asker: Asker, now: Instant) {
+        self.holds.entry(asker.process).or_insert(now);
+        self.quiet.push(asker);
+    }
+
+    /// It lets them go.
+    pub(super) fn release(&mut self, asker: &Asker) {
+        self.holds.remove(&asker.process);
+        self.answer(asker, "ok\n");
+    }
+
+    /// No checkpoint is being taken.
+    pub(super) fn tell_quiet(&mut self) {
+        for asker in std::mem::take(&mut self.quiet) {
+            self.answer(&asker, "ok\n");
+        }
+    }
+
+    /// Whether somebody holds checkpoints back.
+    pub(super) fn is_held(&self) -> bool {
+        !self.holds.is_empty()
+    }
+
+    /// Ends the holds of processes that have ended or have held for too long; gives the latter.
+    pub(super) fn end_stale_holds(&mut self, now: Instant) -> Vec<Pid> {
+        let mut overdue = Vec::new();
+        self.holds.retain(|process, since| {
+            let is_overdue = now.duration_since(*since) >= HOLD_MAX;
+            if is_overdue {
+                overdue.push(process.pid);
+            }
+            !is_overdue && procfs::key(process.pid).is_ok_and(|key| key == *process)
+        });
+        overdue
+    }
+
+    /// How long it may be before the holders are looked at again; `None` without any.
+    pub(super) fn look(&self) -> Option<Duration> {
+        self.is_held().then_some(HOLDER_LOOK)
+    }
+
+    /// The subject has died, and those who asked with it.
+    pub(super) fn forget(&mut self) {
+        self.waiting.clear();
+        self.quiet.clear();
+        self.holds.clear();
+    }
+}
+
+impl Word {
+    fn of(line: &[u8]) -> Self {
+        match line.trim_ascii() {
+            b"checkpoint" => Self::Checkpoint,
+            b"ready" => Self::Ready,
+            b"hold" => Self::Hold,
+            b"release" => Self::Release,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+fn bind_to(socket: &OwnedFd, name: &str) -> rustix::io::Result<()> {
+    let body = name.strip_prefix(ABSTRACT).unwrap_or(name);
+    bind(socket, &SocketAddrUnix::new_abstract_name(body.as_bytes())?)
+}
+
+/// The name in the environment of a process.
+fn name_in(pid: Pid) -> Option<String> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let prefix = format!("{VARIABLE}={ABSTRACT}");
+    let found = environment.split(|byte| *byte == 0).find(|entry| entry.starts_with(prefix.as_bytes()))?;
+    let name = std::str::from_utf8(&found[VARIABLE.len() + 1..]).ok()?;
+    Some(name.to_owned())
+}
+
+fn unix(address: &SocketAddrAny) -> Option<SocketAddrUnix> {
+    let address = SocketAddrUnix::try_from(address.clone()).ok()?;
+    (address.abstract_name().is_some() || address.path().is_some()).then_some(address)
+}
+
+/// The process behind credentials, if it may ask: one of the subject, or one of its owner.
+fn admitted(credentials: &UCred, root: Pid) -> Option<ProcessKey> {
+    let pid = Pid(credentials.pid.as_raw_nonzero().get());
+    let process = procfs::key(pid).ok()?;
+    let is_owner = credentials.uid.is_root() || credentials.uid == rustix::process::geteuid();
+    let is_inside = || tree::descendants(root).is_ok_and(|pids| pids.contains(&pid));
+    (is_owner || is_inside()).then_some(process)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+    use super::*;
+
+    fn own() -> Pid {
+        Pid(std::process::id() as i32)
+    }
+
+    /// A client of a socket, with a name of its own.
+    fn client(requests: &Requests) -> UnixDatagram {
+        let name = format!("{}/client", &requests.name()[1..]);
+        let client = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+        let server = SocketAddr::from_abstract_name(&requests.name()[1..]).unwrap();
+        client.connect_addr(&server).unwrap();
+        client.set_nonblocking(true).unwrap();
+        client
+    }
+
+    fn heard(client: &UnixDatagram) -> Option<String> {
+        let mut line = [0; 64];
+        let length = client.recv(&mut line).ok()?;
+        Some(String::from_utf8_lossy(&line[..length]).into_owned())
+    }
+
+    fn ask(requests: &Requests, client: &UnixDatagram, line: &str) -> Asked {
+        client.send(line.as_bytes()).unwrap();
+        requests.poll(own()).unwrap()
+    }
+
+    #[test]
+    fn words_are_heard_with_the_process_that_says_them() {
+        let requests = Requests::open(None).unwrap();
+        let client = client(&requests);
+        assert!(requests.poll(own()).is_none());
+        for (line, word) in [
+            ("checkpoint\n", Word::Checkpoint),
+            ("ready", Word::Ready),
+            (" hold ", Word::Hold),
+            ("release\n", Word::Release),
+            ("please", Word::Unknown),
+            ("", Word::Unknown),
+        ] {
+            let asked = ask(&requests, &client, line);
+            assert_eq!((asked.word, asked.asker.process.pid), (word, own()), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_answers_those_who_asked_before_it() {
+        let mut requests = Requests::open(None).unwrap();
+        let client = client(&requests);
+        let asked = ask(&requests, &client, "checkpoint").asker;
+        requests.want(asked.clone());
+        assert!(requests.wants_checkpoint());
+        requests.taking(model::Sequence(7));
+        requests.want(asked);
+        assert!(!requests.wants_checkpoint(), "asked again, and answered by the same");
+        requests.not_taken(model::Sequence(7));
+        assert!(requests.wants_checkpoint());
+        requests.taking(model::Sequence(8));
+        requests.answer_for(model::Sequence(7), "ok 7\n");
+        assert_eq!(heard(&client), None);
+        requests.answer_for(model::Sequence(8), "ok 8\n");
+        assert_eq!(heard(&client).as_deref(), Some("ok 8\n"));
+    }
+
+    #[test]
+    fn a_hold_ends_with_a_release_its_time_or_its_process() {
+        let mut requests = Requests::open(None).unwrap();
+        let client = client(&requests);
+        let asker = ask(&requests, &client, "hold").asker;
+        let now = Instant::now();
+        requests.hold(asker.clone(), now);
+        assert!(requests.is_held() && heard(&client).is_none());
+        requests.tell_quiet();
+        assert_eq!(heard(&client).as_deref(), Some("ok\n"));
+        assert!(requests.end_stale_holds(now).is_empty() && requests.is_held());
+        requests.release(&asker);
+        assert!(!requests.is_held());
+        requests.hold(asker.clone(), now);
+        assert_eq!(requests.end_stale_holds(now + HOLD_MAX), [own()]);
+        assert!(!requests.is_held());
+        let gone = ProcessKey { start: model::StartTime(1), ..asker.process };
+        requests.hold(Asker { process: gone, ..asker }, now);
+        assert!(requests.end_stale_holds(now).is_empty() && !requests.is_held());
+    }
+}
