@@ -1,63 +1,75 @@
-//! Reading many pages fast: large runs, several threads, every extent checked before it is handed out.
+//! Reading many pages fast: many reads in flight, several threads, every extent checked before it is handed out.
 //!
-//! Owns: joining extents that are neighbours in a segment into runs; sharing the runs among threads.
-//! Invariants: each extent is handed out once, checked; after the first error no further run is begun.
+//! Owns: joining extents that are neighbours in a segment into parts, and parts into runs; sharing the runs
+//! among threads.
+//! Invariants: each extent is handed out once, checked; after the first error no further run is begun; what
+//! lies between the parts is not read.
 //! Does not: put the pages anywhere; the caller does, on the thread that read them.
+//!
+//! In a log of age, live pages and superseded ones lie mixed, about as many of each. Reading all of it costs
+//! twice the bytes of an image; reading every live stretch by itself costs twice the requests that the device
+//! takes. Leaving out gaps of two pages and more is between the two, see docs/design/0010.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use image::{Extent, SegmentId};
-use model::ByteCount;
-use sys::page_buffer::PageBuffer;
+use model::{ByteCount, PAGE_BYTES};
+use sys::part_reader::PartReader;
 
 use crate::error::{Error, Result};
 use crate::reader::{ImageReader, check_pages};
 
-/// Bytes that one read fetches at most: long enough for the device, and what one huge page of buffer holds.
-/// Read through the page cache: measured with `examples/throughput.rs`, O_DIRECT is no faster cold.
+/// Bytes of a run at most: long enough for the device, and what one huge page of buffer holds.
 const RUN_BYTES_MAX: u64 = 2 << 20;
 
-/// The longest stretch of superseded pages that is read and thrown away rather than skipped: reading it
-/// costs less than another request.
-const GAP_BYTES_MAX: u64 = 64 << 10;
+/// The longest stretch of superseded pages that is read and thrown away rather than skipped.
+const GAP_BYTES_MAX: u64 = PAGE_BYTES;
 
-/// How many runs ahead of the readers the kernel is told what comes.
-const RUNS_AHEAD: usize = 8;
+/// Threads for each that the caller allows: while one waits for the device, the other checks and hands out.
+const THREADS_EACH: usize = 2;
 
 /// Checked pages, as they are handed out.
 #[derive(Debug)]
 pub struct LoadedRun<'a> {
     extents: &'a [Extent],
-    start: u64,
+    parts: &'a [Range<ByteCount>],
     bytes: &'a [u8],
 }
 
-/// Extents of one segment that one read fetches.
-#[derive(Clone, Copy, Debug)]
+/// Extents of one segment that are fetched together.
+#[derive(Debug)]
 struct Run<'a> {
     segment: SegmentId,
-    start: u64,
-    end: u64,
+    parts: Vec<Range<ByteCount>>,
+    bytes: u64,
     extents: &'a [Extent],
 }
 
 impl<'a> LoadedRun<'a> {
     /// The extents and their bytes.
     pub fn iter(&self) -> impl Iterator<Item = (&'a Extent, &'a [u8])> {
-        let (start, bytes) = (self.start, self.bytes);
+        let (bytes, mut parts, mut before) = (self.bytes, self.parts, 0);
         self.extents.iter().filter_map(move |extent| {
             let (_, place) = extent.stored()?;
-            let bytes = bytes.get((place.start - start) as usize..(place.end - start) as usize)?;
-            Some((extent, bytes))
+            // Both rise, and each extent lies in one part.
+            while let [first, rest @ ..] = parts
+                && first.end.get() <= place.start
+            {
+                before += first.end.get() - first.start.get();
+                parts = rest;
+            }
+            let at = before + place.start.checked_sub(parts.first()?.start.get())?;
+            Some((extent, bytes.get(at as usize..(at + place.end - place.start) as usize)?))
         })
     }
 }
 
 impl ImageReader {
-    /// Reads the stored pages among these extents of this image's index, on so many threads, the calling one
-    /// included, and hands them to `sink` in no particular order, each run on the thread that read it. Zero
+    /// Reads the stored pages among these extents of this image's index, computing on so many threads at once
+    /// (twice as many are started, since half of them wait for the device), and hands them to `sink` in no particular order, each run on the thread that read it. Zero
     /// extents are left to the caller.
     ///
     /// # Errors
@@ -76,11 +88,8 @@ impl ImageReader {
             extents.iter().filter(|extent| extent.stored().is_some()).copied().collect();
         stored.sort_unstable_by_key(place);
         let runs = join(&stored);
-        let threads = threads.get().min(runs.len());
-        let buffer_size = ByteCount(runs.iter().map(|run| run.end - run.start).max().unwrap_or(0));
-        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
-        let load = Load { reader: self, runs: &runs, buffer_size, next, failed };
-        runs.iter().take(RUNS_AHEAD).for_each(|run| load.announce(run));
+        let threads = (threads.get() * THREADS_EACH).min(runs.len());
+        let load = Load { reader: self, runs: &runs, next: AtomicUsize::new(0), failed: Mutex::new(None) };
         std::thread::scope(|scope| {
             for _ in 1..threads {
                 scope.spawn(|| load.work(&sink));
@@ -94,7 +103,6 @@ impl ImageReader {
 struct Load<'a, E> {
     reader: &'a ImageReader,
     runs: &'a [Run<'a>],
-    buffer_size: ByteCount,
     next: AtomicUsize,
     failed: Mutex<Option<E>>,
 }
@@ -102,14 +110,11 @@ struct Load<'a, E> {
 impl<E: From<Error>> Load<'_, E> {
     /// Takes runs until there are none left.
     fn work(&self, sink: &impl Fn(&LoadedRun<'_>) -> std::result::Result<(), E>) {
-        let mut buffer = None;
+        let mut reader = PartReader::default();
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(run) = self.runs.get(number) else { return };
-            if let Some(later) = self.runs.get(number + RUNS_AHEAD) {
-                self.announce(later);
-            }
-            let done = self.fetch(run, &mut buffer).map_err(E::from).and_then(|loaded| sink(&loaded));
+            let done = self.fetch(run, &mut reader).map_err(E::from).and_then(|loaded| sink(&loaded));
             if let Err(error) = done {
                 self.next.store(self.runs.len(), Ordering::Relaxed);
                 let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,25 +124,14 @@ impl<E: From<Error>> Load<'_, E> {
         }
     }
 
-    fn fetch<'b>(&self, run: &Run<'b>, buffer: &'b mut Option<PageBuffer>) -> Result<LoadedRun<'b>> {
-        let buffer = match buffer {
-            Some(buffer) => buffer,
-            None => buffer.insert(PageBuffer::new(self.buffer_size)?),
-        };
+    fn fetch<'b>(&self, run: &'b Run<'b>, reader: &'b mut PartReader) -> Result<LoadedRun<'b>> {
         let segment = self.reader.segment(run.segment)?;
-        let bytes = &mut buffer[..(run.end - run.start) as usize];
-        segment.pages.read(bytes, ByteCount(run.start))?;
-        let loaded = LoadedRun { extents: run.extents, start: run.start, bytes };
+        let bytes = segment.pages.read_parts(&run.parts, reader)?;
+        let loaded = LoadedRun { extents: run.extents, parts: &run.parts, bytes };
         for (extent, bytes) in loaded.iter() {
             check_pages(segment, extent, bytes)?;
         }
         Ok(loaded)
-    }
-
-    fn announce(&self, run: &Run<'_>) {
-        if let Ok(segment) = self.reader.segment(run.segment) {
-            segment.pages.will_need(ByteCount(run.start), ByteCount(run.end - run.start));
-        }
     }
 }
 
@@ -152,25 +146,38 @@ fn join(extents: &[Extent]) -> Vec<Run<'_>> {
     let mut first = 0;
     for (number, extent) in extents.iter().enumerate() {
         let Some((segment, bytes)) = extent.stored() else { continue };
-        match runs.last_mut() {
-            Some(run) if run.takes(segment, &bytes) => {
-                run.end = run.end.max(bytes.end);
-                run.extents = &extents[first..=number];
-            }
-            _ => {
-                first = number;
-                let extents = &extents[number..=number];
-                runs.push(Run { segment, start: bytes.start, end: bytes.end, extents });
-            }
+        if let Some(run) = runs.last_mut()
+            && run.take(segment, &bytes)
+        {
+            run.extents = &extents[first..=number];
+            continue;
         }
+        first = number;
+        let parts = vec![ByteCount(bytes.start)..ByteCount(bytes.end)];
+        let extents = &extents[number..=number];
+        runs.push(Run { segment, parts, bytes: bytes.end - bytes.start, extents });
     }
     runs
 }
 
 impl Run<'_> {
-    fn takes(&self, segment: SegmentId, bytes: &std::ops::Range<u64>) -> bool {
-        self.segment == segment
-            && bytes.start <= self.end.saturating_add(GAP_BYTES_MAX)
-            && bytes.end.max(self.end) - self.start <= RUN_BYTES_MAX
+    /// Takes bytes that begin no earlier than those before, if they are in its segment and there is room.
+    fn take(&mut self, segment: SegmentId, bytes: &Range<u64>) -> bool {
+        let Some(last) = self.parts.last_mut() else { return false };
+        if segment != self.segment {
+            return false;
+        }
+        let near = bytes.start <= last.end.get().saturating_add(GAP_BYTES_MAX);
+        let more = if near { bytes.end.saturating_sub(last.end.get()) } else { bytes.end - bytes.start };
+        if self.bytes + more > RUN_BYTES_MAX {
+            return false;
+        }
+        self.bytes += more;
+        if near {
+            last.end = last.end.max(ByteCount(bytes.end));
+        } else {
+            self.parts.push(ByteCount(bytes.start)..ByteCount(bytes.end));
+        }
+        true
     }
 }

@@ -13,6 +13,7 @@ use std::path::Path;
 use model::ByteCount;
 use sys::Result;
 use sys::page_buffer::PageBuffer;
+use sys::part_reader::PartReader;
 
 /// A name in a directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -133,11 +134,21 @@ pub trait PageSource: Send + Sync + Debug {
     /// The length of the file.
     fn length(&self) -> Result<ByteCount>;
 
-    /// Says what will be read soon; only for speed.
-    fn will_need(&self, offset: ByteCount, length: ByteCount);
-
     /// Fills the buffer from an offset; a file that ends before is an error.
     fn read(&self, buffer: &mut [u8], offset: ByteCount) -> Result<()>;
+
+    /// Reads parts, whole pages, rising, one behind the other into the reader's buffer.
+    fn read_parts<'a>(&self, parts: &[Range<ByteCount>], reader: &'a mut PartReader) -> Result<&'a [u8]> {
+        let total = parts.iter().map(|part| part.end.get() - part.start.get()).sum::<u64>();
+        let buffer = reader.buffer(ByteCount(total))?;
+        let mut at = 0;
+        for part in parts {
+            let end = at + (part.end.get() - part.start.get()) as usize;
+            self.read(&mut buffer[at..end], part.start)?;
+            at = end;
+        }
+        Ok(&buffer[..at])
+    }
 }
 
 /// A directory held by one writer.

@@ -224,6 +224,38 @@ fn a_directory_that_is_not_there_or_not_ours_is_an_error() {
     assert!(matches!(error, Error::Io(_)));
 }
 
+/// Many stretches of live pages with superseded ones between them, as in a log of age: with all of it in the page
+/// cache, and with none.
+#[test]
+fn pages_scattered_in_a_segment_come_back_cached_or_not() {
+    const PAGES: u64 = 3000;
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("image");
+    let writer = ImageWriter::create(&path, options()).unwrap();
+    let mut expected = BTreeMap::new();
+    for round in 1..=3_u64 {
+        for page in 0..PAGES {
+            // The first time all; then every third, and every seventh, again.
+            if round == 1 || page % [0, 0, 3, 7][round as usize] == 0 {
+                let value = (page * 5 + round) as u8 | 1;
+                append(&writer, 0, page, &[value]).unwrap();
+                expected.insert((0, page), value);
+            }
+        }
+    }
+    writer.finish(&records(), meta(1)).unwrap();
+    let image = ImageReader::open(&path).unwrap();
+    assert!(image.index().extents().len() > 1000, "pages that follow each other lie apart");
+    for cached in [true, false] {
+        let file = std::fs::File::open(path.join("pages-0.seg")).unwrap();
+        match cached {
+            true => drop(std::fs::read(path.join("pages-0.seg")).unwrap()),
+            false => rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap(),
+        }
+        assert_eq!(pages(&image), expected, "cached: {cached}");
+    }
+}
+
 #[test]
 fn the_first_error_of_a_sink_ends_the_load() {
     let scratch = tempfile::tempdir().unwrap();

@@ -41,6 +41,8 @@ pub enum Feature {
     IoUring,
     /// O_DIRECT on the store's file system.
     DirectIo,
+    /// Telling how much of a file is in the page cache.
+    Cachestat,
     /// Tracing processes that are no children.
     PtraceScope,
 }
@@ -192,6 +194,14 @@ pub const REGISTRY: &[FeatureEntry] = &[
         purpose: "writes images past the page cache; without it through the cache with fdatasync",
         fix: "put the store on a file system that takes O_DIRECT (ext4, XFS, Btrfs …)",
         probe: probes::direct_io,
+    },
+    FeatureEntry {
+        feature: Feature::Cachestat,
+        name: "cachestat",
+        need: Need::Optional,
+        purpose: "reads images past the page cache where they are not in it; without it through the cache",
+        fix: "use Linux 6.5 or later",
+        probe: probes::cachestat,
     },
 ];
 

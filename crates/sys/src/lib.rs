@@ -19,6 +19,7 @@ pub mod inotify;
 pub mod kcmp;
 pub mod page_buffer;
 pub mod pagemap;
+pub mod part_reader;
 pub mod pidfd;
 mod probes;
 pub mod process_memory;

@@ -173,6 +173,13 @@ pub(crate) fn direct_io(directory: &Path) -> Result<String> {
     Ok(format!("a file was opened with O_DIRECT in {}", directory.display()))
 }
 
+pub(crate) fn cachestat(_: &Path) -> Result<String> {
+    let path = "/proc/self/exe";
+    let file = File::open(path).map_err(|error| Error::path("open", path, error))?;
+    crate::part_reader::probe_cachestat(&file)?;
+    Ok("the cached pages of a file were counted".to_owned())
+}
+
 pub(crate) fn ptrace_scope(_: &Path) -> Result<String> {
     let path = "/proc/self/status";
     let text = std::fs::read_to_string(path).map_err(|error| Error::path("read", path, error))?;

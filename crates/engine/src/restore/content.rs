@@ -9,8 +9,9 @@ use std::os::fd::AsFd;
 
 use image::{Extent, Source, SpaceId};
 use model::{Address, AddressRange, ByteCount, Pid};
-use store::ImageReader;
-use sys::{Error, process_memory};
+use store::{ImageReader, LoadedRun};
+use sys::Error;
+use sys::process_memory::{self, RANGES_PER_CALL};
 use tracee::ProcessMemory;
 
 use super::files::OpenFiles;
@@ -72,16 +73,38 @@ pub(super) fn fill_processes(
     }
     let extents: Vec<Extent> =
         targets.iter().flat_map(|(space, _)| reader.index().of_space(*space)).copied().collect();
-    reader.load(&extents, threads, |run| {
-        for (extent, bytes) in run.iter() {
-            target_of(&targets, extent.space)?.write(extent.range(), bytes)?;
-        }
-        Ok::<(), EngineError>(())
-    })?;
+    reader.load(&extents, threads, |run| fill(&targets, run))?;
     for extent in extents.iter().filter(|extent| extent.source == Source::Zero) {
         target_of(&targets, extent.space)?.clear(extent.range())?;
     }
     check_spaces(reader, plan)
+}
+
+/// Writes a run. Pages of a log lie in no order: many of them go in one call.
+fn fill(targets: &[(SpaceId, Target<'_>)], run: &LoadedRun<'_>) -> Result<()> {
+    let (mut pieces, mut pid) = (Vec::new(), None);
+    for (extent, bytes) in run.iter() {
+        let target = target_of(targets, extent.space)?;
+        if pid != Some(target.pid()) || pieces.len() >= RANGES_PER_CALL {
+            flush(pid.replace(target.pid()), &mut pieces)?;
+        }
+        target.each_part(extent.range(), bytes, |at, bytes, writable| {
+            if writable {
+                pieces.push((at, bytes));
+                return Ok(());
+            }
+            target.memory.write(at, bytes)
+        })?;
+    }
+    flush(pid, &mut pieces)
+}
+
+fn flush(pid: Option<Pid>, pieces: &mut Vec<(Address, &[u8])>) -> Result<()> {
+    if let Some(pid) = pid {
+        process_memory::write_scattered(pid, pieces)?;
+    }
+    pieces.clear();
+    Ok(())
 }
 
 fn target_of<'a, 'b>(targets: &'b [(SpaceId, Target<'a>)], space: SpaceId) -> Result<&'b Target<'a>> {
@@ -109,14 +132,21 @@ impl Target<'_> {
 
     /// Writes pages that may lie in several areas.
     fn write(&self, range: AddressRange, bytes: &[u8]) -> Result<()> {
+        self.each_part(range, bytes, |at, bytes, writable| {
+            if writable { process_memory::write(self.pid(), at, bytes) } else { self.memory.write(at, bytes) }
+        })
+    }
+
+    /// The bytes of a range, cut at the borders of areas, and whether an area is writable.
+    fn each_part<'b>(
+        &self,
+        range: AddressRange,
+        bytes: &'b [u8],
+        mut step: impl FnMut(Address, &'b [u8], bool) -> std::result::Result<(), Error>,
+    ) -> Result<()> {
         self.each_area(range, |part, writable| {
             let from = (part.start - range.start).get() as usize;
-            let bytes = &bytes[from..from + part.len().get() as usize];
-            if writable {
-                process_memory::write(self.pid(), part.start, bytes)
-            } else {
-                self.memory.write(part.start, bytes)
-            }
+            step(part.start, &bytes[from..from + part.len().get() as usize], writable)
         })
     }
 

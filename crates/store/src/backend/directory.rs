@@ -7,16 +7,17 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use model::ByteCount;
-use rustix::fs::{Advice, AtFlags, FlockOperation, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, OFlags};
 use sys::direct_io::{self, DirectWriter, Method};
 use sys::page_buffer::PageBuffer;
+use sys::part_reader::PartReader;
 use sys::{Errno, Error, Result};
 
 use super::Backend;
@@ -230,14 +231,12 @@ impl PageSource for PageFile {
         Ok(ByteCount(metadata.len()))
     }
 
-    fn will_need(&self, offset: ByteCount, length: ByteCount) {
-        // Advice: where it is not taken, the read itself waits.
-        let _ =
-            rustix::fs::fadvise(&self.file, offset.get(), NonZeroU64::new(length.get()), Advice::WillNeed);
-    }
-
     fn read(&self, buffer: &mut [u8], offset: ByteCount) -> Result<()> {
         self.file.read_exact_at(buffer, offset.get()).map_err(failed("read", &self.path))
+    }
+
+    fn read_parts<'a>(&self, parts: &[Range<ByteCount>], reader: &'a mut PartReader) -> Result<&'a [u8]> {
+        reader.read(&self.file, parts).map_err(|error| Error::path("read", &self.path, error.errno))
     }
 }
 

@@ -501,8 +501,6 @@ impl PageSource for Bytes {
         Ok(ByteCount(self.0.len() as u64))
     }
 
-    fn will_need(&self, _offset: ByteCount, _length: ByteCount) {}
-
     fn read(&self, buffer: &mut [u8], offset: ByteCount) -> Result<()> {
         let from = offset.0 as usize;
         let bytes = self.0.get(from..from + buffer.len()).ok_or(Error::new("read", Errno::SHORT))?;
