@@ -16,6 +16,7 @@ import csv
 import datetime
 import os
 import platform
+import resource
 import shutil
 import signal
 import statistics
@@ -95,7 +96,8 @@ int main(int argc, char **argv)
 	}
 }
 """
-COLUMNS = ["source", "epochs", "taken", "round", "log_mib", "restore_cold_ms", "restore_warm_ms", "load_average"]
+COLUMNS = ["source", "epochs", "taken", "round", "log_mib", "restore_cold_ms", "restore_warm_ms", "cold_cpu_ms",
+           "warm_cpu_ms", "load_average"]
 PATIENCE_S = 600
 
 
@@ -108,11 +110,14 @@ def wait_for(condition, what):
 
 
 def run(command):
-    start = time.monotonic()
+    """Runs a command; gives its wall time and the processor time of it and of what it reaped, in ms, and its output."""
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
     if done.returncode != 0:
         sys.exit("%s ended with %d:\n%s%s" % (command, done.returncode, done.stdout, done.stderr))
-    return (time.monotonic() - start) * 1000, done.stdout
+    wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall * 1000, used * 1000, done.stdout
 
 
 def gone(pid):
@@ -167,7 +172,7 @@ def restores(pid, folder, image, work, options):
     kill(pid)
     cool(folder)
     command = [options.undying, "--store", folder, "restore", image, "--detach"]
-    cold, _ = run(command)
+    cold, cold_cpu, _ = run(command)
     check(pid, os.path.join(work, "verdict"))
     kill(pid)
     for place, _, names in os.walk(folder):
@@ -175,19 +180,18 @@ def restores(pid, folder, image, work, options):
             with open(os.path.join(place, name), "rb") as file:
                 while file.read(1 << 20):
                     pass
-    warm, _ = run(command)
+    warm, warm_cpu, _ = run(command)
     check(pid, os.path.join(work, "verdict"))
     kill(pid)
-    return cold, warm
+    return cold, warm, cold_cpu, warm_cpu
 
 
 def of_log(program, epochs, work, options):
     pid = start(program, work, options)
     folder = os.path.join(work, "store")
-    _, said = run([options.epochs, str(pid), folder, str(options.hz), str(epochs)])
+    said = run([options.epochs, str(pid), folder, str(options.hz), str(epochs)])[2]
     size = bytes_under(folder) / 2**20
-    cold, warm = restores(pid, folder, "job", work, options)
-    return int(said.split()[0]), size, cold, warm
+    return int(said.split()[0]), size, restores(pid, folder, "job", work, options)
 
 
 def of_image(program, work, options):
@@ -195,8 +199,7 @@ def of_image(program, work, options):
     folder = os.path.join(work, "image")
     run([options.undying, "checkpoint", str(pid), "--image", folder])
     size = bytes_under(folder) / 2**20
-    cold, warm = restores(pid, folder, folder, work, options)
-    return 1, size, cold, warm
+    return 1, size, restores(pid, folder, folder, work, options)
 
 
 def plot(path, rows):
@@ -255,9 +258,9 @@ def main():
         for age in [0] + [int(age) for age in options.ages.split(",")]:
             work = tempfile.mkdtemp(dir=scratch)
             source = "log" if age else "image"
-            taken, size, cold, warm = of_log(program, age, work, options) if age else of_image(program, work, options)
+            taken, size, times = of_log(program, age, work, options) if age else of_image(program, work, options)
             shutil.rmtree(work)
-            rows.append([source, age, taken, turn, "%.0f" % size, "%.1f" % cold, "%.1f" % warm, "%.1f" % os.getloadavg()[0]])
+            rows.append([source, age, taken, turn, "%.0f" % size] + ["%.1f" % one for one in times + (os.getloadavg()[0],)])
             print(" ".join(str(cell) for cell in rows[-1]), flush=True)
     with open(out, "w", newline="") as file:
         file.write("# kernel %s, %d virtual CPUs, %d MiB, %d pages at %d Hz; command: restore_age.py %s\n" %

@@ -29,6 +29,16 @@ pub(crate) fn given_image(matches: &ArgMatches) -> String {
     matches.get_one::<String>("IMAGE").cloned().unwrap_or_default()
 }
 
+/// A positional name.
+pub(crate) fn name(id: &'static str, help: &'static str) -> Arg {
+    Arg::new(id).required(true).help(help)
+}
+
+/// The name that was given.
+pub(crate) fn given(matches: &ArgMatches, id: &str) -> String {
+    matches.get_one::<String>(id).cloned().unwrap_or_default()
+}
+
 /// `--json`.
 pub(crate) fn json() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON")

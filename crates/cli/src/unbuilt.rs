@@ -11,7 +11,6 @@ use guardian::GuardianError;
 /// Verbs to come.
 const VERBS: &[&str] = &[
     "diff",
-    "squash",
     "export",
     "up",
     "down",

@@ -8,7 +8,7 @@ use common::{Lab, supported, until};
 use rustix::process::Signal;
 use serde_json::Value;
 
-const VERBS: [&str; 12] = [
+const VERBS: [&str; 18] = [
     "doctor",
     "preflight",
     "checkpoint",
@@ -17,7 +17,13 @@ const VERBS: [&str; 12] = [
     "ls",
     "show",
     "verify",
+    "squash",
     "prune",
+    "gc",
+    "store",
+    "get",
+    "link",
+    "del",
     "status",
     "completions",
     "man",
@@ -244,4 +250,58 @@ fn a_restore_that_stays_ends_with_the_status_of_the_program() {
     process.signal(Signal::TERM).unwrap();
     assert_eq!(common::wait(&mut parent).code(), Some(143));
     assert!(lab.guard.marked().is_empty());
+}
+
+#[test]
+fn a_store_is_tidied_by_name_and_what_is_being_written_is_left_alone() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut words: Vec<String> =
+        ["run", "--name", "job", "--every", "20ms", "--keep", "4", "--"].map(String::from).into();
+    words.extend(lab.counter_words(&[]));
+    let mut guardian = lab.undying(words).spawn().unwrap();
+    until("checkpoints", || (lab.json(&["ls", "job"]).as_array()?.len() >= 3).then_some(()));
+    let has_log = lab.store().join("job/log").exists();
+    // While it runs: a copy can be taken, and nothing of it can be merged or removed.
+    assert_eq!(lab.say(["store", "job", "before"]).code, Some(0));
+    if has_log {
+        let said = lab.say(["squash", "job"]);
+        assert_eq!(said.code, Some(125), "{said:?}");
+        assert!(said.stderr.contains("is being written by another undying"), "{said:?}");
+        assert_eq!(lab.json(&["gc"])["busy"], serde_json::json!(["job"]));
+    }
+    let said = lab.say(["del", "job"]);
+    assert_eq!(said.code, Some(125), "{said:?}");
+    assert!(said.stderr.contains("is a subject, not a copy"), "{said:?}");
+    lab.guarded_counter().unwrap().process.signal(Signal::TERM).unwrap();
+    common::wait(&mut guardian);
+
+    let rows = lab.json(&["ls"]);
+    let copy_of = |name: &str| {
+        let row = rows.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
+        row["copy_of"].clone()
+    };
+    assert_eq!((copy_of("before"), copy_of("job")), ("job".into(), Value::Null));
+    let squashed = lab.json(&["squash", "job"]);
+    assert_eq!(squashed["seq"].is_null(), !has_log, "{squashed}");
+    assert_eq!(lab.say(["verify", "job"]).code, Some(0));
+    let stray = lab.store().join("job/.9.1-1.partial");
+    std::fs::create_dir(&stray).unwrap();
+    let rehearsed = lab.json(&["gc", "--dry-run"]);
+    assert_eq!((rehearsed["found"].as_array().unwrap().len(), stray.exists()), (1, true), "{rehearsed}");
+    assert_eq!(lab.say(["gc"]).code, Some(0));
+    assert!(!stray.exists());
+
+    assert_eq!(lab.say(["link", "before", "again"]).code, Some(0));
+    assert_eq!(lab.say(["link", "job", "third"]).code, Some(125), "not a copy");
+    assert_eq!(lab.say(["store", "job", "again"]).code, Some(125), "the name is taken");
+    let taken = lab.path("taken");
+    assert_eq!(lab.say(["get", "again", taken.to_str().unwrap()]).code, Some(0));
+    assert_eq!(lab.say(["del", "before"]).code, Some(0));
+    assert_eq!(lab.say(["del", "before"]).code, Some(5), "there is none any more");
+    for image in ["again", taken.to_str().unwrap()] {
+        assert_eq!(lab.say(["verify", image]).code, Some(0), "{image}");
+    }
 }

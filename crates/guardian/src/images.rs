@@ -49,6 +49,8 @@ pub struct SubjectRow {
     pub time: Option<String>,
     /// Bytes of all of them.
     pub bytes: u64,
+    /// For a copy, the subject that it was taken from.
+    pub copy_of: Option<String>,
 }
 
 /// One image.
@@ -104,6 +106,7 @@ pub fn subjects(location: &StoreLocation) -> Result<Vec<SubjectRow>> {
             seq: newest.map(|(sequence, _)| sequence.get()),
             time: newest.map(|(_, commit)| time::rfc3339(commit.time)),
             bytes: bytes_of(&images),
+            copy_of: store.copy_of(&name)?,
         });
     }
     Ok(rows)

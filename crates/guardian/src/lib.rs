@@ -22,6 +22,7 @@ mod signals;
 mod status;
 mod streams;
 mod subject;
+mod tidying;
 mod time;
 
 pub use error::{GuardianError, Result};
@@ -45,3 +46,7 @@ pub use run::{
 };
 pub use status::{ChannelReport, SubjectReport, status};
 pub use subject::SubjectStatus;
+pub use tidying::{
+    Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
+    store_copy,
+};

@@ -189,6 +189,17 @@ pub enum Error {
         waited: Duration,
     },
 
+    /// What is under this name was not copied there.
+    ///
+    /// Row: not-a-copy
+    #[error(
+        "{name} is a subject, not a copy\nhelp: `undying prune {name} --keep K` removes checkpoints of a subject; `undying ls` tells copies apart"
+    )]
+    NotACopy {
+        /// The name.
+        name: String,
+    },
+
     /// A name that cannot be a directory of the store.
     ///
     /// Row: name-invalid

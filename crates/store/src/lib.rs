@@ -19,6 +19,7 @@ mod publish;
 mod reader;
 mod staging;
 mod store;
+mod tidy;
 mod verify;
 mod worker;
 mod writer;
@@ -30,11 +31,12 @@ pub use error::{Error, Result};
 pub use load::LoadedRun;
 pub use log::{
     Completion, EPOCHS_IN_FLIGHT_MAX, Epoch, Keep, LogCommitted, LogOptions, LogStatus, LogThreads,
-    LogWriter, Ticket,
+    LogWriter, Squashed, Ticket,
 };
 pub use medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource};
 pub use name::SubjectName;
 pub use reader::ImageReader;
 pub use store::{Store, StoreEntry};
+pub use tidy::Garbage;
 pub use verify::{VerifyReport, verify, verify_on};
 pub use writer::{CommitMeta, Committed, ImageWriter, Prepared, WriteOptions, WriteTimings};

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use model::ByteCount;
 use sys::Errno;
 
 use crate::error::{Error, Result};
@@ -86,21 +87,55 @@ pub(crate) fn retire(medium: &dyn Medium, path: &Path) -> Result<bool> {
 
 /// Removes what dead writers left behind in a directory: all of it, or what was to become `name`.
 pub(crate) fn sweep(medium: &dyn Medium, directory: &Path, name: Option<&str>) -> Result<usize> {
-    let prefix = name.map_or_else(|| ".".to_owned(), |name| format!(".{name}."));
     let mut removed = 0;
+    each_leftover(medium, directory, name, |path| {
+        // One that cannot be removed is somebody else's: not an error of ours.
+        removed += usize::from(remove_tree(medium, path).is_ok());
+        Ok(())
+    })?;
+    Ok(removed)
+}
+
+/// What dead writers left behind in a directory, with its size, removed if it is to be.
+pub(crate) fn leftovers(
+    medium: &dyn Medium,
+    directory: &Path,
+    remove: bool,
+) -> Result<Vec<(PathBuf, ByteCount)>> {
+    let mut found = Vec::new();
+    each_leftover(medium, directory, None, |path| {
+        let mut bytes = 0;
+        for entry in medium.list(path)? {
+            bytes += medium.open_pages(&path.join(entry.name))?.length()?.get();
+        }
+        if remove {
+            remove_tree(medium, path)?;
+        }
+        found.push((path.to_path_buf(), ByteCount(bytes)));
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Does something with each leftover, or with those that were to become `name`, while it is locked.
+fn each_leftover(
+    medium: &dyn Medium,
+    directory: &Path,
+    name: Option<&str>,
+    mut each: impl FnMut(&Path) -> Result<()>,
+) -> Result<()> {
+    let prefix = name.map_or_else(|| ".".to_owned(), |name| format!(".{name}."));
     for entry in medium.list(directory)? {
         if !entry.is_directory || !entry.name.starts_with(&prefix) || !entry.name.ends_with(SUFFIX) {
             continue;
         }
         let path = directory.join(&entry.name);
-        // One that cannot be locked or removed is in use, or somebody else's: not an error of ours.
-        if let Ok(Some(_lock)) = medium.lock(&path)
-            && remove_tree(medium, &path).is_ok()
-        {
-            removed += 1;
+        // One that cannot be locked is in use, or somebody else's.
+        if let Ok(Some(_lock)) = medium.lock(&path) {
+            each(&path)?;
         }
     }
-    Ok(removed)
+    Ok(())
 }
 
 fn create_locked(medium: &dyn Medium, directory: &Path, name: &str) -> Result<(PathBuf, Box<dyn Lock>)> {

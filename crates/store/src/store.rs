@@ -29,8 +29,8 @@ const OTHERS: u32 = 0o077;
 /// A place for the images of many subjects.
 #[derive(Clone, Debug)]
 pub struct Store {
-    medium: Arc<dyn Medium>,
-    root: PathBuf,
+    pub(crate) medium: Arc<dyn Medium>,
+    pub(crate) root: PathBuf,
 }
 
 /// A directory of the store that is an image, or should be, or a checkpoint of a log.
@@ -330,7 +330,7 @@ impl Store {
         }
     }
 
-    fn subject(&self, name: &SubjectName) -> PathBuf {
+    pub(crate) fn subject(&self, name: &SubjectName) -> PathBuf {
         self.root.join(name.as_str())
     }
 
@@ -338,7 +338,7 @@ impl Store {
         self.subject(name).join(sequence.to_string())
     }
 
-    fn log(&self, name: &SubjectName) -> PathBuf {
+    pub(crate) fn log(&self, name: &SubjectName) -> PathBuf {
         self.subject(name).join(log::LOG_DIRECTORY)
     }
 
@@ -363,7 +363,7 @@ impl Store {
         Ok(sequences)
     }
 
-    fn not_found(&self, name: &SubjectName, sequence: Option<Sequence>) -> Error {
+    pub(crate) fn not_found(&self, name: &SubjectName, sequence: Option<Sequence>) -> Error {
         Error::NotFound { name: name.to_string(), sequence, store: self.root.clone() }
     }
 }

@@ -391,3 +391,86 @@ fn named_copies_and_exports_stay_when_the_log_goes_on() {
     assert_eq!(std::fs::metadata(target.join("pages-0.seg")).unwrap().len() % PAGE_BYTES, 0);
     assert!(scratch.store.resolve("second").is_ok());
 }
+
+#[test]
+fn a_squashed_checkpoint_lies_in_one_piece_and_the_others_stay() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(options());
+    let mut subject = Subject::new(23, 400, 60);
+    for _ in 0..120 {
+        let Some(ticket) = subject.epoch(&writer).unwrap() else { continue };
+        ticket.wait().unwrap();
+    }
+    assert!(matches!(scratch.store.squash(&scratch.name), Err(Error::LogBusy { .. })), "it has a writer");
+    writer.close().unwrap();
+    let listed = scratch.listed();
+    let newest = *listed.last().unwrap();
+    let before = scratch.store.read(&scratch.image(newest)).unwrap();
+
+    let done = scratch.store.squash(&scratch.name).unwrap().unwrap();
+    assert_eq!((done.sequence, done.older), (Sequence(newest), listed.len() - 1));
+    assert!(done.parts > 1, "there were deltas to merge");
+    assert_eq!(scratch.listed(), listed, "all that could be restored still can");
+    for sequence in &listed {
+        scratch.store.verify(&scratch.image(*sequence)).unwrap();
+        let image = scratch.store.read(&scratch.image(*sequence)).unwrap();
+        subject.compare(Sequence(*sequence), &image).unwrap();
+    }
+    let after = scratch.store.read(&scratch.image(newest)).unwrap();
+    assert_eq!(after.index().pages(), before.index().pages());
+    assert!(
+        after.index().extents().len() < before.index().extents().len(),
+        "pages that follow each other lie so"
+    );
+    assert_eq!(after.commit().time, before.commit().time);
+    // What was opened before reads on.
+    subject.compare(Sequence(newest), &before).unwrap();
+
+    // Nothing but the squashed one: the log is as large as its pages, in whole segments, and the active one.
+    scratch.store.prune(&scratch.name, 1).unwrap();
+    assert!(scratch.log_bytes() <= done.bytes.0 * 16 / 12 + 4 * (1 << 18), "{} bytes", scratch.log_bytes());
+    subject.compare(Sequence(newest), &scratch.store.read(&scratch.image(newest)).unwrap()).unwrap();
+    // And a writer goes on from there.
+    let writer = scratch.open(options());
+    assert_eq!(writer.base(), Some(Sequence(newest)));
+    let ticket = subject.epoch(&writer).unwrap().unwrap();
+    let sequence = ticket.wait().unwrap().sequence;
+    writer.close().unwrap();
+    subject.compare(sequence, &scratch.store.read(&scratch.image(sequence.0)).unwrap()).unwrap();
+}
+
+#[test]
+fn garbage_is_what_nothing_refers_to_and_nobody_works_on() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(options());
+    let mut subject = Subject::new(5, 100, 20);
+    let sequence = subject.epoch(&writer).unwrap().unwrap().wait().unwrap().sequence;
+    let log = scratch.store.root().join("subject/log");
+    let garbage = scratch.store.garbage(true).unwrap();
+    assert_eq!((garbage.found.len(), &garbage.busy[..]), (0, &[scratch.name.clone()][..]), "it has a writer");
+    writer.close().unwrap();
+    // A segment that a writer had made and not come to use, and an image that was being written.
+    let stray = log.join("0000009999.seg");
+    std::fs::copy(log.join("0000000001.seg"), &stray).unwrap();
+    let partial = scratch.store.root().join("subject/.7.1-1.partial");
+    std::fs::create_dir(&partial).unwrap();
+    std::fs::write(partial.join("pages-0.seg"), [1; 100]).unwrap();
+
+    let found = scratch.store.garbage(false).unwrap().found;
+    let has = |path: &PathBuf| found.iter().any(|(found, _)| found == path);
+    assert!(has(&stray) && has(&partial), "{found:?}");
+    assert!(stray.exists() && partial.exists(), "looking removes nothing");
+    assert_eq!(scratch.store.garbage(true).unwrap().found, found);
+    assert!(!stray.exists() && !partial.exists());
+    assert!(scratch.store.garbage(false).unwrap().found.is_empty());
+    scratch.store.verify(&scratch.image(sequence.0)).unwrap();
+
+    // A damaged newest checkpoint is no reason to throw away what it may have been made of.
+    let first = log.join("0000000001.seg");
+    let mut bytes = std::fs::read(&first).unwrap();
+    bytes[16 * 4096..].fill(0xa5);
+    std::fs::write(&first, bytes).unwrap();
+    let garbage = scratch.store.garbage(true).unwrap();
+    assert_eq!(garbage.damaged.len(), 1, "{garbage:?}");
+    assert!(first.exists());
+}

@@ -219,6 +219,37 @@ fn a_power_cut_while_a_log_is_pruned_leaves_what_was_to_stay() {
 }
 
 #[test]
+fn a_power_cut_while_a_log_is_squashed_leaves_every_checkpoint() {
+    let mut cuts = 0;
+    for seed in 0..rounds(20, 500) {
+        let disk = Disk::new(seed);
+        let mut subject = Subject::new(seed, 40, 6);
+        let life = live(&disk, &mut subject, 10);
+        let before = subject.compare_all(&open(&disk).unwrap(), &name()).unwrap();
+        assert_eq!(before.last().copied(), life.answered);
+        for step in 0.. {
+            let disk = disk.fork(seed * 100 + step);
+            let store = open(&disk).unwrap();
+            disk.plan(step, Fault::PowerCut);
+            let squashed = store.squash(&name());
+            let hit = disk.hit();
+            disk.restart();
+            let store = open(&disk).unwrap();
+            let whole = subject
+                .compare_all(&store, &name())
+                .unwrap_or_else(|why| panic!("seed {seed}, step {step}: {why}"));
+            assert_eq!(whole, before, "seed {seed}, step {step}");
+            cuts += u64::from(hit);
+            if !hit {
+                assert!(squashed.is_ok_and(|done| done.is_some()), "seed {seed}");
+                break;
+            }
+        }
+    }
+    assert!(cuts > 200, "only {cuts} cuts");
+}
+
+#[test]
 fn lives_are_repeated_exactly() {
     assert_eq!(steps_of(7), steps_of(7));
 }

@@ -208,3 +208,29 @@ impl Drop for Mount {
         let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
 }
+
+#[test]
+fn a_copy_is_no_subject_and_is_removed_as_one_only() {
+    let scratch = Scratch::new();
+    scratch.write(1).unwrap();
+    scratch.write(2).unwrap();
+    let store = &scratch.store;
+    let name = |text: &str| text.parse::<SubjectName>().unwrap();
+    let subject = store.names().unwrap().remove(0);
+    let path = store.keep_copy(&store.resolve(subject.as_str()).unwrap(), &name("before")).unwrap();
+    assert!(store.copy_of(&name("before")).unwrap().is_some());
+    assert_eq!(store.copy_of(&name("nothing")).unwrap(), None);
+    for taken in ["before", subject.as_str()] {
+        let again = store.keep_copy(&path, &name(taken));
+        assert!(matches!(again, Err(Error::Exists { .. })), "{taken}: {again:?}");
+    }
+    store.keep_copy(&path, &name("second")).unwrap();
+    assert!(matches!(store.remove_copy(&name("nothing")), Err(Error::NotFound { .. })));
+
+    let reader = store.read(&path).unwrap();
+    store.remove_copy(&name("before")).unwrap();
+    assert!(!store.root().join("before").exists());
+    assert!(store.resolve("before").is_err());
+    reader.load::<Error>(reader.index().extents(), std::num::NonZeroUsize::MIN, |_| Ok(())).unwrap();
+    store.verify(&store.resolve("second").unwrap()).unwrap();
+}

@@ -47,10 +47,11 @@ fn list_subjects(subjects: &[guardian::SubjectRow], json: bool) -> Result<(), Fa
             let newest = subject.seq.map_or("-".to_owned(), |sequence| sequence.to_string());
             let time = subject.time.clone().unwrap_or_else(|| "-".to_owned());
             let size = print::bytes(subject.bytes);
-            vec![subject.name.clone(), subject.checkpoints.to_string(), newest, time, size]
+            let copy_of = subject.copy_of.clone().unwrap_or_default();
+            vec![subject.name.clone(), subject.checkpoints.to_string(), newest, time, size, copy_of]
         })
         .collect();
-    print::table(&["NAME", "CHECKPOINTS", "NEWEST", "TIME", "SIZE"], &rows)
+    print::table(&["NAME", "CHECKPOINTS", "NEWEST", "TIME", "SIZE", "COPY OF"], &rows)
 }
 
 fn list_checkpoints(checkpoints: &[guardian::CheckpointRow], json: bool) -> Result<(), Failure> {

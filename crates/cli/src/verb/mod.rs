@@ -10,9 +10,11 @@ use crate::failure::Failure;
 
 mod checkpoint;
 mod completions;
+mod copies;
 mod deaths;
 mod doctor;
 mod events;
+mod gc;
 mod ls;
 mod man;
 mod preflight;
@@ -20,6 +22,7 @@ mod prune;
 mod restore;
 mod run;
 mod show;
+mod squash;
 mod status;
 mod top;
 mod verify;
@@ -34,7 +37,13 @@ pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &ls::Ls,
     &show::Show,
     &verify::Verify,
+    &squash::Squash,
     &prune::Prune,
+    &gc::Gc,
+    &copies::StoreCopy,
+    &copies::GetCopy,
+    &copies::LinkCopy,
+    &copies::DelCopy,
     &status::Status,
     &top::Top,
     &events::Events,

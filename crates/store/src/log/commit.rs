@@ -78,7 +78,7 @@ impl Scribe {
         Ok(())
     }
 
-    fn write_commit(
+    pub(super) fn write_commit(
         &mut self,
         epoch: &mut OpenEpoch,
         records: &image::RecordSet,

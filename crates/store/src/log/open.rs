@@ -115,7 +115,7 @@ fn lock(medium: &dyn Medium, directory: &Path) -> Result<Box<dyn Lock>> {
 }
 
 /// What is kept, with the segments that it needs.
-fn kept(files: &mut LogFiles<'_>, newest: &Newest) -> Result<Vec<Kept>> {
+pub(super) fn kept(files: &mut LogFiles<'_>, newest: &Newest) -> Result<Vec<Kept>> {
     let mut entries = newest.root.kept.clone();
     let time_unix_ns = super::commit::unix_ns(&newest.root.commit);
     entries.push(image::LogKept {
@@ -138,6 +138,15 @@ pub(super) fn with_root(named: Vec<LogSegment>, root: &Blob) -> Vec<LogSegment> 
     named.into_iter().chain(pieces).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
+/// Segments that something refers to.
+pub(super) fn needed(kept: &[Kept], newest: Option<&Newest>) -> BTreeSet<LogSegment> {
+    let mut needed: BTreeSet<LogSegment> =
+        kept.iter().flat_map(|kept| kept.segments.iter().copied()).collect();
+    // The slot by which the newest was found.
+    needed.extend(newest.map(|newest| newest.slot.segment));
+    needed
+}
+
 /// Removes segments that nothing refers to, and makes the others durable where they may not be.
 fn sweep(
     medium: &dyn Medium,
@@ -146,10 +155,7 @@ fn sweep(
     kept: &[Kept],
     newest: Option<&Newest>,
 ) -> Result<()> {
-    let mut needed: BTreeSet<LogSegment> =
-        kept.iter().flat_map(|kept| kept.segments.iter().copied()).collect();
-    // The slot by which the newest was found.
-    needed.extend(newest.map(|newest| newest.slot.segment));
+    let needed = needed(kept, newest);
     let durable = newest.map_or(LogSegment(0), |newest| newest.slot.durable.segment);
     for number in there {
         let path = segment_path(directory, *number);

@@ -136,7 +136,7 @@ impl Scribe {
         Ok(true)
     }
 
-    fn begin(&mut self, sequence: Sequence, full: bool) -> Result<()> {
+    pub(super) fn begin(&mut self, sequence: Sequence, full: bool) -> Result<()> {
         let first = self.tail.place().map_or(LogSegment(0), |place| place.segment);
         let delta = if full { Delta::full() } else { Delta::default() };
         self.epoch = Some(OpenEpoch {
@@ -152,7 +152,7 @@ impl Scribe {
     }
 
     /// Writes a batch of the open epoch.
-    fn append(&mut self, batch: PageBatch) -> Result<()> {
+    pub(super) fn append(&mut self, batch: PageBatch) -> Result<()> {
         let (mut buffer, pieces) = batch.into_parts();
         let Some(mut epoch) = self.epoch.take() else {
             self.shared.give_buffer(buffer);
@@ -278,7 +278,7 @@ impl Scribe {
         self.shared.set_status(self.status.clone());
     }
 
-    fn collect(&mut self) -> Result<()> {
+    pub(super) fn collect(&mut self) -> Result<()> {
         self.tail.collect()?;
         for (owner, buffer) in self.tail.take_returned() {
             match owner {

@@ -1,0 +1,103 @@
+//! `undying store IMAGE COPY`, `get COPY DIR`, `link COPY NEW`, `del COPY`: named copies.
+//!
+//! Owns: their arguments and what they say.
+//! Does not: copy anything itself.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse};
+
+pub(super) struct StoreCopy;
+pub(super) struct GetCopy;
+pub(super) struct LinkCopy;
+pub(super) struct DelCopy;
+
+impl Verb for StoreCopy {
+    fn name(&self) -> &'static str {
+        "store"
+    }
+
+    fn about(&self) -> &'static str {
+        "Keep a checkpoint as a copy under a name of its own; it shares its pages"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(parse::image()).arg(parse::name("COPY", "The copy's name, which nothing has yet"))
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let image = parse::given_image(matches);
+        tell(guardian::store_copy(&command::store(matches)?, &image, &parse::given(matches, "COPY"))?)
+    }
+}
+
+impl Verb for GetCopy {
+    fn name(&self) -> &'static str {
+        "get"
+    }
+
+    fn about(&self) -> &'static str {
+        "Write a copy or a checkpoint to a directory that shares nothing with the store"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        let directory = Arg::new("DIR").required(true).value_parser(value_parser!(PathBuf));
+        command.arg(parse::image()).arg(directory.help("The image's directory, which does not exist yet"))
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let directory = matches.get_one::<PathBuf>("DIR").cloned().unwrap_or_default();
+        tell(guardian::get_copy(&command::store(matches)?, &parse::given_image(matches), &directory)?)
+    }
+}
+
+impl Verb for LinkCopy {
+    fn name(&self) -> &'static str {
+        "link"
+    }
+
+    fn about(&self) -> &'static str {
+        "Give a copy a second name"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        let new = parse::name("NEW", "Its second name, which nothing has yet");
+        command.arg(parse::name("COPY", "The copy")).arg(new)
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let (copy, new) = (parse::given(matches, "COPY"), parse::given(matches, "NEW"));
+        tell(guardian::link_copy(&command::store(matches)?, &copy, &new)?)
+    }
+}
+
+impl Verb for DelCopy {
+    fn name(&self) -> &'static str {
+        "del"
+    }
+
+    fn about(&self) -> &'static str {
+        "Remove a copy; a subject's own checkpoints are left to prune"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(parse::name("COPY", "The copy"))
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let copy = parse::given(matches, "COPY");
+        guardian::remove_copy(&command::store(matches)?, &copy)?;
+        writeln!(std::io::stdout().lock(), "removed {copy}")?;
+        Ok(0)
+    }
+}
+
+fn tell(copied: guardian::Copied) -> Result<u8, Failure> {
+    writeln!(std::io::stdout().lock(), "{}", copied.path)?;
+    Ok(0)
+}

@@ -1,0 +1,51 @@
+//! `undying gc [--dry-run] [--json]`
+//!
+//! Owns: its arguments and the list of what went.
+//! Does not: choose what is garbage.
+
+use std::io::Write;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse, print};
+
+pub(super) struct Gc;
+
+impl Verb for Gc {
+    fn name(&self) -> &'static str {
+        "gc"
+    }
+
+    fn about(&self) -> &'static str {
+        "Remove from the store what nothing refers to"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        let dry_run = Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue);
+        command.arg(dry_run.help("List it and remove nothing")).arg(parse::json())
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let report = guardian::gc(&command::store(matches)?, matches.get_flag("dry-run"))?;
+        if matches.get_flag("json") {
+            print::json(&report)?;
+            return Ok(0);
+        }
+        let verb = if report.removed { "removed" } else { "would remove" };
+        let mut out = std::io::stdout().lock();
+        for item in &report.found {
+            writeln!(out, "{verb} {} ({})", item.path, print::bytes(item.bytes))?;
+        }
+        for name in &report.busy {
+            print::say(format_args!("{name}: its log is being written, and tidied by its writer"));
+        }
+        for (name, why) in &report.damaged {
+            print::say(format_args!("{name}: left as it is: {why}"));
+        }
+        let total = report.found.iter().map(|item| item.bytes).sum();
+        writeln!(out, "{} found, {}", report.found.len(), print::bytes(total))?;
+        Ok(0)
+    }
+}

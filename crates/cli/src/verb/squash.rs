@@ -1,0 +1,46 @@
+//! `undying squash NAME [--json]`
+//!
+//! Owns: its arguments and what it says.
+//! Does not: merge anything itself.
+
+use std::io::Write;
+
+use clap::{ArgMatches, Command};
+
+use super::Verb;
+use crate::failure::Failure;
+use crate::{command, parse, print};
+
+pub(super) struct Squash;
+
+impl Verb for Squash {
+    fn name(&self) -> &'static str {
+        "squash"
+    }
+
+    fn about(&self) -> &'static str {
+        "Merge the deltas of a subject that is not running: its newest checkpoint in one piece"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(parse::name("NAME", "The subject")).arg(parse::json())
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let report = guardian::squash(&command::store(matches)?, &parse::given(matches, "NAME"))?;
+        if matches.get_flag("json") {
+            print::json(&report)?;
+            return Ok(0);
+        }
+        let mut out = std::io::stdout().lock();
+        let Some(sequence) = report.seq else {
+            writeln!(out, "{}: nothing to merge, each checkpoint is an image of its own", report.name)?;
+            return Ok(0);
+        };
+        let size = print::bytes(report.bytes);
+        writeln!(out, "merged {}@{sequence}: {size} of pages, {} index parts", report.name, report.parts)?;
+        let (before, after) = (print::bytes(report.before_bytes), print::bytes(report.after_bytes));
+        writeln!(out, "the log took {before} and takes {after}; {} older checkpoints stay", report.older)?;
+        Ok(0)
+    }
+}

@@ -1,0 +1,185 @@
+//! Writing the newest checkpoint of a log anew: its pages in order of address, its index in one part.
+//!
+//! Owns: the order in which pages are read and written for that.
+//! Invariants: the checkpoint before stays whole until the new one is durable; older checkpoints stay as they
+//! are; nothing happens to a log that has a writer.
+//! Does not: decide when; its cleaner keeps a log within bounds without this.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use image::{Commit, Extent, Source};
+use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
+use sys::Errno;
+
+use super::keep::Keep;
+use super::open::{self, Opened};
+use super::queue::Shared;
+use super::read;
+use super::scribe::{OpenEpoch, Scribe};
+use super::table::Cell;
+use super::writer::{LogOptions, LogThreads};
+use crate::batch::PageBatch;
+use crate::error::{Error, Result};
+use crate::medium::Medium;
+use crate::reader::ImageReader;
+
+/// Pages that are read before they are written in order. In a log of age they lie everywhere; so many at a time
+/// keep the device busy, in 32 MiB.
+const WINDOW_PAGES: u64 = 8192;
+
+/// Buffers on their way to the device.
+const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
+
+/// Threads that read.
+const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
+
+/// What `squash` did to a log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Squashed {
+    /// The checkpoint that was written anew.
+    pub sequence: Sequence,
+    /// Parts of its index before: one full one, and deltas. It has one now.
+    pub parts: usize,
+    /// Bytes of its pages, all written once.
+    pub bytes: ByteCount,
+    /// The log's size before.
+    pub disk_before: ByteCount,
+    /// The log's size now; older checkpoints may still need what lies in the old segments.
+    pub disk_after: ByteCount,
+    /// Older checkpoints that stay.
+    pub older: usize,
+}
+
+/// Writes the newest checkpoint of this log anew; `None` when it has none.
+pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Option<Squashed>> {
+    // All that are kept stay: the policy is that of whoever wrote them.
+    let options = LogOptions {
+        buffers: BUFFERS,
+        threads: LogThreads::Caller,
+        keep: Keep::newest(usize::MAX),
+        ..LogOptions::default()
+    };
+    let shared = Arc::new(Shared::new(BUFFERS.get(), options.buffer_pages)?);
+    let Opened { mut scribe, lock: _lock, newest } = open::open(medium, directory, &options, shared)?;
+    let Some(newest) = newest else { return Ok(None) };
+    // What comes before a damaged checkpoint is not the newest state; going on would hide that.
+    if let Some((_, error)) = newest.damaged {
+        return Err(error);
+    }
+    let sequence = newest.slot.sequence;
+    let path = directory.with_file_name(sequence.to_string());
+    let image = read::open(&**medium, &path, directory, sequence)?;
+    let image = image.ok_or(Error::NotCommitted { path })?;
+    let disk_before = scribe.status.disk;
+    scribe.write_again(&image, sequence)?;
+    scribe.report();
+    let squashed = Squashed {
+        sequence,
+        parts: newest.root.parts.len(),
+        bytes: image.index().stored_pages().bytes(),
+        disk_before,
+        disk_after: scribe.status.disk,
+        older: scribe.kept.len() - 1,
+    };
+    scribe.tail.finish();
+    Ok(Some(squashed))
+}
+
+impl Scribe {
+    /// Commits a full checkpoint with the pages and the records of this image, in the place of the newest.
+    fn write_again(&mut self, image: &ImageReader, sequence: Sequence) -> Result<()> {
+        self.begin(sequence, true)?;
+        let mut buffer = vec![0; (WINDOW_PAGES * PAGE_BYTES) as usize];
+        let mut rest = image.index().extents();
+        while !rest.is_empty() {
+            let (window, later) = rest.split_at(window(rest));
+            rest = later;
+            read_window(image, window, &mut buffer)?;
+            self.append_window(window, &buffer)?;
+        }
+        let Some(mut epoch) = self.epoch.take() else { return Err(lost(image)) };
+        // The new one stands for it; the old root is found until the new slot is.
+        self.kept.pop();
+        let Commit { sequence, time, subject, pids, kernel_release, tool_version, timings, .. } =
+            image.commit().clone();
+        let meta = crate::CommitMeta { sequence, time, subject, pids, kernel_release, tool_version, timings };
+        self.write_commit(&mut epoch, image.records(), meta)?;
+        self.settle()
+    }
+
+    fn append_window(&mut self, window: &[Extent], bytes: &[u8]) -> Result<()> {
+        let mut at = 0;
+        for extent in window {
+            let (first, count) = (extent.start.get() / PAGE_BYTES, extent.pages.get());
+            if extent.source == Source::Zero {
+                let Some(OpenEpoch { delta, .. }) = &mut self.epoch else { continue };
+                (first..first + count).for_each(|page| delta.set(extent.space, page, Cell::Zero));
+                continue;
+            }
+            let mut done = 0;
+            while done < count {
+                let mut batch = self.free_buffer()?;
+                let pages = batch.room().min(PageCount(count - done));
+                let start = Address(extent.start.get() + done * PAGE_BYTES);
+                let length = pages.bytes().get() as usize;
+                if let Some(place) = batch.push(extent.space, start, pages) {
+                    place.copy_from_slice(&bytes[at..at + length]);
+                }
+                (at, done) = (at + length, done + pages.get());
+                self.append(batch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A buffer, after waiting for the device where all are on their way.
+    fn free_buffer(&mut self) -> Result<PageBatch> {
+        loop {
+            self.collect()?;
+            if let Some(batch) = self.shared.try_buffer()? {
+                return Ok(batch);
+            }
+            if !self.tail.wait()? {
+                return Err(sys::Error::new("get a buffer back", Errno::EINVAL).into());
+            }
+        }
+    }
+}
+
+/// How many of these extents fit into a window, at least one.
+fn window(extents: &[Extent]) -> usize {
+    let mut pages = 0;
+    let fits = |extent: &&Extent| {
+        pages += if extent.source == Source::Zero { 0 } else { extent.pages.get() };
+        pages <= WINDOW_PAGES
+    };
+    extents.iter().take_while(fits).count().max(1)
+}
+
+/// Reads the stored pages of some extents, one behind the other.
+fn read_window(image: &ImageReader, window: &[Extent], buffer: &mut [u8]) -> Result<()> {
+    let mut places = Vec::with_capacity(window.len());
+    let mut at = 0;
+    for extent in window.iter().filter(|extent| extent.source != Source::Zero) {
+        places.push(((extent.space, extent.start), at));
+        at += extent.pages.bytes().get() as usize;
+    }
+    let buffer = Mutex::new(buffer);
+    image.load(window, THREADS, |run| {
+        let mut buffer = buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        for (extent, bytes) in run.iter() {
+            let key = (extent.space, extent.start);
+            let found = places.binary_search_by_key(&key, |(key, _)| *key);
+            let (_, at) = found.ok().and_then(|place| places.get(place)).ok_or_else(|| lost(image))?;
+            buffer[*at..*at + bytes.len()].copy_from_slice(bytes);
+        }
+        Ok(())
+    })
+}
+
+/// Cannot happen: an extent or an epoch that was there a moment ago.
+fn lost(image: &ImageReader) -> Error {
+    sys::Error::path("keep track of", image.path(), Errno::EINVAL).into()
+}
