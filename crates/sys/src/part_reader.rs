@@ -134,7 +134,9 @@ impl PartReader {
             Ok(_) => read_one_by_one(file, parts, buffer),
             Err(errno) => {
                 // The kernel may still write to the buffer: it is never unmapped, nor the ring used again.
-                self.buffer.take().map(std::mem::forget);
+                if let Some(buffer) = self.buffer.take() {
+                    std::mem::forget(buffer);
+                }
                 if let Ring::Some(ring) = std::mem::replace(&mut self.ring, Ring::None) {
                     std::mem::forget(ring);
                 }
