@@ -208,10 +208,12 @@ def plot(path, rows):
     for source in ["log", "image"]:
         for column, what in [(5, "device"), (6, "page cache")]:
             ages = sorted({row[1] for row in rows if row[0] == source})
-            points = [(age, statistics.median(float(row[column]) for row in rows if row[:2] == [source, age])) for age in ages]
+            of = lambda age, column: statistics.median(float(row[column]) for row in rows if row[:2] == [source, age])
+            # Those that were taken count: a slow machine leaves some out.
+            points = sorted((of(age, 2), of(age, column)) for age in ages)
             series.append(("%s, %s" % ("log" if source == "log" else "image in a directory", what), points))
     top = max(value for _, points in series for _, value in points) * 1.15
-    last = max(age for _, points in series for age, _ in points)
+    last = max(2, *(age for _, points in series for age, _ in points))
     width, height, left, bottom = 720, 400, 70, 60
     x = lambda age: left + (width - left - 20) * age / last
     y = lambda value: height - bottom - (height - bottom - 20) * value / top
