@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""How long does a program stand still for continuous checkpoints, as it sees it itself?
+
+A thread of the subject reads the clock in a loop and keeps the gaps. Counted is the longest gap in each period of the
+requested rate, in windows with checkpoints and in as many without (the noise floor), in turn in one life of the
+subject. Varied from a centre (1 GiB, 10,000 pages/s, 1 thread, 100 areas), one thing at a time: resident memory,
+pages dirtied each second, threads, areas; each at all rates.
+
+Rows: one per window. `stall_*` is what the subject saw, `pause_*` what undying says of itself.
+"""
+import sys
+
+from lib.harness import (Rows, Subject, arguments, main, middle, plotter, processors, quantile, read_rows, save,
+                         with_checkpoints, without)
+
+QUESTION = "continuous_pause"
+CENTRE = {"mib": 1024, "rate": 10000, "threads": 1, "areas": 100}
+AXES = {"mib": [16, 64, 256, 1024, 4096], "rate": [100, 1000, 10000, 100000], "threads": [1, 4, 32],
+        "areas": [100, 10000]}
+QUICK_AXES = {"mib": [16, 1024], "rate": [100, 10000, 100000], "threads": [1, 32], "areas": [100, 10000]}
+RATES = [1, 10, 25, 50, 100]
+LABELS = {"mib": "resident memory, MiB", "rate": "pages dirtied per second", "threads": "threads", "areas": "areas"}
+SHARES = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
+COLUMNS = [*CENTRE, "hz", "with", "round", "seconds", "checkpoints", "achieved_hz",
+           *("stall_us_" + name for name in SHARES), *("pause_us_" + name for name in SHARES),
+           "stop_us_p50", "scan_us_p50", "copy_us_p50", "arming_us_max", "residual_p50", "pages_each", "dirtied",
+           "written", "driver_cpu", "peak_rss_mib", "peak_anon_mib"]
+GOAL_US = 1000
+
+
+def stalls(record, window):
+    """The longest gap that began in each period, us. Gaps too short to be kept count as nothing."""
+    periods = max(1, round(window.seconds * window.hz))
+    longest = [0] * periods
+    for began, length in record:
+        index = int((began - window.begin) / 1e9 * window.hz)
+        if window.begin <= began and 0 <= index < periods:
+            longest[index] = max(longest[index], length)
+    return [length / 1000 for length in longest]
+
+
+def row(point, turn, window, record):
+    seen = stalls(record, window)
+    own = [one.pause_us for one in window.taken]
+    step = lambda name: middle([one.figures[name] / 1000 for one in window.taken if name in one.figures])
+    found = {"stall_us_" + name: quantile(seen, share) for name, share in SHARES.items()}
+    if window.taken:
+        found.update({"pause_us_" + name: quantile(own, share) for name, share in SHARES.items()})
+        found.update(stop_us_p50=step("stop"), scan_us_p50=step("scan"), copy_us_p50=step("copy"),
+                     arming_us_max=max((one.figures.get("arming", 0) / 1000 for one in window.taken), default=0.0),
+                     residual_p50=middle([one.figures.get("residual", 0) for one in window.taken]),
+                     pages_each=sum(one.dirty for one in window.taken) / len(window.taken))
+    return dict(point, hz=window.hz, **{"with": int(window.written > 0)}, round=turn, seconds=window.seconds,
+                checkpoints=len(window.taken), achieved_hz=window.achieved_hz, written=window.written,
+                driver_cpu=window.driver_cpu, peak_rss_mib=window.peak["rss_mib"],
+                peak_anon_mib=window.peak["anon_mib"], dirtied=round(point["rate"] * window.seconds), **found)
+
+
+def length_s(hz, quick):
+    return max(4.0, 20 / hz) if quick else max(15.0, 100 / hz)
+
+
+def measure(options, rows, scratch, point, rates):
+    subject_cpus, driver_cpus, _ = processors()
+    subject = Subject(scratch, "gapclock", point, subject_cpus, options.nice)
+    windows = []
+    try:
+        for turn in range(options.rounds):
+            for hz in rates:
+                seconds = length_s(hz, options.quick)
+                windows.append((turn, without(hz, seconds)))
+                windows.append((turn, with_checkpoints(options, subject.pid, hz, seconds, scratch, driver_cpus)))
+        record = subject.stop()
+    except BaseException:
+        subject.kill()
+        raise
+    for turn, window in windows:
+        rows.add(**row(point, turn, window, record))
+    tell(rows.rows[-len(windows):], point)
+
+
+def tell(rows, point):
+    for hz in dict.fromkeys(one["hz"] for one in rows):
+        of = lambda has, name: middle([float(one[name]) for one in rows if one["hz"] == hz and one["with"] == has])
+        print("%(mib)5d MiB %(rate)6d pages/s %(threads)2d threads %(areas)5d areas" % point, "%5s Hz" % hz,
+              "achieved %6.2f" % of("1", "achieved_hz"),
+              "| stall us p50 %6.0f p99 %6.0f max %6.0f" % tuple(of("1", "stall_us_" + s) for s in ("p50", "p99", "max")),
+              "| without p50 %5.0f p99 %6.0f" % tuple(of("0", "stall_us_" + s) for s in ("p50", "p99")),
+              "| own p50 %6.0f p99 %6.0f" % tuple(of("1", "pause_us_" + s) for s in ("p50", "p99")), flush=True)
+
+
+def points(axes):
+    for axis, values in axes.items():
+        for value in values:
+            yield dict(CENTRE, **{axis: value})
+
+
+def draw(path):
+    plot = plotter()
+    if not plot:
+        return
+    rows = read_rows(path)
+    figure, panes = plot.subplots(2, 2, figsize=(10, 7.2), sharey=True)
+    colours = plot.get_cmap("viridis")
+    for pane, axis in zip(panes.flat, AXES):
+        here = [one for one in rows if all(float(one[name]) == CENTRE[name] for name in CENTRE if name != axis)]
+        rates = sorted({float(one["hz"]) for one in here})
+        values = sorted({float(one[axis]) for one in here})
+        pick = lambda hz, value, has, name: middle([float(one[name]) for one in here if float(one["hz"]) == hz and
+                                                    float(one[axis]) == value and one["with"] == has])
+        for index, hz in enumerate(rates):
+            colour = colours(index / max(1, len(rates) - 1) * 0.9)
+            pane.plot(values, [pick(hz, v, "1", "stall_us_p50") for v in values], "o-", color=colour, ms=4,
+                      label="%g Hz" % hz)
+            pane.plot(values, [pick(hz, v, "1", "stall_us_p99") for v in values], "^--", color=colour, ms=4, lw=1)
+            pane.plot(values, [pick(hz, v, "0", "stall_us_p99") for v in values], ":", color=colour, lw=1)
+        pane.axhline(GOAL_US, color="crimson", lw=0.8)
+        pane.set(xscale="log", yscale="log", xlabel=LABELS[axis])
+        pane.set_xticks(values, ["%g" % value for value in values])
+        pane.minorticks_off()
+    for pane in panes[:, 0]:
+        pane.set_ylabel("longest stall of a period, µs")
+    panes[0, 0].legend(title="solid p50, dashed p99,\ndotted p99 without\nred: the goal for p99", fontsize=8)
+    figure.suptitle("Pauses as the subject sees them (others at: 1 GiB, 10,000 pages/s, 1 thread, 100 areas)")
+    save(plot, figure, path.replace(".csv", ".png"))
+
+
+def bench():
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int, help="how often each rate is measured in a life")
+    parser.add_argument("--hz", help="rates, with commas between")
+    for axis in CENTRE:
+        parser.add_argument("--" + axis, help="measure this alone; values with commas between, the others at the centre")
+    options = parser.parse_args()
+    if options.plot:
+        return draw(options.plot)
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    axes = QUICK_AXES if options.quick else AXES
+    chosen = {axis: [int(v) for v in getattr(options, axis).split(",")] for axis in CENTRE if getattr(options, axis)}
+    rates = [float(hz) for hz in options.hz.split(",")] if options.hz else ([10, 100] if options.quick else RATES)
+    rows = Rows(options, QUESTION, COLUMNS)
+
+    def work(scratch):
+        for point in {tuple(point.items()): point for point in points(chosen or axes)}.values():
+            try:
+                measure(options, rows, scratch, point, rates)
+            except RuntimeError as failure:
+                rows.file.write("# failed: %s: %s\n" % (point, " ".join(str(failure).split())))
+                print("failed: %s: %s" % (point, failure), file=sys.stderr, flush=True)
+    main(work)
+    rows.close()
+    draw(rows.path)
+
+
+if __name__ == "__main__":
+    bench()

@@ -1,0 +1,372 @@
+"""What the benches of continuous checkpoints share: subjects, drivers that checkpoint them, windows, rows, plots.
+
+A subject lives through windows without and with checkpoints in turn (A B A B …), so that the same process on the same
+processors is compared with itself. A driver is attached to a running subject and taken off again; `engine` drives the
+library by itself (crates/engine/examples/bench_epochs.rs), `run` is `undying run --adopt`, as a user has it.
+"""
+import argparse
+import collections
+import csv
+import datetime
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROGRAMS = os.path.join(HERE, "programs")
+TARGET = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(HERE, "..", "target")))
+PATIENCE_S = 180
+MIB = 1 << 20
+
+
+# Processors ---------------------------------------------------------------------------------------------------------
+
+def processors(threads=1, load=False):
+    """Sets for the subject, the driver and a load generator. Where there are too few, the last one is shared."""
+    there = sorted(os.sched_getaffinity(0))
+    subject = there[:threads]
+    rest = there[threads:] or there[-1:]
+    driver, others = rest[:1], rest[1:] or rest[:1]
+    return set(subject), set(driver), set(others if load else driver)
+
+
+def on(cpus, niceness=0):
+    """For `preexec_fn`: runs a child on these processors."""
+    def prepare():
+        os.sched_setaffinity(0, cpus)
+        if niceness:
+            os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    return prepare
+
+
+# Subjects -----------------------------------------------------------------------------------------------------------
+
+def build(name, into):
+    binary = os.path.join(into, name)
+    if not os.path.exists(binary):
+        source = os.path.join(PROGRAMS, name + ".c")
+        subprocess.run([os.environ.get("CC", "cc"), "-O2", "-Wall", "-Wextra", "-o", binary, source, "-lpthread", "-lm"],
+                       check=True)
+    return binary
+
+
+class Subject:
+    """One of programs/, running. `stop` ends it, sees that its own checks passed, and returns its record."""
+
+    def __init__(self, scratch, name, options, cpus, niceness=0):
+        self.name, self.out = name, os.path.join(scratch, "record-%d" % time.monotonic_ns())
+        words = ["%s=%s" % item for item in options.items()]
+        # Files: a pipe to the outside would be an obstacle.
+        self.said = self.out + ".said"
+        with open(self.said, "w") as said:
+            self.process = subprocess.Popen([build(name, scratch), *words, "out=" + self.out], stdin=subprocess.DEVNULL,
+                                            stdout=said, stderr=said, start_new_session=True,
+                                            preexec_fn=on(cpus, niceness))
+        self.pid = self.process.pid
+        wait_for(lambda: self.process.poll() is not None or self.words(), name)
+        if self.words() != "ready\n":
+            raise RuntimeError("%s: %s" % (name, self.words()))
+
+    def words(self):
+        with open(self.said) as said:
+            return said.read()
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            code = self.process.wait(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise RuntimeError("%s does not end" % self.name) from None
+        if code != 0:
+            raise RuntimeError("%s ended with %d: %s" % (self.name, code, self.words()))
+        with open(self.out, "rb") as file:
+            record = list(struct.iter_unpack("<QQ", file.read()))
+        os.remove(self.out)
+        return record
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end:
+            raise RuntimeError("gave up waiting for " + what)
+        time.sleep(0.002)
+
+
+# Drivers ------------------------------------------------------------------------------------------------------------
+
+Taken = collections.namedtuple("Taken", "at pause_us written dirty figures")
+Taken.__doc__ = "One checkpoint: CLOCK_MONOTONIC ns, pause, bytes written, pages copied, all else the driver told."
+
+
+class Driver:
+    """Checkpoints a running process until `detach`. `counters` may be asked at any time."""
+
+    def __init__(self, command, store, cpus, niceness, stdin=subprocess.DEVNULL):
+        self.store = store
+        self.said = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=self.said, text=True,
+                                        preexec_fn=on(cpus, niceness), start_new_session=True)
+        self.peak = {"rss_mib": 0.0, "anon_mib": 0.0}
+
+    def failure(self):
+        self.said.seek(0)
+        return "the driver ended with %s: %s" % (self.process.returncode, self.said.read().decode(errors="replace"))
+
+    def counters(self):
+        """Bytes written to the device so far, processor time used, and memory."""
+        pid = self.process.pid
+        try:
+            with open("/proc/%d/io" % pid) as file:
+                written = {line.split(":")[0]: int(line.split()[1]) for line in file}["write_bytes"]
+            with open("/proc/%d/status" % pid) as file:
+                status = dict(line.split(":", 1) for line in file)
+            with open("/proc/%d/stat" % pid) as file:
+                fields = file.read().rsplit(")", 1)[1].split()
+        except (FileNotFoundError, ProcessLookupError):
+            raise RuntimeError(self.failure()) from None
+        self.peak["rss_mib"] = int(status["VmHWM"].split()[0]) / 1024
+        self.peak["anon_mib"] = max(self.peak["anon_mib"], int(status["RssAnon"].split()[0]) / 1024)
+        return {"written": written, "cpu_s": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")}
+
+    def until(self, condition, what):
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            if self.process.poll() is not None:
+                raise RuntimeError(self.failure())
+            if time.monotonic() > end:
+                self.process.kill()
+                raise RuntimeError("gave up waiting for %s" % what)
+            time.sleep(0.01)
+
+
+class Engine(Driver):
+    """The library by itself. Each checkpoint is known with all its figures."""
+
+    name = "engine"
+
+    def __init__(self, options, pid, hz, store, cpus, tracker="auto"):
+        self.taken, self.behind = [], 0
+        # From the wall clock that the driver stamps with to the subject's.
+        self.offset = time.monotonic_ns() - time.time_ns()
+        command = [options.engine, str(pid), store, "job", "%g" % hz, tracker]
+        super().__init__(command, store, cpus, options.nice, stdin=subprocess.PIPE)
+        threading.Thread(target=self.listen, daemon=True).start()
+        if hz:
+            self.until(lambda: len(self.taken) >= 2, "the first checkpoints")
+
+    def listen(self):
+        for line in self.process.stdout:
+            one = json.loads(line)
+            if "behind" in one:
+                self.behind += 1
+                continue
+            self.taken.append(Taken(one["at"] + self.offset, one["pause"] / 1000, one["written"],
+                                    one["precopied"] + one["residual"], one))
+
+    def take_one(self):
+        """With a rate of 0: takes one checkpoint and waits until it is durable."""
+        count = len(self.taken)
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self.until(lambda: len(self.taken) > count, "a checkpoint")
+        return self.taken[-1].figures
+
+    def detach(self):
+        self.process.stdin.close()
+        try:
+            code = self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise RuntimeError("the driver does not end") from None
+        if code != 0:
+            raise RuntimeError(self.failure())
+        shutil.rmtree(self.store, ignore_errors=True)
+
+    def between(self, begin, end):
+        return [one for one in self.taken if begin <= one.at < end]
+
+
+DRIVERS = {"engine": Engine}
+
+
+def attach(options, pid, hz, scratch, cpus, **more):
+    """THE place where checkpoints begin: all benches come through here."""
+    store = tempfile.mkdtemp(prefix="store-", dir=options.place or scratch)
+    return DRIVERS[options.driver](options, pid, hz, store, cpus, **more)
+
+
+# Windows ------------------------------------------------------------------------------------------------------------
+
+class Window:
+    """A stretch of time with or without checkpoints: when, and what the driver did in it."""
+
+    def __init__(self, hz, begin, end, taken=(), before=None, after=None, peak=None):
+        self.hz, self.begin, self.end, self.taken = hz, begin, end, list(taken)
+        self.seconds = (end - begin) / 1e9
+        self.written = after["written"] - before["written"] if before else 0
+        self.driver_cpu = (after["cpu_s"] - before["cpu_s"]) / self.seconds if before else 0.0
+        self.peak = peak or {"rss_mib": 0.0, "anon_mib": 0.0}
+
+    @property
+    def achieved_hz(self):
+        return len(self.taken) / self.seconds
+
+
+def without(hz, seconds):
+    begin = time.monotonic_ns()
+    time.sleep(seconds)
+    return Window(hz, begin, time.monotonic_ns())
+
+
+def with_checkpoints(options, pid, hz, seconds, scratch, cpus, settle=0.5, **more):
+    driver = attach(options, pid, hz, scratch, cpus, **more)
+    try:
+        time.sleep(settle)
+        before, begin = driver.counters(), time.monotonic_ns()
+        while time.monotonic_ns() - begin < seconds * 1e9:
+            time.sleep(min(0.25, max(0.0, seconds - (time.monotonic_ns() - begin) / 1e9)))
+            driver.counters()
+        after, end = driver.counters(), time.monotonic_ns()
+    except BaseException:
+        driver.process.kill()
+        driver.process.wait()
+        raise
+    time.sleep(min(1.0, 2 / hz))
+    driver.detach()
+    return Window(hz, begin, end, driver.between(begin, end), before, after, dict(driver.peak))
+
+
+# Figures ------------------------------------------------------------------------------------------------------------
+
+def quantile(values, share):
+    """The nearest rank; empty gives NaN."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def middle(values):
+    return statistics.median(values) if values else math.nan
+
+
+def spread(values):
+    """Median, least and most, for people."""
+    return "%8.3f (%.3f to %.3f)" % (middle(values), min(values), max(values)) if values else "       -"
+
+
+# Options, rows, plots -----------------------------------------------------------------------------------------------
+
+def arguments(document, **defaults):
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="some minutes instead of an hour or so")
+    parser.add_argument("--driver", choices=sorted(DRIVERS), default=defaults.get("driver", "engine"))
+    parser.add_argument("--undying", default=newest("undying"), help="the program [newest in target/]")
+    parser.add_argument("--engine", default=newest("examples/bench_epochs"), help="the driver `engine` [newest in target/]")
+    parser.add_argument("--nice", type=int, default=0, help="niceness of subject and driver, on a busy machine")
+    parser.add_argument("--place", help="where stores are made [the temporary folder]")
+    parser.add_argument("--out", help="folder for rows and plots [benches/runs]", default=os.path.join(HERE, "runs"))
+    parser.add_argument("--tag", default=datetime.date.today().isoformat(), help="end of the names of the results")
+    parser.add_argument("--plot", metavar="CSV", help="only draw the plot of earlier rows again")
+    return parser
+
+
+def newest(name):
+    found = [os.path.join(TARGET, profile, name) for profile in ("release", "debug")]
+    found = [path for path in found if os.path.exists(path)]
+    return os.path.realpath(max(found, key=os.path.getmtime)) if found else os.path.join(TARGET, "release", name)
+
+
+class Rows:
+    """Raw rows: written as they come, so that a run that is broken off leaves what it had."""
+
+    def __init__(self, options, question, columns):
+        os.makedirs(options.out, exist_ok=True)
+        self.path = os.path.join(options.out, "%s-%s.csv" % (question, options.tag))
+        self.rows, self.columns = [], columns
+        self.file = open(self.path, "w", newline="")
+        for line in conditions(options):
+            self.file.write("# %s\n" % line)
+        self.writer = csv.DictWriter(self.file, columns, lineterminator="\n")
+        self.writer.writeheader()
+
+    def add(self, **row):
+        text = {name: "%.6g" % cell if isinstance(cell, float) else cell for name, cell in row.items()}
+        self.rows.append({name: str(cell) for name, cell in text.items()})
+        self.writer.writerow(text)
+        self.file.flush()
+
+    def close(self):
+        self.file.write("# load average at the end: %.1f %.1f %.1f\n" % os.getloadavg())
+        self.file.close()
+        print("raw rows: " + os.path.relpath(self.path))
+
+
+def conditions(options):
+    binary = options.undying if options.driver == "run" else options.engine
+    yield "command: %s %s" % (os.path.basename(sys.argv[0]), " ".join(sys.argv[1:]))
+    yield "kernel %s, %d processors, load average at the beginning: %.1f %.1f %.1f" % (
+        platform.release(), os.cpu_count(), *os.getloadavg())
+    yield "driver: %s, %s build" % (options.driver, os.path.relpath(binary, TARGET).split(os.sep)[0])
+    try:
+        described = subprocess.run(["git", "-C", HERE, "describe", "--always", "--dirty", "--exclude", "*"],
+                                   capture_output=True, text=True, check=True).stdout.strip()
+        yield "commit: " + described
+    except (OSError, subprocess.CalledProcessError):
+        pass
+
+
+def read_rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def plotter():
+    """matplotlib, or None with a word about it: rows are kept either way."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no plot: matplotlib is missing (benches/requirements.txt); --plot CSV draws it later")
+        return None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plot
+    plot.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+                          "grid.alpha": 0.25, "legend.frameon": False, "figure.dpi": 130, "svg.hashsalt": "undying"})
+    return plot
+
+
+def save(plot, figure, path):
+    figure.tight_layout()
+    figure.savefig(path)
+    plot.close(figure)
+    print("plot: " + os.path.relpath(path))
+
+
+def main(work):
+    """Runs a bench in a scratch folder that is removed whatever happens."""
+    scratch = tempfile.mkdtemp(prefix="undying-bench-")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for descriptor in range(200, 256):
+        # What the shell has left open would be an obstacle of the subject.
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass
+    try:
+        work(scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,99 @@
+/* Reads the clock in a loop and keeps the gaps, and dirties memory at a rate meanwhile.
+ *
+ * Options: mib= resident memory; rate= pages written each second; threads= all but the first sleep and write a page
+ * every 10 ms (counted in the rate); areas= of how many the memory consists; least_ns= shorter gaps are not kept;
+ * order=random|walk; out= pairs of when a gap began (CLOCK_MONOTONIC) and how long it was, ns.
+ * Checks at the end that every page holds what was last written to it. */
+#include "subject.h"
+
+#define GAPS_MAX (1ul << 22)
+#define NAP_NS 10000000
+#define NAPS_EACH_SECOND (1000000000 / NAP_NS)
+
+static unsigned char *start;
+static uint64_t pages, stride, own_pages;
+static uint32_t *serials;
+
+static uint64_t *page(uint64_t index)
+{
+	return (uint64_t *)(start + index * stride / pages * PAGE);
+}
+
+static void lay_out(uint64_t areas)
+{
+	/* Areas that may not merge with their neighbours: every second one is left out of core dumps. */
+	stride = pages > areas ? pages : areas;
+	start = memory(stride * PAGE);
+	for (uint64_t i = 1; i < areas; i += 2) {
+		uint64_t from = stride * i / areas, to = stride * (i + 1) / areas;
+		if (madvise(start + from * PAGE, (to - from) * PAGE, MADV_DONTDUMP))
+			fail("too many areas");
+	}
+	for (uint64_t i = 0; i < pages; i++)
+		for (uint64_t word = 0; word < PAGE / 8; word++)
+			page(i)[word] = i * 512 + word;
+}
+
+static void *doze(void *argument)
+{
+	struct timespec nap = { .tv_nsec = NAP_NS };
+	uint64_t *own = page(own_pages + (uintptr_t)argument);
+	while (!is_over) {
+		nanosleep(&nap, 0);
+		own[1]++;
+	}
+	return 0;
+}
+
+/* Writes one page of the first thread's part. */
+static void dirty(int in_order)
+{
+	static uint64_t state = 88172645463325252u, next;
+	uint64_t index = in_order ? next++ % own_pages : draw(&state) % own_pages;
+	page(index)[0] = index * 512 + ((uint64_t)++serials[index] << 32);
+}
+
+static void watch(struct pairs *gaps, uint64_t rate, uint64_t least, int in_order)
+{
+	uint64_t began = clock_ns(CLOCK_MONOTONIC), before = began, written = 0;
+	while (!is_over) {
+		uint64_t now = clock_ns(CLOCK_MONOTONIC);
+		if (now - before >= least)
+			put(gaps, before, now - before);
+		before = now;
+		/* At most one page between two looks at the clock; what a gap has cost is not caught up with at once. */
+		if (written < (now - began) / 1000 * rate / 1000000) {
+			dirty(in_order);
+			written++;
+		}
+	}
+	/* The record's last pair: how many pages it wrote. */
+	put(gaps, 0, written);
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t rate = number(argc, argv, "rate", 1000), threads = number(argc, argv, "threads", 1);
+	pages = number(argc, argv, "mib", 64) << 8;
+	if (threads < 1 || pages < 2 * threads)
+		fail("threads");
+	own_pages = pages - threads;
+	serials = memory(own_pages * sizeof(*serials));
+	lay_out(number(argc, argv, "areas", 1));
+	struct pairs gaps = pairs_of(GAPS_MAX);
+	uint64_t others = (threads - 1) * NAPS_EACH_SECOND;
+	announce();
+	pthread_t *ids = calloc(threads, sizeof(*ids));
+	for (uint64_t i = 1; i < threads; i++)
+		if (pthread_create(&ids[i], 0, doze, (void *)(uintptr_t)i))
+			fail("no thread");
+	watch(&gaps, rate > others ? rate - others : 0, number(argc, argv, "least_ns", 5000),
+	      !strcmp(option(argc, argv, "order", "random"), "walk"));
+	for (uint64_t i = 1; i < threads; i++)
+		pthread_join(ids[i], 0);
+	for (uint64_t i = 0; i < own_pages; i++)
+		if (page(i)[0] != i * 512 + ((uint64_t)serials[i] << 32) || page(i)[511] != i * 512 + 511)
+			fail("a page");
+	write_out(argc, argv, &gaps, 1);
+	return 0;
+}
