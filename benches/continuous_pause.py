@@ -100,7 +100,7 @@ def draw(path):
     if not plot:
         return
     rows = read_rows(path)
-    figure, panes = plot.subplots(2, 2, figsize=(10, 7.2), sharey=True)
+    figure, panes = plot.subplots(2, 2, figsize=(10, 7.2), sharey=True, layout="constrained")
     colours = plot.get_cmap("viridis")
     for pane, axis in zip(panes.flat, AXES):
         here = [one for one in rows if all(float(one[name]) == CENTRE[name] for name in CENTRE if name != axis)]
@@ -120,8 +120,11 @@ def draw(path):
         pane.minorticks_off()
     for pane in panes[:, 0]:
         pane.set_ylabel("longest stall of a period, µs")
-    panes[0, 0].legend(title="solid p50, dashed p99,\ndotted p99 without\nred: the goal for p99", fontsize=8)
-    figure.suptitle("Pauses as the subject sees them (others at: 1 GiB, 10,000 pages/s, 1 thread, 100 areas)")
+    for style, label in (("k-o", "p50"), ("k--^", "p99"), ("k:", "p99 without checkpoints")):
+        panes[0, 0].plot([], [], style, lw=1, ms=4, label=label)
+    panes[0, 0].plot([], [], color="crimson", lw=0.8, label="goal for p99")
+    figure.legend(*panes[0, 0].get_legend_handles_labels(), ncols=9, loc="outside lower center", fontsize=8)
+    figure.suptitle("Pauses as the subject sees them (what is not varied: 1 GiB, 10,000 pages/s, 1 thread, 100 areas)")
     save(plot, figure, path.replace(".csv", ".png"))
 
 

@@ -41,11 +41,14 @@ def processors(threads=1, load=False):
 
 
 def on(cpus, niceness=0):
-    """For `preexec_fn`: runs a child on these processors."""
+    """For `preexec_fn` of a child with a session of its own: runs it on these processors."""
     def prepare():
         os.sched_setaffinity(0, cpus)
         if niceness:
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
+            # Each session is scheduled as one, whatever the niceness of those in it.
+            with open("/proc/self/autogroup", "w") as group:
+                group.write(str(niceness))
     return prepare
 
 
@@ -138,10 +141,11 @@ class Driver:
                 status = dict(line.split(":", 1) for line in file)
             with open("/proc/%d/stat" % pid) as file:
                 fields = file.read().rsplit(")", 1)[1].split()
-        except (FileNotFoundError, ProcessLookupError):
+            self.peak["rss_mib"] = int(status["VmHWM"].split()[0]) / 1024
+            self.peak["anon_mib"] = max(self.peak["anon_mib"], int(status["RssAnon"].split()[0]) / 1024)
+        except (FileNotFoundError, ProcessLookupError, KeyError):
+            self.process.wait(PATIENCE_S)
             raise RuntimeError(self.failure()) from None
-        self.peak["rss_mib"] = int(status["VmHWM"].split()[0]) / 1024
-        self.peak["anon_mib"] = max(self.peak["anon_mib"], int(status["RssAnon"].split()[0]) / 1024)
         return {"written": written, "cpu_s": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")}
 
     def until(self, condition, what):
@@ -234,13 +238,15 @@ def without(hz, seconds):
     return Window(hz, begin, time.monotonic_ns())
 
 
-def with_checkpoints(options, pid, hz, seconds, scratch, cpus, settle=0.5, **more):
+def with_checkpoints(options, pid, hz, seconds, scratch, cpus, settle=0.5, begin=lambda: None, **more):
+    """`begin` is called when the window begins."""
     driver = attach(options, pid, hz, scratch, cpus, **more)
     try:
         time.sleep(settle)
-        before, begin = driver.counters(), time.monotonic_ns()
-        while time.monotonic_ns() - begin < seconds * 1e9:
-            time.sleep(min(0.25, max(0.0, seconds - (time.monotonic_ns() - begin) / 1e9)))
+        begin()
+        before, start = driver.counters(), time.monotonic_ns()
+        while time.monotonic_ns() - start < seconds * 1e9:
+            time.sleep(min(0.25, max(0.0, seconds - (time.monotonic_ns() - start) / 1e9)))
             driver.counters()
         after, end = driver.counters(), time.monotonic_ns()
     except BaseException:
@@ -249,7 +255,7 @@ def with_checkpoints(options, pid, hz, seconds, scratch, cpus, settle=0.5, **mor
         raise
     time.sleep(min(1.0, 2 / hz))
     driver.detach()
-    return Window(hz, begin, end, driver.between(begin, end), before, after, dict(driver.peak))
+    return Window(hz, start, end, driver.between(start, end), before, after, dict(driver.peak))
 
 
 # Figures ------------------------------------------------------------------------------------------------------------
@@ -350,7 +356,6 @@ def plotter():
 
 
 def save(plot, figure, path):
-    figure.tight_layout()
     figure.savefig(path)
     plot.close(figure)
     print("plot: " + os.path.relpath(path))
