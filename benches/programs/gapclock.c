@@ -3,7 +3,7 @@
  * Options: mib= resident memory; rate= pages written each second; threads= all but the first sleep and write a page
  * every 10 ms (counted in the rate); areas= of how many the memory consists; least_ns= shorter gaps are not kept;
  * order=random|walk; out= pairs of when a gap began (CLOCK_MONOTONIC) and how long it was, ns.
- * Checks at the end that every page holds what was last written to it. */
+ * Checks at the end that every page is one that was written whole: its two ends belong together. */
 #include "subject.h"
 
 #define GAPS_MAX (1ul << 22)
@@ -12,11 +12,17 @@
 
 static unsigned char *start;
 static uint64_t pages, stride, own_pages;
-static uint32_t *serials;
+static uint32_t serial;
 
 static uint64_t *page(uint64_t index)
 {
 	return (uint64_t *)(start + index * stride / pages * PAGE);
+}
+
+/* What the end of a page must be for its beginning. */
+static uint64_t partner(uint64_t first)
+{
+	return (first ^ first >> 29) * 0xbf58476d1ce4e5b9u;
 }
 
 static void lay_out(uint64_t areas)
@@ -31,7 +37,7 @@ static void lay_out(uint64_t areas)
 	}
 	for (uint64_t i = 0; i < pages; i++)
 		for (uint64_t word = 0; word < PAGE / 8; word++)
-			page(i)[word] = i * 512 + word;
+			page(i)[word] = word < 511 ? i * 512 + word : partner(i * 512);
 }
 
 static void *doze(void *argument)
@@ -50,7 +56,8 @@ static void dirty(int in_order)
 {
 	static uint64_t state = 88172645463325252u, next;
 	uint64_t index = in_order ? next++ % own_pages : draw(&state) % own_pages;
-	page(index)[0] = index * 512 + ((uint64_t)++serials[index] << 32);
+	page(index)[0] = index * 512 + ((uint64_t)++serial << 32);
+	page(index)[511] = partner(page(index)[0]);
 }
 
 static void watch(struct pairs *gaps, uint64_t rate, uint64_t least, int in_order)
@@ -78,7 +85,6 @@ int main(int argc, char **argv)
 	if (threads < 1 || pages < 2 * threads)
 		fail("threads");
 	own_pages = pages - threads;
-	serials = memory(own_pages * sizeof(*serials));
 	lay_out(number(argc, argv, "areas", 1));
 	struct pairs gaps = pairs_of(GAPS_MAX);
 	uint64_t others = (threads - 1) * NAPS_EACH_SECOND;
@@ -92,7 +98,7 @@ int main(int argc, char **argv)
 	for (uint64_t i = 1; i < threads; i++)
 		pthread_join(ids[i], 0);
 	for (uint64_t i = 0; i < own_pages; i++)
-		if (page(i)[0] != i * 512 + ((uint64_t)serials[i] << 32) || page(i)[511] != i * 512 + 511)
+		if ((uint32_t)page(i)[0] != i * 512 || page(i)[511] != partner(page(i)[0]))
 			fail("a page");
 	write_out(argc, argv, &gaps, 1);
 	return 0;

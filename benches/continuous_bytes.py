@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""What does a store of continuous checkpoints write for a byte dirtied, is the rate kept, and how much memory is used?
+
+The subject writes its pages one after the other, so that in each epoch it dirties as many different ones as its rate
+says. `written` is what the kernel counts for undying's process (write_bytes), `per_byte` is that by what was dirtied;
+`idle` rows have no dirtying, and tell what a checkpoint costs by itself. Memory may be 64 MiB and twice what an epoch
+dirties (`allowed_mib`); `peak_anon_mib` leaves out the program's own text and files.
+"""
+import sys
+
+from lib.harness import (MIB, Rows, Subject, arguments, main, middle, plotter, processors, quantile, read_rows, save,
+                         spread, with_checkpoints)
+
+QUESTION = "continuous_bytes"
+CASES = [(16, 100), (64, 1000), (256, 10000), (1024, 0), (1024, 1000), (1024, 10000), (1024, 100000), (4096, 10000),
+         (4096, 100000)]
+QUICK_CASES = [(64, 1000), (1024, 0), (1024, 10000), (1024, 100000)]
+RATES = [1, 10, 25, 50, 100]
+COLUMNS = ["mib", "rate", "hz", "round", "seconds", "checkpoints", "achieved_hz", "rate_kept", "dirtied_mib",
+           "copied_mib", "written_mib", "per_byte", "bytes_each", "moved_pages", "durable_ms_p50", "durable_ms_p99",
+           "driver_cpu", "peak_rss_mib", "peak_anon_mib", "allowed_mib"]
+PAGE = 4096
+
+
+def row(mib, rate, turn, window):
+    dirtied = rate * window.seconds * PAGE
+    count = len(window.taken)
+    durable = [one.figures["commit"] / 1e6 for one in window.taken if "commit" in one.figures]
+    return dict(mib=mib, rate=rate, hz=window.hz, round=turn, seconds=window.seconds, checkpoints=count,
+                achieved_hz=window.achieved_hz, rate_kept=window.achieved_hz / window.hz, dirtied_mib=dirtied / MIB,
+                copied_mib=sum(one.dirty for one in window.taken) * PAGE / MIB, written_mib=window.written / MIB,
+                per_byte=window.written / dirtied if dirtied else "", bytes_each=window.written / max(1, count),
+                moved_pages=sum(one.figures.get("moved", 0) for one in window.taken),
+                durable_ms_p50=quantile(durable, 0.5), durable_ms_p99=quantile(durable, 0.99),
+                driver_cpu=window.driver_cpu, peak_rss_mib=window.peak["rss_mib"],
+                peak_anon_mib=window.peak["anon_mib"], allowed_mib=64 + 2 * rate / window.hz * PAGE / MIB)
+
+
+def measure(options, rows, scratch, mib, rate, rates):
+    subject_cpus, driver_cpus, _ = processors()
+    subject = Subject(scratch, "gapclock", {"mib": mib, "rate": rate, "order": "walk", "least_ns": 10 ** 9},
+                      subject_cpus, options.nice)
+    first = len(rows.rows)
+    try:
+        for turn in range(options.rounds):
+            for hz in rates:
+                if rate / hz > mib * MIB / PAGE:
+                    # More than all pages in an epoch: they would not be different ones.
+                    continue
+                # Long enough for the cleaner to have work: what is in the log at the beginning is all alive.
+                seconds = options.seconds or max(10.0 if options.quick else 30.0, 10 / hz)
+                rows.add(**row(mib, rate, turn, with_checkpoints(options, subject.pid, hz, seconds, scratch,
+                                                                 driver_cpus)))
+        subject.stop()
+    except BaseException:
+        subject.kill()
+        raise
+    for hz in rates:
+        of = lambda name: [float(one[name]) for one in rows.rows[first:] if float(one["hz"]) == hz and one[name] != ""]
+        if of("hz"):
+            print("%5d MiB %6d pages/s %4g Hz | rate kept %s | written by dirtied %s | %.0f KiB each | "
+                  "durable p99 %.1f ms | memory %.0f MiB anonymous, %.0f allowed" % (
+                      mib, rate, hz, spread(of("rate_kept")), spread(of("per_byte")), middle(of("bytes_each")) / 1024,
+                      middle(of("durable_ms_p99")), max(of("peak_anon_mib")), max(of("allowed_mib"))), flush=True)
+
+
+def draw(path):
+    plot = plotter()
+    if not plot:
+        return
+    rows = read_rows(path)
+    figure, panes = plot.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
+    cases = list(dict.fromkeys((int(one["mib"]), int(one["rate"])) for one in rows))
+    colours = plot.get_cmap("viridis")
+    for index, (mib, rate) in enumerate(cases):
+        here = [one for one in rows if (int(one["mib"]), int(one["rate"])) == (mib, rate)]
+        rates = sorted({float(one["hz"]) for one in here})
+        of = lambda name: [middle([float(one[name]) for one in here if float(one["hz"]) == hz and one[name] != ""])
+                           for hz in rates]
+        look = dict(marker="o", ms=4, lw=1.2, color=colours(index / max(1, len(cases) - 1) * 0.9))
+        panes[0].plot(rates, [hz * kept for hz, kept in zip(rates, of("rate_kept"))],
+                      label="%d MiB, %s pages/s" % (mib, format(rate, ",")), **look)
+        if rate:
+            panes[1].plot(rates, of("per_byte"), **look)
+        panes[2].plot(rates, of("peak_anon_mib"), **look)
+        panes[2].plot(rates, of("allowed_mib"), ":", lw=1, color=look["color"])
+    panes[0].plot([1, 100], [1, 100], color="crimson", lw=0.8)
+    panes[0].set(title="checkpoints taken per second", xscale="log", yscale="log")
+    panes[1].set(title="bytes written by bytes dirtied", xscale="log", ylim=(0, None))
+    panes[2].set(title="undying's memory, MiB (dotted: allowed)", xscale="log", yscale="log")
+    for pane in panes:
+        pane.set_xlabel("checkpoints asked for per second")
+    figure.legend(*panes[0].get_legend_handles_labels(), ncols=5, loc="outside lower center", fontsize=8)
+    save(plot, figure, path.replace(".csv", ".png"))
+
+
+def bench():
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float, help="length of a window")
+    parser.add_argument("--hz", help="rates, with commas between")
+    parser.add_argument("--case", action="append", help="MIB,RATE; may be given several times")
+    options = parser.parse_args()
+    if options.plot:
+        return draw(options.plot)
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    rates = [float(hz) for hz in options.hz.split(",")] if options.hz else ([10, 100] if options.quick else RATES)
+    cases = [tuple(map(int, case.split(","))) for case in options.case or []]
+    rows = Rows(options, QUESTION, COLUMNS)
+
+    def work(scratch):
+        for mib, rate in cases or (QUICK_CASES if options.quick else CASES):
+            try:
+                measure(options, rows, scratch, mib, rate, rates)
+            except RuntimeError as failure:
+                rows.file.write("# failed: %d MiB %d: %s\n" % (mib, rate, " ".join(str(failure).split())))
+                print("failed: %s" % failure, file=sys.stderr, flush=True)
+    main(work)
+    rows.close()
+    draw(rows.path)
+
+
+if __name__ == "__main__":
+    bench()
