@@ -13,6 +13,7 @@ demo: build
 test:
 	cargo xtask ci
 
-# One file of benches/ per question.
-bench:
-	cargo bench --workspace
+# One file of benches/ per question; rows and plots land in benches/runs/. `make bench QUICK=1` takes some minutes.
+bench: build
+	cargo build --release --package undying-engine --example bench_epochs
+	benches/all.sh $(if $(QUICK),--quick)

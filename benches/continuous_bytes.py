@@ -24,13 +24,13 @@ PAGE = 4096
 
 def row(mib, rate, turn, window):
     dirtied = rate * window.seconds * PAGE
-    count = len(window.taken)
-    durable = [one.figures["commit"] / 1e6 for one in window.taken if "commit" in one.figures]
+    done, count = window.done, window.done.count
+    durable = [one / 1e6 for one in done.each("commit")]
     return dict(mib=mib, rate=rate, hz=window.hz, round=turn, seconds=window.seconds, checkpoints=count,
                 achieved_hz=window.achieved_hz, rate_kept=window.achieved_hz / window.hz, dirtied_mib=dirtied / MIB,
-                copied_mib=sum(one.dirty for one in window.taken) * PAGE / MIB, written_mib=window.written / MIB,
+                copied_mib=done.pages() * PAGE / MIB, written_mib=window.written / MIB,
                 per_byte=window.written / dirtied if dirtied else "", bytes_each=window.written / max(1, count),
-                moved_pages=sum(one.figures.get("moved", 0) for one in window.taken),
+                moved_pages=sum(done.each("moved")),
                 durable_ms_p50=quantile(durable, 0.5), durable_ms_p99=quantile(durable, 0.99),
                 driver_cpu=window.driver_cpu, peak_rss_mib=window.peak["rss_mib"],
                 peak_anon_mib=window.peak["anon_mib"], allowed_mib=64 + 2 * rate / window.hz * PAGE / MIB)
@@ -84,11 +84,14 @@ def draw(path):
             panes[1].plot(rates, of("per_byte"), **look)
         panes[2].plot(rates, of("peak_anon_mib"), **look)
         panes[2].plot(rates, of("allowed_mib"), ":", lw=1, color=look["color"])
-    panes[0].plot([1, 100], [1, 100], color="crimson", lw=0.8)
+    panes[0].plot(ends := [min(float(one["hz"]) for one in rows), max(float(one["hz"]) for one in rows)], ends, color="crimson", lw=0.8)
     panes[0].set(title="checkpoints taken per second", xscale="log", yscale="log")
     panes[1].set(title="bytes written by bytes dirtied", xscale="log", ylim=(0, None))
-    panes[2].set(title="undying's memory, MiB (dotted: allowed)", xscale="log", yscale="log")
+    panes[2].set(title="undying's memory, MiB (dotted: allowed)", xscale="log", ylim=(0, None))
     for pane in panes:
+        asked = sorted({float(one["hz"]) for one in rows})
+        pane.set_xticks(asked, ["%g" % hz for hz in asked])
+        pane.minorticks_off()
         pane.set_xlabel("checkpoints asked for per second")
     figure.legend(*panes[0].get_legend_handles_labels(), ncols=5, loc="outside lower center", fontsize=8)
     save(plot, figure, path.replace(".csv", ".png"))

@@ -23,7 +23,7 @@ LABELS = {"mib": "resident memory, MiB", "rate": "pages dirtied per second", "th
 SHARES = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
 COLUMNS = [*CENTRE, "hz", "with", "round", "seconds", "checkpoints", "achieved_hz",
            *("stall_us_" + name for name in SHARES), *("pause_us_" + name for name in SHARES),
-           "stop_us_p50", "scan_us_p50", "copy_us_p50", "arming_us_max", "residual_p50", "pages_each", "dirtied",
+           "stop_us_p50", "scan_us_p50", "copy_us_p50", "residual_p50", "pages_each", "dirtied",
            "written", "driver_cpu", "peak_rss_mib", "peak_anon_mib"]
 GOAL_US = 1000
 
@@ -40,18 +40,14 @@ def stalls(record, window):
 
 
 def row(point, turn, window, record):
-    seen = stalls(record, window)
-    own = [one.pause_us for one in window.taken]
-    step = lambda name: middle([one.figures[name] / 1000 for one in window.taken if name in one.figures])
+    seen, done = stalls(record, window), window.done
     found = {"stall_us_" + name: quantile(seen, share) for name, share in SHARES.items()}
-    if window.taken:
-        found.update({"pause_us_" + name: quantile(own, share) for name, share in SHARES.items()})
-        found.update(stop_us_p50=step("stop"), scan_us_p50=step("scan"), copy_us_p50=step("copy"),
-                     arming_us_max=max((one.figures.get("arming", 0) / 1000 for one in window.taken), default=0.0),
-                     residual_p50=middle([one.figures.get("residual", 0) for one in window.taken]),
-                     pages_each=sum(one.dirty for one in window.taken) / len(window.taken))
-    return dict(point, hz=window.hz, **{"with": int(window.written > 0)}, round=turn, seconds=window.seconds,
-                checkpoints=len(window.taken), achieved_hz=window.achieved_hz, written=window.written,
+    if window.has_checkpoints:
+        found.update({"pause_us_" + name: done.pause_us(share) for name, share in SHARES.items()})
+        found.update({step + "_us_p50": done.figure(step) / 1000 for step in ("stop", "scan", "copy")},
+                     residual_p50=done.figure("residual"), pages_each=done.pages() / max(1, done.count))
+    return dict(point, hz=window.hz, **{"with": int(window.has_checkpoints)}, round=turn, seconds=window.seconds,
+                checkpoints=done.count, achieved_hz=window.achieved_hz, written=window.written,
                 driver_cpu=window.driver_cpu, peak_rss_mib=window.peak["rss_mib"],
                 peak_anon_mib=window.peak["anon_mib"], dirtied=round(point["rate"] * window.seconds), **found)
 

@@ -92,8 +92,8 @@ def measure(options, rows, scratch, ways):
             one.update(stall_ms=longest(record, *window), took_ms=(window[1] - window[0]) / 1e6, checkpoints=1)
         else:
             seen = each_period(record, window)
-            one.update(stall_ms=quantile(seen, 0.99), stall_ms_p50=quantile(seen, 0.5), checkpoints=len(window.taken),
-                       own_pause_ms=quantile([taken.pause_us / 1000 for taken in window.taken], 0.99))
+            one.update(stall_ms=quantile(seen, 0.99), stall_ms_p50=quantile(seen, 0.5), checkpoints=window.done.count,
+                       own_pause_ms=window.done.pause_us(0.99) / 1000)
         rows.add(ratio=stops[turn] / one["stall_ms"] if one["stall_ms"] else "", **one)
     for way in ["none", *ways, *map(str, RATES)]:
         of = lambda name: [float(one[name]) for one in rows.rows if one["way"] == way and one.get(name, "") != ""]

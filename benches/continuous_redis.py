@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-from lib.harness import (Rows, arguments, build, main, middle, on, plotter, processors, quantile, read_rows, save,
+from lib.harness import (Rows, arguments, build, main, middle, on, plotter, processors, read_rows, save,
                          wait_for, with_checkpoints)
 
 QUESTION = "continuous_redis"
@@ -151,12 +151,11 @@ class Case:
         loads = []
         window = with_checkpoints(self.options, self.server.pid, hz, self.options.seconds, self.scratch,
                                   self.driver_cpus, begin=lambda: loads.append(self.load(self.options.seconds)))
-        own = [one.pause_us for one in window.taken]
+        done = window.done
         return loads[0].result(), {
-            "checkpoints": len(own), "achieved_hz": window.achieved_hz, "pause_us_p50": quantile(own, 0.5),
-            "pause_us_p99": quantile(own, 0.99), "written": window.written, "driver_cpu": window.driver_cpu,
-            "pages_each": sum(one.dirty for one in window.taken) / max(1, len(own)),
-            "peak_anon_mib": window.peak["anon_mib"]}
+            "checkpoints": done.count, "achieved_hz": window.achieved_hz, "pause_us_p50": done.pause_us(0.5),
+            "pause_us_p99": done.pause_us(0.99), "written": window.written, "driver_cpu": window.driver_cpu,
+            "pages_each": done.pages() / max(1, done.count), "peak_anon_mib": window.peak["anon_mib"]}
 
     def measure(self, rows, modes):
         first = len(rows.rows)

@@ -73,15 +73,15 @@ def rows_of(kernel, threads, windows, record):
             continue
         wall, cpu, count = pieces[index]
         (wall_before, cpu_before, _), (wall_after, cpu_after, _) = pieces[index - 1], pieces[index + 1]
-        stood = sum(one.pause_us for one in window.taken) / 1e6
+        stood = window.done.stood_s()
         tracking = 2 * cpu / (cpu_before + cpu_after) - 1
         pauses = stood / (window.seconds - stood)
         yield dict(kernel=kernel, threads=threads, hz=window.hz, round=turn, seconds=window.seconds,
-                   checkpoints=len(window.taken), achieved_hz=window.achieved_hz, pieces=count,
+                   checkpoints=window.done.count, achieved_hz=window.achieved_hz, pieces=count,
                    wall=2 * wall / (wall_before + wall_after), tracking=tracking, pauses=pauses,
                    total=1 + tracking + pauses, floor_wall=wall_after / wall_before, floor_cpu=cpu_after / cpu_before,
                    piece_ms_without=(cpu_before + cpu_after) / 2e6, written=window.written,
-                   pages_each=sum(one.dirty for one in window.taken) / max(1, len(window.taken)),
+                   pages_each=window.done.pages() / max(1, window.done.count),
                    driver_cpu=window.driver_cpu, peak_anon_mib=window.peak["anon_mib"])
 
 

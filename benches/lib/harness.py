@@ -113,8 +113,35 @@ def wait_for(condition, what):
 
 # Drivers ------------------------------------------------------------------------------------------------------------
 
-Taken = collections.namedtuple("Taken", "at pause_us written dirty figures")
-Taken.__doc__ = "One checkpoint: CLOCK_MONOTONIC ns, pause, bytes written, pages copied, all else the driver told."
+Taken = collections.namedtuple("Taken", "at figures")
+Taken.__doc__ = "One checkpoint that the driver told of: when (CLOCK_MONOTONIC, ns), and its figures."
+
+
+class Done:
+    """What was done in a window. Where single checkpoints are not known, `figures` of them are NaN."""
+
+    def __init__(self, taken=(), count=None, pauses=None):
+        self.taken, self.known = list(taken), pauses
+        self.count = len(self.taken) if count is None else count
+
+    def each(self, name):
+        return [one.figures[name] for one in self.taken]
+
+    def figure(self, name):
+        """The median of a figure, ns or pages as the driver tells it."""
+        return middle(self.each(name))
+
+    def pause_us(self, share):
+        if self.known:
+            return float(self.known["p50" if share <= 0.5 else "p99" if share <= 0.99 else "max"])
+        return quantile(self.each("pause"), share) / 1000
+
+    def stood_s(self):
+        """For how long all pauses together lasted; estimated from the median where single ones are not known."""
+        return self.known["p50"] * self.count / 1e6 if self.known else sum(self.each("pause")) / 1e9
+
+    def pages(self):
+        return sum(one.figures["precopied"] + one.figures["residual"] for one in self.taken) if self.taken else math.nan
 
 
 class Driver:
@@ -180,8 +207,7 @@ class Engine(Driver):
             if "behind" in one:
                 self.behind += 1
                 continue
-            self.taken.append(Taken(one["at"] + self.offset, one["pause"] / 1000, one["written"],
-                                    one["precopied"] + one["residual"], one))
+            self.taken.append(Taken(one["at"] + self.offset, one))
 
     def take_one(self):
         """With a rate of 0: takes one checkpoint and waits until it is durable."""
@@ -202,11 +228,61 @@ class Engine(Driver):
             raise RuntimeError(self.failure())
         shutil.rmtree(self.store, ignore_errors=True)
 
-    def between(self, begin, end):
-        return [one for one in self.taken if begin <= one.at < end]
+    def look(self):
+        return {}
+
+    def done(self, begin, end):
+        """Between two instants, each an answer of `look` with its time."""
+        return Done(one for one in self.taken if begin["at"] <= one.at < end["at"])
 
 
-DRIVERS = {"engine": Engine}
+class Run(Driver):
+    """`undying run --adopt`, as a user has it. Checkpoints are known by what `status` says of the latest."""
+
+    name = "run"
+
+    def __init__(self, options, pid, hz, store, cpus, tracker="auto"):
+        if not hz:
+            raise RuntimeError("`run` takes checkpoints at a rate only")
+        self.command = [options.undying, "--store", store]
+        every = "%dms" % round(1000 / hz)
+        super().__init__([*self.command, "run", "--name", "job", "--adopt", str(pid), "--restart", "never", "--every",
+                          every, "--tracker", tracker], store, cpus, options.nice)
+        self.subject = pid
+        self.until(lambda: (self.status() or {}).get("checkpoints", 0) >= 2, "the first checkpoints")
+
+    def status(self):
+        said = subprocess.run([*self.command, "status", "job", "--json"], capture_output=True, text=True)
+        return json.loads(said.stdout)[0] if said.returncode == 0 else None
+
+    def look(self):
+        status = self.status()
+        if not status or status["state"] != "running":
+            raise RuntimeError("not guarded any more: %s" % status)
+        return status
+
+    def done(self, begin, end):
+        return Done(count=end["checkpoints"] - begin["checkpoints"], pauses=end["pause_us"])
+
+    def detach(self):
+        # To end it otherwise would end its subject.
+        self.process.kill()
+        self.process.wait()
+        wait_for(lambda: runs(self.subject), "the subject to go on")
+        shutil.rmtree(self.store, ignore_errors=True)
+
+
+def runs(pid):
+    with open("/proc/%d/stat" % pid) as file:
+        state = file.read().rsplit(")", 1)[1].split()[0]
+    with open("/proc/%d/status" % pid) as file:
+        tracer = next(line for line in file if line.startswith("TracerPid")).split()[1]
+    if state in "ZX":
+        raise RuntimeError("the subject has ended")
+    return state not in "tT" and tracer == "0"
+
+
+DRIVERS = {"engine": Engine, "run": Run}
 
 
 def attach(options, pid, hz, scratch, cpus, **more):
@@ -220,8 +296,9 @@ def attach(options, pid, hz, scratch, cpus, **more):
 class Window:
     """A stretch of time with or without checkpoints: when, and what the driver did in it."""
 
-    def __init__(self, hz, begin, end, taken=(), before=None, after=None, peak=None):
-        self.hz, self.begin, self.end, self.taken = hz, begin, end, list(taken)
+    def __init__(self, hz, begin, end, done=None, before=None, after=None, peak=None):
+        self.hz, self.begin, self.end, self.done = hz, begin, end, done or Done()
+        self.has_checkpoints = done is not None
         self.seconds = (end - begin) / 1e9
         self.written = after["written"] - before["written"] if before else 0
         self.driver_cpu = (after["cpu_s"] - before["cpu_s"]) / self.seconds if before else 0.0
@@ -229,7 +306,7 @@ class Window:
 
     @property
     def achieved_hz(self):
-        return len(self.taken) / self.seconds
+        return self.done.count / self.seconds
 
 
 def without(hz, seconds):
@@ -244,18 +321,21 @@ def with_checkpoints(options, pid, hz, seconds, scratch, cpus, settle=0.5, begin
     try:
         time.sleep(settle)
         begin()
-        before, start = driver.counters(), time.monotonic_ns()
-        while time.monotonic_ns() - start < seconds * 1e9:
-            time.sleep(min(0.25, max(0.0, seconds - (time.monotonic_ns() - start) / 1e9)))
+        first = dict(driver.look(), at=time.monotonic_ns())
+        before = driver.counters()
+        while (left := seconds - (time.monotonic_ns() - first["at"]) / 1e9) > 0:
+            time.sleep(min(0.25, left))
             driver.counters()
-        after, end = driver.counters(), time.monotonic_ns()
+        after = driver.counters()
+        last = dict(driver.look(), at=time.monotonic_ns())
     except BaseException:
         driver.process.kill()
         driver.process.wait()
         raise
+    # What was taken last is told with the next one.
     time.sleep(min(1.0, 2 / hz))
     driver.detach()
-    return Window(hz, start, end, driver.between(start, end), before, after, dict(driver.peak))
+    return Window(hz, first["at"], last["at"], driver.done(first, last), before, after, dict(driver.peak))
 
 
 # Figures ------------------------------------------------------------------------------------------------------------
