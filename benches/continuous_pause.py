@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """How long does a program stand still for continuous checkpoints, as it sees it itself?
 
-A thread of the subject reads the clock in a loop and keeps the gaps. Counted is the longest gap in each period of the
-requested rate, in windows with checkpoints and in as many without (the noise floor), in turn in one life of the
-subject. Varied from a centre (1 GiB, 10,000 pages/s, 1 thread, 100 areas), one thing at a time: resident memory,
+A thread of the subject reads the clock in a loop and keeps the gaps. Counted is the longest gap in each period between
+two checkpoints, in windows with them and in as many without (the noise floor), in turn in one life of the subject. Varied from a centre (1 GiB, 10,000 pages/s, 1 thread, 100 areas), one thing at a time: resident memory,
 pages dirtied each second, threads, areas; each at all rates.
 
 Rows: one per window. `stall_*` is what the subject saw, `pause_*` what undying says of itself.
@@ -29,11 +28,12 @@ GOAL_US = 1000
 
 
 def stalls(record, window):
-    """The longest gap that began in each period, us. Gaps too short to be kept count as nothing."""
-    periods = max(1, round(window.seconds * window.hz))
+    """The longest gap that began in each period, us: as many periods as there were checkpoints, or should have been.
+    Gaps too short to be kept count as nothing."""
+    periods = max(1, window.done.count or round(window.seconds * window.hz))
     longest = [0] * periods
     for began, length in record:
-        index = int((began - window.begin) / 1e9 * window.hz)
+        index = int((began - window.begin) / 1e9 / window.seconds * periods)
         if window.begin <= began and 0 <= index < periods:
             longest[index] = max(longest[index], length)
     return [length / 1000 for length in longest]

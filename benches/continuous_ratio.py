@@ -31,9 +31,9 @@ def longest(record, begin, end):
 
 
 def each_period(record, window):
-    periods = [0] * max(1, round(window.seconds * window.hz))
+    periods = [0] * max(1, window.done.count or round(window.seconds * window.hz))
     for began, length in record:
-        index = int((began - window.begin) / 1e9 * window.hz)
+        index = int((began - window.begin) / 1e9 / window.seconds * len(periods))
         if window.begin <= began and 0 <= index < len(periods):
             periods[index] = max(periods[index], length)
     return [length / 1e6 for length in periods]
