@@ -196,7 +196,8 @@ def draw(path):
     modes.sort(key=lambda mode: (mode != "none", mode == "bgsave", float(mode) if mode[0].isdigit() else 0))
     figure, panes = plot.subplots(2, len(mixes), figsize=(3.6 * len(mixes), 6), squeeze=False, layout="constrained",
                                   sharey="row")
-    colours = dict(zip(modes, ["0.7", "#9ecae1", "#4c78a8", "#2a4b73", "#f58518"]))
+    colours = dict(zip([mode for mode in modes if mode[0].isdigit()], ["#9ecae1", "#4c78a8", "#2a4b73"]),
+                   none="0.7", bgsave="#f58518")
     for column, mix in enumerate(mixes):
         loads = sorted({float(one["load"]) for one in rows if one["mix"] == mix})
         for index, mode in enumerate(modes):
@@ -207,7 +208,7 @@ def draw(path):
             for pane, name in ((panes[0, column], "kept"), (panes[1, column], "p99_us")):
                 found = [of(load, name) for load in loads]
                 height = [middle(values) for values in found]
-                pane.bar(spots, height, 0.75 / len(modes), color=colours[mode], label=label, zorder=2)
+                pane.bar(spots, height, 0.75 / len(modes), color=colours.get(mode, "black"), label=label, zorder=2)
                 for spot, values in zip(spots, found):
                     if values:
                         pane.plot([spot, spot], [min(values), max(values)], color="black", lw=0.8, zorder=3)
