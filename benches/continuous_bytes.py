@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What does a store of continuous checkpoints write for a byte dirtied, is the rate kept, and how much memory is used?
 
-The subject writes its pages one after the other, so that in each epoch it dirties as many different ones as its rate
-says. `written` is what the kernel counts for undying's process (write_bytes), `per_byte` is that by what was dirtied;
+The subject writes its pages one after the other (`walk`), so that in each epoch it dirties as many different ones as
+its rate says, or at random, where their number follows from how often one is hit twice. `written` is what the kernel counts for undying's process (write_bytes), `per_byte` is that by what was dirtied;
 `idle` rows have no dirtying, and tell what a checkpoint costs by itself. Memory may be 64 MiB and twice what an epoch
-dirties (`allowed_mib`); `peak_anon_mib` leaves out the program's own text and files.
+dirties (`allowed_mib`); `peak_anon_mib` leaves out the program's own text and files. Cleaning begins when the log is
+twice what lives: `moved_pages` says whether a window was long enough to have some.
 """
 import sys
 
@@ -12,21 +13,29 @@ from lib.harness import (MIB, Rows, Subject, arguments, main, middle, plotter, p
                          spread, with_checkpoints)
 
 QUESTION = "continuous_bytes"
-CASES = [(16, 100), (64, 1000), (256, 10000), (1024, 0), (1024, 1000), (1024, 10000), (1024, 100000), (4096, 10000),
-         (4096, 100000)]
-QUICK_CASES = [(64, 1000), (1024, 0), (1024, 10000), (1024, 100000)]
+CASES = [(16, 100, "walk"), (64, 1000, "walk"), (64, 10000, "walk"), (64, 10000, "random"), (256, 10000, "random"),
+         (1024, 0, "walk"), (1024, 1000, "walk"), (1024, 10000, "walk"), (1024, 10000, "random"),
+         (1024, 100000, "walk"), (1024, 100000, "random"), (4096, 10000, "random"), (4096, 100000, "random")]
+QUICK_CASES = [(64, 1000, "walk"), (64, 10000, "random"), (1024, 0, "walk"), (1024, 10000, "walk"),
+               (1024, 100000, "walk")]
 RATES = [1, 10, 25, 50, 100]
-COLUMNS = ["mib", "rate", "hz", "round", "seconds", "checkpoints", "achieved_hz", "rate_kept", "dirtied_mib",
+COLUMNS = ["mib", "rate", "order", "hz", "round", "seconds", "checkpoints", "achieved_hz", "rate_kept", "dirtied_mib",
            "copied_mib", "written_mib", "per_byte", "bytes_each", "moved_pages", "durable_ms_p50", "durable_ms_p99",
            "driver_cpu", "peak_rss_mib", "peak_anon_mib", "allowed_mib"]
 PAGE = 4096
 
 
-def row(mib, rate, turn, window):
-    dirtied = rate * window.seconds * PAGE
+def different(pages, writes, order):
+    """How many pages are dirtied by so many writes."""
+    return writes if order == "walk" else pages * (1 - (1 - 1 / pages) ** writes)
+
+
+def row(mib, rate, order, turn, window):
     done, count = window.done, window.done.count
+    epochs = max(1, count)
+    dirtied = different(mib * MIB / PAGE, rate * window.seconds / epochs, order) * epochs * PAGE
     durable = [one / 1e6 for one in done.each("commit")]
-    return dict(mib=mib, rate=rate, hz=window.hz, round=turn, seconds=window.seconds, checkpoints=count,
+    return dict(mib=mib, rate=rate, order=order, hz=window.hz, round=turn, seconds=window.seconds, checkpoints=count,
                 achieved_hz=window.achieved_hz, rate_kept=window.achieved_hz / window.hz, dirtied_mib=dirtied / MIB,
                 copied_mib=done.pages() * PAGE / MIB, written_mib=window.written / MIB,
                 per_byte=window.written / dirtied if dirtied else "", bytes_each=window.written / max(1, count),
@@ -36,21 +45,22 @@ def row(mib, rate, turn, window):
                 peak_anon_mib=window.peak["anon_mib"], allowed_mib=64 + 2 * rate / window.hz * PAGE / MIB)
 
 
-def measure(options, rows, scratch, mib, rate, rates):
+def measure(options, rows, scratch, mib, rate, order, rates):
     subject_cpus, driver_cpus, _ = processors()
-    subject = Subject(scratch, "gapclock", {"mib": mib, "rate": rate, "order": "walk", "least_ns": 10 ** 9},
+    subject = Subject(scratch, "gapclock", {"mib": mib, "rate": rate, "order": order, "least_ns": 10 ** 9},
                       subject_cpus, options.nice)
     first = len(rows.rows)
     try:
         for turn in range(options.rounds):
             for hz in rates:
-                if rate / hz > mib * MIB / PAGE:
+                if order == "walk" and rate / hz > mib * MIB / PAGE:
                     # More than all pages in an epoch: they would not be different ones.
                     continue
-                # Long enough for the cleaner to have work: what is in the log at the beginning is all alive.
-                seconds = options.seconds or max(10.0 if options.quick else 30.0, 10 / hz)
-                rows.add(**row(mib, rate, turn, with_checkpoints(options, subject.pid, hz, seconds, scratch,
-                                                                 driver_cpus)))
+                # Long enough for the cleaner to have work where that is not too long.
+                cleaning = min(120.0, 3 * mib * MIB / PAGE / rate) if rate else 0.0
+                seconds = options.seconds or (10.0 if options.quick else max(30.0, 10 / hz, cleaning))
+                window = with_checkpoints(options, subject.pid, hz, seconds, scratch, driver_cpus)
+                rows.add(**row(mib, rate, order, turn, window))
         subject.stop()
     except BaseException:
         subject.kill()
@@ -58,9 +68,9 @@ def measure(options, rows, scratch, mib, rate, rates):
     for hz in rates:
         of = lambda name: [float(one[name]) for one in rows.rows[first:] if float(one["hz"]) == hz and one[name] != ""]
         if of("hz"):
-            print("%5d MiB %6d pages/s %4g Hz | rate kept %s | written by dirtied %s | %.0f KiB each | "
+            print("%5d MiB %6d pages/s %-6s %4g Hz | rate kept %s | written by dirtied %s | %.0f KiB each | "
                   "durable p99 %.1f ms | memory %.0f MiB anonymous, %.0f allowed" % (
-                      mib, rate, hz, spread(of("rate_kept")), spread(of("per_byte")), middle(of("bytes_each")) / 1024,
+                      mib, rate, order, hz, spread(of("rate_kept")), spread(of("per_byte")), middle(of("bytes_each")) / 1024,
                       middle(of("durable_ms_p99")), max(of("peak_anon_mib")), max(of("allowed_mib"))), flush=True)
 
 
@@ -70,16 +80,16 @@ def draw(path):
         return
     rows = read_rows(path)
     figure, panes = plot.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
-    cases = list(dict.fromkeys((int(one["mib"]), int(one["rate"])) for one in rows))
+    cases = list(dict.fromkeys((int(one["mib"]), int(one["rate"]), one["order"]) for one in rows))
     colours = plot.get_cmap("viridis")
-    for index, (mib, rate) in enumerate(cases):
-        here = [one for one in rows if (int(one["mib"]), int(one["rate"])) == (mib, rate)]
+    for index, (mib, rate, order) in enumerate(cases):
+        here = [one for one in rows if (int(one["mib"]), int(one["rate"]), one["order"]) == (mib, rate, order)]
         rates = sorted({float(one["hz"]) for one in here})
         of = lambda name: [middle([float(one[name]) for one in here if float(one["hz"]) == hz and one[name] != ""])
                            for hz in rates]
         look = dict(marker="o", ms=4, lw=1.2, color=colours(index / max(1, len(cases) - 1) * 0.9))
         panes[0].plot(rates, [hz * kept for hz, kept in zip(rates, of("rate_kept"))],
-                      label="%d MiB, %s pages/s" % (mib, format(rate, ",")), **look)
+                      label="%d MiB, %s pages/s%s" % (mib, format(rate, ","), " at random" * (order == "random")), **look)
         if rate:
             panes[1].plot(rates, of("per_byte"), **look)
         panes[2].plot(rates, of("peak_anon_mib"), **look)
@@ -102,19 +112,22 @@ def bench():
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float, help="length of a window")
     parser.add_argument("--hz", help="rates, with commas between")
-    parser.add_argument("--case", action="append", help="MIB,RATE; may be given several times")
+    parser.add_argument("--case", action="append", help="MIB,RATE,walk or MIB,RATE,random; may be given several times")
     options = parser.parse_args()
     if options.plot:
         return draw(options.plot)
     options.rounds = options.rounds or (1 if options.quick else 3)
     rates = [float(hz) for hz in options.hz.split(",")] if options.hz else ([10, 100] if options.quick else RATES)
-    cases = [tuple(map(int, case.split(","))) for case in options.case or []]
+    cases = []
+    for case in options.case or []:
+        mib, rate, order = case.split(",")
+        cases.append((int(mib), int(rate), order))
     rows = Rows(options, QUESTION, COLUMNS)
 
     def work(scratch):
-        for mib, rate in cases or (QUICK_CASES if options.quick else CASES):
+        for mib, rate, order in cases or (QUICK_CASES if options.quick else CASES):
             try:
-                measure(options, rows, scratch, mib, rate, rates)
+                measure(options, rows, scratch, mib, rate, order, rates)
             except RuntimeError as failure:
                 rows.file.write("# failed: %d MiB %d: %s\n" % (mib, rate, " ".join(str(failure).split())))
                 print("failed: %s" % failure, file=sys.stderr, flush=True)

@@ -9,7 +9,8 @@ The same subject (a thread that reads the clock; 1 GiB, 10,000 pages/s unless to
   10, 100  continuous checkpoints at these rates, p99 of the longest stall in each period
   none     nothing, p99 over periods of 10 ms (the noise floor)
 
-`stall_ms` is what the subject saw, `ratio` is `stall_ms` of `stop` in the same round by it.
+`stall_ms` is what the subject saw, `ratio` is `stall_ms` of `stop` in the same round by it,
+`ratio_p50` the same for the median.
 """
 import os
 import shutil
@@ -22,7 +23,7 @@ from lib.harness import (Rows, Subject, arguments, build, main, middle, on, plot
 
 QUESTION = "continuous_ratio"
 RATES = [10, 100]
-COLUMNS = ["mib", "rate", "round", "way", "stall_ms", "stall_ms_p50", "own_pause_ms", "took_ms", "checkpoints", "ratio"]
+COLUMNS = ["mib", "rate", "round", "way", "stall_ms", "stall_ms_p50", "own_pause_ms", "took_ms", "checkpoints", "ratio", "ratio_p50"]
 GOAL = 200
 
 
@@ -94,12 +95,13 @@ def measure(options, rows, scratch, ways):
             seen = each_period(record, window)
             one.update(stall_ms=quantile(seen, 0.99), stall_ms_p50=quantile(seen, 0.5), checkpoints=window.done.count,
                        own_pause_ms=window.done.pause_us(0.99) / 1000)
-        rows.add(ratio=stops[turn] / one["stall_ms"] if one["stall_ms"] else "", **one)
+        by = lambda name: stops[turn] / one[name] if one.get(name) else ""
+        rows.add(ratio=by("stall_ms"), ratio_p50=by("stall_ms_p50"), **one)
     for way in ["none", *ways, *map(str, RATES)]:
         of = lambda name: [float(one[name]) for one in rows.rows if one["way"] == way and one.get(name, "") != ""]
-        print("%-5s stall ms %9.3f (least %.3f, most %.3f)  p50 %8.3f  shorter than stop-copy-write by %8.1f" % (
+        print("%-5s stall ms %9.3f (least %.3f, most %.3f)  p50 %8.3f  shorter than stop-copy-write by %8.1f, p50 %8.1f" % (
             way, middle(of("stall_ms")), min(of("stall_ms")), max(of("stall_ms")), middle(of("stall_ms_p50")),
-            middle(of("ratio"))), flush=True)
+            middle(of("ratio")), middle(of("ratio_p50"))), flush=True)
 
 
 def draw(path):
