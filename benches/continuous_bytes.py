@@ -21,7 +21,7 @@ QUICK_CASES = [(64, 1000, "walk"), (64, 10000, "random"), (1024, 0, "walk"), (10
 RATES = [1, 10, 25, 50, 100]
 COLUMNS = ["mib", "rate", "order", "hz", "round", "seconds", "checkpoints", "achieved_hz", "rate_kept", "dirtied_mib",
            "copied_mib", "written_mib", "per_byte", "bytes_each", "moved_pages", "durable_ms_p50", "durable_ms_p99",
-           "driver_cpu", "peak_rss_mib", "peak_anon_mib", "allowed_mib"]
+           "behind", "failed", "driver_cpu", "peak_rss_mib", "peak_anon_mib", "allowed_mib"]
 PAGE = 4096
 
 
@@ -41,6 +41,7 @@ def row(mib, rate, order, turn, window):
                 per_byte=window.written / dirtied if dirtied else "", bytes_each=window.written / max(1, count),
                 moved_pages=sum(done.each("moved")),
                 durable_ms_p50=quantile(durable, 0.5), durable_ms_p99=quantile(durable, 0.99),
+                behind=window.done.behind, failed=window.done.failed,
                 driver_cpu=window.driver_cpu, peak_rss_mib=window.peak["rss_mib"],
                 peak_anon_mib=window.peak["anon_mib"], allowed_mib=64 + 2 * rate / window.hz * PAGE / MIB)
 

@@ -23,7 +23,7 @@ SHARES = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
 COLUMNS = [*CENTRE, "hz", "with", "round", "seconds", "checkpoints", "achieved_hz",
            *("stall_us_" + name for name in SHARES), *("pause_us_" + name for name in SHARES),
            "stop_us_p50", "scan_us_p50", "copy_us_p50", "residual_p50", "pages_each", "dirtied",
-           "written", "driver_cpu", "peak_rss_mib", "peak_anon_mib"]
+           "written", "behind", "failed", "driver_cpu", "peak_rss_mib", "peak_anon_mib"]
 GOAL_US = 1000
 
 
@@ -48,6 +48,7 @@ def row(point, turn, window, record):
                      residual_p50=done.figure("residual"), pages_each=done.pages() / max(1, done.count))
     return dict(point, hz=window.hz, **{"with": int(window.has_checkpoints)}, round=turn, seconds=window.seconds,
                 checkpoints=done.count, achieved_hz=window.achieved_hz, written=window.written,
+                behind=window.done.behind, failed=window.done.failed,
                 driver_cpu=window.driver_cpu, peak_rss_mib=window.peak["rss_mib"],
                 peak_anon_mib=window.peak["anon_mib"], dirtied=round(point["rate"] * window.seconds), **found)
 

@@ -120,8 +120,10 @@ Taken.__doc__ = "One checkpoint that the driver told of: when (CLOCK_MONOTONIC, 
 class Done:
     """What was done in a window. Where single checkpoints are not known, `figures` of them are NaN."""
 
-    def __init__(self, taken=(), count=None, pauses=None):
+    def __init__(self, taken=(), count=None, pauses=None, behind=0, failed=0):
         self.taken, self.known = list(taken), pauses
+        # Left out because the log had enough to write; given up, so that the next one starts from nothing.
+        self.behind, self.failed = behind, failed
         self.count = len(self.taken) if count is None else count
 
     def each(self, name):
@@ -192,7 +194,7 @@ class Engine(Driver):
     name = "engine"
 
     def __init__(self, options, pid, hz, store, cpus, tracker="auto"):
-        self.taken, self.behind = [], 0
+        self.taken, self.behind, self.failed = [], 0, 0
         # From the wall clock that the driver stamps with to the subject's.
         self.offset = time.monotonic_ns() - time.time_ns()
         command = [options.engine, str(pid), store, "job", "%g" % hz, tracker]
@@ -204,8 +206,9 @@ class Engine(Driver):
     def listen(self):
         for line in self.process.stdout:
             one = json.loads(line)
-            if "behind" in one:
-                self.behind += 1
+            if "at" not in one:
+                self.behind += "behind" in one
+                self.failed += "failed" in one
                 continue
             self.taken.append(Taken(one["at"] + self.offset, one))
 
@@ -229,11 +232,12 @@ class Engine(Driver):
         shutil.rmtree(self.store, ignore_errors=True)
 
     def look(self):
-        return {}
+        return {"behind": self.behind, "failed": self.failed}
 
     def done(self, begin, end):
         """Between two instants, each an answer of `look` with its time."""
-        return Done(one for one in self.taken if begin["at"] <= one.at < end["at"])
+        return Done([one for one in self.taken if begin["at"] <= one.at < end["at"]],
+                    behind=end["behind"] - begin["behind"], failed=end["failed"] - begin["failed"])
 
 
 class Run(Driver):
@@ -262,7 +266,9 @@ class Run(Driver):
         return status
 
     def done(self, begin, end):
-        return Done(count=end["checkpoints"] - begin["checkpoints"], pauses=end["pause_us"])
+        refused = lambda status: sum(one["count"] for one in status["refusals"])
+        return Done(count=end["checkpoints"] - begin["checkpoints"], pauses=end["pause_us"],
+                    failed=refused(end) - refused(begin))
 
     def detach(self):
         # To end it otherwise would end its subject.
@@ -407,7 +413,8 @@ def conditions(options):
     yield "command: %s %s" % (os.path.basename(sys.argv[0]), " ".join(sys.argv[1:]))
     yield "kernel %s, %d processors, load average at the beginning: %.1f %.1f %.1f" % (
         platform.release(), os.cpu_count(), *os.getloadavg())
-    yield "driver: %s, %s build" % (options.driver, os.path.relpath(binary, TARGET).split(os.sep)[0])
+    profiles = [name for name in ("release", "debug") if name in binary.split(os.sep)]
+    yield "driver: %s, %s build" % (options.driver, profiles[-1] if profiles else "another")
     try:
         described = subprocess.run(["git", "-C", HERE, "describe", "--always", "--dirty", "--exclude", "*"],
                                    capture_output=True, text=True, check=True).stdout.strip()

@@ -18,6 +18,9 @@ use undying_engine::{CheckpointOptions, Continuous, Taken};
 
 type Failure = Box<dyn Error>;
 
+/// So many in a row, and it is no accident.
+const FAILURES_MAX: u32 = 5;
+
 fn main() -> Result<(), Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [pid, place, name, hz, rest @ ..] = words.as_slice() else {
@@ -31,7 +34,7 @@ fn main() -> Result<(), Failure> {
     let hz: f64 = hz.parse()?;
     let every = (hz > 0.0).then(|| Duration::from_secs_f64(1.0 / hz));
     let first = store.next_sequence(&name)?;
-    Bench { subject, log: &log, next: first, every, waiting: VecDeque::new() }.take(&lines_of_input())?;
+    Bench { subject, log: &log, next: first, every, waiting: VecDeque::new(), failures: 0 }.take(&lines_of_input())?;
     log.close()?;
     Ok(())
 }
@@ -64,6 +67,8 @@ struct Bench<'log> {
     /// `None`: when a line of input says so.
     every: Option<Duration>,
     waiting: VecDeque<Waiting>,
+    /// In a row.
+    failures: u32,
 }
 
 impl Bench<'_> {
@@ -92,9 +97,17 @@ impl Bench<'_> {
         let options =
             CheckpointOptions { sequence: self.next, name: "job".to_owned(), ..CheckpointOptions::default() };
         let began = Instant::now();
-        let Some(taken) = self.subject.checkpoint(self.log, &options)? else {
-            return say(&format!("{{\"behind\":{}}}", unix_ns(SystemTime::now())));
+        let taken = match self.subject.checkpoint(self.log, &options) {
+            Ok(Some(taken)) => taken,
+            Ok(None) => return say("{\"behind\":1}"),
+            // The disk was too slow, or the subject changed too much meanwhile: the next one starts from nothing.
+            Err(failure) if self.failures < FAILURES_MAX => {
+                self.failures += 1;
+                return say(&format!("{{\"failed\":{:?}}}", failure.to_string()));
+            }
+            Err(failure) => return Err(failure.into()),
         };
+        self.failures = 0;
         self.next = Sequence(self.next.get() + 1);
         self.waiting.push_back(Waiting { at: SystemTime::now(), began, took: began.elapsed(), taken });
         Ok(())
