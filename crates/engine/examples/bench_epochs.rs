@@ -34,7 +34,8 @@ fn main() -> Result<(), Failure> {
     let hz: f64 = hz.parse()?;
     let every = (hz > 0.0).then(|| Duration::from_secs_f64(1.0 / hz));
     let first = store.next_sequence(&name)?;
-    Bench { subject, log: &log, next: first, every, waiting: VecDeque::new(), failures: 0 }.take(&lines_of_input())?;
+    Bench { subject, log: &log, next: first, every, waiting: VecDeque::new(), failures: 0 }
+        .take(&lines_of_input())?;
     log.close()?;
     Ok(())
 }
