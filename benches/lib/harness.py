@@ -208,7 +208,9 @@ class Engine(Driver):
             one = json.loads(line)
             if "at" not in one:
                 self.behind += "behind" in one
-                self.failed += "failed" in one
+                if "failed" in one:
+                    self.failed += 1
+                    print("given up: " + one["failed"], file=sys.stderr, flush=True)
                 continue
             self.taken.append(Taken(one["at"] + self.offset, one))
 

@@ -104,6 +104,8 @@ impl Bench<'_> {
             // The disk was too slow, or the subject changed too much meanwhile: the next one starts from nothing.
             Err(failure) if self.failures < FAILURES_MAX => {
                 self.failures += 1;
+                // The log may have begun it, and takes no number twice.
+                self.next = Sequence(self.next.get() + 1);
                 return say(&format!("{{\"failed\":{:?}}}", failure.to_string()));
             }
             Err(failure) => return Err(failure.into()),
