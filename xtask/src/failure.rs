@@ -30,4 +30,44 @@ pub(crate) enum Failure {
         /// Why not.
         source: std::io::Error,
     },
+    /// A file could not be written, copied or listed.
+    #[error("cannot use {path}: {source}")]
+    Write {
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A command ended badly.
+    #[error("`{command}` ended with {status}: {said}")]
+    Status {
+        /// The command line.
+        command: String,
+        /// How it ended.
+        status: String,
+        /// What it said on standard error.
+        said: String,
+    },
+    /// A program is not installed.
+    #[error("`{program}` is not here; the Debian package {package} brings it")]
+    MissingProgram {
+        /// Which program.
+        program: &'static str,
+        /// What brings it.
+        package: &'static str,
+    },
+    /// The package lists have no kernel of the series.
+    #[error(
+        "no package of kernel {series} for virtual machines is known; renew the package lists, or name a file with --package"
+    )]
+    NoKernel {
+        /// Which series, or package.
+        series: String,
+    },
+    /// A word of a command line names no test.
+    #[error("no test is called `{name}`; name it PACKAGE/TEST, such as track/soak or sys/lib")]
+    NoSuchTest {
+        /// What was asked for.
+        name: String,
+    },
 }

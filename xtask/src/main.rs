@@ -1,7 +1,7 @@
 //! The workspace's own chores: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask edges`.
 //!
 //! Owns: the order of the checks that make a commit good, and the house rules that a machine can check.
-//! Invariants: reads the tree and runs cargo; writes nothing but cargo's own build output.
+//! Invariants: reads the tree and runs cargo; writes nothing but below the build directory.
 //! Does not: install anything (`.ci/run` does), or know what the product does.
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ mod edges;
 mod failure;
 mod test_output;
 mod tidy;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -39,6 +40,8 @@ enum Chore {
         #[arg(long, value_name = "NUMBER")]
         only: Vec<u8>,
     },
+    /// Test programs on another kernel, in an emulated machine
+    Vm(vm::Options),
     /// The table of allowed dependencies, as ARCHITECTURE.md prints it
     Edges,
 }
@@ -59,6 +62,7 @@ fn run(chore: &Chore) -> Result<bool, Failure> {
     match chore {
         Chore::Ci { only } => ci::run(only),
         Chore::Tidy { only } => tidy::run(only),
+        Chore::Vm(options) => vm::run(options),
         Chore::Edges => {
             print!("{}", edges::table());
             Ok(true)

@@ -1,0 +1,169 @@
+//! What is to run on the other kernel, built here.
+//!
+//! Owns: the meaning of a command line's first word, the building of tests and victims.
+//! Invariants: a word that names no test of this tree is refused before anything boots.
+//! Does not: run what it builds.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use cargo_metadata::{Message, MetadataCommand};
+
+use crate::failure::Failure;
+use crate::vm::output;
+
+/// What the names of our packages begin with.
+const PREFIX: &str = "undying-";
+/// Prints the path of every victim, compiled.
+const VICTIMS: &[&str] = &["run", "--quiet", "--package", "undying-testkit", "--example", "compile_victims"];
+
+/// One command line.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    /// `NAME=VALUE` words in front.
+    settings: Vec<String>,
+    program: Program,
+    arguments: String,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Program {
+    Test { package: String, target: String },
+    Undying,
+    Other(String),
+}
+
+impl Line {
+    /// Reads a command line.
+    pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
+        let mut rest = text.trim();
+        let mut settings = Vec::new();
+        loop {
+            let (word, after) = rest.split_once(' ').unwrap_or((rest, ""));
+            if word.is_empty() {
+                return Err(Failure::NoSuchTest { name: text.to_owned() });
+            }
+            rest = after.trim_start();
+            if word.contains('=') && !word.contains('/') {
+                settings.push(word.to_owned());
+                continue;
+            }
+            let program = match word.split_once('/') {
+                _ if word == "undying" => Program::Undying,
+                Some((package, target)) if !package.is_empty() => {
+                    Program::Test { package: package.to_owned(), target: target.to_owned() }
+                }
+                _ => Program::Other(word.to_owned()),
+            };
+            return Ok(Self { settings, program, arguments: rest.to_owned() });
+        }
+    }
+}
+
+/// Everything that was built.
+pub(crate) struct Build {
+    /// The root of the source tree.
+    pub(crate) root: PathBuf,
+    /// The build directory.
+    pub(crate) target: PathBuf,
+    /// Programs and victims.
+    pub(crate) files: Vec<PathBuf>,
+    /// The command lines, ready for a shell.
+    pub(crate) lines: Vec<String>,
+}
+
+/// A test program and the folder that it expects to run in.
+struct Test {
+    executable: PathBuf,
+    folder: PathBuf,
+}
+
+/// Builds what the lines name, the program itself, and the victims if a line may need them.
+pub(crate) fn build(lines: &[Line]) -> Result<Build, Failure> {
+    let metadata = MetadataCommand::new().no_deps().exec()?;
+    let root = metadata.workspace_root.into_std_path_buf();
+    let target = metadata.target_directory.into_std_path_buf();
+    let undying = target.join("debug/undying");
+    let mut files = vec![undying.clone()];
+    let mut packages: Vec<&str> = lines.iter().filter_map(package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    cargo(&["build", "--package", "undying-cli"])?;
+    let mut tests = BTreeMap::new();
+    for package in &packages {
+        tests.extend(tests_of(package)?);
+    }
+    if packages.contains(&"testkit") {
+        let compiled = cargo(VICTIMS)?;
+        files.extend(compiled.lines().map(PathBuf::from));
+    }
+    let mut commands = Vec::new();
+    for line in lines {
+        let settings: String = line.settings.iter().map(|setting| format!("{setting} ")).collect();
+        let command = match &line.program {
+            Program::Undying => format!("{settings}{}", quoted(&undying)),
+            Program::Other(program) => format!("{settings}{program}"),
+            Program::Test { package, target } => {
+                let name = format!("{package}/{target}");
+                let test = tests.get(&name).ok_or(Failure::NoSuchTest { name })?;
+                files.push(test.executable.clone());
+                format!("cd {} && {settings}{}", quoted(&test.folder), quoted(&test.executable))
+            }
+        };
+        commands.push(format!("{command} {}", line.arguments));
+    }
+    Ok(Build { root, target, files, lines: commands })
+}
+
+fn package(line: &Line) -> Option<&str> {
+    match &line.program {
+        Program::Test { package, .. } => Some(package),
+        _ => None,
+    }
+}
+
+/// For a shell; paths of a build hold no quotation marks.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.display())
+}
+
+/// The test programs of a package, by `PACKAGE/TARGET`.
+fn tests_of(package: &str) -> Result<BTreeMap<String, Test>, Failure> {
+    let full = format!("{PREFIX}{package}");
+    let printed =
+        cargo(&["test", "--no-run", "--package", &full, "--message-format=json-render-diagnostics"])?;
+    let mut tests = BTreeMap::new();
+    for message in Message::parse_stream(printed.as_bytes()).map_while(Result::ok) {
+        let Message::CompilerArtifact(artifact) = message else { continue };
+        let Some(executable) = artifact.executable.filter(|_| artifact.profile.test) else { continue };
+        let name = if artifact.target.is_test() { artifact.target.name.as_str() } else { "lib" };
+        let folder = artifact.manifest_path.parent().map(|folder| folder.as_std_path().to_path_buf());
+        let test = Test { executable: executable.into_std_path_buf(), folder: folder.unwrap_or_default() };
+        tests.insert(format!("{package}/{name}"), test);
+    }
+    Ok(tests)
+}
+
+/// Runs the cargo that started us; what it says goes to the terminal.
+fn cargo(arguments: &[&str]) -> Result<String, Failure> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    output(command.args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_word_says_what_runs() {
+        let line = Line::parse("A=1 track/soak soft --nocapture").unwrap();
+        let program = Program::Test { package: "track".to_owned(), target: "soak".to_owned() };
+        let expected =
+            Line { settings: vec!["A=1".to_owned()], program, arguments: "soft --nocapture".to_owned() };
+        assert_eq!(line, expected);
+        assert_eq!(Line::parse("undying doctor").unwrap().program, Program::Undying);
+        assert_eq!(Line::parse("/bin/uname -a").unwrap().program, Program::Other("/bin/uname".to_owned()));
+        assert!(Line::parse(" ").is_err());
+    }
+}
