@@ -221,16 +221,22 @@ impl Before {
         if found.is_empty() { Ok(()) } else { Err(EngineError::Refused(found)) }
     }
 
-    /// Reads the advice on areas that were new in the pause, whose reading takes the kernel too long to do it there.
+    /// Reads the flags of areas that were new in the pause, whose reading takes the kernel too long to do it there, and
+    /// refuses what only they tell.
     pub(super) fn complete_areas(&mut self) -> Result<()> {
+        let mut completed = Vec::new();
         for (pid, process) in &mut self.processes {
             match process.complete_areas(*pid) {
                 // It has ended since; what was taken of it stands.
                 Err(error) if error.says_gone() => {}
-                outcome => outcome?,
+                outcome => {
+                    if outcome? {
+                        completed.push(*pid);
+                    }
+                }
             }
         }
-        Ok(())
+        completed.into_iter().try_for_each(|pid| self.refuse_areas(pid))
     }
 
     /// The stopped tree lists living processes and zombies apart; creation order needs parents first.
@@ -290,7 +296,11 @@ impl ProcessBefore {
         layout_watch.changed()?;
         let areas = procfs::areas_with_flags(pid).map_err(|error| permission(pid, error))?;
         let pagemap = Pagemap::open(pid)?;
-        let gadgets = Gadgets::find(&memory, &areas)?;
+        let gadgets = match Gadgets::find(&memory, &areas) {
+            // It was ending while its code was read.
+            Err(_) if !pagemap.is_alive()? => return Err(EngineError::NoProcess(pid)),
+            outcome => outcome?,
+        };
         let auxiliary_vector = procfs::read(format!("/proc/{pid}/auxv"))?;
         objects.look(pid, &areas);
         let executable = objects.executable(pid)?;
@@ -332,9 +342,10 @@ impl ProcessBefore {
         Ok(true)
     }
 
-    fn complete_areas(&mut self, pid: Pid) -> Result<()> {
+    /// Whether anything had to be completed.
+    fn complete_areas(&mut self, pid: Pid) -> Result<bool> {
         if !std::mem::take(&mut self.has_old_flags) {
-            return Ok(());
+            return Ok(false);
         }
         for mut now in procfs::areas_with_flags(pid)? {
             // That writes are watched is our doing.
@@ -344,7 +355,7 @@ impl ProcessBefore {
                 area.flags = now.flags;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn message(&self) -> ProcessMessage {
