@@ -4,6 +4,8 @@
 //! Invariants: the count is that of the pause, up to the largest one.
 //! Does not: know of kernel users of the counter (KVM, asynchronous I/O); their own kinds refuse.
 
+use std::os::fd::OwnedFd;
+
 use prost::Message;
 use rustix::event::{EventfdFlags, eventfd};
 use sys::Error;
@@ -13,6 +15,8 @@ use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
 use crate::error::Result;
 
 const NAME: &str = "fd/eventfd";
+/// The line of fdinfo with the mode.
+const SEMAPHORE: &str = "eventfd-semaphore";
 
 /// Event counters.
 #[derive(Debug)]
@@ -29,6 +33,8 @@ struct State {
 #[derive(Debug, Default)]
 struct Capture {
     info: FdInfo,
+    /// Found out by counting, where the kernel does not tell.
+    counts_by_one: bool,
 }
 
 impl FdKind for Eventfd {
@@ -68,15 +74,52 @@ impl FdKind for Eventfd {
 
 impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
-        self.info.take(description)
+        self.info.take(description)?;
+        // Kernels before 6.5 do not tell the mode.
+        if self.info.line(SEMAPHORE).is_none() {
+            self.counts_by_one = counts_by_one(&description.duplicate, self.count()?)?;
+        }
+        Ok(())
     }
 
     fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
-        let count = self.info.parse("eventfd-count", |text| u64::from_str_radix(text, 16).ok())?;
-        // Kernels before 6.5 do not tell the mode; semaphores come back as plain counters there.
-        let semaphore = self.info.line("eventfd-semaphore") == Some("1");
-        Ok(State { count, semaphore }.encode_to_vec())
+        let semaphore = self.info.line(SEMAPHORE).map_or(self.counts_by_one, |told| told == "1");
+        Ok(State { count: self.count()?, semaphore }.encode_to_vec())
     }
+}
+
+impl Capture {
+    fn count(&self) -> Result<u64> {
+        self.info.parse("eventfd-count", |text| u64::from_str_radix(text, 16).ok())
+    }
+}
+
+/// Whether a read takes one from a counter or all of it, tried on a count of two or more. All who could see that
+/// stand still; afterwards the count is what it was.
+fn counts_by_one(counter: &OwnedFd, count: u64) -> Result<bool> {
+    let failed = |errno| Error::new("find out the mode of an eventfd", errno);
+    let add = |number: u64| {
+        let written = if number == 0 { Ok(0) } else { rustix::io::write(counter, &number.to_ne_bytes()) };
+        written.map(drop).map_err(failed)
+    };
+    let take = || {
+        let mut bytes = [0; 8];
+        rustix::io::read(counter, &mut bytes).map_err(failed)?;
+        Ok::<u64, Error>(u64::from_ne_bytes(bytes))
+    };
+    // The kernel alone can count so far, and nobody could put it back.
+    if count == u64::MAX {
+        return Ok(false);
+    }
+    add(2_u64.saturating_sub(count))?;
+    let semaphore = take()? == 1;
+    match (semaphore, count) {
+        (true, 0) => drop(take()?),
+        (true, 1) => {}
+        (true, _) => add(1)?,
+        (false, _) => add(count)?,
+    }
+    Ok(semaphore)
 }
 
 #[cfg(test)]
@@ -105,6 +148,23 @@ mod tests {
         let copy = round_trip(&Eventfd, &original);
         assert_eq!((read(&copy), read(&copy)), (1, 1));
         assert!(rustix::io::read(&copy, &mut [0; 8]).is_err());
+    }
+
+    #[test]
+    fn the_mode_is_found_by_counting_and_the_count_stays() {
+        for count in [0, 1, 2, 3, 1000, u64::MAX - 1] {
+            for flags in [EventfdFlags::SEMAPHORE, EventfdFlags::empty()] {
+                let counter = eventfd(0, flags | EventfdFlags::NONBLOCK).unwrap();
+                if count > 0 {
+                    rustix::io::write(&counter, &count.to_ne_bytes()).unwrap();
+                }
+                let semaphore = flags == EventfdFlags::SEMAPHORE;
+                assert_eq!(counts_by_one(&counter, count).unwrap(), semaphore, "{count}");
+                let mut info = FdInfo::default();
+                info.take(&counter).unwrap();
+                assert_eq!(Capture { info, counts_by_one: false }.count().unwrap(), count);
+            }
+        }
     }
 
     #[test]

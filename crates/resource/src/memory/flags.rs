@@ -34,6 +34,9 @@ const ADVICE: &[(&str, u64)] = &[
 /// Further flags that matter for mapping an area again.
 const MAPPING: &[&str] = &["gd", "nr", "lo", "lf", "mw"];
 
+/// What smaps prints for a flag that the kernel has no name for.
+const NAMELESS: &str = "??";
+
 /// Flags that say that an area cannot be captured, with the words for it.
 const OBSTACLES: &[(&str, &str, &str)] = &[
     ("ht", "huge page mapping", "hugetlb pages are not saved yet"),
@@ -100,7 +103,12 @@ pub fn advice(area: &AreaRecord) -> Vec<Advice> {
 
 pub(super) fn kept(flags: &AreaFlags) -> Vec<String> {
     let wanted = |flag: &str| ADVICE.iter().any(|(known, _)| *known == flag) || MAPPING.contains(&flag);
-    flags.iter().filter(|flag| wanted(flag)).map(str::to_owned).collect()
+    let mut kept: Vec<String> = flags.iter().filter(|flag| wanted(flag)).map(str::to_owned).collect();
+    // Kernels that have no name for it yet print the flag of areas locked on fault like this.
+    if flags.has("lo") && flags.has(NAMELESS) && !flags.has("lf") {
+        kept.push("lf".to_owned());
+    }
+    kept
 }
 
 pub(super) fn obstacles(of: AreaOf<'_>) -> Vec<Obstacle> {

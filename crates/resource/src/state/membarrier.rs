@@ -3,17 +3,24 @@
 //! Owns: which expedited barriers it registered for.
 //! Does not: issue barriers.
 
+use std::sync::OnceLock;
+
 use prost::Message;
 use tracee::arch::numbers as nr;
 
 use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use crate::error::Result;
+use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/membarrier";
 
 /// MEMBARRIER_CMD_GET_REGISTRATIONS, since Linux 6.3; older kernels answer EINVAL.
 const GET_REGISTRATIONS: u64 = 1 << 9;
+
+/// Barriers that are refused with EPERM to who has not registered for them; registering is the next bit.
+const PRIVATE_BARRIERS: [u64; 3] = [1 << 3, 1 << 5, 1 << 7];
+/// MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED: nothing tells whether a process has.
+const REGISTER_GLOBAL: u32 = 1 << 2;
 
 /// The kind.
 pub(super) struct Membarrier;
@@ -43,14 +50,23 @@ impl StateKind for Membarrier {
     }
 
     fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
-        questions.call(nr::MEMBARRIER, [GET_REGISTRATIONS, 0, 0, 0, 0, 0]);
+        let all = if tells_registrations() { &[GET_REGISTRATIONS] } else { &PRIVATE_BARRIERS[..] };
+        all.iter().for_each(|command| questions.call(nr::MEMBARRIER, [*command, 0, 0, 0, 0, 0]));
         Ok(())
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        for answer in capture.answers(NAME) {
-            raw.extend((answer.result_or(0)? as u32).to_ne_bytes());
-        }
+        let answers = capture.answers(NAME);
+        let registrations = if tells_registrations() {
+            answers
+                .iter()
+                .try_fold(0, |all, answer| Ok::<u32, ResourceError>(all | answer.result_or(0)? as u32))?
+        } else {
+            // A barrier does no harm, and being registered without need hardly any.
+            let granted = PRIVATE_BARRIERS.iter().zip(&answers).filter(|(_, answer)| answer.result().is_ok());
+            granted.fold(REGISTER_GLOBAL, |all, (barrier, _)| all | (*barrier as u32) << 1)
+        };
+        raw.extend(registrations.to_ne_bytes());
         Ok(())
     }
 
@@ -65,5 +81,32 @@ impl StateKind for Membarrier {
             restore.stub.call(nr::MEMBARRIER, [u64::from(bit), 0, 0, 0, 0, 0])?;
         }
         Ok(())
+    }
+}
+
+/// Whether the kernel can be asked; every process gives the same answer.
+fn tells_registrations() -> bool {
+    static TELLS: OnceLock<bool> = OnceLock::new();
+    *TELLS.get_or_init(|| {
+        let name = rustix::system::uname();
+        is_since(&name.release().to_string_lossy(), [6, 3])
+    })
+}
+
+/// Whether a release such as `6.1.0-56-amd64` is that of a version or a later one.
+fn is_since(release: &str, version: [u32; 2]) -> bool {
+    let numbers = release.split(|letter: char| !letter.is_ascii_digit());
+    let numbers: Vec<u32> = numbers.map_while(|text| text.parse().ok()).take(2).collect();
+    numbers.as_slice() >= version.as_slice()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_by_number() {
+        assert!(is_since("6.3.0", [6, 3]) && is_since("6.18.44-x", [6, 3]) && is_since("7.0", [6, 3]));
+        assert!(!is_since("6.1.0-56-cloud-amd64", [6, 3]) && !is_since("5.15.0", [6, 3]));
     }
 }
