@@ -168,7 +168,8 @@ pub const REGISTRY: &[FeatureEntry] = &[
         name: "userfaultfd-sync",
         need: Need::Optional,
         purpose: "copies pages before they change (tracker write-protect); nothing else needs it",
-        fix: "run the subject as root or with CAP_SYS_PTRACE, or set vm.unprivileged_userfaultfd to 1",
+        fix: "use Linux 6.7 or later, and run undying and the subject as root or with CAP_SYS_PTRACE, or set \
+              vm.unprivileged_userfaultfd to 1",
         probe: probes::userfaultfd_sync,
     },
     FeatureEntry {

@@ -10,6 +10,7 @@
 //! Fallback: reading the 64-bit entries
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
@@ -296,15 +297,17 @@ impl Pagemap {
         Ok(Address(arguments.walk_end))
     }
 
-    /// Reads the entries of the pages from an address on.
+    /// Reads the entries of the pages from an address on. ESRCH: the address space is gone.
     pub fn read_entries_at(&self, start: Address, entries: &mut [PageEntry]) -> Result<()> {
         // SAFETY: a PageEntry is a u64, of which any bytes are valid; the slice is exclusively borrowed.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<u8>(), size_of_val(entries))
         };
-        self.file
-            .read_exact_at(bytes, start.get() / PAGE_BYTES * 8)
-            .map_err(|error| Error::process("read the page map", self.pid, error))
+        self.file.read_exact_at(bytes, start.get() / PAGE_BYTES * 8).map_err(|error| match error.kind() {
+            // An address space that has ended reads as an empty file.
+            ErrorKind::UnexpectedEof => Error::process("read the page map", self.pid, Errno::ESRCH),
+            _ => Error::process("read the page map", self.pid, error),
+        })
     }
 
     /// Whether the address space is still in use; exec(2) and exit end it while the file stays open.

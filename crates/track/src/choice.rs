@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use sys::features::{self, Feature};
+use sys::features::{self, FeatureEntry};
 
 use crate::error::TrackError;
 use crate::full::Full;
@@ -55,25 +55,23 @@ pub fn next_best(failed: &'static dyn TrackerKind) -> Option<&'static dyn Tracke
 }
 
 fn check(kind: &'static dyn TrackerKind) -> Result<(), TrackError> {
-    for feature in kind.features() {
-        probe(kind.name(), *feature)?;
+    // What was asked for comes before what is found: the answer is the same on every kernel.
+    if let Some(entry) = entries(kind).find(|entry| !features::enabled(entry.feature)) {
+        return Err(TrackError::ForcedOff { tracker: kind.name(), feature: entry.name });
     }
-    kind.self_test()
-}
-
-fn probe(tracker: &'static str, feature: Feature) -> Result<(), TrackError> {
-    for entry in features::REGISTRY.iter().filter(|entry| entry.feature == feature) {
-        if !features::enabled(feature) {
-            return Err(TrackError::ForcedOff { tracker, feature: entry.name });
-        }
+    for entry in entries(kind) {
         // No probe of a tracker's features uses the directory.
         (entry.probe)(Path::new("/")).map_err(|cause| TrackError::Missing {
-            tracker,
+            tracker: kind.name(),
             cause,
             fix: entry.fix,
         })?;
     }
-    Ok(())
+    kind.self_test()
+}
+
+fn entries(kind: &'static dyn TrackerKind) -> impl Iterator<Item = &'static FeatureEntry> {
+    features::REGISTRY.iter().filter(|entry| kind.features().contains(&entry.feature))
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ pub(crate) enum Class {
 pub(crate) struct Known {
     pub(crate) range: AddressRange,
     pub(crate) class: Class,
+    /// Its pages are hugetlbfs's.
+    pub(crate) is_hugetlb: bool,
     /// Device, inode, and where the object would begin.
     object: Option<((u32, u32), Inode, u64)>,
 }
@@ -41,7 +43,9 @@ impl Known {
             (false, Some(_)) => Class::PrivateFile,
             (false, None) => Class::Anonymous,
         };
-        Some(Self { range: area.range, class, object })
+        // Without its flags, an area of a file there looks like any other file's.
+        let is_hugetlb = area.flags.has("ht") || area.name.starts_with("/anon_hugepage");
+        Some(Self { range: area.range, class, is_hugetlb, object })
     }
 
     fn shows_the_same(&self, other: &Self) -> bool {
@@ -76,7 +80,12 @@ mod tests {
     use super::*;
 
     fn known(first: u64, end: u64, class: Class) -> Known {
-        Known { range: AddressRange::new(Address(first << 12), Address(end << 12)), class, object: None }
+        Known {
+            range: AddressRange::new(Address(first << 12), Address(end << 12)),
+            class,
+            is_hugetlb: false,
+            object: None,
+        }
     }
 
     #[test]

@@ -59,7 +59,9 @@ impl Runs {
             let count = self.coverage.fresh.len();
             area.fresh_parts(&self.known, &mut self.coverage.fresh);
             let fresh = self.coverage.fresh.len() > count;
-            let verdict = if !fresh && is_watched(&before, area.range) {
+            let verdict = if area.is_hugetlb {
+                Verdict::Unwatched(Why::Hugetlb)
+            } else if !fresh && is_watched(&before, area.range) {
                 Verdict::Watched
             } else {
                 judge(area.range, area.class)
@@ -121,7 +123,8 @@ impl Run {
             self.held.take_over(&run.held, self.range);
             self.doubtful.extend(run.doubtful.iter().filter(|range| self.range.overlaps(**range)));
             // Which pages a watched run holds is not known, so that they would not be missed when they go.
-            self.new |= run.watched != self.watched;
+            // Areas may be listed twice before the first scan.
+            self.new |= run.new || run.watched != self.watched;
         }
     }
 }
@@ -130,4 +133,34 @@ fn is_watched(runs: &[Run], range: AddressRange) -> bool {
     let first = runs.partition_point(|run| run.range.end <= range.start);
     runs.get(first)
         .is_some_and(|run| run.watched && run.range.start <= range.start && range.end <= run.range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Address;
+    use tracee::procfs::{AreaFlags, Backing, Protection};
+
+    use super::*;
+
+    fn area(first: u64, end: u64) -> Area {
+        Area {
+            range: AddressRange::new(Address(first << 12), Address(end << 12)),
+            protection: Protection { read: true, write: true, execute: false, shared: false },
+            offset: 0,
+            backing: Backing::Anonymous,
+            name: String::new(),
+            flags: AreaFlags::default(),
+        }
+    }
+
+    #[test]
+    fn what_no_scan_has_seen_stays_new_when_areas_are_listed_again() {
+        let mut runs = Runs::default();
+        runs.renew(&[area(1, 4)], |_, _| Verdict::Watched);
+        runs.renew(&[area(1, 4), area(8, 9)], |_, _| Verdict::Watched);
+        assert!(runs.list.iter().all(|run| run.new));
+        runs.list.iter_mut().for_each(|run| run.new = false);
+        runs.renew(&[area(1, 4), area(8, 10)], |_, _| Verdict::Watched);
+        assert_eq!(runs.list.iter().map(|run| run.new).collect::<Vec<_>>(), [false, true]);
+    }
 }

@@ -160,14 +160,20 @@ fn own_map() -> sys::Result<Pagemap> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use sys::features::REGISTRY;
     use sys::pagemap::Categories;
 
     use super::*;
 
     #[test]
     fn a_kernel_that_hides_what_was_given_back_is_found_out() {
-        if userfaultfd::create(userfaultfd::USER_MODE_ONLY).is_err() {
-            return println!("unsupported: userfaultfd-async");
+        for feature in ["pagemap-scan", "userfaultfd-async"] {
+            let entry = REGISTRY.iter().find(|entry| entry.name == feature).unwrap();
+            if let Err(error) = (entry.probe)(Path::new("/")) {
+                return println!("unsupported: {feature}: {error}");
+            }
         }
         watching_with("test", false, query::REARM).unwrap();
         // As such a kernel answers: only pages that are there count as written.

@@ -88,6 +88,8 @@ pub enum Why {
     TooSparse,
     /// This tracker cannot tell what became of shared memory.
     Shared,
+    /// Pages of hugetlbfs: soft-dirty bits do not exist for them, and protection of them was not tried.
+    Hugetlb,
     /// This tracker watches nothing.
     Chosen,
 }
