@@ -6,7 +6,7 @@
 //! Does not: create it in another process; a remote call does, and pidfd_getfd(2) fetches it.
 //!
 //! Man page: userfaultfd(2), ioctl_userfaultfd(2)
-//! Since: Linux 6.7 (async), 5.7 (sync, anonymous memory), 5.19 (sync, shared memory)
+//! Since: Linux 6.7 (async), 6.4 (sync, with memory that is not there yet), 6.1 (the device)
 //! Probe: `features::REGISTRY` entries "userfaultfd-async" and "userfaultfd-sync"
 //! Fallback: other trackers
 
@@ -26,6 +26,9 @@ const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
+/// Creates a descriptor for whoever makes this request on the device; its argument are the flags.
+pub const CREATE_REQUEST: u64 = 0xaa00;
+const DEVICE: &str = "/dev/userfaultfd";
 /// The protocol's only version.
 const API: u64 = 0xaa;
 const REGISTER_MODE_WP: u64 = 1 << 1;
@@ -136,6 +139,13 @@ pub fn create(flags: u64) -> Result<OwnedFd> {
     }
     // SAFETY: the kernel returned a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+}
+
+/// The device whose holder may create descriptors that serve all faults, whatever its privileges. Since Linux 6.1;
+/// opening it takes its access rights, which by default root has alone.
+pub fn open_device() -> Result<OwnedFd> {
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE);
+    file.map(OwnedFd::from).map_err(|error| Error::path("open", DEVICE, error))
 }
 
 /// Agrees on what a new descriptor does; once.

@@ -53,6 +53,17 @@ pub enum TrackError {
         /// The change that went unseen.
         change: &'static str,
     },
+    /// The process may not have its faults served, and neither may we on its behalf.
+    /// Row: tracker-unprivileged
+    #[error(
+        "tracker write-protect cannot watch pid {pid}: it has no CAP_SYS_PTRACE, and {cause}\nhelp: run undying as root on Linux 6.1 or later, set vm.unprivileged_userfaultfd to 1, or use --tracker auto"
+    )]
+    Unprivileged {
+        /// The process.
+        pid: Pid,
+        /// Why the device cannot be had either.
+        cause: Error,
+    },
     /// The address space is gone: the process ended, or replaced it by exec.
     #[error("the memory of pid {0} is gone, and its tracker with it")]
     Gone(Pid),

@@ -291,9 +291,75 @@ fn a_forked_child_is_not_watched_and_can_be() {
     }
 }
 
+/// Bits that an earlier tracker has cleared say nothing about what a new one has seen.
+#[test]
+fn a_second_tracker_reports_everything_also_when_areas_are_listed_twice() {
+    for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
+        let Some(Case { subject, tracker, areas }) = Case::new(name, &[("anon", 64), ("file", 64)]) else {
+            continue;
+        };
+        drop(tracker);
+        let tracker = attach(name, subject.pid()).unwrap();
+        let mut case = Case { subject, tracker, areas };
+        case.cover();
+        let mut dirty = DirtyPages::new();
+        case.tracker.scan(Moment::Stopped, &mut dirty).unwrap();
+        for page in case.areas.iter().flat_map(|area| (0..64).map(|page| part(*area, page, page + 1))) {
+            let found = dirty.ranges().iter().any(|found| found.range.contains(page.start));
+            assert!(found, "{name}: {}", page.start);
+        }
+    }
+}
+
+/// Every change of private memory, with bits that tell less than protection does: it may report more.
+#[test]
+fn soft_dirty_bits_report_every_change_of_private_memory() {
+    let told = |(read, nothing): (Vec<u64>, Vec<u64>)| [read, nothing].concat();
+    for kind in ["anon", "huge", "file", "privmem"] {
+        let Some(mut case) = Case::new("soft-dirty", &[(kind, 1024)]) else { return };
+        assert_eq!(split(&case.scan(case.areas[0])), NONE, "{kind}");
+        assert!(case.after("write", 3, 5, 7).0.starts_with(&pages(3, 5)) || kind == "huge");
+        assert_eq!(case.after("advise", 520, 1020, DONTNEED), (vec![], pages(520, 1020)), "{kind}");
+        assert!(case.after("write", 600, 601, 1).0.contains(&600), "{kind}");
+        assert!(told(case.after("advise", 600, 601, DONTNEED)).contains(&600), "{kind}");
+        // Discarded and written again between two scans.
+        case.subject.act("advise", part(case.areas[0], 10, 20), DONTNEED);
+        let found = case.after("write", 12, 13, 9);
+        assert!(found.0.contains(&12) && (10..20).all(|page| told(found.clone()).contains(&page)), "{kind}");
+        case.subject.act("protect", part(case.areas[0], 100, 200), 1);
+        case.subject.act("protect", part(case.areas[0], 100, 200), 3);
+        case.cover();
+        assert!(case.after("write", 150, 151, 3).0.contains(&150), "{kind}");
+        case.subject.act("again", part(case.areas[0], 300, 400), 0);
+        case.cover();
+        assert!(case.after("write", 350, 351, 9).0.contains(&350), "{kind}: replaced");
+    }
+}
+
+/// Memory that moves or is shared by fork, with the same bits.
+#[test]
+fn soft_dirty_bits_follow_memory_that_moves_and_children() {
+    let Some(mut case) = Case::new("soft-dirty", &[("anon", 64), ("shared", 16)]) else { return };
+    let start = Address(case.subject.act("move", case.areas[0], 0));
+    let moved = AddressRange::new(start, start + case.areas[0].len());
+    assert!(case.cover().0.contains(&moved));
+    assert_eq!(split(&case.scan(moved)).0, pages(0, 64));
+    case.areas[0] = moved;
+    assert_eq!(case.after("write", 9, 10, 1).0, pages(9, 10));
+    assert_eq!(split(&case.scan(case.areas[1])).0, pages(0, 16), "shared memory is copied whole");
+    let child = Pid(case.subject.tell("fork") as i32);
+    let mut of_child = attach("soft-dirty", child).unwrap();
+    assert_eq!(split(&scan_area(&mut *of_child, moved)).0, pages(0, 64));
+    case.subject.act("write", part(moved, 5, 6), 8);
+    assert!(split(&scan_area(&mut *of_child, moved)).0.contains(&5));
+    // The parent's page may be reported too; it has not changed.
+    let _ = case.scan(moved);
+    assert_eq!(userfaultfds(case.pid()), 0);
+}
+
 #[test]
 fn exec_ends_the_tracker() {
-    for name in ["pagemap-scan", "write-protect", "full"] {
+    for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
         let Some(mut case) = Case::new(name, &[("anon", 64)]) else { continue };
         case.subject.restart("exec");
         let outcome = case.tracker.scan(Moment::Stopped, &mut DirtyPages::new());
@@ -388,6 +454,71 @@ fn old_content_can_be_had_while_the_process_writes() {
     assert!(copy.iter().all(|byte| *byte == 7));
     old.end();
     assert_eq!(split(&case.scan(area)), (pages(15, 20), vec![]));
+}
+
+/// Faults inside system calls are served too, for a process that may not ask for that itself.
+#[test]
+fn a_process_without_privileges_is_watched_and_its_system_calls_go_on() {
+    for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
+        let Some(mut subject) = Subject::start("obedient", &[]) else { return };
+        let area = subject.map("anon", 64);
+        subject.act("write", area, 1);
+        if subject.tell("drop") != 0 {
+            return println!("unsupported: root");
+        }
+        let before = procfs::descriptors(subject.pid()).unwrap();
+        let Some(tracker) = attach(name, subject.pid()) else { continue };
+        assert_eq!(procfs::descriptors(subject.pid()).unwrap(), before, "{name}: nothing of ours stays open");
+        let mut case = Case { subject, tracker, areas: vec![area] };
+        assert_eq!(split(&case.scan(area)).0, pages(0, 64), "{name}");
+        assert_eq!(case.subject.act("fill", part(area, 7, 9), 5), 0, "{name}: read(2) into protected pages");
+        assert_eq!(case.subject.act("read", part(area, 8, 9), 0), 5, "{name}");
+        let (read, _) = split(&case.scan(area));
+        assert!(read.contains(&7) && read.contains(&8), "{name}: {read:?}");
+    }
+}
+
+/// Huge pages of the machine's, put back when this goes.
+struct Reserved(String);
+
+impl Reserved {
+    const PATH: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn pages(count: u64) -> Option<Self> {
+        let before = std::fs::read_to_string(Self::PATH).ok()?;
+        let wanted = before.trim().parse::<u64>().ok()? + count;
+        let reserved = Self(before);
+        std::fs::write(Self::PATH, wanted.to_string()).ok()?;
+        let got = std::fs::read_to_string(Self::PATH).ok()?.trim().parse::<u64>().ok()?;
+        (got >= wanted).then_some(reserved)
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let _ = std::fs::write(Self::PATH, &self.0);
+    }
+}
+
+#[test]
+fn hugetlb_pages_are_reported_whole() {
+    const HUGE: u64 = 512;
+    let Some(_reserved) = Reserved::pages(4) else { return println!("unsupported: huge pages to reserve") };
+    for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
+        let Some(mut subject) = Subject::start("obedient", &[]) else { return };
+        let area = subject.map("hugetlb", 3 * HUGE);
+        subject.act("write", part(area, 0, 2 * HUGE), 1);
+        let Some(tracker) = attach(name, subject.pid()) else { continue };
+        let mut case = Case { subject, tracker, areas: vec![area] };
+        let expected = Unwatched { range: area, why: Why::Hugetlb };
+        assert!(case.cover().1.contains(&expected), "{name}");
+        for _ in 0..3 {
+            case.subject.act("write", part(area, 5, 6), 2);
+            assert_eq!(split(&case.scan(area)).0, pages(0, 2 * HUGE), "{name}: what is there");
+        }
+        let (read, nothing) = case.after("advise", HUGE, 2 * HUGE, DONTNEED);
+        assert_eq!((read, nothing), (pages(0, HUGE), pages(HUGE, 2 * HUGE)), "{name}");
+    }
 }
 
 /// Runs as a helper with features forced off, and says which tracker it would take; otherwise starts that helper.

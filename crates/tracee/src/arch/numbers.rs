@@ -76,3 +76,5 @@ pub const EPOLL_PWAIT2: i64 = 441;
 pub const TGKILL: i64 = 234;
 pub const TKILL: i64 = 200;
 pub const USERFAULTFD: i64 = 323;
+pub const IOCTL: i64 = 16;
+pub const SOCKETPAIR: i64 = 53;

@@ -1,10 +1,11 @@
 /* A process that does one memory operation a line and answers with a number or an address in hexadecimal.
  *
- *   map KIND PAGES        anon huge shared memfd file privmem reserve   -> address
+ *   map KIND PAGES        anon huge hugetlb shared memfd file privmem reserve   -> address
  *   write ADDR PAGES BYTE     read ADDR     advise ADDR PAGES ADVICE     protect ADDR PAGES PROT
  *   unmap ADDR PAGES     again ADDR PAGES (unmap, and map anonymous memory at the same place)
  *   move ADDR PAGES      resize ADDR PAGES NEW
  *   second ADDR PAGES BYTE (write through another mapping of the memfd)   store OFFSET BYTE (write(2) to the memfd)
+ *   drop (all privileges)    fill ADDR PAGES BYTE (the kernel writes, by read(2))
  *   fork (-> pid; the child obeys from now on, the parent waits)   exec   watch ADDR PAGES (userfaultfd of its own)
  */
 #define _GNU_SOURCE
@@ -55,6 +56,8 @@ static void *map(const char *kind, size_t pages)
         madvise(at, bytes, MADV_HUGEPAGE);
         return at;
     }
+    if (!strcmp(kind, "hugetlb"))
+        return mapped(bytes, both, private | MAP_HUGETLB, -1);
     if (!strcmp(kind, "shared"))
         return mapped(bytes, both, MAP_SHARED | MAP_ANONYMOUS, -1);
     if (!strcmp(kind, "memfd")) {
@@ -84,6 +87,21 @@ static long watch(void *at, size_t bytes)
     struct uffdio_api api = {.api = UFFD_API};
     struct uffdio_register wanted = {.range = {(uintptr_t)at, bytes}, .mode = UFFDIO_REGISTER_MODE_MISSING};
     return fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &wanted) ? -errno : 0;
+}
+
+static long fill(char *at, size_t bytes, int byte)
+{
+    int ends[2];
+    char page[PAGE];
+    memset(page, byte, sizeof page);
+    if (pipe(ends))
+        return -errno;
+    for (size_t done = 0; done < bytes; done += PAGE)
+        if (write(ends[1], page, PAGE) != PAGE || read(ends[0], at + done, PAGE) != PAGE)
+            return -errno;
+    close(ends[0]);
+    close(ends[1]);
+    return 0;
 }
 
 static long fork_on(void)
@@ -138,6 +156,10 @@ int main(int count, char **arguments)
             munmap(other, b * PAGE);
         } else if (!strcmp(word, "store"))
             answer = pwrite(memfd, &(char){(char)b}, 1, (off_t)a);
+        else if (!strcmp(word, "fill"))
+            answer = fill(at, b * PAGE, (int)c);
+        else if (!strcmp(word, "drop"))
+            answer = setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534) ? -errno : 0;
         else if (!strcmp(word, "fork"))
             answer = fork_on();
         else if (!strcmp(word, "watch"))
