@@ -1,13 +1,13 @@
 //! Takes continuous checkpoints of a running process and tells what they cost.
 //!
-//! Usage: epochs PID STORE HZ COUNT [TRACKER]; the subject is called `job` in the store.
+//! Usage: epochs PID STORE HZ COUNT [TRACKER [FILE]]; FILE gets the times of the pauses; the subject is called `job` in the store.
 //! Does not: write the figures anywhere but to the terminal.
 
 use std::error::Error;
+use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use image::Timings;
 use model::{Pid, Sequence};
 use store::{LogOptions, LogWriter, Store, SubjectName};
 use undying_engine::{CheckpointOptions, Continuous, Taken};
@@ -27,7 +27,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     let taken = take(subject, &log, first, every, count.parse()?)?;
     log.close()?;
     report(&taken);
+    if let Some(file) = rest.get(1) {
+        put_pauses(file, &taken)?;
+    }
     Ok(())
+}
+
+/// Writes when each pause began and how long it took, in nanoseconds of CLOCK_MONOTONIC.
+fn put_pauses(file: &str, taken: &[Taken]) -> Result<(), Box<dyn Error>> {
+    let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (now, clock) = (Instant::now(), Duration::new(clock.tv_sec as u64, clock.tv_nsec as u32));
+    let mut text = String::new();
+    for one in taken.iter().skip(1) {
+        let began = clock - now.duration_since(one.phases.began);
+        writeln!(text, "{} {}", began.as_nanos(), one.phases.pause().as_nanos())?;
+    }
+    Ok(std::fs::write(file, text)?)
 }
 
 fn take(
@@ -58,17 +73,27 @@ fn report(taken: &[Taken]) {
         first.timings, first.precopied, first.residual
     );
     println!("trackers attached in a pause of {:?}", first.arming);
-    let spread = |what: &str, of: fn(&Timings) -> Duration| {
-        let mut all: Vec<Duration> = others.iter().map(|one| of(&one.timings)).collect();
+    let spread = |what: &str, of: fn(&Taken) -> Duration| {
+        let mut all: Vec<Duration> = others.iter().map(of).collect();
         all.sort_unstable();
         if let (Some(middle), Some(longest)) = (all.get(all.len() / 2), all.last()) {
             println!("{what}: p50 {middle:?} p99 {:?} max {longest:?}", all[(all.len() - 1) * 99 / 100]);
         }
     };
-    spread("pause", |timings| timings.pause);
-    spread("  stop", |timings| timings.stop);
-    spread("  scan", |timings| timings.scan);
-    spread("  copy", |timings| timings.copy);
+    spread("pause", |one| one.timings.pause);
+    spread("  stop", |one| one.phases.stop);
+    spread("  areas", |one| one.phases.areas);
+    spread("  tables", |one| one.phases.tables);
+    spread("  scan", |one| one.phases.scan);
+    spread("  copy", |one| one.phases.copy);
+    spread("  objects", |one| one.phases.objects);
+    spread("  descriptors", |one| one.phases.descriptors);
+    spread("  threads", |one| one.phases.threads);
+    spread("  resume", |one| one.phases.resume);
+    spread("look", |one| one.phases.look);
+    spread("precopy", |one| one.phases.precopy);
+    spread("prepare", |one| one.phases.prepare);
+    spread("finish", |one| one.phases.finish);
     let pages: u64 = others.iter().map(|one| one.precopied.get() + one.residual.get()).sum();
     println!("{} pages a checkpoint", pages / others.len().max(1) as u64);
 }

@@ -13,7 +13,9 @@ mod obstacles;
 mod records;
 mod restore;
 
-pub use capture::{Captured, CheckpointOptions, CheckpointReport, Continuous, Taken, capture, checkpoint};
+pub use capture::{
+    Captured, CheckpointOptions, CheckpointReport, Continuous, Phases, Taken, capture, checkpoint,
+};
 pub use error::{EngineError, Result};
 pub use obstacles::preflight;
 pub use resource::Obstacle;

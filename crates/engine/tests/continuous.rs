@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence, Signal};
-use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
-use undying_engine::{CheckpointOptions, Continuous, PidPolicy, RestoreOptions, restore};
+use store::{ImageReader, ImageWriter, Keep, LogOptions, LogWriter, Store, SubjectName, WriteOptions};
+use undying_engine::{CheckpointOptions, Continuous, PidPolicy, RestoreOptions, checkpoint, restore};
 
 /// Time between two checkpoints.
 const EVERY: Duration = Duration::from_millis(10);
@@ -158,6 +158,43 @@ fn epochs_restore_with(tracker: &str) {
         log.close().unwrap();
         std::fs::write(lab.said(), format!("{:64}", "round 0")).unwrap();
         pid = lab.restore(committed.sequence);
+        lab.await_rounds(1);
+        let rounds = lab.rounds().unwrap();
+        lab.await_rounds(rounds + 20);
+    }
+    kill(pid);
+}
+
+/// A single checkpoint of a program of that size is copied before the pause, too.
+#[test]
+fn a_single_checkpoint_restores() {
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: root");
+        return;
+    }
+    let lab = Lab::new();
+    let Some(child) = lab.start() else { return };
+    lab.await_rounds(5);
+    let mut pid = Pid(child.id() as i32);
+    for life in 0..lives() {
+        let image = lab.folder.path().join(format!("image{life}"));
+        let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();
+        // A child may be caught between fork and exit.
+        let taken = match checkpoint(pid, writer, &lab.options()) {
+            Ok(taken) => taken,
+            Err(error) => {
+                println!("life {life}: {error}");
+                continue;
+            }
+        };
+        println!("life {life}: {:?}", taken.commit.timings);
+        let rounds = lab.rounds().unwrap();
+        lab.await_rounds(rounds + 5);
+        assert_alive(pid);
+        kill(pid);
+        std::fs::write(lab.said(), format!("{:64}", "round 0")).unwrap();
+        let options = RestoreOptions { pid: PidPolicy::Same, ..RestoreOptions::default() };
+        pid = restore(ImageReader::open(&image).unwrap(), options).unwrap().root;
         lab.await_rounds(1);
         let rounds = lab.rounds().unwrap();
         lab.await_rounds(rounds + 20);

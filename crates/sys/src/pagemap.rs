@@ -225,10 +225,15 @@ impl Pagemap {
 
     /// Looks at the pages of a range.
     pub fn look(&self, range: AddressRange) -> Result<FoundPages> {
+        self.look_with(range, &mut PageRegions::new())
+    }
+
+    /// As `look`, for many ranges one after the other.
+    pub fn look_with(&self, range: AddressRange, regions: &mut PageRegions) -> Result<FoundPages> {
         let mut found = FoundPages::default();
         if features::enabled(features::Feature::PagemapScan) {
             for guard in [Categories::GUARD, Categories::NONE] {
-                match self.scan(range, guard, &mut found) {
+                match self.scan(range, guard, regions, &mut found) {
                     Err(error) if error.errno == Errno::EINVAL || error.errno.0 == libc::ENOTTY => {}
                     outcome => return outcome.map(|()| found),
                 }
@@ -238,7 +243,13 @@ impl Pagemap {
         Ok(found)
     }
 
-    fn scan(&self, range: AddressRange, guard: Categories, found: &mut FoundPages) -> Result<()> {
+    fn scan(
+        &self,
+        range: AddressRange,
+        guard: Categories,
+        regions: &mut PageRegions,
+        found: &mut FoundPages,
+    ) -> Result<()> {
         const NOT_OWN: Categories = Categories::FILE.and(Categories::ZERO_PAGE);
         const POPULATED: Categories = Categories::PRESENT.and(Categories::SWAPPED);
         let query = PageQuery {
@@ -248,10 +259,9 @@ impl Pagemap {
             tell: POPULATED.and(guard),
             rearm: false,
         };
-        let mut regions = PageRegions::new();
         let mut start = range.start;
         while start < range.end {
-            start = self.select(&query, AddressRange::new(start, range.end), &mut regions)?;
+            start = self.select(&query, AddressRange::new(start, range.end), regions)?;
             for (region, categories) in regions.iter() {
                 let list = if categories.has(guard) { &mut found.guards } else { &mut found.private };
                 append(list, region);
@@ -339,7 +349,7 @@ impl Pagemap {
     #[must_use]
     pub fn supports_scan(&self) -> bool {
         let nothing = AddressRange::new(Address(PAGE_BYTES), Address(2 * PAGE_BYTES));
-        self.scan(nothing, Categories::NONE, &mut FoundPages::default()).is_ok()
+        self.scan(nothing, Categories::NONE, &mut PageRegions::new(), &mut FoundPages::default()).is_ok()
     }
 
     /// The open file, for requests of the trackers.

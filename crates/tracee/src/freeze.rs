@@ -5,14 +5,14 @@
 //! Does not: read any state of what it stopped.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::{Pid, Tid};
 use sys::kcmp::{self, Shared};
-use sys::ptrace::{OPTION_CLONE, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK};
+use sys::ptrace::{self, OPTION_CLONE, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK};
 use sys::{Errno, Error};
 
-use crate::procfs::{self, Status};
+use crate::procfs::{self, KeptFiles, Status};
 use crate::reaper::{self, Watch};
 use crate::remote::home;
 use crate::thread::{Running, StopOutcome, Stopped, Thread, Waiter};
@@ -22,6 +22,11 @@ use crate::tree;
 pub(crate) const OPTIONS: u64 = OPTION_SYSCALL_GOOD | OPTION_CLONE | OPTION_FORK | OPTION_VFORK;
 /// Times the tree is listed again because it grew; a tree that outgrows this is refused.
 const ROUNDS_MAX: usize = 200;
+/// The same before anything stands; what is found later is found while the rest stands.
+const RUNNING_ROUNDS_MAX: usize = 4;
+/// Files of a thread that say whether there is more.
+const CHILDREN: &str = "children";
+const STAT: &str = "stat";
 /// Times a thread that cannot be attached is tried again; one that belongs to somebody else never can be.
 const CHANGES_MAX: usize = 10;
 /// How long all threads may take to stop.
@@ -81,12 +86,22 @@ pub struct StoppedTree {
     pub processes: Vec<StoppedProcess>,
     /// Processes that ended and wait to be reaped by a parent in the tree.
     pub zombies: Vec<Pid>,
+    /// When the first thread was told to stop.
+    pub began: Instant,
+}
+
+/// Stops trees, the same one again and again; keeps what it needs of `/proc` open meanwhile.
+#[derive(Debug, Default)]
+pub struct Freezer {
+    files: KeptFiles,
 }
 
 #[derive(Default)]
 struct Progress {
     stopped: HashMap<Pid, Vec<Thread<Stopped>>>,
     pending: Vec<Thread<Running>>,
+    /// Those of them that have not been asked to stop yet.
+    unasked: Vec<Tid>,
     /// Children of vfork(2) that must go on before their parent can stop.
     let_go: Vec<Thread<Running>>,
     seen: HashSet<Tid>,
@@ -97,27 +112,13 @@ struct Progress {
     zombies: Vec<Pid>,
     order: Vec<Pid>,
     ends: Watch,
+    began: Option<Instant>,
 }
 
 impl StoppedTree {
     /// Stops a process and all its descendants.
     pub fn stop(root: Pid) -> Result<Self, FreezeError> {
-        let mut last = FreezeError::Growing(root);
-        for _ in 0..ATTEMPTS_MAX {
-            let mut progress = Progress::default();
-            match progress.run(root) {
-                Ok(()) => return progress.finish(root),
-                Err(error @ FreezeError::Stuck { .. }) => {
-                    progress.release();
-                    last = error;
-                }
-                Err(error) => {
-                    progress.release();
-                    return Err(error);
-                }
-            }
-        }
-        Err(last)
+        Freezer::default().stop(root)
     }
 
     /// The stopped process of a number.
@@ -142,6 +143,31 @@ impl StoppedTree {
     }
 }
 
+impl Freezer {
+    /// Stops a process and all its descendants.
+    pub fn stop(&mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
+        let mut last = FreezeError::Growing(root);
+        for _ in 0..ATTEMPTS_MAX {
+            let mut progress = Progress::default();
+            match progress.run(root, &mut self.files) {
+                Ok(()) => {
+                    self.files.sweep();
+                    return progress.finish(root);
+                }
+                Err(error @ FreezeError::Stuck { .. }) => {
+                    progress.release();
+                    last = error;
+                }
+                Err(error) => {
+                    progress.release();
+                    return Err(error);
+                }
+            }
+        }
+        Err(last)
+    }
+}
+
 impl Drop for StoppedTree {
     fn drop(&mut self) {
         // Nobody is left to report to; a thread that cannot be detached has died.
@@ -150,16 +176,81 @@ impl Drop for StoppedTree {
 }
 
 impl Progress {
-    fn run(&mut self, root: Pid) -> Result<(), FreezeError> {
+    fn run(&mut self, root: Pid, files: &mut KeptFiles) -> Result<(), FreezeError> {
+        self.attach_running(root, files)?;
+        self.began = Some(Instant::now());
+        self.interrupt_all()?;
+        self.wait_all()?;
+        if !self.changed && self.all_still_stand()? && self.is_whole(files) {
+            return Ok(());
+        }
         for _ in 0..ROUNDS_MAX {
             self.changed = false;
             self.attach_new(root)?;
+            self.interrupt_all()?;
             self.wait_all()?;
             if !self.changed && self.all_still_stand()? {
                 return Ok(());
             }
         }
         Err(FreezeError::Growing(root))
+    }
+
+    /// Attaches to everything while it runs on, so that hardly anything is left to be found once the first thread
+    /// stands.
+    fn attach_running(&mut self, root: Pid, files: &mut KeptFiles) -> Result<(), FreezeError> {
+        for _ in 0..RUNNING_ROUNDS_MAX {
+            self.changed = false;
+            self.attach_new(root)?;
+            if !self.changed {
+                break;
+            }
+        }
+        for thread in &self.pending {
+            let (pid, tid) = (thread.pid(), thread.tid());
+            // What has ended is noticed when it does not stop.
+            gone_is_none(files.open(pid, tid, CHILDREN))?;
+            if tid == pid.leader() {
+                gone_is_none(files.open(pid, tid, STAT))?;
+            }
+        }
+        self.changed = false;
+        Ok(())
+    }
+
+    fn interrupt_all(&mut self) -> Result<(), FreezeError> {
+        for tid in std::mem::take(&mut self.unasked) {
+            gone_is_none(ptrace::interrupt(tid))?;
+        }
+        Ok(())
+    }
+
+    /// Whether what stands is all there is: as many threads as each process has, and no child but those listed. A
+    /// thread that was being created when its creator was attached to appears in no earlier list, and is not attached.
+    fn is_whole(&self, files: &mut KeptFiles) -> bool {
+        let mut children = 0;
+        for (pid, threads) in &self.stopped {
+            // A process without threads of ours, or whose leader ended before others, is one for a new list.
+            let whole = files
+                .read(*pid, pid.leader(), STAT)
+                .ok()
+                .and_then(procfs::thread_count)
+                .is_some_and(|count| count == threads.len());
+            if !whole {
+                return false;
+            }
+            for thread in threads {
+                let Ok(text) = files.read(*pid, thread.tid(), CHILDREN) else { return false };
+                for child in text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()) {
+                    let number = std::str::from_utf8(child).ok().and_then(|word| word.parse().ok());
+                    if number.is_none_or(|number| !self.order.contains(&Pid(number))) {
+                        return false;
+                    }
+                    children += 1;
+                }
+            }
+        }
+        self.stopped.len() + self.zombies.len() == self.order.len() && children + 1 == self.order.len()
     }
 
     /// Whether every thread that came to a stop still stands there; those that do not (killed, or replaced by an
@@ -208,21 +299,22 @@ impl Progress {
             return Ok(());
         }
         match Thread::seize(pid, tid, OPTIONS) {
-            Ok(thread) => self.expect(thread),
+            Ok(thread) => {
+                self.expect(thread);
+                Ok(())
+            }
             Err(error) if error.errno == Errno::ESRCH => Ok(()),
             Err(error) => self.attached_or(pid, tid, error),
         }
     }
 
-    /// Asks an attached thread to stop.
-    fn expect(&mut self, thread: Thread<Running>) -> Result<(), FreezeError> {
+    /// Takes over an attached thread, to be asked to stop with the others.
+    fn expect(&mut self, thread: Thread<Running>) {
         self.changed = true;
         self.seen.insert(thread.tid());
         self.ends.add(thread.pid(), thread.tid());
-        let asked = gone_is_none(thread.interrupt());
+        self.unasked.push(thread.tid());
         self.pending.push(thread);
-        asked?;
-        Ok(())
     }
 
     fn attached_or(&mut self, pid: Pid, tid: Tid, error: Error) -> Result<(), FreezeError> {
@@ -234,7 +326,8 @@ impl Progress {
                 reaper::bury(pid, tid);
                 return Ok(());
             }
-            return self.expect(Thread::attached(pid, tid));
+            self.expect(Thread::attached(pid, tid));
+            return Ok(());
         }
         if ended {
             return Ok(());
@@ -333,7 +426,10 @@ impl Progress {
         let Some(text) = gone_is_none(procfs::read_text(&path))? else { return Ok(()) };
         let tgid = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
         match tgid {
-            Some(tgid) if !self.seen.contains(&tid) => self.expect(Thread::attached(Pid(tgid), tid)),
+            Some(tgid) if !self.seen.contains(&tid) => {
+                self.expect(Thread::attached(Pid(tgid), tid));
+                self.interrupt_all()
+            }
             _ => Ok(()),
         }
     }
@@ -346,7 +442,8 @@ impl Progress {
                 processes.push(StoppedProcess { pid: *pid, threads });
             }
         }
-        let tree = StoppedTree { processes, zombies: std::mem::take(&mut self.zombies) };
+        let began = self.began.unwrap_or_else(Instant::now);
+        let tree = StoppedTree { processes, zombies: std::mem::take(&mut self.zombies), began };
         self.release();
         if tree.processes.first().is_some_and(|process| process.pid == root) {
             Ok(tree)

@@ -20,10 +20,12 @@ pub mod steps;
 pub mod stub;
 pub mod thread;
 pub mod tree;
+mod urgency;
 mod waits;
 
-pub use freeze::{FreezeError, StoppedProcess, StoppedTree};
+pub use freeze::{FreezeError, Freezer, StoppedProcess, StoppedTree};
 pub use memory::ProcessMemory;
 pub use remote::{Gadgets, RemoteError, RemoteSession};
 pub use stub::Stub;
 pub use thread::{Running, Stopped, Thread};
+pub use urgency::Urgent;

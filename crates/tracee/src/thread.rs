@@ -14,6 +14,7 @@ use sys::{Errno, Error, Result};
 
 use crate::reaper;
 use crate::steps;
+use crate::urgency::is_urgent;
 use crate::waits;
 
 /// PTRACE_EVENT_STOP.
@@ -50,6 +51,12 @@ pub struct Thread<State> {
     state: State,
     bound_to_tracer: PhantomData<*const ()>,
 }
+
+/// The same for a tracer with real-time priority: what it waits for may need this very processor, and does not get it
+/// by a yield.
+const SPIN_URGENT: Duration = Duration::from_micros(10);
+/// How long such a tracer sleeps between looks; with its priority, the kernel adds no slack.
+const NAP_URGENT: Duration = Duration::from_micros(5);
 
 /// What came of waiting for a stop.
 #[derive(Debug)]
@@ -214,10 +221,11 @@ impl Waiter {
     /// One step; false once the limit has passed.
     pub(crate) fn pause(&mut self) -> bool {
         let waited = self.started.elapsed();
-        if waited < SPIN {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(NAP);
+        match is_urgent() {
+            true if waited < SPIN_URGENT => std::hint::spin_loop(),
+            true if waited < SPIN => std::thread::sleep(NAP_URGENT),
+            false if waited < SPIN => std::thread::yield_now(),
+            _ => std::thread::sleep(NAP),
         }
         waited < self.limit
     }

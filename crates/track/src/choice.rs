@@ -19,7 +19,8 @@ use crate::write_protect::WriteProtect;
 pub const REGISTRY: &[&dyn TrackerKind] = &[&PagemapScan, &SoftDirty, &WriteProtect, &Full];
 
 /// The name that leaves the choice to us.
-const AUTO: &str = "auto";
+/// The name by which the best tracker of this kernel is chosen.
+pub const AUTO: &str = "auto";
 
 /// A tracker that works here.
 #[derive(Debug)]

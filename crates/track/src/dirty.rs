@@ -49,13 +49,15 @@ pub struct DirtyRange {
 pub struct DirtyPages {
     ranges: Vec<DirtyRange>,
     replaced: Vec<AddressRange>,
+    /// Most ranges there were.
+    most: usize,
 }
 
 impl DirtyPages {
     /// An empty list with room.
     #[must_use]
     pub fn new() -> Self {
-        Self { ranges: Vec::with_capacity(ROOM), replaced: Vec::with_capacity(16) }
+        Self { ranges: Vec::with_capacity(ROOM), replaced: Vec::with_capacity(16), most: 0 }
     }
 
     /// What changed, in the order in which it was found. Where two of them overlap, the later one holds.
@@ -83,13 +85,17 @@ impl DirtyPages {
         self.ranges.is_empty() && self.replaced.is_empty()
     }
 
-    /// Empties the list and keeps its room. Outside of a pause, it then also makes room for twice of what was
-    /// found, so that the next scan does not have to.
+    /// Empties the list and keeps its room: never allocates.
     pub fn clear(&mut self) {
-        let found = self.ranges.len();
+        self.most = self.most.max(self.ranges.len());
         self.ranges.clear();
-        self.ranges.reserve(2 * found);
         self.replaced.clear();
+    }
+
+    /// Outside of a pause: makes room for twice of what was ever found, so that the next scan does not have to.
+    pub fn make_room(&mut self) {
+        self.clear();
+        self.ranges.reserve(2 * self.most);
     }
 
     pub(crate) fn push(&mut self, range: AddressRange, content: Content) {

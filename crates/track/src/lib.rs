@@ -29,7 +29,7 @@ mod tracker;
 mod watch;
 mod write_protect;
 
-pub use choice::{Choice, REGISTRY, choose, next_best};
+pub use choice::{AUTO, Choice, REGISTRY, choose, next_best};
 pub use dirty::{Content, DirtyPages, DirtyRange};
 pub use error::TrackError;
 pub use layout::Layout;

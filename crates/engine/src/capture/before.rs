@@ -9,8 +9,9 @@ use std::collections::HashMap;
 use image::{RecordSet, SpaceId};
 use model::{Address, AddressRange, Pid, Signal};
 use resource::memory::{self, AreaOf, Content};
+use resource::state;
 use sys::pagemap::Pagemap;
-use tracee::procfs::{self, Area, Stat};
+use tracee::procfs::{self, Area, KeptFiles, Stat};
 use tracee::{Gadgets, ProcessMemory, StoppedTree, tree};
 use track::Layout;
 
@@ -31,6 +32,8 @@ pub(super) struct Before {
     pub(super) zombies: HashMap<Pid, Stat>,
     pub(super) objects: Objects,
     pub(super) descriptors: Descriptors,
+    /// Files of threads, held open.
+    pub(super) files: KeptFiles,
     pub(super) vdso_checksum: u32,
     /// Looked at again and again: areas that change are followed, and not looked at closely inside the pause.
     pub(super) is_continuous: bool,
@@ -76,6 +79,7 @@ impl Before {
             zombies: HashMap::new(),
             objects: Objects::default(),
             descriptors: Descriptors::default(),
+            files: KeptFiles::default(),
             vdso_checksum: 0,
             is_continuous: false,
         };
@@ -86,7 +90,17 @@ impl Before {
         before.vdso_checksum = before.checksum_vdso(root)?;
         before.descriptors.look(&before.processes, &before.order)?;
         before.accept(options)?;
+        before.open_files();
         Ok(before)
+    }
+
+    /// Opens what will be read of each thread. One that ends meanwhile is missed by nobody.
+    fn open_files(&mut self) {
+        for pid in self.processes.keys() {
+            for tid in procfs::threads(*pid).unwrap_or_default() {
+                let _ = state::open_files(&mut self.files, *pid, tid);
+            }
+        }
     }
 
     fn view(&self) -> Vec<(Pid, &[Area])> {
@@ -162,6 +176,11 @@ impl Before {
     /// Brings everything up to date with a tree that stands.
     pub(super) fn refresh(&mut self, stopped: &StoppedTree, options: &CheckpointOptions) -> Result<()> {
         self.refresh_processes(stopped)?;
+        self.refresh_descriptors(options)
+    }
+
+    /// Brings the descriptors up to date with a tree that stands and whose processes are known.
+    pub(super) fn refresh_descriptors(&mut self, options: &CheckpointOptions) -> Result<()> {
         let changed = self.descriptors.refresh(&self.processes, &self.order)?;
         if changed {
             let found = obstacles::of_descriptors(&self.descriptors.scope_of(&self.order, options));

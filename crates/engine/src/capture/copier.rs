@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use image::SpaceId;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid};
@@ -22,6 +23,11 @@ pub(super) trait PageSink {
     fn buffer(&self) -> Result<PageBatch>;
     /// Takes over a filled one.
     fn append(&self, batch: PageBatch) -> Result<()>;
+    /// How long anybody may wait for one buffer from now on, where a store may not keep up for ever.
+    fn limit_waits(&self, _wait_max: Option<Duration>) {}
+    /// Takes a range out of the checkpoint; what is appended later is in again. Waits while too many are waiting to be
+    /// taken out.
+    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()>;
 }
 
 impl PageSink for ImageWriter {
@@ -31,6 +37,10 @@ impl PageSink for ImageWriter {
 
     fn append(&self, batch: PageBatch) -> Result<()> {
         Ok(self.append(batch)?)
+    }
+
+    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
+        Ok(self.discard(space, range)?)
     }
 }
 
@@ -42,10 +52,22 @@ impl PageSink for Epoch {
     fn append(&self, batch: PageBatch) -> Result<()> {
         Ok(self.append(batch)?)
     }
+
+    fn limit_waits(&self, wait_max: Option<Duration>) {
+        self.limit_waits(wait_max);
+    }
+
+    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
+        const NAP: Duration = Duration::from_micros(20);
+        while !self.drop_range(space, range)? {
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
 }
 
 /// Pages on their way from a process into buffers.
-pub(super) struct Copier<'a, S> {
+pub(super) struct Copier<'a, S: ?Sized> {
     sink: &'a S,
     batch: PageBatch,
     /// Ranges pushed to the batch and not read yet; they stand at its end.
@@ -56,7 +78,7 @@ pub(super) struct Copier<'a, S> {
     failed: Option<Vec<AddressRange>>,
 }
 
-impl<'a, S: PageSink> Copier<'a, S> {
+impl<'a, S: PageSink + ?Sized> Copier<'a, S> {
     pub(super) fn new(sink: &'a S, first: PageBatch) -> Self {
         Self { sink, batch: first, ranges: Vec::new(), filled: 0, failed: None }
     }
@@ -132,6 +154,12 @@ impl<'a, S: PageSink> Copier<'a, S> {
     pub(super) fn finish(self) -> Result<()> {
         debug_assert!(self.ranges.is_empty(), "pending ranges were flushed");
         self.sink.append(self.batch)
+    }
+
+    /// What is left, to be handed on after the pause: that wakes threads, which would run before it ends.
+    pub(super) fn into_rest(self) -> PageBatch {
+        debug_assert!(self.ranges.is_empty(), "pending ranges were flushed");
+        self.batch
     }
 
     pub(super) fn add_hidden(

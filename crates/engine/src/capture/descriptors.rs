@@ -6,6 +6,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use image::RecordSet;
@@ -13,6 +14,7 @@ use model::{DescriptionId, Fd, Pid};
 use resource::fd::envelope::Envelope;
 use resource::fd::locks::{self, Lock};
 use resource::fd::{self, CaptureScope, Description, FdCapture, in_flight};
+use resource::state::DescriptorText;
 use sys::kcmp;
 use sys::{Errno, Error, pidfd};
 use tracee::procfs;
@@ -30,6 +32,12 @@ const DIRECT: u32 = 0o40_000;
 pub(super) struct Descriptors {
     /// Rising by process in tree order, then by number.
     rows: Vec<Row>,
+    /// fdinfo of each row, held open; past a limit it is opened inside the pause.
+    files: Vec<Option<File>>,
+    /// What fdinfo of each row said inside the pause.
+    texts: Vec<DescriptorText>,
+    /// The same of descriptions that no descriptor refers to.
+    hidden_texts: Vec<String>,
     descriptions: Vec<Description>,
     /// How many of them, the first ones, some process has a descriptor of.
     held: usize,
@@ -44,14 +52,20 @@ pub(super) struct Descriptors {
 struct Row {
     pid: Pid,
     fd: Fd,
-    close_on_exec: bool,
     description: DescriptionId,
 }
+
+/// Files of fdinfo held open at most; see `KeptFiles`.
+const FILES_MAX: usize = 256;
+/// fdinfo of most kinds.
+const TEXT_ROOM: usize = 4096;
 
 impl Descriptors {
     /// Lists and duplicates every descriptor.
     pub(super) fn look(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<()> {
         self.rows.clear();
+        self.files.clear();
+        self.texts.clear();
         self.descriptions.clear();
         self.captures.clear();
         for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
@@ -79,8 +93,12 @@ impl Descriptors {
     }
 
     fn look_at(&mut self, pid: Pid, number: Fd, handle: BorrowedFd<'_>) -> sys::Result<()> {
-        let info = procfs::descriptor_info(pid, number)?;
-        let close_on_exec = info.close_on_exec();
+        let (info, file) = if self.rows.len() < FILES_MAX {
+            let (info, file) = procfs::open_descriptor_info(pid, number)?;
+            (info, Some(file))
+        } else {
+            (procfs::descriptor_info(pid, number)?, None)
+        };
         let duplicate = pidfd::duplicate(handle, pid, number)?;
         let stat = rustix::fs::fstat(&duplicate)
             .map_err(|errno| Error::descriptor("look at the file", pid, number, errno))?;
@@ -104,7 +122,10 @@ impl Descriptors {
             self.descriptions.push(Description { id, pid, fd: number, info, stat, duplicate });
             id
         });
-        self.rows.push(Row { pid, fd: number, close_on_exec, description });
+        self.rows.push(Row { pid, fd: number, description });
+        let text = Vec::with_capacity(if file.is_some() { TEXT_ROOM } else { 0 });
+        self.texts.push(DescriptorText { pid, fd: number, text });
+        self.files.push(file);
         Ok(())
     }
 
@@ -183,9 +204,34 @@ impl Descriptors {
         }
     }
 
+    /// What fdinfo of a process's descriptors said inside the pause.
+    pub(super) fn texts_of(&self, pid: Pid) -> &[DescriptorText] {
+        let first = self.texts.iter().position(|text| text.pid == pid).unwrap_or(self.texts.len());
+        let count = self.texts[first..].iter().take_while(|text| text.pid == pid).count();
+        &self.texts[first..first + count]
+    }
+
     /// Looks again at what belongs to descriptors, and at the locks of their descriptions. To be asked before any kind:
     /// opening a file on which there is a lease breaks it.
-    fn look_inside(&mut self) -> Result<HashMap<DescriptionId, Vec<Lock>>> {
+    fn look_inside(&mut self) -> Result<()> {
+        for (file, one) in self.files.iter().zip(&mut self.texts) {
+            let failed = |errno| Error::descriptor("read fdinfo of", one.pid, one.fd, errno);
+            match file {
+                Some(file) => procfs::read_whole(file, &mut one.text).map_err(failed)?,
+                None => one.text = procfs::read(format!("/proc/{}/fdinfo/{}", one.pid, one.fd))?,
+            }
+        }
+        self.hidden_texts.clear();
+        for description in &self.descriptions[self.held..] {
+            let own = Fd(description.duplicate.as_raw_fd());
+            let info = procfs::descriptor_info(Pid(std::process::id() as i32), own)?;
+            self.hidden_texts.push(info.text);
+        }
+        Ok(())
+    }
+
+    /// The locks that `look_inside` saw.
+    fn locks(&self) -> Result<HashMap<DescriptionId, Vec<Lock>>> {
         let mut found = HashMap::new();
         let mut read = |description: &Description, text: &str, in_flight| {
             let locks = locks::read(description, text, in_flight);
@@ -193,15 +239,12 @@ impl Descriptors {
             found.insert(description.id, locks);
             Ok::<(), EngineError>(())
         };
-        for row in &mut self.rows {
-            let info = procfs::descriptor_info(row.pid, row.fd)?;
-            row.close_on_exec = info.close_on_exec();
-            read(&self.descriptions[row.description.get() as usize], &info.text, false)?;
+        for (row, one) in self.rows.iter().zip(&self.texts) {
+            let text = String::from_utf8_lossy(&one.text);
+            read(&self.descriptions[row.description.get() as usize], &text, false)?;
         }
-        for description in &self.descriptions[self.held..] {
-            let own = Fd(description.duplicate.as_raw_fd());
-            let info = procfs::descriptor_info(Pid(std::process::id() as i32), own)?;
-            read(description, &info.text, true)?;
+        for (description, text) in self.descriptions[self.held..].iter().zip(&self.hidden_texts) {
+            read(description, text, true)?;
         }
         Ok(found)
     }
@@ -228,13 +271,12 @@ impl Descriptors {
 /// Takes what may have changed of every description.
 pub(super) fn inside(before: &mut Before) -> Result<()> {
     let descriptors = &mut before.descriptors;
-    let mut locks = descriptors.look_inside()?;
+    descriptors.look_inside()?;
     for description in &descriptors.descriptions {
         if let Some(capture) = descriptors.captures.get_mut(&description.id) {
             capture.inside(description)?;
         }
-        let mut envelope = Envelope::inside(description)?;
-        envelope.locks = locks.remove(&description.id).unwrap_or_default();
+        let envelope = Envelope::inside(description)?;
         descriptors.envelopes.insert(description.id, envelope);
     }
     descriptors.relate(&before.order)
@@ -242,21 +284,25 @@ pub(super) fn inside(before: &mut Before) -> Result<()> {
 
 /// Adds the records of descriptions and tables.
 pub(super) fn after(before: &mut Before, records: &mut RecordSet) -> Result<()> {
-    let Descriptors { rows, descriptions, captures, envelopes, .. } = &mut before.descriptors;
+    let mut locks = before.descriptors.locks()?;
+    let Descriptors { rows, texts, descriptions, captures, envelopes, .. } = &mut before.descriptors;
     for description in descriptions.iter() {
         let found =
             (fd::kind_of(description), captures.get_mut(&description.id), envelopes.remove(&description.id));
-        let (Some(kind), Some(capture), Some(envelope)) = found else { continue };
+        let (Some(kind), Some(capture), Some(mut envelope)) = found else { continue };
+        envelope.locks = locks.remove(&description.id).unwrap_or_default();
         let payload = capture.after(description)?;
         records.push(envelope.complete(kind, payload).into_record(of_description(description.id.get())));
     }
     for pid in before.order.iter().filter(|pid| before.processes.contains_key(pid)) {
-        let rows = rows.iter().filter(|row| row.pid == *pid).map(|row| DescriptorRow {
-            fd: row.fd.get(),
-            close_on_exec: row.close_on_exec,
-            description: row.description.get(),
-        });
-        DescriptorsMessage { rows: rows.collect() }.put(records, of_process(*pid));
+        let mut found = Vec::new();
+        for (row, one) in rows.iter().zip(&*texts).filter(|(row, _)| row.pid == *pid) {
+            let close_on_exec = procfs::closes_on_exec(&String::from_utf8_lossy(&one.text))
+                .ok_or_else(|| Error::descriptor("understand fdinfo of", row.pid, row.fd, Errno::EINVAL))?;
+            let (fd, description) = (row.fd.get(), row.description.get());
+            found.push(DescriptorRow { fd, close_on_exec, description });
+        }
+        DescriptorsMessage { rows: found }.put(records, of_process(*pid));
     }
     Ok(())
 }

@@ -16,12 +16,13 @@ mod threads;
 use std::time::{Duration, Instant, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
-use model::{Inode, Pid, Sequence, Signal};
+use model::{Inode, PageCount, Pid, Sequence, Signal};
 use store::{CommitMeta, ImageWriter, PageBatch, Prepared};
-use tracee::{StoppedTree, procfs};
+use tracee::{StoppedTree, Urgent, procfs};
+use track::TrackerKind;
 
 use crate::capture::before::Before;
-pub use crate::capture::continuous::{Continuous, Taken};
+pub use crate::capture::continuous::{Continuous, Phases, Taken};
 use crate::error::{EngineError, Result};
 use crate::obstacles;
 use crate::records::{EngineRecord, TreeMessage};
@@ -90,7 +91,7 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
         .prepare(writer)
         .and_then(|prepared| Ok(prepared.publish()?))
         .inspect_err(|_| before.descriptors.release())?;
-    if let Some(tree) = held {
+    if let Some((tree, _urgent)) = held {
         end(tree)?;
     }
     Ok(CheckpointReport { commit: committed.commit, total: started.elapsed() })
@@ -103,30 +104,108 @@ pub fn capture(root: Pid, writer: &ImageWriter, options: &CheckpointOptions) -> 
     take(root, writer, &options).map(|(captured, ..)| captured)
 }
 
+/// A tree that a checkpoint leaves stopped, and the priority it was stopped with.
+type Held = (StoppedTree, Urgent);
+
 /// Stops the tree and takes everything from it. With `kill` it stands still afterwards.
 fn take(
     root: Pid,
     writer: &ImageWriter,
     options: &CheckpointOptions,
-) -> Result<(Captured, Before, Option<StoppedTree>)> {
+) -> Result<(Captured, Before, Option<Held>)> {
     let looked = look_while_it_runs(root, options)?;
+    match looked {
+        Some(looked) => match worth_tracking(&looked) {
+            Some(kind) => take_tracked(Continuous::once(root, kind, looked), writer, options),
+            None => take_whole(root, Some(looked), writer, options),
+        },
+        None => take_whole(root, None, writer, options),
+    }
+}
+
+/// Pages of a subject from which on pre-copy pays: copying so many takes about as long as attaching a tracker.
+const TRACKED_MIN: PageCount = PageCount(512);
+
+/// A tracker, if the subject is large enough for one and it would not forbid pre-copy.
+fn worth_tracking(looked: &Before) -> Option<&'static dyn TrackerKind> {
+    let pages: u64 =
+        looked.processes.keys().filter_map(|pid| procfs::own_pages(*pid).ok()).map(PageCount::get).sum();
+    if pages < TRACKED_MIN.get() || looked.descriptors.bypass_cache() {
+        return None;
+    }
+    let kind = track::choose(track::AUTO).ok()?.kind;
+    kind.properties().rearms_running.then_some(kind)
+}
+
+/// Most of the pages are copied while the subject runs.
+fn take_tracked(
+    mut subject: Continuous,
+    writer: &ImageWriter,
+    options: &CheckpointOptions,
+) -> Result<(Captured, Before, Option<Held>)> {
+    let stood = match subject.stop_once(writer, options) {
+        Ok(Some(stood)) => stood,
+        // It cannot be tracked, or has begun to read past the cache: the plain way does without.
+        Ok(None) | Err(EngineError::Unsteady) => {
+            subject.take_back(writer)?;
+            let root = subject.root();
+            drop(subject);
+            return take_whole(root, look_while_it_runs(root, options)?, writer, options);
+        }
+        Err(error) => {
+            if let Some(before) = subject.before() {
+                before.descriptors.release();
+            }
+            return Err(error);
+        }
+    };
+    let continuous::Stood { tree, mut phases, time, arming, .. } = stood;
+    let mut held = Some(tree);
+    let mut timings = phases.timings();
+    if !options.kill
+        && let Some(tree) = held.take()
+    {
+        timings = continuous::resume(tree, &mut phases)?;
+    }
+    timings.pause += arming;
+    let mut before = subject.finish();
+    let completed = before.complete_areas().and_then(|()| after(&mut before));
+    let records = completed.inspect_err(|_| before.descriptors.release())?;
+    if !options.kill {
+        before.descriptors.forget();
+    }
+    let meta = meta(&before, options, time, timings);
+    Ok((Captured { records, meta }, before, held))
+}
+
+/// All pages are copied inside the pause.
+fn take_whole(
+    root: Pid,
+    looked: Option<Before>,
+    writer: &ImageWriter,
+    options: &CheckpointOptions,
+) -> Result<(Captured, Before, Option<Held>)> {
     // The first buffer is made, and touched, before the pause.
     let first = writer.buffer()?;
     // Before the stop: what the subject has done by then is in the checkpoint.
-    let (time, stopping) = (SystemTime::now(), Instant::now());
+    let time = SystemTime::now();
+    let urgent = Urgent::begin();
     let mut tree = StoppedTree::stop(root)?;
+    let stopping = tree.began;
     let stop = stopping.elapsed();
     let mut before = looked.map_or_else(|| look_while_it_stands(root, options), Ok)?;
     let times = inside(&mut before, &mut tree, writer, first, options)
         .inspect_err(|_| before.descriptors.release())?;
     let held = if options.kill {
-        Some(tree)
+        Some((tree, urgent))
     } else {
         tree.resume()?;
+        drop(urgent);
         None
     };
     let pause = stopping.elapsed();
     let timings = Timings { pause, stop, scan: times.scan, copy: times.copy };
+    writer.append(times.rest).inspect_err(|_| before.descriptors.release())?;
     let records = after(&mut before).inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
         // The subject runs on: what it closes from now on has to be closed.
@@ -175,6 +254,8 @@ fn is_alive(pid: Pid) -> bool {
 struct InsideTimes {
     scan: Duration,
     copy: Duration,
+    /// Pages still to be handed on.
+    rest: PageBatch,
 }
 
 fn inside(
@@ -189,11 +270,11 @@ fn inside(
     let plan = pages::scan(before)?;
     let scan = scanning.elapsed();
     let copying = Instant::now();
-    pages::copy(&plan, before, writer, first)?;
+    let rest = pages::copy(&plan, before, writer, first)?;
     let copy = copying.elapsed();
     descriptors::inside(before)?;
     threads::inside(before, tree)?;
-    Ok(InsideTimes { scan, copy })
+    Ok(InsideTimes { scan, copy, rest })
 }
 
 fn after(before: &mut Before) -> Result<RecordSet> {

@@ -12,6 +12,7 @@ use model::{Address, AddressRange, PAGE_BYTES, Pid};
 use resource::memory::Content;
 use rustix::fs::SeekFrom;
 use store::{ImageWriter, PageBatch};
+use sys::pagemap::PageRegions;
 use sys::{Errno, Error};
 
 use super::before::Before;
@@ -37,6 +38,7 @@ struct ProcessPages {
 /// Finds the pages that belong into the image.
 pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
     let mut processes = Vec::new();
+    let mut regions = PageRegions::new();
     for pid in &before.order {
         let Some(process) = before.processes.get_mut(pid) else { continue };
         let mut found =
@@ -45,7 +47,7 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
         for (area, content) in process.areas.iter().zip(&process.contents) {
             if matches!(content, Some(Content::Private | Content::PrivateAndObject)) {
                 let ranges = if area.protection.read { &mut found.readable } else { &mut found.hidden };
-                let mut pages = process.pagemap.look(area.range)?;
+                let mut pages = process.pagemap.look_with(area.range, &mut regions)?;
                 ranges.append(&mut pages.private);
                 guards.append(&mut pages.guards);
             }
@@ -60,8 +62,13 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
     Ok(PagePlan { processes, objects })
 }
 
-/// Copies what `scan` found.
-pub(super) fn copy(plan: &PagePlan, before: &Before, writer: &ImageWriter, first: PageBatch) -> Result<()> {
+/// Copies what `scan` found; what is still to be handed on.
+pub(super) fn copy(
+    plan: &PagePlan,
+    before: &Before,
+    writer: &ImageWriter,
+    first: PageBatch,
+) -> Result<PageBatch> {
     let mut copier = Copier::new(writer, first);
     for process in &plan.processes {
         for range in &process.readable {
@@ -79,11 +86,11 @@ pub(super) fn copy(plan: &PagePlan, before: &Before, writer: &ImageWriter, first
             copier.add_object(file, object_space(*id), *range)?;
         }
     }
-    copier.send()
+    Ok(copier.into_rest())
 }
 
 /// Copies all objects whose pages are saved, whatever changed.
-pub(super) fn copy_objects<S: PageSink>(before: &Before, copier: &mut Copier<'_, S>) -> Result<()> {
+pub(super) fn copy_objects<S: PageSink + ?Sized>(before: &Before, copier: &mut Copier<'_, S>) -> Result<()> {
     for (id, file) in before.objects.saved() {
         for range in data_ranges(file)? {
             copier.add_object(file, object_space(id), range)?;

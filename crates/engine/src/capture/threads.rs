@@ -6,8 +6,9 @@
 
 use image::{Owner, Record, RecordSet};
 use model::Tid;
-use resource::state::{self, Level, RawState, StateCapture, StateKind};
+use resource::state::{self, DescriptorText, Level, RawState, StateCapture, StateKind};
 use sys::ptrace::{self, Registers, XSTATE_BYTES_MAX};
+use tracee::procfs::KeptFiles;
 use tracee::remote::RemoteContext;
 use tracee::{Stopped, StoppedTree, Thread};
 
@@ -27,11 +28,13 @@ pub(super) struct ThreadState {
 
 /// Reads every thread of a stopped tree.
 pub(super) fn inside(before: &mut Before, tree: &mut StoppedTree) -> Result<()> {
+    let Before { processes, descriptors, files, .. } = before;
     for stopped in &mut tree.processes {
-        let Some(process) = before.processes.get_mut(&stopped.pid) else { continue };
+        let Some(process) = processes.get_mut(&stopped.pid) else { continue };
+        let texts = descriptors.texts_of(stopped.pid);
         let mut states = Vec::with_capacity(stopped.threads.len());
         for (index, thread) in stopped.threads.iter_mut().enumerate() {
-            states.push(read_thread(thread, process, index == 0)?);
+            states.push(read_thread(thread, process, index == 0, files, texts)?);
         }
         process.threads = states;
         // A stop signal that was pending takes effect during the first remote call at the latest.
@@ -40,7 +43,13 @@ pub(super) fn inside(before: &mut Before, tree: &mut StoppedTree) -> Result<()> 
     Ok(())
 }
 
-fn read_thread(thread: &mut Thread<Stopped>, process: &ProcessBefore, leader: bool) -> Result<ThreadState> {
+fn read_thread(
+    thread: &mut Thread<Stopped>,
+    process: &ProcessBefore,
+    leader: bool,
+    files: &mut KeptFiles,
+    descriptors: &[DescriptorText],
+) -> Result<ThreadState> {
     let tid = thread.tid();
     let registers = ptrace::registers(tid)?;
     let mut buffer = [0_u8; XSTATE_BYTES_MAX];
@@ -55,7 +64,8 @@ fn read_thread(thread: &mut Thread<Stopped>, process: &ProcessBefore, leader: bo
     let sequence = ptrace::rseq_configuration(tid)?;
     state::rseq::abort_if_inside(&mut state.registers, &process.memory, &sequence)?;
     let context = RemoteContext { memory: &process.memory, areas: &process.areas, gadgets: process.gadgets };
-    let mut capture = StateCapture::new(thread, &context);
+    let capture = StateCapture::new(thread, &context);
+    let mut capture = capture.with_files(files).with_descriptors(descriptors);
     let wanted = |kind: &&dyn StateKind| kind.level() == Level::Thread || leader;
     capture.ask(state::REGISTRY.iter().copied().filter(|kind| wanted(kind)))?;
     for kind in state::REGISTRY {

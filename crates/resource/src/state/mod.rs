@@ -31,7 +31,8 @@ mod umask;
 
 use std::collections::HashMap;
 
-use model::{Pid, Tid};
+use model::{Fd, Pid, Tid};
+use tracee::procfs::KeptFiles;
 use tracee::remote::{RemoteContext, SignalSets};
 use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
 
@@ -104,8 +105,23 @@ pub struct StateCapture<'a> {
     thread: Option<&'a mut Thread<Stopped>>,
     context: &'a RemoteContext<'a>,
     session: Option<RemoteSession<'a>>,
-    files: HashMap<String, Vec<u8>>,
+    files: HashMap<&'static str, Vec<u8>>,
+    /// Files held open from one capture to the next.
+    kept: Option<&'a mut KeptFiles>,
+    /// fdinfo of all descriptors of the process, if it has been read already in this pause.
+    descriptors: Option<&'a [DescriptorText]>,
     answers: Answers,
+}
+
+/// The text of fdinfo of one descriptor.
+#[derive(Debug)]
+pub struct DescriptorText {
+    /// The process.
+    pub pid: Pid,
+    /// The descriptor.
+    pub fd: Fd,
+    /// The text.
+    pub text: Vec<u8>,
 }
 
 impl<'a> StateCapture<'a> {
@@ -119,8 +135,28 @@ impl<'a> StateCapture<'a> {
             context,
             session: None,
             files: HashMap::new(),
+            kept: None,
+            descriptors: None,
             answers: Answers::new(),
         }
+    }
+
+    /// Reads files of `/proc` through these.
+    #[must_use]
+    pub fn with_files(self, kept: &'a mut KeptFiles) -> Self {
+        Self { kept: Some(kept), ..self }
+    }
+
+    /// fdinfo of all descriptors of the process has been read already in this pause.
+    #[must_use]
+    pub fn with_descriptors(self, descriptors: &'a [DescriptorText]) -> Self {
+        Self { descriptors: Some(descriptors), ..self }
+    }
+
+    /// fdinfo of all descriptors of the process, if somebody has read it already.
+    #[must_use]
+    pub fn descriptors(&self) -> Option<&'a [DescriptorText]> {
+        self.descriptors
     }
 
     /// The process's memory.
@@ -162,10 +198,13 @@ impl<'a> StateCapture<'a> {
     }
 
     /// The bytes of `/proc/PID/task/TID/NAME`, read once for all kinds.
-    pub fn file(&mut self, name: &str) -> Result<&[u8]> {
+    pub fn file(&mut self, name: &'static str) -> Result<&[u8]> {
         if !self.files.contains_key(name) {
-            let path = format!("/proc/{}/task/{}/{name}", self.pid, self.tid);
-            self.files.insert(name.to_owned(), procfs::read(path)?);
+            let bytes = match &mut self.kept {
+                Some(kept) => kept.read(self.pid, self.tid, name)?.to_vec(),
+                None => procfs::read(format!("/proc/{}/task/{}/{name}", self.pid, self.tid))?,
+            };
+            self.files.insert(name, bytes);
         }
         Ok(&self.files[name])
     }
@@ -177,6 +216,19 @@ impl<'a> StateCapture<'a> {
             None => Ok(()),
         }
     }
+}
+
+/// Files that kinds read of every thread, and of leaders: those of others are opened inside the pause.
+const FILES: [&str; 4] = ["status", "comm", "cgroup", "personality"];
+const LEADER_FILES: [&str; 2] = ["limits", "oom_score_adj"];
+
+/// Opens what kinds will read of a thread, before the pause.
+pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
+    let more = if tid == pid.leader() { &LEADER_FILES[..] } else { &[] };
+    for name in FILES.iter().chain(more) {
+        kept.open(pid, tid, name)?;
+    }
+    Ok(())
 }
 
 /// What a state kind works with during a restore: one stub thread (the leader, for process-level kinds).

@@ -5,7 +5,7 @@
 //! now refuses the restore.
 //! Does not: bring back what belongs to an open file description: locks of that name and of flock(2), leases.
 
-use model::Fd;
+use model::{Fd, Pid};
 use prost::Message;
 use sys::Errno;
 use sys::file_lock::{RangeLock, SET_RECORD_LOCK_COMMAND};
@@ -69,14 +69,14 @@ impl StateKind for RecordLocks {
         let pid = capture.pid;
         // Not from /proc/locks: opening a page of it waits until every processor has passed through the scheduler,
         // 10 ms and more.
-        for fd in procfs::descriptors(pid)? {
-            let text = procfs::read_text(format!("/proc/{pid}/fdinfo/{fd}"))?;
-            if text.contains(POSIX) {
-                let info = procfs::descriptor_info(pid, fd)?;
-                let head = format!("{DESCRIPTOR}{fd} {}\n", info.target.display());
-                raw.extend_from_slice(head.as_bytes());
-                raw.extend_from_slice(text.as_bytes());
+        if let Some(descriptors) = capture.descriptors() {
+            for one in descriptors {
+                take(pid, one.fd, &one.text, raw)?;
             }
+            return Ok(());
+        }
+        for fd in procfs::descriptors(pid)? {
+            take(pid, fd, &procfs::read(format!("/proc/{pid}/fdinfo/{fd}"))?, raw)?;
         }
         Ok(())
     }
@@ -144,6 +144,17 @@ impl LockMessage {
 
 fn malformed(line: &str) -> ResourceError {
     ResourceError::Malformed { kind: NAME, why: format!("strange lock `{line}`") }
+}
+
+/// Keeps the text of a descriptor's fdinfo if there are locks in it.
+fn take(pid: Pid, fd: Fd, text: &[u8], raw: &mut RawState) -> Result<()> {
+    if text.windows(POSIX.len()).any(|window| window == POSIX.as_bytes()) {
+        let info = procfs::descriptor_info(pid, fd)?;
+        let head = format!("{DESCRIPTOR}{fd} {}\n", info.target.display());
+        raw.extend_from_slice(head.as_bytes());
+        raw.extend_from_slice(text);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -3,10 +3,11 @@
 //! Owns: its listing and the parser of the lines common to every kind.
 //! Does not: understand the lines of one kind; the fd kinds get them as text.
 
+use std::fs::File;
 use std::path::PathBuf;
 
 use model::{Fd, Pid};
-use sys::Result;
+use sys::{Error, Result};
 
 use super::{link, malformed, numbers, read_text};
 
@@ -55,6 +56,21 @@ pub fn descriptors(pid: Pid) -> Result<Vec<Fd>> {
     let mut found: Vec<Fd> = numbers(&format!("/proc/{pid}/fd"))?.into_iter().map(Fd).collect();
     found.sort_unstable();
     Ok(found)
+}
+
+/// Whether a descriptor closes on exec, by the text of its fdinfo.
+#[must_use]
+pub fn closes_on_exec(text: &str) -> Option<bool> {
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"))?;
+    u32::from_str_radix(flags.trim(), 8).ok().map(|flags| flags & CLOSE_ON_EXEC != 0)
+}
+
+/// As `descriptor_info`, with fdinfo held open for later.
+pub fn open_descriptor_info(pid: Pid, fd: Fd) -> Result<(DescriptorInfo, File)> {
+    let path = format!("/proc/{pid}/fdinfo/{fd}");
+    let failed = |error| Error::path("open", &path, error);
+    let file = File::open(&path).map_err(failed)?;
+    Ok((descriptor_info(pid, fd)?, file))
 }
 
 /// What `/proc` tells of one descriptor.

@@ -6,6 +6,7 @@
 
 mod areas;
 mod descriptors;
+mod kept;
 mod stat;
 mod status;
 
@@ -13,12 +14,13 @@ use std::fs;
 use std::io::Read as _;
 use std::path::Path;
 
-use model::{Pid, Tid};
+use model::{PageCount, Pid, Tid};
 use sys::{Errno, Error, Result};
 
 pub use areas::{Area, AreaFlags, Backing, Protection, areas, areas_with_flags};
-pub use descriptors::{DescriptorInfo, descriptor_info, descriptors};
-pub use stat::{Stat, key, stat, thread_stat};
+pub use descriptors::{DescriptorInfo, closes_on_exec, descriptor_info, descriptors, open_descriptor_info};
+pub use kept::{KeptFiles, read_whole};
+pub use stat::{Stat, key, stat, thread_count, thread_stat};
 pub use status::{Status, signal_set, status, status_line, thread_status};
 
 /// Reads a small file of `/proc` whole.
@@ -70,6 +72,17 @@ pub fn children(pid: Pid) -> Result<Vec<Pid>> {
         }
     }
     Ok(found)
+}
+
+/// Pages in memory that a process shares with no file, by the kernel's quick count.
+pub fn own_pages(pid: Pid) -> Result<PageCount> {
+    let path = format!("/proc/{pid}/statm");
+    let text = read_text(&path)?;
+    let word = |index: usize| text.split(' ').nth(index)?.parse::<u64>().ok();
+    match (word(1), word(2)) {
+        (Some(resident), Some(shared)) => Ok(PageCount(resident.saturating_sub(shared))),
+        _ => Err(malformed(&path)),
+    }
 }
 
 /// The target of a symbolic link of `/proc`.

@@ -67,6 +67,16 @@ pub fn key(pid: Pid) -> Result<ProcessKey> {
     stat(pid).map(|stat| stat.key())
 }
 
+/// How many threads a process has, by the text of its stat file or that of a thread of it.
+#[must_use]
+pub fn thread_count(text: &[u8]) -> Option<usize> {
+    let name_ends = text.iter().rposition(|byte| *byte == b')')?;
+    // Field 20 of the manual page; field 3 is the first behind the name.
+    let word =
+        text[name_ends + 1..].split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).nth(20 - 3)?;
+    std::str::from_utf8(word).ok()?.parse().ok()
+}
+
 fn parse(text: &str) -> Option<Stat> {
     let (head, tail) = text.rsplit_once(')')?;
     let (pid, comm) = head.split_once('(')?;
@@ -115,6 +125,13 @@ mod tests {
         assert_eq!(stat.comm, "a) b (c)");
         assert_eq!((stat.ppid, stat.starttime), (Pid(4), StartTime(22)));
         assert_eq!(stat.env_end, Address(51));
+    }
+
+    #[test]
+    fn threads_are_counted_whatever_the_name() {
+        let numbers: Vec<String> = (4..=52).map(|number| number.to_string()).collect();
+        assert_eq!(thread_count(format!("77 (a) b (c)) S {}", numbers.join(" ")).as_bytes()), Some(20));
+        assert_eq!(thread_count(b"77 (a"), None);
     }
 
     #[test]

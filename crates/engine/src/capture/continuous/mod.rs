@@ -6,6 +6,7 @@
 //! that has not changed since it was copied last.
 //! Does not: decide when the next checkpoint is due, or write.
 
+mod phases;
 mod tracked;
 
 use std::collections::HashMap;
@@ -13,14 +14,16 @@ use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
 use image::Timings;
-use model::{AddressRange, PageCount, Pid, ProcessKey};
+use model::{PageCount, Pid, ProcessKey};
 use store::{Epoch, LogWriter, Ticket};
-use tracee::StoppedTree;
+use tracee::{Freezer, StoppedTree, Urgent};
 use track::{DirtyPages, Moment, TrackerKind};
 
+use self::phases::Laps;
+pub use self::phases::Phases;
 use self::tracked::{EVERYTHING, Tracked};
 use super::before::Before;
-use super::copier::Copier;
+use super::copier::{Copier, PageSink};
 use super::{CheckpointOptions, descriptors, look_while_it_runs, look_while_it_stands, meta, pages, threads};
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
@@ -42,6 +45,7 @@ pub struct Continuous {
     before: Option<Before>,
     tracked: HashMap<Pid, Tracked>,
     dirty: DirtyPages,
+    freezer: Freezer,
     /// The next checkpoint starts from nothing.
     is_whole: bool,
     /// At the last look, a descriptor had O_DIRECT.
@@ -64,6 +68,8 @@ pub struct Taken {
     pub ticket: Ticket,
     /// How long the subject stood still, and for what.
     pub timings: Timings,
+    /// The same in detail, and what came before and after.
+    pub phases: Phases,
     /// How long it stood still before that, for trackers to be attached to new processes; mostly zero.
     pub arming: Duration,
     /// Rounds of pre-copy.
@@ -72,6 +78,25 @@ pub struct Taken {
     pub precopied: PageCount,
     /// Pages copied inside the pause.
     pub residual: PageCount,
+}
+
+/// A tree of which everything is taken and that stands still.
+pub(super) struct Stood {
+    /// Dropped in this order: the tree goes on first.
+    pub(super) tree: (StoppedTree, Urgent),
+    pub(super) phases: Phases,
+    pub(super) time: SystemTime,
+    pub(super) arming: Duration,
+    counts: Counts,
+}
+
+/// Lets a tree go on; what the pause was spent on.
+pub(super) fn resume((tree, urgent): (StoppedTree, Urgent), phases: &mut Phases) -> Result<Timings> {
+    let mut laps = Laps::from(phases.began + phases.pause());
+    tree.resume()?;
+    phases.resume = laps.lap();
+    drop(urgent);
+    Ok(phases.timings())
 }
 
 /// What one round or one pause copied.
@@ -92,6 +117,7 @@ impl Continuous {
             before: None,
             tracked: HashMap::new(),
             dirty: DirtyPages::new(),
+            freezer: Freezer::default(),
             is_whole: true,
             bypasses_cache: false,
         }
@@ -135,26 +161,84 @@ impl Continuous {
     }
 
     fn take(&mut self, epoch: Epoch, options: &CheckpointOptions) -> Result<Taken> {
-        self.look(options)?;
-        let arming = self.arm(&epoch)?;
-        let mut counts = self.precopy(&epoch)?;
-        let before = self.before.as_mut().expect("it was looked at first");
-        before.look_at_descriptors_again(options)?;
-        epoch.limit_waits(Some(STANDING_WAIT_MAX));
-        let (time, stopping) = (SystemTime::now(), Instant::now());
-        let mut tree = StoppedTree::stop(self.root)?;
-        let stop = stopping.elapsed();
-        let (scan, copy) = self.inside(&epoch, &mut tree, options, &mut counts)?;
-        tree.resume()?;
-        let timings = Timings { pause: stopping.elapsed(), stop, scan, copy };
+        let Stood { tree, mut phases, time, counts, arming } = self.stop(&epoch, options)?;
+        let timings = resume(tree, &mut phases)?;
+        let mut laps = Laps::from(Instant::now());
         let before = self.before.as_mut().expect("it was looked at first");
         before.complete_areas()?;
         let records = super::after(before)?;
         self.bypasses_cache = before.descriptors.bypass_cache();
         before.descriptors.forget();
+        before.files.sweep();
         let ticket = epoch.finish(records, meta(before, options, time, timings))?;
+        phases.finish = laps.lap();
+        self.dirty.make_room();
         let Counts { rounds, precopied, residual } = counts;
-        Ok(Taken { ticket, timings, arming, rounds, precopied, residual })
+        Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual })
+    }
+
+    /// For a single checkpoint of a subject that has been looked at.
+    pub(super) fn once(root: Pid, kind: &'static dyn TrackerKind, looked: Before) -> Self {
+        let before = Some(Before { is_continuous: true, ..looked });
+        Self { before, ..Self::new(root, kind) }
+    }
+
+    /// As `stop`, for a single checkpoint; `None` when the subject cannot be tracked, and nothing was copied.
+    pub(super) fn stop_once(
+        &mut self,
+        sink: &dyn PageSink,
+        options: &CheckpointOptions,
+    ) -> Result<Option<Stood>> {
+        let Some(before) = &mut self.before else { return Ok(None) };
+        // Pre-copy takes a while: what the subject closes meanwhile has to be closed.
+        before.descriptors.forget();
+        match self.arm(sink) {
+            Ok(arming) => self.stop(sink, options).map(|stood| Some(Stood { arming, ..stood })),
+            Err(EngineError::Track(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes all that was copied out of a checkpoint that is to be begun anew.
+    pub(super) fn take_back(&self, sink: &dyn PageSink) -> Result<()> {
+        let processes = self.before.iter().flat_map(|before| before.processes.values());
+        for process in processes {
+            sink.discard(process.space, EVERYTHING)?;
+        }
+        Ok(())
+    }
+
+    /// Ends all tracking; what is known of the subject.
+    pub(super) fn finish(self) -> Before {
+        self.before.expect("a subject was stopped, so it was looked at")
+    }
+
+    /// What is known of the subject, once it was looked at.
+    pub(super) fn before(&mut self) -> Option<&mut Before> {
+        self.before.as_mut()
+    }
+
+    /// Everything up to the end of the pause: the tree stands, and all of it is taken.
+    pub(super) fn stop(&mut self, sink: &dyn PageSink, options: &CheckpointOptions) -> Result<Stood> {
+        let mut phases = Phases::new();
+        let mut laps = Laps::from(phases.began);
+        self.look(options)?;
+        phases.look = laps.lap();
+        let arming = self.arm(sink)?;
+        laps.lap();
+        let mut counts = self.precopy(sink)?;
+        phases.precopy = laps.lap();
+        let before = self.before.as_mut().expect("it was looked at first");
+        before.look_at_descriptors_again(options)?;
+        phases.prepare = laps.lap();
+        sink.limit_waits(Some(STANDING_WAIT_MAX));
+        let time = SystemTime::now();
+        let urgent = Urgent::begin();
+        let mut tree = self.freezer.stop(self.root)?;
+        phases.began = tree.began;
+        phases.stop = tree.began.elapsed();
+        self.inside(sink, &mut tree, options, &mut counts, &mut phases)?;
+        Ok(Stood { tree: (tree, urgent), phases, time, counts, arming })
     }
 
     /// Looks at the subject before anything is done. Descriptors are held for the first time to refuse in time, and
@@ -178,22 +262,23 @@ impl Continuous {
 
     /// Has processes tracked that are not yet, in a pause of its own: all their pages can then be copied while they
     /// run. How long that pause was.
-    fn arm(&mut self, epoch: &Epoch) -> Result<Duration> {
+    fn arm(&mut self, sink: &dyn PageSink) -> Result<Duration> {
         let Some(before) = &mut self.before else { return Ok(Duration::ZERO) };
         if before.processes.keys().all(|pid| self.tracked.contains_key(pid)) {
             return Ok(Duration::ZERO);
         }
-        let stopping = Instant::now();
-        let mut tree = StoppedTree::stop(self.root)?;
+        let _urgent = Urgent::begin();
+        let mut tree = self.freezer.stop(self.root)?;
+        let began = tree.began;
         before.refresh_processes(&tree)?;
-        leave_ended(&mut self.tracked, before, epoch);
-        cover(self.kind, &mut self.tracked, before, &mut tree, epoch)?;
+        leave_ended(&mut self.tracked, before, sink);
+        cover(self.kind, &mut self.tracked, before, &mut tree, sink)?;
         tree.resume()?;
-        Ok(stopping.elapsed())
+        Ok(began.elapsed())
     }
 
     /// Copies what is dirty while the subject runs, until little is left or it does not get less.
-    fn precopy(&mut self, epoch: &Epoch) -> Result<Counts> {
+    fn precopy(&mut self, sink: &dyn PageSink) -> Result<Counts> {
         let mut counts = Counts::default();
         if !self.kind.properties().rearms_running {
             return Ok(counts);
@@ -208,7 +293,7 @@ impl Continuous {
             let mut round = PageCount(0);
             for (pid, tracked) in &mut self.tracked {
                 let Some(process) = before.processes.get(pid) else { continue };
-                round += tracked.copy_dirty(process, Moment::Running, &mut self.dirty, epoch)?;
+                round += tracked.copy_dirty(process, Moment::Running, &mut self.dirty, sink)?.pages;
             }
             counts.rounds += 1;
             counts.precopied += round;
@@ -222,41 +307,49 @@ impl Continuous {
 
     fn inside(
         &mut self,
-        epoch: &Epoch,
+        sink: &dyn PageSink,
         tree: &mut StoppedTree,
         options: &CheckpointOptions,
         counts: &mut Counts,
-    ) -> Result<(Duration, Duration)> {
-        let scanning = Instant::now();
+        phases: &mut Phases,
+    ) -> Result<()> {
+        let mut laps = Laps::from(phases.began + phases.stop);
         let before = self.before.as_mut().expect("it was looked at first");
-        before.refresh(tree, options)?;
+        before.refresh_processes(tree)?;
+        leave_ended(&mut self.tracked, before, sink);
+        cover(self.kind, &mut self.tracked, before, tree, sink)?;
+        phases.areas = laps.lap();
+        before.refresh_descriptors(options)?;
         if counts.rounds > 0 && before.descriptors.bypass_cache() {
             return Err(EngineError::Unsteady);
         }
-        leave_ended(&mut self.tracked, before, epoch);
-        cover(self.kind, &mut self.tracked, before, tree, epoch)?;
-        let scan = scanning.elapsed();
-        let copying = Instant::now();
+        phases.tables = laps.lap();
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.get_mut(pid) else { continue };
-            counts.residual += tracked.copy_dirty(process, Moment::Stopped, &mut self.dirty, epoch)?;
+            let copied = tracked.copy_dirty(process, Moment::Stopped, &mut self.dirty, sink)?;
+            counts.residual += copied.pages;
+            phases.scan += copied.scan;
+            phases.scanned += tracked.watched();
             process.guards.clone_from(tracked.guards());
         }
-        copy_objects(before, epoch)?;
-        let copy = copying.elapsed();
+        phases.copy = laps.lap().saturating_sub(phases.scan);
+        copy_objects(before, sink)?;
+        phases.objects = laps.lap();
         descriptors::inside(before)?;
+        phases.descriptors = laps.lap();
         threads::inside(before, tree)?;
-        Ok((scan, copy))
+        phases.threads = laps.lap();
+        Ok(())
     }
 }
 
 /// Takes processes that have ended out of the checkpoint. Before new ones are covered: these may have been given the
 /// same space.
-fn leave_ended(tracked: &mut HashMap<Pid, Tracked>, before: &Before, epoch: &Epoch) {
+fn leave_ended(tracked: &mut HashMap<Pid, Tracked>, before: &Before, sink: &dyn PageSink) {
     tracked.retain(|pid, tracked| {
         let is_there = before.processes.contains_key(pid);
         if !is_there {
-            tracked.leave(epoch);
+            tracked.leave(sink);
         }
         is_there
     });
@@ -268,20 +361,20 @@ fn cover(
     tracked: &mut HashMap<Pid, Tracked>,
     before: &mut Before,
     tree: &mut StoppedTree,
-    epoch: &Epoch,
+    sink: &dyn PageSink,
 ) -> Result<()> {
     for stopped in &mut tree.processes {
         let Some(process) = before.processes.get_mut(&stopped.pid) else { continue };
         let known = tracked.get_mut(&stopped.pid).filter(|known| known.is_of(process));
         if known.is_none() {
             let leader = stopped.threads.first_mut().expect("a stopped process has threads");
-            let new = Tracked::attach(kind, process, leader, epoch)?;
+            let new = Tracked::attach(kind, process, leader, sink)?;
             tracked.insert(stopped.pid, new);
         }
         if let Some(known) = tracked.get_mut(&stopped.pid)
             && !process.is_covered
         {
-            known.cover(process, epoch)?;
+            known.cover(process, sink)?;
             process.is_covered = true;
         }
     }
@@ -290,9 +383,9 @@ fn cover(
 
 /// Copies shared objects whole: other processes and descriptors change them too, past any tracker of one address
 /// space.
-fn copy_objects(before: &mut Before, epoch: &Epoch) -> Result<()> {
+fn copy_objects(before: &mut Before, sink: &dyn PageSink) -> Result<()> {
     for gone in before.forget_objects() {
-        drop_everything(epoch, object_space(gone), EVERYTHING)?;
+        sink.discard(object_space(gone), EVERYTHING)?;
     }
     let saved: Vec<u64> = before.objects.saved().map(|(id, _)| id).collect();
     if saved.is_empty() {
@@ -300,18 +393,9 @@ fn copy_objects(before: &mut Before, epoch: &Epoch) -> Result<()> {
     }
     for id in saved {
         // What is a hole now was none before.
-        drop_everything(epoch, object_space(id), EVERYTHING)?;
+        sink.discard(object_space(id), EVERYTHING)?;
     }
-    let mut copier = Copier::new(epoch, epoch.buffer()?);
+    let mut copier = Copier::new(sink, sink.buffer()?);
     pages::copy_objects(before, &mut copier)?;
     copier.finish()
-}
-
-/// Takes a range out of the checkpoint. Waits while too many are waiting to be taken out.
-fn drop_everything(epoch: &Epoch, space: image::SpaceId, range: AddressRange) -> Result<()> {
-    const NAP: Duration = Duration::from_micros(20);
-    while !epoch.drop_range(space, range)? {
-        std::thread::sleep(NAP);
-    }
-    Ok(())
 }

@@ -5,18 +5,18 @@
 //! the process ran is looked at again while it stands.
 //! Does not: know how dirty pages are found.
 
+use std::time::{Duration, Instant};
+
 use image::SpaceId;
 use model::{Address, AddressRange, PageCount, ProcessKey};
 use resource::memory::Content as Wanted;
-use store::Epoch;
 use tracee::procfs::Area;
 use tracee::remote::RemoteContext;
 use tracee::{RemoteSession, Stopped, Thread};
 use track::{Content, DirtyPages, Moment, TrackError, Tracker, TrackerKind};
 
 use super::super::before::ProcessBefore;
-use super::super::copier::Copier;
-use super::drop_everything;
+use super::super::copier::{Copier, PageSink};
 use crate::error::Result;
 
 /// All that a process may map.
@@ -25,6 +25,14 @@ pub(super) const EVERYTHING: AddressRange =
 
 /// Times a scan is made again because areas were replaced under it; the process stands for the last one.
 const SCANS_MAX: usize = 4;
+
+/// What one look for changes came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Copied {
+    pub(super) pages: PageCount,
+    /// How long the scans took.
+    pub(super) scan: Duration,
+}
 
 /// A process and its tracker.
 #[derive(Debug)]
@@ -45,9 +53,9 @@ impl Tracked {
         kind: &'static dyn TrackerKind,
         process: &mut ProcessBefore,
         leader: &mut Thread<Stopped>,
-        epoch: &Epoch,
+        sink: &dyn PageSink,
     ) -> Result<Self> {
-        drop_everything(epoch, process.space, EVERYTHING)?;
+        sink.discard(process.space, EVERYTHING)?;
         (process.is_tracked, process.is_covered) = (true, false);
         let context =
             RemoteContext { memory: &process.memory, areas: &process.areas, gadgets: process.gadgets };
@@ -71,9 +79,14 @@ impl Tracked {
     }
 
     /// The process has ended.
-    pub(super) fn leave(&self, epoch: &Epoch) {
+    pub(super) fn leave(&self, sink: &dyn PageSink) {
         // A log that takes no more orders has failed, and says so when the epoch is finished.
-        let _ = drop_everything(epoch, self.space, EVERYTHING);
+        let _ = sink.discard(self.space, EVERYTHING);
+    }
+
+    /// Pages of the areas that the tracker was told of.
+    pub(super) fn watched(&self) -> PageCount {
+        self.covered.iter().fold(PageCount(0), |sum, range| sum + range.pages())
     }
 
     /// Guard regions, rising.
@@ -82,7 +95,7 @@ impl Tracked {
     }
 
     /// Tells the tracker of the areas, and the log what is void.
-    pub(super) fn cover(&mut self, process: &ProcessBefore, epoch: &Epoch) -> Result<()> {
+    pub(super) fn cover(&mut self, process: &ProcessBefore, sink: &dyn PageSink) -> Result<()> {
         let areas: Vec<Area> = process
             .areas
             .iter()
@@ -95,7 +108,7 @@ impl Tracked {
         void.extend(missing(&self.covered, &now));
         self.covered = now;
         for range in void {
-            drop_everything(epoch, self.space, range)?;
+            sink.discard(self.space, range)?;
             cut(&mut self.guards, range);
             cut(&mut self.unread, range);
         }
@@ -108,31 +121,33 @@ impl Tracked {
         process: &ProcessBefore,
         moment: Moment,
         dirty: &mut DirtyPages,
-        epoch: &Epoch,
-    ) -> Result<PageCount> {
-        let mut pages = PageCount(0);
+        sink: &dyn PageSink,
+    ) -> Result<Copied> {
+        let mut copied = Copied::default();
         for _ in 0..SCANS_MAX {
             dirty.clear();
+            let scanning = Instant::now();
             match self.tracker.scan(moment, dirty) {
                 // While it runs it may end, or be replaced by exec; the stop tells.
-                Err(TrackError::Gone(_)) if moment == Moment::Running => return Ok(pages),
+                Err(TrackError::Gone(_)) if moment == Moment::Running => return Ok(copied),
                 outcome => outcome?,
             }
-            pages += dirty.pages();
-            self.copy(process, dirty, epoch)?;
+            copied.scan += scanning.elapsed();
+            copied.pages += dirty.pages();
+            self.copy(process, dirty, sink)?;
             if moment == Moment::Running || dirty.replaced().is_empty() {
                 break;
             }
-            self.cover(process, epoch)?;
+            self.cover(process, sink)?;
         }
         if moment == Moment::Stopped {
-            self.copy_unread(process, epoch)?;
+            self.copy_unread(process, sink)?;
         }
-        Ok(pages)
+        Ok(copied)
     }
 
-    fn copy(&mut self, process: &ProcessBefore, dirty: &DirtyPages, epoch: &Epoch) -> Result<()> {
-        let mut copier = Copier::tolerant(epoch, epoch.buffer()?);
+    fn copy(&mut self, process: &ProcessBefore, dirty: &DirtyPages, sink: &dyn PageSink) -> Result<()> {
+        let mut copier = Copier::tolerant(sink, sink.buffer()?);
         let ranges = dirty.ranges();
         let is_rising = ranges.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start);
         for found in ranges {
@@ -146,7 +161,7 @@ impl Tracked {
                 copier.flush(process.stat.pid)?;
                 copier.send()?;
             }
-            drop_everything(epoch, self.space, found.range)?;
+            sink.discard(self.space, found.range)?;
             if found.content == Content::Guard {
                 insert(&mut self.guards, found.range);
             }
@@ -157,13 +172,13 @@ impl Tracked {
     }
 
     /// Looks at what could not be read: guard regions, pages without access, what is gone by now.
-    fn copy_unread(&mut self, process: &ProcessBefore, epoch: &Epoch) -> Result<()> {
+    fn copy_unread(&mut self, process: &ProcessBefore, sink: &dyn PageSink) -> Result<()> {
         if self.unread.is_empty() {
             return Ok(());
         }
-        let mut copier = Copier::new(epoch, epoch.buffer()?);
+        let mut copier = Copier::new(sink, sink.buffer()?);
         for range in std::mem::take(&mut self.unread) {
-            drop_everything(epoch, self.space, range)?;
+            sink.discard(self.space, range)?;
             for part in overlaps(&self.covered, range) {
                 let found = process.pagemap.look(part)?;
                 for own in found.private {

@@ -1,0 +1,111 @@
+//! What a continuous checkpoint did, and for how long.
+//!
+//! Owns: the phases, and the clock that tells them apart; it is always on: a reading takes some 30 nanoseconds.
+//! Invariants: phases inside the pause add up to the pause.
+//! Does not: keep those of earlier checkpoints.
+
+use std::time::{Duration, Instant};
+
+use image::Timings;
+use model::PageCount;
+
+/// How long each phase took, in the order in which they come.
+#[derive(Clone, Copy, Debug)]
+pub struct Phases {
+    /// Looking at the running tree.
+    pub look: Duration,
+    /// Pre-copy, all rounds.
+    pub precopy: Duration,
+    /// Looking at the descriptors of the running tree.
+    pub prepare: Duration,
+    /// When the threads were told to stop.
+    pub began: Instant,
+    /// Until all stood.
+    pub stop: Duration,
+    /// Comparing processes and areas with what they were; telling trackers.
+    pub areas: Duration,
+    /// Comparing the descriptor tables.
+    pub tables: Duration,
+    /// The last scan.
+    pub scan: Duration,
+    /// Copying the residual.
+    pub copy: Duration,
+    /// Copying shared objects.
+    pub objects: Duration,
+    /// State of the descriptions.
+    pub descriptors: Duration,
+    /// Registers and state of threads and processes.
+    pub threads: Duration,
+    /// Letting all threads go on.
+    pub resume: Duration,
+    /// Parsing what was taken, handing it to the log.
+    pub finish: Duration,
+    /// Pages that the scan inside the pause went over.
+    pub scanned: PageCount,
+}
+
+impl Phases {
+    pub(super) fn new() -> Self {
+        const NONE: Duration = Duration::ZERO;
+        Self {
+            look: NONE,
+            precopy: NONE,
+            prepare: NONE,
+            began: Instant::now(),
+            stop: NONE,
+            areas: NONE,
+            tables: NONE,
+            scan: NONE,
+            copy: NONE,
+            objects: NONE,
+            descriptors: NONE,
+            threads: NONE,
+            resume: NONE,
+            finish: NONE,
+            scanned: PageCount(0),
+        }
+    }
+
+    /// From the first thread that was told to stop to the last that went on.
+    #[must_use]
+    pub fn pause(&self) -> Duration {
+        self.inside().iter().map(|(_, took)| *took).sum()
+    }
+
+    /// The summary that a commit record has.
+    #[must_use]
+    pub fn timings(&self) -> Timings {
+        let Self { stop, scan, copy, objects, .. } = *self;
+        Timings { pause: self.pause(), stop, scan, copy: copy + objects }
+    }
+
+    /// The phases of the pause by name, in order.
+    #[must_use]
+    pub fn inside(&self) -> [(&'static str, Duration); 9] {
+        [
+            ("stop", self.stop),
+            ("areas", self.areas),
+            ("tables", self.tables),
+            ("scan", self.scan),
+            ("copy", self.copy),
+            ("objects", self.objects),
+            ("descriptors", self.descriptors),
+            ("threads", self.threads),
+            ("resume", self.resume),
+        ]
+    }
+}
+
+/// Tells how long it is since it was asked last.
+pub(super) struct Laps(Instant);
+
+impl Laps {
+    pub(super) fn from(start: Instant) -> Self {
+        Self(start)
+    }
+
+    pub(super) fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.0, now)
+    }
+}

@@ -1,0 +1,158 @@
+//! Files of `/proc` that are held open and read again and again.
+//!
+//! Owns: the open files and the memory they are read into; what has ended is opened anew.
+//! Invariants: a read tells what is so now; it allocates only when a file outgrows all that it held before; of files
+//! that nobody asks for any more none stays open longer than until the second sweep.
+//! Does not: parse. An open, two reads and a close take five times as long as one read of an open file.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use model::{Pid, Tid};
+use sys::{Errno, Error, Result};
+
+/// Files held open at most: a process may open 1024 unless told otherwise, and there are others. Beyond it, a file is
+/// opened for each read.
+const FILES_MAX: usize = 192;
+/// A page: what the kernel produces at a time, and more than most of these files hold.
+const ROOM: usize = 4096;
+
+/// Open files of threads.
+#[derive(Debug, Default)]
+pub struct KeptFiles {
+    files: HashMap<(Pid, Tid, &'static str), Kept>,
+    /// What was read of a file for which there was no place.
+    other: Option<Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    file: File,
+    bytes: Vec<u8>,
+    used: bool,
+}
+
+impl KeptFiles {
+    /// Opens `/proc/PID/task/TID/NAME` for later.
+    pub fn open(&mut self, pid: Pid, tid: Tid, name: &'static str) -> Result<()> {
+        let key = (pid, tid, name);
+        if !self.files.contains_key(&key) && self.files.len() < FILES_MAX {
+            self.files.insert(key, Kept::open(pid, tid, name)?);
+        }
+        Ok(())
+    }
+
+    /// All that `/proc/PID/task/TID/NAME` holds now.
+    pub fn read(&mut self, pid: Pid, tid: Tid, name: &'static str) -> Result<&[u8]> {
+        let key = (pid, tid, name);
+        let known = match self.files.get_mut(&key) {
+            Some(kept) => match kept.read() {
+                Ok(()) => true,
+                // A thread of that number has ended; there may be another.
+                Err(errno) if errno == Errno::ESRCH || errno == Errno::ENOENT => false,
+                Err(errno) => return Err(failed(pid, tid, name, errno)),
+            },
+            None => false,
+        };
+        if known {
+            return Ok(&self.files[&key].bytes);
+        }
+        self.files.remove(&key);
+        let mut kept = Kept::open(pid, tid, name)?;
+        kept.read().map_err(|errno| failed(pid, tid, name, errno))?;
+        if self.files.len() < FILES_MAX {
+            return Ok(&self.files.entry(key).or_insert(kept).bytes);
+        }
+        Ok(&self.other.insert(kept).bytes)
+    }
+
+    /// Closes files that were not read since this was called last.
+    pub fn sweep(&mut self) {
+        self.files.retain(|_, kept| std::mem::take(&mut kept.used));
+        self.other = None;
+    }
+}
+
+impl Kept {
+    fn open(pid: Pid, tid: Tid, name: &'static str) -> Result<Self> {
+        let path = format!("/proc/{pid}/task/{tid}/{name}");
+        let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
+        Ok(Self { file, bytes: Vec::with_capacity(ROOM), used: true })
+    }
+
+    fn read(&mut self) -> std::result::Result<(), Errno> {
+        self.used = true;
+        read_whole(&self.file, &mut self.bytes)
+    }
+}
+
+/// Reads a file of `/proc` from its beginning into memory that is kept. Not for files with paths in them: a read ends
+/// before a record that no longer fits a page, so that one of less than half a page is the end only where records are
+/// short.
+pub fn read_whole(file: &File, bytes: &mut Vec<u8>) -> std::result::Result<(), Errno> {
+    bytes.resize(bytes.capacity().max(ROOM), 0);
+    let mut filled = 0;
+    loop {
+        match file.read_at(&mut bytes[filled..], filled as u64) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+        if filled == bytes.len() {
+            bytes.resize(2 * filled, 0);
+        } else if filled < ROOM / 2 {
+            break;
+        }
+    }
+    bytes.truncate(filled);
+    Ok(())
+}
+
+fn failed(pid: Pid, tid: Tid, name: &str, errno: Errno) -> Error {
+    Error::path("read", format!("/proc/{pid}/task/{tid}/{name}"), errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_file_tells_what_is_so_now_and_an_ended_thread_is_an_error() {
+        let mut files = KeptFiles::default();
+        let pid = Pid(std::process::id() as i32);
+        let (say, hear) = std::sync::mpsc::channel::<()>();
+        let (name, named) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name("first".to_owned()).spawn(move || {
+            name.send(Tid(rustix::thread::gettid().as_raw_nonzero().get())).unwrap();
+            hear.recv().unwrap();
+            rustix::thread::set_name(c"second").unwrap();
+            name.send(Tid(0)).unwrap();
+            hear.recv().unwrap();
+        });
+        let tid = named.recv().unwrap();
+        assert_eq!(files.read(pid, tid, "comm").unwrap(), b"first\n");
+        say.send(()).unwrap();
+        named.recv().unwrap();
+        assert_eq!(files.read(pid, tid, "comm").unwrap(), b"second\n");
+        files.sweep();
+        assert_eq!(files.files.len(), 1);
+        files.sweep();
+        assert!(files.files.is_empty(), "nobody asked for it since");
+        files.open(pid, tid, "comm").unwrap();
+        say.send(()).unwrap();
+        thread.unwrap().join().unwrap();
+        assert!(files.read(pid, tid, "comm").is_err());
+    }
+
+    #[test]
+    fn long_files_are_read_whole() {
+        let mut bytes = Vec::new();
+        let file = File::open("/proc/self/smaps").unwrap();
+        read_whole(&file, &mut bytes).unwrap();
+        let text = String::from_utf8(bytes).unwrap();
+        let last = text.lines().last().unwrap();
+        assert!(text.len() > 2 * ROOM && last.starts_with("VmFlags"), "{last}");
+    }
+}
