@@ -4,6 +4,7 @@
 //! Invariants: what is handed on has been read whole.
 //! Does not: choose pages; hash, compress or write, which the sink's threads do.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -63,6 +64,42 @@ impl PageSink for Epoch {
             std::thread::sleep(NAP);
         }
         Ok(())
+    }
+}
+
+/// A sink whose next buffer is here already, so that nobody waits for it inside a pause.
+pub(super) struct Reserve<'a> {
+    sink: &'a dyn PageSink,
+    next: RefCell<Option<PageBatch>>,
+}
+
+impl<'a> Reserve<'a> {
+    /// Waits until there is a buffer.
+    pub(super) fn new(sink: &'a dyn PageSink) -> Result<Self> {
+        Ok(Self { sink, next: RefCell::new(Some(sink.buffer()?)) })
+    }
+}
+
+impl PageSink for Reserve<'_> {
+    fn buffer(&self) -> Result<PageBatch> {
+        self.next.take().map_or_else(|| self.sink.buffer(), Ok)
+    }
+
+    fn append(&self, batch: PageBatch) -> Result<()> {
+        self.sink.append(batch)
+    }
+
+    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
+        self.sink.discard(space, range)
+    }
+}
+
+impl Drop for Reserve<'_> {
+    fn drop(&mut self) {
+        if let Some(unused) = self.next.take() {
+            // A log lends only so many; one that has failed says so elsewhere.
+            let _ = self.sink.append(unused);
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use self::phases::Laps;
 pub use self::phases::Phases;
 use self::tracked::{EVERYTHING, Tracked};
 use super::before::Before;
-use super::copier::{Copier, PageSink};
+use super::copier::{Copier, PageSink, Reserve};
 use super::{CheckpointOptions, descriptors, look_while_it_runs, look_while_it_stands, meta, pages, threads};
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
@@ -231,13 +231,14 @@ impl Continuous {
         let before = self.before.as_mut().expect("it was looked at first");
         before.look_at_descriptors_again(options)?;
         phases.prepare = laps.lap();
+        let reserve = Reserve::new(sink)?;
         sink.limit_waits(Some(STANDING_WAIT_MAX));
         let time = SystemTime::now();
         let urgent = Urgent::begin();
         let mut tree = self.freezer.stop(self.root)?;
         phases.began = tree.began;
         phases.stop = tree.began.elapsed();
-        self.inside(sink, &mut tree, options, &mut counts, &mut phases)?;
+        self.inside(&reserve, &mut tree, options, &mut counts, &mut phases)?;
         Ok(Stood { tree: (tree, urgent), phases, time, counts, arming })
     }
 
