@@ -184,7 +184,13 @@ impl LogPartEncoder {
 
     /// Pages that are in the image no more, in rising order.
     pub fn dropped(&mut self, space: SpaceId, range: AddressRange) {
-        self.dropped.run(BARE, space, range.start, range.pages());
+        let mut start = range.start;
+        while start < range.end {
+            // A whole address space has more pages than a run may have.
+            let pages = PageCount((range.end - start).get() / PAGE_BYTES).min(PageCount(RUN_PAGES_MAX));
+            self.dropped.run(BARE, space, start, pages);
+            start = start + pages.bytes();
+        }
     }
 
     /// Pages that are zero, behind all that were given before.

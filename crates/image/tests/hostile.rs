@@ -67,6 +67,19 @@ fn part() -> Vec<u8> {
     part.finish().unwrap()
 }
 
+/// A process that ended takes its whole address space out of the checkpoint.
+#[test]
+fn a_whole_address_space_can_be_dropped() {
+    let all = AddressRange::new(Address(0), Address(0x7fff_ffff_f000));
+    let mut part = LogPartEncoder::new(false);
+    part.dropped(SpaceId(4), all);
+    let part = LogPart::decode(&part.finish().unwrap()).unwrap();
+    assert!(part.dropped.iter().all(|(space, _)| *space == SpaceId(4)));
+    let (first, last) = (part.dropped.first().unwrap().1, part.dropped.last().unwrap().1);
+    assert_eq!((first.start, last.end), (all.start, all.end));
+    assert!(part.dropped.windows(2).all(|pair| pair[0].1.end == pair[1].1.start));
+}
+
 #[test]
 fn a_delta_comes_back_as_it_was_written() {
     let part = LogPart::decode(&part()).unwrap();
