@@ -153,6 +153,8 @@ const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
 /// Where the software bytes start within the legacy area of an XSAVE image.
 const SOFTWARE_BYTES: usize = 464;
+/// Components that the kernel gives to those who ask for them, by arch_prctl(ARCH_REQ_XCOMP_PERM): AMX tile data.
+const ON_REQUEST: u64 = 1 << 18;
 /// Where the XSAVE header (its first word tells which components are there) starts.
 const XSAVE_HEADER: usize = 512;
 const XSTATE_ALIGNMENT: u64 = 64;
@@ -349,15 +351,20 @@ pub fn home_frame_bytes(extended_state: &[u8]) -> ByteCount {
     ByteCount(16 + UCONTEXT_BYTES + XSTATE_ALIGNMENT + extended_state.len() as u64 + 4 + XSTATE_ALIGNMENT)
 }
 
-/// The part of an extended state that a signal frame of this thread may hold: the kernel takes no more than the
-/// thread has asked for, and AMX state must be asked for.
+/// The part of an extended state that a signal frame of this thread may hold. The kernel takes no more than the thread
+/// has asked for, and of a frame that is larger only the legacy area, without a word.
 #[must_use]
 pub fn extended_state_in_use(state: &[u8]) -> &[u8] {
-    let features = u64::from_ne_bytes(
-        state[SOFTWARE_BYTES..SOFTWARE_BYTES + 8].try_into().expect("eight bytes were sliced"),
-    );
-    let length = sys::xsave::bytes_of(features).min(state.len());
+    let length = sys::xsave::bytes_of(components_in_use(state)).min(state.len());
     &state[..length]
+}
+
+/// The components that the processor has, but of those that must be asked for only what is in use: whether a thread
+/// may use them is not told from outside, and one that does not has nothing in them to lose.
+fn components_in_use(state: &[u8]) -> u64 {
+    let word = |at: usize| u64::from_ne_bytes(state[at..at + 8].try_into().expect("eight bytes were sliced"));
+    // The components that the kernel supports stand in the software bytes of the regset image.
+    word(SOFTWARE_BYTES) & (!ON_REQUEST | word(XSAVE_HEADER))
 }
 
 /// Builds a home frame that ends at or below `top`; `home` are registers as [`restarted`] gives them.
@@ -408,9 +415,7 @@ pub fn frame(registers: &Registers, mask: u64, state: Address, restorer: Address
 fn signal_frame_state(extended_state: &[u8]) -> Vec<u8> {
     let mut state = extended_state.to_vec();
     let length = state.len() as u32;
-    let mut features = [0_u8; 8];
-    // The components the kernel supports stand in the software bytes of the regset image.
-    features.copy_from_slice(&state[SOFTWARE_BYTES..SOFTWARE_BYTES + 8]);
+    let features = components_in_use(&state).to_ne_bytes();
     state[SOFTWARE_BYTES..SOFTWARE_BYTES + 48].fill(0);
     state[SOFTWARE_BYTES..SOFTWARE_BYTES + 4].copy_from_slice(&FP_XSTATE_MAGIC1.to_ne_bytes());
     state[SOFTWARE_BYTES + 4..SOFTWARE_BYTES + 8].copy_from_slice(&(length + 4).to_ne_bytes());
@@ -434,6 +439,26 @@ mod tests {
         assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x90, 0xc3]), None);
         assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x48, 0x83, 0xc4, 0x7c, 0xc3]), None);
         assert_eq!(store_of(&[0x48, 0x89, 0x03]), None);
+    }
+
+    #[test]
+    fn a_frame_holds_tile_data_of_a_thread_that_uses_it_only() {
+        const TILE_CONFIG: u64 = 1 << 17;
+        let image = |used: u64| {
+            let mut state = vec![0_u8; 16 * 1024];
+            let supported = 7 | TILE_CONFIG | ON_REQUEST;
+            state[SOFTWARE_BYTES..SOFTWARE_BYTES + 8].copy_from_slice(&supported.to_ne_bytes());
+            state[XSAVE_HEADER..XSAVE_HEADER + 8].copy_from_slice(&used.to_ne_bytes());
+            state
+        };
+        let (without, with) = (image(7), image(7 | ON_REQUEST));
+        assert_eq!(extended_state_in_use(&without).len(), sys::xsave::bytes_of(7 | TILE_CONFIG));
+        assert_eq!(extended_state_in_use(&with).len(), sys::xsave::bytes_of(7 | TILE_CONFIG | ON_REQUEST));
+        for (state, features) in [(without, 7 | TILE_CONFIG), (with, 7 | TILE_CONFIG | ON_REQUEST)] {
+            let frame = signal_frame_state(extended_state_in_use(&state));
+            let told = &frame[SOFTWARE_BYTES + 8..SOFTWARE_BYTES + 16];
+            assert_eq!(u64::from_ne_bytes(told.try_into().unwrap()), features);
+        }
     }
 
     #[test]

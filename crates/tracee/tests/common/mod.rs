@@ -74,7 +74,11 @@ impl Subject {
     }
 
     pub(crate) fn tell(&mut self, command: &str) {
-        self.child.stdin.as_mut().unwrap().write_all(command.as_bytes()).unwrap();
+        let told = self.child.stdin.as_mut().unwrap().write_all(command.as_bytes());
+        if let Err(error) = told {
+            let last = self.line();
+            panic!("{error}; the subject ended with {:?} and said: {last}", self.child.wait());
+        }
     }
 
     /// How often each of the subject's threads has come round.
