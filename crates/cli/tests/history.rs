@@ -74,6 +74,46 @@ fn a_life_and_a_death_are_told_in_order() {
     assert_is_trace(&lab, checkpoints.len());
 }
 
+#[test]
+fn checkpoints_are_compared_with_their_program() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let options = ["run", "--name", "job", "--every", "20ms", "--verify-every", "3", "--"];
+    let mut words: Vec<String> = options.map(String::from).into();
+    words.extend(lab.counter_words(&[]));
+    let mut guardian = lab.undying(words).spawn().unwrap();
+    until("comparisons", || (of_kind(&lab, "verified").len() >= 5).then_some(()));
+    lab.guarded_counter().unwrap().process.signal(Signal::TERM).unwrap();
+    wait(&mut guardian);
+    let verified = of_kind(&lab, "verified");
+    for one in &verified {
+        assert!(one["pages"].as_u64() > Some(100) && one["differences"] == 0, "{one}");
+    }
+    assert_eq!(verified.len(), of_kind(&lab, "checkpoint").len() / 3);
+    let status = lab.json(&["status", "job"]);
+    assert_eq!(status[0]["verified"]["checkpoints"], verified.len());
+    assert_eq!(status[0]["verified"]["differences"], 0);
+}
+
+#[test]
+fn a_dry_run_tracks_and_takes_nothing() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let options = ["run", "--name", "job", "--every", "10ms", "--dry-run-tracking", "--"];
+    let mut words: Vec<String> = options.map(String::from).into();
+    words.extend(lab.counter_words(&["exit", "500"]));
+    let mut guardian = lab.undying(words).spawn().unwrap();
+    assert_eq!(wait(&mut guardian).code(), Some(0));
+    let scans = of_kind(&lab, "scan");
+    assert!(scans.len() > 3 && scans.iter().any(|one| one["pages"].as_u64() > Some(0)), "{scans:?}");
+    assert!(of_kind(&lab, "checkpoint").is_empty());
+    assert_eq!(lab.json(&["ls", "job"]), serde_json::json!([]));
+}
+
 /// The file for the trace viewer holds a span for each pause.
 fn assert_is_trace(lab: &Lab, checkpoints: usize) {
     let path = lab.path("trace.json");

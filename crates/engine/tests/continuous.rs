@@ -11,6 +11,10 @@ use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence, Signal};
 use store::{ImageReader, ImageWriter, Keep, LogOptions, LogWriter, Store, SubjectName, WriteOptions};
+use sys::features::Feature;
+use tracee::RemoteSession;
+use tracee::procfs::Area;
+use track::{Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 use undying_engine::{CheckpointOptions, Continuous, PidPolicy, RestoreOptions, checkpoint, restore};
 
 /// Time between two checkpoints.
@@ -162,6 +166,101 @@ fn epochs_restore_with(tracker: &str) {
         let rounds = lab.rounds().unwrap();
         lab.await_rounds(rounds + 20);
     }
+    kill(pid);
+}
+
+/// A tracker that sees everything once, and then nothing.
+#[derive(Debug)]
+struct Blind;
+
+#[derive(Debug)]
+struct BlindTracker(Box<dyn Tracker>, bool);
+
+impl TrackerKind for Blind {
+    fn name(&self) -> &'static str {
+        "blind"
+    }
+
+    fn purpose(&self) -> &'static str {
+        "to be found out"
+    }
+
+    fn features(&self) -> &'static [Feature] {
+        &[]
+    }
+
+    fn properties(&self) -> Properties {
+        Properties { rearms_running: false, sees_before: false, automatic: false }
+    }
+
+    fn self_test(&self) -> Result<(), TrackError> {
+        Ok(())
+    }
+
+    fn attach(&self, pid: Pid, session: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError> {
+        let full = track::choose("full").unwrap().kind;
+        Ok(Box::new(BlindTracker(full.attach(pid, session)?, false)))
+    }
+}
+
+impl Tracker for BlindTracker {
+    fn kind(&self) -> &'static dyn TrackerKind {
+        &Blind
+    }
+
+    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
+        self.0.cover(areas)
+    }
+
+    fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
+        if std::mem::replace(&mut self.1, true) { Ok(()) } else { self.0.scan(moment, into) }
+    }
+}
+
+/// Checkpoints that are compared.
+const COMPARISONS: usize = 30;
+
+/// Takes checkpoints that are compared with the program; how many pages were compared, and how many differed.
+fn differences_with(kind: &'static dyn TrackerKind, lab: &Lab, pid: Pid) -> (u64, u64) {
+    let log = lab.log();
+    let mut subject = Continuous::new(pid, kind);
+    let read = |sequence| lab.store.image(&lab.name, sequence);
+    let (mut pages, mut differences) = (0, 0);
+    let mut sequence = lab.options().sequence;
+    for _ in 0..COMPARISONS {
+        let options = CheckpointOptions { sequence, ..lab.options() };
+        sequence = Sequence(sequence.get() + 1);
+        match subject.checkpoint_and_verify(&log, &read, &options) {
+            Ok(Some((_, found))) => {
+                pages += found.pages.get();
+                differences += found.differences.get();
+                assert_eq!(found.first.is_empty(), found.differences.get() == 0);
+            }
+            Ok(None) => {}
+            // A child may be caught between fork and exit.
+            Err(error) => println!("{error}"),
+        }
+        std::thread::sleep(EVERY);
+    }
+    (pages, differences)
+}
+
+#[test]
+fn a_comparison_finds_what_a_tracker_misses_and_nothing_else() {
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: root");
+        return;
+    }
+    let lab = Lab::new();
+    let Some(child) = lab.start() else { return };
+    let pid = Pid(child.id() as i32);
+    lab.await_rounds(5);
+    let (pages, differences) = differences_with(track::choose("auto").unwrap().kind, &lab, pid);
+    assert!(pages > 1_000 && differences == 0, "{differences} of {pages} pages");
+    let (pages, differences) = differences_with(&Blind, &lab, pid);
+    println!("blind: {differences} of {pages} pages");
+    assert!(differences > 0, "{pages} pages");
+    assert_alive(pid);
     kill(pid);
 }
 

@@ -191,14 +191,28 @@ fn draw(checkpoint: &CheckpointEvent, process: usize, at: u64, events: &mut Vec<
             "args": {"seq": checkpoint.seq},
         }));
     };
-    let CheckpointEvent { pause_us, stop_us, scan_us, copy_us, .. } = *checkpoint;
+    let CheckpointEvent { look_us, precopy_us, prepare_us, pause_us, .. } = *checkpoint;
     add(SUBJECT, "pause", at, pause_us);
-    let mut from = at;
-    for (name, length) in [("stop", stop_us), ("scan", scan_us), ("copy", copy_us)] {
+    let phases = [
+        ("look", look_us),
+        ("pre-copy", precopy_us),
+        ("prepare", prepare_us),
+        ("stop", checkpoint.stop_us),
+        ("areas", checkpoint.areas_us),
+        ("tables", checkpoint.tables_us),
+        ("scan", checkpoint.scan_us),
+        ("copy", checkpoint.copy_us),
+        ("objects", checkpoint.objects_us),
+        ("descriptors", checkpoint.descriptors_us),
+        ("threads", checkpoint.threads_us),
+        ("resume", checkpoint.resume_us),
+        ("finish", checkpoint.finish_us),
+    ];
+    let mut from = at.saturating_sub(look_us + precopy_us + prepare_us);
+    for (name, length) in phases {
         add(CAPTURE, name, from, length);
         from += length;
     }
-    add(CAPTURE, "threads, descriptors, resume", from, (at + pause_us).saturating_sub(from));
     add(LOG, "commit", at + pause_us, checkpoint.commit_us);
 }
 
@@ -228,6 +242,10 @@ impl std::fmt::Display for What {
             }
             Self::Resumed { seq } => write!(f, "checkpoints again, from {seq}"),
             Self::Dropped { seq } => write!(f, "checkpoint {seq} was still being written and is dropped"),
+            Self::Scan { pages, scan_us, .. } => write!(f, "{pages} pages were dirty, found in {scan_us} us"),
+            Self::Verified { seq, pages, differences } => {
+                write!(f, "checkpoint {seq} was compared: {differences} of {pages} pages differ")
+            }
             Self::HoldEnded { pid } => write!(f, "pid {pid} has held checkpoints back for too long"),
             Self::Tracker { tracker, reason } => write!(f, "tracker {tracker} is used: {reason}"),
             Self::Died { pid, signal, exit } => write!(f, "pid {pid} died of {}", cause(signal, exit)),
@@ -280,21 +298,23 @@ mod tests {
     fn a_trace_draws_the_phases_inside_the_pause() {
         let checkpoint = CheckpointEvent {
             seq: 7,
+            precopy_us: 70,
             pause_us: 100,
             stop_us: 20,
             scan_us: 30,
-            copy_us: 10,
+            threads_us: 50,
+            finish_us: 5,
             commit_us: 500,
             ..CheckpointEvent::default()
         };
         let trace = trace(&[row(2, What::Checkpoint(checkpoint)), row(3, What::Started { pid: 5 })]);
         let events = trace["traceEvents"].as_array().unwrap();
-        let spans: Vec<(u64, u64)> = events
+        let spans: Vec<(i64, i64)> = events
             .iter()
-            .filter(|event| event["ph"] == "X")
-            .map(|event| (event["ts"].as_u64().unwrap() - 2_000_000, event["dur"].as_u64().unwrap()))
+            .filter(|event| event["ph"] == "X" && event["dur"] != 0)
+            .map(|event| (event["ts"].as_i64().unwrap() - 2_000_000, event["dur"].as_i64().unwrap()))
             .collect();
-        assert_eq!(spans, [(0, 100), (0, 20), (20, 30), (50, 10), (60, 40), (100, 500)]);
+        assert_eq!(spans, [(0, 100), (-70, 70), (0, 20), (20, 30), (50, 50), (100, 5), (100, 500)]);
         assert!(events.iter().any(|event| event["ph"] == "i" && event["ts"] == 3_000_000));
     }
 }

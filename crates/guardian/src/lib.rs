@@ -38,7 +38,7 @@ pub use inspection::{
 pub use journal::{CheckpointEvent, EventRow, What};
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, checkpoint};
-pub use record::{Death, PauseMicroseconds, RefusalReport};
+pub use record::{Death, PauseMicroseconds, RefusalReport, VerifiedReport};
 pub use restoring::{Numbers, RestoreRequest, Resumed, restore};
 pub use run::{
     EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, RestartLimit, RestartPolicy, RunEvent, RunRequest,

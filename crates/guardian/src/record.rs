@@ -45,6 +45,15 @@ pub struct PauseMicroseconds {
     pub max: u64,
 }
 
+/// Checkpoints that were compared with the subject, page by page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct VerifiedReport {
+    pub checkpoints: u64,
+    pub pages: u64,
+    pub differences: u64,
+}
+
 /// Why checkpoints were not taken.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RefusalReport {
@@ -77,6 +86,9 @@ pub(crate) struct Record {
     pub(crate) requested_hz: f64,
     pub(crate) achieved_hz: f64,
     pub(crate) pause_us: PauseMicroseconds,
+    /// What comparisons with the subject have found.
+    #[serde(default)]
+    pub(crate) verified: VerifiedReport,
     /// How dirty pages are found.
     #[serde(default)]
     pub(crate) tracker: String,

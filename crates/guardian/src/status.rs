@@ -12,7 +12,7 @@ use store::{Store, SubjectName};
 use crate::error::Result;
 use crate::images;
 use crate::location::StoreLocation;
-use crate::record::{Death, PauseMicroseconds, Record, RefusalReport};
+use crate::record::{Death, PauseMicroseconds, Record, RefusalReport, VerifiedReport};
 use crate::time;
 
 /// One guarded subject.
@@ -53,6 +53,8 @@ pub struct SubjectReport {
     pub guardian: i32,
     /// How dirty pages are found.
     pub tracker: String,
+    /// What comparisons with the subject have found.
+    pub verified: VerifiedReport,
     /// Checkpoints that were taken later than asked for, by reason.
     pub held_back: Vec<RefusalReport>,
     /// Checkpoints that were not taken, by reason.
@@ -121,6 +123,7 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         channels: Vec::new(),
         guardian: record.guardian.pid,
         tracker: record.tracker,
+        verified: record.verified,
         held_back: record.held_back,
         refusals: record.refusals,
     })

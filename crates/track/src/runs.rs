@@ -19,6 +19,8 @@ pub(crate) struct Run {
     pub(crate) class: Class,
     /// Its writes are watched. Otherwise all it holds is reported at every scan.
     pub(crate) watched: bool,
+    /// Something in it is not watched any more, and will be once the process stands.
+    pub(crate) lost: bool,
     /// No scan has seen it yet.
     pub(crate) new: bool,
     /// What is watched of it.
@@ -97,6 +99,7 @@ impl Runs {
                 range: area.range,
                 class: area.class,
                 watched,
+                lost: false,
                 new: fresh,
                 spans: Spans::whole(area.range),
                 held: Populated::default(),
@@ -125,6 +128,7 @@ impl Run {
             // Which pages a watched run holds is not known, so that they would not be missed when they go.
             // Areas may be listed twice before the first scan.
             self.new |= run.new || run.watched != self.watched;
+            self.lost |= run.lost;
         }
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! Owns: registering areas, going through them, what became of discarded pages.
 //! Invariants: a page that is reported is protected before it is read, so that a write that tears the copy is
-//! reported again; a page never protected counts as written, so that new and replaced mappings report themselves.
+//! reported again; a page never protected counts as written, so that new and replaced mappings report themselves; an
+//! area that is watched anew has no protection left from before.
 //! Does not: handle faults.
 
 use std::os::fd::BorrowedFd;
 
-use model::{AddressRange, ByteCount, Pid};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
 use sys::pagemap::{PageQuery, PageRegions};
 use sys::userfaultfd::{self, Mode};
 use sys::{Errno, Error};
@@ -118,28 +119,44 @@ impl Watch {
 
     fn scan_run(&mut self, run: &mut Run, moment: Moment, into: &mut DirtyPages) -> Result<(), Error> {
         for _ in 0..HEALS_MAX {
-            if !run.watched {
+            if run.lost && moment == Moment::Stopped {
+                self.heal(run)?;
+            }
+            if run.lost || !run.watched {
                 break;
             }
             match self.scan_watched(run, moment, into) {
                 // To watch what has replaced it would split areas that the list does not tell right any more, and a
-                // program that resizes one just then would be refused.
-                Err(error) if is_unwatched(&error) && moment == Moment::Running => {
-                    into.push_replaced(run.range);
-                    break;
-                }
+                // program that resizes one just then would be refused: that has to wait until it stands.
                 Err(error) if is_unwatched(&error) => {
                     into.push_replaced(run.range);
-                    let fd = self.handler.watches(run.class);
-                    run.watched = userfaultfd::register(fd, run.range).is_ok();
-                    run.new = true;
+                    (run.lost, run.new) = (true, true);
                 }
                 outcome => return outcome,
             }
         }
-        // Until the areas are told again.
-        run.new |= std::mem::take(&mut run.watched);
+        if moment == Moment::Stopped {
+            // Until the areas are told again.
+            run.new |= std::mem::take(&mut run.watched);
+            run.lost = false;
+        }
         self.look.report_all(run, into)
+    }
+
+    /// Has those parts of a run watched again that are not.
+    fn heal(&mut self, run: &mut Run) -> Result<(), Error> {
+        let fd = self.handler.watches(run.class);
+        run.lost = false;
+        for area in tracee::procfs::areas(self.pid)? {
+            let part = AddressRange {
+                start: area.range.start.max(run.range.start),
+                end: area.range.end.min(run.range.end),
+            };
+            if part.start < part.end && watch(fd, part).is_err() {
+                run.new |= std::mem::take(&mut run.watched);
+            }
+        }
+        Ok(())
     }
 
     fn scan_watched(&mut self, run: &mut Run, moment: Moment, into: &mut DirtyPages) -> Result<(), Error> {
@@ -274,12 +291,25 @@ fn judge(fd: BorrowedFd<'_>, range: AddressRange, class: Class) -> Verdict {
     if class == Class::Shared && range.len() > SHARED_MAX {
         return Verdict::Unwatched(Why::TooSparse);
     }
-    match userfaultfd::register(fd, range) {
+    match watch(fd, range) {
         Ok(()) => Verdict::Watched,
         Err(error) if error.errno == EBUSY => Verdict::Unwatched(Why::WatchedByProgram),
         Err(error) if error.errno == Errno::EPERM && class == Class::Shared => Verdict::Constant,
         Err(error) => Verdict::Unwatched(Why::Unwatchable(error.errno)),
     }
+}
+
+/// Has an area, or a part of one, watched.
+///
+/// One that is not may hold protected pages all the same, to which nobody reports a write: memory that mremap(2) moves
+/// beside a watched area can become one with it, and the kernel then ends the watch over both and lifts the protection
+/// of what was moved alone (mm/mremap.c and mremap_userfaultfd_prep, Linux 6.18).
+fn watch(fd: BorrowedFd<'_>, range: AddressRange) -> Result<(), Error> {
+    let first = AddressRange { start: range.start, end: Address(range.start.get() + PAGE_BYTES) };
+    // Watched is the whole area or nothing; that one page counts as written then costs little.
+    let is_watched = userfaultfd::lift(fd, first).is_ok();
+    userfaultfd::register(fd, range)?;
+    if is_watched { Ok(()) } else { userfaultfd::lift(fd, range) }
 }
 
 /// Protects a range, as soon as the areas have stopped changing: somebody waits to discard pages, and the handler

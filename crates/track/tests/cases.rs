@@ -266,6 +266,31 @@ fn moved_and_grown_memory_is_new() {
 }
 
 #[test]
+fn memory_that_is_moved_beside_other_memory_takes_nothing_from_its_watch() {
+    for name in WATCHING {
+        let Some(mut case) = Case::new(name, &[("anon", 64)]) else { continue };
+        let home = case.areas[0];
+        let (stays, place) = (part(home, 0, 32), part(home, 32, 64));
+        // Half of an area goes away, and comes back to become one with the other half.
+        let away = Address(case.subject.act("move", place, 0));
+        let away = AddressRange::new(away, away + place.len());
+        case.cover();
+        case.scan(home);
+        assert_eq!(split(&case.scan(home)), NONE, "{name}");
+        assert_eq!(Address(case.subject.act("moveto", away, place.start.get())), place.start, "{name}");
+        // The half that stayed is protected from before the move.
+        case.subject.act("write", part(stays, 7, 8), 5);
+        case.subject.act("write", part(place, 9, 10), 6);
+        case.cover();
+        let (read, _) = split(&case.scan(home));
+        assert!(read.contains(&7), "{name}: a write beside what was moved: {read:?}");
+        assert!((32..64).all(|page| read.contains(&page)), "{name}: what was moved: {read:?}");
+        assert_eq!(case.after("write", 8, 9, 7), (pages(8, 9), vec![]), "{name}");
+        assert_eq!(case.after("write", 40, 41, 7), (pages(40, 41), vec![]), "{name}");
+    }
+}
+
+#[test]
 fn a_forked_child_is_not_watched_and_can_be() {
     for name in WATCHING {
         let Some(mut case) = Case::new(name, &[("anon", 64), ("shared", 16)]) else { continue };

@@ -4,6 +4,7 @@
 //! Does not: guard.
 
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -57,6 +58,14 @@ impl Verb for Run {
                 )
                 .value_parser(parse::limit),
             )
+            .arg(option("verify-every", "K", VERIFY).value_parser(value_parser!(NonZeroU64)))
+            .arg(
+                Arg::new("dry-run-tracking")
+                    .long("dry-run-tracking")
+                    .action(ArgAction::SetTrue)
+                    .conflicts_with("verify-every")
+                    .help("Look for changed pages and take no checkpoint: what tracking alone costs"),
+            )
             .arg(option("tracker", "T", TRACKER).default_value(guardian::TRACKER_DEFAULT))
             .arg(
                 option("adopt", "PID", "Guard a process that runs already")
@@ -83,6 +92,9 @@ impl Verb for Run {
     }
 }
 
+const VERIFY: &str = "\
+Compare every K-th checkpoint with the program, page by page; it stands still while that is read back";
+
 const TRACKER: &str = "\
 How changed pages are found: auto, pagemap-scan, soft-dirty, write-protect or full";
 
@@ -108,6 +120,8 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         await_ready: matches.get_flag("await-ready"),
         store: command::store(matches)?,
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
+        verify_every: matches.get_one::<NonZeroU64>("verify-every").copied(),
+        dry_run_tracking: matches.get_flag("dry-run-tracking"),
         tracker: matches.get_one("tracker").cloned().unwrap_or_default(),
         policy: policy.unwrap_or_default(),
         limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),

@@ -67,6 +67,23 @@ impl PageSink for Epoch {
     }
 }
 
+/// Takes nothing: for looks at a subject that copy nothing of it.
+pub(super) struct Nowhere;
+
+impl PageSink for Nowhere {
+    fn buffer(&self) -> Result<PageBatch> {
+        Err(Error::new("copy without a place to copy to", sys::Errno::EINVAL).into())
+    }
+
+    fn append(&self, _: PageBatch) -> Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _: SpaceId, _: AddressRange) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// A sink whose next buffer is here already, so that nobody waits for it inside a pause.
 pub(super) struct Reserve<'a> {
     sink: &'a dyn PageSink,

@@ -35,6 +35,18 @@ struct ProcessPages {
     hidden: Vec<AddressRange>,
 }
 
+impl PagePlan {
+    /// All ranges, by the space that they are saved in.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (SpaceId, AddressRange)> {
+        let processes = self.processes.iter().flat_map(|process| {
+            process.readable.iter().chain(&process.hidden).map(|range| (process.space, *range))
+        });
+        let objects = self.objects.iter();
+        processes
+            .chain(objects.flat_map(|(id, ranges)| ranges.iter().map(|range| (object_space(*id), *range))))
+    }
+}
+
 /// Finds the pages that belong into the image.
 pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
     let mut processes = Vec::new();

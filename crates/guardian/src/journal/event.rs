@@ -46,6 +46,10 @@ pub enum What {
     Adopted { pid: i32 },
     /// A checkpoint was committed.
     Checkpoint(CheckpointEvent),
+    /// Dirty pages were looked for, and no checkpoint was taken.
+    Scan { pages: u64, scan_us: u64, pause_us: u64, arming_us: u64 },
+    /// A checkpoint was compared with the subject, page by page.
+    Verified { seq: u64, pages: u64, differences: u64 },
     /// Checkpoints are not taken, for a reason that was not told yet.
     Refused { reason: String },
     /// They can be taken again.
@@ -70,8 +74,8 @@ pub enum What {
     Ended { pid: i32, signal: Option<i32>, exit: Option<i32> },
 }
 
-/// A checkpoint with the time that each phase took. `pause_us` is the whole pause; `stop_us`, `scan_us` and `copy_us`
-/// are parts of it.
+/// A checkpoint with the time that each phase took, in the order in which they come. `pause_us` is the whole pause,
+/// from `stop_us` to `resume_us`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct CheckpointEvent {
@@ -80,13 +84,31 @@ pub struct CheckpointEvent {
     /// An earlier pause, in which trackers were attached to new processes.
     pub arming_us: u64,
     pub pause_us: u64,
+    /// Looking at the running tree.
+    pub look_us: u64,
+    pub precopy_us: u64,
+    /// Looking at the descriptors of the running tree.
+    pub prepare_us: u64,
     pub stop_us: u64,
+    /// Comparing areas with what they were.
+    pub areas_us: u64,
+    /// Comparing descriptor tables with what they were.
+    pub tables_us: u64,
     pub scan_us: u64,
     pub copy_us: u64,
+    /// Copying shared objects.
+    pub objects_us: u64,
+    pub descriptors_us: u64,
+    pub threads_us: u64,
+    pub resume_us: u64,
+    /// Parsing what was taken.
+    pub finish_us: u64,
     pub hash_us: u64,
     pub write_us: u64,
     /// From the end of the pause until it was durable.
     pub commit_us: u64,
+    /// Pages that the scan inside the pause went over.
+    pub scanned_pages: u64,
     /// Rounds of pre-copy.
     pub rounds: usize,
     /// Pages copied before the pause; a page that was dirtied again counts again.
@@ -103,7 +125,7 @@ pub struct CheckpointEvent {
 
 impl What {
     fn file(&self) -> usize {
-        usize::from(matches!(self, Self::Checkpoint(_)))
+        usize::from(matches!(self, Self::Checkpoint(_) | Self::Scan { .. } | Self::Verified { .. }))
     }
 }
 

@@ -74,7 +74,7 @@ impl Journal {
 
     /// Writes down what has happened at a time.
     pub(crate) fn tell(&self, time: SystemTime, what: What) {
-        let is_urgent = !matches!(what, What::Checkpoint(_));
+        let is_urgent = !matches!(what, What::Checkpoint(_) | What::Scan { .. } | What::Verified { .. });
         let row = EventRow { time: time::rfc3339(time), name: self.name.clone(), what };
         self.update(
             |state| {

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use engine::Comparison;
 use model::{Pid, Sequence};
 
 use super::policy::RestartLimit;
@@ -26,6 +27,8 @@ pub enum RunEvent<'a> {
     },
     /// A checkpoint was not taken, for a reason that has not been told yet.
     CheckpointFailed(&'a GuardianError),
+    /// A checkpoint was compared with the subject.
+    Verified(Sequence, &'a Comparison),
     /// The subject has held checkpoints back for too long.
     HoldEnded(Pid),
     /// The tracker in use could not be attached; another is used from now on.
@@ -76,6 +79,11 @@ impl RunEvent<'_> {
             Self::CheckpointFailed(error) | Self::StatusUnwritable(error) => {
                 What::Refused { reason: reason(error) }
             }
+            Self::Verified(sequence, found) => What::Verified {
+                seq: sequence.get(),
+                pages: found.pages.get(),
+                differences: found.differences.get(),
+            },
             Self::HoldEnded(pid) => What::HoldEnded { pid: pid.get() },
             Self::TrackerReplaced { name, error } => {
                 What::Tracker { tracker: (*name).to_owned(), reason: reason(error) }
@@ -105,6 +113,15 @@ impl fmt::Display for RunEvent<'_> {
         match self {
             Self::Adopted { pid, name } => write!(f, "pid {pid} is guarded as {name}"),
             Self::CheckpointFailed(error) => write!(f, "no checkpoint: {error}"),
+            Self::Verified(sequence, found) => {
+                let Comparison { pages, differences, first } = found;
+                write!(f, "checkpoint {sequence}: {differences} of {pages} pages differ from the subject")?;
+                for (pid, address) in first {
+                    let pid = pid.map_or("a shared object".to_owned(), |pid| format!("pid {pid}"));
+                    write!(f, "; {pid} at {address}")?;
+                }
+                Ok(())
+            }
             Self::HoldEnded(pid) => {
                 write!(f, "pid {pid} has held checkpoints back for too long; they are taken again")
             }

@@ -15,6 +15,7 @@ mod requests;
 mod tracer;
 
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -65,6 +66,10 @@ pub struct RunRequest {
     pub store: StoreLocation,
     /// How many of them are kept.
     pub keep: usize,
+    /// Compare every so many checkpoints with the subject, page by page, before it goes on.
+    pub verify_every: Option<NonZeroU64>,
+    /// Look for dirty pages, and take no checkpoint: what tracking alone costs.
+    pub dry_run_tracking: bool,
     /// How dirty pages are found: a tracker's name, or `auto`.
     pub tracker: String,
     /// Which deaths are followed by a restart.
@@ -93,7 +98,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     if let Guarded::Process(pid) = request.what {
         ancestry::refuse(pid)?;
     }
-    let tracking = tracking(&request.tracker)?;
+    let tracking = tracking(request)?;
     let store = request.store.create()?;
     let claim = claim(&store, request)?;
     let household = Household::found()?;
@@ -114,9 +119,14 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     outcome
 }
 
-fn tracking(name: &str) -> Result<Tracking> {
-    let choice = track::choose(name).map_err(engine::EngineError::from)?;
-    Ok(Tracking { kind: choice.kind, is_automatic: name == TRACKER_DEFAULT })
+fn tracking(request: &RunRequest) -> Result<Tracking> {
+    let choice = track::choose(&request.tracker).map_err(engine::EngineError::from)?;
+    Ok(Tracking {
+        kind: choice.kind,
+        is_automatic: request.tracker == TRACKER_DEFAULT,
+        verify_every: request.verify_every,
+        is_dry: request.dry_run_tracking,
+    })
 }
 
 /// Starts the program as a child that knows where to ask for checkpoints and inherits streams, environment, directory, process group, signal mask and

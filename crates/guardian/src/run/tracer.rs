@@ -5,14 +5,15 @@
 //! stand still, and never at all once it was told to leave the subject.
 //! Does not: know when a checkpoint is due, or what follows a death.
 
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine::{CheckpointOptions, Continuous, EngineError, Taken};
-use model::ProcessKey;
+use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Taken};
+use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
 use sys::Error;
@@ -36,19 +37,25 @@ impl Place {
     }
 }
 
-/// How dirty pages are found.
+/// How checkpoints are taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tracking {
     pub(super) kind: &'static dyn TrackerKind,
     /// Another may take its place when it cannot be attached to this subject.
     pub(super) is_automatic: bool,
+    /// Every so many checkpoints are compared with the subject.
+    pub(super) verify_every: Option<NonZeroU64>,
+    /// Dirty pages are looked for, and no checkpoint is taken.
+    pub(super) is_dry: bool,
 }
 
 /// What the thread tells.
 #[derive(Debug)]
 pub(super) enum News {
-    /// A checkpoint has left the subject, which had these descendants then.
-    Taken(Box<Taken>, Vec<ProcessKey>),
+    /// A checkpoint has left the subject.
+    Taken(Box<TakenNews>),
+    /// Dirty pages were looked for, and that is all.
+    Looked(engine::Tracking),
     /// The log has as much to write as it takes.
     Behind,
     /// A checkpoint was not taken, or the log not opened.
@@ -57,6 +64,16 @@ pub(super) enum News {
     Tracking(&'static str, GuardianError),
     /// The log was opened anew.
     Opened(Arc<LogWriter>),
+}
+
+/// A checkpoint that has left the subject.
+#[derive(Debug)]
+pub(super) struct TakenNews {
+    pub(super) taken: Taken,
+    /// The processes of the subject then, without the root.
+    pub(super) descendants: Vec<ProcessKey>,
+    /// What a comparison has found, if there was one.
+    pub(super) comparison: Option<Comparison>,
 }
 
 /// What the thread is at.
@@ -97,7 +114,9 @@ impl Tracer {
         let lent = Some(Arc::clone(&log));
         let thread = std::thread::Builder::new()
             .name("undying-tracer".to_owned())
-            .spawn(move || Hand { place, log: lent, tracking, subject: None, teller }.work(&received))
+            .spawn(move || {
+                Hand { place, log: lent, tracking, subject: None, taken: 0, teller }.work(&received);
+            })
             .map_err(|error| Error::new("start a thread", error))?;
         let orders = Some(orders);
         Ok(Self { orders, news, alarm, work: Work::Nothing, log: Some(log), thread: Some(thread) })
@@ -146,9 +165,8 @@ impl Tracer {
                 return None;
             }
         };
-        match &news {
-            News::Opened(log) => self.log = Some(Arc::clone(log)),
-            News::Taken(..) | News::Behind | News::Failed(_) | News::Tracking(..) => {}
+        if let News::Opened(log) = &news {
+            self.log = Some(Arc::clone(log));
         }
         self.work = Work::Nothing;
         Some(news)
@@ -218,6 +236,7 @@ struct Hand {
     log: Option<Arc<LogWriter>>,
     tracking: Tracking,
     subject: Option<(ProcessKey, Continuous)>,
+    taken: u64,
     teller: Teller,
 }
 
@@ -237,14 +256,48 @@ impl Hand {
             let missing = Error::new("take a checkpoint without a log", sys::Errno::EINVAL);
             return News::Failed(missing.into());
         };
-        match self.continuous(subject).checkpoint(&log, options) {
-            Ok(Some(taken)) => {
+        if self.tracking.is_dry {
+            return match self.continuous(subject).track(options) {
+                Ok(found) => News::Looked(found),
+                Err(error) => self.not_taken(error),
+            };
+        }
+        match self.checkpoint(subject, &log, options) {
+            Ok(Some((taken, comparison))) => {
+                self.taken += 1;
                 let descendants = self.continuous(subject).descendants();
-                News::Taken(Box::new(taken), descendants)
+                News::Taken(Box::new(TakenNews { taken, descendants, comparison }))
             }
             Ok(None) => News::Behind,
-            Err(EngineError::Track(error)) if self.tracking.is_automatic => self.track_otherwise(error),
-            Err(error) => News::Failed(error.into()),
+            Err(error) => self.not_taken(error),
+        }
+    }
+
+    fn checkpoint(
+        &mut self,
+        subject: ProcessKey,
+        log: &LogWriter,
+        options: &CheckpointOptions,
+    ) -> engine::Result<Option<(Taken, Option<Comparison>)>> {
+        let is_due = |every: NonZeroU64| (self.taken + 1).is_multiple_of(every.get());
+        if !self.tracking.verify_every.is_some_and(is_due) {
+            let taken = self.continuous(subject).checkpoint(log, options)?;
+            return Ok(taken.map(|taken| (taken, None)));
+        }
+        let Place { store, name, .. } = self.place.clone();
+        let read = |sequence| store.image(&name, sequence);
+        let verified = self.continuous(subject).checkpoint_and_verify(log, &read, options)?;
+        if verified.as_ref().is_some_and(|(_, found)| found.differences > PageCount(0)) {
+            // Whatever was missed is not to be missed for ever.
+            self.subject = None;
+        }
+        Ok(verified.map(|(taken, found)| (taken, Some(found))))
+    }
+
+    fn not_taken(&mut self, error: EngineError) -> News {
+        match error {
+            EngineError::Track(error) if self.tracking.is_automatic => self.track_otherwise(error),
+            error => News::Failed(error.into()),
         }
     }
 

@@ -71,6 +71,8 @@ impl Lab {
             await_ready: false,
             store: self.location(),
             keep: 4,
+            verify_every: None,
+            dry_run_tracking: false,
             tracker: guardian::TRACKER_DEFAULT.to_owned(),
             policy: RestartPolicy::OnFailure,
             limit: RestartLimit { count: 100, window: LIMIT },

@@ -148,6 +148,8 @@ int main(int count, char **arguments)
         } else if (!strcmp(word, "move")) {
             void *to = mapped(b * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
             answer = (long)mremap(at, b * PAGE, b * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+        } else if (!strcmp(word, "moveto")) {
+            answer = (long)mremap(at, b * PAGE, b * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)c);
         } else if (!strcmp(word, "resize"))
             answer = (long)mremap(at, b * PAGE, c * PAGE, 0);
         else if (!strcmp(word, "second")) {

@@ -8,22 +8,24 @@
 
 mod phases;
 mod tracked;
+mod verify;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
 use image::Timings;
-use model::{PageCount, Pid, ProcessKey};
-use store::{Epoch, LogWriter, Ticket};
+use model::{PageCount, Pid, ProcessKey, Sequence};
+use store::{Epoch, ImageReader, LogWriter, Ticket};
 use tracee::{Freezer, StoppedTree, Urgent};
 use track::{DirtyPages, Moment, TrackerKind};
 
 use self::phases::Laps;
 pub use self::phases::Phases;
 use self::tracked::{EVERYTHING, Tracked};
+pub use self::verify::Comparison;
 use super::before::Before;
-use super::copier::{Copier, PageSink, Reserve};
+use super::copier::{Copier, Nowhere, PageSink, Reserve};
 use super::{CheckpointOptions, descriptors, look_while_it_runs, look_while_it_stands, meta, pages, threads};
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
@@ -38,6 +40,9 @@ const RESIDUAL_GOAL: PageCount = PageCount(32);
 /// works, and short enough for those who wait for the subject.
 const STANDING_WAIT_MAX: Duration = Duration::from_millis(250);
 
+/// Where nothing is copied, areas that are new are watched after so many looks, since that takes a pause.
+const LOOKS_EACH_COVER: u64 = 64;
+
 /// What continuous checkpointing of one subject keeps from one checkpoint to the next.
 pub struct Continuous {
     root: Pid,
@@ -50,6 +55,8 @@ pub struct Continuous {
     is_whole: bool,
     /// At the last look, a descriptor had O_DIRECT.
     bypasses_cache: bool,
+    /// Looks without a checkpoint.
+    looks: u64,
 }
 
 impl fmt::Debug for Continuous {
@@ -78,6 +85,19 @@ pub struct Taken {
     pub precopied: PageCount,
     /// Pages copied inside the pause.
     pub residual: PageCount,
+}
+
+/// What tracking alone has found and cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tracking {
+    /// Pages that changed since the last time.
+    pub pages: PageCount,
+    /// How long it was looked for them.
+    pub scan: Duration,
+    /// How long the subject stood still for it; mostly not at all.
+    pub pause: Duration,
+    /// How long it stood still before that, for trackers to be attached to new processes.
+    pub arming: Duration,
 }
 
 /// A tree of which everything is taken and that stands still.
@@ -120,6 +140,7 @@ impl Continuous {
             freezer: Freezer::default(),
             is_whole: true,
             bypasses_cache: false,
+            looks: 0,
         }
     }
 
@@ -145,9 +166,7 @@ impl Continuous {
     pub fn checkpoint(&mut self, log: &LogWriter, options: &CheckpointOptions) -> Result<Option<Taken>> {
         // What is done to a subject that is about to end must not be done to this one.
         let options = CheckpointOptions { kill: false, ..options.clone() };
-        let begun =
-            if self.is_whole { log.begin_full(options.sequence) } else { log.begin(options.sequence) };
-        let Some(epoch) = begun? else { return Ok(None) };
+        let Some(epoch) = self.begin(log, &options)? else { return Ok(None) };
         let taken = self.take(epoch, &options).inspect_err(|_| self.start_over())?;
         self.is_whole = false;
         Ok(Some(taken))
@@ -160,9 +179,101 @@ impl Continuous {
         self.is_whole = true;
     }
 
+    /// As `checkpoint`, and compares it with the subject before that goes on: for as long as it takes to write the
+    /// checkpoint and to read all of it again. `read` opens a checkpoint of the log.
+    ///
+    /// # Errors
+    ///
+    /// As `checkpoint`. A difference is none; the next checkpoint should then start from nothing.
+    pub fn checkpoint_and_verify(
+        &mut self,
+        log: &LogWriter,
+        read: &dyn Fn(Sequence) -> store::Result<ImageReader>,
+        options: &CheckpointOptions,
+    ) -> Result<Option<(Taken, Comparison)>> {
+        let options = CheckpointOptions { kill: false, ..options.clone() };
+        let Some(epoch) = self.begin(log, &options)? else { return Ok(None) };
+        let taken = self.take_and_verify(epoch, read, &options).inspect_err(|_| self.start_over())?;
+        self.is_whole = false;
+        Ok(Some(taken))
+    }
+
+    /// Looks for changes and begins a new round of tracking, and copies nothing: what tracking alone costs.
+    ///
+    /// # Errors
+    ///
+    /// As `checkpoint`. The subject goes on.
+    pub fn track(&mut self, options: &CheckpointOptions) -> Result<Tracking> {
+        self.track_once(options).inspect_err(|_| self.start_over())
+    }
+
+    fn track_once(&mut self, options: &CheckpointOptions) -> Result<Tracking> {
+        self.look(options)?;
+        let mut found = Tracking { arming: self.arm(&Nowhere)?, ..Tracking::default() };
+        self.looks += 1;
+        if self.looks.is_multiple_of(LOOKS_EACH_COVER) {
+            found.arming += self.cover_all(&Nowhere)?;
+        }
+        let began = Instant::now();
+        let stopped = if self.kind.properties().rearms_running {
+            None
+        } else {
+            Some((Urgent::begin(), self.freezer.stop(self.root)?))
+        };
+        let moment = if stopped.is_some() { Moment::Stopped } else { Moment::Running };
+        for tracked in self.tracked.values_mut() {
+            found.pages += tracked.look(moment, &mut self.dirty)?;
+        }
+        found.scan = began.elapsed();
+        if let Some((urgent, tree)) = stopped {
+            tree.resume()?;
+            found.pause = began.elapsed();
+            drop(urgent);
+        }
+        Ok(found)
+    }
+
+    fn begin(&self, log: &LogWriter, options: &CheckpointOptions) -> Result<Option<Epoch>> {
+        let begun =
+            if self.is_whole { log.begin_full(options.sequence) } else { log.begin(options.sequence) };
+        Ok(begun?)
+    }
+
+    fn take_and_verify(
+        &mut self,
+        epoch: Epoch,
+        read: &dyn Fn(Sequence) -> store::Result<ImageReader>,
+        options: &CheckpointOptions,
+    ) -> Result<(Taken, Comparison)> {
+        let Stood { tree, mut phases, time, counts, arming } = self.stop(&epoch, options)?;
+        let timings = phases.timings();
+        let ticket = self.hand_over(epoch, options, time, timings, &mut phases)?;
+        let committed = ticket.wait()?;
+        let image = read(committed.sequence)?;
+        let before = self.before.as_mut().expect("it was looked at first");
+        let comparison = verify::compare(before, &tree.0, &image)?;
+        resume(tree, &mut phases)?;
+        let Counts { rounds, precopied, residual } = counts;
+        Ok((Taken { ticket, timings, phases, arming, rounds, precopied, residual }, comparison))
+    }
+
     fn take(&mut self, epoch: Epoch, options: &CheckpointOptions) -> Result<Taken> {
         let Stood { tree, mut phases, time, counts, arming } = self.stop(&epoch, options)?;
         let timings = resume(tree, &mut phases)?;
+        let ticket = self.hand_over(epoch, options, time, timings, &mut phases)?;
+        let Counts { rounds, precopied, residual } = counts;
+        Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual })
+    }
+
+    /// Gives the log what is not pages. Nothing of it needs the subject to stand still.
+    fn hand_over(
+        &mut self,
+        epoch: Epoch,
+        options: &CheckpointOptions,
+        time: SystemTime,
+        timings: Timings,
+        phases: &mut Phases,
+    ) -> Result<Ticket> {
         let mut laps = Laps::from(Instant::now());
         let before = self.before.as_mut().expect("it was looked at first");
         before.complete_areas()?;
@@ -173,8 +284,7 @@ impl Continuous {
         let ticket = epoch.finish(records, meta(before, options, time, timings))?;
         phases.finish = laps.lap();
         self.dirty.make_room();
-        let Counts { rounds, precopied, residual } = counts;
-        Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual })
+        Ok(ticket)
     }
 
     /// For a single checkpoint of a subject that has been looked at.
@@ -264,10 +374,16 @@ impl Continuous {
     /// Has processes tracked that are not yet, in a pause of its own: all their pages can then be copied while they
     /// run. How long that pause was.
     fn arm(&mut self, sink: &dyn PageSink) -> Result<Duration> {
-        let Some(before) = &mut self.before else { return Ok(Duration::ZERO) };
+        let Some(before) = &self.before else { return Ok(Duration::ZERO) };
         if before.processes.keys().all(|pid| self.tracked.contains_key(pid)) {
             return Ok(Duration::ZERO);
         }
+        self.cover_all(sink)
+    }
+
+    /// Attaches what is missing and has all areas watched, in a pause. How long that was.
+    fn cover_all(&mut self, sink: &dyn PageSink) -> Result<Duration> {
+        let Some(before) = &mut self.before else { return Ok(Duration::ZERO) };
         let _urgent = Urgent::begin();
         let mut tree = self.freezer.stop(self.root)?;
         let began = tree.began;

@@ -115,6 +115,17 @@ impl Tracked {
         Ok(())
     }
 
+    /// Finds what changed since the last time, and copies nothing.
+    pub(super) fn look(&mut self, moment: Moment, dirty: &mut DirtyPages) -> Result<PageCount> {
+        dirty.clear();
+        match self.tracker.scan(moment, dirty) {
+            // While it runs it may end, or be replaced by exec; the next look tells.
+            Err(TrackError::Gone(_)) if moment == Moment::Running => {}
+            outcome => outcome?,
+        }
+        Ok(dirty.pages())
+    }
+
     /// Copies what changed since the last time; how many pages that were.
     pub(super) fn copy_dirty(
         &mut self,

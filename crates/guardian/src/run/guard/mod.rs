@@ -6,18 +6,19 @@
 //! Does not: trace a subject that runs, know policy, pace or the file's shape; their modules do.
 
 mod death;
+mod telling;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
-use engine::{CheckpointOptions, Taken};
-use image::ImageKind;
+use engine::{CheckpointOptions, Comparison, Phases};
 use model::{PageCount, ProcessKey, Sequence, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
-use store::{Completion, EPOCHS_IN_FLIGHT_MAX, LogCommitted, LogWriter, Store};
+use store::{Completion, EPOCHS_IN_FLIGHT_MAX, LogWriter, Store};
 use sys::Error;
 
 use self::death::Next;
+use self::telling::{checkpoint_event, first_record, refusal};
 use super::claim::Claim;
 use super::events::RunEvent;
 use super::leftovers::{Household, descendants};
@@ -25,11 +26,11 @@ use super::pace::Pace;
 use super::policy::{Restarts, Suspicion};
 use super::reasons::Reasons;
 use super::requests::{Asked, Requests, Word};
-use super::tracer::{News, Place, Tracer, Tracking};
+use super::tracer::{News, Place, TakenNews, Tracer, Tracking};
 use super::{Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
-use crate::journal::{CheckpointEvent, Journal, What};
-use crate::record::{PauseMicroseconds, ProcessName, Record, boot};
+use crate::journal::{Journal, What};
+use crate::record::{PauseMicroseconds, Record};
 use crate::restoring::hand_on;
 use crate::signals::{Request, Signals};
 use crate::streams::Streams;
@@ -58,6 +59,7 @@ struct Ending {
 struct InFlight {
     sequence: Sequence,
     arming: Duration,
+    phases: Phases,
     rounds: usize,
     precopied: PageCount,
     residual: PageCount,
@@ -366,7 +368,8 @@ impl<'a> Guard<'a> {
 
     fn note_news(&mut self, news: News) {
         match news {
-            News::Taken(taken, descendants) => self.note_taken(&taken, descendants),
+            News::Taken(news) => self.note_taken(*news),
+            News::Looked(found) => self.note_look(found),
             // As many as it takes are counted here too; between two looks it may be one more.
             News::Behind => {
                 self.requests.not_taken(self.next);
@@ -397,11 +400,43 @@ impl<'a> Guard<'a> {
         self.subject.ends_within(patience)
     }
 
-    fn note_taken(&mut self, taken: &Taken, descendants: Vec<ProcessKey>) {
+    /// Dirty pages were looked for, and there is no checkpoint of it.
+    fn note_look(&mut self, found: engine::Tracking) {
+        let us = time::microseconds;
+        let (pages, scan_us, pause_us) = (found.pages.get(), us(found.scan), us(found.pause));
+        let arming_us = us(found.arming);
+        self.journal.tell(SystemTime::now(), What::Scan { pages, scan_us, pause_us, arming_us });
+        self.requests.answer_for(self.next, "error a dry run takes no checkpoints\n");
+        self.pace.taken(found.pause + found.arming, Instant::now());
+        self.pace.committed(Instant::now());
+        self.record.achieved_hz = self.pace.achieved_hz();
+        self.note_pauses();
+        self.journal.set(&self.record);
+    }
+
+    fn note_comparison(&mut self, sequence: Sequence, found: &Comparison) {
+        self.record.verified.checkpoints += 1;
+        self.record.verified.pages += found.pages.get();
+        self.record.verified.differences += found.differences.get();
+        let event = RunEvent::Verified(sequence, found);
+        if found.differences == PageCount(0) {
+            self.journal.tell(SystemTime::now(), event.what());
+        } else {
+            self.report(&event);
+            self.suspicion.unusable(sequence);
+        }
+    }
+
+    fn note_taken(&mut self, news: TakenNews) {
+        let TakenNews { taken, descendants, comparison } = news;
         self.advance_number();
+        if let Some(found) = comparison {
+            self.note_comparison(taken.ticket.sequence(), &found);
+        }
         self.pending.push_back(InFlight {
             sequence: taken.ticket.sequence(),
             arming: taken.arming,
+            phases: taken.phases,
             rounds: taken.rounds,
             precopied: taken.precopied,
             residual: taken.residual,
@@ -506,54 +541,4 @@ impl<'a> Guard<'a> {
         self.journal.tell(SystemTime::now(), event.what());
         (self.tell)(event);
     }
-}
-
-fn first_record(
-    request: &RunRequest,
-    claim: &Claim,
-    subject: &Subject,
-    first: Sequence,
-    tracking: Tracking,
-) -> Result<Record> {
-    let own = tracee::procfs::key(model::Pid(std::process::id() as i32))?;
-    Ok(Record {
-        name: claim.name.to_string(),
-        boot: boot(),
-        guardian: ProcessName::of(own),
-        root: ProcessName::of(subject.key()),
-        state: "running".to_owned(),
-        policy: request.policy.name().to_owned(),
-        incarnation: 1,
-        first_sequence: first.get(),
-        requested_hz: 1.0 / request.every.as_secs_f64(),
-        tracker: tracking.kind.name().to_owned(),
-        ..Record::default()
-    })
-}
-
-/// The answer to one who wanted a checkpoint that was not taken.
-fn refusal(error: &GuardianError) -> String {
-    format!("error {}\n", error.to_string().lines().next().unwrap_or_default())
-}
-
-fn checkpoint_event(committed: &LogCommitted, taken: InFlight) -> What {
-    let (commit, us) = (&committed.commit, time::microseconds);
-    What::Checkpoint(CheckpointEvent {
-        seq: committed.sequence.get(),
-        full: commit.kind == ImageKind::Full,
-        arming_us: us(taken.arming),
-        pause_us: us(commit.timings.pause),
-        stop_us: us(commit.timings.stop),
-        scan_us: us(commit.timings.scan),
-        copy_us: us(commit.timings.copy),
-        hash_us: us(committed.timings.hash),
-        write_us: us(committed.timings.write),
-        commit_us: us(committed.timings.commit),
-        rounds: taken.rounds,
-        precopied_pages: taken.precopied.get(),
-        residual_pages: taken.residual.get(),
-        pages: commit.pages.get(),
-        bytes: committed.written.get(),
-        moved_pages: committed.moved.get(),
-    })
 }

@@ -1,0 +1,276 @@
+//! Comparing a checkpoint with the subject that it was taken of, page by page, while that stands still.
+//!
+//! Owns: the comparison.
+//! Invariants: what should be in the image is found out anew, by the way that a plain checkpoint takes, and not from
+//! what a tracker has reported; the content is read back from the store.
+//! Does not: compare records; find fault with what the kernel itself writes into a thread's rseq area when it is
+//! stopped and called after its memory was copied.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use image::{Extent, PageIndex, SpaceId};
+use model::{Address, AddressRange, PAGE_BYTES, PageCount, Pid, Tid};
+use store::ImageReader;
+use sys::ptrace;
+use tracee::procfs::{Area, Backing};
+use tracee::{ProcessMemory, StoppedTree};
+
+use super::super::before::Before;
+use super::super::pages;
+use crate::error::{EngineError, Result};
+use crate::records::object_space;
+
+/// Threads that read back: one waits for the device while the other compares.
+const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
+/// Differences that are told with their place.
+const TOLD_MAX: usize = 8;
+/// Pages that are compared with zeros at once.
+const ZEROS: usize = 64;
+
+/// What a comparison has found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Comparison {
+    /// Pages that were compared.
+    pub pages: PageCount,
+    /// Pages that differ.
+    pub differences: PageCount,
+    /// Where the first of them are: the process, or none for a shared object, and the address or offset.
+    pub first: Vec<(Option<Pid>, Address)>,
+}
+
+/// Where the content of a space is.
+enum Source<'a> {
+    Process(ProcessSource<'a>),
+    Object(&'a File),
+}
+
+struct ProcessSource<'a> {
+    pid: Pid,
+    memory: &'a ProcessMemory,
+    areas: &'a [Area],
+    /// The rseq areas of its threads.
+    rseqs: Vec<AddressRange>,
+}
+
+struct Comparing<'a> {
+    sources: HashMap<SpaceId, Source<'a>>,
+    pages: AtomicU64,
+    found: Mutex<Vec<(Option<Pid>, Address)>>,
+}
+
+/// Compares an image with the stopped subject.
+pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageReader) -> Result<Comparison> {
+    // What a tracker knows of guard regions is part of the records, and stays.
+    let known: HashMap<Pid, Vec<AddressRange>> =
+        before.processes.iter().map(|(pid, process)| (*pid, process.guards.clone())).collect();
+    let plan = pages::scan(before)?;
+    let mut comparing =
+        Comparing { sources: HashMap::new(), pages: AtomicU64::new(0), found: Mutex::default() };
+    for (pid, guards) in known {
+        if let Some(process) = before.processes.get_mut(&pid) {
+            let found = std::mem::replace(&mut process.guards, guards);
+            comparing.note_guards(pid, &process.guards, &found);
+        }
+    }
+    for stopped in &tree.processes {
+        let Some(process) = before.processes.get(&stopped.pid) else { continue };
+        let source = ProcessSource {
+            pid: stopped.pid,
+            memory: &process.memory,
+            areas: &process.areas,
+            rseqs: stopped.threads.iter().filter_map(|thread| rseq_of(thread.tid())).collect(),
+        };
+        comparing.sources.insert(process.space, Source::Process(source));
+    }
+    for (id, file) in before.objects.saved() {
+        comparing.sources.insert(object_space(id), Source::Object(file));
+    }
+    image.load::<EngineError>(image.index().extents(), THREADS, |run| {
+        for (extent, bytes) in run.iter() {
+            comparing.compare(extent.space, extent.start, bytes);
+        }
+        Ok(())
+    })?;
+    for extent in image.index().extents().iter().filter(|extent| extent.stored().is_none()) {
+        comparing.compare_zeros(extent.space, range_of(extent));
+    }
+    for (space, range) in plan.ranges() {
+        for missing in missing(image.index(), space, range) {
+            comparing.compare_missing(space, missing);
+        }
+    }
+    Ok(comparing.finish())
+}
+
+impl Comparing<'_> {
+    fn compare(&self, space: SpaceId, start: Address, expected: &[u8]) {
+        let mut actual = vec![0; expected.len()];
+        // Where not all of it can be read, each page is tried by itself.
+        self.read(space, start, &mut actual);
+        let page = PAGE_BYTES as usize;
+        for (number, (one, other)) in expected.chunks(page).zip(actual.chunks(page)).enumerate() {
+            self.pages.fetch_add(1, Ordering::Relaxed);
+            let at = Address(start.get() + number as u64 * PAGE_BYTES);
+            if one != other && !self.is_same(space, at, one) {
+                self.differs(space, at);
+            }
+        }
+    }
+
+    /// What is in no extent reads as the file behind it when it is restored, or as zeros.
+    fn compare_missing(&self, space: SpaceId, range: AddressRange) {
+        let Some(Source::Process(process)) = self.sources.get(&space) else {
+            return self.compare_zeros(space, range);
+        };
+        let mut bytes = [0; PAGE_BYTES as usize];
+        let mut at = range.start;
+        while at < range.end {
+            bytes.fill(0);
+            if process.read_file(at, &mut bytes) {
+                self.compare(space, at, &bytes);
+            } else {
+                self.differs(space, at);
+            }
+            at = Address(at.get() + PAGE_BYTES);
+        }
+    }
+
+    fn compare_zeros(&self, space: SpaceId, range: AddressRange) {
+        let zeros = vec![0; ZEROS * PAGE_BYTES as usize];
+        let mut start = range.start;
+        while start < range.end {
+            let length = (range.end.get() - start.get()).min(zeros.len() as u64);
+            self.compare(space, start, &zeros[..length as usize]);
+            start = Address(start.get() + length);
+        }
+    }
+
+    fn is_same(&self, space: SpaceId, at: Address, expected: &[u8]) -> bool {
+        let mut actual = vec![0; expected.len()];
+        if !self.read(space, at, &mut actual) {
+            return false;
+        }
+        let rseqs = match self.sources.get(&space) {
+            Some(Source::Process(process)) => process.rseqs.as_slice(),
+            _ => &[],
+        };
+        let is_kernels = |number: usize| {
+            let address = Address(at.get() + number as u64);
+            rseqs.iter().any(|range| range.start <= address && address < range.end)
+        };
+        expected
+            .iter()
+            .zip(&actual)
+            .enumerate()
+            .all(|(number, (one, other))| one == other || is_kernels(number))
+    }
+
+    fn read(&self, space: SpaceId, start: Address, bytes: &mut [u8]) -> bool {
+        match self.sources.get(&space) {
+            Some(Source::Process(process)) => process.memory.read(start, bytes).is_ok(),
+            // Behind its end a file holds zeros, as far as its last page goes.
+            Some(Source::Object(file)) => {
+                let mut done = 0;
+                while done < bytes.len() {
+                    match file.read_at(&mut bytes[done..], start.get() + done as u64) {
+                        Ok(0) => break,
+                        Ok(read) => done += read,
+                        Err(_) => return false,
+                    }
+                }
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Guard regions that only one side knows.
+    fn note_guards(&self, pid: Pid, known: &[AddressRange], found: &[AddressRange]) {
+        let first = found.iter().find(|range| !is_within(known, **range));
+        let other = known.iter().find(|range| !is_within(found, **range));
+        for range in first.into_iter().chain(other) {
+            self.note((Some(pid), range.start));
+        }
+    }
+
+    fn differs(&self, space: SpaceId, at: Address) {
+        let pid = match self.sources.get(&space) {
+            Some(Source::Process(process)) => Some(process.pid),
+            _ => None,
+        };
+        self.note((pid, at));
+    }
+
+    fn note(&self, place: (Option<Pid>, Address)) {
+        self.found.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(place);
+    }
+
+    fn finish(self) -> Comparison {
+        let mut first = self.found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let differences = PageCount(first.len() as u64);
+        first.sort_unstable();
+        first.truncate(TOLD_MAX);
+        Comparison { pages: PageCount(self.pages.into_inner()), differences, first }
+    }
+}
+
+impl ProcessSource<'_> {
+    /// Reads a page of the file that is mapped at an address; of anything else nothing is read.
+    fn read_file(&self, at: Address, bytes: &mut [u8]) -> bool {
+        let Some(area) = self.areas.iter().find(|area| area.range.start <= at && at < area.range.end) else {
+            return false;
+        };
+        if !matches!(area.backing, Backing::File { .. }) {
+            return true;
+        }
+        let AddressRange { start, end } = area.range;
+        let link = format!("/proc/{}/map_files/{:x}-{:x}", self.pid, start.get(), end.get());
+        let offset = area.offset + (at - start).get();
+        // Behind its end are zeros.
+        File::open(link).and_then(|file| file.read_at(bytes, offset)).is_ok()
+    }
+}
+
+fn rseq_of(tid: Tid) -> Option<AddressRange> {
+    let found = ptrace::rseq_configuration(tid).ok()?;
+    let start = Address(found.address);
+    Some(AddressRange { start, end: Address(found.address + u64::from(found.length)) })
+}
+
+fn range_of(extent: &Extent) -> AddressRange {
+    AddressRange::new(extent.start, extent.start + extent.pages.bytes())
+}
+
+/// Whether a range lies in ranges that may touch each other.
+fn is_within(ranges: &[AddressRange], range: AddressRange) -> bool {
+    let mut at = range.start;
+    for known in ranges {
+        if known.start <= at && at < known.end {
+            at = known.end;
+        }
+    }
+    at >= range.end
+}
+
+/// Parts of a range that are in no extent of a space.
+fn missing(index: &PageIndex, space: SpaceId, range: AddressRange) -> Vec<AddressRange> {
+    let extents = index.of_space(space);
+    let first = extents.partition_point(|extent| range_of(extent).end <= range.start);
+    let mut found = Vec::new();
+    let mut at = range.start;
+    for extent in extents[first..].iter().take_while(|extent| extent.start < range.end) {
+        if at < extent.start {
+            found.push(AddressRange::new(at, extent.start));
+        }
+        at = at.max(range_of(extent).end);
+    }
+    if at < range.end {
+        found.push(AddressRange::new(at, range.end));
+    }
+    found
+}

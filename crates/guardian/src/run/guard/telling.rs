@@ -1,0 +1,79 @@
+//! What a guard tells, put together from what it knows.
+//!
+//! Owns: the first status, the event of a checkpoint, the words of a refusal.
+//! Does not: write any of it down.
+
+use image::ImageKind;
+use model::Sequence;
+use store::LogCommitted;
+
+use super::super::RunRequest;
+use super::super::claim::Claim;
+use super::super::tracer::Tracking;
+use super::InFlight;
+use crate::error::{GuardianError, Result};
+use crate::journal::{CheckpointEvent, What};
+use crate::record::{ProcessName, Record, boot};
+use crate::subject::Subject;
+use crate::time;
+
+pub(super) fn first_record(
+    request: &RunRequest,
+    claim: &Claim,
+    subject: &Subject,
+    first: Sequence,
+    tracking: Tracking,
+) -> Result<Record> {
+    let own = tracee::procfs::key(model::Pid(std::process::id() as i32))?;
+    Ok(Record {
+        name: claim.name.to_string(),
+        boot: boot(),
+        guardian: ProcessName::of(own),
+        root: ProcessName::of(subject.key()),
+        state: "running".to_owned(),
+        policy: request.policy.name().to_owned(),
+        incarnation: 1,
+        first_sequence: first.get(),
+        requested_hz: 1.0 / request.every.as_secs_f64(),
+        tracker: tracking.kind.name().to_owned(),
+        ..Record::default()
+    })
+}
+
+/// The answer to one who wanted a checkpoint that was not taken.
+pub(super) fn refusal(error: &GuardianError) -> String {
+    format!("error {}\n", error.to_string().lines().next().unwrap_or_default())
+}
+
+pub(super) fn checkpoint_event(committed: &LogCommitted, taken: InFlight) -> What {
+    let (commit, phases, us) = (&committed.commit, &taken.phases, time::microseconds);
+    What::Checkpoint(CheckpointEvent {
+        seq: committed.sequence.get(),
+        full: commit.kind == ImageKind::Full,
+        arming_us: us(taken.arming),
+        pause_us: us(commit.timings.pause),
+        look_us: us(phases.look),
+        precopy_us: us(phases.precopy),
+        prepare_us: us(phases.prepare),
+        stop_us: us(phases.stop),
+        areas_us: us(phases.areas),
+        tables_us: us(phases.tables),
+        scan_us: us(phases.scan),
+        copy_us: us(phases.copy),
+        objects_us: us(phases.objects),
+        descriptors_us: us(phases.descriptors),
+        threads_us: us(phases.threads),
+        resume_us: us(phases.resume),
+        finish_us: us(phases.finish),
+        hash_us: us(committed.timings.hash),
+        write_us: us(committed.timings.write),
+        commit_us: us(committed.timings.commit),
+        scanned_pages: phases.scanned.get(),
+        rounds: taken.rounds,
+        precopied_pages: taken.precopied.get(),
+        residual_pages: taken.residual.get(),
+        pages: commit.pages.get(),
+        bytes: committed.written.get(),
+        moved_pages: committed.moved.get(),
+    })
+}
