@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use engine::Comparison;
+use engine::{Comparison, Difference};
 use model::{Pid, Sequence};
 
 use super::policy::RestartLimit;
@@ -116,9 +116,9 @@ impl fmt::Display for RunEvent<'_> {
             Self::Verified(sequence, found) => {
                 let Comparison { pages, differences, first } = found;
                 write!(f, "checkpoint {sequence}: {differences} of {pages} pages differ from the subject")?;
-                for (pid, address) in first {
+                for Difference { pid, address, area, image } in first {
                     let pid = pid.map_or("a shared object".to_owned(), |pid| format!("pid {pid}"));
-                    write!(f, "; {pid} at {address}")?;
+                    write!(f, "\n  {pid} at {address} ({area}), {image} in the image")?;
                 }
                 Ok(())
             }

@@ -23,7 +23,7 @@ use track::{DirtyPages, Moment, TrackerKind};
 use self::phases::Laps;
 pub use self::phases::Phases;
 use self::tracked::{EVERYTHING, Tracked};
-pub use self::verify::Comparison;
+pub use self::verify::{Comparison, Difference};
 use super::before::Before;
 use super::copier::{Copier, Nowhere, PageSink, Reserve};
 use super::{CheckpointOptions, descriptors, look_while_it_runs, look_while_it_stands, meta, pages, threads};

@@ -17,7 +17,7 @@ use image::{Extent, PageIndex, SpaceId};
 use model::{Address, AddressRange, PAGE_BYTES, PageCount, Pid, Tid};
 use store::ImageReader;
 use sys::ptrace;
-use tracee::procfs::{Area, Backing};
+use tracee::procfs::{Area, Backing, Protection};
 use tracee::{ProcessMemory, StoppedTree};
 
 use super::super::before::Before;
@@ -39,9 +39,28 @@ pub struct Comparison {
     pub pages: PageCount,
     /// Pages that differ.
     pub differences: PageCount,
-    /// Where the first of them are: the process, or none for a shared object, and the address or offset.
-    pub first: Vec<(Option<Pid>, Address)>,
+    /// The first of them.
+    pub first: Vec<Difference>,
 }
+
+/// A page that is not in the image as it is in the subject.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Difference {
+    /// The process; none for a shared object.
+    pub pid: Option<Pid>,
+    /// Where in it.
+    pub address: Address,
+    /// The area that it is in, as far as it is known.
+    pub area: String,
+    /// What the image has of it.
+    pub image: &'static str,
+}
+
+/// What an image may have of a page.
+const STORED: &str = "stored";
+const ZERO: &str = "zero";
+const ABSENT: &str = "absent";
+const GUARD: &str = "guard region";
 
 /// Where the content of a space is.
 enum Source<'a> {
@@ -60,7 +79,7 @@ struct ProcessSource<'a> {
 struct Comparing<'a> {
     sources: HashMap<SpaceId, Source<'a>>,
     pages: AtomicU64,
-    found: Mutex<Vec<(Option<Pid>, Address)>>,
+    found: Mutex<Vec<Difference>>,
 }
 
 /// Compares an image with the stopped subject.
@@ -92,12 +111,12 @@ pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageRead
     }
     image.load::<EngineError>(image.index().extents(), THREADS, |run| {
         for (extent, bytes) in run.iter() {
-            comparing.compare(extent.space, extent.start, bytes);
+            comparing.compare(extent.space, extent.start, bytes, STORED);
         }
         Ok(())
     })?;
     for extent in image.index().extents().iter().filter(|extent| extent.stored().is_none()) {
-        comparing.compare_zeros(extent.space, range_of(extent));
+        comparing.compare_zeros(extent.space, range_of(extent), ZERO);
     }
     for (space, range) in plan.ranges() {
         for missing in missing(image.index(), space, range) {
@@ -108,7 +127,7 @@ pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageRead
 }
 
 impl Comparing<'_> {
-    fn compare(&self, space: SpaceId, start: Address, expected: &[u8]) {
+    fn compare(&self, space: SpaceId, start: Address, expected: &[u8], image: &'static str) {
         let mut actual = vec![0; expected.len()];
         // Where not all of it can be read, each page is tried by itself.
         self.read(space, start, &mut actual);
@@ -117,7 +136,7 @@ impl Comparing<'_> {
             self.pages.fetch_add(1, Ordering::Relaxed);
             let at = Address(start.get() + number as u64 * PAGE_BYTES);
             if one != other && !self.is_same(space, at, one) {
-                self.differs(space, at);
+                self.differs(space, at, image);
             }
         }
     }
@@ -125,27 +144,27 @@ impl Comparing<'_> {
     /// What is in no extent reads as the file behind it when it is restored, or as zeros.
     fn compare_missing(&self, space: SpaceId, range: AddressRange) {
         let Some(Source::Process(process)) = self.sources.get(&space) else {
-            return self.compare_zeros(space, range);
+            return self.compare_zeros(space, range, ABSENT);
         };
         let mut bytes = [0; PAGE_BYTES as usize];
         let mut at = range.start;
         while at < range.end {
             bytes.fill(0);
             if process.read_file(at, &mut bytes) {
-                self.compare(space, at, &bytes);
+                self.compare(space, at, &bytes, ABSENT);
             } else {
-                self.differs(space, at);
+                self.differs(space, at, ABSENT);
             }
             at = Address(at.get() + PAGE_BYTES);
         }
     }
 
-    fn compare_zeros(&self, space: SpaceId, range: AddressRange) {
+    fn compare_zeros(&self, space: SpaceId, range: AddressRange, image: &'static str) {
         let zeros = vec![0; ZEROS * PAGE_BYTES as usize];
         let mut start = range.start;
         while start < range.end {
             let length = (range.end.get() - start.get()).min(zeros.len() as u64);
-            self.compare(space, start, &zeros[..length as usize]);
+            self.compare(space, start, &zeros[..length as usize], image);
             start = Address(start.get() + length);
         }
     }
@@ -194,20 +213,21 @@ impl Comparing<'_> {
         let first = found.iter().find(|range| !is_within(known, **range));
         let other = known.iter().find(|range| !is_within(found, **range));
         for range in first.into_iter().chain(other) {
-            self.note((Some(pid), range.start));
+            let area = String::new();
+            self.note(Difference { pid: Some(pid), address: range.start, area, image: GUARD });
         }
     }
 
-    fn differs(&self, space: SpaceId, at: Address) {
-        let pid = match self.sources.get(&space) {
-            Some(Source::Process(process)) => Some(process.pid),
-            _ => None,
+    fn differs(&self, space: SpaceId, address: Address, image: &'static str) {
+        let (pid, area) = match self.sources.get(&space) {
+            Some(Source::Process(process)) => (Some(process.pid), process.describe(address)),
+            _ => (None, String::new()),
         };
-        self.note((pid, at));
+        self.note(Difference { pid, address, area, image });
     }
 
-    fn note(&self, place: (Option<Pid>, Address)) {
-        self.found.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(place);
+    fn note(&self, found: Difference) {
+        self.found.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(found);
     }
 
     fn finish(self) -> Comparison {
@@ -220,11 +240,23 @@ impl Comparing<'_> {
 }
 
 impl ProcessSource<'_> {
+    fn area(&self, at: Address) -> Option<&Area> {
+        self.areas.iter().find(|area| area.range.start <= at && at < area.range.end)
+    }
+
+    fn describe(&self, at: Address) -> String {
+        let Some(area) = self.area(at) else { return "in no area".to_owned() };
+        let Protection { read, write, execute, shared } = area.protection;
+        let letter = |is_set: bool, letter: char| if is_set { letter } else { '-' };
+        let rights =
+            [letter(read, 'r'), letter(write, 'w'), letter(execute, 'x'), if shared { 's' } else { 'p' }];
+        let name = if area.name.is_empty() { "anonymous" } else { &area.name };
+        format!("{}-{} {} {name}", area.range.start, area.range.end, rights.iter().collect::<String>())
+    }
+
     /// Reads a page of the file that is mapped at an address; of anything else nothing is read.
     fn read_file(&self, at: Address, bytes: &mut [u8]) -> bool {
-        let Some(area) = self.areas.iter().find(|area| area.range.start <= at && at < area.range.end) else {
-            return false;
-        };
+        let Some(area) = self.area(at) else { return false };
         if !matches!(area.backing, Backing::File { .. }) {
             return true;
         }
