@@ -9,6 +9,7 @@
 //! Probe: none; without it the request fails with ENOENT
 //! Fallback: none; Unix sockets are refused by name
 
+use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 
 use model::Inode;
@@ -33,6 +34,8 @@ const SHOW_PEER: u32 = 4;
 const SHOW_WAITING: u32 = 8;
 const SHOW_QUEUES: u32 = 16;
 const HEADER_BYTES: usize = 16;
+/// Where the number of the request stands in a header.
+const SEQUENCE: usize = 8;
 const ANSWER_BYTES: usize = HEADER_BYTES + 16;
 
 /// State number of a listening socket.
@@ -76,13 +79,19 @@ pub struct TcpSocket {
 
 /// A connection to the kernel's socket directory.
 #[derive(Debug)]
-pub struct SockDiag(OwnedFd);
+pub struct SockDiag {
+    socket: OwnedFd,
+    /// Numbers requests: an answer to an earlier one, broken off by an error, is none to this.
+    sequence: Cell<u32>,
+    /// Room for answers.
+    piece: RefCell<Vec<u8>>,
+}
 
 impl SockDiag {
     /// Opens it, for this process's network namespace.
     pub fn open() -> Result<Self> {
         socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(SOCK_DIAG))
-            .map(Self)
+            .map(|socket| Self { socket, sequence: Cell::new(0), piece: RefCell::new(vec![0; PIECE_BYTES]) })
             .map_err(|errno| Error::new(NAME, errno))
     }
 
@@ -190,14 +199,21 @@ impl SockDiag {
         request.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
         request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
         request.extend(flags.to_ne_bytes());
-        request.extend([0; 8]);
+        let sequence = self.sequence.get().wrapping_add(1);
+        self.sequence.set(sequence);
+        request.extend(sequence.to_ne_bytes());
+        request.extend([0; 4]);
         request.extend(body);
-        sendto(&self.0, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
+        sendto(&self.socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
             .map_err(|errno| Error::new(NAME, errno))?;
-        let mut piece = vec![0; PIECE_BYTES];
+        let mut piece = self.piece.borrow_mut();
         loop {
-            let (length, _) =
-                recv(&self.0, &mut piece[..], RecvFlags::empty()).map_err(|errno| Error::new(NAME, errno))?;
+            let (length, _) = recv(&self.socket, &mut piece[..], RecvFlags::empty())
+                .map_err(|errno| Error::new(NAME, errno))?;
+            // All messages of one piece are of one answer.
+            if word(&piece[..length], SEQUENCE) != sequence {
+                continue;
+            }
             if read_piece(&piece[..length], &mut read)? || flags & DUMP == 0 {
                 return Ok(());
             }

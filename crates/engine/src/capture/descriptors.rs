@@ -13,7 +13,8 @@ use image::RecordSet;
 use model::{DescriptionId, Fd, Pid};
 use resource::fd::envelope::Envelope;
 use resource::fd::locks::{self, Lock};
-use resource::fd::{self, CaptureScope, Description, FdCapture, in_flight};
+use resource::fd::sockets::Sockets;
+use resource::fd::{self, CaptureScope, Description, FdCapture, KnownKind, in_flight};
 use resource::state::DescriptorText;
 use sys::kcmp;
 use sys::{Errno, Error, pidfd};
@@ -47,6 +48,8 @@ pub(super) struct Descriptors {
     table: Vec<(Pid, Fd, DescriptionId)>,
     /// What the last `prepare` was told.
     options: CheckpointOptions,
+    /// Kept from one checkpoint to the next.
+    sockets: Sockets,
 }
 
 struct Row {
@@ -119,7 +122,8 @@ impl Descriptors {
         }
         let description = found.unwrap_or_else(|| {
             let id = DescriptionId(self.descriptions.len() as u32);
-            self.descriptions.push(Description { id, pid, fd: number, info, stat, duplicate });
+            let kind = KnownKind::default();
+            self.descriptions.push(Description { id, pid, fd: number, info, stat, duplicate, kind });
             id
         });
         self.rows.push(Row { pid, fd: number, description });
@@ -146,12 +150,14 @@ impl Descriptors {
             inherited: &options.inherited,
             table: &self.table,
             kills: options.kill,
+            sockets: &self.sockets,
         }
     }
 
     /// Lets each kind prepare what it needs inside the pause.
     pub(super) fn prepare(&mut self, pids: &[Pid], options: &CheckpointOptions) -> Result<()> {
         let mut captures = HashMap::new();
+        self.sockets.begin_preparing();
         {
             let scope = self.scope_of(pids, options);
             for description in &self.descriptions {
@@ -192,7 +198,7 @@ impl Descriptors {
     /// Closes every duplicate. As long as one is open, a last close inside the subject is none: the reader of a pipe
     /// sees no end, a lock stays.
     pub(super) fn forget(&mut self) {
-        *self = Self::default();
+        *self = Self { sockets: std::mem::take(&mut self.sockets), ..Self::default() };
     }
 
     /// Takes back what was done to descriptions of a subject that was to end and goes on.
@@ -228,6 +234,20 @@ impl Descriptors {
             self.hidden_texts.push(info.text);
         }
         Ok(())
+    }
+
+    /// Hands on what `look_inside` read.
+    fn tell(&mut self) {
+        let mut next = 0;
+        for (row, one) in self.rows.iter().zip(&self.texts) {
+            // Descriptions are numbered as their first descriptors come.
+            if row.description.get() == next {
+                next += 1;
+                if let Some(capture) = self.captures.get_mut(&row.description) {
+                    capture.told(&one.text);
+                }
+            }
+        }
     }
 
     /// The locks that `look_inside` saw.
@@ -272,6 +292,8 @@ impl Descriptors {
 pub(super) fn inside(before: &mut Before) -> Result<()> {
     let descriptors = &mut before.descriptors;
     descriptors.look_inside()?;
+    descriptors.sockets.begin_pause();
+    descriptors.tell();
     for description in &descriptors.descriptions {
         if let Some(capture) = descriptors.captures.get_mut(&description.id) {
             capture.inside(description)?;

@@ -7,6 +7,7 @@
 //! Does not: save the list of ready members (the kernel works it out again, so an edge may be told twice and
 //! never gets lost) or busy-poll settings.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -146,16 +147,23 @@ impl FdKind for Epoll {
 }
 
 impl FdCapture for Capture {
+    fn told(&mut self, text: &[u8]) {
+        self.info.tell(text);
+    }
+
     fn inside(&mut self, description: &Description) -> Result<()> {
         self.info.take(description)
     }
 
     fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
         self.members.clear();
-        let candidates = candidates(scope);
+        let all = OnceCell::new();
         for line in lines(&self.info)? {
-            let target =
-                find_target(description, &line, &candidates)?.ok_or_else(|| orphan(description, &line))?;
+            let target = match find_by_number(description, &line, scope)? {
+                Some(target) => target,
+                None => find_target(description, &line, all.get_or_init(|| candidates(scope)))?
+                    .ok_or_else(|| orphan(description, &line))?,
+            };
             let late = kind_of(target).is_some_and(|kind| kind.completes_in_connect(target));
             self.members.push(Member {
                 number: line.number.get(),
@@ -204,6 +212,23 @@ fn candidates<'a>(scope: &CaptureScope<'a>) -> Candidates<'a> {
     found
 }
 
+/// The target where it still has its number in a process that holds the set, as it mostly has.
+fn find_by_number<'a>(
+    set: &Description,
+    line: &Line,
+    scope: &CaptureScope<'a>,
+) -> Result<Option<&'a Description>> {
+    let Some(id) = scope.description_of(set.pid, line.number) else { return Ok(None) };
+    let found = scope.descriptions.get(id.get() as usize);
+    let is_it = |one: &&Description| (one.id, one.stat.st_dev, one.inode()) == (id, line.device, line.inode);
+    let Some(found) = found.filter(is_it) else { return Ok(None) };
+    if found.target().starts_with("socket:") {
+        return Ok(Some(found));
+    }
+    let order = watches(set.as_fd(), line.number, line.index, found.as_fd())?;
+    Ok(order.is_eq().then_some(found))
+}
+
 fn find_target<'a>(
     set: &Description,
     line: &Line,
@@ -229,12 +254,17 @@ fn find_target<'a>(
 fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Line>> {
     let mut info = FdInfo::default();
     info.take(description)?;
-    let candidates = candidates(scope);
+    let all = OnceCell::new();
     let mut found = Vec::new();
     for line in lines(&info)? {
+        if matches!(find_by_number(description, &line, scope), Ok(Some(_))) {
+            continue;
+        }
         // What was opened after the descriptors were listed is no orphan.
         let appeared = || scope.pids.iter().any(|pid| is_open(*pid, &line));
-        if matches!(find_target(description, &line, &candidates), Ok(None)) && !appeared() {
+        if matches!(find_target(description, &line, all.get_or_init(|| candidates(scope))), Ok(None))
+            && !appeared()
+        {
             found.push(line);
         }
     }
@@ -387,6 +417,7 @@ mod tests {
             inherited: &[],
             table: &table,
             kills: false,
+            sockets: &Default::default(),
         };
         let obstacles = Epoll.obstacles(&descriptions[0], &scope);
         assert_eq!(obstacles.len(), 1, "{obstacles:?}");

@@ -73,6 +73,10 @@ impl FdKind for Eventfd {
 }
 
 impl FdCapture for Capture {
+    fn told(&mut self, text: &[u8]) {
+        self.info.tell(text);
+    }
+
     fn inside(&mut self, description: &Description) -> Result<()> {
         self.info.take(description)?;
         // Kernels before 6.5 do not tell the mode.

@@ -12,7 +12,7 @@ use model::{DescriptionId, Fd, Pid};
 use sys::{Error, kcmp};
 use tracee::procfs;
 
-use super::{Description, kind_of};
+use super::{Description, KnownKind, kind_of};
 use crate::error::Result;
 
 /// The most descriptions that are followed; sockets that carry each other could go on for ever.
@@ -56,7 +56,7 @@ pub fn identify(descriptions: &[Description], descriptor: BorrowedFd<'_>) -> Res
 fn describe(id: DescriptionId, pid: Pid, fd: Fd, duplicate: OwnedFd) -> Result<Description> {
     let info = procfs::descriptor_info(ourselves(), Fd(duplicate.as_raw_fd()))?;
     let stat = rustix::fs::fstat(&duplicate).map_err(|errno| Error::new("look at a descriptor", errno))?;
-    Ok(Description { id, pid, fd, info, stat, duplicate })
+    Ok(Description { id, pid, fd, info, stat, duplicate, kind: KnownKind::default() })
 }
 
 fn ourselves() -> Pid {

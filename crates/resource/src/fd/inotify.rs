@@ -385,8 +385,14 @@ mod tests {
         inotify::add_watch(&instance, &path, WatchFlags::MODIFY).unwrap();
         std::fs::remove_file(&path).unwrap();
         let descriptions = describe_all(&[instance.as_fd()]);
-        let scope =
-            CaptureScope { pids: &[], descriptions: &descriptions, inherited: &[], table: &[], kills: false };
+        let scope = CaptureScope {
+            pids: &[],
+            descriptions: &descriptions,
+            inherited: &[],
+            table: &[],
+            kills: false,
+            sockets: &Default::default(),
+        };
         let found = Inotify.obstacles(&descriptions[0], &scope);
         assert!(found.len() == 1 && found[0].place.contains("watch 1"), "{found:?}");
         drop(kept);

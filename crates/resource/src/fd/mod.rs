@@ -10,7 +10,9 @@
 //! process under construction then inherits all descriptions. `connect` runs when every descriptor has its number
 //! in its process, for what depends on numbers (epoll registrations, record locks).
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
+
 pub mod deleted;
 pub mod device;
 pub mod directory;
@@ -33,6 +35,7 @@ pub mod regular;
 pub mod signalfd;
 pub(crate) mod socket_events;
 pub(crate) mod socket_options;
+pub mod sockets;
 pub mod symlink;
 pub mod tcp;
 #[cfg(test)]
@@ -51,6 +54,7 @@ use rustix::fs::Stat;
 use tracee::procfs::DescriptorInfo;
 use tracee::{ProcessMemory, Stub};
 
+use self::sockets::Sockets;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::shared::Shared;
@@ -92,6 +96,8 @@ pub struct Description {
     pub stat: Stat,
     /// The duplicate: shares position and status flags with the subject's.
     pub duplicate: OwnedFd,
+    /// Its kind, once somebody has asked.
+    pub kind: KnownKind,
 }
 
 impl Description {
@@ -141,10 +147,13 @@ pub struct CaptureScope<'a> {
     pub descriptions: &'a [Description],
     /// Files that whoever restores will hold itself (its own standard streams): device and inode.
     pub inherited: &'a [(u64, Inode)],
-    /// Every descriptor of every process, with the description behind it.
+    /// Every descriptor of every process, with the description behind it; the rows of a process stand together, by
+    /// rising number.
     pub table: &'a [(Pid, Fd, DescriptionId)],
     /// The checkpoint ends the subject, so that its TCP connections may be taken over.
     pub kills: bool,
+    /// What its sockets share.
+    pub sockets: &'a Sockets,
 }
 
 impl CaptureScope<'_> {
@@ -157,7 +166,10 @@ impl CaptureScope<'_> {
     /// The description behind a descriptor of a process.
     #[must_use]
     pub fn description_of(&self, pid: Pid, fd: Fd) -> Option<DescriptionId> {
-        self.table.iter().find(|row| row.0 == pid && row.1 == fd).map(|row| row.2)
+        let first = self.table.iter().position(|row| row.0 == pid)?;
+        let rows = &self.table[first..];
+        let place = rows.partition_point(|row| row.0 == pid && row.1 < fd);
+        rows.get(place).filter(|row| (row.0, row.1) == (pid, fd)).map(|row| row.2)
     }
 }
 
@@ -220,6 +232,11 @@ pub struct FdConnect<'a> {
 
 /// Raw state of one description, taken inside the pause.
 pub trait FdCapture: std::fmt::Debug {
+    /// Inside the pause, before `inside`: what fdinfo says of the description, where the caller has read it. For kinds
+    /// that would else read it themselves.
+    fn told(&mut self, text: &[u8]) {
+        let _ = text;
+    }
     /// Inside the pause: copies what may have changed into memory that is already there.
     fn inside(&mut self, description: &Description) -> Result<()>;
     /// Inside the pause, after `inside` of every description: what depends on which descriptors the subject
@@ -309,10 +326,20 @@ pub trait FdKind: Sync {
     }
 }
 
+/// The answer of [`kind_of`]: a description stays of one kind, and asking all of them takes system calls.
+#[derive(Default)]
+pub struct KnownKind(OnceCell<Option<&'static dyn FdKind>>);
+
+impl std::fmt::Debug for KnownKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("KnownKind").field(&self.0.get().map(|kind| kind.map(FdKind::name))).finish()
+    }
+}
+
 /// The kind that claims a description.
 #[must_use]
 pub fn kind_of(description: &Description) -> Option<&'static dyn FdKind> {
-    REGISTRY.iter().copied().find(|kind| kind.claims(description))
+    *description.kind.0.get_or_init(|| REGISTRY.iter().copied().find(|kind| kind.claims(description)))
 }
 
 /// The kind of a record.

@@ -7,6 +7,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rustix::event::PollFlags;
 use sys::Errno;
 use sys::socket::{self, Credentials, Peeked, SocketAddress};
 use sys::socket_option;
@@ -35,6 +36,9 @@ pub(crate) struct Seen {
 
 /// Looks at everything in a socket's queue; `kind` is SOCK_STREAM …
 pub(crate) fn look(socket: BorrowedFd<'_>, kind: i32) -> Result<Vec<Seen>> {
+    if !events(socket)?.contains(PollFlags::IN) {
+        return Ok(Vec::new());
+    }
     let offset = socket_option::get_int(socket, PEEK_OFFSET)?;
     let outcome = look_from_start(socket, kind);
     socket_option::set_int(socket, PEEK_OFFSET, offset)?;
@@ -83,7 +87,7 @@ const ECONNRESET: i32 = 104;
 
 /// Whether nothing is no empty message, but the end: a connection whose peer sends no more.
 fn is_at_end(socket: BorrowedFd<'_>, kind: i32) -> Result<bool> {
-    Ok(kind == SOCK_SEQPACKET && events(socket)?.contains(rustix::event::PollFlags::RDHUP))
+    Ok(kind == SOCK_SEQPACKET && events(socket)?.contains(PollFlags::RDHUP))
 }
 
 #[cfg(test)]

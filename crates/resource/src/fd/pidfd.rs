@@ -210,7 +210,14 @@ mod tests {
 
     fn obstacles(description: &Description, pids: &[Pid]) -> Vec<Obstacle> {
         let table = [(us(), description.fd, description.id)];
-        let scope = CaptureScope { pids, descriptions: &[], inherited: &[], table: &table, kills: false };
+        let scope = CaptureScope {
+            pids,
+            descriptions: &[],
+            inherited: &[],
+            table: &table,
+            kills: false,
+            sockets: &Default::default(),
+        };
         Pidfd.obstacles(description, &scope)
     }
 

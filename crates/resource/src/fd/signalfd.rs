@@ -54,6 +54,10 @@ impl FdKind for Signalfd {
 }
 
 impl FdCapture for Capture {
+    fn told(&mut self, text: &[u8]) {
+        self.info.tell(text);
+    }
+
     fn inside(&mut self, description: &Description) -> Result<()> {
         self.info.take(description)
     }

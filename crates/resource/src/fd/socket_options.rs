@@ -8,8 +8,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use prost::Message;
+use sys::Errno;
 use sys::socket_option::{self, SocketOption};
-use sys::{Errno, Error};
 
 use super::Description;
 use crate::error::Result;
@@ -203,7 +203,7 @@ const UDPLITE: &[Row] =
     &[early(IPPROTO_UDPLITE, 10, "UDPLITE_SEND_CSCOV"), early(IPPROTO_UDPLITE, 11, "UDPLITE_RECV_CSCOV")];
 
 /// What a socket was created as.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
 pub(crate) struct Family {
     /// AF_UNIX, AF_INET or AF_INET6.
     #[prost(int32, tag = "1")]
@@ -284,20 +284,61 @@ pub(crate) fn obstacles(description: &Description, what: &str) -> Vec<Obstacle> 
     }
 }
 
-impl Options {
-    /// Reads the options of a socket that are not those of a new one.
-    pub(crate) fn read(socket: impl AsFd, family: Family) -> Result<Self> {
-        let socket = socket.as_fd();
-        let fresh = family.create()?;
+/// The options that a new socket of a family has, with their values.
+#[derive(Debug)]
+pub(crate) struct Fresh {
+    /// `None` for one that has no value yet.
+    values: Vec<(SocketOption, Option<Bytes>)>,
+}
+
+/// The value of an option.
+#[derive(Clone, Copy, Debug)]
+struct Bytes {
+    buffer: [u8; VALUE_BYTES_MAX],
+    length: usize,
+}
+
+impl Bytes {
+    fn as_slice(&self) -> &[u8] {
+        &self.buffer[..self.length]
+    }
+}
+
+impl Fresh {
+    /// Makes a new socket and reads them. What sockets of the family never have is left out.
+    pub(crate) fn of(family: Family) -> Result<Self> {
+        let socket = family.create()?;
         let mut values = Vec::new();
         for row in family.rows() {
-            let Some(bytes) = read(socket, row.option)? else { continue };
-            if read(fresh.as_fd(), row.option)?.as_deref() != Some(&bytes[..]) {
-                values.push(Value { level: row.option.level, number: row.option.number, bytes });
+            match read(socket.as_fd(), row.option)? {
+                // An IPv6 socket that talks IPv4 may have options that a new one does not know.
+                Answer::Unknown if row.option.level != IPPROTO_IP || family.domain != AF_INET6 => {}
+                Answer::Unknown | Answer::NotNow => values.push((row.option, None)),
+                Answer::Value(bytes) => values.push((row.option, Some(bytes))),
             }
         }
-        let locked = read(socket, LOCK_FILTER)?.is_some_and(|bytes| bytes != [0; 4]);
-        Ok(Self { values, filter: socket_option::filter(socket)?, filter_locked: locked })
+        Ok(Self { values })
+    }
+}
+
+impl Options {
+    /// Reads the options of a socket that are not those of a new one: one system call for each that the family has,
+    /// and memory for those that differ.
+    pub(crate) fn read(socket: impl AsFd, fresh: &Fresh) -> Result<Self> {
+        let socket = socket.as_fd();
+        let mut values = Vec::new();
+        for (option, usual) in &fresh.values {
+            let Answer::Value(bytes) = read(socket, *option)? else { continue };
+            if usual.as_ref().map(Bytes::as_slice) != Some(bytes.as_slice()) {
+                let bytes = bytes.as_slice().to_vec();
+                values.push(Value { level: option.level, number: option.number, bytes });
+            }
+        }
+        let filter_locked = match read(socket, LOCK_FILTER)? {
+            Answer::Value(bytes) => bytes.as_slice() != [0; 4],
+            Answer::Unknown | Answer::NotNow => false,
+        };
+        Ok(Self { values, filter: socket_option::filter(socket)?, filter_locked })
     }
 
     /// The classic packet filter; empty for none.
@@ -367,12 +408,21 @@ impl Options {
     }
 }
 
-/// The bytes of an option; `None` when sockets like this one do not have it.
-fn read(socket: BorrowedFd<'_>, option: SocketOption) -> Result<Option<Vec<u8>>> {
+/// What a socket says of an option.
+enum Answer {
+    Value(Bytes),
+    /// No socket of the family has it.
+    Unknown,
+    /// In its present state it has none.
+    NotNow,
+}
+
+fn read(socket: BorrowedFd<'_>, option: SocketOption) -> Result<Answer> {
     let mut buffer = [0; VALUE_BYTES_MAX];
     match socket_option::get(socket, option, &mut buffer) {
-        Ok(length) => Ok(Some(buffer[..length].to_vec())),
-        Err(error) if lacks(&error) => Ok(None),
+        Ok(length) => Ok(Answer::Value(Bytes { buffer, length })),
+        Err(error) if [ENOPROTOOPT, EOPNOTSUPP].contains(&error.errno.0) => Ok(Answer::Unknown),
+        Err(error) if error.errno == Errno::EINVAL || error.errno.0 == ENOTCONN => Ok(Answer::NotNow),
         Err(error) => Err(error.into()),
     }
 }
@@ -388,10 +438,6 @@ fn set(socket: BorrowedFd<'_>, option: SocketOption, bytes: &[u8]) -> Result<()>
 const ENOPROTOOPT: i32 = 92;
 const EOPNOTSUPP: i32 = 95;
 const ENOTCONN: i32 = 107;
-
-fn lacks(error: &Error) -> bool {
-    error.errno == Errno::EINVAL || [ENOPROTOOPT, EOPNOTSUPP, ENOTCONN].contains(&error.errno.0)
-}
 
 /// Sets the size of a buffer; the kernel doubles what it is given.
 fn set_buffer(socket: BorrowedFd<'_>, plain: SocketOption, force: SocketOption, bytes: &[u8]) -> Result<()> {
@@ -421,6 +467,10 @@ mod tests {
 
     use super::*;
 
+    fn read_options(socket: impl AsFd, family: Family) -> Result<Options> {
+        Options::read(socket, &Fresh::of(family)?)
+    }
+
     #[test]
     fn only_what_was_changed_is_saved_and_it_comes_back() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -429,14 +479,14 @@ mod tests {
         rustix::net::sockopt::set_tcp_keepcnt(&socket, 3).unwrap();
         rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 100_000).unwrap();
         rustix::net::sockopt::set_ip_ttl(&socket, 33).unwrap();
-        let saved = Options::read(&socket, family).unwrap();
+        let saved = read_options(&socket, family).unwrap();
         let numbers: Vec<_> = saved.values.iter().map(|value| (value.level, value.number)).collect();
         // The listener of the standard library sets SO_REUSEADDR itself.
         assert_eq!(numbers, [(1, 2), (1, 8), (1, 72), (0, 2), (6, 6)]);
         let copy = family.create().unwrap();
         saved.apply_early(&copy, family).unwrap();
         saved.apply_late(&copy, family).unwrap();
-        assert_eq!(Options::read(&copy, family).unwrap(), saved);
+        assert_eq!(read_options(&copy, family).unwrap(), saved);
         assert_eq!(rustix::net::sockopt::socket_recv_buffer_size(&copy).unwrap(), 200_000);
     }
 
@@ -446,12 +496,12 @@ mod tests {
         let family = Family::of(&one).unwrap();
         socket_option::attach_filter(one.as_fd(), &socket_option::FILTER_DROPS_ALL).unwrap();
         socket_option::set_int(one.as_fd(), LOCK_FILTER, 1).unwrap();
-        let saved = Options::read(&one, family).unwrap();
+        let saved = read_options(&one, family).unwrap();
         let (copy, _peer) = UnixDatagram::pair().unwrap();
         saved.apply_early(&copy, family).unwrap();
         assert!(socket_option::filter(copy.as_fd()).unwrap().is_empty());
         saved.apply_late(&copy, family).unwrap();
-        assert_eq!(Options::read(&copy, family).unwrap(), saved);
+        assert_eq!(read_options(&copy, family).unwrap(), saved);
         assert!(socket_option::detach_filter(copy.as_fd()).is_err());
     }
 
@@ -461,10 +511,10 @@ mod tests {
         let Ok(socket) = family.create() else { return println!("unsupported: IPv6") };
         rustix::net::sockopt::set_ipv6_v6only(&socket, true).unwrap();
         rustix::net::sockopt::set_ipv6_recvtclass(&socket, true).unwrap();
-        let saved = Options::read(&socket, family).unwrap();
+        let saved = read_options(&socket, family).unwrap();
         assert_eq!(saved.values.len(), 2, "{saved:?}");
         let copy = family.create().unwrap();
         saved.apply_early(&copy, family).unwrap();
-        assert_eq!(Options::read(&copy, family).unwrap(), saved);
+        assert_eq!(read_options(&copy, family).unwrap(), saved);
     }
 }

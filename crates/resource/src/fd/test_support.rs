@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use model::{DescriptionId, Fd, Pid};
 
+use super::sockets::Sockets;
 use super::{CaptureScope, Description, FdCreate, FdKind, FdRecord, FilePolicy};
 use crate::Result;
 
@@ -35,6 +36,7 @@ pub(crate) fn describe(id: u32, fd: impl AsFd) -> Description {
         info: tracee::procfs::descriptor_info(us(), number).unwrap(),
         stat: rustix::fs::fstat(fd).unwrap(),
         duplicate: fd.try_clone_to_owned().unwrap(),
+        kind: super::KnownKind::default(),
     }
 }
 
@@ -45,13 +47,28 @@ pub(crate) fn describe_all(fds: &[BorrowedFd<'_>]) -> Vec<Description> {
 
 /// Runs `inside`, `relate` and `after` of all descriptions that the kind claims.
 pub(crate) fn capture(kind: &dyn FdKind, descriptions: &[Description], kills: bool) -> Result<Vec<FdRecord>> {
+    capture_again(kind, descriptions, kills, &Sockets::default(), || {})
+}
+
+/// The same for one of several checkpoints; `meanwhile` happens just before the pause.
+pub(crate) fn capture_again(
+    kind: &dyn FdKind,
+    descriptions: &[Description],
+    kills: bool,
+    sockets: &Sockets,
+    meanwhile: impl FnOnce(),
+) -> Result<Vec<FdRecord>> {
     let table: Vec<_> = descriptions.iter().map(|one| (one.pid, one.fd, one.id)).collect();
-    let scope = CaptureScope { pids: &[us()], descriptions, inherited: &[], table: &table, kills };
+    let scope = CaptureScope { pids: &[us()], descriptions, inherited: &[], table: &table, kills, sockets };
     let mut captures = Vec::new();
+    sockets.begin_preparing();
     for description in descriptions.iter().filter(|one| kind.claims(one)) {
-        let mut capture = kind.prepare(description, &scope)?;
+        captures.push((description, kind.prepare(description, &scope)?));
+    }
+    meanwhile();
+    sockets.begin_pause();
+    for (description, capture) in &mut captures {
         capture.inside(description)?;
-        captures.push((description, capture));
     }
     for (description, capture) in &mut captures {
         capture.relate(description, &scope)?;

@@ -7,6 +7,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -23,7 +24,7 @@ use super::peek_queue::{Seen, look};
 use super::raw_packet::inject;
 use super::socket_events::events;
 use super::socket_options::{
-    self, AF_INET, AF_INET6, Family, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, IPPROTO_UDPLITE, Options,
+    self, AF_INET, AF_INET6, Family, Fresh, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, IPPROTO_UDPLITE, Options,
     RECEIVE_BUFFER, SOL_SOCKET, make_room,
 };
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
@@ -81,7 +82,8 @@ struct Datagram {
 struct Capture {
     family: Family,
     inherited: Option<InheritedSocket>,
-    diag: SockDiag,
+    diag: Rc<SockDiag>,
+    fresh: Rc<Fresh>,
     seen: Vec<Seen>,
     state: State,
 }
@@ -115,7 +117,8 @@ impl FdKind for Udp {
         Ok(Box::new(Capture {
             family: Family::of(description)?,
             inherited: InheritedSocket::of(description, scope),
-            diag: SockDiag::open()?,
+            diag: scope.sockets.diag()?,
+            fresh: scope.sockets.fresh(Family::of(description)?)?,
             seen: Vec::new(),
             state: State::default(),
         }))
@@ -142,7 +145,7 @@ impl FdCapture for Capture {
             return Ok(());
         }
         let shut = self.diag.shut_halves(self.family.domain, self.family.protocol, description.inode())?;
-        self.state.options = Options::read(socket, self.family)?;
+        self.state.options = Options::read(socket, &self.fresh)?;
         self.state.local = socket::local(socket)?.0;
         self.state.peer = socket::peer(socket)?.unwrap_or_default().0;
         self.state.shut = u32::from(shut.unwrap_or(0));

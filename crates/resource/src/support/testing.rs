@@ -10,7 +10,9 @@ use model::{DescriptionId, Fd, Inode, Pid};
 use tracee::procfs;
 
 use crate::error::Result;
+use crate::fd::KnownKind;
 use crate::fd::envelope::Envelope;
+use crate::fd::sockets::Sockets;
 use crate::fd::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, FilePolicy};
 use crate::obstacle::Obstacle;
 use crate::shared::Shared;
@@ -26,7 +28,8 @@ pub(crate) fn describe(number: u32, file: impl AsFd) -> Description {
     let duplicate = rustix::io::fcntl_dupfd_cloexec(&file, 3).unwrap();
     let info = procfs::descriptor_info(ourselves(), fd).unwrap();
     let stat = rustix::fs::fstat(&duplicate).unwrap();
-    Description { id: DescriptionId(number), pid: ourselves(), fd, info, stat, duplicate }
+    let kind = KnownKind::default();
+    Description { id: DescriptionId(number), pid: ourselves(), fd, info, stat, duplicate, kind }
 }
 
 /// A subject made of descriptors of ours.
@@ -37,6 +40,7 @@ pub(crate) struct Subject {
     pub(crate) objects: HashMap<u64, OwnedFd>,
     pub(crate) policy: FilePolicy,
     pub(crate) kills: bool,
+    pub(crate) sockets: Sockets,
 }
 
 /// What was built, in the order of the descriptions.
@@ -53,6 +57,7 @@ impl Subject {
             objects: HashMap::new(),
             policy: FilePolicy::Default,
             kills: false,
+            sockets: Sockets::default(),
         }
     }
 
@@ -63,6 +68,7 @@ impl Subject {
             inherited: &self.inherited,
             table: &[],
             kills: self.kills,
+            sockets: &self.sockets,
         }
     }
 

@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 
 use model::{Fd, Pid};
@@ -14,12 +15,13 @@ use rustix::event::PollFlags;
 use sys::sock_diag::SockDiag;
 use sys::socket::{self, SocketAddress};
 use sys::socket_option::{self, FILTER_DROPS_ALL};
-use sys::tcp_repair::{self, Repair, State as TcpState};
+use sys::tcp_repair::{self, Info, Repair, State as TcpState};
 
 use super::super::inet_address::{encode, parse_plain};
 use super::super::inherited_socket::InheritedSocket;
 use super::super::socket_events::events;
-use super::super::socket_options::{Family, Options, REUSE_ADDRESS};
+use super::super::socket_options::{Family, Fresh, Options, REUSE_ADDRESS};
+use super::super::sockets::Sockets;
 use super::super::{CaptureScope, Description, FdCapture};
 use super::connection::{self, After};
 use super::lock;
@@ -35,8 +37,15 @@ pub(super) struct Capture {
     family: Family,
     kills: bool,
     inherited: Option<InheritedSocket>,
-    diag: SockDiag,
-    options: Options,
+    sockets: Sockets,
+    fresh: Rc<Fresh>,
+    /// Those of a connection that need not be the ones of the pause.
+    recent: Option<Rc<Options>>,
+    /// Those of the pause.
+    options: Option<Options>,
+    /// What `inside` saw.
+    info: Option<Info>,
+    addresses: Option<(SocketAddress, SocketAddress)>,
     state: Option<State>,
     held: Option<Held>,
 }
@@ -53,12 +62,24 @@ struct Held {
 impl Capture {
     pub(super) fn new(description: &Description, scope: &CaptureScope<'_>) -> Result<Self> {
         let inherited = InheritedSocket::of(description, scope);
+        let family = Family::of(description)?;
+        let socket = description.as_fd();
+        let state = TcpState::from_number(tcp_repair::info(socket)?.state);
+        let recent = if is_connected(state) && !scope.kills && inherited.is_none() {
+            Some(scope.sockets.recent_options(description.inode(), socket, family)?)
+        } else {
+            None
+        };
         Ok(Self {
-            family: Family::of(description)?,
+            family,
             kills: scope.kills,
             inherited,
-            diag: SockDiag::open()?,
-            options: Options::default(),
+            sockets: scope.sockets.clone(),
+            fresh: scope.sockets.fresh(family)?,
+            recent,
+            options: None,
+            info: None,
+            addresses: None,
             state: None,
             held: None,
         })
@@ -66,39 +87,51 @@ impl Capture {
 
     fn read(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<State> {
         let socket = description.as_fd();
-        let number = tcp_repair::info(socket)?.state;
-        let state = TcpState::from_number(number);
-        let mut saved = State {
-            family: self.family,
-            options: std::mem::take(&mut self.options),
-            state: u32::from(number),
-            local: socket::local(socket)?.0,
-            ..State::default()
+        let addresses = self.addresses.take();
+        let ends = addresses.as_ref().and_then(|(local, peer)| ends(local, peer));
+        let is_inside = ends.is_some_and(|ends| self.sockets.has_other_end(ends.0, ends.1));
+        // A connection to the outside is as `inside` saw it, whatever has arrived since.
+        let seen = self.info.filter(|_| addresses.is_some() && !is_inside && !self.kills);
+        let info = seen.map_or_else(|| tcp_repair::info(socket), Ok)?;
+        let state = TcpState::from_number(info.state);
+        if seen.is_none() || self.recent.is_none() {
+            self.read_options(socket)?;
+        }
+        let mut saved = State { family: self.family, state: u32::from(info.state), ..State::default() };
+        let (local, peer) = match addresses {
+            Some((local, peer)) => (local, Some(peer)),
+            None => (socket::local(socket)?, None),
         };
+        saved.local = local.0;
         match state {
-            Some(TcpState::Listen) => saved.listener = Some(read_listener(description, scope)?),
+            Some(TcpState::Listen) => saved.listener = Some(read_listener(description, scope, info.backlog)),
             Some(TcpState::Close) => saved.ended = read_ended(socket)?,
             Some(TcpState::SynReceived) => return Err(being_made(description)),
             Some(TcpState::SynSent) => {
-                let peer = self.diag.connecting_to(self.family.domain, description.inode())?;
+                let peer = self.sockets.diag()?.connecting_to(self.family.domain, description.inode())?;
                 saved.peer = peer.unwrap_or_default().0;
             }
-            _ => saved.peer = socket::peer(socket)?.unwrap_or_default().0,
+            _ => {
+                let peer = peer.map_or_else(|| socket::peer(socket), |peer| Ok(Some(peer)))?;
+                saved.peer = peer.unwrap_or_default().0;
+            }
         }
         if is_connected(state) {
-            self.read_connection(socket, scope, &mut saved)?;
+            self.read_connection(socket, is_inside, &mut saved)?;
         }
         Ok(saved)
     }
 
-    fn read_connection(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        scope: &CaptureScope<'_>,
-        saved: &mut State,
-    ) -> Result<()> {
+    /// The options as they are in the pause, once.
+    fn read_options(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
+        if self.options.is_none() {
+            self.options = Some(Options::read(socket, &self.fresh)?);
+        }
+        Ok(())
+    }
+
+    fn read_connection(&mut self, socket: BorrowedFd<'_>, is_inside: bool, saved: &mut State) -> Result<()> {
         let ends = parse_plain(&saved.local()).zip(parse_plain(&saved.peer()));
-        let is_inside = ends.is_some_and(|ends| is_inside(&self.diag, scope, ends));
         if self.kills {
             saved.connection = Some(connection::read(socket, After::StaysInRepair)?);
             if let Some(held) = &mut self.held {
@@ -119,13 +152,20 @@ impl Capture {
 impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         let socket = description.as_fd();
-        self.held = None;
-        if self.inherited.is_some() {
-            return Ok(());
+        (self.held, self.options, self.addresses) = (None, None, None);
+        let info = tcp_repair::info(socket)?;
+        let state = TcpState::from_number(info.state);
+        self.info = Some(info);
+        if is_connected(state) {
+            let addresses = (socket::local(socket)?, socket::peer(socket)?.unwrap_or_default());
+            if let Some((local, peer)) = ends(&addresses.0, &addresses.1) {
+                self.sockets.note_end(local, peer);
+            }
+            self.addresses = Some(addresses);
         }
-        self.options = Options::read(socket, self.family)?;
-        let state = TcpState::from_number(tcp_repair::info(socket)?.state);
-        if self.kills && is_connected(state) {
+        if self.kills && is_connected(state) && self.inherited.is_none() {
+            // Before the filter, which is one of them.
+            self.read_options(socket)?;
             let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
             // A filter that the program has locked stays; packets are then only held back by the table.
             let filtered = socket_option::attach_filter(socket, &FILTER_DROPS_ALL).is_ok();
@@ -149,7 +189,10 @@ impl FdCapture for Capture {
             kind: super::NAME,
             why: format!("fd {} was not read inside the pause", description.fd),
         };
-        Ok(self.state.take().ok_or_else(missing)?.encode_to_vec())
+        let mut state = self.state.take().ok_or_else(missing)?;
+        let options = self.options.as_ref().or(self.recent.as_deref());
+        state.options = options.cloned().unwrap_or_default();
+        Ok(state.encode_to_vec())
     }
 
     fn release(&mut self, description: &Description) {
@@ -160,10 +203,9 @@ impl FdCapture for Capture {
             let _ = connection::leave(socket, held.reuse, Repair::Off);
         }
         if held.filtered {
-            let options = self.state.as_ref().map_or(&self.options, |state| &state.options);
-            let _ = match options.filter() {
-                [] => socket_option::detach_filter(socket),
-                program => socket_option::attach_filter(socket, program),
+            let _ = match self.options.as_ref().map(Options::filter) {
+                None | Some([]) => socket_option::detach_filter(socket),
+                Some(program) => socket_option::attach_filter(socket, program),
             };
         }
         let _ = lock::unlock(held.locked.as_slice());
@@ -200,19 +242,19 @@ pub(super) fn has_peer_inside(description: &Description, scope: &CaptureScope<'_
     let local = socket::local(socket).ok();
     let peer = socket::peer(socket).ok().flatten();
     let ends = local.zip(peer).and_then(|(local, peer)| parse_plain(&local).zip(parse_plain(&peer)));
-    let diag = SockDiag::open().ok();
+    let diag = scope.sockets.diag().ok();
     diag.zip(ends).is_some_and(|(diag, ends)| is_inside(&diag, scope, ends))
 }
 
 /// Connections that were taken out of the accept queue carry the listener's own holder.
-fn read_listener(description: &Description, scope: &CaptureScope<'_>) -> Result<Listener> {
+fn read_listener(description: &Description, scope: &CaptureScope<'_>, backlog: u32) -> Listener {
     let holder: (Pid, Fd) = (description.pid, description.fd);
     let waiting = scope
         .descriptions
         .iter()
         .filter(|one| (one.pid, one.fd) == holder && one.id != description.id)
         .map(|one| one.id.get());
-    Ok(Listener { backlog: tcp_repair::info(description.as_fd())?.backlog, waiting: waiting.collect() })
+    Listener { backlog, waiting: waiting.collect() }
 }
 
 /// A socket that is closed was never connected, or its connection is over.

@@ -78,7 +78,7 @@ impl FdKind for Tcp {
             ));
         }
         let is_taken = || scope.kills || capture::has_peer_inside(description, scope);
-        if capture::is_connected(state) && !may_repair() && is_taken() {
+        if capture::is_connected(state) && !scope.sockets.may_repair() && is_taken() {
             found.push(connection_obstacle(
                 description,
                 "taking a connection over needs CAP_NET_ADMIN",
@@ -90,8 +90,11 @@ impl FdKind for Tcp {
 
     fn hidden(&self, description: &Description, takes: bool) -> Result<Vec<OwnedFd>> {
         let mut found = Vec::new();
+        if !takes {
+            return Ok(found);
+        }
         let info = tcp_repair::info(description.as_fd())?;
-        if !takes || TcpState::from_number(info.state) != Some(TcpState::Listen) {
+        if TcpState::from_number(info.state) != Some(TcpState::Listen) {
             return Ok(found);
         }
         for _ in 0..info.unacknowledged {
@@ -122,7 +125,7 @@ fn connection_obstacle(description: &Description, why: &str, fix: &str) -> Obsta
 }
 
 /// Whether this process has CAP_NET_ADMIN.
-fn may_repair() -> bool {
+pub(super) fn may_repair() -> bool {
     const CAP_NET_ADMIN: u64 = 1 << 12;
     let us = model::Pid(std::process::id() as i32);
     tracee::procfs::status(us).is_ok_and(|status| status.cap_effective & CAP_NET_ADMIN != 0)

@@ -11,7 +11,9 @@ use rustix::event::PollFlags;
 
 use super::super::in_flight::discover;
 use super::super::socket_events::events;
-use super::super::test_support::{alone, capture, create, describe_all};
+use super::super::socket_options::IPPROTO_TCP;
+use super::super::sockets::Sockets;
+use super::super::test_support::{alone, capture, capture_again, create, describe_all};
 use super::*;
 
 /// Captures for an end, ends silently, builds and starts again; the result is in the order of the sockets.
@@ -264,8 +266,14 @@ fn a_checkpoint_that_fails_leaves_the_connection_as_it_was() {
     rustix::net::sockopt::set_socket_reuseaddr(&server, true).unwrap();
     let descriptions = describe_all(&[server.as_fd()]);
     let table = [];
-    let scope =
-        CaptureScope { pids: &[], descriptions: &descriptions, inherited: &[], table: &table, kills: true };
+    let scope = CaptureScope {
+        pids: &[],
+        descriptions: &descriptions,
+        inherited: &[],
+        table: &table,
+        kills: true,
+        sockets: &Default::default(),
+    };
     let mut capture = Tcp.prepare(&descriptions[0], &scope).unwrap();
     capture.inside(&descriptions[0]).unwrap();
     capture.relate(&descriptions[0], &scope).unwrap();
@@ -286,4 +294,43 @@ fn an_address_in_use_is_named() {
     let error = create(&Tcp, &records, HashMap::new(), false).unwrap_err().to_string();
     assert!(error.contains(&listener.local_addr().unwrap().to_string()), "{error}");
     assert!(error.contains("another socket"), "{error}");
+}
+
+const KEEP_COUNT: SocketOption = SocketOption { level: IPPROTO_TCP, number: 6, name: "TCP_KEEPCNT" };
+
+fn keep_counts(records: &[FdRecord]) -> Vec<Option<i32>> {
+    let read = |record: &FdRecord| crate::decode::<state::State>(NAME, &record.payload).unwrap();
+    records.iter().map(|record| read(record).options.int(KEEP_COUNT)).collect()
+}
+
+#[test]
+fn options_are_those_of_the_pause_but_for_a_connection_to_the_outside() {
+    let _alone = alone();
+    if !may() {
+        return;
+    }
+    let (client, server) = pair("127.0.0.1:0");
+    let (held, _outside) = pair("127.0.0.1:0");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let descriptions = describe_all(&[client.as_fd(), server.as_fd(), held.as_fd(), listener.as_fd()]);
+    let set = |count| {
+        for socket in [client.as_fd(), held.as_fd(), listener.as_fd()] {
+            socket_option::set_int(socket, KEEP_COUNT, count).unwrap();
+        }
+    };
+    let sockets = Sockets::default();
+    let take = |meanwhile: &dyn Fn()| {
+        keep_counts(&capture_again(&Tcp, &descriptions, false, &sockets, meanwhile).unwrap())
+    };
+    set(3);
+    assert_eq!(take(&|| {}), [Some(3), None, Some(3), Some(3)]);
+    assert_eq!(take(&|| set(5)), [Some(5), None, Some(3), Some(5)]);
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(take(&|| {}), [Some(5), None, Some(5), Some(5)]);
+    // What is no connection any more in the pause is read in the pause.
+    let gone = take(&|| {
+        set(7);
+        rustix::net::connect_unspec(&held).unwrap();
+    });
+    assert_eq!(gone, [Some(7), None, Some(7), Some(7)]);
 }

@@ -5,6 +5,7 @@
 //! Does not: decide how the socket comes back.
 
 use std::os::fd::AsFd;
+use std::rc::Rc;
 
 use model::{Fd, Inode, Pid};
 use prost::Message;
@@ -15,7 +16,7 @@ use sys::{Errno, Error};
 use super::super::in_flight::identify;
 use super::super::inherited_socket::InheritedSocket;
 use super::super::peek_queue::{Seen, look};
-use super::super::socket_options::{Family, Options};
+use super::super::socket_options::{Family, Fresh, Options};
 use super::super::{CaptureScope, Description, FdCapture};
 use super::queue;
 use super::state::{Listener, Peer, Queued, SOCK_STREAM, Sender, State};
@@ -26,7 +27,8 @@ use crate::error::{ResourceError, Result};
 pub(super) struct Capture {
     family: Family,
     inherited: Option<InheritedSocket>,
-    diag: SockDiag,
+    diag: Rc<SockDiag>,
+    fresh: Rc<Fresh>,
     options: Options,
     seen: Vec<Seen>,
     socket: UnixSocket,
@@ -36,10 +38,12 @@ pub(super) struct Capture {
 impl Capture {
     pub(super) fn new(description: &Description, scope: &CaptureScope<'_>) -> Result<Self> {
         let inherited = InheritedSocket::of(description, scope);
+        let family = Family::of(description)?;
         Ok(Self {
-            family: Family::of(description)?,
+            family,
             inherited,
-            diag: SockDiag::open()?,
+            diag: scope.sockets.diag()?,
+            fresh: scope.sockets.fresh(family)?,
             options: Options::default(),
             seen: Vec::new(),
             socket: UnixSocket::default(),
@@ -145,7 +149,7 @@ impl FdCapture for Capture {
             return Ok(());
         }
         self.socket = look_up(&self.diag, description)?;
-        self.options = Options::read(description, self.family)?;
+        self.options = Options::read(description, &self.fresh)?;
         self.seen = if self.socket.state == sock_diag::LISTENING {
             Vec::new()
         } else {

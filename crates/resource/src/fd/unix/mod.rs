@@ -17,11 +17,13 @@ mod tests;
 use std::os::fd::{AsFd, OwnedFd};
 
 use model::{Inode, Pid};
+use rustix::event::PollFlags;
 use rustix::fs::FileType;
 use sys::sock_diag::{self, SockDiag, UnixSocket};
 use sys::socket;
 
 use super::peek_queue::look;
+use super::socket_events::events;
 use super::socket_options::{self, AF_UNIX, Family};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
 use crate::error::Result;
@@ -53,12 +55,18 @@ impl FdKind for Unix {
             return Vec::new();
         }
         let mut found = socket_options::obstacles(description, "Unix socket");
-        found.extend(outside_peer(description, scope));
-        found.extend(sent_too_early(description, scope));
+        let Ok(diag) = scope.sockets.diag() else { return found };
+        let Ok(own) = capture::look_up(&diag, description) else { return found };
+        found.extend(outside_peer(&diag, &own, description, scope));
+        found.extend(sent_too_early(&diag, &own, description, scope));
         found
     }
 
     fn hidden(&self, description: &Description, takes: bool) -> Result<Vec<OwnedFd>> {
+        // Nothing waits: no message, no client.
+        if !events(description)?.contains(PollFlags::IN) {
+            return Ok(Vec::new());
+        }
         let family = Family::of(description)?;
         let own = capture::look_up(&SockDiag::open()?, description)?;
         if own.state != sock_diag::LISTENING {
@@ -79,28 +87,34 @@ impl FdKind for Unix {
 }
 
 /// The obstacle of a client that has sent something and is not accepted yet.
-fn sent_too_early(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
-    let diag = SockDiag::open().ok().filter(|_| !scope.kills)?;
-    let own = capture::look_up(&diag, description).ok()?;
+fn sent_too_early(
+    diag: &SockDiag,
+    own: &UnixSocket,
+    description: &Description,
+    scope: &CaptureScope<'_>,
+) -> Option<Obstacle> {
     // It is connected to a socket that has no descriptor.
-    own.peer.filter(|peer| *peer == Inode(0))?;
-    capture::waits_for(&diag, description, scope).ok()??;
+    own.peer.filter(|peer| *peer == Inode(0) && !scope.kills)?;
+    capture::waits_for(diag, description, scope).ok()??;
     let bytes = socket::unacknowledged_bytes(description.as_fd()).ok()?;
     let obstacle = || description.obstacle("Unix socket", capture::SENT_TOO_EARLY, capture::TRY_AGAIN);
     (bytes > 0).then(obstacle)
 }
 
 /// The obstacle of a socket that is connected to somebody outside.
-fn outside_peer(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
-    let diag = SockDiag::open().ok()?;
-    let own = capture::look_up(&diag, description).ok()?;
+fn outside_peer(
+    diag: &SockDiag,
+    own: &UnixSocket,
+    description: &Description,
+    scope: &CaptureScope<'_>,
+) -> Option<Obstacle> {
     let peer = own.peer.filter(|peer| *peer != Inode(0))?;
     let name = socket::peer(description.as_fd()).ok().flatten().unwrap_or_default();
     let is_datagram = i32::from(own.kind) == state::SOCK_DGRAM;
     if capture::find(scope, peer).is_some() || (is_datagram && !name.body().is_empty()) {
         return None;
     }
-    if capture::may_end(description, scope) && is_server(&diag, &own).unwrap_or(false) {
+    if capture::may_end(description, scope) && is_server(diag, own).unwrap_or(false) {
         return None;
     }
     let link = format!("socket:[{peer}]");

@@ -211,8 +211,14 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
     let _alone = alone();
     let (left, right) = UnixStream::pair().unwrap();
     let descriptions = describe_all(&[left.as_fd()]);
-    let scope =
-        CaptureScope { pids: &[], descriptions: &descriptions, inherited: &[], table: &[], kills: false };
+    let scope = CaptureScope {
+        pids: &[],
+        descriptions: &descriptions,
+        inherited: &[],
+        table: &[],
+        kills: false,
+        sockets: &Default::default(),
+    };
     let found = Unix.obstacles(&descriptions[0], &scope);
     assert_eq!(found.len(), 1);
     assert!(found[0].place.starts_with("connected to"), "{found:?}");
@@ -220,7 +226,14 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
     let scope = CaptureScope { inherited: &inherited, ..scope };
     assert!(Unix.obstacles(&descriptions[0], &scope).is_empty());
     let both = describe_all(&[left.as_fd(), right.as_fd()]);
-    let scope = CaptureScope { pids: &[us()], descriptions: &both, inherited: &[], table: &[], kills: true };
+    let scope = CaptureScope {
+        pids: &[us()],
+        descriptions: &both,
+        inherited: &[],
+        table: &[],
+        kills: true,
+        sockets: &Default::default(),
+    };
     assert!(Unix.obstacles(&both[0], &scope).is_empty());
 }
 

@@ -1,0 +1,162 @@
+//! What the sockets of a subject share while they are captured, and from one checkpoint to the next.
+//!
+//! Owns: the connection to the kernel's socket directory, the values of new sockets, the ends of connections that
+//! one pause has seen, and options of connections that need not be those of the pause.
+//! Invariants: options kept here are at most [`AGE_MAX`] old when a checkpoint is prepared, so a number that the
+//! kernel gives to another socket is not taken for the old one's; ends are those of one pause.
+//! Does not: decide whose options may be older than the pause; the kind of socket does.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use model::Inode;
+use sys::sock_diag::SockDiag;
+
+use super::socket_options::{Family, Fresh, Options};
+use super::tcp;
+use crate::error::Result;
+
+/// How old options may be that need not be those of the pause.
+const AGE_MAX: Duration = Duration::from_secs(1);
+
+/// One per subject; clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Sockets(Rc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    diag: RefCell<Option<Rc<SockDiag>>>,
+    fresh: RefCell<HashMap<Family, Aged<Fresh>>>,
+    options: RefCell<HashMap<Inode, Aged<Options>>>,
+    /// Local and peer address of each connection of the subject.
+    ends: RefCell<HashSet<(SocketAddr, SocketAddr)>>,
+    may_repair: Cell<Option<bool>>,
+}
+
+#[derive(Debug)]
+struct Aged<T> {
+    value: Rc<T>,
+    read: Instant,
+    is_used: bool,
+}
+
+impl<T> Aged<T> {
+    fn new(value: T, read: Instant) -> Self {
+        Self { value: Rc::new(value), read, is_used: true }
+    }
+}
+
+impl Sockets {
+    /// Every socket is about to be prepared: forgets what none asked for the last time.
+    pub fn begin_preparing(&self) {
+        self.0.options.borrow_mut().retain(|_, known| std::mem::take(&mut known.is_used));
+    }
+
+    /// The subject stands and `inside` is about to be called.
+    pub fn begin_pause(&self) {
+        self.0.ends.borrow_mut().clear();
+    }
+
+    /// The kernel's socket directory.
+    pub(crate) fn diag(&self) -> Result<Rc<SockDiag>> {
+        let mut diag = self.0.diag.borrow_mut();
+        if diag.is_none() {
+            *diag = Some(Rc::new(SockDiag::open()?));
+        }
+        Ok(diag.as_ref().map(Rc::clone).expect("it was opened above"))
+    }
+
+    /// The options of a new socket.
+    pub(crate) fn fresh(&self, family: Family) -> Result<Rc<Fresh>> {
+        let mut all = self.0.fresh.borrow_mut();
+        let now = Instant::now();
+        if let Some(known) = all.get(&family).filter(|known| now - known.read < AGE_MAX) {
+            return Ok(Rc::clone(&known.value));
+        }
+        let new = Aged::new(Fresh::of(family)?, now);
+        let value = Rc::clone(&new.value);
+        all.insert(family, new);
+        Ok(value)
+    }
+
+    /// The options that a socket had at most [`AGE_MAX`] ago.
+    pub(crate) fn recent_options(
+        &self,
+        inode: Inode,
+        socket: impl AsFd,
+        family: Family,
+    ) -> Result<Rc<Options>> {
+        let mut all = self.0.options.borrow_mut();
+        let now = Instant::now();
+        if let Some(known) = all.get_mut(&inode).filter(|known| now - known.read < AGE_MAX) {
+            known.is_used = true;
+            return Ok(Rc::clone(&known.value));
+        }
+        let new = Aged::new(Options::read(socket, &*self.fresh(family)?)?, now);
+        let value = Rc::clone(&new.value);
+        all.insert(inode, new);
+        Ok(value)
+    }
+
+    /// Inside the pause: the subject has this end of a connection.
+    pub(crate) fn note_end(&self, local: SocketAddr, peer: SocketAddr) {
+        self.0.ends.borrow_mut().insert((local, peer));
+    }
+
+    /// Whether the subject has the other end of a connection too, once all ends are noted.
+    pub(crate) fn has_other_end(&self, local: SocketAddr, peer: SocketAddr) -> bool {
+        self.0.ends.borrow().contains(&(peer, local))
+    }
+
+    /// Whether this process has CAP_NET_ADMIN.
+    pub(crate) fn may_repair(&self) -> bool {
+        let may = self.0.may_repair.get().unwrap_or_else(tcp::may_repair);
+        self.0.may_repair.set(Some(may));
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::super::test_support::describe;
+    use super::*;
+
+    #[test]
+    fn recent_options_are_kept_for_a_second_and_forgotten_when_nobody_asks() {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let family = Family::of(&socket).unwrap();
+        let inode = describe(0, &socket).inode();
+        let sockets = Sockets::default();
+        let ask = || sockets.recent_options(inode, &socket, family).unwrap();
+        let first = ask();
+        rustix::net::sockopt::set_tcp_keepcnt(&socket, 3).unwrap();
+        sockets.begin_preparing();
+        assert!(Rc::ptr_eq(&first, &ask()));
+        let later = Instant::now() + AGE_MAX;
+        while Instant::now() < later {
+            std::thread::sleep(later - Instant::now());
+        }
+        let second = ask();
+        assert_ne!(first, second);
+        sockets.begin_preparing();
+        sockets.begin_preparing();
+        assert!(sockets.0.options.borrow().is_empty());
+    }
+
+    #[test]
+    fn the_other_end_is_found_in_the_same_pause_only() {
+        let (one, other) = ("127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap());
+        let sockets = Sockets::default();
+        sockets.note_end(one, other);
+        assert!(sockets.has_other_end(other, one));
+        assert!(!sockets.has_other_end(one, other));
+        sockets.begin_pause();
+        assert!(!sockets.has_other_end(other, one));
+    }
+}
