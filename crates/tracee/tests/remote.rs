@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use common::{Random, Subject};
 use model::{ByteCount, Pid, Signal, Tid};
 use sys::ptrace::{self, Registers, XSTATE_BYTES_MAX};
-use undying_tracee::remote::{Query, RemoteContext, SignalSets};
-use undying_tracee::{Gadgets, ProcessMemory, RemoteSession, StoppedTree, procfs};
+use undying_tracee::remote::{KnownThread, Places, Query, RemoteContext, Room, SignalSets};
+use undying_tracee::{FreezeError, Gadgets, ProcessMemory, RemoteSession, StoppedTree, procfs};
 
 const GETPID: i64 = 39;
 const GETTID: i64 = 186;
@@ -54,7 +54,7 @@ impl Seen {
 fn call_in_every_thread(pid: Pid) {
     let memory = ProcessMemory::open(pid).unwrap();
     let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
-    call_with(pid, &memory, gadgets, 0..usize::MAX);
+    call_with(pid, &memory, gadgets, 0..usize::MAX).unwrap();
 }
 
 /// The same in one batch, with the failure in the middle.
@@ -88,8 +88,13 @@ fn ask_at_once(session: &mut RemoteSession<'_>, pid: Pid, tid: Tid) {
 }
 
 /// Calls in the threads of these places, in the order in which they are stopped.
-fn call_with(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets, places: std::ops::Range<usize>) {
-    let mut tree = StoppedTree::stop(pid).unwrap();
+fn call_with(
+    pid: Pid,
+    memory: &ProcessMemory,
+    gadgets: Gadgets,
+    places: std::ops::Range<usize>,
+) -> Result<(), FreezeError> {
+    let mut tree = StoppedTree::stop(pid)?;
     let areas = procfs::areas(pid).unwrap();
     let context = RemoteContext { memory, areas: &areas, gadgets };
     let threads = &mut tree.processes[0].threads;
@@ -114,6 +119,7 @@ fn call_with(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets, places: std::op
         assert!(before.same_state(&after), "thread {tid}: its extended state changed");
     }
     tree.resume().unwrap();
+    Ok(())
 }
 
 #[test]
@@ -123,10 +129,84 @@ fn calls_give_results_and_leave_no_trace() {
     let memory = ProcessMemory::open(subject.pid()).unwrap();
     let gadgets = Gadgets::find(&memory, &procfs::areas(subject.pid()).unwrap()).unwrap();
     for stop in 0..STOPS {
-        call_with(subject.pid(), &memory, gadgets, 0..usize::MAX);
+        let called = call_with(subject.pid(), &memory, gadgets, 0..usize::MAX);
+        called.unwrap_or_else(|error| panic!("{error}; the subject says: {}", subject.line()));
         std::thread::sleep(Duration::from_millis(u64::from(stop % 8)));
         assert!(subject.is_alive(), "the subject says: {}", subject.line());
     }
+    subject.goes_on();
+    assert_eq!(subject.finish(), 0);
+}
+
+/// Sessions in all threads that there is room for at once, in as many turns as it takes; gives the most there were at a
+/// time. Every third is given up with its chain on its way.
+fn call_together(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) -> Result<usize, FreezeError> {
+    let mut tree = StoppedTree::stop(pid)?;
+    let areas = procfs::areas(pid).unwrap();
+    let context = RemoteContext { memory, areas: &areas, gadgets };
+    let seen: Vec<Seen> = tree.processes[0].threads.iter().map(|thread| Seen::of(thread.tid())).collect();
+    let mut places = Places::find(pid, &context).unwrap();
+    let room = Room { calls: 4, data: ByteCount(64) };
+    let (mut most, mut together) = (0, Vec::new());
+    let finish = |together: &mut Vec<(RemoteSession<'_>, _)>| {
+        for (index, (mut session, batch)) in together.drain(..).enumerate().rev() {
+            if index % 3 == 2 {
+                continue;
+            }
+            let tid = session.tid().get() as u64;
+            let results = session.finish_batch(batch).unwrap();
+            assert_eq!(results, [Ok(pid.get() as u64), Ok(0), Ok(tid)], "thread {tid}");
+            assert_eq!(&session.read_data(NAME_BYTES).unwrap()[..4], b"self");
+            session.end().unwrap();
+        }
+    };
+    for thread in &mut tree.processes[0].threads {
+        let tid = thread.tid();
+        let known = KnownThread::read(tid, memory).unwrap();
+        let top = places.take(tid, room.bytes(&known)).unwrap_or_else(|| {
+            finish(&mut together);
+            places.reset();
+            places.take(tid, room.bytes(&known)).unwrap()
+        });
+        let status = procfs::call_status(&procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap());
+        let signals = SignalSets { caught: status.caught, pending: status.pending };
+        let mut session =
+            RemoteSession::begin_at(thread, &context, &known, top, room, status.is_filtered).unwrap();
+        let query = |number, arguments| Query { number, arguments };
+        let name = [PR_GET_NAME, session.data().get(), 0, 0, 0, 0];
+        let queries = [query(GETPID, [0; 6]), query(PRCTL, name), query(GETTID, [0; 6])];
+        let batch = session.begin_batch(&queries, signals).unwrap();
+        together.push((session, batch));
+        most = most.max(together.len());
+    }
+    finish(&mut together);
+    drop(together);
+    for (thread, before) in tree.processes[0].threads.iter().zip(&seen) {
+        let after = Seen::of(thread.tid());
+        assert_eq!(before.registers, after.registers, "thread {}", thread.tid());
+        assert_eq!(before.mask, after.mask, "thread {}", thread.tid());
+        assert!(before.same_state(&after), "thread {}: its extended state changed", thread.tid());
+    }
+    tree.resume().unwrap();
+    Ok(most)
+}
+
+#[test]
+fn threads_make_calls_at_the_same_time() {
+    const STOPS: u32 = 150;
+    let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
+    let memory = ProcessMemory::open(subject.pid()).unwrap();
+    let gadgets = Gadgets::find(&memory, &procfs::areas(subject.pid()).unwrap()).unwrap();
+    let mut most = 0;
+    for stop in 0..STOPS {
+        let called = call_together(subject.pid(), &memory, gadgets);
+        most =
+            most.max(called.unwrap_or_else(|error| panic!("{error}; the subject says: {}", subject.line())));
+        std::thread::sleep(Duration::from_millis(u64::from(stop % 8)));
+        assert!(subject.is_alive(), "the subject says: {}", subject.line());
+    }
+    println!("{most} at a time");
+    assert!(most > 4, "{most} at a time");
     subject.goes_on();
     assert_eq!(subject.finish(), 0);
 }
@@ -190,7 +270,7 @@ fn be_helper(role: &str) {
     let memory = ProcessMemory::open(pid).unwrap();
     let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
     undying_tracee::steps::observe(die_at_last_step);
-    call_with(pid, &memory, gadgets, place as usize..place as usize + 1);
+    call_with(pid, &memory, gadgets, place as usize..place as usize + 1).unwrap();
 }
 
 #[test]

@@ -1,16 +1,19 @@
 //! Registers and state of every thread and process.
 //!
-//! Owns: the order in which a thread is read (registers first: a remote call changes them until it is over).
+//! Owns: the order in which threads are read (registers first: a remote call changes them until it is over; then all
+//! set off with their calls, then each is waited for).
 //! Invariants: inside the pause only raw bytes are taken.
 //! Does not: parse what a state kind took.
+
+use std::cell::RefCell;
 
 use image::{Owner, Record, RecordSet};
 use model::Tid;
 use resource::state::{self, DescriptorText, Level, RawState, StateCapture, StateKind};
-use sys::ptrace::{self, Registers, XSTATE_BYTES_MAX};
+use sys::ptrace::Registers;
 use tracee::procfs::KeptFiles;
-use tracee::remote::RemoteContext;
-use tracee::{Stopped, StoppedTree, Thread};
+use tracee::remote::{KnownThread, Places, RemoteContext};
+use tracee::{RemoteError, StoppedProcess, StoppedTree, Thread};
 
 use super::before::{Before, ProcessBefore};
 use crate::error::Result;
@@ -26,58 +29,99 @@ pub(super) struct ThreadState {
     raw: Vec<Option<RawState>>,
 }
 
+/// A thread that is being read.
+struct Reading<'a> {
+    known: KnownThread,
+    is_leader: bool,
+    capture: StateCapture<'a>,
+}
+
 /// Reads every thread of a stopped tree.
 pub(super) fn inside(before: &mut Before, tree: &mut StoppedTree) -> Result<()> {
     let Before { processes, descriptors, files, .. } = before;
+    let shared = RefCell::new(std::mem::take(files));
+    let mut outcome = Ok(());
     for stopped in &mut tree.processes {
         let Some(process) = processes.get_mut(&stopped.pid) else { continue };
-        let texts = descriptors.texts_of(stopped.pid);
-        let mut states = Vec::with_capacity(stopped.threads.len());
-        for (index, thread) in stopped.threads.iter_mut().enumerate() {
-            states.push(read_thread(thread, process, index == 0, files, texts)?);
+        outcome = read_process(stopped, process, &shared, descriptors.texts_of(stopped.pid));
+        if outcome.is_err() {
+            break;
         }
-        process.threads = states;
-        // A stop signal that was pending takes effect during the first remote call at the latest.
-        process.stop_signal = stopped.threads.first().and_then(Thread::group_stop);
     }
+    *files = shared.into_inner();
+    outcome
+}
+
+/// Reads the threads of one process. Those that there is room for answer at the same time: each wait for one of them
+/// is one for all.
+fn read_process(
+    stopped: &mut StoppedProcess,
+    process: &mut ProcessBefore,
+    files: &RefCell<KeptFiles>,
+    texts: &[DescriptorText],
+) -> Result<()> {
+    let context = RemoteContext { memory: &process.memory, areas: &process.areas, gadgets: process.gadgets };
+    let mut places = Places::find(stopped.pid, &context)?;
+    let mut states = Vec::with_capacity(stopped.threads.len());
+    let mut together: Vec<Reading<'_>> = Vec::new();
+    for (index, thread) in stopped.threads.iter_mut().enumerate() {
+        let known = KnownThread::read(thread.tid(), &process.memory)?;
+        let capture = StateCapture::new(thread, &context).with_files(files).with_descriptors(texts);
+        let mut reading = Reading { known, is_leader: index == 0, capture };
+        reading.prepare()?;
+        if !reading.begin(&mut places)? {
+            states.extend(finish_all(&mut together)?);
+            places.reset();
+            if !reading.begin(&mut places)? {
+                return Err(RemoteError::NoStack(reading.capture.tid).into());
+            }
+        }
+        together.push(reading);
+    }
+    states.extend(finish_all(&mut together)?);
+    drop(together);
+    // A stop signal that was pending takes effect during the first remote call at the latest.
+    process.stop_signal = stopped.threads.iter().find_map(Thread::group_stop);
+    process.threads = states;
     Ok(())
 }
 
-fn read_thread(
-    thread: &mut Thread<Stopped>,
-    process: &ProcessBefore,
-    leader: bool,
-    files: &mut KeptFiles,
-    descriptors: &[DescriptorText],
-) -> Result<ThreadState> {
-    let tid = thread.tid();
-    let registers = ptrace::registers(tid)?;
-    let mut buffer = [0_u8; XSTATE_BYTES_MAX];
-    let length = ptrace::extended_state(tid, &mut buffer)?;
-    let mut state = ThreadState {
-        tid,
-        registers,
-        extended_state: buffer[..length].to_vec(),
-        signal_mask: ptrace::signal_mask(tid)?,
-        raw: Vec::with_capacity(state::REGISTRY.len()),
-    };
-    let sequence = ptrace::rseq_configuration(tid)?;
-    state::rseq::abort_if_inside(&mut state.registers, &process.memory, &sequence)?;
-    let context = RemoteContext { memory: &process.memory, areas: &process.areas, gadgets: process.gadgets };
-    let capture = StateCapture::new(thread, &context);
-    let mut capture = capture.with_files(files).with_descriptors(descriptors);
-    let wanted = |kind: &&dyn StateKind| kind.level() == Level::Thread || leader;
-    capture.ask(state::REGISTRY.iter().copied().filter(|kind| wanted(kind)))?;
-    for kind in state::REGISTRY {
-        let wanted = wanted(kind);
-        let mut raw = RawState::new();
-        if wanted {
-            kind.inside(&mut capture, &mut raw)?;
-        }
-        state.raw.push(wanted.then_some(raw));
+fn finish_all(together: &mut Vec<Reading<'_>>) -> Result<Vec<ThreadState>> {
+    together.drain(..).map(|reading| reading.finish()).collect()
+}
+
+impl Reading<'_> {
+    fn kinds(&self) -> impl Iterator<Item = &'static dyn StateKind> + use<> {
+        let is_leader = self.is_leader;
+        state::REGISTRY.iter().copied().filter(move |kind| kind.level() == Level::Thread || is_leader)
     }
-    capture.finish()?;
-    Ok(state)
+
+    fn prepare(&mut self) -> Result<()> {
+        let kinds = self.kinds();
+        Ok(self.capture.prepare(kinds)?)
+    }
+
+    fn begin(&mut self, places: &mut Places) -> Result<bool> {
+        Ok(self.capture.begin(&self.known, places)?)
+    }
+
+    fn finish(self) -> Result<ThreadState> {
+        let Self { known, is_leader, mut capture } = self;
+        capture.collect()?;
+        let mut raw = Vec::with_capacity(state::REGISTRY.len());
+        for kind in state::REGISTRY {
+            let wanted = kind.level() == Level::Thread || is_leader;
+            let mut of_kind = RawState::new();
+            if wanted {
+                kind.inside(&mut capture, &mut of_kind)?;
+            }
+            raw.push(wanted.then_some(of_kind));
+        }
+        let tid = capture.tid;
+        capture.finish()?;
+        let KnownThread { resumed: registers, extended_state, signal_mask, .. } = known;
+        Ok(ThreadState { tid, registers, extended_state, signal_mask, raw })
+    }
 }
 
 /// Adds the records of threads and of all state kinds.

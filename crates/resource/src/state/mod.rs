@@ -19,7 +19,7 @@ mod prctl;
 pub mod questions;
 mod record_locks;
 mod robust_list;
-pub mod rseq;
+mod rseq;
 mod scheduling;
 mod seccomp;
 mod sigactions;
@@ -29,17 +29,19 @@ mod thread_name;
 mod tid_address;
 mod umask;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use model::{Fd, Pid, Tid};
-use tracee::procfs::KeptFiles;
-use tracee::remote::{RemoteContext, SignalSets};
+use sys::ptrace::RseqConfiguration;
+use tracee::procfs::{CallStatus, KeptFiles};
+use tracee::remote::{KnownThread, Places, RemoteContext, SignalSets};
 use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
 
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::shared::Shared;
-use questions::{Answer, Answers, Questions};
+use questions::{Answer, Answers, Asking, Questions};
 
 /// Every state kind. Within one stage a restore goes in this order.
 pub const REGISTRY: &[&dyn StateKind] = &[
@@ -107,9 +109,14 @@ pub struct StateCapture<'a> {
     session: Option<RemoteSession<'a>>,
     files: HashMap<&'static str, Vec<u8>>,
     /// Files held open from one capture to the next.
-    kept: Option<&'a mut KeptFiles>,
+    kept: Option<&'a RefCell<KeptFiles>>,
     /// fdinfo of all descriptors of the process, if it has been read already in this pause.
     descriptors: Option<&'a [DescriptorText]>,
+    /// The restartable sequence, if it has been read already.
+    sequence: Option<RseqConfiguration>,
+    questions: Questions,
+    /// Questions that are on their way.
+    asking: Option<Asking>,
     answers: Answers,
 }
 
@@ -137,13 +144,16 @@ impl<'a> StateCapture<'a> {
             files: HashMap::new(),
             kept: None,
             descriptors: None,
+            sequence: None,
+            questions: Questions::default(),
+            asking: None,
             answers: Answers::new(),
         }
     }
 
     /// Reads files of `/proc` through these.
     #[must_use]
-    pub fn with_files(self, kept: &'a mut KeptFiles) -> Self {
+    pub fn with_files(self, kept: &'a RefCell<KeptFiles>) -> Self {
         Self { kept: Some(kept), ..self }
     }
 
@@ -157,6 +167,10 @@ impl<'a> StateCapture<'a> {
     #[must_use]
     pub fn descriptors(&self) -> Option<&'a [DescriptorText]> {
         self.descriptors
+    }
+
+    pub(super) fn known_sequence(&self) -> Option<RseqConfiguration> {
+        self.sequence
     }
 
     /// The process's memory.
@@ -175,20 +189,46 @@ impl<'a> StateCapture<'a> {
         Ok(self.session.as_mut().expect("begun above"))
     }
 
-    /// Has the questions of all these kinds answered; to be called once, before any of them is asked for its state.
-    pub fn ask(&mut self, kinds: impl Iterator<Item = &'static dyn StateKind>) -> Result<()> {
+    /// Takes down the questions of all these kinds; to be called once, before any of them is asked for its state.
+    pub fn prepare(&mut self, kinds: impl Iterator<Item = &'static dyn StateKind>) -> Result<()> {
         let mut questions = Questions::default();
         for kind in kinds {
             questions.of(kind.name());
             kind.ask(self, &mut questions)?;
         }
-        if questions.is_empty() {
-            return Ok(());
+        self.questions = questions;
+        Ok(())
+    }
+
+    /// Has the thread set off to answer; false when there is no place left for that until sessions of other threads
+    /// have ended. The thread is as it was `known`.
+    pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
+        if self.questions.is_empty() {
+            return Ok(true);
         }
-        let status = self.file("status")?;
-        let set = |name| procfs::signal_set(status, name);
-        let signals = SignalSets { caught: set("SigCgt"), pending: set("SigPnd") | set("ShdPnd") };
-        self.answers = questions.ask(self.remote()?, signals)?;
+        let room = self.questions.room();
+        let Some(top) = places.take(self.tid, room.bytes(known)) else { return Ok(false) };
+        let CallStatus { caught, pending, is_filtered } = procfs::call_status(self.file("status")?);
+        self.sequence = known.sequence;
+        let thread = self.thread.take().expect("the thread is taken only when a session begins");
+        let session = self.session.insert(RemoteSession::begin_at(
+            thread,
+            self.context,
+            known,
+            top,
+            room,
+            is_filtered,
+        )?);
+        let signals = SignalSets { caught, pending };
+        self.asking = Some(self.questions.begin(session, signals)?);
+        Ok(true)
+    }
+
+    /// Waits for the answers.
+    pub fn collect(&mut self) -> Result<()> {
+        if let (Some(asking), Some(session)) = (self.asking.take(), &mut self.session) {
+            self.answers = self.questions.finish(session, asking)?;
+        }
         Ok(())
     }
 
@@ -197,12 +237,13 @@ impl<'a> StateCapture<'a> {
         self.answers.remove(kind).unwrap_or_default()
     }
 
-    /// The bytes of `/proc/PID/task/TID/NAME`, read once for all kinds.
+    /// The bytes of `/proc/PID/task/TID/NAME`, or of `/proc/TID/NAME` where only that is there, read once for all
+    /// kinds.
     pub fn file(&mut self, name: &'static str) -> Result<&[u8]> {
         if !self.files.contains_key(name) {
-            let bytes = match &mut self.kept {
-                Some(kept) => kept.read(self.pid, self.tid, name)?.to_vec(),
-                None => procfs::read(format!("/proc/{}/task/{}/{name}", self.pid, self.tid))?,
+            let bytes = match self.kept {
+                Some(kept) => kept.borrow_mut().read(self.pid, self.tid, name)?.to_vec(),
+                None => procfs::read(procfs::path_of_thread(self.pid, self.tid, name))?,
             };
             self.files.insert(name, bytes);
         }
@@ -220,7 +261,9 @@ impl<'a> StateCapture<'a> {
 
 /// Files that kinds read of every thread, and of leaders: those of others are opened inside the pause.
 const FILES: [&str; 4] = ["status", "comm", "cgroup", "personality"];
-const LEADER_FILES: [&str; 2] = ["limits", "oom_score_adj"];
+const LEADER_FILES: [&str; 3] = ["limits", "oom_score_adj", "timers"];
+/// Not every kernel, and not everybody, may read it.
+const SLACK_FILE: &str = "timerslack_ns";
 
 /// Opens what kinds will read of a thread, before the pause.
 pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
@@ -228,6 +271,7 @@ pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
     for name in FILES.iter().chain(more) {
         kept.open(pid, tid, name)?;
     }
+    let _ = kept.open(pid, tid, SLACK_FILE);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use model::ByteCount;
 use sys::Errno;
-use tracee::remote::{DATA_BYTES, Query, SignalSets};
+use tracee::remote::{Batch, DATA_BYTES, Query, Room, SignalSets};
 use tracee::{RemoteError, RemoteSession};
 
 use crate::error::{ResourceError, Result};
@@ -42,6 +42,13 @@ pub struct Answer {
     pub bytes: Vec<u8>,
 }
 
+/// Questions of which the first ones are on their way.
+#[derive(Debug)]
+pub(super) struct Asking {
+    signals: SignalSets,
+    batch: Batch,
+}
+
 /// Answers by the name of the kind.
 pub(super) type Answers = HashMap<&'static str, Vec<Answer>>;
 
@@ -66,16 +73,32 @@ impl Questions {
         self.list.is_empty()
     }
 
-    /// Has all calls made.
-    pub(super) fn ask(&self, session: &mut RemoteSession<'_>, signals: SignalSets) -> Result<Answers> {
+    /// What a session needs to have them answered in as few turns as possible.
+    pub(super) fn room(&self) -> Room {
+        let data = self.list[..fitting(&self.list)].iter().map(Question::room).sum();
+        Room { calls: self.list.len().min(Room::MOST.calls), data: ByteCount(data) }
+    }
+
+    /// Has the first calls begun.
+    pub(super) fn begin(&self, session: &mut RemoteSession<'_>, signals: SignalSets) -> Result<Asking> {
+        let batch = session.begin_batch(&queries(&self.list[..fitting(&self.list)], session), signals)?;
+        Ok(Asking { signals, batch })
+    }
+
+    /// Waits for the first calls, and has all others made.
+    pub(super) fn finish(&self, session: &mut RemoteSession<'_>, asking: Asking) -> Result<Answers> {
         let mut answers = Answers::new();
-        let mut rest = self.list.as_slice();
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at(fitting(rest));
-            ask_some(now, session, signals, &mut answers)?;
-            rest = later;
+        let (mut now, mut later) = self.list.split_at(fitting(&self.list));
+        let mut batch = asking.batch;
+        loop {
+            let results = session.finish_batch(batch)?;
+            keep(now, results, session, &mut answers)?;
+            (now, later) = later.split_at(fitting(later));
+            if now.is_empty() {
+                return Ok(answers);
+            }
+            batch = session.begin_batch(&queries(now, session), asking.signals)?;
         }
-        Ok(answers)
     }
 }
 
@@ -85,22 +108,18 @@ impl Question {
     }
 }
 
-/// How many questions fit the data area together; at least one.
+/// How many questions fit the data area together; at least one, if there is any.
 fn fitting(questions: &[Question]) -> usize {
     let mut used = 0;
     let fits = |question: &&Question| {
         used += question.room();
         used <= DATA_BYTES
     };
-    questions.iter().take_while(fits).count().max(1)
+    questions.iter().take_while(fits).count().max(questions.len().min(1))
 }
 
-fn ask_some(
-    questions: &[Question],
-    session: &mut RemoteSession<'_>,
-    signals: SignalSets,
-    answers: &mut Answers,
-) -> Result<()> {
+/// The calls, with the places of their results.
+fn queries(questions: &[Question], session: &RemoteSession<'_>) -> Vec<Query> {
     let data = session.data();
     let mut used = 0;
     let mut queries = Vec::with_capacity(questions.len());
@@ -112,7 +131,16 @@ fn ask_some(
         used += question.room();
         queries.push(Query { number: question.number, arguments });
     }
-    let results = session.batch(&queries, signals)?;
+    queries
+}
+
+fn keep(
+    questions: &[Question],
+    results: Vec<std::result::Result<u64, Errno>>,
+    session: &RemoteSession<'_>,
+    answers: &mut Answers,
+) -> Result<()> {
+    let used = questions.iter().map(Question::room).sum();
     let data = session.read_data(ByteCount(used))?;
     let mut at = 0;
     for (question, result) in questions.iter().zip(results) {
@@ -164,6 +192,6 @@ mod tests {
         }
         assert_eq!(fitting(&questions.list), 3);
         assert_eq!(fitting(&questions.list[3..]), 2);
-        assert_eq!(fitting(&[]), 1);
+        assert_eq!(fitting(&[]), 0);
     }
 }

@@ -6,7 +6,7 @@
 
 use model::Address;
 use prost::Message;
-use sys::ptrace::{self, Registers, RseqConfiguration};
+use sys::ptrace;
 use tracee::ProcessMemory;
 use tracee::arch::numbers as nr;
 
@@ -17,8 +17,6 @@ const NAME: &str = "state/rseq";
 
 /// Where `struct rseq` holds the address of the running sequence's descriptor.
 const SEQUENCE_OFFSET: u64 = 8;
-/// Bytes of `struct rseq_cs`: version, flags, start, length, abort handler.
-const DESCRIPTOR_BYTES: u64 = 32;
 
 /// The kind.
 pub(super) struct Rseq;
@@ -54,7 +52,10 @@ impl StateKind for Rseq {
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        let configuration = ptrace::rseq_configuration(capture.tid)?;
+        let configuration = match capture.known_sequence() {
+            Some(known) => known,
+            None => ptrace::rseq_configuration(capture.tid)?,
+        };
         if configuration.address == 0 {
             return Ok(());
         }
@@ -87,33 +88,6 @@ impl StateKind for Rseq {
         restore.memory.write(at, &message.sequence.to_ne_bytes())?;
         Ok(())
     }
-}
-
-/// Moves a thread that was stopped inside a restartable sequence to the sequence's abort handler.
-pub fn abort_if_inside(
-    registers: &mut Registers,
-    memory: &ProcessMemory,
-    configuration: &RseqConfiguration,
-) -> Result<()> {
-    if configuration.address == 0 {
-        return Ok(());
-    }
-    let sequence = word_at(memory, configuration.address + SEQUENCE_OFFSET)?;
-    if sequence == 0 {
-        return Ok(());
-    }
-    let mut bytes = [0; DESCRIPTOR_BYTES as usize];
-    memory.read(Address(sequence), &mut bytes)?;
-    let word = |at: usize| {
-        let mut word = [0; 8];
-        word.copy_from_slice(&bytes[at..at + 8]);
-        u64::from_ne_bytes(word)
-    };
-    let (start, length, abort) = (word(8), word(16), word(24));
-    if registers.rip.wrapping_sub(start) < length {
-        registers.rip = abort;
-    }
-    Ok(())
 }
 
 fn word_at(memory: &ProcessMemory, address: u64) -> Result<u64> {

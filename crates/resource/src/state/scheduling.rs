@@ -15,7 +15,7 @@ use sys::scheduling::{self, Attributes};
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::{Level, RawState, SLACK_FILE, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/scheduling";
@@ -25,6 +25,8 @@ const PR_GET_TIMERSLACK: u64 = 30;
 /// SCHED_FIFO, SCHED_RR, SCHED_DEADLINE: the nice value is kept beside the policy.
 const REAL_TIME: [u32; 3] = [1, 2, SCHED_DEADLINE];
 const SCHED_DEADLINE: u32 = 6;
+/// SCHED_OTHER and SCHED_BATCH: their attributes hold the nice value, those of others nothing.
+const SHOWS_NICE: [u32; 2] = [0, 3];
 /// SCHED_FLAG_UTIL_CLAMP_MIN and _MAX.
 const FLAG_CLAMPS: u64 = 0x60;
 const ONLINE: &str = "/sys/devices/system/cpu/online";
@@ -82,14 +84,17 @@ impl StateKind for Scheduling {
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let tid = capture.tid;
         let attributes = scheduling::attributes(tid)?;
-        let timer_slack = match timer_slack(tid)? {
-            Some(slack) => slack,
-            None => capture.remote()?.call(nr::PRCTL, [PR_GET_TIMERSLACK, 0, 0, 0, 0, 0])?,
+        let timer_slack = match capture.file(SLACK_FILE) {
+            Ok(text) => parse_slack(tid, text)?,
+            Err(ResourceError::Kernel(error)) if is_out_of_reach(&error) => {
+                capture.remote()?.call(nr::PRCTL, [PR_GET_TIMERSLACK, 0, 0, 0, 0, 0])?
+            }
+            Err(error) => return Err(error),
         };
         let message = SchedulingMessage {
             policy: attributes.policy,
             flags: attributes.flags,
-            nice: nice(tid)?,
+            nice: if SHOWS_NICE.contains(&attributes.policy) { attributes.nice } else { nice(tid)? },
             priority: attributes.priority,
             runtime: attributes.runtime,
             deadline: attributes.deadline,
@@ -200,14 +205,21 @@ fn set_timer_slack(restore: &mut StateRestore<'_>, wanted: u64) -> Result<()> {
 /// The timer slack of a thread; `None` when only the thread itself may read it (without CAP_SYS_NICE).
 fn timer_slack(tid: Tid) -> Result<Option<u64>> {
     let path = slack_file(tid);
-    match procfs::read_text(&path) {
-        Ok(text) => match text.trim().parse() {
-            Ok(slack) => Ok(Some(slack)),
-            Err(_) => Err(sys::Error::path("understand", path, Errno::EINVAL).into()),
-        },
-        Err(error) if matches!(error.errno, Errno::EPERM | Errno::EACCES | Errno::ENOENT) => Ok(None),
+    match procfs::read(&path) {
+        Ok(text) => parse_slack(tid, &text).map(Some),
+        Err(error) if is_out_of_reach(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Only the thread itself may read it, or the kernel does not show it.
+fn is_out_of_reach(error: &sys::Error) -> bool {
+    matches!(error.errno, Errno::EPERM | Errno::EACCES | Errno::ENOENT)
+}
+
+fn parse_slack(tid: Tid, text: &[u8]) -> Result<u64> {
+    let slack = std::str::from_utf8(text).ok().and_then(|text| text.trim().parse().ok());
+    slack.ok_or_else(|| sys::Error::path("understand", slack_file(tid), Errno::EINVAL).into())
 }
 
 /// The file lies in the directory of a process, but a thread's number leads to a directory of that kind too.

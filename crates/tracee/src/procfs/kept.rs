@@ -34,7 +34,7 @@ struct Kept {
 }
 
 impl KeptFiles {
-    /// Opens `/proc/PID/task/TID/NAME` for later.
+    /// Opens a file of a thread for later; see `path_of_thread`.
     pub fn open(&mut self, pid: Pid, tid: Tid, name: &'static str) -> Result<()> {
         let key = (pid, tid, name);
         if !self.files.contains_key(&key) && self.files.len() < FILES_MAX {
@@ -43,7 +43,7 @@ impl KeptFiles {
         Ok(())
     }
 
-    /// All that `/proc/PID/task/TID/NAME` holds now.
+    /// All that a file of a thread holds now.
     pub fn read(&mut self, pid: Pid, tid: Tid, name: &'static str) -> Result<&[u8]> {
         let key = (pid, tid, name);
         let known = match self.files.get_mut(&key) {
@@ -76,7 +76,7 @@ impl KeptFiles {
 
 impl Kept {
     fn open(pid: Pid, tid: Tid, name: &'static str) -> Result<Self> {
-        let path = format!("/proc/{pid}/task/{tid}/{name}");
+        let path = super::path_of_thread(pid, tid, name);
         let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
         Ok(Self { file, bytes: Vec::with_capacity(ROOM), used: true })
     }
@@ -111,7 +111,7 @@ pub fn read_whole(file: &File, bytes: &mut Vec<u8>) -> std::result::Result<(), E
 }
 
 fn failed(pid: Pid, tid: Tid, name: &str, errno: Errno) -> Error {
-    Error::path("read", format!("/proc/{pid}/task/{tid}/{name}"), errno)
+    Error::path("read", super::path_of_thread(pid, tid, name), errno)
 }
 
 #[cfg(test)]

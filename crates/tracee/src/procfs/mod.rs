@@ -21,7 +21,7 @@ pub use areas::{Area, AreaFlags, Backing, Protection, areas, areas_with_flags};
 pub use descriptors::{DescriptorInfo, closes_on_exec, descriptor_info, descriptors, open_descriptor_info};
 pub use kept::{KeptFiles, read_whole};
 pub use stat::{Stat, key, stat, thread_count, thread_stat};
-pub use status::{Status, signal_set, status, status_line, thread_status};
+pub use status::{CallStatus, Status, call_status, signal_set, status, status_line, thread_status};
 
 /// Reads a small file of `/proc` whole.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
@@ -51,6 +51,18 @@ const FIRST_READ_BYTES: usize = 4096;
 /// Reads a small text file of `/proc` whole; bytes that are not UTF-8 are replaced.
 pub fn read_text(path: impl AsRef<Path>) -> Result<String> {
     Ok(String::from_utf8_lossy(&read(path)?).into_owned())
+}
+
+/// Files that only directories of processes have; a thread's number leads to such a directory as well.
+const NOT_IN_TASKS: [&str; 2] = ["timers", "timerslack_ns"];
+
+/// `/proc/PID/task/TID/NAME`, or `/proc/TID/NAME` where only that is there.
+#[must_use]
+pub fn path_of_thread(pid: Pid, tid: Tid, name: &str) -> String {
+    match NOT_IN_TASKS.contains(&name) {
+        true => format!("/proc/{tid}/{name}"),
+        false => format!("/proc/{pid}/task/{tid}/{name}"),
+    }
 }
 
 /// Threads of a process, leader first.

@@ -69,6 +69,35 @@ pub fn signal_set(bytes: &[u8], name: &str) -> u64 {
     status_line(bytes, name).and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0)
 }
 
+/// What a remote call has to know of a thread, by its status file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallStatus {
+    /// Signals with a handler, bit 0 for signal 1.
+    pub caught: u64,
+    /// Signals that wait for the thread or the process.
+    pub pending: u64,
+    /// Calls may be filtered; also if the file does not tell.
+    pub is_filtered: bool,
+}
+
+/// Looks for it in one pass over the raw bytes: this is done inside pauses, for each thread.
+#[must_use]
+pub fn call_status(bytes: &[u8]) -> CallStatus {
+    let mut found = CallStatus { caught: 0, pending: 0, is_filtered: true };
+    for line in bytes.split(|byte| *byte == b'\n').filter(|line| line.first() == Some(&b'S')) {
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
+        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        let set = || std::str::from_utf8(value).ok().and_then(|set| u64::from_str_radix(set, 16).ok());
+        match name {
+            b"SigCgt" => found.caught = set().unwrap_or(0),
+            b"SigPnd" | b"ShdPnd" => found.pending |= set().unwrap_or(0),
+            b"Seccomp" => found.is_filtered = value != b"0",
+            _ => {}
+        }
+    }
+    found
+}
+
 fn parse(text: &str) -> Option<Status> {
     let lines: HashMap<&str, &str> = text
         .lines()
@@ -113,6 +142,18 @@ fn parse(text: &str) -> Option<Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_call_has_to_know_is_found_in_one_pass() {
+        let text = b"Name:\tSeccomp:\t0\nState:\tR (running)\nSigQ:\t1/95\nSigPnd:\t0000000000000400\n\
+            ShdPnd:\t0000000000000001\nSigBlk:\t00000000000000ff\nSigCgt:\t0000000000004002\nSeccomp:\t2\n\
+            Seccomp_filters:\t0\n";
+        let found = CallStatus { caught: 0x4002, pending: 0x401, is_filtered: true };
+        assert_eq!(call_status(text), found);
+        let free = call_status(b"SigCgt:\t0000000000000000\nSeccomp:\t0\nSpeculation_Store_Bypass:\tx\n");
+        assert_eq!(free, CallStatus { caught: 0, pending: 0, is_filtered: false });
+        assert!(call_status(b"").is_filtered, "what is not told may be");
+    }
 
     #[test]
     fn our_own_entry_is_understood() {

@@ -25,8 +25,12 @@ pub(super) const LINKS_MAX: usize = 24;
 const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64) + arch::FRAME_BYTES;
 /// Bytes of a result.
 const SLOT_BYTES: u64 = 8;
-/// Room for the longest chain.
-pub(super) const BYTES: ByteCount = ByteCount(LINKS_MAX as u64 * (LINK_BYTES + SLOT_BYTES));
+/// Room for a chain of so many calls, however it is built.
+pub(super) fn bytes_of(calls: usize) -> ByteCount {
+    // The call that ends it takes a link of its own.
+    ByteCount((calls.clamp(1, LINKS_MAX) as u64 + 1) * (LINK_BYTES + SLOT_BYTES))
+}
+
 /// What a slot holds until its call has been made; no call returns it.
 const UNSET: u64 = 0x8000_0000_0000_0000;
 
@@ -52,6 +56,7 @@ pub struct SignalSets {
 }
 
 /// A chain, ready to be written and begun.
+#[derive(Debug)]
 pub(super) struct Chain {
     /// What to write at the start of the room.
     pub(super) bytes: Vec<u8>,
@@ -169,7 +174,7 @@ impl Plan<'_> {
             Some(query) => self.of_call(query, store, index, link_at(index)),
             None => self.of_end(),
         };
-        let mut bytes: Vec<u8> = Vec::with_capacity(BYTES.get() as usize);
+        let mut bytes: Vec<u8> = Vec::with_capacity(bytes_of(queries.len()).get() as usize);
         bytes.extend(queries.iter().flat_map(|_| UNSET.to_ne_bytes()));
         for index in 1..=queries.len() {
             bytes.extend(store_at.get().to_ne_bytes());

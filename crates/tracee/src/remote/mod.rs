@@ -10,12 +10,13 @@
 mod chain;
 mod gadgets;
 pub(crate) mod home;
+mod known;
 mod place;
 
 use std::time::Duration;
 
 use model::{Address, ByteCount, Pid, Signal, Tid};
-use sys::ptrace::{self, OPTION_SUSPEND_SECCOMP, Registers, WaitStatus, XSTATE_BYTES_MAX};
+use sys::ptrace::{self, OPTION_SUSPEND_SECCOMP, Registers, WaitStatus};
 use sys::{Errno, Error};
 
 use crate::arch::x86_64 as arch;
@@ -23,14 +24,15 @@ use crate::freeze::OPTIONS;
 use crate::interruption;
 use crate::memory::ProcessMemory;
 use crate::procfs::Area;
-use crate::rseq;
 use crate::steps;
 use crate::thread::{EVENT_STOP, SYSCALL_STOP, Stopped, TRAP, Thread, Waiter};
 
 pub use chain::{Query, SignalSets};
 pub use gadgets::Gadgets;
+pub use known::KnownThread;
+pub use place::Places;
 
-use chain::HomePlace;
+use chain::{Chain, HomePlace};
 
 /// Bytes of arguments and results one call may need.
 pub const DATA_BYTES: u64 = 4096;
@@ -99,6 +101,28 @@ pub struct RemoteContext<'a> {
     pub gadgets: Gadgets,
 }
 
+/// What a session has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Calls of one chain; more go in several.
+    pub calls: usize,
+    /// Bytes of their arguments and results.
+    pub data: ByteCount,
+}
+
+impl Room {
+    /// Room for whatever a session may be asked.
+    pub const MOST: Self = Self { calls: chain::LINKS_MAX, data: ByteCount(DATA_BYTES) };
+
+    /// Bytes of a subject's memory that a session in this thread takes.
+    #[must_use]
+    pub fn bytes(self, known: &KnownThread) -> ByteCount {
+        let home = arch::home_frame_bytes(known.state_in_use());
+        // As much as the two alignments can take.
+        ByteCount(chain::bytes_of(self.calls).get() + self.data.get() + home.get() + 32)
+    }
+}
+
 /// A stopped thread that is set up to make system calls; dropping it brings everything back.
 #[derive(Debug)]
 pub struct RemoteSession<'a> {
@@ -110,8 +134,15 @@ pub struct RemoteSession<'a> {
     /// Room for a chain of calls; the data comes right behind.
     chain: Address,
     data: Address,
+    room: Room,
     home: HomePlace,
     saved: Vec<u8>,
+    /// The thread may have filters of calls, which are lifted.
+    is_filtered: bool,
+    /// The signals that are held back now.
+    held_back: u64,
+    /// A chain was begun, and its end has not been seen.
+    is_running: bool,
     /// It has left the event stop it was found in.
     moved: bool,
     /// It stands at the signal that ends a chain, where its registers can be changed as in an event stop.
@@ -119,21 +150,49 @@ pub struct RemoteSession<'a> {
     ended: bool,
 }
 
+/// Calls of which some may be on their way.
+#[derive(Debug)]
+pub struct Batch {
+    queries: Vec<Query>,
+    signal: Option<Signal>,
+    results: Vec<Result<u64, Errno>>,
+    /// Those that go together and have not been begun, last first.
+    parts: Vec<Vec<usize>>,
+    /// Those that were.
+    begun: Option<(Chain, Vec<usize>)>,
+}
+
 impl<'a> RemoteSession<'a> {
     /// Prepares a stopped thread: lays the way home, then points its registers at it.
     pub fn begin(thread: &'a mut Thread<Stopped>, context: &RemoteContext<'a>) -> Result<Self, RemoteError> {
+        let known = KnownThread::read(thread.tid(), context.memory)?;
+        let mut places = Places::find(thread.pid(), context)?;
+        let top =
+            places.take(thread.tid(), Room::MOST.bytes(&known)).ok_or(RemoteError::NoStack(thread.tid()))?;
+        Self::begin_at(thread, context, &known, top, Room::MOST, true)
+    }
+
+    /// The same for a thread that is known already, below an address that nobody else uses. One whose status file
+    /// says that its calls are not filtered is spared the lifting.
+    pub fn begin_at(
+        thread: &'a mut Thread<Stopped>,
+        context: &RemoteContext<'a>,
+        known: &KnownThread,
+        top: Address,
+        room: Room,
+        is_filtered: bool,
+    ) -> Result<Self, RemoteError> {
         let tid = thread.tid();
-        let original = registers_to_come_back(tid, context.memory)?;
-        let mask = ptrace::signal_mask(tid)?;
-        let mut state = [0_u8; XSTATE_BYTES_MAX];
-        let state_bytes = ptrace::extended_state(tid, &mut state)?;
-        let state = arch::extended_state_in_use(&state[..state_bytes]);
-        let room = ByteCount(chain::BYTES.get() + DATA_BYTES + arch::home_frame_bytes(state).get());
-        let top = place::top(thread, context, &original, room)?;
+        let original = known.resumed;
+        if original.cs != CODE_SEGMENT_64 {
+            return Err(RemoteError::Foreign(tid));
+        }
         let home = arch::restarted(&interruption::named(&original, context.memory));
-        let frame = arch::home_frame(top, &home, mask, state, context.gadgets.restorer);
-        let data = Address((frame.frame_pointer.get() - DATA_BYTES) & !15);
-        let chain = data - chain::BYTES;
+        let (mask, restorer) = (known.signal_mask, context.gadgets.restorer);
+        let frame = arch::home_frame(top, &home, mask, known.state_in_use(), restorer);
+        let data = Address((frame.frame_pointer.get() - room.data.get()) & !15);
+        let chain = data - chain::bytes_of(room.calls);
+        debug_assert!(top - chain <= room.bytes(known), "a session fits its place");
         let saved = context.memory.read_vec(chain, top - chain)?;
         context.memory.write(frame.start, &frame.bytes)?;
         steps::reach("frame written");
@@ -145,20 +204,33 @@ impl<'a> RemoteSession<'a> {
             mask,
             chain,
             data,
+            room,
             home: HomePlace::from(&frame),
             saved,
+            is_filtered,
+            held_back: mask,
+            is_running: false,
             moved: false,
             at_signal: false,
             ended: false,
         };
-        // Not everybody may lift the filters; where they stay, a refused call gives its error as any other.
-        let _ = ptrace::set_options(tid, OPTIONS | OPTION_SUSPEND_SECCOMP);
+        if is_filtered {
+            // Not everybody may lift the filters; where they stay, a refused call gives its error as any other.
+            let _ = ptrace::set_options(tid, OPTIONS | OPTION_SUSPEND_SECCOMP);
+        }
         // From here on the registers lead home; only then may the mask change.
         session.point_home()?;
         steps::reach("pointed home");
-        ptrace::set_signal_mask(tid, u64::MAX)?;
-        steps::reach("mask set");
         Ok(session)
+    }
+
+    fn hold_back(&mut self, signals: u64) -> Result<(), RemoteError> {
+        if self.held_back != signals {
+            ptrace::set_signal_mask(self.tid(), signals)?;
+            self.held_back = signals;
+            steps::reach("mask set");
+        }
+        Ok(())
     }
 
     /// The thread.
@@ -166,14 +238,14 @@ impl<'a> RemoteSession<'a> {
         self.thread.tid()
     }
 
-    /// Address of [`DATA_BYTES`] bytes for arguments and results.
+    /// Address of the room for arguments and results.
     pub fn data(&self) -> Address {
         self.data
     }
 
     /// Writes argument bytes to the start of the data.
     pub fn write_data(&self, bytes: &[u8]) -> Result<(), RemoteError> {
-        debug_assert!(bytes.len() as u64 <= DATA_BYTES, "arguments fit the data area");
+        debug_assert!(bytes.len() as u64 <= self.room.data.get(), "arguments fit the data area");
         Ok(self.memory.write(self.data, bytes)?)
     }
 
@@ -185,6 +257,7 @@ impl<'a> RemoteSession<'a> {
     /// Makes one system call in the thread.
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, RemoteError> {
         let tid = self.thread.tid();
+        self.hold_back(u64::MAX)?;
         self.point(number, arguments)?;
         (self.moved, self.at_signal) = (true, false);
         steps::reach("pointed at the call");
@@ -206,19 +279,50 @@ impl<'a> RemoteSession<'a> {
         queries: &[Query],
         signals: SignalSets,
     ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
-        let signal = chain::harmless(signals, self.mask);
+        let batch = self.begin_batch(queries, signals)?;
+        self.finish_batch(batch)
+    }
+
+    /// Begins to make several calls; the thread may be on its way afterwards, and nothing else can be asked of it
+    /// until they are finished.
+    pub fn begin_batch(&mut self, queries: &[Query], signals: SignalSets) -> Result<Batch, RemoteError> {
         let mut order: Vec<usize> = (0..queries.len()).collect();
         // A chain of words serves calls with the same fourth argument.
         order.sort_by_key(|index| queries[*index].arguments[3]);
-        let mut results = vec![Ok(0); queries.len()];
-        for group in order.chunk_by(|one, next| queries[*one].arguments[3] == queries[*next].arguments[3]) {
-            for part in group.chunks(chain::LINKS_MAX) {
-                let queries: Vec<Query> = part.iter().map(|index| queries[*index]).collect();
-                let made = self.make(&queries, signal)?;
-                part.iter().zip(made).for_each(|(index, result)| results[*index] = result);
-            }
+        let groups = order.chunk_by(|one, next| queries[*one].arguments[3] == queries[*next].arguments[3]);
+        let calls = self.room.calls.clamp(1, chain::LINKS_MAX);
+        let mut parts: Vec<_> = groups.flat_map(|group| group.chunks(calls)).map(<[usize]>::to_vec).collect();
+        parts.reverse();
+        let signal = chain::harmless(signals, self.mask);
+        let results = vec![Ok(0); queries.len()];
+        let mut batch = Batch { queries: queries.to_vec(), signal, results, parts, begun: None };
+        self.begin_part(&mut batch)?;
+        Ok(batch)
+    }
+
+    /// What the calls of a batch came to; those that were not begun are made.
+    pub fn finish_batch(&mut self, mut batch: Batch) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
+        while let Some((chain, part)) = batch.begun.take() {
+            let made = self.come_to_end(&chain, part.len())?;
+            part.iter().zip(made).for_each(|(index, result)| batch.results[*index] = result);
+            self.begin_part(&mut batch)?;
         }
-        Ok(results)
+        Ok(batch.results)
+    }
+
+    /// Begins the next chain of a batch; what cannot be made in a chain is made at once.
+    fn begin_part(&mut self, batch: &mut Batch) -> Result<(), RemoteError> {
+        while let Some(part) = batch.parts.pop() {
+            let queries: Vec<Query> = part.iter().map(|index| batch.queries[*index]).collect();
+            if let Some(chain) = self.chain_of(&queries, batch.signal) {
+                self.set_off(&chain)?;
+                batch.begun = Some((chain, part));
+                break;
+            }
+            let made = self.make_one_by_one(&queries)?;
+            part.iter().zip(made).for_each(|(index, result)| batch.results[*index] = result);
+        }
+        Ok(())
     }
 
     /// Brings registers, mask and memory back, and reports when that failed.
@@ -226,20 +330,10 @@ impl<'a> RemoteSession<'a> {
         self.restore()
     }
 
-    fn make(
-        &mut self,
-        queries: &[Query],
-        signal: Option<Signal>,
-    ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
-        let chain = signal.and_then(|signal| {
-            let plan = self.plan(signal);
-            let of_frames = || plan.build_of_frames(queries).filter(|_| !self.kernel_resumes_call());
-            plan.build_of_words(queries).or_else(of_frames)
-        });
-        match chain {
-            Some(chain) => self.run(&chain, queries.len()),
-            None => self.make_one_by_one(queries),
-        }
+    fn chain_of(&self, queries: &[Query], signal: Option<Signal>) -> Option<Chain> {
+        let plan = self.plan(signal?);
+        let of_frames = || plan.build_of_frames(queries).filter(|_| !self.kernel_resumes_call());
+        plan.build_of_words(queries).or_else(of_frames)
     }
 
     fn plan(&self, signal: Signal) -> chain::Plan<'_> {
@@ -259,47 +353,49 @@ impl<'a> RemoteSession<'a> {
         arch::resumed_by_kernel(&self.original)
     }
 
-    fn run(&mut self, chain: &chain::Chain, count: usize) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
+    fn set_off(&mut self, chain: &Chain) -> Result<(), RemoteError> {
         let tid = self.thread.tid();
+        debug_assert!(chain.bytes.len() as u64 <= (self.data - self.chain).get(), "a chain fits its room");
         self.memory.write(self.chain, &chain.bytes)?;
         steps::reach("chain written");
-        if chain.mask != u64::MAX {
-            ptrace::set_signal_mask(tid, chain.mask)?;
-            steps::reach("mask opened");
-        }
+        self.hold_back(chain.mask)?;
         ptrace::set_registers(tid, &chain.first)?;
         (self.moved, self.at_signal) = (true, false);
         steps::reach("pointed at the chain");
-        let last = chain.slots + ByteCount(8 * (count as u64 - 1));
-        let mut injected = None;
-        loop {
-            ptrace::resume(tid, injected.take())?;
-            steps::reach("chain begun");
-            match self.next_stop()? {
-                (signal, 0) if signal == chain.signal && self.has_result(last)? => break,
-                // Somebody else has sent the same signal, which does nothing.
-                (signal, 0) if signal == chain.signal => {}
-                (STOP, 0) => injected = Some(STOP),
+        ptrace::resume(tid, None)?;
+        self.is_running = true;
+        steps::reach("chain begun");
+        Ok(())
+    }
+
+    fn come_to_end(&mut self, chain: &Chain, count: usize) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
+        let tid = self.thread.tid();
+        let results = loop {
+            let injected = match self.next_stop()? {
+                (signal, 0) if signal == chain.signal => {
+                    let slots = self.memory.read_vec(chain.slots, ByteCount(8 * count as u64))?;
+                    let results = chain::results(&slots);
+                    if results.last().is_some_and(Option::is_some) {
+                        break results;
+                    }
+                    // Somebody else has sent the same signal, which does nothing.
+                    None
+                }
+                (STOP, 0) => Some(STOP),
                 (signal, 0) => return Err(RemoteError::Signalled { tid, signal }),
-                _ => {}
-            }
-        }
-        if chain.mask != u64::MAX {
-            ptrace::set_signal_mask(tid, u64::MAX)?;
-        }
+                _ => None,
+            };
+            ptrace::resume(tid, injected)?;
+            self.is_running = true;
+        };
         self.at_signal = true;
         steps::reach("chain ended");
-        let slots = self.memory.read_vec(chain.slots, ByteCount(8 * count as u64))?;
-        let results = chain::results(&slots).into_iter().enumerate().map(|(link, result)| match result {
+        let results = results.into_iter().enumerate().map(|(link, result)| match result {
             Some(errno @ -4095..0) => Ok(Err(Errno(-errno as i32))),
             Some(result) => Ok(Ok(result as u64)),
             None => Err(RemoteError::Broken { tid, link }),
         });
         results.collect()
-    }
-
-    fn has_result(&self, slot: Address) -> Result<bool, RemoteError> {
-        Ok(chain::results(&self.memory.read_vec(slot, ByteCount(8))?)[0].is_some())
     }
 
     fn make_one_by_one(&mut self, queries: &[Query]) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
@@ -348,7 +444,10 @@ impl<'a> RemoteSession<'a> {
         let mut waiter = Waiter::new(CALL_LIMIT);
         loop {
             match ptrace::peek(tid)? {
-                Some(WaitStatus::Stopped { signal, event }) => return Ok((signal, event)),
+                Some(WaitStatus::Stopped { signal, event }) => {
+                    self.is_running = false;
+                    return Ok((signal, event));
+                }
                 Some(_) => {
                     self.ended = true;
                     return Err(RemoteError::Ended(tid));
@@ -379,8 +478,10 @@ impl<'a> RemoteSession<'a> {
         steps::reach("mask brought back");
         ptrace::set_registers(tid, &self.original)?;
         steps::reach("registers brought back");
-        // It may be that it was never changed; then it is the same again.
-        let _ = ptrace::set_options(tid, OPTIONS);
+        if self.is_filtered {
+            // It may be that it was never changed; then it is the same again.
+            let _ = ptrace::set_options(tid, OPTIONS);
+        }
         self.memory.write(self.chain, &self.saved)?;
         steps::reach("memory brought back");
         Ok(())
@@ -393,7 +494,10 @@ impl<'a> RemoteSession<'a> {
         loop {
             ptrace::interrupt(tid)?;
             steps::reach("event stop asked for");
-            ptrace::resume(tid, injected.take())?;
+            // One that is still on its way in a chain comes to the stop by itself.
+            if !self.is_running {
+                ptrace::resume(tid, injected.take())?;
+            }
             match self.next_stop()? {
                 (TRAP, EVENT_STOP) => return Ok(None),
                 (signal, EVENT_STOP) => return Ok(Some(signal)),
@@ -413,19 +517,3 @@ impl Drop for RemoteSession<'_> {
 }
 
 const GETPID: i64 = 39;
-
-/// What the thread goes on with. A restartable sequence it stands in is aborted, as any preemption would: the
-/// kernel forgets the sequence as soon as the thread runs anything else.
-fn registers_to_come_back(tid: Tid, memory: &ProcessMemory) -> Result<Registers, RemoteError> {
-    let registers = ptrace::registers(tid)?;
-    if registers.cs != CODE_SEGMENT_64 {
-        return Err(RemoteError::Foreign(tid));
-    }
-    let aborted = match ptrace::rseq_configuration(tid) {
-        Ok(configuration) => rseq::aborted(&registers, memory, &configuration)?,
-        // Before 5.13, or without CONFIG_RSEQ.
-        Err(error) if error.errno == Errno(5) || error.errno == Errno::EINVAL => None,
-        Err(error) => return Err(error.into()),
-    };
-    Ok(aborted.unwrap_or(registers))
-}

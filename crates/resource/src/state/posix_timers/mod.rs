@@ -93,7 +93,7 @@ impl StateKind for PosixTimers {
     }
 
     fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
-        for timer in list::parse(&procfs::read(path(capture.pid))?) {
+        for timer in list::parse(capture.file(FILE)?) {
             let call = [timer.id as u64, 0, 0, 0, 0, 0];
             questions.call_into(nr::TIMER_GETTIME, call, 1, ByteCount(SETTING_BYTES as u64));
         }
@@ -102,7 +102,8 @@ impl StateKind for PosixTimers {
 
     /// Raw: each setting with its timer's id in front, then the text of the list.
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        let text = procfs::read(path(capture.pid))?;
+        // The same text as for the questions: a process that stands makes and ends no timer.
+        let text = capture.file(FILE)?.to_vec();
         let timers = list::parse(&text);
         if let Some(Obstacle { pid, what, why, fix, .. }) =
             timers.iter().find_map(|timer| obstacle(capture.pid, timer))
@@ -188,8 +189,11 @@ impl TimerMessage {
     }
 }
 
+/// The list of a process's timers.
+const FILE: &str = "timers";
+
 fn path(pid: Pid) -> String {
-    format!("/proc/{pid}/timers")
+    format!("/proc/{pid}/{FILE}")
 }
 
 /// Why a timer's clock cannot be had again.
