@@ -84,6 +84,7 @@ fn checkpoints_are_compared_with_their_program() {
     let mut words: Vec<String> = options.map(String::from).into();
     words.extend(lab.counter_words(&[]));
     let mut guardian = lab.undying(words).spawn().unwrap();
+    until("a status", || (lab.say(["status", "job"]).code == Some(0)).then_some(()));
     until("comparisons", || (of_kind(&lab, "verified").len() >= 5).then_some(()));
     lab.guarded_counter().unwrap().process.signal(Signal::TERM).unwrap();
     wait(&mut guardian);
