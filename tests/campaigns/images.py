@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""Is every checkpoint of a subject that changes all the time a whole one?
+
+`undying run --every 10ms` starts churn.c, which checks every byte of itself all the time. Every 50th checkpoint is
+taken out of the store while the run goes on, in turn by `store`, `store` and `link`, and `get`; then it is restored in
+a pid namespace of its own, told to go on for a while and to judge itself. A good one ends with 42.
+
+Writes images-TAG.csv (a row for each image) and images-TAG.txt (the findings). Ends with 1 if one failed.
+"""
+import argparse
+import csv
+import datetime
+import json
+import os
+import platform
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "benches"))
+from lib.harness import newest, quantile, wait_for  # noqa: E402
+
+GOOD = 42
+KEEP = 64
+PATIENCE_S = 60
+WAYS = ["store", "link", "get", "get"]
+COLUMNS = ["seq", "taken_at", "full", "way", "copy_ms", "seconds", "code", "outcome", "said"]
+
+
+class Lab:
+    """The run, its store, and where copies go."""
+
+    def __init__(self, options, scratch):
+        self.options, self.scratch, self.store = options, scratch, os.path.join(scratch, "store")
+        self.command = [options.undying, "--store", self.store]
+        self.work = os.path.join(scratch, "work")
+        os.mkdir(self.work)
+        self.binary = os.path.join(scratch, "churn")
+        subprocess.run([os.environ.get("CC", "cc"), "-O2", "-Wall", "-Wextra", "-o", self.binary,
+                        os.path.join(HERE, "churn.c"), "-lpthread"], check=True)
+        self.log = open(os.path.join(scratch, "run.log"), "w")
+        self.process = subprocess.Popen(
+            [*self.command, "run", "--name", "churn", "--every", options.every, "--keep", str(KEEP), "--restart", "never",
+             "--", self.binary, self.work, *(["wild"] if options.wild else [])],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
+        wait_for(lambda: self.process.poll() is not None or self.status(), "the subject")
+        self.pid = self.status()["pid"]
+
+    def say(self, *words):
+        return subprocess.run([*self.command, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    def status(self):
+        said = self.say("status", "churn", "--json")
+        return json.loads(said.stdout)[0] if said.returncode == 0 else None
+
+    def wrongs(self):
+        """What any of the processes found wrong, and forgets it."""
+        found = []
+        for name in sorted(os.listdir(self.work)):
+            if name.startswith("wrong."):
+                path = os.path.join(self.work, name)
+                with open(path) as file:
+                    found.append(name + ": " + file.read().strip())
+                os.remove(path)
+        return found
+
+
+class Image:
+    """One checkpoint, copied out of the running subject's store."""
+
+    def __init__(self, lab, event, way):
+        self.lab, self.seq, self.way = lab, event["seq"], way
+        self.row = {"seq": self.seq, "taken_at": event["time"], "full": int(event["full"]), "way": way}
+        self.name, begun = "c%d" % self.seq, time.monotonic()
+        one = "churn@%d" % self.seq
+        if way == "get":
+            self.name = os.path.join(lab.scratch, self.name)
+            done = [lab.say("get", one, self.name)]
+        else:
+            done = [lab.say("store", one, self.name)]
+            if way == "link" and done[0].returncode == 0:
+                done += [lab.say("link", self.name, self.name + "l"), lab.say("del", self.name)]
+                self.name += "l"
+        self.row["copy_ms"] = round(1000 * (time.monotonic() - begun), 1)
+        failed = [one for one in done if one.returncode != 0]
+        self.is_there = not failed
+        if failed:
+            self.row.update(outcome="not copied", code=failed[0].returncode, said=flat(failed[0].stderr))
+
+    def judge(self):
+        begun, pidfile = time.monotonic(), os.path.join(self.lab.scratch, "pid-%d" % self.seq)
+        with open(pidfile + ".said", "w+") as said:
+            tree = subprocess.Popen(["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *self.lab.command,
+                                     "restore", self.name, "--pidfile", pidfile], stdin=subprocess.DEVNULL, stdout=said,
+                                    stderr=said, start_new_session=True)
+            try:
+                end = time.monotonic() + PATIENCE_S
+                while tree.poll() is None and not os.path.exists(pidfile) and time.monotonic() < end:
+                    time.sleep(0.005)
+                root = next((pid for pid in descendants(tree.pid) if inner(pid) == self.lab.pid), None)
+                if root:
+                    os.kill(root, signal.SIGUSR1)
+                code = tree.wait(max(1, end - time.monotonic()))
+            except (subprocess.TimeoutExpired, ProcessLookupError):
+                stacks = ["%d %s" % (pid, where(pid)) for pid in descendants(tree.pid)]
+                tree.kill()
+                code = "no end: " + ", ".join(stacks)
+                tree.wait()
+            said.seek(0)
+            text = said.read()
+        self.row.update(seconds=round(time.monotonic() - begun, 2), code=code, said=flat(text),
+                        outcome="good" if code == GOOD else "failed")
+        for path in (pidfile, pidfile + ".said"):
+            if os.path.exists(path):
+                os.remove(path)
+        if code == GOOD:
+            self.remove()
+        return self.row
+
+    def remove(self):
+        if self.way == "get":
+            shutil.rmtree(self.name)
+        else:
+            self.lab.say("del", self.name)
+
+
+def flat(text):
+    return " ".join(text.split())[:1000]
+
+
+def descendants(pid):
+    """All below a process, also those of its threads."""
+    found = []
+    try:
+        for task in os.listdir("/proc/%d/task" % pid):
+            with open("/proc/%d/task/%s/children" % (pid, task)) as file:
+                for child in map(int, file.read().split()):
+                    found += [child, *descendants(child)]
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+def inner(pid):
+    """Its number as it sees it."""
+    try:
+        with open("/proc/%d/status" % pid) as file:
+            return int(next(line for line in file if line.startswith("NSpid")).split()[-1])
+    except (FileNotFoundError, ProcessLookupError, StopIteration):
+        return None
+
+
+def where(pid):
+    try:
+        with open("/proc/%d/comm" % pid) as name, open("/proc/%d/wchan" % pid) as file:
+            return name.read().strip() + " " + file.read()
+    except OSError:
+        return "gone"
+
+
+def follow(lab, copies, pauses):
+    """Copies every so many-th checkpoint that is told of, until the run ends."""
+    process = subprocess.Popen([*lab.command, "events", "churn", "-f", "--json"], stdout=subprocess.PIPE, text=True,
+                               stdin=subprocess.DEVNULL)
+    count = 0
+    lab.follower = process
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["event"] != "checkpoint":
+            lab.others.append(event)
+            continue
+        count += 1
+        pauses.append(event["pause_us"])
+        if count % lab.options.each == 0:
+            copies.put(Image(lab, event, WAYS[count // lab.options.each % len(WAYS)]))
+
+
+def judges(lab, copies, rows, lock):
+    while (image := copies.get()) is not None:
+        row = image.judge() if image.is_there else image.row
+        with lock:
+            lab.options.writer.writerow(row)
+            lab.options.raw.flush()
+            rows.append(row)
+            if row["outcome"] == "failed":
+                print("failed: %s" % row, lab.wrongs(), flush=True)
+
+
+def campaign(options, scratch, say):
+    lab = Lab(options, scratch)
+    lab.others, lab.follower, pauses, rows, copies, lock = [], None, [], [], queue.Queue(), threading.Lock()
+    follower = threading.Thread(target=follow, args=(lab, copies, pauses), daemon=True)
+    follower.start()
+    workers = [threading.Thread(target=judges, args=(lab, copies, rows, lock), daemon=True) for _ in range(options.judges)]
+    for worker in workers:
+        worker.start()
+    begun, last = time.monotonic(), None
+    while (passed := time.monotonic() - begun) < options.seconds and lab.process.poll() is None:
+        time.sleep(min(5, options.seconds - passed))
+        last = lab.status() or last
+    alive = lab.process.poll() is None
+    if alive:
+        os.kill(lab.pid, signal.SIGUSR1)
+    code = lab.process.wait(PATIENCE_S)
+    seconds = time.monotonic() - begun
+    time.sleep(1)
+    lab.follower.terminate()
+    follower.join()
+    for _ in workers:
+        copies.put(None)
+    for worker in workers:
+        worker.join()
+    say("the subject itself ran %.0f s and ended with %d (good is %d)" % (seconds, code, GOOD))
+    say("checkpoints: %d, %.2f each second; pause p50 %.0f us, p99 %.0f us, max %.0f us" % (
+        len(pauses), len(pauses) / seconds, *(quantile(pauses, share) for share in (0.5, 0.99, 1.0))))
+    say("refusals: %d, by their last line but help: %s" % (
+        sum(one["count"] for one in last["refusals"]), sorted({one["event"] for one in lab.others})))
+    with open(os.path.join(options.out, "images-%s-refusals.txt" % options.tag), "w") as file:
+        file.writelines(json.dumps(event) + "\n" for event in lab.others)
+    of = lambda outcome: sum(row["outcome"] == outcome for row in rows)
+    say("images: %d copied and restored, %d judged themselves good, %d failed, %d could not be copied" % (
+        of("good") + of("failed"), of("good"), of("failed"), of("not copied")))
+    for way in sorted(set(WAYS)):
+        mine = [row for row in rows if row["way"] == way]
+        say("  by %-5s %d, good %d, copied in p50 %.1f ms, max %.1f ms" % (
+            way, len(mine), sum(row["outcome"] == "good" for row in mine),
+            quantile([row["copy_ms"] for row in mine], 0.5), quantile([row["copy_ms"] for row in mine], 1.0)))
+    wrongs = lab.wrongs()
+    for line in wrongs:
+        say("wrong: " + line)
+    if of("failed"):
+        kept = os.path.join(options.out, "images-%s-failed" % options.tag)
+        shutil.copytree(scratch, kept, symlinks=True)
+        say("what failed is kept in " + kept)
+    return alive and code == GOOD and not wrongs and rows and of("good") == len(rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--each", type=int, default=50, help="every so many-th checkpoint is judged")
+    parser.add_argument("--every", default="10ms")
+    parser.add_argument("--judges", type=int, default=2, help="how many are restored at a time")
+    parser.add_argument("--wild", action="store_true", help="the subject does all that it can")
+    parser.add_argument("--undying", default=newest("undying"))
+    parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
+    parser.add_argument("--tag", default=datetime.date.today().isoformat())
+    options = parser.parse_args()
+    for descriptor in range(200, 256):
+        # What the shell has left open would be an obstacle of the subject.
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass
+    os.makedirs(options.out, exist_ok=True)
+    base = os.path.join(options.out, "images-%s" % options.tag)
+    findings, scratch = open(base + ".txt", "w"), tempfile.mkdtemp(prefix="undying-images-")
+
+    def say(line):
+        print(line, flush=True)
+        findings.write(line + "\n")
+        findings.flush()
+
+    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    options.raw = open(base + ".csv", "w", newline="")
+    for line in ("command: images.py " + " ".join(sys.argv[1:]), "seed: fixed in churn.c; commit " + commit,
+                 "kernel %s, %d virtual CPUs, load average at the beginning: %.1f %.1f %.1f" % (
+                     platform.release(), os.cpu_count(), *os.getloadavg())):
+        say(line)
+        options.raw.write("# %s\n" % line)
+    options.writer = csv.DictWriter(options.raw, COLUMNS, lineterminator="\n")
+    options.writer.writeheader()
+    held = False
+    try:
+        held = campaign(options, scratch, say)
+    finally:
+        say("load average at the end: %.1f %.1f %.1f" % os.getloadavg())
+        options.raw.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    say("held" if held else "DID NOT HOLD")
+    sys.exit(0 if held else 1)
+
+
+if __name__ == "__main__":
+    main()
