@@ -220,7 +220,7 @@ def campaign(options, scratch, say):
     say("the subject itself ran %.0f s and ended with %d (good is %d)" % (seconds, code, GOOD))
     say("checkpoints: %d, %.2f each second; pause p50 %.0f us, p99 %.0f us, max %.0f us" % (
         len(pauses), len(pauses) / seconds, *(quantile(pauses, share) for share in (0.5, 0.99, 1.0))))
-    say("refusals: %d, by their last line but help: %s" % (
+    say("refusals: %d, events beside checkpoints: %s" % (
         sum(one["count"] for one in last["refusals"]), sorted({one["event"] for one in lab.others})))
     with open(os.path.join(options.out, "images-%s-refusals.txt" % options.tag), "w") as file:
         file.writelines(json.dumps(event) + "\n" for event in lab.others)

@@ -27,9 +27,11 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "benches"))
-from lib.harness import build, newest, plotter, quantile, read_rows, save, wait_for  # noqa: E402
+from lib.harness import build, newest, on, plotter, quantile, read_rows, save, wait_for  # noqa: E402
 
 SLOTS = 1000
+# The oldest checkpoint that the store keeps is at most twice 10 minutes old; until then it grows.
+STORE_WARM_UP_S = 1200
 # What has to stay constant after warm-up, and how much it may rise in all of the run, by its mean.
 LIMITS = {"undying_rss_kib": 0.05, "undying_fds": 0.1, "undying_threads": 0.0, "redis_rss_kib": 0.05, "redis_fds": 0.0,
           "redis_maps": 0.05, "log_kib": 0.25}
@@ -49,7 +51,8 @@ class Server:
         self.process = subprocess.Popen(
             [*self.command, "run", "--name", "redis", "--every", options.every, "--keep", "8", "--", "redis-server",
              "--port", str(options.port), "--save", "", "--dir", scratch],
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True,
+            preexec_fn=on(os.sched_getaffinity(0), options.nice))
         wait_for(self.answers, "redis")
         self.pid = self.status()["pid"]
 
@@ -188,29 +191,35 @@ class Findings:
         self.say(("held: " if holds else "DID NOT HOLD: ") + line)
 
 
-def leaks(rows, findings, warm_up):
-    rows = [row for row in rows if float(row["second"]) >= warm_up]
-    if len(rows) < 3:
-        return findings.say("too short for slopes")
+def leaks(samples, findings, warm_up):
     for name, limit in LIMITS.items():
+        begin = max(warm_up, STORE_WARM_UP_S) if name == "log_kib" else warm_up
+        rows = [row for row in samples if float(row["second"]) >= begin]
+        if len(rows) < 3:
+            findings.say("%s: too short for a slope" % name)
+            continue
         rise, mean = slope(rows, name)
         findings.check(rise <= limit * mean + 1e-6, "%-16s mean %10.1f, rise by regression %+9.2f (%+.2f %%), first %s, "
                        "last %s" % (name, mean, rise, 100 * rise / mean if mean else 0.0, rows[0][name], rows[-1][name]))
-    rise, mean = slope(rows, "records_kib")
+    rise, mean = slope(samples, "records_kib")
     findings.say("records_kib: mean %.1f, rise %+.1f" % (mean, rise))
 
 
-def drift(rows, taken, begun, findings, stretch):
-    """The first against the last `stretch` seconds: rate and pauses."""
+def drift(rows, taken, begun, findings, stretch, is_short):
+    """The first against the last `stretch` seconds: rate and pauses; what others did to the machine is told beside."""
     at = lambda event: datetime.datetime.fromisoformat(event["time"].replace("Z", "+00:00")).timestamp()
     times = [(at(event) - begun, event["pause_us"]) for event in taken]
     end = float(rows[-1]["second"])
     parts = {"first": [p for t, p in times if 0 <= t < stretch], "last": [p for t, p in times if end - stretch <= t < end]}
     figures = {name: (len(found) / stretch, quantile(found, 0.5), quantile(found, 0.99), quantile(found, 1.0))
                for name, found in parts.items()}
+    loads = {"first": [row for row in rows if row["second"] < stretch], "last": [row for row in rows if row["second"] >= end - stretch]}
     for name, found in figures.items():
-        findings.say("%s %d s: %.3f Hz, pause p50 %.0f us, p99 %.0f us, max %.0f us" % (name, stretch, *found))
+        findings.say("%s %d s: %.3f Hz, pause p50 %.0f us, p99 %.0f us, max %.0f us; load average %.1f" % (
+            name, stretch, *found, sum(row["load_average"] for row in loads[name]) / max(1, len(loads[name]))))
     first, last = figures["first"], figures["last"]
+    if is_short:
+        return
     findings.check(last[0] >= 0.95 * first[0], "the rate: %.3f to %.3f Hz" % (first[0], last[0]))
     findings.check(last[2] <= 1.5 * first[2], "the pause p99: %.0f to %.0f us" % (first[2], last[2]))
 
@@ -287,7 +296,8 @@ def soak(options, scratch, rows, findings):
         client.start()
         load = subprocess.Popen([build("redis_load", scratch), "port=%d" % options.port, "seconds=%g" % options.seconds,
                                  "rate=%d" % options.rate, "keys=%d" % options.keys, "connections=20", "set=1", "get=4",
-                                 "seed=%d" % options.seed], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+                                 "seed=%d" % options.seed], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                                start_new_session=True, preexec_fn=on(os.sched_getaffinity(0), options.nice))
         begun = time.time()
         while load.poll() is None:
             rows.append(sample(server, time.time() - begun))
@@ -317,8 +327,7 @@ def soak(options, scratch, rows, findings):
         taken = [event for event in map(json.loads, file) if event["event"] == "checkpoint"]
     numbers = [event["seq"] for event in taken]
     findings.say("checkpoints told of: %d, highest number %d" % (len(numbers), max(numbers)))
-    drift(rows, taken, begun, findings, options.stretch)
-    shutil.copy(events.name, os.path.join(options.out, "soak_redis-%s-events.jsonl" % options.tag))
+    drift(rows, taken, begun, findings, options.stretch, options.short)
 
 
 def draw(path):
@@ -353,15 +362,19 @@ def main():
     parser.add_argument("--sample", type=float, default=10)
     parser.add_argument("--warm-up", type=float, default=120)
     parser.add_argument("--stretch", type=float, default=300, help="what is compared at both ends, in seconds")
+    parser.add_argument("--nice", type=int, default=0, help="niceness of undying, redis and the load, on a busy machine")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--port", type=int, default=7981)
+    parser.add_argument("--short", action="store_true", help="for some seconds: tells rates and pauses, and judges what was lost alone")
     parser.add_argument("--undying", default=newest("undying"))
     parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat())
-    parser.add_argument("--plot", metavar="CSV", help="only draw the plot of earlier rows again")
+    parser.add_argument("--plot", metavar="CSV", help="only tell the slopes of earlier rows, and draw them")
     options = parser.parse_args()
     if options.plot:
+        leaks(read_rows(options.plot), Findings(os.devnull), options.warm_up)
         return draw(options.plot)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for descriptor in range(200, 256):
         # What the shell has left open would be an obstacle of the subject.
         try:
@@ -388,7 +401,7 @@ def main():
         findings.say("load average at the end: %.1f %.1f %.1f" % os.getloadavg())
         options.raw.write("# load average at the end: %.1f %.1f %.1f\n" % os.getloadavg())
         options.raw.close()
-        if rows:
+        if rows and not options.short:
             leaks(rows, findings, options.warm_up)
         shutil.rmtree(scratch, ignore_errors=True)
     draw(base + ".csv")

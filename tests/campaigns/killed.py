@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Does a subject with threads, children and shared memory notice when undying is killed while it checkpoints?
+
+churn.c runs on its own and checks all of itself all the time. Round after round `undying run --adopt` takes it over at
+100 Hz and is killed with SIGKILL at a random moment. After each round the subject runs, nobody holds it, and every
+image that the store lists is committed and whole; every so many-th round the newest one is restored and judges itself.
+
+Writes killed-TAG.txt. Ends with 1 if something did not hold. The counter of crates/cli/tests/killed.rs goes the same
+way in `cargo test`.
+"""
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path[:0] = [os.path.join(ROOT, "benches"), HERE]
+from images import GOOD, Image, descendants  # noqa: E402
+from lib.harness import newest, runs, wait_for  # noqa: E402
+
+
+class Lab:
+    """The subject, the store, and who takes it over."""
+
+    def __init__(self, options, scratch):
+        self.options, self.scratch, self.store = options, scratch, os.path.join(scratch, "store")
+        self.command, self.work = [options.undying, "--store", self.store], os.path.join(scratch, "work")
+        os.mkdir(self.work)
+        binary = os.path.join(scratch, "churn")
+        subprocess.run([os.environ.get("CC", "cc"), "-O2", "-o", binary, os.path.join(HERE, "churn.c"), "-lpthread"],
+                       check=True)
+        self.subject = subprocess.Popen([binary, self.work], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL, start_new_session=True)
+        self.pid, self.checked = self.subject.pid, {"rounds": 0, "with an image": 0, "judged": 0}
+
+    def say(self, *words):
+        return subprocess.run([*self.command, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    def guard(self):
+        return subprocess.Popen([*self.command, "run", "--name", "churn", "--every", "10ms", "--restart", "never",
+                                 "--adopt", str(self.pid)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def images(self):
+        said = self.say("ls", "churn", "--json")
+        return json.loads(said.stdout) if said.returncode == 0 else []
+
+
+def round_of(lab, number, latest, draw):
+    """One life of undying; what was wrong after it."""
+    guardian = lab.guard()
+    time.sleep(draw.uniform(0, latest))
+    guardian.kill()
+    guardian.wait()
+    lab.checked["rounds"] += 1
+    try:
+        wait_for(lambda: lab.subject.poll() is not None or all(map(is_free, [lab.pid, *descendants(lab.pid)])), "the subject")
+    except RuntimeError as failure:
+        return str(failure)
+    if lab.subject.poll() is not None:
+        return "the subject ended with %d" % lab.subject.returncode
+    if any(name.startswith("wrong.") for name in os.listdir(lab.work)):
+        return "the subject found something wrong"
+    images = lab.images()
+    if not all(image["committed"] for image in images):
+        return "an image is not committed: %s" % images
+    if not images:
+        return None
+    lab.checked["with an image"] += 1
+    said = lab.say("verify", "churn")
+    if said.returncode:
+        return "the newest image is not whole: " + said.stderr
+    return judged(lab, images[-1]["seq"]) if number % lab.options.judge == 0 else None
+
+
+def judged(lab, seq):
+    image = Image(lab, {"seq": seq, "time": "", "full": False}, "get")
+    row = image.judge() if image.is_there else image.row
+    lab.checked["judged"] += 1
+    if row["outcome"] != "good":
+        wrongs = [open(os.path.join(lab.work, name)).read() for name in os.listdir(lab.work) if name.startswith("wrong.")]
+        return "image %d: %s %s" % (seq, row, wrongs)
+    return None
+
+
+def is_free(pid):
+    """Nobody holds it; a short-lived child may be gone by now."""
+    try:
+        return runs(pid)
+    except (RuntimeError, OSError):
+        return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=3600, help="at most so long")
+    parser.add_argument("--latest", type=float, default=0.3, help="the latest moment of a kill, in seconds")
+    parser.add_argument("--judge", type=int, default=10, help="every so many-th round the newest image is restored")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--undying", default=newest("undying"))
+    parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
+    parser.add_argument("--tag", default=datetime.date.today().isoformat())
+    options = parser.parse_args()
+    for descriptor in range(200, 256):
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass
+    os.makedirs(options.out, exist_ok=True)
+    findings, scratch = open(os.path.join(options.out, "killed-%s.txt" % options.tag), "w"), tempfile.mkdtemp(prefix="undying-killed-")
+
+    def say(line):
+        print(line, flush=True)
+        findings.write(line + "\n")
+        findings.flush()
+
+    say("command: killed.py " + " ".join(sys.argv[1:]))
+    say("seed %d; kernel %s, %d virtual CPUs, load average at the beginning: %.1f %.1f %.1f" % (
+        options.seed, platform.release(), os.cpu_count(), *os.getloadavg()))
+    lab, draw, wrong, end = Lab(options, scratch), random.Random(options.seed), [], time.monotonic() + options.seconds
+    try:
+        for number in range(options.rounds):
+            if time.monotonic() > end:
+                break
+            if failure := round_of(lab, number, options.latest, draw):
+                wrong.append(failure)
+                say("round %d: %s" % (number, failure))
+                if lab.subject.poll() is not None:
+                    break
+        if lab.subject.poll() is None:
+            os.kill(lab.pid, signal.SIGUSR1)
+            code = lab.subject.wait(60)
+            say("the subject ended with %d (good is %d)" % (code, GOOD))
+            wrong += [] if code == GOOD else ["its end"]
+    finally:
+        if lab.subject.poll() is None:
+            lab.subject.kill()
+        shutil.rmtree(scratch, ignore_errors=True)
+    say(", ".join("%s: %d" % item for item in lab.checked.items()))
+    say("load average at the end: %.1f %.1f %.1f" % os.getloadavg())
+    say("DID NOT HOLD: %d" % len(wrong) if wrong else "held")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+//! The campaigns of `tests/campaigns`, each in a form of some seconds.
+//!
+//! Owns: starting them, and that each says that all held.
+//! Invariants: every wait has a limit; a campaign whose program is missing is counted as unsupported.
+//! Does not: say what they look at; each campaign does. Long forms are commands of their own, see CONTRIBUTING.md.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::Path;
+use std::process::Command;
+
+/// Far above what a loaded two-core machine needs; the longest short form takes half a minute on an idle one.
+const LIMIT_S: &str = "300";
+
+fn short_form(campaign: &str, words: &[&str], needs: &[&str]) {
+    let is_here = |program: &&str| Command::new(program).arg("--version").output().is_ok();
+    let missing =
+        ["python3", "cc", "unshare", "timeout"].iter().chain(needs).find(|program| !is_here(program));
+    let lacks = missing.copied().or((!rustix::process::geteuid().is_root()).then_some("root"));
+    if let Some(lacks) = lacks {
+        return testkit::unsupported(lacks);
+    }
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../campaigns").join(campaign);
+    let undying = testkit::Undying::find().unwrap();
+    let outcome = Command::new("timeout")
+        .args([LIMIT_S, "python3"])
+        .arg(script)
+        .args(words)
+        .args(["--tag", "short", "--out"])
+        .arg(folder.path())
+        .arg("--undying")
+        .arg(undying.binary())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&outcome.stdout);
+    assert!(outcome.status.success(), "{campaign}: {said}{}", String::from_utf8_lossy(&outcome.stderr));
+    println!("{said}");
+}
+
+#[test]
+fn a_redis_loses_nothing_and_nothing_leaks() {
+    let seconds = ["--seconds", "12", "--sample", "1", "--warm-up", "4", "--stretch", "5", "--keys", "20000"];
+    short_form("soak_redis.py", &[&seconds[..], &["--short"]].concat(), &["redis-server"]);
+}
+
+#[test]
+fn a_subject_with_threads_and_children_does_not_notice_that_undying_is_killed() {
+    short_form("killed.py", &["--rounds", "15", "--judge", "5"], &[]);
+}
