@@ -45,6 +45,11 @@ fn a_redis_loses_nothing_and_nothing_leaks() {
 }
 
 #[test]
+fn images_of_a_subject_that_changes_all_the_time_judge_themselves_good() {
+    short_form("images.py", &["--seconds", "12", "--each", "20"], &[]);
+}
+
+#[test]
 fn a_subject_with_threads_and_children_does_not_notice_that_undying_is_killed() {
     short_form("killed.py", &["--rounds", "15", "--judge", "5"], &[]);
 }
