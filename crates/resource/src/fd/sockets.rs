@@ -2,7 +2,7 @@
 //!
 //! Owns: the connection to the kernel's socket directory, the values of new sockets, the ends of connections that
 //! one pause has seen, and options of connections that need not be those of the pause.
-//! Invariants: options kept here are at most [`AGE_MAX`] old when a checkpoint is prepared, so a number that the
+//! Invariants: options kept here are at most `AGE_MAX` old when a checkpoint is prepared, so a number that the
 //! kernel gives to another socket is not taken for the old one's; ends are those of one pause.
 //! Does not: decide whose options may be older than the pause; the kind of socket does.
 
