@@ -196,7 +196,11 @@ impl<'a, S: PageSink + ?Sized> Copier<'a, S> {
     }
 
     pub(super) fn send(&mut self) -> Result<()> {
-        if !self.batch.is_empty() {
+        if self.batch.is_empty() {
+            // What was left out has taken room all the same.
+            self.batch.clear();
+            self.filled = 0;
+        } else {
             let full = std::mem::replace(&mut self.batch, self.sink.buffer()?);
             self.sink.append(full)?;
             self.filled = 0;

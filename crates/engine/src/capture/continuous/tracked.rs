@@ -43,7 +43,7 @@ pub(super) struct Tracked {
     /// What the tracker was told of, rising.
     covered: Vec<AddressRange>,
     guards: Vec<AddressRange>,
-    /// Dirty ranges that could not be read while the process ran.
+    /// Dirty ranges that could not be read while the process ran, rising.
     unread: Vec<AddressRange>,
 }
 
@@ -178,7 +178,10 @@ impl Tracked {
             }
         }
         copier.flush(process.stat.pid)?;
-        self.unread.append(&mut copier.take_failed());
+        // In order, as `cut` needs it: areas that change would else take others out of the list than those they name.
+        for failed in copier.take_failed() {
+            insert(&mut self.unread, failed);
+        }
         copier.finish()
     }
 
@@ -260,6 +263,17 @@ mod tests {
         assert_eq!(list, [range(1, 3), range(7, 8), range(8, 13), range(13, 14), range(16, 20)]);
         cut(&mut list, range(0, 30));
         assert!(list.is_empty());
+    }
+
+    #[test]
+    fn what_could_not_be_read_in_any_order_is_taken_out_by_its_own_range_alone() {
+        let mut unread = Vec::new();
+        for failed in [range(40, 41), range(10, 11), range(30, 31), range(20, 21)] {
+            insert(&mut unread, failed);
+        }
+        cut(&mut unread, range(10, 11));
+        cut(&mut unread, range(28, 35));
+        assert_eq!(unread, [range(20, 21), range(40, 41)]);
     }
 
     #[test]
