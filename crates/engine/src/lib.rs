@@ -14,8 +14,8 @@ mod records;
 mod restore;
 
 pub use capture::{
-    Captured, CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, Phases, Taken,
-    Tracking, capture, checkpoint,
+    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, Phases, Taken, Tracking,
+    checkpoint,
 };
 pub use error::{EngineError, Result};
 pub use obstacles::preflight;

@@ -180,8 +180,8 @@ pub enum Error {
     ///
     /// Row: store-slow
     #[error(
-        "the store has taken no page for {} ms while the subject stood still\nhelp: take checkpoints less often, or \
-         keep the store on a faster disk",
+        "the store has not taken a checkpoint's pages for {} ms while the subject stood still\nhelp: take checkpoints \
+         less often, or keep the store on a faster disk",
         waited.as_millis()
     )]
     Slow {

@@ -50,6 +50,7 @@ const _: () = assert!(size_of::<PageRegion>() == 24);
 const _: () = assert!(offset_of!(PageRegion, categories) == 16);
 
 #[repr(C)]
+#[derive(Default)]
 struct ScanArguments {
     size: u64,
     flags: u64,
@@ -305,6 +306,25 @@ impl Pagemap {
         }
         regions.used = count as usize;
         Ok(Address(arguments.walk_end))
+    }
+
+    /// Whether writes to the area at an address are watched asynchronously, by whomever. Changes nothing.
+    pub fn is_watched(&self, at: Address) -> bool {
+        let mut region = PageRegion::default();
+        let mut arguments = ScanArguments {
+            size: size_of::<ScanArguments>() as u64,
+            flags: FLAG_CHECK_WPASYNC,
+            start: at.get(),
+            end: at.get() + PAGE_BYTES,
+            vector: (&raw mut region) as u64,
+            vector_length: 1,
+            category_mask: Categories::WRITTEN.0,
+            return_mask: Categories::WRITTEN.0,
+            ..ScanArguments::default()
+        };
+        // SAFETY: `arguments` has the size it names, and its vector points to one region that lives and is
+        // exclusively ours during the call.
+        unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arguments) >= 0 }
     }
 
     /// Reads the entries of the pages from an address on. ESRCH: the address space is gone.

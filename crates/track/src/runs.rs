@@ -51,7 +51,7 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Takes a new list of areas. `judge` is asked about those that were not watched before.
+    /// Takes a new list of areas. `judge` is asked about those that were not there and watched before.
     pub(crate) fn renew(&mut self, areas: &[Area], mut judge: impl FnMut(AddressRange, Class) -> Verdict) {
         let known: Vec<Known> = areas.iter().filter_map(Known::of).collect();
         let before = std::mem::take(&mut self.list);
@@ -63,7 +63,7 @@ impl Runs {
             let fresh = self.coverage.fresh.len() > count;
             let verdict = if area.is_hugetlb {
                 Verdict::Unwatched(Why::Hugetlb)
-            } else if !fresh && is_watched(&before, area.range) {
+            } else if !fresh && is_watched(&before, area.range) && self.had(area.range) {
                 Verdict::Watched
             } else {
                 judge(area.range, area.class)
@@ -74,6 +74,12 @@ impl Runs {
         for run in &mut self.list {
             run.inherit(&before);
         }
+    }
+
+    /// Whether this very area was there at the last list. One that has others in it now may have lost its watch.
+    fn had(&self, range: AddressRange) -> bool {
+        let at = self.known.partition_point(|known| known.range.start < range.start);
+        self.known.get(at).is_some_and(|known| known.range == range)
     }
 
     fn add(&mut self, area: &Known, verdict: Verdict, fresh: bool) {

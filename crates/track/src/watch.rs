@@ -8,8 +8,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
-use sys::pagemap::{PageQuery, PageRegions};
+use model::{AddressRange, ByteCount, Pid};
+use sys::pagemap::{PageQuery, PageRegions, Pagemap};
 use sys::userfaultfd::{self, Mode};
 use sys::{Errno, Error};
 use tracee::procfs::Area;
@@ -69,8 +69,8 @@ impl Tracker for Watch {
     }
 
     fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
-        let handler = &self.handler;
-        self.runs.renew(areas, |range, class| judge(handler.watches(class), range, class));
+        let (handler, map, mode) = (&self.handler, &self.look.map, self.mode);
+        self.runs.renew(areas, |range, class| judge(handler.watches(class), map, mode, range, class));
         Ok(&self.runs.coverage)
     }
 
@@ -152,7 +152,7 @@ impl Watch {
                 start: area.range.start.max(run.range.start),
                 end: area.range.end.min(run.range.end),
             };
-            if part.start < part.end && watch(fd, part).is_err() {
+            if part.start < part.end && watch(fd, &self.look.map, self.mode, part).is_err() {
                 run.new |= std::mem::take(&mut run.watched);
             }
         }
@@ -287,11 +287,11 @@ struct Way {
     unsteady: bool,
 }
 
-fn judge(fd: BorrowedFd<'_>, range: AddressRange, class: Class) -> Verdict {
+fn judge(fd: BorrowedFd<'_>, map: &Pagemap, mode: Mode, range: AddressRange, class: Class) -> Verdict {
     if class == Class::Shared && range.len() > SHARED_MAX {
         return Verdict::Unwatched(Why::TooSparse);
     }
-    match watch(fd, range) {
+    match watch(fd, map, mode, range) {
         Ok(()) => Verdict::Watched,
         Err(error) if error.errno == EBUSY => Verdict::Unwatched(Why::WatchedByProgram),
         Err(error) if error.errno == Errno::EPERM && class == Class::Shared => Verdict::Constant,
@@ -304,10 +304,10 @@ fn judge(fd: BorrowedFd<'_>, range: AddressRange, class: Class) -> Verdict {
 /// One that is not may hold protected pages all the same, to which nobody reports a write: memory that mremap(2) moves
 /// beside a watched area can become one with it, and the kernel then ends the watch over both and lifts the protection
 /// of what was moved alone (mm/mremap.c and mremap_userfaultfd_prep, Linux 6.18).
-fn watch(fd: BorrowedFd<'_>, range: AddressRange) -> Result<(), Error> {
-    let first = AddressRange { start: range.start, end: Address(range.start.get() + PAGE_BYTES) };
-    // Watched is the whole area or nothing; that one page counts as written then costs little.
-    let is_watched = userfaultfd::lift(fd, first).is_ok();
+fn watch(fd: BorrowedFd<'_>, map: &Pagemap, mode: Mode, range: AddressRange) -> Result<(), Error> {
+    // Of the program's own watch nothing is touched: to register says EBUSY. Only the asynchronous one can be asked
+    // about without a change; with the other, all of the area counts as written.
+    let is_watched = mode == Mode::Async && map.is_watched(range.start);
     userfaultfd::register(fd, range)?;
     if is_watched { Ok(()) } else { userfaultfd::lift(fd, range) }
 }

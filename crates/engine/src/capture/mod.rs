@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
 use model::{Inode, PageCount, Pid, Sequence, Signal};
-use store::{CommitMeta, ImageWriter, PageBatch, Prepared};
+use store::{CommitMeta, ImageWriter, PageBatch};
 use tracee::{StoppedTree, Urgent, procfs};
 use track::TrackerKind;
 
@@ -56,52 +56,25 @@ const LOOKS_MAX: usize = 5;
 const LOADING: Duration = Duration::from_millis(1);
 
 /// A checkpoint that has left its subject: all of it is here or with the writer, and nothing is visible yet.
-///
-/// It may be written on any thread; the subject runs meanwhile, or has died.
 #[derive(Debug)]
-pub struct Captured {
+struct Captured {
     records: RecordSet,
     meta: CommitMeta,
-}
-
-impl Captured {
-    /// The checkpoint's number.
-    #[must_use]
-    pub fn sequence(&self) -> Sequence {
-        self.meta.sequence
-    }
-
-    /// How long the subject stood still.
-    #[must_use]
-    pub fn pause(&self) -> Duration {
-        self.meta.timings.pause
-    }
-
-    /// Writes what is left and makes it durable; `publish` of what it gives commits it.
-    pub fn prepare(self, writer: ImageWriter) -> Result<Prepared> {
-        Ok(writer.prepare(&self.records, self.meta)?)
-    }
 }
 
 /// Takes one checkpoint of a process and all its descendants.
 pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -> Result<CheckpointReport> {
     let started = Instant::now();
     let (captured, mut before, held) = take(root, &writer, options)?;
-    let committed = captured
-        .prepare(writer)
-        .and_then(|prepared| Ok(prepared.publish()?))
+    let Captured { records, meta } = captured;
+    let committed = writer
+        .prepare(&records, meta)
+        .and_then(store::Prepared::publish)
         .inspect_err(|_| before.descriptors.release())?;
     if let Some((tree, _urgent)) = held {
         end(tree)?;
     }
     Ok(CheckpointReport { commit: committed.commit, total: started.elapsed() })
-}
-
-/// As `checkpoint`, up to the end of the pause: the rest can be done elsewhere. The subject goes on whatever the
-/// options say.
-pub fn capture(root: Pid, writer: &ImageWriter, options: &CheckpointOptions) -> Result<Captured> {
-    let options = CheckpointOptions { kill: false, ..options.clone() };
-    take(root, writer, &options).map(|(captured, ..)| captured)
 }
 
 /// A tree that a checkpoint leaves stopped, and the priority it was stopped with.

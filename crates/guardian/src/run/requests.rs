@@ -248,7 +248,7 @@ fn bind_to(socket: &OwnedFd, name: &str) -> rustix::io::Result<()> {
 
 /// The name in the environment of a process.
 fn name_in(pid: Pid) -> Option<String> {
-    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let environment = procfs::read(format!("/proc/{pid}/environ")).ok()?;
     let prefix = format!("{VARIABLE}={ABSTRACT}");
     let found = environment.split(|byte| *byte == 0).find(|entry| entry.starts_with(prefix.as_bytes()))?;
     let name = std::str::from_utf8(&found[VARIABLE.len() + 1..]).ok()?;

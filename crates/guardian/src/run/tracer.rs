@@ -2,7 +2,7 @@
 //!
 //! Owns: that thread, the subject's state between two checkpoints, the choice of the tracker, opening the log anew.
 //! Invariants: only this thread traces a subject that runs; it never waits for a disk longer than the subject may
-//! stand still, and never at all once it was told to leave the subject.
+//! stand still, and never for a buffer once it was told to leave the subject.
 //! Does not: know when a checkpoint is due, or what follows a death.
 
 use std::num::NonZeroU64;

@@ -40,6 +40,10 @@ const RESIDUAL_GOAL: PageCount = PageCount(32);
 /// works, and short enough for those who wait for the subject.
 const STANDING_WAIT_MAX: Duration = Duration::from_millis(250);
 
+/// How long a subject stands still for a checkpoint that is to be compared with it: seconds are what was asked for, a
+/// disk that has failed is not.
+const VERIFY_WAIT_MAX: Duration = Duration::from_secs(10);
+
 /// Where nothing is copied, areas that are new are watched after so many looks, since that takes a pause.
 const LOOKS_EACH_COVER: u64 = 64;
 
@@ -248,7 +252,10 @@ impl Continuous {
         let Stood { tree, mut phases, time, counts, arming } = self.stop(&epoch, options)?;
         let timings = phases.timings();
         let ticket = self.hand_over(epoch, options, time, timings, &mut phases)?;
-        let committed = ticket.wait()?;
+        // It stands still for this.
+        let Some(committed) = ticket.wait_for(VERIFY_WAIT_MAX)? else {
+            return Err(store::Error::Slow { waited: VERIFY_WAIT_MAX }.into());
+        };
         let image = read(committed.sequence)?;
         let before = self.before.as_mut().expect("it was looked at first");
         let comparison = verify::compare(before, &tree.0, &image)?;

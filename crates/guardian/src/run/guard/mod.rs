@@ -383,6 +383,10 @@ impl<'a> Guard<'a> {
                 self.report(&RunEvent::TrackerReplaced { name, error: &error });
             }
             News::Failed(error) => {
+                if self.tracer.log().is_none() {
+                    // Or it would be opened again at once, for those who wait.
+                    self.requests.taking(self.next);
+                }
                 self.requests.answer_for(self.next, &refusal(&error));
                 self.advance_number();
                 // One that has died is no reason against checkpoints; the loop will see.
