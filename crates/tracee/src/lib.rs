@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arch;
+mod crew;
 pub mod freeze;
 pub mod interruption;
 pub mod memory;
@@ -23,6 +24,7 @@ pub mod tree;
 mod urgency;
 mod waits;
 
+pub use crew::{Crew, Work};
 pub use freeze::{FreezeError, Freezer, StoppedProcess, StoppedTree};
 pub use memory::ProcessMemory;
 pub use remote::{Gadgets, RemoteError, RemoteSession};

@@ -4,6 +4,8 @@
 //! Invariants: needs nothing in the process and nothing from the kernel but the page map.
 //! Does not: watch anything.
 
+use std::sync::Arc;
+
 use model::{AddressRange, Pid};
 use sys::Error;
 use sys::features::{self, Feature};
@@ -33,7 +35,7 @@ struct FullTracker {
 /// Finds what is there.
 #[derive(Debug)]
 pub(crate) struct Look {
-    pub(crate) map: Pagemap,
+    pub(crate) map: Arc<Pagemap>,
     regions: PageRegions,
     /// The kernel answers by ranges; otherwise every entry of the page map is read.
     by_ranges: bool,
@@ -85,7 +87,7 @@ impl Tracker for FullTracker {
 
 impl Look {
     pub(crate) fn open(pid: Pid) -> Result<Self, Error> {
-        let map = Pagemap::open(pid)?;
+        let map = Arc::new(Pagemap::open(pid)?);
         let by_ranges = features::enabled(Feature::PagemapScan) && map.supports_scan();
         Ok(Self { map, regions: PageRegions::new(), by_ranges })
     }

@@ -7,6 +7,7 @@
 //! Does not: copy pages, or decide when to look.
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod attach;
 mod choice;
 mod class;
@@ -29,6 +30,7 @@ mod tracker;
 mod watch;
 mod write_protect;
 
+pub use ahead::AHEAD_MIN;
 pub use choice::{AUTO, Choice, REGISTRY, choose, next_best};
 pub use dirty::{Content, DirtyPages, DirtyRange};
 pub use error::TrackError;

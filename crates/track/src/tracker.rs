@@ -6,12 +6,13 @@
 //! Does not: name a tracker; the registry does.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
-use model::{AddressRange, Pid};
+use model::{AddressRange, ByteCount, Pid};
 use sys::Errno;
 use sys::features::Feature;
-use tracee::RemoteSession;
 use tracee::procfs::Area;
+use tracee::{Crew, RemoteSession};
 
 use crate::dirty::DirtyPages;
 use crate::error::TrackError;
@@ -67,6 +68,10 @@ pub trait Tracker: Send + Debug {
     /// Tells the areas the process has now, rising. Areas that are new count as wholly dirty at the next scan;
     /// what is no longer among them is forgotten. Called whenever the areas have changed, before a scan.
     fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError>;
+
+    /// Has a crew begin the next scan of a process that stands, if at least so much memory is watched. A process that
+    /// is let go before that scan loses nothing.
+    fn begin_scan(&mut self, _crew: &Arc<Crew>, _least: ByteCount) {}
 
     /// Adds what changed since the last scan, and begins a new round in the same step (see [`Properties`]).
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError>;

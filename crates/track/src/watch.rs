@@ -7,13 +7,16 @@
 //! Does not: handle faults.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
-use model::{AddressRange, ByteCount, Pid};
+use model::{Address, AddressRange, ByteCount, Pid};
 use sys::pagemap::{PageQuery, PageRegions, Pagemap};
 use sys::userfaultfd::{self, Mode};
 use sys::{Errno, Error};
+use tracee::Crew;
 use tracee::procfs::Area;
 
+use crate::ahead::Ahead;
 use crate::class::Class;
 use crate::dirty::{Content, DirtyPages};
 use crate::error::TrackError;
@@ -35,6 +38,9 @@ const HEALS_MAX: usize = 3;
 /// Times a range is tried to be protected while areas change; each waits for the handler, some microseconds.
 const PROTECT_TRIES_MAX: usize = 100_000;
 
+/// Behind all that a process may map.
+const EVERYTHING_END: Address = Address(u64::MAX);
+
 const EAGAIN: Errno = Errno(11);
 const EBUSY: Errno = Errno(16);
 
@@ -53,6 +59,7 @@ pub(crate) struct Watch {
     found: Vec<AddressRange>,
     told: Told,
     swap: Swap,
+    ahead: Ahead,
 }
 
 /// The questions that depend on the kernel, asked for once.
@@ -74,11 +81,23 @@ impl Tracker for Watch {
         Ok(&self.runs.coverage)
     }
 
+    fn begin_scan(&mut self, crew: &Arc<Crew>, least: ByteCount) {
+        if self.mode == Mode::Async {
+            self.ahead.begin(&self.runs.list, crew, least);
+        }
+    }
+
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
         self.handler.check()?;
         self.swap = Swap { pid: self.pid, moment, used: None };
         let mut runs = std::mem::take(&mut self.runs.list);
+        match moment {
+            Moment::Stopped => self.ahead.join(),
+            // Of a stop that came to nothing.
+            Moment::Running => self.report_ahead(&runs, EVERYTHING_END, into),
+        }
         let outcome = runs.iter_mut().try_for_each(|run| self.scan_run(run, moment, into));
+        self.report_ahead(&runs, EVERYTHING_END, into);
         let outcome = outcome.and_then(|()| self.report_removed(&mut runs, moment, into));
         self.runs.list = runs;
         match outcome {
@@ -102,13 +121,15 @@ impl Watch {
     ) -> Result<Self, TrackError> {
         let told =
             Told { rearm: query::rearm_telling(), written: query::written(), content: query::content() };
+        let look = Look::open(pid)?;
         Ok(Self {
             kind,
             pid,
             handler,
             mode,
             runs: Runs::default(),
-            look: Look::open(pid)?,
+            ahead: Ahead::new(&look.map),
+            look,
             regions: PageRegions::new(),
             looks: PageRegions::new(),
             found: Vec::with_capacity(64),
@@ -129,6 +150,7 @@ impl Watch {
                 // To watch what has replaced it would split areas that the list does not tell right any more, and a
                 // program that resizes one just then would be refused: that has to wait until it stands.
                 Err(error) if is_unwatched(&error) => {
+                    self.report_ahead(std::slice::from_ref(run), run.range.end, into);
                     into.push_replaced(run.range);
                     (run.lost, run.new) = (true, true);
                 }
@@ -170,6 +192,21 @@ impl Watch {
         self.scan_bare(run, Way { telling: true, unsteady }, into)?;
         run.new = false;
         Ok(())
+    }
+
+    /// Reports what was asked ahead up to an address and will not be taken in its place, as far as it lies in some
+    /// runs; of the rest nobody wants to hear any more.
+    fn report_ahead(&mut self, runs: &[Run], end: Address, into: &mut DirtyPages) {
+        while self.ahead.begins_before(end) {
+            // Where it ended does not matter: what was not seen is still written.
+            let _ = self.ahead.take_next(&mut self.regions);
+            for (region, _) in self.regions.iter() {
+                for run in runs.iter().filter(|run| run.range.overlaps(region)) {
+                    let start = region.start.max(run.range.start);
+                    into.push(AddressRange::new(start, region.end.min(run.range.end)), Content::Unknown);
+                }
+            }
+        }
     }
 
     /// Reports what was discarded: its protection has stayed. The message comes before the deed, so that only a
@@ -256,7 +293,14 @@ impl Watch {
         let mut start = part.start;
         while start < part.end {
             let rest = AddressRange::new(start, part.end);
-            let asked = self.look.map.select(&question, rest, &mut self.regions);
+            let ahead = if way.telling { None } else { self.ahead.take(rest, &mut self.regions) };
+            let asked = match ahead {
+                Some(asked) => asked,
+                None => {
+                    let rest = if way.telling { rest } else { self.ahead.before(rest) };
+                    self.look.map.select(&question, rest, &mut self.regions)
+                }
+            };
             // Also after a failure: what was protected is reported here or never.
             for (range, categories) in self.regions.iter() {
                 if way.telling {

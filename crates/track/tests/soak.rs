@@ -4,16 +4,20 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::shadow::Shadow;
-use common::{Subject, attach};
-use tracee::{StoppedTree, procfs};
+use common::{Subject, attach, crew};
+use model::ByteCount;
+use tracee::{Crew, StoppedTree, procfs};
 use undying_track::{DirtyPages, Layout, Moment, Tracker};
 
 /// How long one tracker is tried in the default run, and in the long one.
 const SHORT: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(120);
+/// What is worth it to begin ahead, so that all that the subject has is.
+const LEAST: ByteCount = ByteCount(64 << 10);
 
 fn duration() -> Duration {
     if std::env::var_os("UNDYING_LONG_TESTS").is_some() { LONG } else { SHORT }
@@ -35,6 +39,8 @@ struct Soak {
     checks: u64,
     covers: u64,
     replaced: u64,
+    /// Begins scans ahead.
+    crew: Option<Arc<Crew>>,
 }
 
 impl Soak {
@@ -59,6 +65,15 @@ impl Soak {
             self.shadow.cover(coverage, &areas);
             self.covers += 1;
         }
+        if let Some(crew) = &self.crew {
+            crew.dismiss();
+            self.tracker.begin_scan(crew, LEAST);
+            if self.checks % 3 == 2 {
+                // A stop that comes to nothing; rounds while it runs follow.
+                self.checks += 1;
+                return tree.resume().unwrap();
+            }
+        }
         self.dirty.clear();
         self.tracker.scan(Moment::Stopped, &mut self.dirty).unwrap();
         let scan = format!("stopped, areas changed {changed}, replaced {:?}", self.dirty.replaced());
@@ -73,7 +88,7 @@ impl Soak {
     }
 }
 
-fn soak(name: &str) {
+fn soak(name: &str, crew: Option<Arc<Crew>>) {
     let seed = seed();
     println!("{name}: UNDYING_TEST_SEED={seed}");
     let directory = std::env::temp_dir();
@@ -91,6 +106,7 @@ fn soak(name: &str) {
         checks: 0,
         covers: 0,
         replaced: 0,
+        crew,
     };
     let started = Instant::now();
     while started.elapsed() < duration() {
@@ -110,20 +126,27 @@ fn soak(name: &str) {
 
 #[test]
 fn no_page_is_missed_by_pagemap_scan() {
-    soak("pagemap-scan");
+    soak("pagemap-scan", None);
+}
+
+#[test]
+fn no_page_is_missed_by_scans_that_were_begun_ahead() {
+    if let Some(crew) = crew() {
+        soak("pagemap-scan", Some(crew));
+    }
 }
 
 #[test]
 fn no_page_is_missed_by_write_protect() {
-    soak("write-protect");
+    soak("write-protect", None);
 }
 
 #[test]
 fn no_page_is_missed_by_soft_dirty() {
-    soak("soft-dirty");
+    soak("soft-dirty", None);
 }
 
 #[test]
 fn no_page_is_missed_by_full() {
-    soak("full");
+    soak("full", None);
 }

@@ -7,14 +7,16 @@ pub(crate) mod shadow;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use model::{Address, AddressRange, ByteCount, Pid};
+use model::{Address, AddressRange, ByteCount, Pid, Tid};
+use sys::Errno;
 use tracee::remote::RemoteContext;
-use tracee::{Gadgets, ProcessMemory, RemoteSession, StoppedTree, procfs};
+use tracee::{Crew, Gadgets, ProcessMemory, RemoteSession, StoppedTree, procfs};
 use undying_track::{DirtyPages, Moment, TrackError, Tracker, choose};
 
 /// The compiled subject of a name; `None`, with the reason printed, without a C compiler.
@@ -38,6 +40,18 @@ fn compile(name: &str) -> Option<PathBuf> {
     std::fs::rename(unique, &program).unwrap();
     compiled.insert(name.to_owned(), program.clone());
     Some(program)
+}
+
+/// Two threads that scans can be begun on; `None`, with the reason printed, where they may not be hurried.
+pub(crate) fn crew() -> Option<Arc<Crew>> {
+    let processors = sys::scheduling::affinity(Tid(0)).unwrap();
+    match Crew::new(NonZeroUsize::new(2).unwrap(), &processors) {
+        Err(error) if error.errno == Errno::EPERM => {
+            println!("unsupported: real-time priority");
+            None
+        }
+        crew => Some(Arc::new(crew.unwrap())),
+    }
 }
 
 /// A running subject.

@@ -6,6 +6,7 @@
 //! that has not changed since it was copied last.
 //! Does not: decide when the next checkpoint is due, or write.
 
+mod crew;
 mod phases;
 mod tracked;
 mod verify;
@@ -20,6 +21,7 @@ use store::{Epoch, ImageReader, LogWriter, Ticket};
 use tracee::{Freezer, StoppedTree, Urgent};
 use track::{DirtyPages, Moment, TrackerKind};
 
+use self::crew::CrewOf;
 use self::phases::Laps;
 pub use self::phases::Phases;
 use self::tracked::{EVERYTHING, Tracked};
@@ -55,6 +57,7 @@ pub struct Continuous {
     tracked: HashMap<Pid, Tracked>,
     dirty: DirtyPages,
     freezer: Freezer,
+    crew: CrewOf,
     /// The next checkpoint starts from nothing.
     is_whole: bool,
     /// At the last look, a descriptor had O_DIRECT.
@@ -142,6 +145,7 @@ impl Continuous {
             tracked: HashMap::new(),
             dirty: DirtyPages::new(),
             freezer: Freezer::default(),
+            crew: CrewOf::default(),
             is_whole: true,
             bypasses_cache: false,
             looks: 0,
@@ -348,6 +352,7 @@ impl Continuous {
         let before = self.before.as_mut().expect("it was looked at first");
         before.look_at_descriptors_again(options)?;
         phases.prepare = laps.lap();
+        self.crew.gather(self.root, &self.tracked);
         let reserve = Reserve::new(sink)?;
         sink.limit_waits(Some(STANDING_WAIT_MAX));
         let time = SystemTime::now();
@@ -442,12 +447,18 @@ impl Continuous {
         before.refresh_processes(tree)?;
         leave_ended(&mut self.tracked, before, sink);
         cover(self.kind, &mut self.tracked, before, tree, sink)?;
+        self.crew.begin_scans(&mut self.tracked);
         phases.areas = laps.lap();
         before.refresh_descriptors(options)?;
         if counts.rounds > 0 && before.descriptors.bypass_cache() {
             return Err(EngineError::Unsteady);
         }
         phases.tables = laps.lap();
+        descriptors::inside(before)?;
+        phases.descriptors = laps.lap();
+        // Remote calls use memory of the subject; what was there before is there again afterwards.
+        threads::inside(before, tree)?;
+        phases.threads = laps.lap();
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.get_mut(pid) else { continue };
             let copied = tracked.copy_dirty(process, Moment::Stopped, &mut self.dirty, sink)?;
@@ -459,10 +470,6 @@ impl Continuous {
         phases.copy = laps.lap().saturating_sub(phases.scan);
         copy_objects(before, sink)?;
         phases.objects = laps.lap();
-        descriptors::inside(before)?;
-        phases.descriptors = laps.lap();
-        threads::inside(before, tree)?;
-        phases.threads = laps.lap();
         Ok(())
     }
 }

@@ -5,6 +5,7 @@
 //! the process ran is looked at again while it stands.
 //! Does not: know how dirty pages are found.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use image::SpaceId;
@@ -12,8 +13,8 @@ use model::{Address, AddressRange, PageCount, ProcessKey};
 use resource::memory::Content as Wanted;
 use tracee::procfs::Area;
 use tracee::remote::RemoteContext;
-use tracee::{RemoteSession, Stopped, Thread};
-use track::{Content, DirtyPages, Moment, TrackError, Tracker, TrackerKind};
+use tracee::{Crew, RemoteSession, Stopped, Thread};
+use track::{AHEAD_MIN, Content, DirtyPages, Moment, TrackError, Tracker, TrackerKind};
 
 use super::super::before::ProcessBefore;
 use super::super::copier::{Copier, PageSink};
@@ -124,6 +125,11 @@ impl Tracked {
             outcome => outcome?,
         }
         Ok(dirty.pages())
+    }
+
+    /// Has a crew begin to look for what changed, while the process stands.
+    pub(super) fn begin_scan(&mut self, crew: &Arc<Crew>) {
+        self.tracker.begin_scan(crew, AHEAD_MIN);
     }
 
     /// Copies what changed since the last time; how many pages that were.

@@ -1,0 +1,62 @@
+//! The threads that help a tracer inside the pause.
+//!
+//! Owns: when there are any, and where they run: on the tracer's processors, and on those of the subject, which are
+//! idle while it stands.
+//! Invariants: without them everything goes as well, and takes longer.
+//! Does not: know what they do.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use model::{PageCount, Pid, Tid};
+use sys::scheduling;
+use tracee::Crew;
+
+use super::tracked::Tracked;
+
+/// The calling thread.
+const SELF: Tid = Tid(0);
+/// With the tracer, two look for dirty pages: memory is what bounds them, and two processors are what most have free.
+const MEMBERS: NonZeroUsize = NonZeroUsize::MIN;
+
+/// The crew of one subject.
+#[derive(Debug, Default)]
+pub(super) struct CrewOf {
+    crew: Option<Arc<Crew>>,
+    was_tried: bool,
+}
+
+impl CrewOf {
+    /// Starts the threads when the subject has grown large enough for them. Not inside the pause.
+    pub(super) fn gather(&mut self, root: Pid, tracked: &HashMap<Pid, Tracked>) {
+        let watched = tracked.values().fold(PageCount(0), |sum, one| sum + one.watched());
+        if self.was_tried || watched.bytes() < track::AHEAD_MIN {
+            return;
+        }
+        self.was_tried = true;
+        let processors = union(affinity(SELF), &affinity(Tid(root.get())));
+        let count: u32 = processors.iter().map(|word| word.count_ones()).sum();
+        if count > 1 {
+            self.crew = Crew::new(MEMBERS, &processors).ok().map(Arc::new);
+        }
+    }
+
+    /// Has scans begun beside what the tracer does.
+    pub(super) fn begin_scans(&self, tracked: &mut HashMap<Pid, Tracked>) {
+        let Some(crew) = &self.crew else { return };
+        crew.dismiss();
+        tracked.values_mut().for_each(|tracked| tracked.begin_scan(crew));
+    }
+}
+
+/// None where it cannot be told.
+fn affinity(tid: Tid) -> Vec<u64> {
+    scheduling::affinity(tid).unwrap_or_default()
+}
+
+fn union(mut one: Vec<u64>, other: &[u64]) -> Vec<u64> {
+    one.resize(one.len().max(other.len()), 0);
+    one.iter_mut().zip(other).for_each(|(word, more)| *word |= more);
+    one
+}

@@ -1,0 +1,261 @@
+//! Threads that work beside the tracer as long as something stands still for it.
+//!
+//! Owns: the threads, where they run, and with which priority.
+//! Invariants: a member gives way after each step, to threads of the tree that answer remote calls above all; who is
+//! about to wait for a member hurries it first, so that nobody waits for a processor that others keep busy. Without the
+//! right to hurry, there is no crew.
+//! Does not: know the work. All of it can be done by the caller, should no member ever come to it.
+//!
+//! A tree that stands leaves its processors idle. That is where members may run, whatever the tracer is bound to.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use model::Tid;
+use sys::scheduling::{self, Attributes};
+use sys::{Errno, Error};
+
+/// SCHED_OTHER.
+const ORDINARY: u32 = 0;
+/// SCHED_FIFO, as `Urgent`.
+const FIFO: u32 = 1;
+const PRIORITY: u32 = 1;
+/// The calling thread.
+const SELF: Tid = Tid(0);
+
+/// Work that several threads can do together, step by step.
+pub trait Work: Send + Sync {
+    /// Does a step that nobody has begun, some ten microseconds; whether there was one.
+    fn step(&self) -> bool;
+}
+
+/// Threads that wait for work.
+pub struct Crew {
+    shared: Arc<Shared>,
+    members: Vec<Member>,
+}
+
+struct Member {
+    tid: Tid,
+    is_hurried: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    orders: Mutex<Orders>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct Orders {
+    /// Rises with each that is posted.
+    round: u64,
+    posted: Vec<Arc<dyn Work>>,
+    is_over: bool,
+}
+
+impl Crew {
+    /// Starts so many threads, on any of some processors (one bit each).
+    ///
+    /// # Errors
+    ///
+    /// EPERM where threads may not be given real-time priority; what else may keep threads from being started.
+    pub fn new(members: NonZeroUsize, processors: &[u64]) -> Result<Self, Error> {
+        let mut crew = Self { shared: Arc::default(), members: Vec::with_capacity(members.get()) };
+        for _ in 0..members.get() {
+            crew.members.push(Member::start(&crew.shared, processors)?);
+        }
+        Ok(crew)
+    }
+
+    /// Has all members do some work, beside what they have been told before.
+    pub fn post(&self, work: Arc<dyn Work>) {
+        let mut orders = locked(&self.shared.orders);
+        orders.posted.push(work);
+        orders.round += 1;
+        drop(orders);
+        self.shared.bell.notify_all();
+    }
+
+    /// Forgets the work that is done. Whoever is at some of it still finishes that.
+    pub fn dismiss(&self) {
+        locked(&self.shared.orders).posted.clear();
+    }
+
+    /// Has members run before all ordinary threads until they are done with what they are at.
+    pub fn hurry(&self) {
+        let urgent = Attributes { policy: FIFO, priority: PRIORITY, ..Attributes::default() };
+        for member in &self.members {
+            member.is_hurried.store(true, Ordering::SeqCst);
+            // Not to be allowed any more costs time alone.
+            let _ = scheduling::set_attributes(member.tid, &urgent);
+        }
+    }
+}
+
+impl fmt::Debug for Crew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Crew").field("members", &self.members.len()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        let mut orders = locked(&self.shared.orders);
+        orders.is_over = true;
+        drop(orders);
+        self.shared.bell.notify_all();
+        for thread in self.members.iter_mut().filter_map(|member| member.thread.take()) {
+            // One that panicked has nothing to say here; its work was left to the caller.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Member {
+    fn start(shared: &Arc<Shared>, processors: &[u64]) -> Result<Self, Error> {
+        let is_hurried = Arc::new(AtomicBool::new(true));
+        let (name, named) = mpsc::channel();
+        let (shared, flag, processors) = (Arc::clone(shared), Arc::clone(&is_hurried), processors.to_vec());
+        let thread = std::thread::Builder::new().name("undying-crew".to_owned());
+        let thread = thread
+            .spawn(move || serve(&shared, &flag, &processors, &name))
+            .map_err(|error| Error::new("start a thread of the crew", error))?;
+        // Without an answer it has ended, and the caller goes without a crew.
+        let tid = named.recv().map_err(|_| Error::new("start a thread of the crew", Errno::ESRCH))??;
+        Ok(Self { tid, is_hurried, thread: Some(thread) })
+    }
+}
+
+fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Sender<Result<Tid, Error>>) {
+    let ready = prepare(processors);
+    let is_ready = ready.is_ok();
+    // Whoever started this waits for it.
+    let _ = name.send(ready);
+    if !is_ready {
+        return;
+    }
+    let (mut seen, mut works) = (0, Vec::<Arc<dyn Work>>::new());
+    loop {
+        if is_hurried.swap(false, Ordering::SeqCst) {
+            // To give up a priority is always allowed.
+            let _ =
+                scheduling::set_attributes(SELF, &Attributes { policy: ORDINARY, ..Attributes::default() });
+        }
+        let mut orders = locked(&shared.orders);
+        while orders.round == seen && !orders.is_over {
+            orders = shared.bell.wait(orders).unwrap_or_else(PoisonError::into_inner);
+        }
+        if orders.is_over {
+            return;
+        }
+        seen = orders.round;
+        works.extend(orders.posted.iter().cloned());
+        drop(orders);
+        for work in works.drain(..) {
+            work_politely(&*work);
+        }
+    }
+}
+
+/// After each step whoever waits for this processor has it. A low priority does not see to that: a thread that has
+/// slept is owed time, and the scheduler picks it again until that is used up (EEVDF, Linux 6.18, also with SCHED_IDLE:
+/// a remote call waited 0.3 ms for the end of a scan).
+fn work_politely(work: &dyn Work) {
+    while work.step() {
+        std::thread::yield_now();
+    }
+}
+
+/// Whether this thread may be hurried, and its number.
+fn prepare(processors: &[u64]) -> Result<Tid, Error> {
+    let tid = Tid(rustix::thread::gettid().as_raw_nonzero().get());
+    let urgent = Attributes { policy: FIFO, priority: PRIORITY, ..Attributes::default() };
+    scheduling::set_attributes(SELF, &urgent)?;
+    // Those that may not be used are left out by the kernel; if all are, it runs where it was started.
+    let _ = scheduling::set_affinity(SELF, processors);
+    Ok(tid)
+}
+
+fn locked(orders: &Mutex<Orders>) -> MutexGuard<'_, Orders> {
+    orders.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count {
+        left: AtomicU64,
+        done: AtomicU64,
+    }
+
+    impl Work for Count {
+        fn step(&self) -> bool {
+            let less = |left: u64| left.checked_sub(1);
+            let had_one = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok();
+            self.done.fetch_add(u64::from(had_one), Ordering::SeqCst);
+            had_one
+        }
+    }
+
+    fn crew(members: usize) -> Option<Crew> {
+        let processors = scheduling::affinity(SELF).unwrap();
+        match Crew::new(NonZeroUsize::new(members).unwrap(), &processors) {
+            Err(error) if error.errno == Errno::EPERM => {
+                println!("unsupported: real-time priority");
+                None
+            }
+            crew => Some(crew.unwrap()),
+        }
+    }
+
+    fn wait_until(mut is_so: impl FnMut() -> bool) {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < Duration::from_secs(20), "too long");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn what_is_posted_is_done_each_time() {
+        let Some(crew) = crew(2) else { return };
+        for _ in 0..50 {
+            let work = Arc::new(Count { left: AtomicU64::new(1000), ..Count::default() });
+            crew.post(work.clone());
+            crew.hurry();
+            wait_until(|| work.done.load(Ordering::SeqCst) == 1000);
+            crew.dismiss();
+        }
+    }
+
+    #[test]
+    fn members_give_way_unless_hurried() {
+        let Some(crew) = crew(1) else { return };
+        let policy = || scheduling::attributes(crew.members[0].tid).unwrap().policy;
+        wait_until(|| policy() == ORDINARY);
+        crew.hurry();
+        assert_eq!(policy(), FIFO);
+        crew.post(Arc::new(Count::default()));
+        wait_until(|| policy() == ORDINARY);
+    }
+
+    #[test]
+    fn nothing_is_kept_of_work_that_was_dismissed() {
+        let Some(crew) = crew(1) else { return };
+        let work = Arc::new(Count::default());
+        crew.post(work.clone());
+        crew.dismiss();
+        wait_until(|| Arc::strong_count(&work) == 1);
+    }
+}
