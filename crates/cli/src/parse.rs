@@ -94,6 +94,31 @@ pub(crate) fn limit(text: &str) -> Result<RestartLimit, Malformed> {
     Ok(RestartLimit { count, window: duration(window)? })
 }
 
+/// A set of processors.
+#[derive(Clone, Debug)]
+pub(crate) struct Processors(pub(crate) Vec<u64>);
+
+/// Processors as `0,2-3`: one bit each.
+pub(crate) fn processors(text: &str) -> Result<Processors, Malformed> {
+    const MALFORMED: Malformed = Malformed("processors are numbers below 8192 and ranges, like 0,2-3");
+    /// The most that Linux can be built for.
+    const PROCESSORS_MAX: usize = 8192;
+    let mut words = vec![0_u64; PROCESSORS_MAX / 64];
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number =
+            |text: &str| text.parse().ok().filter(|number| *number < PROCESSORS_MAX).ok_or(MALFORMED);
+        let (first, last): (usize, usize) = (number(first)?, number(last)?);
+        if first > last {
+            return Err(MALFORMED);
+        }
+        (first..=last).for_each(|number| words[number / 64] |= 1 << (number % 64));
+    }
+    let used = words.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
+    words.truncate(used);
+    Ok(Processors(words))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,6 +130,15 @@ mod tests {
         assert_eq!(duration("1m").unwrap(), Duration::from_secs(60));
         for bad in ["", "10", "ms", "-1s", "1.5s", "1 s", "99999999999999999999s", "9999999999999999999h"] {
             assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn processors_are_numbers_and_ranges() {
+        assert_eq!(processors("0,2-3").unwrap().0, [0b1101]);
+        assert_eq!(processors("64").unwrap().0, [0, 1]);
+        for bad in ["", "a", "3-2", "-1", "8192", "1,,2", "1-"] {
+            assert!(processors(bad).is_err(), "{bad}");
         }
     }
 

@@ -25,7 +25,7 @@ const VERBS: &[&str] = &[
     "resume",
 ];
 /// Options to come, with the verb that will have them.
-const OPTIONS: &[(&str, &str)] = &[("run", "--copiers"), ("run", "--persist"), ("run", "--isolate")];
+const OPTIONS: &[(&str, &str)] = &[("run", "--persist"), ("run", "--isolate")];
 
 /// The one option with a value that may stand before the verb.
 const STORE: &str = "--store";
@@ -65,7 +65,7 @@ mod tests {
     fn what_is_not_built_is_refused_and_a_program_may_have_the_same_words() {
         assert!(refused("undying replicate -n 2 -- x"));
         assert!(refused("undying run --isolate -- x"));
-        assert!(refused("undying run --copiers=2 -- x"));
+        assert!(refused("undying run --isolate=2 -- x"));
         assert!(!refused("undying run -- persist --isolate"));
         assert!(refused("undying --store /x up"));
         assert!(!refused("undying --store up ls"));

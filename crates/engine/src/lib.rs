@@ -14,8 +14,8 @@ mod records;
 mod restore;
 
 pub use capture::{
-    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, Phases, Taken, Tracking,
-    checkpoint,
+    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, Phases, Preference, Taken,
+    Tracking, Tuning, checkpoint,
 };
 pub use error::{EngineError, Result};
 pub use obstacles::preflight;

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,7 +16,9 @@ use sys::features::Feature;
 use tracee::RemoteSession;
 use tracee::procfs::Area;
 use track::{Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
-use undying_engine::{CheckpointOptions, Continuous, PidPolicy, RestoreOptions, checkpoint, restore};
+use undying_engine::{
+    CheckpointOptions, Continuous, PidPolicy, Preference, RestoreOptions, Tuning, checkpoint, restore,
+};
 
 /// Time between two checkpoints.
 const EVERY: Duration = Duration::from_millis(10);
@@ -62,9 +65,14 @@ impl Lab {
     }
 
     fn start(&self) -> Option<Child> {
+        self.start_with(0)
+    }
+
+    /// With so many MiB that stay.
+    fn start_with(&self, ballast: u64) -> Option<Child> {
         let program = compile(self.folder.path())?;
         let mut command = Command::new(program);
-        command.arg(self.said()).current_dir(self.folder.path());
+        command.arg(ballast.to_string()).arg(self.said()).current_dir(self.folder.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Some(command.spawn().unwrap())
     }
@@ -219,15 +227,20 @@ impl Tracker for BlindTracker {
 
 /// Checkpoints that are compared.
 const COMPARISONS: usize = 30;
+/// And of a large program, which takes a while each time.
+const COMPARISONS_LARGE: usize = 5;
+
+fn best() -> &'static dyn TrackerKind {
+    track::choose("auto").unwrap().kind
+}
 
 /// Takes checkpoints that are compared with the program; how many pages were compared, and how many differed.
-fn differences_with(kind: &'static dyn TrackerKind, lab: &Lab, pid: Pid) -> (u64, u64) {
+fn differences_with(mut subject: Continuous, lab: &Lab, count: usize) -> (u64, u64) {
     let log = lab.log();
-    let mut subject = Continuous::new(pid, kind);
     let read = |sequence| lab.store.image(&lab.name, sequence);
     let (mut pages, mut differences) = (0, 0);
     let mut sequence = lab.options().sequence;
-    for _ in 0..COMPARISONS {
+    for _ in 0..count {
         let options = CheckpointOptions { sequence, ..lab.options() };
         sequence = Sequence(sequence.get() + 1);
         match subject.checkpoint_and_verify(&log, &read, &options) {
@@ -255,11 +268,39 @@ fn a_comparison_finds_what_a_tracker_misses_and_nothing_else() {
     let Some(child) = lab.start() else { return };
     let pid = Pid(child.id() as i32);
     lab.await_rounds(5);
-    let (pages, differences) = differences_with(track::choose("auto").unwrap().kind, &lab, pid);
+    let (pages, differences) = differences_with(Continuous::new(pid, best()), &lab, COMPARISONS);
     assert!(pages > 1_000 && differences == 0, "{differences} of {pages} pages");
-    let (pages, differences) = differences_with(&Blind, &lab, pid);
+    let (pages, differences) = differences_with(Continuous::new(pid, &Blind), &lab, COMPARISONS);
     println!("blind: {differences} of {pages} pages");
     assert!(differences > 0, "{pages} pages");
+    assert_alive(pid);
+    kill(pid);
+}
+
+#[test]
+fn whatever_is_tuned_nothing_differs() {
+    /// More than what scans are begun ahead for.
+    const BALLAST_MIB: u64 = 160;
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: root");
+        return;
+    }
+    let lab = Lab::new();
+    let Some(child) = lab.start_with(BALLAST_MIB) else { return };
+    let pid = Pid(child.id() as i32);
+    lab.await_rounds(2);
+    let standard = Tuning::default;
+    for tuning in [
+        standard(),
+        Tuning { copiers: NonZeroUsize::MIN, ..standard() },
+        Tuning { copiers: NonZeroUsize::new(4).unwrap(), processors: vec![1], ..standard() },
+        Tuning { granularity: NonZeroU64::new(16).unwrap(), ..standard() },
+        Tuning { prefer: Preference::Throughput, ..standard() },
+    ] {
+        let subject = Continuous::new(pid, best()).tuned(tuning.clone());
+        let (pages, differences) = differences_with(subject, &lab, COMPARISONS_LARGE);
+        assert!(pages > 100_000 && differences == 0, "{tuning:?}: {differences} of {pages} pages");
+    }
     assert_alive(pid);
     kill(pid);
 }

@@ -41,8 +41,8 @@ pub use once::{CheckpointRequest, Checkpointed, checkpoint};
 pub use record::{Death, PauseMicroseconds, RefusalReport, VerifiedReport};
 pub use restoring::{Numbers, RestoreRequest, Resumed, restore};
 pub use run::{
-    EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, RestartLimit, RestartPolicy, RunEvent, RunRequest,
-    TRACKER_DEFAULT, run,
+    EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, Preference, RestartLimit, RestartPolicy, RunEvent,
+    RunRequest, TRACKER_DEFAULT, Tuning, run,
 };
 pub use status::{ChannelReport, SubjectReport, status};
 pub use subject::SubjectStatus;

@@ -4,7 +4,9 @@
 //! Invariants: filling it allocates only when it outgrows all that was found before.
 //! Does not: hold the content of pages.
 
-use model::{AddressRange, PageCount};
+use std::num::NonZeroU64;
+
+use model::{Address, AddressRange, PageCount};
 
 /// Ranges there is room for from the start (1.5 MiB): 50,000 scattered pages, what a busy server dirties in a
 /// tenth of a second, fit without growing.
@@ -48,6 +50,8 @@ pub struct DirtyRange {
 #[derive(Debug)]
 pub struct DirtyPages {
     ranges: Vec<DirtyRange>,
+    /// What was found, while it is widened.
+    narrow: Vec<DirtyRange>,
     replaced: Vec<AddressRange>,
     /// Most ranges there were.
     most: usize,
@@ -57,7 +61,12 @@ impl DirtyPages {
     /// An empty list with room.
     #[must_use]
     pub fn new() -> Self {
-        Self { ranges: Vec::with_capacity(ROOM), replaced: Vec::with_capacity(16), most: 0 }
+        Self {
+            ranges: Vec::with_capacity(ROOM),
+            narrow: Vec::new(),
+            replaced: Vec::with_capacity(16),
+            most: 0,
+        }
     }
 
     /// What changed, in the order in which it was found. Where two of them overlap, the later one holds.
@@ -98,6 +107,38 @@ impl DirtyPages {
         self.ranges.reserve(2 * self.most);
     }
 
+    /// Has pages that must be read read in aligned groups, as far as these lie in the same one of some rising ranges.
+    pub fn widen(&mut self, group: NonZeroU64, within: &[AddressRange]) {
+        if group == NonZeroU64::MIN {
+            return;
+        }
+        let bytes = PageCount(group.get()).bytes().get();
+        // Groups up to here were added, since the list last rose.
+        let mut done = Address(0);
+        let mut last = Address(0);
+        self.narrow.clear();
+        std::mem::swap(&mut self.ranges, &mut self.narrow);
+        for index in 0..self.narrow.len() {
+            let DirtyRange { range, content } = self.narrow[index];
+            if range.start < last {
+                done = Address(0);
+            }
+            last = range.start;
+            if !content.must_read() {
+                self.push(range, content);
+                continue;
+            }
+            let home = within.partition_point(|home| home.end <= range.start);
+            let home = within.get(home).filter(|home| home.contains(range.start)).copied().unwrap_or(range);
+            let start = Address(range.start.get() / bytes * bytes).max(home.start).max(done);
+            let end = Address(range.end.get().next_multiple_of(bytes)).min(home.end).max(range.end);
+            if start < end {
+                self.push(AddressRange::new(start, end), Content::Unknown);
+                done = end;
+            }
+        }
+    }
+
     pub(crate) fn push(&mut self, range: AddressRange, content: Content) {
         match self.ranges.last_mut() {
             Some(last) if last.range.end == range.start && last.content == content => {
@@ -120,12 +161,35 @@ impl Default for DirtyPages {
 
 #[cfg(test)]
 mod tests {
-    use model::Address;
-
     use super::*;
 
     fn pages(first: u64, end: u64) -> AddressRange {
         AddressRange::new(Address(first << 12), Address(end << 12))
+    }
+
+    #[test]
+    fn pages_are_read_in_groups_that_end_with_their_area() {
+        let mut dirty = DirtyPages::new();
+        for (range, content) in [
+            (pages(5, 6), Content::Present),
+            (pages(6, 7), Content::Absent),
+            (pages(7, 8), Content::Unknown),
+            (pages(17, 18), Content::Unknown),
+            (pages(3, 4), Content::Unknown),
+        ] {
+            dirty.push(range, content);
+        }
+        dirty.widen(NonZeroU64::new(8).unwrap(), &[pages(2, 12), pages(17, 19)]);
+        let found: Vec<_> = dirty.ranges().iter().map(|dirty| (dirty.range, dirty.content)).collect();
+        let wanted = [
+            (pages(2, 8), Content::Unknown),
+            (pages(6, 7), Content::Absent),
+            (pages(17, 19), Content::Unknown),
+            (pages(2, 8), Content::Unknown),
+        ];
+        assert_eq!(found, wanted);
+        dirty.widen(NonZeroU64::MIN, &[]);
+        assert_eq!(dirty.ranges().len(), wanted.len());
     }
 
     #[test]

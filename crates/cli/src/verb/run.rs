@@ -4,15 +4,16 @@
 //! Does not: guard.
 
 use std::ffi::OsString;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use guardian::{Guarded, RestartLimit, RestartPolicy, RunRequest};
+use guardian::{Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, Tuning};
 use model::Pid;
 
 use super::Verb;
 use crate::failure::Failure;
+use crate::parse::Processors;
 use crate::{command, parse, print};
 
 pub(super) struct Run;
@@ -28,7 +29,7 @@ impl Verb for Run {
 
     fn arguments(&self, command: Command) -> Command {
         let policies = RestartPolicy::ALL.map(RestartPolicy::name);
-        command
+        with_tuning(command)
             .arg(option("name", "N", "The subject's name [default: the program's]"))
             .arg(
                 option("every", "DUR", "Time between two checkpoints, at least 10ms [default: 30s]")
@@ -98,12 +99,59 @@ Compare every K-th checkpoint with the program, page by page; it stands still wh
 const TRACKER: &str = "\
 How changed pages are found: auto, pagemap-scan, soft-dirty, write-protect or full";
 
+const COPIERS: &str = "\
+Threads that look for changed pages while the program stands still, from 128 MiB on [default: 2]";
+/// More would wait for memory.
+const COPIERS_MAX: i64 = 64;
+/// A huge page.
+const GRANULARITY_MAX: i64 = 512;
+
+const PREFER: &str = "\
+What pre-copy is for: pause (what changes meanwhile is copied once more) or throughput (once)";
+
 const RESTART: &str = "\
 Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \
 INT, PIPE, TERM) or always (after a clean end from the beginning)";
 
 fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
+}
+
+fn with_tuning(command: Command) -> Command {
+    command
+        .arg(option("copiers", "N", COPIERS).value_parser(value_parser!(u32).range(1..=COPIERS_MAX)))
+        .arg(
+            option(
+                "copier-cpus",
+                "LIST",
+                "Where they run beside the tracer, like 0,2-3 [default: its and the program's]",
+            )
+            .value_parser(parse::processors),
+        )
+        .arg(
+            option("granularity", "G", "Copy changed pages in groups of so many [default: 1]")
+                .value_parser(value_parser!(u32).range(1..=GRANULARITY_MAX)),
+        )
+        .arg(
+            option("prefer", "WHAT", PREFER)
+                .default_value(Preference::default().name())
+                .hide_possible_values(true)
+                .value_parser(PossibleValuesParser::new(Preference::ALL.map(Preference::name))),
+        )
+}
+
+fn tuning(matches: &ArgMatches) -> Tuning {
+    let wanted = matches.get_one::<String>("prefer").map(String::as_str);
+    let standard = Tuning::default();
+    let given = |name: &str| matches.get_one::<u32>(name).copied().and_then(NonZeroU32::new);
+    Tuning {
+        copiers: given("copiers").and_then(|count| count.try_into().ok()).unwrap_or(standard.copiers),
+        processors: matches
+            .get_one::<Processors>("copier-cpus")
+            .map_or(standard.processors, |list| list.0.clone()),
+        granularity: given("granularity").map_or(standard.granularity, NonZeroU64::from),
+        prefer: Preference::ALL.into_iter().find(|one| Some(one.name()) == wanted).unwrap_or_default(),
+    }
 }
 
 fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
@@ -122,6 +170,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
         verify_every: matches.get_one::<NonZeroU64>("verify-every").copied(),
         dry_run_tracking: matches.get_flag("dry-run-tracking"),
+        tuning: tuning(matches),
         tracker: matches.get_one("tracker").cloned().unwrap_or_default(),
         policy: policy.unwrap_or_default(),
         limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),

@@ -22,7 +22,9 @@ use tracee::{StoppedTree, Urgent, procfs};
 use track::TrackerKind;
 
 use crate::capture::before::Before;
-pub use crate::capture::continuous::{Comparison, Continuous, Difference, Phases, Taken, Tracking};
+pub use crate::capture::continuous::{
+    Comparison, Continuous, Difference, Phases, Preference, Taken, Tracking, Tuning,
+};
 use crate::error::{EngineError, Result};
 use crate::obstacles;
 use crate::records::{EngineRecord, TreeMessage};

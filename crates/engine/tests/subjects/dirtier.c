@@ -1,7 +1,8 @@
 /* Changes its memory in every way it can and remembers what must be in it.
  *
- * Usage: dirtier FILE. Every round the count of rounds is written to FILE, or what was wrong. One allocation in
- * PRIVATE memory holds the shadow, so that it is checkpointed with what it describes. */
+ * Usage: dirtier [MIB] FILE. Every round the count of rounds is written to FILE, or what was wrong. One allocation in
+ * PRIVATE memory holds the shadow, so that it is checkpointed with what it describes. With MIB there is so much memory
+ * beside it that stays, of which each round some pages change. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -24,6 +25,8 @@ static struct region {
 	uint64_t shadow[PAGES_MAX];
 } regions[REGIONS];
 static uint64_t state = 88172645463325252u, serial;
+static unsigned char *ballast;
+static uint64_t *ballast_shadow, ballast_pages;
 static unsigned long rounds;
 static int said;
 
@@ -155,8 +158,41 @@ static void reap(void)
 			say("bad child", rounds), _exit(2);
 }
 
+static void set_ballast(uint64_t page)
+{
+	uint64_t *words = (uint64_t *)(ballast + page * PAGE);
+	words[0] = words[PAGE / 8 - 1] = ballast_shadow[page] = ++serial;
+}
+
+static void fill_ballast(uint64_t mib)
+{
+	ballast_pages = mib * ((1 << 20) / PAGE);
+	ballast = mmap(NULL, ballast_pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ballast_shadow = calloc(ballast_pages, sizeof(*ballast_shadow));
+	if (ballast == MAP_FAILED || !ballast_shadow)
+		_exit(4);
+	for (uint64_t page = 0; page < ballast_pages; page++)
+		set_ballast(page);
+}
+
+static void change_ballast(void)
+{
+	for (uint64_t page = 0; page < ballast_pages; page++) {
+		uint64_t *words = (uint64_t *)(ballast + page * PAGE);
+		if (words[0] != ballast_shadow[page] || words[PAGE / 8 - 1] != ballast_shadow[page]) {
+			say("bad ballast", page);
+			_exit(1);
+		}
+	}
+	for (unsigned count = 0; count < ROUND_STEPS && ballast_pages; count++)
+		set_ballast(draw(ballast_pages));
+}
+
 int main(int argc, char **argv)
 {
+	uint64_t mib = argc > 2 ? strtoul(argv[1], NULL, 10) : 0;
+	if (mib)
+		fill_ballast(mib);
 	said = open(argv[argc - 1], O_WRONLY | O_CREAT, 0600);
 	for (unsigned index = 0; index < REGIONS; index++)
 		map(&regions[index]);
@@ -167,6 +203,7 @@ int main(int argc, char **argv)
 			fork_one();
 		reap();
 		verify_all();
+		change_ballast();
 		say("round", ++rounds);
 		nanosleep(&(struct timespec){ .tv_nsec = 300000 }, NULL);
 	}

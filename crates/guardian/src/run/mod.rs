@@ -38,6 +38,7 @@ use leftovers::Household;
 use requests::Requests;
 use tracer::{Place, Tracking};
 
+pub use engine::{Preference, Tuning};
 pub use events::RunEvent;
 pub use policy::{RestartLimit, RestartPolicy};
 
@@ -72,6 +73,8 @@ pub struct RunRequest {
     pub dry_run_tracking: bool,
     /// How dirty pages are found: a tracker's name, or `auto`.
     pub tracker: String,
+    /// How the pause and the copies are made.
+    pub tuning: Tuning,
     /// Which deaths are followed by a restart.
     pub policy: RestartPolicy,
     /// How often at most.
@@ -126,6 +129,7 @@ fn tracking(request: &RunRequest) -> Result<Tracking> {
         is_automatic: request.tracker == TRACKER_DEFAULT,
         verify_every: request.verify_every,
         is_dry: request.dry_run_tracking,
+        tuning: request.tuning.clone(),
     })
 }
 

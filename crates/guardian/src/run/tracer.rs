@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Taken};
+use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Taken, Tuning};
 use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
@@ -38,7 +38,7 @@ impl Place {
 }
 
 /// How checkpoints are taken.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Tracking {
     pub(super) kind: &'static dyn TrackerKind,
     /// Another may take its place when it cannot be attached to this subject.
@@ -47,6 +47,7 @@ pub(super) struct Tracking {
     pub(super) verify_every: Option<NonZeroU64>,
     /// Dirty pages are looked for, and no checkpoint is taken.
     pub(super) is_dry: bool,
+    pub(super) tuning: Tuning,
 }
 
 /// What the thread tells.
@@ -317,8 +318,9 @@ impl Hand {
         if self.subject.as_ref().is_some_and(|(known, _)| *known != subject) {
             self.subject = None;
         }
-        let kind = self.tracking.kind;
-        &mut self.subject.get_or_insert_with(|| (subject, Continuous::new(subject.pid, kind))).1
+        let Tracking { kind, tuning, .. } = &self.tracking;
+        let anew = || (subject, Continuous::new(subject.pid, *kind).tuned(tuning.clone()));
+        &mut self.subject.get_or_insert_with(anew).1
     }
 
     fn open(&mut self) -> News {

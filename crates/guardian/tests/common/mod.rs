@@ -73,6 +73,7 @@ impl Lab {
             keep: 4,
             verify_every: None,
             dry_run_tracking: false,
+            tuning: guardian::Tuning::default(),
             tracker: guardian::TRACKER_DEFAULT.to_owned(),
             policy: RestartPolicy::OnFailure,
             limit: RestartLimit { count: 100, window: LIMIT },

@@ -1,7 +1,7 @@
 //! The threads that help a tracer inside the pause.
 //!
-//! Owns: when there are any, and where they run: on the tracer's processors, and on those of the subject, which are
-//! idle while it stands.
+//! Owns: when there are any, and where they run: unless somebody chose, on the tracer's processors, and on those of
+//! the subject, which are idle while it stands.
 //! Invariants: without them everything goes as well, and takes longer.
 //! Does not: know what they do.
 
@@ -13,12 +13,11 @@ use model::{PageCount, Pid, Tid};
 use sys::scheduling;
 use tracee::Crew;
 
+use super::Tuning;
 use super::tracked::Tracked;
 
 /// The calling thread.
 const SELF: Tid = Tid(0);
-/// With the tracer, two look for dirty pages: memory is what bounds them, and two processors are what most have free.
-const MEMBERS: NonZeroUsize = NonZeroUsize::MIN;
 
 /// The crew of one subject.
 #[derive(Debug, Default)]
@@ -29,16 +28,21 @@ pub(super) struct CrewOf {
 
 impl CrewOf {
     /// Starts the threads when the subject has grown large enough for them. Not inside the pause.
-    pub(super) fn gather(&mut self, root: Pid, tracked: &HashMap<Pid, Tracked>) {
+    pub(super) fn gather(&mut self, root: Pid, tracked: &HashMap<Pid, Tracked>, tuning: &Tuning) {
         let watched = tracked.values().fold(PageCount(0), |sum, one| sum + one.watched());
         if self.was_tried || watched.bytes() < track::AHEAD_MIN {
             return;
         }
         self.was_tried = true;
-        let processors = union(affinity(SELF), &affinity(Tid(root.get())));
-        let count: u32 = processors.iter().map(|word| word.count_ones()).sum();
+        let Some(members) = NonZeroUsize::new(tuning.copiers.get() - 1) else { return };
+        let processors = match &*tuning.processors {
+            [] => union(affinity(SELF), &affinity(Tid(root.get()))),
+            chosen => chosen.to_vec(),
+        };
+        // On one processor they would only take turns.
+        let count: u32 = union(affinity(SELF), &processors).iter().map(|word| word.count_ones()).sum();
         if count > 1 {
-            self.crew = Crew::new(MEMBERS, &processors).ok().map(Arc::new);
+            self.crew = Crew::new(members, &processors).ok().map(Arc::new);
         }
     }
 

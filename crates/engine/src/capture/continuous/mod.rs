@@ -9,6 +9,7 @@
 mod crew;
 mod phases;
 mod tracked;
+mod tuning;
 mod verify;
 
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ use self::crew::CrewOf;
 use self::phases::Laps;
 pub use self::phases::Phases;
 use self::tracked::{EVERYTHING, Tracked};
+pub use self::tuning::{Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
 use super::before::Before;
 use super::copier::{Copier, Nowhere, PageSink, Reserve};
@@ -32,9 +34,6 @@ use super::{CheckpointOptions, descriptors, look_while_it_runs, look_while_it_st
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
 
-/// Rounds of pre-copy at most; each takes about as long as the copies of the round before, in which the subject
-/// dirties pages again.
-const ROUNDS_MAX: usize = 3;
 /// A residual that is small enough: some 30 microseconds of copying.
 const RESIDUAL_GOAL: PageCount = PageCount(32);
 
@@ -58,6 +57,7 @@ pub struct Continuous {
     dirty: DirtyPages,
     freezer: Freezer,
     crew: CrewOf,
+    tuning: Tuning,
     /// The next checkpoint starts from nothing.
     is_whole: bool,
     /// At the last look, a descriptor had O_DIRECT.
@@ -146,10 +146,17 @@ impl Continuous {
             dirty: DirtyPages::new(),
             freezer: Freezer::default(),
             crew: CrewOf::default(),
+            tuning: Tuning::default(),
             is_whole: true,
             bypasses_cache: false,
             looks: 0,
         }
+    }
+
+    /// With choices of an operator.
+    #[must_use]
+    pub fn tuned(self, tuning: Tuning) -> Self {
+        Self { tuning, ..self }
     }
 
     /// The root of the subject.
@@ -352,7 +359,7 @@ impl Continuous {
         let before = self.before.as_mut().expect("it was looked at first");
         before.look_at_descriptors_again(options)?;
         phases.prepare = laps.lap();
-        self.crew.gather(self.root, &self.tracked);
+        self.crew.gather(self.root, &self.tracked, &self.tuning);
         let reserve = Reserve::new(sink)?;
         sink.limit_waits(Some(STANDING_WAIT_MAX));
         let time = SystemTime::now();
@@ -401,7 +408,7 @@ impl Continuous {
         let began = tree.began;
         before.refresh_processes(&tree)?;
         leave_ended(&mut self.tracked, before, sink);
-        cover(self.kind, &mut self.tracked, before, &mut tree, sink)?;
+        cover(self.kind, &self.tuning, &mut self.tracked, before, &mut tree, sink)?;
         tree.resume()?;
         Ok(began.elapsed())
     }
@@ -418,7 +425,7 @@ impl Continuous {
             return Ok(counts);
         }
         let mut last = PageCount(u64::MAX);
-        while counts.rounds < ROUNDS_MAX {
+        while counts.rounds < self.tuning.prefer.rounds_max() {
             let mut round = PageCount(0);
             for (pid, tracked) in &mut self.tracked {
                 let Some(process) = before.processes.get(pid) else { continue };
@@ -446,7 +453,7 @@ impl Continuous {
         let before = self.before.as_mut().expect("it was looked at first");
         before.refresh_processes(tree)?;
         leave_ended(&mut self.tracked, before, sink);
-        cover(self.kind, &mut self.tracked, before, tree, sink)?;
+        cover(self.kind, &self.tuning, &mut self.tracked, before, tree, sink)?;
         self.crew.begin_scans(&mut self.tracked);
         phases.areas = laps.lap();
         before.refresh_descriptors(options)?;
@@ -489,6 +496,7 @@ fn leave_ended(tracked: &mut HashMap<Pid, Tracked>, before: &Before, sink: &dyn 
 /// Attaches trackers to processes that have none, and tells all of them which areas there are.
 fn cover(
     kind: &'static dyn TrackerKind,
+    tuning: &Tuning,
     tracked: &mut HashMap<Pid, Tracked>,
     before: &mut Before,
     tree: &mut StoppedTree,
@@ -499,7 +507,7 @@ fn cover(
         let known = tracked.get_mut(&stopped.pid).filter(|known| known.is_of(process));
         if known.is_none() {
             let leader = stopped.threads.first_mut().expect("a stopped process has threads");
-            let new = Tracked::attach(kind, process, leader, sink)?;
+            let new = Tracked::attach(kind, process, leader, sink)?.grouped(tuning.granularity);
             tracked.insert(stopped.pid, new);
         }
         if let Some(known) = tracked.get_mut(&stopped.pid)

@@ -26,16 +26,16 @@ pub struct Phases {
     pub areas: Duration,
     /// Comparing the descriptor tables.
     pub tables: Duration,
-    /// The last scan.
+    /// State of the descriptions.
+    pub descriptors: Duration,
+    /// Registers and state of threads and processes.
+    pub threads: Duration,
+    /// The last scan, as far as it was not done beside what comes before.
     pub scan: Duration,
     /// Copying the residual.
     pub copy: Duration,
     /// Copying shared objects.
     pub objects: Duration,
-    /// State of the descriptions.
-    pub descriptors: Duration,
-    /// Registers and state of threads and processes.
-    pub threads: Duration,
     /// Letting all threads go on.
     pub resume: Duration,
     /// Parsing what was taken, handing it to the log.

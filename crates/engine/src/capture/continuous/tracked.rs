@@ -5,13 +5,14 @@
 //! the process ran is looked at again while it stands.
 //! Does not: know how dirty pages are found.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use image::SpaceId;
 use model::{Address, AddressRange, PageCount, ProcessKey};
 use resource::memory::Content as Wanted;
-use tracee::procfs::Area;
+use tracee::procfs::{Area, Backing};
 use tracee::remote::RemoteContext;
 use tracee::{Crew, RemoteSession, Stopped, Thread};
 use track::{AHEAD_MIN, Content, DirtyPages, Moment, TrackError, Tracker, TrackerKind};
@@ -46,6 +47,10 @@ pub(super) struct Tracked {
     guards: Vec<AddressRange>,
     /// Dirty ranges that could not be read while the process ran, rising.
     unread: Vec<AddressRange>,
+    /// Pages are copied in aligned groups of so many, where that cannot take pages of a file for the process's own.
+    granularity: NonZeroU64,
+    /// Anonymous areas, rising.
+    grouped: Vec<AddressRange>,
 }
 
 impl Tracked {
@@ -71,7 +76,14 @@ impl Tracked {
             covered: Vec::new(),
             guards: Vec::new(),
             unread: Vec::new(),
+            granularity: NonZeroU64::MIN,
+            grouped: Vec::new(),
         })
+    }
+
+    /// Copies pages in aligned groups.
+    pub(super) fn grouped(self, granularity: NonZeroU64) -> Self {
+        Self { granularity, ..self }
     }
 
     /// Whether it tracks this very program.
@@ -108,6 +120,8 @@ impl Tracked {
         let now: Vec<AddressRange> = areas.iter().map(|area| area.range).collect();
         void.extend(missing(&self.covered, &now));
         self.covered = now;
+        let anonymous = areas.iter().filter(|area| area.backing == Backing::Anonymous);
+        self.grouped = anonymous.map(|area| area.range).collect();
         for range in void {
             sink.discard(self.space, range)?;
             cut(&mut self.guards, range);
@@ -150,6 +164,7 @@ impl Tracked {
                 outcome => outcome?,
             }
             copied.scan += scanning.elapsed();
+            dirty.widen(self.granularity, &self.grouped);
             copied.pages += dirty.pages();
             self.copy(process, dirty, sink)?;
             if moment == Moment::Running || dirty.replaced().is_empty() {

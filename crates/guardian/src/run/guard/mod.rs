@@ -129,7 +129,7 @@ impl<'a> Guard<'a> {
         let Parts { store, claim, household, signals, requests, subject, .. } = parts;
         let Parts { first, streams, log, tracking, .. } = parts;
         let pace = Pace::new(request.every, Instant::now());
-        let record = first_record(request, &claim, &subject, first, tracking)?;
+        let record = first_record(request, &claim, &subject, first, &tracking)?;
         let journal = Journal::start(&claim.directory, claim.name.as_str())?;
         let descends =
             store.newest(&claim.name)?.map(|(sequence, _)| sequence).filter(|found| *found >= first);

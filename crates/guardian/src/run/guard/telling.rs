@@ -22,7 +22,7 @@ pub(super) fn first_record(
     claim: &Claim,
     subject: &Subject,
     first: Sequence,
-    tracking: Tracking,
+    tracking: &Tracking,
 ) -> Result<Record> {
     let own = tracee::procfs::key(model::Pid(std::process::id() as i32))?;
     Ok(Record {

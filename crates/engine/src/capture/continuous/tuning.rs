@@ -1,0 +1,66 @@
+//! What an operator may choose about continuous checkpoints.
+//!
+//! Owns: the choices and their defaults.
+//! Invariants: any choice gives correct checkpoints.
+//! Does not: act on them.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+
+/// How checkpoints of one subject are taken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tuning {
+    /// Threads that look for dirty pages inside the pause, the tracer among them.
+    pub copiers: NonZeroUsize,
+    /// Where those beside the tracer run, one bit a processor; with none, on the tracer's and the subject's, which
+    /// are idle while that stands.
+    pub processors: Vec<u64>,
+    /// Dirty pages are copied in aligned groups of so many, as far as they are of one area.
+    pub granularity: NonZeroU64,
+    /// What pre-copy is for.
+    pub prefer: Preference,
+}
+
+/// What the time of undying's own processor is spent on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Preference {
+    /// Short pauses: what is written during pre-copy is copied again before the pause.
+    #[default]
+    Pause,
+    /// Little work: what is written during pre-copy is left to the pause.
+    Throughput,
+}
+
+impl Preference {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Pause, Self::Throughput];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pause => "pause",
+            Self::Throughput => "throughput",
+        }
+    }
+
+    /// Rounds of pre-copy at most. Each takes about as long as the copies of the round before, in which the subject
+    /// dirties pages again.
+    pub(super) const fn rounds_max(self) -> usize {
+        match self {
+            Self::Pause => 3,
+            Self::Throughput => 1,
+        }
+    }
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            // Memory is what bounds a scan, and two processors are what most have free.
+            copiers: const { NonZeroUsize::new(2).expect("2 is not zero") },
+            processors: Vec::new(),
+            granularity: NonZeroU64::MIN,
+            prefer: Preference::default(),
+        }
+    }
+}
