@@ -200,11 +200,11 @@ fn draw(checkpoint: &CheckpointEvent, process: usize, at: u64, events: &mut Vec<
         ("stop", checkpoint.stop_us),
         ("areas", checkpoint.areas_us),
         ("tables", checkpoint.tables_us),
+        ("descriptors", checkpoint.descriptors_us),
+        ("threads", checkpoint.threads_us),
         ("scan", checkpoint.scan_us),
         ("copy", checkpoint.copy_us),
         ("objects", checkpoint.objects_us),
-        ("descriptors", checkpoint.descriptors_us),
-        ("threads", checkpoint.threads_us),
         ("resume", checkpoint.resume_us),
         ("finish", checkpoint.finish_us),
     ];

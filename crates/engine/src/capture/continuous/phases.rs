@@ -86,11 +86,11 @@ impl Phases {
             ("stop", self.stop),
             ("areas", self.areas),
             ("tables", self.tables),
+            ("descriptors", self.descriptors),
+            ("threads", self.threads),
             ("scan", self.scan),
             ("copy", self.copy),
             ("objects", self.objects),
-            ("descriptors", self.descriptors),
-            ("threads", self.threads),
             ("resume", self.resume),
         ]
     }
