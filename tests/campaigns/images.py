@@ -7,27 +7,19 @@ a pid namespace of its own, told to go on for a while and to judge itself. A goo
 
 Writes images-TAG.csv (a row for each image) and images-TAG.txt (the findings). Ends with 1 if one failed.
 """
-import argparse
 import csv
-import datetime
 import json
 import os
-import platform
 import queue
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(ROOT, "benches"))
-from lib.harness import newest, quantile, wait_for  # noqa: E402
+from campaign import GOOD, Findings, arguments, compile_churn, say_to
+from lib.harness import quantile, wait_for
 
-GOOD = 42
 KEEP = 64
 PATIENCE_S = 60
 WAYS = ["store", "link", "get", "get"]
@@ -42,9 +34,7 @@ class Lab:
         self.command = [options.undying, "--store", self.store]
         self.work = os.path.join(scratch, "work")
         os.mkdir(self.work)
-        self.binary = os.path.join(scratch, "churn")
-        subprocess.run([os.environ.get("CC", "cc"), "-O2", "-Wall", "-Wextra", "-o", self.binary,
-                        os.path.join(HERE, "churn.c"), "-lpthread"], check=True)
+        self.binary = compile_churn(scratch)
         self.log = open(os.path.join(scratch, "run.log"), "w")
         self.process = subprocess.Popen(
             [*self.command, "run", "--name", "churn", "--every", options.every, "--keep", str(KEEP), "--restart", "never",
@@ -54,7 +44,7 @@ class Lab:
         self.pid = self.status()["pid"]
 
     def say(self, *words):
-        return subprocess.run([*self.command, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        return say_to(self.command, *words)
 
     def status(self):
         said = self.say("status", "churn", "--json")
@@ -243,49 +233,20 @@ def campaign(options, scratch, say):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--each", type=int, default=50, help="every so many-th checkpoint is judged")
     parser.add_argument("--every", default="10ms")
     parser.add_argument("--judges", type=int, default=2, help="how many are restored at a time")
     parser.add_argument("--wild", action="store_true", help="the subject does all that it can")
-    parser.add_argument("--undying", default=newest("undying"))
-    parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
-    parser.add_argument("--tag", default=datetime.date.today().isoformat())
     options = parser.parse_args()
-    for descriptor in range(200, 256):
-        # What the shell has left open would be an obstacle of the subject.
-        try:
-            os.close(descriptor)
-        except OSError:
-            pass
-    os.makedirs(options.out, exist_ok=True)
-    base = os.path.join(options.out, "images-%s" % options.tag)
-    findings, scratch = open(base + ".txt", "w"), tempfile.mkdtemp(prefix="undying-images-")
-
-    def say(line):
-        print(line, flush=True)
-        findings.write(line + "\n")
-        findings.flush()
-
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    options.raw = open(base + ".csv", "w", newline="")
-    for line in ("command: images.py " + " ".join(sys.argv[1:]), "seed: fixed in churn.c; commit " + commit,
-                 "kernel %s, %d virtual CPUs, load average at the beginning: %.1f %.1f %.1f" % (
-                     platform.release(), os.cpu_count(), *os.getloadavg())):
-        say(line)
+    findings = Findings("images", options)
+    options.raw = open(findings.base + ".csv", "w", newline="")
+    for line in [*findings.head, "seed: fixed in churn.c"]:
         options.raw.write("# %s\n" % line)
     options.writer = csv.DictWriter(options.raw, COLUMNS, lineterminator="\n")
     options.writer.writeheader()
-    held = False
-    try:
-        held = campaign(options, scratch, say)
-    finally:
-        say("load average at the end: %.1f %.1f %.1f" % os.getloadavg())
-        options.raw.close()
-        shutil.rmtree(scratch, ignore_errors=True)
-    say("held" if held else "DID NOT HOLD")
-    sys.exit(0 if held else 1)
+    findings.run(lambda scratch: campaign(options, scratch, findings.say))
 
 
 if __name__ == "__main__":

@@ -8,24 +8,16 @@ image that the store lists is committed and whole; every so many-th round the ne
 Writes killed-TAG.txt. Ends with 1 if something did not hold. The counter of crates/cli/tests/killed.rs goes the same
 way in `cargo test`.
 """
-import argparse
-import datetime
 import json
 import os
-import platform
 import random
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path[:0] = [os.path.join(ROOT, "benches"), HERE]
-from images import GOOD, Image, descendants  # noqa: E402
-from lib.harness import newest, runs, wait_for  # noqa: E402
+from campaign import GOOD, Findings, arguments, compile_churn, say_to
+from images import Image, descendants
+from lib.harness import runs, wait_for
 
 
 class Lab:
@@ -35,15 +27,12 @@ class Lab:
         self.options, self.scratch, self.store = options, scratch, os.path.join(scratch, "store")
         self.command, self.work = [options.undying, "--store", self.store], os.path.join(scratch, "work")
         os.mkdir(self.work)
-        binary = os.path.join(scratch, "churn")
-        subprocess.run([os.environ.get("CC", "cc"), "-O2", "-o", binary, os.path.join(HERE, "churn.c"), "-lpthread"],
-                       check=True)
-        self.subject = subprocess.Popen([binary, self.work], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        self.subject = subprocess.Popen([compile_churn(scratch), self.work], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL, start_new_session=True)
         self.pid, self.checked = self.subject.pid, {"rounds": 0, "with an image": 0, "judged": 0}
 
     def say(self, *words):
-        return subprocess.run([*self.command, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        return say_to(self.command, *words)
 
     def guard(self):
         return subprocess.Popen([*self.command, "run", "--name", "churn", "--every", "10ms", "--restart", "never",
@@ -100,33 +89,7 @@ def is_free(pid):
         return True
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=3600, help="at most so long")
-    parser.add_argument("--latest", type=float, default=0.3, help="the latest moment of a kill, in seconds")
-    parser.add_argument("--judge", type=int, default=10, help="every so many-th round the newest image is restored")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--undying", default=newest("undying"))
-    parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
-    parser.add_argument("--tag", default=datetime.date.today().isoformat())
-    options = parser.parse_args()
-    for descriptor in range(200, 256):
-        try:
-            os.close(descriptor)
-        except OSError:
-            pass
-    os.makedirs(options.out, exist_ok=True)
-    findings, scratch = open(os.path.join(options.out, "killed-%s.txt" % options.tag), "w"), tempfile.mkdtemp(prefix="undying-killed-")
-
-    def say(line):
-        print(line, flush=True)
-        findings.write(line + "\n")
-        findings.flush()
-
-    say("command: killed.py " + " ".join(sys.argv[1:]))
-    say("seed %d; kernel %s, %d virtual CPUs, load average at the beginning: %.1f %.1f %.1f" % (
-        options.seed, platform.release(), os.cpu_count(), *os.getloadavg()))
+def campaign(options, scratch, say):
     lab, draw, wrong, end = Lab(options, scratch), random.Random(options.seed), [], time.monotonic() + options.seconds
     try:
         for number in range(options.rounds):
@@ -145,11 +108,21 @@ def main():
     finally:
         if lab.subject.poll() is None:
             lab.subject.kill()
-        shutil.rmtree(scratch, ignore_errors=True)
-    say(", ".join("%s: %d" % item for item in lab.checked.items()))
-    say("load average at the end: %.1f %.1f %.1f" % os.getloadavg())
-    say("DID NOT HOLD: %d" % len(wrong) if wrong else "held")
-    sys.exit(1 if wrong else 0)
+    say(", ".join("%s: %d" % item for item in lab.checked.items()) + ", wrong: %d" % len(wrong))
+    return not wrong
+
+
+def main():
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=3600, help="at most so long")
+    parser.add_argument("--latest", type=float, default=0.3, help="the latest moment of a kill, in seconds")
+    parser.add_argument("--judge", type=int, default=10, help="every so many-th round the newest image is restored")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    findings = Findings("killed", options)
+    findings.say("seed %d" % options.seed)
+    findings.run(lambda scratch: campaign(options, scratch, findings.say))
 
 
 if __name__ == "__main__":

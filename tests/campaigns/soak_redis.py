@@ -8,26 +8,22 @@ back by itself with all that was answered before its checkpoint was taken, and w
 
 Writes soak_redis-TAG.csv, -TAG.txt (the findings) and -TAG.png. Ends with 1 if something did not hold.
 """
-import argparse
 import collections
 import csv
 import datetime
 import json
 import os
-import platform
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "benches"))
-from lib.harness import build, newest, on, plotter, quantile, read_rows, save, wait_for  # noqa: E402
+import campaign
+from campaign import arguments, say_to
+from lib.harness import build, on, plotter, quantile, read_rows, save, wait_for
 
 SLOTS = 1000
 # The oldest checkpoint that the store keeps is at most twice 10 minutes old; until then it grows.
@@ -68,12 +64,10 @@ class Server:
             return False
 
     def status(self):
-        said = subprocess.run([*self.command, "status", "redis", "--json"], capture_output=True, text=True, check=True)
-        return json.loads(said.stdout)[0]
+        return json.loads(say_to(self.command, "status", "redis", "--json").stdout)[0]
 
     def events(self):
-        said = subprocess.run([*self.command, "events", "redis", "--json"], capture_output=True, text=True, check=True)
-        return [json.loads(line) for line in said.stdout.splitlines()]
+        return [json.loads(line) for line in say_to(self.command, "events", "redis", "--json").stdout.splitlines()]
 
 
 class Client(threading.Thread):
@@ -175,20 +169,24 @@ def slope(rows, name):
 
 # Findings -----------------------------------------------------------------------------------------------------------
 
-class Findings:
-    """Lines for people, and whether all held."""
+class Findings(campaign.Findings):
+    """Knows whether all held so far."""
 
-    def __init__(self, path):
-        self.file, self.held = open(path, "w"), True
-
-    def say(self, line):
-        print(line, flush=True)
-        self.file.write(line + "\n")
-        self.file.flush()
+    held = True
 
     def check(self, holds, line):
         self.held &= bool(holds)
         self.say(("held: " if holds else "DID NOT HOLD: ") + line)
+
+
+class Spoken(Findings):
+    """Of earlier rows: said, and not kept."""
+
+    def __init__(self):
+        pass
+
+    def say(self, line):
+        print(line)
 
 
 def leaks(samples, findings, warm_up):
@@ -353,7 +351,7 @@ def draw(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--rate", type=int, default=2000, help="requests each second, constant")
     parser.add_argument("--client-rate", type=int, default=50, help="checked writes and reads each second")
@@ -366,46 +364,32 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--port", type=int, default=7981)
     parser.add_argument("--short", action="store_true", help="for some seconds: tells rates and pauses, and judges what was lost alone")
-    parser.add_argument("--undying", default=newest("undying"))
-    parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
-    parser.add_argument("--tag", default=datetime.date.today().isoformat())
     parser.add_argument("--plot", metavar="CSV", help="only tell the slopes of earlier rows, and draw them")
     options = parser.parse_args()
     if options.plot:
-        leaks(read_rows(options.plot), Findings(os.devnull), options.warm_up)
+        leaks(read_rows(options.plot), Spoken(), options.warm_up)
         return draw(options.plot)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    for descriptor in range(200, 256):
-        # What the shell has left open would be an obstacle of the subject.
-        try:
-            os.close(descriptor)
-        except OSError:
-            pass
-    os.makedirs(options.out, exist_ok=True)
-    base = os.path.join(options.out, "soak_redis-%s" % options.tag)
-    findings, rows, scratch = Findings(base + ".txt"), [], tempfile.mkdtemp(prefix="undying-soak-")
+    findings, rows = Findings("soak_redis", options), []
     version = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout.split()
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    head = ["command: soak_redis.py " + " ".join(sys.argv[1:]), "seed %d, redis %s, commit %s" % (
-        options.seed, version[2] if len(version) > 2 else "?", commit), "kernel %s, %d virtual CPUs, load average at the beginning: "
-        "%.1f %.1f %.1f" % (platform.release(), os.cpu_count(), *os.getloadavg())]
-    options.raw = open(base + ".csv", "w", newline="")
-    for line in head:
-        findings.say(line)
+    findings.say("seed %d, redis %s" % (options.seed, version[2] if len(version) > 2 else "?"))
+    options.raw = open(findings.base + ".csv", "w", newline="")
+    for line in findings.head:
         options.raw.write("# %s\n" % line)
     options.writer = csv.DictWriter(options.raw, COLUMNS, lineterminator="\n")
     options.writer.writeheader()
-    try:
-        soak(options, scratch, rows, findings)
-    finally:
-        findings.say("load average at the end: %.1f %.1f %.1f" % os.getloadavg())
-        options.raw.write("# load average at the end: %.1f %.1f %.1f\n" % os.getloadavg())
-        options.raw.close()
-        if rows and not options.short:
-            leaks(rows, findings, options.warm_up)
-        shutil.rmtree(scratch, ignore_errors=True)
-    draw(base + ".csv")
-    sys.exit(0 if findings.held else 1)
+
+    def work(scratch):
+        try:
+            soak(options, scratch, rows, findings)
+        finally:
+            options.raw.write("# load average at the end: %.1f %.1f %.1f\n" % os.getloadavg())
+            options.raw.close()
+            if rows and not options.short:
+                leaks(rows, findings, options.warm_up)
+        draw(findings.base + ".csv")
+        return findings.held
+    findings.run(work)
 
 
 if __name__ == "__main__":
