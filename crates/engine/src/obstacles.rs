@@ -38,8 +38,8 @@ pub fn preflight(root: Pid, options: &CheckpointOptions) -> Result<Vec<Obstacle>
     }
 }
 
-/// Obstacles of a whole subject.
-pub(crate) fn of_subject(processes: &[(Pid, &[Area])], scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+/// Obstacles of a whole subject but those of its descriptors.
+pub(crate) fn of_tree(processes: &[(Pid, &[Area])], pids: &[Pid]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (pid, areas) in processes {
         found.extend(of_process(*pid));
@@ -49,12 +49,11 @@ pub(crate) fn of_subject(processes: &[(Pid, &[Area])], scope: &CaptureScope<'_>)
         }
     }
     found.extend(of_sharing(processes));
-    found.extend(of_relations(scope.pids));
-    found.extend(of_descriptors(scope));
+    found.extend(of_relations(pids));
     found
 }
 
-/// Obstacles of descriptors alone.
+/// Obstacles of descriptors.
 pub(crate) fn of_descriptors(scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for description in scope.descriptions {

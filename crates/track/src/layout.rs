@@ -37,6 +37,12 @@ impl Layout {
         Ok(self.before != self.now)
     }
 
+    /// The list as it was at the last look.
+    #[must_use]
+    pub fn listed(&self) -> &[u8] {
+        &self.before
+    }
+
     fn read(&mut self) -> Result<()> {
         let mut done = 0;
         loop {

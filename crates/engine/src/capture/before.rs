@@ -8,15 +8,16 @@ use std::collections::HashMap;
 
 use image::{RecordSet, SpaceId};
 use model::{Address, AddressRange, Pid, Signal};
+use resource::Obstacle;
 use resource::memory::{self, AreaOf, Content};
 use resource::state;
 use sys::pagemap::Pagemap;
 use tracee::procfs::{self, Area, KeptFiles, Stat};
 use tracee::{Gadgets, ProcessMemory, StoppedTree, tree};
-use track::Layout;
+use track::{Layout, Moment};
 
 use super::CheckpointOptions;
-use super::descriptors::Descriptors;
+use super::descriptors::{Descriptors, areas_of};
 use super::objects::Objects;
 use super::threads::ThreadState;
 use crate::error::{EngineError, Result};
@@ -37,8 +38,22 @@ pub(super) struct Before {
     pub(super) vdso_checksum: u32,
     /// Looked at again and again: areas that change are followed, and not looked at closely inside the pause.
     pub(super) is_continuous: bool,
+    pub(super) doubt: Doubt,
 }
 
+/// What stood in the way when the subject was looked at while it ran, and has to be looked at again once it stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Doubt {
+    Nothing,
+    Descriptors,
+    Everything,
+}
+
+/// Looks at what is in the way of a running subject: most of it is held for less time than a look takes.
+const LOOKS_MAX: usize = 3;
+
+/// The flag of areas that may be made writable.
+const MAY_WRITE: [u8; 2] = *b"mw";
 /// The flag of areas whose writes a userfaultfd watches.
 const WATCHED: &str = "uw";
 
@@ -60,6 +75,8 @@ pub(super) struct ProcessBefore {
     pub(super) threads: Vec<ThreadState>,
     /// Tells cheaply whether the areas are still these.
     layout_watch: Layout,
+    /// Areas and objects were seen as they were at one moment, and nothing of them stood in the way.
+    is_settled: bool,
     /// A tracker was attached to this very program.
     pub(super) is_tracked: bool,
     /// It has been told of the areas.
@@ -69,8 +86,8 @@ pub(super) struct ProcessBefore {
 }
 
 impl Before {
-    /// Looks at a running tree and refuses it when anything stands in the way.
-    pub(super) fn look(root: Pid, options: &CheckpointOptions) -> Result<Self> {
+    /// Looks at a tree and refuses it when anything stands in the way.
+    pub(super) fn look(root: Pid, options: &CheckpointOptions, moment: Moment) -> Result<Self> {
         let order = tree::descendants(root).map_err(|error| no_process(root, error))?;
         let mut before = Self {
             root,
@@ -82,6 +99,7 @@ impl Before {
             files: KeptFiles::default(),
             vdso_checksum: 0,
             is_continuous: false,
+            doubt: Doubt::Nothing,
         };
         before.look_at_processes(HashMap::new())?;
         if !before.processes.contains_key(&root) {
@@ -89,7 +107,7 @@ impl Before {
         }
         before.vdso_checksum = before.checksum_vdso(root)?;
         before.descriptors.look(&before.processes, &before.order)?;
-        before.accept(options)?;
+        before.accept(options, moment)?;
         before.open_files();
         Ok(before)
     }
@@ -134,6 +152,8 @@ impl Before {
                     space += 1;
                 }
                 Err(error) if error.says_gone() && pid != self.root => {}
+                // It has hardly begun, and is looked at in the pause.
+                Err(error) if error.lacks_code().is_some() && pid != self.root && self.is_continuous => {}
                 Err(error) => return Err(error),
             }
         }
@@ -149,22 +169,35 @@ impl Before {
         if self.processes.contains_key(&self.root) { Ok(()) } else { Err(EngineError::NoProcess(self.root)) }
     }
 
-    /// Looks at the descriptors anew, and refuses when anything stands in the way.
+    /// Looks at the descriptors of a running tree anew. What stands in the way again and again does not refuse yet: the
+    /// pause tells whether it is still there.
     pub(super) fn look_at_descriptors_again(&mut self, options: &CheckpointOptions) -> Result<()> {
-        self.descriptors.look(&self.processes, &self.order)?;
-        self.accept(options)
+        for _ in 0..LOOKS_MAX {
+            self.descriptors.look(&self.processes, &self.order)?;
+            match self.accept(options, Moment::Running) {
+                Err(error) if matches!(error, EngineError::Refused(_)) || error.says_gone() => {}
+                outcome => return outcome,
+            }
+        }
+        Ok(())
     }
 
     /// Refuses when anything stands in the way; else prepares what the pause needs.
-    fn accept(&mut self, options: &CheckpointOptions) -> Result<()> {
-        let mut found = self.objects.take_obstacles();
-        let scope = self.descriptors.scope_of(&self.order, options);
-        found.extend(obstacles::of_subject(&self.view(), &scope));
-        if found.is_empty() {
-            self.descriptors.prepare(&self.order, options)
-        } else {
-            Err(EngineError::Refused(found))
+    fn accept(&mut self, options: &CheckpointOptions, moment: Moment) -> Result<()> {
+        let mut found = self.objects.take_obstacles(moment);
+        found.extend(obstacles::of_tree(&self.view(), &self.order));
+        self.doubt = if found.is_empty() { Doubt::Descriptors } else { Doubt::Everything };
+        found.extend(obstacles::of_descriptors(&self.descriptors.scope_of(
+            &self.order,
+            areas_of(&self.processes, &self.order),
+            options,
+        )));
+        if !found.is_empty() {
+            return Err(EngineError::Refused(found));
         }
+        self.descriptors.prepare(&self.order, areas_of(&self.processes, &self.order), options)?;
+        self.doubt = Doubt::Nothing;
+        Ok(())
     }
 
     /// Forgets objects that nothing maps any more, and tells their numbers.
@@ -182,18 +215,29 @@ impl Before {
     /// Brings the descriptors up to date with a tree that stands and whose processes are known.
     pub(super) fn refresh_descriptors(&mut self, options: &CheckpointOptions) -> Result<()> {
         let changed = self.descriptors.refresh(&self.processes, &self.order)?;
-        if changed {
-            let found = obstacles::of_descriptors(&self.descriptors.scope_of(&self.order, options));
+        if self.doubt == Doubt::Everything {
+            return self.accept(options, Moment::Stopped);
+        }
+        if changed || self.doubt == Doubt::Descriptors {
+            let found = obstacles::of_descriptors(&self.descriptors.scope_of(
+                &self.order,
+                areas_of(&self.processes, &self.order),
+                options,
+            ));
             if !found.is_empty() {
+                self.doubt = Doubt::Descriptors;
                 return Err(EngineError::Refused(found));
             }
-            self.descriptors.prepare(&self.order, options)?;
+            self.descriptors.prepare(&self.order, areas_of(&self.processes, &self.order), options)?;
+            self.doubt = Doubt::Nothing;
         }
         Ok(())
     }
 
     /// Brings processes and their areas up to date with a tree that stands.
     pub(super) fn refresh_processes(&mut self, stopped: &StoppedTree) -> Result<()> {
+        // Of areas as they were while it ran; those processes are looked at anew.
+        self.objects.forget_gone();
         let mut order: Vec<Pid> = stopped.processes.iter().map(|process| process.pid).collect();
         order.extend(&stopped.zombies);
         self.order = self.parents_first(order)?;
@@ -214,7 +258,10 @@ impl Before {
         let stat = procfs::stat(pid)?;
         let next = self.processes.values().map(|process| process.space.0 + 1).max().unwrap_or(0);
         let mut known = self.processes.get_mut(&pid).filter(|process| process.stat.key() == stat.key());
-        let has_changed = known.as_mut().map_or(Ok(true), |process| process.layout_watch.changed())?;
+        let has_changed = known.as_mut().map_or(Ok(true), |process| {
+            let has_changed = process.layout_watch.changed()?;
+            Ok::<_, EngineError>(has_changed || !process.is_settled)
+        })?;
         let is_continuous = self.is_continuous;
         if has_changed
             && let Some(process) = known.filter(|_| is_continuous)
@@ -222,21 +269,35 @@ impl Before {
         {
             self.objects.look(pid, &process.areas);
             process.stat = stat;
-            self.refuse_areas(pid)?;
+            self.refuse_areas(pid, Moment::Stopped)?;
         } else if has_changed {
             let space = self.processes.get(&pid).map_or(SpaceId(next), |process| process.space);
-            let process = ProcessBefore::look(pid, stat, space, &mut self.objects)?;
+            let looked = ProcessBefore::look(pid, stat, space, &mut self.objects);
+            let process = looked.map_err(|error| match error.lacks_code() {
+                Some(pid) => EngineError::Refused(vec![obstacles::of_code(pid)]),
+                None => error,
+            })?;
             self.processes.insert(pid, process);
-            self.refuse_areas(pid)?;
+            self.refuse_areas(pid, Moment::Stopped)?;
         } else if let Some(process) = self.processes.get_mut(&pid) {
             process.stat = stat;
         }
         Ok(())
     }
 
-    fn refuse_areas(&mut self, pid: Pid) -> Result<()> {
-        let mut found = memory::obstacles(pid, &self.processes[&pid].areas);
-        found.extend(self.objects.take_obstacles());
+    /// Has a process looked at again in the next pause, whether it changes or not.
+    fn unsettle(&mut self, pid: Pid) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.is_settled = false;
+        }
+    }
+
+    fn refuse_areas(&mut self, pid: Pid, moment: Moment) -> Result<()> {
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(()) };
+        let mut found = memory::obstacles(pid, &process.areas);
+        found.extend(self.objects.take_obstacles(moment));
+        // One that is refused is looked at again, whether it changes or not.
+        process.is_settled = found.is_empty();
         if found.is_empty() { Ok(()) } else { Err(EngineError::Refused(found)) }
     }
 
@@ -244,7 +305,9 @@ impl Before {
     /// refuses what only they tell.
     pub(super) fn complete_areas(&mut self) -> Result<()> {
         let mut completed = Vec::new();
+        let mut unknown = Vec::new();
         for (pid, process) in &mut self.processes {
+            let is_due = process.has_old_flags;
             match process.complete_areas(*pid) {
                 // It has ended since; what was taken of it stands.
                 Err(error) if error.says_gone() => {}
@@ -254,8 +317,22 @@ impl Before {
                     }
                 }
             }
+            if is_due {
+                let found = process.infer_flags(*pid);
+                // They are read again after the next pause.
+                process.is_settled &= found.is_empty();
+                unknown.extend(found);
+                self.objects.mark_writable(&process.areas);
+            }
         }
-        completed.into_iter().try_for_each(|pid| self.refuse_areas(pid))
+        if !unknown.is_empty() {
+            completed.iter().for_each(|pid| self.unsettle(*pid));
+            return Err(EngineError::Refused(unknown));
+        }
+        // All of them, so that none is taken for accepted.
+        let outcomes: Vec<_> =
+            completed.into_iter().map(|pid| self.refuse_areas(pid, Moment::Running)).collect();
+        outcomes.into_iter().collect()
     }
 
     /// The stopped tree lists living processes and zombies apart; creation order needs parents first.
@@ -310,10 +387,10 @@ impl Before {
 impl ProcessBefore {
     fn look(pid: Pid, stat: Stat, space: SpaceId, objects: &mut Objects) -> Result<Self> {
         let memory = ProcessMemory::open(pid).map_err(|error| permission(pid, error))?;
-        // Before the areas are listed: what changes between the two is noticed.
         let mut layout_watch = Layout::open(pid).map_err(|error| permission(pid, error))?;
-        layout_watch.changed()?;
         let areas = procfs::areas_with_flags(pid).map_err(|error| permission(pid, error))?;
+        layout_watch.changed()?;
+        let is_listed = are_listed(&areas, &layout_watch);
         let pagemap = Pagemap::open(pid)?;
         let gadgets = match Gadgets::find(&memory, &areas) {
             // It was ending while its code was read.
@@ -321,8 +398,12 @@ impl ProcessBefore {
             outcome => outcome?,
         };
         let auxiliary_vector = procfs::read(format!("/proc/{pid}/auxv"))?;
-        objects.look(pid, &areas);
-        let executable = objects.executable(pid)?;
+        let is_settled = objects.look(pid, &areas) && is_listed;
+        let executable = match objects.executable(pid) {
+            // It was replaced while it was looked at.
+            Err(EngineError::Incomplete(_)) if !is_settled => return Err(replaced(pid)),
+            outcome => outcome?,
+        };
         Ok(Self {
             stat,
             space,
@@ -337,6 +418,7 @@ impl ProcessBefore {
             stop_signal: None,
             threads: Vec::new(),
             layout_watch,
+            is_settled,
             is_tracked: false,
             is_covered: false,
             has_old_flags: false,
@@ -346,12 +428,15 @@ impl ProcessBefore {
     /// Follows changes of the areas; false when the program itself was replaced and must be looked at anew.
     fn follow_areas(&mut self, pid: Pid) -> Result<bool> {
         let mut areas = procfs::areas(pid)?;
-        if !self.pagemap.is_alive()? || !self.gadgets.are_kept(&self.areas, &areas) {
+        let is_same = !self.layout_watch.listed().is_empty() && self.pagemap.is_alive()?;
+        if !is_same || !self.gadgets.are_kept(&self.areas, &areas) {
             return Ok(false);
         }
         for area in &mut areas {
             let first = self.areas.partition_point(|old| old.range.end <= area.range.start);
-            if let Some(old) = self.areas.get(first).filter(|old| old.range.start < area.range.end) {
+            let old = self.areas.get(first).filter(|old| old.range.start < area.range.end);
+            // Those of another object are not its own.
+            if let Some(old) = old.filter(|old| old.backing == area.backing) {
                 area.flags = old.flags.clone();
             }
         }
@@ -370,11 +455,30 @@ impl ProcessBefore {
             // That writes are watched is our doing.
             now.flags.remove(WATCHED);
             let found = self.areas.binary_search_by_key(&now.range.start, |area| area.range.start);
-            if let Some(area) = found.ok().and_then(|index| self.areas.get_mut(index)) {
+            let area = found.ok().and_then(|index| self.areas.get_mut(index));
+            if let Some(area) = area.filter(|area| area.backing == now.backing) {
                 area.flags = now.flags;
             }
         }
         Ok(true)
+    }
+
+    /// Shared areas that were new in the pause and had gone when their flags were read: whether the program may write
+    /// to them is told by their protection alone, or not at all.
+    fn infer_flags(&mut self, pid: Pid) -> Vec<Obstacle> {
+        let is_unknown =
+            |area: &&mut Area| area.flags.is_empty() && area.protection.shared && !area.is_kernel();
+        let mut found = Vec::new();
+        for area in self.areas.iter_mut().filter(is_unknown) {
+            if area.protection.write {
+                area.flags.insert(MAY_WRITE);
+            } else {
+                let of = AreaOf { pid, area };
+                let why = "it was mapped just before the checkpoint and gone just after, and its flags are not known";
+                found.push(of.obstacle("shared mapping", why, "try again in a moment"));
+            }
+        }
+        found
     }
 
     fn message(&self) -> ProcessMessage {
@@ -424,6 +528,21 @@ impl ProcessBefore {
             vdso_code: code.get(),
         }
     }
+}
+
+/// Whether areas are those of the last look at a layout: what changes from then on is noticed.
+fn are_listed(areas: &[Area], layout: &Layout) -> bool {
+    let Some(listed) = procfs::areas_in(layout.listed()) else { return false };
+    let is_same = |area: &Area, listed: &Area| {
+        let Area { range, protection, offset, backing, name, .. } = area;
+        (range, protection, offset) == (&listed.range, &listed.protection, &listed.offset)
+            && (backing, name) == (&listed.backing, &listed.name)
+    };
+    areas.len() == listed.len() && areas.iter().zip(&listed).all(|(area, listed)| is_same(area, listed))
+}
+
+fn replaced(pid: Pid) -> EngineError {
+    sys::Error::process("find the program of", pid, sys::Errno::ENOENT).into()
 }
 
 fn content_of(pid: Pid, area: &Area) -> Option<Content> {

@@ -4,6 +4,7 @@
 //! Invariants: a description is listed once, in whichever processes and under however many numbers it is held.
 //! Does not: know what a description is; the descriptor kinds do.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,7 +19,7 @@ use resource::fd::{self, CaptureScope, Description, FdCapture, KnownKind, in_fli
 use resource::state::DescriptorText;
 use sys::kcmp;
 use sys::{Errno, Error, pidfd};
-use tracee::procfs;
+use tracee::procfs::{self, Area};
 
 use super::CheckpointOptions;
 use super::before::{Before, ProcessBefore};
@@ -142,6 +143,7 @@ impl Descriptors {
     pub(super) fn scope_of<'a>(
         &'a self,
         pids: &'a [Pid],
+        areas: Vec<(Pid, Cow<'a, [Area]>)>,
         options: &'a CheckpointOptions,
     ) -> CaptureScope<'a> {
         CaptureScope {
@@ -151,15 +153,21 @@ impl Descriptors {
             table: &self.table,
             kills: options.kill,
             sockets: &self.sockets,
+            areas,
         }
     }
 
     /// Lets each kind prepare what it needs inside the pause.
-    pub(super) fn prepare(&mut self, pids: &[Pid], options: &CheckpointOptions) -> Result<()> {
+    pub(super) fn prepare(
+        &mut self,
+        pids: &[Pid],
+        areas: Vec<(Pid, Cow<'_, [Area]>)>,
+        options: &CheckpointOptions,
+    ) -> Result<()> {
         let mut captures = HashMap::new();
         self.sockets.begin_preparing();
         {
-            let scope = self.scope_of(pids, options);
+            let scope = self.scope_of(pids, areas, options);
             for description in &self.descriptions {
                 if let Some(kind) = fd::kind_of(description) {
                     captures.insert(description.id, kind.prepare(description, &scope)?);
@@ -172,9 +180,9 @@ impl Descriptors {
     }
 
     /// Lets each kind look at the descriptors of the whole subject, once all have taken their own state.
-    fn relate(&mut self, pids: &[Pid]) -> Result<()> {
+    fn relate(&mut self, pids: &[Pid], areas: Vec<(Pid, Cow<'_, [Area]>)>) -> Result<()> {
         let mut captures = std::mem::take(&mut self.captures);
-        let scope = self.scope_of(pids, &self.options);
+        let scope = self.scope_of(pids, areas, &self.options);
         let related = self.descriptions.iter().try_for_each(|description| {
             captures.get_mut(&description.id).map_or(Ok(()), |capture| capture.relate(description, &scope))
         });
@@ -288,9 +296,18 @@ impl Descriptors {
     }
 }
 
+/// What a scope knows of areas.
+pub(super) fn areas_of<'a>(
+    processes: &'a HashMap<Pid, ProcessBefore>,
+    order: &[Pid],
+) -> Vec<(Pid, Cow<'a, [Area]>)> {
+    let known = order.iter().filter_map(|pid| processes.get(pid).map(|process| (*pid, process)));
+    known.map(|(pid, process)| (pid, process.areas.as_slice().into())).collect()
+}
+
 /// Takes what may have changed of every description.
 pub(super) fn inside(before: &mut Before) -> Result<()> {
-    let descriptors = &mut before.descriptors;
+    let Before { descriptors, processes, order, .. } = before;
     descriptors.look_inside()?;
     descriptors.sockets.begin_pause();
     descriptors.tell();
@@ -301,7 +318,8 @@ pub(super) fn inside(before: &mut Before) -> Result<()> {
         let envelope = Envelope::inside(description)?;
         descriptors.envelopes.insert(description.id, envelope);
     }
-    descriptors.relate(&before.order)
+    let areas = areas_of(processes, order);
+    descriptors.relate(order, areas)
 }
 
 /// Adds the records of descriptions and tables.

@@ -17,9 +17,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
 use model::{Inode, PageCount, Pid, Sequence, Signal};
+use resource::Obstacle;
 use store::{CommitMeta, ImageWriter, PageBatch};
 use tracee::{StoppedTree, Urgent, procfs};
-use track::TrackerKind;
+use track::{Moment, TrackerKind};
 
 use crate::capture::before::Before;
 pub use crate::capture::continuous::{
@@ -54,7 +55,11 @@ pub struct CheckpointReport {
 /// Looks at a running subject before it is stopped for the look: each takes a few milliseconds, and a program that
 /// lives shorter between two execs is no rare sight in a build.
 const LOOKS_MAX: usize = 5;
-/// About how long a program takes from exec until its C library is mapped.
+/// How many of them must find the same in the way, one after the other, to refuse; less than all, as each look is one
+/// at all the memory of the subject.
+const REFUSING_LOOKS: usize = 3;
+/// About how long a program takes from exec until its C library is mapped, and longer than most hold what is held for a
+/// moment only.
 const LOADING: Duration = Duration::from_millis(1);
 
 /// A checkpoint that has left its subject: all of it is here or with the writer, and nothing is visible yet.
@@ -201,12 +206,17 @@ pub(crate) fn look_for_preflight(root: Pid, options: &CheckpointOptions) -> Resu
     }
 }
 
-/// Looks at a subject that may replace itself by exec under the look; `None` when it does so again and again, and
-/// can only be looked at once it stands.
+/// Looks at a subject that may replace itself by exec under the look, and may hold for a moment what cannot be saved;
+/// `None` when it does so again and again, and can only be looked at once it stands.
 fn look_while_it_runs(root: Pid, options: &CheckpointOptions) -> Result<Option<Before>> {
+    let mut refusals = Refusals::default();
     for _ in 0..LOOKS_MAX {
-        match Before::look(root, options) {
+        match Before::look(root, options, Moment::Running) {
             Err(error) if error.says_gone() && is_alive(root) => {}
+            Err(EngineError::Refused(found)) => {
+                refusals.note(found)?;
+                std::thread::sleep(LOADING);
+            }
             // It may stand between exec and the loading of its libraries.
             Err(error) if error.lacks_code().is_some() => std::thread::sleep(LOADING),
             outcome => return outcome.map(Some),
@@ -215,8 +225,31 @@ fn look_while_it_runs(root: Pid, options: &CheckpointOptions) -> Result<Option<B
     Ok(None)
 }
 
+/// What looks at a running subject have found in the way.
+#[derive(Default)]
+struct Refusals {
+    looks: usize,
+    /// Found by all of them.
+    lasting: Vec<Obstacle>,
+}
+
+impl Refusals {
+    /// Takes in one more look; refuses when enough of them have found the same.
+    fn note(&mut self, mut found: Vec<Obstacle>) -> Result<()> {
+        if self.looks > 0 {
+            found.retain(|obstacle| self.lasting.contains(obstacle));
+        }
+        self.lasting = found;
+        self.looks += 1;
+        if self.looks >= REFUSING_LOOKS && !self.lasting.is_empty() {
+            return Err(EngineError::Refused(std::mem::take(&mut self.lasting)));
+        }
+        Ok(())
+    }
+}
+
 fn look_while_it_stands(root: Pid, options: &CheckpointOptions) -> Result<Before> {
-    Before::look(root, options).map_err(|error| match error.lacks_code() {
+    Before::look(root, options, Moment::Stopped).map_err(|error| match error.lacks_code() {
         Some(pid) => EngineError::Refused(vec![obstacles::of_code(pid)]),
         None => error,
     })

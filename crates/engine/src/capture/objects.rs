@@ -11,8 +11,9 @@ use image::RecordSet;
 use model::Pid;
 use resource::Obstacle;
 use resource::memory::{self, AreaOf, AreaRecord, Content, MemoryKind, ObjectKey, ObjectRecord};
-use sys::Error;
+use sys::{Errno, Error};
 use tracee::procfs::Area;
+use track::Moment;
 
 use super::before::Before;
 use crate::error::{EngineError, Result};
@@ -27,11 +28,14 @@ pub(super) struct Objects {
     files: BTreeMap<u64, File>,
     /// Objects that could not be looked at.
     obstacles: Vec<Obstacle>,
+    /// The same of those whose area was gone by then, or showed another object.
+    gone: Vec<Obstacle>,
 }
 
 impl Objects {
-    /// Learns the objects behind the areas of a process.
-    pub(super) fn look(&mut self, pid: Pid, areas: &[Area]) {
+    /// Learns the objects behind the areas of a process; whether all areas were still there.
+    pub(super) fn look(&mut self, pid: Pid, areas: &[Area]) -> bool {
+        let gone_before = self.gone.len();
         for area in areas {
             let Some(key) = ObjectKey::of(area) else { continue };
             let of = AreaOf { pid, area };
@@ -42,8 +46,24 @@ impl Objects {
                 record.writable |= writable;
             } else if let Err(error) = self.add(key, of, kind, writable) {
                 let why = format!("the object behind it cannot be looked at: {error}");
-                let fix = "run undying as root or with CAP_CHECKPOINT_RESTORE";
-                self.obstacles.push(of.obstacle("mapped object", &why, fix));
+                if error.says_gone() {
+                    let fix = "try again in a moment: the area or the name of its file was just going away";
+                    self.gone.push(of.obstacle("mapped object", &why, fix));
+                } else {
+                    let fix = "run undying as root or with CAP_CHECKPOINT_RESTORE";
+                    self.obstacles.push(of.obstacle("mapped object", &why, fix));
+                }
+            }
+        }
+        self.gone.len() == gone_before
+    }
+
+    /// Takes note of areas through which their objects can be written, once their flags are known.
+    pub(super) fn mark_writable(&mut self, areas: &[Area]) {
+        for area in areas.iter().filter(|area| area.protection.shared && area.flags.has("mw")) {
+            let number = ObjectKey::of(area).and_then(|key| self.numbers.get(&key));
+            if let Some(record) = number.and_then(|number| self.records.get_mut(number)) {
+                record.writable = true;
             }
         }
     }
@@ -54,6 +74,10 @@ impl Objects {
         if matches!(kind.content(of), Content::Object | Content::PrivateAndObject) {
             let link = of.link();
             let file = File::open(&link).map_err(|error| Error::path("open", &link, error))?;
+            if shows_another(&file, key)? {
+                // Mapped in its place since the areas were listed.
+                return Err(Error::path("find the listed object at", &link, Errno::ENOENT).into());
+            }
             self.files.insert(id, file);
         }
         let record = ObjectRecord {
@@ -88,9 +112,20 @@ impl Objects {
         gone
     }
 
-    /// What could not be looked at, once.
-    pub(super) fn take_obstacles(&mut self) -> Vec<Obstacle> {
-        std::mem::take(&mut self.obstacles)
+    /// Forgets areas that were gone.
+    pub(super) fn forget_gone(&mut self) {
+        self.gone.clear();
+    }
+
+    /// What could not be looked at, once. What was gone stands in the way only of a subject that stands: one that runs
+    /// is looked at again.
+    pub(super) fn take_obstacles(&mut self, moment: Moment) -> Vec<Obstacle> {
+        let mut found = std::mem::take(&mut self.obstacles);
+        let gone = std::mem::take(&mut self.gone);
+        if moment == Moment::Stopped {
+            found.extend(gone);
+        }
+        found
     }
 
     /// The number of a process's executable: the object whose inode `/proc/PID/exe` leads to.
@@ -113,6 +148,14 @@ impl Objects {
     pub(super) fn saved(&self) -> impl Iterator<Item = (u64, &File)> {
         self.files.iter().map(|(id, file)| (*id, file))
     }
+}
+
+/// Whether an opened file is certainly not the object of that key. File systems that number their devices otherwise than
+/// the list of areas does, tell nothing.
+fn shows_another(file: &File, key: ObjectKey) -> Result<bool> {
+    let found = file.metadata().map_err(|error| Error::new("look at a memory object", error))?;
+    let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
+    Ok(device == key.device && found.ino() != key.inode.get())
 }
 
 /// Adds the record of all objects, with the lengths they have now.

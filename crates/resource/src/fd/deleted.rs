@@ -16,7 +16,6 @@ use rustix::fs::{FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno as E;
 use sys::file_handle::{self, FileHandle};
 use sys::{Errno, Error};
-use tracee::procfs;
 
 use super::memfd::is_memfd;
 use super::regular::{self, FileCapture, FilePayload};
@@ -86,7 +85,7 @@ impl FdKind for Deleted {
         if description.stat.st_nlink > 0 {
             return handle_obstacle(description).into_iter().collect();
         }
-        if is_mapped(scope.pids, description) {
+        if scope.maps(description) {
             return Vec::new();
         }
         content_obstacle(description).into_iter().collect()
@@ -136,26 +135,12 @@ pub(super) fn reader(file: BorrowedFd<'_>) -> sys::Result<OwnedFd> {
     reopen(file, flags | OFlags::NOATIME).or_else(|_| reopen(file, flags))
 }
 
-/// Whether memory of the subject maps the file of a description, so that the memory kinds save its content.
-/// Inode numbers repeat between file systems, so the name must be the same too.
-pub(super) fn is_mapped(pids: &[Pid], description: &Description) -> bool {
-    let (inode, name) = (description.stat.st_ino, &description.info.target);
-    pids.iter().any(|pid| {
-        let areas = procfs::areas(*pid).unwrap_or_default();
-        areas.iter().any(|area| {
-            matches!(&area.backing, procfs::Backing::File { inode: of, path, .. }
-                if of.get() == inode && path == name)
-        })
-    })
-}
-
 /// What becomes of a file's content should it have no name.
 #[derive(Debug)]
 pub(super) struct NamelessCapture {
     /// Whether this description is the one of all of its file that saves the content.
     is_carrier: bool,
     is_mapped: bool,
-    pids: Vec<Pid>,
     reader: Option<OwnedFd>,
     copy: ContentCopy,
     copied: Option<Copied>,
@@ -169,8 +154,7 @@ impl NamelessCapture {
         let is_nameless = description.stat.st_nlink == 0;
         let mut capture = Self {
             is_carrier: first.is_none_or(|first| first.id == description.id),
-            is_mapped: is_nameless && is_mapped(scope.pids, description),
-            pids: scope.pids.to_vec(),
+            is_mapped: is_nameless && scope.maps(description),
             reader: None,
             copy: ContentCopy::default(),
             copied: None,
@@ -193,6 +177,23 @@ impl NamelessCapture {
         if self.is_mapped || !self.is_carrier {
             return Ok(());
         }
+        self.copy_from(file)
+    }
+
+    /// Inside the pause, when the areas are known: the content of one that was mapped and is not any more.
+    pub(super) fn relate(
+        &mut self,
+        description: &Description,
+        stat: &Stat,
+        scope: &CaptureScope<'_>,
+    ) -> Result<()> {
+        if stat.st_nlink > 0 || !self.is_carrier || self.copied.is_some() || scope.maps(description) {
+            return Ok(());
+        }
+        self.copy_from(description.as_fd())
+    }
+
+    fn copy_from(&mut self, file: BorrowedFd<'_>) -> Result<()> {
         if self.reader.is_none() {
             self.reader = Some(reader(file)?);
         }
@@ -205,10 +206,6 @@ impl NamelessCapture {
     pub(super) fn after(&self, pid: Pid, description: &Description, stat: &Stat) -> Result<Nameless> {
         if self.copied == Some(Copied::TooMuch) {
             let why = format!("it holds more than {} MiB, all that an image takes up", DATA_BYTES_MAX >> 20);
-            return Err(unsupported(pid, description, why));
-        }
-        if self.is_mapped && self.is_carrier && !is_mapped(&self.pids, description) {
-            let why = "it was unmapped while the checkpoint was taken".to_owned();
             return Err(unsupported(pid, description, why));
         }
         let (handle_kind, handle) =

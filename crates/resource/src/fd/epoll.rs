@@ -418,6 +418,7 @@ mod tests {
             table: &table,
             kills: false,
             sockets: &Default::default(),
+            areas: Vec::new(),
         };
         let obstacles = Epoll.obstacles(&descriptions[0], &scope);
         assert_eq!(obstacles.len(), 1, "{obstacles:?}");

@@ -392,6 +392,7 @@ mod tests {
             table: &[],
             kills: false,
             sockets: &Default::default(),
+            areas: Vec::new(),
         };
         let found = Inotify.obstacles(&descriptions[0], &scope);
         assert!(found.len() == 1 && found[0].place.contains("watch 1"), "{found:?}");

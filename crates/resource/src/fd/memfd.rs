@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
-use model::{DescriptionId, Pid};
+use model::DescriptionId;
 use prost::Message;
 use rustix::fs::{FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, Stat, Uid};
 use sys::{Errno, Error};
 
-use super::deleted::{is_mapped, reader};
+use super::deleted::reader;
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -88,7 +88,7 @@ impl FdKind for Memfd {
                 "let the program use memfd_create without MFD_HUGETLB (madvise can ask for huge pages instead)",
             )];
         }
-        if is_mapped(scope.pids, description) {
+        if scope.maps(description) {
             return Vec::new();
         }
         let why = match reader(description.as_fd()).and_then(|reader| data_bytes(reader.as_fd())) {
@@ -109,8 +109,7 @@ impl FdKind for Memfd {
         let reader = reader(description.as_fd())?;
         let mut capture = MemfdCapture {
             is_carrier: first.is_none_or(|first| first.id == description.id),
-            is_mapped: is_mapped(scope.pids, description),
-            pids: scope.pids.to_vec(),
+            is_mapped: scope.maps(description),
             reader,
             stat: description.stat,
             seals: SealFlags::empty(),
@@ -166,7 +165,6 @@ fn seal(file: &OwnedFd, wanted: SealFlags) -> Result<()> {
 struct MemfdCapture {
     is_carrier: bool,
     is_mapped: bool,
-    pids: Vec<Pid>,
     reader: OwnedFd,
     stat: Stat,
     seals: SealFlags,
@@ -191,14 +189,24 @@ impl FdCapture for MemfdCapture {
         Ok(())
     }
 
+    /// It may have been unmapped since it was prepared: then nothing else saves its content.
+    fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
+        if self.is_carrier && self.copied.is_none() && !scope.maps(description) {
+            self.copied = Some(self.copy.copy(self.reader.as_fd())?);
+        }
+        Ok(())
+    }
+
     fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
-        let unmapped = self.is_carrier && self.is_mapped && !is_mapped(&self.pids, description);
-        if unmapped || self.copied == Some(Copied::TooMuch) {
+        if self.copied == Some(Copied::TooMuch) {
             return Err(ResourceError::Unsupported {
                 pid: description.pid,
                 what: description.named("memory file"),
-                why: "it grew, or was unmapped, while the checkpoint was taken".to_owned(),
-                fix: "take the checkpoint again".to_owned(),
+                why: format!(
+                    "it grew, while the checkpoint was taken, beyond {} MiB, and nothing maps it",
+                    DATA_BYTES_MAX >> 20
+                ),
+                fix: "let the program map it".to_owned(),
             });
         }
         let link = description.info.target.as_os_str().as_bytes();
@@ -320,6 +328,28 @@ mod tests {
         let mut created: HashMap<_, _> = ids.zip(built).collect();
         Memfd.start(&records, &created)?;
         Ok(records.iter().map(|record| created.remove(&record.id).unwrap()).collect())
+    }
+
+    #[test]
+    fn content_of_one_that_was_unmapped_since_is_taken_in_the_pause() {
+        let file = memfd("passing", b"what it holds");
+        let subject = Subject::new(&[&file]);
+        let description = &subject.descriptions[0];
+        let (inode, name) = (description.stat.st_ino, description.target());
+        let text = format!("7f0000000000-7f0000001000 rw-s 00000000 00:01 {inode} {name}\n");
+        let areas = tracee::procfs::areas_in(text.as_bytes()).unwrap();
+        let mapped =
+            || CaptureScope { areas: vec![(description.pid, areas.clone().into())], ..subject.scope() };
+        let content = |in_pause: &CaptureScope<'_>| {
+            let mut capture = Memfd.prepare(description, &mapped()).unwrap();
+            capture.inside(description).unwrap();
+            capture.relate(description, in_pause).unwrap();
+            let payload = capture.after(description).unwrap();
+            MemfdPayload::decode(payload.as_slice()).unwrap().content
+        };
+        assert_eq!(content(&mapped()), None);
+        let bytes = content(&subject.scope()).unwrap().extents.remove(0).bytes;
+        assert!(bytes.starts_with(b"what it holds"), "{bytes:?}");
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! process under construction then inherits all descriptions. `connect` runs when every descriptor has its number
 //! in its process, for what depends on numbers (epoll registrations, record locks).
 
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::HashMap;
 
@@ -47,11 +48,11 @@ pub mod unclaimed;
 pub mod unix;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use rustix::fs::Stat;
-use tracee::procfs::DescriptorInfo;
+use tracee::procfs::{Area, Backing, DescriptorInfo};
 use tracee::{ProcessMemory, Stub};
 
 use self::sockets::Sockets;
@@ -154,6 +155,8 @@ pub struct CaptureScope<'a> {
     pub kills: bool,
     /// What its sockets share.
     pub sockets: &'a Sockets,
+    /// The areas of every process: as they are in the pause, before it as far as they are known.
+    pub areas: Vec<(Pid, Cow<'a, [Area]>)>,
 }
 
 impl CaptureScope<'_> {
@@ -161,6 +164,21 @@ impl CaptureScope<'_> {
     #[must_use]
     pub fn is_inherited(&self, stat: &Stat) -> bool {
         self.inherited.contains(&(stat.st_dev, Inode(stat.st_ino)))
+    }
+
+    /// Whether memory of the subject shows the file of a description, so that the memory kinds save its content. Inode
+    /// numbers repeat between file systems, so the name must be the same too, there or gone.
+    #[must_use]
+    pub fn maps(&self, description: &Description) -> bool {
+        let name = path_of(description);
+        let is_shown = |area: &Area| match &area.backing {
+            Backing::File { inode, path, .. } if *inode == description.inode() => {
+                path == &description.info.target
+                    || path.to_str().is_some_and(|path| Path::new(path.trim_end_matches(GONE)) == name)
+            }
+            _ => false,
+        };
+        self.areas.iter().any(|(_, areas)| areas.iter().any(is_shown))
     }
 
     /// The description behind a descriptor of a process.
@@ -362,8 +380,11 @@ impl FdCapture for Constant {
     }
 }
 
+/// The kernel's mark of a name that is gone.
+const GONE: &str = " (deleted)";
+
 /// The path a description was opened under, without the mark of a deleted file.
 #[must_use]
 pub fn path_of(description: &Description) -> PathBuf {
-    PathBuf::from(description.target().trim_end_matches(" (deleted)"))
+    PathBuf::from(description.target().trim_end_matches(GONE))
 }

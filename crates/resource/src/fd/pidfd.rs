@@ -217,6 +217,7 @@ mod tests {
             table: &table,
             kills: false,
             sockets: &Default::default(),
+            areas: Vec::new(),
         };
         Pidfd.obstacles(description, &scope)
     }

@@ -160,6 +160,14 @@ impl FdCapture for FileCapture {
         Ok(())
     }
 
+    fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
+        let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
+        if is_regular && matches!(Name::new(self.link.bytes(), &self.stat), Name::Gone(_)) {
+            self.nameless.relate(description, &self.stat, scope)?;
+        }
+        Ok(())
+    }
+
     fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
         let name = Name::new(self.link.bytes(), &self.stat);
         let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;

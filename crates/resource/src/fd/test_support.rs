@@ -59,7 +59,15 @@ pub(crate) fn capture_again(
     meanwhile: impl FnOnce(),
 ) -> Result<Vec<FdRecord>> {
     let table: Vec<_> = descriptions.iter().map(|one| (one.pid, one.fd, one.id)).collect();
-    let scope = CaptureScope { pids: &[us()], descriptions, inherited: &[], table: &table, kills, sockets };
+    let scope = CaptureScope {
+        pids: &[us()],
+        descriptions,
+        inherited: &[],
+        table: &table,
+        kills,
+        sockets,
+        areas: Vec::new(),
+    };
     let mut captures = Vec::new();
     sockets.begin_preparing();
     for description in descriptions.iter().filter(|one| kind.claims(one)) {

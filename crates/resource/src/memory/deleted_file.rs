@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use super::{AreaOf, Content, MemoryKind, ObjectRecord, source_file};
+use super::{AreaOf, Content, MemoryKind, ObjectRecord, is_gone, source_file};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use sys::{Errno, Error};
@@ -63,6 +63,8 @@ impl MemoryKind for DeletedFile {
                 let why = format!("it has {} bytes; at most {LENGTH_MAX} are kept", stat.st_size);
                 vec![of.obstacle(what, &why, "give the file a name again, or let the program close it")]
             }
+            // The area is: nothing of it is left to save.
+            Err(errno) if is_gone(errno) => Vec::new(),
             Err(errno) => vec![of.obstacle(
                 what,
                 &format!("the file behind it cannot be opened: {errno}"),

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::MemfdFlags;
 
-use super::{AreaOf, Content, MemoryKind, ObjectRecord};
+use super::{AreaOf, Content, MemoryKind, ObjectRecord, is_gone};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use sys::Error;
@@ -43,6 +43,8 @@ impl MemoryKind for Memfd {
     fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
         match rustix::fs::stat(of.link()) {
             Ok(_) => Vec::new(),
+            // The area is: nothing of it is left to save.
+            Err(errno) if is_gone(errno) => Vec::new(),
             Err(errno) => vec![of.obstacle(
                 "memory file",
                 &format!("the object behind it cannot be opened: {errno}"),

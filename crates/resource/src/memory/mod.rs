@@ -202,7 +202,8 @@ pub trait MemoryKind: Sync {
     /// Which pages the image must hold.
     fn content(&self, of: AreaOf<'_>) -> Content;
 
-    /// Before the pause: what of this area would stop a checkpoint.
+    /// Before the pause: what of this area would stop a checkpoint. One that has gone stops none; the object behind it
+    /// is asked for as well, and whether it could be found is the caller's to judge.
     fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
         let _ = of;
         Vec::new()
@@ -262,6 +263,11 @@ fn unclaimed(of: AreaOf<'_>) -> Obstacle {
         ("unknown mapping", "no memory kind knows what stands behind it")
     };
     of.obstacle(what, why, "let the program do without it, or stop it the usual way")
+}
+
+/// Whether it says that an area, or its process, went away since it was listed. Whoever listed it looks again.
+fn is_gone(errno: rustix::io::Errno) -> bool {
+    errno == rustix::io::Errno::NOENT || errno == rustix::io::Errno::SRCH
 }
 
 /// Descriptors of opened objects by object number.

@@ -69,6 +69,7 @@ impl Subject {
             table: &[],
             kills: self.kills,
             sockets: &self.sockets,
+            areas: self.pids.iter().map(|pid| (*pid, procfs::areas(*pid).unwrap().into())).collect(),
         }
     }
 

@@ -53,6 +53,19 @@ impl AreaFlags {
         self.0.iter().any(|known| known.as_slice() == flag.as_bytes())
     }
 
+    /// Whether nothing is known of them: every area that smaps lists has some.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a flag.
+    pub fn insert(&mut self, flag: [u8; 2]) {
+        if !self.0.contains(&flag) {
+            self.0.push(flag);
+        }
+    }
+
     /// Takes a flag out.
     pub fn remove(&mut self, flag: &str) {
         self.0.retain(|known| known.as_slice() != flag.as_bytes());
@@ -100,10 +113,12 @@ pub fn areas_with_flags(pid: Pid) -> Result<Vec<Area>> {
 }
 
 fn parse_file(path: &str) -> Result<Vec<Area>> {
-    parse(&read(path)?).ok_or_else(|| malformed(path))
+    areas_in(&read(path)?).ok_or_else(|| malformed(path))
 }
 
-fn parse(bytes: &[u8]) -> Option<Vec<Area>> {
+/// The areas in a text of `maps` or `smaps`; `None` when it is neither.
+#[must_use]
+pub fn areas_in(bytes: &[u8]) -> Option<Vec<Area>> {
     let mut found: Vec<Area> = Vec::new();
     for line in bytes.split(|byte| *byte == b'\n') {
         let first = *line.first().unwrap_or(&b' ');
@@ -170,7 +185,7 @@ mod tests {
             Size:                328 kB\nVmFlags: rd ex mr mw me sd \n\
             7ffc0000-7ffc1000 rw-p 00000000 00:00 0          [stack]\n\
             7ffd0000-7ffd2000 r-xp 00000000 00:00 0          [vdso]\n";
-        let areas = parse(text).unwrap();
+        let areas = areas_in(text).unwrap();
         assert_eq!(areas.len(), 3);
         assert!(areas[0].flags.has("ex") && !areas[0].flags.has("wr"));
         assert_eq!(areas[0].range.pages().get(), 0x52);

@@ -17,7 +17,7 @@ use std::path::Path;
 use model::{PageCount, Pid, Tid};
 use sys::{Errno, Error, Result};
 
-pub use areas::{Area, AreaFlags, Backing, Protection, areas, areas_with_flags};
+pub use areas::{Area, AreaFlags, Backing, Protection, areas, areas_in, areas_with_flags};
 pub use descriptors::{DescriptorInfo, closes_on_exec, descriptor_info, descriptors, open_descriptor_info};
 pub use kept::{KeptFiles, read_whole};
 pub use stat::{Stat, key, stat, thread_count, thread_stat};

@@ -7,6 +7,7 @@
 //! Does not: decide when the next checkpoint is due, or write.
 
 mod crew;
+mod patience;
 mod phases;
 mod tracked;
 mod tuning;
@@ -16,7 +17,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
-use image::Timings;
+use image::{RecordSet, Timings};
 use model::{PageCount, Pid, ProcessKey, Sequence};
 use store::{Epoch, ImageReader, LogWriter, Ticket};
 use tracee::{Freezer, StoppedTree, Urgent};
@@ -64,6 +65,10 @@ pub struct Continuous {
     bypasses_cache: bool,
     /// Looks without a checkpoint.
     looks: u64,
+    /// What was reported as dirty is in the epoch, and no tracker is half told of anything.
+    is_orderly: bool,
+    /// How long the subject stood still for what was begun in vain since the last checkpoint.
+    stood_in_vain: Duration,
 }
 
 impl fmt::Debug for Continuous {
@@ -84,7 +89,8 @@ pub struct Taken {
     pub timings: Timings,
     /// The same in detail, and what came before and after.
     pub phases: Phases,
-    /// How long it stood still before that, for trackers to be attached to new processes; mostly zero.
+    /// How long it stood still before that, for trackers to be attached to new processes, and to find that something
+    /// stood in the way that was then gone; mostly zero.
     pub arming: Duration,
     /// Rounds of pre-copy.
     pub rounds: usize,
@@ -150,6 +156,8 @@ impl Continuous {
             is_whole: true,
             bypasses_cache: false,
             looks: 0,
+            is_orderly: false,
+            stood_in_vain: Duration::ZERO,
         }
     }
 
@@ -260,9 +268,14 @@ impl Continuous {
         read: &dyn Fn(Sequence) -> store::Result<ImageReader>,
         options: &CheckpointOptions,
     ) -> Result<(Taken, Comparison)> {
-        let Stood { tree, mut phases, time, counts, arming } = self.stop(&epoch, options)?;
+        let (stood, records) = self.patiently(&epoch, |subject| {
+            let mut stood = subject.stop(&epoch, options)?;
+            let records = subject.records(&mut stood.phases)?;
+            Ok((stood, records))
+        })?;
+        let Stood { tree, mut phases, time, counts, arming } = stood;
         let timings = phases.timings();
-        let ticket = self.hand_over(epoch, options, time, timings, &mut phases)?;
+        let ticket = self.hand_over(epoch, records, options, time, timings, &mut phases)?;
         // It stands still for this.
         let Some(committed) = ticket.wait_for(VERIFY_WAIT_MAX)? else {
             return Err(store::Error::Slow { waited: VERIFY_WAIT_MAX }.into());
@@ -272,26 +285,27 @@ impl Continuous {
         let comparison = verify::compare(before, &tree.0, &image)?;
         resume(tree, &mut phases)?;
         let Counts { rounds, precopied, residual } = counts;
+        let arming = arming + std::mem::take(&mut self.stood_in_vain);
         Ok((Taken { ticket, timings, phases, arming, rounds, precopied, residual }, comparison))
     }
 
     fn take(&mut self, epoch: Epoch, options: &CheckpointOptions) -> Result<Taken> {
-        let Stood { tree, mut phases, time, counts, arming } = self.stop(&epoch, options)?;
-        let timings = resume(tree, &mut phases)?;
-        let ticket = self.hand_over(epoch, options, time, timings, &mut phases)?;
+        let taken = self.patiently(&epoch, |subject| {
+            let Stood { tree, mut phases, time, counts, arming } = subject.stop(&epoch, options)?;
+            let timings = resume(tree, &mut phases)?;
+            let records =
+                subject.records(&mut phases).inspect_err(|_| subject.stood_in_vain += timings.pause)?;
+            Ok((records, phases, time, counts, arming, timings))
+        })?;
+        let (records, mut phases, time, counts, arming, timings) = taken;
+        let ticket = self.hand_over(epoch, records, options, time, timings, &mut phases)?;
         let Counts { rounds, precopied, residual } = counts;
+        let arming = arming + std::mem::take(&mut self.stood_in_vain);
         Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual })
     }
 
-    /// Gives the log what is not pages. Nothing of it needs the subject to stand still.
-    fn hand_over(
-        &mut self,
-        epoch: Epoch,
-        options: &CheckpointOptions,
-        time: SystemTime,
-        timings: Timings,
-        phases: &mut Phases,
-    ) -> Result<Ticket> {
+    /// All that is not pages. Nothing of it needs the subject to stand still.
+    fn records(&mut self, phases: &mut Phases) -> Result<RecordSet> {
         let mut laps = Laps::from(Instant::now());
         let before = self.before.as_mut().expect("it was looked at first");
         before.complete_areas()?;
@@ -299,8 +313,24 @@ impl Continuous {
         self.bypasses_cache = before.descriptors.bypass_cache();
         before.descriptors.forget();
         before.files.sweep();
-        let ticket = epoch.finish(records, meta(before, options, time, timings))?;
         phases.finish = laps.lap();
+        Ok(records)
+    }
+
+    /// Gives it to the log.
+    fn hand_over(
+        &mut self,
+        epoch: Epoch,
+        records: RecordSet,
+        options: &CheckpointOptions,
+        time: SystemTime,
+        timings: Timings,
+        phases: &mut Phases,
+    ) -> Result<Ticket> {
+        let mut laps = Laps::from(Instant::now());
+        let before = self.before.as_ref().expect("it was looked at first");
+        let ticket = epoch.finish(records, meta(before, options, time, timings))?;
+        phases.finish += laps.lap();
         self.dirty.make_room();
         Ok(ticket)
     }
@@ -350,6 +380,7 @@ impl Continuous {
     pub(super) fn stop(&mut self, sink: &dyn PageSink, options: &CheckpointOptions) -> Result<Stood> {
         let mut phases = Phases::new();
         let mut laps = Laps::from(phases.began);
+        self.is_orderly = true;
         self.look(options)?;
         phases.look = laps.lap();
         let arming = self.arm(sink)?;
@@ -367,7 +398,11 @@ impl Continuous {
         let mut tree = self.freezer.stop(self.root)?;
         phases.began = tree.began;
         phases.stop = tree.began.elapsed();
-        self.inside(&reserve, &mut tree, options, &mut counts, &mut phases)?;
+        if let Err(error) = self.inside(&reserve, &mut tree, options, &mut counts, &mut phases) {
+            drop(tree);
+            self.stood_in_vain += phases.began.elapsed();
+            return Err(error);
+        }
         Ok(Stood { tree: (tree, urgent), phases, time, counts, arming })
     }
 
@@ -407,9 +442,11 @@ impl Continuous {
         let mut tree = self.freezer.stop(self.root)?;
         let began = tree.began;
         before.refresh_processes(&tree)?;
+        self.is_orderly = false;
         leave_ended(&mut self.tracked, before, sink);
         cover(self.kind, &self.tuning, &mut self.tracked, before, &mut tree, sink)?;
         tree.resume()?;
+        self.is_orderly = true;
         Ok(began.elapsed())
     }
 
@@ -424,6 +461,7 @@ impl Continuous {
         if self.bypasses_cache {
             return Ok(counts);
         }
+        self.is_orderly = false;
         let mut last = PageCount(u64::MAX);
         while counts.rounds < self.tuning.prefer.rounds_max() {
             let mut round = PageCount(0);
@@ -438,6 +476,7 @@ impl Continuous {
             }
             last = round;
         }
+        self.is_orderly = true;
         Ok(counts)
     }
 
@@ -452,9 +491,12 @@ impl Continuous {
         let mut laps = Laps::from(phases.began + phases.stop);
         let before = self.before.as_mut().expect("it was looked at first");
         before.refresh_processes(tree)?;
+        self.is_orderly = false;
         leave_ended(&mut self.tracked, before, sink);
         cover(self.kind, &self.tuning, &mut self.tracked, before, tree, sink)?;
+        // A scan that is begun and not ended loses nothing.
         self.crew.begin_scans(&mut self.tracked);
+        self.is_orderly = true;
         phases.areas = laps.lap();
         before.refresh_descriptors(options)?;
         if counts.rounds > 0 && before.descriptors.bypass_cache() {
@@ -466,6 +508,7 @@ impl Continuous {
         // Remote calls use memory of the subject; what was there before is there again afterwards.
         threads::inside(before, tree)?;
         phases.threads = laps.lap();
+        self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.get_mut(pid) else { continue };
             let copied = tracked.copy_dirty(process, Moment::Stopped, &mut self.dirty, sink)?;
@@ -477,6 +520,7 @@ impl Continuous {
         phases.copy = laps.lap().saturating_sub(phases.scan);
         copy_objects(before, sink)?;
         phases.objects = laps.lap();
+        self.is_orderly = true;
         Ok(())
     }
 }

@@ -218,6 +218,7 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
         table: &[],
         kills: false,
         sockets: &Default::default(),
+        areas: Vec::new(),
     };
     let found = Unix.obstacles(&descriptions[0], &scope);
     assert_eq!(found.len(), 1);
@@ -233,6 +234,7 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
         table: &[],
         kills: true,
         sockets: &Default::default(),
+        areas: Vec::new(),
     };
     assert!(Unix.obstacles(&both[0], &scope).is_empty());
 }

@@ -1,0 +1,43 @@
+//! A checkpoint that is not given up at once.
+//!
+//! Owns: how often one is begun again, and when that is right.
+//! Invariants: all attempts go into one epoch, and none begins before everything that the one before was told of as
+//! dirty is in it.
+//! Does not: judge what stands in the way.
+
+use std::time::Duration;
+
+use super::super::copier::PageSink;
+use super::super::is_alive;
+use super::Continuous;
+use crate::error::Result;
+
+/// Times a checkpoint is begun again, within the same epoch, because of what may just be going away.
+const RETRIES_MAX: usize = 3;
+/// How long is waited before: many times what is held for a moment only takes, and short beside an epoch.
+const RETRY_NAP: Duration = Duration::from_millis(2);
+
+impl Continuous {
+    /// Tries anew, within the same epoch, as long as only something stands in the way that may just be going away: a
+    /// file that is open for a moment, a child that ends. What was copied before is in the epoch, and the next attempt
+    /// copies what has changed since.
+    pub(super) fn patiently<T>(
+        &mut self,
+        sink: &dyn PageSink,
+        mut attempt: impl FnMut(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        self.stood_in_vain = Duration::ZERO;
+        for _ in 0..RETRIES_MAX {
+            match attempt(self) {
+                Err(error) if self.is_orderly && error.may_pass() && is_alive(self.root) => {}
+                outcome => return outcome,
+            }
+            if let Some(before) = &mut self.before {
+                before.descriptors.forget();
+            }
+            sink.limit_waits(None);
+            std::thread::sleep(RETRY_NAP);
+        }
+        attempt(self)
+    }
+}

@@ -1,0 +1,224 @@
+//! What a subject holds for a moment, or lets go of while it is looked at, refuses no continuous checkpoint; what it
+//! keeps is refused by name.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use model::{PageCount, Pid, Sequence, Signal};
+use store::{ImageReader, Keep, LogOptions, LogWriter, Store, SubjectName};
+use undying_engine::{CheckpointOptions, Continuous, EngineError, PidPolicy, RestoreOptions, restore};
+
+/// Checkpoints of each subject.
+const CHECKPOINTS: u64 = 200;
+/// Time between two of them.
+const EVERY: Duration = Duration::from_millis(10);
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Lab {
+    folder: tempfile::TempDir,
+    store: Store,
+    name: SubjectName,
+}
+
+/// Ends its program when the test does.
+struct Subject(Child);
+
+impl Subject {
+    fn pid(&self) -> Pid {
+        Pid(self.0.id() as i32)
+    }
+
+    fn assert_alive(&mut self) {
+        let ended = self.0.try_wait().unwrap();
+        assert!(ended.is_none(), "it ended: {ended:?}");
+    }
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Lab {
+    fn new() -> Self {
+        let folder =
+            tempfile::TempDir::with_prefix_in("undying-passing-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let store = Store::open(&folder.path().join("store")).unwrap();
+        Self { folder, store, name: "passing".parse().unwrap() }
+    }
+
+    fn log(&self) -> LogWriter {
+        let options = LogOptions { keep: Keep::newest(3), ..LogOptions::default() };
+        self.store.open_log(&self.name, options).unwrap()
+    }
+
+    fn options(&self, sequence: u64) -> CheckpointOptions {
+        let sequence = Sequence(sequence);
+        CheckpointOptions { name: self.name.to_string(), sequence, ..CheckpointOptions::default() }
+    }
+
+    fn start(&self, mode: &str) -> Option<Subject> {
+        if !rustix::process::geteuid().is_root() {
+            println!("unsupported: root");
+            return None;
+        }
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/passing.c");
+        let program = self.folder.path().join("passing");
+        let outcome = Command::new("cc").args(["-O1", "-Wall", "-o"]).arg(&program).arg(source).status();
+        let Ok(status) = outcome else {
+            println!("unsupported: a C compiler");
+            return None;
+        };
+        assert!(status.success());
+        let mut command = Command::new(program);
+        command.arg(mode).current_dir(self.folder.path());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let subject = Subject(command.spawn().unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        Some(subject)
+    }
+}
+
+/// What came of a series of checkpoints.
+#[derive(Default)]
+struct Outcome {
+    taken: u64,
+    refused: Vec<EngineError>,
+    last: Option<Sequence>,
+}
+
+fn take(lab: &Lab, log: &LogWriter, pid: Pid) -> Outcome {
+    let mut subject = Continuous::new(pid, track::choose("auto").unwrap().kind);
+    let mut outcome = Outcome::default();
+    let (begun, mut sequence) = (Instant::now(), 1);
+    while outcome.taken + (outcome.refused.len() as u64) < CHECKPOINTS {
+        assert!(begun.elapsed() < LIMIT, "{} were taken", outcome.taken);
+        match subject.checkpoint(log, &lab.options(sequence)) {
+            Ok(Some(taken)) => {
+                outcome.taken += 1;
+                outcome.last = Some(taken.ticket.wait().unwrap().sequence);
+            }
+            Ok(None) => {}
+            Err(error) => outcome.refused.push(error),
+        }
+        sequence += 1;
+        std::thread::sleep(EVERY);
+    }
+    outcome
+}
+
+/// Has a subject checkpointed again and again; at most `refusals_max` may be refused, and the last one restores.
+fn passes(mode: &str, refusals_max: usize) {
+    let lab = Lab::new();
+    let Some(mut subject) = lab.start(mode) else { return };
+    let log = lab.log();
+    let Outcome { taken, refused, last } = take(&lab, &log, subject.pid());
+    println!("{mode}: {taken} taken, {} refused", refused.len());
+    for error in refused.iter().take(3) {
+        println!("{error}");
+    }
+    subject.assert_alive();
+    drop(subject);
+    assert!(refused.len() <= refusals_max, "{} of {CHECKPOINTS} were refused", refused.len());
+    log.close().unwrap();
+    restores(lab.store.image(&lab.name, last.unwrap()).unwrap());
+}
+
+fn restores(image: ImageReader) {
+    let options = RestoreOptions { pid: PidPolicy::Same, ..RestoreOptions::default() };
+    let root = restore(image, options).unwrap().root;
+    std::thread::sleep(Duration::from_millis(100));
+    let raw = rustix::process::Pid::from_raw(root.get()).unwrap();
+    let ended = rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::NOHANG).unwrap();
+    assert!(ended.is_none(), "it ended: {ended:?}");
+    rustix::process::kill_process(raw, rustix::process::Signal::KILL).unwrap();
+    rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty()).unwrap();
+}
+
+/// Has the program open the file that cannot be saved, or close it.
+fn toggle(lab: &Lab, pid: Pid, is_held: bool) {
+    const TOGGLE: Signal = Signal(10);
+    sys::signal::send(pid, TOGGLE).unwrap();
+    let begun = Instant::now();
+    while lab.folder.path().join("held").exists() != is_held {
+        assert!(begun.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_stays_is_refused_by_name_and_the_next_checkpoints_are_whole() {
+    let lab = Lab::new();
+    let Some(mut program) = lab.start("held") else { return };
+    let (log, pid) = (lab.log(), program.pid());
+    let read = |sequence| lab.store.image(&lab.name, sequence);
+    let mut subject = Continuous::new(pid, track::choose("auto").unwrap().kind);
+    for round in 0..10 {
+        for sequence in [3 * round + 1, 3 * round + 2] {
+            let taken = subject.checkpoint_and_verify(&log, &read, &lab.options(sequence)).unwrap();
+            assert_eq!(taken.unwrap().1.differences, PageCount(0));
+        }
+        toggle(&lab, pid, true);
+        let begun = Instant::now();
+        let error = subject.checkpoint(&log, &lab.options(3 * round + 3)).unwrap_err();
+        let took = begun.elapsed();
+        let EngineError::Refused(obstacles) = &error else { panic!("{error}") };
+        assert!(obstacles.len() == 1 && obstacles[0].place.ends_with("/stat"), "{error}");
+        assert!(took < Duration::from_secs(1), "{took:?}");
+        toggle(&lab, pid, false);
+    }
+    program.assert_alive();
+}
+
+/// Most checkpoints of it are begun more than once, and what was copied before the last time must not be missing.
+#[test]
+fn a_checkpoint_that_was_begun_again_holds_every_page() {
+    let lab = Lab::new();
+    let Some(mut program) = lab.start("busy") else { return };
+    let (log, pid) = (lab.log(), program.pid());
+    let read = |sequence| lab.store.image(&lab.name, sequence);
+    let mut subject = Continuous::new(pid, track::choose("auto").unwrap().kind);
+    let (mut again, mut refused, mut pages) = (0, 0, 0);
+    for sequence in 1..=CHECKPOINTS {
+        match subject.checkpoint_and_verify(&log, &read, &lab.options(sequence)) {
+            Ok(Some((taken, found))) => {
+                assert_eq!(found.differences, PageCount(0), "checkpoint {sequence}: {found:?}");
+                pages += found.pages.get();
+                again += u64::from(sequence > 1 && !taken.arming.is_zero());
+            }
+            Ok(None) => {}
+            Err(EngineError::Refused(_)) => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+        std::thread::sleep(EVERY);
+    }
+    println!("busy: {again} of {CHECKPOINTS} were begun again, {refused} refused, {pages} pages compared");
+    program.assert_alive();
+    assert!(again >= CHECKPOINTS / 20 && refused <= CHECKPOINTS / 20 && pages > 0);
+}
+
+#[test]
+fn a_file_of_proc_that_is_open_for_a_moment_refuses_nothing() {
+    passes("stat", 0);
+}
+
+#[test]
+fn objects_that_come_and_go_refuse_nothing() {
+    passes("objects", 0);
+}
+
+#[test]
+fn children_that_live_for_no_time_refuse_nothing() {
+    passes("children", 0);
+}
+
+#[test]
+fn pipes_of_which_a_dying_child_holds_the_other_end_refuse_nothing() {
+    passes("pipes", 0);
+}

@@ -1,0 +1,164 @@
+/* Holds what cannot be checkpointed, or is just going away, again and again for a moment.
+ *
+ * Usage: passing stat|objects|children|pipes. Goes on until it is killed; ends with 1 if anything goes wrong.
+ * stat: opens and reads /proc/self/stat, sixteen times a millisecond, and never holds it for longer than that takes.
+ * objects: maps, moves and unmaps memory files and shared memory at full speed.
+ * children: has children that live for no time at all, and some that do so for half a millisecond.
+ * pipes: the same, and each of them holds the only other end of a pipe.
+ * busy: holds /proc/self/stat for three milliseconds of seven, and writes to its memory all the time.
+ * held: opens it on SIGUSR1, and closes it on the next; the file `held` is there as long as it is open. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096ul
+#define OBJECTS 6
+#define CHILDREN 3
+
+static void nap(long microseconds)
+{
+	struct timespec time = { .tv_nsec = microseconds * 1000 };
+	nanosleep(&time, NULL);
+}
+
+static void require(int is_well)
+{
+	if (!is_well)
+		_exit(1);
+}
+
+static void look_at_itself(void)
+{
+	char text[1024];
+	int fd = open("/proc/self/stat", O_RDONLY);
+	require(fd >= 0 && read(fd, text, sizeof(text)) > 0 && !close(fd));
+	nap(10);
+}
+
+static volatile unsigned pages[512][1024];
+
+static void write_memory(unsigned milliseconds)
+{
+	static unsigned serial;
+	for (unsigned turn = 0; turn < 4 * milliseconds; turn++) {
+		for (unsigned i = 0; i < 64; i++, serial++)
+			pages[serial * 31 % 512][serial % 1024] = serial;
+		nap(200);
+	}
+}
+
+static void be_busy(void)
+{
+	int fd = open("/proc/self/stat", O_RDONLY);
+	require(fd >= 0);
+	write_memory(3);
+	require(!close(fd));
+	write_memory(4);
+}
+
+static volatile sig_atomic_t is_held;
+
+static void hold(int number)
+{
+	(void)number;
+	is_held = !is_held;
+}
+
+static void hold_when_told(void)
+{
+	static int fd = -1;
+	if (is_held && fd < 0) {
+		fd = open("/proc/self/stat", O_RDONLY);
+		int sign = open("held", O_CREAT | O_WRONLY, 0600);
+		require(fd >= 0 && sign >= 0 && !close(sign));
+	}
+	if (!is_held && fd >= 0) {
+		require(!close(fd) && !unlink("held"));
+		fd = -1;
+	}
+	write_memory(1);
+}
+
+static void change_objects(unsigned round)
+{
+	static struct {
+		char *start;
+		int fd;
+		char tag;
+	} objects[OBJECTS];
+	size_t bytes = 4 * PAGE, slot = round * 7919 % OBJECTS;
+	char **start = &objects[slot].start;
+	if (!*start) {
+		int is_file = round & 1;
+		objects[slot].fd = is_file ? memfd_create("passing", MFD_CLOEXEC) : -1;
+		require(!is_file || !ftruncate(objects[slot].fd, (off_t)bytes));
+		int flags = MAP_SHARED | (is_file ? 0 : MAP_ANONYMOUS);
+		*start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, objects[slot].fd, 0);
+		require(*start != MAP_FAILED);
+		memset(*start, objects[slot].tag = (char)round, bytes);
+		return;
+	}
+	for (size_t at = 0; at < bytes; at += PAGE / 2)
+		require((*start)[at] == objects[slot].tag);
+	if (round % 5 == 0) {
+		char *to = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		*start = mremap(*start, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+		require(*start == to);
+		return;
+	}
+	require(!munmap(*start, bytes) && (objects[slot].fd < 0 || !close(objects[slot].fd)));
+	*start = NULL;
+}
+
+/* Every third child lives for a while. With `pipes` each reads what its parent says, and holds that end alone. */
+static void have_children(unsigned round, int with_pipes)
+{
+	static struct {
+		pid_t pid;
+		int end;
+	} children[CHILDREN];
+	size_t slot = round % CHILDREN;
+	if (children[slot].pid) {
+		int status;
+		require(waitpid(children[slot].pid, &status, 0) == children[slot].pid && !status);
+		require(!with_pipes || !close(children[slot].end));
+	}
+	int ends[2] = { -1, -1 };
+	require(!with_pipes || !pipe2(ends, O_CLOEXEC));
+	children[slot].pid = fork();
+	require(children[slot].pid >= 0);
+	if (!children[slot].pid) {
+		if (round % 3 == 0)
+			nap(500);
+		_exit(0);
+	}
+	require(!with_pipes || !close(ends[0]));
+	children[slot].end = ends[1];
+	nap(20);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 2)
+		return 2;
+	struct sigaction action = { .sa_handler = hold, .sa_flags = SA_RESTART };
+	require(!sigaction(SIGUSR1, &action, NULL));
+	for (unsigned round = 1;; round++) {
+		if (!strcmp(argv[1], "stat"))
+			look_at_itself();
+		else if (!strcmp(argv[1], "busy"))
+			be_busy();
+		else if (!strcmp(argv[1], "held"))
+			hold_when_told();
+		else if (!strcmp(argv[1], "objects"))
+			change_objects(round);
+		else
+			have_children(round, !strcmp(argv[1], "pipes"));
+	}
+}
