@@ -91,6 +91,7 @@ fn report(taken: &[Taken]) {
     spread("  threads", |one| one.phases.threads);
     spread("  resume", |one| one.phases.resume);
     spread("look", |one| one.phases.look);
+    spread("room", |one| one.phases.room);
     spread("precopy", |one| one.phases.precopy);
     spread("prepare", |one| one.phases.prepare);
     spread("finish", |one| one.phases.finish);

@@ -29,7 +29,8 @@ use self::tracked::{EVERYTHING, Tracked};
 pub use self::tuning::{Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
 use super::before::Before;
-use super::copier::{Copier, Nowhere, PageSink, Reserve};
+use super::copier::{Copier, Nowhere, PageSink};
+use super::reserve::{Expected, Reserve};
 use super::{CheckpointOptions, descriptors, look_while_it_runs, look_while_it_stands, meta, pages, threads};
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
@@ -64,6 +65,8 @@ pub struct Continuous {
     bypasses_cache: bool,
     /// Looks without a checkpoint.
     looks: u64,
+    /// What the next pause may copy.
+    expected: Expected,
 }
 
 impl fmt::Debug for Continuous {
@@ -108,9 +111,11 @@ pub struct Tracking {
 }
 
 /// A tree of which everything is taken and that stands still.
-pub(super) struct Stood {
+pub(super) struct Stood<'a> {
     /// Dropped in this order: the tree goes on first.
     pub(super) tree: (StoppedTree, Urgent),
+    /// What was copied inside the pause.
+    pub(super) reserve: Reserve<'a>,
     pub(super) phases: Phases,
     pub(super) time: SystemTime,
     pub(super) arming: Duration,
@@ -132,6 +137,8 @@ struct Counts {
     rounds: usize,
     precopied: PageCount,
     residual: PageCount,
+    /// Pages of the last round.
+    last: PageCount,
 }
 
 impl Continuous {
@@ -150,6 +157,7 @@ impl Continuous {
             is_whole: true,
             bypasses_cache: false,
             looks: 0,
+            expected: Expected::default(),
         }
     }
 
@@ -260,8 +268,9 @@ impl Continuous {
         read: &dyn Fn(Sequence) -> store::Result<ImageReader>,
         options: &CheckpointOptions,
     ) -> Result<(Taken, Comparison)> {
-        let Stood { tree, mut phases, time, counts, arming } = self.stop(&epoch, options)?;
+        let Stood { tree, reserve, mut phases, time, counts, arming } = self.stop(&epoch, options)?;
         let timings = phases.timings();
+        reserve.end()?;
         let ticket = self.hand_over(epoch, options, time, timings, &mut phases)?;
         // It stands still for this.
         let Some(committed) = ticket.wait_for(VERIFY_WAIT_MAX)? else {
@@ -271,15 +280,18 @@ impl Continuous {
         let before = self.before.as_mut().expect("it was looked at first");
         let comparison = verify::compare(before, &tree.0, &image)?;
         resume(tree, &mut phases)?;
-        let Counts { rounds, precopied, residual } = counts;
+        let Counts { rounds, precopied, residual, .. } = counts;
         Ok((Taken { ticket, timings, phases, arming, rounds, precopied, residual }, comparison))
     }
 
     fn take(&mut self, epoch: Epoch, options: &CheckpointOptions) -> Result<Taken> {
-        let Stood { tree, mut phases, time, counts, arming } = self.stop(&epoch, options)?;
+        let Stood { tree, reserve, mut phases, time, counts, arming } = self.stop(&epoch, options)?;
         let timings = resume(tree, &mut phases)?;
+        let mut laps = Laps::from(Instant::now());
+        reserve.end()?;
+        phases.finish = laps.lap();
         let ticket = self.hand_over(epoch, options, time, timings, &mut phases)?;
-        let Counts { rounds, precopied, residual } = counts;
+        let Counts { rounds, precopied, residual, .. } = counts;
         Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual })
     }
 
@@ -300,7 +312,7 @@ impl Continuous {
         before.descriptors.forget();
         before.files.sweep();
         let ticket = epoch.finish(records, meta(before, options, time, timings))?;
-        phases.finish = laps.lap();
+        phases.finish += laps.lap();
         self.dirty.make_room();
         Ok(ticket)
     }
@@ -312,11 +324,11 @@ impl Continuous {
     }
 
     /// As `stop`, for a single checkpoint; `None` when the subject cannot be tracked, and nothing was copied.
-    pub(super) fn stop_once(
+    pub(super) fn stop_once<'a>(
         &mut self,
-        sink: &dyn PageSink,
+        sink: &'a dyn PageSink,
         options: &CheckpointOptions,
-    ) -> Result<Option<Stood>> {
+    ) -> Result<Option<Stood<'a>>> {
         let Some(before) = &mut self.before else { return Ok(None) };
         // Pre-copy takes a while: what the subject closes meanwhile has to be closed.
         before.descriptors.forget();
@@ -347,20 +359,27 @@ impl Continuous {
     }
 
     /// Everything up to the end of the pause: the tree stands, and all of it is taken.
-    pub(super) fn stop(&mut self, sink: &dyn PageSink, options: &CheckpointOptions) -> Result<Stood> {
+    pub(super) fn stop<'a>(
+        &mut self,
+        sink: &'a dyn PageSink,
+        options: &CheckpointOptions,
+    ) -> Result<Stood<'a>> {
         let mut phases = Phases::new();
         let mut laps = Laps::from(phases.began);
         self.look(options)?;
         phases.look = laps.lap();
         let arming = self.arm(sink)?;
         laps.lap();
-        let mut counts = self.precopy(sink)?;
+        // Here a store that does not keep up lowers the rate, while the subject runs.
+        let reserve = Reserve::new(sink, self.expected.pages())?;
+        phases.room = laps.lap();
+        let mut counts = self.precopy(&reserve)?;
         phases.precopy = laps.lap();
         let before = self.before.as_mut().expect("it was looked at first");
         before.look_at_descriptors_again(options)?;
         phases.prepare = laps.lap();
+        reserve.stand(self.expected.pages().max(counts.last))?;
         self.crew.gather(self.root, &self.tracked, &self.tuning);
-        let reserve = Reserve::new(sink)?;
         sink.limit_waits(Some(STANDING_WAIT_MAX));
         let time = SystemTime::now();
         let urgent = Urgent::begin();
@@ -368,7 +387,8 @@ impl Continuous {
         phases.began = tree.began;
         phases.stop = tree.began.elapsed();
         self.inside(&reserve, &mut tree, options, &mut counts, &mut phases)?;
-        Ok(Stood { tree: (tree, urgent), phases, time, counts, arming })
+        self.expected.note(counts.residual);
+        Ok(Stood { tree: (tree, urgent), reserve, phases, time, counts, arming })
     }
 
     /// Looks at the subject before anything is done. Descriptors are held for the first time to refuse in time, and
@@ -432,6 +452,7 @@ impl Continuous {
                 round += tracked.copy_dirty(process, Moment::Running, &mut self.dirty, sink)?.pages;
             }
             counts.rounds += 1;
+            counts.last = round;
             counts.precopied += round;
             if round <= RESIDUAL_GOAL || round.get() > last.get() / 2 {
                 break;
