@@ -7,6 +7,7 @@
 //! Does not: decide when the next checkpoint is due, or write.
 
 mod crew;
+mod pace;
 mod phases;
 mod tracked;
 mod tuning;
@@ -23,6 +24,7 @@ use tracee::{Freezer, StoppedTree, Urgent};
 use track::{DirtyPages, Moment, TrackerKind};
 
 use self::crew::CrewOf;
+use self::pace::Pace;
 use self::phases::Laps;
 pub use self::phases::Phases;
 use self::tracked::{EVERYTHING, Tracked};
@@ -37,6 +39,8 @@ use crate::records::object_space;
 
 /// A residual that is small enough: some 30 microseconds of copying.
 const RESIDUAL_GOAL: PageCount = PageCount(32);
+/// Pages that one more round may have to copy while descriptors are held, which the subject may want closed: some 5 ms.
+const LAST_ROUND_MAX: PageCount = PageCount(4096);
 
 /// How long a subject stands still for one buffer of a store that does not keep up: many times what a disk takes that
 /// works, and short enough for those who wait for the subject.
@@ -67,6 +71,7 @@ pub struct Continuous {
     looks: u64,
     /// What the next pause may copy.
     expected: Expected,
+    pace: Pace,
 }
 
 impl fmt::Debug for Continuous {
@@ -137,8 +142,6 @@ struct Counts {
     rounds: usize,
     precopied: PageCount,
     residual: PageCount,
-    /// Pages of the last round.
-    last: PageCount,
 }
 
 impl Continuous {
@@ -158,6 +161,7 @@ impl Continuous {
             bypasses_cache: false,
             looks: 0,
             expected: Expected::default(),
+            pace: Pace::default(),
         }
     }
 
@@ -280,7 +284,7 @@ impl Continuous {
         let before = self.before.as_mut().expect("it was looked at first");
         let comparison = verify::compare(before, &tree.0, &image)?;
         resume(tree, &mut phases)?;
-        let Counts { rounds, precopied, residual, .. } = counts;
+        let Counts { rounds, precopied, residual } = counts;
         Ok((Taken { ticket, timings, phases, arming, rounds, precopied, residual }, comparison))
     }
 
@@ -291,7 +295,7 @@ impl Continuous {
         reserve.end()?;
         phases.finish = laps.lap();
         let ticket = self.hand_over(epoch, options, time, timings, &mut phases)?;
-        let Counts { rounds, precopied, residual, .. } = counts;
+        let Counts { rounds, precopied, residual } = counts;
         Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual })
     }
 
@@ -378,7 +382,13 @@ impl Continuous {
         let before = self.before.as_mut().expect("it was looked at first");
         before.look_at_descriptors_again(options)?;
         phases.prepare = laps.lap();
-        reserve.stand(self.expected.pages().max(counts.last))?;
+        // Looking at descriptors takes as long as a round or two, in which the subject goes on.
+        let dirtied = self.pace.since(Instant::now());
+        if counts.rounds > 0 && dirtied > RESIDUAL_GOAL && dirtied <= LAST_ROUND_MAX {
+            self.round(&reserve, &mut counts)?;
+        }
+        phases.precopy += laps.lap();
+        reserve.stand(self.expected.pages().max(self.pace.since(Instant::now())))?;
         self.crew.gather(self.root, &self.tracked, &self.tuning);
         sink.limit_waits(Some(STANDING_WAIT_MAX));
         let time = SystemTime::now();
@@ -387,6 +397,7 @@ impl Continuous {
         phases.began = tree.began;
         phases.stop = tree.began.elapsed();
         self.inside(&reserve, &mut tree, options, &mut counts, &mut phases)?;
+        self.pace.scanned(phases.began, counts.residual);
         self.expected.note(counts.residual);
         Ok(Stood { tree: (tree, urgent), reserve, phases, time, counts, arming })
     }
@@ -439,27 +450,34 @@ impl Continuous {
         if !self.kind.properties().rearms_running {
             return Ok(counts);
         }
-        let Some(before) = &self.before else { return Ok(counts) };
         // A page that such a read has pinned changes without a fault.
         if self.bypasses_cache {
             return Ok(counts);
         }
         let mut last = PageCount(u64::MAX);
         while counts.rounds < self.tuning.prefer.rounds_max() {
-            let mut round = PageCount(0);
-            for (pid, tracked) in &mut self.tracked {
-                let Some(process) = before.processes.get(pid) else { continue };
-                round += tracked.copy_dirty(process, Moment::Running, &mut self.dirty, sink)?.pages;
-            }
-            counts.rounds += 1;
-            counts.last = round;
-            counts.precopied += round;
+            let round = self.round(sink, &mut counts)?;
             if round <= RESIDUAL_GOAL || round.get() > last.get() / 2 {
                 break;
             }
             last = round;
         }
         Ok(counts)
+    }
+
+    /// Copies what is dirty now; how many pages that were.
+    fn round(&mut self, sink: &dyn PageSink, counts: &mut Counts) -> Result<PageCount> {
+        let Some(before) = &self.before else { return Ok(PageCount(0)) };
+        let begun = Instant::now();
+        let mut pages = PageCount(0);
+        for (pid, tracked) in &mut self.tracked {
+            let Some(process) = before.processes.get(pid) else { continue };
+            pages += tracked.copy_dirty(process, Moment::Running, &mut self.dirty, sink)?.pages;
+        }
+        self.pace.scanned(begun, pages);
+        counts.rounds += 1;
+        counts.precopied += pages;
+        Ok(pages)
     }
 
     fn inside(

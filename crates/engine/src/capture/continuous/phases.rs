@@ -16,7 +16,7 @@ pub struct Phases {
     pub look: Duration,
     /// Waiting until the log has room for what the pause will copy.
     pub room: Duration,
-    /// Pre-copy, all rounds.
+    /// Pre-copy, all rounds, that after the look at the descriptors included.
     pub precopy: Duration,
     /// Looking at the descriptors of the running tree.
     pub prepare: Duration,
