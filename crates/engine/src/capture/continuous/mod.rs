@@ -384,7 +384,8 @@ impl Continuous {
         phases.prepare = laps.lap();
         // Looking at descriptors takes as long as a round or two, in which the subject goes on.
         let dirtied = self.pace.since(Instant::now());
-        if counts.rounds > 0 && dirtied > RESIDUAL_GOAL && dirtied <= LAST_ROUND_MAX {
+        let is_worth_it = dirtied > RESIDUAL_GOAL && dirtied <= LAST_ROUND_MAX;
+        if counts.rounds > 0 && is_worth_it && self.tuning.prefer.has_last_round() {
             self.round(&reserve, &mut counts)?;
         }
         phases.precopy += laps.lap();
