@@ -91,9 +91,18 @@ fn report(taken: &[Taken]) {
     spread("  threads", |one| one.phases.threads);
     spread("  resume", |one| one.phases.resume);
     spread("look", |one| one.phases.look);
+    spread("room", |one| one.phases.room);
     spread("precopy", |one| one.phases.precopy);
     spread("prepare", |one| one.phases.prepare);
     spread("finish", |one| one.phases.finish);
+    let mut residuals: Vec<u64> = others.iter().map(|one| one.residual.get()).collect();
+    residuals.sort_unstable();
+    if let (Some(middle), Some(most)) = (residuals.get(residuals.len() / 2), residuals.last()) {
+        println!(
+            "pages in the pause: p50 {middle} p99 {} max {most}",
+            residuals[(residuals.len() - 1) * 99 / 100]
+        );
+    }
     let pages: u64 = others.iter().map(|one| one.precopied.get() + one.residual.get()).sum();
     println!("{} pages a checkpoint", pages / others.len().max(1) as u64);
 }

@@ -5,6 +5,8 @@
 //! Does not: copy or hash.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use image::SpaceId;
 use model::{Address, PAGE_BYTES, PageCount};
@@ -28,18 +30,50 @@ pub struct PageBatch {
     buffer: PageBuffer,
     pieces: Vec<Piece>,
     filled: PageCount,
+    lent: Option<Lent>,
+}
+
+/// A buffer that a pool counts as one of its own, until it comes back or is lost.
+#[derive(Debug)]
+pub(crate) struct Lent(Option<Arc<AtomicUsize>>);
+
+impl Lent {
+    /// One more of those counted here.
+    pub(crate) fn count(made: &Arc<AtomicUsize>) -> Self {
+        made.fetch_add(1, Ordering::Relaxed);
+        Self::again(made)
+    }
+
+    /// One that is counted already.
+    pub(crate) fn again(made: &Arc<AtomicUsize>) -> Self {
+        Self(Some(Arc::clone(made)))
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(made) = self.0.take() {
+            made.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl PageBatch {
     /// A batch over a buffer of the caller's own, beside those of the writer's pool.
     #[must_use]
     pub const fn over(buffer: PageBuffer) -> Self {
-        Self { buffer, pieces: Vec::new(), filled: PageCount(0) }
+        Self { buffer, pieces: Vec::new(), filled: PageCount(0), lent: None }
     }
 
-    /// A batch whose list of pieces has its memory already.
-    pub(crate) const fn reusing(buffer: PageBuffer, pieces: Vec<Piece>) -> Self {
-        Self { buffer, pieces, filled: PageCount(0) }
+    /// A batch of a pool, whose list of pieces has its memory already. Dropped, its pool may make another.
+    pub(crate) const fn lent(buffer: PageBuffer, pieces: Vec<Piece>, lent: Lent) -> Self {
+        Self { buffer, pieces, filled: PageCount(0), lent: Some(lent) }
+    }
+
+    /// How many pages it has been given, those left out included.
+    #[must_use]
+    pub const fn filled(&self) -> PageCount {
+        self.filled
     }
 
     /// How many more pages fit.
@@ -93,7 +127,11 @@ impl PageBatch {
         self.filled = PageCount(0);
     }
 
+    /// The pool that it came from counts it still.
     pub(crate) fn into_parts(self) -> (PageBuffer, Vec<Piece>) {
+        if let Some(mut lent) = self.lent {
+            lent.0 = None;
+        }
         (self.buffer, self.pieces)
     }
 }

@@ -32,6 +32,11 @@ impl Pool {
         Self { state: Mutex::default(), changed: Condvar::new(), limit, size }
     }
 
+    /// The size of a buffer.
+    pub(crate) const fn size(&self) -> ByteCount {
+        self.size
+    }
+
     /// A buffer: one that came back, else a new one, else the next to come back.
     pub(crate) fn take(&self) -> Result<PageBuffer> {
         let mut state = self.state();

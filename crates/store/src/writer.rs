@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use image::{Checksum, Commit, ImageKind, PageMap, RecordSet, SealedFile, SegmentFile, SpaceId, Timings};
-use model::{AddressRange, ByteCount, PageCount, Pid, Sequence};
+use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
 
 use crate::backend::directory::Directory;
 use crate::batch::PageBatch;
@@ -145,6 +145,21 @@ impl ImageWriter {
     /// What went wrong with pages appended earlier, or `Io` when there is no memory.
     pub fn buffer(&self) -> Result<PageBatch> {
         self.pages.pool.take().map(PageBatch::over)
+    }
+
+    /// An empty batch beside those of the pool, made now; waits for nobody.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when there is no memory.
+    pub fn spare(&self) -> Result<PageBatch> {
+        Ok(PageBatch::over(sys::page_buffer::PageBuffer::new(self.pages.pool.size())?))
+    }
+
+    /// Pages that a batch holds.
+    #[must_use]
+    pub fn buffer_pages(&self) -> PageCount {
+        PageCount(self.pages.pool.size().get() / PAGE_BYTES)
     }
 
     /// Takes over a filled batch. A page that is in the image already is superseded; of two appends on two

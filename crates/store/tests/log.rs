@@ -474,3 +474,46 @@ fn garbage_is_what_nothing_refers_to_and_nobody_works_on() {
     assert_eq!(garbage.damaged.len(), 1, "{garbage:?}");
     assert!(first.exists());
 }
+
+/// Takes what there is now.
+fn drain(epoch: &store::Epoch) -> Vec<store::PageBatch> {
+    std::iter::from_fn(|| epoch.try_buffer().unwrap()).collect()
+}
+
+#[test]
+fn a_reserve_stands_beside_the_pool_and_what_a_pause_took_beyond_it_is_waited_for() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
+    let epoch = writer.begin(Sequence(1)).unwrap().unwrap();
+    let reserved = epoch.reserve(3).unwrap();
+    let pool = drain(&epoch);
+    assert_eq!((reserved.len(), pool.len()), (3, 4), "the pool has its buffers beside the reserve");
+    let spares: Vec<_> = (0..5).map(|_| epoch.spare().unwrap()).collect();
+    assert!(epoch.try_buffer().unwrap().is_none());
+    reserved.into_iter().for_each(|batch| epoch.put_back(batch));
+    writer.call_off_waits(true);
+    assert!(matches!(epoch.reserve(4), Err(Error::CalledOff)), "five more than there may be are still out");
+    writer.call_off_waits(false);
+    // These are written, and go.
+    spares.into_iter().for_each(|batch| epoch.append(batch).unwrap());
+    let reserved = epoch.reserve(4).unwrap();
+    let spare = drain(&epoch);
+    assert_eq!((reserved.len(), spare.len()), (4, 0), "as many as may be");
+    reserved.into_iter().chain(spare).chain(pool).for_each(|batch| epoch.put_back(batch));
+    for _ in 0..8 {
+        epoch.reserve(0).unwrap();
+    }
+    assert_eq!(drain(&epoch).len(), 4, "in the end there are those of the pool");
+}
+
+#[test]
+fn a_batch_that_is_lost_is_replaced() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
+    let epoch = writer.begin(Sequence(1)).unwrap().unwrap();
+    for _ in 0..20 {
+        drop(epoch.buffer().unwrap());
+    }
+    assert_eq!(drain(&epoch).len(), 4);
+    assert_eq!(drain(&epoch).len(), 4, "what was drained is lost, too");
+}

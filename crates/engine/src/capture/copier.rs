@@ -1,10 +1,10 @@
 //! Copying pages into buffers, and handing these on.
 //!
 //! Owns: the loops that copy, and what a copy can be handed to.
-//! Invariants: what is handed on has been read whole.
+//! Invariants: what is handed on has been read whole; a page that is taken out of a checkpoint is taken out of what
+//! was copied before, and of nothing that is copied later.
 //! Does not: choose pages; hash, compress or write, which the sink's threads do.
 
-use std::cell::RefCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -24,6 +24,26 @@ pub(super) trait PageSink {
     fn buffer(&self) -> Result<PageBatch>;
     /// Takes over a filled one.
     fn append(&self, batch: PageBatch) -> Result<()>;
+    /// Takes over one that has room left, and may give it again as the next.
+    fn keep(&self, batch: PageBatch) -> Result<()> {
+        self.append(batch)
+    }
+    /// So many empty buffers for a pause; waits for them if it must.
+    fn reserve(&self, _count: usize) -> Result<Vec<PageBatch>> {
+        Ok(Vec::new())
+    }
+    /// An empty buffer that is here already, if there is one.
+    fn free_buffer(&self) -> Result<Option<PageBatch>> {
+        Ok(None)
+    }
+    /// An empty buffer made now, beside all others; never waits.
+    fn spare(&self) -> Result<PageBatch> {
+        self.buffer()
+    }
+    /// Takes back one that was not needed.
+    fn put_back(&self, batch: PageBatch);
+    /// How many pages a buffer holds.
+    fn buffer_pages(&self) -> PageCount;
     /// How long anybody may wait for one buffer from now on, where a store may not keep up for ever.
     fn limit_waits(&self, _wait_max: Option<Duration>) {}
     /// Takes a range out of the checkpoint; what is appended later is in again. Waits while too many are waiting to be
@@ -40,6 +60,21 @@ impl PageSink for ImageWriter {
         Ok(self.append(batch)?)
     }
 
+    /// Its worker needs all of its own.
+    fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
+        (0..count).map(|_| Ok(self.spare()?)).collect()
+    }
+
+    fn spare(&self) -> Result<PageBatch> {
+        Ok(self.spare()?)
+    }
+
+    fn put_back(&self, _: PageBatch) {}
+
+    fn buffer_pages(&self) -> PageCount {
+        self.buffer_pages()
+    }
+
     fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
         Ok(self.discard(space, range)?)
     }
@@ -52,6 +87,26 @@ impl PageSink for Epoch {
 
     fn append(&self, batch: PageBatch) -> Result<()> {
         Ok(self.append(batch)?)
+    }
+
+    fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
+        Ok(self.reserve(count)?)
+    }
+
+    fn free_buffer(&self) -> Result<Option<PageBatch>> {
+        Ok(self.try_buffer()?)
+    }
+
+    fn spare(&self) -> Result<PageBatch> {
+        Ok(self.spare()?)
+    }
+
+    fn put_back(&self, batch: PageBatch) {
+        self.put_back(batch);
+    }
+
+    fn buffer_pages(&self) -> PageCount {
+        self.buffer_pages()
     }
 
     fn limit_waits(&self, wait_max: Option<Duration>) {
@@ -79,44 +134,14 @@ impl PageSink for Nowhere {
         Ok(())
     }
 
+    fn put_back(&self, _: PageBatch) {}
+
+    fn buffer_pages(&self) -> PageCount {
+        PageCount(0)
+    }
+
     fn discard(&self, _: SpaceId, _: AddressRange) -> Result<()> {
         Ok(())
-    }
-}
-
-/// A sink whose next buffer is here already, so that nobody waits for it inside a pause.
-pub(super) struct Reserve<'a> {
-    sink: &'a dyn PageSink,
-    next: RefCell<Option<PageBatch>>,
-}
-
-impl<'a> Reserve<'a> {
-    /// Waits until there is a buffer.
-    pub(super) fn new(sink: &'a dyn PageSink) -> Result<Self> {
-        Ok(Self { sink, next: RefCell::new(Some(sink.buffer()?)) })
-    }
-}
-
-impl PageSink for Reserve<'_> {
-    fn buffer(&self) -> Result<PageBatch> {
-        self.next.take().map_or_else(|| self.sink.buffer(), Ok)
-    }
-
-    fn append(&self, batch: PageBatch) -> Result<()> {
-        self.sink.append(batch)
-    }
-
-    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
-        self.sink.discard(space, range)
-    }
-}
-
-impl Drop for Reserve<'_> {
-    fn drop(&mut self) {
-        if let Some(unused) = self.next.take() {
-            // A log lends only so many; one that has failed says so elsewhere.
-            let _ = self.sink.append(unused);
-        }
     }
 }
 
@@ -128,13 +153,16 @@ pub(super) struct Copier<'a, S: ?Sized> {
     ranges: Vec<(Address, ByteCount)>,
     /// Bytes of the batch before those.
     filled: usize,
+    /// The batch holds pages of an earlier copier.
+    is_continued: bool,
     /// What could not be read; without it, that is an error.
     failed: Option<Vec<AddressRange>>,
 }
 
 impl<'a, S: PageSink + ?Sized> Copier<'a, S> {
     pub(super) fn new(sink: &'a S, first: PageBatch) -> Self {
-        Self { sink, batch: first, ranges: Vec::new(), filled: 0, failed: None }
+        let (filled, is_continued) = (first.filled().bytes().get() as usize, !first.is_empty());
+        Self { sink, batch: first, ranges: Vec::new(), filled, is_continued, failed: None }
     }
 
     /// One that leaves out what cannot be read, and says so in the end.
@@ -203,15 +231,25 @@ impl<'a, S: PageSink + ?Sized> Copier<'a, S> {
         } else {
             let full = std::mem::replace(&mut self.batch, self.sink.buffer()?);
             self.sink.append(full)?;
-            self.filled = 0;
+            self.filled = self.batch.filled().bytes().get() as usize;
+            self.is_continued = false;
         }
         Ok(())
+    }
+
+    /// Takes a range out of the checkpoint that this copier was given nothing of.
+    pub(super) fn discard(&mut self, pid: Pid, space: SpaceId, range: AddressRange) -> Result<()> {
+        if self.is_continued {
+            self.flush(pid)?;
+            self.send()?;
+        }
+        self.sink.discard(space, range)
     }
 
     /// Hands on what is left, and the buffer with it: a log lends only so many.
     pub(super) fn finish(self) -> Result<()> {
         debug_assert!(self.ranges.is_empty(), "pending ranges were flushed");
-        self.sink.append(self.batch)
+        self.sink.keep(self.batch)
     }
 
     /// What is left, to be handed on after the pause: that wakes threads, which would run before it ends.
@@ -233,7 +271,7 @@ impl<'a, S: PageSink + ?Sized> Copier<'a, S> {
         self.add_with(space, range, |start, bytes| read_padded(file, start, bytes))
     }
 
-    fn add_with(
+    pub(super) fn add_with(
         &mut self,
         space: SpaceId,
         range: AddressRange,

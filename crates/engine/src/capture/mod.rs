@@ -11,6 +11,7 @@ mod copier;
 mod descriptors;
 mod objects;
 mod pages;
+mod reserve;
 mod threads;
 
 use std::time::{Duration, Instant, SystemTime};
@@ -133,13 +134,11 @@ fn take_tracked(
             return take_whole(root, look_while_it_runs(root, options)?, writer, options);
         }
         Err(error) => {
-            if let Some(before) = subject.before() {
-                before.descriptors.release();
-            }
+            release(&mut subject);
             return Err(error);
         }
     };
-    let continuous::Stood { tree, mut phases, time, arming, .. } = stood;
+    let continuous::Stood { tree, mut phases, time, arming, reserve, .. } = stood;
     let mut held = Some(tree);
     let mut timings = phases.timings();
     if !options.kill
@@ -148,6 +147,7 @@ fn take_tracked(
         timings = continuous::resume(tree, &mut phases)?;
     }
     timings.pause += arming;
+    reserve.end().inspect_err(|_| release(&mut subject))?;
     let mut before = subject.finish();
     let completed = before.complete_areas().and_then(|()| after(&mut before));
     let records = completed.inspect_err(|_| before.descriptors.release())?;
@@ -156,6 +156,12 @@ fn take_tracked(
     }
     let meta = meta(&before, options, time, timings);
     Ok((Captured { records, meta }, before, held))
+}
+
+fn release(subject: &mut Continuous) {
+    if let Some(before) = subject.before() {
+        before.descriptors.release();
+    }
 }
 
 /// All pages are copied inside the pause.

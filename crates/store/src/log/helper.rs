@@ -6,6 +6,7 @@
 //! Does not: decide what to move or remove.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -14,6 +15,7 @@ use std::thread::JoinHandle;
 use image::{Checksum, Extent, LOG_BLOCK_BYTES, LogSegment, PageChecksum, SegmentId, Source, SpaceId};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount};
 use sys::page_buffer::PageBuffer;
+use sys::part_reader::PartReader;
 
 use super::layout::{Shape, create_segment, segment_path};
 use super::table::Spot;
@@ -30,7 +32,7 @@ const JOBS_MAX: usize = 64;
 /// costs less than another request.
 const GAP_BLOCKS_MAX: u32 = 16;
 
-/// Blocks that one read fetches at most: 1 MiB, which the device reads at its full rate.
+/// Blocks that are read at once at most: 1 MiB, which the device reads at its full rate.
 const READ_BLOCKS_MAX: u32 = 256;
 
 const BLOCK: usize = LOG_BLOCK_BYTES as usize;
@@ -76,6 +78,8 @@ pub(super) struct Helper {
     ready: VecDeque<(LogSegment, Result<Box<dyn LogFile>>)>,
     read: VecDeque<(MoveJob, Result<()>)>,
     reading: usize,
+    /// For where there is no thread.
+    reader: PartReader,
 }
 
 #[derive(Debug)]
@@ -104,7 +108,9 @@ impl Helper {
         let work = Work { medium, directory: directory.to_path_buf(), shape };
         let thread = if own_thread { Some(Thread::start(work.clone())?) } else { None };
         let (ready, read) = (VecDeque::new(), VecDeque::new());
-        let mut helper = Self { work, thread, next: first.0, asked: first.0, ready, read, reading: 0 };
+        let reader = PartReader::default();
+        let mut helper =
+            Self { work, thread, next: first.0, asked: first.0, ready, read, reading: 0, reader };
         helper.ask_ahead();
         Ok(helper)
     }
@@ -178,7 +184,7 @@ impl Helper {
                 let _ = thread.jobs.as_ref().map(|jobs| jobs.send(job));
             }
             None => {
-                let done = self.work.run(job);
+                let done = self.work.run(job, &mut self.reader);
                 self.sort(done);
             }
         }
@@ -208,8 +214,9 @@ impl Thread {
         let (sender, done) = sync_channel(JOBS_MAX);
         let thread = std::thread::Builder::new().name("undying-clean".to_owned());
         let handle = thread.spawn(move || {
+            let mut reader = PartReader::default();
             while let Ok(job) = receiver.recv() {
-                if let Some(done) = work.run(job)
+                if let Some(done) = work.run(job, &mut reader)
                     && sender.send(done).is_err()
                 {
                     return;
@@ -233,11 +240,11 @@ impl Drop for Thread {
 }
 
 impl Work {
-    fn run(&self, job: Job) -> Option<Done> {
+    fn run(&self, job: Job, reader: &mut PartReader) -> Option<Done> {
         match job {
             Job::Create(number) => Some(Done::Created(number, self.create(number))),
             Job::Read(mut job) => {
-                let result = self.read(&mut job);
+                let result = self.read(&mut job, reader);
                 Some(Done::Read(job, result))
             }
             Job::Remove(numbers) => {
@@ -259,28 +266,19 @@ impl Work {
     }
 
     /// Fills the buffer with the pages of a job, one behind the other, and checks them.
-    fn read(&self, job: &mut MoveJob) -> Result<()> {
+    fn read(&self, job: &mut MoveJob, reader: &mut PartReader) -> Result<()> {
         let path = segment_path(&self.directory, job.segment);
         let source = self.medium.open_pages(&path)?;
-        let mut stretch = vec![0; READ_BLOCKS_MAX as usize * BLOCK];
         let mut done = 0;
-        while let Some(first) = job.moves.get(done).copied() {
-            let rest = &job.moves[done..];
-            let fits = |pair: &&[Move]| {
-                pair[1].block - pair[0].block <= GAP_BLOCKS_MAX
-                    && pair[1].block - first.block < READ_BLOCKS_MAX
-            };
-            let count = 1 + rest.windows(2).take_while(fits).count();
-            let blocks = rest[count - 1].block - first.block + 1;
-            let bytes = &mut stretch[..blocks as usize * BLOCK];
-            source.read(bytes, ByteCount(u64::from(first.block) * LOG_BLOCK_BYTES))?;
-            for (place, moved) in rest[..count].iter().enumerate() {
-                let from = (moved.block - first.block) as usize * BLOCK;
-                let page = &bytes[from..from + BLOCK];
+        while done < job.moves.len() {
+            let (parts, blocks) = stretches(&job.moves[done..]);
+            let bytes = source.read_parts(&parts, reader)?;
+            for (from, moved) in blocks.iter().zip(&job.moves[done..]) {
+                let page = &bytes[from * BLOCK..][..BLOCK];
                 check(&path, moved, page)?;
-                job.buffer[(done + place) * BLOCK..][..BLOCK].copy_from_slice(page);
+                job.buffer[done * BLOCK..][..BLOCK].copy_from_slice(page);
+                done += 1;
             }
-            done += count;
         }
         Ok(())
     }
@@ -293,6 +291,27 @@ impl Work {
     }
 }
 
+/// What to read at once for the first of these moves, and of how many, at which block of what was read each is.
+fn stretches(moves: &[Move]) -> (Vec<Range<ByteCount>>, Vec<usize>) {
+    let mut parts: Vec<Range<u32>> = Vec::new();
+    let (mut blocks, mut total) = (Vec::new(), 0);
+    for moved in moves {
+        let gap = parts.last().map(|part| moved.block - part.end).filter(|gap| *gap < GAP_BLOCKS_MAX);
+        let more = gap.unwrap_or(0) + 1;
+        if total + more > READ_BLOCKS_MAX {
+            break;
+        }
+        match parts.last_mut() {
+            Some(part) if gap.is_some() => part.end = moved.block + 1,
+            _ => parts.push(moved.block..moved.block + 1),
+        }
+        total += more;
+        blocks.push(total as usize - 1);
+    }
+    let bytes = |block: u32| ByteCount(u64::from(block) * LOG_BLOCK_BYTES);
+    (parts.into_iter().map(|part| bytes(part.start)..bytes(part.end)).collect(), blocks)
+}
+
 fn check(path: &Path, moved: &Move, page: &[u8]) -> Result<()> {
     let (stored, computed) = (Checksum(moved.checksum.0), Checksum::of(page));
     if stored == computed {
@@ -303,4 +322,35 @@ fn check(path: &Path, moved: &Move, page: &[u8]) -> Result<()> {
     let start = Address(moved.page * PAGE_BYTES);
     let extent = Extent { space: moved.space, start, pages: PageCount(1), source };
     Err(Error::PagesDamaged { path: path.to_path_buf(), offset, extent, stored, computed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(blocks: &[u32]) -> (Vec<(u64, u64)>, Vec<usize>) {
+        let checksum = PageChecksum(0);
+        let moves = blocks.iter().map(|block| {
+            let spot = Spot::new(0);
+            Move { space: SpaceId(0), page: 0, spot, block: *block, checksum }
+        });
+        let (parts, places) = stretches(&moves.collect::<Vec<_>>());
+        (parts.iter().map(|part| (part.start.get() >> 12, part.end.get() >> 12)).collect(), places)
+    }
+
+    #[test]
+    fn pages_near_each_other_are_read_with_what_lies_between() {
+        assert_eq!(of(&[5]), (vec![(5, 6)], vec![0]));
+        assert_eq!(of(&[5, 6, 9]), (vec![(5, 10)], vec![0, 1, 4]));
+        assert_eq!(of(&[5, 100, 101]), (vec![(5, 6), (100, 102)], vec![0, 1, 2]));
+    }
+
+    #[test]
+    fn no_more_is_read_at_once_than_the_limit() {
+        let blocks: Vec<u32> = (0..100).map(|number| number * 4).collect();
+        let (parts, places) = of(&blocks);
+        assert_eq!((parts.as_slice(), places.len()), ([(0, 253)].as_slice(), 64));
+        let blocks: Vec<u32> = (0..1000).map(|number| number * 100).collect();
+        assert_eq!(of(&blocks).1.len(), READ_BLOCKS_MAX as usize);
+    }
 }

@@ -2,21 +2,24 @@
 //!
 //! Owns: the orders, the pool of buffers, tickets, the event that tells of completions.
 //! Invariants: giving an order and taking a buffer neither allocate nor wait for the device; orders are
-//! carried out as they were given; every ticket is answered, also when the writer fails.
+//! carried out as they were given; every ticket is answered, also when the writer fails. There are no more buffers
+//! than the pool's limit, those in reserve, and those that one pause had to make; the last are the first to go, and
+//! nobody gets a reserve before they are gone.
 //! Does not: write.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use image::{RecordSet, SpaceId};
-use model::{AddressRange, ByteCount, PageCount, Sequence};
+use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Sequence};
 use rustix::event::EventfdFlags;
 use sys::page_buffer::PageBuffer;
 
 use super::status::LogStatus;
-use crate::batch::{PageBatch, Piece};
+use crate::batch::{Lent, PageBatch, Piece};
 use crate::error::{Error, Result};
 use crate::writer::{CommitMeta, WriteTimings};
 
@@ -91,6 +94,8 @@ pub(super) struct Shared {
     event: OwnedFd,
     limit: usize,
     size: ByteCount,
+    /// Buffers that there are, wherever they are.
+    made: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
@@ -100,6 +105,8 @@ struct State {
     finishes: usize,
     free: Vec<PageBuffer>,
     pieces: Vec<Vec<Piece>>,
+    /// Buffers asked for last beside those of the pool, for a pause.
+    reserved: usize,
     in_flight: usize,
     completions: VecDeque<Completion>,
     failure: Option<Error>,
@@ -133,24 +140,54 @@ impl Shared {
         let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let event = event.map_err(|errno| sys::Error::new("create an eventfd", errno))?;
         let (orders, buffers) = (Condvar::new(), Condvar::new());
-        Ok(Self { state: Mutex::new(state), orders, buffers, event, limit, size })
+        let made = Arc::new(AtomicUsize::new(limit));
+        Ok(Self { state: Mutex::new(state), orders, buffers, event, limit, size, made })
+    }
+
+    /// Pages that a buffer holds.
+    pub(super) fn buffer_pages(&self) -> PageCount {
+        PageCount(self.size.get() / PAGE_BYTES)
     }
 
     /// An empty buffer, if there is one now.
     pub(super) fn try_buffer(&self) -> Result<Option<PageBatch>> {
         let mut state = self.state();
         state.check()?;
-        Ok(state.take_buffer())
+        self.take_buffer(&mut state)
     }
 
     /// An empty buffer, waiting for it.
     pub(super) fn wait_buffer(&self) -> Result<PageBatch> {
+        self.wait_for(|state| self.take_buffer(state))
+    }
+
+    /// So many buffers beside those of the pool, if there are as many now.
+    pub(super) fn try_reserve(&self, count: usize) -> Result<Option<Vec<PageBatch>>> {
+        let mut state = self.state();
+        state.check()?;
+        self.take_reserve(&mut state, count)
+    }
+
+    /// So many buffers beside those of the pool, waiting for them.
+    pub(super) fn wait_reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
+        self.wait_for(|state| self.take_reserve(state, count))
+    }
+
+    /// A buffer beyond all limits, made now. Takes no lock: whoever holds one may not run before the caller has ended.
+    pub(super) fn spare_buffer(&self) -> Result<PageBatch> {
+        let buffer = PageBuffer::new(self.size)?;
+        let pieces = Vec::with_capacity(self.buffer_pages().get() as usize);
+        Ok(PageBatch::lent(buffer, pieces, Lent::count(&self.made)))
+    }
+
+    /// Waits until buffers that came back make `take` give something.
+    fn wait_for<T>(&self, take: impl Fn(&mut State) -> Result<Option<T>>) -> Result<T> {
         let begun = Instant::now();
         let mut state = self.state();
         loop {
             state.check()?;
-            if let Some(batch) = state.take_buffer() {
-                return Ok(batch);
+            if let Some(taken) = take(&mut state)? {
+                return Ok(taken);
             }
             if state.called_off {
                 return Err(Error::CalledOff);
@@ -181,17 +218,32 @@ impl Shared {
     /// Brings a buffer back.
     pub(super) fn give_buffer(&self, buffer: PageBuffer) {
         let mut state = self.state();
-        if buffer.size() == self.size && state.free.len() < self.limit {
-            state.free.push(buffer);
-            self.buffers.notify_one();
+        let limit = self.limit + state.reserved;
+        if buffer.size() != self.size {
+            return;
         }
+        if self.made.load(Ordering::Relaxed) > limit {
+            self.made.fetch_sub(1, Ordering::Relaxed);
+        } else if state.free.len() < limit {
+            state.free.push(buffer);
+        }
+        drop(state);
+        // One who waits for a reserve may need more than this one.
+        self.buffers.notify_all();
+    }
+
+    /// Brings a batch back as it is, its pages unused.
+    pub(super) fn give_batch(&self, batch: PageBatch) {
+        let (buffer, pieces) = batch.into_parts();
+        self.give_buffer(buffer);
+        self.give_pieces(pieces);
     }
 
     /// Brings the list of a batch's pieces back.
     pub(super) fn give_pieces(&self, mut pieces: Vec<Piece>) {
         pieces.clear();
         let mut state = self.state();
-        if state.pieces.len() < self.limit {
+        if state.pieces.len() < self.limit + state.reserved {
             state.pieces.push(pieces);
         }
     }
@@ -284,11 +336,7 @@ impl Shared {
         drop(state);
         for order in orders {
             match order {
-                Order::Pages(batch) => {
-                    let (buffer, pieces) = batch.into_parts();
-                    self.give_buffer(buffer);
-                    self.give_pieces(pieces);
-                }
+                Order::Pages(batch) => self.give_batch(batch),
                 Order::Finish(finish) => finish.promise.answer(Err(Error::CalledOff)),
                 _ => {}
             }
@@ -333,6 +381,35 @@ impl Shared {
         self.state().status = status;
     }
 
+    /// A buffer that is free, or one in place of one that was lost or went into the reserve.
+    fn take_buffer(&self, state: &mut State) -> Result<Option<PageBatch>> {
+        if let Some(buffer) = state.free.pop() {
+            let lent = Lent::again(&self.made);
+            return Ok(Some(PageBatch::lent(buffer, state.pieces.pop().unwrap_or_default(), lent)));
+        }
+        let may_make = self.made.load(Ordering::Relaxed) < self.limit + state.reserved;
+        if may_make { self.spare_buffer().map(Some) } else { Ok(None) }
+    }
+
+    fn take_reserve(&self, state: &mut State, count: usize) -> Result<Option<Vec<PageBatch>>> {
+        state.reserved = count;
+        // One at a time of those that are too many now: to give memory back takes its time, too.
+        if state.free.len() > count && self.made.load(Ordering::Relaxed) > self.limit + count {
+            self.made.fetch_sub(1, Ordering::Relaxed);
+            state.free.pop();
+        }
+        let missing = count.saturating_sub(state.free.len());
+        if missing > 0 && self.made.load(Ordering::Relaxed) + missing > self.limit + count {
+            return Ok(None);
+        }
+        let mut taken = Vec::with_capacity(count);
+        while taken.len() < count {
+            let free = if state.free.is_empty() { None } else { self.take_buffer(state)? };
+            taken.push(free.map_or_else(|| self.spare_buffer(), Ok)?);
+        }
+        Ok(Some(taken))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -341,11 +418,6 @@ impl Shared {
 impl State {
     fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
-    }
-
-    fn take_buffer(&mut self) -> Option<PageBatch> {
-        let buffer = self.free.pop()?;
-        Some(PageBatch::reusing(buffer, self.pieces.pop().unwrap_or_default()))
     }
 }
 

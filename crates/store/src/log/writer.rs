@@ -40,8 +40,8 @@ pub enum LogThreads {
 /// How a log is written.
 #[derive(Clone, Copy, Debug)]
 pub struct LogOptions {
-    /// Buffers in circulation; all are made when the log is opened. What an epoch copies while its subject is
-    /// stopped must fit into them.
+    /// Buffers in circulation; all are made when the log is opened. Those that an epoch reserves for what it copies
+    /// while its subject is stopped come on top.
     pub buffers: NonZeroUsize,
     /// Pages that a buffer holds.
     pub buffer_pages: PageCount,
@@ -316,6 +316,41 @@ impl Epoch {
         }
         self.here.drive()?;
         self.shared.wait_buffer()
+    }
+
+    /// So many empty batches for what is to be copied while the subject is stopped, beside those of the pool. Waits
+    /// until the log has them: until what earlier pauses took beyond them is written.
+    ///
+    /// # Errors
+    ///
+    /// As `buffer`, or `Io` when there is no memory.
+    pub fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
+        if let Some(taken) = self.shared.try_reserve(count)? {
+            return Ok(taken);
+        }
+        self.here.drive()?;
+        self.shared.wait_reserve(count)
+    }
+
+    /// An empty batch beyond the pool and the reserve, made now: for while the subject is stopped, and more has to be
+    /// copied than was expected. Waits for nobody; the next `reserve` waits until it is written.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when there is no memory.
+    pub fn spare(&self) -> Result<PageBatch> {
+        self.shared.spare_buffer()
+    }
+
+    /// Takes a batch back that was not needed.
+    pub fn put_back(&self, batch: PageBatch) {
+        self.shared.give_batch(batch);
+    }
+
+    /// Pages that a batch holds.
+    #[must_use]
+    pub fn buffer_pages(&self) -> PageCount {
+        self.shared.buffer_pages()
     }
 
     /// Takes over a filled batch. Neither allocates nor waits. A page that is in the checkpoint already is

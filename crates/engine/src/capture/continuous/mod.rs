@@ -7,7 +7,9 @@
 //! Does not: decide when the next checkpoint is due, or write.
 
 mod crew;
+mod pace;
 mod patience;
+mod pause;
 mod phases;
 mod tracked;
 mod tuning;
@@ -24,19 +26,23 @@ use tracee::{Freezer, StoppedTree, Urgent};
 use track::{DirtyPages, Moment, TrackerKind};
 
 use self::crew::CrewOf;
+use self::pace::Pace;
+use self::pause::{cover, leave_ended};
 use self::phases::Laps;
 pub use self::phases::Phases;
 use self::tracked::{EVERYTHING, Tracked};
 pub use self::tuning::{Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
 use super::before::Before;
-use super::copier::{Copier, Nowhere, PageSink, Reserve};
-use super::{CheckpointOptions, descriptors, look_while_it_runs, look_while_it_stands, meta, pages, threads};
+use super::copier::{Nowhere, PageSink};
+use super::reserve::{Expected, Reserve};
+use super::{CheckpointOptions, look_while_it_runs, look_while_it_stands, meta};
 use crate::error::{EngineError, Result};
-use crate::records::object_space;
 
 /// A residual that is small enough: some 30 microseconds of copying.
 const RESIDUAL_GOAL: PageCount = PageCount(32);
+/// Pages that one more round may have to copy while descriptors are held, which the subject may want closed: some 5 ms.
+const LAST_ROUND_MAX: PageCount = PageCount(4096);
 
 /// How long a subject stands still for one buffer of a store that does not keep up: many times what a disk takes that
 /// works, and short enough for those who wait for the subject.
@@ -69,6 +75,9 @@ pub struct Continuous {
     is_orderly: bool,
     /// How long the subject stood still for what was begun in vain since the last checkpoint.
     stood_in_vain: Duration,
+    /// What the next pause may copy.
+    expected: Expected,
+    pace: Pace,
 }
 
 impl fmt::Debug for Continuous {
@@ -114,9 +123,11 @@ pub struct Tracking {
 }
 
 /// A tree of which everything is taken and that stands still.
-pub(super) struct Stood {
+pub(super) struct Stood<'a> {
     /// Dropped in this order: the tree goes on first.
     pub(super) tree: (StoppedTree, Urgent),
+    /// What was copied inside the pause.
+    pub(super) reserve: Reserve<'a>,
     pub(super) phases: Phases,
     pub(super) time: SystemTime,
     pub(super) arming: Duration,
@@ -158,6 +169,8 @@ impl Continuous {
             looks: 0,
             is_orderly: false,
             stood_in_vain: Duration::ZERO,
+            expected: Expected::default(),
+            pace: Pace::default(),
         }
     }
 
@@ -268,12 +281,13 @@ impl Continuous {
         read: &dyn Fn(Sequence) -> store::Result<ImageReader>,
         options: &CheckpointOptions,
     ) -> Result<(Taken, Comparison)> {
-        let (stood, records) = self.patiently(&epoch, |subject| {
-            let mut stood = subject.stop(&epoch, options)?;
-            let records = subject.records(&mut stood.phases)?;
-            Ok((stood, records))
+        let stood = self.patiently(&epoch, |subject| {
+            let Stood { tree, reserve, mut phases, time, counts, arming } = subject.stop(&epoch, options)?;
+            reserve.end()?;
+            let records = subject.records(&mut phases)?;
+            Ok((tree, records, phases, time, counts, arming))
         })?;
-        let Stood { tree, mut phases, time, counts, arming } = stood;
+        let (tree, records, mut phases, time, counts, arming) = stood;
         let timings = phases.timings();
         let ticket = self.hand_over(epoch, records, options, time, timings, &mut phases)?;
         // It stands still for this.
@@ -291,8 +305,12 @@ impl Continuous {
 
     fn take(&mut self, epoch: Epoch, options: &CheckpointOptions) -> Result<Taken> {
         let taken = self.patiently(&epoch, |subject| {
-            let Stood { tree, mut phases, time, counts, arming } = subject.stop(&epoch, options)?;
+            let Stood { tree, reserve, mut phases, time, counts, arming } = subject.stop(&epoch, options)?;
             let timings = resume(tree, &mut phases)?;
+            let mut laps = Laps::from(Instant::now());
+            // First of all: should what follows fail, the next attempt has to find it in the epoch.
+            reserve.end()?;
+            phases.finish = laps.lap();
             let records =
                 subject.records(&mut phases).inspect_err(|_| subject.stood_in_vain += timings.pause)?;
             Ok((records, phases, time, counts, arming, timings))
@@ -313,7 +331,7 @@ impl Continuous {
         self.bypasses_cache = before.descriptors.bypass_cache();
         before.descriptors.forget();
         before.files.sweep();
-        phases.finish = laps.lap();
+        phases.finish += laps.lap();
         Ok(records)
     }
 
@@ -342,11 +360,11 @@ impl Continuous {
     }
 
     /// As `stop`, for a single checkpoint; `None` when the subject cannot be tracked, and nothing was copied.
-    pub(super) fn stop_once(
+    pub(super) fn stop_once<'a>(
         &mut self,
-        sink: &dyn PageSink,
+        sink: &'a dyn PageSink,
         options: &CheckpointOptions,
-    ) -> Result<Option<Stood>> {
+    ) -> Result<Option<Stood<'a>>> {
         let Some(before) = &mut self.before else { return Ok(None) };
         // Pre-copy takes a while: what the subject closes meanwhile has to be closed.
         before.descriptors.forget();
@@ -377,7 +395,11 @@ impl Continuous {
     }
 
     /// Everything up to the end of the pause: the tree stands, and all of it is taken.
-    pub(super) fn stop(&mut self, sink: &dyn PageSink, options: &CheckpointOptions) -> Result<Stood> {
+    pub(super) fn stop<'a>(
+        &mut self,
+        sink: &'a dyn PageSink,
+        options: &CheckpointOptions,
+    ) -> Result<Stood<'a>> {
         let mut phases = Phases::new();
         let mut laps = Laps::from(phases.began);
         self.is_orderly = true;
@@ -385,25 +407,55 @@ impl Continuous {
         phases.look = laps.lap();
         let arming = self.arm(sink)?;
         laps.lap();
-        let mut counts = self.precopy(sink)?;
+        // Here a store that does not keep up lowers the rate, while the subject runs.
+        let reserve = Reserve::new(sink, self.expected.pages())?;
+        phases.room = laps.lap();
+        match self.copy_and_stand(&reserve, options, &mut phases) {
+            Ok((tree, time, counts)) => Ok(Stood { tree, reserve, phases, time, arming, counts }),
+            Err(error) => {
+                // Trackers hold for told what was copied: it has to be in the epoch, should another attempt follow.
+                self.is_orderly &= reserve.end().is_ok();
+                Err(error)
+            }
+        }
+    }
+
+    /// Pre-copy, and all that is inside the pause.
+    fn copy_and_stand(
+        &mut self,
+        reserve: &Reserve<'_>,
+        options: &CheckpointOptions,
+        phases: &mut Phases,
+    ) -> Result<((StoppedTree, Urgent), SystemTime, Counts)> {
+        let mut laps = Laps::from(Instant::now());
+        let mut counts = self.precopy(reserve)?;
         phases.precopy = laps.lap();
         let before = self.before.as_mut().expect("it was looked at first");
         before.look_at_descriptors_again(options)?;
         phases.prepare = laps.lap();
+        // Looking at descriptors takes as long as a round or two, in which the subject goes on.
+        let dirtied = self.pace.since(Instant::now());
+        let is_worth_it = dirtied > RESIDUAL_GOAL && dirtied <= LAST_ROUND_MAX;
+        if counts.rounds > 0 && is_worth_it && self.tuning.prefer.has_last_round() {
+            self.round(reserve, &mut counts)?;
+        }
+        phases.precopy += laps.lap();
+        reserve.stand(self.expected.pages().max(self.pace.since(Instant::now())))?;
         self.crew.gather(self.root, &self.tracked, &self.tuning);
-        let reserve = Reserve::new(sink)?;
-        sink.limit_waits(Some(STANDING_WAIT_MAX));
+        reserve.limit_waits(Some(STANDING_WAIT_MAX));
         let time = SystemTime::now();
         let urgent = Urgent::begin();
         let mut tree = self.freezer.stop(self.root)?;
         phases.began = tree.began;
         phases.stop = tree.began.elapsed();
-        if let Err(error) = self.inside(&reserve, &mut tree, options, &mut counts, &mut phases) {
+        if let Err(error) = self.inside(reserve, &mut tree, options, &mut counts, phases) {
             drop(tree);
             self.stood_in_vain += phases.began.elapsed();
             return Err(error);
         }
-        Ok(Stood { tree: (tree, urgent), phases, time, counts, arming })
+        self.pace.scanned(phases.began, counts.residual);
+        self.expected.note(counts.residual);
+        Ok(((tree, urgent), time, counts))
     }
 
     /// Looks at the subject before anything is done. Descriptors are held for the first time to refuse in time, and
@@ -456,129 +508,35 @@ impl Continuous {
         if !self.kind.properties().rearms_running {
             return Ok(counts);
         }
-        let Some(before) = &self.before else { return Ok(counts) };
         // A page that such a read has pinned changes without a fault.
         if self.bypasses_cache {
             return Ok(counts);
         }
-        self.is_orderly = false;
         let mut last = PageCount(u64::MAX);
         while counts.rounds < self.tuning.prefer.rounds_max() {
-            let mut round = PageCount(0);
-            for (pid, tracked) in &mut self.tracked {
-                let Some(process) = before.processes.get(pid) else { continue };
-                round += tracked.copy_dirty(process, Moment::Running, &mut self.dirty, sink)?.pages;
-            }
-            counts.rounds += 1;
-            counts.precopied += round;
+            let round = self.round(sink, &mut counts)?;
             if round <= RESIDUAL_GOAL || round.get() > last.get() / 2 {
                 break;
             }
             last = round;
         }
-        self.is_orderly = true;
         Ok(counts)
     }
 
-    fn inside(
-        &mut self,
-        sink: &dyn PageSink,
-        tree: &mut StoppedTree,
-        options: &CheckpointOptions,
-        counts: &mut Counts,
-        phases: &mut Phases,
-    ) -> Result<()> {
-        let mut laps = Laps::from(phases.began + phases.stop);
-        let before = self.before.as_mut().expect("it was looked at first");
-        before.refresh_processes(tree)?;
-        self.is_orderly = false;
-        leave_ended(&mut self.tracked, before, sink);
-        cover(self.kind, &self.tuning, &mut self.tracked, before, tree, sink)?;
-        // A scan that is begun and not ended loses nothing.
-        self.crew.begin_scans(&mut self.tracked);
-        self.is_orderly = true;
-        phases.areas = laps.lap();
-        before.refresh_descriptors(options)?;
-        if counts.rounds > 0 && before.descriptors.bypass_cache() {
-            return Err(EngineError::Unsteady);
-        }
-        phases.tables = laps.lap();
-        descriptors::inside(before)?;
-        phases.descriptors = laps.lap();
-        // Remote calls use memory of the subject; what was there before is there again afterwards.
-        threads::inside(before, tree)?;
-        phases.threads = laps.lap();
+    /// Copies what is dirty now; how many pages that were.
+    fn round(&mut self, sink: &dyn PageSink, counts: &mut Counts) -> Result<PageCount> {
+        let Some(before) = &self.before else { return Ok(PageCount(0)) };
+        let begun = Instant::now();
+        let mut pages = PageCount(0);
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
-            let Some(process) = before.processes.get_mut(pid) else { continue };
-            let copied = tracked.copy_dirty(process, Moment::Stopped, &mut self.dirty, sink)?;
-            counts.residual += copied.pages;
-            phases.scan += copied.scan;
-            phases.scanned += tracked.watched();
-            process.guards.clone_from(tracked.guards());
+            let Some(process) = before.processes.get(pid) else { continue };
+            pages += tracked.copy_dirty(process, Moment::Running, &mut self.dirty, sink)?.pages;
         }
-        phases.copy = laps.lap().saturating_sub(phases.scan);
-        copy_objects(before, sink)?;
-        phases.objects = laps.lap();
         self.is_orderly = true;
-        Ok(())
+        self.pace.scanned(begun, pages);
+        counts.rounds += 1;
+        counts.precopied += pages;
+        Ok(pages)
     }
-}
-
-/// Takes processes that have ended out of the checkpoint. Before new ones are covered: these may have been given the
-/// same space.
-fn leave_ended(tracked: &mut HashMap<Pid, Tracked>, before: &Before, sink: &dyn PageSink) {
-    tracked.retain(|pid, tracked| {
-        let is_there = before.processes.contains_key(pid);
-        if !is_there {
-            tracked.leave(sink);
-        }
-        is_there
-    });
-}
-
-/// Attaches trackers to processes that have none, and tells all of them which areas there are.
-fn cover(
-    kind: &'static dyn TrackerKind,
-    tuning: &Tuning,
-    tracked: &mut HashMap<Pid, Tracked>,
-    before: &mut Before,
-    tree: &mut StoppedTree,
-    sink: &dyn PageSink,
-) -> Result<()> {
-    for stopped in &mut tree.processes {
-        let Some(process) = before.processes.get_mut(&stopped.pid) else { continue };
-        let known = tracked.get_mut(&stopped.pid).filter(|known| known.is_of(process));
-        if known.is_none() {
-            let leader = stopped.threads.first_mut().expect("a stopped process has threads");
-            let new = Tracked::attach(kind, process, leader, sink)?.grouped(tuning.granularity);
-            tracked.insert(stopped.pid, new);
-        }
-        if let Some(known) = tracked.get_mut(&stopped.pid)
-            && !process.is_covered
-        {
-            known.cover(process, sink)?;
-            process.is_covered = true;
-        }
-    }
-    Ok(())
-}
-
-/// Copies shared objects whole: other processes and descriptors change them too, past any tracker of one address
-/// space.
-fn copy_objects(before: &mut Before, sink: &dyn PageSink) -> Result<()> {
-    for gone in before.forget_objects() {
-        sink.discard(object_space(gone), EVERYTHING)?;
-    }
-    let saved: Vec<u64> = before.objects.saved().map(|(id, _)| id).collect();
-    if saved.is_empty() {
-        return Ok(());
-    }
-    for id in saved {
-        // What is a hole now was none before.
-        sink.discard(object_space(id), EVERYTHING)?;
-    }
-    let mut copier = Copier::new(sink, sink.buffer()?);
-    pages::copy_objects(before, &mut copier)?;
-    copier.finish()
 }

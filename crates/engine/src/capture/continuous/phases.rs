@@ -14,7 +14,9 @@ use model::PageCount;
 pub struct Phases {
     /// Looking at the running tree.
     pub look: Duration,
-    /// Pre-copy, all rounds.
+    /// Waiting until the log has room for what the pause will copy.
+    pub room: Duration,
+    /// Pre-copy, all rounds, that after the look at the descriptors included.
     pub precopy: Duration,
     /// Looking at the descriptors of the running tree.
     pub prepare: Duration,
@@ -49,6 +51,7 @@ impl Phases {
         const NONE: Duration = Duration::ZERO;
         Self {
             look: NONE,
+            room: NONE,
             precopy: NONE,
             prepare: NONE,
             began: Instant::now(),

@@ -193,7 +193,7 @@ impl Tracked {
                 copier.flush(process.stat.pid)?;
                 copier.send()?;
             }
-            sink.discard(self.space, found.range)?;
+            copier.discard(process.stat.pid, self.space, found.range)?;
             if found.content == Content::Guard {
                 insert(&mut self.guards, found.range);
             }
@@ -213,7 +213,7 @@ impl Tracked {
         }
         let mut copier = Copier::new(sink, sink.buffer()?);
         for range in std::mem::take(&mut self.unread) {
-            sink.discard(self.space, range)?;
+            copier.discard(process.stat.pid, self.space, range)?;
             for part in overlaps(&self.covered, range) {
                 let found = process.pagemap.look(part)?;
                 for own in found.private {

@@ -51,6 +51,11 @@ impl Preference {
             Self::Throughput => 1,
         }
     }
+
+    /// Whether one more round follows the look at the descriptors.
+    pub(super) const fn has_last_round(self) -> bool {
+        matches!(self, Self::Pause)
+    }
 }
 
 impl Default for Tuning {

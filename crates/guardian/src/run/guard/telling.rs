@@ -53,7 +53,8 @@ pub(super) fn checkpoint_event(committed: &LogCommitted, taken: InFlight) -> Wha
         arming_us: us(taken.arming),
         pause_us: us(commit.timings.pause),
         look_us: us(phases.look),
-        precopy_us: us(phases.precopy),
+        // Waiting for room comes right before it.
+        precopy_us: us(phases.room + phases.precopy),
         prepare_us: us(phases.prepare),
         stop_us: us(phases.stop),
         areas_us: us(phases.areas),

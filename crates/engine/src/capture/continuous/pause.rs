@@ -1,0 +1,145 @@
+//! What is done while the tree stands.
+//!
+//! Owns: the order inside the pause.
+//! Invariants: no page is copied that has not changed since it was copied last; remote calls are over before a page
+//! that they use is copied.
+//! Does not: stop the tree, or let it go on.
+
+use std::collections::HashMap;
+
+use model::Pid;
+use tracee::StoppedTree;
+use track::{Moment, TrackerKind};
+
+use super::super::before::Before;
+use super::super::copier::{Copier, PageSink};
+use super::super::{CheckpointOptions, descriptors, pages, threads};
+use super::phases::Laps;
+use super::tracked::{EVERYTHING, Tracked};
+use super::{Continuous, Counts, Phases, Tuning};
+use crate::error::{EngineError, Result};
+use crate::records::object_space;
+
+impl Continuous {
+    /// Takes all of a tree that stands.
+    pub(super) fn inside(
+        &mut self,
+        sink: &dyn PageSink,
+        tree: &mut StoppedTree,
+        options: &CheckpointOptions,
+        counts: &mut Counts,
+        phases: &mut Phases,
+    ) -> Result<()> {
+        let mut laps = Laps::from(phases.began + phases.stop);
+        let before = self.before.as_mut().expect("it was looked at first");
+        before.refresh_processes(tree)?;
+        self.is_orderly = false;
+        leave_ended(&mut self.tracked, before, sink);
+        cover(self.kind, &self.tuning, &mut self.tracked, before, tree, sink)?;
+        // A scan that is begun and not ended loses nothing.
+        self.crew.begin_scans(&mut self.tracked);
+        self.is_orderly = true;
+        phases.areas = laps.lap();
+        before.refresh_descriptors(options)?;
+        if counts.rounds > 0 && before.descriptors.bypass_cache() {
+            return Err(EngineError::Unsteady);
+        }
+        phases.tables = laps.lap();
+        // Remote calls use memory of the subject; what was there before is there again afterwards. Where a handler lifts
+        // protection, they come after the scan: what a thread needs to go on (its stack, its restartable sequence) is
+        // open again then. Else it would sleep once more, which looks as if it had begun another wait (`tracee::waits`).
+        let scan_first = self.kind.properties().sees_before;
+        if !scan_first {
+            beside_memory(before, tree, phases, &mut laps)?;
+        }
+        self.is_orderly = false;
+        for (pid, tracked) in &mut self.tracked {
+            let Some(process) = before.processes.get_mut(pid) else { continue };
+            let copied = tracked.copy_dirty(process, Moment::Stopped, &mut self.dirty, sink)?;
+            counts.residual += copied.pages;
+            phases.scan += copied.scan;
+            phases.scanned += tracked.watched();
+            process.guards.clone_from(tracked.guards());
+        }
+        phases.copy = laps.lap().saturating_sub(phases.scan);
+        copy_objects(before, sink)?;
+        phases.objects = laps.lap();
+        if scan_first {
+            beside_memory(before, tree, phases, &mut laps)?;
+        }
+        self.is_orderly = true;
+        Ok(())
+    }
+}
+
+/// What is taken of a standing tree beside its memory.
+fn beside_memory(
+    before: &mut Before,
+    tree: &mut StoppedTree,
+    phases: &mut Phases,
+    laps: &mut Laps,
+) -> Result<()> {
+    descriptors::inside(before)?;
+    phases.descriptors = laps.lap();
+    threads::inside(before, tree)?;
+    phases.threads = laps.lap();
+    Ok(())
+}
+
+/// Takes processes that have ended out of the checkpoint. Before new ones are covered: these may have been given the
+/// same space.
+pub(super) fn leave_ended(tracked: &mut HashMap<Pid, Tracked>, before: &Before, sink: &dyn PageSink) {
+    tracked.retain(|pid, tracked| {
+        let is_there = before.processes.contains_key(pid);
+        if !is_there {
+            tracked.leave(sink);
+        }
+        is_there
+    });
+}
+
+/// Attaches trackers to processes that have none, and tells all of them which areas there are.
+pub(super) fn cover(
+    kind: &'static dyn TrackerKind,
+    tuning: &Tuning,
+    tracked: &mut HashMap<Pid, Tracked>,
+    before: &mut Before,
+    tree: &mut StoppedTree,
+    sink: &dyn PageSink,
+) -> Result<()> {
+    for stopped in &mut tree.processes {
+        let Some(process) = before.processes.get_mut(&stopped.pid) else { continue };
+        let known = tracked.get_mut(&stopped.pid).filter(|known| known.is_of(process));
+        if known.is_none() {
+            let leader = stopped.threads.first_mut().expect("a stopped process has threads");
+            let new = Tracked::attach(kind, process, leader, sink)?.grouped(tuning.granularity);
+            tracked.insert(stopped.pid, new);
+        }
+        if let Some(known) = tracked.get_mut(&stopped.pid)
+            && !process.is_covered
+        {
+            known.cover(process, sink)?;
+            process.is_covered = true;
+        }
+    }
+    Ok(())
+}
+
+/// Copies shared objects whole: other processes and descriptors change them too, past any tracker of one address
+/// space.
+fn copy_objects(before: &mut Before, sink: &dyn PageSink) -> Result<()> {
+    for gone in before.forget_objects() {
+        sink.discard(object_space(gone), EVERYTHING)?;
+    }
+    let saved: Vec<u64> = before.objects.saved().map(|(id, _)| id).collect();
+    if saved.is_empty() {
+        return Ok(());
+    }
+    for id in saved {
+        // What is a hole now was none before.
+        sink.discard(object_space(id), EVERYTHING)?;
+    }
+    let mut copier = Copier::new(sink, sink.buffer()?);
+    pages::copy_objects(before, &mut copier)?;
+    copier.finish()
+}

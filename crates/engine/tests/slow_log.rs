@@ -1,0 +1,190 @@
+//! A subject stands still no longer because its log's disk takes nothing: what its pause copies finds room, and what is
+//! too much for the log is waited for before the next pause.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+#[path = "../../guardian/tests/common/medium.rs"]
+mod medium;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use medium::{Gate, GatedMedium};
+use model::{PageCount, Pid, Sequence};
+use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
+use sys::features::Feature;
+use tracee::RemoteSession;
+use tracee::procfs::Area;
+use track::{Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
+use undying_engine::{CheckpointOptions, Continuous, Taken};
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(30);
+/// 80 MiB: five times the log's buffers.
+const PAGES: u64 = 20_000;
+/// How long the disk takes nothing while somebody waits for it: longer than anybody stands still for a buffer.
+const BLOCKED: Duration = Duration::from_millis(600);
+
+/// A tracker that finds nothing while the subject runs: all that changes does so between pre-copy and pause.
+#[derive(Debug)]
+struct Late;
+
+#[derive(Debug)]
+struct LateTracker(Box<dyn Tracker>);
+
+impl TrackerKind for Late {
+    fn name(&self) -> &'static str {
+        "late"
+    }
+
+    fn purpose(&self) -> &'static str {
+        "to have the pause copy everything"
+    }
+
+    fn features(&self) -> &'static [Feature] {
+        &[]
+    }
+
+    fn properties(&self) -> Properties {
+        Properties { rearms_running: true, sees_before: false, automatic: false }
+    }
+
+    fn self_test(&self) -> Result<(), TrackError> {
+        Ok(())
+    }
+
+    fn attach(&self, pid: Pid, session: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError> {
+        let best = track::choose("auto").unwrap().kind;
+        Ok(Box::new(LateTracker(best.attach(pid, session)?)))
+    }
+}
+
+impl Tracker for LateTracker {
+    fn kind(&self) -> &'static dyn TrackerKind {
+        &Late
+    }
+
+    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
+        self.0.cover(areas)
+    }
+
+    fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
+        if moment == Moment::Running { Ok(()) } else { self.0.scan(moment, into) }
+    }
+}
+
+struct Lab {
+    folder: tempfile::TempDir,
+    gate: Arc<Gate>,
+    store: Store,
+    name: SubjectName,
+    child: Child,
+}
+
+impl Lab {
+    fn new() -> Option<Self> {
+        let folder = tempfile::TempDir::with_prefix_in("undying-slow-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let gate = Arc::new(Gate::default());
+        let medium = Arc::new(GatedMedium::new(&gate));
+        let store = Store::open_on(medium, &folder.path().join("store")).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/writer.c");
+        let program = folder.path().join("writer");
+        let outcome = Command::new("cc").args(["-O1", "-Wall", "-o"]).arg(&program).arg(source).status();
+        if !outcome.is_ok_and(|status| status.success()) {
+            println!("unsupported: a C compiler");
+            return None;
+        }
+        let mut command = Command::new(program);
+        command.arg(folder.path().join("said")).arg(PAGES.to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        Some(Self { folder, gate, store, name: "writer".parse().unwrap(), child })
+    }
+
+    fn log(&self) -> LogWriter {
+        let options = LogOptions { keep: Keep::newest(3), ..LogOptions::default() };
+        self.store.open_log(&self.name, options).unwrap()
+    }
+
+    /// Waits until the subject has written to each page again.
+    fn await_rounds(&self, more: u64) {
+        let rounds = || {
+            let text = std::fs::read_to_string(self.folder.path().join("said")).unwrap_or_default();
+            text.trim().parse().unwrap_or(0_u64)
+        };
+        let (begun, first) = (Instant::now(), rounds());
+        while rounds() < first + more {
+            assert!(begun.elapsed() < LIMIT, "it stands still");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn take(&self, subject: &mut Continuous, log: &LogWriter, number: u64) -> Taken {
+        // All that it copies changes after its pre-copy, which finds nothing.
+        self.await_rounds(2);
+        subject.checkpoint(log, &self.options(number)).unwrap().expect("the log is not far behind")
+    }
+
+    fn options(&self, number: u64) -> CheckpointOptions {
+        CheckpointOptions {
+            sequence: Sequence(number),
+            name: self.name.to_string(),
+            ..CheckpointOptions::default()
+        }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.gate.open();
+    }
+}
+
+#[test]
+fn a_pause_does_not_wait_for_a_disk_that_takes_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("unsupported: root");
+    }
+    let Some(lab) = Lab::new() else { return };
+    lab.await_rounds(1);
+    let log = lab.log();
+    let mut subject = Continuous::new(Pid(lab.child.id() as i32), &Late);
+    lab.take(&mut subject, &log, 1).ticket.wait().unwrap();
+
+    lab.gate.close();
+    let held = lab.take(&mut subject, &log, 2);
+    println!("{:?}", held.phases);
+    assert!(held.residual >= PageCount(PAGES), "{} pages in the pause", held.residual);
+    let begun = Instant::now();
+    while !lab.gate.is_held() {
+        assert!(begun.elapsed() < LIMIT, "the log writes nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(held.ticket.poll().unwrap().is_none(), "the disk took it");
+
+    // Now the log has more than its buffers hold: that is waited for, and not while the subject stands.
+    let opener = Arc::clone(&lab.gate);
+    let thread = std::thread::spawn(move || {
+        std::thread::sleep(BLOCKED);
+        opener.open();
+    });
+    lab.await_rounds(2);
+    let begun = Instant::now();
+    let waited = lab.take(&mut subject, &log, 3);
+    thread.join().unwrap();
+    println!("{:?} of {:?}", waited.phases, begun.elapsed());
+    assert!(waited.residual >= PageCount(PAGES), "{} pages in the pause", waited.residual);
+    assert!(waited.phases.room > BLOCKED / 3, "what is not written was not waited for: it would grow");
+    assert!(waited.phases.pause() < BLOCKED / 2, "{:?}", waited.phases);
+    assert_eq!(held.ticket.wait().unwrap().sequence, Sequence(2));
+    assert_eq!(waited.ticket.wait().unwrap().sequence, Sequence(3));
+
+    // And what was kept back is what the subject had.
+    let read = |sequence| lab.store.image(&lab.name, sequence);
+    let (_, found) = subject.checkpoint_and_verify(&log, &read, &lab.options(4)).unwrap().unwrap();
+    assert!(found.pages >= PageCount(PAGES) && found.differences == PageCount(0), "{found:?}");
+}
