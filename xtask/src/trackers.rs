@@ -200,7 +200,8 @@ fn table(rows: &[Row], columns: &[Column]) -> String {
 
 /// The table, and all that was said, without the place of the tree.
 fn report(rows: &[Row], columns: &[Column], table: &str, root: &Path) -> String {
-    let mut text = format!("cargo xtask trackers\n\n{table}");
+    let processors = std::thread::available_parallelism().map_or(0, usize::from);
+    let mut text = format!("cargo xtask trackers, on a machine with {processors} virtual CPUs\n\n{table}");
     for column in columns {
         for (row, said) in rows.iter().zip(&column.said) {
             text.push_str(&format!("\n==== {}: {}\n{}", column.kernel, row.line, said.trim_start()));
