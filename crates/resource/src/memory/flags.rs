@@ -132,3 +132,16 @@ pub(super) fn obstacles(of: AreaOf<'_>) -> Vec<Obstacle> {
         .map(|(_, what, why)| of.obstacle(what, why, "let the program do without it"))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_pages_are_refused_before_there_are_pages_and_everything_else_is_set_after() {
+        let flags = ["nh", "dd", "lo"].map(str::to_owned).to_vec();
+        let area = AreaRecord { flags, ..AreaRecord::default() };
+        assert_eq!(advice_before_pages(&area), [Advice::Advise(15)]);
+        assert_eq!(advice(&area), [Advice::Advise(16), Advice::Lock(0)]);
+    }
+}
