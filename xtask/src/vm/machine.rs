@@ -18,8 +18,8 @@ use crate::vm::kernel::Kernel;
 /// Memory of the machine. The largest test writes a gigabyte.
 const MEMORY_MIB: u32 = 3072;
 
-/// What the tests stretch their limits by (testkit/src/limits.rs). Emulated processors did the restore matrix in five
-/// times the time that those of the machine took.
+/// What the tests stretch their limits by (testkit/src/limits.rs). The restart matrix took six times as long on
+/// emulated processors as on those that emulate them; limits have room beyond that.
 pub(crate) const SLOWNESS: &str = "UNDYING_TEST_SLOWNESS=5";
 
 /// How one line ended.
