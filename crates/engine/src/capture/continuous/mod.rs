@@ -503,11 +503,13 @@ impl Continuous {
             return Err(EngineError::Unsteady);
         }
         phases.tables = laps.lap();
-        descriptors::inside(before)?;
-        phases.descriptors = laps.lap();
-        // Remote calls use memory of the subject; what was there before is there again afterwards.
-        threads::inside(before, tree)?;
-        phases.threads = laps.lap();
+        // Remote calls use memory of the subject; what was there before is there again afterwards. Where a handler lifts
+        // protection, they come after the scan: what a thread needs to go on (its stack, its restartable sequence) is
+        // open again then. Else it would sleep once more, which looks as if it had begun another wait (`tracee::waits`).
+        let scan_first = self.kind.properties().sees_before;
+        if !scan_first {
+            beside(before, tree, phases, &mut laps)?;
+        }
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.get_mut(pid) else { continue };
@@ -520,9 +522,21 @@ impl Continuous {
         phases.copy = laps.lap().saturating_sub(phases.scan);
         copy_objects(before, sink)?;
         phases.objects = laps.lap();
+        if scan_first {
+            beside(before, tree, phases, &mut laps)?;
+        }
         self.is_orderly = true;
         Ok(())
     }
+}
+
+/// What is taken of a standing tree beside its memory.
+fn beside(before: &mut Before, tree: &mut StoppedTree, phases: &mut Phases, laps: &mut Laps) -> Result<()> {
+    descriptors::inside(before)?;
+    phases.descriptors = laps.lap();
+    threads::inside(before, tree)?;
+    phases.threads = laps.lap();
+    Ok(())
 }
 
 /// Takes processes that have ended out of the checkpoint. Before new ones are covered: these may have been given the
