@@ -1,6 +1,6 @@
 # The few commands a visitor needs; everything else is `cargo xtask --help`.
 
-.PHONY: build demo test bench
+.PHONY: build demo test bench trackers
 
 build:
 	cargo build --release --package undying-cli
@@ -17,3 +17,7 @@ test:
 bench: build
 	cargo build --release --package undying-engine --example bench_epochs
 	benches/all.sh $(if $(QUICK),--quick)
+
+# Every tracker on this kernel and on an older, emulated one, in one table. Half an hour; needs root.
+trackers:
+	cargo xtask trackers

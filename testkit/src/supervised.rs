@@ -24,7 +24,7 @@ use crate::guard::Guard;
 use crate::limits;
 use crate::process::{ProcessId, descendants};
 use crate::undying::Undying;
-use crate::victim::{Verdict, image_folder, victim_folder};
+use crate::victim::{Verdict, image_folder, unsupported, victim_folder};
 
 /// How the comment line of a victim begins that does not find all as it was after a crash: files keep what was
 /// written since the checkpoint (it is judged for *file >= memory*), connections are lost (it is told so).
@@ -32,6 +32,10 @@ const AFTER_CRASH: &str = "After a crash:";
 
 /// What the guardian says when a life begins.
 const BEGINNINGS: [&str; 2] = [" is back at checkpoint ", "started from the beginning"];
+
+/// What `undying` exits with where the kernel lacks what was asked for, and how its words about a tracker begin.
+const MISSING_STATUS: i32 = 4;
+const TRACKER_MISSING: &str = "tracker ";
 
 /// Rounds of stopping members of a tree until no new one turns up: a victim has a handful of them.
 const STOP_ROUNDS_MAX: u32 = 100;
@@ -45,11 +49,18 @@ pub struct SupervisedOptions {
     pub restart: String,
     /// More arguments for `undying run`.
     pub arguments: Vec<String>,
+    /// Has the victim say that it cannot run here.
+    pub lacking: bool,
 }
 
 impl Default for SupervisedOptions {
     fn default() -> Self {
-        Self { every: Duration::from_millis(100), restart: "on-failure".to_owned(), arguments: Vec::new() }
+        Self {
+            every: Duration::from_millis(100),
+            restart: "on-failure".to_owned(),
+            arguments: Vec::new(),
+            lacking: false,
+        }
     }
 }
 
@@ -77,6 +88,9 @@ impl Supervised {
         let mut command = run_command(undying, victim, options, store.path());
         if declares(victim, AFTER_CRASH)? {
             command.env("VICTIM_CRASHED", "1");
+        }
+        if options.lacking {
+            command.env("VICTIM_LACKING", "1");
         }
         command.arg("--").arg(&program).arg(folder.path().join("verdict")).current_dir(folder.path());
         let guardian = command::spawn(&mut command, &guard, folder.path(), "run")?;
@@ -131,7 +145,7 @@ impl Supervised {
     /// When they are not there in time.
     pub fn wait_checkpoints(&self, count: usize) -> Result<(), HarnessError> {
         let committed = |one: &Value| one.get("committed").and_then(Value::as_bool).unwrap_or(false);
-        self.wait_until("checkpoints", limits::FIRST_CHECKPOINT, limits::POLL_BY_COMMAND, || {
+        self.wait_until("checkpoints", limits::first_checkpoint(), limits::POLL_BY_COMMAND, || {
             Ok(self.checkpoints()?.iter().filter(|one| committed(one)).count() >= count)
         })
     }
@@ -154,16 +168,13 @@ impl Supervised {
             })
         };
         signal(guardian, Signal::STOP)?;
-        self.wait_until(
-            "the guardian to stand",
-            limits::RESTART,
-            limits::POLL,
-            || Ok(guardian.is_stopped()),
-        )?;
+        self.wait_until("the guardian to stand", limits::restart(), limits::POLL, || {
+            Ok(guardian.is_stopped())
+        })?;
         let (old, lives) = (stop_tree(killed), self.lives());
         signal(killed, Signal::KILL)?;
         signal(guardian, Signal::CONT)?;
-        self.wait_until("restart", limits::RESTART, limits::POLL, || {
+        self.wait_until("restart", limits::restart(), limits::POLL, || {
             // Until the guardian has ended it, a child of the killed root looks like a root; and one that is being
             // built looks like one that runs.
             Ok(self.lives() > lives && self.subject().is_some_and(|now| !old.contains(&now)))
@@ -187,7 +198,7 @@ impl Supervised {
             process,
             source,
         })?;
-        let deadline = Instant::now() + limits::JUDGE;
+        let deadline = Instant::now() + limits::judge();
         loop {
             let text = read_lossy(&self.folder.path().join("verdict"));
             // A failed subject ends with a failure, which its guardian answers with a restart: do not wait for the end.
@@ -198,7 +209,7 @@ impl Supervised {
                 return self.verdict_with(&text, status);
             }
             if Instant::now() >= deadline {
-                return Err(self.timeout("verdict", limits::JUDGE));
+                return Err(self.timeout("verdict", limits::judge()));
             }
             thread::sleep(limits::POLL);
         }
@@ -225,17 +236,32 @@ impl Supervised {
     }
 
     fn wait_ready(&mut self) -> Result<(), HarnessError> {
-        let deadline = Instant::now() + limits::READY;
+        let deadline = Instant::now() + limits::ready();
         while !read_lossy(&self.folder.path().join("run.stdout")).contains("ready\n") {
+            // Its guardian may start it again and again meanwhile.
+            if let Some(error) = unsupported(&self.name, &read_lossy(&self.folder.path().join("verdict"))) {
+                return Err(error);
+            }
             if let Ok(Some(status)) = self.guardian.try_wait() {
-                return Err(self.output_error(&format!("ended with {status} before the subject was ready")));
+                return Err(self.ended_before_ready(status));
             }
             if Instant::now() >= deadline {
-                return Err(self.timeout("readiness", limits::READY));
+                return Err(self.timeout("readiness", limits::ready()));
             }
             thread::sleep(limits::POLL);
         }
         Ok(())
+    }
+
+    fn ended_before_ready(&self, status: ExitStatus) -> HarnessError {
+        let said = read_lossy(&self.folder.path().join("run.stderr"));
+        let lacks = said.lines().next().and_then(|line| line.strip_prefix("undying: "));
+        match lacks.filter(|line| line.starts_with(TRACKER_MISSING)) {
+            Some(reason) if status.code() == Some(MISSING_STATUS) => {
+                HarnessError::Unsupported { victim: self.name.clone(), reason: reason.to_owned() }
+            }
+            _ => self.output_error(&format!("ended with {status} before the subject was ready")),
+        }
     }
 
     fn wait_until(
@@ -296,4 +322,34 @@ fn run_command(undying: &Undying, victim: &str, options: &SupervisedOptions, sto
         undying.command(["run", "--name", victim, "--every", &every, "--restart", &options.restart]);
     command.arg("--store").arg(store).args(&options.arguments);
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_victim_that_cannot_run_here_says_so_under_a_guardian_too() {
+        let Ok(undying) = Undying::find() else { return crate::unsupported("no undying binary was built") };
+        let options = SupervisedOptions { lacking: true, ..SupervisedOptions::default() };
+        let error = Supervised::start(&undying, "state_umask", &options).unwrap_err();
+        assert!(matches!(error, HarnessError::Unsupported { .. }), "{error}");
+    }
+
+    #[test]
+    fn only_a_tracker_that_the_kernel_lacks_is_a_reason_not_to_run() {
+        let Ok(mut undying) = Undying::find() else {
+            return crate::unsupported("no undying binary was built");
+        };
+        let start = |undying: &Undying, tracker: &str| {
+            let arguments = vec![format!("--tracker={tracker}")];
+            let options = SupervisedOptions { arguments, ..SupervisedOptions::default() };
+            Supervised::start(undying, "state_umask", &options).unwrap_err()
+        };
+        let error = start(&undying, "guessing");
+        assert!(matches!(error, HarnessError::Output { .. }), "{error}");
+        undying = undying.without("pagemap-scan");
+        let error = start(&undying, "pagemap-scan");
+        assert!(matches!(&error, HarnessError::Unsupported { reason, .. } if reason.contains("forced off")));
+    }
 }

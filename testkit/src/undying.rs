@@ -21,6 +21,7 @@ use crate::paths;
 #[derive(Clone, Debug)]
 pub struct Undying {
     binary: PathBuf,
+    features_off: Option<String>,
 }
 
 impl Undying {
@@ -29,7 +30,13 @@ impl Undying {
     /// # Errors
     /// When there is none.
     pub fn find() -> Result<Self, HarnessError> {
-        paths::undying_binary().map(|binary| Self { binary })
+        paths::undying_binary().map(|binary| Self { binary, features_off: None })
+    }
+
+    /// The same with a kernel feature forced off.
+    #[must_use]
+    pub fn without(self, feature: &str) -> Self {
+        Self { features_off: Some(feature.to_owned()), ..self }
     }
 
     /// The path of the binary.
@@ -43,6 +50,9 @@ impl Undying {
     pub fn command<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(arguments);
+        if let Some(features) = &self.features_off {
+            command.env("UNDYING_FEATURES_OFF", features);
+        }
         command
     }
 
@@ -56,7 +66,7 @@ impl Undying {
         folder: &Path,
         arguments: impl IntoIterator<Item = I>,
     ) -> Result<Finished, HarnessError> {
-        command::run(&mut self.command(arguments), guard, folder, "undying", limits::COMMAND)
+        command::run(&mut self.command(arguments), guard, folder, "undying", limits::command())
     }
 
     /// `undying checkpoint PID --image DIR [--kill]`.
@@ -77,7 +87,7 @@ impl Undying {
         if kill {
             command.arg("--kill");
         }
-        command::run(&mut command, guard, folder, "checkpoint", limits::COMMAND)
+        command::run(&mut command, guard, folder, "checkpoint", limits::command())
     }
 
     /// `undying restore IMAGE --detach --pidfile FILE`; returns the pid of the restored tree.
@@ -89,7 +99,7 @@ impl Undying {
         let mut command = self.command([OsStr::new("restore"), image.as_os_str()]);
         command.args(["--detach", "--pidfile"]).arg(&pidfile);
         let finished =
-            command::run(&mut command, guard, folder, "restore", limits::COMMAND)?.expect_status(0)?;
+            command::run(&mut command, guard, folder, "restore", limits::command())?.expect_status(0)?;
         let text = command::read_lossy(&pidfile);
         text.trim().parse().map(Pid).map_err(|_| HarnessError::Output {
             command: finished.command,

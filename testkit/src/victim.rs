@@ -165,7 +165,7 @@ impl Victim {
     /// # Errors
     /// When it cannot be asked, does not answer in time, or dies without a verdict.
     pub fn judge(&mut self) -> Result<Verdict, HarnessError> {
-        self.judge_within(limits::JUDGE)
+        self.judge_within(limits::judge())
     }
 
     /// The same with another limit.
@@ -200,7 +200,7 @@ impl Victim {
     }
 
     fn wait_ready(&mut self) -> Result<(), HarnessError> {
-        let deadline = Instant::now() + limits::READY;
+        let deadline = Instant::now() + limits::ready();
         loop {
             if read_lossy(&self.folder.path().join("victim.stdout")).starts_with("ready\n") {
                 return Ok(());
@@ -210,7 +210,7 @@ impl Victim {
             }
             if Instant::now() >= deadline {
                 let what = format!("readiness of {}", self.name);
-                return Err(self.timeout(&what, limits::READY));
+                return Err(self.timeout(&what, limits::ready()));
             }
             thread::sleep(limits::POLL);
         }
@@ -219,10 +219,8 @@ impl Victim {
     fn ended_before_ready(&mut self) -> HarnessError {
         let code = self.child.as_mut().and_then(|child| child.wait().ok()).and_then(|status| status.code());
         let text = self.verdict_text();
-        match (code, text.strip_prefix("UNSUPPORTED: ")) {
-            (Some(UNSUPPORTED_STATUS), Some(reason)) => {
-                HarnessError::Unsupported { victim: self.name.clone(), reason: reason.trim_end().to_owned() }
-            }
+        match unsupported(&self.name, &text) {
+            Some(error) if code == Some(UNSUPPORTED_STATUS) => error,
             _ => self.died(&format!("status {code:?}")),
         }
     }
@@ -239,8 +237,8 @@ impl Victim {
     /// Waits for the end of a tree that was killed and collects the orphans, which are ours now:
     /// a number is free for the restore only when nobody waits for it.
     fn wait_gone(&mut self, tree: &[ProcessId]) -> Result<(), HarnessError> {
-        let deadline = Instant::now() + limits::GONE;
-        if !wait_end(self.process, limits::GONE)? {
+        let deadline = Instant::now() + limits::gone();
+        if !wait_end(self.process, limits::gone())? {
             return Err(self.survivor_error(tree));
         }
         self.collect();
@@ -287,6 +285,12 @@ impl Victim {
         let files = output.each_ref().map(|path| path.as_path());
         dump::timeout(what, limit, &self.guard.marked(), &files)
     }
+}
+
+/// Whether a victim says, in its whole verdict, that it cannot run here.
+pub(crate) fn unsupported(victim: &str, verdict: &str) -> Option<HarnessError> {
+    let reason = verdict.strip_prefix("UNSUPPORTED: ")?.strip_suffix('\n')?.to_owned();
+    Some(HarnessError::Unsupported { victim: victim.to_owned(), reason })
 }
 
 fn wait_end(process: ProcessId, limit: Duration) -> Result<bool, HarnessError> {

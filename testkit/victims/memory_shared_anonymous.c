@@ -71,7 +71,7 @@ static void setup(void)
 static void wait_for_child(void)
 {
 	struct timespec limit = { 0, 100000000 };
-	uint64_t before = board->rounds[1], until = victim_now_us() + VICTIM_PATIENCE_US;
+	uint64_t before = board->rounds[1], until = victim_now_us() + victim_patience_us;
 	while (board->rounds[1] == before) {
 		syscall(SYS_futex, &board->bell, FUTEX_WAIT, board->bell, &limit, NULL, 0);
 		check(victim_now_us() < until, "the child does not ring");

@@ -73,7 +73,7 @@ static void sabotage(void)
 static void finish(void)
 {
 	int virtual_before = virtual_ticks, profile_before = profile_ticks;
-	uint64_t until = victim_now_us() + VICTIM_PATIENCE_US;
+	uint64_t until = victim_now_us() + victim_patience_us;
 	while (virtual_ticks < virtual_before + 2 || profile_ticks < profile_before + 2)
 		check(victim_now_us() < until, "the timers have stopped");
 }

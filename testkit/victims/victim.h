@@ -13,6 +13,7 @@
  *                     and says what is then not as it was.
  *   VICTIM_SABOTAGE   set: the program damages its own state just before it
  *                     verifies it, so the verdict has to be FAIL.
+ *   VICTIM_LACKING    set: the program says that it cannot run here.
  *   exit status       0 passed, 1 failed, 77 the kernel or the user cannot do it.
  *
  * A victim fills in a `struct victim` and names it in VICTIM_MAIN. Besides what
@@ -48,8 +49,10 @@
 #define VICTIM_NAP_US 200
 /* Descriptors above this number are not part of the inventory. */
 #define VICTIM_FDS_MAX 1024
-/* The longest any wait inside a victim may last. */
+/* The longest any wait inside a victim may last, on a machine of usual speed. */
 #define VICTIM_PATIENCE_US (20 * 1000000ull)
+/* How many times slower this one is (testkit/src/limits.rs). */
+#define VICTIM_SLOWNESS "UNDYING_TEST_SLOWNESS"
 
 struct victim {
 	void (*setup)(void);    /* builds the state */
@@ -66,6 +69,8 @@ static bool victim_crashed;
 static volatile sig_atomic_t victim_told_to_judge;
 static volatile unsigned long victim_ticks;
 static pid_t victim_parent;
+/* The longest any wait inside a victim may last here. */
+static uint64_t victim_patience_us = VICTIM_PATIENCE_US;
 
 /* ---- verdicts ------------------------------------------------------------ */
 
@@ -172,7 +177,7 @@ static inline void victim_nap(uint64_t us)
 /* Waits until `condition` holds; fails if it never does. */
 #define victim_await(condition, ...)                                              \
 	do {                                                                      \
-		uint64_t await_until = victim_now_us() + VICTIM_PATIENCE_US;      \
+		uint64_t await_until = victim_now_us() + victim_patience_us;      \
 		while (!(condition)) {                                            \
 			check(victim_now_us() < await_until, __VA_ARGS__);        \
 			victim_nap(VICTIM_NAP_US);                                \
@@ -383,6 +388,10 @@ static inline void victim_begin(int argc, char **argv)
 	strcpy(victim_verdict, argv[1]);
 	victim_sabotaged = getenv("VICTIM_SABOTAGE") != NULL;
 	victim_crashed = getenv("VICTIM_CRASHED") != NULL;
+	if (getenv("VICTIM_LACKING") != NULL)
+		victim_unsupported("told to lack something");
+	if (getenv(VICTIM_SLOWNESS) != NULL)
+		victim_patience_us *= strtoul(getenv(VICTIM_SLOWNESS), NULL, 10);
 	if (getsid(0) != getpid())
 		setsid();
 	syscall(SYS_close_range, 3u, ~0u, 0u);

@@ -24,7 +24,7 @@ static inline void victim_wait_readable(int fd, const char *name)
 {
 	struct pollfd wait = { .fd = fd, .events = POLLIN };
 	int ready;
-	while ((ready = poll(&wait, 1, (int)(VICTIM_PATIENCE_US / 1000))) < 0 && errno == EINTR)
+	while ((ready = poll(&wait, 1, (int)(victim_patience_us / 1000))) < 0 && errno == EINTR)
 		continue;
 	check(ready == 1, "%s: nothing to read on fd %d", name, fd);
 }

@@ -1,4 +1,5 @@
-//! The workspace's own chores: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask edges`.
+//! The workspace's own chores: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask edges`,
+//! `cargo xtask vm`, `cargo xtask trackers`.
 //!
 //! Owns: the order of the checks that make a commit good, and the house rules that a machine can check.
 //! Invariants: reads the tree and runs cargo; writes nothing but below the build directory.
@@ -10,6 +11,7 @@ mod edges;
 mod failure;
 mod test_output;
 mod tidy;
+mod trackers;
 mod vm;
 
 use std::process::ExitCode;
@@ -42,6 +44,8 @@ enum Chore {
     },
     /// Test programs on another kernel, in an emulated machine
     Vm(vm::Options),
+    /// Every tracker on this kernel and on an older, emulated one, in one table
+    Trackers(trackers::Options),
     /// The table of allowed dependencies, as ARCHITECTURE.md prints it
     Edges,
 }
@@ -63,6 +67,7 @@ fn run(chore: &Chore) -> Result<bool, Failure> {
         Chore::Ci { only } => ci::run(only),
         Chore::Tidy { only } => tidy::run(only),
         Chore::Vm(options) => vm::run(options),
+        Chore::Trackers(options) => trackers::run(options),
         Chore::Edges => {
             print!("{}", edges::table());
             Ok(true)

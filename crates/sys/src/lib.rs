@@ -24,6 +24,7 @@ pub mod pidfd;
 mod probes;
 pub mod process_memory;
 pub mod ptrace;
+mod residence;
 pub mod robust_list;
 pub mod scheduling;
 pub mod scratch;

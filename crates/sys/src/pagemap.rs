@@ -19,6 +19,7 @@ use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
 
 use crate::error::{Errno, Error, Result};
 use crate::features;
+use crate::residence;
 
 /// Regions one request returns at most; more are fetched by further requests.
 const REGIONS_PER_SCAN: usize = 4096;
@@ -346,7 +347,26 @@ impl Pagemap {
         read.map(|count| count > 0).map_err(|error| Error::process("read the page map", self.pid, error))
     }
 
+    /// Goes through the parts of a range whose entries have to be read: all of it but large areas that hold nothing.
+    /// Meant for kernels without the request, which skips those by itself.
+    pub fn for_parts(&self, range: AddressRange, part: impl FnMut(AddressRange) -> Result<()>) -> Result<()> {
+        around(&self.bare(range), range, part)
+    }
+
+    /// Kernels that know the request may know guard regions too, which only an entry tells.
+    fn bare(&self, range: AddressRange) -> Vec<AddressRange> {
+        if residence::is_worth_asking(self.pid, range) && !self.supports_scan() {
+            residence::bare_areas(self.pid, range)
+        } else {
+            Vec::new()
+        }
+    }
+
     fn read_entries(&self, range: AddressRange, found: &mut FoundPages) -> Result<()> {
+        self.for_parts(range, |part| self.read_part(part, found))
+    }
+
+    fn read_part(&self, range: AddressRange, found: &mut FoundPages) -> Result<()> {
         let mut entries = vec![PageEntry::default(); ENTRIES_PER_READ.min(range.pages().get() as usize)];
         let mut start = range.start;
         while start < range.end {
@@ -383,5 +403,45 @@ fn append(found: &mut Vec<AddressRange>, range: AddressRange) {
     match found.last_mut() {
         Some(last) if last.end == range.start => last.end = range.end,
         _ => found.push(range),
+    }
+}
+
+/// What lies between the gaps, which rise and are inside of the range.
+fn around(
+    gaps: &[AddressRange],
+    range: AddressRange,
+    mut part: impl FnMut(AddressRange) -> Result<()>,
+) -> Result<()> {
+    let mut start = range.start;
+    for gap in gaps {
+        if start < gap.start {
+            part(AddressRange::new(start, gap.start))?;
+        }
+        start = gap.end;
+    }
+    if start < range.end { part(AddressRange::new(start, range.end)) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_bare_is_read() {
+        let range = |(start, end): (u64, u64)| AddressRange::new(Address(start), Address(end));
+        let parts = |gaps: &[(u64, u64)]| {
+            let mut parts = Vec::new();
+            let gaps: Vec<_> = gaps.iter().copied().map(range).collect();
+            around(&gaps, range((10, 20)), |part| {
+                parts.push((part.start.get(), part.end.get()));
+                Ok(())
+            })
+            .unwrap();
+            parts
+        };
+        assert_eq!(parts(&[]), [(10, 20)]);
+        assert_eq!(parts(&[(10, 20)]), []);
+        assert_eq!(parts(&[(10, 12), (12, 14), (15, 20)]), [(14, 15)]);
+        assert_eq!(parts(&[(11, 19)]), [(10, 11), (19, 20)]);
     }
 }

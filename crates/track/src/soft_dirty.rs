@@ -110,17 +110,21 @@ fn scan_run(
     entries: &mut [PageEntry],
     into: &mut DirtyPages,
 ) -> Result<(), Error> {
-    let mut start = run.range.start;
-    while start < run.range.end {
-        let rest = AddressRange::new(start, run.range.end).pages().get() as usize;
-        let part = &mut entries[..rest.min(ENTRIES_PER_READ)];
-        map.read_entries_at(start, part)?;
-        for entry in part {
-            let page = AddressRange::new(start, start + ByteCount(PAGE_BYTES));
-            judge(*entry, page, all, &mut run.held, into);
-            start = page.end;
+    let held = &mut run.held;
+    map.for_parts(run.range, |range| {
+        let mut start = range.start;
+        while start < range.end {
+            let rest = AddressRange::new(start, range.end).pages().get() as usize;
+            let part = &mut entries[..rest.min(ENTRIES_PER_READ)];
+            map.read_entries_at(start, part)?;
+            for entry in part {
+                let page = AddressRange::new(start, start + ByteCount(PAGE_BYTES));
+                judge(*entry, page, all, held, into);
+                start = page.end;
+            }
         }
-    }
+        Ok(())
+    })?;
     run.held.finish(|gone| into.push(gone, Content::Absent));
     Ok(())
 }

@@ -14,7 +14,7 @@ use std::process::Command;
 use crate::failure::Failure;
 use crate::vm::kernel::Kernel;
 use crate::vm::programs::Build;
-use crate::vm::{at, find_program, output};
+use crate::vm::{at, find_program, machine, output};
 
 /// The first process, before there is a disk.
 const EARLY: &str = include_str!("early.sh");
@@ -227,7 +227,8 @@ impl Tree {
         let _there_already = symlink("/usr/bin/busybox", &modprobe);
         write_script(&self.root.join("vm/init"), INIT)?;
         for (number, line) in build.lines.iter().enumerate() {
-            write_script(&self.root.join(format!("vm/lines/{number:03}")), &format!("{line}\n"))?;
+            let script = format!("export {}\n{line}\n", machine::SLOWNESS);
+            write_script(&self.root.join(format!("vm/lines/{number:03}")), &script)?;
         }
         Ok(())
     }

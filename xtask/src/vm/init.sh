@@ -18,7 +18,7 @@ for line in /dev/ttyS0 /dev/ttyS2; do
 done
 exec </dev/null >/dev/ttyS0 2>&1
 for line in /vm/lines/*; do
-    echo "vm: $($B sed 's/^cd [^&]*&& //; s:/[^ ]*/::g' $line)"
+    echo "vm: $($B sed '/^export /d; s/^cd [^&]*&& //; s:/[^ ]*/::g' $line)"
     began=$($B date +%s)
     # A session of its own; what a line leaves behind would disturb the next one.
     $B setsid $B sh $line

@@ -10,7 +10,7 @@ mod kernel;
 mod machine;
 mod programs;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use clap::Args;
 
 use crate::failure::Failure;
 use crate::vm::machine::Outcome;
-use crate::vm::programs::Line;
+pub(crate) use crate::vm::programs::{Build, Line};
 
 /// What `cargo xtask vm` takes.
 #[derive(Args)]
@@ -54,19 +54,47 @@ const TOOLS: &[Missing] = &[
 
 /// Boots the kernel and runs the lines; whether all of them ended with status 0.
 pub(crate) fn run(options: &Options) -> Result<bool, Failure> {
-    require(TOOLS)?;
     let given: Vec<&str> = match options.lines.as_slice() {
         [] => campaign::LINES.to_vec(),
         lines => lines.iter().map(String::as_str).collect(),
     };
     let lines: Vec<Line> = given.iter().map(|text| Line::parse(text)).collect::<Result<_, _>>()?;
-    let build = programs::build(&lines)?;
+    require(TOOLS)?;
+    let build = build(&lines)?;
+    let limit = Duration::from_secs(60 * options.limit);
+    let ran = boot(&options.kernel, options.package.as_deref(), &build, limit)?;
+    Ok(summarise(&given, &ran.outcomes))
+}
+
+/// Builds what the lines name.
+pub(crate) fn build(lines: &[Line]) -> Result<Build, Failure> {
+    programs::build(lines)
+}
+
+/// What became of the lines on a machine.
+pub(crate) struct Ran {
+    /// What `uname -r` says there.
+    pub(crate) release: String,
+    /// How those lines ended that did.
+    pub(crate) outcomes: Vec<Outcome>,
+    /// All that was said, a heading before each line.
+    pub(crate) said: String,
+}
+
+/// Boots a kernel and runs the lines on it.
+pub(crate) fn boot(
+    series: &str,
+    package: Option<&Path>,
+    build: &Build,
+    limit: Duration,
+) -> Result<Ran, Failure> {
+    require(TOOLS)?;
     let folder = build.target.join("vm");
-    let kernel = kernel::find(&options.kernel, options.package.as_deref(), &folder)?;
-    let disk = disk::make(&folder, &kernel, &build)?;
+    let kernel = kernel::find(series, package, &folder)?;
+    let disk = disk::make(&folder, &kernel, build)?;
     println!("vm: {} ({}), emulated, 2 processors", kernel.package, kernel.version);
-    let outcomes = machine::run(&folder, &kernel, &disk, &build, Duration::from_secs(60 * options.limit))?;
-    Ok(summarise(&given, &outcomes))
+    let (outcomes, said) = machine::run(&folder, &kernel, &disk, limit)?;
+    Ok(Ran { release: kernel.release(), outcomes, said })
 }
 
 fn summarise(lines: &[&str], outcomes: &[Outcome]) -> bool {
@@ -98,7 +126,7 @@ fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// Runs a program to its end and returns what it printed; any other status than 0 is a failure.
-fn output(command: &mut Command) -> Result<String, Failure> {
+pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     let line = || format!("{command:?}");
     let named = line();
     let output = command.output().map_err(|source| Failure::Command { command: named.clone(), source })?;
@@ -110,7 +138,7 @@ fn output(command: &mut Command) -> Result<String, Failure> {
 }
 
 /// Names a file in an error.
-fn at(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Failure {
+pub(crate) fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Failure {
     let path = path.to_path_buf();
     move |source| Failure::Write { path, source }
 }

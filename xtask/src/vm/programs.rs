@@ -45,7 +45,7 @@ impl Line {
                 return Err(Failure::NoSuchTest { name: text.to_owned() });
             }
             rest = after.trim_start();
-            if word.contains('=') && !word.contains('/') {
+            if word.split_once('=').is_some_and(|(name, _)| !name.contains('/')) {
                 settings.push(word.to_owned());
                 continue;
             }
@@ -162,6 +162,7 @@ mod tests {
         let expected =
             Line { settings: vec!["A=1".to_owned()], program, arguments: "soft --nocapture".to_owned() };
         assert_eq!(line, expected);
+        assert_eq!(Line::parse("PATH=/bin undying doctor").unwrap().settings, ["PATH=/bin"]);
         assert_eq!(Line::parse("undying doctor").unwrap().program, Program::Undying);
         assert_eq!(Line::parse("/bin/uname -a").unwrap().program, Program::Other("/bin/uname".to_owned()));
         assert!(Line::parse(" ").is_err());

@@ -43,6 +43,16 @@ pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
         for area in &process.areas {
             map(area, open, target)?;
         }
+        let (stub, _) = target.leader();
+        for area in &process.areas {
+            for step in memory::advice_before_pages(area) {
+                apply(stub, area, step)?;
+            }
+        }
+        let of_threads = process.threads.iter().flat_map(|thread| &thread.states);
+        for state in process.states.iter().chain(of_threads) {
+            state.kind.before_pages(state.version, &state.payload, stub)?;
+        }
     }
     Ok(())
 }

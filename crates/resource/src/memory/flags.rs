@@ -26,9 +26,13 @@ const ADVICE: &[(&str, u64)] = &[
     ("dc", 10), // MADV_DONTFORK
     ("mg", 12), // MADV_MERGEABLE
     ("hg", 14), // MADV_HUGEPAGE
-    ("nh", 15), // MADV_NOHUGEPAGE
     ("dd", 16), // MADV_DONTDUMP
     ("wf", 18), // MADV_WIPEONFORK
+];
+
+/// The same, for what decides how pages are laid out: set before there are any.
+const ADVICE_BEFORE_PAGES: &[(&str, u64)] = &[
+    ("nh", 15), // MADV_NOHUGEPAGE
 ];
 
 /// Further flags that matter for mapping an area again.
@@ -90,19 +94,29 @@ pub fn map_flags(area: &AreaRecord) -> u64 {
     flags
 }
 
+/// What must be done to an area after it was mapped, before it is filled.
+#[must_use]
+pub fn advice_before_pages(area: &AreaRecord) -> Vec<Advice> {
+    advice_of(area, ADVICE_BEFORE_PAGES)
+}
+
 /// What must be done to an area after it was mapped and filled.
 #[must_use]
 pub fn advice(area: &AreaRecord) -> Vec<Advice> {
-    let mut steps: Vec<Advice> =
-        ADVICE.iter().filter(|(flag, _)| area.has(flag)).map(|(_, advice)| Advice::Advise(*advice)).collect();
+    let mut steps = advice_of(area, ADVICE);
     if area.has("lo") {
         steps.push(Advice::Lock(u64::from(area.has("lf"))));
     }
     steps
 }
 
+fn advice_of(area: &AreaRecord, table: &[(&str, u64)]) -> Vec<Advice> {
+    table.iter().filter(|(flag, _)| area.has(flag)).map(|(_, advice)| Advice::Advise(*advice)).collect()
+}
+
 pub(super) fn kept(flags: &AreaFlags) -> Vec<String> {
-    let wanted = |flag: &str| ADVICE.iter().any(|(known, _)| *known == flag) || MAPPING.contains(&flag);
+    let advised = ADVICE_BEFORE_PAGES.iter().chain(ADVICE).map(|(flag, _)| *flag);
+    let wanted = |flag: &str| advised.clone().any(|known| known == flag) || MAPPING.contains(&flag);
     let mut kept: Vec<String> = flags.iter().filter(|flag| wanted(flag)).map(str::to_owned).collect();
     // Kernels that have no name for it yet print the flag of areas locked on fault like this.
     if flags.has("lo") && flags.has(NAMELESS) && !flags.has("lf") {
@@ -117,4 +131,17 @@ pub(super) fn obstacles(of: AreaOf<'_>) -> Vec<Obstacle> {
         .filter(|(flag, ..)| of.area.flags.has(flag))
         .map(|(_, what, why)| of.obstacle(what, why, "let the program do without it"))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_pages_are_refused_before_there_are_pages_and_everything_else_is_set_after() {
+        let flags = ["nh", "dd", "lo"].map(str::to_owned).to_vec();
+        let area = AreaRecord { flags, ..AreaRecord::default() };
+        assert_eq!(advice_before_pages(&area), [Advice::Advise(15)]);
+        assert_eq!(advice(&area), [Advice::Advise(16), Advice::Lock(0)]);
+    }
 }

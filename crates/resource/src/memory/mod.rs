@@ -23,7 +23,7 @@ mod shared_anonymous;
 mod shared_file;
 mod source_file;
 
-pub use flags::{Advice, advice, map_flags, protection_bits};
+pub use flags::{Advice, advice, advice_before_pages, map_flags, protection_bits};
 
 /// Every memory kind, asked in this order whether it claims an area.
 pub const REGISTRY: &[&dyn MemoryKind] = &[

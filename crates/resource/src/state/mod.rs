@@ -333,6 +333,12 @@ pub trait StateKind: Sync {
         Ok(())
     }
 
+    /// Restore, once the areas of a process are mapped: what must hold before they are filled. Called for each record.
+    fn before_pages(&self, version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
+        let _ = (version, payload, stub);
+        Ok(())
+    }
+
     /// Brings the state back in a thread under construction.
     fn restore(&self, version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()>;
 }

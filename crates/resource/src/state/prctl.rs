@@ -153,6 +153,15 @@ impl StateKind for Prctl {
         Ok((message != PrctlMessage::default()).then(|| message.encode_to_vec()))
     }
 
+    /// A page that is filled would otherwise become a huge one where the system prefers them.
+    fn before_pages(&self, _version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
+        let message: PrctlMessage = crate::decode(NAME, payload)?;
+        if message.process.is_some_and(|process| process.huge_pages_disabled) {
+            set(stub, PR_SET_THP_DISABLE, 1)?;
+        }
+        Ok(())
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: PrctlMessage = crate::decode(NAME, payload)?;
         if let Some(process) = &message.process {
@@ -169,9 +178,6 @@ impl StateKind for Prctl {
 }
 
 fn restore_process(process: &ProcessMessage, stub: &mut Stub) -> Result<()> {
-    if process.huge_pages_disabled {
-        set(stub, PR_SET_THP_DISABLE, 1)?;
-    }
     if process.child_subreaper {
         set(stub, PR_SET_CHILD_SUBREAPER, 1)?;
     }
