@@ -311,21 +311,47 @@ impl Pagemap {
 
     /// Whether writes to the area at an address are watched asynchronously, by whomever. Changes nothing.
     pub fn is_watched(&self, at: Address) -> bool {
+        let page = AddressRange::new(at, Address(at.get() + PAGE_BYTES));
+        let written = PageQuery { all_of: Categories::WRITTEN, ..PageQuery::default() };
+        self.find(&written, FLAG_CHECK_WPASYNC, page).is_ok()
+    }
+
+    /// Whether a page of a range is protected against writes by a userfaultfd, or would be once it is there. Also where
+    /// nobody watches any more. Changes nothing.
+    pub fn has_protected(&self, range: AddressRange) -> Result<bool> {
+        let protected = PageQuery {
+            all_of: Categories::WRITTEN,
+            any_of: Categories::PRESENT.and(Categories::SWAPPED),
+            inverted: Categories::WRITTEN,
+            ..PageQuery::default()
+        };
+        self.find(&protected, 0, range)
+    }
+
+    /// Whether there is a page that a question selects.
+    fn find(&self, query: &PageQuery, flags: u64, range: AddressRange) -> Result<bool> {
         let mut region = PageRegion::default();
         let mut arguments = ScanArguments {
             size: size_of::<ScanArguments>() as u64,
-            flags: FLAG_CHECK_WPASYNC,
-            start: at.get(),
-            end: at.get() + PAGE_BYTES,
+            flags,
+            start: range.start.get(),
+            end: range.end.get(),
             vector: (&raw mut region) as u64,
             vector_length: 1,
-            category_mask: Categories::WRITTEN.0,
+            max_pages: 1,
+            category_inverted: query.inverted.0,
+            category_mask: query.all_of.0,
+            category_any_of_mask: query.any_of.0,
             return_mask: Categories::WRITTEN.0,
             ..ScanArguments::default()
         };
         // SAFETY: `arguments` has the size it names, and its vector points to one region that lives and is
         // exclusively ours during the call.
-        unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arguments) >= 0 }
+        let count = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arguments) };
+        if count < 0 {
+            return Err(Error::process("scan the page map", self.pid, Errno::last()));
+        }
+        Ok(count > 0)
     }
 
     /// Reads the entries of the pages from an address on. ESRCH: the address space is gone.
