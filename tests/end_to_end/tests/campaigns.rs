@@ -50,6 +50,11 @@ fn images_of_a_subject_that_changes_all_the_time_judge_themselves_good() {
 }
 
 #[test]
+fn no_checkpoint_differs_from_the_subject_page_by_page() {
+    short_form("verified.py", &["--count", "30"], &[]);
+}
+
+#[test]
 fn a_subject_with_threads_and_children_does_not_notice_that_undying_is_killed() {
     short_form("killed.py", &["--rounds", "15", "--judge", "5"], &[]);
 }
