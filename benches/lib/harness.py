@@ -197,7 +197,7 @@ class Engine(Driver):
         self.taken, self.behind, self.failed = [], 0, 0
         # From the wall clock that the driver stamps with to the subject's.
         self.offset = time.monotonic_ns() - time.time_ns()
-        command = [options.engine, str(pid), store, "job", "%g" % hz, tracker]
+        command = [options.engine, str(pid), store, "job", "%g" % hz, tracker, options.prefer]
         super().__init__(command, store, cpus, options.nice, stdin=subprocess.PIPE)
         threading.Thread(target=self.listen, daemon=True).start()
         if hz:
@@ -253,7 +253,7 @@ class Run(Driver):
         self.command = [options.undying, "--store", store]
         every = "%dms" % round(1000 / hz)
         super().__init__([*self.command, "run", "--name", "job", "--adopt", str(pid), "--restart", "never", "--every",
-                          every, "--tracker", tracker], store, cpus, options.nice)
+                          every, "--tracker", tracker, "--prefer", options.prefer], store, cpus, options.nice)
         self.subject = pid
         self.until(lambda: (self.status() or {}).get("checkpoints", 0) >= 2, "the first checkpoints")
 
@@ -372,6 +372,7 @@ def arguments(document, **defaults):
     parser.add_argument("--undying", default=newest("undying"), help="the program [newest in target/]")
     parser.add_argument("--engine", default=newest("examples/bench_epochs"), help="the driver `engine` [newest in target/]")
     parser.add_argument("--nice", type=int, default=0, help="niceness of subject and driver, on a busy machine")
+    parser.add_argument("--prefer", choices=("pause", "throughput"), default="pause", help="as of `undying run`")
     parser.add_argument("--place", help="where stores are made [the temporary folder]")
     parser.add_argument("--out", help="folder for rows and plots [benches/runs]", default=os.path.join(HERE, "runs"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat(), help="end of the names of the results")

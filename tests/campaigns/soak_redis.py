@@ -350,6 +350,18 @@ def draw(path):
     save(plot, figure, path.replace(".csv", ".png"))
 
 
+def free_port():
+    for port in range(7981, 8081):
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                one.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
+    raise RuntimeError("a hundred ports are taken")
+
+
 def main():
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=1800)
@@ -362,7 +374,7 @@ def main():
     parser.add_argument("--stretch", type=float, default=300, help="what is compared at both ends, in seconds")
     parser.add_argument("--nice", type=int, default=0, help="niceness of undying, redis and the load, on a busy machine")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--port", type=int, default=7981)
+    parser.add_argument("--port", type=int, help="[default: the first that is free from 7981 on]")
     parser.add_argument("--short", action="store_true", help="for some seconds: tells rates and pauses, and judges what was lost alone")
     parser.add_argument("--plot", metavar="CSV", help="only tell the slopes of earlier rows, and draw them")
     options = parser.parse_args()
@@ -370,6 +382,7 @@ def main():
         leaks(read_rows(options.plot), Spoken(), options.warm_up)
         return draw(options.plot)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    options.port = options.port or free_port()
     findings, rows = Findings("soak_redis", options), []
     version = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout.split()
     findings.say("seed %d, redis %s" % (options.seed, version[2] if len(version) > 2 else "?"))

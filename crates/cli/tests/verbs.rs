@@ -90,7 +90,7 @@ fn what_is_not_built_says_so() {
         vec!["replicate", "-n", "2", "--", "true"],
         vec!["up", "system.toml"],
         vec!["run", "--isolate", "--", "true"],
-        vec!["run", "--copiers", "2", "--", "true"],
+        vec!["run", "--persist", "--", "true"],
         vec!["persist", "--all"],
     ] {
         let said = lab.say(&words);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use model::{Pid, Sequence};
 use store::{LogCommitted, LogOptions, LogWriter, Store, SubjectName};
-use undying_engine::{CheckpointOptions, Continuous, Taken};
+use undying_engine::{CheckpointOptions, Continuous, Preference, Taken, Tuning};
 
 type Failure = Box<dyn Error>;
 
@@ -24,13 +24,16 @@ const FAILURES_MAX: u32 = 5;
 fn main() -> Result<(), Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [pid, place, name, hz, rest @ ..] = words.as_slice() else {
-        return Err("usage: bench_epochs PID STORE NAME HZ [TRACKER]".into());
+        return Err("usage: bench_epochs PID STORE NAME HZ [TRACKER [PREFERENCE]]".into());
     };
     let tracker = track::choose(rest.first().map_or("auto", String::as_str))?;
     let store = Store::open(Path::new(place))?;
     let name: SubjectName = name.parse()?;
     let log = store.open_log(&name, LogOptions::default())?;
-    let subject = Continuous::new(Pid(pid.parse()?), tracker.kind);
+    let wanted = rest.get(1).map_or(Preference::default().name(), String::as_str);
+    let prefer = Preference::ALL.into_iter().find(|one| one.name() == wanted).ok_or("no such preference")?;
+    let tuning = Tuning { prefer, ..Tuning::default() };
+    let subject = Continuous::new(Pid(pid.parse()?), tracker.kind).tuned(tuning);
     let hz: f64 = hz.parse()?;
     let every = (hz > 0.0).then(|| Duration::from_secs_f64(1.0 / hz));
     let first = store.next_sequence(&name)?;

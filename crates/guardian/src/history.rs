@@ -314,7 +314,7 @@ mod tests {
             .filter(|event| event["ph"] == "X" && event["dur"] != 0)
             .map(|event| (event["ts"].as_i64().unwrap() - 2_000_000, event["dur"].as_i64().unwrap()))
             .collect();
-        assert_eq!(spans, [(0, 100), (-70, 70), (0, 20), (20, 30), (50, 50), (100, 5), (100, 500)]);
+        assert_eq!(spans, [(0, 100), (-70, 70), (0, 20), (20, 50), (70, 30), (100, 5), (100, 500)]);
         assert!(events.iter().any(|event| event["ph"] == "i" && event["ts"] == 3_000_000));
     }
 }

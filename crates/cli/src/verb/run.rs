@@ -107,7 +107,7 @@ const COPIERS_MAX: i64 = 64;
 const GRANULARITY_MAX: i64 = 512;
 
 const PREFER: &str = "\
-What pre-copy is for: pause (what changes meanwhile is copied once more) or throughput (once)";
+What counts: pause (changed pages are copied before it, too) or throughput (up to 512 are left to the pause)";
 
 const RESTART: &str = "\
 Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \

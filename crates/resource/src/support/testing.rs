@@ -69,7 +69,12 @@ impl Subject {
             table: &[],
             kills: self.kills,
             sockets: &self.sockets,
-            areas: self.pids.iter().map(|pid| (*pid, procfs::areas(*pid).unwrap().into())).collect(),
+            // Of a process that may not be looked at, nothing is known.
+            areas: self
+                .pids
+                .iter()
+                .map(|pid| (*pid, procfs::areas(*pid).unwrap_or_default().into()))
+                .collect(),
         }
     }
 

@@ -410,7 +410,8 @@ impl Continuous {
         // Here a store that does not keep up lowers the rate, while the subject runs.
         let reserve = Reserve::new(sink, self.expected.pages())?;
         phases.room = laps.lap();
-        match self.copy_and_stand(&reserve, options, &mut phases) {
+        let is_new = self.is_whole || !arming.is_zero();
+        match self.copy_and_stand(&reserve, options, is_new, &mut phases) {
             Ok((tree, time, counts)) => Ok(Stood { tree, reserve, phases, time, arming, counts }),
             Err(error) => {
                 // Trackers hold for told what was copied: it has to be in the epoch, should another attempt follow.
@@ -420,15 +421,16 @@ impl Continuous {
         }
     }
 
-    /// Pre-copy, and all that is inside the pause.
+    /// Pre-copy, and all that is inside the pause; `is_new` when a process was never copied.
     fn copy_and_stand(
         &mut self,
         reserve: &Reserve<'_>,
         options: &CheckpointOptions,
+        is_new: bool,
         phases: &mut Phases,
     ) -> Result<((StoppedTree, Urgent), SystemTime, Counts)> {
         let mut laps = Laps::from(Instant::now());
-        let mut counts = self.precopy(reserve)?;
+        let mut counts = self.precopy(reserve, is_new)?;
         phases.precopy = laps.lap();
         let before = self.before.as_mut().expect("it was looked at first");
         before.look_at_descriptors_again(options)?;
@@ -503,7 +505,7 @@ impl Continuous {
     }
 
     /// Copies what is dirty while the subject runs, until little is left or it does not get less.
-    fn precopy(&mut self, sink: &dyn PageSink) -> Result<Counts> {
+    fn precopy(&mut self, sink: &dyn PageSink, is_new: bool) -> Result<Counts> {
         let mut counts = Counts::default();
         if !self.kind.properties().rearms_running {
             return Ok(counts);
@@ -512,8 +514,10 @@ impl Continuous {
         if self.bypasses_cache {
             return Ok(counts);
         }
+        // Of a process that was never copied, all is.
+        let dirty = if is_new { PageCount(u64::MAX) } else { self.pace.since(Instant::now()) };
         let mut last = PageCount(u64::MAX);
-        while counts.rounds < self.tuning.prefer.rounds_max() {
+        while counts.rounds < self.tuning.prefer.rounds_max(dirty) {
             let round = self.round(sink, &mut counts)?;
             if round <= RESIDUAL_GOAL || round.get() > last.get() / 2 {
                 break;

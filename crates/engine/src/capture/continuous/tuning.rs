@@ -6,6 +6,8 @@
 
 use std::num::{NonZeroU64, NonZeroUsize};
 
+use model::PageCount;
+
 /// How checkpoints of one subject are taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tuning {
@@ -26,9 +28,14 @@ pub enum Preference {
     /// Short pauses: what is written during pre-copy is copied again before the pause.
     #[default]
     Pause,
-    /// Little work: what is written during pre-copy is left to the pause.
+    /// Little work, above all of the subject: it is not looked at while it runs, as long as the pause can copy all
+    /// that it dirties in half a millisecond.
     Throughput,
 }
+
+/// So many pages, scattered, take half a millisecond to copy. To protect them again while the subject runs takes its
+/// processor an interrupt for each 2 MiB that one lies in, and two faults a page instead of one.
+const DIRECT_MAX: PageCount = PageCount(512);
 
 impl Preference {
     /// All of them.
@@ -43,12 +50,12 @@ impl Preference {
         }
     }
 
-    /// Rounds of pre-copy at most. Each takes about as long as the copies of the round before, in which the subject
-    /// dirties pages again.
-    pub(super) const fn rounds_max(self) -> usize {
+    /// Rounds of pre-copy at most, when so many pages are dirty. Each takes about as long as the copies of the round
+    /// before, in which the subject dirties pages again.
+    pub(super) fn rounds_max(self, dirty: PageCount) -> usize {
         match self {
             Self::Pause => 3,
-            Self::Throughput => 1,
+            Self::Throughput => usize::from(dirty > DIRECT_MAX),
         }
     }
 
@@ -67,5 +74,17 @@ impl Default for Tuning {
             granularity: NonZeroU64::MIN,
             prefer: Preference::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn for_throughput_few_pages_are_left_to_the_pause() {
+        assert_eq!(Preference::Throughput.rounds_max(DIRECT_MAX), 0);
+        assert_eq!(Preference::Throughput.rounds_max(PageCount(DIRECT_MAX.get() + 1)), 1);
+        assert!(Preference::Pause.rounds_max(PageCount(1)) > 1);
     }
 }
