@@ -28,13 +28,12 @@ pub enum Preference {
     /// Short pauses: what is written during pre-copy is copied again before the pause.
     #[default]
     Pause,
-    /// Little work, above all of the subject: it is not looked at while it runs, as long as the pause can copy all
-    /// that it dirties in half a millisecond.
+    /// Little work: the subject is not looked at while it runs, as long as the pause can copy all that it dirties in
+    /// half a millisecond.
     Throughput,
 }
 
-/// So many pages, scattered, take half a millisecond to copy. To protect them again while the subject runs takes its
-/// processor an interrupt for each 2 MiB that one lies in, and two faults a page instead of one.
+/// So many pages, scattered, take half a millisecond to copy (docs/design/0011).
 const DIRECT_MAX: PageCount = PageCount(512);
 
 impl Preference {
