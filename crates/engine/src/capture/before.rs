@@ -187,17 +187,18 @@ impl Before {
         let mut found = self.objects.take_obstacles(moment);
         found.extend(obstacles::of_tree(&self.view(), &self.order));
         self.doubt = if found.is_empty() { Doubt::Descriptors } else { Doubt::Everything };
-        found.extend(obstacles::of_descriptors(&self.descriptors.scope_of(
-            &self.order,
-            areas_of(&self.processes, &self.order),
-            options,
-        )));
+        found.extend(self.obstacles_of_descriptors(options));
         if !found.is_empty() {
             return Err(EngineError::Refused(found));
         }
         self.descriptors.prepare(&self.order, areas_of(&self.processes, &self.order), options)?;
         self.doubt = Doubt::Nothing;
         Ok(())
+    }
+
+    fn obstacles_of_descriptors(&self, options: &CheckpointOptions) -> Vec<Obstacle> {
+        let areas = areas_of(&self.processes, &self.order);
+        obstacles::of_descriptors(&self.descriptors.scope_of(&self.order, areas, options))
     }
 
     /// Forgets objects that nothing maps any more, and tells their numbers.
@@ -219,11 +220,7 @@ impl Before {
             return self.accept(options, Moment::Stopped);
         }
         if changed || self.doubt == Doubt::Descriptors {
-            let found = obstacles::of_descriptors(&self.descriptors.scope_of(
-                &self.order,
-                areas_of(&self.processes, &self.order),
-                options,
-            ));
+            let found = self.obstacles_of_descriptors(options);
             if !found.is_empty() {
                 self.doubt = Doubt::Descriptors;
                 return Err(EngineError::Refused(found));

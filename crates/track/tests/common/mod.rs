@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+pub(crate) mod case;
 pub(crate) mod shadow;
 
 use std::collections::BTreeMap;
