@@ -8,6 +8,8 @@ pub(crate) const LINES: &[&str] = &[
     "undying doctor",
     "track/lib",
     "track/cases --test-threads=1",
+    "track/moves --test-threads=1",
+    "track/ahead --test-threads=1",
     "track/soak --test-threads=1 --show-output",
     "engine/continuous --test-threads=1 --show-output",
     "testkit/restore_matrix --test-threads=2",
