@@ -102,6 +102,17 @@ impl AddressRange {
     pub const fn overlaps(self, other: Self) -> bool {
         self.start.0 < other.end.0 && other.start.0 < self.end.0
     }
+
+    /// Cuts it at multiples of a size.
+    pub fn pieces(self, size: ByteCount) -> impl Iterator<Item = Self> {
+        let mut start = self.start;
+        std::iter::from_fn(move || {
+            let end = Address((start.0 / size.0).saturating_add(1).saturating_mul(size.0)).min(self.end);
+            let piece = Self { start, end };
+            start = end;
+            (!piece.is_empty()).then_some(piece)
+        })
+    }
 }
 
 impl Add<ByteCount> for Address {
@@ -190,6 +201,14 @@ impl fmt::Display for PageCount {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_cut_at_multiples_and_miss_nothing() {
+        let range = AddressRange::new(Address(0x3000), Address(0x9000));
+        let pieces: Vec<_> = range.pieces(ByteCount(0x4000)).map(|piece| (piece.start.0, piece.end.0)).collect();
+        assert_eq!(pieces, [(0x3000, 0x4000), (0x4000, 0x8000), (0x8000, 0x9000)]);
+        assert_eq!(AddressRange::new(range.end, range.end).pieces(ByteCount(0x4000)).count(), 0);
+    }
 
     #[test]
     fn a_range_counts_its_pages_and_knows_its_neighbours() {

@@ -31,6 +31,7 @@ pub const CREATE_REQUEST: u64 = 0xaa00;
 const DEVICE: &str = "/dev/userfaultfd";
 /// The protocol's only version.
 const API: u64 = 0xaa;
+const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const WRITEPROTECT_MODE_WP: u64 = 1;
 
@@ -172,8 +173,20 @@ pub fn begin(fd: BorrowedFd<'_>, mode: Mode, discards: Discards) -> Result<()> {
 ///
 /// EBUSY: another descriptor watches there. EINVAL: memory that cannot be watched. EPERM: never writable.
 pub fn register(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
+    register_for(fd, range, REGISTER_MODE_WP)
+}
+
+/// Watches a range for the first use of pages that are not there, and for writes no longer: whoever makes such a use
+/// waits. Pages stay as they are, protected ones too.
+///
+/// EINVAL: neither anonymous nor shared memory.
+pub fn register_for_missing(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
+    register_for(fd, range, REGISTER_MODE_MISSING)
+}
+
+fn register_for(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
     let (start, length) = (range.start.get(), range.len().get());
-    let mut register = Register { start, length, mode: REGISTER_MODE_WP, requests: 0 };
+    let mut register = Register { start, length, mode, requests: 0 };
     // SAFETY: the structure is the one that the request number names, and ours alone during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
     outcome("watch memory", result)

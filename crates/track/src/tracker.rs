@@ -60,7 +60,8 @@ pub trait TrackerKind: Sync + Debug {
     fn attach(&self, pid: Pid, session: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError>;
 }
 
-/// A tracker of one address space. Dropping it ends tracking; the process goes on untouched.
+/// A tracker of one address space. Dropping it ends tracking; the process goes on untouched. It may be held up by that
+/// for a while unless [`Tracker::unwind`] and [`Tracker::leave`] came before.
 pub trait Tracker: Send + Debug {
     /// Its kind.
     fn kind(&self) -> &'static dyn TrackerKind;
@@ -75,6 +76,12 @@ pub trait Tracker: Send + Debug {
 
     /// Adds what changed since the last scan, and begins a new round in the same step (see [`Properties`]).
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError>;
+
+    /// Does what takes long of ending to track, while the process runs. Nothing can be scanned any more.
+    fn unwind(&mut self) {}
+
+    /// Ends tracking of a process that stands.
+    fn leave(&mut self) {}
 
     /// The copies of pages before they changed, for trackers that see them.
     fn old_pages(&self) -> Option<&OldPages> {

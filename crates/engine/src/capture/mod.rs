@@ -148,6 +148,10 @@ fn take_tracked(
     }
     timings.pause += arming;
     reserve.end().inspect_err(|_| release(&mut subject))?;
+    if !options.kill {
+        // It may have ended by now, and the trackers with it.
+        timings.pause += subject.untrack().unwrap_or_default();
+    }
     let mut before = subject.finish();
     let completed = before.complete_areas().and_then(|()| after(&mut before));
     let records = completed.inspect_err(|_| before.descriptors.release())?;

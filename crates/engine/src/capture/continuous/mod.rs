@@ -384,7 +384,21 @@ impl Continuous {
         Ok(())
     }
 
-    /// Ends all tracking; what is known of the subject.
+    /// Ends all tracking of a subject that runs on, in a pause of its own; how long that was.
+    pub(super) fn untrack(&mut self) -> Result<Duration> {
+        self.tracked.values_mut().for_each(Tracked::unwind);
+        let urgent = Urgent::begin();
+        let tree = self.freezer.stop(self.root)?;
+        let began = tree.began;
+        self.tracked.values_mut().for_each(Tracked::end);
+        tree.resume()?;
+        drop(urgent);
+        let stood = began.elapsed();
+        self.tracked.clear();
+        Ok(stood)
+    }
+
+    /// What is known of the subject. Ends all tracking.
     pub(super) fn finish(self) -> Before {
         self.before.expect("a subject was stopped, so it was looked at")
     }

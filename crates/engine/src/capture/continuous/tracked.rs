@@ -91,6 +91,16 @@ impl Tracked {
         self.key == process.stat.key() && process.is_tracked
     }
 
+    /// Does what takes long of ending to track, while the process runs.
+    pub(super) fn unwind(&mut self) {
+        self.tracker.unwind();
+    }
+
+    /// Ends tracking of the process, which stands.
+    pub(super) fn end(&mut self) {
+        self.tracker.leave();
+    }
+
     /// The process has ended.
     pub(super) fn leave(&self, sink: &dyn PageSink) {
         // A log that takes no more orders has failed, and says so when the epoch is finished.
