@@ -205,7 +205,8 @@ mod tests {
     #[test]
     fn pieces_are_cut_at_multiples_and_miss_nothing() {
         let range = AddressRange::new(Address(0x3000), Address(0x9000));
-        let pieces: Vec<_> = range.pieces(ByteCount(0x4000)).map(|piece| (piece.start.0, piece.end.0)).collect();
+        let pieces: Vec<_> =
+            range.pieces(ByteCount(0x4000)).map(|piece| (piece.start.0, piece.end.0)).collect();
         assert_eq!(pieces, [(0x3000, 0x4000), (0x4000, 0x8000), (0x8000, 0x9000)]);
         assert_eq!(AddressRange::new(range.end, range.end).pieces(ByteCount(0x4000)).count(), 0);
     }

@@ -68,21 +68,31 @@ impl Ahead {
         Self { board: Arc::new(Board::of(map)), crew: None, next: 0 }
     }
 
-    /// Has a crew ask about all parts of which only writes are of interest, if there is at least so much of them.
-    pub(crate) fn begin(&mut self, runs: &[Run], crew: &Arc<Crew>, least: ByteCount) {
-        let parts = || runs.iter().filter(|run| can_be_asked_ahead(run)).flat_map(|run| run.spans.parts());
-        let total = parts().fold(ByteCount(0), |sum, part| sum + part.len());
-        // Answers of a scan that was given up have to be reported first.
-        if total < least || !self.is_empty() {
-            return;
+    /// Makes room for answers, if it will be needed: that takes longer than to ask.
+    pub(crate) fn prepare(&mut self, runs: &[Run], least: ByteCount) {
+        if total(runs) >= least {
+            self.make_room();
         }
+    }
+
+    fn make_room(&mut self) {
         if self.board.pieces.is_empty() {
             let pieces = (0..PIECES_MAX).map(|_| Mutex::new(Piece::new())).collect();
             self.board = Arc::new(Board { pieces, ..Board::of(&self.board.map) });
         }
+    }
+
+    /// Has a crew ask about all parts of which only writes are of interest, if there is at least so much of them.
+    pub(crate) fn begin(&mut self, runs: &[Run], crew: &Arc<Crew>, least: ByteCount) {
+        let total = total(runs);
+        // Answers of a scan that was given up have to be reported first.
+        if total < least || !self.is_empty() {
+            return;
+        }
+        self.make_room();
         let size_min = ByteCount((least.get() / SHARE_MIN).next_multiple_of(PAGE_BYTES));
         let size = ByteCount(total.get().div_ceil(PIECES_MAX as u64 / 2).next_multiple_of(HUGE_PAGE_BYTES));
-        let worth = parts().filter(|part| part.len() >= size_min);
+        let worth = parts(runs).filter(|part| part.len() >= size_min);
         let count = self.board.fill(worth, size.max(size_min));
         self.next = 0;
         self.board.claimed.store(0, Ordering::SeqCst);
@@ -161,6 +171,15 @@ impl Ahead {
 
 fn can_be_asked_ahead(run: &Run) -> bool {
     run.watched && !run.lost && !run.new && run.class != Class::PrivateFile
+}
+
+/// Parts of which only writes are of interest.
+fn parts(runs: &[Run]) -> impl Iterator<Item = &AddressRange> {
+    runs.iter().filter(|run| can_be_asked_ahead(run)).flat_map(|run| run.spans.parts())
+}
+
+fn total(runs: &[Run]) -> ByteCount {
+    parts(runs).fold(ByteCount(0), |sum, part| sum + part.len())
 }
 
 impl Board {

@@ -17,6 +17,7 @@ use tracee::{Crew, RemoteSession};
 use crate::dirty::DirtyPages;
 use crate::error::TrackError;
 use crate::old_pages::OldPages;
+use crate::survey::Survey;
 
 /// Whether the process runs while it is looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,9 +67,15 @@ pub trait Tracker: Send + Debug {
     /// Its kind.
     fn kind(&self) -> &'static dyn TrackerKind;
 
+    /// What was found in the process before it was stopped to be attached to. Saves the first `cover` a look.
+    fn surveyed(&mut self, _survey: Survey) {}
+
     /// Tells the areas the process has now, rising. Areas that are new count as wholly dirty at the next scan;
     /// what is no longer among them is forgotten. Called whenever the areas have changed, before a scan.
     fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError>;
+
+    /// Makes room for what `begin_scan` finds. Not inside a pause.
+    fn prepare_scan(&mut self, _least: ByteCount) {}
 
     /// Has a crew begin the next scan of a process that stands, if at least so much memory is watched. A process that
     /// is let go before that scan loses nothing.

@@ -27,6 +27,7 @@ use crate::old_pages::OldPages;
 use crate::query;
 use crate::runs::{Run, Runs, Verdict};
 use crate::spans::Spans;
+use crate::survey::Survey;
 use crate::tracker::{Coverage, Moment, Tracker, TrackerKind, Why};
 
 /// Shared memory up to this size is watched: its page tables take at most 32 MiB.
@@ -63,6 +64,8 @@ pub(crate) struct Watch {
     told: Told,
     swap: Swap,
     ahead: Ahead,
+    /// Of the time before, for the first list of areas.
+    survey: Survey,
 }
 
 /// The questions that depend on the kernel, asked for once.
@@ -78,10 +81,27 @@ impl Tracker for Watch {
         self.kind
     }
 
+    fn surveyed(&mut self, survey: Survey) {
+        self.survey = survey;
+    }
+
     fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
         let (handler, map, mode) = (&self.handler, &self.look.map, self.mode);
-        self.runs.renew(areas, |range, class| judge(handler.watches(class), map, mode, range, class));
+        let survey = std::mem::take(&mut self.survey);
+        self.runs.renew(areas, |range, class| {
+            let fd = handler.watches(class);
+            if survey.is_open(range) {
+                return judge(range, class, || userfaultfd::register(fd, range));
+            }
+            judge(range, class, || watch(fd, map, mode, range))
+        });
         Ok(&self.runs.coverage)
+    }
+
+    fn prepare_scan(&mut self, least: ByteCount) {
+        if self.mode == Mode::Async {
+            self.ahead.prepare(&self.runs.list, least);
+        }
     }
 
     fn begin_scan(&mut self, crew: &Arc<Crew>, least: ByteCount) {
@@ -159,6 +179,7 @@ impl Watch {
             mode,
             runs: Runs::default(),
             ahead: Ahead::new(&look.map),
+            survey: Survey::default(),
             look,
             regions: PageRegions::new(),
             looks: PageRegions::new(),
@@ -361,11 +382,11 @@ struct Way {
     unsteady: bool,
 }
 
-fn judge(fd: BorrowedFd<'_>, map: &Pagemap, mode: Mode, range: AddressRange, class: Class) -> Verdict {
+fn judge(range: AddressRange, class: Class, watch: impl FnOnce() -> Result<(), Error>) -> Verdict {
     if class == Class::Shared && range.len() > SHARED_MAX {
         return Verdict::Unwatched(Why::TooSparse);
     }
-    match watch(fd, map, mode, range) {
+    match watch() {
         Ok(()) => Verdict::Watched,
         Err(error) if error.errno == EBUSY => Verdict::Unwatched(Why::WatchedByProgram),
         Err(error) if error.errno == Errno::EPERM && class == Class::Shared => Verdict::Constant,

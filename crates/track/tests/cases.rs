@@ -7,6 +7,8 @@ mod common;
 use common::case::{Case, DONTNEED, NONE, WATCHING, pages, split};
 use common::{Subject, attach, is_watched, part, scan_area, userfaultfds};
 use model::{Address, AddressRange, Pid};
+use sys::pagemap::Pagemap;
+use tracee::StoppedTree;
 use tracee::procfs;
 use undying_track::{Content, DirtyPages, Moment, TrackError, Unwatched, Why};
 
@@ -290,6 +292,38 @@ fn nothing_stays_behind() {
         for area in case.areas.clone() {
             case.subject.act("write", area, 5);
         }
+    }
+}
+
+#[test]
+fn an_orderly_end_lifts_all_protection_before_the_watch_ends() {
+    for name in WATCHING {
+        let kinds = [("anon", 1024), ("shared", 64), ("file", 64)];
+        let Some(mut case) = Case::new(name, &kinds) else { continue };
+        let map = Pagemap::open(case.pid()).unwrap();
+        assert!(map.has_protected(case.areas[0]).unwrap(), "{name}");
+        case.tracker.unwind();
+        for area in &case.areas {
+            assert!(!map.has_protected(*area).unwrap(), "{name}: {area}");
+        }
+        let tree = StoppedTree::stop(case.pid()).unwrap();
+        case.tracker.leave();
+        let (anonymous, shared) = (case.areas[0].start, case.areas[1].start);
+        let flags = |of: &[&str]| {
+            let areas = procfs::areas_with_flags(case.subject.pid()).unwrap();
+            let ours = areas.iter().filter(|area| [anonymous, shared].contains(&area.range.start));
+            ours.filter(|area| of.iter().any(|flag| area.flags.has(flag))).count()
+        };
+        assert_eq!(flags(&["uw", "um"]), 0, "{name}: watched for writes or for missing pages");
+        tree.resume().unwrap();
+        // Nobody waits for an answer, of pages that are there and of pages that are not.
+        case.subject.act("advise", part(case.areas[0], 10, 20), DONTNEED);
+        for area in case.areas.clone() {
+            case.subject.act("write", area, 5);
+            assert_eq!(case.subject.act("read", part(area, 15, 16), 0), 5, "{name}");
+        }
+        drop(case.tracker);
+        assert!(!is_watched(case.subject.pid()), "{name}");
     }
 }
 

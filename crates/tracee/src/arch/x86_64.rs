@@ -60,6 +60,8 @@ impl Store {
     }
 }
 
+/// The first byte of every store, or one less.
+pub const STORE_BEGINS: u8 = 0x49;
 /// `mov %rax, (base)`.
 const STORES: &[(&[u8], Preserved)] = &[
     (&[0x48, 0x89, 0x03], Preserved::Rbx),

@@ -20,6 +20,11 @@ const SEARCH_MAX: u64 = 8 << 20;
 /// Longest pattern searched for: pieces overlap by this.
 const SEARCH_OVERLAP: u64 = arch::LONGEST_STORE as u64;
 
+/// What `ret` ends with.
+const RETURN: u8 = arch::RETURN[0];
+/// What `syscall` ends with.
+const SYSCALL_END: u8 = arch::SYSCALL[1];
+
 /// Instructions of the program's own code that remote calls are made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gadgets {
@@ -111,35 +116,50 @@ impl Gadgets {
 
 impl Found {
     fn look(&mut self, start: Address, code: &[u8]) -> bool {
-        for offset in 0..code.len() {
-            let (at, here) = (start + ByteCount(offset as u64), &code[offset..]);
-            // The first byte decides most of the time.
-            match here[0] {
-                0x0f if here.starts_with(arch::SYSCALL_RETURN) => keep(&mut self.syscall_return, at),
-                0xc9 if here.starts_with(arch::LEAVE_RETURN) => keep(&mut self.pivot, at),
-                0x5f if here.starts_with(arch::POP_FIRST_ARGUMENT) => keep(&mut self.first, at),
-                0x5e if here.starts_with(arch::POP_SECOND_ARGUMENT) => keep(&mut self.second, at),
-                0x5a if here.starts_with(arch::POP_THIRD_ARGUMENT) => keep(&mut self.third, at),
-                0x5a if here.starts_with(arch::POP_THIRD_ARGUMENT_AND_RBX) => {
-                    keep(&mut self.third_and_rbx, at)
-                }
-                0x58 if here.starts_with(arch::POP_NUMBER) => keep(&mut self.number, at),
-                0x48 | 0x49 | 0xb8 => self.look_closely(at, here),
-                _ => {}
-            }
+        for end in memchr::memchr2_iter(RETURN, SYSCALL_END, code) {
+            self.look_at_end(start, &code[..=end]);
         }
         self.searched += code.len() as u64;
         self.is_all() || self.is_enough()
     }
 
-    fn look_closely(&mut self, at: Address, here: &[u8]) {
-        if arch::SIGNAL_RESTORERS.iter().any(|pattern| here.starts_with(pattern)) {
-            keep(&mut self.restorer, at);
-        } else if !self.has_best_store()
-            && let Some(store) = arch::store(here)
-            && (self.store.is_none() || store.serves_pops())
-        {
-            self.store = Some((at, store));
+    /// All patterns end with one of two bytes: it is looked back from these.
+    fn look_at_end(&mut self, start: Address, code: &[u8]) {
+        let (pattern, slot) = match *code {
+            [.., 0x5f, RETURN] => (arch::POP_FIRST_ARGUMENT, &mut self.first),
+            [.., 0x5e, RETURN] => (arch::POP_SECOND_ARGUMENT, &mut self.second),
+            [.., 0x5a, RETURN] => (arch::POP_THIRD_ARGUMENT, &mut self.third),
+            [.., 0x5a, 0x5b, RETURN] => (arch::POP_THIRD_ARGUMENT_AND_RBX, &mut self.third_and_rbx),
+            [.., 0x58, RETURN] => (arch::POP_NUMBER, &mut self.number),
+            [.., 0xc9, RETURN] => (arch::LEAVE_RETURN, &mut self.pivot),
+            [.., SYSCALL_END, RETURN] => (arch::SYSCALL_RETURN, &mut self.syscall_return),
+            [.., SYSCALL_END] => {
+                match arch::SIGNAL_RESTORERS.iter().find(|pattern| code.ends_with(pattern)) {
+                    Some(pattern) => (*pattern, &mut self.restorer),
+                    None => return,
+                }
+            }
+            _ => return self.look_for_store(start, code),
+        };
+        if slot.is_none() && code.ends_with(pattern) {
+            *slot = Some(start + ByteCount((code.len() - pattern.len()) as u64));
+        }
+        self.look_for_store(start, code);
+    }
+
+    /// Looks for a store whose last byte is the last one of some code.
+    fn look_for_store(&mut self, start: Address, code: &[u8]) {
+        if self.has_best_store() {
+            return;
+        }
+        for at in code.len().saturating_sub(arch::LONGEST_STORE)..code.len() {
+            if code[at] | 1 == arch::STORE_BEGINS
+                && let Some(store) = arch::store(&code[at..])
+                && (self.store.is_none() || store.serves_pops())
+            {
+                self.store = Some((start + ByteCount(at as u64), store));
+                return;
+            }
         }
     }
 
@@ -185,10 +205,6 @@ fn is_code(area: &Area) -> bool {
     area.protection.execute && area.name != "[vsyscall]"
 }
 
-fn keep(slot: &mut Option<Address>, at: Address) {
-    slot.get_or_insert(at);
-}
-
 fn search(
     memory: &ProcessMemory,
     range: AddressRange,
@@ -212,6 +228,33 @@ mod tests {
 
     /// Just-in-time compilers write into such areas all the time: a call that went through a Java program's came back
     /// with SIGSEGV, one in forty under load.
+    #[test]
+    fn every_pattern_is_found_where_it_begins() {
+        let mut found = Found::default();
+        let patterns = [
+            arch::POP_FIRST_ARGUMENT,
+            arch::POP_SECOND_ARGUMENT,
+            arch::POP_THIRD_ARGUMENT,
+            arch::POP_THIRD_ARGUMENT_AND_RBX,
+            arch::POP_NUMBER,
+            arch::LEAVE_RETURN,
+            arch::SYSCALL_RETURN,
+            arch::SIGNAL_RESTORERS[1],
+            &[0x48, 0x89, 0x03, 0x5b, 0xc3],
+        ];
+        let mut code = vec![0x90_u8; 16 * patterns.len()];
+        for (index, pattern) in patterns.iter().enumerate() {
+            code[16 * index..][..pattern.len()].copy_from_slice(pattern);
+        }
+        found.look(Address(0x1000), &code);
+        let at = |index: u64| Some(Address(0x1000 + 16 * index));
+        let pops = [found.first, found.second, found.third, found.third_and_rbx, found.number];
+        assert_eq!(pops, [at(0), at(1), at(2), at(3), at(4)]);
+        assert_eq!([found.pivot, found.syscall_return, found.restorer], [at(5), at(6), at(7)]);
+        assert_eq!(found.store.map(|(address, _)| address), at(8));
+        assert!(found.is_all());
+    }
+
     #[test]
     fn code_that_may_be_written_anew_comes_last() {
         let text = "7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\

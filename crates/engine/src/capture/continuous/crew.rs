@@ -27,8 +27,16 @@ pub(super) struct CrewOf {
 }
 
 impl CrewOf {
-    /// Starts the threads when the subject has grown large enough for them. Not inside the pause.
-    pub(super) fn gather(&mut self, root: Pid, tracked: &HashMap<Pid, Tracked>, tuning: &Tuning) {
+    /// Has all that scans beside the tracer take ready. Not inside the pause.
+    pub(super) fn gather(&mut self, root: Pid, tracked: &mut HashMap<Pid, Tracked>, tuning: &Tuning) {
+        self.start(root, tracked, tuning);
+        if self.crew.is_some() {
+            tracked.values_mut().for_each(Tracked::prepare_scan);
+        }
+    }
+
+    /// Starts the threads when the subject has grown large enough for them.
+    fn start(&mut self, root: Pid, tracked: &HashMap<Pid, Tracked>, tuning: &Tuning) {
         let watched = tracked.values().fold(PageCount(0), |sum, one| sum + one.watched());
         if self.was_tried || watched.bytes() < track::AHEAD_MIN {
             return;

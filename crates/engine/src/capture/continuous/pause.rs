@@ -7,9 +7,9 @@
 
 use std::collections::HashMap;
 
-use model::Pid;
+use model::{Pid, ProcessKey};
 use tracee::StoppedTree;
-use track::{Moment, TrackerKind};
+use track::{Moment, Survey, TrackerKind};
 
 use super::super::before::Before;
 use super::super::copier::{Copier, PageSink};
@@ -35,7 +35,7 @@ impl Continuous {
         before.refresh_processes(tree)?;
         self.is_orderly = false;
         leave_ended(&mut self.tracked, before, sink);
-        cover(self.kind, &self.tuning, &mut self.tracked, before, tree, sink)?;
+        cover(self.kind, &self.tuning, &mut self.tracked, before, Surveys::new(), tree, sink)?;
         // A scan that is begun and not ended loses nothing.
         self.crew.begin_scans(&mut self.tracked);
         self.is_orderly = true;
@@ -98,12 +98,16 @@ pub(super) fn leave_ended(tracked: &mut HashMap<Pid, Tracked>, before: &Before, 
     });
 }
 
+/// What was found in processes before they were stopped for a tracker.
+pub(super) type Surveys = HashMap<ProcessKey, Survey>;
+
 /// Attaches trackers to processes that have none, and tells all of them which areas there are.
 pub(super) fn cover(
     kind: &'static dyn TrackerKind,
     tuning: &Tuning,
     tracked: &mut HashMap<Pid, Tracked>,
     before: &mut Before,
+    mut surveys: Surveys,
     tree: &mut StoppedTree,
     sink: &dyn PageSink,
 ) -> Result<()> {
@@ -113,7 +117,8 @@ pub(super) fn cover(
         if known.is_none() {
             let leader = stopped.threads.first_mut().expect("a stopped process has threads");
             let new = Tracked::attach(kind, process, leader, sink)?.grouped(tuning.granularity);
-            tracked.insert(stopped.pid, new);
+            let survey = surveys.remove(&process.stat.key()).unwrap_or_default();
+            tracked.insert(stopped.pid, new.surveyed(survey));
         }
         if let Some(known) = tracked.get_mut(&stopped.pid)
             && !process.is_covered

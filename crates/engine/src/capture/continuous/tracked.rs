@@ -15,7 +15,7 @@ use resource::memory::Content as Wanted;
 use tracee::procfs::{Area, Backing};
 use tracee::remote::RemoteContext;
 use tracee::{Crew, RemoteSession, Stopped, Thread};
-use track::{AHEAD_MIN, Content, DirtyPages, Moment, TrackError, Tracker, TrackerKind};
+use track::{AHEAD_MIN, Content, DirtyPages, Moment, Survey, TrackError, Tracker, TrackerKind};
 
 use super::super::before::ProcessBefore;
 use super::super::copier::{Copier, PageSink};
@@ -79,6 +79,12 @@ impl Tracked {
             granularity: NonZeroU64::MIN,
             grouped: Vec::new(),
         })
+    }
+
+    /// With what was found before the process stood.
+    pub(super) fn surveyed(mut self, survey: Survey) -> Self {
+        self.tracker.surveyed(survey);
+        self
     }
 
     /// Copies pages in aligned groups.
@@ -149,6 +155,11 @@ impl Tracked {
             outcome => outcome?,
         }
         Ok(dirty.pages())
+    }
+
+    /// Makes room for what a crew will find.
+    pub(super) fn prepare_scan(&mut self) {
+        self.tracker.prepare_scan(AHEAD_MIN);
     }
 
     /// Has a crew begin to look for what changed, while the process stands.
