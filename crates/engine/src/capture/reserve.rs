@@ -1,6 +1,6 @@
-//! Buffers for what is copied while a subject stands still.
+//! Buffers for what is copied while a subject stands still, and just before.
 //!
-//! Owns: buffers taken in advance, what was copied and not handed on yet, the guess how much a pause will copy.
+//! Owns: buffers taken in advance, what was copied and not handed on yet, the guess how much will be copied.
 //! Invariants: while the subject stands, the sink is asked for nothing and told nothing, up to `STANDING_MAX`: no lock,
 //! no wait, no thread woken up; what was copied and what was taken out reaches the sink in the order in which it
 //! happened; what was not needed goes back.
@@ -21,10 +21,14 @@ use crate::error::Result;
 /// makes the pause what it is; and they are 128 MiB.
 const STANDING_MAX: PageCount = PageCount(32_768);
 
+/// Reserves are of so many buffers, or twice as many, and so on: memory that is given back and asked for again by the
+/// next checkpoint has to be cleared each time.
+const RESERVE_STEP: usize = 4;
+
 /// Pauses that are remembered: at 100 Hz a tenth of a second, which a subject with bursts comes back to.
 const RECENT: usize = 10;
 
-/// How many pages the next pause may copy.
+/// How many pages the next checkpoint may copy, in its pause or before.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Expected {
     recent: [PageCount; RECENT],
@@ -32,12 +36,18 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// As many as the largest of the last few did.
+    /// As many as the most that one of the last few did.
     pub(super) fn pages(&self) -> PageCount {
         self.recent.iter().copied().max().unwrap_or_default()
     }
 
-    /// A pause has copied so many.
+    /// As many as the last few did on average: changes slowly.
+    pub(super) fn average(&self) -> PageCount {
+        let sum: u64 = self.recent.iter().map(|pages| pages.get()).sum();
+        PageCount(sum / RECENT as u64)
+    }
+
+    /// One has copied so many.
     pub(super) fn note(&mut self, pages: PageCount) {
         self.recent[self.next] = pages;
         self.next = (self.next + 1) % RECENT;
@@ -59,16 +69,25 @@ pub(super) struct Reserve<'a> {
     /// The one that is filled further.
     open: RefCell<Option<PageBatch>>,
     held: RefCell<Vec<Held>>,
+    /// Free ones that are kept for the pause.
+    for_pause: usize,
     held_buffers: Cell<usize>,
     is_standing: Cell<bool>,
 }
 
 impl<'a> Reserve<'a> {
-    /// Waits until there are buffers for so many pages.
-    pub(super) fn new(sink: &'a dyn PageSink, expected: PageCount) -> Result<Self> {
-        let free = RefCell::new(sink.reserve(buffers_for(sink, expected))?);
+    /// Waits until there are buffers for so many pages before the pause, and in it.
+    ///
+    /// Pre-copy that waits for a store is of no use: the subject dirties as much meanwhile as is copied. It waits here,
+    /// before it has copied anything.
+    pub(super) fn new(sink: &'a dyn PageSink, before: PageCount, inside: PageCount) -> Result<Self> {
+        let before = (before.min(STANDING_MAX).get() / sink.buffer_pages().get().max(1)) as usize;
+        let count = (buffers_for(sink, inside) + before).next_multiple_of(RESERVE_STEP);
+        let for_pause = count - before;
+        let free = RefCell::new(sink.reserve(count)?);
         let (open, held) = (RefCell::default(), RefCell::default());
-        Ok(Self { sink, free, open, held, held_buffers: Cell::new(0), is_standing: Cell::new(false) })
+        let (held_buffers, is_standing) = (Cell::new(0), Cell::new(false));
+        Ok(Self { sink, free, open, held, for_pause, held_buffers, is_standing })
     }
 
     /// The subject is about to stand still, and so many pages are to be copied then: takes what is missing for them,
@@ -118,7 +137,10 @@ impl PageSink for Reserve<'_> {
             return Ok(open);
         }
         if !self.is_standing.get() {
-            return self.sink.buffer();
+            let here = self.sink.free_buffer()?;
+            let mut free = self.free.borrow_mut();
+            let spared = || if free.len() > self.for_pause { free.pop() } else { None };
+            return here.or_else(spared).map_or_else(|| self.sink.buffer(), Ok);
         }
         if let Some(free) = self.free.borrow_mut().pop() {
             return Ok(free);
@@ -279,10 +301,10 @@ mod tests {
     #[test]
     fn nothing_is_asked_or_told_while_the_subject_stands_and_the_order_stays() {
         let witness = Witness::default();
-        let reserve = Reserve::new(&witness, PageCount(5)).unwrap();
+        let reserve = Reserve::new(&witness, PageCount(0), PageCount(5)).unwrap();
         copy(&reserve, &[1, 2]);
         copy(&reserve, &[3]);
-        assert_eq!(witness.take_told(), ["reserve 2", "buffer"], "a buffer with room is filled further");
+        assert_eq!(witness.take_told(), ["reserve 4", "buffer"], "a buffer with room is filled further");
         reserve.stand(PageCount(9)).unwrap();
         copy(&reserve, &[4, 5, 1]);
         reserve.discard(SPACE, page(2)).unwrap();
@@ -295,9 +317,27 @@ mod tests {
     }
 
     #[test]
+    fn pre_copy_takes_what_is_reserved_for_it_and_leaves_the_rest_to_the_pause() {
+        let witness = Witness::default();
+        let reserve = Reserve::new(&witness, PageCount(9), PageCount(5)).unwrap();
+        copy(&reserve, &(0..12).collect::<Vec<u64>>());
+        let told = witness.take_told();
+        assert_eq!(
+            told,
+            ["reserve 4", "0 1 2 3", "buffer", "4 5 6 7", "8 9 10 11"],
+            "two of four are for the pause"
+        );
+        reserve.stand(PageCount(5)).unwrap();
+        copy(&reserve, &[1, 2, 3, 4, 5]);
+        reserve.end().unwrap();
+        assert_eq!(witness.take_told(), ["1 2 3 4", "5"]);
+        assert_eq!(witness.out.get(), 0);
+    }
+
+    #[test]
     fn a_page_that_is_taken_out_does_not_come_back_with_a_buffer_that_was_begun_before() {
         let witness = Witness::default();
-        let reserve = Reserve::new(&witness, PageCount(1)).unwrap();
+        let reserve = Reserve::new(&witness, PageCount(0), PageCount(1)).unwrap();
         copy(&reserve, &[1, 2]);
         let mut copier = Copier::tolerant(&reserve as &dyn PageSink, reserve.buffer().unwrap());
         copier.discard(Pid(1), SPACE, page(2)).unwrap();
@@ -310,11 +350,11 @@ mod tests {
     #[test]
     fn what_no_memory_is_kept_for_flows_as_while_the_subject_runs() {
         let witness = Witness::default();
-        let reserve = Reserve::new(&witness, PageCount(0)).unwrap();
+        let reserve = Reserve::new(&witness, PageCount(0), PageCount(0)).unwrap();
         reserve.stand(PageCount(u64::MAX)).unwrap();
         let all: Vec<u64> = (0..STANDING_MAX.get()).collect();
         copy(&reserve, &all);
-        assert_eq!(witness.take_told(), ["reserve 1"]);
+        assert_eq!(witness.take_told(), ["reserve 4"]);
         copy(&reserve, &[1, 2, 3, 4, 5]);
         let told = witness.take_told();
         assert_eq!(told.len() as u64, STANDING_MAX.get() / BUFFER.get() + 3);
@@ -330,6 +370,7 @@ mod tests {
         expected.note(PageCount(900));
         (1..RECENT as u64).for_each(|pages| expected.note(PageCount(pages)));
         assert_eq!(expected.pages(), PageCount(900));
+        assert_eq!(expected.average(), PageCount((900 + 45) / 10));
         expected.note(PageCount(3));
         assert_eq!(expected.pages(), PageCount(RECENT as u64 - 1), "a burst is forgotten");
     }

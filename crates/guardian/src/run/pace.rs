@@ -61,11 +61,11 @@ impl Pace {
         push(&mut self.pauses, pause, PAUSES_MAX);
     }
 
-    /// A checkpoint was taken; it may not be committed yet.
-    pub(super) fn taken(&mut self, pause: Duration, now: Instant) {
+    /// A checkpoint was taken; it may not be committed yet. How many rounds have passed over it.
+    pub(super) fn taken(&mut self, pause: Duration, now: Instant) -> u32 {
         self.paused(pause);
         self.retry = self.every;
-        self.advance(now, pause);
+        self.advance(now, pause)
     }
 
     /// A checkpoint was committed.
@@ -80,14 +80,16 @@ impl Pace {
     }
 
     /// Rounds that have passed already are left out, not made up for.
-    fn advance(&mut self, now: Instant, pause: Duration) {
+    fn advance(&mut self, now: Instant, pause: Duration) -> u32 {
+        let mut rounds = 0;
         self.next += self.every;
         if self.next < now {
             let behind = now.duration_since(self.next).as_nanos();
-            let rounds = u32::try_from(behind / self.every.as_nanos().max(1) + 1).unwrap_or(u32::MAX);
+            rounds = u32::try_from(behind / self.every.as_nanos().max(1) + 1).unwrap_or(u32::MAX);
             self.next += self.every.saturating_mul(rounds);
         }
         self.next = self.next.max(now + pause);
+        rounds
     }
 
     /// Checkpoints taken per second, of late.
@@ -131,9 +133,9 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(EVERY, start);
         assert_eq!(pace.next(), start + EVERY);
-        pace.taken(Duration::from_millis(1), start + Duration::from_millis(103));
+        assert_eq!(pace.taken(Duration::from_millis(1), start + Duration::from_millis(103)), 0);
         assert_eq!(pace.next(), start + 2 * EVERY);
-        pace.taken(Duration::from_millis(1), start + Duration::from_millis(520));
+        assert_eq!(pace.taken(Duration::from_millis(1), start + Duration::from_millis(520)), 3);
         assert_eq!(pace.next(), start + 6 * EVERY);
     }
 

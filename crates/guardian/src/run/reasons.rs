@@ -18,18 +18,24 @@ pub(super) struct Reasons(Vec<(String, RefusalReport)>);
 impl Reasons {
     /// Counts a message; true when its reason is new.
     pub(super) fn note(&mut self, message: &str) -> bool {
+        self.note_many(message, 1)
+    }
+
+    /// Counts a message so many times; true when its reason is new.
+    pub(super) fn note_many(&mut self, message: &str, count: u32) -> bool {
+        let count = u64::from(count);
         let key = without_numbers(message);
         if let Some((_, known)) = self.0.iter_mut().find(|(known, _)| *known == key) {
-            known.count += 1;
+            known.count += count;
             return false;
         }
         if self.0.len() < REASONS_MAX {
-            self.0.push((key, RefusalReport { reason: message.to_owned(), count: 1 }));
+            self.0.push((key, RefusalReport { reason: message.to_owned(), count }));
             return true;
         }
         match self.0.iter_mut().find(|(known, _)| known == OTHERS) {
-            Some((_, others)) => others.count += 1,
-            None => self.0.push((OTHERS.to_owned(), RefusalReport { reason: OTHERS.to_owned(), count: 1 })),
+            Some((_, others)) => others.count += count,
+            None => self.0.push((OTHERS.to_owned(), RefusalReport { reason: OTHERS.to_owned(), count })),
         }
         false
     }

@@ -43,6 +43,10 @@ use crate::error::{EngineError, Result};
 const RESIDUAL_GOAL: PageCount = PageCount(32);
 /// Pages that one more round may have to copy while descriptors are held, which the subject may want closed: some 5 ms.
 const LAST_ROUND_MAX: PageCount = PageCount(4096);
+/// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 2.5 ms.
+const URGENT_ROUND_MAX: PageCount = PageCount(2048);
+/// Such rounds: what the subject dirties in one, the next copies in a quarter of the time.
+const URGENT_ROUNDS_MAX: usize = 2;
 
 /// How long a subject stands still for one buffer of a store that does not keep up: many times what a disk takes that
 /// works, and short enough for those who wait for the subject.
@@ -75,8 +79,10 @@ pub struct Continuous {
     is_orderly: bool,
     /// How long the subject stood still for what was begun in vain since the last checkpoint.
     stood_in_vain: Duration,
-    /// What the next pause may copy.
+    /// What the next pause may copy, with the urgent rounds before it.
     expected: Expected,
+    /// What pre-copy may.
+    expected_before: Expected,
     pace: Pace,
 }
 
@@ -143,6 +149,13 @@ pub(super) fn resume((tree, urgent): (StoppedTree, Urgent), phases: &mut Phases)
     Ok(phases.timings())
 }
 
+/// Whether one more round, after one of so many pages and one of so many before it, leaves less to the pause. Where the
+/// processor or the store is busy, rounds get less only slowly, and a pause that copies thousands of pages is long.
+fn is_worth_another(round: PageCount, before: PageCount) -> bool {
+    let shrinks_to = if round > LAST_ROUND_MAX { before.get() - before.get() / 8 } else { before.get() / 2 };
+    round.get() <= shrinks_to
+}
+
 /// What one round or one pause copied.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
@@ -170,6 +183,7 @@ impl Continuous {
             is_orderly: false,
             stood_in_vain: Duration::ZERO,
             expected: Expected::default(),
+            expected_before: Expected::default(),
             pace: Pace::default(),
         }
     }
@@ -422,7 +436,8 @@ impl Continuous {
         let arming = self.arm(sink)?;
         laps.lap();
         // Here a store that does not keep up lowers the rate, while the subject runs.
-        let reserve = Reserve::new(sink, self.expected.pages())?;
+        let before = self.expected_before.average();
+        let reserve = Reserve::new(sink, before, self.expected.pages())?;
         phases.room = laps.lap();
         let is_new = self.is_whole || !arming.is_zero();
         match self.copy_and_stand(&reserve, options, is_new, &mut phases) {
@@ -450,17 +465,24 @@ impl Continuous {
         before.look_at_descriptors_again(options)?;
         phases.prepare = laps.lap();
         // Looking at descriptors takes as long as a round or two, in which the subject goes on.
-        let dirtied = self.pace.since(Instant::now());
-        let is_worth_it = dirtied > RESIDUAL_GOAL && dirtied <= LAST_ROUND_MAX;
-        if counts.rounds > 0 && is_worth_it && self.tuning.prefer.has_last_round() {
+        let has_more = counts.rounds > 0 && self.tuning.prefer.has_last_round();
+        if has_more && self.has_dirtied(URGENT_ROUND_MAX, LAST_ROUND_MAX) {
             self.round(reserve, &mut counts)?;
         }
-        phases.precopy += laps.lap();
-        reserve.stand(self.expected.pages().max(self.pace.since(Instant::now())))?;
         self.crew.gather(self.root, &mut self.tracked, &self.tuning);
+        let dirtied = self.pace.since(Instant::now());
+        // From here on nothing is handed on: that wakes threads.
+        reserve.stand(self.expected.pages().max(dirtied))?;
+        let before_urgent = counts.precopied;
+        let urgent = Urgent::begin();
+        for _ in 0..URGENT_ROUNDS_MAX {
+            if has_more && self.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {
+                self.round(reserve, &mut counts)?;
+            }
+        }
+        phases.precopy += laps.lap();
         reserve.limit_waits(Some(STANDING_WAIT_MAX));
         let time = SystemTime::now();
-        let urgent = Urgent::begin();
         let mut tree = self.freezer.stop(self.root)?;
         phases.began = tree.began;
         phases.stop = tree.began.elapsed();
@@ -470,8 +492,18 @@ impl Continuous {
             return Err(error);
         }
         self.pace.scanned(phases.began, counts.residual);
-        self.expected.note(counts.residual);
+        let urgently = counts.precopied.get() - before_urgent.get();
+        self.expected.note(counts.residual + PageCount(urgently));
+        if !is_new {
+            self.expected_before.note(before_urgent);
+        }
         Ok(((tree, urgent), time, counts))
+    }
+
+    /// Whether the subject has probably dirtied more than some pages by now, and at most others.
+    fn has_dirtied(&self, least: PageCount, most: PageCount) -> bool {
+        let dirtied = self.pace.since(Instant::now());
+        least < dirtied && dirtied <= most
     }
 
     /// Looks at the subject before anything is done. Descriptors are held for the first time to refuse in time, and
@@ -537,7 +569,7 @@ impl Continuous {
         let mut last = PageCount(u64::MAX);
         while counts.rounds < self.tuning.prefer.rounds_max(dirty) {
             let round = self.round(sink, &mut counts)?;
-            if round <= RESIDUAL_GOAL || round.get() > last.get() / 2 {
+            if round <= RESIDUAL_GOAL || !is_worth_another(round, last) {
                 break;
             }
             last = round;

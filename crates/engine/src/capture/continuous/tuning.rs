@@ -53,7 +53,7 @@ impl Preference {
     /// before, in which the subject dirties pages again.
     pub(super) fn rounds_max(self, dirty: PageCount) -> usize {
         match self {
-            Self::Pause => 3,
+            Self::Pause => 6,
             Self::Throughput => usize::from(dirty > DIRECT_MAX),
         }
     }

@@ -274,9 +274,11 @@ impl<'a> Guard<'a> {
     fn checkpoint_if_due(&mut self) {
         let Some(due) = self.due().filter(|due| *due <= Instant::now()) else { return };
         if !self.can_take() {
-            // The rate falls, and nothing piles up; once for each that was due.
-            if self.held_back.replace(due) != Some(due) {
-                self.hold_back();
+            // The rate falls, and nothing piles up. What passes while one is taken is counted when it was.
+            let is_round = due == self.pace.next() && self.tracer.is_idle();
+            if is_round && self.held_back.replace(due) != Some(due) {
+                let reason = if self.requests.is_held() { HELD } else { SLOW_STORE };
+                self.hold_back(reason, 1);
             }
         } else if self.tracer.log().is_none_or(|log| log.check().is_err()) {
             self.hear_log();
@@ -294,13 +296,18 @@ impl<'a> Guard<'a> {
         }
     }
 
-    fn hold_back(&mut self) {
-        let reason = match (self.requests.is_held(), self.tracer.is_idle()) {
-            (true, _) => HELD,
-            (false, true) => SLOW_STORE,
-            (false, false) => SLOW_COPY,
-        };
-        self.slowness.note(reason);
+    /// A checkpoint was taken, and rounds may have passed meanwhile. If it began late, they are told with the reason of
+    /// that.
+    fn advance(&mut self, pause: Duration, reason: &str) {
+        let began_late = self.held_back == Some(self.pace.next());
+        let passed = self.pace.taken(pause, Instant::now());
+        if passed > 0 && !began_late {
+            self.hold_back(reason, passed);
+        }
+    }
+
+    fn hold_back(&mut self, reason: &str, rounds: u32) {
+        self.slowness.note_many(reason, rounds);
         self.record.held_back = self.slowness.counts();
         self.journal.set(&self.record);
     }
@@ -373,7 +380,7 @@ impl<'a> Guard<'a> {
             // As many as it takes are counted here too; between two looks it may be one more.
             News::Behind => {
                 self.requests.not_taken(self.next);
-                self.hold_back();
+                self.hold_back(SLOW_STORE, 1);
             }
             News::Opened(_) => {}
             News::Tracking(name, error) => {
@@ -411,7 +418,7 @@ impl<'a> Guard<'a> {
         let arming_us = us(found.arming);
         self.journal.tell(SystemTime::now(), What::Scan { pages, scan_us, pause_us, arming_us });
         self.requests.answer_for(self.next, "error a dry run takes no checkpoints\n");
-        self.pace.taken(found.pause + found.arming, Instant::now());
+        self.advance(found.pause + found.arming, SLOW_COPY);
         self.pace.committed(Instant::now());
         self.record.achieved_hz = self.pace.achieved_hz();
         self.note_pauses();
@@ -450,7 +457,7 @@ impl<'a> Guard<'a> {
         if taken.arming > Duration::ZERO {
             self.pace.paused(taken.arming);
         }
-        self.pace.taken(taken.timings.pause, Instant::now());
+        self.advance(taken.timings.pause, slowest_of(&taken.phases));
         self.note_pauses();
         self.journal.set(&self.record);
         if let Some(completion) = self.early.take() {
@@ -545,4 +552,9 @@ impl<'a> Guard<'a> {
         self.journal.tell(SystemTime::now(), event.what());
         (self.tell)(event);
     }
+}
+
+/// What most of a checkpoint that took longer than its round was spent on: buffers come back as the store writes.
+fn slowest_of(phases: &Phases) -> &'static str {
+    if phases.room > phases.precopy + phases.prepare + phases.pause() { SLOW_STORE } else { SLOW_COPY }
 }
