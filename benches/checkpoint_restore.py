@@ -3,8 +3,9 @@
 
 Subjects: a tiny process, 1 GiB of touched memory, redis with 1,000,000 keys. Each round checkpoints one fresh
 subject with `--kill` and restores it; rounds of the tools alternate. Figures are wall times of whole commands, as a
-user sees them, the pause that undying reports, and restores with the image in the page cache (the first read of an
-image after a checkpoint past the cache is told apart as "cold").
+user sees them, the pause that undying reports (all stops together), and restores with the image in the page cache (the
+first read of an image after a checkpoint past the cache is told apart as "cold"). Beside a gigabyte, `direct` writes as
+much to a new file of the same disk past the cache, four requests at a time, and makes it durable.
 
 Usage: checkpoint_restore.py [--rounds N] [--only tiny,gib,redis] [--undying PATH] [--criu PATH] [--out FILE.csv]
 Needs root. Without CRIU only undying is measured. Raw rows go to benches/runs/; medians are printed.
@@ -13,6 +14,7 @@ import argparse
 import csv
 import datetime
 import json
+import mmap
 import os
 import platform
 import shutil
@@ -22,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -159,7 +162,36 @@ class Criu:
         return timed([self.binary, "restore", "-d", "-D", image, "--shell-job"])
 
 
+class Direct:
+    """What the disk takes: the same bytes, not compressible, without a process."""
+
+    name = "direct"
+    BLOCK, THREADS = 2 << 20, 4
+
+    def write(self, path, size):
+        buffers = [mmap.mmap(-1, self.BLOCK) for _ in range(self.THREADS)]
+        for buffer in buffers:
+            buffer.write(os.urandom(self.BLOCK))
+        start = time.monotonic()
+        file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT, 0o600)
+        os.posix_fallocate(file, 0, size)
+
+        def work(first):
+            for block in range(first, size // self.BLOCK, self.THREADS):
+                os.pwrite(file, buffers[first], block * self.BLOCK)
+        threads = [threading.Thread(target=work, args=(first,)) for first in range(self.THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        os.fdatasync(file)
+        os.close(file)
+        return (time.monotonic() - start) * 1000
+
+
 def measure(subject, tool, work):
+    if tool.name == Direct.name:
+        return tool.write(os.path.join(work, "direct"), subject.size), "", "", ""
     image = os.path.join(work, "image")
     pid = subject.start(work)
     checkpoint = tool.checkpoint(pid, image)
@@ -197,7 +229,7 @@ def main():
     rows = []
     for name in options.only.split(","):
         for turn in range(options.rounds):
-            for tool in tools:
+            for tool in tools + [Direct()] * (name == "gib"):
                 work = tempfile.mkdtemp(dir=scratch)
                 figures = measure(subjects[name], tool, work)
                 shutil.rmtree(work)
@@ -209,7 +241,7 @@ def main():
         writer.writerow(COLUMNS)
         writer.writerows(rows)
     for name in options.only.split(","):
-        for tool in tools:
+        for tool in tools + [Direct()]:
             for index, column in list(enumerate(COLUMNS))[3:]:
                 found = [float(row[index]) for row in rows if row[:2] == [name, tool.name] and row[index] != ""]
                 if found:

@@ -466,7 +466,10 @@ impl Continuous {
         phases.prepare = laps.lap();
         // Looking at descriptors takes as long as a round or two, in which the subject goes on.
         let has_more = counts.rounds > 0 && self.tuning.prefer.has_last_round();
-        if has_more && self.has_dirtied(URGENT_ROUND_MAX, LAST_ROUND_MAX) {
+        // A handler that has to let others go on first may wait for this very processor.
+        let may_hurry = has_more && !self.kind.properties().sees_before;
+        let least = if may_hurry { URGENT_ROUND_MAX } else { RESIDUAL_GOAL };
+        if has_more && self.has_dirtied(least, LAST_ROUND_MAX) {
             self.round(reserve, &mut counts)?;
         }
         self.crew.gather(self.root, &mut self.tracked, &self.tuning);
@@ -476,7 +479,7 @@ impl Continuous {
         let before_urgent = counts.precopied;
         let urgent = Urgent::begin();
         for _ in 0..URGENT_ROUNDS_MAX {
-            if has_more && self.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {
+            if may_hurry && self.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {
                 self.round(reserve, &mut counts)?;
             }
         }
