@@ -229,7 +229,7 @@ def draw(path):
         panes[1, column].set_xlabel("load, of the peak")
     panes[0, 0].set_ylabel("requests answered, by without")
     panes[1, 0].set_ylabel("p99 of requests, µs")
-    figure.legend(*panes[0, 0].get_legend_handles_labels(), ncols=6, loc="outside lower center", fontsize=8)
+    figure.legend(*panes[0, 0].get_legend_handles_labels(), ncols=2 * len(mixes), loc="outside lower center", fontsize=8)
     save(plot, figure, path.replace(".csv", ".png"))
 
 

@@ -152,7 +152,7 @@ def draw(path):
     panes[0, 0].plot([], [], "x", color="black", label="published, modified kernel")
     panes[0, 0].plot([], [], color="black", lw=1, label="total, least to most")
     panes[0, 0].fill_between([], [], color="0.9", label="noise (median)")
-    figure.legend(*panes[0, 0].get_legend_handles_labels(), ncols=6, loc="outside upper center", fontsize=8)
+    figure.legend(*panes[0, 0].get_legend_handles_labels(), ncols=3 * columns, loc="outside upper center", fontsize=8)
     save(plot, figure, path.replace(".csv", ".png"))
 
 
