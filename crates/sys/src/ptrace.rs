@@ -420,7 +420,7 @@ pub fn poll(tid: Tid) -> Result<Option<WaitStatus>> {
     wait_with(tid, libc::__WALL | libc::WNOHANG)
 }
 
-/// Looks whether a tracee stands in a stop, and leaves the stop untaken; takes its end.
+/// Looks whether a tracee stands in a stop or has ended, and takes neither.
 ///
 /// A stop that was taken carries no signal any more: should the tracer die right then, the signal that the
 /// tracee stopped at would be lost. One that was only looked at is delivered.
@@ -442,7 +442,8 @@ pub fn peek(tid: Tid) -> Result<Option<WaitStatus>> {
         libc::CLD_TRAPPED | libc::CLD_STOPPED => {
             Ok(Some(WaitStatus::Stopped { signal: Signal(status & 0xff), event: status >> 8 }))
         }
-        _ => poll(tid),
+        libc::CLD_EXITED => Ok(Some(WaitStatus::Exited(status))),
+        _ => Ok(Some(WaitStatus::Killed(Signal(status & 0x7f)))),
     }
 }
 

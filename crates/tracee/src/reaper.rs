@@ -15,7 +15,8 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use model::{Pid, Tid};
-use sys::ptrace;
+use sys::Error;
+use sys::ptrace::{self, WaitStatus};
 
 use crate::procfs;
 
@@ -53,11 +54,35 @@ impl Watch {
     }
 }
 
+/// Looks whether a traced thread stands in a stop, and leaves the stop untaken. Takes its end, unless the thread's
+/// process is a child of ours: nobody else is told then how it ended, before Linux 6.15 not even by a pidfd.
+pub(crate) fn look(pid: Pid, tid: Tid) -> Result<Option<WaitStatus>, Error> {
+    let seen = ptrace::peek(tid)?;
+    if is_end(seen) && !is_child(pid, tid) { ptrace::poll(tid) } else { Ok(seen) }
+}
+
+const fn is_end(seen: Option<WaitStatus>) -> bool {
+    matches!(seen, Some(WaitStatus::Exited(_) | WaitStatus::Killed(_)))
+}
+
+fn is_child(pid: Pid, tid: Tid) -> bool {
+    let ours = std::process::id() as i32;
+    tid == pid.leader() && procfs::stat(pid).is_ok_and(|stat| stat.ppid == Pid(ours))
+}
+
+/// Takes the end of a traced thread; false while there is none.
+fn take_end(tid: Tid) -> bool {
+    match ptrace::peek(tid) {
+        // A stop is left alone.
+        Ok(seen) if is_end(seen) => ptrace::poll(tid).is_ok(),
+        Ok(None) => false,
+        _ => true,
+    }
+}
+
 /// Takes the end of a traced thread that was killed while it stood, as soon as it has ended.
 pub(crate) fn bury(pid: Pid, tid: Tid) {
-    let ours = std::process::id() as i32;
-    let is_child = tid == pid.leader() && procfs::stat(pid).is_ok_and(|stat| stat.ppid == Pid(ours));
-    if !is_child {
+    if !is_child(pid, tid) {
         reaper().with(|watched| {
             if !watched.dying.contains(&tid) {
                 watched.dying.push(tid);
@@ -100,7 +125,7 @@ fn reaper() -> &'static Reaper {
 fn watch(reaper: &Reaper) {
     let mut watched = reaper.watched.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
-        watched.dying.retain(|tid| matches!(ptrace::peek(*tid), Ok(None)));
+        watched.dying.retain(|tid| !take_end(*tid));
         let idle = watched.threads.is_empty() && watched.dying.is_empty();
         if idle && watched.last_use.is_none_or(|at| at.elapsed() > LINGER) {
             watched.asleep = true;
@@ -110,8 +135,31 @@ fn watch(reaper: &Reaper) {
         let before = watched.threads.clone();
         watched = reaper.wake.wait_timeout(watched, PATIENCE).unwrap_or_else(PoisonError::into_inner).0;
         for tid in before.iter().filter(|tid| watched.threads.contains(tid)) {
-            // Takes an end; a stop is left alone.
-            let _ = ptrace::peek(*tid);
+            take_end(*tid);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_child_is_seen_and_left_to_who_waits_for_it() {
+        let mut child = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
+        let (pid, tid) = (Pid(child.id() as i32), Tid(child.id() as i32));
+        ptrace::seize(tid, 0).unwrap();
+        child.kill().unwrap();
+        let seen = loop {
+            if let Some(seen) = look(pid, tid).unwrap() {
+                break seen;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(seen, WaitStatus::Killed(model::Signal(9)));
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
     }
 }

@@ -106,7 +106,7 @@ impl Thread<Running> {
 
     /// Looks once whether the thread has come to a stop.
     pub(crate) fn look(self) -> Result<StopOutcome> {
-        let status = match ptrace::peek(self.tid) {
+        let status = match reaper::look(self.pid, self.tid) {
             Ok(Some(status)) => status,
             Ok(None) => return Ok(StopOutcome::Pending(self)),
             Err(error) if error.errno == NO_SUCH_CHILD => return Ok(StopOutcome::Gone),

@@ -11,6 +11,7 @@ use sys::{Errno, Error, process_memory};
 
 use super::{CALL_LIMIT, STOP};
 use crate::arch::x86_64 as arch;
+use crate::reaper;
 use crate::thread::{EVENT_STOP, Stopped, Thread, Waiter};
 
 /// Stops on the way of one thread: each frame of a chain has four, and no chain has more frames than this.
@@ -47,7 +48,7 @@ pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
 fn next_stop(thread: &Thread<Stopped>) -> Result<(Signal, i32), Error> {
     let mut waiter = Waiter::new(CALL_LIMIT);
     loop {
-        match ptrace::peek(thread.tid())? {
+        match reaper::look(thread.pid(), thread.tid())? {
             Some(WaitStatus::Stopped { signal, event }) => return Ok((signal, event)),
             Some(_) => return Err(Error::thread("come home", thread.tid(), Errno::ESRCH)),
             None if waiter.pause() => {}

@@ -24,6 +24,7 @@ use crate::freeze::OPTIONS;
 use crate::interruption;
 use crate::memory::ProcessMemory;
 use crate::procfs::Area;
+use crate::reaper;
 use crate::steps;
 use crate::thread::{EVENT_STOP, SYSCALL_STOP, Stopped, TRAP, Thread, Waiter};
 
@@ -443,7 +444,7 @@ impl<'a> RemoteSession<'a> {
         let tid = self.thread.tid();
         let mut waiter = Waiter::new(CALL_LIMIT);
         loop {
-            match ptrace::peek(tid)? {
+            match reaper::look(self.thread.pid(), tid)? {
                 Some(WaitStatus::Stopped { signal, event }) => {
                     self.is_running = false;
                     return Ok((signal, event));
