@@ -226,8 +226,6 @@ fn search(
 mod tests {
     use super::*;
 
-    /// Just-in-time compilers write into such areas all the time: a call that went through a Java program's came back
-    /// with SIGSEGV, one in forty under load.
     #[test]
     fn every_pattern_is_found_where_it_begins() {
         let mut found = Found::default();
@@ -255,6 +253,8 @@ mod tests {
         assert!(found.is_all());
     }
 
+    /// Just-in-time compilers write into such areas all the time: a call that went through a Java program's came back
+    /// with SIGSEGV, one in forty under load.
     #[test]
     fn code_that_may_be_written_anew_comes_last() {
         let text = "7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\
