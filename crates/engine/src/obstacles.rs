@@ -5,7 +5,7 @@
 //! Does not: check what kinds check; it asks them.
 
 use model::Pid;
-use resource::fd::{self, CaptureScope};
+use resource::fd::{self, CaptureScope, Description};
 use resource::{Obstacle, memory, state};
 use sys::kcmp::{self, Shared};
 use tracee::procfs::{self, Area};
@@ -53,29 +53,24 @@ pub(crate) fn of_tree(processes: &[(Pid, &[Area])], pids: &[Pid]) -> Vec<Obstacl
     found
 }
 
-/// Obstacles of descriptors.
-pub(crate) fn of_descriptors(scope: &CaptureScope<'_>) -> Vec<Obstacle> {
-    let mut found = Vec::new();
-    for description in scope.descriptions {
-        let first = found.len();
-        found.extend(fd::envelope::obstacles(description, scope));
-        if found.len() > first {
-            // Kinds look closer, and opening a file on which there is a lease would break it.
-            continue;
-        }
-        match fd::kind_of(description) {
-            Some(kind) => found.extend(kind.obstacles(description, scope)),
-            None => {
-                let what = fd::unclaimed::describe_unclaimed(description);
-                found.push(description.obstacle(
-                    &what,
-                    "descriptors of this kind are not saved yet",
-                    "let the program close it first, or stop the program the usual way",
-                ));
-            }
+/// Obstacles of one descriptor.
+pub(crate) fn of_descriptor(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+    let found = fd::envelope::obstacles(description, scope);
+    if !found.is_empty() {
+        // Kinds look closer, and opening a file on which there is a lease would break it.
+        return found;
+    }
+    match fd::kind_of(description) {
+        Some(kind) => kind.obstacles(description, scope),
+        None => {
+            let what = fd::unclaimed::describe_unclaimed(description);
+            vec![description.obstacle(
+                &what,
+                "descriptors of this kind are not saved yet",
+                "let the program close it first, or stop the program the usual way",
+            )]
         }
     }
-    found
 }
 
 fn obstacle(pid: Pid, what: &str, place: String, why: &str, fix: &str) -> Obstacle {
@@ -138,7 +133,7 @@ pub(crate) fn of_code(pid: Pid) -> Obstacle {
     )
 }
 
-fn of_sharing(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
+pub(crate) fn of_sharing(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
     const SHARABLE: &[(Shared, &str)] = &[
         (Shared::Memory, "address space"),
         (Shared::Files, "descriptor table"),

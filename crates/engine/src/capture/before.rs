@@ -11,13 +11,14 @@ use model::{Address, AddressRange, Pid, Signal};
 use resource::Obstacle;
 use resource::memory::{self, AreaOf, Content};
 use resource::state;
+use sys::kcmp;
 use sys::pagemap::Pagemap;
 use tracee::procfs::{self, Area, KeptFiles, Stat};
 use tracee::{Gadgets, ProcessMemory, StoppedTree, tree};
 use track::{Layout, Moment};
 
 use super::CheckpointOptions;
-use super::descriptors::{Descriptors, areas_of};
+use super::descriptors::{Descriptors, Hold, areas_of};
 use super::objects::Objects;
 use super::threads::ThreadState;
 use crate::error::{EngineError, Result};
@@ -83,6 +84,9 @@ pub(super) struct ProcessBefore {
     pub(super) is_covered: bool,
     /// The flags of some areas are those of what was there before.
     has_old_flags: bool,
+    /// Its memory was its parent's when it was looked at, as it is between vfork and exec. What was opened then stays
+    /// with the parent's, which lives on, so that nothing tells when this process has its own.
+    is_borrowed: bool,
 }
 
 impl Before {
@@ -106,8 +110,12 @@ impl Before {
             return Err(EngineError::NoProcess(root));
         }
         before.vdso_checksum = before.checksum_vdso(root)?;
-        before.descriptors.look(&before.processes, &before.order)?;
+        before.descriptors.look(&before.processes, &before.order, Hold::All)?;
         before.accept(options, moment)?;
+        if moment == Moment::Running {
+            // What the subject closes from now on has to be closed.
+            before.descriptors.let_go();
+        }
         before.open_files();
         Ok(before)
     }
@@ -142,7 +150,7 @@ impl Before {
                 self.zombies.insert(pid, stat);
                 continue;
             }
-            if let Some(process) = known.remove(&pid).filter(|process| process.stat.key() == stat.key()) {
+            if let Some(process) = known.remove(&pid).filter(|process| process.is_of(&stat)) {
                 self.processes.insert(pid, ProcessBefore { stat, ..process });
                 continue;
             }
@@ -173,7 +181,7 @@ impl Before {
     /// pause tells whether it is still there.
     pub(super) fn look_at_descriptors_again(&mut self, options: &CheckpointOptions) -> Result<()> {
         for _ in 0..LOOKS_MAX {
-            self.descriptors.look(&self.processes, &self.order)?;
+            self.descriptors.look(&self.processes, &self.order, Hold::Nothing)?;
             match self.accept(options, Moment::Running) {
                 Err(error) if matches!(error, EngineError::Refused(_)) || error.says_gone() => {}
                 outcome => return outcome,
@@ -187,18 +195,16 @@ impl Before {
         let mut found = self.objects.take_obstacles(moment);
         found.extend(obstacles::of_tree(&self.view(), &self.order));
         self.doubt = if found.is_empty() { Doubt::Descriptors } else { Doubt::Everything };
-        found.extend(self.obstacles_of_descriptors(options));
+        found.extend(self.prepare_descriptors(options)?);
         if !found.is_empty() {
             return Err(EngineError::Refused(found));
         }
-        self.descriptors.prepare(&self.order, areas_of(&self.processes, &self.order), options)?;
         self.doubt = Doubt::Nothing;
         Ok(())
     }
 
-    fn obstacles_of_descriptors(&self, options: &CheckpointOptions) -> Vec<Obstacle> {
-        let areas = areas_of(&self.processes, &self.order);
-        obstacles::of_descriptors(&self.descriptors.scope_of(&self.order, areas, options))
+    fn prepare_descriptors(&mut self, options: &CheckpointOptions) -> Result<Vec<Obstacle>> {
+        self.descriptors.prepare(&self.order, areas_of(&self.processes, &self.order), options)
     }
 
     /// Forgets objects that nothing maps any more, and tells their numbers.
@@ -220,12 +226,11 @@ impl Before {
             return self.accept(options, Moment::Stopped);
         }
         if changed || self.doubt == Doubt::Descriptors {
-            let found = self.obstacles_of_descriptors(options);
+            let found = self.prepare_descriptors(options)?;
             if !found.is_empty() {
                 self.doubt = Doubt::Descriptors;
                 return Err(EngineError::Refused(found));
             }
-            self.descriptors.prepare(&self.order, areas_of(&self.processes, &self.order), options)?;
             self.doubt = Doubt::Nothing;
         }
         Ok(())
@@ -254,7 +259,7 @@ impl Before {
         let pid = stopped.pid;
         let stat = procfs::stat(pid)?;
         let next = self.processes.values().map(|process| process.space.0 + 1).max().unwrap_or(0);
-        let mut known = self.processes.get_mut(&pid).filter(|process| process.stat.key() == stat.key());
+        let mut known = self.processes.get_mut(&pid).filter(|process| process.is_of(&stat));
         let has_changed = known.as_mut().map_or(Ok(true), |process| {
             let has_changed = process.layout_watch.changed()?;
             Ok::<_, EngineError>(has_changed || !process.is_settled)
@@ -274,7 +279,11 @@ impl Before {
                 Some(pid) => EngineError::Refused(vec![obstacles::of_code(pid)]),
                 None => error,
             })?;
+            let is_borrowed = process.is_borrowed;
             self.processes.insert(pid, process);
+            if is_borrowed {
+                return Err(EngineError::Refused(obstacles::of_sharing(&self.view())));
+            }
             self.refuse_areas(pid, Moment::Stopped)?;
         } else if let Some(process) = self.processes.get_mut(&pid) {
             process.stat = stat;
@@ -383,6 +392,8 @@ impl Before {
 
 impl ProcessBefore {
     fn look(pid: Pid, stat: Stat, space: SpaceId, objects: &mut Objects) -> Result<Self> {
+        // Asked first: what is opened before a process has its own memory is not its own.
+        let is_borrowed = kcmp::shared(kcmp::Shared::Memory, pid, stat.ppid).unwrap_or(false);
         let memory = ProcessMemory::open(pid).map_err(|error| permission(pid, error))?;
         let mut layout_watch = Layout::open(pid).map_err(|error| permission(pid, error))?;
         let areas = procfs::areas_with_flags(pid).map_err(|error| permission(pid, error))?;
@@ -398,7 +409,9 @@ impl ProcessBefore {
         let is_settled = objects.look(pid, &areas) && is_listed;
         let executable = match objects.executable(pid) {
             // It was replaced while it was looked at.
-            Err(EngineError::Incomplete(_)) if !is_settled => return Err(replaced(pid)),
+            Err(EngineError::Incomplete(_)) if !is_settled || is_borrowed || layout_watch.changed()? => {
+                return Err(replaced(pid));
+            }
             outcome => outcome?,
         };
         Ok(Self {
@@ -419,7 +432,13 @@ impl ProcessBefore {
             is_tracked: false,
             is_covered: false,
             has_old_flags: false,
+            is_borrowed,
         })
+    }
+
+    /// Whether what is known is of the process that `stat` was read of.
+    fn is_of(&self, stat: &Stat) -> bool {
+        self.stat.key() == stat.key() && !self.is_borrowed
     }
 
     /// Follows changes of the areas; false when the program itself was replaced and must be looked at anew.

@@ -1,21 +1,25 @@
 //! Descriptor tables of all processes, and the open file descriptions behind them.
 //!
 //! Owns: which descriptors are one description, the duplicates through which descriptions are read.
-//! Invariants: a description is listed once, in whichever processes and under however many numbers it is held.
+//! Invariants: a description is listed once, in whichever processes and under however many numbers it is held; no
+//! duplicate is open while the subject runs, but for the first look at it and one at a time.
 //! Does not: know what a description is; the descriptor kinds do.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use image::RecordSet;
-use model::{DescriptionId, Fd, Pid};
+use model::{DescriptionId, Fd, Inode, Pid};
+use resource::Obstacle;
 use resource::fd::envelope::Envelope;
 use resource::fd::locks::{self, Lock};
 use resource::fd::sockets::Sockets;
-use resource::fd::{self, CaptureScope, Description, FdCapture, KnownKind, in_flight};
+use resource::fd::{self, CaptureScope, Description, FdCapture, Known, in_flight};
 use resource::state::DescriptorText;
 use sys::kcmp;
 use sys::{Errno, Error, pidfd};
@@ -24,6 +28,7 @@ use tracee::procfs::{self, Area};
 use super::CheckpointOptions;
 use super::before::{Before, ProcessBefore};
 use crate::error::{EngineError, Result};
+use crate::obstacles;
 use crate::records::{DescriptorRow, DescriptorsMessage, EngineRecord, of_description, of_process};
 
 /// O_DIRECT on x86-64.
@@ -40,11 +45,17 @@ pub(super) struct Descriptors {
     texts: Vec<DescriptorText>,
     /// The same of descriptions that no descriptor refers to.
     hidden_texts: Vec<String>,
-    descriptions: Vec<Description>,
+    known: Vec<Arc<Known>>,
     /// How many of them, the first ones, some process has a descriptor of.
     held: usize,
+    /// Duplicates of all that are known, or of none: see `Hold`.
+    open: Vec<Description>,
     captures: HashMap<DescriptionId, Box<dyn FdCapture>>,
+    /// Every description of a kind was there when it was to be prepared.
+    is_prepared: bool,
     envelopes: HashMap<DescriptionId, Envelope>,
+    /// Those with a lease on a file that has no name left.
+    unlinked: HashSet<DescriptionId>,
     /// `rows` without what only this file needs, for the scope that kinds see.
     table: Vec<(Pid, Fd, DescriptionId)>,
     /// What the last `prepare` was told.
@@ -59,88 +70,130 @@ struct Row {
     description: DescriptionId,
 }
 
+/// Whether a look leaves duplicates of what it finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Hold {
+    /// The first look at a subject, or one while it stands.
+    All,
+    /// One of many looks at a subject that runs and closes what it likes.
+    Nothing,
+}
+
 /// Files of fdinfo held open at most; see `KeptFiles`.
 const FILES_MAX: usize = 256;
 /// fdinfo of most kinds.
 const TEXT_ROOM: usize = 4096;
 
+/// Descriptions by file, to find those that may be the same.
+type Files = HashMap<(u64, Inode), Vec<usize>>;
+
 impl Descriptors {
-    /// Lists and duplicates every descriptor.
-    pub(super) fn look(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<()> {
+    /// Lists every descriptor.
+    pub(super) fn look(
+        &mut self,
+        processes: &HashMap<Pid, ProcessBefore>,
+        order: &[Pid],
+        hold: Hold,
+    ) -> Result<()> {
+        self.let_go();
         self.rows.clear();
         self.files.clear();
         self.texts.clear();
-        self.descriptions.clear();
+        self.known.clear();
         self.captures.clear();
+        let mut files = Files::new();
         for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
-            match self.look_at_process(*pid) {
+            match self.look_at_process(*pid, &mut files, hold) {
                 // Ended between the listing and now; `refresh` compares again inside the pause.
-                Err(error) if error.errno == Errno::ESRCH || error.errno == Errno::ENOENT => {}
+                Err(error) if is_gone(&error) => {}
                 outcome => outcome?,
             }
         }
         self.table = self.rows.iter().map(|row| (row.pid, row.fd, row.description)).collect();
-        self.held = self.descriptions.len();
-        Ok(in_flight::discover(&mut self.descriptions, false)?)
+        self.held = self.known.len();
+        if hold == Hold::All { self.discover(false) } else { Ok(()) }
     }
 
-    fn look_at_process(&mut self, pid: Pid) -> sys::Result<()> {
+    fn look_at_process(&mut self, pid: Pid, files: &mut Files, hold: Hold) -> sys::Result<()> {
         let handle = pidfd::open(pid)?;
         for number in procfs::descriptors(pid)? {
-            match self.look_at(pid, number, handle.as_fd()) {
+            match self.look_at((pid, number), handle.as_fd(), files, hold) {
                 // Closed between the listing and now.
-                Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::EBADF => {}
+                Err(error) if is_gone(&error) => {}
                 outcome => outcome?,
             }
         }
         Ok(())
     }
 
-    fn look_at(&mut self, pid: Pid, number: Fd, handle: BorrowedFd<'_>) -> sys::Result<()> {
+    fn look_at(
+        &mut self,
+        place: (Pid, Fd),
+        handle: BorrowedFd<'_>,
+        files: &mut Files,
+        hold: Hold,
+    ) -> sys::Result<()> {
+        let (pid, fd) = place;
         let (info, file) = if self.rows.len() < FILES_MAX {
-            let (info, file) = procfs::open_descriptor_info(pid, number)?;
+            let (info, file) = procfs::open_descriptor_info(pid, fd)?;
             (info, Some(file))
         } else {
-            (procfs::descriptor_info(pid, number)?, None)
+            (procfs::descriptor_info(pid, fd)?, None)
         };
-        let duplicate = pidfd::duplicate(handle, pid, number)?;
-        let stat = rustix::fs::fstat(&duplicate)
-            .map_err(|errno| Error::descriptor("look at the file", pid, number, errno))?;
-        let ourselves = Pid(std::process::id() as i32);
-        let own = Fd(duplicate.as_raw_fd());
-        let candidates = self.descriptions.iter().filter(|known| {
-            known.stat.st_ino == stat.st_ino
-                && known.stat.st_dev == stat.st_dev
-                && known.info.target == info.target
-        });
+        let failed = |errno| Error::descriptor("look at the file", pid, fd, errno);
+        let duplicate = (hold == Hold::All).then(|| pidfd::duplicate(handle, pid, fd)).transpose()?;
+        let stat = match &duplicate {
+            Some(duplicate) => rustix::fs::fstat(duplicate).map_err(failed)?,
+            None => rustix::fs::stat(format!("/proc/{pid}/fd/{fd}")).map_err(failed)?,
+        };
+        let candidates = files.entry((stat.st_dev, Inode(stat.st_ino))).or_default();
         let mut found = None;
-        for known in candidates {
-            let other = Fd(known.duplicate.as_raw_fd());
-            if kcmp::compare_files((ourselves, own), (ourselves, other))? == Ordering::Equal {
+        for known in candidates.iter().map(|index| &self.known[*index]) {
+            if known.info.target == info.target && self.is_same(known, place)? {
                 found = Some(known.id);
                 break;
             }
         }
         let description = found.unwrap_or_else(|| {
-            let id = DescriptionId(self.descriptions.len() as u32);
-            let kind = KnownKind::default();
-            self.descriptions.push(Description { id, pid, fd: number, info, stat, duplicate, kind });
+            let id = DescriptionId(self.known.len() as u32);
+            candidates.push(self.known.len());
+            let known = Arc::new(Known::new(id, place, info, stat));
+            self.open.extend(duplicate.map(|duplicate| Description::new(Arc::clone(&known), duplicate)));
+            self.known.push(known);
             id
         });
-        self.rows.push(Row { pid, fd: number, description });
+        self.rows.push(Row { pid, fd, description });
         let text = Vec::with_capacity(if file.is_some() { TEXT_ROOM } else { 0 });
-        self.texts.push(DescriptorText { pid, fd: number, text });
+        self.texts.push(DescriptorText { pid, fd, text });
         self.files.push(file);
+        Ok(())
+    }
+
+    /// Whether a descriptor of the subject is of a description. Where there is no duplicate of that, the number it was
+    /// found under stands for it, which may be another's by now.
+    fn is_same(&self, known: &Known, place: (Pid, Fd)) -> sys::Result<bool> {
+        let other = match self.open.get(known.id.get() as usize) {
+            Some(open) => (ourselves(), Fd(open.duplicate.as_raw_fd())),
+            None => (known.pid, known.fd),
+        };
+        Ok(kcmp::compare_files(place, other)? == Ordering::Equal)
+    }
+
+    /// Adds what no descriptor refers to.
+    fn discover(&mut self, takes: bool) -> Result<()> {
+        in_flight::discover(&mut self.open, takes)?;
+        self.known.truncate(self.held);
+        self.known.extend(self.open[self.held..].iter().map(|open| Arc::clone(open.known())));
         Ok(())
     }
 
     /// Whether some description reads and writes past the page cache.
     pub(super) fn bypass_cache(&self) -> bool {
-        self.descriptions.iter().any(|description| description.info.flags & DIRECT != 0)
+        self.known.iter().any(|known| known.info.flags & DIRECT != 0)
     }
 
     /// What kinds may know of the subject.
-    pub(super) fn scope_of<'a>(
+    fn scope_of<'a>(
         &'a self,
         pids: &'a [Pid],
         areas: Vec<(Pid, Cow<'a, [Area]>)>,
@@ -148,7 +201,8 @@ impl Descriptors {
     ) -> CaptureScope<'a> {
         CaptureScope {
             pids,
-            descriptions: &self.descriptions,
+            descriptions: &self.known,
+            open: &self.open,
             inherited: &options.inherited,
             table: &self.table,
             kills: options.kill,
@@ -157,61 +211,104 @@ impl Descriptors {
         }
     }
 
-    /// Lets each kind prepare what it needs inside the pause.
+    /// Calls with each description, one after the other; `true` when all were there. Each is let go of at once where
+    /// not all are held.
+    fn each(&self, mut visit: impl FnMut(&Description) -> Result<()>) -> Result<bool> {
+        let mut handles: HashMap<Pid, OwnedFd> = HashMap::new();
+        let mut all = true;
+        for known in &self.known {
+            if let Some(open) = self.open.get(known.id.get() as usize) {
+                visit(open)?;
+                continue;
+            }
+            let found = match handles.entry(known.pid) {
+                Entry::Occupied(entry) => Description::beside(known, entry.get().as_fd()),
+                Entry::Vacant(entry) => pidfd::open(known.pid)
+                    .and_then(|handle| Description::beside(known, entry.insert(handle).as_fd())),
+            };
+            match found {
+                Ok(Some(description)) => visit(&description)?,
+                Ok(None) => all = false,
+                Err(error) if is_gone(&error) => all = false,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Lets each kind prepare what it needs inside the pause, and tells what stands in the way.
     pub(super) fn prepare(
         &mut self,
         pids: &[Pid],
         areas: Vec<(Pid, Cow<'_, [Area]>)>,
         options: &CheckpointOptions,
-    ) -> Result<()> {
+    ) -> Result<Vec<Obstacle>> {
         let mut captures = HashMap::new();
+        let mut found = Vec::new();
         self.sockets.begin_preparing();
-        {
-            let scope = self.scope_of(pids, areas, options);
-            for description in &self.descriptions {
-                if let Some(kind) = fd::kind_of(description) {
-                    captures.insert(description.id, kind.prepare(description, &scope)?);
-                }
+        let scope = self.scope_of(pids, areas, options);
+        let all = self.each(|description| {
+            found.extend(obstacles::of_descriptor(description, &scope));
+            if found.is_empty()
+                && let Some(kind) = fd::kind_of(description)
+            {
+                captures.insert(description.id, kind.prepare(description, &scope)?);
             }
-        }
+            Ok(())
+        })?;
+        self.is_prepared = all && found.is_empty();
         self.captures = captures;
         self.options = options.clone();
-        Ok(())
+        Ok(found)
     }
 
     /// Lets each kind look at the descriptors of the whole subject, once all have taken their own state.
     fn relate(&mut self, pids: &[Pid], areas: Vec<(Pid, Cow<'_, [Area]>)>) -> Result<()> {
         let mut captures = std::mem::take(&mut self.captures);
         let scope = self.scope_of(pids, areas, &self.options);
-        let related = self.descriptions.iter().try_for_each(|description| {
+        let foreign =
+            self.open.iter().filter_map(|open| self.envelopes.get(&open.id)?.obstacle(open, &scope));
+        let foreign: Vec<_> = foreign.collect();
+        let related = self.open.iter().try_for_each(|description| {
             captures.get_mut(&description.id).map_or(Ok(()), |capture| capture.relate(description, &scope))
         });
         self.captures = captures;
-        Ok(related?)
+        related?;
+        if foreign.is_empty() { Ok(()) } else { Err(EngineError::Refused(foreign)) }
     }
 
-    /// Compares with the stopped tree; looks again at everything when something changed, and says so.
+    /// Holds everything of the stopped tree; looks again at all of it when something changed, and says so.
     pub(super) fn refresh(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {
-        let is_current = self.is_current(processes, order)?;
-        if !is_current {
-            self.look(processes, order)?;
-        }
         // What is in flight has no descriptor by which it could be compared.
-        let had_hidden = self.descriptions.len() > self.held;
-        self.descriptions.truncate(self.held);
-        in_flight::discover(&mut self.descriptions, self.options.kill)?;
-        Ok(!is_current || had_hidden || self.descriptions.len() > self.held)
+        let had_hidden = self.known.len() > self.held;
+        self.known.truncate(self.held);
+        let is_current = self.is_prepared && self.hold_again(processes, order)?;
+        if is_current {
+            self.discover(self.options.kill)?;
+        } else {
+            self.look(processes, order, Hold::All)?;
+            if self.options.kill {
+                self.open.truncate(self.held);
+                self.discover(true)?;
+            }
+        }
+        Ok(!is_current || had_hidden || self.known.len() > self.held)
     }
 
     /// Closes every duplicate. As long as one is open, a last close inside the subject is none: the reader of a pipe
-    /// sees no end, a lock stays.
+    /// sees no end, a port and a lock stay taken, a program that was just written cannot be started.
+    pub(super) fn let_go(&mut self) {
+        self.open.clear();
+    }
+
+    /// Forgets all but what sockets share.
     pub(super) fn forget(&mut self) {
         *self = Self { sockets: std::mem::take(&mut self.sockets), ..Self::default() };
     }
 
     /// Takes back what was done to descriptions of a subject that was to end and goes on.
     pub(super) fn release(&mut self) {
-        for description in &self.descriptions {
+        for description in &self.open {
             if let Some(capture) = self.captures.get_mut(&description.id) {
                 capture.release(description);
             }
@@ -236,10 +333,16 @@ impl Descriptors {
             }
         }
         self.hidden_texts.clear();
-        for description in &self.descriptions[self.held..] {
-            let own = Fd(description.duplicate.as_raw_fd());
-            let info = procfs::descriptor_info(Pid(std::process::id() as i32), own)?;
+        for description in &self.open[self.held..] {
+            let info = procfs::descriptor_info(ourselves(), Fd(description.duplicate.as_raw_fd()))?;
             self.hidden_texts.push(info.text);
+        }
+        self.unlinked.clear();
+        for (row, one) in self.rows.iter().zip(&self.texts) {
+            let open = &self.open[row.description.get() as usize];
+            if locks::has_lease(&one.text) && locks::is_unlinked(open) {
+                self.unlinked.insert(row.description);
+            }
         }
         Ok(())
     }
@@ -261,39 +364,97 @@ impl Descriptors {
     /// The locks that `look_inside` saw.
     fn locks(&self) -> Result<HashMap<DescriptionId, Vec<Lock>>> {
         let mut found = HashMap::new();
-        let mut read = |description: &Description, text: &str, in_flight| {
-            let locks = locks::read(description, text, in_flight);
+        let mut read = |known: &Known, text: &str, in_flight| {
+            let hold = locks::Hold { in_flight, unlinked: self.unlinked.contains(&known.id) };
+            let locks = locks::read(known, text, hold);
             let locks = locks.map_err(|obstacle| EngineError::Refused(vec![*obstacle]))?;
-            found.insert(description.id, locks);
+            found.insert(known.id, locks);
             Ok::<(), EngineError>(())
         };
         for (row, one) in self.rows.iter().zip(&self.texts) {
             let text = String::from_utf8_lossy(&one.text);
-            read(&self.descriptions[row.description.get() as usize], &text, false)?;
+            read(&self.known[row.description.get() as usize], &text, false)?;
         }
-        for (description, text) in self.descriptions[self.held..].iter().zip(&self.hidden_texts) {
-            read(description, text, true)?;
+        for (known, text) in self.known[self.held..].iter().zip(&self.hidden_texts) {
+            read(known, text, true)?;
         }
         Ok(found)
     }
 
-    fn is_current(&self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {
-        let ourselves = Pid(std::process::id() as i32);
-        let mut rows = self.rows.iter();
+    /// Duplicates all that is known of the stopped tree; `false` when its descriptors are not those that were listed.
+    fn hold_again(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {
+        self.let_go();
+        let rows = std::mem::take(&mut self.rows);
+        let is_current = self.hold_rows(&rows, processes, order);
+        self.rows = rows;
+        Ok(is_current? && self.are_distinct()?)
+    }
+
+    fn hold_rows(
+        &mut self,
+        rows: &[Row],
+        processes: &HashMap<Pid, ProcessBefore>,
+        order: &[Pid],
+    ) -> Result<bool> {
+        let mut rows = rows.iter();
         for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
+            let handle = pidfd::open(*pid)?;
             for number in procfs::descriptors(*pid)? {
-                let Some(row) = rows.next() else { return Ok(false) };
-                if row.pid != *pid || row.fd != number {
+                let Some(row) = rows.next().filter(|row| (row.pid, row.fd) == (*pid, number)) else {
                     return Ok(false);
+                };
+                let known = &self.known[row.description.get() as usize];
+                if (known.pid, known.fd) != (*pid, number) {
+                    if !self.is_same(known, (*pid, number))? {
+                        return Ok(false);
+                    }
+                    continue;
                 }
-                let own = Fd(self.descriptions[row.description.get() as usize].duplicate.as_raw_fd());
-                if kcmp::compare_files((ourselves, own), (*pid, number))? != Ordering::Equal {
-                    return Ok(false);
+                match Description::inside(known, handle.as_fd())? {
+                    Some(description) => self.open.push(description),
+                    None => return Ok(false),
                 }
             }
         }
         Ok(rows.next().is_none())
     }
+
+    /// Whether all that is held are different descriptions, as they were when they were listed: where several are of
+    /// one file, one may have been put in another's place.
+    fn are_distinct(&self) -> Result<bool> {
+        let mut files: HashMap<(u64, Inode), Vec<&Description>> = HashMap::new();
+        for open in &self.open {
+            files.entry(open.file()).or_default().push(open);
+        }
+        for group in files.into_values().filter(|group| group.len() > 1) {
+            let mut outcome = Ok(true);
+            let mut compare = |one: &&Description, other: &&Description| {
+                let number = |open: &Description| (ourselves(), Fd(open.duplicate.as_raw_fd()));
+                let order = kcmp::compare_files(number(one), number(other));
+                match &order {
+                    Ok(Ordering::Equal) => outcome = Ok(false),
+                    Ok(_) => {}
+                    Err(_) => outcome = order.clone().map(|_| false),
+                }
+                order.unwrap_or(Ordering::Equal)
+            };
+            // The kernel's order of descriptions is one: what is equal comes to stand side by side.
+            let mut group = group;
+            group.sort_unstable_by(&mut compare);
+            if !outcome? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn ourselves() -> Pid {
+    Pid(std::process::id() as i32)
+}
+
+fn is_gone(error: &Error) -> bool {
+    matches!(error.errno, Errno::ESRCH | Errno::ENOENT | Errno::EBADF)
 }
 
 /// What a scope knows of areas.
@@ -311,7 +472,7 @@ pub(super) fn inside(before: &mut Before) -> Result<()> {
     descriptors.look_inside()?;
     descriptors.sockets.begin_pause();
     descriptors.tell();
-    for description in &descriptors.descriptions {
+    for description in &descriptors.open {
         if let Some(capture) = descriptors.captures.get_mut(&description.id) {
             capture.inside(description)?;
         }
@@ -319,16 +480,21 @@ pub(super) fn inside(before: &mut Before) -> Result<()> {
         descriptors.envelopes.insert(description.id, envelope);
     }
     let areas = areas_of(processes, order);
-    descriptors.relate(order, areas)
+    descriptors.relate(order, areas)?;
+    // One that is to end keeps what was done to its connections until it has.
+    if !descriptors.options.kill {
+        descriptors.let_go();
+    }
+    Ok(())
 }
 
 /// Adds the records of descriptions and tables.
 pub(super) fn after(before: &mut Before, records: &mut RecordSet) -> Result<()> {
     let mut locks = before.descriptors.locks()?;
-    let Descriptors { rows, texts, descriptions, captures, envelopes, .. } = &mut before.descriptors;
-    for description in descriptions.iter() {
+    let Descriptors { rows, texts, known, captures, envelopes, .. } = &mut before.descriptors;
+    for description in known.iter() {
         let found =
-            (fd::kind_of(description), captures.get_mut(&description.id), envelopes.remove(&description.id));
+            (description.kind(), captures.get_mut(&description.id), envelopes.remove(&description.id));
         let (Some(kind), Some(capture), Some(mut envelope)) = found else { continue };
         envelope.locks = locks.remove(&description.id).unwrap_or_default();
         let payload = capture.after(description)?;

@@ -1,18 +1,28 @@
 /* Holds what cannot be checkpointed, or is just going away, again and again for a moment.
  *
- * Usage: passing stat|objects|children|pipes. Goes on until it is killed; ends with 1 if anything goes wrong.
+ * Usage: passing stat|objects|children|pipes|programs|closes|busy|held. Goes on until it is killed; ends with 1 if anything goes wrong.
  * stat: opens and reads /proc/self/stat, sixteen times a millisecond, and never holds it for longer than that takes.
  * objects: maps, moves and unmaps memory files and shared memory at full speed.
  * children: has children that live for no time at all, and some that do so for half a millisecond.
  * pipes: the same, and each of them holds the only other end of a pipe.
+ * programs: starts itself with vfork, so that a child has its parent's memory for up to two milliseconds, and then its own
+ *     for three (brief).
+ * closes: listens at a port, locks a file and writes a program, lets go of them a moment later, and at once takes them
+ *     again and starts it. That fails as long as anybody else has the descriptors: at most once in a
+ *     hundred, and ten times more for the first look.
  * busy: holds /proc/self/stat for three milliseconds of seven, and writes to its memory all the time.
  * held: opens it on SIGUSR1, and closes it on the next; the file `held` is there as long as it is open. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -143,10 +153,69 @@ static void have_children(unsigned round, int with_pipes)
 	nap(20);
 }
 
+static void start_program(unsigned round)
+{
+	int status;
+	pid_t child = vfork();
+	if (!child) {
+		nap(round * 997 % 2000);
+		execl("/proc/self/exe", "passing", "brief", NULL);
+		_exit(2);
+	}
+	require(child > 0 && waitpid(child, &status, 0) == child && !status);
+}
+
+static unsigned failures;
+
+/* 1 if somebody else has it still. */
+static unsigned is_taken(int is_well, int why)
+{
+	require(is_well || errno == why);
+	return !is_well;
+}
+
+static void close_and_take_again(unsigned round)
+{
+	static struct sockaddr_in address = { .sin_family = AF_INET };
+	static char code[1 << 16];
+	static ssize_t bytes;
+	socklen_t length = sizeof(address);
+	if (!bytes) {
+		int self = open("/bin/true", O_RDONLY);
+		require(self >= 0 && (bytes = read(self, code, sizeof(code))) > 0 && !close(self));
+	}
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+	require(listener >= 0 && !setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)));
+	int is_bound = !bind(listener, (struct sockaddr *)&address, sizeof(address)) && !listen(listener, 1);
+	failures += is_taken(is_bound, EADDRINUSE);
+	require(!is_bound || !getsockname(listener, (struct sockaddr *)&address, &length));
+	int locked = open("locked", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	require(locked >= 0);
+	failures += is_taken(!flock(locked, LOCK_EX | LOCK_NB), EWOULDBLOCK);
+	int program = open("written", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0700);
+	failures += is_taken(program >= 0, ETXTBSY);
+	require(program < 0 || write(program, code, (size_t)bytes) == bytes);
+	nap(100 + round * 997 % 900);
+	require(!close(listener) && !close(locked) && (program < 0 || !close(program)));
+	require(failures <= 10 + round / 100);
+	if (round % 8)
+		return;
+	pid_t child;
+	char *arguments[] = { "written", NULL }, *none[] = { NULL };
+	int why = posix_spawn(&child, "./written", NULL, NULL, arguments, none);
+	failures += is_taken(!(errno = why), ETXTBSY);
+	require(why || waitpid(child, NULL, 0) == child);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 2)
 		return 2;
+	if (!strcmp(argv[1], "brief")) {
+		nap(3000);
+		return 0;
+	}
 	struct sigaction action = { .sa_handler = hold, .sa_flags = SA_RESTART };
 	require(!sigaction(SIGUSR1, &action, NULL));
 	for (unsigned round = 1;; round++) {
@@ -158,6 +227,10 @@ int main(int argc, char **argv)
 			hold_when_told();
 		else if (!strcmp(argv[1], "objects"))
 			change_objects(round);
+		else if (!strcmp(argv[1], "closes"))
+			close_and_take_again(round);
+		else if (!strcmp(argv[1], "programs"))
+			start_program(round);
 		else
 			have_children(round, !strcmp(argv[1], "pipes"));
 	}

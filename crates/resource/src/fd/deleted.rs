@@ -19,7 +19,7 @@ use sys::{Errno, Error};
 
 use super::memfd::is_memfd;
 use super::regular::{self, FileCapture, FilePayload};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::content::{Content, ContentCopy, Copied, DATA_BYTES_MAX, data_bytes};
@@ -203,7 +203,7 @@ impl NamelessCapture {
     }
 
     /// After the pause: the message.
-    pub(super) fn after(&self, pid: Pid, description: &Description, stat: &Stat) -> Result<Nameless> {
+    pub(super) fn after(&self, pid: Pid, description: &Known, stat: &Stat) -> Result<Nameless> {
         if self.copied == Some(Copied::TooMuch) {
             let why = format!("it holds more than {} MiB, all that an image takes up", DATA_BYTES_MAX >> 20);
             return Err(unsupported(pid, description, why));
@@ -225,7 +225,7 @@ impl NamelessCapture {
     }
 }
 
-fn unsupported(pid: Pid, description: &Description, why: String) -> ResourceError {
+fn unsupported(pid: Pid, description: &Known, why: String) -> ResourceError {
     ResourceError::Unsupported {
         pid,
         what: description.named("deleted file"),

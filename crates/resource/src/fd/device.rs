@@ -15,7 +15,7 @@ use rustix::io::Errno as E;
 use sys::{Errno, Error};
 
 use super::tty::is_terminal;
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::nameless::{free_name, home_of};
@@ -99,7 +99,7 @@ impl FdKind for Device {
     }
 
     fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        Ok(Box::new(DeviceCapture { link: Link::new(&description.duplicate), stat: description.stat }))
+        Ok(Box::new(DeviceCapture { link: Link::new(), stat: description.stat }))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -134,10 +134,10 @@ impl FdCapture for DeviceCapture {
         self.stat = rustix::fs::fstat(&description.duplicate).map_err(|errno| {
             Error::descriptor("look at the device", description.pid, description.fd, Errno::from(errno))
         })?;
-        Ok(self.link.read()?)
+        Ok(self.link.read(description)?)
     }
 
-    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         let (name, stat) = (Name::new(self.link.bytes(), &self.stat), &self.stat);
         let nameless = matches!(name, Name::Gone(_)).then(|| Nameless {
             mode: stat.st_mode & 0o7777,
@@ -222,10 +222,10 @@ fn is_device(path: &Path, payload: &DevicePayload) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs::{File, OpenOptions};
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, AsRawFd};
 
     use super::*;
-    use crate::support::testing::{Subject, describe, flags};
+    use crate::support::testing::{Subject, flags, ourselves};
 
     #[test]
     fn the_devices_of_the_table_come_back() {
@@ -291,9 +291,12 @@ mod tests {
     #[test]
     fn other_devices_are_refused_by_their_number() {
         let null = File::open("/dev/null").unwrap();
-        let mut description = describe(0, &null);
-        description.stat.st_rdev = rustix::fs::makedev(10, 200);
-        let subject = Subject { descriptions: vec![description], ..Subject::new(&[]) };
+        let mut stat = rustix::fs::fstat(&null).unwrap();
+        stat.st_rdev = rustix::fs::makedev(10, 200);
+        let holder = (ourselves(), model::Fd(null.as_raw_fd()));
+        let info = tracee::procfs::descriptor_info(holder.0, holder.1).unwrap();
+        let known = Known::new(model::DescriptionId(0), holder, info, stat);
+        let subject = Subject::new(&[&null]).with(0, Description::new(known.into(), null.into()));
         let found = subject.obstacles(&Device);
         assert!(found.len() == 1 && found[0].what.contains("character device 10:200"), "{found:?}");
     }

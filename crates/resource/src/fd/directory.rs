@@ -14,7 +14,7 @@ use rustix::fs::{FileType, OFlags, RawDir, Stat};
 use sys::{Errno, Error};
 
 use super::regular::{belongs_to_process, is_made_up};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::nameless::Removed;
@@ -75,7 +75,7 @@ impl FdKind for Directory {
     }
 
     fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        Ok(Box::new(DirectoryCapture { link: Link::new(&description.duplicate), stat: description.stat }))
+        Ok(Box::new(DirectoryCapture { link: Link::new(), stat: description.stat, made_up: false }))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -101,6 +101,8 @@ impl FdKind for Directory {
 struct DirectoryCapture {
     link: Link,
     stat: Stat,
+    /// The kernel made it up for something, as far as that matters.
+    made_up: bool,
 }
 
 impl FdCapture for DirectoryCapture {
@@ -108,13 +110,16 @@ impl FdCapture for DirectoryCapture {
         self.stat = rustix::fs::fstat(&description.duplicate).map_err(|errno| {
             Error::descriptor("look at the directory", description.pid, description.fd, Errno::from(errno))
         })?;
-        Ok(self.link.read()?)
+        self.link.read(description)?;
+        let is_gone = matches!(Name::new(self.link.bytes(), &self.stat), Name::Gone(_));
+        self.made_up = is_gone && is_made_up(&description.duplicate);
+        Ok(())
     }
 
-    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let name = Name::new(self.link.bytes(), &self.stat);
         let removed = match &name {
-            Name::Gone(_) if is_made_up(&description.duplicate) => {
+            Name::Gone(_) if self.made_up => {
                 return Err(ResourceError::Unsupported {
                     pid: description.pid,
                     what: description.named("deleted directory"),

@@ -15,8 +15,9 @@ use sys::file_owner::{self, FileOwner};
 use sys::{Errno, Error};
 use tracee::{ProcessMemory, Stub, procfs};
 
+use super::locks::Hold;
 use super::locks::{self, Lock};
-use super::{CaptureScope, Description, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdKind, FdRecord, Known};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 
@@ -102,6 +103,12 @@ impl Envelope {
             signal: file_owner::signal(file)?,
             ..empty
         })
+    }
+
+    /// Inside the pause: what stands in the way that only a duplicate tells.
+    #[must_use]
+    pub fn obstacle(&self, description: &Known, scope: &CaptureScope<'_>) -> Option<Obstacle> {
+        owner_outside(description, self.owner, scope)
     }
 
     /// After the pause: adds what the kind saved.
@@ -231,19 +238,31 @@ impl Envelope {
 #[must_use]
 pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    if let Ok(Some(owner)) = file_owner::owner(description.as_fd())
-        && !is_inside(owner, scope)
-    {
-        let (_, number) = owner.numbers();
-        found.push(description.obstacle(
-            "signal owner",
-            &format!("its signals go to {number}, which is not part of the subject"),
-            "let the program set an owner of its own with F_SETOWN, or none",
-        ));
+    // What only stands for a file has none; that of the description is looked at in the pause.
+    if let Ok(owner) = file_owner::owner(description.as_fd()) {
+        found.extend(owner_outside(description, owner, scope));
     }
     let in_flight = !scope.table.iter().any(|row| row.2 == description.id);
-    found.extend(locks::read(description, &description.info.text, in_flight).err().map(|obstacle| *obstacle));
+    let text = &description.info.text;
+    let unlinked = locks::has_lease(text) && locks::is_unlinked(description);
+    let hold = Hold { in_flight, unlinked };
+    found.extend(locks::read(description, text, hold).err().map(|obstacle| *obstacle));
     found
+}
+
+/// What is in the way of a description whose signals go to somebody else.
+fn owner_outside(
+    description: &Known,
+    owner: Option<FileOwner>,
+    scope: &CaptureScope<'_>,
+) -> Option<Obstacle> {
+    let owner = owner.filter(|owner| !is_inside(*owner, scope))?;
+    let (_, number) = owner.numbers();
+    Some(description.obstacle(
+        "signal owner",
+        &format!("its signals go to {number}, which is not part of the subject"),
+        "let the program set an owner of its own with F_SETOWN, or none",
+    ))
 }
 
 fn is_inside(owner: FileOwner, scope: &CaptureScope<'_>) -> bool {

@@ -19,7 +19,7 @@ use sys::epoll::{Registration, is_spent, register, watches};
 use sys::{Errno, Error};
 
 use super::fdinfo::{FdInfo, not_understood};
-use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, kind_of};
+use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known, kind_of};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -176,7 +176,7 @@ impl FdCapture for Capture {
         Ok(())
     }
 
-    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         Ok(State { members: std::mem::take(&mut self.members) }.encode_to_vec())
     }
 }
@@ -206,8 +206,8 @@ type Candidates<'a> = HashMap<(u64, Inode), Vec<&'a Description>>;
 
 fn candidates<'a>(scope: &CaptureScope<'a>) -> Candidates<'a> {
     let mut found = Candidates::new();
-    for description in scope.descriptions {
-        found.entry((description.stat.st_dev, description.inode())).or_default().push(description);
+    for description in scope.open {
+        found.entry(description.file()).or_default().push(description);
     }
     found
 }
@@ -219,7 +219,7 @@ fn find_by_number<'a>(
     scope: &CaptureScope<'a>,
 ) -> Result<Option<&'a Description>> {
     let Some(id) = scope.description_of(set.pid, line.number) else { return Ok(None) };
-    let found = scope.descriptions.get(id.get() as usize);
+    let found = scope.open.get(id.get() as usize);
     let is_it = |one: &&Description| (one.id, one.stat.st_dev, one.inode()) == (id, line.device, line.inode);
     let Some(found) = found.filter(is_it) else { return Ok(None) };
     if found.target().starts_with("socket:") {
@@ -324,7 +324,7 @@ fn parse(text: &str) -> Option<Line> {
 mod tests {
     use std::os::fd::AsRawFd;
 
-    use super::super::test_support::{capture, create as create_all, describe_all};
+    use super::super::test_support::{capture, create as create_all, describe_all, known_of};
     use super::*;
     use rustix::event::epoll::{self, Event, EventData, EventFlags};
     use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -413,7 +413,8 @@ mod tests {
         let (pids, table) = ([], []);
         let scope = CaptureScope {
             pids: &pids,
-            descriptions: &descriptions,
+            descriptions: &known_of(&descriptions),
+            open: &descriptions,
             inherited: &[],
             table: &table,
             kills: false,

@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use sys::Error;
 
 use super::fdinfo::FdInfo;
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::Result;
 
 const NAME: &str = "fd/eventfd";
@@ -86,7 +86,7 @@ impl FdCapture for Capture {
         Ok(())
     }
 
-    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         let semaphore = self.info.line(SEMAPHORE).map_or(self.counts_by_one, |told| told == "1");
         Ok(State { count: self.count()?, semaphore }.encode_to_vec())
     }

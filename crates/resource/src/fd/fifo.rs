@@ -18,7 +18,7 @@ use rustix::io::Errno as E;
 use sys::{Errno, Error};
 
 use super::pipe::{content, events, is_carrier};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::opening::{self, flags_for, is_path_only, may_read, may_write};
@@ -97,7 +97,7 @@ impl FdKind for Fifo {
                 && may_write(end.info.flags)
                 && end.info.flags & O_DIRECT != 0
         });
-        let link = Link::new(&description.duplicate);
+        let link = Link::new();
         Ok(Box::new(FifoCapture { link, queue, packets, capacity: 0, hung_up: false }))
     }
 
@@ -126,7 +126,7 @@ struct FifoCapture {
 
 impl FdCapture for FifoCapture {
     fn inside(&mut self, description: &Description) -> Result<()> {
-        self.link.read()?;
+        self.link.read(description)?;
         self.capacity = pipe_queue::capacity(&description.duplicate)?;
         self.hung_up = events(description).contains(PollFlags::HUP);
         if let Some(queue) = &mut self.queue {
@@ -135,7 +135,7 @@ impl FdCapture for FifoCapture {
         Ok(())
     }
 
-    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let chunks = match &mut self.queue {
             Some(queue) => content(queue, self.packets, description, "named pipe")?,
             None => Vec::new(),

@@ -7,18 +7,19 @@
 
 use std::cmp::Ordering;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Pid};
 use sys::{Error, kcmp};
 use tracee::procfs;
 
-use super::{Description, KnownKind, kind_of};
+use super::{Description, Known, kind_of};
 use crate::error::Result;
 
 /// The most descriptions that are followed; sockets that carry each other could go on for ever.
 const HIDDEN_MAX: usize = 65_536;
 
-/// Adds what is reached only through the descriptions listed so far.
+/// Adds what is reached only through the descriptions listed so far, of all of which there are duplicates.
 pub fn discover(descriptions: &mut Vec<Description>, takes: bool) -> Result<()> {
     let mut next = 0;
     while next < descriptions.len() && descriptions.len() < HIDDEN_MAX {
@@ -56,7 +57,7 @@ pub fn identify(descriptions: &[Description], descriptor: BorrowedFd<'_>) -> Res
 fn describe(id: DescriptionId, pid: Pid, fd: Fd, duplicate: OwnedFd) -> Result<Description> {
     let info = procfs::descriptor_info(ourselves(), Fd(duplicate.as_raw_fd()))?;
     let stat = rustix::fs::fstat(&duplicate).map_err(|errno| Error::new("look at a descriptor", errno))?;
-    Ok(Description { id, pid, fd, info, stat, duplicate, kind: KnownKind::default() })
+    Ok(Description::new(Arc::new(Known::new(id, (pid, fd), info, stat)), duplicate))
 }
 
 fn ourselves() -> Pid {

@@ -23,7 +23,7 @@ use sys::file_handle::{self, FileHandle};
 use sys::{Errno, Error};
 
 use super::fdinfo::{FdInfo, not_understood};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -134,7 +134,7 @@ impl FdCapture for Capture {
         Ok(())
     }
 
-    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         let mut watches = watches(&self.info)?;
         for watch in &mut watches {
             if let Ok(file) = find(watch) {
@@ -296,7 +296,7 @@ fn tempfile() -> std::io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::test_support::{capture, create, describe_all};
+    use super::super::test_support::{capture, create, describe_all, known_of};
     use super::*;
 
     fn init() -> OwnedFd {
@@ -387,7 +387,8 @@ mod tests {
         let descriptions = describe_all(&[instance.as_fd()]);
         let scope = CaptureScope {
             pids: &[],
-            descriptions: &descriptions,
+            descriptions: &known_of(&descriptions),
+            open: &descriptions,
             inherited: &[],
             table: &[],
             kills: false,

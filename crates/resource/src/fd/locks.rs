@@ -6,7 +6,7 @@
 //! by now refuses the restore.
 //! Does not: know record locks, which belong to a process.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use model::{Address, Fd, Pid};
 use prost::Message;
@@ -15,7 +15,7 @@ use sys::file_lock::{self, RangeLock, SET_DESCRIPTION_LOCK_COMMAND, SET_LEASE_CO
 use sys::{Errno, Error};
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
-use super::Description;
+use super::Known;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::lock_line::{LockLine, POSIX};
@@ -52,15 +52,33 @@ enum Kind {
 
 /// Locks by the words of fdinfo.
 const KINDS: &[(&str, Kind)] = &[("FLOCK", Kind::Flock), ("OFDLCK", Kind::Range), ("LEASE", Kind::Lease)];
+const LEASE: &[u8] = b"LEASE";
 const ACTIVE: &str = "ACTIVE";
 
-/// The locks of a description by the text of its fdinfo as it is now, or what forbids to save it. One `in_flight` is
-/// held by no process.
-pub fn read(
-    description: &Description,
-    text: &str,
-    in_flight: bool,
-) -> std::result::Result<Vec<Lock>, Box<Obstacle>> {
+/// Of what kind of hold a description is of which locks are read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hold {
+    /// No process holds it.
+    pub in_flight: bool,
+    /// Its file has no name left; asked of those with a lease ([`has_lease`]).
+    pub unlinked: bool,
+}
+
+/// Whether the text of fdinfo tells of a lease.
+#[must_use]
+pub fn has_lease(text: impl AsRef<[u8]>) -> bool {
+    let mut lines = text.as_ref().split(|byte| *byte == b'\n');
+    lines.any(|line| line.starts_with(b"lock:") && line.windows(LEASE.len()).any(|part| part == LEASE))
+}
+
+/// Whether the file behind a descriptor has no name left.
+#[must_use]
+pub fn is_unlinked(file: impl AsFd) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink == 0)
+}
+
+/// The locks of a description by the text of its fdinfo as it is now, or what forbids to save it.
+pub fn read(description: &Known, text: &str, hold: Hold) -> std::result::Result<Vec<Lock>, Box<Obstacle>> {
     let mut found = Vec::new();
     for line in text.lines().filter_map(|line| line.strip_prefix("lock:")) {
         let Some(line) = LockLine::parse(line) else {
@@ -78,7 +96,7 @@ pub fn read(
             return Err(strange(description, &line));
         };
         if kind == Kind::Lease {
-            check_lease(description, &line, in_flight)?;
+            check_lease(description, &line, hold)?;
         }
         let (start, length) = (line.start, line.length);
         found.push(Lock { kind: kind.into(), writes, start, length, pid: line.pid.get() });
@@ -87,16 +105,16 @@ pub fn read(
 }
 
 fn check_lease(
-    description: &Description,
+    description: &Known,
     line: &LockLine<'_>,
-    in_flight: bool,
+    hold: Hold,
 ) -> std::result::Result<(), Box<Obstacle>> {
     if line.state != ACTIVE {
         return Err(strange(description, line));
     }
-    let why = if in_flight {
+    let why = if hold.in_flight {
         "a lease of a descriptor that is on its way has nobody who could take it again"
-    } else if rustix::fs::fstat(&description.duplicate).is_ok_and(|stat| stat.st_nlink == 0) {
+    } else if hold.unlinked {
         "the file is deleted, and opening it to save its content would break the lease"
     } else {
         return Ok(());
@@ -104,7 +122,7 @@ fn check_lease(
     Err(obstacle(description, "file lease", why))
 }
 
-fn strange(description: &Description, line: &LockLine<'_>) -> Box<Obstacle> {
+fn strange(description: &Known, line: &LockLine<'_>) -> Box<Obstacle> {
     match line.kind {
         "LEASE" => obstacle(
             description,
@@ -119,7 +137,7 @@ fn strange(description: &Description, line: &LockLine<'_>) -> Box<Obstacle> {
     }
 }
 
-fn obstacle(description: &Description, what: &str, why: &str) -> Box<Obstacle> {
+fn obstacle(description: &Known, what: &str, why: &str) -> Box<Obstacle> {
     Box::new(description.obstacle(what, why, "let the program give it back before the checkpoint"))
 }
 
@@ -205,13 +223,17 @@ mod tests {
     use super::*;
     use crate::support::testing::{describe, ourselves};
 
-    fn text_of(description: &Description) -> String {
+    fn text_of(description: &Known) -> String {
         procfs::descriptor_info(ourselves(), description.fd).unwrap().text
     }
 
     fn locks(file: &File) -> std::result::Result<Vec<Lock>, Box<Obstacle>> {
         let description = describe(0, file);
-        read(&description, &text_of(&description), false)
+        read(&description, &text_of(&description), hold_of(&description))
+    }
+
+    fn hold_of(file: impl AsFd) -> Hold {
+        Hold { in_flight: false, unlinked: is_unlinked(file) }
     }
 
     fn open(path: &std::path::Path) -> File {
@@ -228,7 +250,7 @@ mod tests {
         for (start, length) in [(5, 5), (20, 0)] {
             file_lock::lock_description(file.as_fd(), RangeLock { writes: true, start, length }).unwrap();
         }
-        let found = read(&description, &text_of(&description), false).unwrap();
+        let found = read(&description, &text_of(&description), hold_of(&description)).unwrap();
         let lock =
             |kind: Kind, writes, start, length, pid| Lock { kind: kind.into(), writes, start, length, pid };
         let us = ourselves().get();
@@ -265,12 +287,14 @@ mod tests {
         let named = tempfile::NamedTempFile::new().unwrap();
         let file = named.reopen().unwrap();
         let description = describe(0, &file);
-        let say =
-            |line: &str, in_flight| match read(&description, &format!("pos:\t0\nlock:\t{line}\n"), in_flight)
-            {
-                Ok(found) => format!("{} taken", found.len()),
-                Err(obstacle) => format!("{}: {}", obstacle.what, obstacle.why),
-            };
+        let say = |line: &str, in_flight| match read(
+            &description,
+            &format!("pos:\t0\nlock:\t{line}\n"),
+            Hold { in_flight, ..hold_of(&description) },
+        ) {
+            Ok(found) => format!("{} taken", found.len()),
+            Err(obstacle) => format!("{}: {}", obstacle.what, obstacle.why),
+        };
         assert_eq!(say("1: LEASE  ACTIVE    WRITE 7 fe:00:1 0 EOF", false), "1 taken");
         assert!(say("1: LEASE  ACTIVE    WRITE 7 fe:00:1 0 EOF", true).contains("on its way"));
         assert!(say("1: LEASE  BREAKING  UNLCK 7 fe:00:1 0 EOF", false).contains("breaking"));

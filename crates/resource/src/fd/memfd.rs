@@ -15,7 +15,7 @@ use rustix::fs::{FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, Stat, Uid};
 use sys::{Errno, Error};
 
 use super::deleted::reader;
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::content::{Content, ContentCopy, Copied, DATA_BYTES_MAX, data_bytes};
@@ -197,7 +197,7 @@ impl FdCapture for MemfdCapture {
         Ok(())
     }
 
-    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         if self.copied == Some(Copied::TooMuch) {
             return Err(ResourceError::Unsupported {
                 pid: description.pid,

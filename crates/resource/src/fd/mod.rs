@@ -11,12 +11,14 @@
 //! in its process, for what depends on numbers (epoll registrations, record locks).
 
 use std::borrow::Cow;
-use std::cell::OnceCell;
 use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
 pub mod deleted;
 pub mod device;
 pub mod directory;
+pub mod duplicate;
 pub mod envelope;
 pub mod epoll;
 pub mod eventfd;
@@ -40,7 +42,7 @@ pub mod sockets;
 pub mod symlink;
 pub mod tcp;
 #[cfg(test)]
-mod test_support;
+pub(crate) mod test_support;
 pub mod timerfd;
 pub mod tty;
 pub mod udp;
@@ -82,9 +84,9 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &unix::Unix,
 ];
 
-/// One open file description of the subject, with a duplicate of it in this process.
+/// One open file description of the subject, as far as it is known without a duplicate of it.
 #[derive(Debug)]
-pub struct Description {
+pub struct Known {
     /// Its number in the image.
     pub id: DescriptionId,
     /// The process in which it was found first.
@@ -93,15 +95,39 @@ pub struct Description {
     pub fd: Fd,
     /// What `/proc` says of that descriptor.
     pub info: DescriptorInfo,
-    /// fstat of the duplicate.
+    /// fstat of the description.
     pub stat: Stat,
-    /// The duplicate: shares position and status flags with the subject's.
-    pub duplicate: OwnedFd,
-    /// Its kind, once somebody has asked.
-    pub kind: KnownKind,
+    kind: KnownKind,
 }
 
-impl Description {
+/// One open file description of the subject, with a duplicate of it in this process. As long as one is open, a last
+/// close inside the subject is none: it has to be short where the subject runs.
+#[derive(Debug)]
+pub struct Description {
+    known: Arc<Known>,
+    /// The duplicate: shares position and status flags with the subject's. While the subject runs it stands only for
+    /// the file where that is enough, see `duplicate`.
+    pub duplicate: OwnedFd,
+}
+
+impl Known {
+    /// What `/proc` and fstat(2) told.
+    #[must_use]
+    pub fn new(id: DescriptionId, holder: (Pid, Fd), info: DescriptorInfo, stat: Stat) -> Self {
+        Self { id, pid: holder.0, fd: holder.1, info, stat, kind: KnownKind::default() }
+    }
+
+    /// Device and inode: which file it is, but for anonymous ones, which share theirs.
+    #[must_use]
+    pub fn file(&self) -> (u64, Inode) {
+        (self.stat.st_dev, self.inode())
+    }
+
+    /// The kind that claims it, where that has been found out ([`kind_of`]).
+    #[must_use]
+    pub fn kind(&self) -> Option<&'static dyn FdKind> {
+        self.kind.0.get().copied().flatten()
+    }
     /// The link in `/proc/PID/fd` as text.
     #[must_use]
     pub fn target(&self) -> &str {
@@ -133,6 +159,28 @@ impl Description {
     }
 }
 
+impl Description {
+    /// With a duplicate.
+    #[must_use]
+    pub fn new(known: Arc<Known>, duplicate: OwnedFd) -> Self {
+        Self { known, duplicate }
+    }
+
+    /// What is known without the duplicate.
+    #[must_use]
+    pub fn known(&self) -> &Arc<Known> {
+        &self.known
+    }
+}
+
+impl Deref for Description {
+    type Target = Known;
+
+    fn deref(&self) -> &Known {
+        &self.known
+    }
+}
+
 impl AsFd for Description {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.duplicate.as_fd()
@@ -144,8 +192,10 @@ impl AsFd for Description {
 pub struct CaptureScope<'a> {
     /// Processes of the subject.
     pub pids: &'a [Pid],
-    /// All descriptions of the subject.
-    pub descriptions: &'a [Description],
+    /// All descriptions of the subject, by number.
+    pub descriptions: &'a [Arc<Known>],
+    /// Duplicates of all of them, in the same order, while the subject stands; of none while it runs.
+    pub open: &'a [Description],
     /// Files that whoever restores will hold itself (its own standard streams): device and inode.
     pub inherited: &'a [(u64, Inode)],
     /// Every descriptor of every process, with the description behind it; the rows of a process stand together, by
@@ -169,7 +219,7 @@ impl CaptureScope<'_> {
     /// Whether memory of the subject shows the file of a description, so that the memory kinds save its content. Inode
     /// numbers repeat between file systems, so the name must be the same too, there or gone.
     #[must_use]
-    pub fn maps(&self, description: &Description) -> bool {
+    pub fn maps(&self, description: &Known) -> bool {
         let name = path_of(description);
         let is_shown = |area: &Area| match &area.backing {
             Backing::File { inode, path, .. } if *inode == description.inode() => {
@@ -179,6 +229,16 @@ impl CaptureScope<'_> {
             _ => false,
         };
         self.areas.iter().any(|(_, areas)| areas.iter().any(is_shown))
+    }
+
+    /// Asks a duplicate: the one of the pause, else one for this question. `None` when there is no such description any
+    /// more.
+    pub(crate) fn ask<T>(&self, known: &Arc<Known>, ask: impl FnOnce(&Description) -> T) -> Option<T> {
+        if let Some(open) = self.open.get(known.id.get() as usize) {
+            return Some(ask(open));
+        }
+        let handle = sys::pidfd::open(known.pid).ok()?;
+        Description::beside(known, handle.as_fd()).ok()?.map(|description| ask(&description))
     }
 
     /// The description behind a descriptor of a process.
@@ -264,7 +324,7 @@ pub trait FdCapture: std::fmt::Debug {
         Ok(())
     }
     /// After the pause: the payload of the record.
-    fn after(&mut self, description: &Description) -> Result<Vec<u8>>;
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>>;
     /// The subject goes on although `scope.kills` was promised, because the checkpoint failed: takes back what
     /// `inside` did to the subject's own description. Never called once the subject is dead.
     fn release(&mut self, description: &Description) {
@@ -346,7 +406,7 @@ pub trait FdKind: Sync {
 
 /// The answer of [`kind_of`]: a description stays of one kind, and asking all of them takes system calls.
 #[derive(Default)]
-pub struct KnownKind(OnceCell<Option<&'static dyn FdKind>>);
+pub struct KnownKind(OnceLock<Option<&'static dyn FdKind>>);
 
 impl std::fmt::Debug for KnownKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -357,7 +417,7 @@ impl std::fmt::Debug for KnownKind {
 /// The kind that claims a description.
 #[must_use]
 pub fn kind_of(description: &Description) -> Option<&'static dyn FdKind> {
-    *description.kind.0.get_or_init(|| REGISTRY.iter().copied().find(|kind| kind.claims(description)))
+    *description.known.kind.0.get_or_init(|| REGISTRY.iter().copied().find(|kind| kind.claims(description)))
 }
 
 /// The kind of a record.
@@ -375,7 +435,7 @@ impl FdCapture for Constant {
         Ok(())
     }
 
-    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         Ok(self.0.clone())
     }
 }
@@ -385,6 +445,6 @@ const GONE: &str = " (deleted)";
 
 /// The path a description was opened under, without the mark of a deleted file.
 #[must_use]
-pub fn path_of(description: &Description) -> PathBuf {
+pub fn path_of(description: &Known) -> PathBuf {
     PathBuf::from(description.target().trim_end_matches(GONE))
 }

@@ -16,7 +16,7 @@ use sys::Error;
 use tracee::arch::numbers as nr;
 
 use super::fdinfo::FdInfo;
-use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::support::outside;
@@ -138,7 +138,7 @@ impl FdCapture for Capture {
         self.info.take(description)
     }
 
-    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let pid = self.info.parse("Pid", |text| text.parse().ok())?;
         Ok(State { pid, inode: description.inode().get() }.encode_to_vec())
     }
@@ -213,6 +213,7 @@ mod tests {
         let scope = CaptureScope {
             pids,
             descriptions: &[],
+            open: &[],
             inherited: &[],
             table: &table,
             kills: false,

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use prost::Message;
@@ -16,7 +17,7 @@ use rustix::fs::{FileType, OFlags};
 use rustix::pipe::PipeFlags;
 use sys::Error;
 
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::inherited::Inherited;
@@ -115,7 +116,7 @@ impl FdKind for Pipe {
 fn ends<'a>(
     description: &'a Description,
     scope: &'a CaptureScope<'_>,
-) -> impl Iterator<Item = &'a Description> {
+) -> impl Iterator<Item = &'a Arc<Known>> {
     let key = (description.stat.st_dev, description.stat.st_ino);
     scope.descriptions.iter().filter(move |other| (other.stat.st_dev, other.stat.st_ino) == key)
 }
@@ -178,7 +179,7 @@ impl FdCapture for PipeCapture {
         Ok(())
     }
 
-    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let chunks = match &mut self.queue {
             Some(queue) => content(queue, self.packets, description, "pipe")?,
             None => Vec::new(),
@@ -198,7 +199,7 @@ impl FdCapture for PipeCapture {
 pub(super) fn content(
     queue: &mut QueueCopy,
     packets: bool,
-    description: &Description,
+    description: &Known,
     what: &str,
 ) -> Result<Vec<Chunk>> {
     queue.take(packets).map_err(|error| match error {

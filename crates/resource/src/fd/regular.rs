@@ -20,7 +20,7 @@ use rustix::fs::{FileType, Stat};
 use sys::{Errno, Error};
 
 use super::deleted::{Nameless, NamelessCapture, NamelessFiles};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, FilePolicy};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, FilePolicy, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::inherited::Inherited;
@@ -137,7 +137,7 @@ impl FileCapture {
             .map_err(|errno| Error::path("look at the file system of", description.target(), errno))?;
         Ok(Self {
             pid: description.pid,
-            link: Link::new(&description.duplicate),
+            link: Link::new(),
             stat: description.stat,
             made_up: MADE_UP.contains(&system.f_type),
             inherited: scope.is_inherited(&description.stat),
@@ -152,7 +152,7 @@ impl FdCapture for FileCapture {
         self.stat = rustix::fs::fstat(file).map_err(|errno| {
             Error::descriptor("look at the file", description.pid, description.fd, Errno::from(errno))
         })?;
-        self.link.read()?;
+        self.link.read(description)?;
         let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
         if is_regular && matches!(Name::new(self.link.bytes(), &self.stat), Name::Gone(_)) {
             self.nameless.inside(file, &self.stat)?;
@@ -168,7 +168,7 @@ impl FdCapture for FileCapture {
         Ok(())
     }
 
-    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let name = Name::new(self.link.bytes(), &self.stat);
         let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
         if !is_regular && matches!(name, Name::Gone(_)) {
@@ -450,8 +450,10 @@ mod tests {
         let pid = Pid(child.id() as i32);
         let handle = sys::pidfd::open(pid).unwrap();
         let duplicate = sys::pidfd::duplicate(handle.as_fd(), pid, model::Fd(7)).unwrap();
-        let mut subject = Subject::new(&[&duplicate]);
-        subject.descriptions[0].info = tracee::procfs::descriptor_info(pid, model::Fd(7)).unwrap();
+        let info = tracee::procfs::descriptor_info(pid, model::Fd(7)).unwrap();
+        let stat = rustix::fs::fstat(&duplicate).unwrap();
+        let known = Known::new(model::DescriptionId(0), (pid, model::Fd(7)), info, stat);
+        let subject = Subject::new(&[&duplicate]).with(0, Description::new(known.into(), duplicate));
         let found = subject.obstacles(&Regular);
         child.kill().unwrap();
         child.wait().unwrap();

@@ -7,7 +7,7 @@
 use prost::Message;
 
 use super::fdinfo::FdInfo;
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::Result;
 
 const NAME: &str = "fd/signalfd";
@@ -62,7 +62,7 @@ impl FdCapture for Capture {
         self.info.take(description)
     }
 
-    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         let signals = self.info.parse("sigmask", |text| u64::from_str_radix(text, 16).ok())?;
         Ok(State { signals }.encode_to_vec())
     }

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, OFlags, Stat, Timespec, Timestamps
 use rustix::io::Errno as E;
 use sys::{Errno, Error};
 
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::nameless::{free_name, home_of};
@@ -86,7 +86,7 @@ impl FdKind for Symlink {
     }
 
     fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        let link = Link::new(&description.duplicate);
+        let link = Link::new();
         Ok(Box::new(SymlinkCapture { link, stat: description.stat, target: Vec::new() }))
     }
 
@@ -126,10 +126,10 @@ impl FdCapture for SymlinkCapture {
         self.stat = rustix::fs::fstat(&description.duplicate).map_err(failed)?;
         self.target =
             rustix::fs::readlinkat(&description.duplicate, "", Vec::new()).map_err(failed)?.into_bytes();
-        Ok(self.link.read()?)
+        Ok(self.link.read(description)?)
     }
 
-    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         let (name, stat) = (Name::new(self.link.bytes(), &self.stat), &self.stat);
         let nameless = matches!(name, Name::Gone(_)).then(|| Nameless {
             target: self.target.clone(),

@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::{DescriptionId, Fd, Pid};
 
 use super::sockets::Sockets;
-use super::{CaptureScope, Description, FdCreate, FdKind, FdRecord, FilePolicy};
+use super::{CaptureScope, Description, FdCreate, FdKind, FdRecord, FilePolicy, Known};
 use crate::Result;
 
 /// Held by tests that start programs, or that close sockets and build them again: a program that is being started
@@ -29,20 +29,19 @@ pub(crate) fn us() -> Pid {
 pub(crate) fn describe(id: u32, fd: impl AsFd) -> Description {
     let fd = fd.as_fd();
     let number = Fd(fd.as_raw_fd());
-    Description {
-        id: DescriptionId(id),
-        pid: us(),
-        fd: number,
-        info: tracee::procfs::descriptor_info(us(), number).unwrap(),
-        stat: rustix::fs::fstat(fd).unwrap(),
-        duplicate: fd.try_clone_to_owned().unwrap(),
-        kind: super::KnownKind::default(),
-    }
+    let info = tracee::procfs::descriptor_info(us(), number).unwrap();
+    let known = Known::new(DescriptionId(id), (us(), number), info, rustix::fs::fstat(fd).unwrap());
+    Description::new(Arc::new(known), fd.try_clone_to_owned().unwrap())
 }
 
 /// Descriptions numbered from zero.
 pub(crate) fn describe_all(fds: &[BorrowedFd<'_>]) -> Vec<Description> {
     fds.iter().enumerate().map(|(id, fd)| describe(id as u32, fd)).collect()
+}
+
+/// The same without duplicates.
+pub(crate) fn known_of(descriptions: &[Description]) -> Vec<Arc<Known>> {
+    descriptions.iter().map(|one| Arc::clone(one.known())).collect()
 }
 
 /// Runs `inside`, `relate` and `after` of all descriptions that the kind claims.
@@ -59,9 +58,11 @@ pub(crate) fn capture_again(
     meanwhile: impl FnOnce(),
 ) -> Result<Vec<FdRecord>> {
     let table: Vec<_> = descriptions.iter().map(|one| (one.pid, one.fd, one.id)).collect();
+    let known = known_of(descriptions);
     let scope = CaptureScope {
         pids: &[us()],
-        descriptions,
+        descriptions: &known,
+        open: descriptions,
         inherited: &[],
         table: &table,
         kills,

@@ -14,7 +14,7 @@ use rustix::time::{
 use sys::Error;
 
 use super::fdinfo::FdInfo;
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "fd/timerfd";
@@ -76,11 +76,8 @@ impl FdKind for Timerfd {
         description.target() == "anon_inode:[timerfd]"
     }
 
-    fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        let mut info = FdInfo::default();
-        info.take(description)?;
-        let clock = info.parse("clockid", |text| text.parse().ok())?;
-        Ok(Box::new(Capture { info, clock, now: Time::default(), boot: boot()? }))
+    fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        Ok(Box::new(Capture { info: FdInfo::default(), clock: 0, now: Time::default(), boot: boot()? }))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -108,11 +105,13 @@ impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         // A periodic timer rests between its expiry and the next look at it; looking sets it going again.
         timerfd_gettime(description).map_err(|errno| Error::new("read a timerfd", errno))?;
+        self.info.take(description)?;
+        self.clock = self.info.parse("clockid", |text| text.parse().ok())?;
         self.now = clock_gettime(clocks(self.clock)?.1).into();
-        self.info.take(description)
+        Ok(())
     }
 
-    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         let state = State {
             clock: self.clock,
             flags: self.info.parse("settime flags", |text| u32::from_str_radix(text, 8).ok())?,

@@ -27,7 +27,7 @@ use super::socket_options::{
     self, AF_INET, AF_INET6, Family, Fresh, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, IPPROTO_UDPLITE, Options,
     RECEIVE_BUFFER, SOL_SOCKET, make_room,
 };
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -155,7 +155,7 @@ impl FdCapture for Capture {
         Ok(())
     }
 
-    fn after(&mut self, _description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         self.state.queue = self
             .seen
             .drain(..)

@@ -4,7 +4,8 @@
 //! Invariants: a file really called `x (deleted)` is not taken for a deleted one.
 //! Does not: open files.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CStr, OsStr};
+use std::io::Write as _;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -13,12 +14,14 @@ use rustix::fs::{CWD, FileType, Stat};
 use sys::{Errno, Error, Result};
 
 use super::outside;
-use crate::fd::{CaptureScope, Description};
+use crate::fd::{CaptureScope, Description, Known};
 use crate::obstacle::Obstacle;
 
 const MARK: &[u8] = b" (deleted)";
 /// The kernel prints no longer link.
 const LINK_BYTES_MAX: usize = 4096;
+/// The path of a link, with its end.
+const PATH_BYTES_MAX: usize = 32;
 
 /// A file's name, and whether it is still there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,7 +48,7 @@ impl Name {
     }
 
     /// The name of a description as it was listed.
-    pub(crate) fn of(description: &Description) -> Self {
+    pub(crate) fn of(description: &Known) -> Self {
         Self::new(description.info.target.as_os_str().as_bytes(), &description.stat)
     }
 
@@ -79,8 +82,10 @@ pub(crate) fn unreachable(description: &Description, path: &Path, scope: &Captur
 
 /// Whether the file was renamed or removed since it was listed, and can be found where it is now.
 fn was_moved(description: &Description) -> bool {
-    let mut link = Link::new(&description.duplicate);
-    let (Ok(()), Ok(stat)) = (link.read(), rustix::fs::fstat(&description.duplicate)) else { return false };
+    let mut link = Link::new();
+    let (Ok(()), Ok(stat)) = (link.read(description), rustix::fs::fstat(&description.duplicate)) else {
+        return false;
+    };
     match Name::new(link.bytes(), &stat) {
         Name::Live(path) => leads_to(&path, &stat),
         Name::Gone(_) => true,
@@ -91,24 +96,26 @@ fn was_moved(description: &Description) -> bool {
 /// The link of a duplicate of ours, read again and again into the same memory.
 #[derive(Debug)]
 pub(crate) struct Link {
-    path: CString,
     buffer: Vec<u8>,
     length: usize,
 }
 
 impl Link {
-    /// Gets ready to read the link of a duplicate.
-    pub(crate) fn new(duplicate: impl AsFd) -> Self {
-        let path = CString::new(format!("/proc/self/fd/{}", duplicate.as_fd().as_raw_fd()))
-            .expect("a number holds no zero byte");
-        Self { path, buffer: vec![0; LINK_BYTES_MAX], length: 0 }
+    /// Gets ready to read one.
+    pub(crate) fn new() -> Self {
+        Self { buffer: vec![0; LINK_BYTES_MAX], length: 0 }
     }
 
-    /// Reads it.
-    pub(crate) fn read(&mut self) -> Result<()> {
-        let read = rustix::fs::readlinkat_raw(CWD, self.path.as_c_str(), &mut self.buffer[..]);
+    /// Reads that of a duplicate, without asking for memory.
+    pub(crate) fn read(&mut self, duplicate: impl AsFd) -> Result<()> {
+        let mut path = [0; PATH_BYTES_MAX];
+        let number = duplicate.as_fd().as_raw_fd();
+        // It has room for every number.
+        let _ = write!(path.as_mut_slice(), "/proc/self/fd/{number}");
+        let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
+        let read = rustix::fs::readlinkat_raw(CWD, path, &mut self.buffer[..]);
         self.length = read.map_err(|errno| {
-            Error::path("read the link", self.path.to_string_lossy().as_ref(), Errno::from(errno))
+            Error::path("read the link", path.to_string_lossy().as_ref(), Errno::from(errno))
         })?;
         Ok(())
     }
@@ -141,8 +148,8 @@ mod tests {
     use super::*;
 
     fn name_of(file: &File) -> Name {
-        let mut link = Link::new(file);
-        link.read().unwrap();
+        let mut link = Link::new();
+        link.read(file).unwrap();
         Name::new(link.bytes(), &rustix::fs::fstat(file).unwrap())
     }
 

@@ -5,15 +5,16 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use tracee::procfs;
 
 use crate::error::Result;
-use crate::fd::KnownKind;
 use crate::fd::envelope::Envelope;
 use crate::fd::sockets::Sockets;
-use crate::fd::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, FilePolicy};
+use crate::fd::test_support::known_of;
+use crate::fd::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, FilePolicy, Known};
 use crate::obstacle::Obstacle;
 use crate::shared::Shared;
 
@@ -28,13 +29,13 @@ pub(crate) fn describe(number: u32, file: impl AsFd) -> Description {
     let duplicate = rustix::io::fcntl_dupfd_cloexec(&file, 3).unwrap();
     let info = procfs::descriptor_info(ourselves(), fd).unwrap();
     let stat = rustix::fs::fstat(&duplicate).unwrap();
-    let kind = KnownKind::default();
-    Description { id: DescriptionId(number), pid: ourselves(), fd, info, stat, duplicate, kind }
+    Description::new(Arc::new(Known::new(DescriptionId(number), (ourselves(), fd), info, stat)), duplicate)
 }
 
 /// A subject made of descriptors of ours.
 pub(crate) struct Subject {
     pub(crate) descriptions: Vec<Description>,
+    known: Vec<Arc<Known>>,
     pub(crate) pids: Vec<Pid>,
     pub(crate) inherited: Vec<(u64, Inode)>,
     pub(crate) objects: HashMap<u64, OwnedFd>,
@@ -48,9 +49,10 @@ pub(crate) type Built = Vec<OwnedFd>;
 
 impl Subject {
     pub(crate) fn new(files: &[&dyn AsFd]) -> Self {
-        let descriptions =
+        let descriptions: Vec<_> =
             files.iter().enumerate().map(|(index, file)| describe(index as u32, *file)).collect();
         Self {
+            known: known_of(&descriptions),
             descriptions,
             pids: vec![ourselves()],
             inherited: Vec::new(),
@@ -61,10 +63,18 @@ impl Subject {
         }
     }
 
+    /// The same with something else in place of one description.
+    pub(crate) fn with(mut self, index: usize, description: Description) -> Self {
+        self.descriptions[index] = description;
+        self.known = known_of(&self.descriptions);
+        self
+    }
+
     pub(crate) fn scope(&self) -> CaptureScope<'_> {
         CaptureScope {
             pids: &self.pids,
-            descriptions: &self.descriptions,
+            descriptions: &self.known,
+            open: &self.descriptions,
             inherited: &self.inherited,
             table: &[],
             kills: self.kills,

@@ -22,7 +22,7 @@ use super::super::inherited_socket::InheritedSocket;
 use super::super::socket_events::events;
 use super::super::socket_options::{Family, Fresh, Options, REUSE_ADDRESS};
 use super::super::sockets::Sockets;
-use super::super::{CaptureScope, Description, FdCapture};
+use super::super::{CaptureScope, Description, FdCapture, Known};
 use super::connection::{self, After};
 use super::lock;
 use super::state::{Ended, Listener, State};
@@ -182,7 +182,7 @@ impl FdCapture for Capture {
         Ok(())
     }
 
-    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let waiting = std::mem::take(&mut *TO_LOCK.lock().unwrap_or_else(PoisonError::into_inner));
         lock::lock(&waiting)?;
         let missing = || ResourceError::Malformed {

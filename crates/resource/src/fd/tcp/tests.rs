@@ -13,7 +13,7 @@ use super::super::in_flight::discover;
 use super::super::socket_events::events;
 use super::super::socket_options::IPPROTO_TCP;
 use super::super::sockets::Sockets;
-use super::super::test_support::{alone, capture, capture_again, create, describe_all};
+use super::super::test_support::{alone, capture, capture_again, create, describe_all, known_of};
 use super::*;
 
 /// Captures for an end, ends silently, builds and starts again; the result is in the order of the sockets.
@@ -268,7 +268,8 @@ fn a_checkpoint_that_fails_leaves_the_connection_as_it_was() {
     let table = [];
     let scope = CaptureScope {
         pids: &[],
-        descriptions: &descriptions,
+        descriptions: &known_of(&descriptions),
+        open: &descriptions,
         inherited: &[],
         table: &table,
         kills: true,

@@ -11,6 +11,7 @@ mod queue;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use model::{Address, DescriptionId, Fd, Pid};
 use prost::Message;
@@ -22,7 +23,7 @@ use sys::{Errno, Error};
 use tracee::{RemoteError, Stub, procfs};
 
 use super::pipe::events;
-use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::path::{self, Name};
@@ -201,6 +202,16 @@ pub(super) fn is_terminal(description: &Description) -> bool {
         && (is_known || terminal::modes(description.as_fd()).is_ok())
 }
 
+/// Whether another description is of a terminal and of such a one.
+fn is_terminal_that(
+    other: &Arc<Known>,
+    scope: &CaptureScope<'_>,
+    is_such: impl FnOnce(&Description) -> bool,
+) -> bool {
+    FileType::from_raw_mode(other.stat.st_mode) == FileType::CharacterDevice
+        && scope.ask(other, |other| is_terminal(other) && is_such(other)).unwrap_or(false)
+}
+
 /// The number of the pair of which a description is the master.
 fn master_number(description: &Description) -> Option<u32> {
     let is_front = description.stat.st_rdev == makedev(5, 2);
@@ -217,8 +228,11 @@ fn is_hung_up(description: &Description) -> bool {
     events(description).contains(PollFlags::HUP)
 }
 
-fn master_of<'a>(number: u32, scope: &'a CaptureScope<'_>) -> Option<&'a Description> {
-    scope.descriptions.iter().find(|other| is_terminal(other) && master_number(other) == Some(number))
+fn master_of<'a>(number: u32, scope: &'a CaptureScope<'_>) -> Option<&'a Arc<Known>> {
+    scope
+        .descriptions
+        .iter()
+        .find(|other| is_terminal_that(other, scope, |other| master_number(other) == Some(number)))
 }
 
 fn role_of(description: &Description, scope: &CaptureScope<'_>) -> Role {
@@ -235,9 +249,9 @@ fn role_of(description: &Description, scope: &CaptureScope<'_>) -> Role {
 
 /// Whether some slave of the pair is among the subject's descriptions.
 fn has_slave(number: u32, scope: &CaptureScope<'_>) -> bool {
-    scope.descriptions.iter().any(|other| {
-        is_terminal(other) && master_number(other).is_none() && device_of(other) == (SLAVE_MAJOR, number)
-    })
+    let is_slave =
+        |other: &Description| master_number(other).is_none() && device_of(other) == (SLAVE_MAJOR, number);
+    scope.descriptions.iter().any(|other| is_terminal_that(other, scope, is_slave))
 }
 
 impl FdKind for Tty {
@@ -362,14 +376,9 @@ fn leader_without_descriptor(description: &Description, scope: &CaptureScope<'_>
     }
     let device = device_of(description);
     let leader = leader_of(device, scope)?;
-    let of_terminal = |id| {
-        scope.descriptions.iter().any(|other| {
-            other.id == id
-                && is_terminal(other)
-                && master_number(other).is_none()
-                && device_of(other) == device
-        })
-    };
+    let is_its = |other: &Description| master_number(other).is_none() && device_of(other) == device;
+    let of_terminal =
+        |id| scope.descriptions.iter().any(|other| other.id == id && is_terminal_that(other, scope, is_its));
     if foreground_of(leader).is_ok_and(|group| group == leader.get()) {
         return None;
     }
@@ -473,7 +482,7 @@ impl FdCapture for TtyCapture {
         Ok(())
     }
 
-    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let stat = &description.stat;
         let is_slave_file = major(stat.st_rdev) == SLAVE_MAJOR;
         let node = Node::of(stat);

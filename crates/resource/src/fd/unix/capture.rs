@@ -6,6 +6,7 @@
 
 use std::os::fd::AsFd;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use model::{Fd, Inode, Pid};
 use prost::Message;
@@ -17,7 +18,7 @@ use super::super::in_flight::identify;
 use super::super::inherited_socket::InheritedSocket;
 use super::super::peek_queue::{Seen, look};
 use super::super::socket_options::{Family, Fresh, Options};
-use super::super::{CaptureScope, Description, FdCapture};
+use super::super::{CaptureScope, Description, FdCapture, Known};
 use super::queue;
 use super::state::{Listener, Peer, Queued, SOCK_STREAM, Sender, State};
 use super::{bind, is_server};
@@ -58,6 +59,7 @@ impl Capture {
         let mut seen = std::mem::take(&mut self.seen);
         if self.family.kind == SOCK_STREAM {
             let sender = self.socket.peer.and_then(|peer| find(scope, peer));
+            let sender = sender.and_then(|sender| scope.open.get(sender.id.get() as usize));
             seen = queue::part_stream(seen, sender.map(AsFd::as_fd))?;
         }
         let mut queue = Vec::with_capacity(seen.len());
@@ -166,7 +168,7 @@ impl FdCapture for Capture {
         Ok(())
     }
 
-    fn after(&mut self, description: &Description) -> Result<Vec<u8>> {
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let missing = || ResourceError::Malformed {
             kind: super::NAME,
             why: format!("fd {} was not read inside the pause", description.fd),
@@ -178,7 +180,7 @@ impl FdCapture for Capture {
 fn relate_message(description: &Description, seen: Seen, scope: &CaptureScope<'_>) -> Result<Queued> {
     let mut rights = Vec::with_capacity(seen.rights.len());
     for right in &seen.rights {
-        let id = identify(scope.descriptions, right.as_fd())?.ok_or_else(|| ResourceError::Unsupported {
+        let id = identify(scope.open, right.as_fd())?.ok_or_else(|| ResourceError::Unsupported {
             pid: description.pid,
             what: description.named("Unix socket"),
             why: "a descriptor in flight in it is of no description of the tree".to_owned(),
@@ -200,7 +202,7 @@ pub(super) fn waits_for<'a>(
     diag: &SockDiag,
     client: &Description,
     scope: &CaptureScope<'a>,
-) -> Result<Option<&'a Description>> {
+) -> Result<Option<&'a Arc<Known>>> {
     let listeners = diag.unix_sockets(1 << sock_diag::LISTENING)?;
     let found = listeners.iter().find(|listener| listener.waiting.contains(&client.inode()));
     Ok(found.and_then(|listener| find(scope, listener.inode)))
@@ -221,7 +223,7 @@ pub(super) fn look_up(diag: &SockDiag, description: &Description) -> Result<Unix
 }
 
 /// The description of the subject that is the socket with this inode.
-pub(super) fn find<'a>(scope: &CaptureScope<'a>, inode: Inode) -> Option<&'a Description> {
-    let is_it = |one: &&Description| one.inode() == inode && one.target().starts_with("socket:");
+pub(super) fn find<'a>(scope: &CaptureScope<'a>, inode: Inode) -> Option<&'a Arc<Known>> {
+    let is_it = |one: &&Arc<Known>| one.inode() == inode && one.target().starts_with("socket:");
     scope.descriptions.iter().find(is_it)
 }

@@ -9,7 +9,7 @@ use model::DescriptionId;
 use sys::socket::Message;
 
 use super::super::in_flight::discover;
-use super::super::test_support::{alone, capture, create, describe_all, us};
+use super::super::test_support::{alone, capture, create, describe_all, known_of, us};
 use super::*;
 
 const SOCK_SEQPACKET: i32 = 5;
@@ -213,7 +213,8 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
     let descriptions = describe_all(&[left.as_fd()]);
     let scope = CaptureScope {
         pids: &[],
-        descriptions: &descriptions,
+        descriptions: &known_of(&descriptions),
+        open: &descriptions,
         inherited: &[],
         table: &[],
         kills: false,
@@ -229,7 +230,8 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
     let both = describe_all(&[left.as_fd(), right.as_fd()]);
     let scope = CaptureScope {
         pids: &[us()],
-        descriptions: &both,
+        descriptions: &known_of(&both),
+        open: &both,
         inherited: &[],
         table: &[],
         kills: true,
