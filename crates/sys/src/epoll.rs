@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use model::Fd;
+use model::{Fd, Pid};
 
 use crate::error::{Errno, Error, Result};
 
@@ -156,14 +156,14 @@ fn failed(number: RawFd) -> Error {
     Error::new(format!("register fd {number} with an epoll set"), Errno::last())
 }
 
-/// Whether the `index`th member that `set` has under `number` is the description behind `candidate`.
-pub fn watches(set: BorrowedFd<'_>, number: Fd, index: u32, candidate: BorrowedFd<'_>) -> Result<Ordering> {
+/// Whether the `index`th member that `set` has under `number` is the description behind the `candidate`, a descriptor of
+/// some process.
+pub fn watches(set: BorrowedFd<'_>, number: Fd, index: u32, candidate: (Pid, Fd)) -> Result<Ordering> {
     let slot = EpollSlot { set: set.as_raw_fd() as u32, number: number.get() as u32, index };
-    let us = std::process::id();
+    let (us, (pid, fd)) = (std::process::id(), candidate);
     // SAFETY: the kernel reads one slot of three u32 at the address given.
-    let result = unsafe {
-        libc::syscall(libc::SYS_kcmp, us, us, KCMP_EPOLL_TFD, candidate.as_raw_fd(), &raw const slot)
-    };
+    let result =
+        unsafe { libc::syscall(libc::SYS_kcmp, pid.get(), us, KCMP_EPOLL_TFD, fd.get(), &raw const slot) };
     match result {
         0 => Ok(Ordering::Equal),
         1 => Ok(Ordering::Less),
@@ -174,7 +174,7 @@ pub fn watches(set: BorrowedFd<'_>, number: Fd, index: u32, candidate: BorrowedF
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
 
     use super::*;
     use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -215,8 +215,11 @@ mod tests {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", set.as_raw_fd())).unwrap();
         for number in numbers {
             assert!(info.contains(&format!("tfd: {number:8}")), "{info}");
-            assert!(watches(set.as_fd(), Fd(number), 0, target.as_fd()).unwrap().is_eq());
-            assert!(watches(set.as_fd(), Fd(number), 0, taken.as_fd()).unwrap().is_ne());
+            let is_of = |other: &OwnedFd| {
+                let place = (Pid(std::process::id() as i32), Fd(other.as_raw_fd()));
+                watches(set.as_fd(), Fd(number), 0, place).unwrap().is_eq()
+            };
+            assert!(is_of(&target) && !is_of(&taken));
         }
         assert!(rustix::io::fcntl_getfd(&taken).is_ok());
         let twice = register(&members[..1]).unwrap_err();

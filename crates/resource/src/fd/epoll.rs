@@ -10,6 +10,7 @@
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use prost::Message;
@@ -161,10 +162,12 @@ impl FdCapture for Capture {
         for line in lines(&self.info)? {
             let target = match find_by_number(description, &line, scope)? {
                 Some(target) => target,
-                None => find_target(description, &line, all.get_or_init(|| candidates(scope)))?
+                None => find_target(description, &line, all.get_or_init(|| candidates(scope)), scope)?
                     .ok_or_else(|| orphan(description, &line))?,
             };
-            let late = kind_of(target).is_some_and(|kind| kind.completes_in_connect(target));
+            let late = scope
+                .ask(target, |target| kind_of(target).is_some_and(|kind| kind.completes_in_connect(target)));
+            let late = late.unwrap_or(false);
             self.members.push(Member {
                 number: line.number.get(),
                 target: target.id.get(),
@@ -202,11 +205,11 @@ fn register_late(member: &Member, set: Fd, context: &mut FdConnect<'_>) -> Resul
 }
 
 /// Descriptions by device and inode.
-type Candidates<'a> = HashMap<(u64, Inode), Vec<&'a Description>>;
+type Candidates<'a> = HashMap<(u64, Inode), Vec<&'a Arc<Known>>>;
 
 fn candidates<'a>(scope: &CaptureScope<'a>) -> Candidates<'a> {
     let mut found = Candidates::new();
-    for description in scope.open {
+    for description in scope.descriptions {
         found.entry(description.file()).or_default().push(description);
     }
     found
@@ -217,15 +220,15 @@ fn find_by_number<'a>(
     set: &Description,
     line: &Line,
     scope: &CaptureScope<'a>,
-) -> Result<Option<&'a Description>> {
+) -> Result<Option<&'a Arc<Known>>> {
     let Some(id) = scope.description_of(set.pid, line.number) else { return Ok(None) };
-    let found = scope.open.get(id.get() as usize);
-    let is_it = |one: &&Description| (one.id, one.stat.st_dev, one.inode()) == (id, line.device, line.inode);
+    let found = scope.descriptions.get(id.get() as usize);
+    let is_it = |one: &&Arc<Known>| (one.id, one.file()) == (id, (line.device, line.inode));
     let Some(found) = found.filter(is_it) else { return Ok(None) };
     if found.target().starts_with("socket:") {
         return Ok(Some(found));
     }
-    let order = watches(set.as_fd(), line.number, line.index, found.as_fd())?;
+    let order = watches(set.as_fd(), line.number, line.index, scope.place_of(found))?;
     Ok(order.is_eq().then_some(found))
 }
 
@@ -233,7 +236,8 @@ fn find_target<'a>(
     set: &Description,
     line: &Line,
     candidates: &Candidates<'a>,
-) -> Result<Option<&'a Description>> {
+    scope: &CaptureScope<'a>,
+) -> Result<Option<&'a Arc<Known>>> {
     let Some(found) = candidates.get(&(line.device, line.inode)) else { return Ok(None) };
     // A socket or pipe end has its inode for itself; anonymous files all have the same.
     if let [only] = found.as_slice()
@@ -242,7 +246,7 @@ fn find_target<'a>(
         return Ok(Some(only));
     }
     for candidate in found {
-        let order = watches(set.as_fd(), line.number, line.index, candidate.as_fd())?;
+        let order = watches(set.as_fd(), line.number, line.index, scope.place_of(candidate))?;
         if order.is_eq() {
             return Ok(Some(candidate));
         }
@@ -262,7 +266,7 @@ fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Li
         }
         // What was opened after the descriptors were listed is no orphan.
         let appeared = || scope.pids.iter().any(|pid| is_open(*pid, &line));
-        if matches!(find_target(description, &line, all.get_or_init(|| candidates(scope))), Ok(None))
+        if matches!(find_target(description, &line, all.get_or_init(|| candidates(scope)), scope), Ok(None))
             && !appeared()
         {
             found.push(line);
@@ -424,6 +428,30 @@ mod tests {
         let obstacles = Epoll.obstacles(&descriptions[0], &scope);
         assert_eq!(obstacles.len(), 1, "{obstacles:?}");
         drop(elsewhere);
+    }
+
+    #[test]
+    fn beside_the_subject_a_member_is_found_under_another_number() {
+        let (watching, first) = (set(), counter(0));
+        epoll::add(&watching, &first, EventData::new_u64(1), EventFlags::IN).unwrap();
+        let kept = first.try_clone().unwrap();
+        drop(first);
+        let descriptions = describe_all(&[watching.as_fd(), kept.as_fd()]);
+        let obstacles = |known: &[Arc<Known>]| {
+            let scope = CaptureScope {
+                pids: &[],
+                descriptions: known,
+                open: &[],
+                inherited: &[],
+                table: &[],
+                kills: false,
+                sockets: &Default::default(),
+                areas: Vec::new(),
+            };
+            Epoll.obstacles(&descriptions[0], &scope).len()
+        };
+        let known = known_of(&descriptions);
+        assert_eq!((obstacles(&known), obstacles(&known[..1])), (0, 1));
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub mod udp;
 pub mod unclaimed;
 pub mod unix;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use model::{DescriptionId, Fd, Inode, Pid};
@@ -239,6 +239,14 @@ impl CaptureScope<'_> {
         }
         let handle = sys::pidfd::open(known.pid).ok()?;
         Description::beside(known, handle.as_fd()).ok()?.map(|description| ask(&description))
+    }
+
+    /// A descriptor of a description, of ours where there is a duplicate. One of the subject may be another's by now
+    /// while it runs.
+    pub(crate) fn place_of(&self, known: &Known) -> (Pid, Fd) {
+        let open = self.open.get(known.id.get() as usize);
+        let own = open.map(|open| (Pid(std::process::id() as i32), Fd(open.duplicate.as_raw_fd())));
+        own.unwrap_or((known.pid, known.fd))
     }
 
     /// The description behind a descriptor of a process.
