@@ -75,6 +75,18 @@ pub enum EngineError {
     /// Row: not-built
     #[error("{0} is not supported yet\nhelp: see docs/limits.md")]
     NotBuilt(&'static str),
+    /// Memory cannot be filled while the program runs; nothing was begun.
+    /// Row: lazy-missing
+    #[error(
+        "the program cannot run before its memory is there: {0}\nhelp: run undying as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_USERFAULTFD; or restore without --lazy"
+    )]
+    LazyMissing(sys::Error),
+    /// The program ran already when the rest of its memory could not be had.
+    /// Row: lazy-lost
+    #[error(
+        "{0}\nthe program had begun to run, and was killed since the rest of its memory could not be had\nhelp: restore an earlier checkpoint; without --lazy, an image is checked before anything of it runs"
+    )]
+    LazyLost(Box<EngineError>),
     /// A step on a kernel object failed.
     #[error(transparent)]
     Resource(#[from] resource::ResourceError),

@@ -20,4 +20,4 @@ pub use capture::{
 pub use error::{EngineError, Result};
 pub use obstacles::preflight;
 pub use resource::Obstacle;
-pub use restore::{PidPolicy, RestoreOptions, RestorePhases, Restored, restore};
+pub use restore::{PidPolicy, RestoreOptions, RestorePhases, Restored, restore, restore_lazily};

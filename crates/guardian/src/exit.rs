@@ -87,9 +87,11 @@ impl GuardianError {
 fn of_engine(error: &EngineError) -> ExitCode {
     match error {
         EngineError::Refused(_) => ExitCode::Refused,
-        EngineError::Permission { .. } | EngineError::KernelDiffers(_) | EngineError::NotBuilt(_) => {
-            ExitCode::Missing
-        }
+        EngineError::Permission { .. }
+        | EngineError::KernelDiffers(_)
+        | EngineError::NotBuilt(_)
+        | EngineError::LazyMissing(_) => ExitCode::Missing,
+        EngineError::LazyLost(cause) => of_engine(cause),
         EngineError::UnknownRecord { .. } | EngineError::Incomplete(_) => ExitCode::Damaged,
         EngineError::NoProcess(_)
         | EngineError::PidTaken(_)

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{PidPolicy, RestoreOptions};
+use engine::{PidPolicy, RestoreOptions, Restored};
 use model::Pid;
 use rustix::event::{PollFd, PollFlags, poll};
 use sys::Error;
@@ -42,6 +42,8 @@ pub struct RestoreRequest {
     pub store: StoreLocation,
     /// Which process numbers.
     pub numbers: Numbers,
+    /// Let the tree run while its memory is still being filled.
+    pub lazy: bool,
     /// Return once the tree runs, instead of staying as its parent.
     pub detach: bool,
     /// A file that is to hold the root's pid.
@@ -57,6 +59,8 @@ pub struct Resumed {
     pub processes: usize,
     /// From the call to the first instruction.
     pub total: Duration,
+    /// From the call until all memory was there.
+    pub filled: Duration,
     /// How the root ended, for one who stayed.
     pub status: Option<SubjectStatus>,
 }
@@ -82,13 +86,24 @@ pub fn restore(request: &RestoreRequest) -> Result<Resumed> {
         inherited: streams.duplicates()?,
         ..RestoreOptions::default()
     };
-    let restored = engine::restore(reader, options)?;
+    let mut written = Ok(());
+    let mut running = |restored: &Restored| {
+        if let Some(pidfile) = &request.pidfile {
+            written = write_pid(pidfile, restored.root);
+        }
+    };
+    let restored = if request.lazy {
+        engine::restore_lazily(reader, options, &mut running)?
+    } else {
+        let restored = engine::restore(reader, options)?;
+        running(&restored);
+        restored
+    };
+    written?;
     let subject = Subject::child(restored.root)?;
-    if let Some(pidfile) = &request.pidfile {
-        write_pid(pidfile, restored.root)?;
-    }
     let status = signals.map(|signals| stay(&signals, &subject)).transpose()?;
-    Ok(Resumed { root: restored.root, processes: restored.pids.len(), total: restored.total, status })
+    let Restored { root, pids, total, filled, .. } = restored;
+    Ok(Resumed { root, processes: pids.len(), total, filled, status })
 }
 
 /// Hands signals on until the subject ends.

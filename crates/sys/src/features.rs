@@ -35,6 +35,8 @@ pub enum Feature {
     UserfaultfdAsync,
     /// Write protection that a handler lifts.
     UserfaultfdSync,
+    /// Filling pages when they are first used.
+    UserfaultfdMissing,
     /// Bits in the page map that tell written pages.
     SoftDirty,
     /// io_uring for writing images.
@@ -171,6 +173,14 @@ pub const REGISTRY: &[FeatureEntry] = &[
         fix: "use Linux 6.7 or later, and run undying and the subject as root or with CAP_SYS_PTRACE, or set \
               vm.unprivileged_userfaultfd to 1",
         probe: probes::userfaultfd_sync,
+    },
+    FeatureEntry {
+        feature: Feature::UserfaultfdMissing,
+        name: "userfaultfd-missing",
+        need: Need::Optional,
+        purpose: "lets a program run before its memory is there; without it `restore --lazy` is refused",
+        fix: "use a kernel with CONFIG_USERFAULTFD, and run as root or with CAP_SYS_PTRACE",
+        probe: probes::userfaultfd_missing,
     },
     FeatureEntry {
         feature: Feature::SoftDirty,

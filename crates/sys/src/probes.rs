@@ -144,6 +144,12 @@ pub(crate) fn userfaultfd_sync(_: &Path) -> Result<String> {
     Ok("a userfaultfd agreed to write protection of all memory".to_owned())
 }
 
+pub(crate) fn userfaultfd_missing(_: &Path) -> Result<String> {
+    let fd = userfaultfd::create(0)?;
+    userfaultfd::begin_for_missing(fd.as_fd())?;
+    Ok("a userfaultfd agreed to tell of missing pages and of forks".to_owned())
+}
+
 pub(crate) fn soft_dirty(_: &Path) -> Result<String> {
     let mut scratch = Scratch::new(PageCount(1))?;
     scratch.write(PageCount(0), 1);

@@ -1,4 +1,4 @@
-//! Write protection of another process's memory by userfaultfd.
+//! Write protection of another process's memory, and filling it when it is first used, by userfaultfd.
 //!
 //! Owns: userfaultfd(2), its requests and its messages.
 //! Invariants: the descriptor acts on the address space of the process that created it, whoever holds it; the
@@ -7,13 +7,15 @@
 //!
 //! Man page: userfaultfd(2), ioctl_userfaultfd(2)
 //! Since: Linux 6.7 (async), 6.4 (sync, with memory that is not there yet), 6.1 (the device)
-//! Probe: `features::REGISTRY` entries "userfaultfd-async" and "userfaultfd-sync"
-//! Fallback: other trackers
+//! Probe: `features::REGISTRY` entries "userfaultfd-async", "userfaultfd-sync" and
+//! "userfaultfd-missing"
+//! Fallback: other trackers; memory is filled before the program runs
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
-use model::{Address, AddressRange};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::error::{Errno, Error, Result};
@@ -25,6 +27,8 @@ const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
+const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
+const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
 /// Creates a descriptor for whoever makes this request on the device; its argument are the flags.
 pub const CREATE_REQUEST: u64 = 0xaa00;
@@ -36,7 +40,10 @@ const REGISTER_MODE_WP: u64 = 1 << 1;
 const WRITEPROTECT_MODE_WP: u64 = 1;
 
 const EVENT_PAGEFAULT: u8 = 0x12;
+const EVENT_FORK: u8 = 0x13;
+const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
+const EVENT_UNMAP: u8 = 0x16;
 
 /// Serves faults of the program's own code alone; needs no privilege. Enough where nobody waits for an answer.
 pub const USER_MODE_ONLY: u64 = 1;
@@ -101,6 +108,29 @@ struct WriteProtect {
 const _: () = assert!(size_of::<WriteProtect>() == 24);
 const _: () = assert!(offset_of!(WriteProtect, mode) == 16);
 
+#[repr(C)]
+struct Copy {
+    to: u64,
+    from: u64,
+    length: u64,
+    mode: u64,
+    copied: i64,
+}
+
+const _: () = assert!(size_of::<Copy>() == 40);
+const _: () = assert!(offset_of!(Copy, copied) == 32);
+
+#[repr(C)]
+struct ZeroPage {
+    start: u64,
+    length: u64,
+    mode: u64,
+    zeroed: i64,
+}
+
+const _: () = assert!(size_of::<ZeroPage>() == 32);
+const _: () = assert!(offset_of!(ZeroPage, zeroed) == 24);
+
 /// `struct uffd_msg`: the kind, then up to three words of which each kind uses its own.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -122,6 +152,27 @@ pub enum Message {
     Remove(AddressRange),
     /// Nothing that was asked for.
     Other,
+}
+
+/// What the process does whose missing pages are ours to fill. All but faults are done by the process once they
+/// have been read.
+#[derive(Debug)]
+pub enum Event {
+    /// A thread waits for a page.
+    Fault(Address),
+    /// It forked; the descriptor does for the child what this one does for the parent.
+    Fork(OwnedFd),
+    /// Pages have been moved.
+    Remap {
+        /// Where they were.
+        from: AddressRange,
+        /// Where they are.
+        to: Address,
+    },
+    /// Pages are about to be discarded.
+    Remove(AddressRange),
+    /// Pages have been unmapped.
+    Unmap(AddressRange),
 }
 
 /// Room for messages.
@@ -164,6 +215,21 @@ pub fn begin(fd: BorrowedFd<'_>, mode: Mode, discards: Discards) -> Result<()> {
         Discards::Announced => EVENT_REMOVE,
     };
     let mut handshake = Handshake { api: API, features: WP_UNPOPULATED | mode | events, requests: 0 };
+    // SAFETY: the structure is the one that the request number names, and ours alone during the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut handshake) };
+    outcome("agree on the features of a userfaultfd", result)
+}
+
+/// Agrees that a new descriptor tells of missing pages, and of all that makes pages move, go or have children; once.
+///
+/// EPERM: to be told of forks takes CAP_SYS_PTRACE.
+pub fn begin_for_missing(fd: BorrowedFd<'_>) -> Result<()> {
+    const EVENT_FORK: u64 = 1 << 1;
+    const EVENT_REMAP: u64 = 1 << 2;
+    const EVENT_REMOVE: u64 = 1 << 3;
+    const EVENT_UNMAP: u64 = 1 << 6;
+    let features = EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP;
+    let mut handshake = Handshake { api: API, features, requests: 0 };
     // SAFETY: the structure is the one that the request number names, and ours alone during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut handshake) };
     outcome("agree on the features of a userfaultfd", result)
@@ -218,6 +284,36 @@ pub fn lift(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     change(fd, range, 0)
 }
 
+/// Fills missing pages of a watched range that begins there, and wakes who waits for them: how many bytes, and what
+/// stopped it.
+///
+/// EEXIST: there is a page. EAGAIN: the process is changing its memory, which it goes on with when the message of that
+/// has been read; or something else stopped it half-way. ENOENT: not all of it is in one watched area. ESRCH: the
+/// address space is gone.
+pub fn copy(fd: BorrowedFd<'_>, to: Address, bytes: &[u8]) -> (ByteCount, std::result::Result<(), Errno>) {
+    let (from, length) = (bytes.as_ptr() as u64, bytes.len() as u64);
+    let mut copy = Copy { to: to.get(), from, length, mode: 0, copied: 0 };
+    // SAFETY: the structure is the one that the request number names, and ours alone during the call; the kernel
+    // reads `length` bytes of the borrowed slice, and writes to the process that the descriptor acts on, at
+    // addresses that it checks.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_COPY, &raw mut copy) };
+    filled(result, copy.copied)
+}
+
+/// The same with a page of zeros.
+pub fn zero(fd: BorrowedFd<'_>, page: Address) -> std::result::Result<(), Errno> {
+    let mut zero = ZeroPage { start: page.get(), length: PAGE_BYTES, mode: 0, zeroed: 0 };
+    // SAFETY: the structure is the one that the request number names, and ours alone during the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_ZEROPAGE, &raw mut zero) };
+    filled(result, zero.zeroed).1
+}
+
+fn filled(result: libc::c_int, count: i64) -> (ByteCount, std::result::Result<(), Errno>) {
+    let errno = Errno::last();
+    let done = ByteCount(u64::try_from(count).unwrap_or(0));
+    (done, if result < 0 { Err(errno) } else { Ok(()) })
+}
+
 fn change(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
     let mut change = WriteProtect { start: range.start.get(), length: range.len().get(), mode };
     // SAFETY: the structure is the one that the request number names, and ours alone during the call.
@@ -232,6 +328,20 @@ pub fn wait(fds: [BorrowedFd<'_>; 2], ending: BorrowedFd<'_>) -> Result<bool> {
     loop {
         match poll(&mut sources, None) {
             Ok(_) => return Ok(sources[2].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(Error::new("wait for a userfaultfd", errno)),
+        }
+    }
+}
+
+/// Waits for messages of any descriptor, at most so long; false once the other end of the pipe `ending` is closed.
+pub fn wait_any(fds: &[BorrowedFd<'_>], ending: BorrowedFd<'_>, patience: Option<Duration>) -> Result<bool> {
+    let mut sources: Vec<PollFd<'_>> =
+        [ending].iter().chain(fds).map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let patience = patience.and_then(|patience| patience.try_into().ok());
+    loop {
+        match poll(&mut sources, patience.as_ref()) {
+            Ok(_) => return Ok(sources[0].revents().is_empty()),
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(Error::new("wait for a userfaultfd", errno)),
         }
@@ -260,6 +370,27 @@ impl Messages {
             EVENT_PAGEFAULT => Message::Fault(Address(raw.words[1])),
             EVENT_REMOVE => Message::Remove(AddressRange::new(Address(raw.words[0]), Address(raw.words[1]))),
             _ => Message::Other,
+        })
+    }
+
+    /// Takes what the last read fetched, from a descriptor for missing pages.
+    pub fn take(&mut self) -> impl Iterator<Item = Event> {
+        let used = std::mem::take(&mut self.used);
+        self.raw[..used].iter().filter_map(|raw| {
+            let [first, second, third] = raw.words;
+            let range = AddressRange::new(Address(first), Address(second));
+            Some(match raw.event {
+                EVENT_PAGEFAULT => Event::Fault(Address(second)),
+                // SAFETY: the kernel made this descriptor for whoever read the message, which is forgotten here.
+                EVENT_FORK => Event::Fork(unsafe { OwnedFd::from_raw_fd(first as u32 as i32) }),
+                EVENT_REMAP => {
+                    let from = AddressRange::new(Address(first), Address(first) + ByteCount(third));
+                    Event::Remap { from, to: Address(second) }
+                }
+                EVENT_REMOVE => Event::Remove(range),
+                EVENT_UNMAP => Event::Unmap(range),
+                _ => return None,
+            })
         })
     }
 }

@@ -9,6 +9,7 @@
 
 pub mod arch;
 mod crew;
+pub mod escort;
 pub mod freeze;
 pub mod interruption;
 pub mod memory;
@@ -25,6 +26,7 @@ mod urgency;
 mod waits;
 
 pub use crew::{Crew, Work};
+pub use escort::{Escort, Keeper};
 pub use freeze::{FreezeError, Freezer, StoppedProcess, StoppedTree};
 pub use memory::ProcessMemory;
 pub use remote::{Gadgets, RemoteError, RemoteSession};

@@ -39,9 +39,13 @@ impl ProcessMemory {
 
     /// Fills `buffer` from an address.
     pub fn read(&self, address: Address, buffer: &mut [u8]) -> Result<()> {
-        self.file
-            .read_exact_at(buffer, address.get())
-            .map_err(|error| self.failed("read", address, buffer.len(), error))
+        match self.file.read_exact_at(buffer, address.get()) {
+            // A page that a userfaultfd is still to bring: this way does not wait for it, that one does.
+            Err(error) if error.raw_os_error() == Some(EIO) => {
+                sys::process_memory::read(self.pid, address, buffer)
+            }
+            outcome => outcome.map_err(|error| self.failed("read", address, buffer.len(), error)),
+        }
     }
 
     /// Reads `length` bytes from an address.

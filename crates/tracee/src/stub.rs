@@ -19,7 +19,7 @@ use crate::arch::x86_64 as arch;
 use crate::memory::ProcessMemory;
 use crate::procfs;
 use crate::remote::RemoteError;
-use crate::thread::{EVENT_STOP, SYSCALL_STOP, TRAP};
+use crate::thread::{EVENT_STOP, Running, SYSCALL_STOP, TRAP, Thread};
 
 const OPTIONS: u64 = OPTION_EXIT_KILL | OPTION_CLONE | OPTION_FORK | OPTION_VFORK | OPTION_SYSCALL_GOOD;
 
@@ -189,6 +189,14 @@ impl Stub {
     /// Lets the thread run, detached, with a stop signal when its process was stopped by one.
     pub fn detach(self, signal: Option<Signal>) -> Result<(), Error> {
         ptrace::detach(self.tid, signal)
+    }
+
+    /// Lets the thread run, still held: the kernel kills it when this program ends.
+    pub(crate) fn run(self, signal: Option<Signal>) -> Result<Thread<Running>, Error> {
+        // Its filters judge it from now on.
+        ptrace::set_options(self.tid, OPTIONS)?;
+        ptrace::resume(self.tid, signal)?;
+        Ok(Thread::attached(self.pid, self.tid))
     }
 
     /// Lets the thread run, detached, into a call from which it does not come back.

@@ -1,4 +1,4 @@
-//! `undying restore IMAGE [--detach] [--pidfile F] [--pid auto|same|ns|any]`
+//! `undying restore IMAGE [--lazy] [--detach] [--pidfile F] [--pid auto|same|ns|any]`
 //!
 //! Owns: its arguments and what it says.
 //! Does not: know how a tree is built.
@@ -16,6 +16,11 @@ use crate::{command, parse, print};
 /// The values of `--pid`.
 const NUMBERS: [(&str, Numbers); 4] =
     [("auto", Numbers::Auto), ("same", Numbers::Same), ("ns", Numbers::Namespace), ("any", Numbers::Any)];
+
+const LAZY_HELP: &str = "Let it run at once and fill its memory meanwhile, what it touches first.
+undying stays until all is there, also with --detach; if it is killed before, the program is killed too. \
+Damage of the image is then found when the program has run already, and ends it. Without --lazy, an image \
+is checked before anything of it runs";
 
 pub(super) struct Restore;
 
@@ -36,6 +41,13 @@ impl Verb for Restore {
                     .long("detach")
                     .action(ArgAction::SetTrue)
                     .help("End once the tree runs, instead of staying as its parent"),
+            )
+            .arg(
+                Arg::new("lazy")
+                    .long("lazy")
+                    .action(ArgAction::SetTrue)
+                    .help("Let it run at once and fill its memory meanwhile, what it touches first")
+                    .long_help(LAZY_HELP),
             )
             .arg(
                 Arg::new("pidfile")
@@ -61,17 +73,23 @@ impl Verb for Restore {
             image: parse::given_image(matches),
             store: command::store(matches)?,
             numbers: numbers.map_or(Numbers::Auto, |(_, numbers)| *numbers),
+            lazy: matches.get_flag("lazy"),
             detach: matches.get_flag("detach"),
             pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),
         };
         let resumed = guardian::restore(&request)?;
         if request.detach {
             print::say(format_args!(
-                "restored {} as pid {} ({} processes) in {}",
+                "restored {} as pid {} ({} processes) in {}{}",
                 request.image,
                 resumed.root,
                 resumed.processes,
                 print::duration(resumed.total),
+                if request.lazy {
+                    format!(", all memory there after {}", print::duration(resumed.filled))
+                } else {
+                    String::new()
+                },
             ));
         }
         Ok(resumed.status.map_or(0, guardian::SubjectStatus::code))

@@ -59,20 +59,21 @@ struct Target<'a> {
     memory: &'a ProcessMemory,
 }
 
-/// Writes the pages of all processes on several threads.
+/// Writes the pages of all processes on several threads, apart from those that come later.
 pub(super) fn fill_processes(
     reader: &ImageReader,
     plan: &Plan,
     built: &Built,
     threads: NonZeroUsize,
+    comes_later: impl Fn(&Extent) -> bool,
 ) -> Result<()> {
     let mut targets: Vec<(SpaceId, Target<'_>)> = Vec::new();
     for process in plan.living() {
         let memory = &built.processes[&process.pid].memory;
         targets.push((SpaceId(process.message.space), Target { process, memory }));
     }
-    let extents: Vec<Extent> =
-        targets.iter().flat_map(|(space, _)| reader.index().of_space(*space)).copied().collect();
+    let all = targets.iter().flat_map(|(space, _)| reader.index().of_space(*space));
+    let extents: Vec<Extent> = all.filter(|extent| !comes_later(extent)).copied().collect();
     reader.load(&extents, threads, |run| fill(&targets, run))?;
     for extent in extents.iter().filter(|extent| extent.source == Source::Zero) {
         target_of(&targets, extent.space)?.clear(extent.range())?;

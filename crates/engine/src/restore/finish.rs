@@ -7,10 +7,10 @@
 use model::{Address, Pid, Signal};
 use resource::Shared;
 use resource::state::{self, Stage, StateRestore};
-use sys::ptrace;
+use sys::{Error, ptrace};
 use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
-use tracee::interruption;
+use tracee::{Stub, interruption};
 
 use super::files::{self, OpenFiles};
 use super::plan::{Plan, PlannedProcess, PlannedState, own_vdso};
@@ -36,8 +36,14 @@ pub(super) fn prepare(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Completes every process and lets the tree run.
-pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built, shared: &mut Shared) -> Result<()> {
+/// Completes every process and lets the tree run, thread by thread, as `let_go` does it.
+pub(super) fn finish(
+    plan: &Plan,
+    open: &OpenFiles,
+    mut built: Built,
+    shared: &mut Shared,
+    mut let_go: impl FnMut(Stub, Option<Signal>) -> std::result::Result<(), Error>,
+) -> Result<()> {
     for process in plan.living() {
         let target = built.get(process.pid)?;
         target.create_threads(process)?;
@@ -65,7 +71,7 @@ pub(super) fn finish(plan: &Plan, open: &OpenFiles, mut built: Built, shared: &m
         let signal = (stopped != 0).then_some(Signal(stopped));
         let mut signals = signal.into_iter();
         for stub in target.threads {
-            stub.detach(signals.next())?;
+            let_go(stub, signals.next())?;
         }
     }
     Ok(())

@@ -9,6 +9,7 @@ mod content;
 mod files;
 mod finish;
 mod layout;
+mod lazy;
 mod plan;
 mod tree;
 
@@ -16,14 +17,17 @@ use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use model::{Inode, Pid};
+use model::{Inode, Pid, Signal};
 use resource::Shared;
 use resource::fd::FilePolicy;
 use store::ImageReader;
 use sys::clone::Parent;
+use tracee::{Escort, Stub};
 
 use crate::error::{EngineError, Result};
+use lazy::Lazy;
 use plan::Plan;
+use tree::Built;
 
 /// Which process numbers a restored tree gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -79,6 +83,8 @@ pub struct Restored {
     pub pids: Vec<Pid>,
     /// From the call to the first instruction.
     pub total: Duration,
+    /// From the call until all memory was there; later than the first instruction if some of it came later.
+    pub filled: Duration,
     /// What took how long.
     pub phases: RestorePhases,
 }
@@ -98,6 +104,9 @@ pub struct RestorePhases {
     pub finish: Duration,
 }
 
+/// How a thread is let go.
+type LetGo<'a> = &'a mut dyn FnMut(Stub, Option<Signal>) -> std::result::Result<(), sys::Error>;
+
 /// Measures phases that follow one another.
 struct Lap(Instant);
 
@@ -109,7 +118,33 @@ impl Lap {
 }
 
 /// Builds the tree of an image and lets it run.
-pub fn restore(mut reader: ImageReader, options: RestoreOptions) -> Result<Restored> {
+///
+/// # Errors
+///
+/// Why there is no tree; none was begun then, or it ends with this program.
+pub fn restore(reader: ImageReader, options: RestoreOptions) -> Result<Restored> {
+    restore_with(reader, options, None)
+}
+
+/// Builds the tree of an image and lets it run while its memory is still being filled: what it touches first comes
+/// first. Calls `running` at the first instruction, and returns when all is there and nothing holds the tree any more.
+///
+/// # Errors
+///
+/// As for `restore`; `LazyMissing` before anything was begun; `LazyLost` when the tree has run and was killed.
+pub fn restore_lazily(
+    reader: ImageReader,
+    options: RestoreOptions,
+    mut running: impl FnMut(&Restored),
+) -> Result<Restored> {
+    restore_with(reader, options, Some(&mut running))
+}
+
+fn restore_with(
+    mut reader: ImageReader,
+    options: RestoreOptions,
+    running: Option<&mut dyn FnMut(&Restored)>,
+) -> Result<Restored> {
     let started = Instant::now();
     if matches!(options.pid, PidPolicy::Namespace | PidPolicy::Any) {
         return Err(EngineError::NotBuilt("restoring with other process numbers (`--pid ns`, `--pid any`)"));
@@ -121,6 +156,7 @@ pub fn restore(mut reader: ImageReader, options: RestoreOptions) -> Result<Resto
     plan.check_kernel()?;
     plan.check_pids()?;
     phases.plan = lap.take();
+    let lazy = if running.is_some() { Lazy::prepare(&plan, reader.index())? } else { None };
     finish::prepare(&plan)?;
     let mut shared = Shared::default();
     let open = files::open(&plan, options.inherited, options.files, options.connections_lost, &mut shared)?;
@@ -129,11 +165,44 @@ pub fn restore(mut reader: ImageReader, options: RestoreOptions) -> Result<Resto
     let mut built = tree::build(&plan, &open, options.parent)?;
     layout::lay_out(&plan, &open, &mut built)?;
     phases.build = lap.take();
-    content::fill_processes(&reader, &plan, &built, options.threads)?;
+    let comes_later = |extent: &_| lazy.as_ref().is_some_and(|lazy| lazy.has(extent));
+    content::fill_processes(&reader, &plan, &built, options.threads, comes_later)?;
     phases.fill = lap.take();
-    layout::advise(&plan, &mut built)?;
-    files::install(&plan, &open, &mut built)?;
-    finish::finish(&plan, &open, built, &mut shared)?;
-    phases.finish = lap.take();
-    Ok(Restored { root: plan.root(), pids: plan.pids(), total: started.elapsed(), phases })
+    let plan = &plan;
+    let complete = move |mut built: Built, let_go: LetGo<'_>| {
+        layout::advise(plan, &mut built)?;
+        files::install(plan, &open, &mut built)?;
+        finish::finish(plan, &open, built, &mut shared, let_go)?;
+        // The tree's alone once it runs: a pipe ends when the tree closes it.
+        drop((open, shared));
+        Ok(())
+    };
+    let mut restored = Restored {
+        root: plan.root(),
+        pids: plan.pids(),
+        total: Duration::ZERO,
+        filled: Duration::ZERO,
+        phases,
+    };
+    let has_begun = |restored: &mut Restored| {
+        restored.phases.finish = lap.take();
+        restored.total = started.elapsed();
+        if let Some(running) = running {
+            running(restored);
+        }
+    };
+    match lazy {
+        None => {
+            complete(built, &mut |stub, signal| stub.detach(signal))?;
+            has_begun(&mut restored);
+        }
+        Some(lazy) => {
+            let complete = |built, escort: &mut Escort| {
+                complete(built, &mut |stub, signal| escort.take(stub, signal))
+            };
+            lazy::run(lazy, &reader, options.threads, built, complete, || has_begun(&mut restored))?;
+        }
+    }
+    restored.filled = started.elapsed();
+    Ok(restored)
 }

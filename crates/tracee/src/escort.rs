@@ -1,0 +1,220 @@
+//! A restored tree that runs and is still held: should this program die, the kernel kills it.
+//!
+//! Owns: the threads from their first instruction until they are let go, those that they create meanwhile, and the
+//! keeper, a process of ours that holds descriptors for longer than this program lives.
+//! Invariants: no process that is born meanwhile runs before the caller has been asked; when this program is killed,
+//! with or without the keeper, the kernel kills every thread of the tree before it lets the keeper close anything.
+//! Does not: know what the keeper keeps, or why the tree is held.
+//!
+//! A process that is killed closes its files first and lets go of its tracees later. What must not be closed while
+//! the tree can still run is therefore held by the keeper too. It is the first thread that is seized and the last in
+//! the list of tracees, and so the last that a dying tracer kills (exit_ptrace, Linux 6.18: new ones are put in
+//! front). Killed by somebody else, it stands on its way out, with all its files, until its tracer says go on.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use model::{Pid, Signal, Tid};
+use sys::clone::{Parent, WantedPid};
+use sys::ptrace::{self, OPTION_EXIT, OPTION_EXIT_KILL, WaitStatus};
+use sys::{Errno, Error};
+
+use crate::procfs;
+use crate::remote::RemoteError;
+use crate::stub::Stub;
+use crate::thread::{Running, StopOutcome, Stopped, Thread};
+
+/// How long one sleep between two rounds lasts at least, and at most once nothing has happened for a while.
+const NAP_MIN: Duration = Duration::from_micros(50);
+const NAP_MAX: Duration = Duration::from_micros(400);
+/// The same where a thread cannot be let go yet: its leader has ended before it.
+const NAP_LONG: Duration = Duration::from_millis(10);
+/// Numbers tried until one is not among those that the tree needs.
+const NUMBERS_MAX: usize = 64;
+const KILL: Signal = Signal(9);
+
+/// A process that does nothing but hold the descriptors it was born with.
+#[derive(Debug)]
+pub struct Keeper {
+    tid: Tid,
+}
+
+impl Keeper {
+    /// Makes one, with a number that is none of these. Nothing may have been seized before by this thread that is to
+    /// be killed before the keeper.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no process, or that all numbers tried are among `taken`.
+    pub fn spawn(taken: &HashSet<Tid>) -> Result<Self, RemoteError> {
+        // Kept until there is one that fits, so that no number comes twice.
+        let mut others = Vec::new();
+        for _ in 0..NUMBERS_MAX {
+            let stub = Stub::spawn(WantedPid::Any, Parent::Caller)?;
+            let keeper = Self { tid: stub.tid() };
+            if taken.contains(&keeper.tid) {
+                others.push(keeper);
+                continue;
+            }
+            ptrace::set_options(keeper.tid, OPTION_EXIT_KILL | OPTION_EXIT)?;
+            return Ok(keeper);
+        }
+        Err(Error::new("find a free process number", Errno::EEXIST).into())
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        Pid(self.tid.get())
+    }
+}
+
+impl Drop for Keeper {
+    /// Ends it; all that only it has held is closed when this returns.
+    fn drop(&mut self) {
+        // It has ended already where this fails, and where a wait does.
+        let _ = sys::signal::send(self.pid(), KILL);
+        while let Ok(WaitStatus::Stopped { .. }) = ptrace::wait(self.tid) {
+            let _ = ptrace::resume(self.tid, None);
+        }
+    }
+}
+
+/// Threads that run and are held.
+#[derive(Debug, Default)]
+pub struct Escort {
+    running: Vec<Thread<Running>>,
+    /// Created, and not seen to stand yet.
+    unborn: HashSet<Tid>,
+    nap: Duration,
+}
+
+impl Escort {
+    /// Lets a thread run, with a stop signal when its process was stopped by one.
+    ///
+    /// # Errors
+    ///
+    /// That it has ended.
+    pub fn take(&mut self, stub: Stub, signal: Option<Signal>) -> Result<(), Error> {
+        self.running.push(stub.run(signal)?);
+        Ok(())
+    }
+
+    /// Whether every thread has ended.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Serves what the threads stop for: signals, births, ends. Before a new process runs, `born` is called; sleeps
+    /// when there was nothing to do.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel said about a thread that still lives.
+    pub fn round(&mut self, born: &dyn Fn()) -> Result<(), Error> {
+        let before = self.running.len();
+        if self.look_at_all(born, |thread| thread.resume().map(Some))? || before != self.running.len() {
+            self.nap = NAP_MIN;
+            return Ok(());
+        }
+        std::thread::sleep(self.nap);
+        self.nap = (self.nap * 2).clamp(NAP_MIN, NAP_MAX);
+        Ok(())
+    }
+
+    /// Lets every thread go for good, each as soon as it stands. A process whose leader has ended before its other
+    /// threads can only be waited for.
+    ///
+    /// # Errors
+    ///
+    /// As for `round`.
+    pub fn release(mut self, born: &dyn Fn()) -> Result<(), Error> {
+        let mut asked = HashSet::new();
+        let mut nap = NAP_MIN;
+        loop {
+            for thread in &self.running {
+                if asked.insert(thread.tid()) {
+                    // One that has ended is noticed below.
+                    let _ = thread.interrupt();
+                }
+            }
+            self.look_at_all(born, |thread| thread.detach().map(|()| None))?;
+            if self.running.is_empty() {
+                return Ok(());
+            }
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(NAP_LONG);
+        }
+    }
+
+    /// Kills every process, and returns when they have ended.
+    pub fn kill(mut self) {
+        while !self.running.is_empty() {
+            for thread in &self.running {
+                // One that has ended is noticed below.
+                let _ = sys::signal::send(thread.pid(), KILL);
+            }
+            let resume = |thread: Thread<Stopped>| thread.resume().map(Some);
+            // An error leaves threads in the list that are killed and looked at again.
+            let _ = self.look_at_all(&|| (), resume);
+            std::thread::sleep(NAP_MIN);
+        }
+    }
+
+    /// Looks at each thread once, and does `step` with those that stand. Whether anything had happened.
+    fn look_at_all(
+        &mut self,
+        born: &dyn Fn(),
+        mut step: impl FnMut(Thread<Stopped>) -> Result<Option<Thread<Running>>, Error>,
+    ) -> Result<bool, Error> {
+        let (mut happened, mut outcome) = (false, Ok(()));
+        let mut left = std::mem::take(&mut self.running).into_iter();
+        while let Some(thread) = left.next() {
+            let (pid, tid) = (thread.pid(), thread.tid());
+            match thread.look() {
+                Ok(StopOutcome::Pending(thread)) => self.running.push(thread),
+                Ok(StopOutcome::Stopped(stopped)) => {
+                    happened = true;
+                    if self.unborn.remove(&tid) && tid == pid.leader() {
+                        born();
+                    }
+                    match step(stopped) {
+                        Ok(thread) => self.running.extend(thread),
+                        // Killed while it stood: its end is seen in a later round.
+                        Err(error) if error.errno == Errno::ESRCH => {
+                            self.running.push(Thread::attached(pid, tid));
+                        }
+                        Err(error) => outcome = Err(error),
+                    }
+                }
+                Ok(StopOutcome::Created(thread, created)) => {
+                    happened = true;
+                    self.running.push(thread);
+                    self.adopt(created);
+                }
+                Ok(StopOutcome::Gone) => happened = true,
+                Err(error) => {
+                    self.running.push(Thread::attached(pid, tid));
+                    outcome = Err(error);
+                }
+            }
+            if outcome.is_err() {
+                self.running.extend(left);
+                break;
+            }
+        }
+        outcome.map(|()| happened)
+    }
+
+    /// Takes over a thread that the kernel has attached because its creator is.
+    fn adopt(&mut self, tid: Tid) {
+        // One that has ended already needs nobody.
+        if let Ok(status) = procfs::status(Pid(tid.get()))
+            && !self.running.iter().any(|thread| thread.tid() == tid)
+        {
+            self.unborn.insert(tid);
+            self.running.push(Thread::attached(status.tgid, tid));
+        }
+    }
+}
