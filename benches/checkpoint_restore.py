@@ -5,7 +5,9 @@ Subjects: a tiny process, 1 GiB of touched memory, redis with 1,000,000 keys. Ea
 subject with `--kill` and restores it; rounds of the tools alternate. Figures are wall times of whole commands, as a
 user sees them, the pause that undying reports (all stops together), and restores with the image in the page cache (the
 first read of an image after a checkpoint past the cache is told apart as "cold"). Beside a gigabyte, `direct` writes as
-much to a new file of the same disk past the cache, four requests at a time, and makes it durable.
+much to a new file of the same disk past the cache, four requests at a time, and makes it durable. "lazy_first" is the
+time from the start of `restore --lazy` of a gigabyte in the page cache to the first instruction, as a subject that
+reads the clock all the time sees it.
 
 Usage: checkpoint_restore.py [--rounds N] [--only tiny,gib,redis] [--undying PATH] [--criu PATH] [--out FILE.csv]
 Needs root. Without CRIU only undying is measured. Raw rows go to benches/runs/; medians are printed.
@@ -33,6 +35,7 @@ SUBJECT_C = r"""
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 int main(int argc, char **argv)
 {
@@ -43,11 +46,21 @@ int main(int argc, char **argv)
 		words[i] = state;
 	}
 	close(open(argv[2], O_CREAT | O_WRONLY, 0600));
-	for (;;)
-		usleep(10000);
+	if (argc == 3)
+		for (;;)
+			usleep(10000);
+	/* Keeps when the first long gap ended, once it is zero. */
+	volatile long *end = mmap(0, 4096, 3, MAP_SHARED, open(argv[3], O_RDWR), 0);
+	struct timespec now;
+	for (long last = 0, at;; last = at) {
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		at = now.tv_sec * 1000000000 + now.tv_nsec;
+		if (at - last > 50000000 && !*end)
+			*end = at;
+	}
 }
 """
-COLUMNS = ["subject", "tool", "round", "checkpoint_ms", "pause_ms", "restore_cold_ms", "restore_ms"]
+COLUMNS = ["subject", "tool", "round", "checkpoint_ms", "pause_ms", "restore_cold_ms", "restore_ms", "lazy_first_ms"]
 PATIENCE_S = 60
 
 
@@ -90,9 +103,9 @@ class Memory:
     def __init__(self, program, size):
         self.program, self.size = program, size
 
-    def start(self, work):
+    def start(self, work, *more):
         ready = os.path.join(work, "ready")
-        process = subprocess.Popen([self.program, str(self.size), ready], stdin=subprocess.DEVNULL,
+        process = subprocess.Popen([self.program, str(self.size), ready, *more], stdin=subprocess.DEVNULL,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=work,
                                    start_new_session=True)
         wait_for(lambda: os.path.exists(ready), "the subject")
@@ -141,8 +154,8 @@ class Undying:
         shown = subprocess.run([self.binary, "show", image, "--json"], capture_output=True, text=True, check=True)
         return json.loads(shown.stdout)["pause_us"] / 1000
 
-    def restore(self, image):
-        return timed([self.binary, "restore", image, "--detach"])
+    def restore(self, image, *options):
+        return timed([self.binary, "restore", image, "--detach", *options])
 
 
 class Criu:
@@ -189,9 +202,36 @@ class Direct:
         return (time.monotonic() - start) * 1000
 
 
+def into_page_cache(image):
+    for folder, _, files in os.walk(image):
+        for name in files:
+            with open(os.path.join(folder, name), "rb") as file:
+                while file.read(1 << 20):
+                    pass
+
+
+def lazy_first(subject, tool, work):
+    image, clock = os.path.join(work, "lazy"), os.path.join(work, "clock")
+    os.makedirs(os.path.join(work, "again"))
+    with open(clock, "wb") as file:
+        file.truncate(4096)
+    pid = subject.start(os.path.join(work, "again"), clock)
+    tool.checkpoint(pid, image)
+    wait_for(lambda: gone(pid), "the end of the subject")
+    into_page_cache(image)
+    with open(clock, "r+b") as file:
+        file.write(bytes(8))
+    start = time.monotonic_ns()
+    tool.restore(image, "--lazy")
+    with open(clock, "rb") as file:
+        end = int.from_bytes(file.read(8), "little")
+    kill(pid)
+    return (end - start) / 1e6
+
+
 def measure(subject, tool, work):
     if tool.name == Direct.name:
-        return tool.write(os.path.join(work, "direct"), subject.size), "", "", ""
+        return tool.write(os.path.join(work, "direct"), subject.size), "", "", "", ""
     image = os.path.join(work, "image")
     pid = subject.start(work)
     checkpoint = tool.checkpoint(pid, image)
@@ -199,14 +239,11 @@ def measure(subject, tool, work):
     pause = tool.pause_ms(image)
     cold = tool.restore(image)
     kill(pid)
-    for folder, _, files in os.walk(image):
-        for name in files:
-            with open(os.path.join(folder, name), "rb") as file:
-                while file.read(1 << 20):
-                    pass
+    into_page_cache(image)
     warm = tool.restore(image)
     kill(pid)
-    return checkpoint, pause, cold, warm
+    is_lazy = tool.name == Undying.name and isinstance(subject, Memory) and subject.size > 0
+    return checkpoint, pause, cold, warm, lazy_first(subject, tool, work) if is_lazy else ""
 
 
 def main():

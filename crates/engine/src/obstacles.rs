@@ -88,7 +88,7 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
             "tracer",
             place,
             "a process can have one tracer only",
-            "end the debugger or strace first",
+            "end the debugger or strace first, or wait until `undying restore --lazy` has ended",
         ));
     }
     if status.state == 'Z' && status.threads > 1 {

@@ -438,4 +438,41 @@ mod tests {
         lift(fd.as_fd(), range).unwrap();
         assert_eq!(writer.join().unwrap(), 2);
     }
+
+    #[test]
+    fn a_missing_page_is_brought_to_who_waits_and_its_end_is_told() {
+        let Ok(fd) = create(0) else { return println!("unsupported: userfaultfd-missing") };
+        if begin_for_missing(fd.as_fd()).is_err() {
+            return println!("unsupported: userfaultfd-missing");
+        }
+        let mut scratch = Scratch::new(PageCount(4)).unwrap();
+        let range = scratch.range();
+        register_for_missing(fd.as_fd(), range).unwrap();
+        let reader = std::thread::spawn(move || {
+            let found = scratch.read(PageCount(2));
+            // Told, and waited for.
+            scratch.write(PageCount(3), 1);
+            drop(scratch);
+            found
+        });
+        let mut messages = Messages::default();
+        let mut next = || loop {
+            read(fd.as_fd(), &mut messages).unwrap();
+            if let Some(event) = messages.take().next() {
+                return event;
+            }
+            std::thread::yield_now();
+        };
+        let page = Address(range.start.get() + 2 * PAGE_BYTES);
+        let Event::Fault(address) = next() else { panic!("no fault") };
+        assert_eq!(address.page_floor(), page);
+        assert_eq!(copy(fd.as_fd(), page, &[7; 4096]), (ByteCount(PAGE_BYTES), Ok(())));
+        assert_eq!(copy(fd.as_fd(), page, &[8; 4096]).1, Err(Errno::EEXIST));
+        let Event::Fault(address) = next() else { panic!("no fault") };
+        zero(fd.as_fd(), address.page_floor()).unwrap();
+        let Event::Unmap(gone) = next() else { panic!("the end was not told") };
+        assert!(range.start >= gone.start && range.end <= gone.end, "{gone}");
+        assert_eq!(reader.join().unwrap(), 7);
+        assert_eq!(copy(fd.as_fd(), page, &[9; 4096]).1, Err(Errno::ENOENT));
+    }
 }

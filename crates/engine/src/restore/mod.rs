@@ -197,9 +197,8 @@ fn restore_with(
             has_begun(&mut restored);
         }
         Some(lazy) => {
-            let complete = |built, escort: &mut Escort| {
-                complete(built, &mut |stub, signal| escort.take(stub, signal))
-            };
+            let complete =
+                |built, escort: &mut Escort| complete(built, &mut |stub, signal| escort.take(stub, signal));
             lazy::run(lazy, &reader, options.threads, built, complete, || has_begun(&mut restored))?;
         }
     }

@@ -46,7 +46,11 @@ const OBSTACLES: &[(&str, &str, &str)] = &[
     ("ht", "huge page mapping", "hugetlb pages are not saved yet"),
     ("io", "device mapping", "the memory of a device cannot be saved"),
     ("pf", "device mapping", "pages without page structures cannot be saved"),
-    ("um", "userfaultfd registration", "missing-page handling of the program's own is not saved yet"),
+    (
+        "um",
+        "userfaultfd registration",
+        "pages are still to come from a lazy restore, or from a handler of the program's own, which is not saved yet",
+    ),
     ("ui", "userfaultfd registration", "minor-fault handling of the program's own is not saved yet"),
     ("uw", "userfaultfd registration", "write-protect handling of the program's own is not saved yet"),
     ("ss", "shadow stack", "shadow stacks are not saved yet"),

@@ -161,7 +161,8 @@ impl LiveSpace {
     /// Has whoever waits for a page look again.
     pub(super) fn wake(&self, page: Address) {
         // Whoever waited has gone where this fails.
-        let _ = userfaultfd::wake(self.descriptor.as_fd(), AddressRange::new(page, page + ByteCount(PAGE_BYTES)));
+        let _ =
+            userfaultfd::wake(self.descriptor.as_fd(), AddressRange::new(page, page + ByteCount(PAGE_BYTES)));
     }
 }
 

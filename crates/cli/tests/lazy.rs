@@ -1,0 +1,390 @@
+//! `undying restore --lazy`: a program that runs before its memory is there never sees a page that is not its own.
+//!
+//! Short forms every day; many rounds with `UNDYING_LONG_TESTS` set.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod common;
+
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use common::{Lab, Random, Said, rounds, supported, until, wait};
+use model::Pid;
+use rustix::process::Signal;
+use testkit::ProcessId;
+
+/// Long enough to be filled that a kill and a checkpoint come in the middle of it.
+const MIB: u64 = 192;
+const CHURNS: (usize, usize) = (3, 200);
+const KILLS: (usize, usize) = (20, 400);
+const PAGE: u64 = 4096;
+
+/// A subject that knows what its memory must be, an image of it, and what it says.
+struct Subject {
+    lab: Lab,
+    report: PathBuf,
+    go: PathBuf,
+    pid: Pid,
+}
+
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("lazy-{}", std::process::id()));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/lazy.c");
+        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+        let status = Command::new(compiler).args(["-O1", "-pthread", "-o"]).arg(&own).arg(&source).status();
+        assert!(status.unwrap().success(), "the subject does not compile");
+        own
+    })
+}
+
+impl Subject {
+    /// Starts it, takes an image, and ends it.
+    fn image(mib: u64) -> Self {
+        let lab = Lab::new();
+        let words = Self::words(&lab, mib);
+        let mut setsid = Command::new("setsid");
+        wait(&mut lab.detached(setsid.arg("--fork").args(words)).spawn().unwrap());
+        let subject = Self::found(lab);
+        let pid = subject.pid.to_string();
+        let said = subject.lab.say(["checkpoint", &pid, "--image", &subject.image_path(), "--kill"]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        subject.is_gone();
+        subject
+    }
+
+    fn words(lab: &Lab, mib: u64) -> [String; 4] {
+        let text = |path: PathBuf| path.display().to_string();
+        [text(program().to_owned()), text(lab.path("report")), text(lab.path("go")), mib.to_string()]
+    }
+
+    /// Waits until it is ready.
+    fn found(lab: Lab) -> Self {
+        let (report, go) = (lab.path("report"), lab.path("go"));
+        until("the subject", || (word(&report, 0)? == 1).then_some(()));
+        let runs_it = |one: &ProcessId| {
+            std::fs::read_link(format!("/proc/{}/exe", one.pid())).is_ok_and(|exe| exe == program())
+        };
+        let process = lab.guard.marked().into_iter().find(runs_it).unwrap();
+        Self { lab, report, go, pid: process.pid() }
+    }
+
+    fn image_path(&self) -> String {
+        self.lab.path("image").display().to_string()
+    }
+
+    /// Has the next life of it do this from its first instruction on.
+    fn will(&self, kind: &str, seed: u64) {
+        std::fs::File::create(&self.report).unwrap().set_len(PAGE).unwrap();
+        std::fs::write(&self.go, format!("{kind} {seed}\n")).unwrap();
+    }
+
+    fn word(&self, number: u64) -> u64 {
+        word(&self.report, number).unwrap()
+    }
+
+    /// No page was ever wrong, by its own account.
+    fn is_well(&self, what: &str) {
+        let said: Vec<u64> = (0..8).map(|number| self.word(number)).collect();
+        assert_eq!(said[1], 0, "{what}: {said:x?}");
+    }
+
+    fn process(&self) -> Option<ProcessId> {
+        ProcessId::of(self.pid).ok().filter(|process| process.is_alive())
+    }
+
+    fn status(&self, name: &str) -> String {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_default().trim().to_owned()
+    }
+
+    fn is_gone(&self) {
+        until("the subject's number to be free", || {
+            common::reap(self.pid);
+            ProcessId::of(self.pid).is_err().then_some(())
+        });
+    }
+
+    fn end(&self) {
+        if let Some(process) = self.process() {
+            process.signal(Signal::KILL).unwrap();
+        }
+        self.is_gone();
+    }
+
+    /// Looks through all its memory twice more, with nobody holding it.
+    fn goes_on(&self, what: &str) {
+        let from = self.word(0);
+        until("two more rounds", || (self.word(0) >= from + 2).then_some(()));
+        self.is_well(what);
+        assert_eq!(self.status("TracerPid"), "0", "{what}");
+    }
+
+    fn restore(&self, options: &[&str]) -> Said {
+        let image = self.image_path();
+        self.lab.say(["restore", image.as_str()].iter().chain(options))
+    }
+
+    /// Its areas without what says how much of each is there, and the descriptors it has.
+    fn traces(&self) -> (usize, String) {
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", self.pid)).unwrap();
+        let smaps = read("smaps");
+        let flags: Vec<&str> = smaps.lines().filter(|line| line.starts_with("VmFlags:")).collect();
+        assert!(!flags.iter().any(|line| line.contains(" um")), "an area is watched still");
+        let folder = format!("/proc/{}/fd", self.pid);
+        let mut descriptors: Vec<String> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap().display().to_string())
+            .collect();
+        descriptors.sort_unstable();
+        (read("maps").lines().count(), format!("{flags:?} {descriptors:?}"))
+    }
+}
+
+/// The child that is not the subject, if there is one yet.
+fn keeper_of(filler: Pid, subject: Pid) -> Option<ProcessId> {
+    let children = std::fs::read_to_string(format!("/proc/{filler}/task/{filler}/children")).ok()?;
+    let mut children = children.split_whitespace().filter_map(|word| word.parse().ok().map(Pid));
+    ProcessId::of(children.find(|child| *child != subject)?).ok()
+}
+
+fn word(report: &Path, number: u64) -> Option<u64> {
+    let mut bytes = [0_u8; 8];
+    let mut file = std::fs::File::open(report).ok()?;
+    file.seek(SeekFrom::Start(number * 8)).ok()?;
+    file.read_exact(&mut bytes).ok()?;
+    Some(u64::from_ne_bytes(bytes))
+}
+
+/// What the subject writes into a page at its start (`fill(mix(number + 1) | 1)`).
+fn content(number: u64) -> [u8; 16] {
+    let mut x = number + 1;
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    let value = (x ^ (x >> 31)) | 1;
+    let words = [value, value.wrapping_add(1)];
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&words[0].to_ne_bytes());
+    bytes[8..].copy_from_slice(&words[1].to_ne_bytes());
+    bytes
+}
+
+/// Flips a bit in every stored copy of a page below a folder; how many there were.
+fn damage(folder: &Path, page: u64) -> usize {
+    let (wanted, mut found) = (content(page), 0);
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found += damage(&path, page);
+            continue;
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        for (number, stored) in bytes.chunks(PAGE as usize).enumerate() {
+            if stored.starts_with(&wanted) {
+                let at = number * PAGE as usize + 2048;
+                let mut file = std::fs::File::options().write(true).open(&path).unwrap();
+                file.seek(SeekFrom::Start(at as u64)).unwrap();
+                file.write_all(&[bytes[at] ^ 16]).unwrap();
+                found += 1;
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_program_that_ran_before_its_memory_was_there_is_the_same_as_any_other() {
+    if !supported() {
+        return;
+    }
+    let subject = Subject::image(MIB);
+    let mut traces = Vec::new();
+    for options in [&["--detach"][..], &["--detach", "--lazy"]] {
+        subject.will("watch", 1);
+        let said = subject.restore(options);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert_eq!(said.stderr.contains("all memory there after"), options.len() > 1, "{said:?}");
+        let only: Vec<Pid> = subject.lab.guard.marked().iter().map(|process| process.pid()).collect();
+        assert_eq!(only, [subject.pid], "somebody was left behind");
+        traces.push(subject.traces());
+        subject.goes_on("after a restore");
+        subject.end();
+    }
+    assert_eq!(traces[0], traces[1]);
+}
+
+#[test]
+fn what_a_program_does_with_memory_that_is_still_to_come_is_done() {
+    if !supported() {
+        return;
+    }
+    let (subject, mut random) = (Subject::image(MIB), Random::new());
+    for round in 0..rounds(CHURNS.0, CHURNS.1) {
+        subject.will("churn", random.below(1 << 40));
+        let said = subject.restore(&["--lazy"]);
+        subject.is_well(&format!("round {round}"));
+        assert_eq!(said.code, Some(0), "round {round}: {said:?}");
+        subject.is_gone();
+    }
+}
+
+#[test]
+fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
+    if !supported() {
+        return;
+    }
+    let (subject, mut random) = (Subject::image(MIB), Random::new());
+    subject.will("watch", 0);
+    let begun = Instant::now();
+    assert_eq!(subject.restore(&["--lazy", "--detach"]).code, Some(0));
+    let latest = begun.elapsed();
+    subject.end();
+    let (mut dead, mut alive) = (0, 0);
+    for round in 0..rounds(KILLS.0, KILLS.1) {
+        subject.will("watch", random.below(1 << 40));
+        let image = subject.image_path();
+        let mut filler = subject.lab.undying(["restore", &image, "--lazy", "--detach"]).spawn().unwrap();
+        std::thread::sleep(random.duration(latest));
+        let number = Pid(filler.id() as i32);
+        let keeper = keeper_of(number, subject.pid);
+        let kind = random.below(4);
+        let targets: Vec<ProcessId> = match kind {
+            0 => Vec::new(),
+            1 => keeper.into_iter().collect(),
+            _ => keeper.into_iter().chain(keeper).collect(),
+        };
+        if kind == 2 {
+            filler.kill().unwrap();
+        }
+        for target in targets {
+            // It may have ended by itself.
+            let _ = target.signal(Signal::KILL);
+        }
+        if kind != 1 && kind != 2 {
+            filler.kill().unwrap();
+        }
+        let status = wait(&mut filler);
+        let what = format!("round {round}, kind {kind}, {status}");
+        assert!(kind != 1 || status.success(), "{what}: without its keeper it fails");
+        // Either all is as after any restore, or nothing runs.
+        let from = subject.word(0);
+        let settled = || match subject.process() {
+            None => Some(false),
+            Some(_) => (subject.word(0) >= from + 2).then_some(true),
+        };
+        if until(&format!("the program to go on or be dead, {what}"), settled) {
+            assert_eq!(subject.status("TracerPid"), "0", "{what}");
+            alive += 1;
+        } else {
+            dead += 1;
+        }
+        subject.end();
+        subject.is_well(&what);
+    }
+    println!("killed in {dead} rounds, whole in {alive}");
+    assert!(dead > 0, "no round ended early");
+}
+
+#[test]
+fn a_damaged_page_found_late_ends_the_program_and_is_told() {
+    if !supported() {
+        return;
+    }
+    let subject = Subject::image(64);
+    assert_eq!(damage(Path::new(&subject.image_path()), 9000), 1);
+    subject.will("watch", 7);
+    let said = subject.restore(&["--lazy"]);
+    assert_eq!(said.code, Some(5), "{said:?}");
+    assert!(said.stderr.contains("damaged") && said.stderr.contains("had begun to run"), "{said:?}");
+    subject.is_gone();
+    subject.is_well("damage");
+    let said = subject.restore(&[]);
+    assert_eq!(said.code, Some(5), "{said:?}");
+    assert!(!said.stderr.contains("had begun to run"), "{said:?}");
+}
+
+#[test]
+fn a_log_serves_as_well_as_an_image() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut words: Vec<String> = ["run", "--name", "job", "--every", "50ms", "--"].map(String::from).into();
+    words.extend(Subject::words(&lab, 64));
+    let mut guardian = lab.undying(words).spawn().unwrap();
+    let subject = Subject::found(lab);
+    // One that was begun after all pages were written.
+    let newest = || subject.lab.json(&["ls", "job"]).as_array()?.last()?["seq"].as_u64();
+    let first = newest().unwrap_or(0);
+    until("checkpoints", || (newest()? >= first + 3).then_some(()));
+    guardian.kill().unwrap();
+    wait(&mut guardian);
+    subject.end();
+    subject.will("watch", 3);
+    let said = subject.lab.say(["restore", "job", "--lazy", "--detach"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.stderr.contains("all memory there after"), "{said:?}");
+    subject.goes_on("from a log");
+    subject.end();
+    assert!(damage(&subject.lab.store(), 9000) > 0);
+    subject.will("watch", 4);
+    let said = subject.lab.say(["restore", "job", "--lazy"]);
+    assert_eq!(said.code, Some(5), "{said:?}");
+    assert!(said.stderr.contains("had begun to run"), "{said:?}");
+    subject.is_gone();
+    subject.is_well("damage in a log");
+}
+
+#[test]
+fn a_checkpoint_is_refused_as_long_as_memory_is_missing() {
+    if !supported() {
+        return;
+    }
+    let subject = Subject::image(MIB);
+    let pidfile = subject.lab.path("pid");
+    subject.will("watch", 5);
+    let (image, file) = (subject.image_path(), pidfile.display().to_string());
+    let words = ["restore", image.as_str(), "--lazy", "--detach", "--pidfile", &file];
+    let mut filler = subject.lab.undying(words).spawn().unwrap();
+    let process = ProcessId::of(Pid(filler.id() as i32)).unwrap();
+    // The file is there from the first instruction on.
+    let deadline = Instant::now() + common::LIMIT;
+    while !pidfile.exists() {
+        assert!(Instant::now() < deadline, "no pid file");
+    }
+    process.signal(Signal::STOP).unwrap();
+    until("it to stand", || process.is_stopped().then_some(()));
+    assert_ne!(subject.status("TracerPid"), "0", "the memory was there too early");
+    let pid = subject.pid.to_string();
+    let said = subject.lab.say(["checkpoint", &pid, "--image", "other"]);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    assert!(said.stderr.contains("one tracer only") && said.stderr.contains("--lazy"), "{said:?}");
+    process.signal(Signal::CONT).unwrap();
+    assert!(wait(&mut filler).success());
+    subject.goes_on("after a refusal");
+    let said = subject.lab.say(["checkpoint", &pid, "--image", "other"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    subject.end();
+}
+
+#[test]
+fn what_the_kernel_lacks_refuses_before_anything_is_begun() {
+    if !supported() {
+        return;
+    }
+    let subject = Subject::image(32);
+    subject.will("watch", 6);
+    let image = subject.image_path();
+    let mut command = subject.lab.undying(["restore", &image, "--lazy"]);
+    let said = subject.lab.call(command.env("UNDYING_FEATURES_OFF", "userfaultfd-missing"));
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.stderr.contains("without --lazy"), "{said:?}");
+    assert!(subject.process().is_none());
+    assert_eq!(subject.word(0), 0, "it has run");
+}
