@@ -9,10 +9,9 @@
 //! be filled is found anew. A child that was forked without a page is therefore filled by whoever fills its parent,
 //! who could not fill the parent either while the fork was not known.
 
-use std::cell::OnceCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use image::{Extent, Source, SpaceId};
@@ -33,8 +32,6 @@ const CHUNK_BYTES: ByteCount = ByteCount(256 << 10);
 /// How long to wait for a process that is changing its memory.
 const NAP: Duration = Duration::from_micros(20);
 
-/// SCHED_OTHER.
-const ORDINARY: u32 = 0;
 /// SCHED_FIFO.
 const FIFO: u32 = 1;
 /// The calling thread.
@@ -47,19 +44,6 @@ pub(super) struct Filler<'a> {
     /// Leads to the keeper.
     keep: OwnedFd,
     is_over: AtomicBool,
-    helpers: Mutex<Vec<Helper>>,
-}
-
-/// A thread that fills in the background. Whoever waits for a page waits until no such thread holds the spaces: one
-/// that does is hurried, so that it does not lose its processor meanwhile (measured under load: 5 to 90 ms).
-#[derive(Clone)]
-struct Helper {
-    tid: Tid,
-    is_hurried: Arc<AtomicBool>,
-}
-
-thread_local! {
-    static SELF: OnceCell<Helper> = const { OnceCell::new() };
 }
 
 /// A thread that waits for a page: the number of its space, and the page.
@@ -68,8 +52,7 @@ type Fault = (usize, Address);
 impl<'a> Filler<'a> {
     /// Fills these, of which the keeper holds duplicates.
     pub(super) fn new(reader: &'a ImageReader, keep: OwnedFd) -> Self {
-        let (is_over, helpers) = (AtomicBool::new(false), Mutex::default());
-        Self { reader, spaces: RwLock::default(), keep, is_over, helpers }
+        Self { reader, spaces: RwLock::default(), keep, is_over: AtomicBool::new(false) }
     }
 
     /// Fills one more; the keeper holds a duplicate when this returns.
@@ -102,7 +85,10 @@ impl<'a> Filler<'a> {
     /// The first page that could not be read or filled, or child that could not be kept. Who waits goes on waiting.
     pub(super) fn serve(&self, ending: BorrowedFd<'_>) -> Result<()> {
         let (mut messages, mut faults, mut buffer) = (Messages::default(), Vec::new(), Vec::new());
-        hurry(CALLING, FIFO);
+        // Whoever waits for a page waits for a processor for us too. Not to be allowed to costs time alone. To hurry
+        // those who fill in the background as well, and back, starved the program (0.4 s, EEVDF, Linux 6.18).
+        let urgent = Attributes { policy: FIFO, priority: 1, ..Attributes::default() };
+        let _ = scheduling::set_attributes(CALLING, &urgent);
         loop {
             let descriptors: Vec<Arc<OwnedFd>> =
                 self.read().iter().map(|space| Arc::clone(&space.descriptor)).collect();
@@ -122,16 +108,7 @@ impl<'a> Filler<'a> {
 
     /// Reads all news while nobody fills.
     fn listen(&self, messages: &mut Messages, faults: &mut Vec<Fault>) -> Result<()> {
-        let mut spaces = match self.spaces.try_write() {
-            Ok(spaces) => spaces,
-            Err(_) => {
-                for helper in self.helpers.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-                    helper.is_hurried.store(true, Ordering::SeqCst);
-                    hurry(helper.tid, FIFO);
-                }
-                self.write()
-            }
-        };
+        let mut spaces = self.write();
         let mut number = 0;
         // Children are appended, and may have something to say already.
         while let Some(space) = spaces.get_mut(number) {
@@ -196,21 +173,9 @@ impl<'a> Filler<'a> {
     ///
     /// What the kernel refused.
     pub(super) fn fill(&self, run: &LoadedRun<'_>) -> Result<()> {
-        let helper = SELF.with(|helper| {
-            let known = || {
-                let tid = Tid(rustix::thread::gettid().as_raw_nonzero().get());
-                let helper = Helper { tid, is_hurried: Arc::default() };
-                self.helpers.lock().unwrap_or_else(PoisonError::into_inner).push(helper.clone());
-                helper
-            };
-            helper.get_or_init(known).clone()
-        });
         for (extent, bytes) in run.iter() {
             for range in extent.range().pieces(CHUNK_BYTES) {
                 self.fill_everywhere(extent.space, range, part(extent, range, bytes))?;
-                if helper.is_hurried.swap(false, Ordering::SeqCst) {
-                    hurry(CALLING, ORDINARY);
-                }
             }
         }
         Ok(())
@@ -246,12 +211,6 @@ impl<'a> Filler<'a> {
     fn write(&self) -> RwLockWriteGuard<'_, Vec<LiveSpace>> {
         self.spaces.write().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Gives a thread another scheduling class; not to be allowed to costs time alone.
-fn hurry(tid: Tid, policy: u32) {
-    let priority = u32::from(policy == FIFO);
-    let _ = scheduling::set_attributes(tid, &Attributes { policy, priority, ..Attributes::default() });
 }
 
 /// The surroundings of a page, within what is read with it.
