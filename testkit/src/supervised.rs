@@ -193,6 +193,7 @@ impl Supervised {
     /// When the subject or the guardian does not end in time, or there is no verdict.
     pub fn judge(&mut self) -> Result<Verdict, HarnessError> {
         let process = self.subject().ok_or_else(|| self.output_error("there is no subject"))?;
+        let lives = self.lives();
         process.signal(Signal::TERM).map_err(|source| HarnessError::Process {
             operation: "signal",
             process,
@@ -207,6 +208,10 @@ impl Supervised {
             }
             if let Some(status) = self.guardian_status()? {
                 return self.verdict_with(&text, status);
+            }
+            // It would wait for another signal until the limit.
+            if text == "PASS\n" && self.lives() > lives {
+                return Err(self.output_error("it ended well, and was restarted"));
             }
             if Instant::now() >= deadline {
                 return Err(self.timeout("verdict", limits::judge()));
