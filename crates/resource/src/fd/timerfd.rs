@@ -6,6 +6,8 @@
 //! has run on, and goes on with what was left elsewhere.
 //! Does not: shift clocks.
 
+use std::time::Duration;
+
 use prost::Message;
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
@@ -19,6 +21,9 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "fd/timerfd";
 const SECOND_NS: i64 = 1_000_000_000;
+/// Looks at a timer that may just be due, and the time between two.
+const LOOKS_MAX: usize = 10;
+const NAP: Duration = Duration::from_micros(100);
 
 /// Timers read from a descriptor.
 #[derive(Debug)]
@@ -58,6 +63,8 @@ struct Time {
 #[derive(Debug)]
 struct Capture {
     info: FdInfo,
+    /// Time was left just before the pause.
+    was_armed: bool,
     clock: u32,
     now: Time,
     boot: String,
@@ -76,8 +83,18 @@ impl FdKind for Timerfd {
         description.target() == "anon_inode:[timerfd]"
     }
 
-    fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        Ok(Box::new(Capture { info: FdInfo::default(), clock: 0, now: Time::default(), boot: boot()? }))
+    fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        let info = FdInfo::default();
+        let mut was_armed = false;
+        for _ in 0..=LOOKS_MAX {
+            let now = look_at(description)?;
+            was_armed = Time::from(now.it_value) != Time::default();
+            if was_armed || Time::from(now.it_interval) == Time::default() {
+                break;
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(Box::new(Capture { info, was_armed, clock: 0, now: Time::default(), boot: boot()? }))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -101,11 +118,32 @@ impl FdKind for Timerfd {
     }
 }
 
+fn look_at(description: &Description) -> Result<Itimerspec> {
+    Ok(timerfd_gettime(description).map_err(|errno| Error::new("read a timerfd", errno))?)
+}
+
+impl Capture {
+    /// Whether nothing is left and nothing has come of it: it was disarmed, or is due and the interrupt that counts the
+    /// expiration has not come yet, which the kernel tells in the same words.
+    fn is_silent(&self) -> Result<bool> {
+        let is_periodic = self.info.parse("it_interval", Time::parse)? != Time::default();
+        let has_expired = self.info.parse("ticks", |text| text.parse::<u64>().ok())? > 0;
+        let is_due = self.info.parse("it_value", Time::parse)? == Time::default();
+        Ok(is_due && (is_periodic || !has_expired))
+    }
+}
+
 impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
-        // A periodic timer rests between its expiry and the next look at it; looking sets it going again.
-        timerfd_gettime(description).map_err(|errno| Error::new("read a timerfd", errno))?;
-        self.info.take(description)?;
+        for look in 0..=LOOKS_MAX {
+            // A periodic timer rests between its expiry and the next look at it; looking sets it going again.
+            look_at(description)?;
+            self.info.take(description)?;
+            if look == LOOKS_MAX || !self.was_armed || !self.is_silent()? {
+                break;
+            }
+            std::thread::sleep(NAP);
+        }
         self.clock = self.info.parse("clockid", |text| text.parse().ok())?;
         self.now = clock_gettime(clocks(self.clock)?.1).into();
         Ok(())
@@ -216,6 +254,20 @@ mod tests {
         assert!((3590..3600).contains(&now.it_value.tv_sec), "{now:?}");
         assert_eq!((now.it_interval.tv_sec, now.it_interval.tv_nsec), (5, 7));
         assert_eq!(expirations(&copy), None);
+    }
+
+    #[test]
+    fn a_periodic_timer_is_never_taken_just_as_it_is_due() {
+        let original = timer(TimerfdTimerFlags::empty(), (0, 20_000), (0, 20_000));
+        let description = describe(0, &original);
+        for _ in 0..2000 {
+            let records = capture(&Timerfd, std::slice::from_ref(&description), false).unwrap();
+            let state = State::decode(&*records[0].payload).unwrap();
+            assert_ne!(state.left, Time::default());
+        }
+        let off = timer(TimerfdTimerFlags::empty(), (0, 0), (0, 20_000));
+        let copy = round_trip(&Timerfd, off);
+        assert_eq!(timerfd_gettime(&copy).unwrap().it_value.tv_nsec, 0);
     }
 
     #[test]
