@@ -147,6 +147,19 @@ impl ImageWriter {
         self.pages.pool.take().map(PageBatch::over)
     }
 
+    /// An empty batch for so many pages, where those of the pool are larger: to have memory of the kernel takes longer
+    /// than to copy a small program.
+    ///
+    /// # Errors
+    ///
+    /// As for `buffer`.
+    pub fn buffer_for(&self, pages: PageCount) -> Result<PageBatch> {
+        if pages >= self.buffer_pages() {
+            return self.buffer();
+        }
+        Ok(PageBatch::over(sys::page_buffer::PageBuffer::new(pages.bytes())?))
+    }
+
     /// An empty batch beside those of the pool, made now; waits for nobody.
     ///
     /// # Errors

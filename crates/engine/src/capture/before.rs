@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use image::{RecordSet, SpaceId};
-use model::{Address, AddressRange, Pid, Signal};
+use model::{Address, AddressRange, PageCount, Pid, Signal};
 use resource::Obstacle;
 use resource::memory::{self, AreaOf, Content};
 use resource::state;
@@ -188,6 +188,12 @@ impl Before {
             }
         }
         Ok(())
+    }
+
+    /// Pages that its processes share with no file, about.
+    pub(super) fn own_pages(&self) -> PageCount {
+        let known = self.processes.keys().filter_map(|pid| procfs::own_pages(*pid).ok());
+        PageCount(known.map(PageCount::get).sum())
     }
 
     /// Refuses when anything stands in the way; else prepares what the pause needs.

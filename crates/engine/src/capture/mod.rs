@@ -107,11 +107,12 @@ fn take(
 /// Pages of a subject from which on pre-copy pays: copying so many takes about as long as attaching a tracker.
 const TRACKED_MIN: PageCount = PageCount(512);
 
+/// Pages that a small subject may come to have between the look at it and the pause, beside as many as it had.
+const SLACK: PageCount = PageCount(64);
+
 /// A tracker, if the subject is large enough for one and it would not forbid pre-copy.
 fn worth_tracking(looked: &Before) -> Option<&'static dyn TrackerKind> {
-    let pages: u64 =
-        looked.processes.keys().filter_map(|pid| procfs::own_pages(*pid).ok()).map(PageCount::get).sum();
-    if pages < TRACKED_MIN.get() || looked.descriptors.bypass_cache() {
+    if looked.own_pages() < TRACKED_MIN || looked.descriptors.bypass_cache() {
         return None;
     }
     let kind = track::choose(track::AUTO).ok()?.kind;
@@ -176,7 +177,12 @@ fn take_whole(
     options: &CheckpointOptions,
 ) -> Result<(Captured, Before, Option<Held>)> {
     // The first buffer is made, and touched, before the pause.
-    let first = writer.buffer()?;
+    let first = match &looked {
+        Some(looked) if looked.objects.saved().next().is_none() => {
+            writer.buffer_for(PageCount(2 * looked.own_pages().get()) + SLACK)?
+        }
+        _ => writer.buffer()?,
+    };
     // Before the stop: what the subject has done by then is in the checkpoint.
     let time = SystemTime::now();
     let urgent = Urgent::begin();

@@ -31,7 +31,7 @@ use spaces::LiveSpace;
 
 /// Areas with less to fill come before the start: to watch them takes longer.
 const AREA_BYTES_MIN: ByteCount = ByteCount(256 << 10);
-/// Trees with less to fill do too: it takes some 6 ms, and less than to hold the tree.
+/// Trees with less to fill do too: to fill them takes less than to hold the tree.
 const TREE_BYTES_MIN: ByteCount = ByteCount(8 << 20);
 /// Flags that do not keep an area from being filled later. All others do: locked memory is there by definition,
 /// stacks grow, what forks leave out or wipe is not told of.
