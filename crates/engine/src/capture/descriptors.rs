@@ -84,6 +84,9 @@ const FILES_MAX: usize = 256;
 /// fdinfo of most kinds.
 const TEXT_ROOM: usize = 4096;
 
+/// Descriptors that a pause needs beside duplicates of what is listed: what is in flight, handles.
+const ROOM_SLACK: i32 = 64;
+
 /// Descriptions by file, to find those that may be the same.
 type Files = HashMap<(u64, Inode), Vec<usize>>;
 
@@ -256,10 +259,23 @@ impl Descriptors {
             }
             Ok(())
         })?;
+        drop(scope);
+        self.make_room();
         self.is_prepared = all && found.is_empty();
         self.captures = captures;
         self.options = options.clone();
         Ok(found)
+    }
+
+    /// Has our own descriptor table grow before the pause to what the pause will put into it: the kernel waits for all
+    /// processors when a table grows that threads share, for milliseconds. It never shrinks.
+    fn make_room(&self) {
+        let Some(any) = self.files.iter().flatten().next() else { return };
+        let number = |least| rustix::io::fcntl_dupfd_cloexec(any, least);
+        // Past the limit there is no room to be had, and the pause will say so.
+        if let Ok(first_free) = number(0) {
+            drop(number(first_free.as_raw_fd() + self.known.len() as i32 + ROOM_SLACK));
+        }
     }
 
     /// Lets each kind look at the descriptors of the whole subject, once all have taken their own state.
