@@ -84,8 +84,9 @@ const FILES_MAX: usize = 256;
 /// fdinfo of most kinds.
 const TEXT_ROOM: usize = 4096;
 
-/// Descriptors that a pause needs beside duplicates of what is listed: what is in flight, handles.
-const ROOM_SLACK: i32 = 64;
+/// Descriptors that a pause needs beside duplicates of what is listed: what is in flight, handles. Few, so that a small
+/// subject needs no larger table than the one of 64 that each process begins with.
+const ROOM_SLACK: i32 = 16;
 
 /// Descriptions by file, to find those that may be the same.
 type Files = HashMap<(u64, Inode), Vec<usize>>;
