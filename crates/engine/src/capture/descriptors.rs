@@ -50,6 +50,8 @@ pub(super) struct Descriptors {
     held: usize,
     /// Duplicates of all that are known, or of none: see `Hold`.
     open: Vec<Description>,
+    /// Which of those that are held are several of one file.
+    groups: Vec<Vec<usize>>,
     captures: HashMap<DescriptionId, Box<dyn FdCapture>>,
     /// Every description of a kind was there when it was to be prepared.
     is_prepared: bool,
@@ -115,6 +117,7 @@ impl Descriptors {
         }
         self.table = self.rows.iter().map(|row| (row.pid, row.fd, row.description)).collect();
         self.held = self.known.len();
+        self.groups = files.into_values().filter(|group| group.len() > 1).collect();
         if hold == Hold::All { self.discover(false) } else { Ok(()) }
     }
 
@@ -261,7 +264,9 @@ impl Descriptors {
             Ok(())
         })?;
         drop(scope);
-        self.make_room();
+        if self.open.is_empty() {
+            self.make_room();
+        }
         self.is_prepared = all && found.is_empty();
         self.captures = captures;
         self.options = options.clone();
@@ -382,8 +387,8 @@ impl Descriptors {
     fn locks(&self) -> Result<HashMap<DescriptionId, Vec<Lock>>> {
         let mut found = HashMap::new();
         let mut read = |known: &Known, text: &str, in_flight| {
-            let hold = locks::Hold { in_flight, unlinked: self.unlinked.contains(&known.id) };
-            let locks = locks::read(known, text, hold);
+            let holding = locks::Holding { in_flight, unlinked: self.unlinked.contains(&known.id) };
+            let locks = locks::read(known, text, holding);
             let locks = locks.map_err(|obstacle| EngineError::Refused(vec![*obstacle]))?;
             found.insert(known.id, locks);
             Ok::<(), EngineError>(())
@@ -439,27 +444,26 @@ impl Descriptors {
     /// Whether all that is held are different descriptions, as they were when they were listed: where several are of
     /// one file, one may have been put in another's place.
     fn are_distinct(&self) -> Result<bool> {
-        let mut files: HashMap<(u64, Inode), Vec<&Description>> = HashMap::new();
-        for open in &self.open {
-            files.entry(open.file()).or_default().push(open);
-        }
-        for group in files.into_values().filter(|group| group.len() > 1) {
-            let mut outcome = Ok(true);
-            let mut compare = |one: &&Description, other: &&Description| {
-                let number = |open: &Description| (ourselves(), Fd(open.duplicate.as_raw_fd()));
-                let order = kcmp::compare_files(number(one), number(other));
-                match &order {
-                    Ok(Ordering::Equal) => outcome = Ok(false),
-                    Ok(_) => {}
-                    Err(_) => outcome = order.clone().map(|_| false),
-                }
-                order.unwrap_or(Ordering::Equal)
-            };
+        for group in &self.groups {
+            let mut numbers: Vec<_> =
+                group.iter().map(|index| Fd(self.open[*index].duplicate.as_raw_fd())).collect();
+            let compare =
+                |one: &Fd, other: &Fd| kcmp::compare_files((ourselves(), *one), (ourselves(), *other));
+            let mut failure = None;
             // The kernel's order of descriptions is one: what is equal comes to stand side by side.
-            let mut group = group;
-            group.sort_unstable_by(&mut compare);
-            if !outcome? {
-                return Ok(false);
+            numbers.sort_unstable_by(|one, other| {
+                compare(one, other).unwrap_or_else(|error| {
+                    failure = Some(error);
+                    Ordering::Equal
+                })
+            });
+            if let Some(error) = failure {
+                return Err(error.into());
+            }
+            for pair in numbers.windows(2) {
+                if compare(&pair[0], &pair[1])?.is_eq() {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)

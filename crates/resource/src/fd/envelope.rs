@@ -15,7 +15,7 @@ use sys::file_owner::{self, FileOwner};
 use sys::{Errno, Error};
 use tracee::{ProcessMemory, Stub, procfs};
 
-use super::locks::Hold;
+use super::locks::Holding;
 use super::locks::{self, Lock};
 use super::{CaptureScope, Description, FdKind, FdRecord, Known};
 use crate::error::Result;
@@ -245,8 +245,8 @@ pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obs
     let in_flight = !scope.table.iter().any(|row| row.2 == description.id);
     let text = &description.info.text;
     let unlinked = locks::has_lease(text) && locks::is_unlinked(description);
-    let hold = Hold { in_flight, unlinked };
-    found.extend(locks::read(description, text, hold).err().map(|obstacle| *obstacle));
+    let holding = Holding { in_flight, unlinked };
+    found.extend(locks::read(description, text, holding).err().map(|obstacle| *obstacle));
     found
 }
 

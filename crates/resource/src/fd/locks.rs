@@ -55,10 +55,10 @@ const KINDS: &[(&str, Kind)] = &[("FLOCK", Kind::Flock), ("OFDLCK", Kind::Range)
 const LEASE: &[u8] = b"LEASE";
 const ACTIVE: &str = "ACTIVE";
 
-/// Of what kind of hold a description is of which locks are read.
+/// What decides, beside the locks themselves, whether they can be taken again.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Hold {
-    /// No process holds it.
+pub struct Holding {
+    /// No process has the description: it is on its way.
     pub in_flight: bool,
     /// Its file has no name left; asked of those with a lease ([`has_lease`]).
     pub unlinked: bool,
@@ -78,7 +78,11 @@ pub fn is_unlinked(file: impl AsFd) -> bool {
 }
 
 /// The locks of a description by the text of its fdinfo as it is now, or what forbids to save it.
-pub fn read(description: &Known, text: &str, hold: Hold) -> std::result::Result<Vec<Lock>, Box<Obstacle>> {
+pub fn read(
+    description: &Known,
+    text: &str,
+    holding: Holding,
+) -> std::result::Result<Vec<Lock>, Box<Obstacle>> {
     let mut found = Vec::new();
     for line in text.lines().filter_map(|line| line.strip_prefix("lock:")) {
         let Some(line) = LockLine::parse(line) else {
@@ -96,7 +100,7 @@ pub fn read(description: &Known, text: &str, hold: Hold) -> std::result::Result<
             return Err(strange(description, &line));
         };
         if kind == Kind::Lease {
-            check_lease(description, &line, hold)?;
+            check_lease(description, &line, holding)?;
         }
         let (start, length) = (line.start, line.length);
         found.push(Lock { kind: kind.into(), writes, start, length, pid: line.pid.get() });
@@ -107,14 +111,14 @@ pub fn read(description: &Known, text: &str, hold: Hold) -> std::result::Result<
 fn check_lease(
     description: &Known,
     line: &LockLine<'_>,
-    hold: Hold,
+    holding: Holding,
 ) -> std::result::Result<(), Box<Obstacle>> {
     if line.state != ACTIVE {
         return Err(strange(description, line));
     }
-    let why = if hold.in_flight {
+    let why = if holding.in_flight {
         "a lease of a descriptor that is on its way has nobody who could take it again"
-    } else if hold.unlinked {
+    } else if holding.unlinked {
         "the file is deleted, and opening it to save its content would break the lease"
     } else {
         return Ok(());
@@ -232,8 +236,8 @@ mod tests {
         read(&description, &text_of(&description), hold_of(&description))
     }
 
-    fn hold_of(file: impl AsFd) -> Hold {
-        Hold { in_flight: false, unlinked: is_unlinked(file) }
+    fn hold_of(file: impl AsFd) -> Holding {
+        Holding { in_flight: false, unlinked: is_unlinked(file) }
     }
 
     fn open(path: &std::path::Path) -> File {
@@ -290,7 +294,7 @@ mod tests {
         let say = |line: &str, in_flight| match read(
             &description,
             &format!("pos:\t0\nlock:\t{line}\n"),
-            Hold { in_flight, ..hold_of(&description) },
+            Holding { in_flight, ..hold_of(&description) },
         ) {
             Ok(found) => format!("{} taken", found.len()),
             Err(obstacle) => format!("{}: {}", obstacle.what, obstacle.why),

@@ -21,8 +21,26 @@ use crate::error::{EngineError, Result};
 use crate::records::object_space;
 
 impl Continuous {
-    /// Takes all of a tree that stands.
+    /// Takes all of a tree that stands. One that goes on without a checkpoint may close what it likes.
     pub(super) fn inside(
+        &mut self,
+        sink: &dyn PageSink,
+        tree: &mut StoppedTree,
+        options: &CheckpointOptions,
+        counts: &mut Counts,
+        phases: &mut Phases,
+    ) -> Result<()> {
+        let outcome = self.take_all(sink, tree, options, counts, phases);
+        if outcome.is_err()
+            && !options.kill
+            && let Some(before) = &mut self.before
+        {
+            before.descriptors.let_go();
+        }
+        outcome
+    }
+
+    fn take_all(
         &mut self,
         sink: &dyn PageSink,
         tree: &mut StoppedTree,
