@@ -15,6 +15,7 @@ use undying_tracee::{FreezeError, Gadgets, ProcessMemory, RemoteSession, Stopped
 
 const GETPID: i64 = 39;
 const GETTID: i64 = 186;
+const NANOSLEEP: i64 = 35;
 const SIGALTSTACK: i64 = 131;
 const PRCTL: i64 = 157;
 const RT_SIGACTION: i64 = 13;
@@ -209,6 +210,62 @@ fn threads_make_calls_at_the_same_time() {
     assert!(most > 4, "{most} at a time");
     subject.goes_on();
     assert_eq!(subject.finish(), 0);
+}
+
+/// Sends a signal that the subject blocks and waits for, again as soon as it has come, while calls are made in all of
+/// its threads.
+fn no_signal_is_lost(mode: &str) {
+    const STOPS: u32 = 300;
+    const URGENT: Signal = Signal(23);
+    let Some(mut subject) = Subject::start("signal_waiter", &[mode]) else { return };
+    let pid = subject.pid();
+    let of_thread = (mode == "thread").then(|| Tid(subject.line().parse().unwrap()));
+    let over = AtomicBool::new(false);
+    let (mut came, mut sent) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let memory = ProcessMemory::open(pid).unwrap();
+            let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
+            for _ in 0..STOPS {
+                let mut tree = StoppedTree::stop(pid).unwrap();
+                let areas = procfs::areas(pid).unwrap();
+                let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
+                for thread in &mut tree.processes[0].threads {
+                    let tid = thread.tid().get() as u64;
+                    let mut session = RemoteSession::begin(thread, &context).unwrap();
+                    // A sleep of 100 microseconds gives the signal time to come.
+                    session.write_data(&[0_u64, 100_000].map(u64::to_ne_bytes).concat()).unwrap();
+                    let sleep = Query { number: NANOSLEEP, arguments: [session.data().get(), 0, 0, 0, 0, 0] };
+                    let queries = [sleep, Query { number: GETTID, arguments: [0; 6] }];
+                    let results = session.batch(&queries, SignalSets::default()).unwrap();
+                    assert_eq!(results, [Ok(0), Ok(tid)]);
+                    session.end().unwrap();
+                }
+                tree.resume().unwrap();
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        while !over.load(Ordering::Relaxed) && came == sent {
+            match of_thread {
+                Some(tid) => sys::signal::send_to_thread(pid, tid, URGENT).unwrap(),
+                None => sys::signal::send(pid, URGENT).unwrap(),
+            }
+            sent += 1;
+            came += u64::from(subject.line() == format!("got {sent}"));
+        }
+    });
+    println!("{came} of {sent} signals came");
+    assert_eq!(came, sent);
+}
+
+#[test]
+fn a_signal_that_the_process_blocks_is_not_lost_to_a_chain() {
+    no_signal_is_lost("process");
+}
+
+#[test]
+fn a_signal_that_a_thread_waits_for_is_not_lost_to_a_chain() {
+    no_signal_is_lost("thread");
 }
 
 #[test]

@@ -9,8 +9,9 @@
 //! the stack, the call returns into one that stores the result register, and that returns to the next link. Of signal
 //! frames, where the program lacks those sequences: the store returns into the signal restorer, and rt_sigreturn loads
 //! the registers of the next call from the frame there; it makes the kernel forget how to resume a sleep.
-//! The last link sends a signal to the thread itself that it neither handles nor blocks and that does nothing by
-//! default: the thread stops there for the tracer, and without one nothing happens.
+//! The last link sends a signal to the thread itself that it does not handle and that does nothing by default: the
+//! thread stops there for the tracer, and without one nothing happens. One that the thread blocks is second choice: it
+//! gets through for as long as the chain runs, and one that somebody else sends then is sent again by the session.
 
 use model::{Address, ByteCount, Pid, Signal, Tid};
 use sys::ptrace::Registers;
@@ -101,10 +102,13 @@ impl From<&HomeFrame> for HomePlace {
     }
 }
 
-/// A signal that a thread with this mask can end a chain with.
+/// A signal that a thread with this mask can end a chain with; better one that it does not block, since nobody waits
+/// for that.
 pub(super) fn harmless(sets: SignalSets, mask: u64) -> Option<Signal> {
-    let used = sets.caught | sets.pending | mask;
-    HARMLESS.into_iter().find(|signal| used >> (signal.get() - 1) & 1 == 0)
+    let used = sets.caught | sets.pending;
+    let is_free = |signal: &Signal, used: u64| used & bit(*signal) == 0;
+    let open = HARMLESS.into_iter().find(|signal| is_free(signal, used | mask));
+    open.or_else(|| HARMLESS.into_iter().find(|signal| is_free(signal, used)))
 }
 
 impl Plan<'_> {
@@ -204,7 +208,12 @@ impl Plan<'_> {
     }
 }
 
-fn bit(signal: Signal) -> u64 {
+/// Whether a thread that stands at a signal has just sent it to itself, as the last link does.
+pub(super) fn stands_at_end(registers: &Registers) -> bool {
+    [TKILL, TGKILL].contains(&(registers.orig_rax as i64))
+}
+
+pub(super) fn bit(signal: Signal) -> u64 {
     1 << (signal.get() - 1)
 }
 

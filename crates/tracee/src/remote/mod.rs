@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use model::{Address, ByteCount, Pid, Signal, Tid};
 use sys::ptrace::{self, OPTION_SUSPEND_SECCOMP, Registers, WaitStatus};
+use sys::signal;
 use sys::{Errno, Error};
 
 use crate::arch::x86_64 as arch;
@@ -42,6 +43,9 @@ const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 /// The code segment of 64-bit programs.
 const CODE_SEGMENT_64: u64 = 0x33;
+/// `si_code` in `siginfo_t`, and its value for tkill(2).
+const SIGINFO_CODE: usize = 8;
+const SI_TKILL: i32 = -6;
 /// SIGSTOP: the one stop signal that no mask holds back.
 const STOP: Signal = Signal(19);
 
@@ -142,6 +146,8 @@ pub struct RemoteSession<'a> {
     is_filtered: bool,
     /// The signals that are held back now.
     held_back: u64,
+    /// Signals of others that got through although the thread blocks them: its own once it is brought back.
+    intercepted: Vec<Intercepted>,
     /// A chain was begun, and its end has not been seen.
     is_running: bool,
     /// It has left the event stop it was found in.
@@ -149,6 +155,14 @@ pub struct RemoteSession<'a> {
     /// It stands at the signal that ends a chain, where its registers can be changed as in an event stop.
     at_signal: bool,
     ended: bool,
+}
+
+/// A signal that was meant for the subject.
+#[derive(Clone, Copy, Debug)]
+struct Intercepted {
+    signal: Signal,
+    /// It was sent to this very thread.
+    is_own: bool,
 }
 
 /// Calls of which some may be on their way.
@@ -210,6 +224,7 @@ impl<'a> RemoteSession<'a> {
             saved,
             is_filtered,
             held_back: mask,
+            intercepted: Vec::new(),
             is_running: false,
             moved: false,
             at_signal: false,
@@ -374,12 +389,18 @@ impl<'a> RemoteSession<'a> {
         let results = loop {
             let injected = match self.next_stop()? {
                 (signal, 0) if signal == chain.signal => {
-                    let slots = self.memory.read_vec(chain.slots, ByteCount(8 * count as u64))?;
-                    let results = chain::results(&slots);
-                    if results.last().is_some_and(Option::is_some) {
-                        break results;
+                    let is_blocked = self.mask & chain::bit(signal) != 0;
+                    // Who blocks it may wait for it: it matters who has sent it.
+                    if is_blocked && !chain::stands_at_end(&ptrace::registers(tid)?) {
+                        self.intercepted.push(Intercepted { signal, is_own: is_sent_to_thread(tid)? });
+                    } else {
+                        let slots = self.memory.read_vec(chain.slots, ByteCount(8 * count as u64))?;
+                        let results = chain::results(&slots);
+                        if results.last().is_some_and(Option::is_some) {
+                            break results;
+                        }
                     }
-                    // Somebody else has sent the same signal, which does nothing.
+                    // Somebody else has sent the same signal, which does nothing here.
                     None
                 }
                 (STOP, 0) => Some(STOP),
@@ -485,6 +506,10 @@ impl<'a> RemoteSession<'a> {
         }
         self.memory.write(self.chain, &self.saved)?;
         steps::reach("memory brought back");
+        for Intercepted { signal, is_own } in std::mem::take(&mut self.intercepted) {
+            let pid = self.thread.pid();
+            if is_own { signal::send_to_thread(pid, tid, signal)? } else { signal::send(pid, signal)? }
+        }
         Ok(())
     }
 
@@ -508,6 +533,13 @@ impl<'a> RemoteSession<'a> {
             }
         }
     }
+}
+
+/// Whether the signal that a thread stands at was sent to that thread alone.
+fn is_sent_to_thread(tid: Tid) -> Result<bool, Error> {
+    let information = ptrace::signal_information(tid)?;
+    let code = information[SIGINFO_CODE..SIGINFO_CODE + 4].try_into().map_or(0, i32::from_ne_bytes);
+    Ok(code == SI_TKILL)
 }
 
 impl Drop for RemoteSession<'_> {
