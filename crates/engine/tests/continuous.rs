@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 use model::{Pid, Sequence, Signal};
 use store::{ImageReader, ImageWriter, Keep, LogOptions, LogWriter, Store, SubjectName, WriteOptions};
 use sys::features::Feature;
-use tracee::RemoteSession;
 use tracee::procfs::Area;
-use track::{Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
+use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 use undying_engine::{
     CheckpointOptions, Continuous, PidPolicy, Preference, RestoreOptions, Tuning, checkpoint, restore,
 };
@@ -205,9 +204,9 @@ impl TrackerKind for Blind {
         Ok(())
     }
 
-    fn attach(&self, pid: Pid, session: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError> {
-        let full = track::choose("full").unwrap().kind;
-        Ok(Box::new(BlindTracker(full.attach(pid, session)?, false)))
+    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError> {
+        let full = track::choose("full").unwrap().kind.prepare(pid, areas)?;
+        Ok(Box::new(|session| Ok(Box::new(BlindTracker(full(session)?, false)))))
     }
 }
 

@@ -15,9 +15,8 @@ use medium::{Gate, GatedMedium};
 use model::{PageCount, Pid, Sequence};
 use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
 use sys::features::Feature;
-use tracee::RemoteSession;
 use tracee::procfs::Area;
-use track::{Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
+use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 use undying_engine::{CheckpointOptions, Continuous, Taken};
 
 /// How long anything may take.
@@ -55,9 +54,9 @@ impl TrackerKind for Late {
         Ok(())
     }
 
-    fn attach(&self, pid: Pid, session: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError> {
-        let best = track::choose("auto").unwrap().kind;
-        Ok(Box::new(LateTracker(best.attach(pid, session)?)))
+    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError> {
+        let best = track::choose("auto").unwrap().kind.prepare(pid, areas)?;
+        Ok(Box::new(|session| Ok(Box::new(LateTracker(best(session)?)))))
     }
 }
 

@@ -94,9 +94,10 @@ fn attach(name: &str, pid: Pid) -> Result<Box<dyn Tracker>, Failure> {
     let memory = ProcessMemory::open(pid)?;
     let areas = procfs::areas(pid)?;
     let context = RemoteContext { memory: &memory, areas: &areas, gadgets: Gadgets::find(&memory, &areas)? };
+    let attach = choice.kind.prepare(pid, &areas)?;
     let mut session = RemoteSession::begin(&mut tree.processes[0].threads[0], &context)?;
     let started = Instant::now();
-    let tracker = choice.kind.attach(pid, &mut session)?;
+    let tracker = attach(&mut session)?;
     println!("attach: {:?}", started.elapsed());
     session.end()?;
     tree.resume()?;

@@ -6,14 +6,19 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use model::{ByteCount, Fd, Pid};
+use model::{ByteCount, Fd, Pid, Tid};
 use sys::socket::{self, Message};
 use sys::userfaultfd::{self, Discards, Mode};
 use sys::{Errno, Error};
 use tracee::arch::numbers::{CLOSE, IOCTL, RECVMSG, SOCKETPAIR, USERFAULTFD};
+use tracee::procfs::{self, CallStatus};
+use tracee::remote::{Query, Room, SignalSets};
 use tracee::{RemoteError, RemoteSession};
 
 use crate::error::TrackError;
+
+/// What a session in which trackers are attached has room for.
+pub const ROOM: Room = Room { calls: 2, data: ByteCount(HEADER + PART + BYTE + CONTROL) };
 
 const AF_UNIX: u64 = 1;
 /// Too many open files.
@@ -30,25 +35,51 @@ const CONTROL: u64 = 24;
 /// Where the descriptor stands in a control message: behind its header.
 const NUMBER_AT: u64 = HEADER + PART + BYTE + 16;
 
-/// Creates one in the process of a stopped thread.
-pub(crate) fn userfaultfd(
+/// Creates several in the process of a stopped thread.
+pub(crate) fn userfaultfds<const COUNT: usize>(
     pid: Pid,
     session: &mut RemoteSession<'_>,
     mode: Mode,
-    discards: Discards,
-) -> Result<OwnedFd, TrackError> {
+    discards: [Discards; COUNT],
+) -> Result<[OwnedFd; COUNT], TrackError> {
     // Where the kernel lifts the protection by itself, no fault is ever handed to us: no privilege is needed.
     let who = if mode == Mode::Sync { 0 } else { userfaultfd::USER_MODE_ONLY };
     let flags = who | userfaultfd::CREATE_FLAGS;
-    let number = match session.call(USERFAULTFD, [flags, 0, 0, 0, 0, 0]) {
-        Err(RemoteError::Refused { errno: Errno::EPERM, .. }) => through_device(pid, session, flags)?,
-        outcome => outcome?,
-    };
-    let duplicate = duplicate(pid, number);
-    close(session, number)?;
-    let duplicate = duplicate?;
-    userfaultfd::begin(duplicate.as_fd(), mode, discards)?;
-    Ok(duplicate)
+    let signals = signals(session.tid(), pid)?;
+    let create = Query { number: USERFAULTFD, arguments: [flags, 0, 0, 0, 0, 0] };
+    let mut numbers = Vec::with_capacity(COUNT);
+    let mut outcome = Ok(());
+    for created in session.batch(&[create; COUNT], signals)? {
+        let created = match created {
+            Ok(number) => Ok(number),
+            Err(_) if outcome.is_err() => continue,
+            Err(Errno::EPERM) => through_device(pid, session, flags),
+            Err(errno) => Err(RemoteError::Refused { tid: session.tid(), number: USERFAULTFD, errno }.into()),
+        };
+        match created {
+            Ok(number) => numbers.push(number),
+            Err(error) => outcome = Err(error),
+        }
+    }
+    let duplicates: Result<Vec<OwnedFd>, Error> =
+        numbers.iter().map(|number| duplicate(pid, *number)).collect();
+    let close = |number: &u64| Query { number: CLOSE, arguments: [*number, 0, 0, 0, 0, 0] };
+    let closed = session.batch(&numbers.iter().map(close).collect::<Vec<_>>(), signals)?;
+    outcome?;
+    for result in closed {
+        result.map_err(|errno| Error::process("close a userfaultfd in", pid, errno))?;
+    }
+    let duplicates = duplicates?;
+    for (fd, discards) in duplicates.iter().zip(discards) {
+        userfaultfd::begin(fd.as_fd(), mode, discards)?;
+    }
+    Ok(duplicates.try_into().expect("each call that was made gave a descriptor or an error"))
+}
+
+fn signals(tid: Tid, pid: Pid) -> Result<SignalSets, Error> {
+    let CallStatus { caught, pending, .. } =
+        procfs::call_status(&procfs::read(procfs::path_of_thread(pid, tid, "status"))?);
+    Ok(SignalSets { caught, pending })
 }
 
 /// Creates one in a process that may not create one itself: whoever holds `/dev/userfaultfd` may, and we send it one

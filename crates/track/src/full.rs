@@ -10,7 +10,6 @@ use model::{AddressRange, Pid};
 use sys::Error;
 use sys::features::{self, Feature};
 use sys::pagemap::{PageRegions, Pagemap};
-use tracee::RemoteSession;
 use tracee::procfs::Area;
 
 use crate::class::Class;
@@ -19,7 +18,7 @@ use crate::error::TrackError;
 use crate::populated::Populated;
 use crate::query;
 use crate::runs::{Run, Runs, Verdict};
-use crate::tracker::{Coverage, Moment, Properties, Tracker, TrackerKind, Why};
+use crate::tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, Why};
 
 /// The kind.
 #[derive(Debug)]
@@ -62,8 +61,9 @@ impl TrackerKind for Full {
         Ok(())
     }
 
-    fn attach(&self, pid: Pid, _: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError> {
-        Ok(Box::new(FullTracker { pid, runs: Runs::default(), look: Look::open(pid)? }))
+    fn prepare(&self, pid: Pid, _: &[Area]) -> Result<Attach, TrackError> {
+        let tracker = FullTracker { pid, runs: Runs::default(), look: Look::open(pid)? };
+        Ok(Box::new(|_| Ok(Box::new(tracker))))
     }
 }
 

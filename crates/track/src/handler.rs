@@ -7,13 +7,14 @@
 
 use std::io::{PipeReader, PipeWriter};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
-use sys::Error;
 use sys::userfaultfd::{self, Discards, Message, Messages, Mode};
+use sys::{Errno, Error};
 use tracee::{ProcessMemory, RemoteSession};
 
 use crate::attach;
@@ -48,26 +49,51 @@ struct Shared {
     failure: Mutex<Option<Error>>,
 }
 
-impl Handler {
-    /// Creates the descriptors in the process of a stopped thread, and starts the thread that listens to them.
-    pub(crate) fn attach(pid: Pid, session: &mut RemoteSession<'_>, mode: Mode) -> Result<Self, TrackError> {
+/// A thread that waits for the descriptors it is to listen to. It ends with whoever would hand them over.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pid: Pid,
+    mode: Mode,
+    memory: ProcessMemory,
+    old: Option<OldPages>,
+    bell: PipeWriter,
+    hand_over: Sender<Arc<Shared>>,
+    thread: JoinHandle<()>,
+}
+
+impl Waiting {
+    /// Starts the thread.
+    pub(crate) fn begin(pid: Pid, mode: Mode) -> Result<Self, TrackError> {
         let old = if mode == Mode::Sync { Some(OldPages::new()?) } else { None };
-        let shared = Arc::new(Shared {
-            silent: attach::userfaultfd(pid, session, mode, Discards::Silent)?,
-            announcing: attach::userfaultfd(pid, session, mode, Discards::Announced)?,
-            memory: ProcessMemory::open(pid)?,
-            old,
-            removals: Mutex::default(),
-            failure: Mutex::default(),
-        });
+        let memory = ProcessMemory::open(pid)?;
         let failed = |error: std::io::Error| Error::process("start a fault handler", pid, error);
         let (ending, bell) = std::io::pipe().map_err(failed)?;
+        let (hand_over, descriptors) = mpsc::channel::<Arc<Shared>>();
+        let listen = move || {
+            if let Ok(shared) = descriptors.recv() {
+                shared.listen(&ending);
+            }
+        };
         let thread = std::thread::Builder::new().name("undying-faults".to_owned());
-        let listener = Arc::clone(&shared);
-        let thread = thread.spawn(move || listener.listen(&ending)).map_err(failed)?;
-        Ok(Self { pid, shared, bell: Some(bell), thread: Some(thread) })
+        let thread = thread.spawn(listen).map_err(failed)?;
+        Ok(Self { pid, mode, memory, old, bell, hand_over, thread })
     }
 
+    /// Creates the descriptors in the process of a stopped thread, and has them listened to.
+    pub(crate) fn attach(self, session: &mut RemoteSession<'_>) -> Result<Handler, TrackError> {
+        let Self { pid, mode, memory, old, bell, hand_over, thread } = self;
+        let [silent, announcing] =
+            attach::userfaultfds(pid, session, mode, [Discards::Silent, Discards::Announced])?;
+        let (removals, failure) = (Mutex::default(), Mutex::default());
+        let shared = Arc::new(Shared { silent, announcing, memory, old, removals, failure });
+        hand_over
+            .send(Arc::clone(&shared))
+            .map_err(|_| Error::process("reach the fault handler", pid, Errno::ESRCH))?;
+        Ok(Handler { pid, shared, bell: Some(bell), thread: Some(thread) })
+    }
+}
+
+impl Handler {
     /// The descriptor that watches areas of a class.
     pub(crate) fn watches(&self, class: Class) -> BorrowedFd<'_> {
         match class {

@@ -32,10 +32,10 @@ mod watch;
 mod write_protect;
 
 pub use ahead::AHEAD_MIN;
+pub use attach::ROOM;
 pub use choice::{AUTO, Choice, REGISTRY, choose, next_best};
 pub use dirty::{Content, DirtyPages, DirtyRange};
 pub use error::TrackError;
 pub use layout::Layout;
 pub use old_pages::OldPages;
-pub use survey::Survey;
-pub use tracker::{Coverage, Moment, Properties, Tracker, TrackerKind, Unwatched, Why};
+pub use tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, Unwatched, Why};

@@ -7,12 +7,11 @@
 use model::Pid;
 use sys::features::Feature;
 use sys::userfaultfd::Mode;
-use tracee::RemoteSession;
+use tracee::procfs::Area;
 
 use crate::error::TrackError;
-use crate::handler::Handler;
 use crate::self_test;
-use crate::tracker::{Properties, Tracker, TrackerKind};
+use crate::tracker::{Attach, Properties, TrackerKind};
 use crate::watch::Watch;
 
 /// The kind.
@@ -40,8 +39,7 @@ impl TrackerKind for PagemapScan {
         self_test::watching(self.name())
     }
 
-    fn attach(&self, pid: Pid, session: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError> {
-        let handler = Handler::attach(pid, session, Mode::Async)?;
-        Ok(Box::new(Watch::new(&PagemapScan, pid, handler, Mode::Async)?))
+    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError> {
+        Watch::prepare(&PagemapScan, pid, Mode::Async, areas)
     }
 }

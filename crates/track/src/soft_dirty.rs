@@ -10,7 +10,6 @@ use sys::Error;
 use sys::clear_refs::ClearRefs;
 use sys::features::Feature;
 use sys::pagemap::{PageEntry, Pagemap};
-use tracee::RemoteSession;
 use tracee::procfs::Area;
 
 use crate::class::Class;
@@ -20,7 +19,7 @@ use crate::full::Look;
 use crate::populated::Populated;
 use crate::runs::{Run, Runs, Verdict};
 use crate::self_test;
-use crate::tracker::{Coverage, Moment, Properties, Tracker, TrackerKind, Why};
+use crate::tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, Why};
 
 /// Entries read at once: 512 KiB describe 256 MiB.
 const ENTRIES_PER_READ: usize = 65_536;
@@ -59,14 +58,15 @@ impl TrackerKind for SoftDirty {
         self_test::soft_dirty(self.name())
     }
 
-    fn attach(&self, pid: Pid, _: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError> {
-        Ok(Box::new(SoftDirtyTracker {
+    fn prepare(&self, pid: Pid, _: &[Area]) -> Result<Attach, TrackError> {
+        let tracker = SoftDirtyTracker {
             pid,
             bits: ClearRefs::open(pid)?,
             runs: Runs::default(),
             look: Look::open(pid)?,
             entries: vec![PageEntry::default(); ENTRIES_PER_READ],
-        }))
+        };
+        Ok(Box::new(|_| Ok(Box::new(tracker))))
     }
 }
 

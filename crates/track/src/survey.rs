@@ -10,15 +10,14 @@ use tracee::procfs::Area;
 
 /// What was found.
 #[derive(Clone, Debug, Default)]
-pub struct Survey {
+pub(crate) struct Survey {
     /// Rising.
     open: Vec<AddressRange>,
 }
 
 impl Survey {
     /// Looks at areas of a process, rising. What cannot be told is left to the tracker.
-    #[must_use]
-    pub fn of(pid: Pid, areas: &[Area]) -> Self {
+    pub(crate) fn of(pid: Pid, areas: &[Area]) -> Self {
         let Ok(map) = Pagemap::open(pid) else { return Self::default() };
         let is_open = |range: &AddressRange| map.has_protected(*range).is_ok_and(|has_some| !has_some);
         Self { open: areas.iter().map(|area| area.range).filter(is_open).collect() }

@@ -17,7 +17,6 @@ use tracee::{Crew, RemoteSession};
 use crate::dirty::DirtyPages;
 use crate::error::TrackError;
 use crate::old_pages::OldPages;
-use crate::survey::Survey;
 
 /// Whether the process runs while it is looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,18 +56,20 @@ pub trait TrackerKind: Sync + Debug {
     /// Tries on memory of our own whether this kernel reports every change.
     fn self_test(&self) -> Result<(), TrackError>;
 
-    /// Begins to track a stopped process; nothing is covered yet. Makes a few system calls in it.
-    fn attach(&self, pid: Pid, session: &mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError>;
+    /// Does what can be done of beginning to track a process while it runs, and gives the rest. `areas` are those it
+    /// has, as far as they are known, rising.
+    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError>;
 }
+
+/// Begins to track a process that was prepared for it and stands; nothing is covered yet. Makes a few system calls in
+/// it.
+pub type Attach = Box<dyn FnOnce(&mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError>>;
 
 /// A tracker of one address space. Dropping it ends tracking; the process goes on untouched. It may be held up by that
 /// for a while unless [`Tracker::unwind`] and [`Tracker::leave`] came before.
 pub trait Tracker: Send + Debug {
     /// Its kind.
     fn kind(&self) -> &'static dyn TrackerKind;
-
-    /// What was found in the process before it was stopped to be attached to. Saves the first `cover` a look.
-    fn surveyed(&mut self, _survey: Survey) {}
 
     /// Tells the areas the process has now, rising. Areas that are new count as wholly dirty at the next scan;
     /// what is no longer among them is forgotten. Called whenever the areas have changed, before a scan.

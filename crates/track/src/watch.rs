@@ -22,13 +22,13 @@ use crate::dirty::{Content, DirtyPages};
 use crate::error::TrackError;
 use crate::finder::{Finder, Swap};
 use crate::full::Look;
-use crate::handler::Handler;
+use crate::handler::{Handler, Waiting};
 use crate::old_pages::OldPages;
 use crate::query;
 use crate::runs::{Run, Runs, Verdict};
 use crate::spans::Spans;
 use crate::survey::Survey;
-use crate::tracker::{Coverage, Moment, Tracker, TrackerKind, Why};
+use crate::tracker::{Attach, Coverage, Moment, Tracker, TrackerKind, Why};
 
 /// Shared memory up to this size is watched: its page tables take at most 32 MiB.
 const SHARED_MAX: ByteCount = ByteCount(16 << 30);
@@ -79,10 +79,6 @@ struct Told {
 impl Tracker for Watch {
     fn kind(&self) -> &'static dyn TrackerKind {
         self.kind
-    }
-
-    fn surveyed(&mut self, survey: Survey) {
-        self.survey = survey;
     }
 
     fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
@@ -163,30 +159,36 @@ impl Tracker for Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(
+    pub(crate) fn prepare(
         kind: &'static dyn TrackerKind,
         pid: Pid,
-        handler: Handler,
         mode: Mode,
-    ) -> Result<Self, TrackError> {
+        areas: &[Area],
+    ) -> Result<Attach, TrackError> {
         let told =
             Told { rearm: query::rearm_telling(), written: query::written(), content: query::content() };
         let look = Look::open(pid)?;
-        Ok(Self {
-            kind,
-            pid,
-            handler,
-            mode,
-            runs: Runs::default(),
-            ahead: Ahead::new(&look.map),
-            survey: Survey::default(),
-            look,
-            regions: PageRegions::new(),
-            looks: PageRegions::new(),
-            found: Vec::with_capacity(64),
-            told,
-            swap: Swap { pid, moment: Moment::Stopped, used: None },
-        })
+        let ahead = Ahead::new(&look.map);
+        let (regions, looks) = (PageRegions::new(), PageRegions::new());
+        let survey = Survey::of(pid, areas);
+        let waiting = Waiting::begin(pid, mode)?;
+        Ok(Box::new(move |session| {
+            Ok(Box::new(Self {
+                kind,
+                pid,
+                handler: waiting.attach(session)?,
+                mode,
+                runs: Runs::default(),
+                look,
+                regions,
+                looks,
+                found: Vec::with_capacity(64),
+                told,
+                swap: Swap { pid, moment: Moment::Stopped, used: None },
+                ahead,
+                survey,
+            }))
+        }))
     }
 
     fn scan_run(&mut self, run: &mut Run, moment: Moment, into: &mut DirtyPages) -> Result<(), Error> {

@@ -180,11 +180,19 @@ pub struct Batch {
 impl<'a> RemoteSession<'a> {
     /// Prepares a stopped thread: lays the way home, then points its registers at it.
     pub fn begin(thread: &'a mut Thread<Stopped>, context: &RemoteContext<'a>) -> Result<Self, RemoteError> {
+        Self::begin_with(thread, context, Room::MOST)
+    }
+
+    /// The same for a session that is asked no more than it has room for.
+    pub fn begin_with(
+        thread: &'a mut Thread<Stopped>,
+        context: &RemoteContext<'a>,
+        room: Room,
+    ) -> Result<Self, RemoteError> {
         let known = KnownThread::read(thread.tid(), context.memory)?;
         let mut places = Places::find(thread.pid(), context)?;
-        let top =
-            places.take(thread.tid(), Room::MOST.bytes(&known)).ok_or(RemoteError::NoStack(thread.tid()))?;
-        Self::begin_at(thread, context, &known, top, Room::MOST, true)
+        let top = places.take(thread.tid(), room.bytes(&known)).ok_or(RemoteError::NoStack(thread.tid()))?;
+        Self::begin_at(thread, context, &known, top, room, true)
     }
 
     /// The same for a thread that is known already, below an address that nobody else uses. One whose status file

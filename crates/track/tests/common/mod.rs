@@ -141,8 +141,9 @@ pub(crate) fn attach(name: &str, pid: Pid) -> Option<Box<dyn Tracker>> {
     let gadgets = Gadgets::find(&memory, &areas).unwrap();
     let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
     let process = tree.processes.iter_mut().find(|process| process.pid == pid).unwrap();
+    let attach = kind.prepare(pid, &areas).unwrap();
     let mut session = RemoteSession::begin(&mut process.threads[0], &context).unwrap();
-    let mut tracker = kind.attach(pid, &mut session).unwrap();
+    let mut tracker = attach(&mut session).unwrap();
     session.end().unwrap();
     tracker.cover(&areas).unwrap();
     tree.resume().unwrap();

@@ -23,17 +23,17 @@ use image::{RecordSet, Timings};
 use model::{PageCount, Pid, ProcessKey, Sequence};
 use store::{Epoch, ImageReader, LogWriter, Ticket};
 use tracee::{Freezer, StoppedTree, Urgent};
-use track::{DirtyPages, Moment, Survey, TrackerKind};
+use track::{DirtyPages, Moment, TrackerKind};
 
 use self::crew::CrewOf;
 use self::pace::Pace;
-use self::pause::{cover, leave_ended};
+use self::pause::{cover, leave_ended, prepare};
 use self::phases::Laps;
 pub use self::phases::Phases;
 use self::tracked::{EVERYTHING, Tracked};
 pub use self::tuning::{Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
-use super::before::{Before, ProcessBefore};
+use super::before::Before;
 use super::copier::{Nowhere, PageSink};
 use super::reserve::{Expected, Reserve};
 use super::{CheckpointOptions, look_while_it_runs, look_while_it_stands, meta};
@@ -541,17 +541,14 @@ impl Continuous {
     /// Attaches what is missing and has all areas watched, in a pause. How long that was.
     fn cover_all(&mut self, sink: &dyn PageSink) -> Result<Duration> {
         let Some(before) = &mut self.before else { return Ok(Duration::ZERO) };
-        let new = before.processes.iter().filter(|(pid, _)| !self.tracked.contains_key(pid));
-        let survey =
-            |(pid, process): (&Pid, &ProcessBefore)| (process.stat.key(), Survey::of(*pid, &process.areas));
-        let surveys = new.map(survey).collect();
+        let prepared = prepare(self.kind, &self.tracked, before);
         let _urgent = Urgent::begin();
         let mut tree = self.freezer.stop(self.root)?;
         let began = tree.began;
         before.refresh_processes(&tree)?;
         self.is_orderly = false;
         leave_ended(&mut self.tracked, before, sink);
-        cover(self.kind, &self.tuning, &mut self.tracked, before, surveys, &mut tree, sink)?;
+        cover(self.kind, &self.tuning, &mut self.tracked, before, prepared, &mut tree, sink)?;
         tree.resume()?;
         self.is_orderly = true;
         Ok(began.elapsed())

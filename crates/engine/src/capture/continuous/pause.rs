@@ -9,9 +9,9 @@ use std::collections::HashMap;
 
 use model::{Pid, ProcessKey};
 use tracee::StoppedTree;
-use track::{Moment, Survey, TrackerKind};
+use track::{Attach, Moment, TrackerKind};
 
-use super::super::before::Before;
+use super::super::before::{Before, ProcessBefore};
 use super::super::copier::{Copier, PageSink};
 use super::super::{CheckpointOptions, descriptors, pages, threads};
 use super::phases::Laps;
@@ -53,7 +53,7 @@ impl Continuous {
         before.refresh_processes(tree)?;
         self.is_orderly = false;
         leave_ended(&mut self.tracked, before, sink);
-        cover(self.kind, &self.tuning, &mut self.tracked, before, Surveys::new(), tree, sink)?;
+        cover(self.kind, &self.tuning, &mut self.tracked, before, Prepared::new(), tree, sink)?;
         // A scan that is begun and not ended loses nothing.
         self.crew.begin_scans(&mut self.tracked);
         self.is_orderly = true;
@@ -116,8 +116,22 @@ pub(super) fn leave_ended(tracked: &mut HashMap<Pid, Tracked>, before: &Before, 
     });
 }
 
-/// What was found in processes before they were stopped for a tracker.
-pub(super) type Surveys = HashMap<ProcessKey, Survey>;
+/// Trackers that were prepared before their processes were stopped for them.
+pub(super) type Prepared = HashMap<ProcessKey, Attach>;
+
+/// Prepares trackers of processes that have none.
+pub(super) fn prepare(
+    kind: &'static dyn TrackerKind,
+    tracked: &HashMap<Pid, Tracked>,
+    before: &Before,
+) -> Prepared {
+    let new = before.processes.iter().filter(|(pid, _)| !tracked.contains_key(pid));
+    // One that ends meanwhile is missed by nobody.
+    let prepare = |(pid, process): (&Pid, &ProcessBefore)| {
+        Some((process.stat.key(), kind.prepare(*pid, &process.areas).ok()?))
+    };
+    new.filter_map(prepare).collect()
+}
 
 /// Attaches trackers to processes that have none, and tells all of them which areas there are.
 pub(super) fn cover(
@@ -125,7 +139,7 @@ pub(super) fn cover(
     tuning: &Tuning,
     tracked: &mut HashMap<Pid, Tracked>,
     before: &mut Before,
-    mut surveys: Surveys,
+    mut prepared: Prepared,
     tree: &mut StoppedTree,
     sink: &dyn PageSink,
 ) -> Result<()> {
@@ -134,9 +148,12 @@ pub(super) fn cover(
         let known = tracked.get_mut(&stopped.pid).filter(|known| known.is_of(process));
         if known.is_none() {
             let leader = stopped.threads.first_mut().expect("a stopped process has threads");
-            let new = Tracked::attach(kind, process, leader, sink)?.grouped(tuning.granularity);
-            let survey = surveys.remove(&process.stat.key()).unwrap_or_default();
-            tracked.insert(stopped.pid, new.surveyed(survey));
+            let attach = match prepared.remove(&process.stat.key()) {
+                Some(attach) => attach,
+                None => kind.prepare(stopped.pid, &[])?,
+            };
+            let new = Tracked::attach(attach, process, leader, sink)?.grouped(tuning.granularity);
+            tracked.insert(stopped.pid, new);
         }
         if let Some(known) = tracked.get_mut(&stopped.pid)
             && !process.is_covered

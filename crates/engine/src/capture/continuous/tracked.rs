@@ -15,7 +15,7 @@ use resource::memory::Content as Wanted;
 use tracee::procfs::{Area, Backing};
 use tracee::remote::RemoteContext;
 use tracee::{Crew, RemoteSession, Stopped, Thread};
-use track::{AHEAD_MIN, Content, DirtyPages, Moment, Survey, TrackError, Tracker, TrackerKind};
+use track::{AHEAD_MIN, Attach, Content, DirtyPages, Moment, TrackError, Tracker};
 
 use super::super::before::ProcessBefore;
 use super::super::copier::{Copier, PageSink};
@@ -56,7 +56,7 @@ pub(super) struct Tracked {
 impl Tracked {
     /// Begins to track a stopped process. Nothing that the log may hold of its space counts any more.
     pub(super) fn attach(
-        kind: &'static dyn TrackerKind,
+        attach: Attach,
         process: &mut ProcessBefore,
         leader: &mut Thread<Stopped>,
         sink: &dyn PageSink,
@@ -65,9 +65,8 @@ impl Tracked {
         (process.is_tracked, process.is_covered) = (true, false);
         let context =
             RemoteContext { memory: &process.memory, areas: &process.areas, gadgets: process.gadgets };
-        let pid = leader.pid();
-        let mut session = RemoteSession::begin(leader, &context)?;
-        let tracker = kind.attach(pid, &mut session)?;
+        let mut session = RemoteSession::begin_with(leader, &context, track::ROOM)?;
+        let tracker = attach(&mut session)?;
         session.end()?;
         Ok(Self {
             key: process.stat.key(),
@@ -79,12 +78,6 @@ impl Tracked {
             granularity: NonZeroU64::MIN,
             grouped: Vec::new(),
         })
-    }
-
-    /// With what was found before the process stood.
-    pub(super) fn surveyed(mut self, survey: Survey) -> Self {
-        self.tracker.surveyed(survey);
-        self
     }
 
     /// Copies pages in aligned groups.
