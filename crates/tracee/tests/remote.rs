@@ -15,7 +15,7 @@ use undying_tracee::{FreezeError, Gadgets, ProcessMemory, RemoteSession, Stopped
 
 const GETPID: i64 = 39;
 const GETTID: i64 = 186;
-const NANOSLEEP: i64 = 35;
+const PPOLL: i64 = 271;
 const SIGALTSTACK: i64 = 131;
 const PRCTL: i64 = 157;
 const RT_SIGACTION: i64 = 13;
@@ -233,9 +233,10 @@ fn no_signal_is_lost(mode: &str) {
                 for thread in &mut tree.processes[0].threads {
                     let tid = thread.tid().get() as u64;
                     let mut session = RemoteSession::begin(thread, &context).unwrap();
-                    // A sleep of 100 microseconds gives the signal time to come.
+                    // A sleep of 100 microseconds gives the signal time to come. One that is broken off must not take
+                    // the place of a wait that the kernel keeps for the thread.
                     session.write_data(&[0_u64, 100_000].map(u64::to_ne_bytes).concat()).unwrap();
-                    let sleep = Query { number: NANOSLEEP, arguments: [session.data().get(), 0, 0, 0, 0, 0] };
+                    let sleep = Query { number: PPOLL, arguments: [0, 0, session.data().get(), 0, 0, 0] };
                     let queries = [sleep, Query { number: GETTID, arguments: [0; 6] }];
                     let results = session.batch(&queries, SignalSets::default()).unwrap();
                     assert_eq!(results, [Ok(0), Ok(tid)]);
@@ -371,9 +372,19 @@ fn survives(subject: &mut Subject, step: usize, place: usize) -> bool {
     common::wait_untraced(subject.pid());
     subject.goes_on();
     assert!(subject.is_alive(), "step {step}, place {place}: the subject says: {}", subject.line());
+    nothing_waits(subject.pid());
     let died = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
     assert!(died || status.success(), "step {step}, place {place}: {status}");
     status.success()
+}
+
+/// Signals that end chains are waiting in no thread that blocks them.
+fn nothing_waits(pid: Pid) {
+    const ENDS: u64 = 1 << 16 | 1 << 22 | 1 << 27;
+    for tid in procfs::threads(pid).unwrap() {
+        let status = procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap();
+        assert_eq!(procfs::signal_set(&status, "SigPnd") & ENDS, 0, "thread {tid}");
+    }
 }
 
 #[test]
@@ -401,5 +412,7 @@ fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
         }
         assert!(subject.is_alive(), "death {death} after {wait:?}: the subject says: {}", subject.line());
     }
+    subject.goes_on();
+    nothing_waits(subject.pid());
     println!("{} calls saw EINTR", subject.finish());
 }

@@ -13,8 +13,8 @@ use crate::arch::x86_64::{self as arch, Store};
 use crate::memory::ProcessMemory;
 use crate::procfs::{Area, Backing};
 
-/// Code is searched in pieces of this size.
-const SEARCH_BYTES: u64 = 256 * 1024;
+/// Code is searched in pieces of this size, in one buffer: to map and touch memory takes longer than to search it.
+const SEARCH_BYTES: u64 = 64 * 1024;
 /// Code that is searched for instructions that only save time: more than a C library has.
 const SEARCH_MAX: u64 = 8 << 20;
 /// Longest pattern searched for: pieces overlap by this.
@@ -72,12 +72,13 @@ impl Gadgets {
     /// Searches the executable areas of a process; the process may run.
     pub fn find(memory: &ProcessMemory, areas: &[Area]) -> Result<Self, RemoteError> {
         let mut found = Found::default();
+        let mut buffer = vec![0; (SEARCH_BYTES + SEARCH_OVERLAP) as usize];
         for is_wanted in [is_steady as fn(&Area) -> bool, is_unsteady] {
             if found.can_call() {
                 break;
             }
             for area in areas.iter().filter(|area| is_wanted(area)) {
-                search(memory, area.range, |at, code| found.look(at, code))?;
+                search(memory, area.range, &mut buffer, |at, code| found.look(at, code))?;
                 if found.is_all() || found.is_enough() {
                     break;
                 }
@@ -208,13 +209,15 @@ fn is_code(area: &Area) -> bool {
 fn search(
     memory: &ProcessMemory,
     range: AddressRange,
+    buffer: &mut [u8],
     mut found: impl FnMut(Address, &[u8]) -> bool,
 ) -> Result<(), Error> {
     let mut start = range.start;
     while start < range.end {
         let length = (range.end - start).get().min(SEARCH_BYTES + SEARCH_OVERLAP);
-        let code = memory.read_vec(start, ByteCount(length))?;
-        if found(start, &code) {
+        let code = &mut buffer[..length as usize];
+        memory.read(start, code)?;
+        if found(start, code) {
             return Ok(());
         }
         start = start + ByteCount(SEARCH_BYTES);

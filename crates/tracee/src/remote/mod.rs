@@ -152,7 +152,7 @@ pub struct RemoteSession<'a> {
     is_running: bool,
     /// It has left the event stop it was found in.
     moved: bool,
-    /// It stands at the signal that ends a chain, where its registers can be changed as in an event stop.
+    /// It stands at the signal that ends a chain, where registers and mask can be changed as in an event stop.
     at_signal: bool,
     ended: bool,
 }
@@ -418,7 +418,8 @@ impl<'a> RemoteSession<'a> {
             ptrace::resume(tid, injected)?;
             self.is_running = true;
         };
-        self.at_signal = true;
+        // With its mask back in place, a signal that it blocks would be queued again should this program die.
+        self.at_signal = self.mask & chain::bit(chain.signal) == 0;
         steps::reach("chain ended");
         let results = results.into_iter().enumerate().map(|(link, result)| match result {
             Some(errno @ -4095..0) => Ok(Err(Errno(-errno as i32))),
