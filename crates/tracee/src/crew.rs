@@ -73,12 +73,15 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Has all members do some work, beside what they have been told before.
+    /// Adds work for all members, to be done in the order in which it is added.
     pub fn post(&self, work: Arc<dyn Work>) {
-        let mut orders = locked(&self.shared.orders);
-        orders.posted.push(work);
-        orders.round += 1;
-        drop(orders);
+        locked(&self.shared.orders).posted.push(work);
+    }
+
+    /// Has the members begin. Once for all that was posted: who wakes up takes the lock that a post needs, and who
+    /// finds it taken sleeps for longer than most work takes.
+    pub fn begin(&self) {
+        locked(&self.shared.orders).round += 1;
         self.shared.bell.notify_all();
     }
 
@@ -233,6 +236,7 @@ mod tests {
         for _ in 0..50 {
             let work = Arc::new(Count { left: AtomicU64::new(1000), ..Count::default() });
             crew.post(work.clone());
+            crew.begin();
             crew.hurry();
             wait_until(|| work.done.load(Ordering::SeqCst) == 1000);
             crew.dismiss();
@@ -247,6 +251,7 @@ mod tests {
         crew.hurry();
         assert_eq!(policy(), FIFO);
         crew.post(Arc::new(Count::default()));
+        crew.begin();
         wait_until(|| policy() == ORDINARY);
     }
 
@@ -255,6 +260,7 @@ mod tests {
         let Some(crew) = crew(1) else { return };
         let work = Arc::new(Count::default());
         crew.post(work.clone());
+        crew.begin();
         crew.dismiss();
         wait_until(|| Arc::strong_count(&work) == 1);
     }

@@ -75,12 +75,12 @@ pub trait Tracker: Send + Debug {
     /// what is no longer among them is forgotten. Called whenever the areas have changed, before a scan.
     fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError>;
 
-    /// Makes room for what `begin_scan` finds. Not inside a pause.
+    /// Makes room for what `post_scan` finds. Not inside a pause.
     fn prepare_scan(&mut self, _least: ByteCount) {}
 
-    /// Has a crew begin the next scan of a process that stands, if at least so much memory is watched. A process that
+    /// Has a crew make the next scan of a process that stands, once it begins, if at least so much memory is watched. A process that
     /// is let go before that scan loses nothing.
-    fn begin_scan(&mut self, _crew: &Arc<Crew>, _least: ByteCount) {}
+    fn post_scan(&mut self, _crew: &Arc<Crew>, _least: ByteCount) {}
 
     /// Adds what changed since the last scan, and begins a new round in the same step (see [`Properties`]).
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError>;

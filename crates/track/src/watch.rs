@@ -100,7 +100,7 @@ impl Tracker for Watch {
         }
     }
 
-    fn begin_scan(&mut self, crew: &Arc<Crew>, least: ByteCount) {
+    fn post_scan(&mut self, crew: &Arc<Crew>, least: ByteCount) {
         if self.mode == Mode::Async {
             self.ahead.begin(&self.runs.list, crew, least);
         }

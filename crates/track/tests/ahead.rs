@@ -26,7 +26,8 @@ fn a_scan_that_is_begun_ahead_tells_the_same() {
         case.subject.act("write", part(areas[1], 1000 - round, 1001 - round), round);
         let mut dirty = DirtyPages::new();
         crew.dismiss();
-        case.tracker.begin_scan(&crew, ByteCount(1 << 20));
+        case.tracker.post_scan(&crew, ByteCount(1 << 20));
+        crew.begin();
         if round % 4 == 3 {
             // It came to nothing; what was begun is reported all the same.
             case.tracker.scan(Moment::Running, &mut dirty).unwrap();
@@ -49,7 +50,8 @@ fn a_mapping_that_is_replaced_under_a_scan_begun_ahead_costs_no_report() {
     case.subject.act("write", part(area, 4000, 4001), 5);
     case.subject.act("again", part(area, 1000, 1100), 0);
     let mut dirty = DirtyPages::new();
-    case.tracker.begin_scan(&crew, ByteCount(1 << 20));
+    case.tracker.post_scan(&crew, ByteCount(1 << 20));
+    crew.begin();
     case.tracker.scan(Moment::Stopped, &mut dirty).unwrap();
     let told =
         |page: u64| dirty.ranges().iter().any(|found| found.range.contains(part(area, page, page + 1).start));

@@ -67,7 +67,8 @@ impl Soak {
         }
         if let Some(crew) = &self.crew {
             crew.dismiss();
-            self.tracker.begin_scan(crew, LEAST);
+            self.tracker.post_scan(crew, LEAST);
+            crew.begin();
             if self.checks % 3 == 2 {
                 // A stop that comes to nothing; rounds while it runs follow.
                 self.checks += 1;

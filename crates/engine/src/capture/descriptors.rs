@@ -23,7 +23,8 @@ use resource::fd::{self, CaptureScope, Description, FdCapture, Known, in_flight}
 use resource::state::DescriptorText;
 use sys::kcmp;
 use sys::{Errno, Error, pidfd};
-use tracee::procfs::{self, Area};
+use tracee::procfs::{self, Area, ReadAhead};
+use tracee::{Crew, Work};
 
 use super::CheckpointOptions;
 use super::before::{Before, ProcessBefore};
@@ -40,7 +41,10 @@ pub(super) struct Descriptors {
     /// Rising by process in tree order, then by number.
     rows: Vec<Row>,
     /// fdinfo of each row, held open; past a limit it is opened inside the pause.
-    files: Vec<Option<File>>,
+    files: Vec<Option<Arc<File>>>,
+    /// Their list, made before a pause, and what a crew is reading inside it.
+    prepared: Option<Arc<ReadAhead>>,
+    ahead: Option<Arc<ReadAhead>>,
     /// What fdinfo of each row said inside the pause.
     texts: Vec<DescriptorText>,
     /// The same of descriptions that no descriptor refers to.
@@ -104,6 +108,7 @@ impl Descriptors {
         self.let_go();
         self.rows.clear();
         self.files.clear();
+        (self.prepared, self.ahead) = (None, None);
         self.texts.clear();
         self.known.clear();
         self.captures.clear();
@@ -143,7 +148,7 @@ impl Descriptors {
         let (pid, fd) = place;
         let (info, file) = if self.rows.len() < FILES_MAX {
             let (info, file) = procfs::open_descriptor_info(pid, fd)?;
-            (info, Some(file))
+            (info, Some(Arc::new(file)))
         } else {
             (procfs::descriptor_info(pid, fd)?, None)
         };
@@ -273,6 +278,20 @@ impl Descriptors {
         Ok(found)
     }
 
+    /// Lists fdinfo of all descriptors, for a crew to read it in the next pause.
+    pub(super) fn prepare_ahead(&mut self) {
+        self.prepared = Some(ReadAhead::of(self.files.iter().flatten().map(Arc::clone), TEXT_ROOM));
+        self.ahead = None;
+    }
+
+    /// Has a crew begin to read it.
+    pub(super) fn begin_ahead(&mut self, crew: &Crew) {
+        self.ahead = self.prepared.take();
+        if let Some(ahead) = &self.ahead {
+            crew.post(Arc::clone(ahead) as Arc<dyn Work>);
+        }
+    }
+
     /// Has our own descriptor table grow before the pause to what the pause will put into it: the kernel waits for all
     /// processors when a table grows that threads share, for milliseconds. It never shrinks.
     fn make_room(&self) {
@@ -347,8 +366,18 @@ impl Descriptors {
     /// Looks again at what belongs to descriptors, and at the locks of their descriptions. To be asked before any kind:
     /// opening a file on which there is a lease breaks it.
     fn look_inside(&mut self) -> Result<()> {
+        let ahead = self.ahead.take();
+        let mut listed = 0;
         for (file, one) in self.files.iter().zip(&mut self.texts) {
             let failed = |errno| Error::descriptor("read fdinfo of", one.pid, one.fd, errno);
+            if let Some(ahead) = &ahead
+                && file.is_some()
+            {
+                listed += 1;
+                if ahead.take(listed - 1, &mut one.text) {
+                    continue;
+                }
+            }
             match file {
                 Some(file) => procfs::read_whole(file, &mut one.text).map_err(failed)?,
                 None => one.text = procfs::read(format!("/proc/{}/fdinfo/{}", one.pid, one.fd))?,

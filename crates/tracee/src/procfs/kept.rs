@@ -2,15 +2,20 @@
 //!
 //! Owns: the open files and the memory they are read into; what has ended is opened anew.
 //! Invariants: a read tells what is so now; it allocates only when a file outgrows all that it held before; of files
-//! that nobody asks for any more none stays open longer than until the second sweep.
+//! that nobody asks for any more none stays open longer than until the second sweep. What a crew has read is told once
+//! and as of the pause in which it was begun.
 //! Does not: parse. An open, two reads and a close take five times as long as one read of an open file.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use model::{Pid, Tid};
 use sys::{Errno, Error, Result};
+
+use super::ReadAhead;
+use crate::crew::{Crew, Work};
 
 /// Files held open at most: a process may open 1024 unless told otherwise, and there are others. Beyond it, a file is
 /// opened for each read.
@@ -24,13 +29,19 @@ pub struct KeptFiles {
     files: HashMap<(Pid, Tid, &'static str), Kept>,
     /// What was read of a file for which there was no place.
     other: Option<Kept>,
+    /// Made before a pause, for a crew to begin with inside it.
+    prepared: Option<Arc<ReadAhead>>,
+    /// What a crew is reading.
+    ahead: Option<Arc<ReadAhead>>,
 }
 
 #[derive(Debug)]
 struct Kept {
-    file: File,
+    file: Arc<File>,
     bytes: Vec<u8>,
     used: bool,
+    /// Where it stands in the list that was prepared last.
+    place: Option<usize>,
 }
 
 impl KeptFiles {
@@ -46,8 +57,9 @@ impl KeptFiles {
     /// All that a file of a thread holds now.
     pub fn read(&mut self, pid: Pid, tid: Tid, name: &'static str) -> Result<&[u8]> {
         let key = (pid, tid, name);
+        let ahead = self.ahead.as_deref();
         let known = match self.files.get_mut(&key) {
-            Some(kept) => match kept.read() {
+            Some(kept) => match kept.read(ahead) {
                 Ok(()) => true,
                 // A thread of that number has ended; there may be another.
                 Err(errno) if errno == Errno::ESRCH || errno == Errno::ENOENT => false,
@@ -60,15 +72,34 @@ impl KeptFiles {
         }
         self.files.remove(&key);
         let mut kept = Kept::open(pid, tid, name)?;
-        kept.read().map_err(|errno| failed(pid, tid, name, errno))?;
+        kept.read(None).map_err(|errno| failed(pid, tid, name, errno))?;
         if self.files.len() < FILES_MAX {
             return Ok(&self.files.entry(key).or_insert(kept).bytes);
         }
         Ok(&self.other.insert(kept).bytes)
     }
 
-    /// Closes files that were not read since this was called last.
+    /// Lists all files, for a crew to read them in the next pause.
+    pub fn prepare_ahead(&mut self) {
+        let files = self.files.values_mut().enumerate().map(|(place, kept)| {
+            kept.place = Some(place);
+            Arc::clone(&kept.file)
+        });
+        self.prepared = Some(ReadAhead::of(files, ROOM));
+        self.ahead = None;
+    }
+
+    /// Has a crew begin to read them.
+    pub fn begin_ahead(&mut self, crew: &Crew) {
+        self.ahead = self.prepared.take();
+        if let Some(ahead) = &self.ahead {
+            crew.post(Arc::clone(ahead) as Arc<dyn Work>);
+        }
+    }
+
+    /// Closes files that were not read since this was called last, and forgets what a crew has read.
     pub fn sweep(&mut self) {
+        (self.prepared, self.ahead) = (None, None);
         self.files.retain(|_, kept| std::mem::take(&mut kept.used));
         self.other = None;
     }
@@ -78,11 +109,16 @@ impl Kept {
     fn open(pid: Pid, tid: Tid, name: &'static str) -> Result<Self> {
         let path = super::path_of_thread(pid, tid, name);
         let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
-        Ok(Self { file, bytes: Vec::with_capacity(ROOM), used: true })
+        Ok(Self { file: Arc::new(file), bytes: Vec::with_capacity(ROOM), used: true, place: None })
     }
 
-    fn read(&mut self) -> std::result::Result<(), Errno> {
+    fn read(&mut self, ahead: Option<&ReadAhead>) -> std::result::Result<(), Errno> {
         self.used = true;
+        if let (Some(ahead), Some(place)) = (ahead, self.place)
+            && ahead.take(place, &mut self.bytes)
+        {
+            return Ok(());
+        }
         read_whole(&self.file, &mut self.bytes)
     }
 }

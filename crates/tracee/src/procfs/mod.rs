@@ -4,6 +4,7 @@
 //! Invariants: a file that cannot be understood is an error that names it, never a guess.
 //! Does not: stop anything; values may be stale once returned.
 
+mod ahead;
 mod areas;
 mod descriptors;
 mod kept;
@@ -17,6 +18,7 @@ use std::path::Path;
 use model::{PageCount, Pid, Tid};
 use sys::{Errno, Error, Result};
 
+pub use ahead::ReadAhead;
 pub use areas::{Area, AreaFlags, Backing, Protection, areas, areas_in, areas_with_flags};
 pub use descriptors::{DescriptorInfo, closes_on_exec, descriptor_info, descriptors, open_descriptor_info};
 pub use kept::{KeptFiles, read_whole};

@@ -13,6 +13,7 @@ use model::{PageCount, Pid, Tid};
 use sys::scheduling;
 use tracee::Crew;
 
+use super::super::before::Before;
 use super::Tuning;
 use super::tracked::Tracked;
 
@@ -27,11 +28,20 @@ pub(super) struct CrewOf {
 }
 
 impl CrewOf {
-    /// Has all that scans beside the tracer take ready. Not inside the pause.
-    pub(super) fn gather(&mut self, root: Pid, tracked: &mut HashMap<Pid, Tracked>, tuning: &Tuning) {
-        self.start(root, tracked, tuning);
-        if self.crew.is_some() {
+    /// Has all that is read and scanned beside what the tracer does ready. Not inside the pause.
+    pub(super) fn gather(
+        &mut self,
+        before: &mut Before,
+        tracked: &mut HashMap<Pid, Tracked>,
+        tuning: &Tuning,
+    ) {
+        self.start(before.root, tracked, tuning);
+        if let Some(crew) = &self.crew {
+            // Memory of the last time is given back here.
+            crew.dismiss();
             tracked.values_mut().for_each(Tracked::prepare_scan);
+            before.files.prepare_ahead();
+            before.descriptors.prepare_ahead();
         }
     }
 
@@ -54,11 +64,13 @@ impl CrewOf {
         }
     }
 
-    /// Has scans begun beside what the tracer does.
-    pub(super) fn begin_scans(&self, tracked: &mut HashMap<Pid, Tracked>) {
+    /// Has files read and scans begun beside what the tracer does, in the order in which it needs them.
+    pub(super) fn begin(&self, before: &mut Before, tracked: &mut HashMap<Pid, Tracked>) {
         let Some(crew) = &self.crew else { return };
-        crew.dismiss();
-        tracked.values_mut().for_each(|tracked| tracked.begin_scan(crew));
+        before.descriptors.begin_ahead(crew);
+        before.files.begin_ahead(crew);
+        tracked.values_mut().for_each(|tracked| tracked.post_scan(crew));
+        crew.begin();
     }
 }
 

@@ -472,7 +472,8 @@ impl Continuous {
         if has_more && self.has_dirtied(least, LAST_ROUND_MAX) {
             self.round(reserve, &mut counts)?;
         }
-        self.crew.gather(self.root, &mut self.tracked, &self.tuning);
+        let before = self.before.as_mut().expect("it was looked at first");
+        self.crew.gather(before, &mut self.tracked, &self.tuning);
         let dirtied = self.pace.since(Instant::now());
         // From here on nothing is handed on: that wakes threads.
         reserve.stand(self.expected.pages().max(dirtied))?;

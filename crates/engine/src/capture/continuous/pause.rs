@@ -55,7 +55,7 @@ impl Continuous {
         leave_ended(&mut self.tracked, before, sink);
         cover(self.kind, &self.tuning, &mut self.tracked, before, Prepared::new(), tree, sink)?;
         // A scan that is begun and not ended loses nothing.
-        self.crew.begin_scans(&mut self.tracked);
+        self.crew.begin(before, &mut self.tracked);
         self.is_orderly = true;
         phases.areas = laps.lap();
         before.refresh_descriptors(options)?;

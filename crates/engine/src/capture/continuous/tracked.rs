@@ -155,9 +155,9 @@ impl Tracked {
         self.tracker.prepare_scan(AHEAD_MIN);
     }
 
-    /// Has a crew begin to look for what changed, while the process stands.
-    pub(super) fn begin_scan(&mut self, crew: &Arc<Crew>) {
-        self.tracker.begin_scan(crew, AHEAD_MIN);
+    /// Has a crew look for what changed, once it begins, while the process stands.
+    pub(super) fn post_scan(&mut self, crew: &Arc<Crew>) {
+        self.tracker.post_scan(crew, AHEAD_MIN);
     }
 
     /// Copies what changed since the last time; how many pages that were.
