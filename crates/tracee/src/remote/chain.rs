@@ -26,6 +26,8 @@ pub(super) const LINKS_MAX: usize = 24;
 const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64) + arch::FRAME_BYTES;
 /// Bytes of a result.
 const SLOT_BYTES: u64 = 8;
+/// Bytes of the longest chain.
+pub(super) const BYTES_MAX: u64 = (LINKS_MAX as u64 + 1) * (LINK_BYTES + SLOT_BYTES);
 /// Room for a chain of so many calls, however it is built.
 pub(super) fn bytes_of(calls: usize) -> ByteCount {
     // The call that ends it takes a link of its own.
@@ -36,7 +38,7 @@ pub(super) fn bytes_of(calls: usize) -> ByteCount {
 const UNSET: u64 = 0x8000_0000_0000_0000;
 
 /// SIGURG, SIGWINCH, SIGCHLD: they do nothing by default.
-const HARMLESS: [Signal; 3] = [Signal(23), Signal(28), Signal(17)];
+pub(super) const HARMLESS: [Signal; 3] = [Signal(23), Signal(28), Signal(17)];
 
 /// One call to be made.
 #[derive(Clone, Copy, Debug)]

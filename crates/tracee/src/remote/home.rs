@@ -9,13 +9,16 @@ use model::{Address, Signal};
 use sys::ptrace::{self, Registers, WaitStatus};
 use sys::{Errno, Error, process_memory};
 
-use super::{CALL_LIMIT, STOP};
+use super::{CALL_LIMIT, DATA_BYTES, STOP, chain};
 use crate::arch::x86_64 as arch;
 use crate::reaper;
 use crate::thread::{EVENT_STOP, Stopped, Thread, Waiter};
 
 /// Stops on the way of one thread: each frame of a chain has four, and no chain has more frames than this.
 const STOPS_MAX: usize = 4 * 64;
+
+/// How far below its home frame a thread in a chain of words may be.
+const WORDS_BELOW_MAX: u64 = chain::BYTES_MAX + DATA_BYTES + 32;
 
 /// SIGKILL and SIGSTOP, which no mask holds back.
 const NEVER_BLOCKED: u64 = 1 << 8 | 1 << 18;
@@ -57,6 +60,11 @@ fn next_stop(thread: &Thread<Stopped>) -> Result<(Signal, i32), Error> {
     }
 }
 
+/// The signals that may end a chain.
+fn ends() -> u64 {
+    chain::HARMLESS.iter().fold(0, |set, signal| set | chain::bit(*signal))
+}
+
 fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
     let Registers { rip, rsp, rbp, .. } = *registers;
     let code_is = |at: u64, pattern: &[u8]| {
@@ -72,12 +80,19 @@ fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
         return (0..=arch::LONGEST_RESTORER as u64).contains(&rip.wrapping_sub(restorer.get()))
             && arch::SIGNAL_RESTORERS.iter().any(|pattern| code_is(restorer.get(), pattern));
     }
+    let has_home_below = || restorer_of_frame(thread, rbp.wrapping_add(arch::FRAME_POINTER_BYTES)).is_some();
     if code_is(rip, arch::LEAVE_RETURN) {
-        return restorer_of_frame(thread, rbp.wrapping_add(arch::FRAME_POINTER_BYTES)).is_some();
+        return has_home_below();
     }
-    // Within a chain: the next frame is a few words above, and leads to another call.
-    let holds_all_back = ptrace::signal_mask(thread.tid()).is_ok_and(|mask| mask | NEVER_BLOCKED == u64::MAX);
-    holds_all_back
+    let Ok(mask) = ptrace::signal_mask(thread.tid()) else { return false };
+    // Within a chain of words: the frame pointer is that of the way home all the time, the words are below it, and at
+    // most the signal that ends the chain is let through.
+    let holds_nearly_all_back = mask | NEVER_BLOCKED | ends() == u64::MAX;
+    if holds_nearly_all_back && rbp.wrapping_sub(rsp) <= WORDS_BELOW_MAX && has_home_below() {
+        return true;
+    }
+    // Within a chain of frames: the next one is a few words above, and leads to another call.
+    mask | NEVER_BLOCKED == u64::MAX
         && (0..=arch::STORE_WORDS_MAX as u64 + 1).any(|words| {
             let start = rsp.wrapping_add(8 * words);
             let next = next_instruction(thread, start);

@@ -139,6 +139,10 @@ fn describe(root: Pid) {
             let file = |name: &str| procfs::read_text(format!("/proc/{pid}/task/{tid}/{name}"));
             let status = procfs::thread_status(pid, tid).map(|status| (status.state, status.tracer));
             println!("{pid} {tid}: {status:?} {:?} {:?}", file("wchan"), file("syscall"));
+            let pending = file("status").unwrap_or_default();
+            let pending: Vec<&str> =
+                pending.lines().filter(|line| line.contains("Pnd") || line.contains("Blk")).collect();
+            println!("  {pending:?} {:?}", file("stack"));
         }
     }
 }
