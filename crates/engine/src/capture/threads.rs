@@ -86,8 +86,10 @@ fn read_process(
     Ok(())
 }
 
+/// A kind may ask about other threads of the process, which has to wait until all of them stand again.
 fn finish_all(together: &mut Vec<Reading<'_>>) -> Result<Vec<ThreadState>> {
-    together.drain(..).map(|reading| reading.finish()).collect()
+    together.iter_mut().try_for_each(|reading| reading.capture.collect())?;
+    together.drain(..).map(Reading::finish).collect()
 }
 
 impl Reading<'_> {
@@ -107,7 +109,6 @@ impl Reading<'_> {
 
     fn finish(self) -> Result<ThreadState> {
         let Self { known, is_leader, mut capture } = self;
-        capture.collect()?;
         let mut raw = Vec::with_capacity(state::REGISTRY.len());
         for kind in state::REGISTRY {
             let wanted = kind.level() == Level::Thread || is_leader;
