@@ -36,8 +36,27 @@ pub(crate) fn timeout(what: &str, limit: Duration, processes: &[ProcessId], file
     HarnessError::Timeout { what: what.to_owned(), limit, dump, summary }
 }
 
+/// What each thread of these processes is doing, one line each.
+pub(crate) fn summary(processes: &[ProcessId]) -> String {
+    let mut summary = String::new();
+    for process in processes {
+        add_threads(&mut summary, &process_folder(*process));
+    }
+    summary
+}
+
+fn process_folder(process: ProcessId) -> PathBuf {
+    PathBuf::from(format!("/proc/{}", process.pid()))
+}
+
+fn add_threads(summary: &mut String, process: &Path) {
+    for task in fs::read_dir(process.join("task")).into_iter().flatten().flatten() {
+        add_summary(summary, &task.path());
+    }
+}
+
 fn add_process(text: &mut String, summary: &mut String, process: ProcessId) {
-    let folder = PathBuf::from(format!("/proc/{}", process.pid()));
+    let folder = process_folder(process);
     for name in PROCESS_FILES {
         add_file(text, &folder.join(name));
     }
@@ -45,11 +64,11 @@ fn add_process(text: &mut String, summary: &mut String, process: ProcessId) {
         for name in THREAD_FILES {
             add_file(text, &task.path().join(name));
         }
-        add_summary(summary, &task.path());
     }
+    add_threads(summary, &folder);
 }
 
-/// For example `tid 812 (fd_pipe) S (sleeping) in pipe_read, syscall 0 0x3 0x7ffd…`.
+/// For example `tid 812 (fd_pipe), parent 1, tracer 0, S (sleeping) in pipe_read, syscall 0 0x3 0x7ffd…`.
 fn add_summary(summary: &mut String, task: &Path) {
     let status = read(&task.join("status"));
     let field = |name: &str| {
@@ -60,9 +79,11 @@ fn add_summary(summary: &mut String, task: &Path) {
     let wait = read(&task.join("wchan"));
     let _infallible = writeln!(
         summary,
-        "  tid {} ({}) {} in {}, syscall {}",
+        "  tid {} ({}), parent {}, tracer {}, {} in {}, syscall {}",
         field("Pid"),
         field("Name"),
+        field("PPid"),
+        field("TracerPid"),
         field("State"),
         wait.trim(),
         syscall.trim()

@@ -12,6 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Signal, getpid, set_child_subreaper};
 
+use crate::dump;
 use crate::limits::{CLEANUP_ROUNDS_MAX, POLL};
 use crate::process::{self, ProcessId, has_environment, own_pid};
 
@@ -47,6 +48,12 @@ impl Guard {
         let candidates =
             process::all().into_iter().filter(|process| process.pid() != own_pid() && process.is_alive());
         candidates.filter(|process| has_environment(*process, &entry)).collect()
+    }
+
+    /// What each thread of everything marked is doing, one line each.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        dump::summary(&self.marked())
     }
 
     /// Kills everything marked, also what appears meanwhile.

@@ -11,11 +11,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{Counter, Lab, Random, rounds, supported, until, wait};
+use model::Pid;
 use rustix::process::Signal;
 
 const ROUNDS: (usize, usize) = (20, 500);
 /// The latest moment of a kill, unless the machine is so slow that a first checkpoint takes longer.
 const LATEST: Duration = Duration::from_millis(150);
+
+/// How long what a killed restore leaves may take to go or to run.
+const SETTLED: Duration = Duration::from_secs(20);
 
 /// The subject runs, nobody holds it, and it finds its registers and memory as it left them.
 fn assert_unharmed(counter: &Counter, round: usize) {
@@ -108,38 +112,67 @@ fn a_checkpoint_killed_at_any_moment_is_whole_or_is_not_there() {
 
 #[test]
 fn a_restore_killed_at_any_moment_leaves_the_whole_tree_or_nothing() {
+    kill_restores(&["orphan"], 2, |_, latest, random| std::thread::sleep(random.duration(latest)));
+}
+
+/// A large tree takes a while to be let go, one process after the other.
+#[test]
+fn a_restore_killed_while_it_lets_its_tree_go_leaves_all_of_it_or_nothing() {
+    const CHILDREN: usize = 40;
+    kill_restores(&["family", "40"], CHILDREN + 1, |root, latest, random| {
+        let tracer = || Some(common::status_of(root, "TracerPid")).filter(|value| !value.is_empty());
+        let deadline = Instant::now() + latest * 10;
+        while Instant::now() < deadline && tracer().is_none_or(|tracer| tracer == "0") {}
+        while Instant::now() < deadline && tracer().is_some_and(|tracer| tracer != "0") {}
+        std::thread::sleep(random.duration(latest / 50));
+    });
+}
+
+/// Restores a counter with its family, and kills the restore when `wait_for` returns, which is told of the root's number
+/// and of a time that a restore does not take.
+fn kill_restores(words: &[&str], size: usize, wait_for: impl Fn(Pid, Duration, &mut Random)) {
     if !supported() {
         return;
     }
     let (lab, mut random) = (Lab::new(), Random::new());
-    let counter = lab.counter(&["orphan"]);
+    let counter = lab.counter(words);
     let image = lab.path("image");
     let image = image.to_str().unwrap();
-    let child = until("its child", || testkit::descendants(counter.process).first().copied());
+    let children = until("its children", || {
+        Some(testkit::descendants(counter.process)).filter(|children| children.len() + 1 == size)
+    });
+    let tree = [vec![counter.process], children].concat();
     let pid = counter.pid().to_string();
     let said = lab.say(["checkpoint", &pid, "--image", image, "--kill"]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    collect(&[counter.process, child]);
+    collect(&tree);
     let begun = Instant::now();
     assert_eq!(lab.say(["restore", image, "--detach"]).code, Some(0));
     let latest = begun.elapsed() * 2;
     lab.guard.kill_all();
-    collect(&[counter.process, child]);
+    collect(&tree);
     let mut restored = 0;
     for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
         let mut command = lab.undying(["restore", image]).spawn().unwrap();
-        std::thread::sleep(random.duration(latest));
+        wait_for(counter.pid(), latest, &mut random);
         command.kill().unwrap();
         wait(&mut command);
         // Those under construction die with it, though not in the same moment.
-        let standing = until(&format!("round {round} to settle"), || settled(&lab));
+        let deadline = Instant::now() + SETTLED;
+        let standing = loop {
+            if let Some(standing) = settled(&lab, size) {
+                break standing;
+            }
+            assert!(Instant::now() < deadline, "round {round} has left {}", lab.guard.describe());
+            std::thread::sleep(Duration::from_millis(2));
+        };
         if let Some(back) = standing {
             restored += 1;
             assert_eq!(back.pid(), counter.pid(), "round {round}");
             assert_unharmed(&back, round);
         }
         lab.guard.kill_all();
-        collect(&[counter.process, child]);
+        collect(&tree);
     }
     println!("restored: {restored}");
     assert!(restored > 0, "no round was long enough");
@@ -155,11 +188,11 @@ fn collect(dead: &[testkit::ProcessId]) {
     }
 }
 
-/// `Some(None)` when nothing is left, `Some(Some(root))` when the tree of two runs, `None` when neither is so yet.
-fn settled(lab: &Lab) -> Option<Option<Counter>> {
+/// `Some(None)` when nothing is left, `Some(Some(root))` when the whole tree runs, `None` when neither is so yet.
+fn settled(lab: &Lab, size: usize) -> Option<Option<Counter>> {
     match lab.guard.marked().len() {
         0 => Some(None),
-        2 => {
+        all if all == size => {
             let root = lab.guarded_counter()?;
             let count = root.read();
             std::thread::sleep(Duration::from_millis(5));

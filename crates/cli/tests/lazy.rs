@@ -271,7 +271,9 @@ fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
         }
         let status = wait(&mut filler);
         let what = format!("round {round}, kind {kind}, {status}");
-        assert!(kind != 1 || status.success(), "{what}: without its keeper it fails");
+        // A keeper that is killed before it is one has the restore refused before anything was begun.
+        let refused = status.code() == Some(4) && subject.process().is_none() && subject.word(0) == 0;
+        assert!(kind != 1 || status.success() || refused, "{what}: without its keeper it fails");
         // Either all is as after any restore, or nothing runs.
         let from = subject.word(0);
         let settled = || match subject.process() {

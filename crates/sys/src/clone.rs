@@ -124,6 +124,19 @@ pub fn spawn_waiting(wanted: WantedPid, parent: Parent) -> Result<Pid> {
     }
 }
 
+/// Waits for the end of a child, whatever signal tells of it; its wait status.
+pub(crate) fn reap(pid: Pid) -> Result<i32> {
+    let mut status = 0;
+    loop {
+        // SAFETY: the kernel writes one int at the address given.
+        match unsafe { libc::waitpid(pid.get(), &raw mut status, libc::__WALL) } {
+            -1 if Errno::last().0 == libc::EINTR => {}
+            -1 => return Err(Error::process("wait for", pid, Errno::last())),
+            _ => return Ok(status),
+        }
+    }
+}
+
 fn wait_for_seizure(ready: i32, tell_ready: i32) -> ! {
     const SIGNAL_MAX: i32 = 64;
     let default_action = [0_u64; 4];

@@ -14,7 +14,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use model::Pid;
 
-use crate::clone::CloneArguments;
+use crate::clone::{self, CloneArguments};
 use crate::error::{Errno, Error, Result};
 
 const NAME: &str = "make a handle on an ended process";
@@ -42,22 +42,10 @@ pub fn handles(count: usize) -> Result<Vec<OwnedFd>> {
     let pid = Pid(child as i32);
     // Until it is reaped more handles can be had.
     let more: Result<Vec<OwnedFd>> = (1..count).map(|_| crate::pidfd::open(pid)).collect();
-    reap(pid)?;
+    clone::reap(pid)?;
     let mut all = more?;
     all.push(handle);
     Ok(all)
-}
-
-fn reap(pid: Pid) -> Result<()> {
-    let mut status = 0;
-    loop {
-        // SAFETY: the kernel writes one int at the address given.
-        match unsafe { libc::waitpid(pid.get(), &raw mut status, libc::__WALL) } {
-            -1 if Errno::last().0 == libc::EINTR => {}
-            -1 => return Err(Error::new(NAME, Errno::last())),
-            _ => return Ok(()),
-        }
-    }
 }
 
 #[cfg(test)]

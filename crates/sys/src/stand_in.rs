@@ -14,7 +14,7 @@
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use crate::clone::CloneArguments;
+use crate::clone::{self, CloneArguments};
 use crate::error::{Errno, Error, Result};
 use crate::socket::{Credentials, Message, PreparedMessage, SocketAddress};
 
@@ -83,16 +83,7 @@ pub fn perform(who: Credentials, act: Act<'_>) -> Result<()> {
         0 => run(who, &step),
         _ => {}
     }
-    let mut status = 0;
-    loop {
-        // SAFETY: the kernel writes one int at the address given.
-        let reaped = unsafe { libc::waitpid(child as i32, &raw mut status, libc::__WALL) };
-        match reaped {
-            -1 if Errno::last().0 == libc::EINTR => {}
-            -1 => return Err(Error::process(NAME, model::Pid(who.pid), Errno::last())),
-            _ => break,
-        }
-    }
+    let status = clone::reap(model::Pid(child as i32))?;
     match libc::WEXITSTATUS(status) {
         0 if libc::WIFEXITED(status) => Ok(()),
         errno => Err(Error::process(NAME, model::Pid(who.pid), Errno(errno))),

@@ -11,11 +11,12 @@
 //! the list of tracees, and so the last that a dying tracer kills (exit_ptrace, Linux 6.18: new ones are put in
 //! front). Killed by somebody else, it stands on its way out, with all its files, until its tracer says go on.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use model::{Pid, Signal, Tid};
 use sys::clone::{Parent, WantedPid};
+use sys::dead_man::DeadManSwitch;
 use sys::ptrace::{self, OPTION_EXIT, OPTION_EXIT_KILL, WaitStatus};
 use sys::{Errno, Error};
 
@@ -130,6 +131,9 @@ impl Escort {
     ///
     /// As for `round`.
     pub fn release(mut self, born: &dyn Fn()) -> Result<(), Error> {
+        // One after the other is let go: who dies in between must not leave half a tree.
+        let pids: BTreeSet<Pid> = self.running.iter().map(Thread::pid).collect();
+        let switch = if pids.len() > 1 { Some(DeadManSwitch::arm(pids)?) } else { None };
         let mut asked = HashSet::new();
         let mut nap = NAP_MIN;
         loop {
@@ -141,11 +145,15 @@ impl Escort {
             }
             self.look_at_all(born, |thread| thread.detach().map(|()| None))?;
             if self.running.is_empty() {
-                return Ok(());
+                break;
             }
             std::thread::sleep(nap);
             nap = (nap * 2).min(NAP_LONG);
         }
+        if let Some(switch) = switch {
+            switch.disarm();
+        }
+        Ok(())
     }
 
     /// Kills every process, and returns when they have ended.

@@ -149,10 +149,15 @@ impl Counter {
 
     /// The value of a line of its `/proc/PID/status`.
     pub(crate) fn status(&self, name: &str) -> String {
-        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.unwrap_or_default().trim().to_owned()
+        status_of(self.pid(), name)
     }
+}
+
+/// The value of a line of `/proc/PID/status`; empty when there is no such process.
+pub(crate) fn status_of(pid: Pid, name: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_default().trim().to_owned()
 }
 
 fn runs_counter(process: ProcessId) -> bool {

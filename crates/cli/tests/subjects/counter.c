@@ -8,6 +8,7 @@
  *   counter FILE trap F     takes poison once the file F is there, and dies of it
  *                           by SIGABRT so many rounds later
  *   counter FILE orphan     has a child that outlives it and holds its streams
+ *   counter FILE family N   has so many of them
  *   counter FILE exec N     starts itself anew by execve every N rounds
  *   counter FILE fork N     has a child that ends at once, every N rounds
  *   counter FILE hold F     keeps the file F open
@@ -109,11 +110,13 @@ static void have_a_child(void)
 		corrupt();
 }
 
-static void become_a_family(void)
+static void become_a_family(uint64_t children)
 {
-	if (fork() == 0) {
-		for (;;)
-			pause();
+	for (uint64_t i = 0; i < children; i++) {
+		if (fork() == 0) {
+			for (;;)
+				pause();
+		}
 	}
 }
 
@@ -136,7 +139,9 @@ int main(int argc, char **argv)
 	for (uint64_t i = 0; i < WORDS; i++)
 		words[i] = pattern(i, 0);
 	if (strcmp(mode, "orphan") == 0)
-		become_a_family();
+		become_a_family(1);
+	if (strcmp(mode, "family") == 0)
+		become_a_family(limit);
 	if (strcmp(mode, "hold") == 0 && open(argv[3], O_RDONLY) < 0)
 		return 6;
 	for (uint64_t round = 0;; round++) {

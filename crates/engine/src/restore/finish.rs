@@ -7,6 +7,7 @@
 use model::{Address, Pid, Signal};
 use resource::Shared;
 use resource::state::{self, Stage, StateRestore};
+use sys::dead_man::DeadManSwitch;
 use sys::{Error, ptrace};
 use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
@@ -65,6 +66,11 @@ pub(super) fn finish(
         set_registers(process, built.get(process.pid)?)?;
     }
     files::start(plan, open)?;
+    // They are let go one after the other: who dies in between must not leave half a tree.
+    let switch = match plan.living().count() {
+        0 | 1 => None,
+        _ => Some(DeadManSwitch::arm(plan.living().map(|process| process.pid))?),
+    };
     for process in plan.living() {
         let Some(target) = built.processes.remove(&process.pid) else { continue };
         let stopped = process.message.stop_signal;
@@ -73,6 +79,9 @@ pub(super) fn finish(
         for stub in target.threads {
             let_go(stub, signals.next())?;
         }
+    }
+    if let Some(switch) = switch {
+        switch.disarm();
     }
     Ok(())
 }
