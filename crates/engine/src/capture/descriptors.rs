@@ -23,8 +23,8 @@ use resource::fd::{self, CaptureScope, Description, FdCapture, Known, in_flight}
 use resource::state::DescriptorText;
 use sys::kcmp;
 use sys::{Errno, Error, pidfd};
+use tracee::Crew;
 use tracee::procfs::{self, Area, ReadAhead};
-use tracee::{Crew, Work};
 
 use super::CheckpointOptions;
 use super::before::{Before, ProcessBefore};
@@ -42,9 +42,8 @@ pub(super) struct Descriptors {
     rows: Vec<Row>,
     /// fdinfo of each row, held open; past a limit it is opened inside the pause.
     files: Vec<Option<Arc<File>>>,
-    /// Their list, made before a pause, and what a crew is reading inside it.
-    prepared: Option<Arc<ReadAhead>>,
-    ahead: Option<Arc<ReadAhead>>,
+    /// Those of them that a crew reads.
+    ahead: ReadAhead,
     /// What fdinfo of each row said inside the pause.
     texts: Vec<DescriptorText>,
     /// The same of descriptions that no descriptor refers to.
@@ -108,7 +107,7 @@ impl Descriptors {
         self.let_go();
         self.rows.clear();
         self.files.clear();
-        (self.prepared, self.ahead) = (None, None);
+        self.ahead.forget();
         self.texts.clear();
         self.known.clear();
         self.captures.clear();
@@ -280,16 +279,12 @@ impl Descriptors {
 
     /// Lists fdinfo of all descriptors, for a crew to read it in the next pause.
     pub(super) fn prepare_ahead(&mut self) {
-        self.prepared = Some(ReadAhead::of(self.files.iter().flatten().map(Arc::clone), TEXT_ROOM));
-        self.ahead = None;
+        self.ahead.prepare(self.files.iter().flatten().map(Arc::clone), TEXT_ROOM);
     }
 
     /// Has a crew begin to read it.
     pub(super) fn begin_ahead(&mut self, crew: &Crew) {
-        self.ahead = self.prepared.take();
-        if let Some(ahead) = &self.ahead {
-            crew.post(Arc::clone(ahead) as Arc<dyn Work>);
-        }
+        self.ahead.begin(crew);
     }
 
     /// Has our own descriptor table grow before the pause to what the pause will put into it: the kernel waits for all
@@ -366,15 +361,12 @@ impl Descriptors {
     /// Looks again at what belongs to descriptors, and at the locks of their descriptions. To be asked before any kind:
     /// opening a file on which there is a lease breaks it.
     fn look_inside(&mut self) -> Result<()> {
-        let ahead = self.ahead.take();
         let mut listed = 0;
         for (file, one) in self.files.iter().zip(&mut self.texts) {
             let failed = |errno| Error::descriptor("read fdinfo of", one.pid, one.fd, errno);
-            if let Some(ahead) = &ahead
-                && file.is_some()
-            {
+            if file.is_some() {
                 listed += 1;
-                if ahead.take(listed - 1, &mut one.text) {
+                if self.ahead.take(listed - 1, &mut one.text) {
                     continue;
                 }
             }

@@ -10,11 +10,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::read_whole;
-use crate::crew::Work;
+use crate::crew::{Crew, Work};
+
+/// What a crew is to read in the next pause, and what it reads in this one.
+#[derive(Debug, Default)]
+pub struct ReadAhead {
+    next: Option<Arc<List>>,
+    now: Option<Arc<List>>,
+}
 
 /// Open files, to be read once.
 #[derive(Debug)]
-pub struct ReadAhead {
+struct List {
     places: Vec<Place>,
     /// The first so many have not been begun. From the end, since the tracer begins with the first.
     left: AtomicUsize,
@@ -36,15 +43,39 @@ enum Answer {
 }
 
 impl ReadAhead {
-    /// A list that nobody reads yet, with memory of some bytes for each.
-    pub fn of(files: impl Iterator<Item = Arc<File>>, room: usize) -> Arc<Self> {
+    /// Lists open files before a pause, with memory of some bytes for each.
+    pub fn prepare(&mut self, files: impl Iterator<Item = Arc<File>>, room: usize) {
+        self.next = Some(List::of(files, room));
+        self.now = None;
+    }
+
+    /// Has a crew begin to read them.
+    pub fn begin(&mut self, crew: &Crew) {
+        self.now = self.next.take();
+        if let Some(list) = &self.now {
+            crew.post(Arc::clone(list) as Arc<dyn Work>);
+        }
+    }
+
+    /// Gives what a file said in exchange for some memory, if it has been read; it will not be from now on.
+    pub fn take(&self, index: usize, into: &mut Vec<u8>) -> bool {
+        self.now.as_ref().is_some_and(|list| list.take(index, into))
+    }
+
+    /// Forgets all lists.
+    pub fn forget(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl List {
+    fn of(files: impl Iterator<Item = Arc<File>>, room: usize) -> Arc<Self> {
         let place = |file| Place { file, answer: Mutex::new(Answer::Open(Vec::with_capacity(room))) };
         let places: Vec<Place> = files.map(place).collect();
         Arc::new(Self { left: AtomicUsize::new(places.len()), places })
     }
 
-    /// Gives what a file said in exchange for some memory, if it has been read; it will not be from now on.
-    pub fn take(&self, index: usize, into: &mut Vec<u8>) -> bool {
+    fn take(&self, index: usize, into: &mut Vec<u8>) -> bool {
         let Some(Ok(mut answer)) = self.places.get(index).map(|place| place.answer.try_lock()) else {
             return false;
         };
@@ -59,7 +90,7 @@ impl ReadAhead {
     }
 }
 
-impl Work for ReadAhead {
+impl Work for List {
     fn step(&self) -> bool {
         let claim = |left: usize| left.checked_sub(1);
         let Ok(left) = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim) else {
@@ -88,7 +119,7 @@ mod tests {
     fn each_file_is_told_once_and_what_was_taken_first_is_not_read() {
         let open = |name: &str| Arc::new(File::open(format!("/proc/self/{name}")).unwrap());
         let files = ["comm", "personality", "cgroup"].map(open);
-        let list = ReadAhead::of(files.into_iter(), 16);
+        let list = List::of(files.into_iter(), 16);
         let mut told = Vec::new();
         assert!(!list.take(0, &mut told));
         while list.step() {}

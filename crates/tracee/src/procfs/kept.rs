@@ -15,7 +15,7 @@ use model::{Pid, Tid};
 use sys::{Errno, Error, Result};
 
 use super::ReadAhead;
-use crate::crew::{Crew, Work};
+use crate::crew::Crew;
 
 /// Files held open at most: a process may open 1024 unless told otherwise, and there are others. Beyond it, a file is
 /// opened for each read.
@@ -29,10 +29,7 @@ pub struct KeptFiles {
     files: HashMap<(Pid, Tid, &'static str), Kept>,
     /// What was read of a file for which there was no place.
     other: Option<Kept>,
-    /// Made before a pause, for a crew to begin with inside it.
-    prepared: Option<Arc<ReadAhead>>,
-    /// What a crew is reading.
-    ahead: Option<Arc<ReadAhead>>,
+    ahead: ReadAhead,
 }
 
 #[derive(Debug)]
@@ -57,9 +54,8 @@ impl KeptFiles {
     /// All that a file of a thread holds now.
     pub fn read(&mut self, pid: Pid, tid: Tid, name: &'static str) -> Result<&[u8]> {
         let key = (pid, tid, name);
-        let ahead = self.ahead.as_deref();
         let known = match self.files.get_mut(&key) {
-            Some(kept) => match kept.read(ahead) {
+            Some(kept) => match kept.read(Some(&self.ahead)) {
                 Ok(()) => true,
                 // A thread of that number has ended; there may be another.
                 Err(errno) if errno == Errno::ESRCH || errno == Errno::ENOENT => false,
@@ -85,21 +81,17 @@ impl KeptFiles {
             kept.place = Some(place);
             Arc::clone(&kept.file)
         });
-        self.prepared = Some(ReadAhead::of(files, ROOM));
-        self.ahead = None;
+        self.ahead.prepare(files, ROOM);
     }
 
     /// Has a crew begin to read them.
     pub fn begin_ahead(&mut self, crew: &Crew) {
-        self.ahead = self.prepared.take();
-        if let Some(ahead) = &self.ahead {
-            crew.post(Arc::clone(ahead) as Arc<dyn Work>);
-        }
+        self.ahead.begin(crew);
     }
 
     /// Closes files that were not read since this was called last, and forgets what a crew has read.
     pub fn sweep(&mut self) {
-        (self.prepared, self.ahead) = (None, None);
+        self.ahead.forget();
         self.files.retain(|_, kept| std::mem::take(&mut kept.used));
         self.other = None;
     }
