@@ -8,8 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use model::{PageCount, Pid, Sequence, Signal};
-use store::{ImageReader, Keep, LogOptions, LogWriter, Store, SubjectName};
-use undying_engine::{CheckpointOptions, Continuous, EngineError, PidPolicy, RestoreOptions, restore};
+use store::{ImageReader, ImageWriter, Keep, LogOptions, LogWriter, Store, SubjectName, WriteOptions};
+use undying_engine::{
+    CheckpointOptions, Continuous, EngineError, PidPolicy, RestoreOptions, checkpoint, restore,
+};
 
 /// Checkpoints of each subject.
 const CHECKPOINTS: u64 = 200;
@@ -241,4 +243,18 @@ fn programs_that_are_started_by_vfork_refuse_nothing() {
 #[test]
 fn what_a_program_closes_is_closed() {
     goes_on(&Lab::new(), "closes", CHECKPOINTS as usize / 20);
+}
+
+/// At the end of a single checkpoint nothing may be watched in part: what is, cannot be moved.
+#[test]
+fn areas_that_grow_at_the_end_of_a_checkpoint_can_be_moved() {
+    let lab = Lab::new();
+    let Some(mut subject) = lab.start("grows") else { return };
+    for sequence in 1..=CHECKPOINTS / 2 {
+        let image = lab.folder.path().join(format!("image{sequence}"));
+        let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();
+        checkpoint(subject.pid(), writer, &lab.options(sequence)).unwrap();
+        std::fs::remove_dir_all(image).unwrap();
+        subject.assert_alive();
+    }
 }

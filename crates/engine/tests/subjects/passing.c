@@ -1,6 +1,6 @@
 /* Holds what cannot be checkpointed, or is just going away, again and again for a moment.
  *
- * Usage: passing stat|objects|children|pipes|programs|closes|busy|held. Goes on until it is killed; ends with 1 if anything goes wrong.
+ * Usage: passing stat|objects|children|pipes|programs|closes|grows|busy|held. Goes on until it is killed; ends with 1 if anything goes wrong.
  * stat: opens and reads /proc/self/stat, sixteen times a millisecond, and never holds it for longer than that takes.
  * objects: maps, moves and unmaps memory files and shared memory at full speed.
  * children: has children that live for no time at all, and some that do so for half a millisecond.
@@ -10,6 +10,7 @@
  * closes: listens at a port, locks a file and writes a program, lets go of them a moment later, and at once takes them
  *     again and starts it. That fails as long as anybody else has the descriptors: at most once in a
  *     hundred, and ten times more for the first look.
+ * grows: has 64 MiB, and areas that grow where they are, and then move as a whole, at full speed.
  * busy: holds /proc/self/stat for three milliseconds of seven, and writes to its memory all the time.
  * held: opens it on SIGUSR1, and closes it on the next; the file `held` is there as long as it is open. */
 #define _GNU_SOURCE
@@ -208,6 +209,33 @@ static void close_and_take_again(unsigned round)
 	require(why || waitpid(child, NULL, 0) == child);
 }
 
+/* What was grown into is one area with what was there before, so that all of it can be moved. */
+static void grow_and_move(void)
+{
+	enum { BALLAST = 64 << 20, LEAST = 4 * PAGE, MOST = 16 * PAGE };
+	static char *first, *second;
+	if (!first) {
+		char *ballast = mmap(NULL, BALLAST, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		require(ballast != MAP_FAILED);
+		memset(ballast, 1, BALLAST);
+		first = mmap(NULL, 4 * MOST, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		require(first != MAP_FAILED && !munmap(first, 4 * MOST));
+		first += MOST, second = first + 2 * MOST;
+	}
+	char *area = mmap(first, LEAST, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	require(area == first);
+	*area = 1;
+	for (size_t size = LEAST; size < MOST; size += LEAST) {
+		require(mremap(first, size, size + LEAST, 0) == first);
+		first[size] = 1;
+		nap(100);
+	}
+	require(mremap(first, MOST, MOST, MREMAP_MAYMOVE | MREMAP_FIXED, second) == second);
+	for (size_t at = 0; at < MOST; at += LEAST)
+		require(second[at] == 1);
+	require(!munmap(second, MOST));
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 2)
@@ -229,6 +257,8 @@ int main(int argc, char **argv)
 			change_objects(round);
 		else if (!strcmp(argv[1], "closes"))
 			close_and_take_again(round);
+		else if (!strcmp(argv[1], "grows"))
+			grow_and_move();
 		else if (!strcmp(argv[1], "programs"))
 			start_program(round);
 		else
