@@ -43,11 +43,10 @@ use crate::error::{EngineError, Result};
 const RESIDUAL_GOAL: PageCount = PageCount(32);
 /// Pages that one more round may have to copy while descriptors are held, which the subject may want closed: some 5 ms.
 const LAST_ROUND_MAX: PageCount = PageCount(4096);
-/// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 50 ms. A subject
-/// on that processor stands still for no longer than if the pause copied them.
-const URGENT_ROUND_MAX: PageCount = PageCount(32_768);
+/// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 2.5 ms.
+const URGENT_ROUND_MAX: PageCount = PageCount(2048);
 /// Such rounds: what the subject dirties in one, the next copies in a quarter of the time.
-const URGENT_ROUNDS_MAX: usize = 3;
+const URGENT_ROUNDS_MAX: usize = 2;
 
 /// How long a subject stands still for one buffer of a store that does not keep up: many times what a disk takes that
 /// works, and short enough for those who wait for the subject.
@@ -469,7 +468,8 @@ impl Continuous {
         let has_more = counts.rounds > 0 && self.tuning.prefer.has_last_round();
         // A handler that has to let others go on first may wait for this very processor.
         let may_hurry = has_more && !self.kind.properties().sees_before;
-        if has_more && !may_hurry && self.has_dirtied(RESIDUAL_GOAL, LAST_ROUND_MAX) {
+        let least = if may_hurry { URGENT_ROUND_MAX } else { RESIDUAL_GOAL };
+        if has_more && self.has_dirtied(least, LAST_ROUND_MAX) {
             self.round(reserve, &mut counts)?;
         }
         let before = self.before.as_mut().expect("it was looked at first");
