@@ -124,7 +124,7 @@ fn a_restore_killed_while_it_lets_its_tree_go_leaves_all_of_it_or_nothing() {
         let deadline = Instant::now() + latest * 10;
         while Instant::now() < deadline && tracer().is_none_or(|tracer| tracer == "0") {}
         while Instant::now() < deadline && tracer().is_some_and(|tracer| tracer != "0") {}
-        std::thread::sleep(random.duration(latest / 50));
+        std::thread::sleep(random.duration(latest / 200));
     });
 }
 
