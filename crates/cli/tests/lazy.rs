@@ -99,9 +99,7 @@ impl Subject {
     }
 
     fn status(&self, name: &str) -> String {
-        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.unwrap_or_default().trim().to_owned()
+        common::status_of(self.pid, name)
     }
 
     fn is_gone(&self) {
