@@ -124,6 +124,18 @@ impl Subject {
         assert_eq!(self.status("TracerPid"), "0", "{what}");
     }
 
+    /// Whether all is as after any restore; else nothing runs.
+    fn is_whole_or_dead(&self, what: &str) -> bool {
+        let from = self.word(0);
+        let settled = || match self.process() {
+            None => Some(false),
+            Some(_) => (self.word(0) >= from + 2).then_some(true),
+        };
+        let is_whole = until(&format!("the program to go on or be dead, {what}"), settled);
+        assert!(!is_whole || self.status("TracerPid") == "0", "{what}");
+        is_whole
+    }
+
     fn restore(&self, options: &[&str]) -> Said {
         let image = self.image_path();
         self.lab.say(["restore", image.as_str()].iter().chain(options))
@@ -203,18 +215,22 @@ fn a_program_that_ran_before_its_memory_was_there_is_the_same_as_any_other() {
     }
     let subject = Subject::image(MIB);
     let mut traces = Vec::new();
-    for options in [&["--detach"][..], &["--detach", "--lazy"]] {
+    // Filled by writing, by userfaultfd, and late.
+    let ways = [("userfaultfd-missing", false), ("", false), ("", true)];
+    for (off, is_lazy) in ways {
         subject.will("watch", 1);
-        let said = subject.restore(options);
+        let image = subject.image_path();
+        let words = ["restore", &image, "--detach"].into_iter().chain(is_lazy.then_some("--lazy"));
+        let said = subject.lab.call(subject.lab.undying(words).env("UNDYING_FEATURES_OFF", off));
         assert_eq!(said.code, Some(0), "{said:?}");
-        assert_eq!(said.stderr.contains("all memory there after"), options.len() > 1, "{said:?}");
+        assert_eq!(said.stderr.contains("all memory there after"), is_lazy, "{said:?}");
         let only: Vec<Pid> = subject.lab.guard.marked().iter().map(|process| process.pid()).collect();
         assert_eq!(only, [subject.pid], "somebody was left behind");
         traces.push(subject.traces());
         subject.goes_on("after a restore");
         subject.end();
     }
-    assert_eq!(traces[0], traces[1]);
+    assert_eq!((&traces[0], &traces[0]), (&traces[1], &traces[2]));
 }
 
 #[test]
@@ -272,18 +288,34 @@ fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
         // A keeper that is killed before it is one has the restore refused before anything was begun.
         let refused = status.code() == Some(4) && subject.process().is_none() && subject.word(0) == 0;
         assert!(kind != 1 || status.success() || refused, "{what}: without its keeper it fails");
-        // Either all is as after any restore, or nothing runs.
-        let from = subject.word(0);
-        let settled = || match subject.process() {
-            None => Some(false),
-            Some(_) => (subject.word(0) >= from + 2).then_some(true),
-        };
-        if until(&format!("the program to go on or be dead, {what}"), settled) {
-            assert_eq!(subject.status("TracerPid"), "0", "{what}");
-            alive += 1;
-        } else {
-            dead += 1;
-        }
+        *(if subject.is_whole_or_dead(&what) { &mut alive } else { &mut dead }) += 1;
+        subject.end();
+        subject.is_well(&what);
+    }
+    println!("killed in {dead} rounds, whole in {alive}");
+    assert!(dead > 0, "no round ended early");
+}
+
+#[test]
+fn a_restore_that_is_killed_while_it_fills_memory_leaves_a_whole_program_or_none() {
+    if !supported() {
+        return;
+    }
+    let (subject, mut random) = (Subject::image(MIB), Random::new());
+    subject.will("watch", 0);
+    let begun = Instant::now();
+    assert_eq!(subject.restore(&["--detach"]).code, Some(0));
+    let latest = begun.elapsed();
+    subject.end();
+    let (mut dead, mut alive) = (0, 0);
+    for round in 0..rounds(KILLS.0, KILLS.1) {
+        subject.will("watch", random.below(1 << 40));
+        let image = subject.image_path();
+        let mut restore = subject.lab.undying(["restore", &image, "--detach"]).spawn().unwrap();
+        std::thread::sleep(random.duration(latest));
+        restore.kill().unwrap();
+        let what = format!("round {round}, {}", wait(&mut restore));
+        *(if subject.is_whole_or_dead(&what) { &mut alive } else { &mut dead }) += 1;
         subject.end();
         subject.is_well(&what);
     }

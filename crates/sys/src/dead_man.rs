@@ -1,7 +1,7 @@
 //! A switch that ends a set of processes when this one dies before it has said that all is well.
 //!
 //! Owns: the process that watches, from its birth to its end; handles on those it would kill.
-//! Invariants: from `arm` to `disarm`, the death of this process is the death of all of the set; the watcher makes
+//! Invariants: from `arm` to `disarm`, the death of this process is the death of a set of two or more; the watcher makes
 //! system calls only, never returns, and has been reaped when the switch is gone.
 //! Does not: know of processes that those of the set make meanwhile, nor help if the watcher is killed as well.
 //!
@@ -23,11 +23,12 @@ use crate::pidfd;
 #[derive(Debug)]
 pub struct DeadManSwitch {
     set: Vec<OwnedFd>,
-    watcher: Pid,
+    watcher: Option<Pid>,
 }
 
 impl DeadManSwitch {
-    /// Makes the watcher.
+    /// Makes the watcher. Who is alone needs none: a process lives or dies as a whole, by what its tracer has asked
+    /// of the kernel.
     ///
     /// # Errors
     ///
@@ -37,6 +38,9 @@ impl DeadManSwitch {
         // Who has ended need not be killed.
         let alive = handles.filter(|handle| !matches!(handle, Err(error) if error.errno == Errno::ESRCH));
         let set = alive.collect::<Result<Vec<_>>>()?;
+        if set.len() < 2 {
+            return Ok(Self { set, watcher: None });
+        }
         // A handle and not the end of a pipe, of which another child of ours might hold a duplicate.
         let own = pidfd::open(Pid(std::process::id() as i32))?;
         // Without an exit signal: nobody who waits for children in general takes it for one.
@@ -48,7 +52,7 @@ impl DeadManSwitch {
         match result {
             -1 => Err(Error::new("create a watcher", Errno::last())),
             0 => watch(own.as_fd(), &set),
-            child => Ok(Self { set, watcher: Pid(child as i32) }),
+            child => Ok(Self { set, watcher: Some(Pid(child as i32)) }),
         }
     }
 
@@ -63,10 +67,11 @@ impl Drop for DeadManSwitch {
         for process in &self.set {
             kill(process.as_fd());
         }
+        let Some(watcher) = self.watcher else { return };
         // SAFETY: plain numbers; the watcher is a child of ours, so its number is its own until it is reaped below.
-        unsafe { libc::kill(self.watcher.get(), libc::SIGKILL) };
+        unsafe { libc::kill(watcher.get(), libc::SIGKILL) };
         // Nobody else waits for it.
-        let _ = clone::reap(self.watcher);
+        let _ = clone::reap(watcher);
     }
 }
 
@@ -110,22 +115,33 @@ mod tests {
         status.contains("State:\tS") || status.contains("State:\tR")
     }
 
+    fn three() -> [Pid; 3] {
+        [(); 3].map(|()| spawn_waiting(WantedPid::Any, Parent::Caller).unwrap())
+    }
+
     #[test]
     fn a_switch_that_is_disarmed_harms_nobody_and_leaves_nobody() {
-        let pid = spawn_waiting(WantedPid::Any, Parent::Caller).unwrap();
-        let switch = DeadManSwitch::arm([pid]).unwrap();
-        let watcher = switch.watcher;
+        let pids = three();
+        let switch = DeadManSwitch::arm(pids).unwrap();
+        let watcher = switch.watcher.unwrap();
         switch.disarm();
         assert!(!std::path::Path::new(&format!("/proc/{watcher}")).exists());
-        assert!(is_waiting(pid));
-        crate::signal::send(pid, model::Signal(9)).unwrap();
-        assert!(ends(pid));
+        for pid in pids {
+            assert!(is_waiting(pid));
+            crate::signal::send(pid, model::Signal(9)).unwrap();
+            assert!(ends(pid));
+        }
     }
 
     #[test]
     fn a_switch_that_is_dropped_kills_all() {
-        let pids = [(); 3].map(|()| spawn_waiting(WantedPid::Any, Parent::Caller).unwrap());
+        let pids = three();
         drop(DeadManSwitch::arm(pids).unwrap());
         assert!(pids.into_iter().all(ends));
+        let alone = spawn_waiting(WantedPid::Any, Parent::Caller).unwrap();
+        let switch = DeadManSwitch::arm([alone]).unwrap();
+        assert_eq!(switch.watcher, None);
+        drop(switch);
+        assert!(ends(alone));
     }
 }

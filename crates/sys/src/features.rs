@@ -178,7 +178,8 @@ pub const REGISTRY: &[FeatureEntry] = &[
         feature: Feature::UserfaultfdMissing,
         name: "userfaultfd-missing",
         need: Need::Optional,
-        purpose: "lets a program run before its memory is there; without it `restore --lazy` is refused",
+        purpose: "lets a program run before its memory is there, and fills memory faster; without it `restore --lazy` is \
+              refused",
         fix: "use a kernel with CONFIG_USERFAULTFD, and run as root or with CAP_SYS_PTRACE",
         probe: probes::userfaultfd_missing,
     },

@@ -214,10 +214,7 @@ pub fn begin(fd: BorrowedFd<'_>, mode: Mode, discards: Discards) -> Result<()> {
         Discards::Silent => 0,
         Discards::Announced => EVENT_REMOVE,
     };
-    let mut handshake = Handshake { api: API, features: WP_UNPOPULATED | mode | events, requests: 0 };
-    // SAFETY: the structure is the one that the request number names, and ours alone during the call.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut handshake) };
-    outcome("agree on the features of a userfaultfd", result)
+    agree(fd, WP_UNPOPULATED | mode | events)
 }
 
 /// Agrees that a new descriptor tells of missing pages, and of all that makes pages move, go or have children; once.
@@ -229,6 +226,15 @@ pub fn begin_for_missing(fd: BorrowedFd<'_>) -> Result<()> {
     const EVENT_REMOVE: u64 = 1 << 3;
     const EVENT_UNMAP: u64 = 1 << 6;
     let features = EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP;
+    agree(fd, features)
+}
+
+/// Agrees that a new descriptor fills missing pages and tells of nothing; once.
+pub fn begin_for_filling(fd: BorrowedFd<'_>) -> Result<()> {
+    agree(fd, 0)
+}
+
+fn agree(fd: BorrowedFd<'_>, features: u64) -> Result<()> {
     let mut handshake = Handshake { api: API, features, requests: 0 };
     // SAFETY: the structure is the one that the request number names, and ours alone during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut handshake) };

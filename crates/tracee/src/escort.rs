@@ -133,7 +133,7 @@ impl Escort {
     pub fn release(mut self, born: &dyn Fn()) -> Result<(), Error> {
         // One after the other is let go: who dies in between must not leave half a tree.
         let pids: BTreeSet<Pid> = self.running.iter().map(Thread::pid).collect();
-        let switch = if pids.len() > 1 { Some(DeadManSwitch::arm(pids)?) } else { None };
+        let switch = DeadManSwitch::arm(pids)?;
         let mut asked = HashSet::new();
         let mut nap = NAP_MIN;
         loop {
@@ -150,9 +150,7 @@ impl Escort {
             std::thread::sleep(nap);
             nap = (nap * 2).min(NAP_LONG);
         }
-        if let Some(switch) = switch {
-            switch.disarm();
-        }
+        switch.disarm();
         Ok(())
     }
 

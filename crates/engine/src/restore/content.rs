@@ -15,6 +15,7 @@ use sys::process_memory::{self, RANGES_PER_CALL};
 use tracee::ProcessMemory;
 
 use super::files::OpenFiles;
+use super::fresh::FreshMemory;
 use super::plan::{Plan, PlannedProcess};
 use super::tree::Built;
 use crate::error::{EngineError, Result};
@@ -64,6 +65,7 @@ pub(super) fn fill_processes(
     reader: &ImageReader,
     plan: &Plan,
     built: &Built,
+    fresh: &FreshMemory,
     threads: NonZeroUsize,
     comes_later: impl Fn(&Extent) -> bool,
 ) -> Result<()> {
@@ -74,7 +76,7 @@ pub(super) fn fill_processes(
     }
     let all = targets.iter().flat_map(|(space, _)| reader.index().of_space(*space));
     let extents: Vec<Extent> = all.filter(|extent| !comes_later(extent)).copied().collect();
-    reader.load(&extents, threads, |run| fill(&targets, run))?;
+    reader.load(&extents, threads, |run| fill(&targets, fresh, run))?;
     for extent in extents.iter().filter(|extent| extent.source == Source::Zero) {
         target_of(&targets, extent.space)?.clear(extent.range())?;
     }
@@ -82,7 +84,7 @@ pub(super) fn fill_processes(
 }
 
 /// Writes a run. Pages of a log lie in no order: many of them go in one call.
-fn fill(targets: &[(SpaceId, Target<'_>)], run: &LoadedRun<'_>) -> Result<()> {
+fn fill(targets: &[(SpaceId, Target<'_>)], fresh: &FreshMemory, run: &LoadedRun<'_>) -> Result<()> {
     let (mut pieces, mut pid) = (Vec::new(), None);
     for (extent, bytes) in run.iter() {
         let target = target_of(targets, extent.space)?;
@@ -90,6 +92,9 @@ fn fill(targets: &[(SpaceId, Target<'_>)], run: &LoadedRun<'_>) -> Result<()> {
             flush(pid.replace(target.pid()), &mut pieces)?;
         }
         target.each_part(extent.range(), bytes, |at, bytes, writable| {
+            if fresh.fill(target.pid(), at, bytes)? {
+                return Ok(());
+            }
             if writable {
                 pieces.push((at, bytes));
                 return Ok(());

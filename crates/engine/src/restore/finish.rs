@@ -67,10 +67,7 @@ pub(super) fn finish(
     }
     files::start(plan, open)?;
     // They are let go one after the other: who dies in between must not leave half a tree.
-    let switch = match plan.living().count() {
-        0 | 1 => None,
-        _ => Some(DeadManSwitch::arm(plan.living().map(|process| process.pid))?),
-    };
+    let switch = DeadManSwitch::arm(plan.living().map(|process| process.pid))?;
     for process in plan.living() {
         let Some(target) = built.processes.remove(&process.pid) else { continue };
         let stopped = process.message.stop_signal;
@@ -80,9 +77,7 @@ pub(super) fn finish(
             let_go(stub, signals.next())?;
         }
     }
-    if let Some(switch) = switch {
-        switch.disarm();
-    }
+    switch.disarm();
     Ok(())
 }
 

@@ -8,6 +8,7 @@
 mod content;
 mod files;
 mod finish;
+mod fresh;
 mod layout;
 mod lazy;
 mod plan;
@@ -25,6 +26,7 @@ use sys::clone::Parent;
 use tracee::{Escort, Stub};
 
 use crate::error::{EngineError, Result};
+use fresh::FreshMemory;
 use lazy::Lazy;
 use plan::Plan;
 use tree::Built;
@@ -166,7 +168,12 @@ fn restore_with(
     layout::lay_out(&plan, &open, &mut built)?;
     phases.build = lap.take();
     let comes_later = |extent: &_| lazy.as_ref().is_some_and(|lazy| lazy.has(extent));
-    content::fill_processes(&reader, &plan, &built, options.threads, comes_later)?;
+    let fresh = match lazy {
+        None => FreshMemory::prepare(&plan, reader.index(), &mut built)?,
+        Some(_) => FreshMemory::default(),
+    };
+    content::fill_processes(&reader, &plan, &built, &fresh, options.threads, comes_later)?;
+    fresh.end()?;
     phases.fill = lap.take();
     let plan = &plan;
     let complete = move |mut built: Built, let_go: LetGo<'_>| {

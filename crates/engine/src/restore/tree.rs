@@ -6,10 +6,11 @@
 //! Does not: lay out memory.
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
 
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid, Tid};
+use model::{Address, AddressRange, ByteCount, Fd, PAGE_BYTES, Pid, Tid};
 use sys::clone::{CloneArguments, Parent, WantedPid};
-use sys::ptrace;
+use sys::{ptrace, userfaultfd};
 use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
@@ -132,6 +133,18 @@ impl BuiltProcess {
     /// The leader's stub with the memory beside it.
     pub(super) fn leader(&mut self) -> (&mut Stub, &ProcessMemory) {
         (&mut self.threads[0], &self.memory)
+    }
+
+    /// A userfaultfd of the process, which the process itself has no more.
+    pub(super) fn userfaultfd(&mut self, flags: u64) -> std::result::Result<OwnedFd, RemoteError> {
+        let (stub, _) = self.leader();
+        let pid = Pid(stub.tid().get());
+        let call = [userfaultfd::CREATE_FLAGS | flags, 0, 0, 0, 0, 0];
+        let number = stub.call(nr::USERFAULTFD, call)?;
+        let handle = sys::pidfd::open(pid)?;
+        let descriptor = sys::pidfd::duplicate(handle.as_fd(), pid, Fd(number as i32))?;
+        stub.call(nr::CLOSE, [number, 0, 0, 0, 0, 0])?;
+        Ok(descriptor)
     }
 
     fn create(&mut self, wanted: Tid, same_process: bool) -> Result<Stub> {

@@ -14,13 +14,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread::{ScopedJoinHandle, scope};
 
 use image::{Extent, PageIndex, SpaceId};
-use model::{AddressRange, ByteCount, Fd, PAGE_BYTES, Pid, Tid};
+use model::{AddressRange, ByteCount, PAGE_BYTES, Pid, Tid};
 use resource::memory::AreaRecord;
 use rustix::pipe::{PipeFlags, pipe_with};
 use store::ImageReader;
 use sys::features::{self, Feature};
 use sys::{Errno, Error, userfaultfd};
-use tracee::arch::numbers as nr;
 use tracee::{Escort, Keeper};
 
 use super::plan::{Plan, PlannedProcess};
@@ -81,11 +80,7 @@ impl Lazy {
     /// Watches what comes later, in processes under construction.
     fn watch(&self, built: &mut Built, filler: &Filler<'_>) -> Result<()> {
         for (pid, image, ranges) in &self.areas {
-            let (stub, _) = built.get(*pid)?.leader();
-            let number = stub.call(nr::USERFAULTFD, [userfaultfd::CREATE_FLAGS, 0, 0, 0, 0, 0])?;
-            let handle = sys::pidfd::open(*pid)?;
-            let descriptor = sys::pidfd::duplicate(handle.as_fd(), *pid, Fd(number as i32))?;
-            stub.call(nr::CLOSE, [number, 0, 0, 0, 0, 0])?;
+            let descriptor = built.get(*pid)?.userfaultfd(0)?;
             userfaultfd::begin_for_missing(descriptor.as_fd())?;
             for range in ranges {
                 userfaultfd::register_for_missing(descriptor.as_fd(), *range)?;
@@ -184,7 +179,8 @@ fn probe() -> std::result::Result<(), Error> {
     userfaultfd::begin_for_missing(descriptor.as_fd())
 }
 
-fn choose(plan: &Plan, index: &PageIndex) -> Vec<(Pid, SpaceId, Vec<AddressRange>)> {
+/// Large stretches of private anonymous memory that an image fills to a large part; none where all of them are little.
+pub(super) fn choose(plan: &Plan, index: &PageIndex) -> Vec<(Pid, SpaceId, Vec<AddressRange>)> {
     let mut chosen = Vec::new();
     let mut total = 0;
     for process in plan.living() {

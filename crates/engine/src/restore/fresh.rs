@@ -1,0 +1,104 @@
+//! Memory whose pages are made with their content, and not cleared before they are written.
+//!
+//! Owns: the userfaultfds for it, from the layout of a tree until its memory is there.
+//! Invariants: nothing else writes to memory that is registered; nothing of it stays. The descriptors answer faults of
+//! the program's own code alone, which does not run yet: a write that comes all the same fails, and waits for nobody.
+//! Does not: choose areas, or read pages.
+//!
+//! To wait for a page with process_vm_writev(2) cannot be broken off, not even by a kill (Linux 6.18).
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use image::PageIndex;
+use model::{Address, AddressRange, ByteCount, Pid};
+use sys::features::{self, Feature};
+use sys::{Errno, Error, huge_pages, userfaultfd};
+use tracee::RemoteError;
+
+use super::lazy;
+use super::plan::Plan;
+use super::tree::Built;
+use crate::error::Result;
+
+/// What is filled that way.
+#[derive(Default)]
+pub(super) struct FreshMemory {
+    spaces: Vec<Space>,
+}
+
+struct Space {
+    pid: Pid,
+    descriptor: OwnedFd,
+    /// Areas, rising.
+    ranges: Vec<AddressRange>,
+}
+
+impl FreshMemory {
+    /// Registers what an image fills to a large part, in processes under construction. Nothing where the kernel has no
+    /// userfaultfd, or would make huge pages if memory were written to.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel refused of memory that it has just made.
+    pub(super) fn prepare(plan: &Plan, index: &PageIndex, built: &mut Built) -> Result<Self> {
+        let mut fresh = Self::default();
+        if !features::enabled(Feature::UserfaultfdMissing) || huge_pages::are_the_rule() {
+            return Ok(fresh);
+        }
+        for (pid, _, ranges) in lazy::choose(plan, index) {
+            let descriptor = match built.get(pid)?.userfaultfd(userfaultfd::USER_MODE_ONLY) {
+                Ok(descriptor) => descriptor,
+                // What it would save is time alone.
+                Err(RemoteError::Refused { .. }) => break,
+                Err(error) => return Err(error.into()),
+            };
+            userfaultfd::begin_for_filling(descriptor.as_fd())?;
+            for range in &ranges {
+                userfaultfd::register_for_missing(descriptor.as_fd(), *range)?;
+            }
+            fresh.spaces.push(Space { pid, descriptor, ranges });
+        }
+        Ok(fresh)
+    }
+
+    /// Fills memory of one area; false if it is to be written as all else is.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel refused; a page that is there already is somebody else's.
+    pub(super) fn fill(&self, pid: Pid, at: Address, bytes: &[u8]) -> std::result::Result<bool, Error> {
+        let Some(space) = self.spaces.iter().find(|space| space.pid == pid) else { return Ok(false) };
+        let next = space.ranges.partition_point(|range| range.end <= at);
+        if !space.ranges.get(next).is_some_and(|range| range.contains(at)) {
+            return Ok(false);
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            let to = at + ByteCount(done as u64);
+            let (copied, outcome) = userfaultfd::copy(space.descriptor.as_fd(), to, &bytes[done..]);
+            done += copied.get() as usize;
+            match outcome {
+                Ok(()) | Err(Errno::EAGAIN) => {}
+                Err(errno) => {
+                    let left = ByteCount((bytes.len() - done) as u64);
+                    return Err(Error::memory("fill", pid, at + ByteCount(done as u64), left, errno));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes the areas as any others.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel refused.
+    pub(super) fn end(self) -> Result<()> {
+        for space in &self.spaces {
+            for range in &space.ranges {
+                userfaultfd::unregister(space.descriptor.as_fd(), *range)?;
+            }
+        }
+        Ok(())
+    }
+}
