@@ -16,7 +16,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, epoll, poll};
 
 use crate::error::{Errno, Error, Result};
 
@@ -38,6 +39,12 @@ const API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const WRITEPROTECT_MODE_WP: u64 = 1;
+
+/// What the members of an inbox are marked with.
+const ENDING: u64 = 0;
+const MESSAGE: u64 = 1;
+/// As many as an inbox usually has members.
+const EVENTS_PER_WAIT: usize = 3;
 
 const EVENT_PAGEFAULT: u8 = 0x12;
 const EVENT_FORK: u8 = 0x13;
@@ -327,15 +334,41 @@ fn change(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
     outcome("change the write protection", result)
 }
 
-/// Waits for messages of two descriptors; false once the other end of the pipe `ending` is closed.
-pub fn wait(fds: [BorrowedFd<'_>; 2], ending: BorrowedFd<'_>) -> Result<bool> {
-    let source = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-    let mut sources = [source(fds[0]), source(fds[1]), source(ending)];
-    loop {
-        match poll(&mut sources, None) {
-            Ok(_) => return Ok(sources[2].revents().is_empty()),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(Error::new("wait for a userfaultfd", errno)),
+/// What a thread waits with for messages of descriptors. It does not hold them: one that is closed is gone at once,
+/// whoever waits.
+#[derive(Debug)]
+pub struct Inbox {
+    epoll: OwnedFd,
+}
+
+impl Inbox {
+    /// An inbox that is of use until the other end of the pipe `ending` is closed.
+    pub fn new(ending: BorrowedFd<'_>) -> Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
+        let inbox = Self { epoll: epoll.map_err(|errno| Error::new("create an epoll set", errno))? };
+        inbox.put(ending, ENDING)?;
+        Ok(inbox)
+    }
+
+    /// Waits for messages of this one too, until it is closed.
+    pub fn add(&self, fd: BorrowedFd<'_>) -> Result<()> {
+        self.put(fd, MESSAGE)
+    }
+
+    fn put(&self, fd: BorrowedFd<'_>, what: u64) -> Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(what), epoll::EventFlags::IN)
+            .map_err(|errno| Error::new("wait for a userfaultfd", errno))
+    }
+
+    /// Waits for a message; false once the pipe's other end is closed.
+    pub fn wait(&self) -> Result<bool> {
+        let mut events = Vec::with_capacity(EVENTS_PER_WAIT);
+        loop {
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
+                Ok(_) => return Ok(events.iter().all(|event| event.data.u64() != ENDING)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(Error::new("wait for a userfaultfd", errno)),
+            }
         }
     }
 }

@@ -2,18 +2,19 @@
 //!
 //! Owns: the two descriptors of a process, the thread, and the list of discarded pages.
 //! Invariants: every message is answered whatever goes wrong: if the handler fails, the process goes on, and the
-//! next scan says so. Should this program die, the kernel lets everybody go on.
+//! next scan says so. Should this program die, the kernel lets everybody go on. The thread holds the descriptors only
+//! while it serves, so that to close them ends all watching, wherever it is.
 //! Does not: make anybody wait longer than for a copy of one page, unless the pool of old pages is full.
 
-use std::io::{PipeReader, PipeWriter};
+use std::io::PipeWriter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
-use sys::userfaultfd::{self, Discards, Message, Messages, Mode};
+use sys::userfaultfd::{self, Discards, Inbox, Message, Messages, Mode};
 use sys::{Errno, Error};
 use tracee::{ProcessMemory, RemoteSession};
 
@@ -25,11 +26,15 @@ use crate::removals::Removals;
 
 /// How long the handler rests after a failure, which may well last.
 const AFTER_FAILURE: Duration = Duration::from_millis(1);
+/// How often the descriptors are looked at that the thread is done with at once.
+const NAP: Duration = Duration::from_micros(5);
 
 /// The descriptors and their handler; dropping it ends all watching.
 #[derive(Debug)]
 pub(crate) struct Handler {
     pid: Pid,
+    /// Until they are closed.
+    descriptors: Option<Arc<Descriptors>>,
     shared: Arc<Shared>,
     /// Closing it ends the thread.
     bell: Option<PipeWriter>,
@@ -37,11 +42,16 @@ pub(crate) struct Handler {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Descriptors {
     /// Watches anonymous memory: discarding it undoes its protection, which shows.
     silent: OwnedFd,
     /// Watches the rest: discarding it leaves the protection behind as if nothing had happened.
     announcing: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inbox: Inbox,
     memory: ProcessMemory,
     /// For pages that are seen before they change.
     old: Option<OldPages>,
@@ -54,10 +64,9 @@ struct Shared {
 pub(crate) struct Waiting {
     pid: Pid,
     mode: Mode,
-    memory: ProcessMemory,
-    old: Option<OldPages>,
+    shared: Arc<Shared>,
     bell: PipeWriter,
-    hand_over: Sender<Arc<Shared>>,
+    hand_over: Sender<Weak<Descriptors>>,
     thread: JoinHandle<()>,
 }
 
@@ -68,37 +77,57 @@ impl Waiting {
         let memory = ProcessMemory::open(pid)?;
         let failed = |error: std::io::Error| Error::process("start a fault handler", pid, error);
         let (ending, bell) = std::io::pipe().map_err(failed)?;
-        let (hand_over, descriptors) = mpsc::channel::<Arc<Shared>>();
+        let inbox = Inbox::new(ending.as_fd())?;
+        let (removals, failure) = (Mutex::default(), Mutex::default());
+        let shared = Arc::new(Shared { inbox, memory, old, removals, failure });
+        let (hand_over, descriptors) = mpsc::channel();
+        let of_thread = Arc::clone(&shared);
         let listen = move || {
-            if let Ok(shared) = descriptors.recv() {
-                shared.listen(&ending);
+            if let Ok(descriptors) = descriptors.recv() {
+                of_thread.listen(&descriptors);
             }
+            // Until here the end of the pipe is told.
+            drop(ending);
         };
         let thread = std::thread::Builder::new().name("undying-faults".to_owned());
         let thread = thread.spawn(listen).map_err(failed)?;
-        Ok(Self { pid, mode, memory, old, bell, hand_over, thread })
+        Ok(Self { pid, mode, shared, bell, hand_over, thread })
     }
 
     /// Creates the descriptors in the process of a stopped thread, and has them listened to.
     pub(crate) fn attach(self, session: &mut RemoteSession<'_>) -> Result<Handler, TrackError> {
-        let Self { pid, mode, memory, old, bell, hand_over, thread } = self;
+        let Self { pid, mode, shared, bell, hand_over, thread } = self;
         let [silent, announcing] =
             attach::userfaultfds(pid, session, mode, [Discards::Silent, Discards::Announced])?;
-        let (removals, failure) = (Mutex::default(), Mutex::default());
-        let shared = Arc::new(Shared { silent, announcing, memory, old, removals, failure });
+        shared.inbox.add(silent.as_fd())?;
+        shared.inbox.add(announcing.as_fd())?;
+        let descriptors = Arc::new(Descriptors { silent, announcing });
         hand_over
-            .send(Arc::clone(&shared))
+            .send(Arc::downgrade(&descriptors))
             .map_err(|_| Error::process("reach the fault handler", pid, Errno::ESRCH))?;
-        Ok(Handler { pid, shared, bell: Some(bell), thread: Some(thread) })
+        Ok(Handler { pid, descriptors: Some(descriptors), shared, bell: Some(bell), thread: Some(thread) })
     }
 }
 
 impl Handler {
     /// The descriptor that watches areas of a class.
     pub(crate) fn watches(&self, class: Class) -> BorrowedFd<'_> {
+        let descriptors = self.descriptors.as_ref().expect("nothing is watched once they are closed");
         match class {
-            Class::Anonymous => self.shared.silent.as_fd(),
-            Class::PrivateFile | Class::Shared => self.shared.announcing.as_fd(),
+            Class::Anonymous => descriptors.silent.as_fd(),
+            Class::PrivateFile | Class::Shared => descriptors.announcing.as_fd(),
+        }
+    }
+
+    /// Ends all watching of a process that stands. The thread goes later.
+    pub(crate) fn close(&mut self) {
+        if let Some(old) = &self.shared.old {
+            old.close();
+        }
+        let served = self.descriptors.take().map(|descriptors| Arc::downgrade(&descriptors));
+        // It may have one last message in hand; whoever sent it has gone on, and stands.
+        while served.as_ref().is_some_and(|served| served.strong_count() > 0) {
+            std::thread::sleep(NAP);
         }
     }
 
@@ -132,10 +161,10 @@ impl Drop for Handler {
 }
 
 impl Shared {
-    fn listen(&self, ending: &PipeReader) {
+    fn listen(&self, descriptors: &Weak<Descriptors>) {
         let mut messages = Messages::default();
         loop {
-            match self.serve(ending, &mut messages) {
+            match self.serve(descriptors, &mut messages) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
@@ -147,11 +176,12 @@ impl Shared {
     }
 
     /// Serves what has come; false when that was the last time.
-    fn serve(&self, ending: &PipeReader, messages: &mut Messages) -> Result<bool, Error> {
-        let fds = [self.silent.as_fd(), self.announcing.as_fd()];
-        if !userfaultfd::wait(fds, ending.as_fd())? {
+    fn serve(&self, descriptors: &Weak<Descriptors>, messages: &mut Messages) -> Result<bool, Error> {
+        if !self.inbox.wait()? {
             return Ok(false);
         }
+        let Some(descriptors) = descriptors.upgrade() else { return Ok(false) };
+        let fds = [descriptors.silent.as_fd(), descriptors.announcing.as_fd()];
         let mut outcome = Ok(true);
         for fd in fds {
             {

@@ -88,7 +88,7 @@ pub trait Tracker: Send + Debug {
     /// Does what takes long of ending to track, while the process runs. Nothing can be scanned any more.
     fn unwind(&mut self) {}
 
-    /// Ends tracking of a process that stands.
+    /// Ends tracking of a process that stands. What is left to be dropped does not concern it.
     fn leave(&mut self) {}
 
     /// The copies of pages before they changed, for trackers that see them.

@@ -151,6 +151,8 @@ impl Tracker for Watch {
                 let _ = userfaultfd::unregister(fd, run.range);
             }
         }
+        // What has grown since it was listed is still watched in part, and mremap(2) over both parts would fail.
+        self.handler.close();
     }
 
     fn old_pages(&self) -> Option<&OldPages> {

@@ -405,11 +405,11 @@ impl Continuous {
         let tree = self.freezer.stop(self.root)?;
         let began = tree.began;
         self.tracked.values_mut().for_each(Tracked::end);
-        // What has grown since it was listed is still watched in part, and mremap(2) over both parts would fail.
-        self.tracked.clear();
         tree.resume()?;
+        let pause = began.elapsed();
         drop(urgent);
-        Ok(began.elapsed())
+        self.tracked.clear();
+        Ok(pause)
     }
 
     /// What is known of the subject. Ends all tracking.

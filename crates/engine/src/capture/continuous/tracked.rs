@@ -128,9 +128,12 @@ impl Tracked {
         let mut void = self.tracker.cover(&areas)?.fresh.clone();
         let now: Vec<AddressRange> = areas.iter().map(|area| area.range).collect();
         void.extend(missing(&self.covered, &now));
-        self.covered = now;
         let anonymous = areas.iter().filter(|area| area.backing == Backing::Anonymous);
         self.grouped = anonymous.map(|area| area.range).collect();
+        if std::mem::replace(&mut self.covered, now).is_empty() {
+            // Nothing was stored; to say so all the same wakes threads.
+            return Ok(());
+        }
         for range in void {
             sink.discard(self.space, range)?;
             cut(&mut self.guards, range);
