@@ -267,6 +267,8 @@ fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
         std::thread::sleep(random.duration(latest));
         let number = Pid(filler.id() as i32);
         let keeper = keeper_of(number, subject.pid);
+        // It is a keeper by then: killed while it is being made, it makes the restore fail before anything is begun.
+        let is_begun = subject.process().is_some();
         let kind = random.below(4);
         let targets: Vec<ProcessId> = match kind {
             0 => Vec::new(),
@@ -285,9 +287,9 @@ fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
         }
         let status = wait(&mut filler);
         let what = format!("round {round}, kind {kind}, {status}");
-        // A keeper that is killed before it is one has the restore refused before anything was begun.
-        let refused = status.code() == Some(4) && subject.process().is_none() && subject.word(0) == 0;
-        assert!(kind != 1 || status.success() || refused, "{what}: without its keeper it fails");
+        let never_ran = subject.process().is_none() && subject.word(0) == 0;
+        let may_fail = kind != 1 || (!is_begun && never_ran);
+        assert!(status.success() || may_fail, "{what}: without its keeper it fails");
         *(if subject.is_whole_or_dead(&what) { &mut alive } else { &mut dead }) += 1;
         subject.end();
         subject.is_well(&what);
