@@ -448,9 +448,10 @@ fn outcome(operation: &'static str, result: libc::c_int) -> Result<()> {
 mod tests {
     use std::os::fd::AsFd;
 
-    use model::PageCount;
+    use model::{PageCount, Pid};
 
     use super::*;
+    use crate::process_memory;
     use crate::scratch::Scratch;
 
     #[test]
@@ -513,5 +514,44 @@ mod tests {
         assert!(range.start >= gone.start && range.end <= gone.end, "{gone}");
         assert_eq!(reader.join().unwrap(), 7);
         assert_eq!(copy(fd.as_fd(), page, &[9; 4096]).1, Err(Errno::ENOENT));
+    }
+
+    #[test]
+    fn to_close_a_descriptor_ends_its_watch_while_somebody_waits_for_its_messages() {
+        let (Ok(first), Ok(second)) = (create(USER_MODE_ONLY), create(USER_MODE_ONLY)) else {
+            return println!("unsupported: userfaultfd-async");
+        };
+        let begun = |fd: &OwnedFd| begin(fd.as_fd(), Mode::Async, Discards::Silent).is_ok();
+        if !begun(&first) || !begun(&second) {
+            return println!("unsupported: userfaultfd-async");
+        }
+        let scratch = Scratch::new(PageCount(4)).unwrap();
+        register(first.as_fd(), scratch.range()).unwrap();
+        let (ending, bell) = std::io::pipe().unwrap();
+        let inbox = Inbox::new(ending.as_fd()).unwrap();
+        inbox.add(first.as_fd()).unwrap();
+        let waiter = std::thread::spawn(move || inbox.wait().unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(register(second.as_fd(), scratch.range()).is_err(), "somebody else watches there");
+        drop(first);
+        register(second.as_fd(), scratch.range()).unwrap();
+        assert!(!waiter.is_finished());
+        drop(bell);
+        assert!(!waiter.join().unwrap());
+    }
+
+    #[test]
+    fn a_write_from_outside_to_a_missing_page_fails_where_the_program_alone_may_wait() {
+        let Ok(fd) = create(USER_MODE_ONLY) else { return println!("unsupported: userfaultfd-missing") };
+        begin_for_filling(fd.as_fd()).unwrap();
+        let scratch = Scratch::new(PageCount(1)).unwrap();
+        let (own, range) = (Pid(std::process::id() as i32), scratch.range());
+        register_for_missing(fd.as_fd(), range).unwrap();
+        assert!(process_memory::write(own, range.start, &[1]).is_err());
+        assert_eq!(copy(fd.as_fd(), range.start, &[7; 4096]), (ByteCount(PAGE_BYTES), Ok(())));
+        process_memory::write(own, range.start + ByteCount(8), &[8]).unwrap();
+        let mut found = [0; 9];
+        process_memory::read(own, range.start, &mut found).unwrap();
+        assert_eq!(found, [7, 7, 7, 7, 7, 7, 7, 7, 8]);
     }
 }
