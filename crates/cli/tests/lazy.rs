@@ -8,7 +8,7 @@ mod common;
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -248,23 +248,36 @@ fn what_a_program_does_with_memory_that_is_still_to_come_is_done() {
     }
 }
 
-#[test]
-fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
+/// Restores again and again. `kill` is called at some moment of each restore, ends it, and says what it did.
+fn kill_restores(options: &[&str], kill: impl Fn(&Subject, Child, &mut Random) -> String) {
     if !supported() {
         return;
     }
     let (subject, mut random) = (Subject::image(MIB), Random::new());
     subject.will("watch", 0);
     let begun = Instant::now();
-    assert_eq!(subject.restore(&["--lazy", "--detach"]).code, Some(0));
+    assert_eq!(subject.restore(options).code, Some(0));
     let latest = begun.elapsed();
     subject.end();
     let (mut dead, mut alive) = (0, 0);
     for round in 0..rounds(KILLS.0, KILLS.1) {
         subject.will("watch", random.below(1 << 40));
         let image = subject.image_path();
-        let mut filler = subject.lab.undying(["restore", &image, "--lazy", "--detach"]).spawn().unwrap();
+        let words = ["restore", image.as_str()].into_iter().chain(options.iter().copied());
+        let restore = subject.lab.undying(words).spawn().unwrap();
         std::thread::sleep(random.duration(latest));
+        let what = format!("round {round}, {}", kill(&subject, restore, &mut random));
+        *(if subject.is_whole_or_dead(&what) { &mut alive } else { &mut dead }) += 1;
+        subject.end();
+        subject.is_well(&what);
+    }
+    println!("killed in {dead} rounds, whole in {alive}");
+    assert!(dead > 0, "no round ended early");
+}
+
+#[test]
+fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
+    kill_restores(&["--detach", "--lazy"], |subject, mut filler, random| {
         let number = Pid(filler.id() as i32);
         let keeper = keeper_of(number, subject.pid);
         // It is a keeper by then: killed while it is being made, it makes the restore fail before anything is begun.
@@ -286,43 +299,20 @@ fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
             filler.kill().unwrap();
         }
         let status = wait(&mut filler);
-        let what = format!("round {round}, kind {kind}, {status}");
+        let what = format!("kind {kind}, {status}");
         let never_ran = subject.process().is_none() && subject.word(0) == 0;
         let may_fail = kind != 1 || (!is_begun && never_ran);
         assert!(status.success() || may_fail, "{what}: without its keeper it fails");
-        *(if subject.is_whole_or_dead(&what) { &mut alive } else { &mut dead }) += 1;
-        subject.end();
-        subject.is_well(&what);
-    }
-    println!("killed in {dead} rounds, whole in {alive}");
-    assert!(dead > 0, "no round ended early");
+        what
+    });
 }
 
 #[test]
 fn a_restore_that_is_killed_while_it_fills_memory_leaves_a_whole_program_or_none() {
-    if !supported() {
-        return;
-    }
-    let (subject, mut random) = (Subject::image(MIB), Random::new());
-    subject.will("watch", 0);
-    let begun = Instant::now();
-    assert_eq!(subject.restore(&["--detach"]).code, Some(0));
-    let latest = begun.elapsed();
-    subject.end();
-    let (mut dead, mut alive) = (0, 0);
-    for round in 0..rounds(KILLS.0, KILLS.1) {
-        subject.will("watch", random.below(1 << 40));
-        let image = subject.image_path();
-        let mut restore = subject.lab.undying(["restore", &image, "--detach"]).spawn().unwrap();
-        std::thread::sleep(random.duration(latest));
+    kill_restores(&["--detach"], |_, mut restore, _| {
         restore.kill().unwrap();
-        let what = format!("round {round}, {}", wait(&mut restore));
-        *(if subject.is_whole_or_dead(&what) { &mut alive } else { &mut dead }) += 1;
-        subject.end();
-        subject.is_well(&what);
-    }
-    println!("killed in {dead} rounds, whole in {alive}");
-    assert!(dead > 0, "no round ended early");
+        wait(&mut restore).to_string()
+    });
 }
 
 #[test]
