@@ -2,8 +2,12 @@
 
 .PHONY: build demo test bench trackers
 
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
 build:
 	cargo build --release --package undying-cli
+	@mkdir -p $(TARGET)/release
+	@ln -sfn ../x86_64-unknown-linux-gnu/release/undying $(TARGET)/release/undying
 
 # A program that is killed and goes on.
 demo: build

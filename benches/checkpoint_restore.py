@@ -29,6 +29,8 @@ import tempfile
 import threading
 import time
 
+from lib.harness import newest
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 SUBJECT_C = r"""
 #define _GNU_SOURCE
@@ -269,7 +271,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="tiny,gib,redis")
-    parser.add_argument("--undying", default=os.path.join(HERE, "../target/release/undying"))
+    parser.add_argument("--undying", default=newest("undying"))
     parser.add_argument("--criu", default=shutil.which("criu"))
     parser.add_argument("--out")
     options = parser.parse_args()

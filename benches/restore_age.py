@@ -25,6 +25,8 @@ import sys
 import tempfile
 import time
 
+from lib.harness import newest
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 SUBJECT_C = r"""
 #define _GNU_SOURCE
@@ -244,8 +246,8 @@ def main():
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--pages", type=int, default=1000)
     parser.add_argument("--hz", type=int, default=100)
-    parser.add_argument("--undying", default=os.path.join(HERE, "../target/release/undying"))
-    parser.add_argument("--epochs", default=os.path.join(HERE, "../target/release/examples/epochs"))
+    parser.add_argument("--undying", default=newest("undying"))
+    parser.add_argument("--epochs", default=newest("examples/epochs"))
     parser.add_argument("--scratch")
     parser.add_argument("--out")
     options = parser.parse_args()

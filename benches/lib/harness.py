@@ -24,7 +24,8 @@ import time
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAMS = os.path.join(HERE, "programs")
-TARGET = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(HERE, "..", "target")))
+TARGET = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(HERE, "..", "target")),
+                      "x86_64-unknown-linux-gnu")
 PATIENCE_S = 180
 MIB = 1 << 20
 

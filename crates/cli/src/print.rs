@@ -38,7 +38,8 @@ pub(crate) fn bytes(bytes: u64) -> String {
 
 /// Says something to the operator, on stderr. Where nobody listens any more, the work goes on.
 pub(crate) fn say(what: std::fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stderr(), "{what}");
+    // With one write: standard error has no buffer, and lines of two programs may meet there.
+    let _ = std::io::stderr().write_all(format!("{what}\n").as_bytes());
 }
 
 /// Prints a value as JSON.

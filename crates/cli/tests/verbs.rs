@@ -62,6 +62,21 @@ fn help_manual_and_completions_know_every_verb() {
     assert!(lab.say(["--version"]).stdout.starts_with("undying "));
 }
 
+/// One file that runs where nothing is installed: it asks for no program that would link it.
+#[test]
+fn the_program_needs_no_library() {
+    const PT_INTERP: usize = 3;
+    let program = std::fs::read(env!("CARGO_BIN_EXE_undying")).unwrap();
+    let number = |at: usize, bytes: usize| {
+        let field = &program[at..at + bytes];
+        field.iter().rev().fold(0_usize, |number, byte| number << 8 | usize::from(*byte))
+    };
+    let (start, size, count) = (number(32, 8), number(54, 2), number(56, 2));
+    let kinds: Vec<usize> = (0..count).map(|index| number(start + index * size, 4)).collect();
+    assert!(kinds.contains(&1), "no segment of {kinds:?} is loaded");
+    assert!(!kinds.contains(&PT_INTERP), "it is linked at its start");
+}
+
 #[test]
 fn a_wrong_command_line_is_a_matter_of_usage() {
     let lab = Lab::new();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use image::SpaceId;
-use model::{Address, PAGE_BYTES, PageCount};
+use model::{Address, ByteCount, PAGE_BYTES, PageCount};
 use sys::page_buffer::PageBuffer;
 
 /// Consecutive pages of one space, in a batch.
@@ -68,6 +68,11 @@ impl PageBatch {
     /// A batch of a pool, whose list of pieces has its memory already. Dropped, its pool may make another.
     pub(crate) const fn lent(buffer: PageBuffer, pieces: Vec<Piece>, lent: Lent) -> Self {
         Self { buffer, pieces, filled: PageCount(0), lent: Some(lent) }
+    }
+
+    /// The size of its buffer.
+    pub(crate) const fn size(&self) -> ByteCount {
+        self.buffer.size()
     }
 
     /// How many pages it has been given, those left out included.

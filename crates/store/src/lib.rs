@@ -14,6 +14,7 @@ mod load;
 mod log;
 mod medium;
 mod name;
+mod pages;
 mod pool;
 mod publish;
 mod reader;
@@ -33,7 +34,7 @@ pub use log::{
     Completion, EPOCHS_IN_FLIGHT_MAX, Epoch, Keep, LogCommitted, LogOptions, LogStatus, LogThreads,
     LogWriter, Squashed, Ticket,
 };
-pub use medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource};
+pub use medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
 pub use name::SubjectName;
 pub use reader::ImageReader;
 pub use store::{Store, StoreEntry};

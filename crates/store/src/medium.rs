@@ -36,6 +36,15 @@ pub enum Kind {
     File,
 }
 
+/// How a file of pages is going to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writes {
+    /// Few pages at once, to be made durable together with other small files.
+    One,
+    /// With at most so many writes under way.
+    Many(NonZeroUsize),
+}
+
 /// Something that holds directories and files.
 pub trait Medium: Send + Sync + Debug {
     /// Creates a directory for its owner only; it must not exist.
@@ -44,8 +53,8 @@ pub trait Medium: Send + Sync + Debug {
     /// Creates a small file for its owner only; it must not exist.
     fn create_file(&self, path: &Path) -> Result<Box<dyn NewFile>>;
 
-    /// Creates a file of pages for its owner only, with at most so many writes under way; it must not exist.
-    fn create_pages(&self, path: &Path, in_flight: NonZeroUsize) -> Result<Box<dyn PageSink>>;
+    /// Creates a file of pages for its owner only; it must not exist.
+    fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageSink>>;
 
     /// Creates a file of this length for its owner only, its space taken, to be written in place; it must not
     /// exist.
@@ -109,6 +118,9 @@ pub trait PageSink: Send + Debug {
 
     /// A buffer that has been written, waiting for it; `None` when no write is under way.
     fn wait_done(&mut self) -> Result<Option<PageBuffer>>;
+
+    /// Begins to make the content durable without waiting for it; only for speed.
+    fn start_sync(&mut self) -> Result<()>;
 
     /// Waits for all writes and makes the content durable, at this length.
     fn finish(self: Box<Self>, length: ByteCount) -> Result<()>;

@@ -1,4 +1,4 @@
-//! The thread that hashes pages and sends them to the device while copiers fill the next buffers.
+//! Hashes pages and sends them to the device, as a thread while copiers fill the next buffers.
 //!
 //! Owns: leaving out zero pages, checksums, the segment's layout, the page map.
 //! Invariants: batches are taken in the order they were sent; a page's checksum is computed from the very
@@ -18,7 +18,7 @@ use sys::page_buffer::PageBuffer;
 
 use crate::batch::{PageBatch, Piece};
 use crate::error::{Error, Result};
-use crate::medium::{Medium, PageSink};
+use crate::medium::{Medium, PageSink, Writes};
 use crate::pool::Pool;
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -51,7 +51,7 @@ pub(crate) struct Worker {
     medium: Arc<dyn Medium>,
     path: PathBuf,
     pool: Arc<Pool>,
-    in_flight: NonZeroUsize,
+    writes: Writes,
     sink: Option<Box<dyn PageSink>>,
     map: PageMap,
     length: u64,
@@ -71,7 +71,7 @@ impl Worker {
             medium,
             path,
             pool,
-            in_flight,
+            writes: Writes::Many(in_flight),
             sink: None,
             map: PageMap::new(),
             length: 0,
@@ -85,6 +85,18 @@ impl Worker {
         let _guard = FailOnPanic { pool: Arc::clone(&self.pool) };
         let pool = Arc::clone(&self.pool);
         self.work(orders).inspect_err(|error| pool.fail(error))
+    }
+
+    /// Writes a last batch, which is all there is, without a thread.
+    pub(crate) fn write_few(mut self, batch: Option<PageBatch>) -> Result<Finished> {
+        self.writes = Writes::One;
+        if let Some(batch) = batch {
+            self.store(batch)?;
+        }
+        if let Some(sink) = &mut self.sink {
+            sink.start_sync()?;
+        }
+        self.finish()
     }
 
     fn work(mut self, orders: &Receiver<Order>) -> Result<Option<Finished>> {
@@ -144,7 +156,7 @@ impl Worker {
         let begun = Instant::now();
         let sink = match &mut self.sink {
             Some(sink) => sink,
-            None => self.sink.insert(self.medium.create_pages(&self.path, self.in_flight)?),
+            None => self.sink.insert(self.medium.create_pages(&self.path, self.writes)?),
         };
         sink.submit(buffer, packed, ByteCount(self.length))?;
         self.length += packed.get();

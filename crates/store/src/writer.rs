@@ -8,8 +8,6 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, SyncSender};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use image::{Checksum, Commit, ImageKind, PageMap, RecordSet, SealedFile, SegmentFile, SpaceId, Timings};
@@ -19,20 +17,16 @@ use crate::backend::directory::Directory;
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, NewFile};
-use crate::pool::Pool;
+use crate::pages::PagesWriter;
 use crate::publish::parent;
 use crate::staging::{self, Staging};
-use crate::worker::{Finished, Order, SEGMENT, Worker};
+use crate::worker::{Order, SEGMENT};
 
 /// The commit record's name.
 pub(crate) const COMMIT_FILE: &str = "commit";
 pub(crate) const RECORDS_FILE: &str = "records";
 pub(crate) const INDEX_FILE: &str = "index";
 const SEGMENT_FILE: &str = "pages-0.seg";
-
-/// Orders that wait for the worker at most; every buffer of a pool can wait, and more would be memory that
-/// nobody has granted.
-const ORDERS_MAX: usize = 64;
 
 /// How an image is written.
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +126,7 @@ impl ImageWriter {
         }
         let staging = Staging::create(Arc::clone(&medium), path)?;
         let segment = staging.path().join(SEGMENT_FILE);
-        let pages = PagesWriter::start(Arc::clone(&medium), segment, options)?;
+        let pages = PagesWriter::new(Arc::clone(&medium), segment, options);
         Ok(Self { pages, staging, medium, target: path.to_path_buf() })
     }
 
@@ -210,13 +204,14 @@ impl ImageWriter {
     ///
     /// As `finish`.
     pub fn prepare(self, records: &RecordSet, meta: CommitMeta) -> Result<Prepared> {
-        let Self { mut pages, staging, medium, target } = self;
+        let Self { pages, staging, medium, target } = self;
         let begun = Instant::now();
-        pages.send(Order::Finish)?;
-        let finished = pages.join()?;
+        let ending = pages.end()?;
         let files = Files { medium: &*medium, directory: staging.path() };
-        let encoded = records.encode().map_err(|error| Error::encoding(&files.path(RECORDS_FILE), error))?;
-        let (mut records_file, records) = files.seal(RECORDS_FILE, &encoded)?;
+        // While the last pages are on their way to the device.
+        let sealed = files.seal_records(records);
+        let finished = ending.wait()?;
+        let (mut records_file, records) = sealed?;
         let (mut index_file, index, page_count) = files.seal_index(&finished.map)?;
         let commit = commit_record(meta, records, index, page_count, finished.segment_length);
         let encoded = commit.encode().map_err(|error| Error::encoding(&files.path(COMMIT_FILE), error))?;
@@ -295,62 +290,15 @@ impl Files<'_> {
         Ok((file, SealedFile { name: name.to_owned(), length, checksum }))
     }
 
+    fn seal_records(&self, records: &RecordSet) -> Result<(Box<dyn NewFile>, SealedFile)> {
+        let encoded = records.encode().map_err(|error| Error::encoding(&self.path(RECORDS_FILE), error))?;
+        self.seal(RECORDS_FILE, &encoded)
+    }
+
     fn seal_index(&self, map: &PageMap) -> Result<(Box<dyn NewFile>, SealedFile, PageCount)> {
         let encoding = |error| Error::encoding(&self.path(INDEX_FILE), error);
         let index = map.index().map_err(encoding)?;
         let (file, sealed) = self.seal(INDEX_FILE, &index.encode().map_err(encoding)?)?;
         Ok((file, sealed, index.pages()))
-    }
-}
-
-/// The worker thread and the way to it.
-#[derive(Debug)]
-struct PagesWriter {
-    orders: Option<SyncSender<Order>>,
-    worker: Option<JoinHandle<Result<Option<Finished>>>>,
-    pool: Arc<Pool>,
-}
-
-impl PagesWriter {
-    fn start(medium: Arc<dyn Medium>, segment: PathBuf, options: WriteOptions) -> Result<Self> {
-        let pool = Arc::new(Pool::new(options.buffers.get(), options.buffer_pages.bytes()));
-        let (orders, receiver) = mpsc::sync_channel(ORDERS_MAX);
-        let worker = Worker::new(medium, segment, Arc::clone(&pool), options.buffers);
-        let thread = std::thread::Builder::new().name("undying-image".to_owned());
-        let worker = thread.spawn(move || worker.run(&receiver));
-        let worker = worker.map_err(|error| sys::Error::new("start a thread", error))?;
-        Ok(Self { orders: Some(orders), worker: Some(worker), pool })
-    }
-
-    fn send(&self, order: Order) -> Result<()> {
-        let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
-        if sent { Ok(()) } else { Err(self.failure()) }
-    }
-
-    /// Waits for the worker to finish as ordered.
-    fn join(&mut self) -> Result<Finished> {
-        self.orders = None;
-        match self.worker.take().map(JoinHandle::join) {
-            Some(Ok(Ok(Some(finished)))) => Ok(finished),
-            Some(Ok(Err(error))) => Err(error),
-            Some(Err(panic)) => std::panic::resume_unwind(panic),
-            Some(Ok(Ok(None))) | None => Err(self.failure()),
-        }
-    }
-
-    /// Why the worker takes no more orders.
-    fn failure(&self) -> Error {
-        let gone = || Error::Io(sys::Error::new("go on after a failed write", sys::Errno::SHORT));
-        self.pool.failure().unwrap_or_else(gone)
-    }
-}
-
-impl Drop for PagesWriter {
-    fn drop(&mut self) {
-        self.orders = None;
-        if let Some(worker) = self.worker.take() {
-            // Its result, or panic, is of no more use: the image is given up.
-            let _ = worker.join();
-        }
     }
 }

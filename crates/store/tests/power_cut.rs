@@ -40,12 +40,16 @@ fn options() -> WriteOptions {
     WriteOptions { buffers: 2.try_into().unwrap(), buffer_pages: PageCount(4) }
 }
 
+/// Pages below a buffer's come in one batch, as those of a small program do.
 fn write(store: &Store, sequence: Sequence, pages: u64) -> store::Result<()> {
     let writer = store.begin(&name(), sequence, options())?;
-    for page in 0..pages {
-        let mut batch = writer.buffer()?;
-        let address = Address(page * PAGE_BYTES);
-        batch.push(SpaceId(0), address, PageCount(1)).unwrap().fill(fill(sequence, page));
+    let each = if PageCount(pages) < options().buffer_pages { pages } else { 1 };
+    for first in (0..pages).step_by(each as usize) {
+        let mut batch = writer.buffer_for(PageCount(pages))?;
+        for page in first..first + each {
+            let address = Address(page * PAGE_BYTES);
+            batch.push(SpaceId(0), address, PageCount(1)).unwrap().fill(fill(sequence, page));
+        }
         writer.append(batch)?;
     }
     let records: RecordSet = (0..3)
@@ -195,23 +199,23 @@ fn a_power_cut_during_a_prune_leaves_whole_images() {
 
 #[test]
 fn a_full_disk_at_any_step_leaves_nothing_behind() {
-    for step in 0.. {
+    for (pages, step) in [3, 8].into_iter().flat_map(|pages| (0..60).map(move |step| (pages, step))) {
         let disk = Disk::new(step);
         let store = open(&disk).unwrap();
-        write(&store, Sequence(1), 8).unwrap();
+        write(&store, Sequence(1), pages).unwrap();
         let before = disk.list(&Path::new(STORE).join("subject")).unwrap();
         disk.plan(step, Fault::Full);
-        let written = write(&store, Sequence(2), 8);
+        let written = write(&store, Sequence(2), pages);
         if !disk.hit() {
             written.unwrap();
-            break;
+            continue;
         }
         let error = written.expect_err("a full disk took an image");
-        assert!(matches!(error, Error::Full(_)), "step {step}: {error}");
+        assert!(matches!(error, Error::Full(_)), "{pages} pages, step {step}: {error}");
         assert_eq!(disk.list(&Path::new(STORE).join("subject")).unwrap(), before, "step {step}");
-        assert_eq!(inspect(&disk, 8).unwrap(), [Sequence(1)], "step {step}");
+        assert_eq!(inspect(&disk, pages).unwrap(), [Sequence(1)], "step {step}");
         disk.heal();
-        write(&store, Sequence(2), 8).unwrap();
+        write(&store, Sequence(2), pages).unwrap();
     }
 }
 

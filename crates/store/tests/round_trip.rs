@@ -121,6 +121,43 @@ fn later_pages_supersede_earlier_ones_and_discarded_ones_are_gone() {
     assert!(image.read_extent(zero, &mut bytes[1..]).is_err(), "a buffer of another size");
 }
 
+/// The first small batch is held back until it is known whether more comes.
+#[test]
+fn a_small_batch_is_superseded_by_what_comes_after_it() {
+    let scratch = tempfile::tempdir().unwrap();
+    let small = |writer: &ImageWriter, page: u64, value: u8| {
+        let mut batch = writer.buffer_for(PageCount(2)).unwrap();
+        batch.push(SpaceId(0), Address(page * PAGE_BYTES), PageCount(2)).unwrap().fill(value);
+        writer.append(batch).unwrap();
+    };
+    let page_of = |pages: &BTreeMap<(u32, u64), u8>, page| pages.get(&(0, page)).copied();
+    type Then<'a> = &'a dyn Fn(&ImageWriter);
+    let cases: [(&str, Then<'_>, [Option<u8>; 3]); 4] = [
+        ("alone", &|_| {}, [Some(1), Some(1), None]),
+        ("small", &|writer| small(writer, 1, 2), [Some(1), Some(2), Some(2)]),
+        ("large", &|writer| append(writer, 0, 1, &[3, 4]).unwrap(), [Some(1), Some(3), Some(4)]),
+        (
+            "discarded",
+            &|writer| {
+                let first = AddressRange::new(Address(0), Address(PAGE_BYTES));
+                writer.discard(SpaceId(0), first).unwrap();
+            },
+            [None, Some(1), None],
+        ),
+    ];
+    for (name, then, expected) in cases {
+        let path = scratch.path().join(name);
+        let writer = ImageWriter::create(&path, options()).unwrap();
+        small(&writer, 0, 1);
+        then(&writer);
+        writer.finish(&records(), meta(1)).unwrap();
+        verify(&path).unwrap();
+        let found = pages(&ImageReader::open(&path).unwrap());
+        assert_eq!([0, 1, 2].map(|page| page_of(&found, page)), expected, "{name}");
+    }
+    assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 4, "nothing hidden stays");
+}
+
 #[test]
 fn several_copiers_share_a_writer() {
     let scratch = tempfile::tempdir().unwrap();

@@ -78,12 +78,11 @@ pub fn probe_ring() -> Result<()> {
     IoUring::new(2).map(drop).map_err(|error| Error::new("create an io_uring", error))
 }
 
-/// Starts to write a file's dirty pages to the device without waiting. It makes nothing durable; it saves
-/// time where several files are synced one after the other.
-pub fn start_writeback(file: &File) -> Result<()> {
+/// Starts to write a file's dirty pages to the device without waiting. It makes nothing durable; it saves time where
+/// several files are synced one after the other. A file system without it writes everything when synced.
+pub fn start_writeback(file: &File) {
     // SAFETY: the descriptor is open for the length of the call; no memory is passed.
-    let result = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
-    if result == 0 { Ok(()) } else { Err(Error::new("start to write a file back", Errno::last())) }
+    unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
 }
 
 impl DirectWriter {
@@ -190,6 +189,13 @@ impl DirectWriter {
             self.reap(Wait::ForOne)?;
         }
         self.file.sync_data().map_err(|error| self.failed("sync", error))
+    }
+
+    /// Starts to make durable what went through the page cache, without waiting for it.
+    pub fn start_sync(&self) {
+        if self.method == Method::Buffered {
+            start_writeback(&self.file);
+        }
     }
 
     /// Waits for all writes, cuts the file to `length` and makes its content durable.

@@ -21,6 +21,11 @@ const FIRST_EXTENDED: u32 = 2;
 /// Component numbers are bits of a word, of which the highest is reserved.
 const COMPONENTS: u32 = 63;
 
+/// Asks the processor now, rather than when it first matters, inside a pause.
+pub fn prepare() {
+    ends();
+}
+
 /// Bytes of a state that holds the components whose bits are set.
 #[must_use]
 pub fn bytes_of(components: u64) -> usize {
@@ -35,7 +40,12 @@ pub fn bytes_of(components: u64) -> usize {
 fn ends() -> &'static [usize; COMPONENTS as usize] {
     static ENDS: OnceLock<[usize; COMPONENTS as usize]> = OnceLock::new();
     ENDS.get_or_init(|| {
+        let leaf = __cpuid_count(LEAF, 0);
+        let present = u64::from(leaf.edx) << 32 | u64::from(leaf.eax);
         std::array::from_fn(|component| {
+            if present & (1 << component) == 0 {
+                return 0;
+            }
             let description = __cpuid_count(LEAF, component as u32);
             description.eax as usize + description.ebx as usize
         })

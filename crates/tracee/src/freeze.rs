@@ -7,9 +7,9 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use model::{Pid, Tid};
+use model::{Pid, Signal, Tid};
 use sys::kcmp::{self, Shared};
-use sys::ptrace::{self, OPTION_CLONE, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK};
+use sys::ptrace::{self, OPTION_CLONE, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK, WaitStatus};
 use sys::{Errno, Error};
 
 use crate::procfs::{self, KeptFiles, Status};
@@ -37,6 +37,8 @@ const PATIENCE: Duration = Duration::from_millis(1);
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// Attempts before a tree that does not stop in time is given up.
 const ATTEMPTS_MAX: usize = 20;
+
+const KILL: Signal = Signal(9);
 
 /// Why a tree could not be stopped.
 #[derive(Debug, thiserror::Error)]
@@ -132,6 +134,25 @@ impl StoppedTree {
         self.detach_all()
     }
 
+    /// Kills every process. The end of every thread has been taken afterwards: only then are their parents told.
+    pub fn kill(mut self) -> Result<(), Error> {
+        for process in &self.processes {
+            match sys::signal::send(process.pid, KILL) {
+                Err(error) if error.errno != Errno::ESRCH => return Err(error),
+                _ => {}
+            }
+        }
+        for process in &self.processes {
+            // The kernel reports a leader's end only when its other threads have been waited for.
+            for thread in process.threads.iter().rev() {
+                await_end(thread.tid())?;
+            }
+        }
+        // Nobody is left to be let go.
+        self.processes.clear();
+        Ok(())
+    }
+
     fn detach_all(&mut self) -> Result<(), Error> {
         let mut outcome = Ok(());
         for thread in self.processes.drain(..).flat_map(|process| process.threads) {
@@ -165,6 +186,18 @@ impl Freezer {
             }
         }
         Err(last)
+    }
+}
+
+/// Waits until a thread that was killed has ended.
+fn await_end(tid: Tid) -> Result<(), Error> {
+    loop {
+        match ptrace::wait(tid) {
+            Ok(WaitStatus::Stopped { .. }) => {}
+            Ok(_) => return Ok(()),
+            Err(error) if matches!(error.errno, Errno::ECHILD | Errno::ESRCH) => return Ok(()),
+            Err(error) => return Err(error),
+        }
     }
 }
 

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cargo_metadata::{Message, MetadataCommand};
+use cargo_metadata::camino::Utf8PathBuf;
+use cargo_metadata::{Artifact, Message, MetadataCommand};
 
 use crate::failure::Failure;
 use crate::vm::output;
@@ -65,7 +66,7 @@ impl Line {
 pub(crate) struct Build {
     /// The root of the source tree.
     pub(crate) root: PathBuf,
-    /// The build directory.
+    /// The build directory of this kind of machine.
     pub(crate) target: PathBuf,
     /// Programs and victims.
     pub(crate) files: Vec<PathBuf>,
@@ -81,15 +82,14 @@ struct Test {
 
 /// Builds what the lines name, the program itself, and the victims if a line may need them.
 pub(crate) fn build(lines: &[Line]) -> Result<Build, Failure> {
-    let metadata = MetadataCommand::new().no_deps().exec()?;
-    let root = metadata.workspace_root.into_std_path_buf();
-    let target = metadata.target_directory.into_std_path_buf();
-    let undying = target.join("debug/undying");
+    let root = MetadataCommand::new().no_deps().exec()?.workspace_root.into_std_path_buf();
+    let undying = program("undying-cli")?;
+    // Beside the folder of the profile.
+    let target = undying.ancestors().nth(2).map(Path::to_path_buf).unwrap_or_default();
     let mut files = vec![undying.clone()];
     let mut packages: Vec<&str> = lines.iter().filter_map(package).collect();
     packages.sort_unstable();
     packages.dedup();
-    cargo(&["build", "--package", "undying-cli"])?;
     let mut tests = BTreeMap::new();
     for package in &packages {
         tests.extend(tests_of(package)?);
@@ -128,14 +128,27 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", path.display())
 }
 
+/// The program of a package, built.
+fn program(package: &str) -> Result<PathBuf, Failure> {
+    let printed = cargo(&["build", "--package", package, "--message-format=json-render-diagnostics"])?;
+    let found = artifacts(&printed).find_map(|artifact| artifact.executable);
+    found.map(Utf8PathBuf::into_std_path_buf).ok_or_else(|| Failure::NoSuchTest { name: package.to_owned() })
+}
+
+fn artifacts(printed: &str) -> impl Iterator<Item = Artifact> {
+    Message::parse_stream(printed.as_bytes()).map_while(Result::ok).filter_map(|message| match message {
+        Message::CompilerArtifact(artifact) => Some(artifact),
+        _ => None,
+    })
+}
+
 /// The test programs of a package, by `PACKAGE/TARGET`.
 fn tests_of(package: &str) -> Result<BTreeMap<String, Test>, Failure> {
     let full = format!("{PREFIX}{package}");
     let printed =
         cargo(&["test", "--no-run", "--package", &full, "--message-format=json-render-diagnostics"])?;
     let mut tests = BTreeMap::new();
-    for message in Message::parse_stream(printed.as_bytes()).map_while(Result::ok) {
-        let Message::CompilerArtifact(artifact) = message else { continue };
+    for artifact in artifacts(&printed) {
         let Some(executable) = artifact.executable.filter(|_| artifact.profile.test) else { continue };
         let name = if artifact.target.is_test() { artifact.target.name.as_str() } else { "lib" };
         let folder = artifact.manifest_path.parent().map(|folder| folder.as_std_path().to_path_buf());

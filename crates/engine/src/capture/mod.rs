@@ -17,7 +17,7 @@ mod threads;
 use std::time::{Duration, Instant, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
-use model::{Inode, PageCount, Pid, Sequence, Signal};
+use model::{Inode, PageCount, Pid, Sequence};
 use resource::Obstacle;
 use store::{CommitMeta, ImageWriter, PageBatch};
 use tracee::{StoppedTree, Urgent, procfs};
@@ -80,7 +80,7 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
         .and_then(store::Prepared::publish)
         .inspect_err(|_| before.descriptors.release())?;
     if let Some((tree, _urgent)) = held {
-        end(tree)?;
+        tree.kill()?;
     }
     Ok(CheckpointReport { commit: committed.commit, total: started.elapsed() })
 }
@@ -107,8 +107,9 @@ fn take(
 /// Pages of a subject from which on pre-copy pays: copying so many takes about as long as attaching a tracker.
 const TRACKED_MIN: PageCount = PageCount(512);
 
-/// Pages that a small subject may come to have between the look at it and the pause, beside as many as it had.
-const SLACK: PageCount = PageCount(64);
+/// Pages that a small subject may come to have between the look at it and the pause, beside a quarter of what it had.
+/// Each takes time to have, and more than these only a longer pause.
+const SLACK: PageCount = PageCount(16);
 
 /// A tracker, if the subject is large enough for one and it would not forbid pre-copy.
 fn worth_tracking(looked: &Before) -> Option<&'static dyn TrackerKind> {
@@ -179,7 +180,8 @@ fn take_whole(
     // The first buffer is made, and touched, before the pause.
     let first = match &looked {
         Some(looked) if looked.objects.saved().next().is_none() => {
-            writer.buffer_for(PageCount(2 * looked.own_pages().get()) + SLACK)?
+            let own = looked.own_pages();
+            writer.buffer_for(PageCount(own.get() + own.get() / 4) + SLACK)?
         }
         _ => writer.buffer()?,
     };
@@ -324,39 +326,5 @@ fn meta(before: &Before, options: &CheckpointOptions, time: SystemTime, timings:
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
         tool_version: env!("CARGO_PKG_VERSION").to_owned(),
         timings,
-    }
-}
-
-const KILL: Signal = Signal(9);
-
-/// Kills a stopped tree; its threads are told to go on only into their death.
-fn end(tree: StoppedTree) -> Result<()> {
-    for process in &tree.processes {
-        match sys::signal::send(process.pid, KILL) {
-            Err(error) if error.errno != sys::Errno::ESRCH => return Err(error.into()),
-            _ => {}
-        }
-    }
-    for process in &tree.processes {
-        // The kernel reports a leader's end only when its other threads have been waited for.
-        for thread in process.threads.iter().rev() {
-            await_end(thread.tid())?;
-        }
-    }
-    drop(tree);
-    Ok(())
-}
-
-/// A tracer learns of the end of every thread it traces; only then is the parent told.
-fn await_end(tid: model::Tid) -> Result<()> {
-    loop {
-        match sys::ptrace::wait(tid) {
-            Ok(sys::ptrace::WaitStatus::Stopped { .. }) => {}
-            Ok(_) => return Ok(()),
-            Err(error) if error.errno == sys::Errno::ECHILD || error.errno == sys::Errno::ESRCH => {
-                return Ok(());
-            }
-            Err(error) => return Err(EngineError::Kernel(error)),
-        }
     }
 }

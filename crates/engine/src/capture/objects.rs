@@ -38,13 +38,15 @@ impl Objects {
         let gone_before = self.gone.len();
         for area in areas {
             let Some(key) = ObjectKey::of(area) else { continue };
-            let of = AreaOf { pid, area };
-            // An area that no kind claims is an obstacle already.
-            let Some(kind) = memory::kind_of(of) else { continue };
             let writable = area.protection.shared && area.flags.has("mw");
             if let Some(record) = self.numbers.get(&key).and_then(|number| self.records.get_mut(number)) {
                 record.writable |= writable;
-            } else if let Err(error) = self.add(key, of, kind, writable) {
+                continue;
+            }
+            let of = AreaOf { pid, area };
+            // An area that no kind claims is an obstacle already.
+            let Some(kind) = memory::kind_of(of) else { continue };
+            if let Err(error) = self.add(key, of, kind, writable) {
                 let why = format!("the object behind it cannot be looked at: {error}");
                 if error.says_gone() {
                     let fix = "try again in a moment: the area or the name of its file was just going away";

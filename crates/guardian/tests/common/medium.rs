@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use model::ByteCount;
-use store::{Directory, Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource};
+use store::{Directory, Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
 use sys::Result;
 use sys::page_buffer::PageBuffer;
 
@@ -82,8 +82,8 @@ impl Medium for GatedMedium {
         self.inner.create_file(path)
     }
 
-    fn create_pages(&self, path: &Path, in_flight: NonZeroUsize) -> Result<Box<dyn PageSink>> {
-        self.inner.create_pages(path, in_flight)
+    fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageSink>> {
+        self.inner.create_pages(path, writes)
     }
 
     fn create_log(

@@ -25,14 +25,15 @@ mod source_file;
 
 pub use flags::{Advice, advice, advice_before_pages, map_flags, protection_bits};
 
-/// Every memory kind, asked in this order whether it claims an area.
+/// Every memory kind, asked in this order whether it claims an area; the most frequent ones of files first, as each
+/// looks at its file.
 pub const REGISTRY: &[&dyn MemoryKind] = &[
     &private_anonymous::PrivateAnonymous,
     &shared_anonymous::SharedAnonymous,
     &memfd::Memfd,
-    &deleted_file::DeletedFile,
     &private_file::PrivateFile,
     &shared_file::SharedFile,
+    &deleted_file::DeletedFile,
 ];
 
 /// Which pages of an area the image must hold.

@@ -21,7 +21,7 @@ use sys::part_reader::PartReader;
 use sys::{Errno, Error, Result};
 
 use super::Backend;
-use crate::medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource};
+use crate::medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
 use crate::publish::parent;
 
 pub(super) const BACKEND: Backend = Backend {
@@ -61,8 +61,13 @@ impl Medium for Directory {
         Ok(Box::new(SmallFile { file, path: path.to_path_buf() }))
     }
 
-    fn create_pages(&self, path: &Path, in_flight: NonZeroUsize) -> Result<Box<dyn PageSink>> {
-        Ok(Box::new(DirectWriter::create(path, self.method, in_flight)?))
+    fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageSink>> {
+        let (method, in_flight) = match writes {
+            // Past the page cache it would be waited for by itself, before the wait for all.
+            Writes::One => (Method::Buffered, NonZeroUsize::MIN),
+            Writes::Many(in_flight) => (self.method, in_flight),
+        };
+        Ok(Box::new(DirectWriter::create(path, method, in_flight)?))
     }
 
     fn create_log(
@@ -173,8 +178,7 @@ impl NewFile for SmallFile {
     }
 
     fn start_sync(&mut self) -> Result<()> {
-        // File systems without it write everything in `sync`.
-        let _ = direct_io::start_writeback(&self.file);
+        direct_io::start_writeback(&self.file);
         Ok(())
     }
 
@@ -194,6 +198,11 @@ impl PageSink for DirectWriter {
 
     fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
         Self::wait_done(self)
+    }
+
+    fn start_sync(&mut self) -> Result<()> {
+        Self::start_sync(self);
+        Ok(())
     }
 
     fn finish(self: Box<Self>, length: ByteCount) -> Result<()> {

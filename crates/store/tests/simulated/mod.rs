@@ -15,7 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use model::ByteCount;
-use store::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource};
+use store::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
 use sys::page_buffer::PageBuffer;
 use sys::{Errno, Error, Result};
 
@@ -308,7 +308,7 @@ impl Medium for Disk {
         Ok(Box::new(self.new_file(path)?))
     }
 
-    fn create_pages(&self, path: &Path, _in_flight: NonZeroUsize) -> Result<Box<dyn PageSink>> {
+    fn create_pages(&self, path: &Path, _: Writes) -> Result<Box<dyn PageSink>> {
         Ok(Box::new(self.new_file(path)?))
     }
 
@@ -462,6 +462,10 @@ impl PageSink for OpenFile {
 
     fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
         Ok(self.done.pop())
+    }
+
+    fn start_sync(&mut self) -> Result<()> {
+        Ok(())
     }
 
     fn finish(self: Box<Self>, length: ByteCount) -> Result<()> {

@@ -60,17 +60,17 @@ impl Store {
     }
 }
 
-/// The first byte of every store, or one less.
-pub const STORE_BEGINS: u8 = 0x49;
 /// `mov %rax, (base)`.
 const STORES: &[(&[u8], Preserved)] = &[
-    (&[0x48, 0x89, 0x03], Preserved::Rbx),
+    (FIRST_STORE, Preserved::Rbx),
     (&[0x48, 0x89, 0x45, 0x00], Preserved::Rbp),
     (&[0x49, 0x89, 0x04, 0x24], Preserved::R12),
     (&[0x49, 0x89, 0x45, 0x00], Preserved::R13),
     (&[0x49, 0x89, 0x06], Preserved::R14),
     (&[0x49, 0x89, 0x07], Preserved::R15),
 ];
+/// The one whose register is preserved first where one is needed.
+pub const FIRST_STORE: &[u8] = &[0x48, 0x89, 0x03];
 /// `add $number, %rsp`, less the number.
 const ADD_TO_STACK: &[u8] = &[0x48, 0x83, 0xc4];
 /// `pop` of the registers that calls preserve.
@@ -121,6 +121,27 @@ pub fn store(code: &[u8]) -> Option<Store> {
     }
     let store = Store { base: *base, words, base_word };
     (words <= STORE_WORDS_MAX && rest.starts_with(RETURN)).then_some(store)
+}
+
+/// The store that a piece of code ends with, and where it begins.
+#[must_use]
+pub fn store_at_end(code: &[u8]) -> Option<(usize, Store)> {
+    let mut start = code.strip_suffix(RETURN)?;
+    loop {
+        start = match start {
+            [rest @ .., 0x41, 0x5c..=0x5f] | [rest @ .., 0x5b | 0x5d] => rest,
+            _ => break,
+        };
+    }
+    if let [rest @ .., 0x48, 0x83, 0xc4, _] = start {
+        start = rest;
+    }
+    if !matches!(start, [.., 0x89, _] | [.., 0x89, _, _]) {
+        return None;
+    }
+    let (pattern, _) = STORES.iter().find(|(pattern, _)| start.ends_with(pattern))?;
+    let at = start.len() - pattern.len();
+    store(&code[at..]).map(|store| (at, store))
 }
 
 /// The same registers with one of the preserved ones changed.

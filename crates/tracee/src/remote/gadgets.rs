@@ -5,6 +5,7 @@
 //! while it runs is looked at only if it has no other.
 //! Does not: execute anything.
 
+use memchr::memmem;
 use model::{Address, AddressRange, ByteCount};
 use sys::Error;
 
@@ -14,7 +15,7 @@ use crate::memory::ProcessMemory;
 use crate::procfs::{Area, Backing};
 
 /// Code is searched in pieces of this size, in one buffer: to map and touch memory takes longer than to search it.
-const SEARCH_BYTES: u64 = 64 * 1024;
+const SEARCH_BYTES: u64 = 32 * 1024;
 /// Code that is searched for instructions that only save time: more than a C library has.
 const SEARCH_MAX: u64 = 8 << 20;
 /// Longest pattern searched for: pieces overlap by this.
@@ -22,8 +23,6 @@ const SEARCH_OVERLAP: u64 = arch::LONGEST_STORE as u64;
 
 /// What `ret` ends with.
 const RETURN: u8 = arch::RETURN[0];
-/// What `syscall` ends with.
-const SYSCALL_END: u8 = arch::SYSCALL[1];
 
 /// Instructions of the program's own code that remote calls are made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,23 +65,26 @@ struct Found {
     third: Option<Address>,
     third_and_rbx: Option<Address>,
     searched: u64,
+    /// Where only the best store was missing, no others were looked for than those of the register that compilers take
+    /// first: most of a C library is searched for nothing else.
+    passed_over: bool,
+    is_thorough: bool,
 }
 
 impl Gadgets {
     /// Searches the executable areas of a process; the process may run.
     pub fn find(memory: &ProcessMemory, areas: &[Area]) -> Result<Self, RemoteError> {
         let mut found = Found::default();
-        let mut buffer = vec![0; (SEARCH_BYTES + SEARCH_OVERLAP) as usize];
+        // Calls made with them, in a pause, ask for it.
+        sys::xsave::prepare();
         for is_wanted in [is_steady as fn(&Area) -> bool, is_unsteady] {
-            if found.can_call() {
-                break;
+            if !found.can_call() {
+                found.search(memory, areas, is_wanted)?;
             }
-            for area in areas.iter().filter(|area| is_wanted(area)) {
-                search(memory, area.range, &mut buffer, |at, code| found.look(at, code))?;
-                if found.is_all() || found.is_enough() {
-                    break;
-                }
-            }
+        }
+        if found.passed_over && !found.has_best_store() {
+            (found.is_thorough, found.searched) = (true, 0);
+            found.search(memory, areas, is_steady)?;
         }
         let loads = found.loads();
         match found {
@@ -116,15 +118,40 @@ impl Gadgets {
 }
 
 impl Found {
+    fn search(
+        &mut self,
+        memory: &ProcessMemory,
+        areas: &[Area],
+        is_wanted: fn(&Area) -> bool,
+    ) -> Result<(), Error> {
+        let mut buffer = vec![0; (SEARCH_BYTES + SEARCH_OVERLAP) as usize];
+        for area in areas.iter().filter(|area| is_wanted(area)) {
+            search(memory, area.range, &mut buffer, |at, code| self.look(at, code))?;
+            if self.is_all() || self.is_enough() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn look(&mut self, start: Address, code: &[u8]) -> bool {
-        for end in memchr::memchr2_iter(RETURN, SYSCALL_END, code) {
-            self.look_at_end(start, &code[..=end]);
+        if self.has_all_but_store() && !self.is_thorough {
+            self.passed_over = true;
+            self.look_for_first_store(start, code);
+        } else {
+            for end in memchr::memchr_iter(RETURN, code) {
+                self.look_at_end(start, &code[..=end]);
+            }
+        }
+        if self.restorer.is_none() {
+            let found = arch::SIGNAL_RESTORERS.iter().find_map(|pattern| memmem::find(code, pattern));
+            self.restorer = found.map(|at| start + ByteCount(at as u64));
         }
         self.searched += code.len() as u64;
         self.is_all() || self.is_enough()
     }
 
-    /// All patterns end with one of two bytes: it is looked back from these.
+    /// All but one of the patterns end with a return: it is looked back from these.
     fn look_at_end(&mut self, start: Address, code: &[u8]) {
         let (pattern, slot) = match *code {
             [.., 0x5f, RETURN] => (arch::POP_FIRST_ARGUMENT, &mut self.first),
@@ -133,13 +160,7 @@ impl Found {
             [.., 0x5a, 0x5b, RETURN] => (arch::POP_THIRD_ARGUMENT_AND_RBX, &mut self.third_and_rbx),
             [.., 0x58, RETURN] => (arch::POP_NUMBER, &mut self.number),
             [.., 0xc9, RETURN] => (arch::LEAVE_RETURN, &mut self.pivot),
-            [.., SYSCALL_END, RETURN] => (arch::SYSCALL_RETURN, &mut self.syscall_return),
-            [.., SYSCALL_END] => {
-                match arch::SIGNAL_RESTORERS.iter().find(|pattern| code.ends_with(pattern)) {
-                    Some(pattern) => (*pattern, &mut self.restorer),
-                    None => return,
-                }
-            }
+            [.., 0x05, RETURN] => (arch::SYSCALL_RETURN, &mut self.syscall_return),
             _ => return self.look_for_store(start, code),
         };
         if slot.is_none() && code.ends_with(pattern) {
@@ -153,14 +174,18 @@ impl Found {
         if self.has_best_store() {
             return;
         }
-        for at in code.len().saturating_sub(arch::LONGEST_STORE)..code.len() {
-            if code[at] | 1 == arch::STORE_BEGINS
-                && let Some(store) = arch::store(&code[at..])
-                && (self.store.is_none() || store.serves_pops())
-            {
-                self.store = Some((start + ByteCount(at as u64), store));
-                return;
-            }
+        if let Some((at, store)) = arch::store_at_end(code)
+            && (self.store.is_none() || store.serves_pops())
+        {
+            self.store = Some((start + ByteCount(at as u64), store));
+        }
+    }
+
+    fn look_for_first_store(&mut self, start: Address, code: &[u8]) {
+        let found = memmem::find_iter(code, arch::FIRST_STORE)
+            .find_map(|at| arch::store(&code[at..]).filter(Store::serves_pops).map(|store| (at, store)));
+        if let Some((at, store)) = found {
+            self.store = Some((start + ByteCount(at as u64), store));
         }
     }
 
@@ -175,10 +200,13 @@ impl Found {
     }
 
     fn is_all(&self) -> bool {
+        self.has_all_but_store() && self.has_best_store()
+    }
+
+    fn has_all_but_store(&self) -> bool {
         self.syscall_return.is_some()
             && self.restorer.is_some()
             && self.pivot.is_some()
-            && self.has_best_store()
             && self.loads().is_some_and(|loads| loads.third.is_some())
     }
 
@@ -254,6 +282,37 @@ mod tests {
         assert_eq!([found.pivot, found.syscall_return, found.restorer], [at(5), at(6), at(7)]);
         assert_eq!(found.store.map(|(address, _)| address), at(8));
         assert!(found.is_all());
+    }
+
+    #[test]
+    fn a_store_of_another_register_is_found_when_the_first_is_nowhere() {
+        let mut code = vec![0x90_u8; 4096];
+        let mut put = |at: usize, bytes: &[u8]| code[at..at + bytes.len()].copy_from_slice(bytes);
+        for (index, pattern) in [
+            arch::POP_FIRST_ARGUMENT,
+            arch::POP_SECOND_ARGUMENT,
+            arch::POP_THIRD_ARGUMENT,
+            arch::POP_NUMBER,
+            arch::LEAVE_RETURN,
+            arch::SYSCALL_RETURN,
+            arch::SIGNAL_RESTORERS[0],
+        ]
+        .iter()
+        .enumerate()
+        {
+            put(16 * index, pattern);
+        }
+        // mov %rax, (%r12); add $8, %rsp; pop %rbx; pop %r12; ret
+        put(2048, &[0x49, 0x89, 0x04, 0x24, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0x41, 0x5c, 0xc3]);
+        let mut found = Found::default();
+        found.look(Address(0), &code[..1024]);
+        assert!(!found.passed_over);
+        found.look(Address(1024), &code[1024..]);
+        assert!(found.passed_over && found.store.is_none());
+        found.is_thorough = true;
+        assert!(found.look(Address(0), &code));
+        let (at, store) = found.store.unwrap();
+        assert_eq!((at, store.words, store.base_word), (Address(2048), 3, Some(2)));
     }
 
     /// Just-in-time compilers write into such areas all the time: a call that went through a Java program's came back
