@@ -67,6 +67,8 @@ impl PagesWriter {
                 *held = Some(batch);
                 return Ok(());
             }
+            // Told inside a pause, where a thread is not to be started for nothing.
+            (Stage::Few { held: None, .. }, Order::Discard(..)) => return Ok(()),
             (_, order) => order,
         };
         let orders = stage.start(&self.pool)?;
