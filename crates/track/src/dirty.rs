@@ -6,7 +6,7 @@
 
 use std::num::NonZeroU64;
 
-use model::{Address, AddressRange, PageCount};
+use model::{Address, AddressRange, PAGE_BYTES, PageCount};
 
 /// Ranges there is room for from the start (1.5 MiB): 50,000 scattered pages, what a busy server dirties in a
 /// tenth of a second, fit without growing.
@@ -50,7 +50,7 @@ pub struct DirtyRange {
 #[derive(Debug)]
 pub struct DirtyPages {
     ranges: Vec<DirtyRange>,
-    /// What was found, while it is widened.
+    /// What was found, while it is widened or parted.
     narrow: Vec<DirtyRange>,
     replaced: Vec<AddressRange>,
     /// Most ranges there were.
@@ -139,6 +139,31 @@ impl DirtyPages {
         }
     }
 
+    /// Takes pages out, as far as they are to be read, and tells which were among them.
+    pub fn take_out(&mut self, pages: &[Address], mut taken: impl FnMut(Address)) {
+        if pages.is_empty() {
+            return;
+        }
+        self.narrow.clear();
+        std::mem::swap(&mut self.ranges, &mut self.narrow);
+        for index in 0..self.narrow.len() {
+            let DirtyRange { range, content } = self.narrow[index];
+            let mut start = range.start;
+            let first = pages.partition_point(|page| *page < range.start);
+            let within = pages[first..].iter().take_while(|page| **page < range.end && content.must_read());
+            for page in within {
+                if start < *page {
+                    self.push(AddressRange::new(start, *page), content);
+                }
+                taken(*page);
+                start = Address(page.get() + PAGE_BYTES);
+            }
+            if start < range.end {
+                self.push(AddressRange::new(start, range.end), content);
+            }
+        }
+    }
+
     pub(crate) fn push(&mut self, range: AddressRange, content: Content) {
         match self.ranges.last_mut() {
             Some(last) if last.range.end == range.start && last.content == content => {
@@ -150,6 +175,14 @@ impl DirtyPages {
 
     pub(crate) fn push_replaced(&mut self, range: AddressRange) {
         self.replaced.push(range);
+    }
+}
+
+impl FromIterator<(AddressRange, Content)> for DirtyPages {
+    fn from_iter<I: IntoIterator<Item = (AddressRange, Content)>>(found: I) -> Self {
+        let mut dirty = Self::new();
+        found.into_iter().for_each(|(range, content)| dirty.push(range, content));
+        dirty
     }
 }
 
@@ -190,6 +223,28 @@ mod tests {
         assert_eq!(found, wanted);
         dirty.widen(NonZeroU64::MIN, &[]);
         assert_eq!(dirty.ranges().len(), wanted.len());
+    }
+
+    #[test]
+    fn pages_are_taken_out_of_what_is_to_be_read() {
+        let mut dirty: DirtyPages = [
+            (pages(10, 14), Content::Present),
+            (pages(2, 5), Content::Unknown),
+            (pages(5, 6), Content::Absent),
+        ]
+        .into_iter()
+        .collect();
+        let mut taken = Vec::new();
+        let wanted = [2, 5, 7, 11, 12, 13].map(|page| Address(page << 12));
+        dirty.take_out(&wanted, |page| taken.push(page.get() >> 12));
+        assert_eq!(taken, [11, 12, 13, 2]);
+        let left: Vec<_> = dirty.ranges().iter().map(|dirty| (dirty.range, dirty.content)).collect();
+        let expected = [
+            (pages(10, 11), Content::Present),
+            (pages(3, 5), Content::Unknown),
+            (pages(5, 6), Content::Absent),
+        ];
+        assert_eq!(left, expected);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 /* Writes to each of its pages, over and over, and says how often it went over all of them.
  *
- * Usage: writer FILE PAGES
+ * Usage: writer FILE PAGES [REST], REST being microseconds between two times, 1000 without it
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,8 +10,9 @@
 
 int main(int argc, char **argv)
 {
-    if (argc != 3)
+    if (argc < 3)
         return 2;
+    unsigned rest = argc > 3 ? atoi(argv[3]) : 1000;
     size_t pages = strtoul(argv[2], NULL, 10);
     volatile unsigned long *memory =
         mmap(NULL, pages * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -25,6 +26,7 @@ int main(int argc, char **argv)
         int length = snprintf(line, sizeof line, "%20lu\n", round);
         if (pwrite(said, line, length, 0) != length)
             return 1;
-        usleep(1000);
+        if (rest)
+            usleep(rest);
     }
 }

@@ -7,6 +7,7 @@
 //! Does not: decide when the next checkpoint is due, or write.
 
 mod crew;
+mod hot;
 mod pace;
 mod patience;
 mod pause;
@@ -364,6 +365,7 @@ impl Continuous {
         let ticket = epoch.finish(records, meta(before, options, time, timings))?;
         phases.finish += laps.lap();
         self.dirty.make_room();
+        self.tracked.values_mut().for_each(Tracked::learn);
         Ok(ticket)
     }
 

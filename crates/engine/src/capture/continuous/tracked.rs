@@ -19,6 +19,7 @@ use track::{AHEAD_MIN, Attach, Content, DirtyPages, Moment, TrackError, Tracker}
 
 use super::super::before::ProcessBefore;
 use super::super::copier::{Copier, PageSink};
+use super::hot::HotPages;
 use crate::error::Result;
 
 /// All that a process may map.
@@ -47,6 +48,7 @@ pub(super) struct Tracked {
     guards: Vec<AddressRange>,
     /// Dirty ranges that could not be read while the process ran, rising.
     unread: Vec<AddressRange>,
+    hot: HotPages,
     /// Pages are copied in aligned groups of so many, where that cannot take pages of a file for the process's own.
     granularity: NonZeroU64,
     /// Anonymous areas, rising.
@@ -75,6 +77,7 @@ impl Tracked {
             covered: Vec::new(),
             guards: Vec::new(),
             unread: Vec::new(),
+            hot: HotPages::new(),
             granularity: NonZeroU64::MIN,
             grouped: Vec::new(),
         })
@@ -138,8 +141,14 @@ impl Tracked {
             sink.discard(self.space, range)?;
             cut(&mut self.guards, range);
             cut(&mut self.unread, range);
+            self.hot.forget(range);
         }
         Ok(())
+    }
+
+    /// After an epoch, while the process runs.
+    pub(super) fn learn(&mut self) {
+        self.hot.learn();
     }
 
     /// Finds what changed since the last time, and copies nothing.
@@ -182,8 +191,17 @@ impl Tracked {
             }
             copied.scan += scanning.elapsed();
             dirty.widen(self.granularity, &self.grouped);
+            match moment {
+                // A group is not put off for one of its pages.
+                Moment::Running if self.granularity == NonZeroU64::MIN => self.hot.put_off(dirty),
+                Moment::Running => {}
+                Moment::Stopped => self.hot.meet(dirty),
+            }
             copied.pages += dirty.pages();
-            self.copy(process, dirty, sink)?;
+            if moment == Moment::Stopped {
+                copied.pages += PageCount(self.hot.due().count() as u64);
+            }
+            self.copy(process, moment, dirty, sink)?;
             if moment == Moment::Running || dirty.replaced().is_empty() {
                 break;
             }
@@ -195,7 +213,13 @@ impl Tracked {
         Ok(copied)
     }
 
-    fn copy(&mut self, process: &ProcessBefore, dirty: &DirtyPages, sink: &dyn PageSink) -> Result<()> {
+    fn copy(
+        &mut self,
+        process: &ProcessBefore,
+        moment: Moment,
+        dirty: &DirtyPages,
+        sink: &dyn PageSink,
+    ) -> Result<()> {
         let mut copier = Copier::tolerant(sink, sink.buffer()?);
         let ranges = dirty.ranges();
         let is_rising = ranges.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start);
@@ -214,6 +238,13 @@ impl Tracked {
             if found.content == Content::Guard {
                 insert(&mut self.guards, found.range);
             }
+        }
+        if moment == Moment::Stopped {
+            for range in self.hot.due() {
+                cut(&mut self.guards, range);
+                copier.add(process.stat.pid, self.space, range)?;
+            }
+            self.hot.paid();
         }
         copier.flush(process.stat.pid)?;
         // In order, as `cut` needs it: areas that change would else take others out of the list than those they name.

@@ -1,0 +1,281 @@
+//! Pages that are written again and again: copied once in an epoch, in the pause.
+//!
+//! Owns: which pages these are; what is owed of them to the pause.
+//! Invariants: what is put off is copied in the next pause, unless that finds it changed again, or gone; no more than
+//! `KNOWN_MAX` pages are put off. Inside the pause nothing is allocated.
+//! Does not: copy.
+//!
+//! A page is copied before the pause in vain when the program writes to it once more before the pause is over. One to
+//! which that has happened often enough is put off: the tracker has reported it, so that the copy is owed.
+
+use model::{Address, AddressRange, PAGE_BYTES, PageCount};
+use track::DirtyPages;
+
+/// Pages that are known at most: what a pause copies in a tenth of a millisecond.
+const KNOWN_MAX: usize = 256;
+/// A page is put off from so many copies in vain on, one more in each epoch.
+const HOT_FROM: u8 = 3;
+/// So many epochs without a second copy are forgiven at most.
+const SCORE_MAX: u8 = 8;
+/// What a page loses that was put off and not written to again: nothing was won by it.
+const IDLE: u8 = 2;
+/// Ranges of an epoch that are kept to be compared; of one that has more nothing is learnt.
+const COPIED_MAX: usize = 65_536;
+/// The same of a pause, and of their pages: one with more has other worries.
+const AGAIN_MAX: usize = 1024;
+const AGAIN_PAGES_MAX: PageCount = PageCount(4096);
+
+/// One page of which something is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Known {
+    page: Address,
+    score: u8,
+}
+
+/// The hot pages of one address space.
+#[derive(Debug)]
+pub(super) struct HotPages {
+    /// Rising.
+    known: Vec<Known>,
+    /// Those of them that are hot, rising.
+    hot: Vec<Address>,
+    /// Put off in this epoch, rising, and whether they still have to be copied.
+    owed: Vec<(Address, bool)>,
+    /// Copied before the pause of this epoch, round by round; each rises.
+    copied: Vec<Vec<AddressRange>>,
+    copied_count: usize,
+    /// Copied in the pause.
+    again: Vec<AddressRange>,
+    /// There was more than is kept.
+    is_lost: bool,
+}
+
+impl HotPages {
+    pub(super) fn new() -> Self {
+        Self {
+            known: Vec::new(),
+            hot: Vec::new(),
+            owed: Vec::with_capacity(KNOWN_MAX),
+            copied: Vec::new(),
+            copied_count: 0,
+            again: Vec::with_capacity(AGAIN_MAX),
+            is_lost: false,
+        }
+    }
+
+    /// Takes hot pages out of what is to be copied while the subject runs.
+    pub(super) fn put_off(&mut self, dirty: &mut DirtyPages) {
+        let Self { hot, owed, .. } = self;
+        // What was discarded after it was put off is to be taken out, and not copied over that.
+        for found in dirty.ranges().iter().filter(|found| !found.content.must_read()) {
+            forgive(owed, found.range);
+        }
+        dirty.take_out(hot, |page| owe(owed, page));
+        let round = dirty.ranges().iter().filter(|found| found.content.must_read());
+        let mut round: Vec<AddressRange> = round.map(|found| found.range).collect();
+        round.sort_unstable_by_key(|range| range.start);
+        self.copied_count += round.len();
+        if self.copied_count > COPIED_MAX {
+            self.is_lost = true;
+            self.copied.clear();
+        } else if !round.is_empty() {
+            self.copied.push(round);
+        }
+    }
+
+    /// Takes in what a pause found: it copies that in any case.
+    pub(super) fn meet(&mut self, dirty: &DirtyPages) {
+        for found in dirty.ranges() {
+            forgive(&mut self.owed, found.range);
+            if !found.content.must_read() {
+                continue;
+            }
+            if self.again.len() == AGAIN_MAX {
+                self.is_lost = true;
+            } else {
+                self.again.push(found.range);
+            }
+        }
+        self.is_lost |= dirty.pages() > AGAIN_PAGES_MAX;
+    }
+
+    /// What was put off and is still to be copied, rising.
+    pub(super) fn due(&self) -> impl Iterator<Item = AddressRange> {
+        self.owed.iter().filter(|(_, is_due)| *is_due).map(|(page, _)| range_of(*page))
+    }
+
+    /// All of that has been copied.
+    pub(super) fn paid(&mut self) {
+        self.owed.iter_mut().for_each(|(_, is_due)| *is_due = false);
+    }
+
+    /// A range shows something else now, or nothing.
+    pub(super) fn forget(&mut self, range: AddressRange) {
+        forgive(&mut self.owed, range);
+    }
+
+    /// Learns from an epoch that is over. Not inside the pause.
+    pub(super) fn learn(&mut self) {
+        if !self.is_lost {
+            let twice = self.copied_twice();
+            self.rate(&twice);
+        }
+        // What no pause has copied stays owed.
+        self.owed.retain(|(_, is_due)| *is_due);
+        self.copied.clear();
+        self.again.clear();
+        (self.copied_count, self.is_lost) = (0, false);
+        self.hot.clear();
+        self.hot.extend(self.known.iter().filter(|known| known.score >= HOT_FROM).map(|known| known.page));
+    }
+
+    /// Pages that the pause copied, and a round before it had, or would have; rising.
+    fn copied_twice(&self) -> Vec<Address> {
+        let pages = self.again.iter().flat_map(|range| pages_of(*range));
+        let mut twice: Vec<Address> = pages
+            .filter(|page| {
+                self.owed.binary_search_by_key(page, |(page, _)| *page).is_ok()
+                    || self.copied.iter().any(|round| holds(round, *page))
+            })
+            .take(2 * KNOWN_MAX)
+            .collect();
+        twice.sort_unstable();
+        twice.dedup();
+        twice
+    }
+
+    fn rate(&mut self, twice: &[Address]) {
+        for known in &mut self.known {
+            known.score = if twice.binary_search(&known.page).is_ok() {
+                (known.score + 1).min(SCORE_MAX)
+            } else {
+                let was_put_off = self.owed.binary_search_by_key(&known.page, |(page, _)| *page).is_ok();
+                known.score.saturating_sub(if was_put_off { IDLE } else { 1 })
+            };
+        }
+        self.known.retain(|known| known.score > 0);
+        for page in twice {
+            if let Err(place) = self.known.binary_search_by_key(page, |known| known.page)
+                && self.known.len() < KNOWN_MAX
+            {
+                self.known.insert(place, Known { page: *page, score: 1 });
+            }
+        }
+    }
+}
+
+fn owe(owed: &mut Vec<(Address, bool)>, page: Address) {
+    match owed.binary_search_by_key(&page, |(page, _)| *page) {
+        Ok(place) => owed[place].1 = true,
+        Err(place) => owed.insert(place, (page, true)),
+    }
+}
+
+/// Nothing is owed of a range any more.
+fn forgive(owed: &mut [(Address, bool)], range: AddressRange) {
+    let first = owed.partition_point(|(page, _)| *page < range.start);
+    owed[first..]
+        .iter_mut()
+        .take_while(|(page, _)| *page < range.end)
+        .for_each(|(_, is_due)| *is_due = false);
+}
+
+fn holds(rising: &[AddressRange], page: Address) -> bool {
+    let first = rising.partition_point(|range| range.end <= page);
+    rising.get(first).is_some_and(|range| range.start <= page)
+}
+
+fn range_of(page: Address) -> AddressRange {
+    AddressRange::new(page, Address(page.get() + PAGE_BYTES))
+}
+
+fn pages_of(range: AddressRange) -> impl Iterator<Item = Address> {
+    (range.start.get()..range.end.get()).step_by(PAGE_BYTES as usize).map(Address)
+}
+
+#[cfg(test)]
+mod tests {
+    use track::Content;
+
+    use super::*;
+
+    fn pages(first: u64, end: u64) -> AddressRange {
+        AddressRange::new(Address(first << 12), Address(end << 12))
+    }
+
+    fn found(ranges: &[(AddressRange, Content)]) -> DirtyPages {
+        ranges.iter().copied().collect()
+    }
+
+    /// One epoch: a round and a pause find these; what the round copies, and what is due in the pause.
+    fn epoch(hot: &mut HotPages, round: &[AddressRange], pause: &[AddressRange]) -> (u64, Vec<AddressRange>) {
+        let with = |ranges: &[AddressRange]| -> Vec<_> {
+            ranges.iter().map(|range| (*range, Content::Present)).collect()
+        };
+        let mut dirty = found(&with(round));
+        hot.put_off(&mut dirty);
+        let copied = dirty.pages().get();
+        hot.meet(&found(&with(pause)));
+        let due = hot.due().collect();
+        hot.paid();
+        hot.learn();
+        (copied, due)
+    }
+
+    #[test]
+    fn a_page_that_is_copied_twice_again_and_again_is_put_off() {
+        let mut hot = HotPages::new();
+        for _ in 0..HOT_FROM {
+            assert_eq!(epoch(&mut hot, &[pages(1, 9), pages(20, 21)], &[pages(4, 6)]), (9, vec![]));
+        }
+        // Found again by the pause, it is copied there once.
+        assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[pages(4, 6)]), (6, vec![]));
+        // Else it is owed.
+        assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[pages(5, 6)]), (6, vec![pages(4, 5)]));
+        assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[]).1, vec![pages(4, 5), pages(5, 6)][1..]);
+    }
+
+    #[test]
+    fn what_is_not_written_again_is_forgotten() {
+        let mut hot = HotPages::new();
+        for _ in 0..50 {
+            epoch(&mut hot, &[pages(1, 2)], &[pages(1, 2)]);
+        }
+        let put_off = (0..20).filter(|_| !epoch(&mut hot, &[pages(1, 2)], &[]).1.is_empty()).count();
+        assert_eq!(put_off, usize::from((SCORE_MAX - HOT_FROM) / IDLE) + 1);
+        assert!(hot.known.is_empty());
+    }
+
+    #[test]
+    fn what_was_discarded_or_is_gone_is_not_owed() {
+        let mut hot = HotPages::new();
+        for _ in 0..=HOT_FROM {
+            epoch(&mut hot, &[pages(1, 5)], &[pages(1, 5)]);
+        }
+        let mut round = found(&[(pages(1, 5), Content::Unknown)]);
+        hot.put_off(&mut round);
+        assert!(round.ranges().is_empty());
+        assert_eq!(hot.due().count(), 4);
+        let mut round = found(&[(pages(1, 2), Content::Absent), (pages(8, 9), Content::Present)]);
+        hot.put_off(&mut round);
+        assert_eq!(round.pages().get(), 2);
+        hot.forget(pages(2, 3));
+        hot.meet(&found(&[(pages(3, 4), Content::Guard)]));
+        assert_eq!(hot.due().collect::<Vec<_>>(), [pages(4, 5)]);
+    }
+
+    #[test]
+    fn no_more_are_known_than_a_pause_copies_quickly() {
+        let mut hot = HotPages::new();
+        let many = pages(0, 10 * KNOWN_MAX as u64);
+        for _ in 0..10 {
+            let (copied, due) = epoch(&mut hot, &[many], &[many]);
+            assert!(copied >= many.pages().get() - KNOWN_MAX as u64 && due.is_empty());
+        }
+        assert_eq!(hot.hot.len(), KNOWN_MAX);
+        let scattered: Vec<_> = (0..2 * AGAIN_MAX as u64).map(|page| pages(2 * page, 2 * page + 1)).collect();
+        let room = (hot.again.capacity(), hot.owed.capacity());
+        epoch(&mut hot, &scattered, &scattered);
+        assert_eq!((hot.again.capacity(), hot.owed.capacity()), room);
+    }
+}

@@ -1,0 +1,93 @@
+//! Pages that are written all the time are copied once in an epoch, in the pause, and what is copied is what they held.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use model::{PageCount, Pid, Sequence};
+use store::{LogOptions, Store, SubjectName};
+use undying_engine::{CheckpointOptions, Continuous};
+
+/// Pages that the subject writes to without a rest.
+const PAGES: u64 = 60;
+/// Epochs after which all of them are known.
+const LEARNING: u64 = 12;
+/// Epochs that are looked at.
+const LOOKED_AT: u64 = 30;
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Ends with the test.
+struct Subject(Child);
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn start(folder: &Path) -> Option<Subject> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/writer.c");
+    let (program, said) = (folder.join("writer"), folder.join("said"));
+    let outcome = Command::new("cc").args(["-O1", "-Wall", "-o"]).arg(&program).arg(source).status();
+    if !outcome.is_ok_and(|status| status.success()) {
+        println!("unsupported: a C compiler");
+        return None;
+    }
+    let mut command = Command::new(program);
+    command.arg(&said).args([PAGES.to_string().as_str(), "0"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let subject = Subject(command.spawn().unwrap());
+    let begun = Instant::now();
+    while std::fs::read_to_string(&said).unwrap_or_default().is_empty() {
+        assert!(begun.elapsed() < LIMIT, "it does not begin");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Some(subject)
+}
+
+#[test]
+fn a_page_that_is_written_all_the_time_is_copied_once() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("unsupported: root");
+    }
+    let tracker = match track::choose("pagemap-scan") {
+        Ok(chosen) => chosen.kind,
+        Err(error) => return println!("unsupported: {error}"),
+    };
+    let folder = tempfile::TempDir::with_prefix_in("undying-hot-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let Some(child) = start(folder.path()) else { return };
+    let store = Store::open(&folder.path().join("store")).unwrap();
+    let name: SubjectName = "writer".parse().unwrap();
+    let log = store.open_log(&name, LogOptions::default()).unwrap();
+    let mut subject = Continuous::new(Pid(child.0.id() as i32), tracker);
+    let (mut before, mut inside) = (PageCount(0), PageCount(0));
+    for number in 1..=LEARNING + LOOKED_AT {
+        let options = CheckpointOptions {
+            sequence: Sequence(number),
+            name: name.to_string(),
+            ..CheckpointOptions::default()
+        };
+        // Some of them are compared with the subject while that still stands.
+        let taken = if number % 5 == 0 {
+            let read = |sequence| store.image(&name, sequence);
+            let (taken, found) = subject.checkpoint_and_verify(&log, &read, &options).unwrap().unwrap();
+            assert!(found.pages >= PageCount(PAGES) && found.differences == PageCount(0), "{found:?}");
+            taken
+        } else {
+            subject.checkpoint(&log, &options).unwrap().unwrap()
+        };
+        if number > LEARNING {
+            before += taken.precopied;
+            inside += taken.residual;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    println!("{before} pages before the pauses, {inside} in them");
+    let all = PAGES * LOOKED_AT;
+    assert!(before.get() < all / 2, "{before} of {all} pages were copied before the pause, for nothing");
+    assert!(inside.get() > all / 2, "{inside} of {all} pages were copied");
+}
