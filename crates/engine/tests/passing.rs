@@ -5,6 +5,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use model::{PageCount, Pid, Sequence, Signal};
@@ -238,6 +239,32 @@ fn programs_that_are_started_by_vfork_refuse_nothing() {
     passes("programs", CHECKPOINTS as usize / 20);
 }
 
+/// Its child has its parent's memory when a tracker is prepared for it, and its own when that is attached.
+#[test]
+fn a_child_that_begins_a_program_of_its_own_while_it_is_about_to_be_tracked_is_copied() {
+    let lab = Lab::new();
+    let Some(mut program) = lab.start("programs") else { return };
+    let log = lab.log();
+    let read = |sequence| lab.store.image(&lab.name, sequence);
+    let mut subject = Continuous::new(program.pid(), track::choose("auto").unwrap().kind);
+    let (mut refused, mut pages) = (0, 0);
+    for sequence in 1..=CHECKPOINTS {
+        match subject.checkpoint_and_verify(&log, &read, &lab.options(sequence)) {
+            Ok(Some((_, found))) => {
+                assert_eq!(found.differences, PageCount(0), "checkpoint {sequence}: {found:?}");
+                pages += found.pages.get();
+            }
+            Ok(None) => {}
+            Err(EngineError::Refused(_)) => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+        std::thread::sleep(EVERY);
+    }
+    println!("programs: {refused} of {CHECKPOINTS} refused, {pages} pages compared");
+    program.assert_alive();
+    assert!(refused <= CHECKPOINTS / 20 && pages > 0);
+}
+
 /// As long as a checkpoint holds a duplicate, a port that the program has closed is in use, a file locked, and a program
 /// that it has written cannot be started.
 #[test]
@@ -245,11 +272,34 @@ fn what_a_program_closes_is_closed() {
     goes_on(&Lab::new(), "closes", CHECKPOINTS as usize / 20);
 }
 
-/// At the end of a single checkpoint nothing may be watched in part: what is, cannot be moved.
+/// At the end of a single checkpoint nothing may be watched in part: what is, cannot be moved. Programs that are started
+/// beside it have duplicates of all descriptors until their exec, so that to close one ends nothing.
 #[test]
 fn areas_that_grow_at_the_end_of_a_checkpoint_can_be_moved() {
     let lab = Lab::new();
     let Some(mut subject) = lab.start("grows") else { return };
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                Command::new("true").status().unwrap();
+            }
+        });
+        let _over = Over(&is_over);
+        take_while_it_grows(&lab, &mut subject);
+    });
+}
+
+/// Says so when it goes, also in a panic.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn take_while_it_grows(lab: &Lab, subject: &mut Subject) {
     for sequence in 1..=CHECKPOINTS / 2 {
         let image = lab.folder.path().join(format!("image{sequence}"));
         let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();

@@ -124,10 +124,14 @@ impl Handler {
         if let Some(old) = &self.shared.old {
             old.close();
         }
-        let served = self.descriptors.take().map(|descriptors| Arc::downgrade(&descriptors));
-        // It may have one last message in hand; whoever sent it has gone on, and stands.
-        while served.as_ref().is_some_and(|served| served.strong_count() > 0) {
-            std::thread::sleep(NAP);
+        // It may have one last message in hand; whoever sent it has gone on, and stands. The last owner closes them: that
+        // has to be over here.
+        let mut descriptors = self.descriptors.take();
+        while let Some(served) = descriptors {
+            descriptors = Arc::try_unwrap(served).err();
+            if descriptors.is_some() {
+                std::thread::sleep(NAP);
+            }
         }
     }
 

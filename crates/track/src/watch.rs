@@ -144,14 +144,17 @@ impl Tracker for Watch {
     /// Ends the watch over writes, without a look at each page, by one for missing pages in its place. Nobody can run
     /// into that one.
     fn leave(&mut self) {
-        for run in self.runs.list.iter().filter(|run| run.watched) {
+        let list = &self.runs.list;
+        for (index, run) in list.iter().enumerate().filter(|(_, run)| run.watched) {
             let fd = self.handler.watches(run.class);
-            if userfaultfd::register_for_missing(fd, run.range).is_ok() {
+            // What has grown since it was listed would else be watched in part until the last duplicate of the
+            // descriptor is closed, also that of a child of ours before its exec, and mremap(2) over both parts fail.
+            let next = list.get(index + 1).map_or(run.range.end, |next| next.range.start);
+            if !end(fd, AddressRange::new(run.range.start, next)) {
                 // Otherwise it ends with the descriptor.
-                let _ = userfaultfd::unregister(fd, run.range);
+                end(fd, run.range);
             }
         }
-        // What has grown since it was listed is still watched in part, and mremap(2) over both parts would fail.
         self.handler.close();
     }
 
@@ -412,6 +415,11 @@ fn watch(fd: BorrowedFd<'_>, map: &Pagemap, mode: Mode, range: AddressRange) -> 
     let is_open = is_watched || map.has_protected(range).is_ok_and(|has_some| !has_some);
     userfaultfd::register(fd, range)?;
     if is_open { Ok(()) } else { userfaultfd::lift(fd, range) }
+}
+
+/// Ends the watch over a range, and says whether it could: something else may lie in it.
+fn end(fd: BorrowedFd<'_>, range: AddressRange) -> bool {
+    userfaultfd::register_for_missing(fd, range).is_ok() && userfaultfd::unregister(fd, range).is_ok()
 }
 
 /// Protects a range, as soon as the areas have stopped changing: somebody waits to discard pages, and the handler

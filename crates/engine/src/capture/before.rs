@@ -86,7 +86,7 @@ pub(super) struct ProcessBefore {
     has_old_flags: bool,
     /// Its memory was its parent's when it was looked at, as it is between vfork and exec. What was opened then stays
     /// with the parent's, which lives on, so that nothing tells when this process has its own.
-    is_borrowed: bool,
+    pub(super) is_borrowed: bool,
 }
 
 impl Before {
@@ -444,7 +444,7 @@ impl ProcessBefore {
 
     /// Whether what is known is of the process that `stat` was read of.
     fn is_of(&self, stat: &Stat) -> bool {
-        self.stat.key() == stat.key() && !self.is_borrowed
+        self.stat.may_be_program_of(stat) && !self.is_borrowed
     }
 
     /// Follows changes of the areas; false when the program itself was replaced and must be looked at anew.

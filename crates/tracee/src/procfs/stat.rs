@@ -43,6 +43,13 @@ impl Stat {
         matches!(self.state, 'Z' | 'X')
     }
 
+    /// Whether two readings may be of one program: exec(2) lays out another stack. Without randomisation it may not.
+    #[must_use]
+    pub fn may_be_program_of(&self, other: &Self) -> bool {
+        let layout = |stat: &Self| (stat.startcode, stat.startstack, stat.start_brk, stat.arg_start);
+        self.key() == other.key() && layout(self) == layout(other)
+    }
+
     /// Pid and start time together.
     #[must_use]
     pub fn key(&self) -> ProcessKey {

@@ -7,8 +7,9 @@
 
 use std::collections::HashMap;
 
-use model::{Pid, ProcessKey};
+use model::Pid;
 use tracee::StoppedTree;
+use tracee::procfs::Stat;
 use track::{Attach, Moment, TrackerKind};
 
 use super::super::before::{Before, ProcessBefore};
@@ -116,19 +117,21 @@ pub(super) fn leave_ended(tracked: &mut HashMap<Pid, Tracked>, before: &Before, 
     });
 }
 
-/// Trackers that were prepared before their processes were stopped for them.
-pub(super) type Prepared = HashMap<ProcessKey, Attach>;
+/// Trackers that were prepared before their processes were stopped for them, each with what it was prepared for.
+pub(super) type Prepared = HashMap<Pid, (Stat, Attach)>;
 
-/// Prepares trackers of processes that have none.
+/// Prepares trackers of processes that have none. What is opened of one that has its parent's memory yet, stays with
+/// that: it finds nothing, and nothing tells.
 pub(super) fn prepare(
     kind: &'static dyn TrackerKind,
     tracked: &HashMap<Pid, Tracked>,
     before: &Before,
 ) -> Prepared {
-    let new = before.processes.iter().filter(|(pid, _)| !tracked.contains_key(pid));
+    let new = before.processes.iter();
+    let new = new.filter(|(pid, process)| !tracked.contains_key(pid) && !process.is_borrowed);
     // One that ends meanwhile is missed by nobody.
     let prepare = |(pid, process): (&Pid, &ProcessBefore)| {
-        Some((process.stat.key(), kind.prepare(*pid, &process.areas).ok()?))
+        Some((*pid, (process.stat.clone(), kind.prepare(*pid, &process.areas).ok()?)))
     };
     new.filter_map(prepare).collect()
 }
@@ -148,9 +151,9 @@ pub(super) fn cover(
         let known = tracked.get_mut(&stopped.pid).filter(|known| known.is_of(process));
         if known.is_none() {
             let leader = stopped.threads.first_mut().expect("a stopped process has threads");
-            let attach = match prepared.remove(&process.stat.key()) {
-                Some(attach) => attach,
-                None => kind.prepare(stopped.pid, &[])?,
+            let attach = match prepared.remove(&stopped.pid) {
+                Some((stat, attach)) if stat.may_be_program_of(&process.stat) => attach,
+                _ => kind.prepare(stopped.pid, &[])?,
             };
             let new = Tracked::attach(attach, process, leader, sink)?.grouped(tuning.granularity);
             tracked.insert(stopped.pid, new);
