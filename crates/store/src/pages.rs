@@ -58,6 +58,11 @@ impl PagesWriter {
         Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
     }
 
+    /// Many pages are going to come: starts the thread.
+    pub(crate) fn begin(&self) -> Result<()> {
+        self.stage().start(&self.pool).map(drop)
+    }
+
     pub(crate) fn send(&self, order: Order) -> Result<()> {
         let mut stage = self.stage();
         let order = match (&mut *stage, order) {

@@ -138,6 +138,8 @@ impl ImageWriter {
     ///
     /// What went wrong with pages appended earlier, or `Io` when there is no memory.
     pub fn buffer(&self) -> Result<PageBatch> {
+        // Now rather than with the first batch, which may come inside a pause.
+        self.pages.begin()?;
         self.pages.pool.take().map(PageBatch::over)
     }
 
