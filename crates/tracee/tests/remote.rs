@@ -164,10 +164,10 @@ fn call_together(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) -> Result<u
     for thread in &mut tree.processes[0].threads {
         let tid = thread.tid();
         let known = KnownThread::read(tid, memory).unwrap();
-        let top = places.take(tid, room.bytes(&known)).unwrap_or_else(|| {
+        let top = places.take(room.bytes(&known)).unwrap_or_else(|| {
             finish(&mut together);
             places.reset();
-            places.take(tid, room.bytes(&known)).unwrap()
+            places.take(room.bytes(&known)).unwrap()
         });
         let status = procfs::call_status(&procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap());
         let signals = SignalSets { caught: status.caught, pending: status.pending };
@@ -415,4 +415,49 @@ fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
     subject.goes_on();
     nothing_waits(subject.pid());
     println!("{} calls saw EINTR", subject.finish());
+}
+
+/// Steps at which a thread leads home while its own signals may come.
+const OPEN_STEPS: [&str; 2] = ["pointed home", "mask brought back"];
+
+/// The thread that lives in a handler on an alternate stack, and the leader. For both, signals come all the time.
+const RESTLESS: [usize; 2] = [11, 0];
+
+static OPEN_STEP: AtomicU64 = AtomicU64::new(0);
+
+fn die_at_open_step(step: &'static str) {
+    if step == OPEN_STEPS[OPEN_STEP.load(Ordering::Relaxed) as usize] {
+        sys::signal::send(Pid(std::process::id() as i32), Signal(9)).unwrap();
+        std::thread::sleep(Duration::from_secs(60));
+    }
+}
+
+/// A signal that comes while a thread is on its way home is handled below the frame that a handler returns through (an
+/// alternate stack is not begun anew), away from the way home, and the next tracer leaves that alone.
+#[test]
+fn signals_on_the_way_home_harm_nothing() {
+    const TEST: &str = "signals_on_the_way_home_harm_nothing";
+    const DEATHS: usize = 200;
+    if let Some(role) = common::role() {
+        let mut words = role.split(' ').map(|word| word.parse::<i32>().unwrap());
+        let pid = Pid(words.next().unwrap());
+        OPEN_STEP.store(words.next().unwrap() as u64, Ordering::Relaxed);
+        let place = words.next().unwrap() as usize;
+        let memory = ProcessMemory::open(pid).unwrap();
+        let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
+        undying_tracee::steps::observe(die_at_open_step);
+        return call_with(pid, &memory, gadgets, place..place + 1).unwrap();
+    }
+    let Some(mut subject) = Subject::start("self_checking", &["lenient", "restless"]) else { return };
+    for death in 0..DEATHS {
+        let place = RESTLESS[death / OPEN_STEPS.len() % RESTLESS.len()];
+        let role = format!("{} {} {place}", subject.pid(), death % OPEN_STEPS.len());
+        let status = common::helper(TEST, &role).status().unwrap();
+        common::wait_untraced(subject.pid());
+        assert!(subject.is_alive(), "death {death}: the subject says: {}", subject.line());
+        let died = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
+        assert!(died, "death {death}: {status}");
+    }
+    subject.goes_on();
+    subject.finish();
 }

@@ -207,7 +207,7 @@ impl<'a> StateCapture<'a> {
             return Ok(true);
         }
         let room = self.questions.room();
-        let Some(top) = places.take(self.tid, room.bytes(known)) else { return Ok(false) };
+        let Some(top) = places.take(room.bytes(known)) else { return Ok(false) };
         let CallStatus { caught, pending, is_filtered } = procfs::call_status(self.file("status")?);
         self.sequence = known.sequence;
         let thread = self.thread.take().expect("the thread is taken only when a session begins");

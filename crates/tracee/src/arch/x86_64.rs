@@ -4,7 +4,7 @@
 //! Invariants: frames built here are what rt_sigreturn(2) of this architecture accepts.
 //! Does not: read or write a process.
 
-use model::{Address, ByteCount, Fd};
+use model::{Address, AddressRange, ByteCount, Fd};
 use sys::ptrace::Registers;
 
 use crate::arch::numbers as nr;
@@ -366,6 +366,26 @@ pub fn home_frame_restorer(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<Address
     let mut words = head.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
     let restorer = words.next()?;
     words.eq(HOME_FRAME_MARK).then_some(Address(restorer))
+}
+
+/// Bytes that lie in every home frame and every frame of a chain, at a multiple of eight.
+#[must_use]
+pub fn home_frame_mark() -> Vec<u8> {
+    HOME_FRAME_MARK.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// The alternate stack that a frame of the kernel names, given the bytes that a home frame's head would have; `None` if
+/// they are of no signal frame, or of one whose alternate stack is not used for as long as a handler runs.
+#[must_use]
+pub fn alternate_stack(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<AddressRange> {
+    // UC_FP_XSTATE, UC_SIGCONTEXT_SS and UC_STRICT_RESTORE_SS.
+    const FLAGS: u64 = 7;
+    let (words, _) = head.as_chunks::<8>();
+    let word = |index: usize| words.get(index).map_or(u64::MAX, |word| u64::from_ne_bytes(*word));
+    let (flags, link, start, mode, length) = (word(1), word(2), word(3), word(4) as u32, word(5));
+    let is_frame = word(0) != 0 && flags & !FLAGS == 0 && link == 0 && mode == 0;
+    let end = start.checked_add(length).filter(|_| is_frame && start != 0 && length != 0)?;
+    Some(AddressRange::new(Address(start), Address(end)))
 }
 
 /// Room that a home frame needs for an extended state of a size, alignment included.

@@ -29,6 +29,10 @@ pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
     if !is_on_its_way(thread, &ptrace::registers(tid)?) {
         return Ok(());
     }
+    // What comes for it meanwhile waits until it is home, where it gets its own mask back.
+    if !holds_nearly_all_back(ptrace::signal_mask(tid)?) {
+        ptrace::set_signal_mask(tid, u64::MAX)?;
+    }
     let mut injected = None;
     for _ in 0..STOPS_MAX {
         ptrace::resume_to_syscall_with(tid, injected)?;
@@ -60,6 +64,11 @@ fn next_stop(thread: &Thread<Stopped>) -> Result<(Signal, i32), Error> {
     }
 }
 
+/// Whether nothing but the end of a chain is let through.
+fn holds_nearly_all_back(mask: u64) -> bool {
+    mask | NEVER_BLOCKED | ends() == u64::MAX
+}
+
 /// The signals that may end a chain.
 fn ends() -> u64 {
     chain::HARMLESS.iter().fold(0, |set, signal| set | chain::bit(*signal))
@@ -81,14 +90,19 @@ fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
             && arch::SIGNAL_RESTORERS.iter().any(|pattern| code_is(restorer.get(), pattern));
     }
     let has_home_below = || restorer_of_frame(thread, rbp.wrapping_add(arch::FRAME_POINTER_BYTES)).is_some();
+    // On an alternate stack, holding back all signals; a word there leads to the way home.
+    let leads_on = || word_at(thread, rsp).is_some_and(|word| code_is(word, arch::LEAVE_RETURN));
+    let stands_before = code_is(rip, arch::SYSCALL_RETURN) || code_is(rip, arch::RETURN);
+    if stands_before && leads_on() && has_home_below() {
+        return true;
+    }
     if code_is(rip, arch::LEAVE_RETURN) {
         return has_home_below();
     }
     let Ok(mask) = ptrace::signal_mask(thread.tid()) else { return false };
     // Within a chain of words: the frame pointer is that of the way home all the time, the words are below it, and at
     // most the signal that ends the chain is let through.
-    let holds_nearly_all_back = mask | NEVER_BLOCKED | ends() == u64::MAX;
-    if holds_nearly_all_back && rbp.wrapping_sub(rsp) <= WORDS_BELOW_MAX && has_home_below() {
+    if holds_nearly_all_back(mask) && rbp.wrapping_sub(rsp) <= WORDS_BELOW_MAX && has_home_below() {
         return true;
     }
     // Within a chain of frames: the next one is a few words above, and leads to another call.
@@ -103,8 +117,12 @@ fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
 /// Where a frame leads, if it is one of ours.
 fn next_instruction(thread: &Thread<Stopped>, start: u64) -> Option<u64> {
     restorer_of_frame(thread, start)?;
+    word_at(thread, start + arch::FRAME_INSTRUCTION)
+}
+
+fn word_at(thread: &Thread<Stopped>, at: u64) -> Option<u64> {
     let mut word = [0_u8; 8];
-    process_memory::read(thread.pid(), Address(start + arch::FRAME_INSTRUCTION), &mut word).ok()?;
+    process_memory::read(thread.pid(), Address(at), &mut word).ok()?;
     Some(u64::from_ne_bytes(word))
 }
 

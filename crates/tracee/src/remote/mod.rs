@@ -7,6 +7,7 @@
 //! when the tracer dies (single-stepping would: it leaves a SIGTRAP).
 //! Does not: build new processes; `stub` does, without the need for a way home.
 
+mod alternate;
 mod chain;
 mod gadgets;
 pub(crate) mod home;
@@ -20,6 +21,7 @@ use sys::ptrace::{self, OPTION_SUSPEND_SECCOMP, Registers, WaitStatus};
 use sys::signal;
 use sys::{Errno, Error};
 
+use crate::arch::numbers::RT_SIGPROCMASK;
 use crate::arch::x86_64 as arch;
 use crate::freeze::OPTIONS;
 use crate::interruption;
@@ -43,6 +45,9 @@ const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 /// The code segment of 64-bit programs.
 const CODE_SEGMENT_64: u64 = 0x33;
+/// `how` of rt_sigprocmask(2), and the size of its sets.
+const SIG_SETMASK: u64 = 2;
+const SIGNAL_SET_BYTES: u64 = 8;
 /// `si_code` in `siginfo_t`, and its value for tkill(2).
 const SIGINFO_CODE: usize = 8;
 const SI_TKILL: i32 = -6;
@@ -142,6 +147,8 @@ pub struct RemoteSession<'a> {
     room: Room,
     home: HomePlace,
     saved: Vec<u8>,
+    /// Where the way home begins in a handler on an alternate stack, and what was there.
+    on_alternate: Option<(Address, Vec<u8>)>,
     /// The thread may have filters of calls, which are lifted.
     is_filtered: bool,
     /// The signals that are held back now.
@@ -191,7 +198,7 @@ impl<'a> RemoteSession<'a> {
     ) -> Result<Self, RemoteError> {
         let known = KnownThread::read(thread.tid(), context.memory)?;
         let mut places = Places::find(thread.pid(), context)?;
-        let top = places.take(thread.tid(), room.bytes(&known)).ok_or(RemoteError::NoStack(thread.tid()))?;
+        let top = places.take(room.bytes(&known)).ok_or(RemoteError::NoStack(thread.tid()))?;
         Self::begin_at(thread, context, &known, top, room, true)
     }
 
@@ -218,6 +225,7 @@ impl<'a> RemoteSession<'a> {
         debug_assert!(top - chain <= room.bytes(known), "a session fits its place");
         let saved = context.memory.read_vec(chain, top - chain)?;
         context.memory.write(frame.start, &frame.bytes)?;
+        let on_alternate = alternate::lay(&original, &frame, context)?;
         steps::reach("frame written");
         let session = Self {
             thread,
@@ -230,6 +238,7 @@ impl<'a> RemoteSession<'a> {
             room,
             home: HomePlace::from(&frame),
             saved,
+            on_alternate,
             is_filtered,
             held_back: mask,
             intercepted: Vec::new(),
@@ -442,9 +451,22 @@ impl<'a> RemoteSession<'a> {
     /// been: an alternate stack that is in use is not begun anew.
     fn point_home(&self) -> Result<(), RemoteError> {
         let Some(pivot) = self.gadgets.pivot else { return self.point(GETPID, [0; 6]) };
-        let (rip, rbp) = (pivot.get(), self.home.frame_pointer.get());
-        let registers = Registers { rip, rbp, orig_rax: u64::MAX, ..self.original };
-        Ok(ptrace::set_registers(self.thread.tid(), &registers)?)
+        let (tid, rbp) = (self.thread.tid(), self.home.frame_pointer.get());
+        let registers = match &self.on_alternate {
+            // Holds back all signals before it leaves that stack.
+            Some((word, _)) => {
+                let arguments = [SIG_SETMASK, rbp, 0, SIGNAL_SET_BYTES, 0, 0];
+                let call = arch::with_syscall(
+                    &self.original,
+                    self.gadgets.syscall_return,
+                    RT_SIGPROCMASK,
+                    arguments,
+                );
+                Registers { rsp: word.get(), rbp, ..call }
+            }
+            None => Registers { rip: pivot.get(), rbp, orig_rax: u64::MAX, ..self.original },
+        };
+        Ok(ptrace::set_registers(tid, &registers)?)
     }
 
     fn point(&self, number: i64, arguments: [u64; 6]) -> Result<(), RemoteError> {
@@ -514,6 +536,9 @@ impl<'a> RemoteSession<'a> {
             let _ = ptrace::set_options(tid, OPTIONS);
         }
         self.memory.write(self.chain, &self.saved)?;
+        if let Some((word, saved)) = &self.on_alternate {
+            self.memory.write(*word, saved)?;
+        }
         steps::reach("memory brought back");
         for Intercepted { signal, is_own } in std::mem::take(&mut self.intercepted) {
             let pid = self.thread.pid();

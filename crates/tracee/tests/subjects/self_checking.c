@@ -2,7 +2,8 @@
  *
  * Prints "ready"; reads commands from stdin: "c" answers with the counts of the threads' rounds, "q" ends with
  * "ok EINTRS" and status 0. Anything wrong prints "wrong: ..." and exits 1.
- * argv[1] == "lenient": calls that a dead tracer leaves interrupted (epoll_wait) may end with EINTR. */
+ * argv[1] == "lenient": calls that a dead tracer leaves interrupted (epoll_wait) may end with EINTR.
+ * argv[2] == "restless": signals come to the leader as well, and much more often to the thread on an alternate stack. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
@@ -38,8 +39,10 @@ enum { SPINNER, SLEEPER, POLLER, TIMED_POLLER, FUTEX, TIMED_FUTEX, PIPE, EPOLL, 
        SUSPENDED, WAITER, TIMED_SOCKET, LEADER, PLACES };
 
 static volatile int over;
+static int begun;
 static volatile unsigned long rounds[PLACES];
 static volatile unsigned long interrupted;
+static long nested_ns = 700000;
 static int lenient, wake_fd, pipe_ends[2], sockets[2];
 static int futex_word;
 
@@ -92,6 +95,12 @@ static void check_mask(const char *who, const sigset_t *expected)
 		check(sigismember(&now, i) == sigismember(expected, i), "%s: signal %d changed in the mask", who, i);
 }
 
+/* A thread has its mask and its handlers: whoever is told that the subject is ready may send signals. */
+static void set_up(void)
+{
+	__atomic_add_fetch(&begun, 1, __ATOMIC_SEQ_CST);
+}
+
 /* A mask of its own for each thread: everything but SIGALRM's number varies with the place. */
 static sigset_t own_mask(int place)
 {
@@ -100,6 +109,7 @@ static sigset_t own_mask(int place)
 	sigdelset(&mask, SIGRTMIN + 5 + place % 8);
 	pthread_sigmask(SIG_SETMASK, &mask, NULL);
 	pthread_sigmask(SIG_SETMASK, NULL, &mask);
+	set_up();
 	return mask;
 }
 
@@ -360,9 +370,10 @@ static void *handler(void *unused)
 	timer_t timer;
 	struct sigevent event = { .sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGRTMIN + 3 };
 	event._sigev_un._tid = (pid_t)syscall(SYS_gettid);
-	struct itimerspec setting = { { 0, 700000 }, { 0, 700000 } };
+	struct itimerspec setting = { { 0, nested_ns }, { 0, nested_ns } };
 	timer_create(CLOCK_MONOTONIC, &event, &timer);
 	timer_settime(timer, 0, &setting, NULL);
+	set_up();
 	pthread_kill(pthread_self(), SIGRTMIN + 2);
 	check_mask("handler", &mask);
 	check(sigaltstack(NULL, &found) == 0 && found.ss_sp == description.ss_sp && found.ss_flags == 0,
@@ -401,6 +412,7 @@ static void *ticker(void *unused)
 	pthread_sigmask(SIG_SETMASK, &mask, NULL);
 	event._sigev_un._tid = (pid_t)syscall(SYS_gettid);
 	check(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0, "timer_create: %m");
+	set_up();
 	long from = now_us();
 	timer_settime(timer, 0, &setting, NULL);
 	while (!over) {
@@ -435,6 +447,7 @@ static void *suspended(void *unused)
 	pthread_sigmask(SIG_SETMASK, NULL, &mask);
 	inner = mask;
 	sigdelset(&inner, SIGRTMIN + 4);
+	set_up();
 	while (!over) {
 		unsigned long before = got;
 		check(sigsuspend(&inner) == -1 && errno == EINTR, "sigsuspend: %m");
@@ -505,6 +518,26 @@ static void finish(void)
 	exit(0);
 }
 
+static void on_leader(int signal)
+{
+	volatile unsigned char local[4096];
+	(void)signal;
+	memset((void *)local, 0x55, sizeof(local));
+}
+
+/* A signal waits for the leader whenever it has stood still. */
+static void signal_leader(void)
+{
+	struct sigaction action = { .sa_handler = on_leader, .sa_flags = SA_RESTART };
+	struct sigevent event = { .sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGRTMIN + 6 };
+	struct itimerspec setting = { { 0, 300000 }, { 0, 300000 } };
+	timer_t timer;
+	event._sigev_un._tid = getpid();
+	sigaction(SIGRTMIN + 6, &action, NULL);
+	check(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0, "timer_create: %m");
+	timer_settime(timer, 0, &setting, NULL);
+}
+
 static void answer(void)
 {
 	for (int i = 0; i < PLACES; i++)
@@ -516,6 +549,9 @@ static void answer(void)
 int main(int argc, char **argv)
 {
 	lenient = argc > 1 && strcmp(argv[1], "lenient") == 0;
+	int restless = argc > 2 && strcmp(argv[2], "restless") == 0;
+	if (restless)
+		nested_ns = 30000;
 	struct sigaction crash = { .sa_sigaction = on_crash, .sa_flags = SA_SIGINFO };
 	sigaction(SIGSEGV, &crash, NULL);
 	sigaction(SIGBUS, &crash, NULL);
@@ -529,15 +565,22 @@ int main(int argc, char **argv)
 	for (int i = 0; i < LEADER; i++)
 		check(pthread_create(&threads[i], NULL, bodies[i], NULL) == 0, "pthread_create");
 	suspended_thread = threads[SUSPENDED];
+	while (__atomic_load_n(&begun, __ATOMIC_SEQ_CST) < LEADER)
+		usleep(1000);
+	/* Time to come to the place where they stay. */
 	usleep(30000);
 	printf("ready\n");
 	fflush(stdout);
+	if (restless)
+		signal_leader();
 	for (;;) {
 		struct pollfd input = { 0, POLLIN, 0 };
 		char command;
 		int result = poll(&input, 1, 3);
-		check(result >= 0, "poll of the leader: %m");
+		check(result >= 0 || (restless && errno == EINTR), "poll of the leader: %m");
 		rounds[LEADER]++;
+		if (result < 0)
+			continue;
 		pthread_kill(suspended_thread, SIGRTMIN + 4);
 		sent++;
 		if (result == 0)
