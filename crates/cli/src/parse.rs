@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches};
-use guardian::{EVERY_MIN, RestartLimit};
+use guardian::{Compression, EVERY_MIN, RestartLimit};
 use model::Pid;
 
 /// A positional PID.
@@ -42,6 +43,24 @@ pub(crate) fn given(matches: &ArgMatches, id: &str) -> String {
 /// `--json`.
 pub(crate) fn json() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON")
+}
+
+/// `--compress`.
+pub(crate) fn compress() -> Arg {
+    let ways = Compression::all().map(|way| format!("{} ({})", way.name(), way.summary()));
+    let help = format!("Compress the pages: {}", ways.collect::<Vec<_>>().join(" or "));
+    let names: Vec<&str> = Compression::all().map(Compression::name).collect();
+    Arg::new("compress")
+        .long("compress")
+        .value_name("CODEC")
+        .hide_possible_values(true)
+        .value_parser(PossibleValuesParser::new(names))
+        .help(help)
+}
+
+/// The compression that was given.
+pub(crate) fn given_compress(matches: &ArgMatches) -> Option<Compression> {
+    Compression::named(matches.get_one::<String>("compress")?)
 }
 
 /// A value that is not what its argument wants.

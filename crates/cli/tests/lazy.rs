@@ -46,13 +46,19 @@ fn program() -> &'static Path {
 impl Subject {
     /// Starts it, takes an image, and ends it.
     fn image(mib: u64) -> Self {
+        Self::image_with(mib, &[])
+    }
+
+    fn image_with(mib: u64, options: &[&str]) -> Self {
         let lab = Lab::new();
         let words = Self::words(&lab, mib);
         let mut setsid = Command::new("setsid");
         wait(&mut lab.detached(setsid.arg("--fork").args(words)).spawn().unwrap());
         let subject = Self::found(lab);
         let pid = subject.pid.to_string();
-        let said = subject.lab.say(["checkpoint", &pid, "--image", &subject.image_path(), "--kill"]);
+        let image = subject.image_path();
+        let words = ["checkpoint", &pid, "--image", &image, "--kill"];
+        let said = subject.lab.say(words.iter().chain(options));
         assert_eq!(said.code, Some(0), "{said:?}");
         subject.is_gone();
         subject
@@ -231,6 +237,37 @@ fn a_program_that_ran_before_its_memory_was_there_is_the_same_as_any_other() {
         subject.end();
     }
     assert_eq!((&traces[0], &traces[0]), (&traces[1], &traces[2]));
+}
+
+#[test]
+fn a_program_from_a_compressed_image_is_the_same_as_any_other() {
+    if !supported() {
+        return;
+    }
+    for codec in ["lz4", "zstd"] {
+        let subject = Subject::image_with(MIB / 4, &["--compress", codec]);
+        let stored = std::fs::metadata(subject.lab.path("image").join("pages-0.seg")).unwrap().len();
+        assert!(stored < ((MIB / 4) << 20) * 2 / 3, "{codec}: {stored} bytes");
+        for options in [&["--detach"][..], &["--detach", "--lazy"]] {
+            subject.will("watch", 1);
+            assert_eq!(subject.restore(options).code, Some(0), "{codec}, {options:?}");
+            subject.goes_on(codec);
+            subject.end();
+        }
+        assert!(damage_compressed(&subject.lab.path("image")), "{codec}");
+        let said = subject.restore(&["--detach"]);
+        assert_eq!(said.code, Some(5), "{codec}: {said:?}");
+        assert!(said.stderr.contains("pages-0.seg: damaged at byte"), "{codec}: {said:?}");
+    }
+}
+
+/// Flips a bit in the middle of the pages.
+fn damage_compressed(image: &Path) -> bool {
+    let path = image.join("pages-0.seg");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 16;
+    std::fs::write(&path, bytes).is_ok()
 }
 
 #[test]

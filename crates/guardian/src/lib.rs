@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod ancestry;
+mod compression;
 mod error;
 mod exit;
 mod history;
@@ -25,6 +26,7 @@ mod subject;
 mod tidying;
 mod time;
 
+pub use compression::Compression;
 pub use error::{GuardianError, Result};
 pub use exit::ExitCode;
 pub use history::{DeathRow, History, age, deaths, write_trace};

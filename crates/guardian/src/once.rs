@@ -11,6 +11,7 @@ use model::{ByteCount, PageCount, Pid, Sequence};
 use store::{ImageWriter, WriteOptions};
 
 use crate::ancestry;
+use crate::compression::Compression;
 use crate::error::Result;
 use crate::inspection::require_features;
 use crate::signals;
@@ -25,6 +26,8 @@ pub struct CheckpointRequest {
     pub image: PathBuf,
     /// End the tree once the image is committed.
     pub kill: bool,
+    /// How its pages are compressed, if they are.
+    pub compression: Option<Compression>,
 }
 
 /// What `checkpoint` has done.
@@ -49,7 +52,8 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
     require_features()?;
     signals::outlive_failed_writes()?;
     ancestry::refuse(request.pid)?;
-    let writer = ImageWriter::create(&request.image, WriteOptions::default())?;
+    let codec = request.compression.map(Compression::codec);
+    let writer = ImageWriter::create(&request.image, WriteOptions { codec, ..WriteOptions::default() })?;
     let options = CheckpointOptions {
         kill: request.kill,
         name: String::new(),

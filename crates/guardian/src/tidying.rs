@@ -10,6 +10,7 @@ use std::path::Path;
 use serde::Serialize;
 use store::{Store, SubjectName};
 
+use crate::compression::Compression;
 use crate::error::Result;
 use crate::location::StoreLocation;
 
@@ -129,14 +130,19 @@ pub fn link_copy(location: &StoreLocation, copy: &str, new: &str) -> Result<Copi
     Ok(Copied { path: store.keep_copy(&source, &new)?.display().to_string() })
 }
 
-/// Writes an image to a directory of its own, which shares nothing with the store.
+/// Writes an image to a directory of its own, which shares nothing with the store, its pages compressed if asked.
 ///
 /// # Errors
 ///
 /// When the directory exists, or the image is not whole.
-pub fn get_copy(location: &StoreLocation, image: &str, directory: &Path) -> Result<Copied> {
+pub fn get_copy(
+    location: &StoreLocation,
+    image: &str,
+    directory: &Path,
+    compression: Option<Compression>,
+) -> Result<Copied> {
     let source = location.image(image)?;
-    existing(location, image)?.export(&source, directory)?;
+    existing(location, image)?.export(&source, directory, compression.map(Compression::codec))?;
     Ok(Copied { path: directory.display().to_string() })
 }
 

@@ -57,6 +57,25 @@ pub struct SegmentFile {
     pub name: String,
     /// Its length.
     pub length: ByteCount,
+    /// How its pages are stored, when not as they are.
+    pub packing: Option<Packing>,
+}
+
+impl SegmentFile {
+    /// Bytes of its files.
+    #[must_use]
+    pub fn bytes(&self) -> ByteCount {
+        self.length + self.packing.as_ref().map_or(ByteCount(0), |packing| packing.chunks.length)
+    }
+}
+
+/// How a segment is compressed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Packing {
+    /// The codec's name.
+    pub codec: String,
+    /// The table of its chunks.
+    pub chunks: SealedFile,
 }
 
 /// The commit record of one image.
@@ -122,7 +141,12 @@ impl Commit {
         let mut file = frame::begin(message.encoded_len());
         file.extend_from_slice(&message.encode_to_vec());
         let items = u32::try_from(self.segments.len()).map_err(|_| too_large("the number of segments"))?;
-        Ok(frame::seal(Part::Commit, items, file))
+        let compressed = self.segments.iter().any(|segment| segment.packing.is_some());
+        Ok(if compressed {
+            frame::seal_as(frame::FORMAT_COMPRESSED, Part::Commit, items, file)
+        } else {
+            frame::seal(Part::Commit, items, file)
+        })
     }
 
     /// Verifies a commit record's file, then decodes it.
@@ -200,6 +224,10 @@ struct SegmentMessage {
     name: String,
     #[prost(uint64, tag = "3")]
     length: u64,
+    #[prost(string, tag = "4")]
+    codec: String,
+    #[prost(message, optional, tag = "5")]
+    chunks: Option<FileMessage>,
 }
 
 impl From<&SealedFile> for FileMessage {
@@ -210,7 +238,14 @@ impl From<&SealedFile> for FileMessage {
 
 impl From<&SegmentFile> for SegmentMessage {
     fn from(segment: &SegmentFile) -> Self {
-        Self { id: segment.id.0, name: segment.name.clone(), length: segment.length.0 }
+        let packing = segment.packing.as_ref();
+        Self {
+            id: segment.id.0,
+            name: segment.name.clone(),
+            length: segment.length.0,
+            codec: packing.map(|packing| packing.codec.clone()).unwrap_or_default(),
+            chunks: packing.map(|packing| FileMessage::from(&packing.chunks)),
+        }
     }
 }
 
@@ -219,8 +254,13 @@ impl TryFrom<CommitMessage> for Commit {
 
     fn try_from(message: CommitMessage) -> std::result::Result<Self, Self::Error> {
         let segment = |from: SegmentMessage| {
+            let packing = match (from.codec, from.chunks) {
+                (codec, None) if codec.is_empty() => None,
+                (codec, chunks) if !codec.is_empty() => Some(Packing { codec, chunks: sealed(chunks)? }),
+                _ => return Err("a segment with chunks and no codec"),
+            };
             let (id, length) = (SegmentId(from.id), ByteCount(from.length));
-            Ok(SegmentFile { id, name: file_name(from.name)?, length })
+            Ok(SegmentFile { id, name: file_name(from.name)?, length, packing })
         };
         Ok(Self {
             sequence: Sequence(message.sequence),

@@ -19,6 +19,8 @@ pub enum Part {
     Records,
     /// The page index.
     Index,
+    /// Where the chunks of a compressed segment are.
+    Chunks,
     /// The first block of a segment of a log.
     LogHeader,
     /// A block of a log that names a checkpoint.
@@ -101,6 +103,7 @@ impl fmt::Display for Part {
             Self::Commit => "commit record",
             Self::Records => "record file",
             Self::Index => "page index",
+            Self::Chunks => "table of chunks",
             Self::LogHeader => "segment header",
             Self::LogSlot => "commit slot",
             Self::LogRoot => "root of a checkpoint",

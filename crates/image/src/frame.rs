@@ -13,11 +13,15 @@ use model::ByteCount;
 use crate::checksum::Checksum;
 use crate::error::{Error, Part, Result};
 
-/// The format that this program writes, and the latest it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// The latest format that this program reads.
+pub const FORMAT_VERSION: u32 = FORMAT_COMPRESSED;
 
-/// The format of the earliest release that this program reads.
-const FORMAT_VERSION_OLDEST: u32 = 1;
+/// The first format, which everything is written in that does not need a later one: so that releases that know only
+/// this one can read it.
+const FORMAT_FIRST: u32 = 1;
+
+/// The format with compressed segments.
+pub(crate) const FORMAT_COMPRESSED: u32 = 2;
 
 pub(crate) const HEADER_BYTES: usize = 32;
 const HEADER_CHECKED_BYTES: usize = 28;
@@ -37,6 +41,7 @@ pub(crate) const fn magic(part: Part) -> [u8; 8] {
         Part::Commit => b'C',
         Part::Records => b'R',
         Part::Index => b'I',
+        Part::Chunks => b'K',
         Part::LogHeader => b'H',
         Part::LogSlot => b'S',
         Part::LogRoot => b'T',
@@ -53,10 +58,15 @@ pub(crate) fn begin(body_capacity: usize) -> Vec<u8> {
 }
 
 /// Completes a file whose body has been appended to what `begin` returned.
-pub(crate) fn seal(part: Part, items: u32, mut file: Vec<u8>) -> Vec<u8> {
+pub(crate) fn seal(part: Part, items: u32, file: Vec<u8>) -> Vec<u8> {
+    seal_as(FORMAT_FIRST, part, items, file)
+}
+
+/// As `seal`, for what only readers of a later format understand.
+pub(crate) fn seal_as(version: u32, part: Part, items: u32, mut file: Vec<u8>) -> Vec<u8> {
     let body_length = (file.len() - HEADER_BYTES) as u64;
     file[0..8].copy_from_slice(&magic(part));
-    file[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    file[8..12].copy_from_slice(&version.to_le_bytes());
     file[16..24].copy_from_slice(&body_length.to_le_bytes());
     file[24..28].copy_from_slice(&items.to_le_bytes());
     let header = Checksum::of(&file[..HEADER_CHECKED_BYTES]);
@@ -109,7 +119,7 @@ fn open_header(part: Part, file: &[u8]) -> Result<(Checksum, u32, u64)> {
     if found > FORMAT_VERSION {
         return Err(Error::NewerVersion { part, found, supported: FORMAT_VERSION });
     }
-    if found < FORMAT_VERSION_OLDEST || u32_at(header, 12) != 0 {
+    if found < FORMAT_FIRST || u32_at(header, 12) != 0 {
         let what = "a format version or flag that no release wrote";
         return Err(Error::Malformed { part, offset: ByteCount(8), what });
     }

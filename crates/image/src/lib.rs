@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod checksum;
+mod chunk_table;
 mod commit;
 mod error;
 mod frame;
@@ -20,7 +21,8 @@ mod record;
 mod record_set;
 
 pub use checksum::{Checksum, PageChecksum};
-pub use commit::{Commit, ImageKind, SealedFile, SegmentFile, Timings};
+pub use chunk_table::{CHUNK_BYTES, ChunkTable, StoredChunk};
+pub use commit::{Commit, ImageKind, Packing, SealedFile, SegmentFile, Timings};
 pub use error::{Error, Part, Result};
 pub use frame::FORMAT_VERSION;
 pub use log_block::{LogHeader, LogId, LogSlot};

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use image::{
-    Error, LogHeader, LogPart, LogPartEncoder, LogPlace, LogRoot, LogSegment, LogSlot, Owner, PageChecksum,
-    PageIndex, Record, RecordKey, RecordSet, SpaceId,
+    ChunkTable, Error, LogHeader, LogPart, LogPartEncoder, LogPlace, LogRoot, LogSegment, LogSlot, Owner,
+    PageChecksum, PageIndex, Record, RecordKey, RecordSet, SpaceId,
 };
 use model::{Address, AddressRange, ByteCount, PageCount};
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ fn sealed(letter: u8, items: u32, body: &[u8]) -> Vec<u8> {
     file
 }
 
-fn decode_all(file: &[u8]) -> [Result<(), Error>; 7] {
+fn decode_all(file: &[u8]) -> [Result<(), Error>; 8] {
     [
         LogHeader::decode(file).map(drop),
         LogSlot::decode(file).map(drop),
@@ -34,6 +34,7 @@ fn decode_all(file: &[u8]) -> [Result<(), Error>; 7] {
         image::Commit::decode(file).map(drop),
         RecordSet::decode(file).map(drop),
         PageIndex::decode(file).map(drop),
+        ChunkTable::decode(file).map(drop),
     ]
 }
 
@@ -51,7 +52,9 @@ fn samples() -> Vec<Vec<u8>> {
         },
     };
     let index = PageIndex::from_extents(vec![extent(4), extent(0), extent(8)]).unwrap();
-    vec![records.encode().unwrap(), index.encode().unwrap(), part()]
+    let chunk = |length| image::StoredChunk { length, checksum: image::Checksum(9) };
+    let chunks = ChunkTable::new(ByteCount(3 << 16), &[chunk(7), chunk(1 << 16)]).unwrap();
+    vec![records.encode().unwrap(), index.encode().unwrap(), part(), chunks.encode().unwrap()]
 }
 
 /// A delta with something of each kind.
@@ -244,4 +247,37 @@ proptest! {
         // Extents have no checksum of their own: they may decode to others, but a record may not.
         prop_assert!(sample == 1 || results.iter().all(Result::is_err));
     }
+}
+
+#[test]
+fn tables_of_chunks_that_break_a_rule_are_refused() {
+    let table = |chunk: u32, zero: u32, whole: u64, lengths: &[u32]| {
+        let mut body = chunk.to_le_bytes().to_vec();
+        body.extend(zero.to_le_bytes());
+        body.extend(whole.to_le_bytes());
+        lengths.iter().for_each(|length| body.extend([length.to_le_bytes(), 5u32.to_le_bytes()].concat()));
+        ChunkTable::decode(&sealed(b'K', lengths.len() as u32, &body))
+    };
+    let good = table(8192, 0, 12288, &[8192, 1]).unwrap();
+    assert_eq!((good.whole(), good.stored()), (ByteCount(12288), ByteCount(8193)));
+    assert_eq!(good.chunks(&(4096..8192)), 0..1);
+    assert_eq!(good.chunks(&(4096..8193)), 0..2);
+    assert_eq!((good.expanded(1), good.place(1).unwrap().0), (8192..12288, 8192..8193));
+    assert!(good.place(2).is_none());
+    let bad: [(u32, u32, u64, &[u32]); 9] = [
+        (0, 0, 12288, &[1, 1]),       // chunks of nothing
+        (100, 0, 12288, &[1; 123]),   // chunks that are no whole pages
+        (1 << 30, 0, 12288, &[1]),    // chunks too large to hold
+        (8192, 1, 12288, &[1, 1]),    // a field that nobody wrote
+        (8192, 0, 12288, &[1]),       // a chunk too few
+        (8192, 0, 12288, &[1, 1, 1]), // a chunk too many
+        (8192, 0, 12289, &[1, 1]),    // a part of a page
+        (8192, 0, 12288, &[1, 4097]), // more bytes stored than there are
+        (8192, 0, 12288, &[0, 1]),    // nothing stored
+    ];
+    for (number, (chunk, zero, whole, lengths)) in bad.into_iter().enumerate() {
+        assert!(table(chunk, zero, whole, lengths).is_err(), "case {number}");
+    }
+    assert!(table(8192, 0, 0, &[]).is_err(), "a segment of nothing");
+    assert!(table(8192, 0, u64::MAX - 4095, &[1]).is_err(), "more than there can be");
 }

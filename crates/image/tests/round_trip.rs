@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, UNIX_EPOCH};
 
 use image::{
-    Checksum, Commit, Extent, ImageKind, Owner, PageChecksum, PageIndex, PageMap, Record, RecordSet,
+    Checksum, Commit, Extent, ImageKind, Owner, Packing, PageChecksum, PageIndex, PageMap, Record, RecordSet,
     SealedFile, SegmentFile, SegmentId, Source, SpaceId, Timings,
 };
 use model::{Address, AddressRange, ByteCount, DescriptionId, PAGE_BYTES, PageCount, Pid, Sequence, Tid};
@@ -213,9 +213,22 @@ fn a_commit_record_comes_back() {
         bytes: ByteCount(34),
         records: file("records"),
         index: file("index"),
-        segments: vec![SegmentFile { id: SegmentId(3), name: "pages-3.seg".into(), length: ByteCount(4096) }],
+        segments: vec![SegmentFile {
+            id: SegmentId(3),
+            name: "pages-3.seg".into(),
+            length: ByteCount(4096),
+            packing: None,
+        }],
     };
     assert_eq!(Commit::decode(&commit.encode().unwrap()).unwrap(), commit);
+    assert_eq!(commit.encode().unwrap()[8], 1, "readers of the first format can read it");
+
+    let mut compressed = commit.clone();
+    compressed.segments[0].packing = Some(Packing { codec: "lz4".into(), chunks: file("chunks-3") });
+    assert_eq!(Commit::decode(&compressed.encode().unwrap()).unwrap(), compressed);
+    assert_eq!(compressed.encode().unwrap()[8], 2, "readers of the first format are told that it is later");
+    compressed.segments[0].packing = Some(Packing { codec: String::new(), chunks: file("chunks-3") });
+    assert!(Commit::decode(&compressed.encode().unwrap()).is_err(), "chunks and no codec");
 
     for name in ["", ".", "..", "a/b", "/etc/passwd", "a\0b"] {
         let hostile = Commit { records: file(name), ..commit.clone() };

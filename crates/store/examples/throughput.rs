@@ -32,7 +32,8 @@ fn main() -> Outcome<()> {
     let standard = WriteOptions::default();
     let buffers =
         NonZeroUsize::new(number(2, standard.buffers.get() as u64) as usize).unwrap_or(standard.buffers);
-    let options = WriteOptions { buffers, buffer_pages: PageCount(number(3, standard.buffer_pages.get())) };
+    let buffer_pages = PageCount(number(3, standard.buffer_pages.get()));
+    let options = WriteOptions { buffers, buffer_pages, ..standard };
     let method = match arguments.get(4).map(String::as_str) {
         Some("direct") => Method::Direct,
         Some("buffered") => Method::Buffered,

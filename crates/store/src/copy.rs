@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use image::{Commit, Extent, SegmentFile, Source};
+use image::{Commit, Extent, Packing, SegmentFile, Source};
 use model::ByteCount;
 use sys::Errno;
 
@@ -35,7 +35,9 @@ pub(crate) fn copy(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Re
         match share(medium, source, target) {
             Err(Error::Io(error)) if error.errno == Errno::ENOENT && tries < RETRIES_MAX => tries += 1,
             Err(Error::Io(error)) if cannot_share(error.errno) => {
-                return export(medium, source, target, WriteOptions::default()).map(|done| done.commit);
+                let codec = ImageReader::open_on(&**medium, source)?.codec();
+                let options = WriteOptions { codec, ..WriteOptions::default() };
+                return export(medium, source, target, options).map(|done| done.commit);
             }
             result => return result,
         }
@@ -73,13 +75,16 @@ fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commi
     let files = Files { medium: &**medium, directory: staging.path() };
     let mut segments = Vec::new();
     let mut bytes = 0;
-    for (id, path, length) in image.segment_files() {
-        let name = format!("pages-{id}.seg");
+    for (path, segment) in image.segment_files() {
+        let name = format!("pages-{}.seg", segment.id);
         medium.link(path, &files.path(&name))?;
         // A checkpoint of a log can be read a moment before it is durable.
         medium.sync_file(&files.path(&name))?;
-        segments.push(SegmentFile { id, name, length });
-        bytes += length.get();
+        if let Some(Packing { chunks, .. }) = &segment.packing {
+            medium.link(&parent(path).join(&chunks.name), &files.path(&chunks.name))?;
+        }
+        bytes += segment.bytes().get();
+        segments.push(SegmentFile { name, ..segment });
     }
     let encoding = |name: &'static str| {
         let path = files.path(name);

@@ -143,6 +143,23 @@ pub enum Error {
         supported: u32,
     },
 
+    /// The image's pages are compressed in a way that this program does not know.
+    ///
+    /// Row: image-codec-unknown
+    #[error(
+        "{path}: compressed with {codec}, which this program does not know; it has {known}\nhelp: restore it with the \
+         release that wrote it or a later one",
+        path = path.display()
+    )]
+    UnknownCodec {
+        /// The segment.
+        path: PathBuf,
+        /// The codec's name.
+        codec: String,
+        /// Those that there are.
+        known: String,
+    },
+
     /// The store has no such image.
     ///
     /// Row: image-not-found
@@ -238,6 +255,7 @@ impl Error {
                 | Self::WrongLength { .. }
                 | Self::Foreign { .. }
                 | Self::Newer { .. }
+                | Self::UnknownCodec { .. }
         )
     }
 

@@ -8,6 +8,8 @@
 
 mod backend;
 mod batch;
+mod codec;
+mod compressed;
 mod copy;
 mod error;
 mod load;
@@ -18,6 +20,7 @@ mod pages;
 mod pool;
 mod publish;
 mod reader;
+mod segment;
 mod staging;
 mod store;
 mod tidy;
@@ -28,6 +31,7 @@ mod writer;
 pub use backend::directory::Directory;
 pub use backend::{BACKENDS, Backend};
 pub use batch::{PageBatch, Piece};
+pub use codec::{CODECS, Codec, Compressor, codec};
 pub use error::{Error, Result};
 pub use load::LoadedRun;
 pub use log::{

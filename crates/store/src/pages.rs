@@ -54,8 +54,8 @@ pub(crate) enum Ending {
 impl PagesWriter {
     pub(crate) fn new(medium: Arc<dyn Medium>, segment: PathBuf, options: WriteOptions) -> Self {
         let pool = Arc::new(Pool::new(options.buffers.get(), options.buffer_pages.bytes()));
-        let worker = Box::new(Worker::new(medium, segment, Arc::clone(&pool), options.buffers));
-        Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
+        let worker = Worker::new(medium, segment, Arc::clone(&pool), options.buffers, options.codec);
+        Self { stage: Mutex::new(Stage::Few { worker: Box::new(worker), held: None }), pool }
     }
 
     /// Many pages are going to come: starts the thread.

@@ -9,12 +9,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use image::{
-    Checksum, Commit, Extent, PageIndex, Part, RecordSet, SealedFile, SegmentFile, SegmentId, Source,
+    Checksum, ChunkTable, Commit, Extent, Packing, PageIndex, Part, RecordSet, SealedFile, SegmentFile,
+    SegmentId, Source,
 };
 use model::{ByteCount, PAGE_BYTES};
 use sys::Errno;
 
 use crate::backend::directory::Directory;
+use crate::codec;
+use crate::compressed::CompressedSource;
 use crate::error::{Error, Result};
 use crate::log::read as log;
 use crate::medium::{Medium, PageSource};
@@ -39,16 +42,18 @@ pub(crate) struct Segment {
     pub(crate) path: PathBuf,
     pub(crate) pages: Box<dyn PageSource>,
     length: ByteCount,
+    file_length: ByteCount,
+    packing: Option<Packing>,
 }
 
 impl Segment {
     /// A segment whose length is what it is.
     pub(crate) fn new(path: PathBuf, pages: Box<dyn PageSource>) -> Result<Self> {
         let length = pages.length()?;
-        Ok(Self { path, pages, length })
+        Ok(Self { path, pages, length, file_length: length, packing: None })
     }
 
-    /// Its length.
+    /// The length of its pages when they are not compressed.
     pub(crate) const fn length(&self) -> ByteCount {
         self.length
     }
@@ -158,9 +163,18 @@ impl ImageReader {
         check_pages(segment, extent, buffer)
     }
 
-    /// The segments that pages are in: number, file and length.
-    pub(crate) fn segment_files(&self) -> impl Iterator<Item = (SegmentId, &Path, ByteCount)> {
-        self.segments.iter().map(|(id, segment)| (*id, &*segment.path, segment.length))
+    /// The segments that pages are in: file, and what a commit record says of it but for the name.
+    pub(crate) fn segment_files(&self) -> impl Iterator<Item = (&Path, SegmentFile)> {
+        self.segments.iter().map(|(id, segment)| {
+            let (length, packing) = (segment.file_length, segment.packing.clone());
+            (&*segment.path, SegmentFile { id: *id, name: String::new(), length, packing })
+        })
+    }
+
+    /// The codec that its pages are compressed with, if they are.
+    pub(crate) fn codec(&self) -> Option<&'static dyn codec::Codec> {
+        let packing = self.segments.values().find_map(|segment| segment.packing.as_ref())?;
+        codec::codec(&packing.codec)
     }
 
     pub(crate) fn segment(&self, id: SegmentId) -> Result<&Segment> {
@@ -232,7 +246,22 @@ fn open_segment(medium: &dyn Medium, directory: &Path, file: &SegmentFile) -> Re
     if found != file.length {
         return Err(wrong_length(Some(found)));
     }
-    Ok(Segment { path, pages, length: found })
+    let Some(packing) = &file.packing else { return Segment::new(path, pages) };
+    let (name, known) = (&packing.codec, codec::names());
+    let codec = codec::codec(name).ok_or_else(|| Error::UnknownCodec {
+        path: path.clone(),
+        codec: name.clone(),
+        known,
+    })?;
+    let table = read_sealed(medium, directory, &packing.chunks, Part::Chunks, ChunkTable::decode)?;
+    if table.stored() != found {
+        let what = "chunks that do not fill the segment";
+        let source = image::Error::Malformed { part: Part::Chunks, offset: ByteCount(0), what };
+        return Err(Error::Damaged { path: directory.join(&packing.chunks.name), source });
+    }
+    let length = table.whole();
+    let pages = Box::new(CompressedSource::new(pages, table, codec));
+    Ok(Segment { path, pages, length, file_length: found, packing: Some(packing.clone()) })
 }
 
 /// Whether every stored extent lies inside a segment.

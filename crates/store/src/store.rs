@@ -12,6 +12,7 @@ use image::Commit;
 use model::Sequence;
 
 use crate::backend;
+use crate::codec::Codec;
 use crate::copy;
 use crate::error::{Error, Result};
 use crate::log::{self, LogOptions, LogWriter};
@@ -272,13 +273,18 @@ impl Store {
     }
 
     /// Writes an image, a path as `resolve` gives it, anew at `target` on this store's medium: one directory that
-    /// shares nothing and holds nothing else, to be taken to another machine.
+    /// shares nothing and holds nothing else, to be taken to another machine. With a codec, its pages are compressed.
     ///
     /// # Errors
     ///
     /// `Exists`; what is wrong with the image; or `Io`.
-    pub fn export(&self, image: &Path, target: &Path) -> Result<Committed> {
-        copy::export(&self.medium, image, target, WriteOptions::default())
+    pub fn export(
+        &self,
+        image: &Path,
+        target: &Path,
+        codec: Option<&'static dyn Codec>,
+    ) -> Result<Committed> {
+        copy::export(&self.medium, image, target, WriteOptions { codec, ..WriteOptions::default() })
     }
 
     /// Removes all but the newest `keep` committed images, and gives the numbers removed. What has a lower

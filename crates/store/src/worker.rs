@@ -1,27 +1,32 @@
 //! Hashes pages and sends them to the device, as a thread while copiers fill the next buffers.
 //!
-//! Owns: leaving out zero pages, checksums, the segment's layout, the page map.
+//! Owns: leaving out zero pages, checksums, the page map.
 //! Invariants: batches are taken in the order they were sent; a page's checksum is computed from the very
-//! bytes that are written.
+//! bytes that are written, or compressed.
 //! Does not: copy from a subject, or publish.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use image::{PageChecksum, PageMap, SegmentId, SpaceId};
+use image::{ChunkTable, PageChecksum, PageMap, SegmentId, SpaceId};
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 use sys::Errno;
 use sys::page_buffer::PageBuffer;
 
 use crate::batch::{PageBatch, Piece};
+use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, PageSink, Writes};
 use crate::pool::Pool;
+use crate::segment::SegmentWriter;
 
 const PAGE: usize = PAGE_BYTES as usize;
+
+/// Bytes that are written at a time when they come from a codec.
+const BUFFER_BYTES: ByteCount = ByteCount(2 << 20);
 
 /// The only segment that a writer makes.
 pub(crate) const SEGMENT: SegmentId = SegmentId(0);
@@ -41,8 +46,12 @@ pub(crate) struct Finished {
     pub(crate) map: PageMap,
     /// The segment, not yet durable; none if no page was stored.
     pub(crate) segment: Option<Box<dyn PageSink>>,
+    /// The length of its file.
     pub(crate) segment_length: ByteCount,
+    /// Its chunks, if it is compressed, and the codec's name.
+    pub(crate) chunks: Option<(ChunkTable, &'static str)>,
     pub(crate) hash: Duration,
+    pub(crate) compress: Duration,
     pub(crate) write: Duration,
 }
 
@@ -52,9 +61,9 @@ pub(crate) struct Worker {
     path: PathBuf,
     pool: Arc<Pool>,
     writes: Writes,
-    sink: Option<Box<dyn PageSink>>,
+    codec: Option<&'static dyn Codec>,
+    segment: Option<SegmentWriter>,
     map: PageMap,
-    length: u64,
     hash: Duration,
     write: Duration,
 }
@@ -66,15 +75,16 @@ impl Worker {
         path: PathBuf,
         pool: Arc<Pool>,
         in_flight: NonZeroUsize,
+        codec: Option<&'static dyn Codec>,
     ) -> Self {
         Self {
             medium,
             path,
             pool,
             writes: Writes::Many(in_flight),
-            sink: None,
+            codec,
+            segment: None,
             map: PageMap::new(),
-            length: 0,
             hash: Duration::ZERO,
             write: Duration::ZERO,
         }
@@ -93,8 +103,9 @@ impl Worker {
         if let Some(batch) = batch {
             self.store(batch)?;
         }
-        if let Some(sink) = &mut self.sink {
-            sink.start_sync()?;
+        self.flush()?;
+        if let Some(segment) = &mut self.segment {
+            segment.start_sync()?;
         }
         self.finish()
     }
@@ -115,15 +126,18 @@ impl Worker {
             match order {
                 Order::Pages(batch) => self.store(batch)?,
                 Order::Discard(space, range) => self.map.discard(space, range),
-                Order::Finish => return self.finish().map(Some),
+                Order::Finish => {
+                    self.flush()?;
+                    return self.finish().map(Some);
+                }
             }
         }
     }
 
     /// Gives back buffers whose writes are complete.
     fn collect(&mut self) -> Result<()> {
-        let Some(sink) = &mut self.sink else { return Ok(()) };
-        while let Some(buffer) = sink.take_done()? {
+        let Some(segment) = &mut self.segment else { return Ok(()) };
+        while let Some(buffer) = segment.take_done()? {
             self.pool.give(buffer);
         }
         Ok(())
@@ -131,9 +145,9 @@ impl Worker {
 
     /// Waits for one write; false when none is under way.
     fn wait(&mut self) -> Result<bool> {
-        let Some(sink) = &mut self.sink else { return Ok(false) };
+        let Some(segment) = &mut self.segment else { return Ok(false) };
         let begun = Instant::now();
-        let buffer = sink.wait_done()?;
+        let buffer = segment.wait_done()?;
         self.write += begun.elapsed();
         let waited = buffer.is_some();
         buffer.into_iter().for_each(|buffer| self.pool.give(buffer));
@@ -143,7 +157,8 @@ impl Worker {
     fn store(&mut self, batch: PageBatch) -> Result<()> {
         let begun = Instant::now();
         let (mut buffer, pieces) = batch.into_parts();
-        let mut packer = Packer { map: &mut self.map, segment_end: self.length, packed: 0 };
+        let segment_end = self.segment.as_ref().map_or(0, |segment| segment.end().get());
+        let mut packer = Packer { map: &mut self.map, segment_end, packed: 0 };
         for piece in &pieces {
             packer.pack(&mut buffer, piece);
         }
@@ -154,25 +169,61 @@ impl Worker {
             return Ok(());
         }
         let begun = Instant::now();
-        let sink = match &mut self.sink {
-            Some(sink) => sink,
-            None => self.sink.insert(self.medium.create_pages(&self.path, self.writes)?),
+        let segment = match &mut self.segment {
+            Some(segment) => segment,
+            None => self.segment.insert(create(&*self.medium, &self.path, self.writes, self.codec, packed)?),
         };
-        sink.submit(buffer, packed, ByteCount(self.length))?;
-        self.length += packed.get();
-        self.write += begun.elapsed();
+        let compressed_before = segment.spent();
+        segment.submit(buffer, packed)?;
+        self.write += begun.elapsed().saturating_sub(segment.spent() - compressed_before);
         Ok(())
+    }
+
+    /// Writes what compressing has held back.
+    fn flush(&mut self) -> Result<()> {
+        self.segment.as_mut().map_or(Ok(()), SegmentWriter::flush)
     }
 
     fn finish(mut self) -> Result<Finished> {
         while self.wait()? {}
-        Ok(Finished {
-            map: self.map,
-            segment: self.sink,
-            segment_length: ByteCount(self.length),
-            hash: self.hash,
-            write: self.write,
-        })
+        let (hash, write) = (self.hash, self.write);
+        let Some(segment) = self.segment else {
+            let (length, compress) = (ByteCount(0), Duration::ZERO);
+            return Ok(Finished {
+                map: self.map,
+                segment: None,
+                segment_length: length,
+                chunks: None,
+                hash,
+                compress,
+                write,
+            });
+        };
+        let compress = segment.spent();
+        let ended = segment.into_ended().map_err(|error| Error::encoding(&self.path, error))?;
+        let chunks = ended.chunks.zip(self.codec.map(|codec| codec.name()));
+        let (segment, segment_length) = (Some(ended.sink), ended.length);
+        Ok(Finished { map: self.map, segment, segment_length, chunks, hash, compress, write })
+    }
+}
+
+/// Begins a segment; `first` bytes of pages come at first.
+fn create(
+    medium: &dyn Medium,
+    path: &Path,
+    writes: Writes,
+    codec: Option<&'static dyn Codec>,
+    first: ByteCount,
+) -> Result<SegmentWriter> {
+    let sink = medium.create_pages(path, writes)?;
+    let buffer = match writes {
+        // All there is, and compressed it is no longer.
+        Writes::One => first,
+        Writes::Many(_) => BUFFER_BYTES,
+    };
+    match codec {
+        Some(codec) => SegmentWriter::compressed(sink, codec, buffer),
+        None => Ok(SegmentWriter::plain(sink)),
     }
 }
 

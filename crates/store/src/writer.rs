@@ -10,23 +10,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use image::{Checksum, Commit, ImageKind, PageMap, RecordSet, SealedFile, SegmentFile, SpaceId, Timings};
+use image::{
+    Checksum, Commit, ImageKind, Packing, PageMap, RecordSet, SealedFile, SegmentFile, SpaceId, Timings,
+};
 use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
 
 use crate::backend::directory::Directory;
 use crate::batch::PageBatch;
+use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, NewFile};
 use crate::pages::PagesWriter;
 use crate::publish::parent;
 use crate::staging::{self, Staging};
-use crate::worker::{Order, SEGMENT};
+use crate::worker::{Finished, Order, SEGMENT};
 
 /// The commit record's name.
 pub(crate) const COMMIT_FILE: &str = "commit";
 pub(crate) const RECORDS_FILE: &str = "records";
 pub(crate) const INDEX_FILE: &str = "index";
 const SEGMENT_FILE: &str = "pages-0.seg";
+const CHUNKS_FILE: &str = "chunks-0";
 
 /// How an image is written.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +39,8 @@ pub struct WriteOptions {
     pub buffers: NonZeroUsize,
     /// Pages that a buffer holds.
     pub buffer_pages: PageCount,
+    /// What compresses the pages; none, and they are stored as they are.
+    pub codec: Option<&'static dyn Codec>,
 }
 
 /// What the caller knows of an image and the commit record repeats.
@@ -61,6 +67,8 @@ pub struct CommitMeta {
 pub struct WriteTimings {
     /// Finding zero pages and computing checksums, on the worker.
     pub hash: Duration,
+    /// Compressing, on all threads that do.
+    pub compress: Duration,
     /// Submitting and waiting for the device, on the worker.
     pub write: Duration,
     /// From the call of `finish` to the image being visible and durable.
@@ -101,7 +109,7 @@ impl Default for WriteOptions {
     /// some are filled and one is hashed; measured with `examples/throughput.rs`.
     fn default() -> Self {
         const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
-        Self { buffers: BUFFERS, buffer_pages: PageCount(512) }
+        Self { buffers: BUFFERS, buffer_pages: PageCount(512), codec: None }
     }
 }
 
@@ -215,7 +223,9 @@ impl ImageWriter {
         let finished = ending.wait()?;
         let (mut records_file, records) = sealed?;
         let (mut index_file, index, page_count) = files.seal_index(&finished.map)?;
-        let commit = commit_record(meta, records, index, page_count, finished.segment_length);
+        let (chunks_file, segment) = files.seal_chunks(&finished)?.unzip();
+        let chunks_file = chunks_file.flatten();
+        let commit = commit_record(meta, records, index, page_count, segment);
         let encoded = commit.encode().map_err(|error| Error::encoding(&files.path(COMMIT_FILE), error))?;
         let (mut commit_file, _) = files.seal(COMMIT_FILE, &encoded)?;
         // Together rather than each after its write: the first sync then carries most of the others. The
@@ -225,8 +235,12 @@ impl ImageWriter {
         }
         records_file.sync()?;
         index_file.sync()?;
+        if let Some(mut chunks_file) = chunks_file {
+            chunks_file.sync()?;
+        }
         commit_file.sync()?;
-        let timings = WriteTimings { hash: finished.hash, write: finished.write, commit: Duration::ZERO };
+        let Finished { hash, compress, write, .. } = finished;
+        let timings = WriteTimings { hash, compress, write, commit: Duration::ZERO };
         Ok(Prepared { staging, committed: Committed { path: target, commit, timings }, begun })
     }
 }
@@ -251,9 +265,9 @@ fn commit_record(
     records: SealedFile,
     index: SealedFile,
     pages: PageCount,
-    segment_length: ByteCount,
+    segment: Option<SegmentFile>,
 ) -> Commit {
-    let segment = SegmentFile { id: SEGMENT, name: SEGMENT_FILE.to_owned(), length: segment_length };
+    let segment_bytes = segment.as_ref().map_or(ByteCount(0), SegmentFile::bytes);
     let CommitMeta { sequence, time, subject, pids, kernel_release, tool_version, timings } = meta;
     Commit {
         sequence,
@@ -265,12 +279,15 @@ fn commit_record(
         tool_version,
         timings,
         pages,
-        bytes: records.length + index.length + segment_length,
+        bytes: records.length + index.length + segment_bytes,
         records,
         index,
-        segments: if segment_length == ByteCount(0) { Vec::new() } else { vec![segment] },
+        segments: segment.into_iter().collect(),
     }
 }
+
+/// What a commit record says of a segment, and the file of its chunks if it is compressed.
+type Sealed = (Option<Box<dyn NewFile>>, SegmentFile);
 
 /// The directory that small files go to.
 pub(crate) struct Files<'a> {
@@ -295,6 +312,21 @@ impl Files<'_> {
     fn seal_records(&self, records: &RecordSet) -> Result<(Box<dyn NewFile>, SealedFile)> {
         let encoded = records.encode().map_err(|error| Error::encoding(&self.path(RECORDS_FILE), error))?;
         self.seal(RECORDS_FILE, &encoded)
+    }
+
+    /// What the commit record says of the segment, and the file of its chunks if it is compressed; `None` without
+    /// a segment.
+    fn seal_chunks(&self, finished: &Finished) -> Result<Option<Sealed>> {
+        if finished.segment.is_none() {
+            return Ok(None);
+        }
+        let (name, length) = (SEGMENT_FILE.to_owned(), finished.segment_length);
+        let plain = SegmentFile { id: SEGMENT, name, length, packing: None };
+        let Some((table, codec)) = &finished.chunks else { return Ok(Some((None, plain))) };
+        let encoded = table.encode().map_err(|error| Error::encoding(&self.path(CHUNKS_FILE), error))?;
+        let (file, chunks) = self.seal(CHUNKS_FILE, &encoded)?;
+        let packing = Some(Packing { codec: (*codec).to_owned(), chunks });
+        Ok(Some((Some(file), SegmentFile { packing, ..plain })))
     }
 
     fn seal_index(&self, map: &PageMap) -> Result<(Box<dyn NewFile>, SealedFile, PageCount)> {

@@ -371,7 +371,7 @@ fn named_copies_and_exports_stay_when_the_log_goes_on() {
             copies.push((sequence, name, path));
         }
         if number == 70 {
-            scratch.store.export(&scratch.image(sequence.0), &target).unwrap();
+            scratch.store.export(&scratch.image(sequence.0), &target, None).unwrap();
             copies.push((sequence, scratch.name.clone(), target.clone()));
         }
     }

@@ -36,14 +36,17 @@ fn fill(sequence: Sequence, page: u64) -> u8 {
     if page.is_multiple_of(4) { 0 } else { (sequence.0 * 31 + page) as u8 | 1 }
 }
 
-fn options() -> WriteOptions {
-    WriteOptions { buffers: 2.try_into().unwrap(), buffer_pages: PageCount(4) }
+/// Every second checkpoint is compressed.
+fn options(sequence: Sequence) -> WriteOptions {
+    let codec = sequence.0.is_multiple_of(2).then(|| store::codec("lz4").unwrap());
+    WriteOptions { buffers: 2.try_into().unwrap(), buffer_pages: PageCount(4), codec }
 }
 
 /// Pages below a buffer's come in one batch, as those of a small program do.
 fn write(store: &Store, sequence: Sequence, pages: u64) -> store::Result<()> {
-    let writer = store.begin(&name(), sequence, options())?;
-    let each = if PageCount(pages) < options().buffer_pages { pages } else { 1 };
+    let options = options(sequence);
+    let writer = store.begin(&name(), sequence, options)?;
+    let each = if PageCount(pages) < options.buffer_pages { pages } else { 1 };
     for first in (0..pages).step_by(each as usize) {
         let mut batch = writer.buffer_for(PageCount(pages))?;
         for page in first..first + each {

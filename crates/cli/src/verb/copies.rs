@@ -1,4 +1,4 @@
-//! `undying store IMAGE COPY`, `get COPY DIR`, `link COPY NEW`, `del COPY`: named copies.
+//! `undying store IMAGE COPY`, `get COPY DIR [--compress CODEC]`, `link COPY NEW`, `del COPY`: named copies.
 //!
 //! Owns: their arguments and what they say.
 //! Does not: copy anything itself.
@@ -47,12 +47,16 @@ impl Verb for GetCopy {
 
     fn arguments(&self, command: Command) -> Command {
         let directory = Arg::new("DIR").required(true).value_parser(value_parser!(PathBuf));
-        command.arg(parse::image()).arg(directory.help("The image's directory, which does not exist yet"))
+        command
+            .arg(parse::image())
+            .arg(directory.help("The image's directory, which does not exist yet"))
+            .arg(parse::compress())
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let directory = matches.get_one::<PathBuf>("DIR").cloned().unwrap_or_default();
-        tell(guardian::get_copy(&command::store(matches)?, &parse::given_image(matches), &directory)?)
+        let (store, image) = (command::store(matches)?, parse::given_image(matches));
+        tell(guardian::get_copy(&store, &image, &directory, parse::given_compress(matches))?)
     }
 }
 

@@ -44,7 +44,12 @@ impl Pending {
             commit: self.commit,
             written: ByteCount(self.written),
             moved: PageCount(self.moved),
-            timings: WriteTimings { hash: self.hash, write: self.write + sync, commit: self.begun.elapsed() },
+            timings: WriteTimings {
+                hash: self.hash,
+                compress: Duration::ZERO,
+                write: self.write + sync,
+                commit: self.begun.elapsed(),
+            },
         };
         self.promise.answer(Ok(committed));
     }

@@ -141,7 +141,7 @@ fn build(
         let pages = files.take(number)?;
         let segment = Segment::new(segment_path(directory, number), pages)?;
         let length = segment.length();
-        commit.segments.push(SegmentFile { id, name: segment_name(number), length });
+        commit.segments.push(SegmentFile { id, name: segment_name(number), length, packing: None });
         segments.insert(id, segment);
     }
     ImageReader::from_parts(path.to_path_buf(), commit, loaded.records.into_set(), index, segments)

@@ -13,7 +13,7 @@ use store::{CommitMeta, Committed, ImageWriter, Result, WriteOptions};
 use undying_store as store;
 
 pub(crate) fn options() -> WriteOptions {
-    WriteOptions { buffers: 3.try_into().unwrap(), buffer_pages: PageCount(16) }
+    WriteOptions { buffers: 3.try_into().unwrap(), buffer_pages: PageCount(16), codec: None }
 }
 
 pub(crate) fn meta(sequence: u64) -> CommitMeta {

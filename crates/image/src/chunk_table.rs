@@ -1,0 +1,165 @@
+//! Where the chunks of a compressed segment lie in its file.
+//!
+//! Owns: `ChunkTable`, its rules, its encoding.
+//! Invariants: every chunk but the last expands to `chunk` bytes, none to nothing; none is stored in more bytes than it
+//! expands to, and one stored in as many is not compressed; chunks lie one behind the other from the file's beginning.
+//! Does not: compress, or know which codec did.
+//!
+//! Body of the file, little-endian: bytes of a chunk (4), zero (4), bytes of the whole (8), then for each chunk the
+//! bytes it is stored in (4) and their CRC-32C (4).
+
+use std::ops::Range;
+
+use model::{ByteCount, PAGE_BYTES};
+
+use crate::checksum::Checksum;
+use crate::error::{Error, Part, Result};
+use crate::frame::{self, HEADER_BYTES, u32_at, u64_at};
+
+/// The bytes that the chunks of a new segment expand to: enough for a codec to find what repeats, and little to expand
+/// for the sake of one page.
+pub const CHUNK_BYTES: ByteCount = ByteCount(128 << 10);
+
+/// The most that a chunk of any segment expands to, which bounds what a reader has to hold.
+const CHUNK_BYTES_MAX: u64 = 4 << 20;
+
+const FIXED_BYTES: usize = 16;
+const CHUNK_ENTRY_BYTES: usize = 8;
+
+/// A chunk as it is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoredChunk {
+    /// Its bytes.
+    pub length: u32,
+    /// Over them.
+    pub checksum: Checksum,
+}
+
+/// The chunks of one compressed segment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ChunkTable {
+    chunk: u32,
+    whole: u64,
+    /// Where each chunk begins in the file, and behind them where the last one ends.
+    bounds: Vec<u64>,
+    checksums: Vec<Checksum>,
+}
+
+impl ChunkTable {
+    /// The table of a segment that is `whole` bytes long when expanded, and was cut into chunks of `CHUNK_BYTES`.
+    ///
+    /// # Errors
+    ///
+    /// `Malformed`, with the rule that is broken.
+    pub fn new(whole: ByteCount, chunks: &[StoredChunk]) -> Result<Self> {
+        Self::from_chunks(CHUNK_BYTES.0 as u32, whole.0, chunks.iter().copied())
+    }
+
+    /// The length of the segment when expanded.
+    #[must_use]
+    pub const fn whole(&self) -> ByteCount {
+        ByteCount(self.whole)
+    }
+
+    /// The bytes that all chunks are stored in.
+    #[must_use]
+    pub fn stored(&self) -> ByteCount {
+        ByteCount(self.bounds.last().copied().unwrap_or_default())
+    }
+
+    /// The chunks that hold these bytes of the expanded segment, which must lie inside it.
+    #[must_use]
+    pub const fn chunks(&self, bytes: &Range<u64>) -> Range<usize> {
+        let chunk = self.chunk as u64;
+        (bytes.start / chunk) as usize..bytes.end.div_ceil(chunk) as usize
+    }
+
+    /// Where a chunk lies in the expanded segment.
+    #[must_use]
+    pub fn expanded(&self, number: usize) -> Range<u64> {
+        let start = number as u64 * u64::from(self.chunk);
+        start..(start + u64::from(self.chunk)).min(self.whole)
+    }
+
+    /// Where a chunk lies in the file, and its checksum; `None` when there is no such chunk.
+    #[must_use]
+    pub fn place(&self, number: usize) -> Option<(Range<u64>, Checksum)> {
+        let bytes = *self.bounds.get(number)?..*self.bounds.get(number + 1)?;
+        Some((bytes, *self.checksums.get(number)?))
+    }
+
+    /// The table's file.
+    ///
+    /// # Errors
+    ///
+    /// `TooLarge` when there are 2³² chunks or more.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let too_large = |_| Error::TooLarge { part: Part::Chunks, what: "the number of chunks" };
+        let items = u32::try_from(self.checksums.len()).map_err(too_large)?;
+        let mut file = frame::begin(FIXED_BYTES + self.checksums.len() * CHUNK_ENTRY_BYTES);
+        file.extend_from_slice(&self.chunk.to_le_bytes());
+        file.extend_from_slice(&0_u32.to_le_bytes());
+        file.extend_from_slice(&self.whole.to_le_bytes());
+        for (bounds, checksum) in self.bounds.windows(2).zip(&self.checksums) {
+            file.extend_from_slice(&((bounds[1] - bounds[0]) as u32).to_le_bytes());
+            file.extend_from_slice(&checksum.0.to_le_bytes());
+        }
+        Ok(frame::seal_as(frame::FORMAT_COMPRESSED, Part::Chunks, items, file))
+    }
+
+    /// Verifies a table's file, then decodes it.
+    ///
+    /// # Errors
+    ///
+    /// Which check failed first, and where.
+    pub fn decode(file: &[u8]) -> Result<Self> {
+        let body = frame::open(Part::Chunks, file)?;
+        let Some((fixed, rest)) = body.bytes.split_first_chunk::<FIXED_BYTES>() else {
+            return Err(malformed(0, "a table without a beginning"));
+        };
+        let (entries, rest) = rest.as_chunks::<CHUNK_ENTRY_BYTES>();
+        if !rest.is_empty() || entries.len() as u64 != u64::from(body.items) {
+            return Err(malformed(entries.len(), "another number of chunks than the header counts"));
+        }
+        if u32_at(fixed, 4) != 0 {
+            return Err(malformed(0, "a field that no release wrote"));
+        }
+        let chunk = |entry| StoredChunk { length: u32_at(entry, 0), checksum: Checksum(u32_at(entry, 4)) };
+        let chunks = entries.iter().map(|entry| chunk(entry));
+        Self::from_chunks(u32_at(fixed, 0), u64_at(fixed, 8), chunks)
+    }
+
+    fn from_chunks(
+        chunk: u32,
+        whole: u64,
+        chunks: impl ExactSizeIterator<Item = StoredChunk>,
+    ) -> Result<Self> {
+        let size = u64::from(chunk);
+        if size == 0 || !size.is_multiple_of(PAGE_BYTES) || size > CHUNK_BYTES_MAX {
+            return Err(malformed(0, "chunks of a size that is not allowed"));
+        }
+        if whole == 0 || !whole.is_multiple_of(PAGE_BYTES) || whole.div_ceil(size) != chunks.len() as u64 {
+            return Err(malformed(0, "another number of chunks than the length takes"));
+        }
+        let bounds = Vec::with_capacity(chunks.len() + 1);
+        let mut table = Self { chunk, whole, bounds, checksums: Vec::with_capacity(chunks.len()) };
+        let mut end = 0;
+        table.bounds.push(end);
+        for (number, StoredChunk { length, checksum }) in chunks.enumerate() {
+            let expanded = table.expanded(number);
+            if length == 0 || u64::from(length) > expanded.end - expanded.start {
+                return Err(malformed(number, "a chunk stored in more bytes than it has, or in none"));
+            }
+            // At most 2³² chunks of at most 4 MiB.
+            end += u64::from(length);
+            table.bounds.push(end);
+            table.checksums.push(checksum);
+        }
+        Ok(table)
+    }
+}
+
+fn malformed(number: usize, what: &'static str) -> Error {
+    let offset = HEADER_BYTES + FIXED_BYTES + number * CHUNK_ENTRY_BYTES;
+    Error::Malformed { part: Part::Chunks, offset: ByteCount(offset as u64), what }
+}

@@ -1,0 +1,283 @@
+//! A segment on its way to its file: its pages as they are, or compressed in chunks.
+//!
+//! Owns: cutting pages into chunks, sharing them among threads, packing what comes out.
+//! Invariants: chunks lie in the file in the order of their pages, without gaps, and nothing behind them; a buffer that
+//! was submitted comes back once.
+//! Does not: know which pages they are; the map keeps their places in the segment as if it were not compressed.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use image::{CHUNK_BYTES, Checksum, ChunkTable, StoredChunk};
+use model::{ByteCount, PAGE_BYTES};
+use sys::page_buffer::PageBuffer;
+
+use crate::codec::{Codec, Compressor};
+use crate::error::{Error, Result};
+use crate::medium::PageSink;
+
+const CHUNK: usize = CHUNK_BYTES.0 as usize;
+
+/// Threads that compress at most.
+const THREADS_MAX: usize = 8;
+
+/// Buffers of compressed bytes on their way to the device at most.
+const BUFFERS_MAX: usize = 4;
+
+/// A file that pages are being written to.
+#[derive(Debug)]
+pub(crate) struct SegmentWriter {
+    sink: Box<dyn PageSink>,
+    end: u64,
+    compressed: Option<Compressed>,
+}
+
+/// A segment of which everything is written, not yet durable.
+#[derive(Debug)]
+pub(crate) struct EndedSegment {
+    pub(crate) sink: Box<dyn PageSink>,
+    /// The length of its file.
+    pub(crate) length: ByteCount,
+    /// Its chunks, if it is compressed.
+    pub(crate) chunks: Option<ChunkTable>,
+}
+
+#[derive(Debug)]
+struct Compressed {
+    lanes: Vec<Lane>,
+    /// A chunk that is not full yet.
+    begun: Vec<u8>,
+    chunks: Vec<StoredChunk>,
+    output: Output,
+    /// Buffers of pages, to be given back.
+    done: Vec<PageBuffer>,
+    spent: Duration,
+}
+
+/// What one thread compresses.
+#[derive(Debug)]
+struct Lane {
+    compressor: Box<dyn Compressor>,
+    stored: Vec<u8>,
+    chunks: Vec<StoredChunk>,
+}
+
+/// Compressed bytes on their way to the device.
+#[derive(Debug)]
+struct Output {
+    size: ByteCount,
+    filling: Option<PageBuffer>,
+    filled: usize,
+    free: Vec<PageBuffer>,
+    made: usize,
+    end: u64,
+}
+
+impl SegmentWriter {
+    /// Pages are written as they are.
+    pub(crate) const fn plain(sink: Box<dyn PageSink>) -> Self {
+        Self { sink, end: 0, compressed: None }
+    }
+
+    /// Pages are compressed, and written in buffers of this size.
+    pub(crate) fn compressed(sink: Box<dyn PageSink>, codec: &dyn Codec, buffer: ByteCount) -> Result<Self> {
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        // A buffer of pages has no more than so many chunks to share.
+        let threads = threads.min(THREADS_MAX).min(buffer.get().div_ceil(CHUNK_BYTES.0) as usize);
+        let mut lanes = Vec::with_capacity(threads);
+        for _ in 0..threads {
+            let compressor = codec.compressor(CHUNK)?;
+            lanes.push(Lane { compressor, stored: Vec::new(), chunks: Vec::new() });
+        }
+        let output = Output { size: buffer, filling: None, filled: 0, free: Vec::new(), made: 0, end: 0 };
+        let compressed = Compressed {
+            lanes,
+            begun: Vec::new(),
+            chunks: Vec::new(),
+            output,
+            done: Vec::new(),
+            spent: Duration::ZERO,
+        };
+        Ok(Self { sink, end: 0, compressed: Some(compressed) })
+    }
+
+    /// Where the next page lies, as the map has it.
+    pub(crate) const fn end(&self) -> ByteCount {
+        ByteCount(self.end)
+    }
+
+    /// How long compressing took so far.
+    pub(crate) fn spent(&self) -> Duration {
+        self.compressed.as_ref().map_or(Duration::ZERO, |compressed| compressed.spent)
+    }
+
+    /// Writes the first bytes of a buffer, whole pages, behind those before, possibly later.
+    pub(crate) fn submit(&mut self, buffer: PageBuffer, length: ByteCount) -> Result<()> {
+        let offset = ByteCount(self.end);
+        self.end += length.get();
+        let Some(compressed) = &mut self.compressed else {
+            return Ok(self.sink.submit(buffer, length, offset)?);
+        };
+        compressed.take(&buffer[..length.get() as usize], &mut *self.sink)?;
+        compressed.done.push(buffer);
+        Ok(())
+    }
+
+    /// A buffer that is free again, if there is one now.
+    pub(crate) fn take_done(&mut self) -> Result<Option<PageBuffer>> {
+        let Some(compressed) = &mut self.compressed else { return Ok(self.sink.take_done()?) };
+        while let Some(buffer) = self.sink.take_done()? {
+            compressed.output.free.push(buffer);
+        }
+        Ok(compressed.done.pop())
+    }
+
+    /// A buffer that is free again, waiting for it; `None` when no write is under way.
+    pub(crate) fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
+        let Some(compressed) = &mut self.compressed else { return Ok(self.sink.wait_done()?) };
+        if let Some(buffer) = compressed.done.pop() {
+            return Ok(Some(buffer));
+        }
+        while let Some(buffer) = self.sink.wait_done()? {
+            compressed.output.free.push(buffer);
+        }
+        Ok(None)
+    }
+
+    /// Begins to make the content durable without waiting for it.
+    pub(crate) fn start_sync(&mut self) -> Result<()> {
+        Ok(self.sink.start_sync()?)
+    }
+
+    /// Writes what is held back. Writes may be under way when it returns.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        match &mut self.compressed {
+            Some(compressed) => compressed.flush(&mut *self.sink),
+            None => Ok(()),
+        }
+    }
+
+    /// The segment, after `flush` and after all writes were waited for.
+    pub(crate) fn into_ended(self) -> std::result::Result<EndedSegment, image::Error> {
+        let whole = ByteCount(self.end);
+        let Some(compressed) = self.compressed else {
+            return Ok(EndedSegment { sink: self.sink, length: whole, chunks: None });
+        };
+        let table = ChunkTable::new(whole, &compressed.chunks)?;
+        // What the last page was filled up with is cut off.
+        let length = table.stored();
+        Ok(EndedSegment { sink: self.sink, length, chunks: Some(table) })
+    }
+}
+
+impl Compressed {
+    fn take(&mut self, bytes: &[u8], sink: &mut dyn PageSink) -> Result<()> {
+        let missing = if self.begun.is_empty() { 0 } else { CHUNK - self.begun.len() };
+        let (head, rest) = bytes.split_at(missing.min(bytes.len()));
+        self.begun.extend_from_slice(head);
+        let (whole, tail) = rest.split_at(rest.len() / CHUNK * CHUNK);
+        let full = self.begun.len() == CHUNK;
+        let begun = full.then_some(&self.begun[..]);
+        let chunks: Vec<&[u8]> = begun.into_iter().chain(whole.chunks_exact(CHUNK)).collect();
+        let started = Instant::now();
+        compress(&mut self.lanes, &chunks)?;
+        self.spent += started.elapsed();
+        if full {
+            self.begun.clear();
+        }
+        self.begun.extend_from_slice(tail);
+        self.put(sink)
+    }
+
+    fn flush(&mut self, sink: &mut dyn PageSink) -> Result<()> {
+        if !self.begun.is_empty() {
+            let started = Instant::now();
+            compress(&mut self.lanes, &[&self.begun])?;
+            self.spent += started.elapsed();
+            self.begun.clear();
+            self.put(sink)?;
+        }
+        self.output.flush(sink)
+    }
+
+    /// Puts what the threads have into the output, in order.
+    fn put(&mut self, sink: &mut dyn PageSink) -> Result<()> {
+        for lane in &mut self.lanes {
+            self.output.put(&lane.stored, sink)?;
+            self.chunks.append(&mut lane.chunks);
+            lane.stored.clear();
+        }
+        Ok(())
+    }
+}
+
+/// Compresses chunks, a share of neighbours on each thread; the first share on this one.
+fn compress(lanes: &mut [Lane], chunks: &[&[u8]]) -> Result<()> {
+    let share = chunks.len().div_ceil(lanes.len()).max(1);
+    thread::scope(|scope| {
+        let mut work = lanes.iter_mut().zip(chunks.chunks(share));
+        let own = work.next();
+        for (lane, chunks) in work {
+            let thread = thread::Builder::new().name("undying-compress".to_owned());
+            let started = thread.spawn_scoped(scope, || lane.compress(chunks));
+            started.map_err(|error| sys::Error::new("start a thread", error))?;
+        }
+        if let Some((lane, chunks)) = own {
+            lane.compress(chunks);
+        }
+        Ok(())
+    })
+}
+
+impl Lane {
+    fn compress(&mut self, chunks: &[&[u8]]) {
+        for chunk in chunks {
+            let stored = self.compressor.compress(chunk).unwrap_or(chunk);
+            self.stored.extend_from_slice(stored);
+            self.chunks.push(StoredChunk { length: stored.len() as u32, checksum: Checksum::of(stored) });
+        }
+    }
+}
+
+impl Output {
+    fn put(&mut self, mut bytes: &[u8], sink: &mut dyn PageSink) -> Result<()> {
+        while !bytes.is_empty() {
+            if self.filling.is_none() {
+                self.filling = Some(self.free_buffer(sink)?);
+            }
+            let Some(buffer) = &mut self.filling else { continue };
+            let (now, later) = bytes.split_at(bytes.len().min(buffer.len() - self.filled));
+            buffer[self.filled..self.filled + now.len()].copy_from_slice(now);
+            self.filled += now.len();
+            bytes = later;
+            if self.filled == buffer.len() {
+                self.flush(sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the buffer that is being filled, up to a whole page.
+    fn flush(&mut self, sink: &mut dyn PageSink) -> Result<()> {
+        let Some(mut buffer) = self.filling.take() else { return Ok(()) };
+        let length = self.filled.next_multiple_of(PAGE_BYTES as usize);
+        buffer[self.filled..length].fill(0);
+        self.filled = 0;
+        let offset = ByteCount(self.end);
+        self.end += length as u64;
+        Ok(sink.submit(buffer, ByteCount(length as u64), offset)?)
+    }
+
+    fn free_buffer(&mut self, sink: &mut dyn PageSink) -> Result<PageBuffer> {
+        if let Some(buffer) = self.free.pop() {
+            return Ok(buffer);
+        }
+        if self.made >= BUFFERS_MAX
+            && let Some(buffer) = sink.wait_done()?
+        {
+            return Ok(buffer);
+        }
+        self.made += 1;
+        PageBuffer::new(self.size).map_err(Error::from)
+    }
+}
