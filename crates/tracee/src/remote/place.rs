@@ -53,11 +53,11 @@ impl Places {
         };
         // One that begins below may reach into it.
         let near = AddressRange::new(stack.start.max(all.start - ONE), all.end);
-        if holds_home_frame(context.memory, near)? {
+        if !near.is_empty() && holds_home_frame(context.memory, near)? {
             if is_anybodys_way(pid, context, near) {
                 all = below(stack);
             } else {
-                forget(context.memory, near)?;
+                forget(context.memory, all)?;
             }
         }
         Ok(Self { all, taken: all.end })
