@@ -61,6 +61,10 @@ struct Column {
 
 /// Runs everything; whether nothing failed.
 pub(crate) fn run(options: &Options) -> Result<bool, Failure> {
+    if options.kernels.iter().any(|kernel| kernel != HERE) {
+        // Rather than after all that runs on this kernel.
+        vm::require_tools()?;
+    }
     let rows = rows();
     let lines = rows.iter().map(|row| Line::parse(&row.line)).collect::<Result<Vec<_>, _>>()?;
     let build = vm::build(&lines)?;
