@@ -45,10 +45,13 @@ pub(crate) fn json() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON")
 }
 
-/// `--compress`.
-pub(crate) fn compress() -> Arg {
+/// What `--compress` does to an image.
+pub(crate) const COMPRESS_PAGES: &str = "Compress the pages";
+
+/// `--compress`, which does this.
+pub(crate) fn compress(what: &str) -> Arg {
     let ways = Compression::all().map(|way| format!("{} ({})", way.name(), way.summary()));
-    let help = format!("Compress the pages: {}", ways.collect::<Vec<_>>().join(" or "));
+    let help = format!("{what}: {}", ways.collect::<Vec<_>>().join(" or "));
     let names: Vec<&str> = Compression::all().map(Compression::name).collect();
     Arg::new("compress")
         .long("compress")

@@ -310,6 +310,44 @@ fn a_stopped_guardian_does_not_stop_its_subject() {
 const OF_WRITES: u64 = 1 << 12 | 1 << 24;
 
 /// The signals that this very test ignores, and so all that it starts.
+/// What `--compress` leaves as it is, so long: a minute, and until the next look.
+const COLD_AFTER_MAX: Duration = Duration::from_secs(120);
+
+#[test]
+fn a_subject_comes_back_from_a_log_whose_cold_segments_are_compressed() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guardian = run(&lab, &["--every", "1s", "--compress", "zstd"], &["cold", "64"]);
+    wait_for_checkpoints(&lab, 1);
+    let log = lab.store().join("job/log");
+    let bytes = |kind: &str| {
+        let entries = std::fs::read_dir(&log).unwrap().map(|entry| entry.unwrap());
+        let of_kind = entries.filter(|entry| entry.path().extension().is_some_and(|found| found == kind));
+        // One may go between the list and the look.
+        of_kind.filter_map(|entry| entry.metadata().ok()).map(|file| file.len()).collect::<Vec<_>>()
+    };
+    let before: u64 = bytes("seg").iter().sum();
+    let begun = Instant::now();
+    while bytes("zstd").len() < 3 {
+        assert!(begun.elapsed() < COLD_AFTER_MAX, "nothing was compressed: {:?}", bytes("seg"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(begun.elapsed() > Duration::from_secs(50), "compressed after {:?}", begun.elapsed());
+    wait_for_checkpoints(&lab, lab.json(&["status", "job"])[0]["checkpoints"].as_u64().unwrap() + 2);
+    let after: u64 = bytes("seg").iter().chain(&bytes("zstd")).sum();
+    assert!(after < before, "{after} bytes instead of {before}");
+    let counter = lab.guarded_counter().unwrap();
+    counter.goes_on(20);
+    counter.process.signal(Signal::KILL).unwrap();
+    let back = until("the subject", || lab.guarded_counter().filter(|now| now.process != counter.process));
+    // Every page of the cold part is looked at once.
+    back.goes_on(64 * 256 / 16);
+    assert_eq!(lab.say(["verify", "job"]).code, Some(0));
+    assert_eq!(end(&lab, guardian), 143);
+}
+
 fn ignored_here() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();

@@ -18,7 +18,7 @@ pub const FORMAT_VERSION: u32 = FORMAT_COMPRESSED;
 
 /// The first format, which everything is written in that does not need a later one: so that releases that know only
 /// this one can read it.
-const FORMAT_FIRST: u32 = 1;
+pub(crate) const FORMAT_FIRST: u32 = 1;
 
 /// The format with compressed segments.
 pub(crate) const FORMAT_COMPRESSED: u32 = 2;

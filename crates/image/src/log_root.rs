@@ -47,12 +47,13 @@ pub struct LogRoot {
 }
 
 impl LogRoot {
-    /// The root's bytes.
+    /// The root's bytes, in a later format if segments of its log may be compressed: releases that do not know of that
+    /// are to say so rather than to miss a file.
     ///
     /// # Errors
     ///
     /// `TooLarge`, as for a commit record.
-    pub fn encode(&self) -> Result<Vec<u8>> {
+    pub fn encode(&self, compressed: bool) -> Result<Vec<u8>> {
         let message = RootMessage {
             commit: self.commit.encode()?,
             parts: self.parts.iter().map(PartMessage::from).collect(),
@@ -63,7 +64,8 @@ impl LogRoot {
         file.extend_from_slice(&message.encode_to_vec());
         let items = u32::try_from(self.parts.len())
             .map_err(|_| Error::TooLarge { part: Part::LogRoot, what: "the number of parts" })?;
-        Ok(frame::seal(Part::LogRoot, items, file))
+        let version = if compressed { frame::FORMAT_COMPRESSED } else { frame::FORMAT_FIRST };
+        Ok(frame::seal_as(version, Part::LogRoot, items, file))
     }
 
     /// Verifies a root, then decodes it.

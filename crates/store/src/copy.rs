@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use image::{Commit, Extent, Packing, SegmentFile, Source};
+use image::{Commit, Extent, Packing, SealedFile, SegmentFile, Source};
 use model::ByteCount;
 use sys::Errno;
 
@@ -80,11 +80,17 @@ fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commi
         medium.link(path, &files.path(&name))?;
         // A checkpoint of a log can be read a moment before it is durable.
         medium.sync_file(&files.path(&name))?;
-        if let Some(Packing { chunks, .. }) = &segment.packing {
-            medium.link(&parent(path).join(&chunks.name), &files.path(&chunks.name))?;
-        }
+        let packing = match segment.packing {
+            Some(Packing { codec, chunks }) => {
+                let name = format!("chunks-{}", segment.id);
+                medium.link(&parent(path).join(&chunks.name), &files.path(&name))?;
+                Some(Packing { codec, chunks: SealedFile { name, ..chunks } })
+            }
+            None => None,
+        };
+        let segment = SegmentFile { name, packing, ..segment };
         bytes += segment.bytes().get();
-        segments.push(SegmentFile { name, ..segment });
+        segments.push(segment);
     }
     let encoding = |name: &'static str| {
         let path = files.path(name);

@@ -35,8 +35,8 @@ pub use codec::{CODECS, Codec, Compressor, codec};
 pub use error::{Error, Result};
 pub use load::LoadedRun;
 pub use log::{
-    Completion, EPOCHS_IN_FLIGHT_MAX, Epoch, Keep, LogCommitted, LogOptions, LogStatus, LogThreads,
-    LogWriter, Squashed, Ticket,
+    ColdSegments, Completion, EPOCHS_IN_FLIGHT_MAX, Epoch, Keep, LogCommitted, LogOptions, LogStatus,
+    LogThreads, LogWriter, Squashed, Ticket,
 };
 pub use medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
 pub use name::SubjectName;

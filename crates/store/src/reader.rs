@@ -21,6 +21,7 @@ use crate::compressed::CompressedSource;
 use crate::error::{Error, Result};
 use crate::log::read as log;
 use crate::medium::{Medium, PageSource};
+use crate::publish::parent;
 use crate::writer::COMMIT_FILE;
 
 /// The longest commit record that is read: far above one with 100,000 processes.
@@ -51,6 +52,41 @@ impl Segment {
     pub(crate) fn new(path: PathBuf, pages: Box<dyn PageSource>) -> Result<Self> {
         let length = pages.length()?;
         Ok(Self { path, pages, length, file_length: length, packing: None })
+    }
+
+    /// A segment whose pages are compressed, with the table of its chunks.
+    pub(crate) fn compressed(
+        path: PathBuf,
+        pages: Box<dyn PageSource>,
+        table: ChunkTable,
+        packing: Packing,
+    ) -> Result<Self> {
+        let (name, known) = (&packing.codec, codec::names());
+        let codec = codec::codec(name).ok_or_else(|| Error::UnknownCodec {
+            path: path.clone(),
+            codec: name.clone(),
+            known,
+        })?;
+        let file_length = pages.length()?;
+        if table.stored() != file_length {
+            let what = "chunks that do not fill the segment";
+            let source = image::Error::Malformed { part: Part::Chunks, offset: ByteCount(0), what };
+            return Err(Error::Damaged { path: parent(&path).join(&packing.chunks.name), source });
+        }
+        let length = table.whole();
+        let pages = Box::new(CompressedSource::new(pages, table, codec));
+        Ok(Self { path, pages, length, file_length, packing: Some(packing) })
+    }
+
+    /// What a commit record says of it.
+    pub(crate) fn file(&self, id: SegmentId) -> SegmentFile {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        SegmentFile { id, name, length: self.file_length, packing: self.packing.clone() }
+    }
+
+    /// The length of its file.
+    pub(crate) const fn file_length(&self) -> ByteCount {
+        self.file_length
     }
 
     /// The length of its pages when they are not compressed.
@@ -163,12 +199,9 @@ impl ImageReader {
         check_pages(segment, extent, buffer)
     }
 
-    /// The segments that pages are in: file, and what a commit record says of it but for the name.
+    /// The segments that pages are in: file, and what a commit record says of it.
     pub(crate) fn segment_files(&self) -> impl Iterator<Item = (&Path, SegmentFile)> {
-        self.segments.iter().map(|(id, segment)| {
-            let (length, packing) = (segment.file_length, segment.packing.clone());
-            (&*segment.path, SegmentFile { id: *id, name: String::new(), length, packing })
-        })
+        self.segments.iter().map(|(id, segment)| (&*segment.path, segment.file(*id)))
     }
 
     /// The codec that its pages are compressed with, if they are.
@@ -247,21 +280,8 @@ fn open_segment(medium: &dyn Medium, directory: &Path, file: &SegmentFile) -> Re
         return Err(wrong_length(Some(found)));
     }
     let Some(packing) = &file.packing else { return Segment::new(path, pages) };
-    let (name, known) = (&packing.codec, codec::names());
-    let codec = codec::codec(name).ok_or_else(|| Error::UnknownCodec {
-        path: path.clone(),
-        codec: name.clone(),
-        known,
-    })?;
     let table = read_sealed(medium, directory, &packing.chunks, Part::Chunks, ChunkTable::decode)?;
-    if table.stored() != found {
-        let what = "chunks that do not fill the segment";
-        let source = image::Error::Malformed { part: Part::Chunks, offset: ByteCount(0), what };
-        return Err(Error::Damaged { path: directory.join(&packing.chunks.name), source });
-    }
-    let length = table.whole();
-    let pages = Box::new(CompressedSource::new(pages, table, codec));
-    Ok(Segment { path, pages, length, file_length: found, packing: Some(packing.clone()) })
+    Segment::compressed(path, pages, table, packing.clone())
 }
 
 /// Whether every stored extent lies inside a segment.

@@ -5,6 +5,8 @@
 
 #[path = "common/log_model.rs"]
 mod log_model;
+#[path = "common/scratch.rs"]
+mod scratch;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -14,52 +16,10 @@ use std::time::Duration;
 use image::{ImageKind, RecordSet, SpaceId};
 use log_model::{Subject, address, meta};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
-use store::{
-    EPOCHS_IN_FLIGHT_MAX, Error, ImageReader, Keep, LogOptions, LogThreads, LogWriter, Store, SubjectName,
-};
+use scratch::{Scratch, compressing, options};
+use store::{EPOCHS_IN_FLIGHT_MAX, Error, ImageReader, Keep, LogOptions, LogThreads, LogWriter, SubjectName};
 
 use undying_store as store;
-
-struct Scratch {
-    _directory: tempfile::TempDir,
-    store: Store,
-    name: SubjectName,
-}
-
-impl Scratch {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("store")).unwrap();
-        Self { _directory: directory, store, name: "subject".parse().unwrap() }
-    }
-
-    fn open(&self, options: LogOptions) -> LogWriter {
-        self.store.open_log(&self.name, options).unwrap()
-    }
-
-    fn image(&self, sequence: u64) -> PathBuf {
-        self.store.root().join("subject").join(sequence.to_string())
-    }
-
-    fn listed(&self) -> Vec<u64> {
-        self.store.list(&self.name).unwrap().into_iter().map(|(sequence, _)| sequence.0).collect()
-    }
-
-    fn log_bytes(&self) -> u64 {
-        let entries = std::fs::read_dir(self.store.root().join("subject/log")).unwrap();
-        entries.map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
-    }
-}
-
-fn options() -> LogOptions {
-    LogOptions {
-        buffers: NonZeroUsize::new(4).unwrap(),
-        buffer_pages: PageCount(16),
-        segment: ByteCount(1 << 18),
-        keep: Keep::newest(3),
-        threads: LogThreads::Own,
-    }
-}
 
 /// Commits one page with a number, on top of what is there.
 fn commit(writer: &LogWriter, sequence: u64, page: u64, tag: u64) {
@@ -72,11 +32,16 @@ fn commit(writer: &LogWriter, sequence: u64, page: u64, tag: u64) {
 
 #[test]
 fn random_epochs_come_back_through_many_segments_and_lives() {
-    for (seed, threads) in [(1, LogThreads::Own), (2, LogThreads::Caller)] {
+    for (seed, options) in [
+        (1, options()),
+        (2, LogOptions { threads: LogThreads::Caller, ..options() }),
+        (3, compressing("lz4")),
+        (4, LogOptions { threads: LogThreads::Caller, ..compressing("zstd") }),
+    ] {
         let scratch = Scratch::new();
         let mut subject = Subject::new(seed, 400, 60);
         for _ in 0..3 {
-            let writer = scratch.open(LogOptions { threads, ..options() });
+            let writer = scratch.open(options);
             assert_eq!(writer.base(), subject.history.keys().last().copied());
             subject.restored(writer.base());
             let mut last = None;
@@ -131,8 +96,17 @@ fn a_log_stays_within_twice_what_lives_and_old_segments_go() {
 
 #[test]
 fn readers_see_whole_checkpoints_while_the_writer_cleans() {
+    readers_see_whole_checkpoints(options());
+}
+
+#[test]
+fn readers_see_whole_checkpoints_while_segments_are_compressed() {
+    readers_see_whole_checkpoints(compressing("lz4"));
+}
+
+fn readers_see_whole_checkpoints(options: LogOptions) {
     let scratch = Scratch::new();
-    let writer = scratch.open(LogOptions { keep: Keep::newest(2), ..options() });
+    let writer = scratch.open(LogOptions { keep: Keep::newest(2), ..options });
     let stop = AtomicBool::new(false);
     let opened = std::thread::scope(|scope| {
         let readers: Vec<_> = (0..2)

@@ -6,25 +6,29 @@
 #[path = "common/log_model.rs"]
 mod log_model;
 
+use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use log_model::Subject;
 use model::{ByteCount, PageCount, Sequence};
-use store::{Error, Keep, LogOptions, LogThreads, Store, SubjectName};
+use store::{ColdSegments, Error, Keep, LogOptions, LogThreads, Store, SubjectName};
 
 use undying_store as store;
 
 /// Bytes between those that are flipped; prime, so that every offset within a structure has its turn.
 const STRIDE: u64 = 2_003;
 
-fn options() -> LogOptions {
+fn options(codec: Option<&str>) -> LogOptions {
+    let compressed =
+        |name| ColdSegments { codec: store::codec(name).unwrap(), after: std::time::Duration::ZERO };
     LogOptions {
         buffers: NonZeroUsize::new(4).unwrap(),
         buffer_pages: PageCount(16),
         segment: ByteCount(48 << 12),
         keep: Keep::newest(2),
+        cold: codec.map(compressed),
         threads: LogThreads::Caller,
     }
 }
@@ -38,11 +42,11 @@ struct Sample {
     files: Vec<PathBuf>,
 }
 
-fn sample(seed: u64) -> Sample {
+fn sample(seed: u64, codec: Option<&str>) -> Sample {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(&directory.path().join("store")).unwrap();
     let name: SubjectName = "subject".parse().unwrap();
-    let writer = store.open_log(&name, options()).unwrap();
+    let writer = store.open_log(&name, options(codec)).unwrap();
     let mut subject = Subject::new(seed, 60, 12);
     for _ in 0..60 {
         if let Some(ticket) = subject.epoch(&writer).unwrap() {
@@ -85,13 +89,15 @@ impl Sample {
 #[test]
 fn a_flipped_bit_is_found_or_does_no_harm() {
     let (mut flips, mut found) = (0, 0);
-    for seed in 1..=2 {
-        let sample = sample(seed);
+    for (seed, codec) in [(1, None), (2, None), (3, Some("lz4")), (4, Some("zstd"))] {
+        let sample = sample(seed, codec);
+        let compressed = sample.files.iter().filter(|path| path.extension() == codec.map(OsStr::new)).count();
+        assert!(codec.is_none() || compressed > 1, "seed {seed}: {:?}", sample.files);
         assert_eq!(sample.check(), Ok(true), "seed {seed}");
         for path in &sample.files {
             let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
             let length = file.metadata().unwrap().len();
-            for offset in (seed * 31..length).step_by(STRIDE as usize) {
+            for offset in (seed * 31..length).step_by((length / 8).clamp(1, STRIDE) as usize) {
                 let mut byte = [0];
                 file.read_exact_at(&mut byte, offset).unwrap();
                 file.write_all_at(&[byte[0] ^ 1 << (offset % 8)], offset).unwrap();
@@ -110,7 +116,12 @@ fn a_flipped_bit_is_found_or_does_no_harm() {
 
 #[test]
 fn a_missing_or_cut_segment_is_found() {
-    let sample = sample(4);
+    for codec in [None, Some("lz4")] {
+        each_missing_or_cut(&sample(4, codec));
+    }
+}
+
+fn each_missing_or_cut(sample: &Sample) {
     for path in &sample.files {
         let content = std::fs::read(path).unwrap();
         let check = |what: &str| {
@@ -141,7 +152,7 @@ fn a_missing_or_cut_segment_is_found() {
 
 #[test]
 fn a_log_goes_on_from_the_last_whole_checkpoint() {
-    let sample = sample(5);
+    let sample = sample(5, None);
     // Both slots of the newest stay; its root, the last bytes written, does not.
     let damaged = sample.files.iter().rev().find_map(|path| {
         let content = std::fs::read(path).unwrap();
@@ -154,7 +165,7 @@ fn a_log_goes_on_from_the_last_whole_checkpoint() {
     assert!(damaged.is_some());
     assert_eq!(sample.check(), Ok(false));
     let mut subject = sample.subject.clone();
-    let writer = sample.store.open_log(&sample.name, options()).unwrap();
+    let writer = sample.store.open_log(&sample.name, options(None)).unwrap();
     let base = writer.base().unwrap();
     assert!(base < sample.newest, "{base} is not older than {}", sample.newest);
     subject.restored(Some(base));

@@ -14,11 +14,12 @@ mod simulated;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use log_model::{Dice, Subject};
 use model::{ByteCount, PageCount, Sequence};
 use simulated::{Disk, Fault, Lie};
-use store::{Error, Keep, LogOptions, LogThreads, LogWriter, Medium, Store, SubjectName};
+use store::{ColdSegments, Error, Keep, LogOptions, LogThreads, LogWriter, Medium, Store, SubjectName};
 
 use undying_store as store;
 
@@ -42,13 +43,22 @@ fn open(disk: &Arc<Disk>) -> store::Result<Store> {
     Store::open_on(Arc::clone(disk) as Arc<dyn Medium>, Path::new(STORE))
 }
 
-fn options() -> LogOptions {
+/// Whether segments are compressed as soon as they are full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Segments {
+    Plain,
+    Compressed,
+}
+
+fn options(segments: Segments) -> LogOptions {
+    let codec = store::codec("lz4").unwrap();
     LogOptions {
         buffers: NonZeroUsize::new(3).unwrap(),
         buffer_pages: PageCount(4),
         // Twelve pages of data a segment, so that a life fills dozens.
         segment: ByteCount(28 * 4096),
         keep: Keep::newest(KEPT),
+        cold: (segments == Segments::Compressed).then_some(ColdSegments { codec, after: Duration::ZERO }),
         threads: LogThreads::Caller,
     }
 }
@@ -58,13 +68,14 @@ fn options() -> LogOptions {
 struct Life {
     answered: Option<Sequence>,
     moved: u64,
+    compressed: usize,
     error: Option<Error>,
 }
 
 /// Opens the log and takes checkpoints until something goes wrong.
-fn live(disk: &Arc<Disk>, subject: &mut Subject, epochs: u64) -> Life {
+fn live(disk: &Arc<Disk>, subject: &mut Subject, epochs: u64, segments: Segments) -> Life {
     let mut life = Life::default();
-    let opened = open(disk).and_then(|store| store.open_log(&name(), options()));
+    let opened = open(disk).and_then(|store| store.open_log(&name(), options(segments)));
     let writer = match opened {
         Ok(writer) => writer,
         Err(error) => return Life { error: Some(error), ..life },
@@ -73,6 +84,7 @@ fn live(disk: &Arc<Disk>, subject: &mut Subject, epochs: u64) -> Life {
     life.answered = writer.base();
     let result = run(&writer, subject, epochs, &mut life);
     life.moved = writer.status().moved.0;
+    life.compressed = writer.status().compressed;
     life.error = result.and_then(|()| writer.close()).err();
     life
 }
@@ -109,17 +121,18 @@ fn inspect(disk: &Arc<Disk>, subject: &Subject, life: &Life) -> Result<(), Strin
 }
 
 /// Steps that a life takes which nothing ends.
-fn steps_of(seed: u64) -> u64 {
+fn steps_of(seed: u64, segments: Segments) -> u64 {
     let disk = Disk::new(seed);
     let mut subject = Subject::new(seed, 40, 6);
-    let life = live(&disk, &mut subject, EPOCHS);
+    let life = live(&disk, &mut subject, EPOCHS, segments);
     assert!(life.error.is_none(), "seed {seed}: {:?}", life.error);
+    assert_eq!(life.compressed > 1, segments == Segments::Compressed, "{life:?}");
     inspect(&disk, &subject, &life).unwrap();
     disk.steps()
 }
 
 /// Three lives on one disk, each ended by a power cut, and a last one that is not. What was moved in all.
-fn lives(seed: u64, steps: u64, lie: Lie) -> Result<u64, String> {
+fn lives(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<u64, String> {
     let disk = Disk::new(seed);
     disk.lie(lie);
     let mut dice = Dice(seed);
@@ -130,7 +143,9 @@ fn lives(seed: u64, steps: u64, lie: Lie) -> Result<u64, String> {
         if cut {
             disk.plan(dice.below(steps), Fault::PowerCut);
         }
-        let life = live(&disk, &mut subject, EPOCHS);
+        // Every other life finds what the one before has compressed, and compresses nothing.
+        let segments = if number % 2 == 0 { segments } else { Segments::Plain };
+        let life = live(&disk, &mut subject, EPOCHS, segments);
         if let Some(error) = life.error.as_ref().filter(|_| !disk.hit()) {
             return Err(format!("life {number}: {error}"));
         }
@@ -141,44 +156,63 @@ fn lives(seed: u64, steps: u64, lie: Lie) -> Result<u64, String> {
     Ok(moved)
 }
 
-#[test]
-fn a_power_cut_at_any_step_leaves_the_newest_commit() {
-    let steps = steps_of(1);
+fn cut_at_any_step(seeds: u64, segments: Segments) {
+    let steps = steps_of(1, segments);
     assert!(steps > 100, "a life has become implausibly short: {steps} steps");
-    let seeds = rounds(300, 5_000);
     let mut moved = 0;
     for seed in 0..seeds {
-        moved += lives(seed, steps, Lie::Honest).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        moved += lives(seed, steps, Lie::Honest, segments).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     }
     println!("{seeds} seeds, {} power cuts, {moved} pages moved", 3 * seeds);
     assert!(moved > seeds, "cleaning took no part: {moved} pages moved");
 }
 
 #[test]
+fn a_power_cut_at_any_step_leaves_the_newest_commit() {
+    cut_at_any_step(rounds(300, 5_000), Segments::Plain);
+}
+
+#[test]
+fn a_power_cut_while_segments_are_compressed_leaves_the_newest_commit() {
+    cut_at_any_step(rounds(300, 5_000), Segments::Compressed);
+}
+
+#[test]
 fn the_test_notices_when_syncs_are_missing() {
-    let steps = steps_of(1);
-    for lie in [Lie::Files, Lie::Directories] {
-        let noticed = (0..500).any(|seed| lives(seed, steps, lie).is_err());
-        assert!(noticed, "{lie:?}: the simulated disk lied, and nobody noticed");
+    for segments in [Segments::Plain, Segments::Compressed] {
+        let steps = steps_of(1, segments);
+        for lie in [Lie::Files, Lie::Directories] {
+            let noticed = (0..500).any(|seed| lives(seed, steps, lie, segments).is_err());
+            assert!(noticed, "{lie:?}, {segments:?}: the simulated disk lied, and nobody noticed");
+        }
     }
 }
 
 #[test]
 fn a_full_disk_leaves_the_last_commit_and_says_so() {
-    let steps = steps_of(2);
+    full_at_any_step(Segments::Plain);
+}
+
+#[test]
+fn a_full_disk_leaves_a_segment_as_it_is() {
+    full_at_any_step(Segments::Compressed);
+}
+
+fn full_at_any_step(segments: Segments) {
+    let steps = steps_of(2, segments);
     let mut full = 0;
     for step in (0..steps).step_by(rounds(3, 1) as usize) {
         let disk = Disk::new(2);
         let mut subject = Subject::new(2, 40, 6);
         disk.plan(step, Fault::Full);
-        let life = live(&disk, &mut subject, EPOCHS);
+        let life = live(&disk, &mut subject, EPOCHS, segments);
         if let Some(error) = &life.error {
             assert!(matches!(error, Error::Full(_)), "step {step}: {error}");
             full += 1;
         }
         disk.heal();
         inspect(&disk, &subject, &life).unwrap_or_else(|why| panic!("step {step}: {why}"));
-        let life = live(&disk, &mut subject, 5);
+        let life = live(&disk, &mut subject, 5, segments);
         assert!(life.error.is_none(), "step {step}: {:?}", life.error);
         inspect(&disk, &subject, &life).unwrap_or_else(|why| panic!("step {step}: {why}"));
     }
@@ -190,7 +224,8 @@ fn a_power_cut_while_a_log_is_pruned_leaves_what_was_to_stay() {
     for seed in 0..rounds(40, 1_000) {
         let disk = Disk::new(seed);
         let mut subject = Subject::new(seed, 40, 6);
-        let life = live(&disk, &mut subject, 10);
+        let segments = if seed % 2 == 0 { Segments::Plain } else { Segments::Compressed };
+        let life = live(&disk, &mut subject, 10, segments);
         for keep in [1, 0] {
             for step in 0.. {
                 let disk = disk.fork(seed * 100 + step);
@@ -224,7 +259,8 @@ fn a_power_cut_while_a_log_is_squashed_leaves_every_checkpoint() {
     for seed in 0..rounds(20, 500) {
         let disk = Disk::new(seed);
         let mut subject = Subject::new(seed, 40, 6);
-        let life = live(&disk, &mut subject, 10);
+        let segments = if seed % 2 == 0 { Segments::Plain } else { Segments::Compressed };
+        let life = live(&disk, &mut subject, 10, segments);
         let before = subject.compare_all(&open(&disk).unwrap(), &name()).unwrap();
         assert_eq!(before.last().copied(), life.answered);
         for step in 0.. {
@@ -251,5 +287,7 @@ fn a_power_cut_while_a_log_is_squashed_leaves_every_checkpoint() {
 
 #[test]
 fn lives_are_repeated_exactly() {
-    assert_eq!(steps_of(7), steps_of(7));
+    for segments in [Segments::Plain, Segments::Compressed] {
+        assert_eq!(steps_of(7, segments), steps_of(7, segments));
+    }
 }

@@ -40,7 +40,7 @@ impl Verb for Checkpoint {
                     .action(ArgAction::SetTrue)
                     .help("End the tree once the image is committed"),
             )
-            .arg(parse::compress())
+            .arg(parse::compress(parse::COMPRESS_PAGES))
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {

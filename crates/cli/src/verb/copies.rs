@@ -50,7 +50,7 @@ impl Verb for GetCopy {
         command
             .arg(parse::image())
             .arg(directory.help("The image's directory, which does not exist yet"))
-            .arg(parse::compress())
+            .arg(parse::compress(parse::COMPRESS_PAGES))
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {

@@ -45,6 +45,7 @@ impl Verb for Run {
                 option("keep", "K", "How many checkpoints are kept [default: 8]")
                     .value_parser(value_parser!(u32).range(1..)),
             )
+            .arg(parse::compress(COMPRESS))
             .arg(
                 option("restart", "POLICY", RESTART)
                     .default_value(RestartPolicy::default().name())
@@ -109,6 +110,8 @@ const GRANULARITY_MAX: i64 = 512;
 const PREFER: &str = "\
 What counts: pause (changed pages are copied before it, too) or throughput (up to 512 are left to the pause)";
 
+const COMPRESS: &str = "Compress what has not changed for a minute";
+
 const RESTART: &str = "\
 Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \
 INT, PIPE, TERM) or always (after a clean end from the beginning)";
@@ -168,6 +171,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         await_ready: matches.get_flag("await-ready"),
         store: command::store(matches)?,
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
+        compression: parse::given_compress(matches),
         verify_every: matches.get_one::<NonZeroU64>("verify-every").copied(),
         dry_run_tracking: matches.get_flag("dry-run-tracking"),
         tuning: tuning(matches),

@@ -12,6 +12,7 @@
  *   counter FILE exec N     starts itself anew by execve every N rounds
  *   counter FILE fork N     has a child that ends at once, every N rounds
  *   counter FILE hold F     keeps the file F open
+ *   counter FILE cold N     has N MiB that it writes once, and looks at 16 pages of them in every round
  *   counter FILE token R W  keeps what it has inherited, and needs a byte from descriptor R
  *                           for each round, which it gives back to descriptor W
  *
@@ -120,6 +121,25 @@ static void become_a_family(uint64_t children)
 	}
 }
 
+static uint64_t *make_cold(uint64_t mebibytes)
+{
+	uint64_t count = mebibytes << 17, *cold = malloc(count * sizeof(*cold));
+	if (!cold)
+		corrupt();
+	for (uint64_t i = 0; i < count; i++)
+		cold[i] = i / 64 + 1;
+	return cold;
+}
+
+static void look_at_cold(const uint64_t *cold, uint64_t mebibytes, uint64_t round)
+{
+	uint64_t stretch = 16 * 512, first = round * stretch % (mebibytes << 17);
+	for (uint64_t i = first; i < first + stretch; i++) {
+		if (cold[i] != i / 64 + 1)
+			corrupt();
+	}
+}
+
 static void pass_token(int from, int to)
 {
 	char token;
@@ -144,10 +164,13 @@ int main(int argc, char **argv)
 		become_a_family(limit);
 	if (strcmp(mode, "hold") == 0 && open(argv[3], O_RDONLY) < 0)
 		return 6;
+	uint64_t *cold = strcmp(mode, "cold") == 0 ? make_cold(limit) : NULL;
 	for (uint64_t round = 0;; round++) {
 		if (churn(1) != wanted)
 			corrupt();
 		turn_memory(round);
+		if (cold)
+			look_at_cold(cold, limit, round);
 		if (strcmp(mode, "token") == 0)
 			pass_token((int)limit, atoi(argv[4]));
 		say(round);

@@ -25,6 +25,7 @@ use store::Store;
 use tracee::procfs;
 
 use crate::ancestry;
+use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
 use crate::inspection::require_features;
 use crate::location::StoreLocation;
@@ -67,6 +68,8 @@ pub struct RunRequest {
     pub store: StoreLocation,
     /// How many of them are kept.
     pub keep: usize,
+    /// How what has not changed for a while is compressed in the store, if it is.
+    pub compression: Option<Compression>,
     /// Compare every so many checkpoints with the subject, page by page, before it goes on.
     pub verify_every: Option<NonZeroU64>,
     /// Look for dirty pages, and take no checkpoint: what tracking alone costs.
@@ -107,7 +110,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     let household = Household::found()?;
     // Before there is any thread, which would take signals with their usual actions.
     let signals = Signals::take()?;
-    let log = Place { store: store.clone(), name: claim.name.clone(), keep: request.keep }.open()?;
+    let log = Place::new(&store, &claim.name, request).open()?;
     let running = if let Guarded::Process(pid) = request.what { Some(pid) } else { None };
     let requests = Requests::open(running)?;
     let subject = match &request.what {

@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Taken, Tuning};
 use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
+use store::{ColdSegments, Keep, LogOptions, LogWriter, Store, SubjectName};
 use sys::Error;
 use track::{TrackError, TrackerKind};
 
+use super::RunRequest;
+use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
 use crate::time::timespec;
 
@@ -28,11 +30,18 @@ pub(super) struct Place {
     pub(super) store: Store,
     pub(super) name: SubjectName,
     pub(super) keep: usize,
+    pub(super) compression: Option<Compression>,
 }
 
 impl Place {
+    pub(super) fn new(store: &Store, name: &SubjectName, request: &RunRequest) -> Self {
+        let (store, name) = (store.clone(), name.clone());
+        Self { store, name, keep: request.keep, compression: request.compression }
+    }
+
     pub(super) fn open(&self) -> Result<LogWriter> {
-        let options = LogOptions { keep: Keep::thinned(self.keep), ..LogOptions::default() };
+        let cold = self.compression.map(|compression| ColdSegments::with(compression.codec()));
+        let options = LogOptions { keep: Keep::thinned(self.keep), cold, ..LogOptions::default() };
         Ok(self.store.open_log(&self.name, options)?)
     }
 }

@@ -71,6 +71,7 @@ impl Lab {
             await_ready: false,
             store: self.location(),
             keep: 4,
+            compression: None,
             verify_every: None,
             dry_run_tracking: false,
             tuning: guardian::Tuning::default(),

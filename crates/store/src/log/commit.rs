@@ -219,7 +219,7 @@ impl Scribe {
 
     fn encode_root(&self, mut root: LogRoot, segments: Vec<LogSegment>) -> Result<Vec<u8>> {
         root.segments = segments;
-        root.encode().map_err(|error| Error::encoding(self.tail.directory(), error))
+        root.encode(self.may_be_compressed()).map_err(|error| Error::encoding(self.tail.directory(), error))
     }
 
     /// Notes the new checkpoint as one that is kept, its root included.

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::layout::{self, segment_path};
+use super::layout;
 use super::load::LogFiles;
 use super::open;
 use crate::error::Result;
@@ -21,7 +21,10 @@ pub(crate) fn unreferenced(medium: &dyn Medium, directory: &Path) -> Result<Vec<
         None => Vec::new(),
     };
     let needed = open::needed(&kept, newest.as_ref());
-    let there = layout::segments(medium, directory)?;
-    let garbage = there.into_iter().filter(|number| !needed.contains(number));
-    Ok(garbage.map(|number| segment_path(directory, number)).collect())
+    let there = layout::files(medium, directory)?.into_iter();
+    let garbage = there.flat_map(|(number, files)| match needed.contains(&number) {
+        true => files.leftovers(directory, number),
+        false => files.paths(directory, number),
+    });
+    Ok(garbage.collect())
 }

@@ -9,15 +9,15 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 
 use image::{Checksum, Extent, LOG_BLOCK_BYTES, LogSegment, PageChecksum, SegmentId, Source, SpaceId};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount};
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 
-use super::layout::{Shape, create_segment, segment_path};
+use super::aside::Aside;
+use super::layout::{Shape, create_segment};
+use super::segment_file;
 use super::table::Spot;
 use crate::error::{Error, Result};
 use crate::medium::{LogFile, Medium};
@@ -72,7 +72,7 @@ enum Done {
 #[derive(Debug)]
 pub(super) struct Helper {
     work: Work,
-    thread: Option<Thread>,
+    thread: Option<Aside<Job, Done>>,
     next: u32,
     asked: u32,
     ready: VecDeque<(LogSegment, Result<Box<dyn LogFile>>)>,
@@ -80,13 +80,6 @@ pub(super) struct Helper {
     reading: usize,
     /// For where there is no thread.
     reader: PartReader,
-}
-
-#[derive(Debug)]
-struct Thread {
-    jobs: Option<SyncSender<Job>>,
-    done: Receiver<Done>,
-    handle: Option<JoinHandle<()>>,
 }
 
 #[derive(Clone, Debug)]
@@ -106,7 +99,7 @@ impl Helper {
         own_thread: bool,
     ) -> Result<Self> {
         let work = Work { medium, directory: directory.to_path_buf(), shape };
-        let thread = if own_thread { Some(Thread::start(work.clone())?) } else { None };
+        let thread = if own_thread { Some(work.clone().start()?) } else { None };
         let (ready, read) = (VecDeque::new(), VecDeque::new());
         let reader = PartReader::default();
         let mut helper =
@@ -163,7 +156,7 @@ impl Helper {
     /// Ends the thread, and removes what was made and not used.
     pub(super) fn finish(mut self) {
         if let Some(thread) = &mut self.thread {
-            thread.jobs = None;
+            thread.close();
             while self.receive(true) {}
         }
         let unused = self.ready.drain(..).filter_map(|(number, made)| made.is_ok().then_some(number));
@@ -179,10 +172,7 @@ impl Helper {
 
     fn give(&mut self, job: Job) {
         match &self.thread {
-            Some(thread) => {
-                // A thread that is gone has panicked; waiting for its results says so.
-                let _ = thread.jobs.as_ref().map(|jobs| jobs.send(job));
-            }
+            Some(thread) => thread.give(job),
             None => {
                 let done = self.work.run(job, &mut self.reader);
                 self.sort(done);
@@ -193,7 +183,7 @@ impl Helper {
     /// Takes one result; false when there is none (or, waiting, when the thread is gone).
     fn receive(&mut self, wait: bool) -> bool {
         let Some(thread) = &self.thread else { return false };
-        let done = if wait { thread.done.recv().ok() } else { thread.done.try_recv().ok() };
+        let done = if wait { thread.take() } else { thread.try_take() };
         let received = done.is_some();
         self.sort(done);
         received
@@ -208,38 +198,14 @@ impl Helper {
     }
 }
 
-impl Thread {
-    fn start(work: Work) -> Result<Self> {
-        let (jobs, receiver) = sync_channel(JOBS_MAX);
-        let (sender, done) = sync_channel(JOBS_MAX);
-        let thread = std::thread::Builder::new().name("undying-clean".to_owned());
-        let handle = thread.spawn(move || {
-            let mut reader = PartReader::default();
-            while let Ok(job) = receiver.recv() {
-                if let Some(done) = work.run(job, &mut reader)
-                    && sender.send(done).is_err()
-                {
-                    return;
-                }
-            }
-        });
-        let handle = handle.map_err(|error| sys::Error::new("start a thread", error))?;
-        Ok(Self { jobs: Some(jobs), done, handle: Some(handle) })
-    }
-}
-
-impl Drop for Thread {
-    fn drop(&mut self) {
-        self.jobs = None;
-        while self.done.recv().is_ok() {}
-        if let Some(handle) = self.handle.take() {
-            // A panic has been noticed where its results were waited for.
-            let _ = handle.join();
-        }
-    }
-}
-
 impl Work {
+    fn start(self) -> Result<Aside<Job, Done>> {
+        let mut reader = PartReader::default();
+        Aside::start("undying-clean", JOBS_MAX, move |job, tell| {
+            self.run(job, &mut reader).map(tell);
+        })
+    }
+
     fn run(&self, job: Job, reader: &mut PartReader) -> Option<Done> {
         match job {
             Job::Create(number) => Some(Done::Created(number, self.create(number))),
@@ -259,23 +225,19 @@ impl Work {
     }
 
     fn remove(&self, numbers: &[LogSegment]) {
-        for number in numbers {
-            // One that cannot be removed now is removed by the next writer's sweep.
-            let _ = self.medium.remove_file(&segment_path(&self.directory, *number));
-        }
+        numbers.iter().for_each(|number| segment_file::remove(&*self.medium, &self.directory, *number));
     }
 
     /// Fills the buffer with the pages of a job, one behind the other, and checks them.
     fn read(&self, job: &mut MoveJob, reader: &mut PartReader) -> Result<()> {
-        let path = segment_path(&self.directory, job.segment);
-        let source = self.medium.open_pages(&path)?;
+        let segment = segment_file::open(&*self.medium, &self.directory, job.segment)?;
         let mut done = 0;
         while done < job.moves.len() {
             let (parts, blocks) = stretches(&job.moves[done..]);
-            let bytes = source.read_parts(&parts, reader)?;
+            let bytes = segment.pages.read_parts(&parts, reader)?;
             for (from, moved) in blocks.iter().zip(&job.moves[done..]) {
                 let page = &bytes[from * BLOCK..][..BLOCK];
-                check(&path, moved, page)?;
+                check(&segment.path, moved, page)?;
                 job.buffer[done * BLOCK..][..BLOCK].copy_from_slice(page);
                 done += 1;
             }

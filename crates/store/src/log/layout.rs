@@ -1,10 +1,11 @@
 //! Names, sizes and the first blocks of a segment's file.
 //!
-//! Owns: what a segment's file is called, how it is divided, how a new one is made and old ones are found.
+//! Owns: what a segment's files are called, how they are divided, how a new one is made and old ones are found.
 //! Invariants: a segment is durable, name and header included, before anything is written into it; a number
 //! is never used twice.
 //! Does not: decide when one is needed.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -34,7 +35,8 @@ pub(super) const SEGMENT_BYTES_MIN: u64 = 2 * HEAD_BYTES.0;
 /// The greatest size of a segment: above it nothing gets faster, and cleaning gets coarser.
 pub(super) const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
-const SUFFIX: &str = ".seg";
+const SUFFIX: &str = "seg";
+const CHUNKS_SUFFIX: &str = "chunks";
 
 /// What every segment of a log has in common.
 #[derive(Clone, Copy, Debug)]
@@ -50,21 +52,86 @@ pub(super) fn segment_path(directory: &Path, number: LogSegment) -> PathBuf {
 }
 
 /// The name of a segment's file.
-pub(super) fn segment_name(number: LogSegment) -> String {
-    format!("{:010}{SUFFIX}", number.0)
+fn segment_name(number: LogSegment) -> String {
+    format!("{:010}.{SUFFIX}", number.0)
 }
 
-/// The segments whose files are there, rising.
+/// The file of a segment that was compressed.
+pub(super) fn compressed_path(directory: &Path, number: LogSegment, codec: &str) -> PathBuf {
+    directory.join(format!("{}.{codec}", segment_name(number)))
+}
+
+/// Where the chunks of a compressed segment lie.
+pub(super) fn chunks_path(directory: &Path, number: LogSegment) -> PathBuf {
+    directory.join(format!("{:010}.{CHUNKS_SUFFIX}", number.0))
+}
+
+/// Files of one segment. It is written as it is; a compressed file and its chunks may take that one's place, which goes
+/// once these are durable.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct SegmentFiles {
+    /// As it was written.
+    pub(super) is_plain: bool,
+    has_chunks: bool,
+    /// The codecs that it was compressed with; never more than one.
+    codecs: Vec<String>,
+}
+
+impl SegmentFiles {
+    /// Whether its pages can be read.
+    const fn is_whole(&self) -> bool {
+        self.is_plain || self.has_chunks && !self.codecs.is_empty()
+    }
+
+    /// The codec that it has to be read with.
+    pub(super) fn codec(&self) -> Option<&str> {
+        if self.is_plain { None } else { self.codecs.first().map(String::as_str) }
+    }
+
+    /// All of them.
+    pub(super) fn paths(&self, directory: &Path, number: LogSegment) -> Vec<PathBuf> {
+        let plain = self.is_plain.then(|| segment_path(directory, number));
+        plain.into_iter().chain(self.compressed(directory, number)).collect()
+    }
+
+    /// Those that somebody began to make and did not complete.
+    pub(super) fn leftovers(&self, directory: &Path, number: LogSegment) -> Vec<PathBuf> {
+        if self.is_plain { self.compressed(directory, number).collect() } else { Vec::new() }
+    }
+
+    fn compressed(&self, directory: &Path, number: LogSegment) -> impl Iterator<Item = PathBuf> {
+        let files = self.codecs.iter().map(move |codec| compressed_path(directory, number, codec));
+        files.chain(self.has_chunks.then(|| chunks_path(directory, number)))
+    }
+}
+
+/// The files of all segments, by number.
+pub(super) fn files(
+    medium: &dyn Medium,
+    directory: &Path,
+) -> sys::Result<BTreeMap<LogSegment, SegmentFiles>> {
+    let mut found: BTreeMap<LogSegment, SegmentFiles> = BTreeMap::new();
+    for entry in medium.list(directory)? {
+        let Some((digits, kind)) = entry.name.split_once('.') else { continue };
+        let Ok(number) = digits.parse().map(LogSegment) else { continue };
+        if format!("{:010}", number.0) != digits {
+            continue;
+        }
+        let mut enter = |change: &dyn Fn(&mut SegmentFiles)| change(found.entry(number).or_default());
+        match kind.split_once('.') {
+            None if kind == SUFFIX => enter(&|files| files.is_plain = true),
+            None if kind == CHUNKS_SUFFIX => enter(&|files| files.has_chunks = true),
+            Some((SUFFIX, codec)) => enter(&|files| files.codecs.push(codec.to_owned())),
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// The segments that are there, rising.
 pub(super) fn segments(medium: &dyn Medium, directory: &Path) -> sys::Result<Vec<LogSegment>> {
-    let number = |name: &str| {
-        let digits = name.strip_suffix(SUFFIX)?;
-        let number = LogSegment(digits.parse().ok()?);
-        (segment_name(number) == name).then_some(number)
-    };
-    let entries = medium.list(directory)?;
-    let mut numbers: Vec<LogSegment> = entries.iter().filter_map(|entry| number(&entry.name)).collect();
-    numbers.sort_unstable();
-    Ok(numbers)
+    let found = files(medium, directory)?.into_iter();
+    Ok(found.filter(|(_, files)| files.is_whole()).map(|(number, _)| number).collect())
 }
 
 /// Makes a segment, durable and empty.

@@ -15,12 +15,14 @@ use image::{
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
 
-use super::layout::{self, FIRST_BLOCK, HEAD_BYTES, segment_path};
+use super::layout::{self, FIRST_BLOCK, segment_path};
 use super::records::LoadedRecords;
+use super::segment_file;
 use super::segments::Segments;
 use super::table::{Cell, PageTable};
 use crate::error::{Error, Result};
-use crate::medium::{Medium, PageSource};
+use crate::medium::Medium;
+use crate::reader::Segment;
 
 /// Bytes of a blob at most: far above the index of a subject of 16 TiB.
 const BLOB_BYTES_MAX: u64 = 64 << 30;
@@ -58,7 +60,7 @@ impl Newest {
 pub(super) struct LogFiles<'a> {
     medium: &'a dyn Medium,
     directory: PathBuf,
-    open: BTreeMap<LogSegment, Box<dyn PageSource>>,
+    open: BTreeMap<LogSegment, Segment>,
 }
 
 impl<'a> LogFiles<'a> {
@@ -134,10 +136,10 @@ impl<'a> LogFiles<'a> {
     }
 
     /// Takes a segment's file that was opened, or opens it.
-    pub(super) fn take(&mut self, number: LogSegment) -> Result<Box<dyn PageSource>> {
+    pub(super) fn take(&mut self, number: LogSegment) -> Result<Segment> {
         match self.open.remove(&number) {
-            Some(source) => Ok(source),
-            None => Ok(self.medium.open_pages(&segment_path(&self.directory, number))?),
+            Some(segment) => Ok(segment),
+            None => segment_file::open(self.medium, &self.directory, number),
         }
     }
 
@@ -151,10 +153,9 @@ impl<'a> LogFiles<'a> {
         number: LogSegment,
         damaged: &mut Option<(Sequence, Error)>,
     ) -> Result<Option<Newest>> {
-        let path = segment_path(&self.directory, number);
         // One that was removed since the listing makes the listing worthless: the error tells the caller to
         // begin anew, rather than to take what an older segment says.
-        let head = self.medium.read_file(&path, HEAD_BYTES)?;
+        let head = segment_file::head(self.medium, &self.directory, number)?;
         let blocks: Vec<&[u8]> = head.chunks_exact(LOG_BLOCK_BYTES as usize).collect();
         // The slots say everything themselves; a header that is good must not contradict them.
         let header = blocks.first().and_then(|block| LogHeader::decode(block).ok());
@@ -167,7 +168,7 @@ impl<'a> LogFiles<'a> {
         if slots.is_empty() {
             return Ok(None);
         }
-        let length = self.segment(number)?.length()?;
+        let length = self.segment(number)?.length();
         slots.sort_unstable_by_key(|slot| std::cmp::Reverse(slot.generation));
         for slot in slots {
             let was_durable = slot.root.place() < slot.durable;
@@ -223,14 +224,15 @@ impl<'a> LogFiles<'a> {
             if place < from {
                 continue;
             }
-            self.segment(place.segment)?.read(&mut page, place.offset())?;
+            let segment = self.segment(place.segment)?;
+            segment.pages.read(&mut page, place.offset())?;
             let (stored, computed) = (Checksum(checksum.0), Checksum::of(&page));
             if stored != computed {
                 let offset = place.offset();
                 let source = Source::Stored { segment: SegmentId(0), offset, checksum: stored };
                 let start = Address(number * PAGE_BYTES);
                 let extent = Extent { space, start, pages: PageCount(1), source };
-                let path = segment_path(&self.directory, place.segment);
+                let path = segment.path.clone();
                 return Err(Error::PagesDamaged { path, offset, extent, stored, computed });
             }
         }
@@ -250,13 +252,13 @@ impl<'a> LogFiles<'a> {
         let mut bytes = Vec::new();
         for piece in &blob.pieces {
             // Lengths are believed once the file has them, before memory is taken.
-            let source = self.segment(piece.segment)?;
-            if piece.offset.get() + piece.length.get() > source.length()?.get() {
+            let segment = self.segment(piece.segment)?;
+            if piece.offset.get() + piece.length.get() > segment.length().get() {
                 return Err(self.damaged(piece.segment, Part::LogPart, "a piece behind the end"));
             }
             let begin = bytes.len();
             bytes.resize(begin + piece.length.get() as usize, 0);
-            source.read(&mut bytes[begin..], piece.offset)?;
+            segment.pages.read(&mut bytes[begin..], piece.offset)?;
         }
         let computed = Checksum::of(&bytes);
         if computed != blob.checksum {
@@ -271,12 +273,11 @@ impl<'a> LogFiles<'a> {
         Ok(bytes)
     }
 
-    fn segment(&mut self, number: LogSegment) -> Result<&dyn PageSource> {
+    fn segment(&mut self, number: LogSegment) -> Result<&Segment> {
         if !self.open.contains_key(&number) {
-            let path = segment_path(&self.directory, number);
-            self.open.insert(number, self.medium.open_pages(&path)?);
+            self.open.insert(number, segment_file::open(self.medium, &self.directory, number)?);
         }
-        Ok(&*self.open[&number])
+        Ok(&self.open[&number])
     }
 
     fn damaged(&self, segment: LogSegment, part: Part, what: &'static str) -> Error {
@@ -285,7 +286,10 @@ impl<'a> LogFiles<'a> {
     }
 
     fn decoding(&self, segment: LogSegment, error: image::Error) -> Error {
-        Error::decoding(&segment_path(&self.directory, segment), error)
+        match self.open.get(&segment) {
+            Some(segment) => Error::decoding(&segment.path, error),
+            None => Error::decoding(&segment_path(&self.directory, segment), error),
+        }
     }
 }
 

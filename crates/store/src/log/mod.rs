@@ -5,7 +5,9 @@
 //! chain; what nothing needs is removed.
 //! Does not: know what a record means or which process a page came from.
 
+mod aside;
 mod clean;
+mod cold;
 mod commit;
 mod delta;
 pub(crate) mod garbage;
@@ -21,6 +23,7 @@ mod queue;
 pub(crate) mod read;
 mod records;
 mod scribe;
+mod segment_file;
 mod segments;
 pub(crate) mod squash;
 mod status;
@@ -33,4 +36,4 @@ pub(crate) use layout::LOG_DIRECTORY;
 pub use queue::{Completion, EPOCHS_IN_FLIGHT_MAX, LogCommitted};
 pub use squash::Squashed;
 pub use status::LogStatus;
-pub use writer::{Epoch, LogOptions, LogThreads, LogWriter, Ticket};
+pub use writer::{ColdSegments, Epoch, LogOptions, LogThreads, LogWriter, Ticket};

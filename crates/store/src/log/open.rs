@@ -5,7 +5,7 @@
 //! upon it; no segment of an earlier writer is written to again.
 //! Does not: start a thread.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,19 +13,22 @@ use image::{Blob, LogId, LogPlace, LogSegment};
 use model::{ByteCount, PAGE_BYTES};
 
 use super::clean::Cleaner;
+use super::cold::Cold;
 use super::helper::Helper;
 use super::index::Parts;
-use super::layout::{self, FIRST_BLOCK, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path};
+use super::layout::{
+    self, FIRST_BLOCK, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SegmentFiles, Shape, segment_path,
+};
 use super::load::{LogFiles, Newest};
 use super::pack::Packed;
 use super::queue::Shared;
 use super::records::RecordMap;
 use super::scribe::{Kept, Scribe};
-use super::segments::Segments;
+use super::segments::{Compressed, Segments};
 use super::status::LogStatus;
 use super::table::PageTable;
 use super::tail::Tail;
-use super::writer::{LogOptions, LogThreads};
+use super::writer::{ColdSegments, LogOptions, LogThreads};
 use crate::error::{Error, Result};
 use crate::medium::{Lock, Medium};
 use crate::publish::parent;
@@ -52,8 +55,8 @@ pub(super) fn open(
     let lock = lock(&**medium, directory)?;
     let mut files = LogFiles::new(&**medium, directory);
     let newest = files.newest()?;
-    let there = layout::segments(&**medium, directory)?;
-    let first = there.last().map_or(Some(1), |last| last.0.checked_add(1));
+    let there = layout::files(&**medium, directory)?;
+    let first = there.keys().last().map_or(Some(1), |last| last.0.checked_add(1));
     let first = LogSegment(first.ok_or_else(|| too_many(directory))?);
     let kept = match &newest {
         Some(newest) => kept(&mut files, newest)?,
@@ -83,6 +86,9 @@ pub(super) fn open(
         kept,
         epoch: None,
         cleaner: Cleaner::default(),
+        cold: options.cold.map(|ColdSegments { codec, after }| {
+            Cold::new(Arc::clone(medium), directory, codec, after, own_thread)
+        }),
         generation: newest.as_ref().map_or(0, |newest| newest.slot.generation),
         durable: LogPlace { segment: first, block: 0 },
         pending: Vec::new(),
@@ -97,6 +103,12 @@ pub(super) fn open(
         scribe.records = RecordMap::of(&loaded.records.into_set());
         for number in scribe.kept.iter().flat_map(|kept| &kept.segments) {
             scribe.segments.add(*number).ok_or_else(|| too_many(directory))?;
+        }
+    }
+    for (number, _) in there.iter().filter(|(_, files)| files.codec().is_some()) {
+        if let Some(state) = scribe.segments.get_mut(*number) {
+            let length = files.take(*number)?.file_length();
+            state.compressed = Some(Compressed::To(length));
         }
     }
     scribe.report();
@@ -151,18 +163,20 @@ pub(super) fn needed(kept: &[Kept], newest: Option<&Newest>) -> BTreeSet<LogSegm
 fn sweep(
     medium: &dyn Medium,
     directory: &Path,
-    there: &[LogSegment],
+    there: &BTreeMap<LogSegment, SegmentFiles>,
     kept: &[Kept],
     newest: Option<&Newest>,
 ) -> Result<()> {
     let needed = needed(kept, newest);
     let durable = newest.map_or(LogSegment(0), |newest| newest.slot.durable.segment);
-    for number in there {
-        let path = segment_path(directory, *number);
-        if !needed.contains(number) {
-            medium.remove_file(&path)?;
-        } else if *number >= durable {
-            medium.sync_file(&path)?;
+    for (number, files) in there {
+        let is_needed = needed.contains(number);
+        let gone =
+            if is_needed { files.leftovers(directory, *number) } else { files.paths(directory, *number) };
+        gone.iter().try_for_each(|path| medium.remove_file(path))?;
+        // One that was compressed was durable before.
+        if is_needed && files.is_plain && *number >= durable {
+            medium.sync_file(&segment_path(directory, *number))?;
         }
     }
     Ok(())

@@ -41,7 +41,8 @@ pub(crate) fn prune(medium: &Arc<dyn Medium>, directory: &Path, keep: usize) -> 
 impl Scribe {
     /// Commits the newest checkpoint again, with another root.
     fn commit_again(&mut self, root: &image::LogRoot) -> Result<()> {
-        let bytes = root.encode().map_err(|error| Error::encoding(self.tail.directory(), error))?;
+        let compressed = self.may_be_compressed();
+        let bytes = root.encode(compressed).map_err(|error| Error::encoding(self.tail.directory(), error))?;
         let place = self.tail.blob(&bytes)?;
         self.tail.flush()?;
         if let Some(newest) = self.kept.last_mut() {

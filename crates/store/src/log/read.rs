@@ -7,20 +7,20 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use image::{Commit, EXTENT_PAGES_MAX, Extent, LogRoot, LogSegment, PageChecksum, PageIndex, SegmentFile};
+use image::{Commit, EXTENT_PAGES_MAX, Extent, LogRoot, LogSegment, PageChecksum, PageIndex};
 use image::{SegmentId, Source, SpaceId};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
 use sys::Target;
 
-use super::layout::{HEAD_BYTES, LOG_DIRECTORY, segment_name, segment_path};
+use super::layout::{HEAD_BYTES, LOG_DIRECTORY};
 use super::load::{Loaded, LogFiles, Newest};
 use super::table::{Cell, PageTable};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 use crate::name::parse_sequence;
 use crate::publish::parent;
-use crate::reader::{ImageReader, Segment};
+use crate::reader::ImageReader;
 
 /// Times that a reader begins anew because the writer removed what it was about to open; each time, the log has
 /// gone on by several checkpoints.
@@ -138,10 +138,8 @@ fn build(
     let mut segments = BTreeMap::new();
     let mut commit = root.commit;
     for (number, id) in used {
-        let pages = files.take(number)?;
-        let segment = Segment::new(segment_path(directory, number), pages)?;
-        let length = segment.length();
-        commit.segments.push(SegmentFile { id, name: segment_name(number), length, packing: None });
+        let segment = files.take(number)?;
+        commit.segments.push(segment.file(id));
         segments.insert(id, segment);
     }
     ImageReader::from_parts(path.to_path_buf(), commit, loaded.records.into_set(), index, segments)

@@ -14,6 +14,7 @@ use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
 
 use super::clean::{Cleaner, Fill};
+use super::cold::Cold;
 use super::commit::Pending;
 use super::delta::Delta;
 use super::index::Parts;
@@ -21,7 +22,7 @@ use super::keep::Keep;
 use super::pack::{Packed, pack};
 use super::queue::{Next, Order, Shared};
 use super::records::RecordMap;
-use super::segments::Segments;
+use super::segments::{Compressed, Segments};
 use super::status::LogStatus;
 use super::table::{Cell, PageTable};
 use super::tail::{Owner, Tail};
@@ -63,6 +64,8 @@ pub(super) struct Scribe {
     pub(super) kept: Vec<Kept>,
     pub(super) epoch: Option<OpenEpoch>,
     pub(super) cleaner: Cleaner,
+    /// Without it, nothing is compressed any more.
+    pub(super) cold: Option<Cold>,
     pub(super) generation: u64,
     /// Everything before this place is durable.
     pub(super) durable: LogPlace,
@@ -218,6 +221,7 @@ impl Scribe {
         let took = begun.elapsed();
         self.durable = self.tail.place().unwrap_or(self.durable);
         let idle = self.shared.is_idle();
+        self.note_compressed();
         self.release();
         self.report();
         for pending in std::mem::take(&mut self.pending) {
@@ -264,7 +268,27 @@ impl Scribe {
         let fill = Fill::of(&self.segments, self.blocks);
         let active = self.tail.place().map(|place| place.segment);
         self.cleaner.plan(fill, &mut self.segments, &self.pages, |number| Some(number) == active);
+        if let (Some(cold), Some(active)) = (&mut self.cold, active) {
+            cold.plan(&mut self.segments, self.blocks, active);
+        }
         self.cleaner.feed(self.tail.helper())
+    }
+
+    /// Notes which segments have been compressed.
+    fn note_compressed(&mut self) {
+        let Some(cold) = &mut self.cold else { return };
+        while let Some((number, length)) = cold.take_done() {
+            match self.segments.get_mut(number) {
+                Some(state) => state.compressed = Some(length.map_or(Compressed::Not, Compressed::To)),
+                // Removed meanwhile, as it was.
+                None => self.tail.helper().remove(vec![number]),
+            }
+        }
+    }
+
+    /// Whether a reader may meet compressed segments.
+    pub(super) fn may_be_compressed(&self) -> bool {
+        self.cold.is_some() || self.segments.iter().any(|state| state.compressed.is_some())
     }
 
     /// Tells the state to whoever asks.
@@ -273,7 +297,12 @@ impl Scribe {
         self.status.pages = PageCount(self.pages.pages());
         self.status.stored = PageCount(self.pages.stored());
         self.status.segments = self.segments.len();
-        self.status.disk = ByteCount(self.segments.len() as u64 * self.blocks * PAGE_BYTES);
+        let lengths = self.segments.iter().map(|state| match state.compressed {
+            Some(Compressed::To(length)) => length.get(),
+            _ => self.blocks * PAGE_BYTES,
+        });
+        self.status.disk = ByteCount(lengths.sum());
+        self.status.compressed = self.segments.compressed();
         self.status.written = ByteCount(self.tail.written());
         self.shared.set_status(self.status.clone());
     }

@@ -6,6 +6,7 @@
 //! Does not: touch a file.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use image::{LOG_BLOCK_BYTES, LogPlace, LogSegment};
 use model::ByteCount;
@@ -28,6 +29,21 @@ pub(crate) struct SegmentState {
     pub(crate) live: u32,
     /// Whether its pages are being moved out.
     pub(crate) cleaning: bool,
+    /// What compressing it came to, if that was tried or is about to be.
+    pub(crate) compressed: Option<Compressed>,
+    /// Since when it is known that nothing is written to it any more.
+    pub(crate) full_since: Option<Instant>,
+}
+
+/// A segment and a codec.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Compressed {
+    /// Under way.
+    Begun,
+    /// It stays as it is.
+    Not,
+    /// To so many bytes.
+    To(ByteCount),
 }
 
 impl Segments {
@@ -46,7 +62,8 @@ impl Segments {
         if ((slot as u64 + 1) << self.bits) > u64::from(Spot::MAX) {
             return None;
         }
-        let state = Some(SegmentState { number, live: 0, cleaning: false });
+        let (live, cleaning, compressed, full_since) = (0, false, None, None);
+        let state = Some(SegmentState { number, live, cleaning, compressed, full_since });
         match self.slots.get_mut(slot) {
             Some(free) => *free = state,
             None => self.slots.push(state),
@@ -82,9 +99,24 @@ impl Segments {
         self.numbers.values().filter_map(|slot| self.slots[*slot as usize].as_ref())
     }
 
+    /// As `iter`, in no order, to be changed.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut SegmentState> {
+        self.slots.iter_mut().flatten()
+    }
+
+    /// What is known of a segment.
+    pub(crate) fn get_mut(&mut self, number: LogSegment) -> Option<&mut SegmentState> {
+        self.slots[*self.numbers.get(&number)? as usize].as_mut()
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()
+    }
+
+    /// How many of them are compressed.
+    pub(crate) fn compressed(&self) -> usize {
+        self.iter().filter(|state| matches!(state.compressed, Some(Compressed::To(_)))).count()
     }
 
     /// A cell has come into the newest state.
@@ -115,9 +147,7 @@ impl Segments {
 
     /// Marks a segment as being cleaned.
     pub(crate) fn clean(&mut self, number: LogSegment) {
-        if let Some(slot) = self.numbers.get(&number)
-            && let Some(state) = &mut self.slots[*slot as usize]
-        {
+        if let Some(state) = self.get_mut(number) {
             state.cleaning = true;
         }
     }

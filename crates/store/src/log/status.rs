@@ -16,7 +16,9 @@ pub struct LogStatus {
     pub stored: PageCount,
     /// Segments that something refers to, the one being written included.
     pub segments: usize,
-    /// Bytes that these take on the device.
+    /// Of these, segments that are compressed.
+    pub compressed: usize,
+    /// Bytes that they take on the device.
     pub disk: ByteCount,
     /// Bytes written since the writer was opened.
     pub written: ByteCount,

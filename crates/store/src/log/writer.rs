@@ -24,6 +24,7 @@ use super::queue::{
 use super::scribe::Scribe;
 use super::status::LogStatus;
 use crate::batch::PageBatch;
+use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::medium::{Lock, Medium};
 use crate::writer::CommitMeta;
@@ -49,8 +50,19 @@ pub struct LogOptions {
     pub segment: ByteCount,
     /// Which checkpoints stay restorable.
     pub keep: Keep,
+    /// Whether segments are compressed, and which.
+    pub cold: Option<ColdSegments>,
     /// Who does the work.
     pub threads: LogThreads,
+}
+
+/// Segments that are compressed: those that nothing was written to for a while, and that are likely to stay.
+#[derive(Clone, Copy, Debug)]
+pub struct ColdSegments {
+    /// How.
+    pub codec: &'static dyn Codec,
+    /// How long a segment has to have been full.
+    pub after: Duration,
 }
 
 /// A log being written. Copiers on several threads may share it by reference.
@@ -92,6 +104,15 @@ pub struct Ticket {
     here: Arc<Here>,
 }
 
+impl ColdSegments {
+    /// With this codec, after a minute: what most programs write again, they write again before that. A segment that is
+    /// three quarters full by then is compressed once for all the time that it stays.
+    #[must_use]
+    pub const fn with(codec: &'static dyn Codec) -> Self {
+        Self { codec, after: Duration::from_secs(60) }
+    }
+}
+
 impl Default for LogOptions {
     /// 8 buffers of 2 MiB and segments of 16 MiB: a segment lasts 40 ms at the highest rate asked for, and
     /// cleaning by segments of that size keeps a subject of 64 MiB on twice its size.
@@ -102,6 +123,7 @@ impl Default for LogOptions {
             buffer_pages: PageCount(512),
             segment: ByteCount(16 << 20),
             keep: Keep::default(),
+            cold: None,
             threads: LogThreads::Own,
         }
     }

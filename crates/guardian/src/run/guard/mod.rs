@@ -133,7 +133,7 @@ impl<'a> Guard<'a> {
         let journal = Journal::start(&claim.directory, claim.name.as_str())?;
         let descends =
             store.newest(&claim.name)?.map(|(sequence, _)| sequence).filter(|found| *found >= first);
-        let place = Place { store: store.clone(), name: claim.name.clone(), keep: request.keep };
+        let place = Place::new(&store, &claim.name, request);
         let next = store.next_sequence(&claim.name)?;
         let mut guard = Self {
             request,

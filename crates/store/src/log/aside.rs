@@ -1,0 +1,71 @@
+//! A thread that takes jobs and gives results, for work that no commit should wait for.
+//!
+//! Owns: the thread, the way there and back.
+//! Invariants: jobs are done in the order in which they were given; none is left when it has been dropped.
+//! Does not: know the work.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use crate::error::Result;
+
+/// The way to such a thread.
+#[derive(Debug)]
+pub(super) struct Aside<J, D> {
+    jobs: Option<SyncSender<J>>,
+    done: Receiver<D>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl<J: Send + 'static, D: Send + 'static> Aside<J, D> {
+    /// Starts a thread of this name; so many jobs, and as many results, may wait before anybody does. The work is given
+    /// each job, and what tells its results; which says whether anybody still wants them.
+    pub(super) fn start(
+        name: &str,
+        waiting: usize,
+        mut work: impl FnMut(J, &mut dyn FnMut(D) -> bool) + Send + 'static,
+    ) -> Result<Self> {
+        let (jobs, receiver) = sync_channel(waiting);
+        let (sender, done) = sync_channel(waiting);
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let handle = thread.spawn(move || {
+            let mut tell = |result| sender.send(result).is_ok();
+            while let Ok(job) = receiver.recv() {
+                work(job, &mut tell);
+            }
+        });
+        let handle = handle.map_err(|error| sys::Error::new("start a thread", error))?;
+        Ok(Self { jobs: Some(jobs), done, handle: Some(handle) })
+    }
+
+    /// Gives it a job. A thread that is gone has panicked; waiting for its results says so.
+    pub(super) fn give(&self, job: J) {
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+    }
+
+    /// A result, if there is one now.
+    pub(super) fn try_take(&self) -> Option<D> {
+        self.done.try_recv().ok()
+    }
+
+    /// A result, waiting for it; `None` when none will come.
+    pub(super) fn take(&self) -> Option<D> {
+        self.done.recv().ok()
+    }
+
+    /// Gives no more jobs.
+    pub(super) fn close(&mut self) {
+        self.jobs = None;
+    }
+}
+
+impl<J, D> Drop for Aside<J, D> {
+    fn drop(&mut self) {
+        self.jobs = None;
+        while self.done.recv().is_ok() {}
+        if let Some(handle) = self.handle.take() {
+            // A panic has been noticed where its results were waited for.
+            let _ = handle.join();
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! A store with one log, and what lies in its directory.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use model::{ByteCount, PageCount};
+use store::{ColdSegments, Keep, LogOptions, LogThreads, LogWriter, Store, SubjectName};
+
+use undying_store as store;
+
+pub(crate) struct Scratch {
+    _directory: tempfile::TempDir,
+    pub(crate) store: Store,
+    pub(crate) name: SubjectName,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        Self { _directory: directory, store, name: "subject".parse().unwrap() }
+    }
+
+    pub(crate) fn open(&self, options: LogOptions) -> LogWriter {
+        self.store.open_log(&self.name, options).unwrap()
+    }
+
+    pub(crate) fn image(&self, sequence: u64) -> PathBuf {
+        self.store.root().join("subject").join(sequence.to_string())
+    }
+
+    pub(crate) fn listed(&self) -> Vec<u64> {
+        self.store.list(&self.name).unwrap().into_iter().map(|(sequence, _)| sequence.0).collect()
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.store.root().join("subject/log")
+    }
+
+    /// Files of the log whose names end so.
+    pub(crate) fn files(&self, suffix: &str) -> usize {
+        let entries = std::fs::read_dir(self.log()).unwrap();
+        entries.filter(|entry| entry.as_ref().unwrap().path().to_string_lossy().ends_with(suffix)).count()
+    }
+
+    /// The format of the root that was written last.
+    pub(crate) fn newest_root_version(&self) -> u32 {
+        let entries = std::fs::read_dir(self.log()).unwrap();
+        let segments = entries.map(|entry| entry.unwrap().path());
+        let newest = segments.filter(|path| path.extension().is_some_and(|kind| kind == "seg")).max();
+        let bytes = std::fs::read(newest.unwrap()).unwrap();
+        let magic = b"\x89undyT\r\n";
+        let root = bytes.windows(magic.len()).rposition(|window| window == magic).unwrap();
+        u32::from_le_bytes(bytes[root + 8..root + 12].try_into().unwrap())
+    }
+
+    pub(crate) fn log_bytes(&self) -> u64 {
+        let entries = std::fs::read_dir(self.log()).unwrap();
+        entries.map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+    }
+}
+
+pub(crate) fn options() -> LogOptions {
+    LogOptions {
+        buffers: NonZeroUsize::new(4).unwrap(),
+        buffer_pages: PageCount(16),
+        segment: ByteCount(1 << 18),
+        keep: Keep::newest(3),
+        cold: None,
+        threads: LogThreads::Own,
+    }
+}
+
+/// Segments are compressed as soon as they are full.
+pub(crate) fn compressing(codec: &str) -> LogOptions {
+    let codec = store::codec(codec).unwrap();
+    LogOptions { cold: Some(ColdSegments { codec, after: Duration::ZERO }), ..options() }
+}

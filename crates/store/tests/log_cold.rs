@@ -1,0 +1,112 @@
+//! Logs whose segments are compressed when they have become cold.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "common/log_model.rs"]
+mod log_model;
+#[path = "common/scratch.rs"]
+mod scratch;
+
+use log_model::Subject;
+use scratch::{Scratch, compressing, options};
+use store::{Error, LogWriter};
+
+use undying_store as store;
+
+/// So many epochs more.
+fn go_on(writer: &LogWriter, subject: &mut Subject, epochs: usize) {
+    for _ in 0..epochs {
+        if let Some(ticket) = subject.epoch(writer).unwrap() {
+            ticket.wait().unwrap();
+        }
+    }
+}
+
+/// Takes checkpoints until so many segments are compressed.
+fn compress(writer: &LogWriter, subject: &mut Subject, segments: usize) {
+    for _ in 0..2_000 {
+        go_on(writer, subject, 1);
+        if writer.status().compressed >= segments {
+            return;
+        }
+    }
+    panic!("no segment was compressed: {:?}", writer.status());
+}
+
+#[test]
+fn what_has_become_cold_is_compressed_and_is_what_it_was() {
+    let scratch = Scratch::new();
+    let mut subject = Subject::new(11, 600, 8);
+    let writer = scratch.open(compressing("zstd"));
+    compress(&writer, &mut subject, 3);
+    writer.close().unwrap();
+    assert!(scratch.files(".zstd") > 2, "{}", scratch.files(".zstd"));
+    assert_eq!(scratch.files(".zstd"), scratch.files(".chunks"));
+    let whole = subject.compare_all(&scratch.store, &scratch.name).unwrap();
+    let newest = whole.last().unwrap();
+    let image = scratch.image(newest.0);
+    scratch.store.verify(&image).unwrap();
+
+    // Who opens it without compressing anything reads and goes on, and older releases are still told.
+    let writer = scratch.open(options());
+    assert!(writer.status().compressed > 0, "{:?}", writer.status());
+    subject.restored(writer.base());
+    go_on(&writer, &mut subject, 5);
+    writer.close().unwrap();
+    subject.compare_all(&scratch.store, &scratch.name).unwrap();
+    assert_eq!(scratch.newest_root_version(), 2);
+}
+
+#[test]
+fn a_copy_shares_compressed_segments_and_outlives_them() {
+    let scratch = Scratch::new();
+    let mut subject = Subject::new(12, 600, 8);
+    let writer = scratch.open(compressing("lz4"));
+    compress(&writer, &mut subject, 3);
+    let newest = *subject.history.keys().last().unwrap();
+    let copy = scratch.store.link(&scratch.image(newest.0), &"kept".parse().unwrap()).unwrap();
+    let was = subject.clone();
+    go_on(&writer, &mut subject, 300);
+    writer.close().unwrap();
+    let image = scratch.store.read(&copy).unwrap();
+    was.compare(newest, &image).unwrap();
+    subject.compare_all(&scratch.store, &scratch.name).unwrap();
+}
+
+#[test]
+fn segments_of_a_codec_that_is_not_here_are_refused_by_name() {
+    let scratch = Scratch::new();
+    let mut subject = Subject::new(13, 600, 8);
+    let writer = scratch.open(compressing("lz4"));
+    compress(&writer, &mut subject, 1);
+    writer.close().unwrap();
+    for entry in std::fs::read_dir(scratch.log()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|codec| codec == "lz4") {
+            std::fs::rename(&path, path.with_extension("lzma")).unwrap();
+        }
+    }
+    let newest = *subject.history.keys().last().unwrap();
+    let read = scratch.store.read(&scratch.image(newest.0));
+    assert!(matches!(&read, Err(Error::UnknownCodec { codec, .. }) if codec == "lzma"), "{read:?}");
+    let opened = scratch.store.open_log(&scratch.name, options());
+    assert!(matches!(&opened, Err(Error::UnknownCodec { .. })), "{opened:?}");
+}
+
+#[test]
+fn what_was_begun_and_not_completed_is_removed() {
+    let scratch = Scratch::new();
+    let mut subject = Subject::new(14, 600, 8);
+    let writer = scratch.open(options());
+    go_on(&writer, &mut subject, 20);
+    writer.close().unwrap();
+    let plain = std::fs::read_dir(scratch.log()).unwrap().map(|entry| entry.unwrap().path());
+    for path in plain.collect::<Vec<_>>() {
+        std::fs::write(path.with_extension("seg.lz4"), "half of it").unwrap();
+        std::fs::write(path.with_extension("chunks"), "none of them").unwrap();
+    }
+    subject.compare_all(&scratch.store, &scratch.name).unwrap();
+    scratch.open(options()).close().unwrap();
+    assert_eq!((scratch.files(".lz4"), scratch.files(".chunks")), (0, 0));
+    subject.compare_all(&scratch.store, &scratch.name).unwrap();
+}
