@@ -50,12 +50,17 @@ impl Scratch {
     /// The format of the root that was written last.
     pub(crate) fn newest_root_version(&self) -> u32 {
         let entries = std::fs::read_dir(self.log()).unwrap();
-        let segments = entries.map(|entry| entry.unwrap().path());
-        let newest = segments.filter(|path| path.extension().is_some_and(|kind| kind == "seg")).max();
-        let bytes = std::fs::read(newest.unwrap()).unwrap();
+        let plain = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "seg");
+        let mut segments: Vec<_> = entries.map(|entry| entry.unwrap().path()).filter(plain).collect();
+        segments.sort();
         let magic = b"\x89undyT\r\n";
-        let root = bytes.windows(magic.len()).rposition(|window| window == magic).unwrap();
-        u32::from_le_bytes(bytes[root + 8..root + 12].try_into().unwrap())
+        // The newest may hold slots and no root yet.
+        let root = segments.iter().rev().find_map(|path| {
+            let bytes = std::fs::read(path).unwrap();
+            let root = bytes.windows(magic.len()).rposition(|window| window == magic)?;
+            Some(bytes[root + 8..root + 12].to_vec())
+        });
+        u32::from_le_bytes(root.unwrap().try_into().unwrap())
     }
 
     pub(crate) fn log_bytes(&self) -> u64 {
