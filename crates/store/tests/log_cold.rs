@@ -7,7 +7,11 @@ mod log_model;
 #[path = "common/scratch.rs"]
 mod scratch;
 
-use log_model::Subject;
+use std::time::Duration;
+
+use image::{RecordSet, SpaceId};
+use log_model::{Subject, address, fill, meta};
+use model::{PageCount, Sequence};
 use scratch::{Scratch, compressing, options};
 use store::{Error, LogWriter};
 
@@ -57,6 +61,44 @@ fn what_has_become_cold_is_compressed_and_is_what_it_was() {
     // One of three that are kept was there before.
     assert!(scratch.files(".zstd") > 0);
     assert_eq!(scratch.newest_root_version(), 2);
+}
+
+/// One epoch that writes these pages.
+fn write(writer: &LogWriter, subject: &mut Subject, pages: impl Iterator<Item = u64>) {
+    let sequence = subject.next;
+    subject.next = Sequence(sequence.0 + 1);
+    let epoch = writer.begin(sequence).unwrap().unwrap();
+    for page in pages {
+        let mut batch = epoch.buffer().unwrap();
+        let tag = subject.dice.next();
+        fill(batch.push(SpaceId(0), address(page), PageCount(1)).unwrap(), tag);
+        epoch.append(batch).unwrap();
+        subject.now.pages.insert((0, page), tag);
+    }
+    subject.history.insert(sequence, subject.now.clone());
+    epoch.finish(RecordSet::default(), meta(sequence)).unwrap().wait().unwrap();
+}
+
+#[test]
+fn what_a_subject_leaves_half_empty_and_alone_is_compressed_too() {
+    let scratch = Scratch::new();
+    let mut subject = Subject::new(15, 0, 0);
+    let writer = scratch.open(options());
+    write(&writer, &mut subject, 0..192);
+    write(&writer, &mut subject, (0..192).step_by(2));
+    writer.close().unwrap();
+    // Four segments that are half empty, and two that are full.
+    assert!(scratch.files(".seg") >= 6, "{}", scratch.files(".seg"));
+    let writer = scratch.open(compressing("lz4"));
+    for _ in 0..200 {
+        write(&writer, &mut subject, 0..1);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let status = writer.status();
+    writer.close().unwrap();
+    // The one that is written to, and those that are made ahead or not yet looked at.
+    assert!(scratch.files(".lz4") >= 6 && scratch.files(".seg") <= 4, "{status:?}");
+    subject.compare_all(&scratch.store, &scratch.name).unwrap();
 }
 
 #[test]

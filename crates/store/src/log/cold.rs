@@ -20,7 +20,7 @@ use sys::scheduling::{self, Attributes};
 
 use super::aside::Aside;
 use super::layout::{chunks_path, compressed_path, segment_path};
-use super::segments::{Compressed, SegmentState, Segments};
+use super::segments::{Compressed, Segments, Watched};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, Writes};
@@ -50,7 +50,7 @@ type Outcome = (LogSegment, Result<Option<ByteCount>>);
 /// Which segments are compressed.
 #[derive(Debug)]
 pub(super) struct Cold {
-    /// How long nothing has to have been written to a segment.
+    /// How long a segment is watched.
     after: Duration,
     work: Work,
     thread: Option<Aside<Vec<LogSegment>, Outcome>>,
@@ -83,9 +83,9 @@ impl Cold {
         Self { after, work, thread: None, own_thread, done, under_way: 0, next_look }
     }
 
-    /// Begins with what has become cold, `active` being the segment that is written to, of so many blocks. Not before
-    /// everything before it is durable, the newest slot in it among that.
-    pub(super) fn plan(&mut self, segments: &mut Segments, blocks: u64, active: LogSegment) {
+    /// Begins with what has become cold, `active` being the segment that is written to. Not before everything before it
+    /// is durable, the newest slot in it among that.
+    pub(super) fn plan(&mut self, segments: &mut Segments, active: LogSegment) {
         let now = Instant::now();
         if self.under_way > 0 || self.next_look.is_some_and(|next| now < next) {
             return;
@@ -94,9 +94,14 @@ impl Cold {
         let mut found = Vec::new();
         let full = segments.iter_mut().filter(|state| state.number < active && state.compressed.is_none());
         for state in full {
-            let since = *state.full_since.get_or_insert(now);
-            if now - since >= self.after && stays(state, blocks) {
+            let was = *state.watched.get_or_insert(Watched { since: now, live: state.live });
+            if now - was.since < self.after {
+                continue;
+            }
+            if !state.cleaning && stays(was.live, state.live) {
                 found.push(state.number);
+            } else {
+                state.watched = Some(Watched { since: now, live: state.live });
             }
         }
         found.sort_unstable();
@@ -140,10 +145,10 @@ impl Cold {
     }
 }
 
-/// Whether most of a segment is likely to stay: the cleaner leaves full ones alone, and those that older checkpoints
-/// alone need.
-fn stays(state: &SegmentState, blocks: u64) -> bool {
-    !state.cleaning && (state.live == 0 || 4 * u64::from(state.live) >= 3 * blocks)
+/// Whether most of what lived in a segment is likely to stay: what has been there for as long as is watched, and lost
+/// less than a quarter. So do those that older checkpoints alone need.
+fn stays(was: u32, live: u32) -> bool {
+    4 * u64::from(live) >= 3 * u64::from(was)
 }
 
 impl Drop for Cold {

@@ -269,7 +269,7 @@ impl Scribe {
         let active = self.tail.place().map(|place| place.segment);
         self.cleaner.plan(fill, &mut self.segments, &self.pages, |number| Some(number) == active);
         if let (Some(cold), Some(active)) = (&mut self.cold, active) {
-            cold.plan(&mut self.segments, self.blocks, active);
+            cold.plan(&mut self.segments, active);
         }
         self.cleaner.feed(self.tail.helper())
     }

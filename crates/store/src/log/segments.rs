@@ -31,8 +31,15 @@ pub(crate) struct SegmentState {
     pub(crate) cleaning: bool,
     /// What compressing it came to, if that was tried or is about to be.
     pub(crate) compressed: Option<Compressed>,
-    /// Since when it is known that nothing is written to it any more.
-    pub(crate) full_since: Option<Instant>,
+    /// What is compared with, to tell whether it is cold; none before nothing is written to it any more.
+    pub(crate) watched: Option<Watched>,
+}
+
+/// How much lived in a segment at some time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Watched {
+    pub(crate) since: Instant,
+    pub(crate) live: u32,
 }
 
 /// A segment and a codec.
@@ -62,8 +69,8 @@ impl Segments {
         if ((slot as u64 + 1) << self.bits) > u64::from(Spot::MAX) {
             return None;
         }
-        let (live, cleaning, compressed, full_since) = (0, false, None, None);
-        let state = Some(SegmentState { number, live, cleaning, compressed, full_since });
+        let (live, cleaning, compressed, watched) = (0, false, None, None);
+        let state = Some(SegmentState { number, live, cleaning, compressed, watched });
         match self.slots.get_mut(slot) {
             Some(free) => *free = state,
             None => self.slots.push(state),

@@ -56,12 +56,12 @@ pub struct LogOptions {
     pub threads: LogThreads,
 }
 
-/// Segments that are compressed: those that nothing was written to for a while, and that are likely to stay.
+/// Segments that are compressed: those that have been full for a while, and have lost little of what lived in them.
 #[derive(Clone, Copy, Debug)]
 pub struct ColdSegments {
     /// How.
     pub codec: &'static dyn Codec,
-    /// How long a segment has to have been full.
+    /// How long a segment is watched, from when it is full.
     pub after: Duration,
 }
 
@@ -105,8 +105,7 @@ pub struct Ticket {
 }
 
 impl ColdSegments {
-    /// With this codec, after a minute: what most programs write again, they write again before that. A segment that is
-    /// three quarters full by then is compressed once for all the time that it stays.
+    /// With this codec, after a minute: what most programs write again, they write again before that.
     #[must_use]
     pub const fn with(codec: &'static dyn Codec) -> Self {
         Self { codec, after: Duration::from_secs(60) }
