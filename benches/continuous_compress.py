@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 
-from lib.harness import (Rows, arguments, main, middle, on, plotter, read_rows, save, wait_for)
+from lib.harness import Rows, arguments, main, middle, on, plotter, read_rows, redis_answers, save, wait_for
 
 QUESTION = "continuous_compress"
 CODECS = ["none", "lz4", "zstd"]
@@ -60,8 +60,8 @@ class Server:
         self.command = [options.undying, "--store", self.store]
         self.log = open(os.path.join(scratch, "log"), "w")
         self.process = subprocess.Popen(
-            [*self.command, "run", "--name", "redis", "--every", options.every, "--prefer",
-             options.prefer, *([] if codec == "none" else ["--compress", codec]), "--", "redis-server", "--port", str(self.port),
+            [*self.command, "run", "--name", "redis", "--every", options.every, "--prefer", options.prefer,
+             *([] if codec == "none" else ["--compress", codec]), "--", "redis-server", "--port", str(self.port),
              "--save", "", "--dir", work],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True,
             preexec_fn=on(os.sched_getaffinity(0), options.nice))
@@ -80,12 +80,7 @@ class Server:
     def answers(self):
         if self.process.poll() is not None:
             raise RuntimeError("undying ended with %d" % self.process.returncode)
-        try:
-            with self.connect() as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(100).startswith(b"+PONG")
-        except OSError:
-            return False
+        return redis_answers(self.port)
 
     def fill(self):
         with self.connect() as connection:

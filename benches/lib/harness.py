@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import statistics
 import struct
 import subprocess
@@ -110,6 +111,16 @@ def wait_for(condition, what):
         if time.monotonic() > end:
             raise RuntimeError("gave up waiting for " + what)
         time.sleep(0.002)
+
+
+def redis_answers(port):
+    """Whether a redis server does, now."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(100).startswith(b"+PONG")
+    except OSError:
+        return False
 
 
 # Drivers ------------------------------------------------------------------------------------------------------------

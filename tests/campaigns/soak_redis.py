@@ -23,7 +23,7 @@ import time
 
 import campaign
 from campaign import arguments, say_to
-from lib.harness import build, on, plotter, quantile, read_rows, save, wait_for
+from lib.harness import build, on, plotter, quantile, read_rows, redis_answers, save, wait_for
 
 SLOTS = 1000
 # The oldest checkpoint that the store keeps is at most twice 10 minutes old; until then it grows.
@@ -56,12 +56,7 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.options.port), timeout=60)
 
     def answers(self):
-        try:
-            with self.connect() as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(100).startswith(b"+PONG")
-        except OSError:
-            return False
+        return redis_answers(self.options.port)
 
     def status(self):
         return json.loads(say_to(self.command, "status", "redis", "--json").stdout)[0]
