@@ -144,6 +144,8 @@ fn failed(pid: Pid, tid: Tid, name: &str, errno: Errno) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -171,7 +173,12 @@ mod tests {
         files.open(pid, tid, "comm").unwrap();
         say.send(()).unwrap();
         thread.unwrap().join().unwrap();
-        assert!(files.read(pid, tid, "comm").is_err());
+        // The kernel tells who joins it a moment before the thread is gone from `/proc`.
+        let patience = Instant::now() + Duration::from_secs(20);
+        while files.read(pid, tid, "comm").is_ok() {
+            assert!(Instant::now() < patience, "an ended thread is still read");
+            std::thread::yield_now();
+        }
     }
 
     #[test]
