@@ -272,26 +272,24 @@ fn a_signal_that_a_thread_waits_for_is_not_lost_to_a_chain() {
 #[test]
 fn waits_end_although_the_stops_never_do() {
     const INTERVAL: Duration = Duration::from_millis(4);
-    const DURATION: Duration = Duration::from_secs(2);
+    // At least one and a half seconds, and more where the processors are taken away.
+    const STOPS: u32 = 400;
     // Places whose calls last 20 ms, five times as long as the time between two stops.
     const TIMED: [usize; 5] = [1, 3, 5, 8, 14];
     let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
     let before = subject.rounds();
-    let started = Instant::now();
-    let mut stops = 0;
-    while started.elapsed() < DURATION {
+    for _ in 0..STOPS {
         std::thread::sleep(INTERVAL);
         match StoppedTree::stop(subject.pid()) {
             Ok(tree) => tree.resume().unwrap(),
             Err(error) => panic!("{error}; the subject says: {}", subject.line()),
         }
-        stops += 1;
     }
     let after = subject.rounds();
     for place in TIMED {
         let rounds = after[place] - before[place];
-        println!("place {place}: {rounds} rounds in {stops} stops");
-        assert!(rounds > 20, "place {place}: {rounds} rounds in {stops} stops");
+        println!("place {place}: {rounds} rounds in {STOPS} stops");
+        assert!(rounds > 20, "place {place}: {rounds} rounds in {STOPS} stops");
     }
     assert_eq!(subject.finish(), 0);
 }
