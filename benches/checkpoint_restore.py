@@ -9,94 +9,23 @@ much to a new file of the same disk past the cache, four requests at a time, and
 time from the start of `restore --lazy` of a gigabyte in the page cache to the first instruction, as a subject that
 reads the clock all the time sees it.
 
-Usage: checkpoint_restore.py [--rounds N] [--only tiny,gib,redis] [--undying PATH] [--criu PATH] [--out FILE.csv]
 Needs root. Without CRIU only undying is measured. Raw rows go to benches/runs/; medians are printed.
 """
-import argparse
-import csv
-import datetime
 import json
 import mmap
 import os
-import platform
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 
-from lib.harness import newest
+from lib.harness import (Rows, build, command, gone, into_page_cache, kill, main, redis_answers, results, wait_for)
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-SUBJECT_C = r"""
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
-int main(int argc, char **argv)
-{
-	size_t bytes = strtoull(argv[1], 0, 10);
-	unsigned long state = 88172645463325252UL, *words = bytes ? mmap(0, bytes, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : 0;
-	for (size_t i = 0; i < bytes / 8; i++) {
-		state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-		words[i] = state;
-	}
-	close(open(argv[2], O_CREAT | O_WRONLY, 0600));
-	if (argc == 3)
-		for (;;)
-			usleep(10000);
-	/* Keeps when the first long gap ended, once it is zero. */
-	volatile long *end = mmap(0, 4096, 3, MAP_SHARED, open(argv[3], O_RDWR), 0);
-	struct timespec now;
-	for (long last = 0, at;; last = at) {
-		clock_gettime(CLOCK_MONOTONIC, &now);
-		at = now.tv_sec * 1000000000 + now.tv_nsec;
-		if (at - last > 50000000 && !*end)
-			*end = at;
-	}
-}
-"""
-COLUMNS = ["subject", "tool", "round", "checkpoint_ms", "pause_ms", "restore_cold_ms", "restore_ms", "lazy_first_ms"]
-PATIENCE_S = 60
-
-
-def wait_for(condition, what):
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > end:
-            sys.exit("gave up waiting for " + what)
-        time.sleep(0.002)
-
-
-def timed(command):
-    start = time.monotonic()
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
-    if done.returncode != 0:
-        sys.exit("%s ended with %d:\n%s%s" % (command, done.returncode, done.stdout, done.stderr))
-    return (time.monotonic() - start) * 1000
-
-
-def gone(pid):
-    """Reaps the subject when it is our child; an orphan is reaped by whoever adopted it."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
-    return not os.path.exists("/proc/%d" % pid)
-
-
-def kill(pid):
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    wait_for(lambda: gone(pid), "the end of pid %d" % pid)
+QUESTION = "checkpoint_restore"
+FIGURES = ["checkpoint_ms", "pause_ms", "restore_cold_ms", "restore_ms", "lazy_first_ms"]
+COLUMNS = ["subject", "tool", "round", *FIGURES]
 
 
 class Memory:
@@ -124,7 +53,7 @@ class Redis:
         process = subprocess.Popen(["redis-server", "--port", str(self.port), "--save", "", "--dir", work],
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                    start_new_session=True)
-        wait_for(self.answers, "redis")
+        wait_for(lambda: redis_answers(self.port), "redis")
         fill = subprocess.Popen(["redis-cli", "-p", str(self.port), "--pipe"], stdin=subprocess.PIPE,
                                 stdout=subprocess.DEVNULL)
         for first in range(0, self.keys, 10000):
@@ -134,14 +63,6 @@ class Redis:
         fill.wait()
         return process.pid
 
-    def answers(self):
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith(b"+PONG")
-        except OSError:
-            return False
-
 
 class Undying:
     name = "undying"
@@ -150,14 +71,14 @@ class Undying:
         self.binary = binary
 
     def checkpoint(self, pid, image):
-        return timed([self.binary, "checkpoint", str(pid), "--image", image, "--kill"])
+        return command([self.binary, "checkpoint", str(pid), "--image", image, "--kill"])[0]
 
     def pause_ms(self, image):
         shown = subprocess.run([self.binary, "show", image, "--json"], capture_output=True, text=True, check=True)
         return json.loads(shown.stdout)["pause_us"] / 1000
 
     def restore(self, image, *options):
-        return timed([self.binary, "restore", image, "--detach", *options])
+        return command([self.binary, "restore", image, "--detach", *options])[0]
 
 
 def number(message, at):
@@ -178,7 +99,7 @@ class Criu:
 
     def checkpoint(self, pid, image):
         os.mkdir(image)
-        return timed([self.binary, "dump", "-t", str(pid), "-D", image, "--shell-job"])
+        return command([self.binary, "dump", "-t", str(pid), "-D", image, "--shell-job"])[0]
 
     def pause_ms(self, image):
         """What it says itself: frozen_time of its statistics, and freezing_time before."""
@@ -193,7 +114,7 @@ class Criu:
         return (times[1] + times[2]) / 1000
 
     def restore(self, image):
-        return timed([self.binary, "restore", "-d", "-D", image, "--shell-job"])
+        return command([self.binary, "restore", "-d", "-D", image, "--shell-job"])[0]
 
 
 class Direct:
@@ -221,14 +142,6 @@ class Direct:
         os.fdatasync(file)
         os.close(file)
         return (time.monotonic() - start) * 1000
-
-
-def into_page_cache(image):
-    for folder, _, files in os.walk(image):
-        for name in files:
-            with open(os.path.join(folder, name), "rb") as file:
-                while file.read(1 << 20):
-                    pass
 
 
 def lazy_first(subject, tool, work):
@@ -267,47 +180,37 @@ def measure(subject, tool, work):
     return checkpoint, pause, cold, warm, lazy_first(subject, tool, work) if is_lazy else ""
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def bench():
+    parser = results(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="tiny,gib,redis")
-    parser.add_argument("--undying", default=newest("undying"))
-    parser.add_argument("--criu", default=shutil.which("criu"))
-    parser.add_argument("--out")
+    parser.add_argument("--only", default="tiny,gib,redis", help="subjects [tiny,gib,redis]")
+    parser.add_argument("--criu", default=shutil.which("criu"), help="CRIU, to compare with [that in PATH]")
     options = parser.parse_args()
-    scratch = tempfile.mkdtemp(prefix="undying-bench-")
-    program = os.path.join(scratch, "subject")
-    with open(program + ".c", "w") as file:
-        file.write(SUBJECT_C)
-    subprocess.run(["cc", "-O2", "-o", program, program + ".c"], check=True)
-    subjects = {"tiny": Memory(program, 0), "gib": Memory(program, 1 << 30), "redis": Redis(1000000)}
     tools = [Undying(options.undying)] + ([Criu(options.criu)] if options.criu else [])
-    day = datetime.date.today().isoformat()
-    out = options.out or os.path.join(HERE, "runs", "checkpoint_restore-%s.csv" % day)
-    rows = []
-    for name in options.only.split(","):
-        for turn in range(options.rounds):
-            for tool in tools + [Direct()] * (name == "gib"):
-                work = tempfile.mkdtemp(dir=scratch)
-                figures = measure(subjects[name], tool, work)
-                shutil.rmtree(work)
-                rows.append([name, tool.name, turn] + [f if f == "" else "%.3f" % f for f in figures])
-                print(" ".join(str(cell) for cell in rows[-1]), flush=True)
-    with open(out, "w", newline="") as file:
-        file.write("# kernel %s, %d processors, %s\n" % (platform.release(), os.cpu_count(), " ".join(sys.argv[1:])))
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
+    rows = Rows(options, QUESTION, COLUMNS)
+
+    def work(scratch):
+        program = build("memory", scratch)
+        subjects = {"tiny": Memory(program, 0), "gib": Memory(program, 1 << 30), "redis": Redis(1000000)}
+        for name in options.only.split(","):
+            for turn in range(options.rounds):
+                for tool in tools + [Direct()] * (name == "gib"):
+                    folder = tempfile.mkdtemp(dir=scratch)
+                    figures = measure(subjects[name], tool, folder)
+                    shutil.rmtree(folder)
+                    rows.add(subject=name, tool=tool.name, round=turn, **dict(zip(FIGURES, figures)))
+                    print(" ".join(rows.rows[-1].values()), flush=True)
+    main(work)
+    rows.close()
     for name in options.only.split(","):
         for tool in tools + [Direct()]:
-            for index, column in list(enumerate(COLUMNS))[3:]:
-                found = [float(row[index]) for row in rows if row[:2] == [name, tool.name] and row[index] != ""]
+            mine = [row for row in rows.rows if (row["subject"], row["tool"]) == (name, tool.name)]
+            for figure in FIGURES:
+                found = [float(row[figure]) for row in mine if row[figure] != ""]
                 if found:
                     print("%-6s %-8s %-16s median %9.2f  min %9.2f  max %9.2f" %
-                          (name, tool.name, column, statistics.median(found), min(found), max(found)))
-    shutil.rmtree(scratch)
-    print("raw rows: " + out)
+                          (name, tool.name, figure, statistics.median(found), min(found), max(found)))
 
 
 if __name__ == "__main__":
-    main()
+    bench()

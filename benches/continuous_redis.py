@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 from lib.harness import (Rows, arguments, build, main, middle, on, plotter, processors, read_rows, save,
                          wait_for, with_checkpoints)

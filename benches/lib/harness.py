@@ -1,4 +1,4 @@
-"""What the benches of continuous checkpoints share: subjects, drivers that checkpoint them, windows, rows, plots.
+"""What the benches share: subjects, drivers that checkpoint them, windows, rows, plots.
 
 A subject lives through windows without and with checkpoints in turn (A B A B …), so that the same process on the same
 processors is compared with itself. A driver is attached to a running subject and taken off again; `engine` drives the
@@ -12,6 +12,7 @@ import json
 import math
 import os
 import platform
+import resource
 import shutil
 import signal
 import socket
@@ -52,6 +53,47 @@ def on(cpus, niceness=0):
             with open("/proc/self/autogroup", "w") as group:
                 group.write(str(niceness))
     return prepare
+
+
+# Commands and processes ---------------------------------------------------------------------------------------------
+
+def command(words, patience_s=PATIENCE_S):
+    """Runs one; the wall time and the processor time of it and of what it reaped, in ms, and its output."""
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience_s)
+    wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode != 0:
+        raise RuntimeError("%s ended with %d:\n%s%s" % (words, done.returncode, done.stdout, done.stderr))
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall * 1000, used * 1000, done.stdout
+
+
+def gone(pid):
+    """Reaps a process when it is our child; an orphan is reaped by whoever adopted it."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+    return not os.path.exists("/proc/%d" % pid)
+
+
+def kill(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    wait_for(lambda: gone(pid), "the end of pid %d" % pid)
+
+
+def files_under(folder):
+    return [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+
+
+def into_page_cache(folder):
+    for path in files_under(folder):
+        with open(path, "rb") as file:
+            while file.read(1 << 20):
+                pass
 
 
 # Subjects -----------------------------------------------------------------------------------------------------------
@@ -377,17 +419,24 @@ def spread(values):
 
 # Options, rows, plots -----------------------------------------------------------------------------------------------
 
-def arguments(document, **defaults):
+def results(document):
+    """What every question is told: the program, and where its rows go."""
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--undying", default=newest("undying"), help="the program [newest in target/]")
+    parser.add_argument("--out", help="folder for rows and plots [benches/runs]", default=os.path.join(HERE, "runs"))
+    parser.add_argument("--tag", default=datetime.date.today().isoformat(), help="end of the names of the results")
+    return parser
+
+
+def arguments(document, **defaults):
+    """The same of questions about continuous checkpoints."""
+    parser = results(document)
     parser.add_argument("--quick", action="store_true", help="some minutes instead of an hour or so")
     parser.add_argument("--driver", choices=sorted(DRIVERS), default=defaults.get("driver", "engine"))
-    parser.add_argument("--undying", default=newest("undying"), help="the program [newest in target/]")
     parser.add_argument("--engine", default=newest("examples/bench_epochs"), help="the driver `engine` [newest in target/]")
     parser.add_argument("--nice", type=int, default=0, help="niceness of subject and driver, on a busy machine")
     parser.add_argument("--prefer", choices=("pause", "throughput"), default="pause", help="as of `undying run`")
     parser.add_argument("--place", help="where stores are made [the temporary folder]")
-    parser.add_argument("--out", help="folder for rows and plots [benches/runs]", default=os.path.join(HERE, "runs"))
-    parser.add_argument("--tag", default=datetime.date.today().isoformat(), help="end of the names of the results")
     parser.add_argument("--plot", metavar="CSV", help="only draw the plot of earlier rows again")
     return parser
 
@@ -424,12 +473,13 @@ class Rows:
 
 
 def conditions(options):
-    binary = options.undying if options.driver == "run" else options.engine
+    driver = getattr(options, "driver", None)
+    binary = options.engine if driver == "engine" else options.undying
     yield "command: %s %s" % (os.path.basename(sys.argv[0]), " ".join(sys.argv[1:]))
     yield "kernel %s, %d processors, load average at the beginning: %.1f %.1f %.1f" % (
         platform.release(), os.cpu_count(), *os.getloadavg())
     profiles = [name for name in ("release", "debug") if name in binary.split(os.sep)]
-    yield "driver: %s, %s build" % (options.driver, profiles[-1] if profiles else "another")
+    yield "%s%s build" % ("driver: %s, " % driver if driver else "", profiles[-1] if profiles else "another")
     try:
         described = subprocess.run(["git", "-C", HERE, "describe", "--always", "--dirty", "--exclude", "*"],
                                    capture_output=True, text=True, check=True).stdout.strip()
