@@ -7,6 +7,8 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,17 @@ fn assert_unharmed(counter: &Counter, round: usize) {
     assert!(!state.starts_with(['t', 'T']), "round {round}: the subject is in state {state}");
 }
 
+/// The numbers of the subject's open descriptors.
+fn open_in(counter: &Counter) -> BTreeSet<OsString> {
+    let entries = std::fs::read_dir(format!("/proc/{}/fd", counter.pid())).unwrap();
+    entries.map(|entry| entry.unwrap().file_name()).collect()
+}
+
+/// What was opened in the subject is closed again.
+fn assert_closed(counter: &Counter, before: &BTreeSet<OsString>, round: usize) {
+    until(&format!("round {round}'s descriptors to go"), || (open_in(counter) == *before).then_some(()));
+}
+
 /// Nothing that bears the lab's mark is left but the subject.
 fn assert_alone(lab: &Lab, counter: &Counter, round: usize) {
     let alone = || lab.guard.marked().iter().all(|process| *process == counter.process);
@@ -49,6 +62,7 @@ fn a_guardian_killed_at_any_moment_leaves_a_whole_subject_and_a_whole_store() {
     }
     let (lab, mut random) = (Lab::new(), Random::new());
     let counter = lab.counter(&[]);
+    let before = open_in(&counter);
     let pid = counter.pid().to_string();
     let words = ["run", "--name", "job", "--every", "10ms", "--adopt", &pid];
     let begun = Instant::now();
@@ -64,6 +78,7 @@ fn a_guardian_killed_at_any_moment_leaves_a_whole_subject_and_a_whole_store() {
         guardian.kill().unwrap();
         wait(&mut guardian);
         assert_unharmed(&counter, round);
+        assert_closed(&counter, &before, round);
         assert_alone(&lab, &counter, round);
         let rows = lab.json(&["ls", "job"]);
         for row in rows.as_array().unwrap() {
@@ -87,6 +102,7 @@ fn a_checkpoint_killed_at_any_moment_is_whole_or_is_not_there() {
     }
     let (lab, mut random) = (Lab::new(), Random::new());
     let counter = lab.counter(&[]);
+    let before = open_in(&counter);
     let pid = counter.pid().to_string();
     let mut whole = 0;
     let begun = Instant::now();
@@ -101,6 +117,7 @@ fn a_checkpoint_killed_at_any_moment_is_whole_or_is_not_there() {
         command.kill().unwrap();
         wait(&mut command);
         assert_unharmed(&counter, round);
+        assert_closed(&counter, &before, round);
         assert_alone(&lab, &counter, round);
         let is_there = Path::new(image).exists();
         assert_eq!(is_whole(&lab, image), is_there, "round {round}");
@@ -209,6 +226,7 @@ fn a_killed_guardian_under_load_is_replaced_again_and_again() {
     }
     let (lab, mut random) = (Lab::new(), Random::new());
     let counter = lab.counter(&[]);
+    let before = open_in(&counter);
     let pid = counter.pid().to_string();
     for round in 0..rounds(5, 50) {
         let words = ["run", "--name", "job", "--every", "10ms", "--adopt", &pid];
@@ -221,5 +239,6 @@ fn a_killed_guardian_under_load_is_replaced_again_and_again() {
         until("the stop", || counter.status("State").starts_with('T').then_some(()));
         counter.process.signal(Signal::CONT).unwrap();
         assert_unharmed(&counter, round);
+        assert_closed(&counter, &before, round);
     }
 }

@@ -1,7 +1,7 @@
 //! Sockets with addresses as the kernel's bytes, and messages with everything that travels in them.
 //!
-//! Owns: bind(2), connect(2), getsockname(2), getpeername(2), recvmsg(2) that only peeks, sendmsg(2), the ioctls
-//! that tell how full a socket's queues are.
+//! Owns: bind(2), connect(2), getsockname(2), getpeername(2), recvmsg(2) that only peeks or only takes, sendmsg(2), the
+//! ioctls that tell how full a socket's queues are.
 //! Invariants: an address is given back to the kernel byte for byte as it came; received descriptors are owned.
 //! Does not: interpret addresses or data.
 //!
@@ -187,6 +187,18 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<Peeked>>
     };
     read_control(&header, &mut peeked);
     Ok(Some(peeked))
+}
+
+/// Takes all messages that wait in a socket for datagrams, with what travels in them, and forgets them.
+pub fn forget_messages(socket: BorrowedFd<'_>) -> Result<()> {
+    loop {
+        // SAFETY: no buffer is given, none is written.
+        let result = unsafe { libc::recv(socket.as_raw_fd(), ptr::null_mut(), 0, libc::MSG_DONTWAIT) };
+        if result < 0 {
+            let errno = Errno::last();
+            return if errno.0 == libc::EAGAIN { Ok(()) } else { Err(Error::new("empty a socket", errno)) };
+        }
+    }
 }
 
 fn read_control(header: &libc::msghdr, peeked: &mut Peeked) {
@@ -381,6 +393,8 @@ mod tests {
         }
         assert!(peek(left.as_fd(), &mut [0; 4]).unwrap().is_none());
         assert_eq!(readable_bytes(right.as_fd()).unwrap(), 5);
+        forget_messages(right.as_fd()).unwrap();
+        assert!(peek(right.as_fd(), &mut [0; 4]).unwrap().is_none());
     }
 
     #[test]

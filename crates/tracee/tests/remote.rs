@@ -147,7 +147,7 @@ fn call_together(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) -> Result<u
     let context = RemoteContext { memory, areas: &areas, gadgets };
     let seen: Vec<Seen> = tree.processes[0].threads.iter().map(|thread| Seen::of(thread.tid())).collect();
     let mut places = Places::find(pid, &context).unwrap();
-    let room = Room { calls: 4, data: ByteCount(64) };
+    let room = Room { calls: 4, data: ByteCount(64), opened: 0 };
     let (mut most, mut together) = (0, Vec::new());
     let finish = |together: &mut Vec<(RemoteSession<'_>, _)>| {
         for (index, (mut session, batch)) in together.drain(..).enumerate().rev() {
@@ -294,23 +294,6 @@ fn waits_end_although_the_stops_never_do() {
     assert_eq!(subject.finish(), 0);
 }
 
-static STEPS: AtomicU64 = AtomicU64::new(0);
-static LAST_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
-
-/// Whether the steps of stopping the tree and of leaving it count as well: they are the same whichever thread is called.
-static COUNTS_STOPS: AtomicBool = AtomicBool::new(true);
-
-/// Dies at a step of its number.
-fn die_at_last_step(step: &'static str) {
-    if step.starts_with("stop ") && !COUNTS_STOPS.load(Ordering::Relaxed) {
-        return;
-    }
-    if STEPS.fetch_add(1, Ordering::Relaxed) == LAST_STEP.load(Ordering::Relaxed) {
-        sys::signal::send(Pid(std::process::id() as i32), Signal(9)).unwrap();
-        std::thread::sleep(Duration::from_secs(60));
-    }
-}
-
 /// The part of this test program that is killed: `PID`, which calls for ever; or `PID STEP PLACE`, which calls in the
 /// thread of one place and dies at a step.
 fn be_helper(role: &str) {
@@ -321,11 +304,9 @@ fn be_helper(role: &str) {
             call_in_every_thread(pid);
         }
     };
-    LAST_STEP.store(step as u64, Ordering::Relaxed);
-    COUNTS_STOPS.store(place == 0, Ordering::Relaxed);
     let memory = ProcessMemory::open(pid).unwrap();
     let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
-    undying_tracee::steps::observe(die_at_last_step);
+    common::die_at(step as u64, place == 0);
     call_with(pid, &memory, gadgets, place as usize..place as usize + 1).unwrap();
 }
 
@@ -371,9 +352,7 @@ fn survives(subject: &mut Subject, step: usize, place: usize) -> bool {
     subject.goes_on();
     assert!(subject.is_alive(), "step {step}, place {place}: the subject says: {}", subject.line());
     nothing_waits(subject.pid());
-    let died = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
-    assert!(died || status.success(), "step {step}, place {place}: {status}");
-    status.success()
+    !common::has_died(status)
 }
 
 /// Signals that end chains are waiting in no thread that blocks them.
@@ -425,8 +404,7 @@ static OPEN_STEP: AtomicU64 = AtomicU64::new(0);
 
 fn die_at_open_step(step: &'static str) {
     if step == OPEN_STEPS[OPEN_STEP.load(Ordering::Relaxed) as usize] {
-        sys::signal::send(Pid(std::process::id() as i32), Signal(9)).unwrap();
-        std::thread::sleep(Duration::from_secs(60));
+        common::die();
     }
 }
 
@@ -453,8 +431,7 @@ fn signals_on_the_way_home_harm_nothing() {
         let status = common::helper(TEST, &role).status().unwrap();
         common::wait_untraced(subject.pid());
         assert!(subject.is_alive(), "death {death}: the subject says: {}", subject.line());
-        let died = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
-        assert!(died, "death {death}: {status}");
+        assert!(common::has_died(status), "death {death}");
     }
     subject.goes_on();
     subject.finish();

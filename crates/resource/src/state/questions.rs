@@ -76,7 +76,7 @@ impl Questions {
     /// What a session needs to have them answered in as few turns as possible.
     pub(super) fn room(&self) -> Room {
         let data = self.list[..fitting(&self.list)].iter().map(Question::room).sum();
-        Room { calls: self.list.len().min(Room::MOST.calls), data: ByteCount(data) }
+        Room { calls: self.list.len().min(Room::MOST.calls), data: ByteCount(data), opened: 0 }
     }
 
     /// Has the first calls begun.

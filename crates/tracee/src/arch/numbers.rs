@@ -78,4 +78,4 @@ pub const TGKILL: i64 = 234;
 pub const TKILL: i64 = 200;
 pub const USERFAULTFD: i64 = 323;
 pub const IOCTL: i64 = 16;
-pub const SOCKETPAIR: i64 = 53;
+pub const SOCKET: i64 = 41;

@@ -434,6 +434,9 @@ pub fn home_frame(
     }
 }
 
+/// Where the first argument of a call lies in a frame, behind eight registers that no call needs.
+pub const FRAME_FIRST_ARGUMENT: u64 = 8 + 40 + 8 * 8;
+
 /// Where the address of the next instruction lies in a frame.
 pub const FRAME_INSTRUCTION: u64 = 8 + 40 + 16 * 8;
 

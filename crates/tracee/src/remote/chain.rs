@@ -14,11 +14,13 @@
 //! gets through for as long as the chain runs, and one that somebody else sends then is sent again by the session.
 
 use model::{Address, ByteCount, Pid, Signal, Tid};
+use sys::Error;
 use sys::ptrace::Registers;
 
 use super::Gadgets;
 use crate::arch::numbers::{TGKILL, TKILL};
-use crate::arch::x86_64::{self as arch, HomeFrame, Preserved, Store};
+use crate::arch::x86_64::{self as arch, HomeFrame, Preserved};
+use crate::memory::ProcessMemory;
 
 /// Most calls of one chain; more go in several.
 pub(super) const LINKS_MAX: usize = 24;
@@ -34,8 +36,8 @@ pub(super) fn bytes_of(calls: usize) -> ByteCount {
     ByteCount((calls.clamp(1, LINKS_MAX) as u64 + 1) * (LINK_BYTES + SLOT_BYTES))
 }
 
-/// What a slot holds until its call has been made; no call returns it.
-const UNSET: u64 = 0x8000_0000_0000_0000;
+/// What a slot holds until its call has been made; no call returns it, and as a descriptor it is none.
+pub(super) const UNSET: u64 = 0x8000_0000_ffff_ffff;
 
 /// SIGURG, SIGWINCH, SIGCHLD: they do nothing by default.
 pub(super) const HARMLESS: [Signal; 3] = [Signal(23), Signal(28), Signal(17)];
@@ -67,10 +69,19 @@ pub(super) struct Chain {
     pub(super) first: Registers,
     /// The signal at which the thread stops in the end.
     pub(super) signal: Signal,
-    /// Results begin here.
-    pub(super) slots: Address,
+    /// Where the results are.
+    pub(super) slots: Slots,
     /// Signals held back while it runs; its frames may hold back more.
     pub(super) mask: u64,
+}
+
+/// Where the results of a chain go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slots {
+    /// Where the first one goes.
+    pub(super) first: Address,
+    /// From one to the next.
+    pub(super) stride: ByteCount,
 }
 
 /// What a chain is built from.
@@ -87,6 +98,8 @@ pub(super) struct Plan<'a> {
     pub(super) home: &'a HomePlace,
     /// The signal to end with.
     pub(super) signal: Signal,
+    /// Where the results go; `None` for the start of the chain.
+    pub(super) slots: Option<Slots>,
 }
 
 /// Where the home frame of a session is.
@@ -121,8 +134,9 @@ impl Plan<'_> {
         let (store_at, store) = self.gadgets.store.filter(|(_, store)| store.serves_pops())?;
         let pivot = self.gadgets.pivot?;
         let fourth = queries.first()?.arguments[3];
-        let slot = |index: usize| self.start + ByteCount(index as u64 * SLOT_BYTES);
-        let mut words = vec![UNSET; queries.len()];
+        let (slots, mut words) = self.slots(queries.len());
+        let slot = |index: usize| slots.at(index);
+        let links = words.len();
         for (index, query) in queries.iter().enumerate() {
             if query.arguments[3..] != [fourth, 0, 0] {
                 return None;
@@ -141,16 +155,23 @@ impl Plan<'_> {
         self.push_call(&mut words, &end, Address(0))?;
         words.push(pivot.get());
         let nothing = arch::with_syscall(self.original, Address(0), 0, [0, 0, 0, fourth, 0, 0]);
-        let links = queries.len();
         let first = Registers {
             rip: words[links],
-            rsp: slot(links + 1).get(),
+            rsp: (self.start + ByteCount(8 * (links as u64 + 1))).get(),
             rbp: self.home.frame_pointer.get(),
             ..nothing
         };
         let bytes = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let first = arch::with_preserved(&first, store.base, slot(0));
-        Some(Chain { bytes, first, signal: self.signal, slots: self.start, mask: !bit(self.signal) })
+        Some(Chain { bytes, first, signal: self.signal, slots, mask: !bit(self.signal) })
+    }
+
+    /// Where so many results go, and what lies at the start of the chain for it.
+    fn slots(&self, count: usize) -> (Slots, Vec<u64>) {
+        match self.slots {
+            Some(slots) => (slots, Vec::new()),
+            None => (Slots { first: self.start, stride: ByteCount(SLOT_BYTES) }, vec![UNSET; count]),
+        }
     }
 
     /// The words that make a call; `rbx` is what that register must hold afterwards.
@@ -174,14 +195,18 @@ impl Plan<'_> {
         debug_assert!(queries.len() <= LINKS_MAX, "a chain fits its room");
         let (store_at, store) = self.gadgets.store?;
         let link_bytes = ByteCount(8 * (1 + store.words as u64) + arch::FRAME_BYTES);
-        let links = self.start + ByteCount(queries.len() as u64 * SLOT_BYTES);
+        let (slots, unset) = self.slots(queries.len());
+        let links = self.start + ByteCount(8 * unset.len() as u64);
         let link_at = |index: usize| links + ByteCount(index as u64 * link_bytes.get());
         let registers_of = |index: usize| match queries.get(index) {
-            Some(query) => self.of_call(query, store, index, link_at(index)),
+            Some(query) => {
+                let call = self.at_gadget(query.number, query.arguments, link_at(index));
+                arch::with_preserved(&call, store.base, slots.at(index))
+            }
             None => self.of_end(),
         };
         let mut bytes: Vec<u8> = Vec::with_capacity(bytes_of(queries.len()).get() as usize);
-        bytes.extend(queries.iter().flat_map(|_| UNSET.to_ne_bytes()));
+        bytes.extend(unset.iter().flat_map(|word| word.to_ne_bytes()));
         for index in 1..=queries.len() {
             bytes.extend(store_at.get().to_ne_bytes());
             bytes.resize(bytes.len() + 8 * store.words, 0);
@@ -189,13 +214,7 @@ impl Plan<'_> {
             let restorer = self.gadgets.restorer;
             bytes.extend(arch::frame(&registers_of(index), mask, self.home.state, restorer));
         }
-        Some(Chain { bytes, first: registers_of(0), signal: self.signal, slots: self.start, mask: u64::MAX })
-    }
-
-    fn of_call(&self, query: &Query, store: Store, index: usize, stack: Address) -> Registers {
-        let slot = self.start + ByteCount(index as u64 * SLOT_BYTES);
-        let call = self.at_gadget(query.number, query.arguments, stack);
-        arch::with_preserved(&call, store.base, slot)
+        Some(Chain { bytes, first: registers_of(0), signal: self.signal, slots, mask: u64::MAX })
     }
 
     fn of_end(&self) -> Registers {
@@ -219,12 +238,17 @@ pub(super) fn bit(signal: Signal) -> u64 {
     1 << (signal.get() - 1)
 }
 
-/// The results of a chain; `None` where a call has not been made.
-pub(super) fn results(slots: &[u8]) -> Vec<Option<i64>> {
-    let word = |slot: &[u8]| slot.try_into().map_or(UNSET, u64::from_ne_bytes);
-    slots
-        .chunks_exact(SLOT_BYTES as usize)
-        .map(word)
-        .map(|word| (word != UNSET).then_some(word as i64))
-        .collect()
+impl Slots {
+    fn at(&self, index: usize) -> Address {
+        self.first + ByteCount(index as u64 * self.stride.get())
+    }
+
+    /// The results of so many calls; `None` where a call has not been made.
+    pub(super) fn read(&self, count: usize, memory: &ProcessMemory) -> Result<Vec<Option<i64>>, Error> {
+        let length = self.at(count) - self.first;
+        let bytes = memory.read_vec(self.first, length)?;
+        let words = bytes.chunks_exact(self.stride.get() as usize).filter_map(|slot| slot.first_chunk());
+        let results = words.map(|word| u64::from_ne_bytes(*word));
+        Ok(results.map(|word| (word != UNSET).then_some(word as i64)).collect())
+    }
 }

@@ -9,7 +9,7 @@ use model::{Address, Signal};
 use sys::ptrace::{self, Registers, WaitStatus};
 use sys::{Errno, Error, process_memory};
 
-use super::{CALL_LIMIT, DATA_BYTES, STOP, chain};
+use super::{CALL_LIMIT, Room, STOP, chain, opened};
 use crate::arch::x86_64 as arch;
 use crate::reaper;
 use crate::thread::{EVENT_STOP, Stopped, Thread, Waiter};
@@ -18,7 +18,8 @@ use crate::thread::{EVENT_STOP, Stopped, Thread, Waiter};
 const STOPS_MAX: usize = 4 * 64;
 
 /// How far below its home frame a thread in a chain of words may be.
-const WORDS_BELOW_MAX: u64 = chain::BYTES_MAX + DATA_BYTES + 32;
+const WORDS_BELOW_MAX: u64 =
+    chain::BYTES_MAX + opened::bytes_of(Room::MOST.opened).get() + Room::MOST.data.get() + 32;
 
 /// SIGKILL and SIGSTOP, which no mask holds back.
 const NEVER_BLOCKED: u64 = 1 << 8 | 1 << 18;

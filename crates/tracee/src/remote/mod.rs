@@ -8,10 +8,12 @@
 //! Does not: build new processes; `stub` does, without the need for a way home.
 
 mod alternate;
+mod batch;
 mod chain;
 mod gadgets;
 pub(crate) mod home;
 mod known;
+mod opened;
 mod place;
 
 use std::time::Duration;
@@ -31,12 +33,13 @@ use crate::reaper;
 use crate::steps;
 use crate::thread::{EVENT_STOP, SYSCALL_STOP, Stopped, TRAP, Thread, Waiter};
 
+pub use batch::Batch;
 pub use chain::{Query, SignalSets};
 pub use gadgets::Gadgets;
 pub use known::KnownThread;
 pub use place::Places;
 
-use chain::{Chain, HomePlace};
+use chain::HomePlace;
 
 /// Bytes of arguments and results one call may need.
 pub const DATA_BYTES: u64 = 4096;
@@ -48,9 +51,6 @@ const CODE_SEGMENT_64: u64 = 0x33;
 /// `how` of rt_sigprocmask(2), and the size of its sets.
 const SIG_SETMASK: u64 = 2;
 const SIGNAL_SET_BYTES: u64 = 8;
-/// `si_code` in `siginfo_t`, and its value for tkill(2).
-const SIGINFO_CODE: usize = 8;
-const SI_TKILL: i32 = -6;
 /// SIGSTOP: the one stop signal that no mask holds back.
 const STOP: Signal = Signal(19);
 
@@ -118,18 +118,22 @@ pub struct Room {
     pub calls: usize,
     /// Bytes of their arguments and results.
     pub data: ByteCount,
+    /// Descriptors that it has opened at a time.
+    pub opened: usize,
 }
 
 impl Room {
     /// Room for whatever a session may be asked.
-    pub const MOST: Self = Self { calls: chain::LINKS_MAX, data: ByteCount(DATA_BYTES) };
+    pub const MOST: Self =
+        Self { calls: chain::LINKS_MAX, data: ByteCount(DATA_BYTES), opened: opened::OPENED_MAX };
 
     /// Bytes of a subject's memory that a session in this thread takes.
     #[must_use]
     pub fn bytes(self, known: &KnownThread) -> ByteCount {
         let home = arch::home_frame_bytes(known.state_in_use());
+        let calls = chain::bytes_of(self.calls).get() + opened::bytes_of(self.opened).get();
         // As much as the two alignments can take.
-        ByteCount(chain::bytes_of(self.calls).get() + self.data.get() + home.get() + 32)
+        ByteCount(calls + self.data.get() + home.get() + 32)
     }
 }
 
@@ -146,6 +150,8 @@ pub struct RemoteSession<'a> {
     data: Address,
     room: Room,
     home: HomePlace,
+    /// Descriptors that the way home leads through the closings of.
+    opened: usize,
     saved: Vec<u8>,
     /// Where the way home begins in a handler on an alternate stack, and what was there.
     on_alternate: Option<(Address, Vec<u8>)>,
@@ -170,18 +176,6 @@ struct Intercepted {
     signal: Signal,
     /// It was sent to this very thread.
     is_own: bool,
-}
-
-/// Calls of which some may be on their way.
-#[derive(Debug)]
-pub struct Batch {
-    queries: Vec<Query>,
-    signal: Option<Signal>,
-    results: Vec<Result<u64, Errno>>,
-    /// Those that go together and have not been begun, last first.
-    parts: Vec<Vec<usize>>,
-    /// Those that were.
-    begun: Option<(Chain, Vec<usize>)>,
 }
 
 impl<'a> RemoteSession<'a> {
@@ -220,7 +214,8 @@ impl<'a> RemoteSession<'a> {
         let home = arch::restarted(&interruption::named(&original, context.memory));
         let (mask, restorer) = (known.signal_mask, context.gadgets.restorer);
         let frame = arch::home_frame(top, &home, mask, known.state_in_use(), restorer);
-        let data = Address((frame.frame_pointer.get() - room.data.get()) & !15);
+        let closings = frame.frame_pointer - opened::bytes_of(room.opened);
+        let data = Address((closings.get() - room.data.get()) & !15);
         let chain = data - chain::bytes_of(room.calls);
         debug_assert!(top - chain <= room.bytes(known), "a session fits its place");
         let saved = context.memory.read_vec(chain, top - chain)?;
@@ -237,6 +232,7 @@ impl<'a> RemoteSession<'a> {
             data,
             room,
             home: HomePlace::from(&frame),
+            opened: 0,
             saved,
             on_alternate,
             is_filtered,
@@ -289,9 +285,20 @@ impl<'a> RemoteSession<'a> {
 
     /// Makes one system call in the thread.
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, RemoteError> {
+        let way = self.way(self.opened).stack_pointer;
+        self.call_with(number, arguments, |registers| Registers { rsp: way.get(), ..*registers })
+    }
+
+    fn call_with(
+        &mut self,
+        number: i64,
+        arguments: [u64; 6],
+        complete: impl FnOnce(&Registers) -> Registers,
+    ) -> Result<u64, RemoteError> {
         let tid = self.thread.tid();
         self.hold_back(u64::MAX)?;
-        self.point(number, arguments)?;
+        let call = arch::with_syscall(&self.original, self.gadgets.syscall_return, number, arguments);
+        ptrace::set_registers(tid, &complete(&call))?;
         (self.moved, self.at_signal) = (true, false);
         steps::reach("pointed at the call");
         self.reach_syscall_stop()?;
@@ -305,152 +312,17 @@ impl<'a> RemoteSession<'a> {
         Ok(result as u64)
     }
 
-    /// Makes several calls, with one stop in the end where the program's code and the thread's signals allow it.
-    /// Their arguments may point into the data; none may depend on the result of another.
-    pub fn batch(
-        &mut self,
-        queries: &[Query],
-        signals: SignalSets,
-    ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
-        let batch = self.begin_batch(queries, signals)?;
-        self.finish_batch(batch)
-    }
-
-    /// Begins to make several calls; the thread may be on its way afterwards, and nothing else can be asked of it
-    /// until they are finished.
-    pub fn begin_batch(&mut self, queries: &[Query], signals: SignalSets) -> Result<Batch, RemoteError> {
-        let mut order: Vec<usize> = (0..queries.len()).collect();
-        // A chain of words serves calls with the same fourth argument.
-        order.sort_by_key(|index| queries[*index].arguments[3]);
-        let groups = order.chunk_by(|one, next| queries[*one].arguments[3] == queries[*next].arguments[3]);
-        let calls = self.room.calls.clamp(1, chain::LINKS_MAX);
-        let mut parts: Vec<_> = groups.flat_map(|group| group.chunks(calls)).map(<[usize]>::to_vec).collect();
-        parts.reverse();
-        let signal = chain::harmless(signals, self.mask);
-        let results = vec![Ok(0); queries.len()];
-        let mut batch = Batch { queries: queries.to_vec(), signal, results, parts, begun: None };
-        self.begin_part(&mut batch)?;
-        Ok(batch)
-    }
-
-    /// What the calls of a batch came to; those that were not begun are made.
-    pub fn finish_batch(&mut self, mut batch: Batch) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
-        while let Some((chain, part)) = batch.begun.take() {
-            let made = self.come_to_end(&chain, part.len())?;
-            part.iter().zip(made).for_each(|(index, result)| batch.results[*index] = result);
-            self.begin_part(&mut batch)?;
-        }
-        Ok(batch.results)
-    }
-
-    /// Begins the next chain of a batch; what cannot be made in a chain is made at once.
-    fn begin_part(&mut self, batch: &mut Batch) -> Result<(), RemoteError> {
-        while let Some(part) = batch.parts.pop() {
-            let queries: Vec<Query> = part.iter().map(|index| batch.queries[*index]).collect();
-            if let Some(chain) = self.chain_of(&queries, batch.signal) {
-                self.set_off(&chain)?;
-                batch.begun = Some((chain, part));
-                break;
-            }
-            let made = self.make_one_by_one(&queries)?;
-            part.iter().zip(made).for_each(|(index, result)| batch.results[*index] = result);
-        }
-        Ok(())
-    }
-
     /// Brings registers, mask and memory back, and reports when that failed.
     pub fn end(mut self) -> Result<(), RemoteError> {
         self.restore()
     }
 
-    fn chain_of(&self, queries: &[Query], signal: Option<Signal>) -> Option<Chain> {
-        let plan = self.plan(signal?);
-        let of_frames = || plan.build_of_frames(queries).filter(|_| !self.kernel_resumes_call());
-        plan.build_of_words(queries).or_else(of_frames)
-    }
-
-    fn plan(&self, signal: Signal) -> chain::Plan<'_> {
-        chain::Plan {
-            thread: (self.thread.pid(), self.thread.tid()),
-            original: &self.original,
-            gadgets: &self.gadgets,
-            start: self.chain,
-            home: &self.home,
-            signal,
-        }
-    }
-
-    /// Whether the kernel keeps what it needs to resume the call that the stop broke off. rt_sigreturn, which every
-    /// link of a chain of frames goes through, would make it forget.
-    fn kernel_resumes_call(&self) -> bool {
-        arch::resumed_by_kernel(&self.original)
-    }
-
-    fn set_off(&mut self, chain: &Chain) -> Result<(), RemoteError> {
-        let tid = self.thread.tid();
-        debug_assert!(chain.bytes.len() as u64 <= (self.data - self.chain).get(), "a chain fits its room");
-        self.memory.write(self.chain, &chain.bytes)?;
-        steps::reach("chain written");
-        self.hold_back(chain.mask)?;
-        ptrace::set_registers(tid, &chain.first)?;
-        (self.moved, self.at_signal) = (true, false);
-        steps::reach("pointed at the chain");
-        ptrace::resume(tid, None)?;
-        self.is_running = true;
-        steps::reach("chain begun");
-        Ok(())
-    }
-
-    fn come_to_end(&mut self, chain: &Chain, count: usize) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
-        let tid = self.thread.tid();
-        let results = loop {
-            let injected = match self.next_stop()? {
-                (signal, 0) if signal == chain.signal => {
-                    let is_blocked = self.mask & chain::bit(signal) != 0;
-                    // Who blocks it may wait for it: it matters who has sent it.
-                    if is_blocked && !chain::stands_at_end(&ptrace::registers(tid)?) {
-                        self.intercepted.push(Intercepted { signal, is_own: is_sent_to_thread(tid)? });
-                    } else {
-                        let slots = self.memory.read_vec(chain.slots, ByteCount(8 * count as u64))?;
-                        let results = chain::results(&slots);
-                        if results.last().is_some_and(Option::is_some) {
-                            break results;
-                        }
-                    }
-                    // Somebody else has sent the same signal, which does nothing here.
-                    None
-                }
-                (STOP, 0) => Some(STOP),
-                (signal, 0) => return Err(RemoteError::Signalled { tid, signal }),
-                _ => None,
-            };
-            ptrace::resume(tid, injected)?;
-            self.is_running = true;
-        };
-        // With its mask back in place, a signal that it blocks would be queued again should this program die.
-        self.at_signal = self.mask & chain::bit(chain.signal) == 0;
-        steps::reach("chain ended");
-        let results = results.into_iter().enumerate().map(|(link, result)| match result {
-            Some(errno @ -4095..0) => Ok(Err(Errno(-errno as i32))),
-            Some(result) => Ok(Ok(result as u64)),
-            None => Err(RemoteError::Broken { tid, link }),
-        });
-        results.collect()
-    }
-
-    fn make_one_by_one(&mut self, queries: &[Query]) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
-        let results = queries.iter().map(|query| match self.call(query.number, query.arguments) {
-            Ok(result) => Ok(Ok(result)),
-            Err(RemoteError::Refused { errno, .. }) => Ok(Err(errno)),
-            Err(error) => Err(error),
-        });
-        results.collect()
-    }
-
     /// Registers that lead home on the thread's own stack pointer, so that a signal is handled where it would have
     /// been: an alternate stack that is in use is not begun anew.
     fn point_home(&self) -> Result<(), RemoteError> {
-        let Some(pivot) = self.gadgets.pivot else { return self.point(GETPID, [0; 6]) };
+        let Some(pivot) = self.gadgets.pivot else {
+            return self.point(self.home.stack_pointer, GETPID, [0; 6]);
+        };
         let (tid, rbp) = (self.thread.tid(), self.home.frame_pointer.get());
         let registers = match &self.on_alternate {
             // Holds back all signals before it leaves that stack.
@@ -469,11 +341,9 @@ impl<'a> RemoteSession<'a> {
         Ok(ptrace::set_registers(tid, &registers)?)
     }
 
-    fn point(&self, number: i64, arguments: [u64; 6]) -> Result<(), RemoteError> {
-        let mut registers =
-            arch::with_syscall(&self.original, self.gadgets.syscall_return, number, arguments);
-        registers.rsp = self.home.stack_pointer.get();
-        Ok(ptrace::set_registers(self.thread.tid(), &registers)?)
+    fn point(&self, stack: Address, number: i64, arguments: [u64; 6]) -> Result<(), RemoteError> {
+        let call = arch::with_syscall(&self.original, self.gadgets.syscall_return, number, arguments);
+        Ok(ptrace::set_registers(self.thread.tid(), &Registers { rsp: stack.get(), ..call })?)
     }
 
     fn reach_syscall_stop(&mut self) -> Result<(), RemoteError> {
@@ -519,6 +389,10 @@ impl<'a> RemoteSession<'a> {
             return Ok(());
         }
         let tid = self.thread.tid();
+        if self.opened > 0 {
+            // Whatever comes of it, the thread is brought back.
+            let _ = self.give_up_opened();
+        }
         // What holds the whole process shows, and can be waited for, in an event stop alone.
         if self.moved && !(self.at_signal && self.thread.group_stop().is_none()) {
             let group_stop = self.reach_event_stop()?;
@@ -567,13 +441,6 @@ impl<'a> RemoteSession<'a> {
             }
         }
     }
-}
-
-/// Whether the signal that a thread stands at was sent to that thread alone.
-fn is_sent_to_thread(tid: Tid) -> Result<bool, Error> {
-    let information = ptrace::signal_information(tid)?;
-    let code = information[SIGINFO_CODE..SIGINFO_CODE + 4].try_into().map_or(0, i32::from_ne_bytes);
-    Ok(code == SI_TKILL)
 }
 
 impl Drop for RemoteSession<'_> {

@@ -5,10 +5,10 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use model::{Pid, Tid};
+use model::{Pid, Signal, Tid};
 use undying_tracee::procfs;
 
 /// The longest a subject may take to answer or end.
@@ -182,14 +182,55 @@ pub(crate) fn role() -> Option<String> {
     std::env::var("UNDYING_TEST_ROLE").ok()
 }
 
-/// Waits until nobody traces any thread of a process.
-pub(crate) fn wait_untraced(pid: Pid) {
+static STEPS: AtomicU64 = AtomicU64::new(0);
+static LAST_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Whether the steps of stopping the tree and of leaving it count as well: they are the same whichever thread is called.
+static COUNTS_STOPS: AtomicBool = AtomicBool::new(true);
+
+/// Has this process die at the step of a number from now on.
+pub(crate) fn die_at(step: u64, counts_stops: bool) {
+    LAST_STEP.store(step, Ordering::Relaxed);
+    COUNTS_STOPS.store(counts_stops, Ordering::Relaxed);
+    undying_tracee::steps::observe(die_at_last_step);
+}
+
+fn die_at_last_step(step: &'static str) {
+    if step.starts_with("stop ") && !COUNTS_STOPS.load(Ordering::Relaxed) {
+        return;
+    }
+    if STEPS.fetch_add(1, Ordering::Relaxed) == LAST_STEP.load(Ordering::Relaxed) {
+        die();
+    }
+}
+
+/// Dies as by SIGKILL, here and now.
+pub(crate) fn die() {
+    sys::signal::send(Pid(std::process::id() as i32), Signal(9)).unwrap();
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Whether a helper has died of its own SIGKILL; otherwise it has come to its end.
+pub(crate) fn has_died(status: ExitStatus) -> bool {
+    let died = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
+    assert!(died || status.success(), "{status}");
+    died
+}
+
+/// Waits until something holds.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
-    let traced = |tid: &Tid| procfs::thread_status(pid, *tid).is_ok_and(|status| status.tracer != Pid(0));
-    while procfs::threads(pid).is_ok_and(|threads| threads.iter().any(traced)) {
-        assert!(started.elapsed() < PATIENCE, "pid {pid} stays traced");
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "{what}: it never holds");
         std::thread::sleep(Duration::from_micros(200));
     }
+}
+
+/// Waits until nobody traces any thread of a process.
+pub(crate) fn wait_untraced(pid: Pid) {
+    let traced = |tid: &Tid| procfs::thread_status(pid, *tid).is_ok_and(|status| status.tracer != Pid(0));
+    let is_traced = || procfs::threads(pid).is_ok_and(|threads| threads.iter().any(traced));
+    eventually(&format!("pid {pid} is left"), || !is_traced());
 }
 
 /// Random numbers from a printed seed (splitmix64).

@@ -1,0 +1,196 @@
+//! Descriptors that the subject opens for us, and closes by itself should this program die.
+//!
+//! Owns: the calls that close them, laid on the way home; opening and closing.
+//! Invariants: from the call that opens a descriptor to the one that closes it, the way home leads through a call that
+//! closes it, with the number put there by the subject itself; each is closed once, since its number may be another's
+//! right afterwards.
+//! Does not: use them; who has them opened takes duplicates.
+//!
+//! Each closing is a signal frame whose registers make the call, with a number that is nobody's until a descriptor has
+//! it. The call that opens returns into the store, which puts the number there; a kernel that writes the number itself
+//! (recvmsg(2)) writes it there. A program without a store leaves its descriptor open if we die in the microseconds
+//! between the end of that call and our writing the number.
+
+use model::{Address, ByteCount};
+use sys::Errno;
+
+use super::chain::{self, HomePlace, Query, SignalSets, Slots};
+use super::{RemoteError, RemoteSession};
+use crate::arch::numbers::CLOSE;
+use crate::arch::x86_64 as arch;
+use crate::steps;
+
+/// Most descriptors that are open at a time.
+pub(super) const OPENED_MAX: usize = 4;
+/// Bytes of the longest store with the words that it takes.
+const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64);
+/// Bytes of one closing: what leads through the store, then the frame.
+const CLOSING_BYTES: u64 = LINK_BYTES + arch::FRAME_BYTES;
+
+/// Room for the closings of so many descriptors.
+pub(super) const fn bytes_of(opened: usize) -> ByteCount {
+    ByteCount(opened as u64 * CLOSING_BYTES)
+}
+
+impl RemoteSession<'_> {
+    /// Makes calls that each open a descriptor; they stay open until [`Self::close_opened`], or until the session
+    /// ends. A session has room for as many as it was begun with.
+    pub fn open(
+        &mut self,
+        queries: &[Query],
+        signals: SignalSets,
+    ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
+        let (opened, way) = (self.opened + queries.len(), self.way(self.opened + queries.len()));
+        // The last one that is laid is the lowest; the first call has it.
+        let slots = Slots { first: self.number_at(opened), stride: ByteCount(CLOSING_BYTES) };
+        let signal = chain::harmless(signals, self.mask).filter(|_| queries.len() <= self.room.calls);
+        let Some(chain) = signal.and_then(|signal| self.chain_of(queries, signal, &way, Some(slots))) else {
+            return queries.iter().map(|query| self.open_one(query)).collect();
+        };
+        for count in self.opened + 1..=opened {
+            self.lay_closing(count)?;
+        }
+        self.set_off(&chain)?;
+        self.opened = opened;
+        self.come_to_end(&chain, queries.len())?.into_iter().map(Ok).collect()
+    }
+
+    /// Makes a call that opens a descriptor.
+    pub fn open_one(&mut self, query: &Query) -> Result<Result<u64, Errno>, RemoteError> {
+        self.lay_closing(self.opened + 1)?;
+        let frame = self.way(self.opened + 1).stack_pointer;
+        let link = self.gadgets.store.map(|(_, store)| frame - link_bytes(store));
+        let result = self.call_from(link.unwrap_or(frame), query);
+        self.opened += 1;
+        match result {
+            Ok(number) => {
+                // The thread is not to go through the store as long as we live.
+                self.memory.write(self.number_at(self.opened), &number.to_ne_bytes())?;
+                steps::reach("descriptor noted");
+                Ok(Ok(number))
+            }
+            Err(RemoteError::Refused { errno, .. }) => Ok(Err(errno)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a call for which the kernel opens a descriptor and writes its number, four bytes, to the address that
+    /// `query` is told; up to sixteen bytes before it may be written as well. `None` if it wrote no number.
+    pub fn open_into(
+        &mut self,
+        query: impl FnOnce(&Self, Address) -> Result<Query, RemoteError>,
+    ) -> Result<Option<u64>, RemoteError> {
+        self.lay_closing(self.opened + 1)?;
+        let query = query(self, self.number_at(self.opened + 1))?;
+        let result = self.call_from(self.way(self.opened + 1).stack_pointer, &query);
+        self.opened += 1;
+        result?;
+        self.opened_last()
+    }
+
+    /// Has the subject close what it has opened, the newest first.
+    pub fn close_opened(&mut self, signals: SignalSets) -> Result<(), RemoteError> {
+        let mut numbers = Vec::with_capacity(self.opened);
+        for count in (1..=self.opened).rev() {
+            numbers.extend(self.number_of(count)?);
+        }
+        if numbers.is_empty() {
+            self.opened = 0;
+            return Ok(());
+        }
+        let close = |number: &u64| Query { number: CLOSE, arguments: [*number, 0, 0, 0, 0, 0] };
+        let queries: Vec<Query> = numbers.iter().map(close).collect();
+        let signal = chain::harmless(signals, self.mask).filter(|_| queries.len() <= self.room.calls);
+        let Some(chain) = signal.and_then(|signal| self.chain_of(&queries, signal, &self.way(0), None))
+        else {
+            return self.close_one_by_one();
+        };
+        // From the moment that the registers lead there, the numbers of the chain count and the closings do not.
+        self.set_off(&chain)?;
+        self.opened = 0;
+        for result in self.come_to_end(&chain, queries.len())? {
+            result.map_err(|errno| RemoteError::Refused { tid: self.tid(), number: CLOSE, errno })?;
+        }
+        Ok(())
+    }
+
+    fn close_one_by_one(&mut self) -> Result<(), RemoteError> {
+        while self.opened > 0 {
+            let number = self.opened_last()?;
+            // The call itself goes home past its own closing.
+            self.opened -= 1;
+            if let Some(number) = number {
+                self.call(CLOSE, [number, 0, 0, 0, 0, 0])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes what is still open when a session ends, or is given up with a chain on its way.
+    pub(super) fn give_up_opened(&mut self) -> Result<(), RemoteError> {
+        if self.is_running {
+            self.reach_event_stop()?;
+        }
+        self.close_one_by_one()
+    }
+
+    /// The way home through the closings of so many descriptors.
+    pub(super) fn way(&self, opened: usize) -> HomePlace {
+        if opened == 0 {
+            return self.home;
+        }
+        // Below the word that the home frame has for the frame pointer.
+        let frame = self.home.frame_pointer - bytes_of(opened) + ByteCount(LINK_BYTES);
+        let frame_pointer = frame - ByteCount(arch::FRAME_POINTER_BYTES);
+        HomePlace { stack_pointer: frame, frame_pointer, state: self.home.state }
+    }
+
+    /// Where the closing of the descriptor that was opened as the `count`th has its number.
+    fn number_at(&self, count: usize) -> Address {
+        self.way(count).stack_pointer + ByteCount(arch::FRAME_FIRST_ARGUMENT)
+    }
+
+    fn number_of(&self, count: usize) -> Result<Option<u64>, RemoteError> {
+        let mut bytes = [0; 4];
+        self.memory.read(self.number_at(count), &mut bytes)?;
+        // What no call has returned is no descriptor, nor is an error.
+        Ok(u64::try_from(i32::from_ne_bytes(bytes)).ok())
+    }
+
+    fn opened_last(&self) -> Result<Option<u64>, RemoteError> {
+        self.number_of(self.opened)
+    }
+
+    /// Lays the closing of the descriptor that is opened as the `count`th; nothing leads there yet.
+    fn lay_closing(&self, count: usize) -> Result<(), RemoteError> {
+        debug_assert!(count <= self.room.opened, "what is opened fits its room");
+        let (frame, next) = (self.way(count).stack_pointer, self.way(count - 1).stack_pointer);
+        let arguments = [chain::UNSET, 0, 0, 0, 0, 0];
+        let call = arch::with_syscall(&self.original, self.gadgets.syscall_return, CLOSE, arguments);
+        let call = sys::ptrace::Registers { rsp: next.get(), ..call };
+        let mut bytes = Vec::with_capacity(CLOSING_BYTES as usize);
+        if let Some((at, store)) = self.gadgets.store {
+            bytes.extend(at.get().to_ne_bytes());
+            bytes.resize(link_bytes(store).get() as usize, 0);
+        }
+        let start = frame - ByteCount(bytes.len() as u64);
+        bytes.extend(arch::frame(&call, u64::MAX, self.home.state, self.gadgets.restorer));
+        self.memory.write(start, &bytes)?;
+        steps::reach("closing laid");
+        Ok(())
+    }
+
+    /// Makes a call that returns to what lies at `stack`; the store then puts the result into the newest closing.
+    fn call_from(&mut self, stack: Address, query: &Query) -> Result<u64, RemoteError> {
+        let base = self.gadgets.store.map(|(_, store)| store.base);
+        let slot = self.number_at(self.opened + 1);
+        self.call_with(query.number, query.arguments, |registers| {
+            let registers = base.map_or(*registers, |base| arch::with_preserved(registers, base, slot));
+            sys::ptrace::Registers { rsp: stack.get(), ..registers }
+        })
+    }
+}
+
+fn link_bytes(store: arch::Store) -> ByteCount {
+    ByteCount(8 * (1 + store.words as u64))
+}

@@ -1,0 +1,57 @@
+//! The death of whoever attaches a tracker, at each step.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use common::{Subject, attach};
+use model::{Pid, Signal};
+use tracee::{procfs, steps};
+
+const TEST: &str = "a_death_while_attaching_leaves_nothing_open";
+
+static STEPS: AtomicU64 = AtomicU64::new(0);
+static LAST_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
+
+fn die_at_last_step(_step: &'static str) {
+    if STEPS.fetch_add(1, Ordering::Relaxed) == LAST_STEP.load(Ordering::Relaxed) {
+        sys::signal::send(Pid(std::process::id() as i32), Signal(9)).unwrap();
+        std::thread::sleep(Duration::from_secs(60));
+    }
+}
+
+#[test]
+fn a_death_while_attaching_leaves_nothing_open() {
+    if let Some((role, pid)) = common::role() {
+        let (tracker, step) = role.split_once(' ').unwrap();
+        LAST_STEP.store(step.parse().unwrap(), Ordering::Relaxed);
+        steps::observe(die_at_last_step);
+        attach(tracker, pid);
+        return common::say_attached();
+    }
+    for (name, is_privileged) in [("pagemap-scan", true), ("write-protect", true), ("write-protect", false)] {
+        let Some(mut subject) = Subject::start("obedient", &[]) else { return };
+        let area = subject.map("anon", 64);
+        subject.act("write", area, 1);
+        if !is_privileged && subject.tell("drop") != 0 {
+            return println!("unsupported: root");
+        }
+        if attach(name, subject.pid()).is_none() {
+            continue;
+        }
+        let before = procfs::descriptors(subject.pid()).unwrap();
+        let mut deaths = 0;
+        while !common::helper(TEST, &format!("{name} {deaths}"), subject.pid()).attached() {
+            common::eventually(|| procfs::descriptors(subject.pid()).unwrap() == before);
+            subject.act("write", area, deaths);
+            deaths += 1;
+        }
+        println!("{name}, privileged: {is_privileged}: died at each of {deaths} steps");
+        assert!(deaths > 15);
+        assert!(subject.is_alive());
+        assert_eq!(procfs::descriptors(subject.pid()).unwrap(), before, "{name}");
+    }
+}
