@@ -2,8 +2,9 @@
 """Does a subject with threads, children and shared memory notice when undying is killed while it checkpoints?
 
 churn.c runs on its own and checks all of itself all the time. Round after round `undying run --adopt` takes it over at
-100 Hz and is killed with SIGKILL at a random moment. After each round the subject runs, nobody holds it, and every
-image that the store lists is committed and whole; every so many-th round the newest one is restored and judges itself.
+100 Hz and is killed with SIGKILL at a random moment. After each round the subject runs, nobody holds it, nothing that it
+opened for its trackers is open, and every image that the store lists is committed and whole; every so many-th round the
+newest one is restored and judges itself.
 
 Writes killed-TAG.txt. Ends with 1 if something did not hold. The counter of crates/cli/tests/killed.rs goes the same
 way in `cargo test`.
@@ -59,6 +60,10 @@ def round_of(lab, number, latest, draw):
         return "the subject ended with %d" % lab.subject.returncode
     if any(name.startswith("wrong.") for name in os.listdir(lab.work)):
         return "the subject found something wrong"
+    try:
+        wait_for(lambda: not opened_for_trackers(lab.pid), "descriptors of ours to go")
+    except RuntimeError as failure:
+        return str(failure)
     images = lab.images()
     if not all(image["committed"] for image in images):
         return "an image is not committed: %s" % images
@@ -69,6 +74,26 @@ def round_of(lab, number, latest, draw):
     if said.returncode:
         return "the newest image is not whole: " + said.stderr
     return judged(lab, images[-1]["seq"]) if number % lab.options.judge == 0 else None
+
+
+def opened_for_trackers(pid):
+    """Descriptors that the subject opened for its trackers, and has not closed."""
+    links = []
+    for process in [pid, *descendants(pid)]:
+        folder = "/proc/%d/fd" % process
+        try:
+            links += [link for name in os.listdir(folder) if (link := target(os.path.join(folder, name)))]
+        except OSError:
+            pass  # a short-lived child has ended
+    return [link for link in links if "userfaultfd" in link]
+
+
+def target(link):
+    """Where a link leads; the subject may have closed the descriptor by now."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return None
 
 
 def judged(lab, seq):
