@@ -17,6 +17,8 @@ const GETPID: i64 = 39;
 const GETTID: i64 = 186;
 const PPOLL: i64 = 271;
 const SIGALTSTACK: i64 = 131;
+const EVENTFD: i64 = 290;
+const EFD_CLOEXEC: u64 = 0o2_000_000;
 const PRCTL: i64 = 157;
 const RT_SIGACTION: i64 = 13;
 const SIGALRM: u64 = 14;
@@ -63,6 +65,10 @@ fn ask_at_once(session: &mut RemoteSession<'_>, pid: Pid, tid: Tid) {
     let status = procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap();
     let set = |name| procfs::signal_set(&status, name);
     let signals = SignalSets { caught: set("SigCgt"), pending: set("SigPnd") | set("ShdPnd") };
+    let opening = Query { number: EVENTFD, arguments: [0, EFD_CLOEXEC, 0, 0, 0, 0] };
+    let opened = session.open(&[opening; 2], signals).unwrap();
+    assert!(opened.iter().all(Result::is_ok), "{opened:?}");
+    session.close_opened(signals).unwrap();
     let data = session.data().get();
     session.write_data(&[0xee; 96]).unwrap();
     let query = |number, arguments| Query { number, arguments };
@@ -373,6 +379,7 @@ fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
         return be_helper(&role);
     }
     let Some(mut subject) = Subject::start("self_checking", &["lenient"]) else { return };
+    let before = procfs::descriptors(subject.pid()).unwrap();
     let mut random = Random::new(TEST);
     for death in 0..DEATHS {
         let mut helper = common::helper(TEST, &subject.pid().to_string()).spawn().unwrap();
@@ -391,6 +398,7 @@ fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
     }
     subject.goes_on();
     nothing_waits(subject.pid());
+    common::eventually("its own descriptors alone", || procfs::descriptors(subject.pid()).unwrap() == before);
     println!("{} calls saw EINTR", subject.finish());
 }
 
