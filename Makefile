@@ -1,6 +1,6 @@
 # The few commands a visitor needs; everything else is `cargo xtask --help`.
 
-.PHONY: build demo test bench trackers
+.PHONY: build demo test field bench trackers
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
@@ -16,6 +16,11 @@ demo: build
 # Every check that a commit must pass. Tests that need root or a kernel feature say `unsupported: …` without it.
 test:
 	cargo xtask ci
+
+# Real programs under undying, in one table; installs what is missing. `make field ONLY=redis` for one; needs root.
+field:
+	cargo build --package undying-cli
+	tests/field/field.py --install $(if $(ONLY),--only $(ONLY)) $(if $(REPORT),--report $(REPORT))
 
 # One file of benches/ per question; rows and plots land in benches/runs/. `make bench QUICK=1` takes some minutes.
 bench: build

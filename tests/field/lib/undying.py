@@ -1,0 +1,80 @@
+"""The verbs of `undying` as the field suite calls them, with a store of its own."""
+import json
+import os
+import re
+import subprocess
+import time
+
+from .system import Refused, Wrong
+
+REFUSED = 3
+# A refusal that its own help calls momentary is tried again so often.
+MOMENTARY = re.compile(r"try again|retry", re.IGNORECASE)
+ATTEMPTS_MAX = 10
+LIMIT_S = 60
+
+
+def reason(text):
+    """The line of stderr that says why, without the prefix and the help."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("help:")] or ["no reason given"]
+    said = [line for line in lines if re.match(r"(undying|error|pid)\b", line)] or lines
+    return re.sub(r"^(undying|error):\s*", "", said[-1])
+
+
+class Undying:
+    """One binary and one store."""
+
+    def __init__(self, binary, folder):
+        self.binary, self.folder, self.store = binary, folder, os.path.join(folder, "store")
+
+    def words(self, *words):
+        return [self.binary, "--store", self.store, *words]
+
+    def call(self, *words):
+        return subprocess.run(self.words(*words), capture_output=True, text=True, errors="replace",
+                              stdin=subprocess.DEVNULL, timeout=LIMIT_S)
+
+    def json(self, *words):
+        """The answer of a verb with `--json`; None while the subject is not known."""
+        done = self.call(*words, "--json")
+        try:
+            return json.loads(done.stdout) if done.returncode == 0 else None
+        except ValueError:
+            return None
+
+    def checkpoint_and_kill(self, pid, image):
+        """One image of the tree, which ends with it."""
+        for attempt in range(ATTEMPTS_MAX):
+            done = self.call("checkpoint", str(pid), "--image", image, "--kill")
+            if done.returncode == 0:
+                return
+            if done.returncode != REFUSED:
+                raise Wrong("checkpoint --kill ended with %d: %s" % (done.returncode, reason(done.stderr)))
+            if not MOMENTARY.search(done.stderr) or attempt + 1 == ATTEMPTS_MAX:
+                raise Refused(reason(done.stderr))
+            time.sleep(0.2)
+
+    def restore(self, image):
+        """The tree goes on; the pid of its root."""
+        pidfile = os.path.join(self.folder, "restored.pid")
+        # Files, not pipes: the restored tree may keep them open.
+        with open(os.path.join(self.folder, "restore.log"), "w+") as log:
+            done = subprocess.run(self.words("restore", image, "--detach", "--pidfile", pidfile), stdout=log, stderr=log,
+                                  stdin=subprocess.DEVNULL, timeout=LIMIT_S)
+            log.seek(0)
+            if done.returncode != 0:
+                raise Wrong("restore ended with %d: %s" % (done.returncode, reason(log.read())))
+        with open(pidfile) as file:
+            return int(file.read())
+
+    def status(self, name):
+        found = self.json("status", name)
+        return found[0] if found else None
+
+    def checkpoints(self, name):
+        """Committed checkpoints of a subject, oldest first."""
+        return [entry for entry in self.json("ls", name) or [] if entry["committed"]]
+
+    def deaths(self, name):
+        return self.json("deaths", name) or []
