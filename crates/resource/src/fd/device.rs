@@ -6,19 +6,18 @@
 //! Does not: know terminals.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use prost::Message;
-use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Stat, Uid, major, makedev, minor};
-use rustix::io::Errno as E;
+use rustix::fs::{FileType, Mode, Stat, major, makedev, minor, mknodat};
 use sys::{Errno, Error};
 
 use super::tty::is_terminal;
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
-use crate::support::nameless::{free_name, home_of};
+use crate::support::making::{self, Ownership};
 use crate::support::opening::{self, is_path_only};
 use crate::support::path::{self, Link, Name};
 
@@ -156,28 +155,27 @@ impl FdCapture for DeviceCapture {
     }
 }
 
-/// Makes a node under a name of its own and unlinks it; what is returned names it (O_PATH).
+/// Makes a node without a name; the result names it (O_PATH).
 fn make(payload: &DevicePayload, nameless: &Nameless) -> Result<OwnedFd> {
-    let home = home_of(&path::from_bytes(&payload.path));
+    if find(payload.major, payload.minor).is_none() {
+        let why = format!("character device {}:{} keeps state", payload.major, payload.minor);
+        return Err(ResourceError::Malformed { kind: NAME, why });
+    }
+    let last = path::from_bytes(&payload.path);
+    let ownership = Ownership { mode: nameless.mode, user: nameless.user, group: nameless.group };
     let number = makedev(payload.major, payload.minor);
-    let path = free_name(&home, |path| {
-        rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, number)
-    })
-    .map_err(|errno| cannot_make(&home, payload, errno))?;
-    let opened = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    let owner = (Some(Uid::from_raw(nameless.user)), Some(Gid::from_raw(nameless.group)));
-    let owned = rustix::fs::chown(&path, owner.0, owner.1);
-    let moded = rustix::fs::chmod(&path, Mode::from_raw_mode(nameless.mode));
-    rustix::fs::unlink(&path).map_err(|errno| Error::path("remove", &path, errno))?;
-    owned.and(moded).and(opened).map_err(|errno| cannot_make(&home, payload, errno))
+    let make = |directory: BorrowedFd<'_>, name: &str| {
+        mknodat(directory, name, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, number)
+    };
+    making::make_nameless(&last, ownership, make).map_err(|error| cannot_make(&last, payload, error))
 }
 
-fn cannot_make(home: &Path, payload: &DevicePayload, errno: E) -> ResourceError {
+fn cannot_make(last: &Path, payload: &DevicePayload, error: Error) -> ResourceError {
     ResourceError::File {
-        path: home.display().to_string(),
+        path: last.display().to_string(),
         why: format!(
-            "the deleted node of character device {}:{} cannot be made again in this directory: {errno}",
-            payload.major, payload.minor
+            "the deleted node of character device {}:{} cannot be made again near this place: {}",
+            payload.major, payload.minor, error.errno
         ),
         fix: "restore as root (CAP_MKNOD), on a file system that takes devices".to_owned(),
     }
@@ -224,8 +222,10 @@ mod tests {
     use std::fs::{File, OpenOptions};
     use std::os::fd::{AsFd, AsRawFd};
 
+    use rustix::fs::CWD;
+
     use super::*;
-    use crate::support::testing::{Subject, flags, ourselves};
+    use crate::support::testing::{Subject, Watched, flags, ourselves};
 
     #[test]
     fn the_devices_of_the_table_come_back() {
@@ -277,7 +277,9 @@ mod tests {
         let subject = Subject::new(&[&file, &again]);
         let early = subject.capture(&Device, || {}).unwrap();
         std::fs::remove_file(&node).unwrap();
+        let watched = Watched::new(folder.path());
         let built = Subject::new(&[&file, &again]).round_trip(&Device).unwrap();
+        assert_eq!(watched.events(), [], "another user never meets a node that is being made");
         let stat = |file: &dyn AsFd| rustix::fs::fstat(file.as_fd()).unwrap();
         let first = stat(&built[0]);
         assert_eq!((first.st_rdev, first.st_mode & 0o7777, first.st_nlink), (number, 0o640, 0));

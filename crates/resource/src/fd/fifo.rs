@@ -7,28 +7,25 @@
 //! Does not: hold the other side while the subject is away; a process outside sees it close and open again.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use model::DescriptionId;
 use prost::Message;
 use rustix::event::PollFlags;
-use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
-use rustix::io::Errno as E;
-use sys::{Errno, Error};
+use rustix::fs::{FileType, Mode, OFlags, mkfifoat};
 
 use super::pipe::{content, events, is_carrier};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::support::making::{self, Ownership};
 use crate::support::opening::{self, flags_for, is_path_only, may_read, may_write};
 use crate::support::path::{self, Link, Name};
 use crate::support::pipe_queue::{self, Chunk, QueueCopy};
 
 const NAME: &str = "fd/fifo";
 const O_DIRECT: u32 = 0o40_000;
-/// Names tried for a fifo that is made with a name and unlinked at once; a taken one is passed over.
-const NAMES_TRIED_MAX: u32 = 1000;
 
 /// One end of a named pipe as the image keeps it.
 #[derive(Clone, PartialEq, Message)]
@@ -176,32 +173,32 @@ impl FifoEnds {
     fn create(&self, context: &mut FdCreate<'_>) -> Result<()> {
         let path = path::from_bytes(&self.state.path);
         if self.state.nameless {
-            let path = self.make_again(&path)?;
-            let opened = self.open(&path, context);
-            rustix::fs::unlink(&path).map_err(|errno| Error::path("remove", &path, errno))?;
-            return opened;
+            let fifo = self.make_again(&path)?;
+            return self.open(fifo.as_fd(), context);
         }
-        let is_fifo = rustix::fs::stat(&path)
-            .is_ok_and(|stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
-        if is_fifo { self.open(&path, context) } else { Err(missing(&path)) }
+        let named = opening::open(&path, OFlags::PATH | OFlags::CLOEXEC);
+        match named.ok().filter(|file| making::is_a(file.as_fd(), FileType::Fifo)) {
+            Some(fifo) => self.open(fifo.as_fd(), context),
+            None => Err(missing(&path)),
+        }
     }
 
     /// A reader that never had a writer is opened before anybody writes; for all others, an end of ours that reads
     /// and writes keeps every open from waiting.
-    fn open(&self, path: &Path, context: &mut FdCreate<'_>) -> Result<()> {
+    fn open(&self, fifo: BorrowedFd<'_>, context: &mut FdCreate<'_>) -> Result<()> {
         let has_writer = self.ends.iter().any(|end| may_write(end.flags));
         let (quiet, rest): (Vec<&End>, Vec<&End>) =
             self.ends.iter().partition(|end| !has_writer && may_read(end.flags) && !end.hung_up);
         for end in quiet {
-            context.created.insert(end.id, opening::open(path, flags_for(end.flags))?);
+            context.created.insert(end.id, opening::reopen(fifo, flags_for(end.flags))?);
         }
         if rest.is_empty() && self.state.chunks.is_empty() {
             return Ok(());
         }
-        let helper = opening::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC)?;
+        let helper = opening::reopen(fifo, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC)?;
         for end in rest {
             let flags = flags_for(end.flags) - OFlags::DIRECT;
-            context.created.insert(end.id, opening::open(path, flags)?);
+            context.created.insert(end.id, opening::reopen(fifo, flags)?);
         }
         self.fill(&helper)
     }
@@ -217,32 +214,12 @@ impl FifoEnds {
         Ok(())
     }
 
-    /// Makes a fifo under a name of ours beside the one that was removed.
-    fn make_again(&self, removed: &Path) -> Result<PathBuf> {
-        let home = removed.ancestors().skip(1).find(|directory| directory.is_dir());
-        let home = home.unwrap_or(Path::new("/"));
-        for number in 0..NAMES_TRIED_MAX {
-            let path = home.join(format!(".undying-{}-{number}.fifo", std::process::id()));
-            match rustix::fs::mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR) {
-                Ok(()) => {
-                    self.set_attributes(&path)?;
-                    return Ok(path);
-                }
-                Err(E::EXIST) => {}
-                Err(errno) => return Err(Error::path("make a named pipe as", &path, errno).into()),
-            }
-        }
-        Err(Error::path("make a named pipe in", home, Errno::EEXIST).into())
-    }
-
-    fn set_attributes(&self, path: &Path) -> Result<()> {
+    /// Makes a fifo without a name near the one that was removed.
+    fn make_again(&self, removed: &Path) -> Result<OwnedFd> {
         let state = &self.state;
-        let owner = (Some(Uid::from_raw(state.user)), Some(Gid::from_raw(state.group)));
-        rustix::fs::chown(path, owner.0, owner.1)
-            .map_err(|errno| Error::path("set the owner of", path, errno))?;
-        rustix::fs::chmod(path, Mode::from_raw_mode(state.mode))
-            .map_err(|errno| Error::path("set the mode of", path, errno))?;
-        Ok(())
+        let ownership = Ownership { mode: state.mode, user: state.user, group: state.group };
+        let make = |directory: BorrowedFd<'_>, name: &str| mkfifoat(directory, name, Mode::RUSR | Mode::WUSR);
+        Ok(making::make_nameless(removed, ownership, make)?)
     }
 }
 
@@ -257,9 +234,13 @@ fn missing(path: &Path) -> ResourceError {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
+
+    use rustix::fs::CWD;
+    use rustix::io::Errno as E;
 
     use super::*;
-    use crate::support::testing::{Subject, describe, flags};
+    use crate::support::testing::{Subject, Watched, describe, flags};
 
     fn make(folder: &tempfile::TempDir) -> PathBuf {
         let path = folder.path().join("fifo");
@@ -360,6 +341,20 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         rustix::io::write(&built[1], b"y").unwrap();
         assert_eq!(read(&built[0]).unwrap(), b"xy");
+    }
+
+    #[test]
+    fn another_user_never_meets_a_fifo_that_is_being_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = make(&folder);
+        let both = open(&path, OFlags::RDWR);
+        rustix::fs::chmod(&path, Mode::from_raw_mode(0o642)).unwrap();
+        fs::remove_file(&path).unwrap();
+        let watched = Watched::new(folder.path());
+        let built = reborn(vec![both]).unwrap();
+        assert_eq!(watched.events(), []);
+        assert_eq!(rustix::fs::fstat(&built[0]).unwrap().st_mode & 0o7777, 0o642);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 pub(crate) mod content;
 pub(crate) mod inherited;
 pub(crate) mod lock_line;
+pub(crate) mod making;
 pub(crate) mod nameless;
 pub(crate) mod opening;
 pub(crate) mod outside;

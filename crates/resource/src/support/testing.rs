@@ -4,10 +4,13 @@
 //! Does not: exist outside tests.
 
 use std::collections::HashMap;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
+use rustix::fs::inotify::{self, ReadFlags, WatchFlags};
 use tracee::procfs;
 
 use crate::error::Result;
@@ -157,6 +160,31 @@ impl Subject {
         assert_eq!(self.obstacles(kind), Vec::new());
         let envelopes = self.capture(kind, || {})?;
         self.build(kind, &envelopes, &[])
+    }
+}
+
+/// What another user can see happen in a directory.
+pub(crate) struct Watched(OwnedFd);
+
+impl Watched {
+    pub(crate) fn new(directory: &Path) -> Self {
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).unwrap();
+        let flags = WatchFlags::CREATE | WatchFlags::ATTRIB | WatchFlags::MOVED_TO;
+        inotify::add_watch(&watch, directory, flags).unwrap();
+        Self(watch)
+    }
+
+    /// What was made or changed since the last call, with its name; private directories apart.
+    pub(crate) fn events(&self) -> Vec<(ReadFlags, String)> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(&self.0, &mut buffer);
+        let mut seen = Vec::new();
+        while let Ok(event) = reader.next() {
+            let name = event.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+            seen.push((event.events(), name));
+        }
+        seen.retain(|(flags, _)| !flags.contains(ReadFlags::ISDIR));
+        seen
     }
 }
 

@@ -1,0 +1,293 @@
+//! Makes files that no other user can exchange while they are made.
+//!
+//! Owns: private directories, the owner and mode of what is made in them, the move to the final name.
+//! Invariants: whatever is made is reached through descriptors only, never by a path twice. A private directory
+//! belongs to the restorer, has mode 0700 and an unguessable name; it does no harm when another user renames it. The
+//! final name is given by one rename that replaces nothing. Drop removes the directory with everything in it.
+//! Does not: choose names; follow symbolic links.
+
+use std::ffi::{CStr, OsStr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Uid, chmod, chownat,
+    fstat, linkat, mkdirat, openat, openat2, renameat_with, unlinkat,
+};
+use rustix::io::Errno as E;
+use sys::{Error, Result};
+
+use super::opening::own_link;
+
+/// Random names tried; one is enough unless another process guesses.
+const NAMES_TRIED_MAX: u32 = 16;
+/// A private directory holds directories at most this deep: an address has 108 bytes, and each level takes two.
+const DEPTH_MAX: u32 = 64;
+const PERMISSIONS: u32 = 0o7777;
+const ENTER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const NAME_FILE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Owner and permissions of a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ownership {
+    pub(crate) mode: u32,
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+}
+
+impl Ownership {
+    /// Gives a file this owner and mode through a descriptor; one with O_PATH will do.
+    pub(crate) fn give(self, file: BorrowedFd<'_>) -> std::result::Result<(), E> {
+        let (user, group) = (Uid::from_raw(self.user), Gid::from_raw(self.group));
+        // The owner first: a change of owner removes set-user-ID bits.
+        chownat(file, "", Some(user), Some(group), AtFlags::EMPTY_PATH)?;
+        chmod(own_link(file), Mode::from_raw_mode(self.mode))
+    }
+}
+
+/// A directory that only the restorer can enter, inside another one.
+#[derive(Debug)]
+pub(crate) struct PrivateDirectory {
+    parent: OwnedFd,
+    name: String,
+    directory: OwnedFd,
+    /// For messages.
+    shown: PathBuf,
+}
+
+impl PrivateDirectory {
+    /// Makes one in the directory `parent`, whose path is `path`.
+    pub(crate) fn new(parent: OwnedFd, path: &Path) -> Result<Self> {
+        let failed = |errno: E| Error::path("make a private directory in", path, errno);
+        let mut tried = 0;
+        let name = loop {
+            let name = random_name().map_err(failed)?;
+            match mkdirat(&parent, &name, Mode::RWXU) {
+                Err(E::EXIST) if tried < NAMES_TRIED_MAX => tried += 1,
+                outcome => break outcome.map(|()| name).map_err(failed)?,
+            }
+        };
+        let shown = path.join(&name);
+        let directory = openat(&parent, &name, ENTER, Mode::empty()).map_err(failed)?;
+        let made = Self { parent, name, directory, shown };
+        made.check().map_err(failed)?;
+        Ok(made)
+    }
+
+    /// The nearest directory above `path` that can be written to and is reached without symbolic links.
+    pub(crate) fn near(path: &Path) -> Result<Self> {
+        let mut outcome = Err(Error::path("find a directory above", path, E::NOENT));
+        for above in path.ancestors().skip(1) {
+            let Ok(parent) = open_directory(above) else { continue };
+            outcome = Self::new(parent, above);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// The owner of the parent may have put another directory under the name. Only one that is the restorer's own, and
+    /// closed to others, is used.
+    fn check(&self) -> std::result::Result<(), E> {
+        let stat = fstat(&self.directory)?;
+        if stat.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(E::PERM);
+        }
+        if stat.st_mode & PERMISSIONS != Mode::RWXU.bits() {
+            // The umask or a set-group-ID parent.
+            chmod(own_link(&self.directory), Mode::RWXU)?;
+        }
+        Ok(())
+    }
+
+    /// The directory itself (O_PATH).
+    pub(crate) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// Makes a file inside. The result names it (O_PATH).
+    pub(crate) fn make(
+        &self,
+        name: &str,
+        make: impl FnOnce(BorrowedFd<'_>, &str) -> std::result::Result<(), E>,
+    ) -> Result<OwnedFd> {
+        make(self.directory.as_fd(), name)
+            .map_err(|errno| Error::path("make", self.shown.join(name), errno))?;
+        self.open(Path::new(name))
+    }
+
+    /// Opens a file inside by name (O_PATH).
+    pub(crate) fn open(&self, name: &Path) -> Result<OwnedFd> {
+        openat2(&self.directory, name, NAME_FILE, Mode::empty(), PLAIN | ResolveFlags::BENEATH)
+            .map_err(|errno| Error::path("open", self.shown.join(name), errno))
+    }
+
+    /// Moves a file from inside to a name in the parent directory. Fails with EEXIST when the name is taken.
+    pub(crate) fn move_out(&self, from: &Path, to: &OsStr) -> std::result::Result<(), E> {
+        move_file((self.directory.as_fd(), from.as_os_str()), (self.parent.as_fd(), to))
+    }
+
+    /// Moves a file of the parent directory to a name inside. Whoever calls inspects what has been moved.
+    pub(crate) fn move_in(&self, from: &OsStr, to: &str) -> std::result::Result<(), E> {
+        move_file((self.parent.as_fd(), from), (self.directory.as_fd(), OsStr::new(to)))
+    }
+}
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        clear(self.directory.as_fd(), DEPTH_MAX);
+        // Renamed by the owner of the parent: an empty directory stays under a name of that owner's choice.
+        let _ = unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
+    }
+}
+
+/// Symbolic links are neither followed in the last component nor before it.
+const PLAIN: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
+
+/// Opens a directory by a path without symbolic links (O_PATH).
+pub(crate) fn open_directory(path: &Path) -> std::result::Result<OwnedFd, E> {
+    openat2(CWD, path, ENTER, Mode::empty(), PLAIN)
+}
+
+/// Makes a file without a name near the place where it had one. The result names it (O_PATH).
+pub(crate) fn make_nameless(
+    last: &Path,
+    ownership: Ownership,
+    make: impl FnOnce(BorrowedFd<'_>, &str) -> std::result::Result<(), E>,
+) -> Result<OwnedFd> {
+    let private = PrivateDirectory::near(last)?;
+    let made = private.make("nameless", make)?;
+    ownership.give(made.as_fd()).map_err(|errno| Error::path("set owner and mode of", last, errno))?;
+    Ok(made)
+}
+
+/// Whether a descriptor's file is of a type.
+pub(crate) fn is_a(file: BorrowedFd<'_>, format: FileType) -> bool {
+    fstat(file).is_ok_and(|stat: Stat| FileType::from_raw_mode(stat.st_mode) == format)
+}
+
+fn random_name() -> std::result::Result<String, E> {
+    let mut random = [0_u8; 16];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(format!(".undying-{:032x}", u128::from_ne_bytes(random)))
+}
+
+/// A rename that replaces nothing. Where the file system cannot do that, a link to the new name takes its place.
+fn move_file(from: (BorrowedFd<'_>, &OsStr), to: (BorrowedFd<'_>, &OsStr)) -> std::result::Result<(), E> {
+    match renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE) {
+        Err(E::INVAL | E::NOSYS | E::OPNOTSUPP) => {
+            linkat(from.0, from.1, to.0, to.1, AtFlags::empty())?;
+            unlinkat(from.0, from.1, AtFlags::empty())
+        }
+        outcome => outcome,
+    }
+}
+
+/// Removes everything in a directory of ours.
+fn clear(directory: BorrowedFd<'_>, depth: u32) {
+    let Ok(entries) = openat(directory, ".", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return };
+    let Ok(entries) = Dir::read_from(&entries) else { return };
+    for entry in entries.flatten() {
+        remove_entry(directory, entry.file_name(), depth);
+    }
+}
+
+fn remove_entry(directory: BorrowedFd<'_>, name: &CStr, depth: u32) {
+    if matches!(name.to_bytes(), b"." | b"..") || unlinkat(directory, name, AtFlags::empty()).is_ok() {
+        return;
+    }
+    if let Ok(below) = openat(directory, name, ENTER, Mode::empty())
+        && depth > 0
+    {
+        clear(below.as_fd(), depth - 1);
+    }
+    let _ = unlinkat(directory, name, AtFlags::REMOVEDIR);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    use rustix::fs::mkfifoat;
+
+    use super::*;
+
+    fn private_in(folder: &tempfile::TempDir) -> PrivateDirectory {
+        let path = folder.path().canonicalize().unwrap();
+        PrivateDirectory::new(open_directory(&path).unwrap(), &path).unwrap()
+    }
+
+    fn fifo(directory: BorrowedFd<'_>, name: &str) -> std::result::Result<(), E> {
+        mkfifoat(directory, name, Mode::RUSR)
+    }
+
+    #[test]
+    fn what_is_made_gets_owner_and_mode_although_its_names_lead_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let precious = folder.path().join("precious");
+        fs::write(&precious, "").unwrap();
+        fs::set_permissions(&precious, fs::Permissions::from_mode(0o600)).unwrap();
+        let private = private_in(&folder);
+        assert_eq!(fs::metadata(folder.path().join(&private.name)).unwrap().mode() & PERMISSIONS, 0o700);
+        let made = private.make("file", fifo).unwrap();
+        // The owner of the parent puts a directory of his own in place, where the name is a link.
+        let moved = folder.path().join("moved");
+        fs::rename(folder.path().join(&private.name), &moved).unwrap();
+        fs::create_dir(folder.path().join(&private.name)).unwrap();
+        let planted = folder.path().join(&private.name).join("file");
+        symlink(&precious, &planted).unwrap();
+        let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        Ownership { mode: 0o666, user, group }.give(made.as_fd()).unwrap();
+        assert_eq!(fs::metadata(&precious).unwrap().mode() & PERMISSIONS, 0o600);
+        assert_eq!(fs::metadata(moved.join("file")).unwrap().mode() & PERMISSIONS, 0o666);
+        drop(private);
+        assert!(planted.is_symlink() && precious.exists());
+        assert_eq!(fs::read_dir(&moved).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_never_used() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("unsupported: root");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let private = private_in(&folder);
+        chownat(private.directory(), "", Some(Uid::from_raw(65_534)), None, AtFlags::EMPTY_PATH).unwrap();
+        assert_eq!(private.check(), Err(E::PERM));
+    }
+
+    #[test]
+    fn a_move_replaces_nothing_and_nothing_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let taken = folder.path().join("taken");
+        fs::write(&taken, "another's").unwrap();
+        let private = private_in(&folder);
+        private.make("file", fifo).unwrap();
+        assert_eq!(private.move_out(Path::new("file"), OsStr::new("taken")), Err(E::EXIST));
+        private.move_out(Path::new("file"), OsStr::new("free")).unwrap();
+        assert_eq!(fs::read_to_string(&taken).unwrap(), "another's");
+        private.move_in(OsStr::new("taken"), "old").unwrap();
+        assert!(!taken.exists());
+        private.make("second", fifo).unwrap();
+        mkdirat(private.directory(), "deep", Mode::RWXU).unwrap();
+        mkdirat(private.directory(), "deep/deeper", Mode::RWXU).unwrap();
+        drop(private);
+        let left: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().flatten().map(|one| one.file_name()).collect();
+        assert_eq!(left, ["free"]);
+    }
+
+    #[test]
+    fn a_path_through_a_symbolic_link_is_no_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        fs::create_dir(folder.join("real")).unwrap();
+        symlink("real", folder.join("link")).unwrap();
+        assert!(open_directory(&folder.join("link")).is_err());
+        assert!(open_directory(&folder.join("real")).is_ok());
+        let private = PrivateDirectory::near(&folder.join("link/gone/file")).unwrap();
+        assert_eq!(private.shown.parent(), Some(folder.as_path()));
+    }
+}
