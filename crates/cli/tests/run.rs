@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{Counter, Lab, Random, rounds, supported, until, wait};
@@ -252,6 +255,10 @@ fn a_subject_whose_guardian_was_killed_is_adopted_and_comes_back() {
     let mut adopter = lab.undying(["run", "--adopt", &pid, "--every", "50ms"]).spawn().unwrap();
     until("the adopter", || (lab.json(&["status", "job"])[0]["state"] == "running").then_some(()));
     wait_for_checkpoints(&lab, 2);
+    let environment = std::fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
+    let known = environment.split('\0').find_map(|entry| entry.strip_prefix("UNDYING_SOCKET=@")).unwrap();
+    let known = SocketAddr::from_abstract_name(known).unwrap();
+    assert!(UnixDatagram::bind_addr(&known).is_err(), "the adopter has no socket where the subject asks");
     counter.process.signal(Signal::KILL).unwrap();
     let back = until("the subject", || {
         // Orphans fall to this test, and its guardian waits for their numbers.
@@ -263,6 +270,32 @@ fn a_subject_whose_guardian_was_killed_is_adopted_and_comes_back() {
     back.goes_on(20);
     back.process.signal(Signal::TERM).unwrap();
     assert_eq!(wait(&mut adopter).code(), Some(143));
+}
+
+#[test]
+fn a_guardian_binds_no_name_that_an_adopted_process_chooses() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    // A service of another user that has not been started yet.
+    let foreign = format!("org.example.service-{}", std::process::id());
+    let environment = format!("UNDYING_SOCKET=@{foreign}");
+    let mut stranger = Command::new("env").args([&environment, "sleep", "60"]).spawn().unwrap();
+    let pid = stranger.id().to_string();
+    let words = ["run", "--name", "stranger", "--adopt", &pid, "--every", "1h"];
+    let mut adopter = lab.undying(words).spawn().unwrap();
+    until("the adopter", || {
+        let said = lab.say(["status", "stranger", "--json"]);
+        let status: serde_json::Value = serde_json::from_str(&said.stdout).ok()?;
+        (status[0]["state"] == "running").then_some(())
+    });
+    let service = SocketAddr::from_abstract_name(&foreign).unwrap();
+    assert!(UnixDatagram::bind_addr(&service).is_ok(), "the guardian has the name of another service");
+    stranger.kill().unwrap();
+    wait(&mut stranger);
+    adopter.kill().unwrap();
+    wait(&mut adopter);
 }
 
 #[test]

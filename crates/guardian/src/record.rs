@@ -75,6 +75,9 @@ pub(crate) struct Record {
     pub(crate) incarnation: u64,
     pub(crate) restarts: u64,
     pub(crate) last_death: Option<Death>,
+    /// The name of the guardian's socket for requests.
+    #[serde(default)]
+    pub(crate) requests: String,
     /// Committed by this guardian.
     pub(crate) checkpoints: u64,
     pub(crate) last_checkpoint: Option<String>,

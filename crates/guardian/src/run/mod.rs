@@ -111,13 +111,13 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     // Before there is any thread, which would take signals with their usual actions.
     let signals = Signals::take()?;
     let log = Place::new(&store, &claim.name, request).open()?;
-    let running = if let Guarded::Process(pid) = request.what { Some(pid) } else { None };
-    let requests = Requests::open(running)?;
-    let subject = match &request.what {
-        Guarded::Command(words) => spawn(words, &signals, &requests)?,
-        Guarded::Process(pid) => Subject::stranger(*pid).map_err(|_| engine::EngineError::NoProcess(*pid))?,
+    let (subject, requests, first) = match &request.what {
+        Guarded::Command(words) => {
+            let requests = Requests::open(None)?;
+            (spawn(words, &signals, &requests)?, requests, store.next_sequence(&claim.name)?)
+        }
+        Guarded::Process(pid) => adopt(*pid, &store, &claim)?,
     };
-    let first = first_sequence(&store, &claim, &subject)?;
     let parts = Parts { store, claim, household, signals, requests, subject, first, streams, log, tracking };
     let mut guard = Guard::new(request, parts, tell)?;
     let outcome = guard.watch();
@@ -191,15 +191,19 @@ fn name_of(store: &Store, pid: Pid) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// The first checkpoint in the store that is one of this subject's: all that its last guardian took, if this is the
-/// same process, else none that are there.
-fn first_sequence(store: &Store, claim: &Claim, subject: &Subject) -> Result<model::Sequence> {
+/// A process that runs already, with what its last guardian has recorded of this very process: the socket for requests
+/// that it knows, and the first checkpoint in the store that is one of its own.
+fn adopt(pid: Pid, store: &Store, claim: &Claim) -> Result<(Subject, Requests, model::Sequence)> {
+    let subject = Subject::stranger(pid).map_err(|_| engine::EngineError::NoProcess(pid))?;
     let before = Record::read(&claim.directory).ok().flatten();
     let same = |record: &Record| record.has_root() && record.root == ProcessName::of(subject.key());
-    match before.filter(same) {
-        Some(record) => Ok(model::Sequence(record.first_sequence)),
-        None => Ok(store.next_sequence(&claim.name)?),
-    }
+    let before = before.filter(same);
+    let requests = Requests::open(before.as_ref().map(|record| record.requests.as_str()))?;
+    let first = match before {
+        Some(record) => model::Sequence(record.first_sequence),
+        None => store.next_sequence(&claim.name)?,
+    };
+    Ok((subject, requests, first))
 }
 
 #[cfg(test)]

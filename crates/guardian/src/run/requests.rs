@@ -25,6 +25,9 @@ use crate::error::Result;
 pub(super) const VARIABLE: &str = "UNDYING_SOCKET";
 /// Stands for the zero byte that begins an abstract name, as in /proc/net/unix.
 const ABSTRACT: &str = "@";
+/// What every name of a guardian begins with; random digits follow.
+const PREFIX: &str = "@undying/";
+const RANDOM_BYTES: usize = 8;
 /// The longest line that makes sense, and more.
 const LINE_MAX: usize = 256;
 /// A section that lasts longer is a program that has forgotten it.
@@ -76,22 +79,22 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Opens a socket under a new name, or the one that a running subject knows.
-    pub(super) fn open(subject: Option<Pid>) -> Result<Self> {
+    /// Opens a socket under the name that an earlier guardian of the same process has recorded, or under a new one. A
+    /// name that comes from the process itself is never bound: it could be another service's.
+    pub(super) fn open(recorded: Option<&str>) -> Result<Self> {
         let failed = |errno| Error::new("open a socket for requests", errno);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).map_err(failed)?;
         sockopt::set_socket_passcred(&socket, true).map_err(failed)?;
-        let known = subject.and_then(name_in);
-        // A name that another guardian has in the meantime is as good as none.
-        let known = known.filter(|name| bind_to(&socket, name).is_ok());
-        let name = match known {
-            Some(name) => name,
+        // A name that another socket has in the meantime is replaced by a new one.
+        let recorded = recorded.filter(|name| is_ours(name) && bind_to(&socket, name).is_ok());
+        let name = match recorded {
+            Some(name) => name.to_owned(),
             None => {
-                let mut random = [0_u8; 8];
+                let mut random = [0_u8; RANDOM_BYTES];
                 rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
                     .map_err(failed)?;
-                let name = format!("{ABSTRACT}undying/{:016x}", u64::from_ne_bytes(random));
+                let name = format!("{PREFIX}{:016x}", u64::from_ne_bytes(random));
                 bind_to(&socket, &name).map_err(failed)?;
                 name
             }
@@ -246,13 +249,11 @@ fn bind_to(socket: &OwnedFd, name: &str) -> rustix::io::Result<()> {
     bind(socket, &SocketAddrUnix::new_abstract_name(body.as_bytes())?)
 }
 
-/// The name in the environment of a process.
-fn name_in(pid: Pid) -> Option<String> {
-    let environment = procfs::read(format!("/proc/{pid}/environ")).ok()?;
-    let prefix = format!("{VARIABLE}={ABSTRACT}");
-    let found = environment.split(|byte| *byte == 0).find(|entry| entry.starts_with(prefix.as_bytes()))?;
-    let name = std::str::from_utf8(&found[VARIABLE.len() + 1..]).ok()?;
-    Some(name.to_owned())
+/// Whether a name is one that a guardian makes.
+fn is_ours(name: &str) -> bool {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let digits = name.strip_prefix(PREFIX).unwrap_or_default();
+    digits.len() == 2 * RANDOM_BYTES && digits.bytes().all(is_digit)
 }
 
 fn unix(address: &SocketAddrAny) -> Option<SocketAddrUnix> {
@@ -299,6 +300,20 @@ mod tests {
     fn ask(requests: &Requests, client: &UnixDatagram, line: &str) -> Asked {
         client.send(line.as_bytes()).unwrap();
         requests.poll(own()).unwrap()
+    }
+
+    #[test]
+    fn only_a_name_that_a_guardian_makes_is_bound_again() {
+        let first = Requests::open(None).unwrap();
+        let name = first.name().to_owned();
+        assert_ne!(Requests::open(Some(&name)).unwrap().name(), name, "it is in use");
+        drop(first);
+        assert_eq!(Requests::open(Some(&name)).unwrap().name(), name);
+        let foreign = format!("@org.example.service-{}", own());
+        for name in [&foreign, "@undying/", "@undying/0123456789abcdeF", "@undying/0123456789abcdef0", ""] {
+            let opened = Requests::open(Some(name)).unwrap();
+            assert!(opened.name() != name && is_ours(opened.name()), "{name}");
+        }
     }
 
     #[test]

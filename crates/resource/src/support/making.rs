@@ -55,6 +55,7 @@ pub(crate) struct PrivateDirectory {
     shown: PathBuf,
 }
 
+#[allow(dead_code, reason = "Unix sockets follow")]
 impl PrivateDirectory {
     /// Makes one in the directory `parent`, whose path is `path`.
     pub(crate) fn new(parent: OwnedFd, path: &Path) -> Result<Self> {
@@ -173,6 +174,7 @@ fn random_name() -> std::result::Result<String, E> {
     Ok(format!(".undying-{:032x}", u128::from_ne_bytes(random)))
 }
 
+#[allow(dead_code, reason = "Unix sockets follow")]
 /// A rename that replaces nothing. Where the file system cannot do that, a link to the new name takes its place.
 fn move_file(from: (BorrowedFd<'_>, &OsStr), to: (BorrowedFd<'_>, &OsStr)) -> std::result::Result<(), E> {
     match renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE) {

@@ -130,6 +130,7 @@ impl<'a> Guard<'a> {
         let Parts { first, streams, log, tracking, .. } = parts;
         let pace = Pace::new(request.every, Instant::now());
         let record = first_record(request, &claim, &subject, first, &tracking)?;
+        let record = Record { requests: requests.name().to_owned(), ..record };
         let journal = Journal::start(&claim.directory, claim.name.as_str())?;
         let descends =
             store.newest(&claim.name)?.map(|(sequence, _)| sequence).filter(|found| *found >= first);
