@@ -37,14 +37,11 @@ impl From<serde_json::Error> for Failure {
 }
 
 impl Failure {
-    /// Tells the operator, and gives the code to end with.
+    /// Reports to the operator, and gives the code to end with.
     pub(crate) fn report(self) -> ExitCode {
         match self {
             Self::Guardian(error) => {
-                print::say(format_args!("undying: {error}"));
-                if let Some(advice) = error.advice() {
-                    print::say(format_args!("help: {advice}"));
-                }
+                report(None, &error);
                 ExitCode::from(error.exit_code().number())
             }
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
@@ -54,5 +51,23 @@ impl Failure {
                 ExitCode::from(guardian::ExitCode::Failure.number())
             }
         }
+    }
+}
+
+/// Reports subjects that could not be read, after those that could, and gives the code to end with: that of the first.
+pub(crate) fn report_left_out(failed: &[(String, GuardianError)]) -> u8 {
+    for (name, error) in failed {
+        report(Some(name), error);
+    }
+    failed.first().map_or(guardian::ExitCode::Done, |(_, error)| error.exit_code()).number()
+}
+
+fn report(subject: Option<&str>, error: &GuardianError) {
+    match subject {
+        Some(name) => print::say(format_args!("undying: {name}: {error}")),
+        None => print::say(format_args!("undying: {error}")),
+    }
+    if let Some(advice) = error.advice() {
+        print::say(format_args!("help: {advice}"));
     }
 }

@@ -304,6 +304,7 @@ fn a_store_is_tidied_by_name_and_what_is_being_written_is_left_alone() {
     assert_eq!(lab.say(["verify", "job"]).code, Some(0));
     let stray = lab.store().join("job/.9.1-1.partial");
     std::fs::create_dir(&stray).unwrap();
+    std::fs::set_permissions(&stray, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     let rehearsed = lab.json(&["gc", "--dry-run"]);
     assert_eq!((rehearsed["found"].as_array().unwrap().len(), stray.exists()), (1, true), "{rehearsed}");
     assert_eq!(lab.say(["gc"]).code, Some(0));

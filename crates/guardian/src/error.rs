@@ -120,6 +120,21 @@ pub enum GuardianError {
     },
 }
 
+/// Rows about several subjects, and the subjects that could not be read. One of these keeps no other from being shown.
+#[derive(Debug)]
+pub struct Found<T> {
+    /// What was found.
+    pub rows: Vec<T>,
+    /// Subjects that could not be read, by name, and why.
+    pub failed: Vec<(String, GuardianError)>,
+}
+
+impl<T> Default for Found<T> {
+    fn default() -> Self {
+        Self { rows: Vec::new(), failed: Vec::new() }
+    }
+}
+
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, GuardianError>;
 

@@ -4,7 +4,7 @@
 //! Invariants: reads only.
 //! Does not: ask a guardian.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -25,6 +25,10 @@ pub struct History {
     location: StoreLocation,
     wanted: Option<SubjectName>,
     readers: BTreeMap<String, EventReader>,
+    /// Subjects that could not be read and were not reported yet, and why.
+    failed: Vec<(String, GuardianError)>,
+    /// Those that were noticed; each is reported once.
+    noticed: BTreeSet<String>,
 }
 
 /// A death and what followed.
@@ -63,14 +67,21 @@ impl History {
                 return Err(GuardianError::NotGuarded { name: name.to_string() });
             }
         }
-        Ok(Self { location: location.clone(), wanted, readers: BTreeMap::new() })
+        Ok(Self {
+            location: location.clone(),
+            wanted,
+            readers: BTreeMap::new(),
+            failed: Vec::new(),
+            noticed: BTreeSet::new(),
+        })
     }
 
     /// The events since the last call, in the order of their times; at first, all that are there.
     ///
     /// # Errors
     ///
-    /// When the store or a file in it cannot be read.
+    /// When the store cannot be read, or the only subject that was asked for. With several, one that cannot be read is
+    /// left out and reported by `take_failed`.
     pub fn read(&mut self) -> Result<Vec<EventRow>> {
         let Some(store) = self.location.open()? else { return Ok(Vec::new()) };
         let names = match &self.wanted {
@@ -81,10 +92,22 @@ impl History {
         for name in names {
             let directory = store.root().join(name.as_str());
             let reader = self.readers.entry(name.to_string()).or_insert_with(|| EventReader::new(&directory));
-            rows.extend(reader.read()?);
+            match reader.read() {
+                Ok(read) => rows.extend(read),
+                Err(error) if self.wanted.is_some() => return Err(error),
+                Err(error) if self.noticed.insert(name.to_string()) => {
+                    self.failed.push((name.to_string(), error));
+                }
+                Err(_) => {}
+            }
         }
         rows.sort_by(|one, other| one.time.cmp(&other.time));
         Ok(rows)
+    }
+
+    /// Subjects that could not be read, each once, and why.
+    pub fn take_failed(&mut self) -> Vec<(String, GuardianError)> {
+        std::mem::take(&mut self.failed)
     }
 }
 

@@ -13,7 +13,7 @@ use model::{ByteCount, PageCount};
 use serde::Serialize;
 use store::{Store, SubjectName};
 
-use crate::error::Result;
+use crate::error::{Found, Result};
 use crate::location::StoreLocation;
 use crate::time;
 
@@ -94,22 +94,29 @@ pub type Progress<'a> = &'a (dyn Fn(ByteCount, ByteCount) + Sync);
 /// # Errors
 ///
 /// When the store cannot be read.
-pub fn subjects(location: &StoreLocation) -> Result<Vec<SubjectRow>> {
-    let Some(store) = location.open()? else { return Ok(Vec::new()) };
-    let mut rows = Vec::new();
+pub fn subjects(location: &StoreLocation) -> Result<Found<SubjectRow>> {
+    let Some(store) = location.open()? else { return Ok(Found::default()) };
+    let mut found = Found::default();
     for name in store.names()? {
-        let images = store.list(&name)?;
-        let newest = images.last();
-        rows.push(SubjectRow {
-            name: name.to_string(),
-            checkpoints: images.len(),
-            seq: newest.map(|(sequence, _)| sequence.get()),
-            time: newest.map(|(_, commit)| time::rfc3339(commit.time)),
-            bytes: bytes_of(&images),
-            copy_of: store.copy_of(&name)?,
-        });
+        match subject(&store, &name) {
+            Ok(row) => found.rows.push(row),
+            Err(error) => found.failed.push((name.to_string(), error)),
+        }
     }
-    Ok(rows)
+    Ok(found)
+}
+
+fn subject(store: &Store, name: &SubjectName) -> Result<SubjectRow> {
+    let images = store.list(name)?;
+    let newest = images.last();
+    Ok(SubjectRow {
+        name: name.to_string(),
+        checkpoints: images.len(),
+        seq: newest.map(|(sequence, _)| sequence.get()),
+        time: newest.map(|(_, commit)| time::rfc3339(commit.time)),
+        bytes: bytes_of(&images),
+        copy_of: store.copy_of(name)?,
+    })
 }
 
 /// The checkpoints of a subject, in rising order, those that are not committed included.

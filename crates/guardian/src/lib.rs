@@ -27,7 +27,7 @@ mod tidying;
 mod time;
 
 pub use compression::Compression;
-pub use error::{GuardianError, Result};
+pub use error::{Found, GuardianError, Result};
 pub use exit::ExitCode;
 pub use history::{DeathRow, History, age, deaths, write_trace};
 pub use images::{

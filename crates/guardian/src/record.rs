@@ -1,22 +1,23 @@
 //! What is known of a subject, in a file beside its images, so that `status` can tell without asking anybody.
 //!
 //! Owns: `status.json`: its shape, how a stale one is recognised.
-//! Invariants: a reader never sees half a file.
+//! Invariants: a reader never sees half a file; a file that another user can have written is not read.
 //! Does not: survive a power cut in its newest version; it holds nothing that a restore needs.
 
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use model::{Pid, ProcessKey, StartTime};
 use serde::{Deserialize, Serialize};
+use store::trust;
 use sys::Error;
 use tracee::procfs;
 
 use crate::error::{GuardianError, Result};
 
 const FILE: &str = "status.json";
+/// Bytes of it that are read at most: a thousand times what a status takes.
+const BYTES_MAX: u64 = 4 << 20;
 
 /// A process by its lasting name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -109,11 +110,15 @@ impl Record {
     /// Reads the file in a subject's directory; `None` when there is none.
     pub(crate) fn read(directory: &Path) -> Result<Option<Self>> {
         let path = directory.join(FILE);
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::path("read", &path, error).into()),
+        let file = match trust::open_file(&path) {
+            Ok(file) => file,
+            Err(error) if trust::is_absence(&error) => return Ok(None),
+            Err(error) => return Err(error.into()),
         };
+        trust::check_directory(directory)?;
+        let mut text = Vec::new();
+        let read = file.take(BYTES_MAX).read_to_end(&mut text);
+        read.map_err(|error| Error::path("read", &path, error))?;
         let record = serde_json::from_slice(&text);
         record.map(Some).map_err(|error| GuardianError::Status { path, why: error.to_string() })
     }
@@ -170,13 +175,8 @@ impl RecordFile {
         let temporary = self.directory.join(format!(".{FILE}.new"));
         let failed = |error: std::io::Error| Error::path("write", &path, error);
         let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)
-            .map_err(failed)?;
+        let mut file = trust::open_or_create(&temporary, trust::Access::Write)?;
+        file.set_len(0).map_err(failed)?;
         file.write_all(&text).map_err(failed)?;
         Ok(std::fs::rename(&temporary, &path).map_err(failed)?)
     }
@@ -190,6 +190,8 @@ mod tests {
     fn a_record_survives_and_a_dead_guardian_is_noticed() {
         let directory = std::env::temp_dir().join(format!("undying-record-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
+        let own = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&directory, own).unwrap();
         assert_eq!(Record::read(&directory).unwrap(), None);
         let own = procfs::key(Pid(std::process::id() as i32)).unwrap();
         let mut record = Record {
@@ -206,6 +208,8 @@ mod tests {
         record.boot = "another".to_owned();
         assert!(!record.is_guarded());
         std::fs::write(directory.join(FILE), "{").unwrap();
+        let own = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(directory.join(FILE), own).unwrap();
         assert!(matches!(Record::read(&directory), Err(GuardianError::Status { .. })));
         std::fs::remove_dir_all(&directory).unwrap();
     }

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 use store::{Store, SubjectName};
 
-use crate::error::Result;
+use crate::error::{Found, Result};
 use crate::images;
 use crate::location::StoreLocation;
 use crate::record::{Death, PauseMicroseconds, Record, RefusalReport, VerifiedReport};
@@ -75,8 +75,8 @@ pub struct ChannelReport {
 ///
 /// # Errors
 ///
-/// When the store or a status in it cannot be read, or has no subject of that name.
-pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Vec<SubjectReport>> {
+/// When the store cannot be read, or has no subject of that name, or the status of that one cannot be read.
+pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<SubjectReport>> {
     let wanted: Option<SubjectName> = name.map(str::parse).transpose()?;
     let store = location.open()?;
     let names = match (&store, &wanted) {
@@ -84,21 +84,26 @@ pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Vec<Subjec
         (Some(store), None) => store.names()?,
         (None, None) => Vec::new(),
     };
-    let mut found = Vec::new();
+    let mut found = Found::default();
     for name in names {
-        let record = match &store {
-            Some(store) => Record::read(&store.root().join(name.as_str()))?,
-            None => None,
-        };
-        match (record, &store) {
-            (Some(record), Some(store)) => found.push(report(store, &name, record)?),
-            _ if wanted.is_some() => {
+        let row = store.as_ref().map_or(Ok(None), |store| subject(store, &name));
+        match row {
+            Ok(Some(row)) => found.rows.push(row),
+            Ok(None) if wanted.is_some() => {
                 return Err(crate::GuardianError::NotGuarded { name: name.to_string() });
             }
-            _ => {}
+            Ok(None) => {}
+            Err(error) if wanted.is_some() => return Err(error),
+            Err(error) => found.failed.push((name.to_string(), error)),
         }
     }
     Ok(found)
+}
+
+/// One subject; `None` if it is not and never was guarded.
+fn subject(store: &Store, name: &SubjectName) -> Result<Option<SubjectReport>> {
+    let record = Record::read(&store.root().join(name.as_str()))?;
+    record.map(|record| report(store, name, record)).transpose()
 }
 
 fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectReport> {

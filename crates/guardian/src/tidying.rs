@@ -11,7 +11,8 @@ use serde::Serialize;
 use store::{Store, SubjectName};
 
 use crate::compression::Compression;
-use crate::error::Result;
+use crate::error::{GuardianError, Result};
+use crate::exit::ExitCode;
 use crate::location::StoreLocation;
 
 /// What `squash` did.
@@ -51,8 +52,11 @@ pub struct GarbageReport {
     pub removed: bool,
     /// Subjects whose log is being written; its writer tidies it.
     pub busy: Vec<String>,
-    /// Subjects left alone because something of them is damaged, and what.
+    /// Subjects left alone because something of them is damaged or cannot be trusted, and what.
     pub damaged: Vec<(String, String)>,
+    /// The exit code of the first of them.
+    #[serde(skip)]
+    pub code: ExitCode,
 }
 
 /// A copy that was made.
@@ -92,14 +96,16 @@ pub fn gc(location: &StoreLocation, dry_run: bool) -> Result<GarbageReport> {
         None => store::Garbage::default(),
     };
     let found = garbage.found.into_iter();
-    let damaged = garbage.damaged.into_iter();
+    let damaged: Vec<(String, GuardianError)> =
+        garbage.damaged.into_iter().map(|(name, error)| (name.to_string(), error.into())).collect();
     Ok(GarbageReport {
         found: found
             .map(|(path, bytes)| GarbageItem { path: path.display().to_string(), bytes: bytes.get() })
             .collect(),
         removed: !dry_run,
         busy: garbage.busy.iter().map(ToString::to_string).collect(),
-        damaged: damaged.map(|(name, error)| (name.to_string(), error.to_string())).collect(),
+        code: damaged.first().map_or(ExitCode::Done, |(_, error)| error.exit_code()),
+        damaged: damaged.into_iter().map(|(name, error)| (name, error.to_string())).collect(),
     })
 }
 

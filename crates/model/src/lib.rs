@@ -7,6 +7,8 @@
 
 mod address;
 mod ids;
+mod text;
 
 pub use address::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 pub use ids::{DescriptionId, Fd, Inode, Pid, ProcessKey, Sequence, Signal, StartTime, Tid};
+pub use text::{Escaped, EscapedLines};

@@ -68,9 +68,7 @@ pub(crate) fn export(
 
 fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commit> {
     let image = ImageReader::open_on(&**medium, source)?;
-    if let Some(name) = target.file_name() {
-        staging::sweep(&**medium, parent(target), Some(&name.to_string_lossy()))?;
-    }
+    staging::sweep(&**medium, parent(target))?;
     let staging = Staging::create(Arc::clone(medium), target)?;
     let files = Files { medium: &**medium, directory: staging.path() };
     let mut segments = Vec::new();

@@ -39,6 +39,55 @@ pub enum Error {
         mode: u32,
     },
 
+    /// Another user owns it, and can have written anything.
+    ///
+    /// Row: image-untrusted
+    #[error(
+        "{path} belongs to uid {owner}, which can have written anything into it\nhelp: run undying as that user; or, \
+         if you trust the content, use a copy that uid {own} owns: cp -r {directory} COPY && chmod -R go-w COPY",
+        path = path.display(), directory = directory_of(path).display()
+    )]
+    Untrusted {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Our own effective user id.
+        own: u32,
+    },
+
+    /// Other users can write to it.
+    ///
+    /// Row: image-writable
+    #[error(
+        "{path} can be written by other users (mode {mode:04o})\nhelp: if you trust the content, take the permission \
+         away: chmod -R go-w {directory}",
+        path = path.display(), directory = directory_of(path).display()
+    )]
+    Writable {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+
+    /// It has a type that undying never creates there. It was not opened.
+    ///
+    /// Row: image-wrong-type
+    #[error(
+        "{path} is {found} and not {wanted}; it was not opened\nhelp: find out how it came there, then remove it: \
+         rm {path}; restore an earlier image",
+        path = path.display()
+    )]
+    WrongType {
+        /// The object.
+        path: PathBuf,
+        /// Its type.
+        found: &'static str,
+        /// The type that is expected.
+        wanted: &'static str,
+    },
+
     /// The store is named by a scheme that no backend has.
     ///
     /// Row: store-backend-unknown
@@ -244,7 +293,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether the image itself is at fault: damaged, incomplete, foreign or of a later format.
+    /// Whether the image itself is at fault: damaged, incomplete, foreign, of a later format or not to be trusted.
     #[must_use]
     pub const fn is_damage(&self) -> bool {
         matches!(
@@ -256,6 +305,9 @@ impl Error {
                 | Self::Foreign { .. }
                 | Self::Newer { .. }
                 | Self::UnknownCodec { .. }
+                | Self::Untrusted { .. }
+                | Self::Writable { .. }
+                | Self::WrongType { .. }
         )
     }
 
@@ -273,6 +325,11 @@ impl Error {
     pub(crate) fn encoding(path: &Path, source: image::Error) -> Self {
         Self::TooLarge { path: path.to_path_buf(), source }
     }
+}
+
+/// The directory to name in a help line: a directory itself, or that of a file.
+fn directory_of(path: &Path) -> &Path {
+    if path.is_dir() { path } else { crate::publish::parent(path) }
 }
 
 impl From<sys::Error> for Error {

@@ -24,6 +24,7 @@ mod segment;
 mod staging;
 mod store;
 mod tidy;
+pub mod trust;
 mod verify;
 mod worker;
 mod writer;

@@ -8,7 +8,7 @@
 use std::fmt::Debug;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use model::ByteCount;
 use sys::Result;
@@ -61,11 +61,21 @@ pub trait Medium: Send + Sync + Debug {
     fn create_log(&self, path: &Path, length: ByteCount, in_flight: NonZeroUsize)
     -> Result<Box<dyn LogFile>>;
 
-    /// Opens a file of pages. It stays readable after it has been removed.
-    fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>>;
+    /// Opens a file of pages, if no other user can have written it. It stays readable after it has been removed.
+    fn open_pages(&self, path: &Path) -> crate::Result<Box<dyn PageSource>>;
 
-    /// The first bytes of a file, at most `limit`.
-    fn read_file(&self, path: &Path, limit: ByteCount) -> Result<Vec<u8>>;
+    /// The first bytes of a file, at most `limit`, if no other user can have written it.
+    fn read_file(&self, path: &Path, limit: ByteCount) -> crate::Result<Vec<u8>>;
+
+    /// Checks that no other user can have written to a directory. Succeeds if nothing is there.
+    fn check_directory(&self, _path: &Path) -> crate::Result<()> {
+        Ok(())
+    }
+
+    /// The path that a path given by the operator leads to if it is a symbolic link; otherwise the same path.
+    fn resolve(&self, path: &Path) -> Result<PathBuf> {
+        Ok(path.to_path_buf())
+    }
 
     /// The names in a directory, in no order.
     fn list(&self, path: &Path) -> Result<Vec<Entry>>;

@@ -20,7 +20,7 @@ use crate::codec;
 use crate::compressed::CompressedSource;
 use crate::error::{Error, Result};
 use crate::log::read as log;
-use crate::medium::{Medium, PageSource};
+use crate::medium::{Kind, Medium, PageSource};
 use crate::publish::parent;
 use crate::writer::COMMIT_FILE;
 
@@ -111,6 +111,7 @@ impl ImageReader {
     ///
     /// As `open`.
     pub fn open_on(medium: &dyn Medium, path: &Path) -> Result<Self> {
+        let path = &*medium.resolve(path)?;
         if let Some((log, sequence)) = log::locate(medium, path)? {
             let not_committed = || Error::NotCommitted { path: path.to_path_buf() };
             return log::open(medium, path, &log, sequence)?.ok_or_else(not_committed);
@@ -218,15 +219,21 @@ impl ImageReader {
 
 /// The commit record of the image in this directory.
 pub(crate) fn read_commit(medium: &dyn Medium, directory: &Path) -> Result<Commit> {
+    let directory = &*medium.resolve(directory)?;
     if let Some((log, sequence)) = log::locate(medium, directory)? {
         let not_committed = || Error::NotCommitted { path: directory.to_path_buf() };
         return log::commit(medium, &log, sequence)?.ok_or_else(not_committed);
     }
+    if matches!(medium.kind(directory)?, Some(Kind::Directory { .. })) {
+        medium.check_directory(directory)?;
+    }
     let path = directory.join(COMMIT_FILE);
     match medium.read_file(&path, COMMIT_BYTES_MAX) {
         Ok(bytes) => Commit::decode(&bytes).map_err(|error| Error::decoding(&path, error)),
-        Err(error) if is_absent(error.errno) => Err(Error::NotCommitted { path: directory.to_path_buf() }),
-        Err(error) => Err(error.into()),
+        Err(Error::Io(error)) if is_absent(error.errno) => {
+            Err(Error::NotCommitted { path: directory.to_path_buf() })
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -252,8 +259,8 @@ fn read_sealed<T>(
     // One byte more than it should have shows that it is longer.
     let bytes = match medium.read_file(&path, ByteCount(file.length.get().saturating_add(1))) {
         Ok(bytes) => bytes,
-        Err(error) if is_absent(error.errno) => return Err(wrong_length(None)),
-        Err(error) => return Err(error.into()),
+        Err(Error::Io(error)) if is_absent(error.errno) => return Err(wrong_length(None)),
+        Err(error) => return Err(error),
     };
     if bytes.len() as u64 != file.length.get() {
         return Err(wrong_length(Some(ByteCount(bytes.len() as u64))));
@@ -272,8 +279,8 @@ fn open_segment(medium: &dyn Medium, directory: &Path, file: &SegmentFile) -> Re
     let wrong_length = |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
     let pages = match medium.open_pages(&path) {
         Ok(pages) => pages,
-        Err(error) if is_absent(error.errno) => return Err(wrong_length(None)),
-        Err(error) => return Err(error.into()),
+        Err(Error::Io(error)) if is_absent(error.errno) => return Err(wrong_length(None)),
+        Err(error) => return Err(error),
     };
     let found = pages.length()?;
     if found != file.length {

@@ -13,8 +13,9 @@ use model::ByteCount;
 use sys::Errno;
 
 use crate::error::{Error, Result};
-use crate::medium::{Kind, Lock, Medium};
+use crate::medium::{Entry, Kind, Lock, Medium};
 use crate::publish::{parent, publish};
+use crate::writer::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE};
 
 /// What a staging directory's name ends with; it begins with a dot.
 const SUFFIX: &str = ".partial";
@@ -85,10 +86,10 @@ pub(crate) fn retire(medium: &dyn Medium, path: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Removes what dead writers left behind in a directory: all of it, or what was to become `name`.
-pub(crate) fn sweep(medium: &dyn Medium, directory: &Path, name: Option<&str>) -> Result<usize> {
+/// Removes what dead writers left behind in a directory. It may be a directory that others use as well.
+pub(crate) fn sweep(medium: &dyn Medium, directory: &Path) -> Result<usize> {
     let mut removed = 0;
-    each_leftover(medium, directory, name, |path| {
+    each_leftover(medium, directory, |path| {
         // One that cannot be removed is somebody else's: not an error of ours.
         removed += usize::from(remove_tree(medium, path).is_ok());
         Ok(())
@@ -103,10 +104,12 @@ pub(crate) fn leftovers(
     remove: bool,
 ) -> Result<Vec<(PathBuf, ByteCount)>> {
     let mut found = Vec::new();
-    each_leftover(medium, directory, None, |path| {
+    each_leftover(medium, directory, |path| {
         let mut bytes = 0;
         for entry in medium.list(path)? {
-            bytes += medium.open_pages(&path.join(entry.name))?.length()?.get();
+            // What is no regular file has no size, and is removed as well.
+            let pages = medium.open_pages(&path.join(entry.name)).ok();
+            bytes += pages.and_then(|pages| pages.length().ok()).map_or(0, ByteCount::get);
         }
         if remove {
             remove_tree(medium, path)?;
@@ -117,25 +120,40 @@ pub(crate) fn leftovers(
     Ok(found)
 }
 
-/// Does something with each leftover, or with those that were to become `name`, while it is locked.
+/// Calls `each` with each leftover of a dead writer, while it is locked.
+///
+/// A leftover is recognised by its name, its owner and the names in it. A writer holds the lock until it publishes or
+/// ends, however it ends: the kernel drops the lock with the process, and keeps none over a reboot.
 fn each_leftover(
     medium: &dyn Medium,
     directory: &Path,
-    name: Option<&str>,
     mut each: impl FnMut(&Path) -> Result<()>,
 ) -> Result<()> {
-    let prefix = name.map_or_else(|| ".".to_owned(), |name| format!(".{name}."));
     for entry in medium.list(directory)? {
-        if !entry.is_directory || !entry.name.starts_with(&prefix) || !entry.name.ends_with(SUFFIX) {
+        if !entry.is_directory || !is_staging_name(&entry.name) {
             continue;
         }
         let path = directory.join(&entry.name);
-        // One that cannot be locked is in use, or somebody else's.
-        if let Ok(Some(_lock)) = medium.lock(&path) {
+        // One that cannot be locked is in use, or belongs to another user.
+        if medium.check_directory(&path).is_ok()
+            && let Ok(Some(_lock)) = medium.lock(&path)
+            && is_ours(medium, &path)
+        {
             each(&path)?;
         }
     }
     Ok(())
+}
+
+/// Whether a directory holds nothing but files of an image or a log.
+fn is_ours(medium: &dyn Medium, path: &Path) -> bool {
+    const NAMES: [&str; 3] = [COMMIT_FILE, RECORDS_FILE, INDEX_FILE];
+    let is_known = |name: &str| {
+        let pages = name.starts_with("pages-") || name.starts_with("chunks-");
+        NAMES.contains(&name) || pages || name.starts_with(|first: char| first.is_ascii_digit())
+    };
+    let is_file = |entry: &Entry| !entry.is_directory && is_known(&entry.name);
+    medium.list(path).is_ok_and(|entries| entries.iter().all(is_file))
 }
 
 fn create_locked(medium: &dyn Medium, directory: &Path, name: &str) -> Result<(PathBuf, Box<dyn Lock>)> {
@@ -162,6 +180,15 @@ fn create_locked(medium: &dyn Medium, directory: &Path, name: &str) -> Result<(P
 fn staging_name(name: &str) -> String {
     let count = COUNTER.fetch_add(1, Ordering::Relaxed);
     format!(".{name}.{}-{count}{SUFFIX}", std::process::id())
+}
+
+/// Whether a name is one that `staging_name` gives.
+fn is_staging_name(name: &str) -> bool {
+    let numbers = name.strip_prefix('.').and_then(|name| name.strip_suffix(SUFFIX)?.rsplit_once('.'));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    numbers
+        .and_then(|(_, numbers)| numbers.split_once('-'))
+        .is_some_and(|(pid, count)| is_number(pid) && is_number(count))
 }
 
 /// Removes a directory of files.

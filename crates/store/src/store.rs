@@ -50,7 +50,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Exposed` when others may read it; `UnknownBackend`; `Io`.
+    /// `Exposed` when others may read it; `Untrusted` when another user owns it; `UnknownBackend`; `Io`.
     pub fn open(location: &Path) -> Result<Self> {
         let (medium, root) = backend::locate(location)?;
         Self::open_on(medium, &root)
@@ -62,11 +62,12 @@ impl Store {
     ///
     /// As `open`.
     pub fn open_on(medium: Arc<dyn Medium>, root: &Path) -> Result<Self> {
+        let root = &*medium.resolve(root)?;
         match medium.kind(root)? {
             Some(Kind::Directory { mode }) if mode & OTHERS != 0 => {
                 return Err(Error::Exposed { path: root.to_path_buf(), mode });
             }
-            Some(Kind::Directory { .. }) => {}
+            Some(Kind::Directory { .. }) => medium.check_directory(root)?,
             Some(Kind::File) => return Err(Error::Exists { path: root.to_path_buf() }),
             None => create_durably(&*medium, root)?,
         }
@@ -101,7 +102,7 @@ impl Store {
         Ok(self.sequences(name)?.last().map_or(Sequence(1), |last| Sequence(last.0.saturating_add(1))))
     }
 
-    /// Begins an image; what dead writers of this subject left behind is removed first.
+    /// Begins an image; what dead writers left behind in this store is removed first.
     ///
     /// # Errors
     ///
@@ -116,7 +117,8 @@ impl Store {
         if self.medium.kind(&directory)?.is_none() {
             create_durably(&*self.medium, &directory)?;
         }
-        self.sweep(name)?;
+        self.medium.check_directory(&directory)?;
+        self.sweep_all();
         ImageWriter::create_on(Arc::clone(&self.medium), &self.image_path(name, sequence), options)
     }
 
@@ -130,7 +132,8 @@ impl Store {
         if self.medium.kind(&directory)?.is_none() {
             create_durably(&*self.medium, &directory)?;
         }
-        self.sweep(name)?;
+        self.medium.check_directory(&directory)?;
+        self.sweep_all();
         LogWriter::open_on(&self.medium, &self.log(name), options)
     }
 
@@ -321,7 +324,15 @@ impl Store {
     ///
     /// When the subject's directory cannot be listed.
     pub fn sweep(&self, name: &SubjectName) -> Result<usize> {
-        staging::sweep(&*self.medium, &self.subject(name), None)
+        staging::sweep(&*self.medium, &self.subject(name))
+    }
+
+    /// Removes what dead writers left behind in the whole store. A subject that cannot be swept is left as it is: it
+    /// must not keep others from being written.
+    fn sweep_all(&self) {
+        for name in self.names().unwrap_or_default() {
+            let _ = self.sweep(&name);
+        }
     }
 
     fn prune_log(&self, name: &SubjectName, logged: &[Sequence], keep: usize) -> Result<Vec<Sequence>> {
@@ -363,6 +374,7 @@ impl Store {
         if self.medium.kind(&directory)?.is_none() {
             return Ok(Vec::new());
         }
+        self.medium.check_directory(&directory)?;
         let entries = self.medium.list(&directory)?.into_iter().filter(|entry| entry.is_directory);
         let mut sequences: Vec<Sequence> = entries.filter_map(|entry| parse_sequence(&entry.name)).collect();
         sequences.sort_unstable();

@@ -14,14 +14,14 @@ use crate::name::SubjectName;
 use crate::staging;
 use crate::store::Store;
 
-/// What nothing refers to, and what could not be looked at.
+/// What nothing refers to, and what could not be inspected.
 #[derive(Clone, Debug, Default)]
 pub struct Garbage {
     /// Files and directories, with their sizes.
     pub found: Vec<(PathBuf, ByteCount)>,
     /// Subjects whose log is being written. Its writer tidies it itself.
     pub busy: Vec<SubjectName>,
-    /// Subjects that are damaged, and left as they are.
+    /// Subjects that are damaged or cannot be read, and left as they are.
     pub damaged: Vec<(SubjectName, Error)>,
 }
 
@@ -106,35 +106,36 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// When the store cannot be listed, or something cannot be removed.
+    /// When the store cannot be listed. What is wrong with one subject is in the answer.
     pub fn garbage(&self, remove: bool) -> Result<Garbage> {
         let mut garbage = Garbage::default();
         for name in self.names()? {
-            let left = staging::leftovers(&*self.medium, &self.subject(&name), remove)?;
-            garbage.found.extend(left);
-            if self.medium.kind(&self.log(&name))?.is_some() {
-                self.garbage_of_log(&name, remove, &mut garbage)?;
+            if let Err(error) = self.garbage_of(&name, remove, &mut garbage) {
+                garbage.damaged.push((name, error));
             }
         }
         Ok(garbage)
     }
 
+    fn garbage_of(&self, name: &SubjectName, remove: bool, garbage: &mut Garbage) -> Result<()> {
+        self.medium.check_directory(&self.subject(name))?;
+        let left = staging::leftovers(&*self.medium, &self.subject(name), remove)?;
+        garbage.found.extend(left);
+        match self.medium.kind(&self.log(name))? {
+            Some(_) => self.garbage_of_log(name, remove, garbage),
+            None => Ok(()),
+        }
+    }
+
     fn garbage_of_log(&self, name: &SubjectName, remove: bool, garbage: &mut Garbage) -> Result<()> {
         let directory = self.log(name);
+        self.medium.check_directory(&directory)?;
         // Held to the end: a writer that came meanwhile would make segments that no checkpoint names yet.
         let Some(_lock) = self.medium.lock(&directory)? else {
             garbage.busy.push(name.clone());
             return Ok(());
         };
-        let segments = match log::garbage::unreferenced(&*self.medium, &directory) {
-            Ok(segments) => segments,
-            Err(error) if error.is_damage() => {
-                garbage.damaged.push((name.clone(), error));
-                return Ok(());
-            }
-            Err(error) => return Err(error),
-        };
-        for path in segments {
+        for path in log::garbage::unreferenced(&*self.medium, &directory)? {
             let length = self.medium.open_pages(&path)?.length()?;
             if remove {
                 self.medium.remove_file(&path)?;

@@ -129,9 +129,7 @@ impl ImageWriter {
     ///
     /// As `create`.
     pub fn create_on(medium: Arc<dyn Medium>, path: &Path, options: WriteOptions) -> Result<Self> {
-        if let Some(name) = path.file_name() {
-            staging::sweep(&*medium, parent(path), Some(&name.to_string_lossy()))?;
-        }
+        staging::sweep(&*medium, parent(path))?;
         let staging = Staging::create(Arc::clone(&medium), path)?;
         let segment = staging.path().join(SEGMENT_FILE);
         let pages = PagesWriter::new(Arc::clone(&medium), segment, options);

@@ -429,6 +429,9 @@ fn garbage_is_what_nothing_refers_to_and_nobody_works_on() {
     let partial = scratch.store.root().join("subject/.7.1-1.partial");
     std::fs::create_dir(&partial).unwrap();
     std::fs::write(partial.join("pages-0.seg"), [1; 100]).unwrap();
+    for (path, mode) in [(&partial, 0o700), (&partial.join("pages-0.seg"), 0o600)] {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    }
 
     let found = scratch.store.garbage(false).unwrap().found;
     let has = |path: &PathBuf| found.iter().any(|(found, _)| found == path);

@@ -110,6 +110,7 @@ fn what_a_dead_writer_left_is_swept_and_a_live_one_is_not() {
     scratch.write(1).unwrap();
     let dead = scratch.subject().join(".2.1-0.partial");
     fs::create_dir(&dead).unwrap();
+    fs::set_permissions(&dead, fs::Permissions::from_mode(0o700)).unwrap();
     fs::write(dead.join("pages-0.seg"), "half").unwrap();
     let strange = scratch.subject().join(".keep");
     fs::create_dir(&strange).unwrap();

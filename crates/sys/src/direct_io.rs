@@ -92,6 +92,12 @@ impl DirectWriter {
     pub fn create(path: &Path, method: Method, in_flight: NonZeroUsize) -> Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|error| Error::path("create", path, error))?;
+        Ok(Self::of(file, path, method, in_flight))
+    }
+
+    /// Writes to a new, empty file as `create` does. The path is for messages only.
+    #[must_use]
+    pub fn of(file: File, path: &Path, method: Method, in_flight: NonZeroUsize) -> Self {
         let mut writer =
             Self { file, path: path.to_path_buf(), method, ring: None, done: Vec::new(), allocated: Some(0) };
         if method >= Method::Direct && writer.set_direct(true).is_err() {
@@ -103,7 +109,7 @@ impl DirectWriter {
                 Err(_) => writer.method = Method::Direct,
             }
         }
-        Ok(writer)
+        writer
     }
 
     /// The method in use; it can only fall.

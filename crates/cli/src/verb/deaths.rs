@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command};
 use guardian::{DeathRow, History};
 
 use super::Verb;
-use crate::failure::Failure;
+use crate::failure::{Failure, report_left_out};
 use crate::{command, parse, print};
 
 pub(super) struct Deaths;
@@ -29,14 +29,15 @@ impl Verb for Deaths {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let name = matches.get_one::<String>("NAME").map(String::as_str);
-        let found = guardian::deaths(&History::open(&command::store(matches)?, name)?.read()?);
+        let mut history = History::open(&command::store(matches)?, name)?;
+        let found = guardian::deaths(&history.read()?);
         if matches.get_flag("json") {
             print::json(&found)?;
-            return Ok(0);
+            return Ok(report_left_out(&history.take_failed()));
         }
         let rows: Vec<Vec<String>> = found.iter().map(row).collect();
         print::table(&["TIME", "NAME", "PID", "CAUSE", "FOLLOWED BY"], &rows)?;
-        Ok(0)
+        Ok(report_left_out(&history.take_failed()))
     }
 }
 

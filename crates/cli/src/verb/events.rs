@@ -11,7 +11,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use guardian::{EventRow, History};
 
 use super::Verb;
-use crate::failure::Failure;
+use crate::failure::{Failure, report_left_out};
 use crate::{command, parse, print};
 
 /// How often it is looked for new events: as often as they are written.
@@ -56,14 +56,15 @@ impl Verb for Events {
             let rows = history.read()?;
             guardian::write_trace(path, &rows)?;
             print::say(format_args!("{} events written to {}", rows.len(), path.display()));
-            return Ok(0);
+            return Ok(report_left_out(&history.take_failed()));
         }
         loop {
             for row in history.read()? {
                 tell(&row, matches.get_flag("json"))?;
             }
+            let code = report_left_out(&history.take_failed());
             if !matches.get_flag("follow") {
-                return Ok(0);
+                return Ok(code);
             }
             std::thread::sleep(PERIOD);
         }

@@ -31,7 +31,7 @@ impl Verb for Gc {
         let report = guardian::gc(&command::store(matches)?, matches.get_flag("dry-run"))?;
         if matches.get_flag("json") {
             print::json(&report)?;
-            return Ok(0);
+            return Ok(report.code.number());
         }
         let verb = if report.removed { "removed" } else { "would remove" };
         let mut out = std::io::stdout().lock();
@@ -46,6 +46,6 @@ impl Verb for Gc {
         }
         let total = report.found.iter().map(|item| item.bytes).sum();
         writeln!(out, "{} found, {}", report.found.len(), print::bytes(total))?;
-        Ok(0)
+        Ok(report.code.number())
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Arg, ArgMatches, Command};
 
 use super::Verb;
-use crate::failure::Failure;
+use crate::failure::{Failure, report_left_out};
 use crate::{command, parse, print};
 
 pub(super) struct Ls;
@@ -30,10 +30,16 @@ impl Verb for Ls {
         let store = command::store(matches)?;
         let json = matches.get_flag("json");
         match matches.get_one::<String>("NAME") {
-            Some(name) => list_checkpoints(&guardian::checkpoints(&store, name)?, json)?,
-            None => list_subjects(&guardian::subjects(&store)?, json)?,
+            Some(name) => {
+                list_checkpoints(&guardian::checkpoints(&store, name)?, json)?;
+                Ok(0)
+            }
+            None => {
+                let found = guardian::subjects(&store)?;
+                list_subjects(&found.rows, json)?;
+                Ok(report_left_out(&found.failed))
+            }
         }
-        Ok(0)
     }
 }
 

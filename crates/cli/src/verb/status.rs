@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command};
 use guardian::SubjectReport;
 
 use super::Verb;
-use crate::failure::Failure;
+use crate::failure::{Failure, report_left_out};
 use crate::{command, parse, print};
 
 pub(super) struct Status;
@@ -31,10 +31,10 @@ impl Verb for Status {
         let name = matches.get_one::<String>("NAME").map(String::as_str);
         let found = guardian::status(&command::store(matches)?, name)?;
         if matches.get_flag("json") {
-            print::json(&found)?;
-            return Ok(0);
+            print::json(&found.rows)?;
+            return Ok(report_left_out(&found.failed));
         }
-        let rows: Vec<Vec<String>> = found.iter().map(row).collect();
+        let rows: Vec<Vec<String>> = found.rows.iter().map(row).collect();
         let head = [
             "NAME",
             "PID",
@@ -49,7 +49,7 @@ impl Verb for Status {
             "LAST DEATH",
         ];
         print::table(&head, &rows)?;
-        for subject in &found {
+        for subject in &found.rows {
             for slow in &subject.held_back {
                 print::say(format_args!(
                     "{}: {} checkpoints were taken late: {}",
@@ -64,7 +64,7 @@ impl Verb for Status {
                 ));
             }
         }
-        Ok(0)
+        Ok(report_left_out(&found.failed))
     }
 }
 

@@ -11,7 +11,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use guardian::{CheckpointEvent, History, SubjectReport, What};
 
 use super::Verb;
-use crate::failure::Failure;
+use crate::failure::{Failure, report_left_out};
 use crate::{command, parse, print};
 
 /// Time between two looks when nobody says.
@@ -58,10 +58,11 @@ impl Verb for Top {
             if is_live {
                 write!(std::io::stdout(), "{REDRAW}")?;
             }
-            let rows: Vec<Vec<String>> = found.iter().map(|subject| row(subject, &recent)).collect();
+            let rows: Vec<Vec<String>> = found.rows.iter().map(|subject| row(subject, &recent)).collect();
             print::table(&HEAD, &rows)?;
+            let code = report_left_out(&found.failed);
             if !is_live {
-                return Ok(0);
+                return Ok(code);
             }
             std::thread::sleep(interval);
         }

@@ -5,12 +5,13 @@
 //! over; nobody but the owner may read them.
 //! Does not: survive a power cut in the newest lines; nothing that a restore needs is in them.
 
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use store::trust;
 use sys::Error;
 
 use crate::error::Result;
@@ -168,8 +169,7 @@ impl EventFiles {
         let (file, length) = match &mut self.files[number] {
             Some(open) => open,
             empty => {
-                let mut options = OpenOptions::new();
-                let file = options.append(true).create(true).mode(0o600).open(&path).map_err(failed)?;
+                let file = trust::open_or_create(&path, trust::Access::Append)?;
                 let length = file.metadata().map_err(failed)?.len();
                 empty.insert((file, length))
             }
@@ -196,6 +196,10 @@ impl EventReader {
     /// The events since the last call, by time; at first, all that are there.
     pub(crate) fn read(&mut self) -> Result<Vec<EventRow>> {
         let mut rows = Vec::new();
+        match trust::check_directory(&self.directory) {
+            Err(error) if !trust::is_absence(&error) => return Err(error.into()),
+            _ => {}
+        }
         for number in 0..FILES.len() {
             self.read_files(number, &mut rows)?;
         }
@@ -223,14 +227,13 @@ impl EventReader {
 }
 
 fn open(path: &Path) -> Result<Option<(File, u64)>> {
-    let failed = |error: std::io::Error| Error::path("read", path, error);
-    match File::open(path) {
+    match trust::open_file(path) {
         Ok(file) => {
-            let inode = file.metadata().map_err(failed)?.ino();
-            Ok(Some((file, inode)))
+            let metadata = file.metadata().map_err(|error| Error::path("read", path, error))?;
+            Ok(Some((file, metadata.ino())))
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed(error).into()),
+        Err(error) if trust::is_absence(&error) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -302,6 +305,7 @@ mod tests {
         let mut reader = EventReader::new(folder.path());
         let started = row(5, What::Started { pid: 7 });
         let line = serde_json::to_string(&started).unwrap();
+        drop(trust::open_or_create(&path, trust::Access::Write).unwrap());
         std::fs::write(&path, format!("nonsense\n{}", &line[..20])).unwrap();
         assert!(reader.read().unwrap().is_empty());
         std::fs::write(&path, format!("nonsense\n{line}\n")).unwrap();

@@ -5,13 +5,13 @@
 //! subject ever inherits it.
 //! Does not: touch images.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 use rustix::fs::{FlockOperation, flock};
-use store::{Store, SubjectName};
+use store::{Store, SubjectName, trust};
 use sys::Error;
 
 use crate::error::{GuardianError, Result};
@@ -64,13 +64,8 @@ impl Claim {
             _ => {}
         }
         let path = directory.join(LOCK_FILE);
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| Error::path("open", &path, error))?;
+        trust::check_directory(&directory)?;
+        let lock = trust::open_or_create(&path, trust::Access::Write)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Self { name: name.clone(), directory, _lock: lock })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),

@@ -96,12 +96,16 @@ impl Medium for GatedMedium {
         Ok(Box::new(GatedLog { file, gate: Arc::clone(&self.gate) }))
     }
 
-    fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>> {
+    fn open_pages(&self, path: &Path) -> store::Result<Box<dyn PageSource>> {
         self.inner.open_pages(path)
     }
 
-    fn read_file(&self, path: &Path, limit: ByteCount) -> Result<Vec<u8>> {
+    fn read_file(&self, path: &Path, limit: ByteCount) -> store::Result<Vec<u8>> {
         self.inner.read_file(path, limit)
+    }
+
+    fn check_directory(&self, path: &Path) -> store::Result<()> {
+        self.inner.check_directory(path)
     }
 
     fn list(&self, path: &Path) -> Result<Vec<Entry>> {

@@ -111,7 +111,7 @@ impl Lab {
     pub(crate) fn wait_taken(&self) {
         std::thread::sleep(STALE);
         let status = || guardian::status(&self.location(), Some(NAME)).ok();
-        until("a write", || status()?.first()?.in_flight.checked_sub(1));
+        until("a write", || status()?.rows.first()?.in_flight.checked_sub(1));
     }
 
     /// Waits until so many checkpoints of the whole run are committed.
@@ -161,7 +161,7 @@ impl Lab {
 
     fn subject(&self) -> Option<ProcessId> {
         let status = guardian::status(&self.location(), Some(NAME)).ok()?;
-        ProcessId::of(Pid(status.first()?.pid)).ok()
+        ProcessId::of(Pid(status.rows.first()?.pid)).ok()
     }
 
     fn store(&self) -> Store {
@@ -205,7 +205,7 @@ impl Lab {
     fn is_guarded(&self) -> bool {
         let status = guardian::status(&self.location(), Some(NAME));
         status.is_ok_and(|status| {
-            status.iter().any(|one| ["running", "restoring"].contains(&one.state.as_str()))
+            status.rows.iter().any(|one| ["running", "restoring"].contains(&one.state.as_str()))
         })
     }
 }

@@ -1,8 +1,8 @@
 //! The backend that keeps images in directories of a local file system.
 //!
 //! Owns: the real file operations, with modes 0700 and 0600, and the advisory lock on a directory.
-//! Invariants: a file or directory it creates did not exist; nothing is written, locked or removed through a
-//! symbolic link in the place of an image's directory.
+//! Invariants: a file or directory it creates did not exist; nothing is read, written, locked or removed through a
+//! symbolic link in the place of an image's directory or file; nothing is read that another user can have written.
 //! Does not: order operations; its callers do.
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use model::ByteCount;
-use rustix::fs::{AtFlags, FlockOperation, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use sys::direct_io::{self, DirectWriter, Method};
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
@@ -23,6 +23,7 @@ use sys::{Errno, Error, Result};
 use super::Backend;
 use crate::medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
 use crate::publish::parent;
+use crate::trust;
 
 pub(super) const BACKEND: Backend = Backend {
     scheme: "dir",
@@ -56,8 +57,7 @@ impl Medium for Directory {
     }
 
     fn create_file(&self, path: &Path) -> Result<Box<dyn NewFile>> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        let file = file.map_err(failed("create", path))?;
+        let file = create_in_own(path)?;
         Ok(Box::new(SmallFile { file, path: path.to_path_buf() }))
     }
 
@@ -67,7 +67,7 @@ impl Medium for Directory {
             Writes::One => (Method::Buffered, NonZeroUsize::MIN),
             Writes::Many(in_flight) => (self.method, in_flight),
         };
-        Ok(Box::new(DirectWriter::create(path, method, in_flight)?))
+        Ok(Box::new(DirectWriter::of(create_in_own(path)?, path, method, in_flight)))
     }
 
     fn create_log(
@@ -76,21 +76,37 @@ impl Medium for Directory {
         length: ByteCount,
         in_flight: NonZeroUsize,
     ) -> Result<Box<dyn LogFile>> {
-        let mut file = DirectWriter::create(path, self.method, in_flight)?;
+        let mut file = DirectWriter::of(create_in_own(path)?, path, self.method, in_flight);
         file.reserve(length)?;
         Ok(Box::new(file))
     }
 
-    fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>> {
-        let file = File::open(path).map_err(failed("open", path))?;
+    fn open_pages(&self, path: &Path) -> crate::Result<Box<dyn PageSource>> {
+        let file = trust::open_file(path)?;
         Ok(Box::new(PageFile { file, path: path.to_path_buf() }))
     }
 
-    fn read_file(&self, path: &Path, limit: ByteCount) -> Result<Vec<u8>> {
-        let file = File::open(path).map_err(failed("open", path))?;
+    fn read_file(&self, path: &Path, limit: ByteCount) -> crate::Result<Vec<u8>> {
+        let file = trust::open_file(path)?;
         let mut bytes = Vec::new();
         file.take(limit.get()).read_to_end(&mut bytes).map_err(failed("read", path))?;
         Ok(bytes)
+    }
+
+    fn check_directory(&self, path: &Path) -> crate::Result<()> {
+        match trust::check_directory(path) {
+            Err(error) if trust::is_absence(&error) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn resolve(&self, path: &Path) -> Result<PathBuf> {
+        match std::fs::symlink_metadata(path) {
+            Ok(metadata) if metadata.is_symlink() => {
+                std::fs::canonicalize(path).map_err(failed("resolve", path))
+            }
+            _ => Ok(path.to_path_buf()),
+        }
     }
 
     fn list(&self, path: &Path) -> Result<Vec<Entry>> {
@@ -106,7 +122,7 @@ impl Medium for Directory {
     }
 
     fn kind(&self, path: &Path) -> Result<Option<Kind>> {
-        match std::fs::metadata(path) {
+        match std::fs::symlink_metadata(path) {
             Ok(metadata) if metadata.is_dir() => {
                 Ok(Some(Kind::Directory { mode: metadata.permissions().mode() & 0o7777 }))
             }
@@ -117,12 +133,17 @@ impl Medium for Directory {
     }
 
     fn sync_file(&self, path: &Path) -> Result<()> {
-        let file = File::open(path).map_err(failed("open", path))?;
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
+        let file = file.map_err(failed("open", path))?;
         file.sync_data().map_err(failed("sync", path))
     }
 
     fn sync_directory(&self, path: &Path) -> Result<()> {
-        let directory = File::open(path).map_err(failed("open", path))?;
+        // The directory that holds an image is the operator's, and may be a symbolic link.
+        let flags = OFlags::DIRECTORY.bits().cast_signed();
+        let directory = OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let directory = directory.map_err(failed("open", path))?;
         directory.sync_all().map_err(failed("sync", path))
     }
 
@@ -256,6 +277,20 @@ struct DirectoryLock {
 }
 
 impl Lock for DirectoryLock {}
+
+/// Creates a file for its owner only, in a directory that no other user can write to. The directory is checked on the
+/// descriptor that the file is created through: its path may lie in a directory of another user, who can exchange it.
+fn create_in_own(path: &Path) -> Result<File> {
+    let create = |errno: Errno| Error::path("create", path, errno);
+    let name = path.file_name().ok_or_else(|| create(Errno::EINVAL))?;
+    let directory = trust::open_directory(parent(path)).map_err(|error| match error {
+        crate::Error::Io(error) | crate::Error::Full(error) => error,
+        _ => create(Errno::EPERM),
+    })?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&directory, name, flags, Mode::from_raw_mode(0o600));
+    file.map(File::from).map_err(|errno| create(errno.into()))
+}
 
 /// Opens a directory, but not through a symbolic link of that name.
 fn open_directory(path: &Path) -> std::io::Result<File> {

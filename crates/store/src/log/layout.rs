@@ -105,11 +105,9 @@ impl SegmentFiles {
     }
 }
 
-/// The files of all segments, by number.
-pub(super) fn files(
-    medium: &dyn Medium,
-    directory: &Path,
-) -> sys::Result<BTreeMap<LogSegment, SegmentFiles>> {
+/// The files of all segments, by number. Refuses a directory that another user can write to.
+pub(super) fn files(medium: &dyn Medium, directory: &Path) -> Result<BTreeMap<LogSegment, SegmentFiles>> {
+    medium.check_directory(directory)?;
     let mut found: BTreeMap<LogSegment, SegmentFiles> = BTreeMap::new();
     for entry in medium.list(directory)? {
         let Some((digits, kind)) = entry.name.split_once('.') else { continue };
@@ -129,7 +127,7 @@ pub(super) fn files(
 }
 
 /// The segments that are there, rising.
-pub(super) fn segments(medium: &dyn Medium, directory: &Path) -> sys::Result<Vec<LogSegment>> {
+pub(super) fn segments(medium: &dyn Medium, directory: &Path) -> Result<Vec<LogSegment>> {
     let found = files(medium, directory)?.into_iter();
     Ok(found.filter(|(_, files)| files.is_whole()).map(|(number, _)| number).collect())
 }

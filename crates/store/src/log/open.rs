@@ -123,6 +123,7 @@ fn lock(medium: &dyn Medium, directory: &Path) -> Result<Box<dyn Lock>> {
             _ => medium.sync_directory(parent(directory))?,
         }
     }
+    medium.check_directory(directory)?;
     medium.lock(directory)?.ok_or_else(|| Error::LogBusy { path: directory.to_path_buf() })
 }
 

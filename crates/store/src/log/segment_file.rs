@@ -9,13 +9,13 @@ use std::path::Path;
 
 use image::{Checksum, ChunkTable, LogSegment, Packing, SealedFile};
 use model::ByteCount;
-use sys::Errno;
 
 use super::layout::{self, HEAD_BYTES, chunks_path, compressed_path, segment_path};
 use crate::codec::{self, CODECS};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 use crate::reader::Segment;
+use crate::trust;
 
 /// The longest table of chunks that is read: many times that of the longest segment.
 const CHUNKS_BYTES_MAX: ByteCount = ByteCount(1 << 20);
@@ -26,7 +26,7 @@ pub(super) fn open(medium: &dyn Medium, directory: &Path, number: LogSegment) ->
     match absent(medium.open_pages(&plain))? {
         Ok(pages) => Segment::new(plain, pages),
         // What takes its place was complete before it went.
-        Err(gone) => open_compressed(medium, directory, number)?.ok_or_else(|| gone.into()),
+        Err(gone) => open_compressed(medium, directory, number)?.ok_or(gone),
     }
 }
 
@@ -35,7 +35,7 @@ pub(super) fn head(medium: &dyn Medium, directory: &Path, number: LogSegment) ->
     match absent(medium.read_file(&segment_path(directory, number), HEAD_BYTES))? {
         Ok(head) => Ok(head),
         Err(gone) => {
-            let segment = open_compressed(medium, directory, number)?.ok_or_else(|| Error::from(gone))?;
+            let segment = open_compressed(medium, directory, number)?.ok_or(gone)?;
             let mut head = vec![0; segment.length().min(HEAD_BYTES).get() as usize];
             segment.pages.read(&mut head, ByteCount(0))?;
             Ok(head)
@@ -73,9 +73,9 @@ fn open_compressed(medium: &dyn Medium, directory: &Path, number: LogSegment) ->
 }
 
 /// Takes a file's absence out of what may go wrong.
-fn absent<T>(result: sys::Result<T>) -> Result<std::result::Result<T, sys::Error>> {
+fn absent<T>(result: Result<T>) -> Result<std::result::Result<T, Error>> {
     match result {
-        Err(error) if error.errno != Errno::ENOENT => Err(error.into()),
+        Err(error) if !trust::is_absence(&error) => Err(error),
         result => Ok(result),
     }
 }

@@ -318,19 +318,19 @@ impl Medium for Disk {
         Ok(Box::new(file))
     }
 
-    fn open_pages(&self, path: &Path) -> Result<Box<dyn PageSource>> {
+    fn open_pages(&self, path: &Path) -> store::Result<Box<dyn PageSource>> {
         let state = self.state();
         match &state.nodes[state.found(path)?] {
             Node::File { now, .. } => Ok(Box::new(Bytes(now.clone()))),
-            Node::Directory { .. } => Err(Error::path("open", path, rustix::io::Errno::ISDIR)),
+            Node::Directory { .. } => Err(Error::path("open", path, rustix::io::Errno::ISDIR).into()),
         }
     }
 
-    fn read_file(&self, path: &Path, limit: ByteCount) -> Result<Vec<u8>> {
+    fn read_file(&self, path: &Path, limit: ByteCount) -> store::Result<Vec<u8>> {
         let state = self.state();
         match &state.nodes[state.found(path)?] {
             Node::File { now, .. } => Ok(now[..now.len().min(limit.0 as usize)].to_vec()),
-            Node::Directory { .. } => Err(Error::path("read", path, rustix::io::Errno::ISDIR)),
+            Node::Directory { .. } => Err(Error::path("read", path, rustix::io::Errno::ISDIR).into()),
         }
     }
 

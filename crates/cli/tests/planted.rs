@@ -1,0 +1,153 @@
+//! What another user owns or has planted in a store or an image is refused with exit code 5 at once, and the other subjects are
+//! still shown and tidied.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::ffi::OsStr;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Lab, Said, supported};
+use rustix::process::Signal;
+
+/// An account that owns nothing.
+const NOBODY: u32 = 65_534;
+
+/// A store with the subjects `bad` and `good`, each with an ended run.
+fn lab() -> Lab {
+    let lab = Lab::new();
+    for name in ["bad", "good"] {
+        let said =
+            lab.say(["run", "--name", name, "--every", "10ms", "--restart", "never", "--", "sleep", "0.3"]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert_eq!(lab.say(["verify", name]).code, Some(0));
+    }
+    lab
+}
+
+/// Ends with 5 and names the path, with a help line.
+fn assert_refused(said: &Said, path: &Path) {
+    assert_eq!(said.code, Some(5), "{said:?}");
+    assert!(said.stderr.contains(path.to_str().unwrap()) && said.stderr.contains("help: "), "{said:?}");
+}
+
+fn fifo(path: &Path) {
+    let _ = std::fs::remove_file(path);
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+fn segment(lab: &Lab) -> PathBuf {
+    let entries = std::fs::read_dir(lab.store().join("bad/log")).unwrap();
+    entries
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.extension() == Some(OsStr::new("seg")))
+        .unwrap()
+}
+
+#[test]
+fn a_planted_fifo_stops_no_verb_and_no_other_subject() {
+    if !supported() {
+        return;
+    }
+    let lab = lab();
+    let segment = segment(&lab);
+    fifo(&segment);
+    for verb in [&["ls"][..], &["gc"], &["gc", "--dry-run"]] {
+        let said = lab.say(verb);
+        assert_refused(&said, &segment);
+        assert!(said.stderr.contains("bad: "), "{verb:?}: {said:?}");
+    }
+    assert!(lab.say(["ls"]).stdout.contains("good"));
+    for verb in ["ls", "verify", "show", "restore", "prune", "squash"] {
+        let mut words = vec![verb, "bad"];
+        words.extend((verb == "prune").then_some(["--keep", "1"]).into_iter().flatten());
+        assert_refused(&lab.say(&words), &segment);
+    }
+    let (status, events) = (lab.store().join("bad/status.json"), lab.store().join("bad/events.jsonl"));
+    fifo(&status);
+    assert_refused(&lab.say(["status"]), &status);
+    assert!(lab.say(["status"]).stdout.contains("good"));
+    fifo(&events);
+    for verb in [&["events"][..], &["deaths"], &["top", "--once"]] {
+        let said = lab.say(verb);
+        assert_eq!(said.code, Some(5), "{verb:?}: {said:?}");
+        assert!(said.stdout.contains("good"), "{verb:?}: {said:?}");
+    }
+    // The name can neither be taken over by the next run.
+    let said = lab.say(["run", "--name", "bad", "--", "true"]);
+    assert_refused(&said, &segment);
+}
+
+#[test]
+fn an_image_of_another_user_is_refused_and_a_copy_of_it_is_not() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let counter = lab.counter(&[]);
+    let image = lab.path("image");
+    let words = ["checkpoint", &counter.pid().to_string(), "--kill", "--image", image.to_str().unwrap()];
+    assert_eq!(lab.say(words).code, Some(0));
+    common::reap(counter.pid());
+    chown(&image, Some(NOBODY), None).unwrap();
+    for entry in std::fs::read_dir(&image).unwrap() {
+        chown(entry.unwrap().path(), Some(NOBODY), None).unwrap();
+    }
+    for verb in ["verify", "show", "restore"] {
+        let said = lab.say([verb, image.to_str().unwrap()]);
+        assert_refused(&said, &image);
+        assert!(said.stderr.contains("belongs to uid 65534") && said.stderr.contains("cp -r"), "{said:?}");
+    }
+    // What the help line says.
+    let copy = lab.path("copy");
+    assert!(Command::new("cp").arg("-r").args([&image, &copy]).status().unwrap().success());
+    assert!(Command::new("chmod").args(["-R", "go-w"]).arg(&copy).status().unwrap().success());
+    assert_eq!(lab.say(["verify", copy.to_str().unwrap()]).code, Some(0));
+    std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o722)).unwrap();
+    let said = lab.say(["restore", copy.to_str().unwrap()]);
+    assert_refused(&said, &copy);
+    assert!(said.stderr.contains("chmod -R go-w"), "{said:?}");
+    std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o700)).unwrap();
+    let said = lab.say(["restore", "--detach", copy.to_str().unwrap()]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    counter.goes_on(2);
+}
+
+#[test]
+fn killed_checkpoints_leave_nothing_behind_beside_the_next_image() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let counter = lab.counter(&[]);
+    let images = lab.path("images");
+    std::fs::create_dir(&images).unwrap();
+    let pid = counter.pid().to_string();
+    let left = || {
+        let entries = std::fs::read_dir(&images).unwrap().map(|entry| entry.unwrap().file_name());
+        entries.filter(|name| name.to_string_lossy().ends_with(".partial")).count()
+    };
+    // One that is too fast to be caught leaves an image; the next attempt has another name.
+    let mut attempts = 0;
+    while left() == 0 {
+        let image = images.join(format!("image-{attempts}"));
+        let mut command = lab.undying(["checkpoint", &pid, "--image", image.to_str().unwrap()]);
+        let mut checkpoint = lab.detached(&mut command).spawn().unwrap();
+        while checkpoint.try_wait().unwrap().is_none() && left() == 0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        checkpoint.kill().unwrap();
+        checkpoint.wait().unwrap();
+        attempts += 1;
+        assert!(attempts < 500, "no checkpoint was caught in the act");
+    }
+    let said = lab.say(["checkpoint", &pid, "--image", images.join("last").to_str().unwrap()]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(left(), 0);
+    counter.goes_on(2);
+    counter.process.signal(Signal::TERM).unwrap();
+}

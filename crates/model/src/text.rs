@@ -1,0 +1,77 @@
+//! Text of others, made safe to print.
+//!
+//! Owns: `Escaped`, the one function that every message, table and log line is printed through.
+//! Invariants: what it prints contains no character that moves a cursor, ends a line, or changes the order in which
+//! text is shown; other text is unchanged.
+//! Does not: quote; a name may still look like words of the message.
+
+use std::fmt::{self, Write as _};
+
+/// Displays a text with its control characters escaped: `\n`, `\t`, `\u{1b}`.
+///
+/// Names of files and programs are chosen by the subject. Printed raw, one with an escape sequence or a line break can
+/// forge lines of a terminal or a log. Escaped are C0, DEL and C1 controls, line and paragraph separators, and the
+/// controls of bidirectional text (Unicode 16, chapter 23.2, and UAX #9).
+#[derive(Clone, Copy, Debug)]
+pub struct Escaped<'a>(pub &'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_escaped(f, self.0, |_| false)
+    }
+}
+
+/// As `Escaped`, but keeps line breaks: for a whole message, whose parts have been escaped already.
+#[derive(Clone, Copy, Debug)]
+pub struct EscapedLines<'a>(pub &'a str);
+
+impl fmt::Display for EscapedLines<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_escaped(f, self.0, |character| character == '\n')
+    }
+}
+
+fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str, is_kept: impl Fn(char) -> bool) -> fmt::Result {
+    let mut rest = text;
+    while let Some((place, character)) =
+        rest.char_indices().find(|(_, character)| is_unsafe(*character) && !is_kept(*character))
+    {
+        f.write_str(&rest[..place])?;
+        for escaped in character.escape_default() {
+            f.write_char(escaped)?;
+        }
+        rest = &rest[place + character.len_utf8()..];
+    }
+    f.write_str(rest)
+}
+
+/// Whether a terminal may do something else with a character than show it in its place.
+fn is_unsafe(character: char) -> bool {
+    let is_separator = matches!(character, '\u{2028}' | '\u{2029}');
+    let is_bidi = matches!(
+        character,
+        '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    character.is_control() || is_separator || is_bidi
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn controls_are_escaped_and_text_is_unchanged() {
+        for (text, shown) in [
+            ("", ""),
+            ("/tmp/größe 漢字 \\x", "/tmp/größe 漢字 \\x"),
+            ("a\nb\tc\rd", "a\\nb\\tc\\rd"),
+            ("\x1b[2Jx\x07\0\x7f", "\\u{1b}[2Jx\\u{7}\\u{0}\\u{7f}"),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            ("\u{202e}txt.exe\u{2066}\u{200f}\u{61c}", "\\u{202e}txt.exe\\u{2066}\\u{200f}\\u{61c}"),
+            ("one\u{2028}two", "one\\u{2028}two"),
+        ] {
+            assert_eq!(Escaped(text).to_string(), shown);
+        }
+        assert_eq!(EscapedLines("a\x1b\nb").to_string(), "a\\u{1b}\nb");
+    }
+}

@@ -1,0 +1,260 @@
+//! What another user owns, may write or has planted is refused before it is opened, and keeps nothing else from working.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{append, meta, options, records, write_image};
+use model::{ByteCount, PageCount, Sequence};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use store::{Error, ImageReader, LogOptions, Store, SubjectName, trust, verify};
+
+use undying_store as store;
+
+/// An account that owns nothing.
+const NOBODY: u32 = 65_534;
+
+/// Far above what a refusal takes, far below a test that hangs.
+const LIMIT: Duration = Duration::from_secs(20);
+
+struct Scratch {
+    directory: tempfile::TempDir,
+    store: Store,
+}
+
+impl Scratch {
+    /// A store with an image of `good`, an image of `bad`, and a log of `logged`.
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        for name in ["good", "bad"] {
+            let writer = store.begin(&subject(name), Sequence(1), options()).unwrap();
+            append(&writer, 0, 0, &[7; 20]).unwrap();
+            writer.finish(&records(), meta(1)).unwrap();
+        }
+        write_log(&store, "logged", 1);
+        Self { directory, store }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.store.root().join(name)
+    }
+
+    fn segment(&self) -> PathBuf {
+        let entries = fs::read_dir(self.path("logged/log")).unwrap();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        paths.remove(0)
+    }
+
+    /// Whether the subject that nobody has touched is still listed and whole, and tidying reports the others.
+    fn others_go_on(&self, damaged: &[&str]) {
+        assert_eq!(self.store.list(&subject("good")).unwrap().len(), 1);
+        self.store.verify(&self.store.resolve("good").unwrap()).unwrap();
+        let garbage = self.store.garbage(false).unwrap();
+        let found: Vec<&str> = garbage.damaged.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(found, damaged, "{garbage:?}");
+    }
+}
+
+fn subject(name: &str) -> SubjectName {
+    name.parse().unwrap()
+}
+
+fn write_log(store: &Store, name: &str, sequence: u64) {
+    let options = LogOptions {
+        segment: ByteCount(1 << 20),
+        buffers: 3.try_into().unwrap(),
+        buffer_pages: PageCount(16),
+        ..LogOptions::default()
+    };
+    let log = store.open_log(&subject(name), options).unwrap();
+    let epoch = log.begin(Sequence(sequence)).unwrap().unwrap();
+    let mut batch = epoch.buffer().unwrap();
+    batch.push(image::SpaceId(0), model::Address(0), PageCount(3)).unwrap().fill(7);
+    epoch.append(batch).unwrap();
+    epoch.finish(records(), meta(sequence)).unwrap().wait().unwrap();
+    log.close().unwrap();
+}
+
+/// Makes an error in a thread of its own, so that a call that blocks fails the test and does not hang it.
+fn refused<T: Send + 'static>(call: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Error {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(call().map(drop)));
+    receiver.recv_timeout(LIMIT).expect("the call blocks").expect_err("it was accepted")
+}
+
+fn plant(kind: &str, path: &Path) {
+    let _ = fs::remove_file(path);
+    match kind {
+        "FIFO" => mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap(),
+        "directory" => fs::create_dir(path).unwrap(),
+        "link" => symlink("/dev/zero", path).unwrap(),
+        _ => drop(std::os::unix::net::UnixListener::bind(path).unwrap()),
+    }
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    for kind in ["FIFO", "directory", "link", "socket"] {
+        for name in ["commit", "records", "index", "pages-0.seg"] {
+            let scratch = Scratch::new();
+            let image = scratch.path("bad/1");
+            plant(kind, &image.join(name));
+            let begun = Instant::now();
+            let error = refused({
+                let image = image.clone();
+                move || ImageReader::open(&image)
+            });
+            assert!(matches!(error, Error::WrongType { .. }) && error.is_damage(), "{kind} {name}: {error}");
+            let text = error.to_string();
+            assert!(text.contains(name) && text.contains("help: "), "{text}");
+            assert!(refused(move || verify(&image)).is_damage());
+            assert!(begun.elapsed() < LIMIT);
+        }
+    }
+}
+
+#[test]
+fn a_planted_segment_stops_its_own_subject_only() {
+    for kind in ["FIFO", "link"] {
+        let scratch = Scratch::new();
+        let segment = scratch.segment();
+        plant(kind, &segment);
+        let store = scratch.store.clone();
+        let error = refused(move || store.entries(&subject("logged")));
+        assert!(matches!(error, Error::WrongType { .. }), "{kind}: {error}");
+        scratch.others_go_on(&["logged"]);
+    }
+}
+
+#[test]
+fn what_others_may_write_is_refused() {
+    let scratch = Scratch::new();
+    for (path, mode) in [
+        ("bad/1", 0o720),
+        ("bad/1", 0o702),
+        ("bad/1/commit", 0o620),
+        ("bad/1/records", 0o602),
+        ("bad/1/index", 0o620),
+        ("bad/1/pages-0.seg", 0o606),
+    ] {
+        let path = scratch.path(path);
+        let before = fs::metadata(&path).unwrap().permissions();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let error = ImageReader::open(&scratch.path("bad/1")).unwrap_err();
+        assert!(matches!(error, Error::Writable { mode: found, .. } if found == mode), "{error}");
+        assert!(error.is_damage() && error.to_string().contains("help: "), "{error}");
+        fs::set_permissions(&path, before).unwrap();
+    }
+    ImageReader::open(&scratch.path("bad/1")).unwrap();
+    fs::set_permissions(scratch.path("bad"), Permissions::from_mode(0o770)).unwrap();
+    fs::set_permissions(scratch.path("logged/log"), Permissions::from_mode(0o702)).unwrap();
+    for name in ["bad", "logged"] {
+        let error = scratch.store.list(&subject(name)).unwrap_err();
+        assert!(matches!(error, Error::Writable { .. }), "{name}: {error}");
+    }
+    assert!(scratch.store.begin(&subject("bad"), Sequence(2), options()).is_err(), "nor is it written to");
+    scratch.others_go_on(&["bad", "logged"]);
+}
+
+#[test]
+fn what_another_user_owns_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: changing owners");
+        return;
+    }
+    let scratch = Scratch::new();
+    for path in ["bad/1", "bad/1/commit", "bad/1/records", "bad/1/index", "bad/1/pages-0.seg"] {
+        let path = scratch.path(path);
+        chown(&path, Some(NOBODY), None).unwrap();
+        let error = ImageReader::open(&scratch.path("bad/1")).unwrap_err();
+        assert!(matches!(error, Error::Untrusted { owner: NOBODY, own: 0, .. }), "{error}");
+        assert!(error.is_damage(), "{error}");
+        assert!(error.to_string().contains("help: ") && error.to_string().contains("cp -r"), "{error}");
+        chown(&path, Some(0), None).unwrap();
+    }
+    ImageReader::open(&scratch.path("bad/1")).unwrap();
+    chown(scratch.path("bad"), Some(NOBODY), None).unwrap();
+    chown(scratch.segment(), Some(NOBODY), None).unwrap();
+    for name in ["bad", "logged"] {
+        let error = scratch.store.entries(&subject(name)).unwrap_err();
+        assert!(matches!(error, Error::Untrusted { .. }), "{name}: {error}");
+    }
+    scratch.others_go_on(&["bad", "logged"]);
+    chown(scratch.store.root(), Some(NOBODY), None).unwrap();
+    assert!(matches!(Store::open(scratch.store.root()), Err(Error::Untrusted { .. })));
+}
+
+#[test]
+fn the_operators_own_links_lead_to_an_image_and_a_store() {
+    let scratch = Scratch::new();
+    let outside = scratch.directory.path();
+    symlink(scratch.path("good/1"), outside.join("latest")).unwrap();
+    symlink(scratch.store.root(), outside.join("linked")).unwrap();
+    verify(&outside.join("latest")).unwrap();
+    let store = Store::open(&outside.join("linked")).unwrap();
+    store.verify(&store.resolve("good").unwrap()).unwrap();
+    store.verify(&store.resolve(outside.join("latest").to_str().unwrap()).unwrap()).unwrap();
+    write_image(&outside.join("linked/good/2"), 2).unwrap();
+    assert_eq!(store.list(&subject("good")).unwrap().len(), 2);
+}
+
+#[test]
+fn a_file_that_may_have_to_be_created_is_checked_as_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("events");
+    use std::io::Write;
+    for _ in 0..2 {
+        trust::open_or_create(&path, trust::Access::Append).unwrap().write_all(b"line\n").unwrap();
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap(), "line\nline\n");
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+    for kind in ["FIFO", "link", "socket"] {
+        plant(kind, &path);
+        for access in [trust::Access::Append, trust::Access::Write] {
+            let path = path.clone();
+            let error = refused(move || trust::open_or_create(&path, access));
+            assert!(matches!(error, Error::WrongType { .. }), "{kind}: {error}");
+        }
+    }
+}
+
+#[test]
+fn every_writer_sweeps_what_dead_writers_left_beside_its_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let leftover = |name: &str| {
+        let path = folder.path().join(name);
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+        fs::write(path.join("pages-0.seg"), [1; 100]).unwrap();
+        path
+    };
+    let dead: Vec<PathBuf> =
+        (0..20).map(|number| leftover(&format!(".image-{number}.7-{number}.partial"))).collect();
+    let foreign = leftover(".download.partial");
+    let other = leftover(".other.7-1.partial");
+    fs::write(other.join("report.txt"), "").unwrap();
+    let live = store::ImageWriter::create(&folder.path().join("live"), options()).unwrap();
+    write_image(&folder.path().join("image"), 1).unwrap();
+    assert!(dead.iter().all(|path| !path.exists()), "leftovers under other names stay");
+    assert!(foreign.exists() && other.exists(), "what is not ours stays");
+    append(&live, 0, 0, &[1; 20]).unwrap();
+    live.finish(&records(), meta(2)).unwrap();
+    verify(&folder.path().join("live")).unwrap();
+}
+
+#[test]
+fn a_writer_of_a_store_sweeps_all_subjects() {
+    let scratch = Scratch::new();
+    let dead = scratch.path("bad/.9.7-1.partial");
+    fs::create_dir(&dead).unwrap();
+    fs::set_permissions(&dead, Permissions::from_mode(0o700)).unwrap();
+    drop(scratch.store.begin(&subject("good"), Sequence(5), options()).unwrap());
+    assert!(!dead.exists());
+}
