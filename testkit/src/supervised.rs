@@ -130,6 +130,10 @@ impl Supervised {
     /// # Errors
     /// When the command fails or prints something else.
     pub fn checkpoints(&self) -> Result<Vec<Value>, HarnessError> {
+        if !self.store.path().join(&self.name).is_dir() {
+            // The guardian has not yet claimed the name, and `ls` knows no such subject.
+            return Ok(Vec::new());
+        }
         let arguments =
             [OsStr::new("ls"), OsStr::new(&self.name), OsStr::new("--store"), self.store.path().as_os_str()];
         let value = self.undying.json(&self.guard, self.folder.path(), &arguments)?;

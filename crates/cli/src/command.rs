@@ -46,4 +46,5 @@ An IMAGE is a directory, NAME (its newest committed checkpoint) or NAME@SEQ. DUR
 
 Exit codes: 0 done, 2 usage, 3 refused (nothing was changed), 4 missing permission or kernel feature,
 5 image damaged or not committed, 125 any other failure. `run` and `restore` end with the program's own
-status, 128 + the signal's number if it was killed.";
+status, 128 + the signal's number if it was killed; `run` with 127 if there is no such program, with 126
+if it cannot be executed.";

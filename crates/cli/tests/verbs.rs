@@ -62,6 +62,54 @@ fn help_manual_and_completions_know_every_verb() {
     assert!(lab.say(["--version"]).stdout.starts_with("undying "));
 }
 
+#[test]
+fn a_subject_without_a_checkpoint_is_told_as_unprotected() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut words: Vec<String> = ["run", "--name", "job", "--every", "1h", "--"].map(String::from).into();
+    words.extend(lab.counter_words(&[]));
+    let mut guardian = lab.undying(words).spawn().unwrap();
+    let one = until("a status", || lab.json(&["status", "job"]).get(0).cloned());
+    assert_eq!(one["unprotected_because"], "no checkpoint of it has been taken yet", "{one}");
+    for verb in [vec!["status"], vec!["top", "--once"]] {
+        let said = lab.say(&verb);
+        assert!(said.stdout.contains("job: unprotected, because no checkpoint"), "{said:?}");
+    }
+    // Before it has begun, a signal would end it without its guardian.
+    let counter = until("the counter", || lab.guarded_counter());
+    until("the first count", || counter.read());
+    counter.process.signal(Signal::TERM).unwrap();
+    assert_eq!(common::wait(&mut guardian).code(), Some(143));
+    assert_eq!(lab.json(&["status", "job"])[0]["unprotected_because"], Value::Null, "it has ended");
+}
+
+/// As in a shell and in env(1), so that a script can tell these from a failure of undying (125).
+#[test]
+fn a_program_that_cannot_be_started_has_the_exit_codes_of_a_shell() {
+    let lab = Lab::new();
+    let said = lab.say(["run", "--", "/nonexistent/program"]);
+    assert_eq!(said.code, Some(127), "{said:?}");
+    std::fs::write(lab.path("text"), "no program").unwrap();
+    let said = lab.say(["run", "--", lab.path("text").to_str().unwrap()]);
+    assert_eq!(said.code, Some(126), "{said:?}");
+}
+
+#[test]
+fn an_image_below_a_missing_directory_is_refused_by_name() {
+    let lab = Lab::new();
+    let child = lab.guard.mark(std::process::Command::new("sleep").arg("60")).spawn();
+    let mut child = child.unwrap();
+    let image = lab.path("missing/image");
+    let said = lab.say(["checkpoint", &child.id().to_string(), "--image", image.to_str().unwrap()]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(said.code, Some(125), "{said:?}");
+    assert!(said.stderr.contains("there is no directory") && said.stderr.contains("mkdir -p"), "{said:?}");
+    assert!(!lab.path("missing").exists());
+}
+
 /// One file that runs where nothing is installed: it asks for no program that would link it.
 #[test]
 fn the_program_needs_no_library() {
@@ -131,8 +179,13 @@ fn doctor_has_the_keys_of_the_contract() {
 #[test]
 fn nothing_is_created_by_looking() {
     let lab = Lab::new();
-    for words in [vec!["ls"], vec!["ls", "job"], vec!["status"], vec!["prune", "job", "--keep", "1"]] {
+    for words in [vec!["ls"], vec!["status"]] {
         assert_eq!(lab.say(&words).code, Some(0), "{words:?}");
+    }
+    for words in [vec!["ls", "job"], vec!["ls", "job", "--json"], vec!["prune", "job", "--keep", "1"]] {
+        let said = lab.say(&words);
+        assert_eq!((said.code, said.stdout.as_str()), (Some(125), ""), "{words:?}: {said:?}");
+        assert!(said.stderr.contains("has no subject job"), "{words:?}: {said:?}");
     }
     assert_eq!(lab.json(&["ls"]), serde_json::json!([]));
     assert_eq!(lab.say(["status", "job"]).code, Some(125));
@@ -175,6 +228,7 @@ fn a_run_is_told_with_the_keys_of_the_contract() {
         (&one["name"], &one["state"], &one["policy"]),
         (&"job".into(), &"running".into(), &"on-failure".into())
     );
+    assert_eq!(one["unprotected_because"], Value::Null, "{one}");
     assert_eq!(one["requested_hz"], 50.0);
     assert!(one["achieved_hz"].as_f64().unwrap() > 0.0);
     assert_eq!(one["pid"], lab.guarded_counter().unwrap().pid().get());

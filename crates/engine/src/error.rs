@@ -7,6 +7,8 @@ use model::Pid;
 use resource::{Obstacle, ResourceError};
 use tracee::RemoteError;
 
+use crate::obstacles;
+
 /// A checkpoint or restore that was refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -63,7 +65,19 @@ pub enum EngineError {
         /// Its version.
         version: u32,
     },
-    /// The image lacks a record or a record makes no sense.
+    /// The process tree changed while it was captured, in each of the attempts. The tree runs on.
+    /// Row: tree-changed
+    #[error(
+        "the process tree changed while it was captured: {0}\nhelp: the tree runs on; take the checkpoint again when the program starts and ends fewer processes"
+    )]
+    Changed(String),
+    /// A step of building the tree failed, and the image is not the reason.
+    /// Row: restore-failed
+    #[error(
+        "the process tree cannot be built: {0}\nhelp: nothing of it runs and the image is whole; restore again, or under the kernel of the checkpoint"
+    )]
+    NotBuildable(String),
+    /// The image is damaged: it lacks a record, or a record contradicts another.
     /// Row: image-incomplete
     #[error("the image is not usable: {0}\nhelp: run `undying verify`; restore an earlier checkpoint")]
     Incomplete(String),
@@ -124,8 +138,10 @@ impl EngineError {
 
     /// Whether what stands in the way may be gone in a moment.
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, Self::Refused(_) | Self::Resource(ResourceError::Unsupported { .. }))
-            || self.says_gone()
+        matches!(
+            self,
+            Self::Refused(_) | Self::Changed(_) | Self::Resource(ResourceError::Unsupported { .. })
+        ) || self.says_gone()
             || self.lacks_code().is_some()
     }
 
@@ -160,12 +176,9 @@ impl From<tracee::FreezeError> for EngineError {
 
 fn refusal(obstacles: &[Obstacle]) -> String {
     let mut text = String::from("the checkpoint is refused; nothing was changed:");
-    for obstacle in obstacles {
-        text.push_str(&format!("\n  pid {}: {}", obstacle.pid, obstacle.what));
-        if !obstacle.place.is_empty() {
-            text.push_str(&format!(" at {}", obstacle.place));
-        }
-        text.push_str(&format!(": {}\n    help: {}", obstacle.why, obstacle.fix));
+    for group in obstacles::grouped(obstacles) {
+        text.push_str("\n  ");
+        text.push_str(&group);
     }
     text
 }

@@ -18,6 +18,6 @@ pub use capture::{
     Tracking, Tuning, checkpoint,
 };
 pub use error::{EngineError, Result};
-pub use obstacles::preflight;
+pub use obstacles::{grouped, preflight};
 pub use resource::Obstacle;
 pub use restore::{PidPolicy, RestoreOptions, RestorePhases, Restored, restore, restore_lazily};

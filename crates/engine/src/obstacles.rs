@@ -1,6 +1,7 @@
 //! Preflight: everything that would stop a checkpoint, without touching the subject.
 //!
-//! Owns: the checks that no kind can make alone: namespaces, tracers, dead leaders, shared tables, sessions.
+//! Owns: the checks that no kind can make alone: namespaces, tracers, dead leaders, shared tables, sessions; the text of
+//! a list of obstacles.
 //! Invariants: changes nothing; every obstacle names the process, the reason and a way out.
 //! Does not: check what kinds check; it asks them.
 
@@ -27,6 +28,71 @@ const NAMESPACES: &[(&str, &str)] = &[
     ("user", "user"),
     ("uts", "host name"),
 ];
+
+/// Groups that a text lists; a tree with more of them needs more than a list.
+const GROUPS_MAX: usize = 32;
+/// Processes that a group names.
+const PIDS_MAX: usize = 8;
+/// Objects and places that a group names.
+const PLACES_MAX: usize = 3;
+
+/// The obstacles as text, one string a group.
+///
+/// Obstacles that differ in nothing but numbers (pids, descriptors, addresses, inodes) form a group, which names some
+/// of its processes and places.
+#[must_use]
+pub fn grouped(obstacles: &[Obstacle]) -> Vec<String> {
+    let mut groups: Vec<(String, Vec<&Obstacle>)> = Vec::new();
+    let mut left_out = 0;
+    for obstacle in obstacles {
+        let key = [&obstacle.what, &obstacle.why, &obstacle.fix].map(|text| without_numbers(text)).join("|");
+        match groups.iter().position(|(known, _)| *known == key) {
+            Some(group) => groups[group].1.push(obstacle),
+            None if groups.len() < GROUPS_MAX => groups.push((key, vec![obstacle])),
+            None => left_out += 1,
+        }
+    }
+    let mut texts: Vec<String> = groups.iter().map(|(_, members)| group_text(members)).collect();
+    if left_out > 0 {
+        texts.push(format!("{left_out} more obstacles of other kinds"));
+    }
+    texts
+}
+
+fn group_text(members: &[&Obstacle]) -> String {
+    let first = members[0];
+    let mut pids: Vec<String> = members.iter().map(|member| member.pid.to_string()).collect();
+    pids.dedup();
+    let process = if pids.len() == 1 { "pid" } else { "pids" };
+    let mut objects: Vec<String> = members.iter().map(|member| member.what.clone()).collect();
+    objects.dedup();
+    let mut places: Vec<String> = members.iter().map(|member| member.place.clone()).collect();
+    places.retain(|place| !place.is_empty());
+    places.dedup();
+    let mut text = format!("{process} {}: {}", named(&pids, PIDS_MAX), named(&objects, PLACES_MAX));
+    if !places.is_empty() {
+        text.push_str(&format!(" at {}", named(&places, PLACES_MAX)));
+    }
+    text.push_str(&format!(": {}\n    help: {}", first.why, first.fix));
+    text
+}
+
+/// Up to `most` of some names, and how many there are beside them.
+fn named(names: &[String], most: usize) -> String {
+    let shown = names[..names.len().min(most)].join(", ");
+    match names.len().saturating_sub(most) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+/// A text with every word that holds a digit left out.
+fn without_numbers(text: &str) -> String {
+    let words = text.split(|letter: char| !letter.is_ascii_alphanumeric());
+    let plain: Vec<&str> =
+        words.filter(|word| !word.is_empty() && !word.bytes().any(|byte| byte.is_ascii_digit())).collect();
+    plain.join(" ")
+}
 
 /// Lists everything that would stop a checkpoint of a process and its descendants.
 pub fn preflight(root: Pid, options: &CheckpointOptions) -> Result<Vec<Obstacle>> {
@@ -64,11 +130,8 @@ pub(crate) fn of_descriptor(description: &Description, scope: &CaptureScope<'_>)
         Some(kind) => kind.obstacles(description, scope),
         None => {
             let what = fd::unclaimed::describe_unclaimed(description);
-            vec![description.obstacle(
-                &what,
-                "descriptors of this kind are not saved yet",
-                "let the program close it first, or stop the program the usual way",
-            )]
+            let fix = fd::unclaimed::advise(&what);
+            vec![description.obstacle(&what, "descriptors of this kind are not saved yet", fix)]
         }
     }
 }
@@ -133,6 +196,17 @@ pub(crate) fn of_code(pid: Pid) -> Obstacle {
     )
 }
 
+/// A process that maps nothing of the file it executes.
+pub(crate) fn of_executable(pid: Pid) -> Obstacle {
+    obstacle(
+        pid,
+        "executable",
+        format!("/proc/{pid}/exe"),
+        "the program has unmapped every part of its own program file, and an image keeps only mapped files",
+        "start the program without what replaces its code (an unpacker, code in huge pages)",
+    )
+}
+
 pub(crate) fn of_sharing(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
     const SHARABLE: &[(Shared, &str)] = &[
         (Shared::Memory, "address space"),
@@ -186,4 +260,34 @@ fn of_relations(pids: &[Pid]) -> Vec<Obstacle> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(pid: i32, fd: i32) -> Obstacle {
+        obstacle(Pid(pid), &format!("fd {fd} (io_uring instance)"), String::new(), "not saved", "stop it")
+    }
+
+    #[test]
+    fn one_obstacle_of_many_processes_is_told_once() {
+        let mut obstacles: Vec<Obstacle> = (0..150).map(|number| ring(1000 + number, number)).collect();
+        obstacles.push(obstacle(Pid(7), "tracer", "tracer pid 9".to_owned(), "one only", "end it"));
+        let texts = grouped(&obstacles);
+        assert_eq!(texts.len(), 2, "{texts:?}");
+        assert!(texts[0].starts_with("pids 1000, 1001,") && texts[0].contains("and 142 more"), "{texts:?}");
+        assert!(texts[0].contains("and 147 more: not saved\n    help: stop it"), "{texts:?}");
+        assert_eq!(texts[1], "pid 7: tracer at tracer pid 9: one only\n    help: end it");
+    }
+
+    #[test]
+    fn what_differs_in_more_than_numbers_is_told_apart_up_to_a_limit() {
+        let obstacles: Vec<Obstacle> = (0..100_u32)
+            .map(|number| obstacle(Pid(7), &"x".repeat(1 + number as usize), String::new(), "why", "fix"))
+            .collect();
+        let texts = grouped(&obstacles);
+        assert_eq!(texts.len(), GROUPS_MAX + 1);
+        assert_eq!(texts[GROUPS_MAX], format!("{} more obstacles of other kinds", 100 - GROUPS_MAX));
+    }
 }

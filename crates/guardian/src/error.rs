@@ -78,6 +78,31 @@ pub enum GuardianError {
         /// The name.
         name: String,
     },
+    /// The store has neither a subject nor a copy of this name.
+    /// Row: no-subject
+    #[error(
+        "the store {store} has no subject {name}\nhelp: `undying ls` lists its subjects; `--store` names another store",
+        store = store.display()
+    )]
+    NoSubject {
+        /// The name.
+        name: String,
+        /// The store's directory.
+        store: PathBuf,
+    },
+    /// The directory that is to hold an image does not exist.
+    /// Row: image-parent
+    #[error(
+        "cannot write the image {image}: there is no directory {parent}\nhelp: make it with `mkdir -p`, then take the checkpoint again",
+        image = image.display(),
+        parent = parent.display()
+    )]
+    NoParent {
+        /// The image.
+        image: PathBuf,
+        /// The missing directory.
+        parent: PathBuf,
+    },
     /// Processes of a dead subject do not go away.
     /// Row: leftovers
     #[error(

@@ -29,13 +29,17 @@ pub enum ExitCode {
     Deadline,
     /// Replication stopped: a divergence that cannot be repaired.
     Diverged,
+    /// The program given to `run` is there and cannot be executed.
+    NotExecutable,
+    /// The program given to `run` does not exist.
+    NoProgram,
     /// Any other failure of undying itself.
     Failure,
 }
 
 impl ExitCode {
     /// Every code with what it means, for the documentation.
-    pub const ALL: [(Self, &'static str); 8] = [
+    pub const ALL: [(Self, &'static str); 10] = [
         (Self::Done, "done"),
         (Self::Usage, "usage"),
         (Self::Refused, "refused: the subject holds something not supported, nothing was changed"),
@@ -44,6 +48,8 @@ impl ExitCode {
         (Self::Deadline, "deadline not met; what is safe is listed"),
         (Self::Diverged, "replication stopped: divergence that cannot be repaired"),
         (Self::Failure, "any other failure of undying itself"),
+        (Self::NotExecutable, "`run`: the program cannot be executed"),
+        (Self::NoProgram, "`run`: there is no such program"),
     ];
 
     /// The number that the process ends with.
@@ -58,6 +64,8 @@ impl ExitCode {
             Self::Deadline => 6,
             Self::Diverged => 120,
             Self::Failure => 125,
+            Self::NotExecutable => 126,
+            Self::NoProgram => 127,
         }
     }
 }
@@ -74,9 +82,13 @@ impl GuardianError {
             Self::NoStore => ExitCode::Usage,
             Self::OwnTree { .. } => ExitCode::Refused,
             Self::NotRestorable { last, .. } => last.exit_code(),
-            Self::Command { .. }
-            | Self::NameTaken { .. }
+            // As in a shell and in env(1).
+            Self::Command { source, .. } if source.errno == Errno::ENOENT => ExitCode::NoProgram,
+            Self::Command { .. } => ExitCode::NotExecutable,
+            Self::NameTaken { .. }
             | Self::NotGuarded { .. }
+            | Self::NoSubject { .. }
+            | Self::NoParent { .. }
             | Self::NoWayBack { .. }
             | Self::Leftover { .. }
             | Self::Status { .. } => ExitCode::Failure,
@@ -96,6 +108,8 @@ fn of_engine(error: &EngineError) -> ExitCode {
         EngineError::NoProcess(_)
         | EngineError::PidTaken(_)
         | EngineError::PidUnreaped { .. }
+        | EngineError::Changed(_)
+        | EngineError::NotBuildable(_)
         | EngineError::Unsteady => ExitCode::Failure,
         EngineError::Freeze(error) => of_freeze(error),
         EngineError::Resource(error) => of_resource(error),
@@ -168,7 +182,7 @@ mod tests {
     #[test]
     fn every_code_has_its_number_and_meaning_once() {
         let numbers: Vec<u8> = ExitCode::ALL.iter().map(|(code, _)| code.number()).collect();
-        assert_eq!(numbers, [0, 2, 3, 4, 5, 6, 120, 125]);
+        assert_eq!(numbers, [0, 2, 3, 4, 5, 6, 120, 125, 126, 127]);
     }
 
     #[test]
@@ -224,9 +238,19 @@ mod tests {
     fn everything_else_is_a_failure_of_ours() {
         assert_eq!(of_engine(&EngineError::NoProcess(Pid(1))), ExitCode::Failure);
         assert_eq!(of_engine(&EngineError::PidTaken(Pid(1))), ExitCode::Failure);
+        assert_eq!(of_engine(&EngineError::Changed(String::new())), ExitCode::Failure);
+        assert_eq!(of_engine(&EngineError::NotBuildable(String::new())), ExitCode::Failure);
         assert_eq!(of_store(&store::Error::Full(kernel(Errno::ENOSPC))), ExitCode::Failure);
         let exposed = store::Error::Exposed { path: PathBuf::new(), mode: 0o755 };
         assert_eq!(of_store(&exposed), ExitCode::Failure);
         assert_eq!(GuardianError::Kernel(kernel(Errno::EEXIST)).exit_code(), ExitCode::Failure);
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_started_ends_as_in_a_shell() {
+        let code = |errno| {
+            GuardianError::Command { command: "x".into(), source: kernel(errno) }.exit_code().number()
+        };
+        assert_eq!([Errno::ENOENT, Errno::EACCES, Errno::EPERM].map(code), [127, 126, 126]);
     }
 }

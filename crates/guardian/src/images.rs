@@ -13,7 +13,7 @@ use model::{ByteCount, PageCount};
 use serde::Serialize;
 use store::{Store, SubjectName};
 
-use crate::error::{Found, Result};
+use crate::error::{Found, GuardianError, Result};
 use crate::location::StoreLocation;
 use crate::time;
 
@@ -123,10 +123,10 @@ fn subject(store: &Store, name: &SubjectName) -> Result<SubjectRow> {
 ///
 /// # Errors
 ///
-/// When the name is none, or the store cannot be read.
+/// When the name is none, the store has no such subject, or the store cannot be read.
 pub fn checkpoints(location: &StoreLocation, name: &str) -> Result<Vec<CheckpointRow>> {
     let name: SubjectName = name.parse()?;
-    let Some(store) = location.open()? else { return Ok(Vec::new()) };
+    let store = with_subject(location, &name)?;
     let rows = store.entries(&name)?.into_iter().map(|entry| match entry.commit {
         Ok(commit) => CheckpointRow { seq: entry.sequence.get(), ..row(&commit) },
         Err(_) => CheckpointRow {
@@ -193,11 +193,20 @@ pub fn verify(location: &StoreLocation, image: &str, progress: Progress<'_>) -> 
 ///
 /// # Errors
 ///
-/// When the store cannot be changed.
+/// When the store has no such subject or cannot be changed.
 pub fn prune(location: &StoreLocation, name: &str, keep: usize) -> Result<Vec<u64>> {
     let name: SubjectName = name.parse()?;
-    let Some(store) = location.open()? else { return Ok(Vec::new()) };
+    let store = with_subject(location, &name)?;
     Ok(store.prune(&name, keep)?.into_iter().map(|sequence| sequence.get()).collect())
+}
+
+/// The store, if it has a subject or a copy of this name.
+fn with_subject(location: &StoreLocation, name: &SubjectName) -> Result<Store> {
+    let store = location.open()?.filter(|store| store.root().join(name.as_str()).is_dir());
+    store.ok_or_else(|| GuardianError::NoSubject {
+        name: name.to_string(),
+        store: location.path().to_path_buf(),
+    })
 }
 
 /// Bytes of all committed checkpoints of a subject.

@@ -23,6 +23,9 @@ pub struct PreflightReport {
     pub ok: bool,
     /// What would.
     pub obstacles: Vec<ObstacleReport>,
+    /// The same as text, one string for all obstacles that differ in nothing but numbers.
+    #[serde(skip)]
+    pub groups: Vec<String>,
 }
 
 /// One reason against a checkpoint.
@@ -49,17 +52,18 @@ pub struct ObstacleReport {
 pub fn preflight(pid: Pid) -> Result<PreflightReport> {
     let options =
         CheckpointOptions { inherited: Streams::standard()?.identities(), ..CheckpointOptions::default() };
-    let mut obstacles: Vec<ObstacleReport> =
-        engine::preflight(pid, &options)?.into_iter().map(ObstacleReport::from).collect();
+    let mut obstacles = engine::preflight(pid, &options)?;
     if ancestry::contains_us(pid) {
         obstacles.insert(0, own_tree(pid));
     }
-    Ok(PreflightReport { ok: obstacles.is_empty(), obstacles })
+    let groups = engine::grouped(&obstacles);
+    let obstacles: Vec<_> = obstacles.into_iter().map(ObstacleReport::from).collect();
+    Ok(PreflightReport { ok: obstacles.is_empty(), obstacles, groups })
 }
 
-fn own_tree(pid: Pid) -> ObstacleReport {
-    ObstacleReport {
-        pid: pid.get(),
+fn own_tree(pid: Pid) -> engine::Obstacle {
+    engine::Obstacle {
+        pid,
         what: "this undying".to_owned(),
         place: format!("pid {}", std::process::id()),
         why: "it is in the tree, and cannot stop itself".to_owned(),

@@ -3,7 +3,7 @@
 //! Owns: where its image goes.
 //! Does not: anything to the subject that the engine does not.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine::CheckpointOptions;
@@ -12,7 +12,7 @@ use store::{ImageWriter, WriteOptions};
 
 use crate::ancestry;
 use crate::compression::Compression;
-use crate::error::Result;
+use crate::error::{GuardianError, Result};
 use crate::inspection::require_features;
 use crate::signals;
 use crate::streams::Streams;
@@ -52,6 +52,7 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
     require_features()?;
     signals::outlive_failed_writes()?;
     ancestry::refuse(request.pid)?;
+    require_parent(&request.image)?;
     let codec = request.compression.map(Compression::codec);
     let writer = ImageWriter::create(&request.image, WriteOptions { codec, ..WriteOptions::default() })?;
     let options = CheckpointOptions {
@@ -67,4 +68,16 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
         pages: report.commit.pages,
         bytes: report.commit.bytes,
     })
+}
+
+/// Refuses an image whose parent directory does not exist. A directory is not made: its name may be misspelt, and its
+/// owner and mode are the operator's choice.
+fn require_parent(image: &Path) -> Result<()> {
+    let parent = image.parent().filter(|parent| !parent.as_os_str().is_empty());
+    match parent.filter(|parent| !parent.exists()) {
+        Some(parent) => {
+            Err(GuardianError::NoParent { image: image.to_path_buf(), parent: parent.to_path_buf() })
+        }
+        None => Ok(()),
+    }
 }

@@ -22,14 +22,14 @@ use crate::subject::{Subject, SubjectStatus};
 /// Which process numbers a restored tree gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Numbers {
-    /// The same; when one is taken, a new pid namespace.
+    /// The same or a refusal.
     #[default]
     Auto,
     /// The same or a refusal.
     Same,
-    /// Always a new pid namespace.
+    /// A new pid namespace; refused, as it is not built yet.
     Namespace,
-    /// Whatever numbers are free.
+    /// Whatever pids are free; refused, as it is not built yet.
     Any,
 }
 

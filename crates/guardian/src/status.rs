@@ -15,6 +15,9 @@ use crate::location::StoreLocation;
 use crate::record::{Death, PauseMicroseconds, Record, RefusalReport, VerifiedReport};
 use crate::time;
 
+/// Lines of a refusal that name a reason: the headline and the first obstacle.
+const REASON_LINES: usize = 2;
+
 /// One guarded subject.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SubjectReport {
@@ -25,6 +28,8 @@ pub struct SubjectReport {
     /// `running`, `restoring`, `ended`, `gave-up` or `failed`; `unprotected` when it runs and its guardian is gone;
     /// `dead` when both are gone.
     pub state: String,
+    /// Why the subject would not come back from a checkpoint if it died now; `None` when it would, or has ended.
+    pub unprotected_because: Option<String>,
     /// The restart policy.
     pub policy: String,
     /// Which of its lives this is, from 1.
@@ -47,7 +52,7 @@ pub struct SubjectReport {
     pub checkpoint_age_us: Option<u64>,
     /// Bytes of all its checkpoints.
     pub store_bytes: u64,
-    /// Its connections and what becomes of them; none are tracked yet.
+    /// Its connections and what becomes of them. Always empty: this version keeps no account of them.
     pub channels: Vec<ChannelReport>,
     /// The guardian's pid.
     pub guardian: i32,
@@ -108,12 +113,14 @@ fn subject(store: &Store, name: &SubjectName) -> Result<Option<SubjectReport>> {
 
 fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectReport> {
     let state = state(&record).to_owned();
+    let unprotected_because = unprotected(store, name, &record, &state)?;
     let taken = record.last_checkpoint.as_deref().and_then(time::parse);
     let age = taken.and_then(|taken| SystemTime::now().duration_since(taken).ok());
     Ok(SubjectReport {
         name: record.name,
         pid: record.root.pid,
         state,
+        unprotected_because,
         policy: record.policy,
         incarnation: record.incarnation,
         restarts: record.restarts,
@@ -132,6 +139,32 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         held_back: record.held_back,
         refusals: record.refusals,
     })
+}
+
+/// The reason why a subject that runs would not come back from a checkpoint: its guardian has ended, or no checkpoint of
+/// this program is committed.
+fn unprotected(store: &Store, name: &SubjectName, record: &Record, state: &str) -> Result<Option<String>> {
+    match state {
+        "unprotected" => {
+            let (guardian, pid) = (record.guardian.pid, record.root.pid);
+            let way = format!("`undying run --adopt {pid}` guards it again");
+            return Ok(Some(format!("its guardian, pid {guardian}, has ended; {way}")));
+        }
+        "running" | "restoring" => {}
+        _ => return Ok(None),
+    }
+    let newest = store.newest(name)?.map(|(sequence, _)| sequence.get());
+    if newest.is_some_and(|newest| newest >= record.first_sequence) {
+        return Ok(None);
+    }
+    Ok(Some(match record.refusals.last().or(record.held_back.last()) {
+        Some(refusal) => {
+            let lines = refusal.reason.lines().map(str::trim).take(REASON_LINES);
+            lines.collect::<Vec<_>>().join(" ")
+        }
+        None if record.in_flight > 0 => "its first checkpoint is being written".to_owned(),
+        None => "no checkpoint of it has been taken yet".to_owned(),
+    }))
 }
 
 /// What the file says, unless the one who wrote it has gone without a word.

@@ -37,13 +37,8 @@ impl Verb for Preflight {
             if report.ok {
                 writeln!(out, "pid {pid} can be checkpointed")?;
             }
-            for obstacle in &report.obstacles {
-                let place = if obstacle.place.is_empty() { "" } else { " at " };
-                writeln!(
-                    out,
-                    "pid {}: {}{place}{}: {}\n  help: {}",
-                    obstacle.pid, obstacle.what, obstacle.place, obstacle.why, obstacle.fix
-                )?;
+            for group in &report.groups {
+                writeln!(out, "{group}")?;
             }
         }
         Ok(if report.ok { ExitCode::Done } else { ExitCode::Refused }.number())

@@ -1,4 +1,4 @@
-//! `undying restore IMAGE [--lazy] [--detach] [--pidfile F] [--pid auto|same|ns|any]`
+//! `undying restore IMAGE [--lazy] [--detach] [--pidfile F] [--pid auto|same]`
 //!
 //! Owns: its arguments and what it says.
 //! Does not: know how a tree is built.
@@ -16,6 +16,9 @@ use crate::{command, parse, print};
 /// The values of `--pid`.
 const NUMBERS: [(&str, Numbers); 4] =
     [("auto", Numbers::Auto), ("same", Numbers::Same), ("ns", Numbers::Namespace), ("any", Numbers::Any)];
+
+const PID_HELP: &str = "\
+Pids of the restored tree: same (as at the checkpoint, refused while one is taken) or auto (the same today)";
 
 const LAZY_HELP: &str = "Let it run at once and fill its memory meanwhile, what it touches first.
 undying stays until all is there, also with --detach; if it is killed before, the program is killed too. \
@@ -61,8 +64,9 @@ impl Verb for Restore {
                     .long("pid")
                     .value_name("HOW")
                     .default_value("auto")
+                    .hide_possible_values(true)
                     .value_parser(PossibleValuesParser::new(NUMBERS.map(|(name, _)| name)))
-                    .help("Pids: the same, in a new namespace, any; auto: the same where they are free, else ns"),
+                    .help(PID_HELP),
             )
     }
 

@@ -3,6 +3,7 @@
 //! Owns: the table of guarded subjects.
 //! Does not: know how they are.
 
+use std::io::Write;
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command};
@@ -49,6 +50,7 @@ impl Verb for Status {
             "LAST DEATH",
         ];
         print::table(&head, &rows)?;
+        tell_unprotected(&found.rows)?;
         for subject in &found.rows {
             for slow in &subject.held_back {
                 print::say(format_args!(
@@ -68,6 +70,22 @@ impl Verb for Status {
     }
 }
 
+/// What the column for the state shows.
+pub(super) fn state(subject: &SubjectReport) -> String {
+    if subject.unprotected_because.is_some() { "unprotected".to_owned() } else { subject.state.clone() }
+}
+
+/// Prints a line for each subject that would not come back from a checkpoint.
+pub(super) fn tell_unprotected(found: &[SubjectReport]) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    for subject in found {
+        if let Some(reason) = &subject.unprotected_because {
+            writeln!(out, "{}: unprotected, because {reason}", subject.name)?;
+        }
+    }
+    Ok(())
+}
+
 fn row(subject: &SubjectReport) -> Vec<String> {
     let time = |microseconds| print::duration(Duration::from_micros(microseconds));
     let death =
@@ -79,7 +97,7 @@ fn row(subject: &SubjectReport) -> Vec<String> {
     vec![
         subject.name.clone(),
         subject.pid.to_string(),
-        subject.state.clone(),
+        state(subject),
         subject.policy.clone(),
         subject.incarnation.to_string(),
         subject.checkpoints.to_string(),

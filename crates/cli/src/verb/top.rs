@@ -60,6 +60,7 @@ impl Verb for Top {
             }
             let rows: Vec<Vec<String>> = found.rows.iter().map(|subject| row(subject, &recent)).collect();
             print::table(&HEAD, &rows)?;
+            super::status::tell_unprotected(&found.rows)?;
             let code = report_left_out(&found.failed);
             if !is_live {
                 return Ok(code);
@@ -132,7 +133,7 @@ fn row(subject: &SubjectReport, recent: &Recent) -> Vec<String> {
     vec![
         subject.name.clone(),
         subject.pid.to_string(),
-        subject.state.clone(),
+        super::status::state(subject),
         format!("{:.1}/{:.1} Hz", subject.achieved_hz, subject.requested_hz),
         time(at(50)),
         time(at(99)),

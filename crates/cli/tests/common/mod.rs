@@ -82,9 +82,12 @@ impl Lab {
         self.call(&mut self.undying(arguments))
     }
 
-    /// Runs `undying` with `--json` and parses its answer.
+    /// Runs `undying` with `--json` and parses its answer; null when it fails and prints none.
     pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         let said = self.say(arguments.iter().copied().chain(["--json"]));
+        if said.code != Some(0) && said.stdout.is_empty() {
+            return Value::Null;
+        }
         serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"))
     }
 

@@ -359,7 +359,7 @@ impl Before {
             let (ready, rest): (Vec<Pid>, Vec<Pid>) =
                 pids.iter().partition(|pid| sorted.contains(&parents[*pid]));
             if ready.is_empty() {
-                return Err(EngineError::Incomplete(format!("pid {} left the tree", pids[0])));
+                return Err(EngineError::Changed(format!("pid {} left the tree", pids[0])));
             }
             sorted.extend(ready);
             pids = rest;
@@ -413,12 +413,11 @@ impl ProcessBefore {
         };
         let auxiliary_vector = procfs::read(format!("/proc/{pid}/auxv"))?;
         let is_settled = objects.look(pid, &areas) && is_listed;
-        let executable = match objects.executable(pid) {
-            // It was replaced while it was looked at.
-            Err(EngineError::Incomplete(_)) if !is_settled || is_borrowed || layout_watch.changed()? => {
-                return Err(replaced(pid));
-            }
-            outcome => outcome?,
+        let executable = match objects.executable(pid, &areas)? {
+            Some(object) => object,
+            // The program was replaced by exec during the scan.
+            None if !is_settled || is_borrowed || layout_watch.changed()? => return Err(replaced(pid)),
+            None => return Err(EngineError::Refused(vec![obstacles::of_executable(pid)])),
         };
         Ok(Self {
             stat,

@@ -63,6 +63,10 @@ const REFUSING_LOOKS: usize = 3;
 /// moment only.
 const LOADING: Duration = Duration::from_millis(1);
 
+/// Captures of a tree that changes meanwhile, before the checkpoint fails. Each failed one costs the subject a pause; a
+/// process is seldom reparented during two of them in a row.
+const CAPTURES_MAX: usize = 4;
+
 /// A checkpoint that has left its subject: all of it is here or with the writer, and nothing is visible yet.
 #[derive(Debug)]
 struct Captured {
@@ -98,10 +102,36 @@ fn take(
     match looked {
         Some(looked) => match worth_tracking(&looked) {
             Some(kind) => take_tracked(Continuous::once(root, kind, looked), writer, options),
-            None => take_whole(root, Some(looked), writer, options),
+            None => take_whole_unchanged(root, Some(looked), writer, options),
         },
-        None => take_whole(root, None, writer, options),
+        None => take_whole_unchanged(root, None, writer, options),
     }
+}
+
+/// As `take_whole`, and again while the tree changes during the capture. The tree is listed before any page is copied,
+/// so that a failed attempt leaves nothing in the image.
+fn take_whole_unchanged(
+    root: Pid,
+    mut looked: Option<Before>,
+    writer: &ImageWriter,
+    options: &CheckpointOptions,
+) -> Result<(Captured, Before, Option<Held>)> {
+    again_while_changing(|| {
+        let looked =
+            looked.take().map_or_else(|| look_while_it_runs(root, options), |found| Ok(Some(found)))?;
+        take_whole(root, looked, writer, options)
+    })
+}
+
+/// Repeats a capture that fails because the tree changed, `CAPTURES_MAX` times at most.
+fn again_while_changing<T>(mut capture: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 1..CAPTURES_MAX {
+        match capture() {
+            Err(EngineError::Changed(_)) => std::thread::sleep(LOADING),
+            outcome => return outcome,
+        }
+    }
+    capture()
 }
 
 /// Pages of a subject from which on pre-copy pays: copying so many takes about as long as attaching a tracker.
@@ -129,11 +159,11 @@ fn take_tracked(
     let stood = match subject.stop_once(writer, options) {
         Ok(Some(stood)) => stood,
         // It cannot be tracked, or has begun to read past the cache: the plain way does without.
-        Ok(None) | Err(EngineError::Unsteady) => {
+        Ok(None) | Err(EngineError::Unsteady | EngineError::Changed(_)) => {
             subject.take_back(writer)?;
             let root = subject.root();
             drop(subject);
-            return take_whole(root, look_while_it_runs(root, options)?, writer, options);
+            return take_whole_unchanged(root, None, writer, options);
         }
         Err(error) => {
             release(&mut subject);
@@ -231,6 +261,7 @@ fn look_while_it_runs(root: Pid, options: &CheckpointOptions) -> Result<Option<B
     for _ in 0..LOOKS_MAX {
         match Before::look(root, options, Moment::Running) {
             Err(error) if error.says_gone() && is_alive(root) => {}
+            Err(EngineError::Changed(_)) => std::thread::sleep(LOADING),
             Err(EngineError::Refused(found)) => {
                 refusals.note(found)?;
                 std::thread::sleep(LOADING);
@@ -326,5 +357,42 @@ fn meta(before: &Before, options: &CheckpointOptions, time: SystemTime, timings:
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
         tool_version: env!("CARGO_PKG_VERSION").to_owned(),
         timings,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changed() -> EngineError {
+        EngineError::Changed("pid 7 left the tree".to_owned())
+    }
+
+    #[test]
+    fn a_capture_is_repeated_while_the_tree_changes() {
+        let mut captures = 0;
+        let outcome = again_while_changing(|| {
+            captures += 1;
+            if captures < CAPTURES_MAX { Err(changed()) } else { Ok(captures) }
+        });
+        assert_eq!(outcome.unwrap(), CAPTURES_MAX);
+    }
+
+    #[test]
+    fn a_capture_is_repeated_a_limited_number_of_times_and_for_no_other_reason() {
+        let mut captures = 0;
+        let outcome: Result<()> = again_while_changing(|| {
+            captures += 1;
+            Err(changed())
+        });
+        assert_eq!(captures, CAPTURES_MAX);
+        assert!(matches!(outcome, Err(EngineError::Changed(_))));
+        captures = 0;
+        let outcome: Result<()> = again_while_changing(|| {
+            captures += 1;
+            Err(EngineError::Incomplete(String::new()))
+        });
+        assert_eq!(captures, 1);
+        assert!(matches!(outcome, Err(EngineError::Incomplete(_))));
     }
 }

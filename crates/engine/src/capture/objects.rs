@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use image::RecordSet;
-use model::Pid;
+use model::{Inode, Pid};
 use resource::Obstacle;
 use resource::memory::{self, AreaOf, AreaRecord, Content, MemoryKind, ObjectKey, ObjectRecord};
 use sys::{Errno, Error};
@@ -16,7 +17,7 @@ use tracee::procfs::Area;
 use track::Moment;
 
 use super::before::Before;
-use crate::error::{EngineError, Result};
+use crate::error::Result;
 use crate::records::{EngineRecord, ObjectsMessage};
 
 /// All objects of a subject.
@@ -130,14 +131,16 @@ impl Objects {
         found
     }
 
-    /// The number of a process's executable: the object whose inode `/proc/PID/exe` leads to.
-    pub(super) fn executable(&self, pid: Pid) -> Result<u64> {
-        let path = format!("/proc/{pid}/exe");
-        let inode = std::fs::metadata(&path).map_err(|error| Error::path("look at", &path, error))?.ino();
-        let found = self.records.values().find(|record| record.inode == inode);
-        found
-            .map(|record| record.id)
-            .ok_or_else(|| EngineError::Incomplete(format!("pid {pid} does not map its own executable")))
+    /// The object number of the file that `/proc/PID/exe` leads to; `None` when no area maps that file.
+    pub(super) fn executable(&self, pid: Pid, areas: &[Area]) -> Result<Option<u64>> {
+        let link = format!("/proc/{pid}/exe");
+        let found = std::fs::metadata(&link).map_err(|error| Error::path("look at", &link, error))?;
+        let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
+        let wanted = ObjectKey { device, inode: Inode(found.ino()) };
+        let path = std::fs::read_link(&link).map_err(|error| Error::path("read", &link, error))?;
+        let mapped = areas.iter().filter_map(|area| Some((ObjectKey::of(area)?, area.name.as_str())));
+        let key = executable_key(mapped, wanted, &path);
+        Ok(key.and_then(|key| self.numbers.get(&key)).copied())
     }
 
     /// The record of an area with its object's number.
@@ -150,6 +153,23 @@ impl Objects {
     pub(super) fn saved(&self) -> impl Iterator<Item = (u64, &File)> {
         self.files.iter().map(|(id, file)| (*id, file))
     }
+}
+
+/// The key of the executable among mapped files, each with its path.
+///
+/// Device and inode decide. Some file systems (overlayfs, btrfs) report another device in `maps` than in stat(2): there,
+/// inode and path decide.
+fn executable_key<'a>(
+    mapped: impl Iterator<Item = (ObjectKey, &'a str)> + Clone,
+    wanted: ObjectKey,
+    path: &Path,
+) -> Option<ObjectKey> {
+    let keys = |(key, _)| key;
+    let exact = mapped.clone().map(keys).find(|key| *key == wanted);
+    exact.or_else(|| {
+        let mut named = mapped.filter(|(key, name)| key.inode == wanted.inode && Path::new(name) == path);
+        named.next().map(keys)
+    })
 }
 
 /// Whether an opened file is certainly not the object of that key. File systems that number their devices otherwise than
@@ -169,4 +189,31 @@ pub(super) fn put(before: &Before, records: &mut RecordSet) {
         }
     }
     ObjectsMessage { objects }.put(records, image::Owner::Tree);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(device: (u32, u32), inode: u64) -> ObjectKey {
+        ObjectKey { device, inode: Inode(inode) }
+    }
+
+    #[test]
+    fn the_executable_is_known_by_device_and_inode() {
+        let path = Path::new("/bin/program");
+        let (program, other) = (key((8, 1), 7), key((8, 2), 7));
+        // A file of another file system with the same inode number is mapped first.
+        let mapped = [(other, "/lib/other"), (program, "/bin/program")];
+        assert_eq!(executable_key(mapped.into_iter(), program, path), Some(program));
+        assert_eq!(executable_key([(other, "/lib/other")].into_iter(), program, path), None);
+    }
+
+    #[test]
+    fn the_path_decides_where_maps_and_stat_differ_in_the_device() {
+        let path = Path::new("/bin/program");
+        let listed = key((0, 30), 7);
+        let mapped = [(key((0, 30), 8), "/bin/program"), (listed, "/bin/program")];
+        assert_eq!(executable_key(mapped.into_iter(), key((0, 25), 7), path), Some(listed));
+    }
 }

@@ -135,7 +135,7 @@ fn find_instruction(process: &PlannedProcess, target: &BuiltProcess) -> Result<A
 }
 
 fn no_instruction(pid: Pid) -> EngineError {
-    EngineError::Incomplete(format!("pid {pid} has no instruction for a system call"))
+    EngineError::NotBuildable(format!("pid {pid} has no instruction for a system call"))
 }
 
 fn set_registers(process: &PlannedProcess, target: &BuiltProcess) -> Result<()> {

@@ -92,7 +92,7 @@ fn map(area: &AreaRecord, open: &OpenFiles, target: &mut BuiltProcess) -> Result
     let (stub, memory) = target.leader();
     let at = Address(stub.call(nr::MMAP, call)?);
     if at != range.start {
-        return Err(EngineError::Incomplete(format!("area {range} could not be placed")));
+        return Err(EngineError::NotBuildable(format!("area {range} could not be placed")));
     }
     if !area.name.is_empty() {
         let mut name = area.name.clone().into_bytes();

@@ -34,14 +34,14 @@ use tree::Built;
 /// Which process numbers a restored tree gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PidPolicy {
-    /// The same numbers; when one is taken, a new pid namespace.
+    /// The same pids or a refusal.
     #[default]
     Auto,
-    /// The same numbers or a refusal.
+    /// The same pids or a refusal.
     Same,
-    /// Always a new pid namespace.
+    /// A new pid namespace; refused, as it is not built yet.
     Namespace,
-    /// Whatever numbers are free.
+    /// Whatever pids are free; refused, as it is not built yet.
     Any,
 }
 

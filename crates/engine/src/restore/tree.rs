@@ -90,7 +90,7 @@ fn find_scratch(plan: &Plan) -> Result<AddressRange> {
         start = start.max(range.end);
     }
     if start + length > arch::USER_SPACE_END {
-        return Err(EngineError::Incomplete("the address space has no free place".to_owned()));
+        return Err(EngineError::NotBuildable("the address space has no free place".to_owned()));
     }
     Ok(AddressRange::new(start, start + length))
 }
@@ -273,5 +273,5 @@ fn await_zombie(pid: Pid) -> Result<()> {
         }
         std::thread::yield_now();
     }
-    Err(EngineError::Incomplete(format!("pid {pid} did not end as it should")))
+    Err(EngineError::NotBuildable(format!("pid {pid} did not end as it should")))
 }

@@ -27,6 +27,9 @@ use crate::support::pipe_queue::{self, Chunk, QueueCopy, QueueError};
 
 const NAME: &str = "fd/pipe";
 const O_DIRECT: u32 = 0o40_000;
+/// The two ends, as a refusal names them.
+const READING: &str = "reading";
+const WRITING: &str = "writing";
 
 /// One end of a pipe as the image keeps it.
 #[derive(Clone, PartialEq, Message)]
@@ -70,7 +73,8 @@ impl FdKind for Pipe {
             Some(end) if !scope.is_inherited(&description.stat) => end,
             _ => return Vec::new(),
         };
-        let holder = other_holder(description, scope);
+        let fits = if missing == READING { may_read } else { may_write };
+        let holder = other_holder(description, scope, fits);
         vec![description.obstacle(
             "pipe",
             &format!("its {missing} end belongs to {holder}, which is not part of the subject"),
@@ -137,9 +141,9 @@ fn missing_end(description: &Description, scope: &CaptureScope<'_>) -> Option<&'
         return None;
     }
     let (is_there, closed, name) = if reads {
-        (ends.any(|end| may_write(end.info.flags)), PollFlags::HUP, "writing")
+        (ends.any(|end| may_write(end.info.flags)), PollFlags::HUP, WRITING)
     } else {
-        (ends.any(|end| may_read(end.info.flags)), PollFlags::ERR, "reading")
+        (ends.any(|end| may_read(end.info.flags)), PollFlags::ERR, READING)
     };
     (!is_there && !events(description).intersects(closed)).then_some(name)
 }
@@ -319,14 +323,22 @@ mod tests {
     #[test]
     fn an_end_outside_is_refused_with_the_name_of_its_holder() {
         let (reader, writer) = pipe(PipeFlags::empty());
+        // Started first, and found first by a search that takes either end.
+        let mut other = std::process::Command::new("sleep")
+            .arg("60")
+            .stdout(std::process::Stdio::from(writer.try_clone().unwrap()))
+            .spawn()
+            .unwrap();
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .stdin(std::process::Stdio::from(reader))
             .spawn()
             .unwrap();
         let found = Subject::new(&[&writer]).obstacles(&Pipe);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        for process in [&mut other, &mut child] {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
         let name = format!("pid {} (sleep)", child.id());
         assert!(found.len() == 1 && found[0].why.contains(&name), "{found:?}");
         assert!(Subject::new(&[&writer]).obstacles(&Pipe).is_empty(), "the reader has ended");

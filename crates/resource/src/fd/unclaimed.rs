@@ -1,6 +1,6 @@
 //! Words for descriptions that no kind claims.
 //!
-//! Owns: naming what such a description is, for the obstacle that refuses it.
+//! Owns: naming what such a description is and what the operator can do, for the obstacle that refuses it.
 //! Invariants: an answer for everything; what is not known is named as the kernel names it.
 //! Does not: decide that it is refused; the engine does.
 
@@ -91,6 +91,37 @@ fn describe_anonymous(target: &str) -> String {
     known.map_or_else(|| format!("kernel object {name}"), str::to_owned)
 }
 
+/// What the operator can do about a description of this name, by a part of the name.
+const FIXES: &[(&str, &str)] = &[
+    ("io_uring", crate::memory::WITHOUT_IO_URING),
+    ("userfaultfd", "start the program without its own userfaultfd (garbage collectors, live migration)"),
+    ("fanotify", "stop the program that monitors files before the checkpoint"),
+    ("performance counter", "end the profiler that opened the counter, then take the checkpoint"),
+    ("BPF", "unload the BPF program before the checkpoint and load it again after the restore"),
+    ("KVM", "save the virtual machine with its own manager (`virsh save`)"),
+    ("seccomp listener", "checkpoint the container manager's program from inside of the container"),
+    ("Landlock", "take the checkpoint after the program has closed its rule set"),
+    ("secret memory", "start the program without memfd_secret(2)"),
+    (
+        "netlink",
+        "configure the program not to follow network changes, or take the checkpoint after it closed the socket",
+    ),
+    ("packet socket", "end the capture (tcpdump, DHCP client) before the checkpoint"),
+    ("raw ", "end the program that sends raw packets (ping, traceroute) before the checkpoint"),
+    ("SCTP", "configure the program to use TCP"),
+    ("MPTCP", "start the program with plain TCP (Go: GODEBUG=multipathtcp=0)"),
+    ("SMC", "start the program without `smc_run`, with plain TCP"),
+    ("crypto socket", "configure the program to use a crypto library of its own instead of AF_ALG"),
+    ("device", "configure the program to run without this device"),
+];
+
+/// What the operator can do about a description that `describe_unclaimed` named so.
+#[must_use]
+pub fn advise(what: &str) -> &'static str {
+    const CLOSE: &str = "take the checkpoint at a time when the program has closed it";
+    FIXES.iter().find(|(part, _)| what.contains(part)).map_or(CLOSE, |(_, fix)| fix)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::test_support::describe;
@@ -107,5 +138,13 @@ mod tests {
         }
         assert_eq!(describe_anonymous("anon_inode:[io_uring]"), "io_uring instance");
         assert_eq!(describe_anonymous("anon_inode:[new thing]"), "kernel object [new thing]");
+    }
+
+    #[test]
+    fn the_advice_fits_the_object() {
+        assert!(advise("io_uring instance").contains("io_uring_disabled"));
+        assert!(advise("MPTCP IPv4 socket").contains("multipathtcp=0"));
+        assert!(advise("raw IPv4 socket of protocol 1").contains("ping"));
+        assert!(advise("kernel object [new thing]").contains("has closed it"));
     }
 }

@@ -41,20 +41,45 @@ const MAPPING: &[&str] = &["gd", "nr", "lo", "lf", "mw"];
 /// What smaps prints for a flag that the kernel has no name for.
 const NAMELESS: &str = "??";
 
-/// Flags that say that an area cannot be captured, with the words for it.
-const OBSTACLES: &[(&str, &str, &str)] = &[
-    ("ht", "huge page mapping", "hugetlb pages are not saved yet"),
-    ("io", "device mapping", "the memory of a device cannot be saved"),
-    ("pf", "device mapping", "pages without page structures cannot be saved"),
+/// How a program runs without hugetlb pages.
+pub(super) const WITHOUT_HUGETLB: &str =
+    "start the program without hugetlb pages (JVM: -XX:-UseLargePages); transparent huge pages are saved";
+/// How a program runs without mapping a device.
+pub(super) const WITHOUT_DEVICE: &str =
+    "start the program without the device: with software rendering, or without direct access to hardware";
+const WITHOUT_USERFAULTFD: &str =
+    "start the program without its own userfaultfd (garbage collectors, live migration)";
+
+/// Flags that say that an area cannot be captured: the object, the reason, what the operator can do.
+const OBSTACLES: &[(&str, &str, &str, &str)] = &[
+    ("ht", "huge page mapping", "hugetlb pages are not saved yet", WITHOUT_HUGETLB),
+    ("io", "device mapping", "the memory of a device cannot be saved", WITHOUT_DEVICE),
+    ("pf", "device mapping", "pages without page structures cannot be saved", WITHOUT_DEVICE),
     (
         "um",
         "userfaultfd registration",
         "pages are still to come from a lazy restore, or from a handler of the program's own, which is not saved yet",
+        "wait until `undying restore --lazy` has ended, or start the program without its own userfaultfd",
     ),
-    ("ui", "userfaultfd registration", "minor-fault handling of the program's own is not saved yet"),
-    ("uw", "userfaultfd registration", "write-protect handling of the program's own is not saved yet"),
-    ("ss", "shadow stack", "shadow stacks are not saved yet"),
-    ("sl", "sealed area", "mseal(2) is not restored yet"),
+    (
+        "ui",
+        "userfaultfd registration",
+        "minor-fault handling of the program's own is not saved yet",
+        WITHOUT_USERFAULTFD,
+    ),
+    (
+        "uw",
+        "userfaultfd registration",
+        "write-protect handling of the program's own is not saved yet",
+        WITHOUT_USERFAULTFD,
+    ),
+    (
+        "ss",
+        "shadow stack",
+        "shadow stacks are not saved yet",
+        "start the program with GLIBC_TUNABLES=glibc.cpu.hwcaps=-SHSTK",
+    ),
+    ("sl", "sealed area", "mseal(2) is not restored yet", "start the program without memory sealing"),
 ];
 
 /// What must be done to an area after it was mapped.
@@ -133,7 +158,7 @@ pub(super) fn obstacles(of: AreaOf<'_>) -> Vec<Obstacle> {
     OBSTACLES
         .iter()
         .filter(|(flag, ..)| of.area.flags.has(flag))
-        .map(|(_, what, why)| of.obstacle(what, why, "let the program do without it"))
+        .map(|(_, what, why, fix)| of.obstacle(what, why, fix))
         .collect()
 }
 

@@ -248,22 +248,37 @@ pub fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
     found
 }
 
+/// What most programs that use io_uring understand.
+pub(crate) const WITHOUT_IO_URING: &str = "start the program after `sysctl kernel.io_uring_disabled=2`: most programs use epoll then (Node.js: UV_USE_IO_URING=0)";
+
 fn unclaimed(of: AreaOf<'_>) -> Obstacle {
     let name = of.area.name.as_str();
-    let (what, why) = if name.starts_with("/SYSV") {
-        ("System V shared memory", "segments with a key are not saved yet")
+    let (what, why, fix) = if name.starts_with("/SYSV") {
+        (
+            "System V shared memory",
+            "segments with a key are not saved yet",
+            "configure the program to use mmap (PostgreSQL: shared_memory_type = mmap)",
+        )
     } else if name.starts_with("/anon_hugepage") || of.area.flags.has("ht") {
-        ("huge page mapping", "hugetlb pages are not saved yet")
+        ("huge page mapping", "hugetlb pages are not saved yet", flags::WITHOUT_HUGETLB)
     } else if name.starts_with("/[aio]") {
-        ("aio ring", "kernel aio contexts are not saved")
+        (
+            "aio ring",
+            "kernel aio contexts are not saved",
+            "configure the program without native aio (MariaDB: innodb_use_native_aio = 0; nginx: aio threads)",
+        )
     } else if name.contains("[io_uring]") {
-        ("io_uring ring", "io_uring is not saved yet")
+        ("io_uring ring", "io_uring is not saved yet", WITHOUT_IO_URING)
     } else if name.starts_with("/dev/") {
-        ("device mapping", "the memory of a device cannot be saved")
+        ("device mapping", "the memory of a device cannot be saved", flags::WITHOUT_DEVICE)
     } else {
-        ("unknown mapping", "no memory kind knows what stands behind it")
+        (
+            "unknown mapping",
+            "no memory kind of this version claims it",
+            "report the program and this mapping's line of /proc/PID/maps",
+        )
     };
-    of.obstacle(what, why, "let the program do without it, or stop it the usual way")
+    of.obstacle(what, why, fix)
 }
 
 /// Whether it says that an area, or its process, went away since it was listed. Whoever listed it looks again.

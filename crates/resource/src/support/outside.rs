@@ -7,18 +7,23 @@
 use std::fs;
 use std::path::Path;
 
-use model::Pid;
+use model::{Fd, Pid};
 use tracee::procfs;
 
 use crate::fd::CaptureScope;
 
 /// A process outside of the subject, ourselves apart, that holds a descriptor whose link reads `target`.
 pub(crate) fn holder(scope: &CaptureScope<'_>, target: &str) -> Option<Pid> {
+    holder_with(scope, target, |_| true)
+}
+
+/// As `holder`, for a descriptor whose open flags satisfy `fits`: one end of a pipe is not the other.
+pub(crate) fn holder_with(scope: &CaptureScope<'_>, target: &str, fits: impl Fn(u32) -> bool) -> Option<Pid> {
     let ourselves = Pid(std::process::id() as i32);
     let entries = fs::read_dir("/proc").ok()?;
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Pid))
-        .find(|pid| *pid != ourselves && !scope.pids.contains(pid) && holds(*pid, target))
+        .find(|pid| *pid != ourselves && !scope.pids.contains(pid) && holds(*pid, target, &fits))
 }
 
 /// How a refusal names such a process.
@@ -32,7 +37,14 @@ pub(crate) fn describe(holder: Option<Pid>) -> String {
     }
 }
 
-fn holds(pid: Pid, target: &str) -> bool {
+fn holds(pid: Pid, target: &str, fits: &impl Fn(u32) -> bool) -> bool {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).any(|link| link == Path::new(target))
+    entries.filter_map(std::io::Result::ok).any(|entry| {
+        let is_target = fs::read_link(entry.path()).is_ok_and(|link| link == Path::new(target));
+        is_target && {
+            let number = entry.file_name().to_str().and_then(|name| name.parse().ok()).map(Fd);
+            let info = number.and_then(|fd| procfs::descriptor_info(pid, fd).ok());
+            info.is_some_and(|info| fits(info.flags))
+        }
+    })
 }

@@ -136,9 +136,13 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// Who else holds the file of a description, for a refusal.
-pub(crate) fn other_holder(description: &Description, scope: &CaptureScope<'_>) -> String {
-    outside::describe(outside::holder(scope, description.target()))
+/// Names the process outside of the subject that holds the file of a description with fitting open flags.
+pub(crate) fn other_holder(
+    description: &Description,
+    scope: &CaptureScope<'_>,
+    fits: impl Fn(u32) -> bool,
+) -> String {
+    outside::describe(outside::holder_with(scope, description.target(), fits))
 }
 
 #[cfg(test)]
