@@ -12,11 +12,13 @@ use std::fmt;
 
 /// What a test prints, followed by the feature, when it cannot run here.
 const UNSUPPORTED: &str = "unsupported: ";
+/// What a table of trials prints at its end, followed by a count.
+const TRIALS: &str = "unsupported in all: ";
 
 /// Counts over every test binary of one run.
 #[derive(Default, Debug)]
 pub(crate) struct Summary {
-    /// Tests that passed, those that were unsupported here included.
+    /// Tests that libtest counts as passed, those that were unsupported here included.
     pub passed: u64,
     /// Tests that failed.
     pub failed: u64,
@@ -24,6 +26,8 @@ pub(crate) struct Summary {
     pub ignored: u64,
     /// Features that are missing here, each with the tests that wanted it.
     pub unsupported: BTreeMap<String, BTreeSet<String>>,
+    /// Trials of tests that are made from tables: these count what is unsupported as ignored, and say how many.
+    trials_unsupported: u64,
     section: Section,
     test: Option<String>,
 }
@@ -59,6 +63,10 @@ impl Summary {
     fn content(&mut self, line: &str) {
         if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
             self.test = Some(name.to_owned());
+        } else if let Some(count) = line.strip_prefix(TRIALS).and_then(|count| count.trim().parse().ok()) {
+            let count: u64 = count;
+            self.trials_unsupported += count;
+            self.ignored = self.ignored.saturating_sub(count);
         } else if let Some(feature) = line.strip_prefix(UNSUPPORTED)
             && self.section != Section::Failures
         {
@@ -82,18 +90,17 @@ impl Summary {
         }
     }
 
-    fn unsupported_tests(&self) -> usize {
-        self.unsupported.values().flatten().collect::<BTreeSet<_>>().len()
+    /// Tests that libtest counts as passed although they could not run here.
+    fn unsupported_tests(&self) -> u64 {
+        self.unsupported.values().flatten().collect::<BTreeSet<_>>().len() as u64
     }
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} passed", self.passed)?;
-        if !self.unsupported.is_empty() {
-            write!(f, " ({} of them unsupported here)", self.unsupported_tests())?;
-        }
-        write!(f, ", {} failed", self.failed)?;
+        let unsupported = self.unsupported_tests();
+        write!(f, "{} passed", self.passed.saturating_sub(unsupported))?;
+        write!(f, ", {} unsupported here, {} failed", unsupported + self.trials_unsupported, self.failed)?;
         if self.ignored > 0 {
             write!(f, ", {} ignored (rule 11 allows none)", self.ignored)?;
         }
@@ -151,9 +158,18 @@ test result: ok. 40 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fin
     fn a_passing_test_that_lacks_a_feature_is_named_and_a_failing_one_is_not() {
         let (summary, _) = read(RUN);
         let text = summary.to_string();
-        assert!(text.starts_with("42 passed (1 of them unsupported here), 1 failed, 1 ignored"), "{text}");
+        assert!(text.starts_with("41 passed, 1 unsupported here, 1 failed, 1 ignored"), "{text}");
         assert!(text.contains("\n  unsupported: io_uring: needs_uring"), "{text}");
         assert!(!text.contains("hope"), "{text}");
+    }
+
+    #[test]
+    fn trials_that_are_unsupported_are_neither_passed_nor_ignored() {
+        let run = "test result: ok. 40 passed; 0 failed; 3 ignored; 0 measured; 0 filtered out\n\
+                   unsupported in all: 3";
+        let (summary, _) = read(run);
+        assert_eq!(summary.ignored, 0);
+        assert_eq!(summary.to_string(), "40 passed, 3 unsupported here, 0 failed");
     }
 
     #[test]

@@ -216,23 +216,18 @@ fn draw(checkpoint: &CheckpointEvent, process: usize, at: u64, events: &mut Vec<
     };
     let CheckpointEvent { look_us, precopy_us, prepare_us, pause_us, .. } = *checkpoint;
     add(SUBJECT, "pause", at, pause_us);
-    let phases = [
-        ("look", look_us),
-        ("pre-copy", precopy_us),
-        ("prepare", prepare_us),
-        ("stop", checkpoint.stop_us),
-        ("areas", checkpoint.areas_us),
-        ("tables", checkpoint.tables_us),
-        ("descriptors", checkpoint.descriptors_us),
-        ("threads", checkpoint.threads_us),
-        ("scan", checkpoint.scan_us),
-        ("copy", checkpoint.copy_us),
-        ("objects", checkpoint.objects_us),
-        ("resume", checkpoint.resume_us),
-        ("finish", checkpoint.finish_us),
-    ];
+    let running = [("look", look_us), ("pre-copy", precopy_us), ("prepare", prepare_us)];
+    let memory =
+        [("scan", checkpoint.scan_us), ("copy", checkpoint.copy_us), ("objects", checkpoint.objects_us)];
+    let state = [("descriptors", checkpoint.descriptors_us), ("threads", checkpoint.threads_us)];
+    let stopping =
+        [("stop", checkpoint.stop_us), ("areas", checkpoint.areas_us), ("tables", checkpoint.tables_us)];
+    let ending = [("resume", checkpoint.resume_us), ("finish", checkpoint.finish_us)];
+    let taken: [&[(&str, u64)]; 2] =
+        if checkpoint.memory_first { [&memory, &state] } else { [&state, &memory] };
+    let phases = running.iter().chain(&stopping).chain(taken.into_iter().flatten()).chain(&ending);
     let mut from = at.saturating_sub(look_us + precopy_us + prepare_us);
-    for (name, length) in phases {
+    for &(name, length) in phases {
         add(CAPTURE, name, from, length);
         from += length;
     }
@@ -257,8 +252,9 @@ impl std::fmt::Display for What {
             Self::Checkpoint(one) => {
                 let kind = if one.full { "full" } else { "delta" };
                 let (copied, pause) = (one.precopied_pages + one.residual_pages, one.pause_us);
-                write!(f, "checkpoint {} ({kind}): paused {pause} us, {copied} pages copied, ", one.seq)?;
-                write!(f, "{} in the pause; durable after {} us", one.residual_pages, one.commit_us)
+                write!(f, "checkpoint {} ({kind}): {} pages, {copied} of them copied, ", one.seq, one.pages)?;
+                write!(f, "{} in the pause of {pause} us; durable after ", one.residual_pages)?;
+                write!(f, "{} us", one.commit_us)
             }
             Self::Refused { reason } => {
                 write!(f, "no checkpoint: {}", reason.lines().next().unwrap_or_default())
@@ -315,6 +311,42 @@ mod tests {
         assert_eq!(followed, ["restored", "started", "ended"]);
         assert_eq!((found[0].seq, found[0].took_us), (Some(4), Some(900)));
         assert_eq!(found[2].exit, Some(0));
+    }
+
+    #[test]
+    fn a_checkpoint_is_told_with_the_pages_that_ls_lists() {
+        let checkpoint = CheckpointEvent {
+            seq: 7,
+            pages: 400,
+            precopied_pages: 20,
+            residual_pages: 3,
+            ..CheckpointEvent::default()
+        };
+        let text = What::Checkpoint(checkpoint).to_string();
+        assert!(text.contains("400 pages, 23 of them copied, 3 in the pause"), "{text}");
+    }
+
+    #[test]
+    fn a_trace_draws_the_phases_in_the_order_of_the_tracker() {
+        let order = |memory_first| {
+            let checkpoint = CheckpointEvent {
+                memory_first,
+                pause_us: 30,
+                scan_us: 10,
+                descriptors_us: 10,
+                resume_us: 10,
+                ..CheckpointEvent::default()
+            };
+            let trace = trace(&[row(2, What::Checkpoint(checkpoint))]);
+            let events = trace["traceEvents"].as_array().unwrap();
+            let is_phase =
+                |event: &&Value| event["ph"] == "X" && event["dur"] != 0 && event["tid"] == CAPTURE;
+            let mut found: Vec<&Value> = events.iter().filter(is_phase).collect();
+            found.sort_by_key(|event| event["ts"].as_u64());
+            found.iter().map(|event| event["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(order(false), ["descriptors", "scan", "resume"]);
+        assert_eq!(order(true), ["scan", "descriptors", "resume"]);
     }
 
     #[test]

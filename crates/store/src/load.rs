@@ -68,9 +68,10 @@ impl<'a> LoadedRun<'a> {
 }
 
 impl ImageReader {
-    /// Reads the stored pages among these extents of this image's index, computing on so many threads at once
-    /// (twice as many are started, since half of them wait for the device), and hands them to `sink` in no particular order, each run on the thread that read it. Zero
-    /// extents are left to the caller.
+    /// Reads the stored pages among these extents of this image's index, and hands them to `sink`.
+    ///
+    /// `sink` is called in no particular order, for each run on the thread that read it. So many threads compute at
+    /// once; twice as many are started, since half of them wait for the device. Zero extents are left to the caller.
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@
 //! staged, durably; after a crash in between, one or the other.
 //! Does not: write or sync the files inside; whoever stages them does, before.
 //!
-//! Proof: `tests/power_cut.rs`, which cuts the power at every step.
+//! Proof: `crates/store/tests/power_cut.rs`, which cuts the power at every step.
 
 use std::path::Path;
 

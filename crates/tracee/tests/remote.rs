@@ -416,8 +416,8 @@ fn die_at_open_step(step: &'static str) {
     }
 }
 
-/// A signal that comes while a thread is on its way home is handled below the frame that a handler returns through (an
-/// alternate stack is not begun anew), away from the way home, and the next tracer leaves that alone.
+/// A signal that arrives while a thread runs its restore frame is handled below the frame that a handler returns
+/// through; an alternate stack is not begun anew. The next tracer leaves the restore frame alone.
 #[test]
 fn signals_on_the_way_home_harm_nothing() {
     const TEST: &str = "signals_on_the_way_home_harm_nothing";

@@ -14,8 +14,10 @@ use crate::dirty::{Content, DirtyPages};
 use crate::query;
 use crate::tracker::Moment;
 
-/// Written pages in a row from which on it pays to ask what they hold (a microsecond) before they are read (a third
-/// of a microsecond each, and a page table entry in the process for each that was not there).
+/// Written pages in a row from which on it pays to ask what they hold before they are read.
+///
+/// Asking takes a microsecond. Reading takes a third of a microsecond a page, and makes a page table entry in the
+/// process for each page that was not there.
 const LOOK_MIN: PageCount = PageCount(64);
 /// Doubtful ranges of one run (64 KiB of them); each costs a microsecond inside the next pause.
 const DOUBTS_MAX: usize = 4096;

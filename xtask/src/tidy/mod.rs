@@ -13,6 +13,7 @@ mod errors;
 mod headers;
 mod interfaces;
 mod kernel_structs;
+mod language;
 mod limits;
 mod sizes;
 mod skipped_tests;
@@ -50,6 +51,7 @@ const RULES: &[&dyn Rule] = &[
     &victims::Victims,
     &limits::Limits,
     &workplace::Workplace,
+    &language::Language,
 ];
 
 /// The rule number of a file that cannot be looked at.

@@ -75,8 +75,11 @@ pub enum What {
     Ended { pid: i32, signal: Option<i32>, exit: Option<i32> },
 }
 
-/// A checkpoint with the time that each phase took, in the order in which they come. `pause_us` is the whole pause,
-/// from `stop_us` to `resume_us`.
+/// A checkpoint with the time that each phase took.
+///
+/// `look_us`, `precopy_us` and `prepare_us` pass while the subject runs; pre-copy goes on after `prepare_us`. The pause
+/// `pause_us` is the sum of `stop_us` to `resume_us`. Most trackers take descriptors and threads first, then scan, copy
+/// and objects. With `memory_first` (tracker `write-protect`) it is the other way round.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct CheckpointEvent {
@@ -95,12 +98,15 @@ pub struct CheckpointEvent {
     pub areas_us: u64,
     /// Comparing descriptor tables with what they were.
     pub tables_us: u64,
+    /// Scan, copy and objects came before descriptors and threads.
+    #[serde(default)]
+    pub memory_first: bool,
+    pub descriptors_us: u64,
+    pub threads_us: u64,
     pub scan_us: u64,
     pub copy_us: u64,
     /// Copying shared objects.
     pub objects_us: u64,
-    pub descriptors_us: u64,
-    pub threads_us: u64,
     pub resume_us: u64,
     /// Parsing what was taken.
     pub finish_us: u64,

@@ -1,19 +1,19 @@
-//! Pages that are written again and again: copied once in an epoch, in the pause.
+//! The writable working set: pages that are skipped in pre-copy and copied once an epoch, in the pause.
 //!
-//! Owns: which pages these are; what is owed of them to the pause.
-//! Invariants: what is put off is copied in the next pause, unless that finds it changed again, or gone; no more than
-//! `KNOWN_MAX` pages are put off. Inside the pause nothing is allocated.
+//! Owns: which pages these are; which of them the next pause must copy.
+//! Invariants: a skipped page is copied in the next pause, unless that finds it changed again, or gone. At most
+//! `KNOWN_MAX` pages are skipped. Inside the pause nothing is allocated.
 //! Does not: copy.
 //!
-//! A page is copied before the pause in vain when the program writes to it once more before the pause is over. One to
-//! which that has happened often enough is put off: the tracker has reported it, so that the copy is owed.
+//! Pre-copying a page that is dirtied again before the end of the pause is wasted. A page with several wasted copies is
+//! skipped in pre-copy. The tracker has reported it already, so that its copy is deferred to the pause.
 
 use model::{Address, AddressRange, PAGE_BYTES, PageCount};
 use track::DirtyPages;
 
 /// Pages that are known at most: what a pause copies in a tenth of a millisecond.
 const KNOWN_MAX: usize = 256;
-/// A page is put off from so many copies in vain on, one more in each epoch.
+/// Wasted copies, one an epoch, from which on a page is skipped in pre-copy.
 const HOT_FROM: u8 = 3;
 /// So many epochs without a second copy are forgiven at most.
 const SCORE_MAX: u8 = 8;

@@ -78,7 +78,7 @@ pub struct Continuous {
     looks: u64,
     /// What was reported as dirty is in the epoch, and no tracker is half told of anything.
     is_orderly: bool,
-    /// How long the subject stood still for what was begun in vain since the last checkpoint.
+    /// How long the subject was stopped for aborted captures since the last checkpoint.
     stood_in_vain: Duration,
     /// What the next pause may copy, with the urgent rounds before it.
     expected: Expected,

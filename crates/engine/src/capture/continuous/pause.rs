@@ -68,6 +68,7 @@ impl Continuous {
         // protection, they come after the scan: what a thread needs to go on (its stack, its restartable sequence) is
         // open again then. Else it would sleep once more, which looks as if it had begun another wait (`tracee::waits`).
         let scan_first = self.kind.properties().sees_before;
+        phases.memory_first = scan_first;
         if !scan_first {
             beside_memory(before, tree, phases, &mut laps)?;
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use image::Timings;
 use model::PageCount;
 
-/// How long each phase took, in the order in which they come.
+/// How long each phase took. `inside` gives those of the pause in the order in which they came.
 #[derive(Clone, Copy, Debug)]
 pub struct Phases {
     /// Looking at the running tree.
@@ -28,6 +28,8 @@ pub struct Phases {
     pub areas: Duration,
     /// Comparing the descriptor tables.
     pub tables: Duration,
+    /// Scan, copy and objects came before descriptors and threads, as the tracker needs it.
+    pub memory_first: bool,
     /// State of the descriptions.
     pub descriptors: Duration,
     /// Registers and state of threads and processes.
@@ -58,6 +60,7 @@ impl Phases {
             stop: NONE,
             areas: NONE,
             tables: NONE,
+            memory_first: false,
             scan: NONE,
             copy: NONE,
             objects: NONE,
@@ -82,10 +85,10 @@ impl Phases {
         Timings { pause: self.pause(), stop, scan, copy: copy + objects }
     }
 
-    /// The phases of the pause by name, in order.
+    /// The phases of the pause by name, in the order in which they came.
     #[must_use]
     pub fn inside(&self) -> [(&'static str, Duration); 9] {
-        [
+        let mut phases = [
             ("stop", self.stop),
             ("areas", self.areas),
             ("tables", self.tables),
@@ -95,7 +98,12 @@ impl Phases {
             ("copy", self.copy),
             ("objects", self.objects),
             ("resume", self.resume),
-        ]
+        ];
+        if self.memory_first {
+            // Behind stop, areas and tables: two phases of state, then three of memory.
+            phases[3..8].rotate_left(2);
+        }
+        phases
     }
 }
 
@@ -110,5 +118,24 @@ impl Laps {
     pub(super) fn lap(&mut self) -> Duration {
         let now = Instant::now();
         now - std::mem::replace(&mut self.0, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_phases_of_the_pause_come_in_the_order_of_the_tracker() {
+        let names = |memory_first| {
+            let phases = Phases { memory_first, ..Phases::new() };
+            phases.inside().map(|(name, _)| name)
+        };
+        let state_first =
+            ["stop", "areas", "tables", "descriptors", "threads", "scan", "copy", "objects", "resume"];
+        assert_eq!(names(false), state_first);
+        let memory_first =
+            ["stop", "areas", "tables", "scan", "copy", "objects", "descriptors", "threads", "resume"];
+        assert_eq!(names(true), memory_first);
     }
 }

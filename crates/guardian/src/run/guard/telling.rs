@@ -59,6 +59,7 @@ pub(super) fn checkpoint_event(committed: &LogCommitted, taken: InFlight) -> Wha
         stop_us: us(phases.stop),
         areas_us: us(phases.areas),
         tables_us: us(phases.tables),
+        memory_first: phases.memory_first,
         scan_us: us(phases.scan),
         copy_us: us(phases.copy),
         objects_us: us(phases.objects),
