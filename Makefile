@@ -2,6 +2,11 @@
 
 .PHONY: build demo test field bench trackers
 
+# A shell with an empty environment names neither the home directory nor where cargo is.
+HOME ?= $(shell getent passwd $$(id -u) | cut -d: -f6)
+export HOME
+export PATH := $(or $(PATH),/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin):$(HOME)/.cargo/bin:/usr/local/cargo/bin
+
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 build:

@@ -6,10 +6,12 @@
 //! its environment is restored; the harness itself never is.
 
 use std::process::Command;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use model::Fd;
 use rustix::process::{Signal, getpid, set_child_subreaper};
 
 use crate::dump;
@@ -24,6 +26,17 @@ pub struct Guard {
     mark: String,
 }
 
+/// Keeps from the programs that tests start what this process has inherited itself: pipes of a shell or of a build,
+/// which a checkpoint refuses. What a test opens or marks for its subject later is not concerned.
+fn hide_inherited() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if let Err(error) = sys::close_range::close_on_exec_from(Fd(3)) {
+            crate::unsupported(&error.to_string());
+        }
+    });
+}
+
 impl Guard {
     /// A guard with a mark of its own.
     #[must_use]
@@ -31,6 +44,7 @@ impl Guard {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        hide_inherited();
         // Orphans become children of the harness, so that they can be collected.
         let _only_tidier = set_child_subreaper(Some(getpid()));
         Self { mark: format!("{}-{now}-{number}", getpid().as_raw_nonzero()) }

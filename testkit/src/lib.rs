@@ -6,7 +6,7 @@
 //! every thread where a limit is reached.
 //! Invariants: no wait is without a limit; nothing is signalled that the harness
 //! did not start; a victim's word (PASS, FAIL, UNSUPPORTED) is never guessed.
-//! Does not: know what is inside an image, or link any crate under test.
+//! Does not: know what is inside an image, or link any crate under test but `sys`, for one system call.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), undying_testkit::HarnessError> {

@@ -7,14 +7,11 @@ mod common;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use common::{Counter, Lab, Random, rounds, supported, until, wait};
 use rustix::process::Signal;
-
-/// How far the count may lag behind the moment at which a commit record says that the checkpoint was done: the
-/// record's time is taken after the pause, and the machine is loaded.
-const SLACK: Duration = Duration::from_millis(400);
+use serde_json::Value;
 
 /// How often the counter is poisoned until a checkpoint has held it; on a loaded machine some do not come in time.
 const POISONINGS_MAX: usize = 10;
@@ -46,10 +43,10 @@ fn end(lab: &Lab, mut guardian: std::process::Child) -> i32 {
     status.code().unwrap()
 }
 
-/// Counts seen, with the times at which they were seen.
+/// Counts seen, each with a time after which it was reached at the latest.
 struct Sampler {
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
-    thread: std::thread::JoinHandle<Vec<(Instant, u64)>>,
+    thread: std::thread::JoinHandle<Vec<(SystemTime, u64)>>,
 }
 
 impl Sampler {
@@ -60,7 +57,7 @@ impl Sampler {
             let mut seen = Vec::new();
             while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
                 if let Some(count) = counter.read() {
-                    seen.push((Instant::now(), count));
+                    seen.push((SystemTime::now(), count));
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -69,19 +66,32 @@ impl Sampler {
         Self { stop, thread }
     }
 
-    fn finish(self) -> Vec<(Instant, u64)> {
+    fn finish(self) -> Vec<(SystemTime, u64)> {
         self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         self.thread.join().unwrap()
     }
 }
 
-/// The newest committed checkpoint: its number and its age.
-fn newest(lab: &Lab) -> (u64, Duration) {
-    let status = lab.json(&["status", "job"]);
+/// The newest committed checkpoint: its sequence number.
+fn newest(lab: &Lab) -> u64 {
     let rows = lab.json(&["ls", "job"]);
     let row = rows.as_array().unwrap().iter().rfind(|row| row["committed"] == true).unwrap().clone();
-    let age = Duration::from_micros(status[0]["checkpoint_age_us"].as_u64().unwrap());
-    (row["seq"].as_u64().unwrap(), age)
+    row["seq"].as_u64().unwrap()
+}
+
+/// The sequence number of the checkpoint that the last restore took, and the time before which the subject was not
+/// stopped for it.
+fn restored(lab: &Lab, restarts: usize) -> (u64, SystemTime) {
+    until("the event of the restore", || {
+        let said = lab.say(["events", "job", "--json"]);
+        let rows: Vec<Value> = said.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let of = |kind: &str| rows.iter().filter(|row| row["event"] == kind).cloned().collect::<Vec<_>>();
+        let restores = of("restored");
+        let last = restores.last().filter(|_| restores.len() == restarts)?;
+        let checkpoint = of("checkpoint").into_iter().find(|row| row["seq"] == last["seq"])?;
+        let time: jiff::Timestamp = checkpoint["time"].as_str()?.parse().unwrap();
+        Some((last["seq"].as_u64()?, SystemTime::from(time)))
+    })
 }
 
 #[test]
@@ -97,18 +107,20 @@ fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoi
     for round in 0..rounds(20, 200) {
         let sampler = Sampler::start(first.clone());
         std::thread::sleep(random.duration(Duration::from_millis(350)));
-        let (_, age) = newest(&lab);
-        let committed = Instant::now().checked_sub(age + SLACK).unwrap();
+        let committed = newest(&lab);
         let killed = lab.guarded_counter().unwrap();
         assert_eq!(killed.pid(), first.pid(), "round {round}");
         killed.process.signal(Signal::KILL).unwrap();
         let back = until("the subject", || lab.guarded_counter().filter(|now| now.process != killed.process));
         assert_eq!(back.pid(), first.pid(), "round {round}: another pid");
         let seen = sampler.finish();
-        let at_least = seen.iter().rfind(|(time, _)| *time <= committed).map_or(0, |(_, count)| *count);
+        let (sequence, time) = restored(&lab, round + 1);
+        assert!(sequence >= committed, "round {round}: {sequence} is older than the committed {committed}");
+        // The subject had written this count before it was stopped for the checkpoint.
+        let at_least = seen.iter().rfind(|(seen, _)| *seen <= time).map_or(0, |(_, count)| *count);
         back.goes_on(3);
         let count = back.read().unwrap();
-        assert!(count >= at_least, "round {round}: {count} is older than the checkpoint at {at_least}");
+        assert!(count >= at_least, "round {round}: {count} is older than checkpoint {sequence}, {at_least}");
     }
     let status = lab.json(&["status", "job"]);
     assert_eq!(status[0]["state"], "running");

@@ -5,7 +5,7 @@
 //! Invariants: changes nothing; every obstacle names the process, the reason and a way out.
 //! Does not: check what kinds check; it asks them.
 
-use model::Pid;
+use model::{Escaped, Pid};
 use resource::fd::{self, CaptureScope, Description};
 use resource::{Obstacle, memory, state};
 use sys::kcmp::{self, Shared};
@@ -64,16 +64,16 @@ fn group_text(members: &[&Obstacle]) -> String {
     let mut pids: Vec<String> = members.iter().map(|member| member.pid.to_string()).collect();
     pids.dedup();
     let process = if pids.len() == 1 { "pid" } else { "pids" };
-    let mut objects: Vec<String> = members.iter().map(|member| member.what.clone()).collect();
+    let mut objects: Vec<String> = members.iter().map(|member| Escaped(&member.what).to_string()).collect();
     objects.dedup();
-    let mut places: Vec<String> = members.iter().map(|member| member.place.clone()).collect();
+    let mut places: Vec<String> = members.iter().map(|member| Escaped(&member.place).to_string()).collect();
     places.retain(|place| !place.is_empty());
     places.dedup();
     let mut text = format!("{process} {}: {}", named(&pids, PIDS_MAX), named(&objects, PLACES_MAX));
     if !places.is_empty() {
         text.push_str(&format!(" at {}", named(&places, PLACES_MAX)));
     }
-    text.push_str(&format!(": {}\n    help: {}", first.why, first.fix));
+    text.push_str(&format!(": {}\n    help: {}", Escaped(&first.why), Escaped(&first.fix)));
     text
 }
 

@@ -70,6 +70,8 @@ impl Lab {
     /// With so many MiB that stay.
     fn start_with(&self, ballast: u64) -> Option<Child> {
         let program = compile(self.folder.path())?;
+        // A pipe that the test has inherited would be one of the subject's.
+        sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let mut command = Command::new(program);
         command.arg(ballast.to_string()).arg(self.said()).current_dir(self.folder.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

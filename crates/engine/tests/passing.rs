@@ -79,6 +79,8 @@ impl Lab {
             return None;
         };
         assert!(status.success());
+        // A pipe that the test has inherited would be one of the subject's.
+        sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let mut command = Command::new(program);
         command.arg(mode).current_dir(self.folder.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -95,6 +95,8 @@ impl Lab {
             println!("unsupported: a C compiler");
             return None;
         }
+        // A pipe that the test has inherited would be one of the subject's.
+        sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let mut command = Command::new(program);
         command.arg(folder.path().join("said")).arg(PAGES.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -7,6 +7,7 @@
 pub mod allocation_count;
 pub mod clear_refs;
 pub mod clone;
+pub mod close_range;
 pub mod dead_man;
 pub mod dead_process;
 pub mod direct_io;

@@ -60,7 +60,7 @@ fn outcome(victim: &str, result: Result<(), HarnessError>) -> Result<Completion,
 /// Runs the trials and says at the end how many were not supported here.
 pub(crate) fn run(trials: Vec<Trial>) -> ExitCode {
     let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
-    eprintln!("unsupported in all: {}", UNSUPPORTED.load(Ordering::Relaxed));
+    println!("unsupported in all: {}", UNSUPPORTED.load(Ordering::Relaxed));
     conclusion.exit_code()
 }
 

@@ -1,0 +1,93 @@
+//! Checkpoint, restore and restart, in the surroundings of a plain terminal and in those of a service manager or a build.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod common;
+
+use std::os::fd::OwnedFd;
+use std::process::Command;
+
+use common::{Lab, supported, until, wait};
+use model::Pid;
+use rustix::io::FdFlags;
+use rustix::process::Signal;
+
+/// What the other tests run again: a checkpoint with a restore, and a restart after a death.
+const HEART: &str = "a_subject_comes_back_from_an_image_and_from_its_death";
+
+/// Where the descriptors of a counter lead, sorted; the file of its count is open for moments only.
+fn descriptors(pid: Pid) -> Vec<String> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let link = |entry: std::fs::DirEntry| std::fs::read_link(entry.path()).unwrap().display().to_string();
+    let mut found: Vec<String> = entries.map(|entry| link(entry.unwrap())).collect();
+    found.retain(|link| !link.ends_with("/count"));
+    found.sort_unstable();
+    found
+}
+
+#[test]
+fn a_subject_comes_back_from_an_image_and_from_its_death() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let counter = lab.counter(&[]);
+    let before = descriptors(counter.pid());
+    assert!(!before.iter().any(|link| link.starts_with("pipe:")), "the test's own pipes: {before:?}");
+    let (pid, image) = (counter.pid().to_string(), lab.path("image"));
+    let image = image.to_str().unwrap();
+    let said = lab.say(["checkpoint", &pid, "--image", image, "--kill"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    common::reap(counter.pid());
+    let said = lab.say(["restore", image, "--detach"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    counter.goes_on(3);
+    assert_eq!(descriptors(counter.pid()), before);
+    testkit::ProcessId::of(counter.pid()).unwrap().signal(Signal::KILL).unwrap();
+
+    let lab = Lab::new();
+    let mut words: Vec<String> = ["run", "--name", "job", "--every", "50ms", "--"].map(String::from).into();
+    words.extend(lab.counter_words(&[]));
+    let mut guardian = lab.undying(words).spawn().unwrap();
+    until("a checkpoint", || (!lab.json(&["ls", "job"]).as_array()?.is_empty()).then_some(()));
+    let first = lab.guarded_counter().unwrap();
+    first.process.signal(Signal::KILL).unwrap();
+    let back = until("the subject", || lab.guarded_counter().filter(|now| now.process != first.process));
+    back.goes_on(3);
+    back.process.signal(Signal::TERM).unwrap();
+    assert_eq!(wait(&mut guardian).code(), Some(143));
+}
+
+/// Runs the heart once more below a command that changes its surroundings.
+fn passes_below(what: &str, command: &mut Command) {
+    command.arg(std::env::current_exe().unwrap()).args(["--exact", HEART]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{what}: {said}{errors}");
+}
+
+#[test]
+fn inherited_pipes_and_a_narrow_umask_change_nothing() {
+    if !supported() {
+        return;
+    }
+    // The other test starts its subject anew, below a shell.
+    let pipes: Vec<(OwnedFd, OwnedFd)> = (0..3).map(|_| rustix::pipe::pipe().unwrap()).collect();
+    // A guard hides what this process has inherited; these are made after it.
+    for (reader, _) in &pipes {
+        rustix::io::fcntl_setfd(reader, FdFlags::empty()).unwrap();
+    }
+    passes_below("inherited pipes", Command::new("sh").args(["-c", "umask 077; exec \"$@\"", "sh"]));
+}
+
+#[test]
+fn an_empty_environment_and_a_closed_stdin_change_nothing() {
+    if !supported() {
+        return;
+    }
+    // A compiler searches its parts along PATH, which `make` sets where it is missing.
+    let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    let shell = ["-i", path, "sh", "-c", "exec \"$@\" <&-", "sh"];
+    passes_below("an empty environment", Command::new("env").args(shell));
+}
