@@ -1,13 +1,14 @@
 //! What the kernel knows of sockets beyond their descriptors: peers, names, files, queues.
 //!
-//! Owns: the sock_diag(7) protocol for Unix sockets, for single TCP sockets, for shut halves of UDP sockets.
+//! Owns: the sock_diag(7) protocol for Unix sockets, for TCP sockets of an address or a port, for shut halves of UDP
+//! sockets; ending TCP sockets that no process holds (SOCK_DESTROY).
 //! Invariants: an answer that cannot be understood is an error, never a guess.
 //! Does not: see sockets of other network namespaces than this process's.
 //!
 //! Man page: sock_diag(7)
-//! Since: Linux 3.3 (CONFIG_UNIX_DIAG), shutdown state 3.7
+//! Since: Linux 3.3 (CONFIG_UNIX_DIAG), shutdown state 3.7, SOCK_DESTROY 4.5 (CONFIG_INET_DIAG_DESTROY)
 //! Probe: none; without it the request fails with ENOENT
-//! Fallback: none; Unix sockets are refused by name
+//! Fallback: none; Unix sockets are refused by name. Without SOCK_DESTROY the caller waits
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -24,6 +25,8 @@ const NAME: &str = "ask the kernel for sockets";
 const PIECE_BYTES: usize = 64 * 1024;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+const ACKNOWLEDGE: u16 = 4;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const REQUEST: u16 = 1;
@@ -37,6 +40,8 @@ const HEADER_BYTES: usize = 16;
 /// Where the number of the request stands in a header.
 const SEQUENCE: usize = 8;
 const ANSWER_BYTES: usize = HEADER_BYTES + 16;
+/// Where the attributes of an answer about an IP socket begin.
+const FIXED_BYTES: usize = HEADER_BYTES + 72;
 
 /// State number of a listening socket.
 pub const LISTENING: u8 = 10;
@@ -75,6 +80,19 @@ pub struct TcpSocket {
     pub inode: Inode,
     /// The number of its state.
     pub state: u8,
+    /// The kernel's identity of the socket, never given to another one.
+    cookie: [u8; 8],
+}
+
+/// A TCP socket with its addresses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TcpSocketOfPort {
+    /// Inode and state.
+    pub socket: TcpSocket,
+    /// Its own address.
+    pub local: SocketAddress,
+    /// Its peer's; all zeroes for none.
+    pub peer: SocketAddress,
 }
 
 /// A connection to the kernel's socket directory.
@@ -114,24 +132,72 @@ impl SockDiag {
     pub fn tcp_socket(&self, local: &SocketAddress, remote: &SocketAddress) -> Result<Option<TcpSocket>> {
         let mut body = vec![local.family() as u8, libc::IPPROTO_TCP as u8, 0, 0];
         body.extend(u32::MAX.to_ne_bytes());
-        let (Some(source), Some(target)) = (port_and_host(local), port_and_host(remote)) else {
-            return Err(Error::new(NAME, Errno::EINVAL));
-        };
-        body.extend([source.0, target.0].concat());
-        body.extend([source.1, target.1].concat());
-        for word in [0, u32::MAX, u32::MAX] {
-            body.extend(u32::to_ne_bytes(word));
-        }
+        body.extend(identity(local, remote, ANY_COOKIE)?);
         let mut found = None;
         let outcome = self.exchange(REQUEST, &body, |message| {
             found = read_tcp_socket(message);
             found.is_some()
         });
         match outcome {
-            Ok(()) => Ok(found),
+            // Without such a connection the kernel answers with the listener that would accept it.
+            Ok(()) => Ok(found.filter(|socket| socket.state != LISTENING)),
             Err(error) if error.errno == Errno::ENOENT => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether TCP-MD5 keys are set on the socket with these addresses; for a listener `remote` is the unspecified
+    /// address. The kernel shows them to CAP_NET_ADMIN only.
+    pub fn has_md5_keys(&self, local: &SocketAddress, remote: &SocketAddress) -> Result<bool> {
+        const MD5_KEYS: u16 = 18;
+        /// INET_DIAG_INFO, with which keys are shown.
+        const SHOW_INFO: u8 = 1 << 1;
+        let mut body = vec![local.family() as u8, libc::IPPROTO_TCP as u8, SHOW_INFO, 0];
+        body.extend(u32::MAX.to_ne_bytes());
+        body.extend(identity(local, remote, ANY_COOKIE)?);
+        let mut found = false;
+        let outcome = self.exchange(REQUEST, &body, |message| {
+            each_attribute(message.get(FIXED_BYTES..).unwrap_or_default(), |kind, _| {
+                found |= kind == MD5_KEYS
+            })
+        });
+        match outcome {
+            Ok(()) => Ok(found),
+            Err(error) if error.errno == Errno::ENOENT => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All TCP sockets of one address family with a local port, in any state (TIME_WAIT too).
+    pub fn tcp_sockets_of_port(&self, family: i32, port: u16) -> Result<Vec<TcpSocketOfPort>> {
+        const REST_OF_IDENTITY_BYTES: usize = 46;
+        let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
+        body.extend(u32::MAX.to_ne_bytes());
+        body.extend(port.to_be_bytes());
+        body.extend([0; REST_OF_IDENTITY_BYTES]);
+        let mut found = Vec::new();
+        self.exchange(REQUEST | DUMP, &body, |message| {
+            let socket = read_tcp_socket(message).zip(read_end(message, Which::Local));
+            let socket = socket.zip(read_end(message, Which::Peer));
+            socket
+                .map(|((socket, local), peer)| found.push(TcpSocketOfPort { socket, local, peer }))
+                .is_some()
+        })?;
+        Ok(found)
+    }
+
+    /// Ends a TCP socket. Its peer is reset if it still waits for something. Needs CAP_NET_ADMIN; fails with
+    /// EOPNOTSUPP where the kernel is built without it, with ENOENT or ESTALE when the socket is gone already.
+    pub fn destroy_tcp(
+        &self,
+        socket: TcpSocket,
+        local: &SocketAddress,
+        remote: &SocketAddress,
+    ) -> Result<()> {
+        let mut body = vec![local.family() as u8, libc::IPPROTO_TCP as u8, 0, 0];
+        body.extend(u32::MAX.to_ne_bytes());
+        body.extend(identity(local, remote, socket.cookie)?);
+        self.request(SOCK_DESTROY, REQUEST | ACKNOWLEDGE, &body, |_| true)
     }
 
     /// Where a TCP socket that is just connecting (SYN_SENT) wants to; getpeername(2) does not tell.
@@ -144,7 +210,7 @@ impl SockDiag {
         let mut found = None;
         self.exchange(REQUEST | DUMP, &body, |message| {
             if read_tcp_socket(message).is_some_and(|socket| socket.inode == inode) {
-                found = read_target(message);
+                found = read_end(message, Which::Peer);
             }
             true
         })?;
@@ -155,7 +221,6 @@ impl SockDiag {
     pub fn shut_halves(&self, family: i32, protocol: i32, inode: Inode) -> Result<Option<u8>> {
         const SHOW_SHUT: u8 = 1 << 7;
         const SHUT: u16 = 8;
-        const FIXED_BYTES: usize = HEADER_BYTES + 72;
         const ADDRESSES_BYTES: usize = 48;
         let mut body = vec![family as u8, protocol as u8, SHOW_SHUT, 0];
         body.extend(u32::MAX.to_ne_bytes());
@@ -193,11 +258,15 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// Sends a request and gives every answer to `read`, which says whether it understood.
-    fn exchange(&self, flags: u16, body: &[u8], mut read: impl FnMut(&[u8]) -> bool) -> Result<()> {
+    /// Asks about sockets and gives every answer to `read`, which says whether it understood.
+    fn exchange(&self, flags: u16, body: &[u8], read: impl FnMut(&[u8]) -> bool) -> Result<()> {
+        self.request(SOCK_DIAG_BY_FAMILY, flags, body, read)
+    }
+
+    fn request(&self, kind: u16, flags: u16, body: &[u8], mut read: impl FnMut(&[u8]) -> bool) -> Result<()> {
         let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
         request.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
-        request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        request.extend(kind.to_ne_bytes());
         request.extend(flags.to_ne_bytes());
         let sequence = self.sequence.get().wrapping_add(1);
         self.sequence.set(sequence);
@@ -221,6 +290,21 @@ impl SockDiag {
     }
 }
 
+/// Matches every socket (INET_DIAG_NOCOOKIE).
+const ANY_COOKIE: [u8; 8] = [0xff; 8];
+
+/// `struct inet_diag_sockid` of a socket with these addresses, on any interface.
+fn identity(local: &SocketAddress, remote: &SocketAddress, cookie: [u8; 8]) -> Result<Vec<u8>> {
+    let (Some(source), Some(target)) = (port_and_host(local), port_and_host(remote)) else {
+        return Err(Error::new(NAME, Errno::EINVAL));
+    };
+    let mut bytes = [source.0, target.0].concat();
+    bytes.extend([source.1, target.1].concat());
+    bytes.extend([0; 4]);
+    bytes.extend(cookie);
+    Ok(bytes)
+}
+
 /// Port in network order and 16 bytes of host address.
 fn port_and_host(address: &SocketAddress) -> Option<([u8; 2], [u8; 16])> {
     let port = *address.0.get(2..)?.first_chunk()?;
@@ -235,9 +319,11 @@ fn port_and_host(address: &SocketAddress) -> Option<([u8; 2], [u8; 16])> {
 
 fn read_tcp_socket(message: &[u8]) -> Option<TcpSocket> {
     const STATE: usize = HEADER_BYTES + 1;
+    const COOKIE: usize = HEADER_BYTES + 44;
     const INODE: usize = HEADER_BYTES + 68;
     let fixed = message.get(..INODE + 4)?;
-    Some(TcpSocket { inode: Inode(u64::from(word(fixed, INODE))), state: fixed[STATE] })
+    let cookie = *fixed.get(COOKIE..)?.first_chunk()?;
+    Some(TcpSocket { inode: Inode(u64::from(word(fixed, INODE))), state: fixed[STATE], cookie })
 }
 
 /// Reads the messages of one piece; the result is whether it was the last.
@@ -250,6 +336,9 @@ fn read_piece(mut piece: &[u8], read: &mut impl FnMut(&[u8]) -> bool) -> Result<
             NLMSG_DONE => return Ok(true),
             NLMSG_ERROR => {
                 let errno = if message.len() >= HEADER_BYTES + 4 { word(message, HEADER_BYTES) } else { 0 };
+                if errno == 0 {
+                    return Ok(true);
+                }
                 return Err(Error::new(NAME, Errno(-(errno as i32))));
             }
             SOCK_DIAG_BY_FAMILY if !read(message) => return Err(malformed()),
@@ -277,20 +366,29 @@ fn read_socket(message: &[u8]) -> Option<UnixSocket> {
     Some(socket)
 }
 
-/// The remote address of an answer about a TCP socket, as a `struct sockaddr`.
-fn read_target(message: &[u8]) -> Option<SocketAddress> {
-    const PORT: usize = HEADER_BYTES + 6;
-    const HOST: usize = HEADER_BYTES + 24;
+/// An end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Local,
+    Peer,
+}
+
+/// An address of an answer about a TCP socket, as a `struct sockaddr`.
+fn read_end(message: &[u8], which: Which) -> Option<SocketAddress> {
     const SCOPE: usize = HEADER_BYTES + 40;
-    let family = u16::from(message[HEADER_BYTES]);
+    let (port, host) = match which {
+        Which::Local => (HEADER_BYTES + 4, HEADER_BYTES + 8),
+        Which::Peer => (HEADER_BYTES + 6, HEADER_BYTES + 24),
+    };
+    let family = u16::from(*message.get(HEADER_BYTES)?);
     let mut bytes = family.to_ne_bytes().to_vec();
-    bytes.extend(message.get(PORT..PORT + 2)?);
+    bytes.extend(message.get(port..port + 2)?);
     if i32::from(family) == libc::AF_INET {
-        bytes.extend(message.get(HOST..HOST + 4)?);
+        bytes.extend(message.get(host..host + 4)?);
         bytes.extend([0; 8]);
     } else {
         bytes.extend([0; 4]);
-        bytes.extend(message.get(HOST..HOST + 16)?);
+        bytes.extend(message.get(host..host + 16)?);
         bytes.extend(message.get(SCOPE..SCOPE + 4)?);
     }
     Some(SocketAddress(bytes))
@@ -381,6 +479,40 @@ mod tests {
         let mut nobody = here.clone();
         nobody.0[3] ^= 1;
         assert_eq!(diag.tcp_socket(&nobody, &there).unwrap(), None);
+    }
+
+    #[test]
+    fn sockets_of_a_port_are_listed_and_an_ended_one_is_destroyed() {
+        use std::os::fd::AsFd;
+        const TIME_WAIT: u8 = 6;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let here = crate::socket::local(server.as_fd()).unwrap();
+        let there = crate::socket::peer(server.as_fd()).unwrap().unwrap();
+        let diag = SockDiag::open().unwrap();
+        let all = diag.tcp_sockets_of_port(libc::AF_INET, port).unwrap();
+        let states: Vec<_> = all.iter().map(|one| (one.socket.inode, one.socket.state)).collect();
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert!(
+            states.contains(&(inode(&listener), LISTENING)) && states.contains(&(inode(&server), CONNECTED))
+        );
+        assert!(all.iter().any(|one| (&one.local, &one.peer) == (&here, &there)));
+        drop(server);
+        drop(client);
+        let left = || diag.tcp_socket(&here, &there).unwrap();
+        while left().is_some_and(|socket| socket.state != TIME_WAIT) {
+            std::thread::yield_now();
+        }
+        let ended = left().unwrap();
+        match diag.destroy_tcp(ended, &here, &there) {
+            Ok(()) => assert_eq!(left(), None),
+            Err(error) => return println!("unsupported: {error}"),
+        }
+        // The listener has the same address, and is another socket.
+        assert!(diag.destroy_tcp(ended, &here, &there).is_err());
+        std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     }
 
     #[test]

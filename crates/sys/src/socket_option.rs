@@ -1,11 +1,11 @@
 //! Options of sockets, as bytes.
 //!
-//! Owns: getsockopt(2), setsockopt(2), classic packet filters of sockets.
+//! Owns: getsockopt(2), setsockopt(2), classic packet filters of sockets and of groups that share a port.
 //! Invariants: values are passed through unchanged; no option has a meaning here.
 //! Does not: know which options a socket family has.
 //!
 //! Man page: getsockopt(2), socket(7)
-//! Since: Linux 3.8 (SO_GET_FILTER)
+//! Since: Linux 3.8 (SO_GET_FILTER), 4.5 (SO_ATTACH_REUSEPORT_CBPF), 5.3 (SO_DETACH_REUSEPORT_BPF)
 //! Probe: none; an unknown option fails with ENOPROTOOPT
 //! Fallback: the caller leaves such an option out
 
@@ -124,6 +124,30 @@ pub fn filter(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
 
 /// Attaches a classic packet filter, in place of any other.
 pub fn attach_filter(socket: BorrowedFd<'_>, program: &[u8]) -> Result<()> {
+    attach(socket, FILTER, program)
+}
+
+/// Has a group of listeners that share a port by SO_REUSEPORT hand every new connection to one of them, by its place
+/// in the order in which they began to listen. It takes the place of a program that the group has.
+pub fn steer_to(member: BorrowedFd<'_>, place: u32) -> Result<()> {
+    let option = SocketOption {
+        level: libc::SOL_SOCKET,
+        number: libc::SO_ATTACH_REUSEPORT_CBPF,
+        name: "SO_ATTACH_REUSEPORT_CBPF",
+    };
+    let mut program = FILTER_DROPS_ALL;
+    program[4..].copy_from_slice(&place.to_ne_bytes());
+    attach(member, option, &program)
+}
+
+/// Has a group of listeners choose by the hash of a connection's addresses again.
+pub fn stop_steering(member: BorrowedFd<'_>) -> Result<()> {
+    const SO_DETACH_REUSEPORT_BPF: i32 = 68;
+    let name = "SO_DETACH_REUSEPORT_BPF";
+    set_int(member, SocketOption { level: libc::SOL_SOCKET, number: SO_DETACH_REUSEPORT_BPF, name }, 0)
+}
+
+fn attach(socket: BorrowedFd<'_>, option: SocketOption, program: &[u8]) -> Result<()> {
     let length = program.len() / INSTRUCTION_BYTES;
     let raw = FilterProgram { length: length as u16, instructions: program.as_ptr() };
     // SAFETY: the structure and the instructions it points to live through the call; its length counts whole
@@ -131,14 +155,14 @@ pub fn attach_filter(socket: BorrowedFd<'_>, program: &[u8]) -> Result<()> {
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
-            FILTER.level,
-            FILTER.number,
+            option.level,
+            option.number,
             (&raw const raw).cast(),
             size_of::<FilterProgram>() as libc::socklen_t,
         )
     };
     if result < 0 {
-        return Err(Error::new("attach a packet filter to a socket", Errno::last()));
+        return Err(Error::new(format!("attach a packet filter with {}", option.name), Errno::last()));
     }
     Ok(())
 }

@@ -37,6 +37,7 @@ pub(crate) mod raw_packet;
 pub mod regular;
 pub mod signalfd;
 pub(crate) mod socket_events;
+mod socket_option_table;
 pub(crate) mod socket_options;
 pub mod sockets;
 pub mod symlink;

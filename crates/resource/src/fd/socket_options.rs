@@ -1,17 +1,18 @@
 //! Options that sockets of every family have, and those of the IP families.
 //!
-//! Owns: the table of options, reading those that differ from a new socket's, setting them again.
+//! Owns: reading the options that differ from a new socket's, setting them again; the owner of a socket.
 //! Invariants: an option that was never changed is neither saved nor set. What works on packets that a restore
 //! itself sends (filters, cork, peek offset) is set late, when the socket's queues are filled.
-//! Does not: know what cannot be read back: multicast memberships, TCP-MD5 keys, extended packet filters (refused).
+//! Does not: know what no option shows: extended packet filters are refused here, the rest by the kind of socket.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use prost::Message;
-use sys::Errno;
 use sys::socket_option::{self, SocketOption};
+use sys::{Errno, Error};
 
 use super::Description;
+use super::socket_option_table::{When, rows};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 
@@ -21,34 +22,15 @@ pub(crate) const IPPROTO_TCP: i32 = 6;
 pub(crate) const IPPROTO_UDP: i32 = 17;
 pub(crate) const IPPROTO_IPV6: i32 = 41;
 pub(crate) const IPPROTO_UDPLITE: i32 = 136;
+pub(crate) const IPPROTO_MPTCP: i32 = 262;
+pub(crate) const SOL_NETLINK: i32 = 270;
 pub(crate) const AF_UNIX: i32 = 1;
 pub(crate) const AF_INET: i32 = 2;
 pub(crate) const AF_INET6: i32 = 10;
+pub(crate) const AF_NETLINK: i32 = 16;
 
 /// No option here is longer.
 const VALUE_BYTES_MAX: usize = 64;
-
-/// When an option is set again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum When {
-    /// As soon as the socket exists, before it has an address.
-    Early,
-    /// When its queues are filled.
-    Late,
-}
-
-struct Row {
-    option: SocketOption,
-    when: When,
-}
-
-const fn early(level: i32, number: i32, name: &'static str) -> Row {
-    Row { option: SocketOption { level, number, name }, when: When::Early }
-}
-
-const fn late(level: i32, number: i32, name: &'static str) -> Row {
-    Row { option: SocketOption { level, number, name }, when: When::Late }
-}
 
 /// Sizes of buffers are set through other numbers than they are read by, and may be locked.
 pub(crate) const SEND_BUFFER: SocketOption = SocketOption { level: SOL_SOCKET, number: 7, name: "SO_SNDBUF" };
@@ -65,142 +47,8 @@ pub(crate) const PEEK_OFFSET: SocketOption =
 pub(crate) const REUSE_ADDRESS: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 2, name: "SO_REUSEADDR" };
 
-/// Options of every socket, in the order in which they are set.
-const SOCKET: &[Row] = &[
-    early(SOL_SOCKET, 2, "SO_REUSEADDR"),
-    early(SOL_SOCKET, 15, "SO_REUSEPORT"),
-    early(SOL_SOCKET, 5, "SO_DONTROUTE"),
-    early(SOL_SOCKET, 6, "SO_BROADCAST"),
-    early(SOL_SOCKET, 7, "SO_SNDBUF"),
-    early(SOL_SOCKET, 8, "SO_RCVBUF"),
-    early(SOL_SOCKET, 72, "SO_BUF_LOCK"),
-    early(SOL_SOCKET, 9, "SO_KEEPALIVE"),
-    early(SOL_SOCKET, 10, "SO_OOBINLINE"),
-    early(SOL_SOCKET, 11, "SO_NO_CHECK"),
-    early(SOL_SOCKET, 12, "SO_PRIORITY"),
-    late(SOL_SOCKET, 13, "SO_LINGER"),
-    late(SOL_SOCKET, 16, "SO_PASSCRED"),
-    early(SOL_SOCKET, 18, "SO_RCVLOWAT"),
-    early(SOL_SOCKET, 20, "SO_RCVTIMEO"),
-    early(SOL_SOCKET, 21, "SO_SNDTIMEO"),
-    early(SOL_SOCKET, 25, "SO_BINDTODEVICE"),
-    early(SOL_SOCKET, 29, "SO_TIMESTAMP"),
-    early(SOL_SOCKET, 34, "SO_PASSSEC"),
-    early(SOL_SOCKET, 35, "SO_TIMESTAMPNS"),
-    early(SOL_SOCKET, 36, "SO_MARK"),
-    early(SOL_SOCKET, 37, "SO_TIMESTAMPING"),
-    early(SOL_SOCKET, 40, "SO_RXQ_OVFL"),
-    late(SOL_SOCKET, 42, "SO_PEEK_OFF"),
-    early(SOL_SOCKET, 43, "SO_NOFCS"),
-    early(SOL_SOCKET, 45, "SO_SELECT_ERR_QUEUE"),
-    early(SOL_SOCKET, 46, "SO_BUSY_POLL"),
-    early(SOL_SOCKET, 47, "SO_MAX_PACING_RATE"),
-    early(SOL_SOCKET, 60, "SO_ZEROCOPY"),
-    early(SOL_SOCKET, 63, "SO_TIMESTAMP_NEW"),
-    early(SOL_SOCKET, 64, "SO_TIMESTAMPNS_NEW"),
-    early(SOL_SOCKET, 69, "SO_PREFER_BUSY_POLL"),
-    early(SOL_SOCKET, 70, "SO_BUSY_POLL_BUDGET"),
-    early(SOL_SOCKET, 74, "SO_TXREHASH"),
-    early(SOL_SOCKET, 75, "SO_RCVMARK"),
-    late(SOL_SOCKET, 76, "SO_PASSPIDFD"),
-];
-
-/// Options of the IPv4 level; IPv6 sockets have them too, for mapped addresses.
-const IPV4: &[Row] = &[
-    early(IPPROTO_IP, 1, "IP_TOS"),
-    early(IPPROTO_IP, 2, "IP_TTL"),
-    early(IPPROTO_IP, 4, "IP_OPTIONS"),
-    early(IPPROTO_IP, 6, "IP_RECVOPTS"),
-    early(IPPROTO_IP, 7, "IP_RETOPTS"),
-    early(IPPROTO_IP, 8, "IP_PKTINFO"),
-    early(IPPROTO_IP, 10, "IP_MTU_DISCOVER"),
-    early(IPPROTO_IP, 11, "IP_RECVERR"),
-    early(IPPROTO_IP, 12, "IP_RECVTTL"),
-    early(IPPROTO_IP, 13, "IP_RECVTOS"),
-    early(IPPROTO_IP, 15, "IP_FREEBIND"),
-    early(IPPROTO_IP, 18, "IP_PASSSEC"),
-    early(IPPROTO_IP, 19, "IP_TRANSPARENT"),
-    early(IPPROTO_IP, 20, "IP_RECVORIGDSTADDR"),
-    early(IPPROTO_IP, 21, "IP_MINTTL"),
-    early(IPPROTO_IP, 23, "IP_CHECKSUM"),
-    early(IPPROTO_IP, 24, "IP_BIND_ADDRESS_NO_PORT"),
-    early(IPPROTO_IP, 25, "IP_RECVFRAGSIZE"),
-    early(IPPROTO_IP, 50, "IP_UNICAST_IF"),
-    early(IPPROTO_IP, 51, "IP_LOCAL_PORT_RANGE"),
-];
-
-const IPV6: &[Row] = &[
-    early(IPPROTO_IPV6, 26, "IPV6_V6ONLY"),
-    early(IPPROTO_IPV6, 16, "IPV6_UNICAST_HOPS"),
-    early(IPPROTO_IPV6, 23, "IPV6_MTU_DISCOVER"),
-    early(IPPROTO_IPV6, 25, "IPV6_RECVERR"),
-    early(IPPROTO_IPV6, 33, "IPV6_FLOWINFO_SEND"),
-    early(IPPROTO_IPV6, 49, "IPV6_RECVPKTINFO"),
-    early(IPPROTO_IPV6, 51, "IPV6_RECVHOPLIMIT"),
-    early(IPPROTO_IPV6, 53, "IPV6_RECVHOPOPTS"),
-    early(IPPROTO_IPV6, 56, "IPV6_RECVRTHDR"),
-    early(IPPROTO_IPV6, 58, "IPV6_RECVDSTOPTS"),
-    early(IPPROTO_IPV6, 60, "IPV6_RECVPATHMTU"),
-    early(IPPROTO_IPV6, 62, "IPV6_DONTFRAG"),
-    early(IPPROTO_IPV6, 66, "IPV6_RECVTCLASS"),
-    early(IPPROTO_IPV6, 67, "IPV6_TCLASS"),
-    early(IPPROTO_IPV6, 70, "IPV6_AUTOFLOWLABEL"),
-    early(IPPROTO_IPV6, 72, "IPV6_ADDR_PREFERENCES"),
-    early(IPPROTO_IPV6, 73, "IPV6_MINHOPCOUNT"),
-    early(IPPROTO_IPV6, 74, "IPV6_RECVORIGDSTADDR"),
-    early(IPPROTO_IPV6, 75, "IPV6_TRANSPARENT"),
-    early(IPPROTO_IPV6, 76, "IPV6_UNICAST_IF"),
-    early(IPPROTO_IPV6, 77, "IPV6_RECVFRAGSIZE"),
-    early(IPPROTO_IPV6, 78, "IPV6_FREEBIND"),
-];
-
-/// Options that mean something for datagrams only; connections keep values of their own there.
-const IPV4_MULTICAST: &[Row] = &[
-    early(IPPROTO_IP, 32, "IP_MULTICAST_IF"),
-    early(IPPROTO_IP, 33, "IP_MULTICAST_TTL"),
-    early(IPPROTO_IP, 34, "IP_MULTICAST_LOOP"),
-    early(IPPROTO_IP, 49, "IP_MULTICAST_ALL"),
-];
-
-const IPV6_MULTICAST: &[Row] = &[
-    early(IPPROTO_IPV6, 17, "IPV6_MULTICAST_IF"),
-    early(IPPROTO_IPV6, 18, "IPV6_MULTICAST_HOPS"),
-    early(IPPROTO_IPV6, 19, "IPV6_MULTICAST_LOOP"),
-    early(IPPROTO_IPV6, 29, "IPV6_MULTICAST_ALL"),
-];
-
-const TCP: &[Row] = &[
-    early(IPPROTO_TCP, 4, "TCP_KEEPIDLE"),
-    early(IPPROTO_TCP, 5, "TCP_KEEPINTVL"),
-    early(IPPROTO_TCP, 6, "TCP_KEEPCNT"),
-    early(IPPROTO_TCP, 7, "TCP_SYNCNT"),
-    early(IPPROTO_TCP, 8, "TCP_LINGER2"),
-    early(IPPROTO_TCP, 9, "TCP_DEFER_ACCEPT"),
-    early(IPPROTO_TCP, 13, "TCP_CONGESTION"),
-    early(IPPROTO_TCP, 16, "TCP_THIN_LINEAR_TIMEOUTS"),
-    early(IPPROTO_TCP, 18, "TCP_USER_TIMEOUT"),
-    early(IPPROTO_TCP, 23, "TCP_FASTOPEN"),
-    early(IPPROTO_TCP, 25, "TCP_NOTSENT_LOWAT"),
-    early(IPPROTO_TCP, 27, "TCP_SAVE_SYN"),
-    early(IPPROTO_TCP, 30, "TCP_FASTOPEN_CONNECT"),
-    early(IPPROTO_TCP, 34, "TCP_FASTOPEN_NO_COOKIE"),
-    early(IPPROTO_TCP, 36, "TCP_INQ"),
-    early(IPPROTO_TCP, 37, "TCP_TX_DELAY"),
-    late(IPPROTO_TCP, 1, "TCP_NODELAY"),
-    late(IPPROTO_TCP, 3, "TCP_CORK"),
-];
-
-const UDP: &[Row] = &[
-    late(IPPROTO_UDP, 1, "UDP_CORK"),
-    early(IPPROTO_UDP, 100, "UDP_ENCAP"),
-    early(IPPROTO_UDP, 101, "UDP_NO_CHECK6_TX"),
-    early(IPPROTO_UDP, 102, "UDP_NO_CHECK6_RX"),
-    early(IPPROTO_UDP, 103, "UDP_SEGMENT"),
-    early(IPPROTO_UDP, 104, "UDP_GRO"),
-];
-
-const UDPLITE: &[Row] =
-    &[early(IPPROTO_UDPLITE, 10, "UDPLITE_SEND_CSCOV"), early(IPPROTO_UDPLITE, 11, "UDPLITE_RECV_CSCOV")];
+pub(crate) const REUSE_PORT: SocketOption =
+    SocketOption { level: SOL_SOCKET, number: 15, name: "SO_REUSEPORT" };
 
 /// What a socket was created as.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
@@ -226,6 +74,37 @@ pub(crate) struct Options {
     filter: Vec<u8>,
     #[prost(bool, tag = "3")]
     filter_locked: bool,
+    /// Absent in images of earlier versions.
+    #[prost(message, optional, tag = "4")]
+    owner: Option<Owner>,
+}
+
+/// Who owns a socket (fchown(2)): the kernel lets sockets of one user only share a port by SO_REUSEPORT.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct Owner {
+    #[prost(uint32, tag = "1")]
+    user: u32,
+    #[prost(uint32, tag = "2")]
+    group: u32,
+}
+
+impl Owner {
+    fn of(socket: BorrowedFd<'_>) -> Result<Self> {
+        let stat = rustix::fs::fstat(socket).map_err(|errno| Error::new("inspect a socket", errno))?;
+        Ok(Self { user: stat.st_uid, group: stat.st_gid })
+    }
+
+    /// Gives a socket to this owner. Without the right to do so it stays the restorer's, as a file would.
+    fn apply(self, socket: BorrowedFd<'_>) -> Result<()> {
+        if Self::of(socket)? == self {
+            return Ok(());
+        }
+        let (user, group) = (rustix::fs::Uid::from_raw(self.user), rustix::fs::Gid::from_raw(self.group));
+        match rustix::fs::fchown(socket, Some(user), Some(group)) {
+            Ok(()) | Err(rustix::io::Errno::PERM) => Ok(()),
+            Err(errno) => Err(Error::new("set the owner of a socket", errno).into()),
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -254,21 +133,6 @@ impl Family {
     /// A new socket of this family.
     pub(crate) fn create(self) -> Result<std::os::fd::OwnedFd> {
         Ok(sys::socket::create(self.domain, self.kind, self.protocol)?)
-    }
-
-    fn rows(self) -> impl Iterator<Item = &'static Row> {
-        let is_ip = self.domain == AF_INET || self.domain == AF_INET6;
-        let tables = [
-            (SOCKET, true),
-            (IPV4, is_ip),
-            (IPV6, self.domain == AF_INET6),
-            (IPV4_MULTICAST, is_ip && self.protocol != IPPROTO_TCP),
-            (IPV6_MULTICAST, self.domain == AF_INET6 && self.protocol != IPPROTO_TCP),
-            (TCP, is_ip && self.protocol == IPPROTO_TCP),
-            (UDP, is_ip && self.protocol == IPPROTO_UDP),
-            (UDPLITE, is_ip && self.protocol == IPPROTO_UDPLITE),
-        ];
-        tables.into_iter().filter(|table| table.1).flat_map(|table| table.0)
     }
 }
 
@@ -309,7 +173,7 @@ impl Fresh {
     pub(crate) fn of(family: Family) -> Result<Self> {
         let socket = family.create()?;
         let mut values = Vec::new();
-        for row in family.rows() {
+        for row in rows(family) {
             match read(socket.as_fd(), row.option)? {
                 // An IPv6 socket that talks IPv4 may have options that a new one does not know.
                 Answer::Unknown if row.option.level != IPPROTO_IP || family.domain != AF_INET6 => {}
@@ -338,7 +202,8 @@ impl Options {
             Answer::Value(bytes) => bytes.as_slice() != [0; 4],
             Answer::Unknown | Answer::NotNow => false,
         };
-        Ok(Self { values, filter: socket_option::filter(socket)?, filter_locked })
+        let owner = Some(Owner::of(socket)?);
+        Ok(Self { values, filter: socket_option::filter(socket)?, filter_locked, owner })
     }
 
     /// The classic packet filter; empty for none.
@@ -358,7 +223,16 @@ impl Options {
 
     /// Sets what has to be set before the socket gets an address.
     pub(crate) fn apply_early(&self, socket: impl AsFd, family: Family) -> Result<()> {
-        self.apply(socket.as_fd(), family, When::Early)
+        let socket = socket.as_fd();
+        if let Some(owner) = self.owner {
+            owner.apply(socket)?;
+        }
+        self.apply(socket, family, When::Early)
+    }
+
+    /// Sets what only sockets without a connection have; after `apply_early`.
+    pub(crate) fn apply_unconnected(&self, socket: impl AsFd, family: Family) -> Result<()> {
+        self.apply(socket.as_fd(), family, When::Unconnected)
     }
 
     /// Sets what has to be set when the socket's queues are filled.
@@ -391,9 +265,10 @@ impl Options {
     }
 
     fn apply(&self, socket: BorrowedFd<'_>, family: Family, when: When) -> Result<()> {
-        for row in family.rows().filter(|row| row.when == when) {
+        for row in rows(family).filter(|row| row.when == when) {
             let Some(value) = self.find(row.option) else { continue };
             match row.option {
+                option if when == When::Unconnected => set_if_valid(socket, option, &value.bytes)?,
                 SEND_BUFFER => set_buffer(socket, SEND_BUFFER, SEND_BUFFER_FORCE, &value.bytes)?,
                 RECEIVE_BUFFER => set_buffer(socket, RECEIVE_BUFFER, RECEIVE_BUFFER_FORCE, &value.bytes)?,
                 option => set(socket, option, &value.bytes)?,
@@ -431,6 +306,14 @@ fn set(socket: BorrowedFd<'_>, option: SocketOption, bytes: &[u8]) -> Result<()>
     match socket_option::set(socket, option, bytes) {
         // An older kernel than the one that saved it; the program can do without what its kernel lacks.
         Err(error) if error.errno.0 == ENOPROTOOPT => Ok(()),
+        outcome => Ok(outcome?),
+    }
+}
+
+/// A socket that was connected once may show a value of its connection, which the kernel does not take.
+fn set_if_valid(socket: BorrowedFd<'_>, option: SocketOption, bytes: &[u8]) -> Result<()> {
+    match socket_option::set(socket, option, bytes) {
+        Err(error) if error.errno.0 == ENOPROTOOPT || error.errno == Errno::EINVAL => Ok(()),
         outcome => Ok(outcome?),
     }
 }

@@ -190,6 +190,9 @@ fn host_bytes(information: &[u8]) -> Vec<u8> {
 fn build(state: &State) -> Result<OwnedFd> {
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
+    if state.peer.is_empty() {
+        state.options.apply_unconnected(&socket, state.family)?;
+    }
     let local = SocketAddress(state.local.clone());
     if parse(&local).is_some_and(|address| address.port() != 0) {
         socket::bind(socket.as_fd(), &local).map_err(|error| in_use(&local, error))?;

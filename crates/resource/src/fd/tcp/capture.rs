@@ -20,12 +20,12 @@ use sys::tcp_repair::{self, Info, Repair, State as TcpState};
 use super::super::inet_address::{encode, parse_plain};
 use super::super::inherited_socket::InheritedSocket;
 use super::super::socket_events::events;
-use super::super::socket_options::{Family, Fresh, Options, REUSE_ADDRESS};
+use super::super::socket_options::{Family, Fresh, IPPROTO_MPTCP, IPPROTO_TCP, Options, REUSE_ADDRESS};
 use super::super::sockets::Sockets;
 use super::super::{CaptureScope, Description, FdCapture, Known};
 use super::connection::{self, After};
-use super::lock;
 use super::state::{Ended, Listener, State};
+use super::{MULTIPATH, lock};
 use crate::error::{ResourceError, Result};
 
 /// Connections whose packets have to be held back before their process is killed. One run of the packet filter
@@ -117,7 +117,11 @@ impl Capture {
             }
         }
         if is_connected(state) {
-            self.read_connection(socket, is_inside, &mut saved)?;
+            self.read_connection(description, is_inside, &mut saved)?;
+        }
+        // What is left of an MPTCP connection is no more than what is left of one of TCP.
+        if saved.family.protocol == IPPROTO_MPTCP && (is_connected(state) || saved.ended.is_some()) {
+            saved.family.protocol = IPPROTO_TCP;
         }
         Ok(saved)
     }
@@ -130,8 +134,17 @@ impl Capture {
         Ok(())
     }
 
-    fn read_connection(&mut self, socket: BorrowedFd<'_>, is_inside: bool, saved: &mut State) -> Result<()> {
+    fn read_connection(
+        &mut self,
+        description: &Description,
+        is_inside: bool,
+        saved: &mut State,
+    ) -> Result<()> {
+        let socket = description.as_fd();
         let ends = parse_plain(&saved.local()).zip(parse_plain(&saved.peer()));
+        if self.family.protocol == IPPROTO_MPTCP && (self.kills || is_inside) {
+            return Err(unsupported(description, MULTIPATH.0, MULTIPATH.1));
+        }
         if self.kills {
             saved.connection = Some(connection::read(socket, After::StaysInRepair)?);
             if let Some(held) = &mut self.held {
@@ -278,11 +291,15 @@ fn peek(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
 }
 
 fn being_made(description: &Description) -> ResourceError {
+    unsupported(description, "it is just being made", "try again in a moment")
+}
+
+fn unsupported(description: &Description, why: &str, fix: &str) -> ResourceError {
     ResourceError::Unsupported {
         pid: description.pid,
         what: description.named("TCP connection"),
-        why: "it is just being made".to_owned(),
-        fix: "try again in a moment".to_owned(),
+        why: why.to_owned(),
+        fix: fix.to_owned(),
     }
 }
 

@@ -15,8 +15,8 @@ use sys::{Errno, Error};
 
 use super::super::inet_address::show;
 use super::super::socket_options::{PEEK_OFFSET, RECEIVE_BUFFER, REUSE_ADDRESS, SEND_BUFFER, make_room};
-use super::segment;
 use super::state::{Connection, State};
+use super::{address, segment};
 use crate::error::{ResourceError, Result};
 
 /// Bytes written into a queue at once; more would need one huge buffer in the kernel.
@@ -167,7 +167,10 @@ pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
 pub(super) fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
     for _ in 1..CONNECT_ATTEMPTS_MAX {
         match socket::connect(socket, &state.peer()) {
-            Err(error) if error.errno == Errno(EADDRNOTAVAIL) => std::thread::sleep(CONNECT_PAUSE),
+            Err(error) if error.errno == Errno(EADDRNOTAVAIL) => {
+                address::end_remains(&state.local(), &state.peer());
+                std::thread::sleep(CONNECT_PAUSE);
+            }
             outcome => return Ok(outcome?),
         }
     }

@@ -5,9 +5,10 @@
 //! it. One to the outside comes back when the subject was ended for it (`kills`): from then on its packets are
 //! held back until it starts again. In any other case it was lost with its process, and comes back as a socket
 //! that says so.
-//! Does not: bring back clients from outside that waited to be accepted (they are reset), urgent data, kernel TLS
-//! (refused), TCP-MD5 keys.
+//! Does not: bring back clients from outside that waited to be accepted (they are reset), urgent data. Kernel TLS,
+//! signed segments, and MPTCP connections that would have to be taken over are refused.
 
+mod address;
 mod capture;
 mod connection;
 mod ended;
@@ -27,7 +28,7 @@ use sys::socket;
 use sys::socket_option::{self, SocketOption};
 use sys::tcp_repair::{self, State as TcpState};
 
-use super::socket_options::{self, AF_INET, AF_INET6, Family, IPPROTO_TCP};
+use super::socket_options::{self, AF_INET, AF_INET6, Family, IPPROTO_MPTCP, IPPROTO_TCP};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, inet_address};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -35,6 +36,8 @@ use crate::obstacle::Obstacle;
 pub(super) const NAME: &str = "fd/tcp";
 const SOCK_STREAM: i32 = 1;
 const UPPER_PROTOCOL: SocketOption = SocketOption { level: IPPROTO_TCP, number: 31, name: "TCP_ULP" };
+
+const AUTHENTICATION: SocketOption = SocketOption { level: IPPROTO_TCP, number: 40, name: "TCP_AO_INFO" };
 
 /// TCP sockets.
 #[derive(Debug)]
@@ -46,14 +49,14 @@ impl FdKind for Tcp {
     }
 
     fn summary(&self) -> &'static str {
-        "tcp: listeners with their backlog, connections with queues, options, half-closed ones"
+        "tcp: listeners (of MPTCP too) with their backlog, connections with queues, options, half-closed ones"
     }
 
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
             && Family::of(description).is_ok_and(|family| {
                 family.kind == SOCK_STREAM
-                    && family.protocol == IPPROTO_TCP
+                    && [IPPROTO_TCP, IPPROTO_MPTCP].contains(&family.protocol)
                     && [AF_INET, AF_INET6].contains(&family.domain)
             })
     }
@@ -68,15 +71,14 @@ impl FdKind for Tcp {
         if state == Some(TcpState::SynReceived) {
             found.push(connection_obstacle(description, "it is just being made", "try again in a moment"));
         }
-        let mut name = [0; 16];
-        let upper = socket_option::get(description.as_fd(), UPPER_PROTOCOL, &mut name);
-        if upper.is_ok_and(|length| length > 0 && name[0] != 0) {
-            found.push(connection_obstacle(
-                description,
-                "the kernel encrypts it or carries another protocol in it (TCP_ULP)",
-                "start the program without kernel TLS",
-            ));
+        if is_multipath(description) {
+            let is_taken = scope.kills || capture::has_peer_inside(description, scope);
+            if capture::is_connected(state) && is_taken {
+                found.push(connection_obstacle(description, MULTIPATH.0, MULTIPATH.1));
+            }
+            return found;
         }
+        found.extend(unreadable(description, scope));
         let is_taken = || scope.kills || capture::has_peer_inside(description, scope);
         if capture::is_connected(state) && !scope.sockets.may_repair() && is_taken() {
             found.push(connection_obstacle(
@@ -114,6 +116,46 @@ impl FdKind for Tcp {
     fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
         restore::start(records, created)
     }
+}
+
+/// Why an MPTCP connection is refused, and what to do.
+pub(super) const MULTIPATH: (&str, &str) = (
+    "it is an MPTCP connection, whose sequence numbers the kernel does not show",
+    "let the program use TCP (GODEBUG=multipathtcp=0 for a Go program), or its client",
+);
+
+/// Whether a socket is one of MPTCP. A connection that was accepted from a TCP client by an MPTCP listener is not.
+fn is_multipath(description: &Description) -> bool {
+    Family::of(description).is_ok_and(|family| family.protocol == IPPROTO_MPTCP)
+}
+
+/// What no interface reads back.
+fn unreadable(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
+    let socket = description.as_fd();
+    let mut bytes = [0; 64];
+    let upper = socket_option::get(socket, UPPER_PROTOCOL, &mut bytes);
+    if upper.is_ok_and(|length| length > 0 && bytes[0] != 0) {
+        return Some(connection_obstacle(
+            description,
+            "the kernel encrypts it or carries another protocol in it (TCP_ULP)",
+            "start the program without kernel TLS",
+        ));
+    }
+    let local = socket::local(socket).ok()?;
+    let peer = socket::peer(socket).ok()?.unwrap_or_else(|| {
+        let mut unspecified = local.0.clone();
+        unspecified[2..].fill(0);
+        socket::SocketAddress(unspecified)
+    });
+    let has_keys = || scope.sockets.diag()?.has_md5_keys(&local, &peer).map_err(crate::ResourceError::from);
+    if socket_option::get(socket, AUTHENTICATION, &mut bytes).is_ok() || has_keys().unwrap_or(false) {
+        return Some(connection_obstacle(
+            description,
+            "its segments are signed (TCP_MD5SIG, TCP_AO_ADD_KEY), and the keys cannot be read back",
+            "let the program close it first, or configure it without TCP authentication",
+        ));
+    }
+    None
 }
 
 fn connection_obstacle(description: &Description, why: &str, fix: &str) -> Obstacle {

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use model::DescriptionId;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -16,18 +16,16 @@ use sys::socket_option::{self, SocketOption};
 use sys::tcp_repair::{self, Repair, State as TcpState};
 use sys::{Errno, Error};
 
-use super::super::inet_address::{parse, show};
-use super::super::socket_options::{IPPROTO_TCP, REUSE_ADDRESS};
+use super::super::inet_address::parse;
+use super::super::socket_options::{IPPROTO_TCP, REUSE_ADDRESS, REUSE_PORT};
 use super::super::{FdCreate, FdRecord};
 use super::capture::ends;
 use super::ended::{self, End};
 use super::state::{Connection, Listener, State};
-use super::{NAME, connection, lock};
-use crate::error::{ResourceError, Result};
+use super::{NAME, address, connection, lock};
+use crate::error::Result;
 
 const REPAIR: SocketOption = SocketOption { level: IPPROTO_TCP, number: 19, name: "TCP_REPAIR" };
-const EADDRINUSE: i32 = 98;
-const EADDRNOTAVAIL: i32 = 99;
 const EINPROGRESS: i32 = 115;
 
 /// All TCP sockets of an image.
@@ -103,12 +101,14 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
         context.created.insert(*id, socket);
     }
     for (id, listener) in listeners {
+        let steered = steer(&image, id, context)?;
         for server in &listener.waiting {
             reconnect(&image, DescriptionId(*server), context)?;
         }
+        drop(steered);
         // While clients waited there was room for all; now the program's own limit applies.
         if let (Some(socket), false) = (context.created.get(&id), listener.waiting.is_empty()) {
-            listen(socket.as_fd(), listener.backlog)?;
+            address::listen(socket.as_fd(), listener.backlog)?;
         }
     }
     Ok(())
@@ -117,39 +117,40 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
 fn build_listener(state: &State, listener: &Listener) -> Result<OwnedFd> {
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
-    // The address may still be in the hands of connections that are going to end.
-    let reuse = state.options.int(REUSE_ADDRESS).unwrap_or(0);
-    socket_option::set_int(socket.as_fd(), REUSE_ADDRESS, 1)?;
-    bind(socket.as_fd(), state)?;
-    listen(socket.as_fd(), listener.backlog.max(listener.waiting.len() as u32))
-        .map_err(|error| in_use(state, error))?;
-    socket_option::set_int(socket.as_fd(), REUSE_ADDRESS, reuse)?;
+    state.options.apply_unconnected(&socket, state.family)?;
+    let backlog = listener.backlog.max(listener.waiting.len() as u32);
+    address::bind_and_listen(socket.as_fd(), state, backlog)?;
     state.options.apply_late(&socket, state.family)?;
     Ok(socket)
 }
 
-fn listen(socket: BorrowedFd<'_>, backlog: u32) -> Result<()> {
-    let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
-    Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
+/// Has the listeners that share a port hand all new connections to one of them, whose clients connect again.
+fn steer(image: &Image, id: DescriptionId, context: &FdCreate<'_>) -> Result<Option<Steered>> {
+    let Some(state) = image.state(id) else { return Ok(None) };
+    let waits = state.listener.as_ref().is_some_and(|listener| !listener.waiting.is_empty());
+    // In the order in which they began to listen.
+    let group: Vec<_> = image.states.iter().filter(|(_, other)| shares_port(state, other)).collect();
+    let place = group.iter().position(|row| row.0 == id);
+    let (Some(place), Some(socket)) = (place, context.created.get(&id)) else { return Ok(None) };
+    if !waits || group.len() == 1 {
+        return Ok(None);
+    }
+    let socket = socket.try_clone().map_err(|error| Error::new("duplicate a socket", error))?;
+    socket_option::steer_to(socket.as_fd(), place as u32)?;
+    Ok(Some(Steered(socket)))
 }
 
-fn bind(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
-    socket::bind(socket, &state.local()).map_err(|error| in_use(state, error.into()))
+fn shares_port(one: &State, other: &State) -> bool {
+    let shares = |state: &State| state.listener.is_some() && state.options.int(REUSE_PORT) == Some(1);
+    shares(one) && shares(other) && one.local == other.local
 }
 
-fn in_use(state: &State, error: ResourceError) -> ResourceError {
-    match error {
-        ResourceError::Kernel(error) if error.errno.0 == EADDRINUSE => ResourceError::File {
-            path: format!("TCP {}", show(&state.local())),
-            why: "another socket has this address".to_owned(),
-            fix: "end the program that has it (`ss -tlnp`), then restore again".to_owned(),
-        },
-        ResourceError::Kernel(error) if error.errno.0 == EADDRNOTAVAIL => ResourceError::File {
-            path: format!("TCP {}", show(&state.local())),
-            why: "this machine does not have the address".to_owned(),
-            fix: "give the machine the address (`ip address add`), then restore again".to_owned(),
-        },
-        other => other,
+/// A listener that all new connections of its port are handed to until this is dropped.
+struct Steered(OwnedFd);
+
+impl Drop for Steered {
+    fn drop(&mut self) {
+        let _ = socket_option::stop_steering(self.0.as_fd());
     }
 }
 
@@ -160,7 +161,7 @@ fn build_end(image: &Image, state: &State, connection: &Connection, lost: bool) 
         let received = if state.was_shut() { connection.received.as_slice() } else { &[] };
         return ended::build(state.family, &state.options, received, end);
     }
-    connection::build(state, connection).map_err(|error| in_use(state, error))
+    connection::build(state, connection).map_err(|error| address::refused(state, error))
 }
 
 fn build_unconnected(state: &State) -> Result<OwnedFd> {
@@ -174,8 +175,11 @@ fn build_unconnected(state: &State) -> Result<OwnedFd> {
     }
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
+    if state.tcp_state() == Some(TcpState::Close) {
+        state.options.apply_unconnected(&socket, state.family)?;
+    }
     if parse(&state.local()).is_some_and(|address| address.port() != 0) {
-        bind(socket.as_fd(), state)?;
+        address::bind(socket.as_fd(), state)?;
     }
     if state.tcp_state() == Some(TcpState::Close) {
         state.options.apply_late(&socket, state.family)?;
@@ -194,7 +198,7 @@ fn reconnect(image: &Image, server: DescriptionId, context: &mut FdCreate<'_>) -
     state.options.apply_early(&socket, state.family)?;
     // In repair mode the address is taken even while its earlier life is not quite over.
     tcp_repair::set_repair(socket.as_fd(), Repair::On)?;
-    bind(socket.as_fd(), state)?;
+    socket::bind(socket.as_fd(), &state.local()).map_err(|error| address::refused(state, error.into()))?;
     connection::leave(socket.as_fd(), state.options.int(REUSE_ADDRESS).unwrap_or(0), Repair::Off)?;
     connection::connect(socket.as_fd(), state)?;
     let begin = connection.send_end.wrapping_sub(connection.written.len() as u32);

@@ -336,3 +336,159 @@ fn options_are_those_of_the_pause_but_for_a_connection_to_the_outside() {
     });
     assert_eq!(gone, [Some(7), None, Some(7), Some(7)]);
 }
+
+fn multipath() -> Option<OwnedFd> {
+    let created = socket::create(AF_INET, SOCK_STREAM, IPPROTO_MPTCP);
+    if created.is_err() {
+        println!("unsupported: MPTCP");
+    }
+    created.ok()
+}
+
+fn any_port() -> socket::SocketAddress {
+    inet_address::encode("127.0.0.1:0".parse().unwrap())
+}
+
+#[test]
+fn an_mptcp_listener_comes_back_and_its_plain_connections_too() {
+    let _alone = alone();
+    let Some(listener) = multipath() else { return };
+    socket_option::set_int(listener.as_fd(), super::super::socket_options::REUSE_ADDRESS, 1).unwrap();
+    socket::bind(listener.as_fd(), &any_port()).unwrap();
+    rustix::net::listen(&listener, 9).unwrap();
+    let listener = TcpListener::from(listener);
+    let address = listener.local_addr().unwrap();
+    let client = TcpStream::connect(address).unwrap();
+    let server = listener.accept().unwrap().0;
+    assert_eq!(Family::of(&server).unwrap().protocol, IPPROTO_TCP);
+    let descriptions = describe_all(&[listener.as_fd(), server.as_fd()]);
+    for description in &descriptions {
+        let known = known_of(&descriptions);
+        let sockets = Sockets::default();
+        assert_eq!(Tcp.obstacles(description, &scope(&known, &descriptions, &sockets, false)), Vec::new());
+    }
+    let records = capture(&Tcp, &descriptions, false).unwrap();
+    drop((descriptions, listener, server, client));
+    let mut created = create(&Tcp, &records, HashMap::new(), true).unwrap();
+    let listener = TcpListener::from(created.remove(&DescriptionId(0)).unwrap());
+    assert_eq!(listener.local_addr().unwrap(), address);
+    assert_eq!(Family::of(&listener).unwrap().protocol, IPPROTO_MPTCP);
+    assert_eq!(tcp_repair::info(listener.as_fd()).unwrap().backlog, 9);
+    TcpStream::connect(address).unwrap();
+    listener.accept().unwrap();
+}
+
+#[test]
+fn an_mptcp_connection_is_lost_like_one_of_tcp_and_never_taken_over() {
+    let _alone = alone();
+    let (Some(listener), Some(client)) = (multipath(), multipath()) else { return };
+    socket::bind(listener.as_fd(), &any_port()).unwrap();
+    rustix::net::listen(&listener, 9).unwrap();
+    let listener = TcpListener::from(listener);
+    socket::connect(client.as_fd(), &socket::local(listener.as_fd()).unwrap()).unwrap();
+    let server = listener.accept().unwrap().0;
+    if Family::of(&server).unwrap().protocol != IPPROTO_MPTCP {
+        return println!("unsupported: MPTCP between sockets of this machine");
+    }
+    let descriptions = describe_all(&[server.as_fd()]);
+    let (known, sockets) = (known_of(&descriptions), Sockets::default());
+    let obstacles = |kills| Tcp.obstacles(&descriptions[0], &scope(&known, &descriptions, &sockets, kills));
+    assert_eq!(obstacles(false), Vec::new());
+    assert!(obstacles(true)[0].fix.contains("GODEBUG=multipathtcp=0"));
+    let refused = capture(&Tcp, &descriptions, true).unwrap_err().to_string();
+    assert!(refused.contains("MPTCP"), "{refused}");
+    let records = capture(&Tcp, &descriptions, false).unwrap();
+    drop((descriptions, server));
+    let mut created = create(&Tcp, &records, HashMap::new(), true).unwrap();
+    let mut server = TcpStream::from(created.remove(&DescriptionId(0)).unwrap());
+    let error = server.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+fn scope<'a>(
+    known: &'a [std::sync::Arc<super::super::Known>],
+    open: &'a [Description],
+    sockets: &'a Sockets,
+    kills: bool,
+) -> CaptureScope<'a> {
+    CaptureScope {
+        pids: &[],
+        descriptions: known,
+        open,
+        inherited: &[],
+        table: &[],
+        kills,
+        sockets,
+        areas: Vec::new(),
+    }
+}
+
+#[test]
+fn signed_segments_are_refused() {
+    let _alone = alone();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut key = vec![0; 216];
+    let address = inet_address::encode("127.0.0.1:0".parse().unwrap()).0;
+    key[..address.len()].copy_from_slice(&address);
+    key[130..132].copy_from_slice(&1_u16.to_ne_bytes());
+    key[136] = b'k';
+    let signature = SocketOption { level: IPPROTO_TCP, number: 14, name: "TCP_MD5SIG" };
+    if !may() || socket_option::set(listener.as_fd(), signature, &key).is_err() {
+        return println!("unsupported: TCP_MD5SIG");
+    }
+    let descriptions = describe_all(&[listener.as_fd()]);
+    let (known, sockets) = (known_of(&descriptions), Sockets::default());
+    let found = Tcp.obstacles(&descriptions[0], &scope(&known, &descriptions, &sockets, false));
+    assert!(found.len() == 1 && found[0].why.contains("TCP_MD5SIG"), "{found:?}");
+}
+
+#[test]
+fn listeners_that_share_a_port_keep_their_owner_and_those_who_wait() {
+    const CLIENTS: usize = 6;
+    let _alone = alone();
+    if !may() {
+        return;
+    }
+    let mut address = any_port();
+    let mut listeners = Vec::new();
+    for _ in 0..2 {
+        let listener = socket::create(AF_INET, SOCK_STREAM, 0).unwrap();
+        rustix::fs::fchown(&listener, Some(rustix::fs::Uid::from_raw(65_534)), None).unwrap();
+        socket_option::set_int(listener.as_fd(), super::super::socket_options::REUSE_PORT, 1).unwrap();
+        socket::bind(listener.as_fd(), &address).unwrap();
+        address = socket::local(listener.as_fd()).unwrap();
+        listeners.push(listener);
+    }
+    let waiting = |listener: &OwnedFd| tcp_repair::info(listener.as_fd()).unwrap().unacknowledged;
+    // All wait at the second listener, since the first does not listen yet.
+    rustix::net::listen(&listeners[1], 16).unwrap();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| TcpStream::connect(inet_address::parse(&address).unwrap()).unwrap().into())
+        .collect();
+    rustix::net::listen(&listeners[0], 16).unwrap();
+    assert_eq!((waiting(&listeners[0]), waiting(&listeners[1])), (0, CLIENTS as u32));
+    listeners.extend(clients);
+    let restored = end_and_restore(listeners, false);
+    let listeners: Vec<OwnedFd> = restored.into_iter().take(2).map(|socket| socket.unwrap().into()).collect();
+    assert_eq!((waiting(&listeners[0]), waiting(&listeners[1])), (0, CLIENTS as u32));
+    for listener in &listeners {
+        assert_eq!(rustix::fs::fstat(listener).unwrap().st_uid, 65_534);
+    }
+    assert!(socket_option::stop_steering(listeners[0].as_fd()).is_err());
+}
+
+#[test]
+fn options_of_a_listener_come_back() {
+    let _alone = alone();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let option = |level, number| SocketOption { level, number, name: "an option" };
+    // TCP_MAXSEG, TCP_WINDOW_CLAMP, SO_INCOMING_CPU.
+    let wanted = [(option(IPPROTO_TCP, 2), 1000), (option(IPPROTO_TCP, 10), 60_000), (option(1, 49), 0)];
+    for (option, value) in wanted {
+        socket_option::set_int(listener.as_fd(), option, value).unwrap();
+    }
+    let listener = restore_one(listener);
+    for (option, value) in wanted {
+        assert_eq!(socket_option::get_int(listener.as_fd(), option).unwrap(), value, "{option:?}");
+    }
+}

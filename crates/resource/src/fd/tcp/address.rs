@@ -1,0 +1,271 @@
+//! Taking the address of a TCP socket again.
+//!
+//! Owns: bind(2) and listen(2) where connections that have ended still have the address; ending them or waiting for
+//! their end.
+//! Invariants: a socket that a process holds is never touched. SO_REUSEADDR has its saved value afterwards. Every
+//! wait has a limit, and the error names what was waited for.
+//! Does not: build connections; `connection` does.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use model::Inode;
+use sys::sock_diag::{SockDiag, TcpSocket, TcpSocketOfPort};
+use sys::socket::{self, SocketAddress};
+use sys::socket_option;
+use sys::tcp_repair::State as TcpState;
+use sys::{Errno, Error};
+
+use super::super::inet_address::{parse_plain, show};
+use super::super::socket_options::{AF_INET, AF_INET6, REUSE_ADDRESS};
+use super::state::State;
+use crate::error::{ResourceError, Result};
+
+const EADDRINUSE: i32 = 98;
+const EADDRNOTAVAIL: i32 = 99;
+/// Time between two attempts.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How long each kind of holder of an address is waited for.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// A socket of a process: one that is being killed closes its sockets within this time.
+    held: Duration,
+    /// A closed socket with bytes that its peer has not acknowledged. Then it is reset.
+    unsent: Duration,
+    /// TIME_WAIT and FIN_WAIT_2, where they cannot be ended: the kernel forgets them after 60 seconds.
+    ended: Duration,
+}
+
+const LIMITS: Limits = Limits {
+    held: Duration::from_millis(300),
+    unsent: Duration::from_secs(5),
+    ended: Duration::from_secs(65),
+};
+
+/// Binds a socket to its saved address.
+pub(super) fn bind(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
+    Claim { socket, state, backlog: None, bound: false, limits: LIMITS }.run()
+}
+
+/// Binds a listener to its saved address, and listens. SO_REUSEADDR is on meanwhile, as connections of the
+/// address may still exist.
+pub(super) fn bind_and_listen(socket: BorrowedFd<'_>, state: &State, backlog: u32) -> Result<()> {
+    let reuse = state.options.int(REUSE_ADDRESS).unwrap_or(0);
+    socket_option::set_int(socket, REUSE_ADDRESS, 1)?;
+    Claim { socket, state, backlog: Some(backlog), bound: false, limits: LIMITS }.run()?;
+    Ok(socket_option::set_int(socket, REUSE_ADDRESS, reuse)?)
+}
+
+/// Listens with a backlog.
+pub(super) fn listen(socket: BorrowedFd<'_>, backlog: u32) -> Result<()> {
+    let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+    Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
+}
+
+/// Ends what is left of a connection between two addresses, if no process holds it. Where that is not permitted,
+/// the caller waits.
+pub(super) fn end_remains(local: &SocketAddress, peer: &SocketAddress) {
+    let Ok(diag) = SockDiag::open() else { return };
+    if let Ok(Some(socket)) = diag.tcp_socket(local, peer)
+        && has_ended(socket)
+    {
+        let _ = diag.destroy_tcp(socket, local, peer);
+    }
+}
+
+/// The refusal of an address that a socket cannot have.
+pub(super) fn refused(state: &State, error: ResourceError) -> ResourceError {
+    match error {
+        ResourceError::Kernel(error) if error.errno.0 == EADDRINUSE => in_use(
+            state,
+            "another socket has this address",
+            "end the program that has it (`ss -tlnp`), then restore again",
+        ),
+        ResourceError::Kernel(error) if error.errno.0 == EADDRNOTAVAIL => in_use(
+            state,
+            "this machine does not have the address",
+            "give the machine the address (`ip address add`), then restore again",
+        ),
+        other => other,
+    }
+}
+
+fn in_use(state: &State, why: &str, fix: &str) -> ResourceError {
+    let path = format!("TCP {}", show(&state.local()));
+    ResourceError::File { path, why: why.to_owned(), fix: fix.to_owned() }
+}
+
+/// A socket that takes its address.
+struct Claim<'a> {
+    socket: BorrowedFd<'a>,
+    state: &'a State,
+    /// Of a listener.
+    backlog: Option<u32>,
+    bound: bool,
+    limits: Limits,
+}
+
+impl Claim<'_> {
+    fn run(mut self) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            match self.attempt() {
+                Err(ResourceError::Kernel(error)) if error.errno.0 == EADDRINUSE => {}
+                outcome => return outcome.map_err(|error| refused(self.state, error)),
+            }
+            let waited = started.elapsed();
+            let diag = SockDiag::open()?;
+            let holders = self.holders(&diag)?;
+            if holders.is_empty() || holders.iter().any(|one| !has_ended(one.socket)) {
+                if waited >= self.limits.held {
+                    return Err(refused(self.state, Error::new("bind a socket", Errno(EADDRINUSE)).into()));
+                }
+            } else if waited >= self.limits.ended {
+                return Err(in_use(
+                    self.state,
+                    "connections of it that have ended are still known to the kernel (TIME-WAIT, FIN-WAIT)",
+                    "wait a minute until `ss -tan` lists them no more, or restore as root",
+                ));
+            } else {
+                self.end(&diag, &holders, waited);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    fn attempt(&mut self) -> Result<()> {
+        if !self.bound {
+            socket::bind(self.socket, &self.state.local())?;
+            self.bound = true;
+        }
+        self.backlog.map_or(Ok(()), |backlog| listen(self.socket, backlog))
+    }
+
+    /// Other sockets whose address is in the way.
+    fn holders(&self, diag: &SockDiag) -> Result<Vec<TcpSocketOfPort>> {
+        let Some(wanted) = parse_plain(&self.state.local()) else { return Ok(Vec::new()) };
+        let own = rustix::fs::fstat(self.socket).map_err(|errno| Error::new("inspect a socket", errno))?;
+        let mut found = diag.tcp_sockets_of_port(AF_INET, wanted.port())?;
+        // A kernel without IPv6 has no such sockets.
+        found.extend(diag.tcp_sockets_of_port(AF_INET6, wanted.port()).unwrap_or_default());
+        found.retain(|one| {
+            one.socket.inode != Inode(own.st_ino)
+                && parse_plain(&one.local).is_some_and(|other| overlap(wanted, other))
+        });
+        Ok(found)
+    }
+
+    /// Ends the holders that may be ended by now. One that cannot be is waited for.
+    fn end(&self, diag: &SockDiag, holders: &[TcpSocketOfPort], waited: Duration) {
+        for one in holders {
+            let is_finished = matches!(
+                TcpState::from_number(one.socket.state),
+                Some(TcpState::TimeWait | TcpState::FinWait2)
+            );
+            if is_finished || waited >= self.limits.unsent {
+                let _ = diag.destroy_tcp(one.socket, &one.local, &one.peer);
+            }
+        }
+    }
+}
+
+/// Whether a socket is closed by its process and only has to finish its connection.
+fn has_ended(socket: TcpSocket) -> bool {
+    let state = TcpState::from_number(socket.state);
+    socket.inode == Inode(0)
+        && matches!(
+            state,
+            Some(
+                TcpState::FinWait1
+                    | TcpState::FinWait2
+                    | TcpState::Closing
+                    | TcpState::LastAck
+                    | TcpState::TimeWait
+            )
+        )
+}
+
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let (one, other) = (one.ip(), other.ip());
+    one == other || one.is_unspecified() || other.is_unspecified()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::{AsFd, OwnedFd};
+
+    use super::super::super::socket_options::Family;
+    use super::super::super::test_support::alone;
+    use super::*;
+
+    /// A listener without SO_REUSEADDR that has closed a connection first, and the client's end of it.
+    fn listener_with_ended_connection() -> (TcpListener, TcpStream) {
+        let listener = socket::create(AF_INET, 1, 0).unwrap();
+        let any = super::super::super::inet_address::encode("127.0.0.1:0".parse().unwrap());
+        socket::bind(listener.as_fd(), &any).unwrap();
+        listen(listener.as_fd(), 1).unwrap();
+        let listener = TcpListener::from(listener);
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        drop(listener.accept().unwrap());
+        (listener, client)
+    }
+
+    fn state_of(listener: &TcpListener) -> State {
+        let local = socket::local(listener.as_fd()).unwrap().0;
+        State { family: Family::of(listener).unwrap(), local, ..State::default() }
+    }
+
+    fn claim(state: &State, limits: Limits) -> (OwnedFd, Result<()>) {
+        let socket = state.family.create().unwrap();
+        let claim = Claim { socket: socket.as_fd(), state, backlog: Some(1), bound: false, limits };
+        let outcome = claim.run();
+        (socket, outcome)
+    }
+
+    #[test]
+    fn an_address_is_taken_from_connections_that_have_ended() {
+        let _alone = alone();
+        for finished in [true, false] {
+            let (listener, client) = listener_with_ended_connection();
+            let state = state_of(&listener);
+            drop(listener);
+            // FIN_WAIT_2 while the client is open, TIME_WAIT afterwards.
+            let _open = (!finished).then_some(client);
+            let (_socket, outcome) = claim(&state, Limits { ended: Duration::from_millis(500), ..LIMITS });
+            match outcome {
+                Ok(()) => {}
+                // Without SOCK_DESTROY or CAP_NET_ADMIN it is waited for, and named.
+                Err(error) => {
+                    assert!(
+                        !super::super::may_repair() && error.to_string().contains("TIME-WAIT"),
+                        "{error}"
+                    );
+                    println!("unsupported: SOCK_DESTROY");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_address_of_a_process_is_waited_for_and_never_taken() {
+        let _alone = alone();
+        let (listener, _client) = listener_with_ended_connection();
+        let state = state_of(&listener);
+        let limits = Limits { held: Duration::from_millis(30), ..LIMITS };
+        let error = claim(&state, limits).1.unwrap_err().to_string();
+        assert!(error.contains("another socket") && error.contains(&show(&state.local())), "{error}");
+        TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let closer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(listener);
+        });
+        let outcome = claim(&state, Limits { held: Duration::from_secs(5), ..LIMITS }).1;
+        closer.join().unwrap();
+        if outcome.is_err() {
+            println!("unsupported: SOCK_DESTROY");
+        }
+    }
+}
