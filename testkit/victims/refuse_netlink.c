@@ -1,4 +1,4 @@
-/* Holds a bound netlink socket with an answer queued that was not read. */
+/* Holds a netlink socket that has asked for a dump and has not read it to its end. */
 #include "victim.h"
 #include "victim_stream.h"
 

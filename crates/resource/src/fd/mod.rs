@@ -30,6 +30,7 @@ pub(crate) mod inherited_socket;
 pub mod inotify;
 pub mod locks;
 pub mod memfd;
+pub mod netlink;
 pub(crate) mod peek_queue;
 pub mod pidfd;
 pub mod pipe;
@@ -82,6 +83,7 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &epoll::Epoll,
     &tcp::Tcp,
     &udp::Udp,
+    &netlink::Netlink,
     &unix::Unix,
 ];
 

@@ -1,0 +1,401 @@
+//! Netlink sockets of the protocols whose sockets keep no other state in the kernel.
+//!
+//! Owns: port, peer, group memberships, options; reporting messages that waited as lost.
+//! Invariants: messages that waited at the checkpoint come back as one ENOBUFS, as after an overrun: a program has to
+//! ask the kernel again then (netlink(7)). A few acknowledgements of NLMSG_NOOP with sequence number zero follow it.
+//! Does not: bring back a dump that is not read to its end, queues and logs of the packet filter that are bound to the
+//! port, protocols with state elsewhere (audit, connector), sockets connected to another program: these are refused.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+
+use model::Inode;
+use prost::Message;
+use rustix::event::PollFlags;
+use rustix::fs::FileType;
+use sys::socket::{self, SocketAddress};
+use sys::socket_option::{self, SocketOption};
+use sys::{Errno, Error};
+use tracee::procfs;
+
+use super::inherited_socket::InheritedSocket;
+use super::socket_events::events;
+use super::socket_options::{self, AF_NETLINK, Family, Fresh, Options, RECEIVE_BUFFER, SOL_NETLINK};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+
+const NAME: &str = "fd/netlink";
+const WHAT: &str = "netlink socket";
+const EADDRINUSE: i32 = 98;
+const GENERIC: i32 = 16;
+const NETFILTER: i32 = 12;
+/// Protocols whose kernel side answers requests and knows nothing else of a socket: NETLINK_ROUTE,
+/// NETLINK_SOCK_DIAG, NETLINK_XFRM, NETLINK_NETFILTER, NETLINK_KOBJECT_UEVENT, NETLINK_GENERIC.
+const PROTOCOLS: &[i32] = &[0, 4, 6, NETFILTER, 15, GENERIC];
+const ADD_MEMBERSHIP: SocketOption =
+    SocketOption { level: SOL_NETLINK, number: 1, name: "NETLINK_ADD_MEMBERSHIP" };
+const LIST_MEMBERSHIPS: SocketOption =
+    SocketOption { level: SOL_NETLINK, number: 9, name: "NETLINK_LIST_MEMBERSHIPS" };
+const NO_ENOBUFS: SocketOption = SocketOption { level: SOL_NETLINK, number: 5, name: "NETLINK_NO_ENOBUFS" };
+/// Room for the membership bits of 8,192 groups; the kernel has some hundred.
+const MEMBERSHIP_BYTES_MAX: usize = 1024;
+/// Acknowledgements that fill the smallest receive buffer; four do on Linux 6.18.
+const ACKNOWLEDGEMENTS_MAX: usize = 64;
+const ADDRESS_BYTES: usize = 12;
+const DUMPING: (&str, &str) = (
+    "it has asked for a dump that is not read to its end",
+    "try again in a moment, or let the program read it",
+);
+
+/// Netlink sockets.
+#[derive(Debug)]
+pub struct Netlink;
+
+#[derive(Clone, PartialEq, Message)]
+struct State {
+    #[prost(message, required, tag = "1")]
+    family: Family,
+    #[prost(message, required, tag = "2")]
+    options: Options,
+    /// Zero for a socket without a port.
+    #[prost(uint32, tag = "3")]
+    port: u32,
+    /// One bit for each group, the first group in the lowest bit of the first byte.
+    #[prost(bytes = "vec", tag = "4")]
+    groups: Vec<u8>,
+    /// Messages or an error waited.
+    #[prost(bool, tag = "5")]
+    lost: bool,
+    #[prost(message, optional, tag = "6")]
+    inherited: Option<InheritedSocket>,
+    /// The boot in which the numbers of NETLINK_GENERIC families are valid; empty for other protocols.
+    #[prost(string, tag = "7")]
+    boot: String,
+}
+
+#[derive(Debug)]
+struct Capture {
+    fresh: Rc<Fresh>,
+    state: State,
+}
+
+impl FdKind for Netlink {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "netlink: protocol, port, groups, options; waiting messages are reported as lost (ENOBUFS)"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
+            && Family::of(description).is_ok_and(|family| family.domain == AF_NETLINK)
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        if scope.is_inherited(&description.stat) {
+            return Vec::new();
+        }
+        let mut found = socket_options::obstacles(description, WHAT);
+        match refusal(description) {
+            Ok(None) => {}
+            Ok(Some((why, fix))) => found.push(description.obstacle(WHAT, why, fix)),
+            Err(error) => found.push(description.obstacle(WHAT, &error.to_string(), "try again in a moment")),
+        }
+        found
+    }
+
+    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        let family = Family::of(description)?;
+        let inherited = InheritedSocket::of(description, scope);
+        let boot = if family.protocol == GENERIC { boot()? } else { String::new() };
+        let state = State { family, inherited, boot, ..State::default() };
+        Ok(Box::new(Capture { fresh: scope.sockets.fresh(family)?, state }))
+    }
+
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        for record in records {
+            let state: State = crate::decode(NAME, &record.payload)?;
+            let socket = match state.inherited {
+                Some(inherited) => inherited.take(context)?,
+                None => build(&state)?,
+            };
+            context.created.insert(record.id, socket);
+        }
+        Ok(())
+    }
+}
+
+impl FdCapture for Capture {
+    fn inside(&mut self, description: &Description) -> Result<()> {
+        if self.state.inherited.is_some() {
+            return Ok(());
+        }
+        if let Some((why, fix)) = refusal(description)? {
+            return Err(ResourceError::Unsupported {
+                pid: description.pid,
+                what: description.named(WHAT),
+                why: why.to_owned(),
+                fix: fix.to_owned(),
+            });
+        }
+        let socket = description.as_fd();
+        self.state.options = Options::read(socket, &self.fresh)?;
+        self.state.port = port(&socket::local(socket)?);
+        self.state.groups = memberships(socket)?;
+        self.state.lost = events(socket)?.intersects(PollFlags::IN | PollFlags::ERR);
+        Ok(())
+    }
+
+    fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
+        Ok(self.state.encode_to_vec())
+    }
+}
+
+/// Why a socket cannot be saved, and what to do; `None` when it can.
+fn refusal(description: &Description) -> Result<Option<(&'static str, &'static str)>> {
+    let socket = description.as_fd();
+    let family = Family::of(socket)?;
+    if !PROTOCOLS.contains(&family.protocol) {
+        return Ok(Some((
+            "its protocol keeps state of the socket in the kernel that cannot be read back",
+            "let the program close it first",
+        )));
+    }
+    if port(&socket::peer(socket)?.unwrap_or_default()) != 0 {
+        return Ok(Some((
+            "it is connected to the port of another program",
+            "let the program close it first",
+        )));
+    }
+    if is_dumping(description.inode())? {
+        return Ok(Some(DUMPING));
+    }
+    let own = port(&socket::local(socket)?);
+    if family.protocol == NETFILTER && own != 0 && has_packet_queue(own) {
+        return Ok(Some((
+            "a queue or log of the packet filter is bound to it",
+            "let the program close it first (NFQUEUE, NFLOG)",
+        )));
+    }
+    Ok(None)
+}
+
+/// The port in a `struct sockaddr_nl`.
+fn port(address: &SocketAddress) -> u32 {
+    address.0.get(4..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+fn memberships(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
+    let mut bits = vec![0; MEMBERSHIP_BYTES_MAX];
+    let length = socket_option::get(socket, LIST_MEMBERSHIPS, &mut bits)?;
+    bits.truncate(length);
+    Ok(bits)
+}
+
+/// Whether the kernel has more of a dump for a socket: `Dump` of /proc/net/netlink.
+fn is_dumping(inode: Inode) -> Result<bool> {
+    const DUMP: usize = 6;
+    const INODE: usize = 9;
+    let text = procfs::read_text("/proc/net/netlink")?;
+    let inode = inode.to_string();
+    Ok(text.lines().any(|line| {
+        let words: Vec<_> = line.split_ascii_whitespace().collect();
+        words.get(INODE) == Some(&inode.as_str()) && words[DUMP] != "0"
+    }))
+}
+
+/// Whether NFQUEUE or NFLOG sends packets to a port. Without these modules the files are missing.
+fn has_packet_queue(port: u32) -> bool {
+    const PORT: usize = 1;
+    let files = ["/proc/net/netfilter/nfnetlink_queue", "/proc/net/netfilter/nfnetlink_log"];
+    let port = port.to_string();
+    files.iter().any(|path| {
+        let text = procfs::read_text(path).unwrap_or_default();
+        text.lines().any(|line| line.split_ascii_whitespace().nth(PORT) == Some(port.as_str()))
+    })
+}
+
+/// Which boot this is.
+fn boot() -> Result<String> {
+    Ok(procfs::read_text("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+fn build(state: &State) -> Result<OwnedFd> {
+    if !state.boot.is_empty() && state.boot != boot()? {
+        return Err(refused(
+            state,
+            "the machine was started anew since the checkpoint, and numbers of NETLINK_GENERIC families change then",
+            "start the program from its beginning",
+        ));
+    }
+    let owned = state.family.create()?;
+    let socket = owned.as_fd();
+    if state.port != 0 {
+        bind(socket, state)?;
+    }
+    if state.lost && state.options.int(NO_ENOBUFS).unwrap_or(0) == 0 {
+        overrun(socket)?;
+    }
+    state.options.apply_early(socket, state.family)?;
+    state.options.restore_buffers(socket, state.family)?;
+    for (index, byte) in state.groups.iter().enumerate() {
+        for bit in (0..8).filter(|bit| byte & 1 << bit != 0) {
+            socket_option::set_int(socket, ADD_MEMBERSHIP, (index * 8 + bit + 1) as i32)?;
+        }
+    }
+    state.options.apply_late(socket, state.family)?;
+    Ok(owned)
+}
+
+fn bind(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
+    let mut address = (AF_NETLINK as u16).to_ne_bytes().to_vec();
+    address.extend([0; 2]);
+    address.extend(state.port.to_ne_bytes());
+    address.resize(ADDRESS_BYTES, 0);
+    socket::bind(socket, &SocketAddress(address)).map_err(|error| match error.errno.0 {
+        EADDRINUSE => refused(
+            state,
+            "another socket has this port",
+            "end the program that has it (`ss -f netlink -p`), then restore again",
+        ),
+        _ => error.into(),
+    })
+}
+
+fn refused(state: &State, why: &str, fix: &str) -> ResourceError {
+    let path = format!("netlink protocol {} port {}", state.family.protocol, state.port);
+    ResourceError::File { path, why: why.to_owned(), fix: fix.to_owned() }
+}
+
+/// Makes a socket report ENOBUFS: the kernel has to answer until the receive buffer is full. No message can be put
+/// there in the kernel's name, and none can be taken out without taking the error too.
+fn overrun(socket: BorrowedFd<'_>) -> Result<()> {
+    const NOOP: u16 = 1;
+    const REQUEST_AND_ACKNOWLEDGE: u16 = 5;
+    let mut request = 16_u32.to_ne_bytes().to_vec();
+    request.extend(NOOP.to_ne_bytes());
+    request.extend(REQUEST_AND_ACKNOWLEDGE.to_ne_bytes());
+    request.extend([0; 8]);
+    socket_option::set_int(socket, RECEIVE_BUFFER, 1)?;
+    for _ in 0..ACKNOWLEDGEMENTS_MAX {
+        socket::send(socket, &socket::Message { bytes: &request, ..socket::Message::default() })?;
+        if events(socket)?.contains(PollFlags::ERR) {
+            return Ok(());
+        }
+    }
+    Err(Error::new("report lost messages of a netlink socket", Errno::EINVAL).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use model::DescriptionId;
+
+    use super::super::test_support::{capture, create, describe_all, round_trip};
+    use super::*;
+
+    const ROUTE: Family = Family { domain: AF_NETLINK, kind: 3, protocol: 0 };
+    const EXTENDED_ACK: SocketOption =
+        SocketOption { level: SOL_NETLINK, number: 11, name: "NETLINK_EXT_ACK" };
+
+    fn bound(family: Family, groups: &[i32]) -> OwnedFd {
+        let socket = family.create().unwrap();
+        bind(socket.as_fd(), &State::default()).unwrap();
+        for group in groups {
+            socket_option::set_int(socket.as_fd(), ADD_MEMBERSHIP, *group).unwrap();
+        }
+        socket
+    }
+
+    /// Asks for links: one by its number, or all.
+    fn ask(socket: &OwnedFd, all: bool) {
+        const GET_LINK: u16 = 18;
+        let flags: u16 = if all { 0x301 } else { 1 };
+        let mut request = 32_u32.to_ne_bytes().to_vec();
+        request.extend(GET_LINK.to_ne_bytes());
+        request.extend(flags.to_ne_bytes());
+        request.extend([7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        request.extend(1_u32.to_ne_bytes());
+        request.extend([0; 8]);
+        socket::send(socket.as_fd(), &socket::Message { bytes: &request, ..Default::default() }).unwrap();
+    }
+
+    fn restore(socket: OwnedFd) -> OwnedFd {
+        let records = capture(&Netlink, &describe_all(&[socket.as_fd()]), false).unwrap();
+        drop(socket);
+        create(&Netlink, &records, HashMap::new(), false).unwrap().remove(&DescriptionId(0)).unwrap()
+    }
+
+    #[test]
+    fn port_groups_and_options_come_back() {
+        let socket = bound(ROUTE, &[1, 5, 33]);
+        socket_option::set_int(socket.as_fd(), EXTENDED_ACK, 1).unwrap();
+        socket_option::set_int(socket.as_fd(), RECEIVE_BUFFER, 40_000).unwrap();
+        let before = (socket::local(socket.as_fd()).unwrap(), memberships(socket.as_fd()).unwrap());
+        let copy = restore(socket);
+        assert_eq!((socket::local(copy.as_fd()).unwrap(), memberships(copy.as_fd()).unwrap()), before);
+        assert_eq!(socket_option::get_int(copy.as_fd(), EXTENDED_ACK).unwrap(), 1);
+        assert_eq!(socket_option::get_int(copy.as_fd(), RECEIVE_BUFFER).unwrap(), 80_000);
+        assert!(events(&copy).unwrap().is_empty());
+        ask(&copy, false);
+        assert!(events(&copy).unwrap().contains(PollFlags::IN));
+        let fresh = round_trip(&Netlink, ROUTE.create().unwrap());
+        assert_eq!(port(&socket::local(fresh.as_fd()).unwrap()), 0);
+    }
+
+    #[test]
+    fn messages_that_waited_are_reported_as_lost_once() {
+        const ENOBUFS: i32 = 105;
+        for protocol in [0, 4, 15, GENERIC] {
+            let family = Family { protocol, ..ROUTE };
+            let socket = bound(family, &[]);
+            if overrun(socket.as_fd()).is_err() {
+                println!("unsupported: netlink protocol {protocol}");
+                continue;
+            }
+            let copy = restore(socket);
+            let mut buffer = [0; 64];
+            let error = socket::peek(copy.as_fd(), &mut buffer).unwrap_err();
+            assert_eq!(error.errno.0, ENOBUFS);
+            socket::forget_messages(copy.as_fd()).unwrap();
+            assert!(events(&copy).unwrap().is_empty());
+            assert_eq!(
+                socket_option::get_int(copy.as_fd(), RECEIVE_BUFFER).unwrap(),
+                socket_option::get_int(family.create().unwrap().as_fd(), RECEIVE_BUFFER).unwrap().min(2304),
+            );
+        }
+        let socket = bound(ROUTE, &[]);
+        ask(&socket, false);
+        let copy = restore(socket);
+        assert!(events(&copy).unwrap().contains(PollFlags::ERR));
+        assert!(socket_option::get_int(copy.as_fd(), RECEIVE_BUFFER).unwrap() > 2304);
+    }
+
+    #[test]
+    fn what_cannot_come_back_is_refused() {
+        let socket = bound(ROUTE, &[]);
+        ask(&socket, true);
+        let error = capture(&Netlink, &describe_all(&[socket.as_fd()]), false).unwrap_err().to_string();
+        assert!(error.contains("dump"), "{error}");
+        const USERSOCK: i32 = 2;
+        let Ok(socket) = (Family { protocol: USERSOCK, ..ROUTE }).create() else {
+            return println!("unsupported: NETLINK_USERSOCK");
+        };
+        let error = capture(&Netlink, &describe_all(&[socket.as_fd()]), false).unwrap_err().to_string();
+        assert!(error.contains("protocol"), "{error}");
+    }
+
+    #[test]
+    fn a_taken_port_and_another_boot_are_named() {
+        let socket = bound(ROUTE, &[]);
+        let records = capture(&Netlink, &describe_all(&[socket.as_fd()]), false).unwrap();
+        let error = create(&Netlink, &records, HashMap::new(), false).unwrap_err().to_string();
+        assert!(error.contains("another socket has this port"), "{error}");
+        let state = State { family: ROUTE, boot: "an earlier one".to_owned(), ..State::default() };
+        assert!(build(&state).unwrap_err().to_string().contains("NETLINK_GENERIC"));
+    }
+}
