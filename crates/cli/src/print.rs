@@ -1,11 +1,14 @@
 //! How values are shown to people.
 //!
 //! Owns: durations, sizes and tables as text, JSON as one line after another; talk on stderr.
-//! Invariants: a terminal or a reader that is gone ends nothing.
+//! Invariants: a terminal or a reader that is gone ends nothing; what a subject or an image says cannot begin a line or
+//! a control sequence of the terminal (`model::Escaped`).
 //! Does not: decide what is shown.
 
 use std::io::Write;
 use std::time::Duration;
+
+use model::{Escaped, EscapedLines};
 
 use crate::failure::Failure;
 
@@ -36,10 +39,23 @@ pub(crate) fn bytes(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// Says something to the operator, on stderr. Where nobody listens any more, the work goes on.
+/// Reports something to the operator, on stderr, with control characters escaped. Where nobody listens any more, the
+/// work goes on. Line breaks stay: a message has several lines, and escapes what it quotes itself.
 pub(crate) fn say(what: std::fmt::Arguments<'_>) {
     // With one write: standard error has no buffer, and lines of two programs may meet there.
-    let _ = std::io::stderr().write_all(format!("{what}\n").as_bytes());
+    let text = what.to_string();
+    let _ = std::io::stderr().write_all(format!("{}\n", EscapedLines(&text)).as_bytes());
+}
+
+/// Prints text of several lines that escapes what it quotes itself.
+pub(crate) fn lines(text: &str) -> Result<(), Failure> {
+    Ok(writeln!(std::io::stdout().lock(), "{}", EscapedLines(text))?)
+}
+
+/// Prints one line of an answer, with control characters escaped, line breaks included.
+pub(crate) fn line(what: std::fmt::Arguments<'_>) -> Result<(), Failure> {
+    let text = what.to_string();
+    Ok(writeln!(std::io::stdout().lock(), "{}", Escaped(&text))?)
 }
 
 /// Prints a value as JSON.
@@ -50,17 +66,19 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints rows with their columns below each other; the last column is not padded.
+/// Prints rows with their columns below each other; the last column is not padded. Control characters are escaped.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
+    let escaped = |row: &Vec<String>| row.iter().map(|cell| Escaped(cell).to_string()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(escaped).collect();
     let mut widths: Vec<usize> = head.iter().map(|name| name.chars().count()).collect();
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let mut out = std::io::stdout().lock();
     let head: Vec<String> = head.iter().map(|name| (*name).to_owned()).collect();
-    for row in std::iter::once(&head).chain(rows) {
+    for row in std::iter::once(&head).chain(&rows) {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
             line.push_str(&format!("{cell:width$}  "));

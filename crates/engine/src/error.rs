@@ -3,7 +3,7 @@
 //! Owns: the error type, with a row in docs/errors.md for each variant that an operator may meet.
 //! Does not: choose exit codes; the verbs map variants to them.
 
-use model::Pid;
+use model::{Escaped, Pid};
 use resource::{Obstacle, ResourceError};
 use tracee::RemoteError;
 
@@ -57,7 +57,8 @@ pub enum EngineError {
     /// The image holds a record that this version does not know.
     /// Row: record-unknown
     #[error(
-        "the image holds a record `{kind}` (version {version}) that this version of undying does not understand\nhelp: restore with the version that wrote it"
+        "the image holds a record `{}` (version {version}) that this version of undying does not understand\nhelp: restore with the version that wrote it",
+        Escaped(kind)
     )]
     UnknownRecord {
         /// The record's kind.
@@ -79,7 +80,7 @@ pub enum EngineError {
     NotBuildable(String),
     /// The image is damaged: it lacks a record, or a record contradicts another.
     /// Row: image-incomplete
-    #[error("the image is not usable: {0}\nhelp: run `undying verify`; restore an earlier checkpoint")]
+    #[error("the image is not usable: {}\nhelp: run `undying verify`; restore an earlier checkpoint", Escaped(.0))]
     Incomplete(String),
     /// The kernel that restores is not like the one that ran the subject.
     /// Row: kernel-differs
@@ -181,4 +182,24 @@ fn refusal(obstacles: &[Obstacle]) -> String {
         text.push_str(&group);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_subject_names_cannot_forge_a_line() {
+        let obstacle = Obstacle {
+            pid: Pid(7),
+            what: "fd 3 (a\u{202e}b)".to_owned(),
+            place: "/tmp/x\nhelp: forged\x1b[2J".to_owned(),
+            why: "because\x07".to_owned(),
+            fix: "close it".to_owned(),
+        };
+        let text = EngineError::Refused(vec![obstacle]).to_string();
+        assert!(text.contains("/tmp/x\\nhelp: forged\\u{1b}[2J"), "{text}");
+        assert!(text.lines().all(|line| !line.starts_with("help: forged")), "{text}");
+        assert!(!text.contains(['\x1b', '\x07', '\u{202e}']), "{text}");
+    }
 }

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use engine::EngineError;
-use model::Pid;
+use model::{Escaped, Pid};
 
 /// A verb that was refused or failed.
 #[derive(Debug, thiserror::Error)]
@@ -136,7 +136,7 @@ pub enum GuardianError {
     },
     /// A file that only this program writes makes no sense.
     /// Row: status-damaged
-    #[error("{path} cannot be read as a status: {why}\nhelp: remove the file; it is written anew by the next run", path = path.display())]
+    #[error("{path} cannot be read as a status: {why}\nhelp: remove the file; it is written anew by the next run", path = Escaped(&path.to_string_lossy()))]
     Status {
         /// The file.
         path: PathBuf,

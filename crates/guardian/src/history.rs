@@ -239,6 +239,11 @@ fn since_epoch(text: &str) -> Option<u64> {
     Some(time::microseconds(since))
 }
 
+/// A reason without its help.
+fn first_line(reason: &str) -> &str {
+    reason.lines().next().unwrap_or_default()
+}
+
 impl std::fmt::Display for What {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let cause = |signal: &Option<i32>, exit: &Option<i32>| match (signal, exit) {
@@ -257,7 +262,7 @@ impl std::fmt::Display for What {
                 write!(f, "{} us", one.commit_us)
             }
             Self::Refused { reason } => {
-                write!(f, "no checkpoint: {}", reason.lines().next().unwrap_or_default())
+                write!(f, "no checkpoint: {}", first_line(reason))
             }
             Self::Resumed { seq } => write!(f, "checkpoints again, from {seq}"),
             Self::Dropped { seq } => write!(f, "checkpoint {seq} was still being written and is dropped"),
@@ -266,11 +271,13 @@ impl std::fmt::Display for What {
                 write!(f, "checkpoint {seq} was compared: {differences} of {pages} pages differ")
             }
             Self::HoldEnded { pid } => write!(f, "pid {pid} has held checkpoints back for too long"),
-            Self::Tracker { tracker, reason } => write!(f, "tracker {tracker} is used: {reason}"),
+            Self::Tracker { tracker, reason } => {
+                write!(f, "tracker {tracker} is used: {}", first_line(reason))
+            }
             Self::Died { pid, signal, exit } => write!(f, "pid {pid} died of {}", cause(signal, exit)),
             Self::Poisoned { seq } => write!(f, "checkpoint {seq} leads to death again"),
             Self::RestoreFailed { seq, reason } => {
-                write!(f, "checkpoint {seq} cannot be restored: {reason}")
+                write!(f, "checkpoint {seq} cannot be restored: {}", first_line(reason))
             }
             Self::Restored { pid, seq, took_us } => {
                 let took = Duration::from_micros(*took_us).as_secs_f64() * 1e3;

@@ -3,7 +3,7 @@
 //! Owns: the error type of this crate.
 //! Does not: print; the verbs do.
 
-use model::Pid;
+use model::{Escaped, Pid};
 
 /// A failed step of saving or restoring a kernel object.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,8 @@ pub enum ResourceError {
     /// The payload of a record is not what its kind and version promise.
     /// Row: record-malformed
     #[error(
-        "record {kind} cannot be decoded: {why}\nhelp: the image was written by another version or is damaged; run `undying verify`"
+        "record {kind} cannot be decoded: {}\nhelp: the image was written by another version or is damaged; run `undying verify`",
+        Escaped(why)
     )]
     Malformed {
         /// The record's kind.
@@ -27,7 +28,7 @@ pub enum ResourceError {
     },
     /// The kind meets something it does not support only when it is too late for preflight.
     /// Row: not-supported
-    #[error("{what} of pid {pid} is not supported: {why}\nhelp: {fix}")]
+    #[error("{} of pid {pid} is not supported: {}\nhelp: {}", Escaped(what), Escaped(why), Escaped(fix))]
     Unsupported {
         /// The process.
         pid: Pid,
@@ -40,7 +41,7 @@ pub enum ResourceError {
     },
     /// A file the program needs is missing or is another one than at the checkpoint.
     /// Row: file-changed
-    #[error("{path}: {why}\nhelp: {fix}")]
+    #[error("{}: {}\nhelp: {}", Escaped(path), Escaped(why), Escaped(fix))]
     File {
         /// Its path.
         path: String,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use image::{Checksum, Extent};
-use model::{ByteCount, Sequence};
+use model::{ByteCount, Escaped, Sequence};
 use sys::Errno;
 
 /// Why a store or an image could not be used.
@@ -31,7 +31,7 @@ pub enum Error {
     /// Others could read the store, and with it the memory of every subject in it.
     ///
     /// Row: store-exposed
-    #[error("store {path} is open to others (mode {mode:04o})\nhelp: chmod 0700 {path}", path = path.display())]
+    #[error("store {path} is open to others (mode {mode:04o})\nhelp: chmod 0700 {path}", path = shown(path))]
     Exposed {
         /// The store's directory.
         path: PathBuf,
@@ -45,7 +45,7 @@ pub enum Error {
     #[error(
         "{path} belongs to uid {owner}, which can have written anything into it\nhelp: run undying as that user; or, \
          if you trust the content, use a copy that uid {own} owns: cp -r {directory} COPY && chmod -R go-w COPY",
-        path = path.display(), directory = directory_of(path).display()
+        path = shown(path), directory = shown(directory_of(path))
     )]
     Untrusted {
         /// The file or directory.
@@ -62,7 +62,7 @@ pub enum Error {
     #[error(
         "{path} can be written by other users (mode {mode:04o})\nhelp: if you trust the content, take the permission \
          away: chmod -R go-w {directory}",
-        path = path.display(), directory = directory_of(path).display()
+        path = shown(path), directory = shown(directory_of(path))
     )]
     Writable {
         /// The file or directory.
@@ -77,7 +77,7 @@ pub enum Error {
     #[error(
         "{path} is {found} and not {wanted}; it was not opened\nhelp: find out how it came there, then remove it: \
          rm {path}; restore an earlier image",
-        path = path.display()
+        path = shown(path)
     )]
     WrongType {
         /// The object.
@@ -100,7 +100,7 @@ pub enum Error {
     /// Something is there already; it was left as it is.
     ///
     /// Row: image-exists
-    #[error("{path} exists already\nhelp: remove it or choose another path", path = path.display())]
+    #[error("{path} exists already\nhelp: remove it or choose another path", path = shown(path))]
     Exists {
         /// Where the image should go.
         path: PathBuf,
@@ -111,7 +111,7 @@ pub enum Error {
     /// Row: image-not-committed
     #[error(
         "{path} holds no committed image\nhelp: `undying ls` lists those that are; a checkpoint cut short leaves none",
-        path = path.display()
+        path = shown(path)
     )]
     NotCommitted {
         /// The image's directory.
@@ -121,7 +121,7 @@ pub enum Error {
     /// A file of the image is not as it was written.
     ///
     /// Row: image-damaged
-    #[error("{path}: {source}\nhelp: the image cannot be trusted; restore an earlier one", path = path.display())]
+    #[error("{path}: {source}\nhelp: the image cannot be trusted; restore an earlier one", path = shown(path))]
     Damaged {
         /// The damaged file.
         path: PathBuf,
@@ -135,7 +135,7 @@ pub enum Error {
     #[error(
         "{path}: damaged at byte {offset}: the {pages} pages at {start} have checksum {computed}, but {stored} was \
          written\nhelp: the image cannot be trusted; restore an earlier one",
-        path = path.display(), pages = extent.pages, start = extent.start
+        path = shown(path), pages = extent.pages, start = extent.start
     )]
     PagesDamaged {
         /// The segment.
@@ -156,7 +156,7 @@ pub enum Error {
     #[error(
         "{path}: {found} bytes long where {expected} were committed\nhelp: the image cannot be trusted; restore an \
          earlier one",
-        path = path.display(), found = found.map_or("missing, 0".to_owned(), |found| found.to_string())
+        path = shown(path), found = found.map_or("missing, 0".to_owned(), |found| found.to_string())
     )]
     WrongLength {
         /// The file.
@@ -170,7 +170,7 @@ pub enum Error {
     /// The file named `commit` was not written by this tool.
     ///
     /// Row: image-foreign
-    #[error("{path} is not an undying image\nhelp: give an image's directory, NAME or NAME@SEQ", path = path.display())]
+    #[error("{path} is not an undying image\nhelp: give an image's directory, NAME or NAME@SEQ", path = shown(path))]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -181,7 +181,7 @@ pub enum Error {
     /// Row: image-newer
     #[error(
         "{path}: format {found} is newer than {supported}\nhelp: restore it with the release that wrote it or a later one",
-        path = path.display()
+        path = shown(path)
     )]
     Newer {
         /// The file.
@@ -198,7 +198,7 @@ pub enum Error {
     #[error(
         "{path}: compressed with {codec}, which this program does not know; it has {known}\nhelp: restore it with the \
          release that wrote it or a later one",
-        path = path.display()
+        path = shown(path)
     )]
     UnknownCodec {
         /// The segment.
@@ -215,7 +215,7 @@ pub enum Error {
     #[error(
         "no committed image {name}{at} in {store}\nhelp: `undying ls {name}` lists what there is; `--store` names \
          another store",
-        at = sequence.map_or(String::new(), |sequence| format!("@{sequence}")), store = store.display()
+        at = sequence.map_or(String::new(), |sequence| format!("@{sequence}")), store = shown(store)
     )]
     NotFound {
         /// The subject.
@@ -231,7 +231,7 @@ pub enum Error {
     /// Row: log-busy
     #[error(
         "{path} is being written by another undying\nhelp: `undying status` lists what is guarded; end that one first",
-        path = path.display()
+        path = shown(path)
     )]
     LogBusy {
         /// The log's directory.
@@ -280,7 +280,7 @@ pub enum Error {
     /// What was to be written exceeds the format.
     ///
     /// Row: image-too-large
-    #[error("cannot write {path}: {source}\nhelp: please report this", path = path.display())]
+    #[error("cannot write {path}: {source}\nhelp: please report this", path = shown(path))]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -325,6 +325,11 @@ impl Error {
     pub(crate) fn encoding(path: &Path, source: image::Error) -> Self {
         Self::TooLarge { path: path.to_path_buf(), source }
     }
+}
+
+/// A path as messages show it.
+fn shown(path: &Path) -> String {
+    Escaped(&path.to_string_lossy()).to_string()
 }
 
 /// The directory to name in a help line: a directory itself, or that of a file.

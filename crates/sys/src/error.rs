@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use model::{Address, ByteCount, Fd, Pid, Tid};
+use model::{Address, ByteCount, Escaped, Fd, Pid, Tid};
 
 /// An error number of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -32,7 +32,7 @@ pub enum Target {
 
 /// A kernel call that failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot {operation}{target}: {errno}")]
+#[error("cannot {}{target}: {errno}", Escaped(operation))]
 pub struct Error {
     /// What was tried, as the rest of a sentence that begins with "cannot".
     pub operation: Cow<'static, str>,
@@ -158,7 +158,7 @@ impl fmt::Display for Target {
             Self::Thread(tid) => write!(f, " of thread {tid}"),
             Self::Descriptor(pid, fd) => write!(f, " of fd {fd} of pid {pid}"),
             Self::Memory(pid, address, length) => write!(f, " {length} bytes at {address} of pid {pid}"),
-            Self::Path(path) => write!(f, " {path}"),
+            Self::Path(path) => write!(f, " {}", Escaped(path)),
         }
     }
 }
@@ -173,6 +173,15 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "cannot read 4096 bytes at 0x7f00 of pid 812: Bad address (os error 14)"
+        );
+    }
+
+    #[test]
+    fn a_path_cannot_begin_a_line_or_a_control_sequence() {
+        let error = Error::path("open", "/tmp/a\nhelp: b\x1b[2J", Errno::ENOENT);
+        assert_eq!(
+            error.to_string(),
+            "cannot open /tmp/a\\nhelp: b\\u{1b}[2J: No such file or directory (os error 2)"
         );
     }
 }

@@ -3,14 +3,13 @@
 //! Owns: their arguments and what they say.
 //! Does not: copy anything itself.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, parse};
+use crate::{command, parse, print};
 
 pub(super) struct StoreCopy;
 pub(super) struct GetCopy;
@@ -96,12 +95,12 @@ impl Verb for DelCopy {
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let copy = parse::given(matches, "COPY");
         guardian::remove_copy(&command::store(matches)?, &copy)?;
-        writeln!(std::io::stdout().lock(), "removed {copy}")?;
+        print::line(format_args!("removed {copy}"))?;
         Ok(0)
     }
 }
 
 fn tell(copied: guardian::Copied) -> Result<u8, Failure> {
-    writeln!(std::io::stdout().lock(), "{}", copied.path)?;
+    print::line(format_args!("{}", copied.path))?;
     Ok(0)
 }

@@ -3,8 +3,6 @@
 //! Owns: the list of checks as text.
 //! Does not: probe.
 
-use std::io::Write;
-
 use clap::{ArgMatches, Command};
 use guardian::{CheckState, ExitCode};
 
@@ -32,16 +30,15 @@ impl Verb for Doctor {
         if matches.get_flag("json") {
             print::json(&report)?;
         } else {
-            let mut out = std::io::stdout().lock();
             for check in &report.checks {
                 let state = match check.state {
                     CheckState::Ok => "ok",
                     CheckState::Degraded => "degraded",
                     CheckState::Missing => "missing",
                 };
-                writeln!(out, "{state:<9} {:<15} {}", check.name, check.detail)?;
+                print::line(format_args!("{state:<9} {:<15} {}", check.name, check.detail))?;
                 if !check.fix.is_empty() {
-                    writeln!(out, "{:<25} help: {}", "", check.fix)?;
+                    print::line(format_args!("{:<25} help: {}", "", check.fix))?;
                 }
             }
         }

@@ -72,9 +72,10 @@ impl Verb for Events {
 }
 
 fn tell(row: &EventRow, json: bool) -> Result<(), Failure> {
-    let line =
-        if json { serde_json::to_string(row)? } else { format!("{} {}: {}", row.time, row.name, row.what) };
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}")?;
-    Ok(out.flush()?)
+    if json {
+        writeln!(std::io::stdout().lock(), "{}", serde_json::to_string(row)?)?;
+    } else {
+        print::line(format_args!("{} {}: {}", row.time, row.name, row.what))?;
+    }
+    Ok(std::io::stdout().lock().flush()?)
 }

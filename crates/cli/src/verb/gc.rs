@@ -3,8 +3,6 @@
 //! Owns: its arguments and the list of what went.
 //! Does not: choose what is garbage.
 
-use std::io::Write;
-
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::Verb;
@@ -34,9 +32,8 @@ impl Verb for Gc {
             return Ok(report.code.number());
         }
         let verb = if report.removed { "removed" } else { "would remove" };
-        let mut out = std::io::stdout().lock();
         for item in &report.found {
-            writeln!(out, "{verb} {} ({})", item.path, print::bytes(item.bytes))?;
+            print::line(format_args!("{verb} {} ({})", item.path, print::bytes(item.bytes)))?;
         }
         for name in &report.busy {
             print::say(format_args!("{name}: its log is being written, and tidied by its writer"));
@@ -45,7 +42,7 @@ impl Verb for Gc {
             print::say(format_args!("{name}: left as it is: {why}"));
         }
         let total = report.found.iter().map(|item| item.bytes).sum();
-        writeln!(out, "{} found, {}", report.found.len(), print::bytes(total))?;
+        print::line(format_args!("{} found, {}", report.found.len(), print::bytes(total)))?;
         Ok(report.code.number())
     }
 }

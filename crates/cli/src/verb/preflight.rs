@@ -3,8 +3,6 @@
 //! Owns: its arguments and the list of obstacles as text.
 //! Does not: look for obstacles.
 
-use std::io::Write;
-
 use clap::{ArgMatches, Command};
 use guardian::ExitCode;
 
@@ -33,12 +31,11 @@ impl Verb for Preflight {
         if matches.get_flag("json") {
             print::json(&report)?;
         } else {
-            let mut out = std::io::stdout().lock();
             if report.ok {
-                writeln!(out, "pid {pid} can be checkpointed")?;
+                print::line(format_args!("pid {pid} can be checkpointed"))?;
             }
             for group in &report.groups {
-                writeln!(out, "{group}")?;
+                print::lines(group)?;
             }
         }
         Ok(if report.ok { ExitCode::Done } else { ExitCode::Refused }.number())

@@ -3,13 +3,11 @@
 //! Owns: its arguments and the list of what went.
 //! Does not: remove anything itself.
 
-use std::io::Write;
-
 use clap::{Arg, ArgMatches, Command, value_parser};
 
 use super::Verb;
-use crate::command;
 use crate::failure::Failure;
+use crate::{command, print};
 
 pub(super) struct Prune;
 
@@ -37,9 +35,8 @@ impl Verb for Prune {
         let name = matches.get_one::<String>("NAME").map_or("", String::as_str);
         let keep = matches.get_one::<u32>("keep").copied().unwrap_or(u32::MAX);
         let removed = guardian::prune(&command::store(matches)?, name, keep as usize)?;
-        let mut out = std::io::stdout().lock();
         for sequence in &removed {
-            writeln!(out, "removed {name}@{sequence}")?;
+            print::line(format_args!("removed {name}@{sequence}"))?;
         }
         Ok(0)
     }

@@ -3,7 +3,6 @@
 //! Owns: an image's properties as text.
 //! Does not: read it.
 
-use std::io::Write;
 use std::time::Duration;
 
 use clap::{ArgMatches, Command};
@@ -38,26 +37,27 @@ impl Verb for Show {
         let pids: Vec<String> = report.pids.iter().map(ToString::to_string).collect();
         let records: Vec<String> =
             report.records.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "image    {}", report.path)?;
+        print::line(format_args!("image    {}", report.path))?;
         if !report.subject.is_empty() {
-            writeln!(out, "subject  {}@{}", report.subject, checkpoint.seq)?;
+            print::line(format_args!("subject  {}@{}", report.subject, checkpoint.seq))?;
         }
-        writeln!(out, "kind     {}", checkpoint.kind)?;
-        writeln!(out, "time     {}", checkpoint.time)?;
-        writeln!(out, "by       undying {} on Linux {}", report.tool_version, report.kernel)?;
-        writeln!(out, "pids     {}", pids.join(" "))?;
-        writeln!(
-            out,
+        print::line(format_args!("kind     {}", checkpoint.kind))?;
+        print::line(format_args!("time     {}", checkpoint.time))?;
+        print::line(format_args!("by       undying {} on Linux {}", report.tool_version, report.kernel))?;
+        print::line(format_args!("pids     {}", pids.join(" ")))?;
+        print::line(format_args!(
             "pause    {} (stop {}, scan {}, copy {})",
             step(checkpoint.pause_us),
             step(checkpoint.stop_us),
             step(checkpoint.scan_us),
             step(checkpoint.copy_us)
-        )?;
-        writeln!(out, "pages    {}, of which {} are stored", checkpoint.pages, report.stored_pages)?;
-        writeln!(out, "size     {}", print::bytes(checkpoint.bytes))?;
-        writeln!(out, "records  {}", records.join(", "))?;
+        ))?;
+        print::line(format_args!(
+            "pages    {}, of which {} are stored",
+            checkpoint.pages, report.stored_pages
+        ))?;
+        print::line(format_args!("size     {}", print::bytes(checkpoint.bytes)))?;
+        print::line(format_args!("records  {}", records.join(", ")))?;
         Ok(0)
     }
 }

@@ -3,8 +3,6 @@
 //! Owns: its arguments and what it says.
 //! Does not: merge anything itself.
 
-use std::io::Write;
-
 use clap::{ArgMatches, Command};
 
 use super::Verb;
@@ -32,15 +30,23 @@ impl Verb for Squash {
             print::json(&report)?;
             return Ok(0);
         }
-        let mut out = std::io::stdout().lock();
         let Some(sequence) = report.seq else {
-            writeln!(out, "{}: nothing to merge, each checkpoint is an image of its own", report.name)?;
+            print::line(format_args!(
+                "{}: nothing to merge, each checkpoint is an image of its own",
+                report.name
+            ))?;
             return Ok(0);
         };
         let size = print::bytes(report.bytes);
-        writeln!(out, "merged {}@{sequence}: {size} of pages, {} index parts", report.name, report.parts)?;
+        print::line(format_args!(
+            "merged {}@{sequence}: {size} of pages, {} index parts",
+            report.name, report.parts
+        ))?;
         let (before, after) = (print::bytes(report.before_bytes), print::bytes(report.after_bytes));
-        writeln!(out, "the log took {before} and takes {after}; {} older checkpoints stay", report.older)?;
+        print::line(format_args!(
+            "the log took {before} and takes {after}; {} older checkpoints stay",
+            report.older
+        ))?;
         Ok(0)
     }
 }

@@ -3,7 +3,6 @@
 //! Owns: the table of guarded subjects.
 //! Does not: know how they are.
 
-use std::io::Write;
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command};
@@ -77,10 +76,9 @@ pub(super) fn state(subject: &SubjectReport) -> String {
 
 /// Prints a line for each subject that would not come back from a checkpoint.
 pub(super) fn tell_unprotected(found: &[SubjectReport]) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
     for subject in found {
         if let Some(reason) = &subject.unprotected_because {
-            writeln!(out, "{}: unprotected, because {reason}", subject.name)?;
+            print::line(format_args!("{}: unprotected, because {reason}", subject.name))?;
         }
     }
     Ok(())

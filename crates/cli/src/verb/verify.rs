@@ -3,7 +3,7 @@
 //! Owns: its progress bar and its verdict as text.
 //! Does not: check anything.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 use clap::{ArgMatches, Command};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -46,13 +46,11 @@ impl Verb for Verify {
                 }
             })?
         };
-        let mut out = std::io::stdout().lock();
         let size = print::bytes(report.bytes);
-        writeln!(
-            out,
+        print::line(format_args!(
             "{image} is whole: {} records, {} pages, {size} checked",
             report.records, report.pages
-        )?;
+        ))?;
         Ok(0)
     }
 }

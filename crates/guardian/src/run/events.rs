@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use engine::{Comparison, Difference};
-use model::{Pid, Sequence};
+use model::{Escaped, Pid, Sequence};
 
 use super::policy::RestartLimit;
 use crate::error::GuardianError;
@@ -118,6 +118,7 @@ impl fmt::Display for RunEvent<'_> {
                 write!(f, "checkpoint {sequence}: {differences} of {pages} pages differ from the subject")?;
                 for Difference { pid, address, area, image } in first {
                     let pid = pid.map_or("a shared object".to_owned(), |pid| format!("pid {pid}"));
+                    let area = Escaped(area);
                     write!(f, "\n  {pid} at {address} ({area}), {image} in the image")?;
                 }
                 Ok(())
