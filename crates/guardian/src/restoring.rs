@@ -149,7 +149,28 @@ fn write_pid(path: &Path, pid: Pid) -> Result<()> {
     name.push(".new");
     let temporary = PathBuf::from(name);
     let failed = |error: std::io::Error| Error::path("write", path, error);
-    let mut file = std::fs::File::create(&temporary).map_err(failed)?;
+    // What is there under this name may be a link of another user's to any file of ours.
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error).into()),
+        _ => {}
+    }
+    let mut file = std::fs::File::create_new(&temporary).map_err(failed)?;
     writeln!(file, "{pid}").map_err(failed)?;
     Ok(std::fs::rename(&temporary, path).map_err(failed)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pid_file_is_not_written_through_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, precious) = (folder.path().join("pid"), folder.path().join("precious"));
+        std::fs::write(&precious, "precious").unwrap();
+        std::os::unix::fs::symlink(&precious, folder.path().join("pid.new")).unwrap();
+        write_pid(&path, Pid(7)).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "7\n");
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
+    }
 }
