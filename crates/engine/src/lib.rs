@@ -20,4 +20,6 @@ pub use capture::{
 pub use error::{EngineError, Result};
 pub use obstacles::{grouped, preflight};
 pub use resource::Obstacle;
-pub use restore::{PidPolicy, RestoreOptions, RestorePhases, Restored, restore, restore_lazily};
+pub use restore::{
+    PidPolicy, RestoreOptions, RestorePhases, Restored, check_records, restore, restore_lazily,
+};

@@ -181,6 +181,11 @@ pub(crate) fn of_description(id: u32) -> Owner {
     Owner::Description(DescriptionId(id))
 }
 
+/// Whether a number of a page space is one of a process.
+pub(crate) const fn is_process_space(space: u32) -> bool {
+    space < OBJECT_SPACES
+}
+
 /// The page space of an object.
 pub(crate) fn object_space(object: u64) -> SpaceId {
     SpaceId(OBJECT_SPACES | u32::try_from(object).expect("objects are numbered from 1 within one image"))

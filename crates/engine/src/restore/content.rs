@@ -22,6 +22,8 @@ use crate::error::{EngineError, Result};
 use crate::records::object_space;
 
 const PROT_WRITE: u32 = 2;
+/// Zeros that are written at once: an extent of zero pages has any length.
+const CLEARED_BYTES: ByteCount = ByteCount(1 << 20);
 
 /// Writes the pages of shared objects.
 pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &OpenFiles) -> Result<()> {
@@ -164,7 +166,10 @@ impl Target<'_> {
         if !over_file {
             return Ok(());
         }
-        self.write(range, &vec![0; range.len().get() as usize])
+        let zeros = vec![0; range.len().min(CLEARED_BYTES).get() as usize];
+        range
+            .pieces(CLEARED_BYTES)
+            .try_for_each(|piece| self.write(piece, &zeros[..piece.len().get() as usize]))
     }
 
     fn each_area(

@@ -5,6 +5,7 @@
 //! made; processes under construction die with this program; none runs before all are whole.
 //! Does not: know kinds; it asks the registries.
 
+mod check;
 mod content;
 mod files;
 mod finish;
@@ -117,6 +118,15 @@ impl Lap {
         let now = Instant::now();
         now.duration_since(std::mem::replace(&mut self.0, now))
     }
+}
+
+/// Decodes and checks the records of an image, as a restore does before it opens or makes anything.
+///
+/// # Errors
+///
+/// `Incomplete`, `UnknownRecord`, or a record that its kind cannot decode.
+pub fn check_records(records: image::RecordSet) -> Result<()> {
+    Plan::read(records).map(drop)
 }
 
 /// Builds the tree of an image and lets it run.

@@ -4,7 +4,6 @@
 //! Invariants: a record that nobody consumes refuses the restore by name.
 //! Does not: open, map or create.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use image::{Owner, RecordSet, SpaceId};
@@ -16,6 +15,7 @@ use resource::state::{self, Level, StateKind};
 use sys::ptrace::Registers;
 use tracee::procfs;
 
+use super::check;
 use crate::error::{EngineError, Result};
 use crate::records::{
     AreasMessage, DescriptorRow, DescriptorsMessage, EngineRecord, LayoutMessage, ObjectsMessage,
@@ -95,7 +95,7 @@ impl Plan {
             return Err(unknown(record));
         }
         let plan = Self { processes, objects, envelopes, vdso_checksum: tree.vdso_checksum };
-        plan.check_objects()?;
+        plan.check()?;
         Ok(plan)
     }
 
@@ -124,7 +124,8 @@ impl Plan {
         self.processes.iter().flat_map(|process| &process.descriptors).map(|row| row.fd).max().unwrap_or(2)
     }
 
-    fn check_objects(&self) -> Result<()> {
+    /// Refuses objects of kinds that this version does not know, and what cannot be.
+    fn check(&self) -> Result<()> {
         for object in &self.objects {
             let known = memory::kind_named(&object.kind).is_some_and(|kind| kind.version() >= object.version);
             if !known {
@@ -134,14 +135,7 @@ impl Plan {
                 });
             }
         }
-        let known: HashMap<u64, ()> = self.objects.iter().map(|object| (object.id, ())).collect();
-        for area in self.processes.iter().flat_map(|process| &process.areas) {
-            let aligned = area.start % model::PAGE_BYTES == 0 && area.end % model::PAGE_BYTES == 0;
-            if area.start >= area.end || !aligned || (area.object != 0 && !known.contains_key(&area.object)) {
-                return Err(EngineError::Incomplete(format!("area {} makes no sense", area.range())));
-            }
-        }
-        Ok(())
+        check::check(self)
     }
 
     /// Code addresses in the vDSO may stand on stacks, so it must be the same code.

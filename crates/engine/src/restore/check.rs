@@ -1,0 +1,155 @@
+//! Checks of a decoded image that need neither a kernel nor an open file.
+//!
+//! Owns: the bounds that later steps rely on: numbers, ranges and references of the records.
+//! Invariants: a plan that passes can be built or refused by the kernel; no later arithmetic on it overflows.
+//! Does not: check what a kind saved; the kind does.
+//!
+//! Proof: `fuzz/targets`, target `plan`.
+
+use std::collections::{HashMap, HashSet};
+
+use model::{Address, AddressRange, Pid};
+use tracee::arch::x86_64 as arch;
+
+use super::plan::{Plan, PlannedProcess};
+use crate::error::{EngineError, Result};
+use crate::records::is_process_space;
+
+/// First descriptor number that no process can have: the kernel's limit on `fs.nr_open`.
+const DESCRIPTORS_END: i32 = 0x7fff_ffc0;
+/// Generations of a tree at most. They are created recursively; 4,096 take less than a megabyte of stack.
+const GENERATIONS_MAX: u32 = 4096;
+/// Bytes of an auxiliary vector at most. The kernel's own has less than 512.
+const AUXILIARY_VECTOR_BYTES_MAX: usize = 2048;
+/// Highest signal number.
+const SIGNAL_MAX: i32 = 64;
+
+/// Checks a plan.
+///
+/// # Errors
+///
+/// `Incomplete` with the first thing that cannot be.
+pub(super) fn check(plan: &Plan) -> Result<()> {
+    check_objects(plan)?;
+    check_numbers(plan)?;
+    check_family(plan)?;
+    let descriptions: HashSet<u32> = plan.envelopes.iter().map(|(id, _)| *id).collect();
+    if descriptions.len() != plan.envelopes.len() {
+        return Err(incomplete("two records of one open file".to_owned()));
+    }
+    let objects: HashSet<u64> = plan.objects.iter().map(|object| object.id).collect();
+    for process in plan.living() {
+        check_layout(process, &objects)?;
+        check_areas(process, &objects)?;
+        check_descriptors(process, &descriptions)?;
+    }
+    Ok(())
+}
+
+fn check_objects(plan: &Plan) -> Result<()> {
+    let mut known = HashSet::new();
+    for object in &plan.objects {
+        let is_number = u32::try_from(object.id).is_ok_and(|id| id != 0 && is_process_space(id));
+        if !is_number || !known.insert(object.id) {
+            return Err(incomplete(format!("object {} has no number of its own", object.id)));
+        }
+    }
+    Ok(())
+}
+
+fn check_numbers(plan: &Plan) -> Result<()> {
+    let (mut pids, mut tids, mut spaces) = (HashSet::new(), HashSet::new(), HashSet::new());
+    for process in &plan.processes {
+        let pid = process.pid;
+        if pid.get() <= 0 || !pids.insert(pid) {
+            return Err(incomplete(format!("pid {pid} is no number of a process, or of two")));
+        }
+        if let Some(thread) =
+            process.threads.iter().find(|thread| thread.tid.get() <= 0 || !tids.insert(thread.tid))
+        {
+            return Err(incomplete(format!("thread {} is no number of a thread, or of two", thread.tid)));
+        }
+        if !(0..=SIGNAL_MAX).contains(&process.message.stop_signal) {
+            return Err(incomplete(format!(
+                "pid {pid} is stopped by signal {}",
+                process.message.stop_signal
+            )));
+        }
+        let space = process.message.space;
+        if !process.message.zombie && (!is_process_space(space) || !spaces.insert(space)) {
+            return Err(incomplete(format!("pid {pid} has no page space of its own")));
+        }
+    }
+    Ok(())
+}
+
+/// Every process but the root has a parent that stands before it.
+fn check_family(plan: &Plan) -> Result<()> {
+    let mut generations: HashMap<i32, u32> = HashMap::new();
+    for process in &plan.processes {
+        let generation = match generations.get(&process.message.parent) {
+            None if generations.is_empty() => 0,
+            Some(parent) if *parent < GENERATIONS_MAX => parent + 1,
+            Some(_) => return Err(incomplete(format!("pid {} is too far from the root", process.pid))),
+            None => return Err(incomplete(format!("pid {} has no parent in the image", process.pid))),
+        };
+        generations.insert(process.pid.get(), generation);
+    }
+    let root = &plan.processes[0];
+    if generations.contains_key(&root.message.parent) {
+        return Err(incomplete(format!("pid {} is the root and has a parent in the image", root.pid)));
+    }
+    Ok(())
+}
+
+fn check_layout(process: &PlannedProcess, objects: &HashSet<u64>) -> Result<()> {
+    let layout = &process.layout;
+    let vdso_end = layout.vdso_start.checked_add(layout.vdso_length);
+    let is_user = |end: Option<u64>| end.is_some_and(|end| end <= arch::USER_SPACE_END.get());
+    let has_vdso = is_user(vdso_end)
+        && (layout.vdso_code == 0
+            || layout.vdso_start <= layout.vdso_code && is_user(Some(layout.vdso_code)));
+    if !has_vdso || layout.auxiliary_vector.len() > AUXILIARY_VECTOR_BYTES_MAX {
+        return Err(incomplete(format!("pid {} has a memory layout that cannot be", process.pid)));
+    }
+    if !objects.contains(&process.message.executable) {
+        return Err(incomplete(format!("pid {} has no executable", process.pid)));
+    }
+    Ok(())
+}
+
+fn check_areas(process: &PlannedProcess, objects: &HashSet<u64>) -> Result<()> {
+    let mut end = Address(0);
+    for area in &process.areas {
+        let range = area.range();
+        let is_whole = range.start.page_floor() == range.start && range.end.page_floor() == range.end;
+        let is_next = end <= range.start && range.start < range.end && range.end <= arch::USER_SPACE_END;
+        if !is_whole || !is_next || area.object != 0 && !objects.contains(&area.object) {
+            return Err(incomplete(format!("mapping {range} of pid {} cannot be", process.pid)));
+        }
+        end = range.end;
+    }
+    let is_outside = |guard: &&AddressRange| guard.end > arch::USER_SPACE_END;
+    match process.guards.iter().find(is_outside) {
+        Some(guard) => Err(incomplete(format!("guard region {guard} of pid {} cannot be", process.pid))),
+        None => Ok(()),
+    }
+}
+
+fn check_descriptors(process: &PlannedProcess, descriptions: &HashSet<u32>) -> Result<()> {
+    let mut taken = HashSet::new();
+    for row in &process.descriptors {
+        let (pid, fd): (Pid, i32) = (process.pid, row.fd);
+        if !(0..DESCRIPTORS_END).contains(&fd) || !taken.insert(fd) {
+            return Err(incomplete(format!("fd {fd} of pid {pid} is no number of a descriptor, or of two")));
+        }
+        if !descriptions.contains(&row.description) {
+            return Err(incomplete(format!("fd {fd} of pid {pid} has no record of its open file")));
+        }
+    }
+    Ok(())
+}
+
+fn incomplete(why: String) -> EngineError {
+    EngineError::Incomplete(why)
+}
