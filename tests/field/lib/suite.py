@@ -175,6 +175,7 @@ def verdict_of(kind, trial, options, folder):
     except Exception as failure:  # A failure of the suite itself counts as broken, with its place.
         place = traceback.extract_tb(failure.__traceback__)[-1]
         found["reason"] = "%r at %s:%d" % (failure, os.path.basename(place.filename), place.lineno)
+    found["reason"] = found["reason"].replace(os.path.join(folder, "p") + os.sep, "")
     return found
 
 

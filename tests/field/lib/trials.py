@@ -13,7 +13,7 @@ import threading
 import time
 
 from .program import Job
-from .system import Refused, Wrong, descendants, is_alive, wait_for
+from .system import Refused, Wrong, descendants, is_alive, reap, wait_for
 from .undying import reason
 
 # Limits of single waits. A loaded machine of two processors needs a tenth of them.
@@ -38,24 +38,6 @@ def spawn(words, folder, environment, log):
     with open(log, "ab") as out:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder,
                                 env={**os.environ, **environment}, start_new_session=True)
-
-
-def collect(pids):
-    """Reaps those that are our children; returns the wait statuses. A zombie would hold its pid."""
-    found = {}
-    for pid in pids:
-        try:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                found[pid] = status
-        except ChildProcessError:
-            pass
-    return found
-
-
-def are_gone(pids):
-    collect(pids)
-    return not any(os.path.exists("/proc/%d" % pid) for pid in pids)
 
 
 def last_lines(path, count=3):
@@ -95,9 +77,13 @@ class OneShot:
         process.returncode = 0
 
     def has_ended(self):
-        found = collect([self.pid])
-        self.status = found.get(self.pid, self.status)
+        """Whether the root has ended. Orphans of the tree are ours to reap: a zombie would hold its pid."""
+        self.status = reap().get(self.pid, self.status)
         return not is_alive(self.pid)
+
+    def are_gone(self, tree):
+        reap()
+        return not any(os.path.exists("/proc/%d" % pid) for pid in tree)
 
     def alive(self, what):
         if self.has_ended():
@@ -108,7 +94,7 @@ class OneShot:
         image, tree = os.path.join(self.undying.folder, "image-%d" % number), [self.pid, *descendants(self.pid)]
         self.alive("before checkpoint %d" % number)
         self.undying.checkpoint_and_kill(self.pid, image)
-        wait_for(lambda: are_gone(tree), "the end of the tree after checkpoint --kill", GONE_LIMIT_S)
+        wait_for(lambda: self.are_gone(tree), "the end of the tree after checkpoint --kill", GONE_LIMIT_S)
         self.pid = self.undying.restore(image)
         self.status = None
 
@@ -257,8 +243,11 @@ class Run:
 
     def why_fresh(self):
         with open(self.log, errors="replace") as file:
-            lines = [line.strip() for line in file if re.search(r"fresh|from the beginning|changed", line)]
-        return reason(lines[-1]) if lines else ""
+            lines = [line.strip() for line in file]
+        for sign in (r"was changed|has changed", r"from the beginning|fresh"):
+            if found := [line for line in lines if re.search(sign, line)]:
+                return reason(found[-1])
+        return ""
 
     def of_service(self):
         program = self.program

@@ -7,6 +7,8 @@ from lib.program import Line, Service, Wrong
 class Nats(Service):
     name, group, durable = "nats-jetstream", "server", True
     needs = {"nats-server": "nats-server"}
+    # It ends with 1 after SIGTERM, which would be followed by a restart.
+    stop_signal = 2
 
     def prepare(self):
         self.write("nats.conf", 'host: 127.0.0.1\nport: %d\njetstream { store_dir: "%s" }\n' % (

@@ -49,9 +49,12 @@ def answer(connection):
 
 
 class RedisLog(Redis):
-    """The log of commands and the memory must tell the same after each death."""
+    """The log of commands and the memory must tell the same after each death.
 
-    name, group, quick, durable = "redis-aof", "database", False, True
+    A restart cuts a file that was only appended back to the checkpoint, and keeps its tail aside: both go back together.
+    """
+
+    name, group, quick = "redis-aof", "database", False
     needs = {"redis-server": "redis-server", "redis-check-aof": "redis-tools"}
 
     def command(self):

@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Does `undying run` with its defaults corrupt a database or lose an acknowledged transaction?
+
+MariaDB, PostgreSQL, etcd and SQLite (WAL and rollback journal) run under load and are killed with SIGKILL at random
+moments of a printed seed, 20 times each. Only the interval is shorter than the default, so that checkpoints exist, and
+the limit of restarts is higher. After each kill the server must answer again: restored, or started from its beginning
+and recovered by itself. Afterwards each item that its client saw acknowledged must be there, and the database must pass
+its own checker: CHECK TABLE EXTENDED and innochecksum, pg_amcheck, etcdctl's hashes, PRAGMA integrity_check.
+
+The programs are those of tests/field/programs/. Writes databases-TAG.md and .json. Ends with 1 if one is broken, and
+with 1 if one is refused: then nothing was proven about it.
+"""
+import argparse
+import datetime
+import os
+import random
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "tests", "field"))
+sys.dont_write_bytecode = True
+import field  # noqa: E402
+from lib import suite, table  # noqa: E402
+
+DATABASES = ("mariadb", "postgresql", "etcd", "sqlite-wal", "sqlite-delete")
+# A kill, a restart and the wait for two checkpoints take some 2 s; this bounds a server that hangs.
+LIMIT_PER_KILL_S = 30
+
+
+def main():
+    field.open_standard_streams()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--undying", default=field.newest_binary())
+    parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
+    parser.add_argument("--tag", default=datetime.date.today().isoformat())
+    parser.add_argument("--kills", type=int, default=20, help="kills of each database [20]")
+    parser.add_argument("--only", nargs="+", choices=DATABASES, default=DATABASES, metavar="NAME",
+                        help="some of %s" % ", ".join(DATABASES))
+    parser.add_argument("--seed", type=int, help="repeats the random moments of an earlier call")
+    parser.add_argument("--install", action="store_true", help="install missing Debian packages first")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of broken databases")
+    chosen = parser.parse_args()
+    known = suite.programs()
+    kinds = [known[name] for name in chosen.only]
+    missing = suite.missing_packages(kinds)
+    if chosen.install and missing and os.geteuid() == 0:
+        suite.install(missing)
+    seed = random.SystemRandom().randrange(1 << 32) if chosen.seed is None else chosen.seed
+    about = table.head(seed)
+    print("\n".join("%s: %s" % item for item in about.items()), flush=True)
+    setup, rows = suite.Options(chosen.undying, seed, chosen.kills, chosen.keep, ("run",)), []
+    for kind in kinds:
+        kind.limit_s += LIMIT_PER_KILL_S * chosen.kills
+        for row in suite.rows_of(kind, setup):
+            rows.append(row)
+            print("%s; restored %d times, fresh %d times" % (table.line(row), row["restored"], row["fresh"]), flush=True)
+    os.makedirs(chosen.out, exist_ok=True)
+    for suffix in ("md", "json"):
+        table.write_report(os.path.join(chosen.out, "databases-%s.%s" % (chosen.tag, suffix)), rows, about)
+    held = all(row["verdict"] in ("works", "unsupported") for row in rows)
+    print("held" if held else "DID NOT HOLD")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

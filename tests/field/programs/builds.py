@@ -1,0 +1,128 @@
+"""Builds of a generated C project, two compilers at a time: whatever dies in between, the program is built and right.
+
+Each object is written under another name and renamed when it is complete, as careful build files do: a build tool that
+is killed and started again by hand must not take half an object for a whole one.
+"""
+import glob
+import os
+
+from lib.program import Job, Wrong
+
+UNITS = 24
+UNIT = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <math.h>
+#include <time.h>
+{bodies}
+int unit_{unit}(int value) {{ return {calls}; }}
+"""
+BODY = """
+static int part_{part}(int value)
+{{
+    int table[64];
+    for (int at = 0; at < 64; at++)
+        table[at] = (value * {factor} + at * {part}) % 1000003;
+    for (int round = 0; round < 8; round++)
+        for (int at = 1; at < 64; at++)
+            table[at] = (table[at] + table[at - 1] * 3 + round) % 1000003;
+    return table[63];
+}}
+"""
+PARTS = 12
+
+
+class Build(Job):
+    group, limit_s = "build", 240
+    # The part of the work is the part of the objects.
+    every = "150ms"
+
+    def prepare(self):
+        for unit in range(UNITS):
+            bodies = "".join(BODY.format(part=part, factor=unit + 7) for part in range(PARTS))
+            calls = " ^ ".join("part_%d(value)" % part for part in range(PARTS))
+            self.write("source/unit%d.c" % unit, UNIT.format(bodies=bodies, unit=unit, calls=calls))
+        names = ["unit_%d" % unit for unit in range(UNITS)]
+        self.write("source/main.c", "#include <stdio.h>\n%s\nint main(void) { printf(\"%%d\\n\", %s); return 0; }\n" % (
+            "\n".join("int %s(int);" % name for name in names), " ^ ".join("%s(5)" % name for name in names)))
+
+    def built(self):
+        return glob.glob(self.path("build", "**", "*.o"), recursive=True)
+
+    def progress(self):
+        return len(self.built()) / (UNITS + 1)
+
+    def check_output(self):
+        due = 0
+        for unit in range(UNITS):
+            for part in range(PARTS):
+                table = [(5 * (unit + 7) + at * part) % 1000003 for at in range(64)]
+                for turn in range(8):
+                    for at in range(1, 64):
+                        table[at] = (table[at] + table[at - 1] * 3 + turn) % 1000003
+                due ^= table[63]
+        found = self.tool(self.path("build", "program")).strip()
+        if found != str(due):
+            raise Wrong("the built program prints %s, not %d" % (found, due))
+        left = [path for path in glob.glob(self.path("tmp", "*"))]
+        if left and not self.may_leave_files():
+            raise Wrong("%d temporary files are left, the first is %s" % (len(left), os.path.basename(left[0])))
+
+    def may_leave_files(self):
+        """A compiler that is killed leaves its temporary files, with and without `undying`."""
+        return True
+
+    def environment(self):
+        os.makedirs(self.path("tmp"), exist_ok=True)
+        return {**super().environment(), "TMPDIR": self.path("tmp")}
+
+
+class Make(Build):
+    name, needs = "make", {"make": "make", "cc": "gcc"}
+
+    def prepare(self):
+        super().prepare()
+        self.make_folder("build")
+        self.write("Makefile", "units := $(patsubst source/%.c,build/%.o,$(wildcard source/*.c))\n"
+                   "build/program: $(units)\n\tcc -o $@.new $^ && mv $@.new $@\n"
+                   "build/%.o: source/%.c\n\tcc -O2 -c -o $@.new $< && mv $@.new $@\n")
+
+    def program(self):
+        return ["make", "-j2"]
+
+    def command(self):
+        return self.program()
+
+
+class Ninja(Build):
+    name, needs = "ninja", {"ninja": "ninja-build", "cc": "gcc"}
+
+    def prepare(self):
+        super().prepare()
+        self.make_folder("build")
+        units = [name[:-2] for name in sorted(os.listdir(self.path("source")))]
+        self.write("build.ninja", "rule cc\n  command = cc -O2 -c -o $out.new $in && mv $out.new $out\n"
+                   "rule link\n  command = cc -o $out.new $in && mv $out.new $out\n"
+                   + "".join("build build/%s.o: cc source/%s.c\n" % (unit, unit) for unit in units)
+                   + "build build/program: link %s\n" % " ".join("build/%s.o" % unit for unit in units))
+
+    def command(self):
+        return ["ninja", "-j2"]
+
+
+class Cmake(Build):
+    """CMake's own build files, with make below it; it compiles to the final name."""
+
+    name, needs = "cmake", {"cmake": "cmake", "make": "make", "cc": "gcc"}
+
+    def prepare(self):
+        super().prepare()
+        self.write("CMakeLists.txt", "cmake_minimum_required(VERSION 3.10)\nproject(field C)\n"
+                   "file(GLOB units source/*.c)\nadd_executable(program ${units})\n"
+                   "set(CMAKE_C_COMPILE_OBJECT \"<CMAKE_C_COMPILER> -O2 -o <OBJECT>.new -c <SOURCE>\" "
+                   "\"mv <OBJECT>.new <OBJECT>\")\n")
+        self.tool("cmake", "-S", self.folder, "-B", self.path("build"), "-DCMAKE_BUILD_TYPE=Release")
+
+    def command(self):
+        return ["cmake", "--build", self.path("build"), "-j2"]
