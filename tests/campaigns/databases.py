@@ -54,7 +54,8 @@ def main():
         kind.limit_s += LIMIT_PER_KILL_S * chosen.kills
         for row in suite.rows_of(kind, setup):
             rows.append(row)
-            print("%s; restored %d times, fresh %d times" % (table.line(row), row["restored"], row["fresh"]), flush=True)
+            print("%s; %d acknowledged, restored %d times, fresh %d times" % (
+                table.line(row), row["acknowledged"], row["restored"], row["fresh"]), flush=True)
     os.makedirs(chosen.out, exist_ok=True)
     for suffix in ("md", "json"):
         table.write_report(os.path.join(chosen.out, "databases-%s.%s" % (chosen.tag, suffix)), rows, about)

@@ -49,8 +49,11 @@ def options(known):
 
 def open_standard_streams():
     """A closed standard stream would be taken by the next file that is opened."""
-    while os.open(os.devnull, os.O_RDWR) <= 2:
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
 
 
 def main():

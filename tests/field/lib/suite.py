@@ -14,7 +14,7 @@ import traceback
 
 from . import trials
 from .program import Program
-from .system import Refused, TimeUp, Unsupported, Wrong, become_subreaper, end_everything
+from .system import Refused, TimeUp, Unsupported, Wrong, become_subreaper, end_everything, own_shared_memory
 from .undying import Undying
 
 PROGRAMS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs")
@@ -88,7 +88,7 @@ def rows_of(kind, options):
     lacking = lacks(kind)
     for trial in options.trials:
         row = {"program": kind.name, "group": kind.group, "trial": trial, "version": "", "seed": options.seed,
-               "verdict": "unsupported", "reason": lacking or "", "restored": 0, "fresh": 0, "seconds": 0.0}
+               "verdict": "unsupported", "reason": lacking or "", "restored": 0, "fresh": 0, "acknowledged": 0, "seconds": 0.0}
         if not lacking:
             begin = time.monotonic()
             row.update(in_own_process(kind, trial, options))
@@ -126,6 +126,7 @@ def in_own_process(kind, trial, options):
 def guarded_trial(kind, trial, options):
     """The verdict of one trial; its processes and its folder are gone afterwards."""
     become_subreaper()
+    own_shared_memory()
     end_with_parent()
     os.umask(0o022)
     signal.signal(signal.SIGALRM, raise_time_up)
@@ -161,7 +162,8 @@ def verdict_of(kind, trial, options, folder):
             outcome = trials.run(program, undying, options.kills)
         else:
             outcome = trials.one_shot(program, undying)
-        found.update(verdict="works", restored=outcome.restored, fresh=outcome.fresh, reason=outcome.fresh_reason)
+        found.update(verdict="works", restored=outcome.restored, fresh=outcome.fresh, reason=outcome.fresh_reason,
+                     acknowledged=len(getattr(program, "acknowledged", ())))
     except Refused as refusal:
         found.update(verdict="refused", reason=str(refusal))
     except Unsupported as lacking:

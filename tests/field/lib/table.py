@@ -50,10 +50,10 @@ def head(seed):
 
 def markdown(rows, about):
     lines = ["# Field suite", "", *("- %s: %s" % item for item in about.items()), "- " + summary(rows), "",
-             "| program | version | group | trial | verdict | restored | fresh | s |",
-             "|---|---|---|---|---|---|---|---|"]
+             "| program | version | group | trial | verdict | acknowledged | restored | fresh | s |",
+             "|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        cells = [row["program"], row["version"], row["group"], row["trial"], verdict(row), row["restored"], row["fresh"],
+        cells = [row["program"], row["version"], row["group"], row["trial"], verdict(row), row["acknowledged"], row["restored"], row["fresh"],
                  row["seconds"]]
         lines.append("| %s |" % " | ".join(str(cell).replace("|", "\\|") for cell in cells))
     return "\n".join(lines) + "\n"

@@ -27,7 +27,9 @@ class Dnsmasq(Service):
         name = b"".join(bytes([len(label)]) + label.encode() for label in ("n%d" % at, "field")) + b"\0"
         self.connection.send(struct.pack(">6H", number & 0xFFFF, 0x0100, 1, 0, 0, 0) + name + struct.pack(">2H", 1, 1))
         said = self.connection.recv(512)
-        if said[:2] != struct.pack(">H", number & 0xFFFF) or said[-4:] != bytes([10, 9, at // 200, at % 200 + 1]):
+        while said[:2] != struct.pack(">H", number & 0xFFFF):  # A late answer to an earlier question.
+            said = self.connection.recv(512)
+        if said[-4:] != bytes([10, 9, at // 200, at % 200 + 1]):
             raise Wrong("n%d.field was answered with %r" % (at, said[-4:]))
 
     def items(self):
