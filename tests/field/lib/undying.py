@@ -18,8 +18,9 @@ def reason(text):
     """The line of stderr that says why, without the prefix and the help."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("help:")] or ["no reason given"]
-    said = [line for line in lines if re.match(r"(undying|error|pid)\b", line)] or lines
-    return re.sub(r"^(undying|error):\s*", "", said[-1])
+    obstacles = [line for line in lines if re.match(r"pids? \d.*: ", line)]
+    said = [line for line in lines if re.match(r"(undying|error)\b", line)] or lines
+    return obstacles[0] if obstacles else re.sub(r"^(undying|error):\s*", "", said[-1])
 
 
 class Undying:

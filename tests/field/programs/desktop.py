@@ -31,6 +31,21 @@ kill $server; wait $server; exit $status
         return ["sh", "-c", self.launcher, "desktop", self.folder]
 
 
+class Gtk(Xterm):
+    """A GTK window with a bar, fed through a pipe by a shell that writes the lines."""
+
+    name = "xvfb-gtk"
+    needs = {"Xvfb": "xvfb", "zenity": "zenity"}
+    source = LINES.replace("| tee /dev/tty;", '>>"$FIELD_OUT"; echo $((step * 99 / FIELD_STEPS));').replace(
+        'done >>"$FIELD_OUT"', "done")
+    launcher = Xterm.launcher.replace('xterm -title field -e sh "$1/lines.sh"',
+                                      'sh "$1/lines.sh" | zenity --progress --auto-close --title field')
+
+    def environment(self):
+        return {**super().environment(), "NO_AT_BRIDGE": "1", "GSETTINGS_BACKEND": "memory", "HOME": self.folder,
+                "GTK_A11Y": "none", "DBUS_SESSION_BUS_ADDRESS": "unix:path=" + self.path("no-bus")}
+
+
 class Tmux(Service):
     """A tmux server with a shell in a window: one variable of the server an item, and keys sent to the shell."""
 
