@@ -9,7 +9,6 @@ mod command;
 mod failure;
 mod parse;
 mod print;
-mod unbuilt;
 mod verb;
 
 use std::process::ExitCode;
@@ -23,7 +22,6 @@ fn main() -> ExitCode {
 
 fn run() -> Result<u8, failure::Failure> {
     let words: Vec<std::ffi::OsString> = std::env::args_os().collect();
-    unbuilt::refuse(&words)?;
     let matches = match command::command().try_get_matches_from(&words) {
         Ok(matches) => matches,
         // Help and version are answers, all else is a mistake; clap knows which stream and code each has.

@@ -21,10 +21,6 @@ pub enum GuardianError {
     /// A kernel call failed.
     #[error(transparent)]
     Kernel(#[from] sys::Error),
-    /// A part of undying that is planned and not there yet.
-    /// Row: not-built
-    #[error("{0} is not built yet\nhelp: docs/limits.md lists what is there and what comes")]
-    NotBuilt(String),
     /// A kernel feature that nothing can replace is missing or forced off.
     /// Row: feature-missing
     #[error("the kernel feature {name} is missing: {purpose}\nhelp: {fix}; `undying doctor` checks them all")]

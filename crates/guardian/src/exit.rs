@@ -78,7 +78,7 @@ impl GuardianError {
             Self::Engine(error) => of_engine(error),
             Self::Store(error) => of_store(error),
             Self::Kernel(error) => of_kernel(error),
-            Self::NotBuilt(_) | Self::FeatureMissing { .. } => ExitCode::Missing,
+            Self::FeatureMissing { .. } => ExitCode::Missing,
             Self::NoStore => ExitCode::Usage,
             Self::OwnTree { .. } => ExitCode::Refused,
             Self::NotRestorable { last, .. } => last.exit_code(),
@@ -212,7 +212,7 @@ mod tests {
         let permission = EngineError::Permission { pid: Pid(1), why: String::new() };
         assert_eq!(of_engine(&permission), ExitCode::Missing);
         assert_eq!(of_engine(&EngineError::KernelDiffers(String::new())), ExitCode::Missing);
-        assert_eq!(GuardianError::NotBuilt(String::new()).exit_code(), ExitCode::Missing);
+        assert_eq!(of_engine(&EngineError::NotBuilt("x")), ExitCode::Missing);
     }
 
     #[test]

@@ -13,7 +13,7 @@
 use std::mem::{MaybeUninit, offset_of, size_of};
 
 use libc::c_void;
-use model::{Address, Signal, Tid};
+use model::{Signal, Tid};
 
 use crate::error::{Errno, Error, Result};
 
@@ -467,12 +467,4 @@ fn decode(status: libc::c_int) -> WaitStatus {
     } else {
         WaitStatus::Stopped { signal: Signal(libc::WSTOPSIG(status)), event: status >> 16 }
     }
-}
-
-/// The address an instruction fault or the like names; kept for death reports.
-#[must_use]
-pub fn fault_address(information: &SiginfoBytes) -> Address {
-    let mut bytes = [0_u8; 8];
-    bytes.copy_from_slice(&information[16..24]);
-    Address(u64::from_ne_bytes(bytes))
 }

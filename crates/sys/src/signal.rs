@@ -36,15 +36,6 @@ pub fn queue(pid: Pid, signal: Signal, information: &SiginfoBytes) -> Result<()>
     if result == 0 { Ok(()) } else { Err(Error::process("queue a signal", pid, Errno::last())) }
 }
 
-/// Queues a signal with its information to one thread.
-pub fn queue_to_thread(pid: Pid, tid: Tid, signal: Signal, information: &SiginfoBytes) -> Result<()> {
-    // SAFETY: the kernel reads 128 bytes of the borrowed array.
-    let result = unsafe {
-        libc::syscall(libc::SYS_rt_tgsigqueueinfo, pid.get(), tid.get(), signal.get(), information.as_ptr())
-    };
-    if result == 0 { Ok(()) } else { Err(Error::thread("queue a signal", tid, Errno::last())) }
-}
-
 /// Blocks the signals of a set in the calling thread and in those it creates later; gives the set that was blocked
 /// before. Bit 0 is signal 1.
 pub fn block(signals: u64) -> Result<u64> {

@@ -150,21 +150,6 @@ impl Thread<Running> {
             Err(error) => Err((self, error)),
         }
     }
-
-    /// Waits until the thread stands; `None` when it ended instead.
-    pub fn wait_stopped(mut self, limit: Duration) -> Result<Option<Thread<Stopped>>> {
-        let mut waiter = Waiter::new(limit);
-        loop {
-            self = match self.look()? {
-                StopOutcome::Stopped(stopped) => return Ok(Some(stopped)),
-                StopOutcome::Gone => return Ok(None),
-                StopOutcome::Pending(thread) | StopOutcome::Created(thread, _) => thread,
-            };
-            if !waiter.pause() {
-                return Err(Error::thread("stop in time", self.tid, Errno::ETIMEDOUT));
-            }
-        }
-    }
 }
 
 impl Thread<Stopped> {

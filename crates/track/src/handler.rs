@@ -4,7 +4,7 @@
 //! Invariants: every message is answered whatever goes wrong: if the handler fails, the process goes on, and the
 //! next scan says so. Should this program die, the kernel lets everybody go on. The thread holds the descriptors only
 //! while it serves, so that to close them ends all watching, wherever it is.
-//! Does not: make anybody wait longer than for a copy of one page, unless the pool of old pages is full.
+//! Does not: keep a writer waiting longer than it takes to lift the protection of one page.
 
 use std::io::PipeWriter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,12 +16,11 @@ use std::time::Duration;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
 use sys::userfaultfd::{self, Discards, Inbox, Message, Messages, Mode};
 use sys::{Errno, Error};
-use tracee::{ProcessMemory, RemoteSession};
+use tracee::RemoteSession;
 
 use crate::attach;
 use crate::class::Class;
 use crate::error::TrackError;
-use crate::old_pages::OldPages;
 use crate::removals::Removals;
 
 /// How long the handler rests after a failure, which may well last.
@@ -52,9 +51,6 @@ struct Descriptors {
 #[derive(Debug)]
 struct Shared {
     inbox: Inbox,
-    memory: ProcessMemory,
-    /// For pages that are seen before they change.
-    old: Option<OldPages>,
     removals: Mutex<Removals>,
     failure: Mutex<Option<Error>>,
 }
@@ -73,13 +69,11 @@ pub(crate) struct Waiting {
 impl Waiting {
     /// Starts the thread.
     pub(crate) fn begin(pid: Pid, mode: Mode) -> Result<Self, TrackError> {
-        let old = if mode == Mode::Sync { Some(OldPages::new()?) } else { None };
-        let memory = ProcessMemory::open(pid)?;
         let failed = |error: std::io::Error| Error::process("start a fault handler", pid, error);
         let (ending, bell) = std::io::pipe().map_err(failed)?;
         let inbox = Inbox::new(ending.as_fd())?;
         let (removals, failure) = (Mutex::default(), Mutex::default());
-        let shared = Arc::new(Shared { inbox, memory, old, removals, failure });
+        let shared = Arc::new(Shared { inbox, removals, failure });
         let (hand_over, descriptors) = mpsc::channel();
         let of_thread = Arc::clone(&shared);
         let listen = move || {
@@ -121,9 +115,6 @@ impl Handler {
 
     /// Ends all watching of a process that stands. The thread goes later.
     pub(crate) fn close(&mut self) {
-        if let Some(old) = &self.shared.old {
-            old.close();
-        }
         // It may have one last message in hand; whoever sent it has gone on, and stands. The last owner closes them: that
         // has to be over here.
         let mut descriptors = self.descriptors.take();
@@ -140,10 +131,6 @@ impl Handler {
         locked(&self.shared.removals)
     }
 
-    pub(crate) fn old_pages(&self) -> Option<&OldPages> {
-        self.shared.old.as_ref()
-    }
-
     /// What went wrong since this was asked last.
     pub(crate) fn check(&self) -> Result<(), TrackError> {
         let failure = locked(&self.shared.failure).take();
@@ -153,9 +140,6 @@ impl Handler {
 
 impl Drop for Handler {
     fn drop(&mut self) {
-        if let Some(old) = &self.shared.old {
-            old.close();
-        }
         drop(self.bell.take());
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has nothing to say here; what it left unanswered ends with the descriptors.
@@ -208,17 +192,15 @@ impl Shared {
         outcome
     }
 
-    /// Keeps a page and lets its writer go on, whatever happens.
+    /// Lets the writer of a page go on, whatever happens.
     fn let_go(&self, fd: BorrowedFd<'_>, page: Address) -> Result<bool, Error> {
-        let keep = |old: &OldPages| old.keep(page, |content| self.memory.read(page, content));
-        let kept = self.old.as_ref().map_or(Ok(()), keep);
         let range = AddressRange::new(page, page + ByteCount(PAGE_BYTES));
         if userfaultfd::lift(fd, range).is_err() {
             // The areas are changing, or nothing is mapped there any more: the writer tries again. Or it cannot be
             // lifted by single pages: then that page is watched no longer.
             userfaultfd::wake(fd, range).or_else(|_| userfaultfd::unregister(fd, range))?;
         }
-        kept.map(|()| true)
+        Ok(true)
     }
 }
 

@@ -16,7 +16,6 @@ use tracee::{Crew, RemoteSession};
 
 use crate::dirty::DirtyPages;
 use crate::error::TrackError;
-use crate::old_pages::OldPages;
 
 /// Whether the process runs while it is looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +32,7 @@ pub struct Properties {
     /// A scan of a running process begins a new round. Without it, such a scan reports the same pages again until
     /// one is made while the process stands.
     pub rearms_running: bool,
-    /// Pages are seen before they change, and their old content can be had.
+    /// A page is reported before it changes: its writer sleeps until the protection is lifted.
     pub sees_before: bool,
     /// `auto` may take it.
     pub automatic: bool,
@@ -90,11 +89,6 @@ pub trait Tracker: Send + Debug {
 
     /// Ends tracking of a process that stands. What is left to be dropped does not concern it.
     fn leave(&mut self) {}
-
-    /// The copies of pages before they changed, for trackers that see them.
-    fn old_pages(&self) -> Option<&OldPages> {
-        None
-    }
 }
 
 /// Why the tracker does not watch an area itself.

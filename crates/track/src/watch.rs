@@ -23,7 +23,6 @@ use crate::error::TrackError;
 use crate::finder::{Finder, Swap};
 use crate::full::Look;
 use crate::handler::{Handler, Waiting};
-use crate::old_pages::OldPages;
 use crate::query;
 use crate::runs::{Run, Runs, Verdict};
 use crate::spans::Spans;
@@ -156,10 +155,6 @@ impl Tracker for Watch {
             }
         }
         self.handler.close();
-    }
-
-    fn old_pages(&self) -> Option<&OldPages> {
-        self.handler.old_pages()
     }
 }
 

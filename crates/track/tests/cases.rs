@@ -358,25 +358,6 @@ fn helper_that_is_killed() {
     std::thread::sleep(std::time::Duration::from_secs(60));
 }
 
-#[test]
-fn old_content_can_be_had_while_the_process_writes() {
-    let Some(mut case) = Case::new("write-protect", &[("anon", 64)]) else { return };
-    let area = case.areas[0];
-    case.subject.act("write", part(area, 10, 30), 7);
-    assert_eq!(split(&case.scan(area)), (pages(10, 30), vec![]));
-    let wanted = part(area, 10, 30);
-    case.tracker.old_pages().unwrap().begin(&[wanted]);
-    case.subject.act("write", part(area, 15, 20), 8);
-    let mut copy = vec![0; wanted.len().get() as usize];
-    tracee::ProcessMemory::open(case.pid()).unwrap().read(wanted.start, &mut copy).unwrap();
-    assert_eq!(copy[5 * 4096], 8);
-    let old = case.tracker.old_pages().unwrap();
-    assert_eq!(old.correct(wanted.start, &mut copy).get(), 5);
-    assert!(copy.iter().all(|byte| *byte == 7));
-    old.end();
-    assert_eq!(split(&case.scan(area)), (pages(15, 20), vec![]));
-}
-
 /// Faults inside system calls are served too, for a process that may not ask for that itself.
 #[test]
 fn a_process_without_privileges_is_watched_and_its_system_calls_go_on() {
