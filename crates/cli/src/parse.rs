@@ -84,20 +84,11 @@ pub(crate) fn parse_pid(text: &str) -> Result<Pid, Malformed> {
     number.map(Pid).ok_or(Malformed("a pid is a number above 0"))
 }
 
-/// A duration: `10ms`, `2s`, `1m`, `1h`.
+/// A duration: `10ms`, `2s`, `1m`, `1h 30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, Malformed> {
     const MALFORMED: Malformed = Malformed("a duration is a number with ms, s, m or h behind it");
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| MALFORMED)?;
-    let milliseconds = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(MALFORMED),
-    };
-    number.checked_mul(milliseconds).map(Duration::from_millis).ok_or(MALFORMED)
+    let parsed: jiff::SignedDuration = text.parse().map_err(|_| MALFORMED)?;
+    Duration::try_from(parsed).map_err(|_| MALFORMED)
 }
 
 /// A time between two checkpoints.
@@ -150,7 +141,8 @@ mod tests {
         assert_eq!(duration("10ms").unwrap(), Duration::from_millis(10));
         assert_eq!(duration("2s").unwrap(), Duration::from_secs(2));
         assert_eq!(duration("1m").unwrap(), Duration::from_secs(60));
-        for bad in ["", "10", "ms", "-1s", "1.5s", "1 s", "99999999999999999999s", "9999999999999999999h"] {
+        assert_eq!(duration("1h 30m").unwrap(), Duration::from_secs(5400));
+        for bad in ["", "10", "ms", "-1s", "1 parsec", "99999999999999999999s", "9999999999999999999h"] {
             assert!(duration(bad).is_err(), "{bad}");
         }
     }

@@ -24,19 +24,9 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
-/// A size in binary units: `712 B`, `4.0 KiB`, `1.2 GiB`.
+/// A size in binary units: `712 B`, `4.00 KiB`, `1.25 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.1} {}", UNITS[unit])
+    indicatif::HumanBytes(bytes).to_string()
 }
 
 /// Reports something to the operator, on stderr, with control characters escaped. Where nobody listens any more, the
@@ -98,7 +88,7 @@ mod tests {
         assert_eq!(duration(Duration::from_micros(12_345)), "12.3 ms");
         assert_eq!(duration(Duration::from_millis(4560)), "4.56 s");
         assert_eq!(bytes(712), "712 B");
-        assert_eq!(bytes(4096), "4.0 KiB");
-        assert_eq!(bytes(5 << 30), "5.0 GiB");
+        assert_eq!(bytes(4096), "4.00 KiB");
+        assert_eq!(bytes(5 << 30), "5.00 GiB");
     }
 }
