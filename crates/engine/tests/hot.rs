@@ -18,7 +18,7 @@ const LEARNING: u64 = 12;
 const JUDGED: u64 = 30;
 /// Epochs at most. Where others take the processors, the subject does not run between a round and the pause; such an
 /// epoch says nothing, and learning begins again.
-const EPOCHS_MAX: u64 = 1500;
+const EPOCHS_MAX: u64 = 300;
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
