@@ -6,6 +6,7 @@
 //! Does not: stop the tree, or let it go on.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use model::Pid;
 use tracee::StoppedTree;
@@ -147,26 +148,40 @@ pub(super) fn cover(
     tree: &mut StoppedTree,
     sink: &dyn PageSink,
 ) -> Result<()> {
+    leave_replaced(tracked, before, sink);
     for stopped in &mut tree.processes {
         let Some(process) = before.processes.get_mut(&stopped.pid) else { continue };
-        let known = tracked.get_mut(&stopped.pid).filter(|known| known.is_of(process));
-        if known.is_none() {
-            let leader = stopped.threads.first_mut().expect("a stopped process has threads");
-            let attach = match prepared.remove(&stopped.pid) {
-                Some((stat, attach)) if stat.may_be_program_of(&process.stat) => attach,
-                _ => kind.prepare(stopped.pid, &[])?,
-            };
-            let new = Tracked::attach(attach, process, leader, sink)?.grouped(tuning.granularity);
-            tracked.insert(stopped.pid, new);
-        }
-        if let Some(known) = tracked.get_mut(&stopped.pid)
-            && !process.is_covered
-        {
+        let known = match tracked.entry(stopped.pid) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let leader = stopped.threads.first_mut().expect("a stopped process has threads");
+                let attach = match prepared.remove(&stopped.pid) {
+                    Some((stat, attach)) if stat.may_be_program_of(&process.stat) => attach,
+                    _ => kind.prepare(stopped.pid, &[])?,
+                };
+                let attached = Tracked::attach(attach, process, leader, sink)?;
+                new.insert(attached.grouped(tuning.granularity))
+            }
+        };
+        if !process.is_covered {
             known.cover(process, sink)?;
             process.is_covered = true;
         }
     }
     Ok(())
+}
+
+/// Takes the pages of programs that exec has replaced out of the checkpoint: the new program may have another space, and
+/// an image with pages of a space that no process has cannot be restored. Before any new program is attached, which may
+/// have been given the space of an old one.
+fn leave_replaced(tracked: &mut HashMap<Pid, Tracked>, before: &Before, sink: &dyn PageSink) {
+    tracked.retain(|pid, tracked| {
+        let is_current = before.processes.get(pid).is_none_or(|process| tracked.is_of(process));
+        if !is_current {
+            tracked.leave(sink);
+        }
+        is_current
+    });
 }
 
 /// Copies shared objects whole: other processes and descriptors change them too, past any tracker of one address
