@@ -329,7 +329,8 @@ fn run_command(undying: &Undying, victim: &str, options: &SupervisedOptions, sto
     let every = format!("{}ms", options.every.as_millis());
     let mut command =
         undying.command(["run", "--name", victim, "--every", &every, "--restart", &options.restart]);
-    command.arg("--store").arg(store).args(&options.arguments);
+    // Victims write what they have found to files in place, as no program does that counts on its files.
+    command.args(["--files", "keep", "--store"]).arg(store).args(&options.arguments);
     command
 }
 

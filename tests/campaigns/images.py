@@ -88,7 +88,7 @@ class Image:
         begun, pidfile = time.monotonic(), os.path.join(self.lab.scratch, "pid-%d" % self.seq)
         with open(pidfile + ".said", "w+") as said:
             tree = subprocess.Popen(["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *self.lab.command,
-                                     "restore", self.name, "--pidfile", pidfile], stdin=subprocess.DEVNULL, stdout=said,
+                                     "restore", self.name, "--files", "keep", "--pidfile", pidfile], stdin=subprocess.DEVNULL, stdout=said,
                                     stderr=said, start_new_session=True)
             try:
                 end = time.monotonic() + PATIENCE_S

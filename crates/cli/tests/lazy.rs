@@ -144,7 +144,7 @@ impl Subject {
 
     fn restore(&self, options: &[&str]) -> Said {
         let image = self.image_path();
-        self.lab.say(["restore", image.as_str()].iter().chain(options))
+        self.lab.say(["restore", "--files", "keep", image.as_str()].iter().chain(options))
     }
 
     /// Its areas without what says how much of each is there, and the descriptors it has.
@@ -226,7 +226,8 @@ fn a_program_that_ran_before_its_memory_was_there_is_the_same_as_any_other() {
     for (off, is_lazy) in ways {
         subject.will("watch", 1);
         let image = subject.image_path();
-        let words = ["restore", &image, "--detach"].into_iter().chain(is_lazy.then_some("--lazy"));
+        let words =
+            ["restore", "--files", "keep", &image, "--detach"].into_iter().chain(is_lazy.then_some("--lazy"));
         let said = subject.lab.call(subject.lab.undying(words).env("UNDYING_FEATURES_OFF", off));
         assert_eq!(said.code, Some(0), "{said:?}");
         assert_eq!(said.stderr.contains("all memory there after"), is_lazy, "{said:?}");
@@ -300,7 +301,7 @@ fn kill_restores(options: &[&str], kill: impl Fn(&Subject, Child, &mut Random) -
     for round in 0..rounds(KILLS.0, KILLS.1) {
         subject.will("watch", random.below(1 << 40));
         let image = subject.image_path();
-        let words = ["restore", image.as_str()].into_iter().chain(options.iter().copied());
+        let words = ["restore", "--files", "keep", image.as_str()].into_iter().chain(options.iter().copied());
         let restore = subject.lab.undying(words).spawn().unwrap();
         std::thread::sleep(random.duration(latest));
         let what = format!("round {round}, {}", kill(&subject, restore, &mut random));
@@ -388,14 +389,14 @@ fn a_log_serves_as_well_as_an_image() {
     wait(&mut guardian);
     subject.end();
     subject.will("watch", 3);
-    let said = subject.lab.say(["restore", "job", "--lazy", "--detach"]);
+    let said = subject.lab.say(["restore", "--files", "keep", "job", "--lazy", "--detach"]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stderr.contains("all memory there after"), "{said:?}");
     subject.goes_on("from a log");
     subject.end();
     assert!(damage(&subject.lab.store(), 9000) > 0);
     subject.will("watch", 4);
-    let said = subject.lab.say(["restore", "job", "--lazy"]);
+    let said = subject.lab.say(["restore", "--files", "keep", "job", "--lazy"]);
     assert_eq!(said.code, Some(5), "{said:?}");
     assert!(said.stderr.contains("had begun to run"), "{said:?}");
     subject.is_gone();
@@ -411,7 +412,7 @@ fn a_checkpoint_is_refused_as_long_as_memory_is_missing() {
     let pidfile = subject.lab.path("pid");
     subject.will("watch", 5);
     let (image, file) = (subject.image_path(), pidfile.display().to_string());
-    let words = ["restore", image.as_str(), "--lazy", "--detach", "--pidfile", &file];
+    let words = ["restore", "--files", "keep", image.as_str(), "--lazy", "--detach", "--pidfile", &file];
     let mut filler = subject.lab.undying(words).spawn().unwrap();
     let process = ProcessId::of(Pid(filler.id() as i32)).unwrap();
     // The file is there from the first instruction on.
@@ -442,7 +443,7 @@ fn what_the_kernel_lacks_refuses_before_anything_is_begun() {
     let subject = Subject::image(32);
     subject.will("watch", 6);
     let image = subject.image_path();
-    let mut command = subject.lab.undying(["restore", &image, "--lazy"]);
+    let mut command = subject.lab.undying(["restore", "--files", "keep", &image, "--lazy"]);
     let said = subject.lab.call(command.env("UNDYING_FEATURES_OFF", "userfaultfd-missing"));
     assert_eq!(said.code, Some(4), "{said:?}");
     assert!(said.stderr.contains("without --lazy"), "{said:?}");

@@ -4,6 +4,7 @@
 //! Does not: choose exit codes; the verbs map variants to them.
 
 use model::{Escaped, Pid};
+use resource::files::ChangedFile;
 use resource::{Obstacle, ResourceError};
 use tracee::RemoteError;
 
@@ -90,6 +91,16 @@ pub enum EngineError {
     /// Row: not-built
     #[error("{0} is not supported yet\nhelp: see docs/limits.md")]
     NotBuilt(&'static str),
+    /// Files that the subject writes are not as they were at the checkpoint.
+    /// Row: files-changed
+    #[error("{}", changed_files(.0))]
+    FilesChanged(Vec<ChangedFile>),
+    /// The image is of a version that did not record files.
+    /// Row: files-not-recorded
+    #[error(
+        "the image does not tell which files the program writes: an earlier version of undying made it\nhelp: restore with --files keep if no file has changed since"
+    )]
+    FilesNotRecorded,
     /// Memory cannot be filled while the program runs; nothing was begun.
     /// Row: lazy-missing
     #[error(
@@ -173,6 +184,24 @@ impl From<tracee::FreezeError> for EngineError {
             other => Self::Freeze(other),
         }
     }
+}
+
+/// Files named in one message at most.
+const NAMED_MAX: usize = 8;
+
+fn changed_files(files: &[ChangedFile]) -> String {
+    let mut text = String::from("files have changed since the checkpoint, and its memory does not fit them:");
+    for ChangedFile { path, why } in files.iter().take(NAMED_MAX) {
+        text.push_str(&format!("\n  {} {why}", Escaped(&path.display().to_string())));
+    }
+    if files.len() > NAMED_MAX {
+        text.push_str(&format!("\n  and {} more", files.len() - NAMED_MAX));
+    }
+    text.push_str(
+        "\nhelp: start the program from its beginning, so that it recovers from its files; --files keep restores over \
+         them and can destroy them",
+    );
+    text
 }
 
 fn refusal(obstacles: &[Obstacle]) -> String {

@@ -20,6 +20,8 @@ pub use capture::{
 pub use error::{EngineError, Result};
 pub use obstacles::{grouped, preflight};
 pub use resource::Obstacle;
+pub use resource::files::{ChangedFile, Effect, FileRecord};
 pub use restore::{
-    PidPolicy, RestoreOptions, RestorePhases, Restored, check_records, restore, restore_lazily,
+    Aside, FilePolicy, Files, PidPolicy, RestoreOptions, RestorePhases, Restored, check_records, restore,
+    restore_lazily,
 };

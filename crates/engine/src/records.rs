@@ -7,6 +7,7 @@
 use image::{Owner, Record, RecordSet, SpaceId};
 use model::{DescriptionId, Pid};
 use prost::Message;
+use resource::files::FileRecord;
 use resource::memory::{AreaRecord, ObjectRecord};
 
 use crate::error::{EngineError, Result};
@@ -125,6 +126,13 @@ pub(crate) struct DescriptorRow {
     pub description: u32,
 }
 
+/// The regular files that the subject may write, as they were.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct FilesMessage {
+    #[prost(message, repeated, tag = "1")]
+    pub files: Vec<FileRecord>,
+}
+
 /// A message that has a record of its own.
 pub(crate) trait EngineRecord: Message + Default {
     /// The record's kind.
@@ -137,13 +145,17 @@ pub(crate) trait EngineRecord: Message + Default {
 
     /// Takes and decodes the record of an owner.
     fn take(records: &mut RecordSet, owner: Owner) -> Result<Self> {
-        let record = records.take(Self::KIND, owner).ok_or_else(|| {
-            EngineError::Incomplete(format!("record {} of {owner:?} is missing", Self::KIND))
-        })?;
+        Self::take_if_there(records, owner)?
+            .ok_or_else(|| EngineError::Incomplete(format!("record {} of {owner:?} is missing", Self::KIND)))
+    }
+
+    /// The same for a record that images of earlier versions do not have.
+    fn take_if_there(records: &mut RecordSet, owner: Owner) -> Result<Option<Self>> {
+        let Some(record) = records.take(Self::KIND, owner) else { return Ok(None) };
         if record.version > VERSION {
             return Err(EngineError::UnknownRecord { kind: record.kind, version: record.version });
         }
-        Ok(resource::decode(Self::KIND, &record.payload)?)
+        Ok(Some(resource::decode(Self::KIND, &record.payload)?))
     }
 }
 
@@ -169,6 +181,10 @@ impl EngineRecord for ObjectsMessage {
 
 impl EngineRecord for DescriptorsMessage {
     const KIND: &'static str = "descriptors";
+}
+
+impl EngineRecord for FilesMessage {
+    const KIND: &'static str = "files";
 }
 
 /// The owner of a process's records.

@@ -16,7 +16,8 @@ use sys::features::Feature;
 use tracee::procfs::Area;
 use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 use undying_engine::{
-    CheckpointOptions, Continuous, PidPolicy, Preference, RestoreOptions, Tuning, checkpoint, restore,
+    CheckpointOptions, Continuous, FilePolicy, Files, PidPolicy, Preference, RestoreOptions, Tuning,
+    checkpoint, restore,
 };
 
 /// Time between two checkpoints.
@@ -85,9 +86,14 @@ impl Lab {
 
     fn restore(&self, sequence: Sequence) -> Pid {
         let reader = self.store.image(&self.name, sequence).unwrap();
-        let options = RestoreOptions { pid: PidPolicy::Same, ..RestoreOptions::default() };
+        let options = RestoreOptions { pid: PidPolicy::Same, files: kept(), ..RestoreOptions::default() };
         restore(reader, options).unwrap().root
     }
+}
+
+/// The subjects go on after their checkpoints, and write what they found to files.
+fn kept() -> Files {
+    Files { policy: FilePolicy::Keep, ..Files::default() }
 }
 
 fn compile(folder: &Path) -> Option<PathBuf> {
@@ -334,7 +340,7 @@ fn a_single_checkpoint_restores() {
         assert_alive(pid);
         kill(pid);
         std::fs::write(lab.said(), format!("{:64}", "round 0")).unwrap();
-        let options = RestoreOptions { pid: PidPolicy::Same, ..RestoreOptions::default() };
+        let options = RestoreOptions { pid: PidPolicy::Same, files: kept(), ..RestoreOptions::default() };
         pid = restore(ImageReader::open(&image).unwrap(), options).unwrap().root;
         lab.await_rounds(1);
         let rounds = lab.rounds().unwrap();

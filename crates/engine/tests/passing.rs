@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use model::{PageCount, Pid, Sequence, Signal};
 use store::{ImageReader, ImageWriter, Keep, LogOptions, LogWriter, Store, SubjectName, WriteOptions};
 use undying_engine::{
-    CheckpointOptions, Continuous, EngineError, PidPolicy, RestoreOptions, checkpoint, restore,
+    CheckpointOptions, Continuous, EngineError, FilePolicy, Files, PidPolicy, RestoreOptions, checkpoint,
+    restore,
 };
 
 /// Checkpoints of each subject.
@@ -143,7 +144,8 @@ fn goes_on(lab: &Lab, mode: &str, refusals_max: usize) -> Option<Sequence> {
 }
 
 fn restores(image: ImageReader) {
-    let options = RestoreOptions { pid: PidPolicy::Same, ..RestoreOptions::default() };
+    let files = Files { policy: FilePolicy::Keep, ..Files::default() };
+    let options = RestoreOptions { pid: PidPolicy::Same, files, ..RestoreOptions::default() };
     let root = restore(image, options).unwrap().root;
     std::thread::sleep(Duration::from_millis(100));
     let raw = rustix::process::Pid::from_raw(root.get()).unwrap();

@@ -160,6 +160,11 @@ impl<T> Default for Found<T> {
 pub type Result<T> = std::result::Result<T, GuardianError>;
 
 impl GuardianError {
+    /// Whether a restore was refused because of files on disk.
+    pub(crate) fn names_changed_files(&self) -> bool {
+        matches!(self, Self::Engine(EngineError::FilesChanged(_) | EngineError::FilesNotRecorded))
+    }
+
     /// What the operator can do, for an error whose message does not say it.
     #[must_use]
     pub fn advice(&self) -> Option<&'static str> {

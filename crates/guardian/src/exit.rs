@@ -98,7 +98,9 @@ impl GuardianError {
 
 fn of_engine(error: &EngineError) -> ExitCode {
     match error {
-        EngineError::Refused(_) => ExitCode::Refused,
+        EngineError::Refused(_) | EngineError::FilesChanged(_) | EngineError::FilesNotRecorded => {
+            ExitCode::Refused
+        }
         EngineError::Permission { .. }
         | EngineError::KernelDiffers(_)
         | EngineError::NotBuilt(_)
@@ -188,6 +190,7 @@ mod tests {
     #[test]
     fn what_the_subject_holds_is_a_refusal() {
         assert_eq!(of_engine(&EngineError::Refused(Vec::new())), ExitCode::Refused);
+        assert_eq!(of_engine(&EngineError::FilesChanged(Vec::new())), ExitCode::Refused);
         let traced = FreezeError::Traced { pid: Pid(1), tracer: Pid(2) };
         assert_eq!(of_engine(&EngineError::Freeze(traced)), ExitCode::Refused);
         let unsupported = ResourceError::Unsupported {

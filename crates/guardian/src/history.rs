@@ -14,6 +14,7 @@ use store::SubjectName;
 use sys::Error;
 
 use crate::error::{GuardianError, Result};
+use crate::files::FilesReport;
 use crate::journal::{CheckpointEvent, EventReader, EventRow, What};
 use crate::location::StoreLocation;
 use crate::record::Record;
@@ -50,6 +51,8 @@ pub struct DeathRow {
     pub seq: Option<u64>,
     /// From the notice of the death to the first instruction.
     pub took_us: Option<u64>,
+    /// Why the program was started from its beginning although it had checkpoints.
+    pub why: Option<String>,
 }
 
 impl History {
@@ -127,12 +130,13 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
                 followed_by: "nothing",
                 seq: None,
                 took_us: None,
+                why: None,
             }),
             (What::Restored { seq, took_us, .. }, Some(death)) if death.followed_by == "nothing" => {
                 (death.followed_by, death.seq, death.took_us) = ("restored", Some(*seq), Some(*took_us));
             }
-            (What::Started { .. }, Some(death)) if death.followed_by == "nothing" => {
-                death.followed_by = "started";
+            (What::Started { why, .. }, Some(death)) if death.followed_by == "nothing" => {
+                (death.followed_by, death.why) = ("started", why.clone());
             }
             (What::GaveUp { .. }, Some(death)) if death.followed_by == "nothing" => {
                 death.followed_by = "gave-up";
@@ -149,6 +153,7 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
                     followed_by: "ended",
                     seq: None,
                     took_us: None,
+                    why: None,
                 }),
             },
             _ => {}
@@ -234,6 +239,11 @@ fn draw(checkpoint: &CheckpointEvent, process: usize, at: u64, events: &mut Vec<
     add(LOG, "commit", at + pause_us, checkpoint.commit_us);
 }
 
+/// A reason of several lines as one.
+pub(crate) fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
 fn since_epoch(text: &str) -> Option<u64> {
     let since = time::parse(text)?.duration_since(UNIX_EPOCH).ok()?;
     Some(time::microseconds(since))
@@ -252,7 +262,24 @@ impl std::fmt::Display for What {
             (None, None) => "a cause that is not known".to_owned(),
         };
         match self {
-            Self::Started { pid } => write!(f, "started as pid {pid}"),
+            Self::Started { pid, why: None } => write!(f, "started as pid {pid}"),
+            Self::Started { pid, why: Some(why) } => {
+                write!(f, "started from the beginning as pid {pid}: {}", one_line(why))
+            }
+            Self::BackOff { wait_us } => {
+                write!(f, "the restart waits {:.2} s", Duration::from_micros(*wait_us).as_secs_f64())
+            }
+            Self::MovedAside { path, bytes, to } => {
+                write!(f, "{path} was cut back, its last {bytes} bytes are in {to}")
+            }
+            Self::FilesInPlace { in_place, unknown } => {
+                let report = FilesReport {
+                    in_place: in_place.clone(),
+                    unknown: unknown.clone(),
+                    ..FilesReport::default()
+                };
+                report.fmt(f)
+            }
             Self::Adopted { pid } => write!(f, "adopted as pid {pid}"),
             Self::Checkpoint(one) => {
                 let kind = if one.full { "full" } else { "delta" };
@@ -306,18 +333,18 @@ mod tests {
     #[test]
     fn each_death_is_told_with_what_followed() {
         let rows = [
-            row(1, What::Started { pid: 5 }),
+            row(1, What::Started { pid: 5, why: None }),
             row(2, What::Died { pid: 5, signal: Some(11), exit: None }),
             row(3, What::Restored { pid: 5, seq: 4, took_us: 900 }),
             row(4, What::Died { pid: 5, signal: None, exit: Some(3) }),
-            row(5, What::Started { pid: 9 }),
+            row(5, What::Started { pid: 9, why: Some("files".to_owned()) }),
             row(6, What::Ended { pid: 9, signal: None, exit: Some(0) }),
         ];
         let found = deaths(&rows);
         let followed: Vec<&str> = found.iter().map(|death| death.followed_by).collect();
         assert_eq!(followed, ["restored", "started", "ended"]);
         assert_eq!((found[0].seq, found[0].took_us), (Some(4), Some(900)));
-        assert_eq!(found[2].exit, Some(0));
+        assert_eq!((found[1].why.as_deref(), found[2].exit), (Some("files"), Some(0)));
     }
 
     #[test]
@@ -369,7 +396,8 @@ mod tests {
             commit_us: 500,
             ..CheckpointEvent::default()
         };
-        let trace = trace(&[row(2, What::Checkpoint(checkpoint)), row(3, What::Started { pid: 5 })]);
+        let trace =
+            trace(&[row(2, What::Checkpoint(checkpoint)), row(3, What::Started { pid: 5, why: None })]);
         let events = trace["traceEvents"].as_array().unwrap();
         let spans: Vec<(i64, i64)> = events
             .iter()

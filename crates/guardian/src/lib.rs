@@ -7,9 +7,11 @@
 #![forbid(unsafe_code)]
 
 mod ancestry;
+mod aside;
 mod compression;
 mod error;
 mod exit;
+mod files;
 mod history;
 mod images;
 mod inspection;
@@ -26,9 +28,12 @@ mod subject;
 mod tidying;
 mod time;
 
+pub use aside::MovedPart;
 pub use compression::Compression;
+pub use engine::FilePolicy;
 pub use error::{Found, GuardianError, Result};
 pub use exit::ExitCode;
+pub use files::FilesReport;
 pub use history::{DeathRow, History, age, deaths, write_trace};
 pub use images::{
     CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects,
@@ -40,11 +45,11 @@ pub use inspection::{
 pub use journal::{CheckpointEvent, EventRow, What};
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, checkpoint};
-pub use record::{Death, PauseMicroseconds, RefusalReport, VerifiedReport};
-pub use restoring::{Numbers, RestoreRequest, Resumed, restore};
+pub use record::{Death, FreshReport, PauseMicroseconds, RefusalReport, VerifiedReport};
+pub use restoring::{Numbers, RestoreEvent, RestoreRequest, Resumed, restore};
 pub use run::{
-    EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, Preference, RestartLimit, RestartPolicy, RunEvent,
-    RunRequest, TRACKER_DEFAULT, Tuning, run,
+    ChangedFiles, EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, Preference, RestartLimit, RestartPolicy,
+    RunEvent, RunRequest, TRACKER_DEFAULT, Tuning, run,
 };
 pub use status::{ChannelReport, SubjectReport, status};
 pub use subject::SubjectStatus;

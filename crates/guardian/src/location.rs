@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use store::{ImageReader, Medium, Store};
 
+use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 
 /// The store of root.
@@ -91,6 +92,15 @@ impl StoreLocation {
             }
             .into()),
         }
+    }
+
+    /// Where a restore of that image keeps what it cuts off files.
+    pub(crate) fn parts_of(&self, spec: &str) -> Result<Parts> {
+        let image = self.image(spec)?;
+        Ok(match image.strip_prefix(&self.root).ok().and_then(Path::parent) {
+            Some(subject) if !subject.as_os_str().is_empty() => Parts::of_subject(&self.root.join(subject)),
+            _ => Parts::of_image(&image),
+        })
     }
 
     /// Opens the image that an argument names.

@@ -14,6 +14,7 @@ use sys::Error;
 use tracee::procfs;
 
 use crate::error::{GuardianError, Result};
+use crate::files::FilesReport;
 
 const FILE: &str = "status.json";
 /// Bytes of it that are read at most: a thousand times what a status takes.
@@ -64,6 +65,14 @@ pub struct RefusalReport {
     pub count: u64,
 }
 
+/// Why a restart began the program anew although there were checkpoints.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct FreshReport {
+    pub reason: String,
+    pub time: String,
+}
+
 /// The content of the file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
@@ -99,6 +108,12 @@ pub(crate) struct Record {
     /// What the log takes on the disk, since its first commit.
     #[serde(default)]
     pub(crate) store_bytes: Option<u64>,
+    /// Files that the subject writes.
+    #[serde(default)]
+    pub(crate) files: FilesReport,
+    /// The last restart from the beginning.
+    #[serde(default)]
+    pub(crate) fresh: Option<FreshReport>,
     /// Checkpoints that were taken later than asked for, by reason.
     #[serde(default)]
     pub(crate) held_back: Vec<RefusalReport>,

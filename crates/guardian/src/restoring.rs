@@ -3,15 +3,17 @@
 //! Owns: what the parent of a restored tree does: signals go to the root, its status becomes ours.
 //! Does not: restart; `run` does.
 
+use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{PidPolicy, RestoreOptions, Restored};
+use engine::{FilePolicy, Files, PidPolicy, RestoreOptions, Restored};
 use model::Pid;
 use rustix::event::{PollFd, PollFlags, poll};
 use sys::Error;
 
+use crate::aside::MovedPart;
 use crate::error::Result;
 use crate::inspection::require_features;
 use crate::location::StoreLocation;
@@ -42,6 +44,8 @@ pub struct RestoreRequest {
     pub store: StoreLocation,
     /// Which process numbers.
     pub numbers: Numbers,
+    /// What happens when regular files have changed since the checkpoint.
+    pub files: FilePolicy,
     /// Let the tree run while its memory is still being filled.
     pub lazy: bool,
     /// Return once the tree runs, instead of staying as its parent.
@@ -61,8 +65,23 @@ pub struct Resumed {
     pub total: Duration,
     /// From the call until all memory was there.
     pub filled: Duration,
-    /// How the root ended, for one who stayed.
+    /// How the root ended, for a caller that stayed.
     pub status: Option<SubjectStatus>,
+}
+
+/// Something that a restore reports before it ends.
+#[derive(Clone, Copy, Debug)]
+pub enum RestoreEvent<'a> {
+    /// The end of a file that only grew was cut off.
+    MovedAside(&'a MovedPart),
+}
+
+impl fmt::Display for RestoreEvent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::MovedAside(MovedPart { path, bytes, to }) = self;
+        let (path, to) = (path.display(), to.display());
+        write!(f, "{path} was cut back to the checkpoint; its last {bytes} bytes are in {to}")
+    }
 }
 
 /// Restores an image.
@@ -70,12 +89,13 @@ pub struct Resumed {
 /// # Errors
 ///
 /// Why there is no tree. Once it runs, only a failure to watch it is an error.
-pub fn restore(request: &RestoreRequest) -> Result<Resumed> {
+pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>)) -> Result<Resumed> {
     let streams = Streams::inherited()?;
     require_features()?;
     let reader = request.store.read(&request.image)?;
     // Before any process is made, so that no signal ends us between its birth and our care for it.
     let signals = if request.detach { None } else { Some(Signals::take()?) };
+    let parts = request.store.parts_of(&request.image)?;
     let options = RestoreOptions {
         pid: match request.numbers {
             Numbers::Auto => PidPolicy::Auto,
@@ -84,10 +104,12 @@ pub fn restore(request: &RestoreRequest) -> Result<Resumed> {
             Numbers::Any => PidPolicy::Any,
         },
         inherited: streams.duplicates()?,
+        files: Files { policy: request.files, aside: Some(parts.keeper()), ..Files::default() },
         ..RestoreOptions::default()
     };
     let mut written = Ok(());
     let mut running = |restored: &Restored| {
+        parts.take().iter().for_each(|part| tell(RestoreEvent::MovedAside(part)));
         if let Some(pidfile) = &request.pidfile {
             written = write_pid(pidfile, restored.root);
         }

@@ -10,9 +10,10 @@ use serde::Serialize;
 use store::{Store, SubjectName};
 
 use crate::error::{Found, Result};
+use crate::files::FilesReport;
 use crate::images;
 use crate::location::StoreLocation;
-use crate::record::{Death, PauseMicroseconds, Record, RefusalReport, VerifiedReport};
+use crate::record::{Death, FreshReport, PauseMicroseconds, Record, RefusalReport, VerifiedReport};
 use crate::time;
 
 /// Lines of a refusal that name a reason: the headline and the first obstacle.
@@ -25,7 +26,7 @@ pub struct SubjectReport {
     pub name: String,
     /// Its root, or what that was when it lived.
     pub pid: i32,
-    /// `running`, `restoring`, `ended`, `gave-up` or `failed`; `unprotected` when it runs and its guardian is gone;
+    /// `running`, `backing-off`, `restoring`, `ended`, `gave-up` or `failed`; `unprotected` when it runs and its guardian is gone;
     /// `dead` when both are gone.
     pub state: String,
     /// Why the subject would not come back from a checkpoint if it died now; `None` when it would, or has ended.
@@ -60,6 +61,10 @@ pub struct SubjectReport {
     pub tracker: String,
     /// What comparisons with the subject have found.
     pub verified: VerifiedReport,
+    /// Files that it writes, and what a restart does when they have changed.
+    pub files: FilesReport,
+    /// Why the last restart began the program anew although there were checkpoints.
+    pub fresh: Option<FreshReport>,
     /// Checkpoints that were taken later than asked for, by reason.
     pub held_back: Vec<RefusalReport>,
     /// Checkpoints that were not taken, by reason.
@@ -136,6 +141,8 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         guardian: record.guardian.pid,
         tracker: record.tracker,
         verified: record.verified,
+        files: record.files,
+        fresh: record.fresh,
         held_back: record.held_back,
         refusals: record.refusals,
     })
@@ -169,7 +176,7 @@ fn unprotected(store: &Store, name: &SubjectName, record: &Record, state: &str) 
 
 /// What the file says, unless the one who wrote it has gone without a word.
 fn state(record: &Record) -> &str {
-    let is_open = matches!(record.state.as_str(), "running" | "restoring" | "unprotected");
+    let is_open = matches!(record.state.as_str(), "running" | "backing-off" | "restoring" | "unprotected");
     match (is_open, record.is_guarded(), record.has_root()) {
         (true, false, true) => "unprotected",
         (true, false, false) => "dead",

@@ -8,6 +8,7 @@
 
 pub mod error;
 pub mod fd;
+pub mod files;
 pub mod memory;
 pub mod obstacle;
 pub mod shared;

@@ -1,4 +1,4 @@
-//! `undying restore IMAGE [--lazy] [--detach] [--pidfile F] [--pid auto|same]`
+//! `undying restore IMAGE [--files refuse|keep] [--lazy] [--detach] [--pidfile F] [--pid auto|same]`
 //!
 //! Owns: its arguments and what it says.
 //! Does not: know how a tree is built.
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use guardian::{Numbers, RestoreRequest};
+use guardian::{FilePolicy, Numbers, RestoreEvent, RestoreRequest};
 
 use super::Verb;
 use crate::failure::Failure;
@@ -19,6 +19,17 @@ const NUMBERS: [(&str, Numbers); 4] =
 
 const PID_HELP: &str = "\
 Pids of the restored tree: same (as at the checkpoint, refused while one is taken) or auto (the same today)";
+
+/// The values of `--files`.
+const FILES: [(&str, FilePolicy); 2] = [("refuse", FilePolicy::Compare), ("keep", FilePolicy::Keep)];
+
+const FILES_HELP: &str =
+    "When files that the program writes have changed: refuse, or keep and restore over them";
+
+const FILES_LONG_HELP: &str = "What happens when regular files that the program writes have changed since the \
+checkpoint. refuse: the restore is refused and the files are named; a file that only grew behind what the program had \
+appended is cut back, and what is cut off is kept. keep: the memory of the checkpoint meets the files as they are, \
+which destroys databases and repeats lines of logs";
 
 const LAZY_HELP: &str = "Let it run at once and fill its memory meanwhile, what it touches first.
 undying stays until all is there, also with --detach; if it is killed before, the program is killed too. \
@@ -53,6 +64,16 @@ impl Verb for Restore {
                     .long_help(LAZY_HELP),
             )
             .arg(
+                Arg::new("files")
+                    .long("files")
+                    .value_name("POLICY")
+                    .default_value("refuse")
+                    .value_parser(PossibleValuesParser::new(FILES.map(|(name, _)| name)))
+                    .hide_possible_values(true)
+                    .help(FILES_HELP)
+                    .long_help(FILES_LONG_HELP),
+            )
+            .arg(
                 Arg::new("pidfile")
                     .long("pidfile")
                     .value_name("F")
@@ -77,11 +98,16 @@ impl Verb for Restore {
             image: parse::given_image(matches),
             store: command::store(matches)?,
             numbers: numbers.map_or(Numbers::Auto, |(_, numbers)| *numbers),
+            files: FILES
+                .iter()
+                .find(|(name, _)| matches.get_one::<String>("files").is_some_and(|given| given == name))
+                .map_or(FilePolicy::default(), |(_, policy)| *policy),
             lazy: matches.get_flag("lazy"),
             detach: matches.get_flag("detach"),
             pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),
         };
-        let resumed = guardian::restore(&request)?;
+        let mut tell = |event: RestoreEvent<'_>| print::say(format_args!("undying: {event}"));
+        let resumed = guardian::restore(&request, &mut tell)?;
         if request.detach {
             print::say(format_args!(
                 "restored {} as pid {} ({} processes) in {}{}",

@@ -8,7 +8,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use guardian::{Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, Tuning};
+use guardian::{ChangedFiles, Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, Tuning};
 use model::Pid;
 
 use super::Verb;
@@ -59,6 +59,13 @@ impl Verb for Run {
                     "Give up after so many restarts in so much time [default: 5/1m]",
                 )
                 .value_parser(parse::limit),
+            )
+            .arg(
+                option("files", "POLICY", FILES)
+                    .default_value(ChangedFiles::default().name())
+                    .hide_possible_values(true)
+                    .long_help(FILES_LONG)
+                    .value_parser(PossibleValuesParser::new(ChangedFiles::ALL.map(ChangedFiles::name))),
             )
             .arg(option("verify-every", "K", VERIFY).value_parser(value_parser!(NonZeroU64)))
             .arg(
@@ -116,6 +123,15 @@ const RESTART: &str = "\
 Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \
 INT, PIPE, TERM) or always (after a clean end from the beginning)";
 
+const FILES: &str = "\
+When files that the program writes have changed since the checkpoint: fresh (start from the beginning), keep or refuse";
+
+const FILES_LONG: &str = "\
+What a restart does when regular files that the program writes have changed since the checkpoint. fresh: the program \
+starts from its beginning and recovers from its files, as without undying. keep: the memory of the checkpoint meets \
+the files as they are, which destroys databases and repeats lines of logs. refuse: undying ends with exit code 3. A \
+file that only grew behind what the program had appended is cut back, and what is cut off is kept in the store";
+
 fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
 }
@@ -160,6 +176,8 @@ fn tuning(matches: &ArgMatches) -> Tuning {
 fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
     let wanted = matches.get_one::<String>("restart").map(String::as_str);
     let policy = RestartPolicy::ALL.into_iter().find(|policy| Some(policy.name()) == wanted);
+    let wanted = matches.get_one::<String>("files").map(String::as_str);
+    let files = ChangedFiles::ALL.into_iter().find(|policy| Some(policy.name()) == wanted);
     let what = match matches.get_one::<Pid>("adopt") {
         Some(pid) => Guarded::Process(*pid),
         None => Guarded::Command(matches.get_many("CMD").into_iter().flatten().cloned().collect()),
@@ -177,6 +195,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         tuning: tuning(matches),
         tracker: matches.get_one("tracker").cloned().unwrap_or_default(),
         policy: policy.unwrap_or_default(),
+        files: files.unwrap_or_default(),
         limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),
     })
 }

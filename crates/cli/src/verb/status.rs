@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command};
-use guardian::SubjectReport;
+use guardian::{ChangedFiles, SubjectReport};
 
 use super::Verb;
 use crate::failure::{Failure, report_left_out};
@@ -51,6 +51,17 @@ impl Verb for Status {
         print::table(&head, &rows)?;
         tell_unprotected(&found.rows)?;
         for subject in &found.rows {
+            if let Some(fresh) = &subject.fresh {
+                print::say(format_args!(
+                    "{}: started from its beginning at {}: {}",
+                    subject.name,
+                    fresh.time,
+                    fresh.reason.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+                ));
+            }
+            if subject.files.policy != ChangedFiles::Keep.name() && !subject.files.is_empty() {
+                print::say(format_args!("{}: {}", subject.name, subject.files));
+            }
             for slow in &subject.held_back {
                 print::say(format_args!(
                     "{}: {} checkpoints were taken late: {}",

@@ -20,6 +20,7 @@ use resource::fd::envelope::Envelope;
 use resource::fd::locks::{self, Lock};
 use resource::fd::sockets::Sockets;
 use resource::fd::{self, CaptureScope, Description, FdCapture, Known, in_flight};
+use resource::files::{FileRecord, FileStates};
 use resource::state::DescriptorText;
 use sys::kcmp;
 use sys::{Errno, Error, pidfd};
@@ -61,6 +62,12 @@ pub(super) struct Descriptors {
     envelopes: HashMap<DescriptionId, Envelope>,
     /// Those with a lease on a file that has no name left.
     unlinked: HashSet<DescriptionId>,
+    /// Those with any lease.
+    leased: HashSet<DescriptionId>,
+    /// Files that the subject may write, as they are in the pause.
+    states: Option<FileStates>,
+    /// The same once the pause is over.
+    pub(super) written: Vec<FileRecord>,
     /// `rows` without what only this file needs, for the scope that kinds see.
     table: Vec<(Pid, Fd, DescriptionId)>,
     /// What the last `prepare` was told.
@@ -201,6 +208,11 @@ impl Descriptors {
     /// Whether some description reads and writes past the page cache.
     pub(super) fn bypass_cache(&self) -> bool {
         self.known.iter().any(|known| known.info.flags & DIRECT != 0)
+    }
+
+    /// Takes the files that the last pause has recorded.
+    pub(super) fn take_files(&mut self) -> Vec<FileRecord> {
+        self.states.take().map(FileStates::finish).unwrap_or_default()
     }
 
     /// What kinds may know of the subject.
@@ -381,10 +393,13 @@ impl Descriptors {
             self.hidden_texts.push(info.text);
         }
         self.unlinked.clear();
+        self.leased.clear();
         for (row, one) in self.rows.iter().zip(&self.texts) {
-            let open = &self.open[row.description.get() as usize];
-            if locks::has_lease(&one.text) && locks::is_unlinked(open) {
-                self.unlinked.insert(row.description);
+            if locks::has_lease(&one.text) {
+                self.leased.insert(row.description);
+                if locks::is_unlinked(&self.open[row.description.get() as usize]) {
+                    self.unlinked.insert(row.description);
+                }
             }
         }
         Ok(())
@@ -514,14 +529,19 @@ pub(super) fn inside(before: &mut Before) -> Result<()> {
     descriptors.look_inside()?;
     descriptors.sockets.begin_pause();
     descriptors.tell();
+    let mut states = FileStates::begin(descriptors.options.kill);
     for description in &descriptors.open {
         if let Some(capture) = descriptors.captures.get_mut(&description.id) {
             capture.inside(description)?;
         }
         let envelope = Envelope::inside(description)?;
+        let is_inherited = descriptors.options.inherited.contains(&description.file());
+        states.add(description, &envelope, is_inherited, descriptors.leased.contains(&description.id))?;
         descriptors.envelopes.insert(description.id, envelope);
     }
     let areas = areas_of(processes, order);
+    areas.iter().flat_map(|(_, areas)| areas.iter()).for_each(|area| states.add_mapping(area));
+    descriptors.states = Some(states);
     descriptors.relate(order, areas)?;
     // One that is to end keeps what was done to its connections until it has.
     if !descriptors.options.kill {

@@ -29,7 +29,7 @@ pub use crate::capture::continuous::{
 };
 use crate::error::{EngineError, Result};
 use crate::obstacles;
-use crate::records::{EngineRecord, TreeMessage};
+use crate::records::{EngineRecord, FilesMessage, TreeMessage};
 
 /// What a checkpoint is told.
 #[derive(Clone, Debug, Default)]
@@ -343,6 +343,9 @@ fn after(before: &mut Before) -> Result<RecordSet> {
     tree.put(&mut records, image::Owner::Tree);
     before.put_processes(&mut records);
     objects::put(before, &mut records);
+    let files = FilesMessage { files: before.descriptors.take_files() };
+    files.put(&mut records, image::Owner::Tree);
+    before.descriptors.written = files.files;
     descriptors::after(before, &mut records)?;
     threads::after(before, &mut records)?;
     Ok(records)

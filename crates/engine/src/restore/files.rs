@@ -5,11 +5,11 @@
 //! Invariants: what a stub inherits and does not want is closed before it runs.
 //! Does not: know kinds.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use model::{DescriptionId, Fd, Inode, Pid};
-use resource::fd::{self, FdConnect, FdCreate, FdRecord, FilePolicy};
+use resource::fd::{self, FdConnect, FdCreate, FdRecord};
 use resource::{Shared, memory};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit};
@@ -48,7 +48,6 @@ impl OpenFiles {
 pub(super) fn open(
     plan: &Plan,
     inherited: Vec<(u64, Inode, OwnedFd)>,
-    files: FilePolicy,
     connections_lost: bool,
     shared: &mut Shared,
 ) -> Result<OpenFiles> {
@@ -71,6 +70,7 @@ pub(super) fn open(
         objects.insert(object.id, file);
     }
     let mut created = HashMap::new();
+    let mut handed_on = HashSet::new();
     for kind in fd::REGISTRY {
         let records = records_of(plan, kind.name());
         if records.is_empty() {
@@ -79,7 +79,7 @@ pub(super) fn open(
         let mut context = FdCreate {
             created: &mut created,
             inherited: &inherited,
-            files,
+            handed_on: &mut handed_on,
             objects: &by_inode,
             connections_lost,
             shared: &mut *shared,
@@ -91,7 +91,7 @@ pub(super) fn open(
         let id = DescriptionId(*id);
         // A kind may leave a description to its `connect` step.
         let Some(file) = created.remove(&id) else { continue };
-        envelope.apply(file.as_fd())?;
+        envelope.apply(file.as_fd(), handed_on.contains(&id))?;
         descriptions.insert(id, lift(file, above)?);
     }
     Ok(OpenFiles { objects, readable, descriptions })

@@ -37,12 +37,14 @@ pub(super) fn prepare(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Completes every process and lets the tree run, thread by thread, as `let_go` does it.
+/// Completes every process and lets the tree run, thread by thread, as `let_go` does it. `cut_back` is called once
+/// nothing else can fail that does not depend on others, and before anything is visible outside.
 pub(super) fn finish(
     plan: &Plan,
     open: &OpenFiles,
     mut built: Built,
     shared: &mut Shared,
+    cut_back: impl FnOnce() -> Result<()>,
     mut let_go: impl FnMut(Stub, Option<Signal>) -> std::result::Result<(), Error>,
 ) -> Result<()> {
     for process in plan.living() {
@@ -65,6 +67,7 @@ pub(super) fn finish(
     for process in plan.living() {
         set_registers(process, built.get(process.pid)?)?;
     }
+    cut_back()?;
     files::start(plan, open)?;
     // They are let go one after the other: who dies in between must not leave half a tree.
     let switch = DeadManSwitch::arm(plan.living().map(|process| process.pid))?;

@@ -6,6 +6,7 @@
 //! Does not: know kinds; it asks the registries.
 
 mod check;
+mod compared;
 mod content;
 mod files;
 mod finish;
@@ -21,12 +22,13 @@ use std::time::{Duration, Instant};
 
 use model::{Inode, Pid, Signal};
 use resource::Shared;
-use resource::fd::FilePolicy;
 use store::ImageReader;
 use sys::clone::Parent;
 use tracee::{Escort, Stub};
 
 use crate::error::{EngineError, Result};
+use compared::Compared;
+pub use compared::{Aside, FilePolicy, Files};
 use fresh::FreshMemory;
 use lazy::Lazy;
 use plan::Plan;
@@ -57,8 +59,8 @@ pub struct RestoreOptions {
     pub threads: NonZeroUsize,
     /// Descriptors of ours that the subject may get back: device, inode, descriptor.
     pub inherited: Vec<(u64, Inode, OwnedFd)>,
-    /// What happens to regular files that have changed.
-    pub files: FilePolicy,
+    /// What happens to regular files that the subject writes.
+    pub files: Files,
     /// The subject died in a crash, and its TCP connections with it.
     pub connections_lost: bool,
 }
@@ -71,7 +73,7 @@ impl Default for RestoreOptions {
             parent: Parent::Caller,
             threads: THREADS,
             inherited: Vec::new(),
-            files: FilePolicy::default(),
+            files: Files::default(),
             connections_lost: false,
         }
     }
@@ -152,6 +154,12 @@ pub fn restore_lazily(
     restore_with(reader, options, Some(&mut running))
 }
 
+fn read_plan(reader: &mut ImageReader) -> Result<Plan> {
+    let plan = Plan::read(reader.take_records())?;
+    plan.check_kernel()?;
+    Ok(plan)
+}
+
 fn restore_with(
     mut reader: ImageReader,
     options: RestoreOptions,
@@ -163,15 +171,14 @@ fn restore_with(
     }
     let mut lap = Lap(started);
     let mut phases = RestorePhases::default();
-    let records = reader.take_records();
-    let plan = Plan::read(records)?;
-    plan.check_kernel()?;
+    let plan = read_plan(&mut reader)?;
+    let mut compared = Compared::compare(&plan, reader.commit().time, options.files)?;
     plan.check_pids()?;
     phases.plan = lap.take();
     let lazy = if running.is_some() { Lazy::prepare(&plan, reader.index())? } else { None };
     finish::prepare(&plan)?;
     let mut shared = Shared::default();
-    let open = files::open(&plan, options.inherited, options.files, options.connections_lost, &mut shared)?;
+    let open = files::open(&plan, options.inherited, options.connections_lost, &mut shared)?;
     content::fill_objects(&reader, &plan, &open)?;
     phases.open = lap.take();
     let mut built = tree::build(&plan, &open, options.parent)?;
@@ -189,7 +196,7 @@ fn restore_with(
     let complete = move |mut built: Built, let_go: LetGo<'_>| {
         layout::advise(plan, &mut built)?;
         files::install(plan, &open, &mut built)?;
-        finish::finish(plan, &open, built, &mut shared, let_go)?;
+        finish::finish(plan, &open, built, &mut shared, || compared.cut_back(), let_go)?;
         // The tree's alone once it runs: a pipe ends when the tree closes it.
         drop((open, shared));
         Ok(())

@@ -10,6 +10,7 @@ use image::{Owner, RecordSet, SpaceId};
 use model::{Address, AddressRange, Pid, Tid};
 use resource::fd;
 use resource::fd::envelope::Envelope;
+use resource::files::FileRecord;
 use resource::memory::{self, AreaRecord, ObjectRecord};
 use resource::state::{self, Level, StateKind};
 use sys::ptrace::Registers;
@@ -18,8 +19,8 @@ use tracee::procfs;
 use super::check;
 use crate::error::{EngineError, Result};
 use crate::records::{
-    AreasMessage, DescriptorRow, DescriptorsMessage, EngineRecord, LayoutMessage, ObjectsMessage,
-    ProcessMessage, ThreadMessage, TreeMessage, of_process,
+    AreasMessage, DescriptorRow, DescriptorsMessage, EngineRecord, FilesMessage, LayoutMessage,
+    ObjectsMessage, ProcessMessage, ThreadMessage, TreeMessage, of_process,
 };
 
 /// How long a parent may take to reap the process whose number is wanted.
@@ -33,6 +34,8 @@ pub(super) struct Plan {
     pub(super) processes: Vec<PlannedProcess>,
     pub(super) objects: Vec<ObjectRecord>,
     pub(super) envelopes: Vec<(u32, Envelope)>,
+    /// Regular files that the subject could write; `None` in images of versions that did not record them.
+    pub(super) files: Option<Vec<FileRecord>>,
     vdso_checksum: u32,
 }
 
@@ -69,6 +72,7 @@ impl Plan {
     pub(super) fn read(mut records: RecordSet) -> Result<Self> {
         let tree = TreeMessage::take(&mut records, Owner::Tree)?;
         let objects = ObjectsMessage::take(&mut records, Owner::Tree)?.objects;
+        let files = FilesMessage::take_if_there(&mut records, Owner::Tree)?;
         let mut processes = Vec::new();
         for pid in tree.pids {
             processes.push(PlannedProcess::read(&mut records, Pid(pid))?);
@@ -94,7 +98,8 @@ impl Plan {
         if let Some(record) = records.first_left() {
             return Err(unknown(record));
         }
-        let plan = Self { processes, objects, envelopes, vdso_checksum: tree.vdso_checksum };
+        let files = files.map(|message| message.files);
+        let plan = Self { processes, objects, envelopes, files, vdso_checksum: tree.vdso_checksum };
         plan.check()?;
         Ok(plan)
     }

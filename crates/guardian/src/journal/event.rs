@@ -42,7 +42,18 @@ pub struct EventRow {
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub enum What {
     /// The program was started, at first or again from its beginning.
-    Started { pid: i32 },
+    Started {
+        pid: i32,
+        /// Why no checkpoint was used, if there were any.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        why: Option<String>,
+    },
+    /// The restart waits, since the program has hardly lived.
+    BackOff { wait_us: u64 },
+    /// The end of a file that only grew was cut off at a restore.
+    MovedAside { path: String, bytes: u64, to: String },
+    /// Files that prevent a restart once they have changed, and files that prevent every restart.
+    FilesInPlace { in_place: Vec<String>, unknown: Vec<String> },
     /// A running program is guarded from now on.
     Adopted { pid: i32 },
     /// A checkpoint was committed.
@@ -309,7 +320,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILES[0].0);
         let mut reader = EventReader::new(folder.path());
-        let started = row(5, What::Started { pid: 7 });
+        let started = row(5, What::Started { pid: 7, why: None });
         let line = serde_json::to_string(&started).unwrap();
         drop(trust::open_or_create(&path, trust::Access::Write).unwrap());
         std::fs::write(&path, format!("nonsense\n{}", &line[..20])).unwrap();

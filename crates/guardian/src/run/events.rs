@@ -10,8 +10,11 @@ use engine::{Comparison, Difference};
 use model::{Escaped, Pid, Sequence};
 
 use super::policy::RestartLimit;
+use crate::aside::MovedPart;
 use crate::error::GuardianError;
+use crate::files::FilesReport;
 use crate::journal::What;
+use crate::restoring::RestoreEvent;
 use crate::subject::SubjectStatus;
 use crate::time::microseconds;
 
@@ -63,7 +66,18 @@ pub enum RunEvent<'a> {
         took: Duration,
     },
     /// The program was started from its beginning.
-    StartedAfresh(Pid),
+    StartedAfresh {
+        /// Its root.
+        pid: Pid,
+        /// Why none of its checkpoints was used, if it had any.
+        why: Option<&'a str>,
+    },
+    /// The restart waits so long, since the program has hardly lived.
+    BacksOff(Duration),
+    /// The end of a file that only grew was cut off.
+    MovedAside(&'a MovedPart),
+    /// The first checkpoint of an incarnation has recorded files that can prevent a restart from it.
+    FilesInPlace(&'a FilesReport),
     /// Too many restarts.
     GaveUp(RestartLimit),
     /// The status file cannot be written; `status` will know less.
@@ -100,7 +114,16 @@ impl RunEvent<'_> {
             Self::Restored { pid, sequence, took } => {
                 What::Restored { pid: pid.get(), seq: sequence.get(), took_us: microseconds(*took) }
             }
-            Self::StartedAfresh(pid) => What::Started { pid: pid.get() },
+            Self::StartedAfresh { pid, why } => What::Started { pid: pid.get(), why: why.map(str::to_owned) },
+            Self::BacksOff(wait) => What::BackOff { wait_us: microseconds(*wait) },
+            Self::MovedAside(part) => What::MovedAside {
+                path: part.path.display().to_string(),
+                bytes: part.bytes,
+                to: part.to.display().to_string(),
+            },
+            Self::FilesInPlace(files) => {
+                What::FilesInPlace { in_place: files.in_place.clone(), unknown: files.unknown.clone() }
+            }
             Self::GaveUp(limit) => {
                 What::GaveUp { restarts: limit.count, within_us: microseconds(limit.window) }
             }
@@ -142,7 +165,15 @@ impl fmt::Display for RunEvent<'_> {
                 let milliseconds = took.as_secs_f64() * 1e3;
                 write!(f, "pid {pid} is back at checkpoint {sequence} after {milliseconds:.1} ms")
             }
-            Self::StartedAfresh(pid) => write!(f, "started from the beginning as pid {pid}"),
+            Self::StartedAfresh { pid, why } => {
+                write!(f, "started from the beginning as pid {pid}")?;
+                why.map_or(Ok(()), |why| write!(f, ": {why}"))
+            }
+            Self::BacksOff(wait) => {
+                write!(f, "the restart waits {:.2} s, since the program lived so shortly", wait.as_secs_f64())
+            }
+            Self::MovedAside(part) => RestoreEvent::MovedAside(part).fmt(f),
+            Self::FilesInPlace(files) => files.fmt(f),
             Self::GaveUp(limit) => {
                 let RestartLimit { count, window } = limit;
                 write!(f, "gave up after {count} restarts within {} s", window.as_secs())

@@ -41,7 +41,7 @@ use tracer::{Place, Tracking};
 
 pub use engine::{Preference, Tuning};
 pub use events::RunEvent;
-pub use policy::{RestartLimit, RestartPolicy};
+pub use policy::{ChangedFiles, RestartLimit, RestartPolicy};
 
 /// The shortest time between two checkpoints.
 pub const EVERY_MIN: Duration = Duration::from_millis(10);
@@ -80,6 +80,8 @@ pub struct RunRequest {
     pub tuning: Tuning,
     /// Which deaths are followed by a restart.
     pub policy: RestartPolicy,
+    /// What a restart does when files that the subject writes have changed.
+    pub files: ChangedFiles,
     /// How often at most.
     pub limit: RestartLimit,
 }

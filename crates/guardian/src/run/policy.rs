@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use engine::FilePolicy;
 use model::{Sequence, Signal};
 
 use crate::subject::SubjectStatus;
@@ -59,6 +60,66 @@ pub(super) fn is_clean(status: SubjectStatus) -> bool {
         SubjectStatus::Exited(code) => code == 0,
         SubjectStatus::Killed(signal) => CLEAN.contains(&signal),
         SubjectStatus::Unknown => false,
+    }
+}
+
+/// What a restart does when regular files that the subject writes have changed since the checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ChangedFiles {
+    /// The program starts from its beginning and recovers from its files by itself.
+    #[default]
+    Fresh,
+    /// The memory of the checkpoint meets the files as they are.
+    Keep,
+    /// The run ends with an error that names the files.
+    Refuse,
+}
+
+impl ChangedFiles {
+    /// Every policy.
+    pub const ALL: [Self; 3] = [Self::Fresh, Self::Keep, Self::Refuse];
+
+    /// Its name on the command line and in `status`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fresh => "fresh",
+            Self::Keep => "keep",
+            Self::Refuse => "refuse",
+        }
+    }
+
+    /// What the restore itself does.
+    pub(super) const fn at_restore(self) -> FilePolicy {
+        match self {
+            Self::Fresh | Self::Refuse => FilePolicy::Compare,
+            Self::Keep => FilePolicy::Keep,
+        }
+    }
+}
+
+/// The shortest and the longest time between a death and the restart.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
+/// By how much it grows with each death.
+const BACK_OFF_FACTOR: u32 = 4;
+/// A life of this length is no part of a crash loop.
+const HEALTHY: Duration = Duration::from_secs(10);
+
+/// How long a restart waits. The first one after a healthy life does not wait at all; then the time grows, so that a
+/// program that waits for a port or a file does not use up its restarts in a second.
+#[derive(Debug, Default)]
+pub(super) struct BackOff {
+    next: Duration,
+}
+
+impl BackOff {
+    /// The time to wait after a life has ended. SIGKILL comes from outside: a life that it ended after a checkpoint
+    /// was healthy.
+    pub(super) fn died(&mut self, lived: Duration, status: SubjectStatus, has_checkpoint: bool) -> Duration {
+        let was_healthy = lived >= HEALTHY || (has_checkpoint && status == SubjectStatus::Killed(KILL));
+        let wait = if was_healthy { Duration::ZERO } else { self.next };
+        self.next = if wait.is_zero() { BACK_OFF.0 } else { (wait * BACK_OFF_FACTOR).min(BACK_OFF.1) };
+        wait
     }
 }
 
@@ -240,6 +301,19 @@ mod tests {
         assert!(restarts.admit(start + Duration::from_secs(10)));
         assert!(!restarts.admit(start + Duration::from_secs(20)));
         assert!(restarts.admit(start + Duration::from_secs(65)));
+    }
+
+    #[test]
+    fn restarts_of_a_crash_loop_are_further_and_further_apart() {
+        let mut back_off = BackOff::default();
+        let short = Duration::from_millis(20);
+        let waits: Vec<u128> = (0..7).map(|_| back_off.died(short, CRASH, false).as_millis()).collect();
+        assert_eq!(waits, [0, 50, 200, 800, 3_200, 10_000, 10_000]);
+        assert_eq!(back_off.died(HEALTHY, CRASH, false), Duration::ZERO);
+        assert_eq!(back_off.died(short, CRASH, false), BACK_OFF.0);
+        let killed = SubjectStatus::Killed(KILL);
+        assert_eq!(back_off.died(short, killed, false).as_millis(), 200);
+        assert_eq!(back_off.died(short, killed, true), Duration::ZERO);
     }
 
     #[test]

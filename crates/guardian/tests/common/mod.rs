@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use testkit::ProcessId;
 use undying_guardian as guardian;
 
-use guardian::{Guarded, RestartLimit, RestartPolicy, RunEvent, RunRequest, StoreLocation};
+use guardian::{ChangedFiles, Guarded, RestartLimit, RestartPolicy, RunEvent, RunRequest, StoreLocation};
 
 /// The longest that anything may take on a loaded machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -77,6 +77,7 @@ impl Lab {
             tuning: guardian::Tuning::default(),
             tracker: guardian::TRACKER_DEFAULT.to_owned(),
             policy: RestartPolicy::OnFailure,
+            files: ChangedFiles::Keep,
             limit: RestartLimit { count: 100, window: LIMIT },
         };
         let (sender, told) = mpsc::channel();
@@ -215,7 +216,7 @@ fn of_event(event: &RunEvent<'_>) -> Option<Told> {
         RunEvent::Died { .. } => Some(Told::Died),
         RunEvent::CheckpointDropped(number) => Some(Told::Dropped(*number)),
         RunEvent::Restored { sequence, took, .. } => Some(Told::Restored(*sequence, *took)),
-        RunEvent::StartedAfresh(pid) => Some(Told::StartedAfresh(*pid)),
+        RunEvent::StartedAfresh { pid, .. } => Some(Told::StartedAfresh(*pid)),
         _ => None,
     }
 }

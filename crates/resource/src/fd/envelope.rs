@@ -170,8 +170,8 @@ impl Envelope {
     }
 
     /// Restore, when the kind has created the description: flags, position and signal number.
-    /// O_ASYNC, the owner and locks come with [`Envelope::connect`].
-    pub fn apply(&self, file: BorrowedFd<'_>) -> Result<()> {
+    /// O_ASYNC, the owner and locks come with [`Envelope::connect`]. With `stays`, the position is left as it is.
+    pub fn apply(&self, file: BorrowedFd<'_>, stays: bool) -> Result<()> {
         if is_path_only(self.flags) {
             return Ok(());
         }
@@ -182,7 +182,8 @@ impl Envelope {
             rustix::fs::fcntl_setfl(file, wanted)
                 .map_err(|errno| self.failed("set the status flags", errno))?;
         }
-        if let Some(position) = self.position
+        if !stays
+            && let Some(position) = self.position
             && rustix::fs::tell(file) != Ok(position)
         {
             rustix::fs::seek(file, SeekFrom::Start(position))
@@ -327,11 +328,11 @@ mod tests {
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
         let envelope = Envelope::inside(&describe(0, &reader)).unwrap();
         assert_eq!(envelope.position, None);
-        envelope.apply(reader.as_fd()).unwrap();
+        envelope.apply(reader.as_fd(), false).unwrap();
         let named = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, rustix::fs::Mode::empty()).unwrap();
         let envelope = Envelope::inside(&describe(0, &named)).unwrap();
         assert!(is_path_only(envelope.flags) && envelope.position.is_none() && !envelope.needs_process());
-        envelope.apply(named.as_fd()).unwrap();
+        envelope.apply(named.as_fd(), false).unwrap();
     }
 
     #[test]

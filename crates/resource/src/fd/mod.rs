@@ -11,7 +11,7 @@
 //! in its process, for what depends on numbers (epoll registrations, record locks).
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
@@ -286,26 +286,14 @@ pub struct FdCreate<'a> {
     pub created: &'a mut HashMap<DescriptionId, OwnedFd>,
     /// Descriptors that this process was started with and may hand on, by device and inode.
     pub inherited: &'a [(u64, Inode, OwnedFd)],
-    /// Policy for regular files that have changed since.
-    pub files: FilePolicy,
+    /// Descriptions of `created` that are inherited ones, and that others may write through as well.
+    pub handed_on: &'a mut HashSet<DescriptionId>,
     /// Memory objects (memfd, shared memory) that the memory kinds have built, by object number.
     pub objects: &'a HashMap<u64, OwnedFd>,
     /// The subject died in a crash: its TCP connections are lost and come back as sockets that report it.
     pub connections_lost: bool,
     /// What this kind may build together with others.
     pub shared: &'a mut Shared,
-}
-
-/// What happens when a regular file is not as it was at the checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum FilePolicy {
-    /// Seek to the saved position and go on.
-    Keep,
-    /// Refuse the restore.
-    Refuse,
-    /// Keep what is opened with O_APPEND or only for reading, refuse the rest.
-    #[default]
-    Default,
 }
 
 /// What `connect` works with: one process under construction whose descriptors have their numbers.

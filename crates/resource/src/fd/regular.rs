@@ -1,26 +1,21 @@
 //! Regular files under their name, and whatever else was opened with O_PATH, directories apart.
 //!
-//! Owns: the payload and the capture of files that have a path, opening them again, the judgement whether a file
-//! is still the one the program knew.
+//! Owns: the payload and the capture of files that have a path, and opening them again.
 //! Invariants: files are opened as they are found and never created, truncated or changed; one that is missing, or is
-//! of another type, refuses the restore, and so does one that [`FilePolicy`] does not accept.
-//! Does not: bring the content back as it was; the program meets what is in the file now.
-//!
-//! [`FilePolicy::Default`] accepts every file opened only for reading or with O_APPEND. A file opened for writing in
-//! place is accepted when it is at least as long as at the checkpoint: the program went on after the checkpoint, and
-//! writes the same again from the saved position. A shorter one is refused, since what the program had written
-//! is gone. Size and time decide, not device and inode: an image may be restored where the files were copied to.
+//! of another type, refuses the restore.
+//! Does not: compare the content with the checkpoint; [`crate::files`] does so for files that the subject may write,
+//! before any descriptor is opened.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use model::{Inode, Pid};
 use prost::Message;
-use rustix::fs::{FileType, Stat};
+use rustix::fs::{FileType, SeekFrom, Stat};
 use sys::{Errno, Error};
 
 use super::deleted::{Nameless, NamelessCapture, NamelessFiles};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, FilePolicy, Known};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::inherited::Inherited;
@@ -29,7 +24,6 @@ use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/regular";
 const FORMAT_MASK: u32 = 0o170_000;
-const O_APPEND: u32 = 0o2_000;
 
 const PROC: i64 = 0x9fa0;
 /// File systems whose files the kernel makes up when they are read; size and time say nothing.
@@ -217,14 +211,28 @@ pub(super) fn create(kind: &'static str, records: &[FdRecord], context: &mut FdC
         };
         let file = match handed_on {
             Some(file) => file,
-            None => open(record, &payload, context.files)?,
+            None => open(record, &payload)?,
         };
+        if payload.inherited && may_write(record.flags) {
+            stay_behind_others(&file, record)?;
+            context.handed_on.insert(record.id);
+        }
         context.created.insert(record.id, file);
     }
     nameless.create(kind, context)
 }
 
-fn open(record: &FdRecord, payload: &FilePayload, policy: FilePolicy) -> Result<OwnedFd> {
+/// Sets the position of a file that others write to as well behind what they wrote. A description shared with them has
+/// it already; one that was opened anew has none.
+fn stay_behind_others(file: &OwnedFd, record: &FdRecord) -> Result<()> {
+    if rustix::fs::tell(file).is_ok_and(|position| position < record.position) {
+        rustix::fs::seek(file, SeekFrom::End(0))
+            .map_err(|errno| Error::new("seek to the end of a stream", errno))?;
+    }
+    Ok(())
+}
+
+fn open(record: &FdRecord, payload: &FilePayload) -> Result<OwnedFd> {
     let path = path::from_bytes(&payload.path);
     let file = opening::open(&path, opening::flags_for(record.flags)).map_err(|error| {
         let why = format!("the program has this file open, and it cannot be opened: {}", error.errno);
@@ -235,32 +243,7 @@ fn open(record: &FdRecord, payload: &FilePayload, policy: FilePolicy) -> Result<
         let why = "it is no longer a file of the same type".to_owned();
         return Err(refused(&path, why, "bring the file back as it was at the checkpoint"));
     }
-    match objection(payload, &stat, record.flags, policy) {
-        Some(why) => Err(refused(&path, why, "bring the file back, or restore with `--files keep`")),
-        None => Ok(file),
-    }
-}
-
-/// What the policy has against a file as it is now.
-fn objection(payload: &FilePayload, now: &Stat, flags: u32, policy: FilePolicy) -> Option<String> {
-    if payload.made_up || is_path_only(flags) || payload.format != FileType::RegularFile.as_raw_mode() {
-        return None;
-    }
-    let size = now.st_size as u64;
-    let same =
-        (size, now.st_mtime, now.st_mtime_nsec) == (payload.size, payload.modified_s, payload.modified_ns);
-    let writes_in_place = may_write(flags) && flags & O_APPEND == 0;
-    match policy {
-        FilePolicy::Keep => None,
-        FilePolicy::Refuse if !same => {
-            Some(format!("it was changed after the checkpoint (it had {} bytes, now {size})", payload.size))
-        }
-        FilePolicy::Default if writes_in_place && size < payload.size => Some(format!(
-            "it is shorter than at the checkpoint ({size} bytes, {} before): what the program wrote is gone",
-            payload.size
-        )),
-        FilePolicy::Refuse | FilePolicy::Default => None,
-    }
+    Ok(file)
 }
 
 fn refused(path: &Path, why: String, fix: &str) -> ResourceError {
@@ -309,62 +292,36 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_went_on_after_the_checkpoint_goes_on_from_the_saved_position() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut file = File::create(folder.path().join("out")).unwrap();
-        write(&mut file, b"before");
-        let subject = Subject::new(&[&file]);
-        let envelopes = subject.capture(&Regular, || write(&mut file, b" after")).unwrap();
-        let built = subject.build(&Regular, &envelopes, &[]).unwrap();
-        let mut again = File::from(built.into_iter().next().unwrap());
-        write(&mut again, b" again");
-        assert_eq!(fs::read_to_string(folder.path().join("out")).unwrap(), "before again");
-    }
-
-    #[test]
-    fn a_file_that_lost_what_was_written_is_refused_by_default_and_kept_on_demand() {
+    fn a_file_that_is_gone_or_of_another_type_refuses() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out");
         let mut file = File::create(&path).unwrap();
         write(&mut file, b"before");
-        let mut subject = Subject::new(&[&file]);
-        let envelopes = subject.capture(&Regular, || file.set_len(3).unwrap()).unwrap();
-        let error = subject.build(&Regular, &envelopes, &[]).unwrap_err().to_string();
-        assert!(
-            error.contains("out") && error.contains("3 bytes, 6 before") && error.contains("help:"),
-            "{error}"
-        );
-        subject.policy = FilePolicy::Keep;
-        assert_eq!(position(&subject.build(&Regular, &envelopes, &[]).unwrap()[0]), 6);
+        let subject = Subject::new(&[&file]);
+        let envelopes = subject.capture(&Regular, || {}).unwrap();
         fs::remove_file(&path).unwrap();
         let error = subject.build(&Regular, &envelopes, &[]).unwrap_err().to_string();
-        assert!(error.contains("No such file"), "{error}");
+        assert!(error.contains("No such file") && error.contains("help:"), "{error}");
         fs::create_dir(&path).unwrap();
         subject.build(&Regular, &envelopes, &[]).unwrap_err();
     }
 
     #[test]
-    fn the_strict_policy_refuses_any_change() {
+    fn an_inherited_stream_is_never_rewound() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("in");
-        fs::write(&path, "one").unwrap();
-        let file = File::open(&path).unwrap();
+        let path = folder.path().join("log");
+        let mut file = File::create(&path).unwrap();
+        write(&mut file, b"line 1\n");
         let mut subject = Subject::new(&[&file]);
-        let envelopes = subject.capture(&Regular, || fs::write(&path, "seven").unwrap()).unwrap();
-        subject.build(&Regular, &envelopes, &[]).unwrap();
-        subject.policy = FilePolicy::Refuse;
-        let error = subject.build(&Regular, &envelopes, &[]).unwrap_err().to_string();
-        assert!(error.contains("changed after the checkpoint"), "{error}");
-    }
-
-    #[test]
-    fn a_log_that_was_cut_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut file = OpenOptions::new().append(true).create(true).open(folder.path().join("log")).unwrap();
-        write(&mut file, b"many lines");
-        let subject = Subject::new(&[&file]);
-        let envelopes = subject.capture(&Regular, || file.set_len(0).unwrap()).unwrap();
-        subject.build(&Regular, &envelopes, &[]).unwrap();
+        let stat = subject.descriptions[0].stat;
+        subject.inherited = vec![(stat.st_dev, Inode(stat.st_ino))];
+        let envelopes = subject.capture(&Regular, || write(&mut file, b"line 2\n")).unwrap();
+        let handed = [(stat.st_dev, Inode(stat.st_ino), OwnedFd::from(file.try_clone().unwrap()))];
+        for inherited in [&handed[..], &[]] {
+            let mut again = File::from(subject.build(&Regular, &envelopes, inherited).unwrap().remove(0));
+            write(&mut again, b"more\n");
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "line 1\nline 2\nmore\nmore\n");
     }
 
     #[test]

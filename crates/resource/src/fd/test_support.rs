@@ -3,14 +3,14 @@
 //! Owns: running one kind's capture and creation inside one process.
 //! Does not: install descriptors under numbers, which takes a process of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::{DescriptionId, Fd, Pid};
 
 use super::sockets::Sockets;
-use super::{CaptureScope, Description, FdCreate, FdKind, FdRecord, FilePolicy, Known};
+use super::{CaptureScope, Description, FdCreate, FdKind, FdRecord, Known};
 use crate::Result;
 
 /// Held by tests that start programs, or that close sockets and build them again: a program that is being started
@@ -108,7 +108,7 @@ pub(crate) fn create(
     let mut context = FdCreate {
         created: &mut created,
         inherited: &[],
-        files: FilePolicy::Default,
+        handed_on: &mut HashSet::new(),
         objects: &objects,
         connections_lost,
         shared: &mut crate::Shared::default(),

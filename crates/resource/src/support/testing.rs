@@ -3,7 +3,7 @@
 //! Owns: a stand-in for the engine.
 //! Does not: exist outside tests.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::fd::envelope::Envelope;
 use crate::fd::sockets::Sockets;
 use crate::fd::test_support::known_of;
-use crate::fd::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, FilePolicy, Known};
+use crate::fd::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::obstacle::Obstacle;
 use crate::shared::Shared;
 
@@ -42,7 +42,6 @@ pub(crate) struct Subject {
     pub(crate) pids: Vec<Pid>,
     pub(crate) inherited: Vec<(u64, Inode)>,
     pub(crate) objects: HashMap<u64, OwnedFd>,
-    pub(crate) policy: FilePolicy,
     pub(crate) kills: bool,
     pub(crate) sockets: Sockets,
 }
@@ -60,7 +59,6 @@ impl Subject {
             pids: vec![ourselves()],
             inherited: Vec::new(),
             objects: HashMap::new(),
-            policy: FilePolicy::Default,
             kills: false,
             sockets: Sockets::default(),
         }
@@ -136,10 +134,11 @@ impl Subject {
             .map(|(index, envelope)| envelope.fd_record(DescriptionId(index as u32)))
             .collect();
         let mut created = HashMap::new();
+        let mut handed_on = HashSet::new();
         let mut context = FdCreate {
             created: &mut created,
             inherited,
-            files: self.policy,
+            handed_on: &mut handed_on,
             objects: &self.objects,
             connections_lost: false,
             shared: &mut Shared::default(),
@@ -149,7 +148,7 @@ impl Subject {
         for (index, envelope) in envelopes.iter().enumerate() {
             let file =
                 created.remove(&DescriptionId(index as u32)).expect("the kind creates all its records");
-            envelope.apply(file.as_fd())?;
+            envelope.apply(file.as_fd(), handed_on.contains(&DescriptionId(index as u32)))?;
             built.push(file);
         }
         Ok(built)

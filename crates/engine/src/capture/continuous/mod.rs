@@ -12,6 +12,7 @@ mod pace;
 mod patience;
 mod pause;
 mod phases;
+mod taken;
 mod tracked;
 mod tuning;
 mod verify;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use image::{RecordSet, Timings};
 use model::{PageCount, Pid, ProcessKey, Sequence};
+use resource::files::FileRecord;
 use store::{Epoch, ImageReader, LogWriter, Ticket};
 use tracee::{Freezer, StoppedTree, Urgent};
 use track::{DirtyPages, Moment, TrackerKind};
@@ -31,6 +33,7 @@ use self::pace::Pace;
 use self::pause::{cover, leave_ended, prepare};
 use self::phases::Laps;
 pub use self::phases::Phases;
+pub use self::taken::{Taken, Tracking};
 use self::tracked::{EVERYTHING, Tracked};
 pub use self::tuning::{Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
@@ -85,6 +88,8 @@ pub struct Continuous {
     /// What pre-copy may.
     expected_before: Expected,
     pace: Pace,
+    /// Files that the subject may write, as the last checkpoint recorded them.
+    written: Vec<FileRecord>,
 }
 
 impl fmt::Debug for Continuous {
@@ -94,39 +99,6 @@ impl fmt::Debug for Continuous {
             .field("tracked", &self.tracked)
             .finish_non_exhaustive()
     }
-}
-
-/// A checkpoint that has left its subject; the log makes it durable.
-#[derive(Debug)]
-pub struct Taken {
-    /// The log's promise.
-    pub ticket: Ticket,
-    /// How long the subject stood still, and for what.
-    pub timings: Timings,
-    /// The same in detail, and what came before and after.
-    pub phases: Phases,
-    /// How long it stood still before that, for trackers to be attached to new processes, and to find that something
-    /// stood in the way that was then gone; mostly zero.
-    pub arming: Duration,
-    /// Rounds of pre-copy.
-    pub rounds: usize,
-    /// Pages copied while the subject ran.
-    pub precopied: PageCount,
-    /// Pages copied inside the pause.
-    pub residual: PageCount,
-}
-
-/// What tracking alone has found and cost.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tracking {
-    /// Pages that changed since the last time.
-    pub pages: PageCount,
-    /// How long it was looked for them.
-    pub scan: Duration,
-    /// How long the subject stood still for it; mostly not at all.
-    pub pause: Duration,
-    /// How long it stood still before that, for trackers to be attached to new processes.
-    pub arming: Duration,
 }
 
 /// A tree of which everything is taken and that stands still.
@@ -186,6 +158,7 @@ impl Continuous {
             expected: Expected::default(),
             expected_before: Expected::default(),
             pace: Pace::default(),
+            written: Vec::new(),
         }
     }
 
@@ -315,7 +288,8 @@ impl Continuous {
         resume(tree, &mut phases)?;
         let Counts { rounds, precopied, residual } = counts;
         let arming = arming + std::mem::take(&mut self.stood_in_vain);
-        Ok((Taken { ticket, timings, phases, arming, rounds, precopied, residual }, comparison))
+        let files = std::mem::take(&mut self.written);
+        Ok((Taken { ticket, timings, phases, arming, rounds, precopied, residual, files }, comparison))
     }
 
     fn take(&mut self, epoch: Epoch, options: &CheckpointOptions) -> Result<Taken> {
@@ -334,7 +308,8 @@ impl Continuous {
         let ticket = self.hand_over(epoch, records, options, time, timings, &mut phases)?;
         let Counts { rounds, precopied, residual } = counts;
         let arming = arming + std::mem::take(&mut self.stood_in_vain);
-        Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual })
+        let files = std::mem::take(&mut self.written);
+        Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual, files })
     }
 
     /// All that is not pages. Nothing of it needs the subject to stand still.
@@ -344,6 +319,7 @@ impl Continuous {
         before.complete_areas()?;
         let records = super::after(before)?;
         self.bypasses_cache = before.descriptors.bypass_cache();
+        self.written = std::mem::take(&mut before.descriptors.written);
         before.descriptors.forget();
         before.files.sweep();
         phases.finish += laps.lap();

@@ -8,16 +8,18 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use engine::{EngineError, RestoreOptions};
+use engine::{EngineError, Files, RestoreOptions};
 use model::{Sequence, Signal};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::events::RunEvent;
 use super::super::leftovers::descendants;
 use super::super::tracer::patience;
-use super::super::{Guarded, policy, spawn};
+use super::super::{ChangedFiles, Guarded, policy, spawn};
 use super::{Ending, Guard, InFlight};
+use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
-use crate::record::{Death, ProcessName};
+use crate::record::{Death, FreshReport, ProcessName};
 use crate::subject::{Subject, SubjectStatus};
 use crate::time;
 
@@ -57,6 +59,10 @@ impl Guard<'_> {
             self.record.state = "gave-up".to_owned();
             return Ok(Next::End(status));
         }
+        if !self.back_off(status)? {
+            self.record.state = "ended".to_owned();
+            return Ok(Next::End(status));
+        }
         self.record.state = "restoring".to_owned();
         self.record.restarts += 1;
         self.write_record();
@@ -67,6 +73,36 @@ impl Guard<'_> {
         outcome?;
         self.begin_life();
         Ok(Next::GoOn)
+    }
+
+    /// Waits before the restart of a program that has hardly lived; false when the run was told to end meanwhile.
+    fn back_off(&mut self, status: SubjectStatus) -> Result<bool> {
+        let has_checkpoint = self.record.checkpoints > self.checkpoints_before;
+        let wait = self.back_off.died(self.began.elapsed(), status, has_checkpoint);
+        if wait.is_zero() {
+            return Ok(true);
+        }
+        self.record.state = "backing-off".to_owned();
+        self.report(&RunEvent::BacksOff(wait));
+        self.write_record();
+        let until = Instant::now() + wait;
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            self.await_signal(left)?;
+            self.take_signals()?;
+            if self.ending.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits for a signal, at most for a time.
+    fn await_signal(&self, wait: Duration) -> Result<()> {
+        let mut waiting = [PollFd::from_borrowed_fd(self.signals.handle(), PollFlags::IN)];
+        match poll(&mut waiting, Some(&time::timespec(wait))) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(errno) => Err(sys::Error::new("wait for a signal", errno).into()),
+        }
     }
 
     /// Whether the subject was asked to end, by a signal to us.
@@ -94,31 +130,52 @@ impl Guard<'_> {
         while let Some(sequence) = self.suspicion.choose(&committed) {
             match self.restore(sequence) {
                 Ok(()) => {
-                    self.suspicion.begins(sequence, Instant::now());
-                    self.descends = Some(sequence);
-                    // Where it is now, it has been checkpointed before.
-                    self.is_ready = true;
-                    let (pid, took) = (self.subject.pid(), noticed.elapsed());
-                    self.report(&RunEvent::Restored { pid, sequence, took });
+                    self.restored(sequence, noticed);
                     return Ok(());
                 }
                 Err(error) => {
                     self.household.clear_construction()?;
-                    self.suspicion.unusable(sequence);
                     self.report(&RunEvent::RestoreFailed(sequence, &error));
+                    if error.names_changed_files() {
+                        // Older checkpoints know less of what has changed since.
+                        return self.without_checkpoint(error);
+                    }
+                    self.suspicion.unusable(sequence);
                     last = Some(error);
                 }
             }
         }
         match last {
-            // Starting afresh would throw away what the checkpoints hold, and nobody asked for that.
-            Some(last) => Err(GuardianError::NotRestorable {
+            Some(last) => self.without_checkpoint(GuardianError::NotRestorable {
                 name: self.claim.name.to_string(),
                 tried: committed.len(),
                 last: Box::new(last),
             }),
             None => self.start_afresh(),
         }
+    }
+
+    fn restored(&mut self, sequence: Sequence, noticed: Instant) {
+        self.suspicion.begins(sequence, Instant::now());
+        self.descends = Some(sequence);
+        // Where it is now, it has been checkpointed before.
+        self.is_ready = true;
+        let (pid, took) = (self.subject.pid(), noticed.elapsed());
+        self.report(&RunEvent::Restored { pid, sequence, took });
+    }
+
+    /// Starts the program from its beginning since no checkpoint could be used; an adopted one cannot be started.
+    fn without_checkpoint(&mut self, error: GuardianError) -> Result<()> {
+        let refuses = self.request.files == ChangedFiles::Refuse && error.names_changed_files();
+        if refuses || matches!(self.request.what, Guarded::Process(_)) {
+            return Err(error);
+        }
+        let why = error.to_string();
+        let why = why.split("\nhelp:").next().unwrap_or_default();
+        self.record.fresh =
+            Some(FreshReport { reason: why.to_owned(), time: time::rfc3339(SystemTime::now()) });
+        self.fresh_reason = Some(why.to_owned());
+        self.start_afresh()
     }
 
     /// Decides about the checkpoints that were being written when the subject died. They are waited for while that
@@ -162,15 +219,23 @@ impl Guard<'_> {
         let started = Instant::now();
         loop {
             let reader = self.store.read(&path)?;
+            let parts = Parts::of_subject(&self.claim.directory);
             let options = RestoreOptions {
                 pid: engine::PidPolicy::Same,
                 inherited: self.streams.duplicates()?,
+                files: Files {
+                    policy: self.request.files.at_restore(),
+                    aside: Some(parts.keeper()),
+                    opened_later: self.written.later_than(sequence),
+                },
                 connections_lost: true,
                 ..RestoreOptions::default()
             };
             // Until here the dead root has kept its number from others.
             self.subject.release()?;
-            match engine::restore(reader, options) {
+            let outcome = engine::restore(reader, options);
+            parts.take().iter().for_each(|part| self.report(&RunEvent::MovedAside(part)));
+            match outcome {
                 Ok(restored) => {
                     self.subject = Subject::child(restored.root)?;
                     return Ok(());
@@ -197,12 +262,16 @@ impl Guard<'_> {
         self.suspicion.begins_afresh();
         // What older lives have left is not the past of this one.
         self.first = self.next;
-        self.report(&RunEvent::StartedAfresh(self.subject.pid()));
+        let why = self.fresh_reason.take();
+        self.report(&RunEvent::StartedAfresh { pid: self.subject.pid(), why: why.as_deref() });
         Ok(())
     }
 
     fn begin_life(&mut self) {
         self.ending = None;
+        self.began = Instant::now();
+        self.checkpoints_before = self.record.checkpoints;
+        self.has_told_files = false;
         self.requests.forget();
         self.pace.begin(Instant::now());
         self.known = descendants(self.subject.pid());

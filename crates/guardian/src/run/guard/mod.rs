@@ -23,12 +23,13 @@ use super::claim::Claim;
 use super::events::RunEvent;
 use super::leftovers::{Household, descendants};
 use super::pace::Pace;
-use super::policy::{Restarts, Suspicion};
+use super::policy::{BackOff, Restarts, Suspicion};
 use super::reasons::Reasons;
 use super::requests::{Asked, Requests, Word};
 use super::tracer::{News, Place, TakenNews, Tracer, Tracking};
 use super::{Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
+use crate::files::WrittenFiles;
 use crate::journal::{Journal, What};
 use crate::record::{PauseMicroseconds, Record};
 use crate::restoring::hand_on;
@@ -105,6 +106,16 @@ pub(super) struct Guard<'a> {
     held_back: Option<Instant>,
     restarts: Restarts,
     suspicion: Suspicion,
+    back_off: BackOff,
+    /// When this incarnation began, and the checkpoints committed before it.
+    began: Instant,
+    checkpoints_before: u64,
+    /// Why the next incarnation begins anew although there are checkpoints.
+    fresh_reason: Option<String>,
+    /// Files that checkpoints have recorded.
+    written: WrittenFiles,
+    /// The files of this incarnation were reported.
+    has_told_files: bool,
     /// The newest checkpoint that this life descends from.
     descends: Option<Sequence>,
     /// The first checkpoint that is one of this program's.
@@ -155,6 +166,12 @@ impl<'a> Guard<'a> {
             held_back: None,
             restarts: Restarts::new(request.limit),
             suspicion: Suspicion::new(request.limit.window),
+            back_off: BackOff::default(),
+            began: Instant::now(),
+            checkpoints_before: 0,
+            fresh_reason: None,
+            written: WrittenFiles::default(),
+            has_told_files: false,
             descends,
             first,
             ending: None,
@@ -174,7 +191,7 @@ impl<'a> Guard<'a> {
             }
             Guarded::Command(_) => {
                 let pid = guard.subject.pid().get();
-                guard.journal.tell(SystemTime::now(), What::Started { pid });
+                guard.journal.tell(SystemTime::now(), What::Started { pid, why: None });
             }
         }
         guard.write_record();
@@ -455,6 +472,7 @@ impl<'a> Guard<'a> {
         });
         self.record.in_flight = self.pending.len();
         self.known = descendants;
+        self.note_files(taken.ticket.sequence(), &taken.files);
         if taken.arming > Duration::ZERO {
             self.pace.paused(taken.arming);
         }

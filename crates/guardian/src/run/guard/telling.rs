@@ -3,15 +3,18 @@
 //! Owns: the first status, the event of a checkpoint, the words of a refusal.
 //! Does not: write any of it down.
 
+use engine::FileRecord;
 use image::ImageKind;
 use model::Sequence;
 use store::LogCommitted;
 
-use super::super::RunRequest;
 use super::super::claim::Claim;
+use super::super::events::RunEvent;
 use super::super::tracer::Tracking;
-use super::InFlight;
+use super::super::{ChangedFiles, RunRequest};
+use super::{Guard, InFlight};
 use crate::error::{GuardianError, Result};
+use crate::files::FilesReport;
 use crate::journal::{CheckpointEvent, What};
 use crate::record::{ProcessName, Record, boot};
 use crate::subject::Subject;
@@ -38,6 +41,21 @@ pub(super) fn first_record(
         tracker: tracking.kind.name().to_owned(),
         ..Record::default()
     })
+}
+
+impl Guard<'_> {
+    /// Takes note of the files that a checkpoint has recorded; the first of an incarnation reports those that can
+    /// prevent a restart.
+    pub(super) fn note_files(&mut self, sequence: Sequence, files: &[FileRecord]) {
+        self.written.note(sequence, files);
+        let policy = self.request.files;
+        let report = FilesReport::of(policy.name(), files);
+        let is_first = !std::mem::replace(&mut self.has_told_files, true);
+        if is_first && policy != ChangedFiles::Keep && !report.is_empty() {
+            self.report(&RunEvent::FilesInPlace(&report));
+        }
+        self.record.files = report;
+    }
 }
 
 /// The answer to one who wanted a checkpoint that was not taken.

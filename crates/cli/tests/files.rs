@@ -1,0 +1,261 @@
+//! `undying run` and `undying restore`: memory never meets files that have moved on.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod common;
+
+use std::process::Child;
+use std::time::Duration;
+
+use common::{Lab, supported, until, wait};
+use rustix::process::Signal;
+use testkit::ProcessId;
+
+/// A program in shell, with the name of a file that it says its rounds in.
+struct Guarded<'a> {
+    lab: &'a Lab,
+    guardian: Child,
+}
+
+impl<'a> Guarded<'a> {
+    fn run(lab: &'a Lab, options: &[&str], script: &str) -> Self {
+        let mut words: Vec<&str> = vec!["run", "--name", "job", "--every", "50ms"];
+        words.extend(options);
+        words.extend(["--", "sh", "-c", script]);
+        Self { lab, guardian: lab.undying(words).spawn().unwrap() }
+    }
+
+    /// The status; before the guardian has written its first one there is none.
+    fn status(&self) -> serde_json::Value {
+        until("a status", || {
+            let said = self.lab.say(["status", "job", "--json"]);
+            let status: serde_json::Value = serde_json::from_str(&said.stdout).ok()?;
+            Some(status[0].clone())
+        })
+    }
+
+    fn await_checkpoints(&self, more: u64) {
+        let count = || self.status()["checkpoints"].as_u64().unwrap();
+        let from = count();
+        until("checkpoints", || (count() >= from + more).then_some(()));
+    }
+
+    /// Kills the root, and waits for the next incarnation.
+    fn kill(&self) {
+        let incarnation = |status: &serde_json::Value| status["incarnation"].as_u64().unwrap();
+        let before = self.status();
+        let root = ProcessId::of(model::Pid(before["pid"].as_i64().unwrap() as i32)).unwrap();
+        root.signal(Signal::KILL).unwrap();
+        until("the next incarnation", || {
+            let now = self.status();
+            (incarnation(&now) > incarnation(&before) && now["state"] == "running").then_some(())
+        });
+    }
+
+    /// Tells the program to end, and gives the exit status.
+    fn end(mut self) -> i32 {
+        std::fs::write(self.lab.path("stop"), "").unwrap();
+        wait(&mut self.guardian).code().unwrap()
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.lab.path("stderr")).unwrap()
+    }
+}
+
+/// Counts until it is told to end, and then writes `end`.
+fn counting(write: &str) -> String {
+    format!("n=0; until [ -e stop ]; do n=$((n + 1)); {write}; sleep 0.02; done; n=end; {write}")
+}
+
+/// Asserts that a file has the lines 1, 2, 3 … and `end`, each once.
+fn assert_counted(text: &str) {
+    let lines: Vec<&str> = text.lines().collect();
+    let (last, counted) = lines.split_last().unwrap();
+    assert_eq!(*last, "end", "{text}");
+    for (line, number) in counted.iter().zip(1..) {
+        assert_eq!(*line, format!("{number}"), "{text}");
+    }
+}
+
+#[test]
+fn a_log_that_only_grew_is_cut_back_and_the_end_is_kept() {
+    if !supported() {
+        return;
+    }
+    for open in [">>", ">"] {
+        let lab = Lab::new();
+        let log = lab.path("log");
+        let script = format!("exec 7{open}{}; {}", log.display(), counting("echo $n >&7"));
+        let guarded = Guarded::run(&lab, &["--max-restarts", "99/1m"], &script);
+        let aside = lab.store().join("job/aside");
+        // Nothing may have been written between the checkpoint and the death.
+        while !aside.exists() {
+            guarded.await_checkpoints(2);
+            guarded.kill();
+        }
+        assert_eq!(guarded.end(), 0);
+        assert_counted(&std::fs::read_to_string(&log).unwrap());
+        for part in std::fs::read_dir(aside).unwrap() {
+            let bytes = std::fs::read_to_string(part.unwrap().path().join("bytes")).unwrap();
+            assert!(bytes.lines().all(|line| line.parse::<u32>().is_ok()), "{bytes:?}");
+            assert!(bytes.ends_with('\n'), "{bytes:?}");
+        }
+    }
+}
+
+#[test]
+fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let data = lab.path("data");
+    std::fs::write(&data, "0".repeat(100)).unwrap();
+    // The descriptor may write anywhere: `<>` opens for reading and writing.
+    let script = format!("exec 7<>{}; echo begun; {}", data.display(), counting("echo $n >&7"));
+    let guarded = Guarded::run(&lab, &[], &script);
+    guarded.await_checkpoints(2);
+    let status = guarded.status();
+    assert_eq!(status["files"]["policy"], "fresh");
+    assert_eq!(status["files"]["in_place"][0], data.display().to_string());
+    guarded.kill();
+    let status = guarded.status();
+    let reason = status["fresh"]["reason"].as_str().unwrap();
+    assert!(reason.contains("data") && reason.contains("after the checkpoint"), "{reason}");
+    let deaths = lab.json(&["deaths", "job"]);
+    assert_eq!(deaths[0]["followed_by"], "started");
+    assert!(deaths[0]["why"].as_str().unwrap().contains("data"), "{deaths}");
+    let events = lab.say(["events", "job"]).stdout;
+    assert!(events.contains("started from the beginning") && events.contains("data"), "{events}");
+    let said = guarded.said();
+    assert!(said.contains("no restart from a checkpoint once these have changed"), "{said}");
+    assert!(said.contains("started from the beginning as pid"), "{said}");
+    assert_eq!(guarded.end(), 0);
+    let said = std::fs::read_to_string(lab.path("stdout")).unwrap();
+    assert_eq!(said.matches("begun").count(), 2);
+}
+
+#[test]
+fn the_policy_decides_over_changed_files() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let data = lab.path("data");
+    std::fs::write(&data, "0".repeat(100)).unwrap();
+    let script = format!("exec 7<>{}; echo begun; {}", data.display(), counting("echo $n >&7"));
+    let guarded = Guarded::run(&lab, &["--files", "keep"], &script);
+    guarded.await_checkpoints(2);
+    guarded.kill();
+    assert_eq!(guarded.status()["fresh"], serde_json::Value::Null);
+    assert_eq!(guarded.end(), 0);
+    std::fs::remove_file(lab.path("stop")).unwrap();
+    let said = std::fs::read_to_string(lab.path("stdout")).unwrap();
+    assert_eq!(said.matches("begun").count(), 1, "it was restored");
+    let guarded = Guarded::run(&lab, &["--files", "refuse"], &script);
+    guarded.await_checkpoints(2);
+    let pid = guarded.status()["pid"].as_i64().unwrap();
+    ProcessId::of(model::Pid(pid as i32)).unwrap().signal(Signal::KILL).unwrap();
+    assert_eq!(wait(&mut { guarded.guardian }).code(), Some(3));
+}
+
+#[test]
+fn an_image_is_not_restored_over_files_that_have_moved_on() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let (data, log, image) = (lab.path("data"), lab.path("log"), lab.path("image"));
+    std::fs::write(&data, "0".repeat(100)).unwrap();
+    let script = format!("exec 7<>{} 8>>{}; echo first >&8; exec sleep 600", data.display(), log.display());
+    let mut child =
+        lab.detached(std::process::Command::new("setsid").args(["sh", "-c", &script])).spawn().unwrap();
+    until("the log", || std::fs::read_to_string(&log).ok().filter(|text| !text.is_empty()));
+    let pid = child.id().to_string();
+    let image = image.to_str().unwrap();
+    let said = lab.say(["checkpoint", &pid, "--image", image, "--kill"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    wait(&mut child);
+    let original = std::fs::metadata(&data).unwrap().modified().unwrap();
+    std::fs::write(&data, "1".repeat(100)).unwrap();
+    for why in ["was written to", "has other names or attributes"] {
+        let said = lab.say(["restore", image, "--detach"]);
+        assert_eq!(said.code, Some(3), "{said:?}");
+        assert!(
+            said.stderr.contains(&format!("data {why}")) && said.stderr.contains("--files keep"),
+            "{said:?}"
+        );
+        // A time of modification can be set to anything; the time of the change cannot.
+        std::fs::File::options().write(true).open(&data).unwrap().set_modified(original).unwrap();
+    }
+    let restore = ["restore", image, "--detach", "--files", "keep", "--pidfile"];
+    let pidfile = lab.path("pid");
+    let said = lab.say(restore.iter().copied().chain([pidfile.to_str().unwrap()]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let pid: i32 = std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap();
+    ProcessId::of(model::Pid(pid)).unwrap().signal(Signal::KILL).unwrap();
+}
+
+#[test]
+fn standard_streams_in_a_file_are_never_rewound() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let path = lab.path("both");
+    // As a shell opens it with `> FILE 2>&1`: one description, without O_APPEND.
+    let file = std::fs::File::create(&path).unwrap();
+    let script = counting("echo $n");
+    let mut command = lab.undying(["run", "--name", "job", "--every", "50ms", "--", "sh", "-c", &script]);
+    command.stdout(file.try_clone().unwrap()).stderr(file);
+    let guarded = Guarded { lab: &lab, guardian: command.spawn().unwrap() };
+    guarded.await_checkpoints(2);
+    guarded.kill();
+    assert_eq!(guarded.end(), 0);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(!text.contains('\0') && text.ends_with("end\n"), "{text}");
+    assert!(text.contains("was killed by signal 9") && text.contains("is back at checkpoint"), "{text}");
+    // Every line is there; those between the checkpoint and the death twice.
+    let counted: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    for number in 1..=counted.iter().copied().max().unwrap() {
+        assert!(counted.contains(&number), "line {number} is missing: {text}");
+    }
+}
+
+#[test]
+fn a_root_that_execs_after_the_first_checkpoint_has_restorable_ones() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = "for n in 1 2 3 4 5 6 7 8; do sleep 0.05; done; echo replaced; exec sh -c 'until [ -e stop ]; do sleep 0.02; done'";
+    let guarded = Guarded::run(&lab, &[], script);
+    guarded.await_checkpoints(1);
+    let out = lab.path("stdout");
+    until("the exec", || std::fs::read_to_string(&out).ok().filter(|text| text.contains("replaced")));
+    std::thread::sleep(Duration::from_millis(20));
+    guarded.await_checkpoints(3);
+    guarded.kill();
+    let said = guarded.said();
+    assert!(said.contains("is back at checkpoint") && !said.contains("cannot be restored"), "{said}");
+    assert_eq!(guarded.end(), 0);
+    assert_eq!(std::fs::read_to_string(&out).unwrap().matches("replaced").count(), 1);
+}
+
+#[test]
+fn a_crash_loop_is_given_time() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let begun = std::time::Instant::now();
+    let gate = lab.path("gate");
+    // A port or a file that comes back later: the program cannot begin before.
+    let script = format!("test -e {} || exit 1", gate.display());
+    let guarded = Guarded::run(&lab, &[], &script);
+    until("the back-off", || (guarded.status()["state"] == "backing-off").then_some(()));
+    std::thread::sleep(Duration::from_millis(500));
+    std::fs::write(&gate, "").unwrap();
+    assert_eq!(guarded.end(), 0, "it was given the time: {:?}", begun.elapsed());
+}

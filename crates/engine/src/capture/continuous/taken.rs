@@ -1,0 +1,48 @@
+//! What a checkpoint, or tracking alone, gives to its caller.
+//!
+//! Owns: the two reports.
+//! Does not: fill them.
+
+use std::time::Duration;
+
+use image::Timings;
+use model::PageCount;
+use resource::files::FileRecord;
+use store::Ticket;
+
+use super::Phases;
+
+/// A checkpoint that has left its subject; the log makes it durable.
+#[derive(Debug)]
+pub struct Taken {
+    /// The log's promise.
+    pub ticket: Ticket,
+    /// How long the subject stood still, and for what.
+    pub timings: Timings,
+    /// The same in detail, and what came before and after.
+    pub phases: Phases,
+    /// How long it stood still before that, for trackers to be attached to new processes, and to find that something
+    /// stood in the way that was then gone; mostly zero.
+    pub arming: Duration,
+    /// Rounds of pre-copy.
+    pub rounds: usize,
+    /// Pages copied while the subject ran.
+    pub precopied: PageCount,
+    /// Pages copied inside the pause.
+    pub residual: PageCount,
+    /// Regular files that the subject may write, as they were.
+    pub files: Vec<FileRecord>,
+}
+
+/// What tracking alone has found and cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tracking {
+    /// Pages that changed since the last time.
+    pub pages: PageCount,
+    /// How long it was looked for them.
+    pub scan: Duration,
+    /// How long the subject stood still for it; mostly not at all.
+    pub pause: Duration,
+    /// How long it stood still before that, for trackers to be attached to new processes.
+    pub arming: Duration,
+}

@@ -1,0 +1,91 @@
+//! Files on disk beside the memory of a checkpoint: compared before anything is built, cut back before anything runs.
+//!
+//! Owns: the policy for files that have changed.
+//! Invariants: no file is changed unless every file was accepted, and every other step of the restore has succeeded.
+//! Does not: judge a single file; `resource::files` does.
+
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use resource::files::{self, ChangedFile, Cut, MoveAside};
+
+use super::plan::Plan;
+use crate::error::{EngineError, Result};
+
+/// What happens when a regular file that the subject may write is not as it was at the checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FilePolicy {
+    /// A file that only grew is cut back; any other change refuses the restore.
+    #[default]
+    Compare,
+    /// Files are used as they are: the restored memory may not fit them.
+    Keep,
+}
+
+/// What a restore is told about regular files.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// What happens when they have changed.
+    pub policy: FilePolicy,
+    /// Keeps what is cut off files that only grew; without it, these count as changed.
+    pub aside: Option<Aside>,
+    /// Files that later checkpoints of the subject have recorded. One that this checkpoint has not recorded was opened
+    /// after it, and prevents the restore if it was changed since.
+    pub opened_later: Vec<PathBuf>,
+}
+
+/// Keeps what is cut off a file; see [`MoveAside`].
+pub struct Aside(Box<MoveAside<'static>>);
+
+impl Aside {
+    /// Hands every cut-off part to `keep`: path, file, offset and length in bytes. It must be durable afterwards.
+    pub fn new(keep: impl FnMut(&Path, &File, u64, u64) -> sys::Result<()> + 'static) -> Self {
+        Self(Box::new(keep))
+    }
+}
+
+impl fmt::Debug for Aside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Aside").finish_non_exhaustive()
+    }
+}
+
+/// Files that were compared and accepted.
+pub(super) struct Compared {
+    cuts: Vec<Cut>,
+    aside: Option<Aside>,
+}
+
+impl Compared {
+    /// Compares the files of an image with those of the system.
+    ///
+    /// # Errors
+    ///
+    /// `FilesChanged` with every file that does not fit; `FilesNotRecorded` for an image of an earlier version.
+    pub(super) fn compare(plan: &Plan, time: SystemTime, files: Files) -> Result<Self> {
+        let Files { policy, aside, opened_later } = files;
+        if policy == FilePolicy::Keep {
+            return Ok(Self { cuts: Vec::new(), aside });
+        }
+        let records = plan.files.as_ref().ok_or(EngineError::FilesNotRecorded)?;
+        let cuts = files::compare(records, &opened_later, time).map_err(EngineError::FilesChanged)?;
+        if aside.is_none() && !cuts.is_empty() {
+            let why = || "grew after the checkpoint, and there is no store to move the end to".to_owned();
+            let grown = cuts.iter().map(|cut| ChangedFile { path: cut.path().to_owned(), why: why() });
+            return Err(EngineError::FilesChanged(grown.collect()));
+        }
+        Ok(Self { cuts, aside })
+    }
+
+    /// Cuts files back that only grew.
+    pub(super) fn cut_back(&mut self) -> Result<()> {
+        if let Some(Aside(keep)) = &mut self.aside {
+            for cut in self.cuts.drain(..) {
+                cut.apply(keep)?;
+            }
+        }
+        Ok(())
+    }
+}

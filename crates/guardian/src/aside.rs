@@ -1,0 +1,172 @@
+//! What a restore cuts off files, kept beside the images of the subject.
+//!
+//! Owns: the directory `aside`, with one directory for each part: the bytes, and a description of where they were.
+//! Invariants: a part is durable before it is cut off; nothing here is removed by this program.
+//! Does not: put parts back.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use engine::Aside;
+use serde::Serialize;
+use sys::{Errno, Error, Result};
+
+use crate::time;
+
+/// Below the directory of a subject.
+const DIRECTORY: &str = "aside";
+const BYTES_FILE: &str = "bytes";
+const DESCRIPTION_FILE: &str = "file.json";
+/// Parts that one subject has at most: beyond them the names of new ones are searched for too long.
+const PARTS_MAX: u32 = 100_000;
+
+/// Where a part was.
+#[derive(Serialize)]
+struct Description {
+    path: String,
+    offset: u64,
+    bytes: u64,
+    time: String,
+}
+
+/// A part that was cut off a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MovedPart {
+    /// The file.
+    pub path: PathBuf,
+    /// How much of it, in bytes.
+    pub bytes: u64,
+    /// Where the part is now.
+    pub to: PathBuf,
+}
+
+/// The parts that one restore cuts off.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    directory: PathBuf,
+    moved: Arc<Mutex<Vec<MovedPart>>>,
+}
+
+impl Parts {
+    /// Parts are kept below the directory of a subject.
+    pub(crate) fn of_subject(subject: &Path) -> Self {
+        Self { directory: subject.join(DIRECTORY), moved: Arc::default() }
+    }
+
+    /// Parts of an image in a directory of its own are kept beside it.
+    pub(crate) fn of_image(image: &Path) -> Self {
+        let mut name = image.as_os_str().to_owned();
+        name.push(".");
+        name.push(DIRECTORY);
+        Self { directory: PathBuf::from(name), moved: Arc::default() }
+    }
+
+    /// What the engine hands parts to.
+    pub(crate) fn keeper(&self) -> Aside {
+        let parts = self.clone();
+        Aside::new(move |path, file, offset, bytes| {
+            let to = keep(&parts.directory, path, file, offset, bytes)?;
+            let part = MovedPart { path: path.to_owned(), bytes, to };
+            parts.moved.lock().unwrap_or_else(PoisonError::into_inner).push(part);
+            Ok(())
+        })
+    }
+
+    /// What was moved.
+    pub(crate) fn take(&self) -> Vec<MovedPart> {
+        std::mem::take(&mut self.moved.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn keep(directory: &Path, path: &Path, mut file: &File, offset: u64, bytes: u64) -> Result<PathBuf> {
+    let part = create_part(directory)?;
+    let failed =
+        |operation: &'static str, at: &Path, error: std::io::Error| Error::path(operation, at, error);
+    let copy_path = part.join(BYTES_FILE);
+    let mut copy = create(&copy_path)?;
+    file.seek(SeekFrom::Start(offset)).map_err(|error| failed("seek in", path, error))?;
+    let copied = std::io::copy(&mut file.take(bytes), &mut copy)
+        .map_err(|error| failed("copy the end of a file to", &copy_path, error))?;
+    if copied != bytes {
+        return Err(Error::path("read the end of", path, Errno::SHORT));
+    }
+    copy.sync_all().map_err(|error| failed("sync", &copy_path, error))?;
+    let description = Description {
+        path: path.display().to_string(),
+        offset,
+        bytes,
+        time: time::rfc3339(SystemTime::now()),
+    };
+    let text = serde_json::to_vec_pretty(&description).expect("strings and numbers become JSON");
+    let description_path = part.join(DESCRIPTION_FILE);
+    let mut file = create(&description_path)?;
+    file.write_all(&text).map_err(|error| failed("write", &description_path, error))?;
+    file.sync_all().map_err(|error| failed("sync", &description_path, error))?;
+    sync(&part)?;
+    sync(directory)?;
+    Ok(copy_path)
+}
+
+/// A new directory for one part.
+fn create_part(directory: &Path) -> Result<PathBuf> {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    match builder.create(directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            return Err(Error::path("create", directory, error));
+        }
+        _ => {}
+    }
+    let listed = std::fs::read_dir(directory).map_err(|error| Error::path("list", directory, error))?;
+    let first = listed.count() as u32 + 1;
+    for number in first..first.saturating_add(PARTS_MAX) {
+        let part = directory.join(number.to_string());
+        match builder.create(&part) {
+            Ok(()) => return Ok(part),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(Error::path("create", &part, error)),
+        }
+    }
+    Err(Error::path("find a free number in", directory, Errno::EEXIST))
+}
+
+fn create(path: &Path) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    options.open(path).map_err(|error| Error::path("create", path, error))
+}
+
+fn sync(directory: &Path) -> Result<()> {
+    let opened = File::open(directory).and_then(|directory| directory.sync_all());
+    opened.map_err(|error| Error::path("sync", directory, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_part_is_kept_with_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        std::fs::write(&path, "line 1\nline 2\n").unwrap();
+        let file = File::open(&path).unwrap();
+        let directory = folder.path().join("job").join(DIRECTORY);
+        std::fs::create_dir(folder.path().join("job")).unwrap();
+        for number in ["1", "2"] {
+            keep(&directory, &path, &file, 7, 7).unwrap();
+            let part = directory.join(number);
+            assert!(part.join(BYTES_FILE).exists());
+            assert_eq!(std::fs::read_to_string(part.join(BYTES_FILE)).unwrap(), "line 2\n");
+            let text = std::fs::read_to_string(part.join(DESCRIPTION_FILE)).unwrap();
+            let description: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!((&description["offset"], &description["bytes"]), (&7.into(), &7.into()));
+            assert_eq!(description["path"], path.display().to_string());
+        }
+        keep(&directory, &path, &file, 7, 8).unwrap_err();
+    }
+}

@@ -1,0 +1,118 @@
+//! Files that a subject writes, as `status` and the messages of `run` name them.
+//!
+//! Owns: which of them can prevent a restart from a checkpoint, the wording, and which checkpoint saw a file last.
+//! Does not: compare files; the engine does at a restore.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use engine::{Effect, FileRecord};
+use model::Sequence;
+use serde::{Deserialize, Serialize};
+
+/// Paths that a status holds of either kind: more are counted by nobody, and the file is written often.
+const LISTED_MAX: usize = 64;
+/// Paths that a message names of either kind.
+const NAMED_MAX: usize = 5;
+
+/// Regular files that the subject writes, as its newest checkpoint recorded them.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct FilesReport {
+    /// What a restart does when they have changed: `fresh`, `keep` or `refuse`.
+    pub policy: String,
+    /// Files that prevent a restart from a checkpoint as soon as they have changed after it; 64 at most.
+    pub in_place: Vec<String>,
+    /// Files that prevent every restart from a checkpoint; 64 at most.
+    pub unknown: Vec<String>,
+}
+
+impl FilesReport {
+    /// Sorts the files of a checkpoint by what they mean for a restart.
+    pub(crate) fn of(policy: &str, files: &[FileRecord]) -> Self {
+        let with = |effect: Effect| {
+            let found = files.iter().filter(|file| file.effect() == effect);
+            found.take(LISTED_MAX).map(|file| file.path().display().to_string()).collect()
+        };
+        Self {
+            policy: policy.to_owned(),
+            in_place: with(Effect::Prevents),
+            unknown: with(Effect::AlwaysPrevents),
+        }
+    }
+
+    /// Whether no file can prevent a restart.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.in_place.is_empty() && self.unknown.is_empty()
+    }
+}
+
+/// Files that checkpoints of this run have recorded.
+#[derive(Debug, Default)]
+pub(crate) struct WrittenFiles(BTreeMap<PathBuf, Sequence>);
+
+/// Files that are remembered: a program that opens more of them one after the other is followed no further, and a
+/// fallback to an older checkpoint then knows less.
+const REMEMBERED_MAX: usize = 4096;
+
+impl WrittenFiles {
+    /// Takes note of the files of a checkpoint.
+    pub(crate) fn note(&mut self, sequence: Sequence, files: &[FileRecord]) {
+        for file in files.iter().filter(|file| file.effect() != Effect::Stays) {
+            if self.0.len() < REMEMBERED_MAX {
+                self.0.insert(file.path(), sequence);
+            } else if let Some(known) = self.0.get_mut(&file.path()) {
+                *known = sequence;
+            }
+        }
+    }
+
+    /// Files that some later checkpoint has recorded.
+    pub(crate) fn later_than(&self, sequence: Sequence) -> Vec<PathBuf> {
+        self.0.iter().filter(|(_, last)| **last > sequence).map(|(path, _)| path.clone()).collect()
+    }
+}
+
+impl fmt::Display for FilesReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.unknown.is_empty() {
+            write!(
+                f,
+                "no restart from a checkpoint while these are mapped for writing: {}",
+                named(&self.unknown)
+            )?;
+        }
+        if !self.in_place.is_empty() {
+            let and = if self.unknown.is_empty() { "" } else { "; " };
+            write!(
+                f,
+                "{and}no restart from a checkpoint once these have changed after it: {}",
+                named(&self.in_place)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn named(paths: &[String]) -> String {
+    let mut text = paths.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    if paths.len() > NAMED_MAX {
+        text.push_str(&format!(" and {} more", paths.len() - NAMED_MAX));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_files_are_named_and_the_rest_is_counted() {
+        let paths: Vec<String> = (1..=7).map(|number| format!("/data/{number}")).collect();
+        let report = FilesReport { in_place: paths, ..FilesReport::default() };
+        let text = report.to_string();
+        assert!(text.ends_with("/data/1, /data/2, /data/3, /data/4, /data/5 and 2 more"), "{text}");
+        assert!(!report.is_empty() && FilesReport::of("fresh", &[]).is_empty());
+    }
+}

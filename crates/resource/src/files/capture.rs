@@ -1,0 +1,204 @@
+//! Recording the state of writable files, inside the pause.
+//!
+//! Owns: which descriptors and mappings are recorded, and as what.
+//! Invariants: one record a file, however many descriptors and mappings lead to it; nothing waits, and no lease is
+//! broken.
+//! Does not: judge changes.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use model::Inode;
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use tracee::procfs::{Area, Backing};
+
+use super::{FileRecord, sample};
+use crate::error::Result;
+use crate::fd::Description;
+use crate::fd::envelope::Envelope;
+use crate::fd::regular::is_made_up;
+use crate::support::opening::{self, is_path_only, may_read, may_write};
+use crate::support::path::{Link, Name};
+
+/// Mapped files recorded in one checkpoint at most: each takes two system calls in the pause, and beyond them a subject
+/// is not a typical one. What is beyond has no record, and the checkpoint says so.
+const MAPPED_MAX: usize = 4096;
+
+/// Two ticks of the slowest clock (100 Hz) by which a kernel before 6.13 stamps files.
+const COARSE_NS: i64 = 20_000_000;
+/// The first release whose file times change with every change that somebody could have seen (multigrain timestamps).
+const FINE_TIMES: (u32, u32) = (6, 13);
+
+/// Collects the records of one checkpoint.
+#[derive(Debug)]
+pub struct FileStates {
+    found: HashMap<(u64, Inode), FileRecord>,
+    link: Link,
+    now: Timespec,
+    has_fine_times: bool,
+    ends_subject: bool,
+}
+
+impl FileStates {
+    /// Begins a checkpoint; `ends_subject` if the subject is killed once it is committed.
+    #[must_use]
+    pub fn begin(ends_subject: bool) -> Self {
+        Self {
+            found: HashMap::new(),
+            link: Link::new(),
+            now: clock_gettime(ClockId::RealtimeCoarse),
+            has_fine_times: release() >= FINE_TIMES,
+            ends_subject,
+        }
+    }
+
+    /// Records a description if it may write to a regular file that has a name.
+    ///
+    /// `leased`: the subject has a lease on it, which opening the file would break.
+    ///
+    /// # Errors
+    ///
+    /// When the description cannot be inspected.
+    pub fn add(
+        &mut self,
+        description: &Description,
+        envelope: &Envelope,
+        inherited: bool,
+        leased: bool,
+    ) -> Result<()> {
+        if FileType::from_raw_mode(description.stat.st_mode) != FileType::RegularFile
+            || is_path_only(envelope.flags)
+            || !may_write(envelope.flags)
+        {
+            return Ok(());
+        }
+        let file = description.duplicate.as_fd();
+        let stat = rustix::fs::fstat(file)
+            .map_err(|errno| sys::Error::descriptor("inspect", description.pid, description.fd, errno))?;
+        if stat.st_nlink == 0 || is_made_up(file) {
+            return Ok(());
+        }
+        self.link.read(description)?;
+        // A file whose name was removed is saved with its content; one with another name left is, too.
+        let Name::Live(path) = Name::new(self.link.bytes(), &stat) else { return Ok(()) };
+        let appends = appends_only(envelope.flags, envelope.position, stat.st_size as u64);
+        let ends = if appends && !leased { self.ends(description, envelope.flags, &stat) } else { None };
+        let record = self.record(&path, &stat);
+        record.in_place |= !appends;
+        record.inherited |= inherited;
+        record.ends = ends.or(record.ends);
+        Ok(())
+    }
+
+    /// Records the file behind a mapping if stores through it change a file that has a name.
+    pub fn add_mapping(&mut self, area: &Area) {
+        let Backing::File { inode, path, .. } = &area.backing else { return };
+        if !area.protection.shared || !(area.protection.write || area.flags.has("mw")) {
+            return;
+        }
+        if self.found.values().filter(|record| record.mapped).count() >= MAPPED_MAX {
+            return;
+        }
+        let Some((file, stat)) = open_mapped(path, *inode) else { return };
+        let key = (stat.st_dev, *inode);
+        if self.found.get(&key).is_some_and(|record| record.mapped) {
+            return;
+        }
+        let whole = sample::whole(file.as_fd(), stat.st_size as u64);
+        let record = self.record(path, &stat);
+        record.mapped = true;
+        record.whole = whole;
+    }
+
+    /// The records, ordered by path.
+    #[must_use]
+    pub fn finish(self) -> Vec<FileRecord> {
+        let mut records: Vec<FileRecord> = self.found.into_values().collect();
+        records.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+        records
+    }
+
+    /// The record of a file, made at its first use.
+    fn record(&mut self, path: &Path, stat: &Stat) -> &mut FileRecord {
+        let changed = stat.st_ctime * 1_000_000_000 + stat.st_ctime_nsec as i64;
+        let now = self.now.tv_sec * 1_000_000_000 + self.now.tv_nsec;
+        let times_are_coarse = !self.has_fine_times && now - changed < COARSE_NS;
+        let ended = self.ends_subject;
+        self.found.entry((stat.st_dev, Inode(stat.st_ino))).or_insert_with(|| FileRecord {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            size: stat.st_size as u64,
+            modified_s: stat.st_mtime,
+            modified_ns: stat.st_mtime_nsec,
+            changed_s: stat.st_ctime,
+            changed_ns: stat.st_ctime_nsec,
+            times_are_coarse,
+            ended,
+            ..FileRecord::with_path(path)
+        })
+    }
+
+    fn ends(&self, description: &Description, flags: u32, stat: &Stat) -> Option<u32> {
+        let size = stat.st_size as u64;
+        if may_read(flags) {
+            return sample::ends(description.duplicate.as_fd(), size);
+        }
+        let again = opening::reopen(description, READ).ok()?;
+        sample::ends(again.as_fd(), size)
+    }
+}
+
+const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
+/// Whether a description writes only behind what is in the file.
+///
+/// A descriptor that may also read can be one of a database that asks for the length with lseek(2) and then writes
+/// anywhere with pwrite(2): it counts only with O_APPEND, which holds for pwrite(2) as well.
+fn appends_only(flags: u32, position: Option<u64>, size: u64) -> bool {
+    let is_append = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
+    is_append || size == 0 || (!may_read(flags) && position == Some(size))
+}
+
+/// Opens the file behind a mapping under its path; `None` if the path leads elsewhere, or the image has the content.
+fn open_mapped(path: &Path, inode: Inode) -> Option<(OwnedFd, Stat)> {
+    let named =
+        rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?;
+    let stat = rustix::fs::fstat(&named).ok()?;
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if stat.st_ino != inode.get() || !is_regular || is_made_up(&named) {
+        return None;
+    }
+    Some((opening::reopen(&named, READ).ok()?, stat))
+}
+
+/// Major and minor number of the running kernel.
+fn release() -> (u32, u32) {
+    let name = rustix::system::uname();
+    let text = name.release().to_string_lossy();
+    let mut numbers =
+        text.split(|letter: char| !letter.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_appends_is_told_by_flags_and_position() {
+        let flags = |flags: OFlags| flags.bits();
+        assert!(appends_only(flags(OFlags::WRONLY | OFlags::APPEND), Some(3), 9));
+        assert!(appends_only(flags(OFlags::RDWR | OFlags::APPEND), Some(0), 9));
+        assert!(appends_only(flags(OFlags::WRONLY), Some(9), 9));
+        assert!(!appends_only(flags(OFlags::WRONLY), Some(3), 9));
+        assert!(!appends_only(flags(OFlags::RDWR), Some(9), 9));
+        assert!(appends_only(flags(OFlags::RDWR), Some(0), 0));
+    }
+
+    #[test]
+    fn the_release_has_two_numbers() {
+        assert!(release() > (3, 0));
+    }
+}

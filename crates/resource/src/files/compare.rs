@@ -1,0 +1,203 @@
+//! Comparing files as they are with their records.
+//!
+//! Owns: the verdict over each file.
+//! Invariants: a file is judged only after its device, inode and type were compared; all files are judged before any
+//! is changed; what cannot be told counts as changed.
+//! Does not: change a file; [`Cut::apply`] does.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use sys::file_lock;
+
+use super::cut::Cut;
+use super::{FileRecord, sample};
+use crate::support::opening;
+
+/// A file that does not fit the memory of the checkpoint.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ChangedFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// What is different, as the rest of a sentence that begins with the path.
+    pub why: String,
+}
+
+/// What has become of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    /// It is as it was.
+    Same,
+    /// The recorded bytes are there, and others behind them.
+    Grew,
+    /// It is another one.
+    Changed(String),
+}
+
+/// Compares every file; gives those that have to be cut back. `opened_later` are files that checkpoints after this one,
+/// which was taken at `time`, have recorded.
+///
+/// # Errors
+///
+/// All files that have changed.
+pub fn compare(
+    records: &[FileRecord],
+    opened_later: &[PathBuf],
+    time: SystemTime,
+) -> Result<Vec<Cut>, Vec<ChangedFile>> {
+    let mut cuts = Vec::new();
+    let mut changed = Vec::new();
+    for record in records.iter().filter(|record| !record.inherited) {
+        let path = record.path();
+        let mut seen = Seen::open(&path, record);
+        match judge(record, &mut seen) {
+            Verdict::Same => {}
+            Verdict::Changed(why) => changed.push(ChangedFile { path, why }),
+            Verdict::Grew => {
+                if let Some((file, stat)) = seen.file {
+                    cuts.push(Cut::new(record, file, &stat));
+                }
+            }
+        }
+    }
+    let known: HashSet<PathBuf> = records.iter().map(FileRecord::path).collect();
+    for path in opened_later.iter().filter(|path| !known.contains(*path)) {
+        if was_changed_after(path, time) {
+            let why = "was opened and written to after the checkpoint".to_owned();
+            changed.push(ChangedFile { path: path.clone(), why });
+        }
+    }
+    if changed.is_empty() { Ok(cuts) } else { Err(changed) }
+}
+
+fn was_changed_after(path: &Path, time: SystemTime) -> bool {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let time = (since.as_secs() as i64, u64::from(since.subsec_nanos()));
+    rustix::fs::lstat(path).is_ok_and(|stat| (stat.st_ctime, stat.st_ctime_nsec) > time)
+}
+
+/// What a verdict asks about a file as it is now. Some answers cost reading, so they are asked for one by one.
+pub(super) trait Evidence {
+    /// fstat of the file that the path leads to without following a link at its end.
+    fn stat(&self) -> Result<Stat, rustix::io::Errno>;
+    /// The same checksum as in the record.
+    fn ends(&mut self) -> Option<u32>;
+    /// The same checksum as in the record.
+    fn whole(&mut self) -> Option<u32>;
+    /// Whether a process has it open for writing, or this cannot be told.
+    fn may_have_writer(&mut self) -> bool;
+}
+
+/// Decides about one file.
+pub(super) fn judge(record: &FileRecord, evidence: &mut dyn Evidence) -> Verdict {
+    let now = match evidence.stat() {
+        Ok(now) => now,
+        Err(errno) => return Verdict::Changed(format!("cannot be opened: {errno}")),
+    };
+    if FileType::from_raw_mode(now.st_mode) != FileType::RegularFile {
+        return Verdict::Changed("is no regular file any more".to_owned());
+    }
+    if !record.is_file(now.st_dev, now.st_ino) {
+        return Verdict::Changed("is another file than at the checkpoint".to_owned());
+    }
+    let size = now.st_size as u64;
+    let modified = (now.st_mtime, now.st_mtime_nsec) != (record.modified_s, record.modified_ns);
+    let touched = modified || (now.st_ctime, now.st_ctime_nsec) != (record.changed_s, record.changed_ns);
+    if record.mapped {
+        return judge_mapped(record, size, touched, evidence);
+    }
+    if size == record.size && !touched && !record.times_are_coarse {
+        return Verdict::Same;
+    }
+    if record.in_place || record.ends.is_none() {
+        return changed(record, size, modified);
+    }
+    if size < record.size || evidence.ends() != record.ends || (size == record.size && modified) {
+        return changed(record, size, modified);
+    }
+    if size == record.size {
+        return Verdict::Same;
+    }
+    if evidence.may_have_writer() {
+        let why = "grew after the checkpoint, and another process has it open for writing";
+        return Verdict::Changed(why.to_owned());
+    }
+    Verdict::Grew
+}
+
+/// Stores through a mapping need not move the times: where the content was not summed, nothing tells of them.
+fn judge_mapped(record: &FileRecord, size: u64, touched: bool, evidence: &mut dyn Evidence) -> Verdict {
+    match record.whole {
+        Some(_) if size == record.size && evidence.whole() == record.whole => Verdict::Same,
+        Some(_) => changed(record, size, true),
+        None if record.ended && size == record.size && !touched => Verdict::Same,
+        None if record.ended => changed(record, size, true),
+        None => Verdict::Changed(format!(
+            "was mapped for writing, and has {size} bytes: whether it was changed cannot be told"
+        )),
+    }
+}
+
+fn changed(record: &FileRecord, size: u64, modified: bool) -> Verdict {
+    Verdict::Changed(if size != record.size {
+        format!("was changed after the checkpoint: it had {} bytes, now {size}", record.size)
+    } else if modified {
+        "was written to after the checkpoint".to_owned()
+    } else if record.times_are_coarse {
+        "may have been written to after the checkpoint: the kernel's file times are too coarse to tell"
+            .to_owned()
+    } else {
+        "has other names or attributes than at the checkpoint".to_owned()
+    })
+}
+
+/// A file of the system.
+struct Seen<'a> {
+    record: &'a FileRecord,
+    /// O_PATH, and its stat.
+    file: Option<(OwnedFd, Stat)>,
+    errno: rustix::io::Errno,
+    reader: Option<OwnedFd>,
+}
+
+impl<'a> Seen<'a> {
+    fn open(path: &Path, record: &'a FileRecord) -> Self {
+        const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+        let found = rustix::fs::open(path, NAMED, Mode::empty())
+            .and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)));
+        let errno = found.as_ref().err().copied().unwrap_or(rustix::io::Errno::NOENT);
+        Self { record, file: found.ok(), errno, reader: None }
+    }
+
+    /// For reading; asked for only once device, inode and type were compared.
+    fn reader(&mut self) -> Option<&OwnedFd> {
+        if self.reader.is_none() {
+            const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
+            self.reader = opening::reopen(&self.file.as_ref()?.0, READ).ok();
+        }
+        self.reader.as_ref()
+    }
+}
+
+impl Evidence for Seen<'_> {
+    fn stat(&self) -> Result<Stat, rustix::io::Errno> {
+        self.file.as_ref().map(|(_, stat)| *stat).ok_or(self.errno)
+    }
+
+    fn ends(&mut self) -> Option<u32> {
+        let size = self.record.size;
+        self.reader().and_then(|reader| sample::ends(reader.as_fd(), size))
+    }
+
+    fn whole(&mut self) -> Option<u32> {
+        let size = self.record.size;
+        self.reader().and_then(|reader| sample::whole(reader.as_fd(), size))
+    }
+
+    fn may_have_writer(&mut self) -> bool {
+        self.reader().is_none_or(|reader| file_lock::may_have_writer(reader.as_fd()))
+    }
+}

@@ -1,0 +1,51 @@
+//! Checksums by which the content of a file is recognised.
+//!
+//! Owns: which bytes of a file a checksum covers.
+//! Invariants: reading changes no position and waits for nothing but the disk.
+//! Does not: prove that the bytes between the ends are the same.
+
+use std::os::fd::BorrowedFd;
+
+use image::Checksum;
+use rustix::io::{Errno, pread, retry_on_intr};
+
+/// Bytes at either end of a file that [`ends`] covers.
+const END_BYTES: usize = 4096;
+
+/// Longest mapped file whose whole content is summed inside the pause: about 0.2 ms at 5 GB/s.
+pub(super) const WHOLE_BYTES_MAX: u64 = 1 << 20;
+
+/// Checksum of the first and the last [`END_BYTES`] bytes of the first `size` bytes; `None` if they cannot be read.
+///
+/// The whole content is covered up to twice [`END_BYTES`]. A program that rewrites a file from its beginning, or goes
+/// back to complete a header, changes the first page.
+pub(super) fn ends(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
+    let mut buffer = [0; END_BYTES];
+    let head = size.min(END_BYTES as u64) as usize;
+    let tail = (size - head as u64).min(END_BYTES as u64) as usize;
+    read(file, &mut buffer[..head], 0).ok()?;
+    let sum = Checksum::of(&buffer[..head]);
+    read(file, &mut buffer[..tail], size - tail as u64).ok()?;
+    Some(sum.extend(&buffer[..tail]).get())
+}
+
+/// Checksum of the first `size` bytes; `None` if the file is too large or cannot be read.
+pub(super) fn whole(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
+    if size > WHOLE_BYTES_MAX {
+        return None;
+    }
+    let mut buffer = vec![0; size as usize];
+    read(file, &mut buffer, 0).ok()?;
+    Some(Checksum::of(&buffer).get())
+}
+
+fn read(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> rustix::io::Result<()> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match retry_on_intr(|| pread(file, &mut buffer[done..], offset + done as u64))? {
+            0 => return Err(Errno::IO),
+            count => done += count,
+        }
+    }
+    Ok(())
+}

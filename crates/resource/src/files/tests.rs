@@ -1,0 +1,266 @@
+//! Files that the subject may write: recorded, changed in every way, compared.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::time::SystemTime;
+
+use super::*;
+use crate::fd::envelope::Envelope;
+use crate::support::testing::describe;
+
+/// The record of a file as a subject has it open.
+fn record(file: &File) -> FileRecord {
+    record_of(&[file], false)
+}
+
+fn record_of(files: &[&File], inherited: bool) -> FileRecord {
+    let mut states = FileStates::begin(false);
+    for file in files {
+        let description = describe(0, file);
+        let envelope = Envelope::inside(&description).unwrap();
+        states.add(&description, &envelope, inherited, false).unwrap();
+    }
+    let mut records = states.finish();
+    assert_eq!(records.len(), 1, "{records:?}");
+    records.remove(0)
+}
+
+fn compared(record: &FileRecord) -> Result<Vec<Cut>, Vec<ChangedFile>> {
+    compare(std::slice::from_ref(record), &[], SystemTime::UNIX_EPOCH)
+}
+
+fn changes(record: &FileRecord) -> Vec<ChangedFile> {
+    compared(record).unwrap_err()
+}
+
+fn cut_back(record: &FileRecord) -> Vec<u8> {
+    let cuts = compared(record).unwrap();
+    assert_eq!(cuts.len(), 1);
+    let mut tail = Vec::new();
+    let mut aside = |_: &Path, file: &File, from: u64, bytes: u64| {
+        let mut file = file.try_clone().unwrap();
+        file.seek(SeekFrom::Start(from)).unwrap();
+        assert_eq!(file.read_to_end(&mut tail).unwrap() as u64, bytes);
+        Ok(())
+    };
+    cuts[0].apply(&mut aside).unwrap();
+    tail
+}
+
+fn appending(path: &Path) -> File {
+    OpenOptions::new().append(true).create(true).open(path).unwrap()
+}
+
+fn in_place(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+#[test]
+fn what_only_grew_is_cut_back_and_found_the_same_afterwards() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, open) in
+        [("appended", appending as fn(&Path) -> File), ("redirected", |path| File::create(path).unwrap())]
+    {
+        let path = folder.path().join(name);
+        let mut file = open(&path);
+        file.write_all(b"before\n").unwrap();
+        let record = record(&file);
+        assert_eq!(record.effect(), Effect::CutBack);
+        assert!(compared(&record).unwrap().is_empty(), "nothing was written");
+        file.write_all(b"after\n").unwrap();
+        drop(file);
+        assert_eq!(cut_back(&record), b"after\n");
+        assert_eq!(fs::read(&path).unwrap(), b"before\n");
+        // A restore that fails after the cut, or a second death before the next checkpoint, meets it again.
+        assert!(compared(&record).unwrap().is_empty());
+    }
+}
+
+#[test]
+fn what_grew_but_was_rewritten_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("status");
+    let mut file = File::create(&path).unwrap();
+    file.write_all(b"state 1").unwrap();
+    let record = record(&file);
+    file.set_len(0).unwrap();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.write_all(b"another state").unwrap();
+    drop(file);
+    let found = changes(&record);
+    assert_eq!(found[0].path, path.canonicalize().unwrap());
+    assert!(found[0].why.contains("it had 7 bytes, now 13"), "{found:?}");
+}
+
+#[test]
+fn what_another_process_may_write_is_not_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shared");
+    let mut file = appending(&path);
+    file.write_all(b"ours\n").unwrap();
+    let record = record(&file);
+    file.write_all(b"theirs\n").unwrap();
+    let found = changes(&record);
+    assert!(found[0].why.contains("another process has it open for writing"), "{found:?}");
+    assert_eq!(fs::read(&path).unwrap(), b"ours\ntheirs\n");
+}
+
+#[test]
+fn a_file_written_in_place_has_changed_after_any_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("database");
+    fs::write(&path, vec![1; 20_000]).unwrap();
+    let file = in_place(&path);
+    let record = record(&file);
+    assert_eq!(record.effect(), Effect::Prevents);
+    assert!(compared(&record).unwrap().is_empty());
+    rustix::io::pwrite(&file, b"x", 9_000).unwrap();
+    assert!(changes(&record)[0].why.contains("was written to"), "{record:?}");
+}
+
+#[test]
+fn a_database_that_asks_for_the_length_does_not_only_append() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("relation");
+    fs::write(&path, vec![1; 20_000]).unwrap();
+    let mut file = in_place(&path);
+    file.seek(SeekFrom::End(0)).unwrap();
+    let record = record(&file);
+    rustix::io::pwrite(&file, b"middle", 9_000).unwrap();
+    rustix::io::pwrite(&file, &[2; 4096], 20_000).unwrap();
+    drop(file);
+    assert_eq!(changes(&record).len(), 1);
+}
+
+#[test]
+fn all_descriptors_of_a_file_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("both");
+    let mut log = appending(&path);
+    log.write_all(b"line\n").unwrap();
+    let editor = in_place(&path);
+    assert_eq!(record_of(&[&log, &editor], false).effect(), Effect::Prevents);
+    assert_eq!(record_of(&[&editor, &log], false).effect(), Effect::Prevents);
+}
+
+#[test]
+fn a_file_that_is_gone_replaced_or_a_link_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let file = appending(&path);
+    let record = record(&file);
+    fs::remove_file(&path).unwrap();
+    assert!(changes(&record)[0].why.contains("No such file"));
+    fs::write(&path, "").unwrap();
+    assert!(changes(&record)[0].why.contains("another file"));
+    let other = folder.path().join("other");
+    fs::rename(&path, &other).unwrap();
+    std::os::unix::fs::symlink(&other, &path).unwrap();
+    assert!(changes(&record)[0].why.contains("no regular file"));
+}
+
+#[test]
+fn inherited_streams_are_recorded_and_never_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    let mut file = File::create(&path).unwrap();
+    let record = record_of(&[&file], true);
+    assert_eq!(record.effect(), Effect::Stays);
+    file.write_all(b"others").unwrap();
+    assert!(compared(&record).unwrap().is_empty());
+}
+
+#[test]
+fn what_cannot_change_or_has_no_name_is_not_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, "content").unwrap();
+    let nameless = tempfile::tempfile_in(folder.path()).unwrap();
+    let mut states = FileStates::begin(false);
+    for file in
+        [&File::open(&path).unwrap(), &nameless, &File::options().write(true).open("/dev/null").unwrap()]
+    {
+        let description = describe(0, file);
+        let envelope = Envelope::inside(&description).unwrap();
+        states.add(&description, &envelope, false, false).unwrap();
+    }
+    assert!(states.finish().is_empty());
+}
+
+fn mapped_record(path: &Path, ends_subject: bool) -> FileRecord {
+    let file = in_place(path);
+    let size = rustix::fs::fstat(&file).unwrap().st_size as usize;
+    // The mapping only has to be listed: nothing is stored through it.
+    let script = format!(
+        "import mmap,sys\nf=open({path:?},'r+b')\nm=mmap.mmap(f.fileno(),{size})\nprint('ready',flush=True)\nsys.stdin.read()"
+    );
+    let mut child = std::process::Command::new("python3")
+        .args(["-c", &script])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 6];
+    child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    let areas = tracee::procfs::areas(model::Pid(child.id() as i32)).unwrap();
+    let mut states = FileStates::begin(ends_subject);
+    for area in &areas {
+        states.add_mapping(area);
+    }
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    let mut records = states.finish();
+    assert_eq!(records.len(), 1, "{records:?}");
+    assert!(file.as_fd().as_raw_fd() > 2);
+    records.remove(0)
+}
+
+#[test]
+fn a_small_mapped_file_is_compared_by_content_and_a_large_one_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap().join("index");
+    fs::write(&path, vec![1; 32_768]).unwrap();
+    let small = mapped_record(&path, false);
+    assert_eq!(small.effect(), Effect::Prevents);
+    // Written and written back: the content decides, whatever the times say.
+    fs::write(&path, vec![1; 32_768]).unwrap();
+    assert!(compared(&small).unwrap().is_empty());
+    rustix::io::pwrite(in_place(&path), b"x", 9_000).unwrap();
+    assert_eq!(changes(&small).len(), 1);
+    fs::write(&path, vec![1; 2 << 20]).unwrap();
+    let large = mapped_record(&path, false);
+    assert_eq!(large.effect(), Effect::AlwaysPrevents);
+    assert!(changes(&large)[0].why.contains("cannot be told"), "{large:?}");
+    let ended = mapped_record(&path, true);
+    assert!(compared(&ended).unwrap().is_empty());
+    rustix::io::pwrite(in_place(&path), b"x", 9_000).unwrap();
+    assert_eq!(changes(&ended).len(), 1);
+}
+
+#[test]
+fn coarse_times_prove_nothing_about_what_is_written_in_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, "content").unwrap();
+    let record = record(&in_place(&path));
+    assert!(compared(&record).unwrap().is_empty());
+    let coarse = FileRecord { times_are_coarse: true, ..record };
+    assert!(changes(&coarse)[0].why.contains("too coarse"));
+}
+
+#[test]
+fn a_file_that_was_opened_later_has_changed_if_it_was_written_since() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap().join("result");
+    fs::write(&path, "early").unwrap();
+    let record = record(&appending(&path));
+    let later = [path.clone(), folder.path().join("gone")];
+    let time = SystemTime::now() + std::time::Duration::from_secs(1);
+    assert!(compare(&[], &later, time).unwrap().is_empty());
+    let found = compare(&[], &later, SystemTime::UNIX_EPOCH).unwrap_err();
+    assert!(found.len() == 1 && found[0].path == path, "{found:?}");
+    // One that the checkpoint knows is judged by its record.
+    assert!(compare(&[record], &later, SystemTime::UNIX_EPOCH).unwrap().is_empty());
+}
