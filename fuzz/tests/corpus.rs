@@ -58,6 +58,11 @@ fn no_records_make_the_plan_of_a_restore_panic() {
 }
 
 #[test]
+fn no_record_makes_the_creation_of_a_descriptor_panic() {
+    try_all("descriptors");
+}
+
+#[test]
 fn no_image_makes_its_reader_panic() {
     try_all("image");
 }

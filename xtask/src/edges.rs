@@ -61,7 +61,7 @@ pub(crate) const ROWS: &[Row] = &[
     ),
     row("L6", "cli", &["guardian", "model"]),
     Row { level: "–", name: TESTS_ONLY, allowed: Allowed::Anything },
-    row("–", "fuzz", &["engine", "store", "image", "sys", "model"]),
+    row("–", "fuzz", &["engine", "store", "resource", "image", "sys", "model"]),
     row("–", "end-to-end", &["testkit", "model"]),
     row("–", "xtask", &[]),
 ];

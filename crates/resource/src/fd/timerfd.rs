@@ -225,9 +225,11 @@ impl Time {
     }
 
     fn plus(self, other: Self) -> Self {
-        let nanoseconds = self.nanoseconds + other.nanoseconds;
+        // Of an image that is damaged or forged; the kernel refuses what cannot be.
+        let nanoseconds = self.nanoseconds.saturating_add(other.nanoseconds);
+        let carried = nanoseconds / SECOND_NS;
         Self {
-            seconds: self.seconds + other.seconds + nanoseconds / SECOND_NS,
+            seconds: self.seconds.saturating_add(other.seconds).saturating_add(carried),
             nanoseconds: nanoseconds % SECOND_NS,
         }
     }
@@ -266,6 +268,12 @@ mod tests {
         let mut bytes = [0; 8];
         rustix::fs::fcntl_setfl(timer, rustix::fs::OFlags::NONBLOCK).unwrap();
         rustix::io::read(timer, &mut bytes).ok().map(|_| u64::from_ne_bytes(bytes))
+    }
+
+    #[test]
+    fn times_that_cannot_be_are_left_to_the_kernel() {
+        let most = Time { seconds: i64::MAX, nanoseconds: i64::MAX };
+        assert_eq!(most.plus(most).seconds, i64::MAX);
     }
 
     #[test]

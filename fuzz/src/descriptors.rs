@@ -1,0 +1,76 @@
+//! Descriptors and memory objects created from hostile records.
+//!
+//! Owns: the choice of kinds whose creation touches nothing but this process.
+//! Invariants: what is created is closed before the function returns.
+//! Does not: create what has a path, an address or a pid: a hostile record could name any.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use image::{Owner, RecordSet};
+use resource::Shared;
+use resource::fd::envelope::Envelope;
+use resource::fd::{self, FdCreate, FdRecord, FilePolicy};
+use resource::memory::{self, ObjectRecord};
+
+use crate::repair::repair_records;
+
+/// Kinds of descriptors.
+const KINDS: [&str; 6] = ["fd/pipe", "fd/eventfd", "fd/timerfd", "fd/signalfd", "fd/memfd", "fd/epoll"];
+/// Kinds of memory objects.
+const OBJECTS: [&str; 2] = ["memory/memfd", "memory/shared_anonymous"];
+/// Records of one kind that are created at most: some take memory of the kernel.
+const RECORDS_MAX: usize = 16;
+
+/// Creates them; whether any could be.
+pub(crate) fn create(input: &[u8]) -> bool {
+    let Ok(mut records) = RecordSet::decode(&repair_records(input)) else { return false };
+    let mut made = open_objects(&records);
+    for kind in fd::REGISTRY.iter().filter(|kind| KINDS.contains(&kind.name())) {
+        let of_kind = records.take_all(kind.name()).into_iter().take(RECORDS_MAX);
+        let envelopes: Vec<(FdRecord, Envelope)> = of_kind
+            .filter_map(|record| {
+                let Owner::Description(id) = record.owner else { return None };
+                let envelope = Envelope::from_record(&record).ok()?;
+                Some((envelope.fd_record(id), envelope))
+            })
+            .collect();
+        let (rows, envelopes): (Vec<FdRecord>, Vec<Envelope>) = envelopes.into_iter().unzip();
+        let (mut created, mut shared) = (HashMap::new(), Shared::default());
+        let mut context = FdCreate {
+            created: &mut created,
+            inherited: &[],
+            files: FilePolicy::default(),
+            objects: &HashMap::new(),
+            connections_lost: false,
+            shared: &mut shared,
+        };
+        made |= !rows.is_empty() && kind.create(&rows, &mut context).is_ok();
+        for (row, envelope) in rows.iter().zip(&envelopes) {
+            if let Some(file) = created.get(&row.id) {
+                let _ = envelope.apply(file.as_fd());
+            }
+        }
+    }
+    made
+}
+
+/// Opens the memory objects of an `objects` record: field 1 of it, again and again, is one of them.
+fn open_objects(records: &RecordSet) -> bool {
+    let of_objects = records.iter().filter(|record| record.kind == "objects");
+    let messages =
+        of_objects.filter_map(|record| resource::decode::<Objects>("objects", &record.payload).ok());
+    let objects = messages.flat_map(|message| message.objects).take(RECORDS_MAX);
+    let opened: Vec<OwnedFd> = objects
+        .filter(|object| OBJECTS.contains(&object.kind.as_str()))
+        .filter_map(|object| memory::kind_named(&object.kind)?.open(&object).ok())
+        .collect();
+    !opened.is_empty()
+}
+
+/// As the engine writes it.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Objects {
+    #[prost(message, repeated, tag = "1")]
+    objects: Vec<ObjectRecord>,
+}
