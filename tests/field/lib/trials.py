@@ -244,7 +244,7 @@ class Run:
     def why_fresh(self):
         with open(self.log, errors="replace") as file:
             lines = [line.strip() for line in file]
-        for sign in (r"was changed|has changed", r"from the beginning|fresh"):
+        for sign in (r"was changed|has changed|cannot be told", r"from the beginning|fresh"):
             if found := [line for line in lines if re.search(sign, line)]:
                 return reason(found[-1])
         return ""
@@ -286,6 +286,9 @@ class Run:
         program = self.program
         self.start()
         for number in range(1, self.kills + 1):
+            # A checkpoint from before the job opened its file does not tell that the file has moved on.
+            wait_for(lambda: self.guardian.poll() is not None or program.progress() > 0, "the job's first step",
+                     program.start_limit_s)
             if not self.await_checkpoint():
                 break
             time.sleep(program.random.uniform(0, KILL_SPREAD_S))

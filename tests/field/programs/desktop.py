@@ -8,7 +8,7 @@ LINES = r'''
 step=1 value=1
 while [ $step -le $FIELD_STEPS ]; do
     value=$(((value * 1021 + step) % 1000003)); echo "$step $value" | tee /dev/tty; step=$((step + 1)); sleep $FIELD_STEP_S
-done >>"$FIELD_OUT"
+done >"$FIELD_OUT"
 '''
 
 
@@ -36,8 +36,8 @@ class Gtk(Xterm):
 
     name = "xvfb-gtk"
     needs = {"Xvfb": "xvfb", "zenity": "zenity"}
-    source = LINES.replace("| tee /dev/tty;", '>>"$FIELD_OUT"; echo $((step * 99 / FIELD_STEPS));').replace(
-        'done >>"$FIELD_OUT"', "done")
+    source = LINES.replace("| tee /dev/tty;", ">&4; echo $((step * 99 / FIELD_STEPS));").replace(
+        'done >"$FIELD_OUT"', 'done 4>"$FIELD_OUT"')
     launcher = Xterm.launcher.replace('xterm -title field -e sh "$1/lines.sh"',
                                       'sh "$1/lines.sh" | zenity --progress --auto-close --title field')
 

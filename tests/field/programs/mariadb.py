@@ -87,5 +87,8 @@ class Shell:
     def close(self):
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
         self.process.stdout.close()
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:  # The client has ended before.
+            pass

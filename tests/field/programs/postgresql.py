@@ -31,8 +31,11 @@ class Shell:
     def close(self):
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
         self.process.stdout.close()
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:  # The client has ended before.
+            pass
 
 
 class Postgresql(Service):
