@@ -232,7 +232,8 @@ class Run:
             raise Wrong("undying gave up: %s" % last_lines(self.log))
         else:
             self.outcome.fresh += 1
-            self.outcome.fresh_reason = self.why_fresh()
+            why = (deaths[-1].get("why") or "").strip().splitlines()
+            self.outcome.fresh_reason = why[-1].strip() if why else self.why_fresh()
 
     def followed(self, number):
         deaths = self.undying.deaths("field")
