@@ -11,12 +11,14 @@ pub mod fd;
 pub mod files;
 pub mod memory;
 pub mod obstacle;
+mod opener;
 pub mod shared;
 pub mod state;
 mod support;
 
 pub use error::{ResourceError, Result};
 pub use obstacle::Obstacle;
+pub use opener::Opener;
 pub use shared::Shared;
 
 /// Decodes the payload of a record.

@@ -17,6 +17,7 @@ pub mod features;
 pub mod file_handle;
 pub mod file_lock;
 pub mod file_owner;
+pub mod file_rights;
 pub mod huge_pages;
 pub mod inotify;
 pub mod kcmp;

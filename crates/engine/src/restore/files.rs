@@ -17,6 +17,7 @@ use sys::Error;
 use tracee::Stub;
 use tracee::arch::numbers as nr;
 
+use super::holders::Holders;
 use super::plan::Plan;
 use super::tree::Built;
 use crate::error::{EngineError, Result};
@@ -30,6 +31,8 @@ pub(super) struct OpenFiles {
     /// writing cannot be executed.
     readable: HashMap<u64, OwnedFd>,
     descriptions: HashMap<DescriptionId, OwnedFd>,
+    /// For which processes everything is opened.
+    pub(super) holders: Holders,
 }
 
 impl OpenFiles {
@@ -52,6 +55,7 @@ pub(super) fn open(
     shared: &mut Shared,
 ) -> Result<OpenFiles> {
     raise_descriptor_limit();
+    let holders = Holders::of(plan)?;
     let above = plan.highest_descriptor() + 1;
     let mut objects = HashMap::new();
     let mut readable = HashMap::new();
@@ -61,9 +65,11 @@ pub(super) fn open(
             kind: object.kind.clone(),
             version: object.version,
         })?;
-        let file = lift(kind.open(object)?, above)?;
-        let copy = file.try_clone().map_err(|error| Error::new("duplicate a descriptor", error))?;
-        by_inode.insert(object.inode, copy);
+        let file = lift(kind.open(object, holders.object(object.id))?, above)?;
+        if kind.makes_objects() {
+            let copy = file.try_clone().map_err(|error| Error::new("duplicate a descriptor", error))?;
+            by_inode.insert(object.inode, copy);
+        }
         if is_writable(&file) {
             readable.insert(object.id, lift(reopen_readable(&file)?, above)?);
         }
@@ -72,7 +78,7 @@ pub(super) fn open(
     let mut created = HashMap::new();
     let mut handed_on = HashSet::new();
     for kind in fd::REGISTRY {
-        let records = records_of(plan, kind.name());
+        let records = records_of(plan, &holders, kind.name());
         if records.is_empty() {
             continue;
         }
@@ -94,7 +100,7 @@ pub(super) fn open(
         envelope.apply(file.as_fd(), handed_on.contains(&id))?;
         descriptions.insert(id, lift(file, above)?);
     }
-    Ok(OpenFiles { objects, readable, descriptions })
+    Ok(OpenFiles { objects, readable, descriptions, holders })
 }
 
 fn is_writable(file: &OwnedFd) -> bool {
@@ -107,9 +113,13 @@ fn reopen_readable(file: &OwnedFd) -> Result<OwnedFd> {
         .map_err(|errno| Error::path("open for reading", &link, errno).into())
 }
 
-fn records_of(plan: &Plan, kind: &str) -> Vec<FdRecord> {
+fn records_of(plan: &Plan, holders: &Holders, kind: &str) -> Vec<FdRecord> {
     let wanted = plan.envelopes.iter().filter(|(_, envelope)| envelope.kind == kind);
-    wanted.map(|(id, envelope)| envelope.fd_record(DescriptionId(*id))).collect()
+    let records = wanted.map(|(id, envelope)| {
+        let id = DescriptionId(*id);
+        envelope.fd_record(id, holders.description(id).clone())
+    });
+    records.collect()
 }
 
 /// Descriptors wanted at the same time may be more than the soft limit allows; the subject's own comes back later.
@@ -131,7 +141,7 @@ fn lift(file: OwnedFd, above: i32) -> Result<OwnedFd> {
 /// Gives a new session leader what its children inherit from it.
 pub(super) fn lead(plan: &Plan, open: &OpenFiles, leader: &mut Stub) -> Result<()> {
     for kind in fd::REGISTRY {
-        let records = records_of(plan, kind.name());
+        let records = records_of(plan, &open.holders, kind.name());
         if !records.is_empty() {
             kind.lead(&records, &open.descriptions, leader)?;
         }
@@ -160,7 +170,7 @@ pub(super) fn install(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
             next = fd + 1;
         }
     }
-    connect(plan, built)
+    connect(plan, open, built)
 }
 
 /// Sets who is sent the signals of each description and takes its locks, in one process that holds it and has its
@@ -184,7 +194,7 @@ pub(super) fn own(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()
 /// Starts what is seen from outside, once everything is in place.
 pub(super) fn start(plan: &Plan, open: &OpenFiles) -> Result<()> {
     for kind in fd::REGISTRY {
-        let records = records_of(plan, kind.name());
+        let records = records_of(plan, &open.holders, kind.name());
         if !records.is_empty() {
             kind.start(&records, &open.descriptions)?;
         }
@@ -192,12 +202,12 @@ pub(super) fn start(plan: &Plan, open: &OpenFiles) -> Result<()> {
     Ok(())
 }
 
-fn connect(plan: &Plan, built: &mut Built) -> Result<()> {
+fn connect(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     for process in plan.living() {
         let table: Vec<(Fd, DescriptionId)> =
             process.descriptors.iter().map(|row| (Fd(row.fd), DescriptionId(row.description))).collect();
         for kind in fd::REGISTRY {
-            let records = records_of(plan, kind.name());
+            let records = records_of(plan, &open.holders, kind.name());
             let held: Vec<&FdRecord> =
                 records.iter().filter(|record| table.iter().any(|(_, id)| *id == record.id)).collect();
             if held.is_empty() {

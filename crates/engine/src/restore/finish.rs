@@ -5,7 +5,7 @@
 //! Does not: know state kinds.
 
 use model::{Address, Pid, Signal};
-use resource::Shared;
+use resource::{Opener, Shared};
 use resource::state::{self, Stage, StateRestore};
 use sys::dead_man::DeadManSwitch;
 use sys::{Error, ptrace};
@@ -57,7 +57,7 @@ pub(super) fn finish(
     for stage in STAGES {
         for process in plan.living() {
             let target = built.get(process.pid)?;
-            restore_stage(process, target, stage, shared)?;
+            restore_stage(process, target, stage, shared, open.holders.process(process.pid))?;
         }
         if stage == Stage::Credentials {
             files::own(plan, open, &mut built)?;
@@ -108,15 +108,16 @@ fn restore_stage(
     target: &mut BuiltProcess,
     stage: Stage,
     shared: &mut Shared,
+    opener: &Opener,
 ) -> Result<()> {
     let BuiltProcess { memory, threads } = target;
     for (stub, thread) in threads.iter_mut().zip(&process.threads) {
         for state in thread.states.iter().filter(|state| state.kind.stage() == stage) {
-            restore_state(state, StateRestore { stub, memory, shared })?;
+            restore_state(state, StateRestore { stub, memory, shared, opener })?;
         }
     }
     for state in process.states.iter().filter(|state| state.kind.stage() == stage) {
-        restore_state(state, StateRestore { stub: &mut threads[0], memory, shared })?;
+        restore_state(state, StateRestore { stub: &mut threads[0], memory, shared, opener })?;
     }
     Ok(())
 }

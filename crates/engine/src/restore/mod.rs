@@ -11,6 +11,7 @@ mod content;
 mod files;
 mod finish;
 mod fresh;
+mod holders;
 mod layout;
 mod lazy;
 mod plan;

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use model::{DescriptionId, Pid};
-use rustix::fs::{FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno as E;
 use sys::file_handle::{self, FileHandle};
 use sys::{Errno, Error};
@@ -22,8 +22,10 @@ use super::regular::{self, FileCapture, FilePayload};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::opener::{Opener, nearest_directory};
 use crate::support::content::{Content, ContentCopy, Copied, DATA_BYTES_MAX, data_bytes};
-use crate::support::nameless::{free_name, home_of};
+use crate::support::identity::Identity;
+use crate::support::nameless::free_name;
 use crate::support::opening::{self, flags_for, reopen};
 use crate::support::path::{self, Name};
 
@@ -103,10 +105,12 @@ impl FdKind for Deleted {
 const CLOSE_IT: &str = "let the program close it before the checkpoint";
 
 fn handle_obstacle(description: &Description) -> Option<Obstacle> {
-    let home = home_of(Name::of(description).path());
-    let found = file_handle::of(description.as_fd()).and_then(|handle| open_handle(&home, &handle));
-    let error = found.err()?;
-    let why = format!("its name is gone, and its other names cannot be found: {error}");
+    let found = nearest_directory(Name::of(description).path()).map_err(|refusal| refusal.to_string());
+    let found = found.and_then(|home| {
+        let handle = file_handle::of(description.as_fd());
+        handle.and_then(|handle| open_handle(&home, &handle)).map_err(|error| error.to_string())
+    });
+    let why = format!("its name is gone, and its other names cannot be found: {}", found.err()?);
     Some(description.obstacle(
         "deleted file with other names",
         &why,
@@ -242,7 +246,7 @@ pub(super) struct NamelessFiles {
 
 #[derive(Debug, Default)]
 struct NamelessFile {
-    records: Vec<(DescriptionId, u32)>,
+    records: Vec<(DescriptionId, u32, Opener)>,
     path: PathBuf,
     holder: Option<Pid>,
     /// The record that says most: with content, if there is one.
@@ -252,7 +256,7 @@ struct NamelessFile {
 impl NamelessFiles {
     pub(super) fn add(&mut self, record: &FdRecord, payload: FilePayload) {
         let file = self.files.entry((payload.device, payload.inode)).or_default();
-        file.records.push((record.id, record.flags));
+        file.records.push((record.id, record.flags, record.opener.clone()));
         if let Some(state) = payload.nameless
             && (file.holder.is_none() || state.content.is_some())
         {
@@ -263,22 +267,23 @@ impl NamelessFiles {
     }
 
     pub(super) fn create(self, kind: &'static str, context: &mut FdCreate<'_>) -> Result<()> {
-        for ((_, inode), file) in self.files {
-            file.create(kind, inode, context)?;
+        for ((device, inode), file) in self.files {
+            file.create(kind, Identity::from_numbers(device, inode, FileType::RegularFile), context)?;
         }
         Ok(())
     }
 }
 
 impl NamelessFile {
-    fn create(&self, kind: &'static str, inode: u64, context: &mut FdCreate<'_>) -> Result<()> {
-        let home = home_of(&self.path);
+    fn create(&self, kind: &'static str, was: Identity, context: &mut FdCreate<'_>) -> Result<()> {
+        let home = nearest_directory(&self.path)
+            .map_err(|refusal| failed_to_make(&self.path, refusal.to_string()))?;
         if !self.state.handle.is_empty() {
             let handle = FileHandle { kind: self.state.handle_kind, bytes: self.state.handle.clone() };
             let found = open_handle(&home, &handle).map_err(|error| self.is_gone(&error))?;
-            return self.open_others(found.as_fd(), context);
+            return self.open_found(&found, was, context);
         }
-        let object = context.objects.get(&inode);
+        let object = context.objects.get(&was.inode);
         if let Some(object) = object.filter(|object| self.state.content.is_none() || lies_in(object, &home)) {
             return self.open_others(object.as_fd(), context);
         }
@@ -291,16 +296,30 @@ impl NamelessFile {
         let made = make_nameless(&home, maker.map(|record| record.1))?;
         let writer = reopen(&made, OFlags::RDWR | OFlags::CLOEXEC)?;
         content.write_to(writer.as_fd())?;
-        if let Some((id, _)) = maker {
+        if let Some((id, ..)) = maker {
             context.created.insert(*id, made);
         }
         self.open_others(writer.as_fd(), context)?;
         self.set_attributes(writer.as_fd())
     }
 
+    /// Opens all descriptions of a file that exists under another name.
+    fn open_found(&self, file: &OwnedFd, was: Identity, context: &mut FdCreate<'_>) -> Result<()> {
+        for (id, flags, opener) in &self.records {
+            let file = file.try_clone().map_err(|error| Error::new("duplicate a descriptor", error))?;
+            let opened = opener.adopt(file, Some(was)).and_then(|found| found.open(flags_for(*flags)));
+            let opened = opened.map_err(|refusal| {
+                let usual = "restore on the machine of the checkpoint, while the file's other names exist";
+                refusal.of(&self.path, "the program has this file open without its name", usual)
+            })?;
+            context.created.insert(*id, opened);
+        }
+        Ok(())
+    }
+
     /// Opens all descriptions that do not exist yet.
     fn open_others(&self, file: BorrowedFd<'_>, context: &mut FdCreate<'_>) -> Result<()> {
-        for (id, flags) in &self.records {
+        for (id, flags, _) in &self.records {
             if !context.created.contains_key(id) {
                 context.created.insert(*id, reopen(file, flags_for(*flags))?);
             }
@@ -342,46 +361,56 @@ fn is_temporary(flags: u32) -> bool {
 
 /// Whether an object of the memory kinds lies where this file would be made again; inode numbers repeat between
 /// file systems.
-fn lies_in(object: &OwnedFd, home: &Path) -> bool {
-    let link = rustix::fs::readlink(opening::own_link(object), Vec::new());
-    link.is_ok_and(|link| path::from_bytes(link.to_bytes()).parent() == Some(home))
+fn lies_in(object: &OwnedFd, home: &OwnedFd) -> bool {
+    let (object, home) = (place_of(object), place_of(home));
+    object.is_some() && object.and_then(|object| object.parent().map(Path::to_owned)) == home
 }
 
-fn open_handle(home: &Path, handle: &FileHandle) -> sys::Result<OwnedFd> {
-    let mount = opening::open(home, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
+fn place_of(file: &OwnedFd) -> Option<PathBuf> {
+    let link = rustix::fs::readlink(opening::own_link(file), Vec::new());
+    link.ok().map(|link| path::from_bytes(link.to_bytes()))
+}
+
+fn open_handle(home: &OwnedFd, handle: &FileHandle) -> sys::Result<OwnedFd> {
+    let mount = reopen(home, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
     file_handle::open(mount.as_fd(), handle)
 }
 
 /// Makes a file without a name; with flags, as the O_TMPFILE description that had them.
-fn make_nameless(home: &Path, maker: Option<u32>) -> Result<OwnedFd> {
+fn make_nameless(home: &OwnedFd, maker: Option<u32>) -> Result<OwnedFd> {
     let mode = Mode::RUSR | Mode::WUSR;
     let flags = match maker {
         Some(flags) => flags_for(flags) | OFlags::TMPFILE,
         None => OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC,
     };
-    match rustix::fs::open(home, flags, mode) {
+    match rustix::fs::openat(home, ".", flags, mode) {
         Ok(file) => Ok(file),
         Err(E::OPNOTSUPP | E::ISDIR | E::INVAL) => make_and_unlink(home, mode),
-        Err(errno) => Err(failed_to_make(home, errno)),
+        Err(errno) => Err(cannot_make(home, errno)),
     }
 }
 
-fn make_and_unlink(home: &Path, mode: Mode) -> Result<OwnedFd> {
+fn make_and_unlink(home: &OwnedFd, mode: Mode) -> Result<OwnedFd> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     let mut made = None;
-    let path = free_name(home, |path| {
-        made = Some(rustix::fs::open(path, flags, mode)?);
+    let name = free_name(Path::new(""), |name| {
+        made = Some(rustix::fs::openat(home, name, flags, mode)?);
         Ok(())
     })
-    .map_err(|errno| failed_to_make(home, errno))?;
-    rustix::fs::unlink(&path).map_err(|errno| Error::path("remove", &path, errno))?;
+    .map_err(|errno| cannot_make(home, errno))?;
+    rustix::fs::unlinkat(home, &name, AtFlags::empty())
+        .map_err(|errno| Error::path("remove", &name, errno))?;
     Ok(made.expect("a name is free only when the file was made"))
 }
 
-fn failed_to_make(home: &Path, errno: impl Into<Errno>) -> ResourceError {
+fn cannot_make(home: &OwnedFd, errno: E) -> ResourceError {
+    failed_to_make(&place_of(home).unwrap_or_default(), Errno::from(errno).to_string())
+}
+
+fn failed_to_make(home: &Path, why: String) -> ResourceError {
     ResourceError::File {
         path: home.display().to_string(),
-        why: format!("a deleted file cannot be made again in this directory: {}", errno.into()),
+        why: format!("a deleted file cannot be made again in this directory: {why}"),
         fix: "make the directory writable for whoever restores".to_owned(),
     }
 }
@@ -541,9 +570,11 @@ mod tests {
     #[test]
     fn a_file_system_without_nameless_files_is_served_by_unlinking() {
         let folder = tempfile::tempdir().unwrap();
-        let file = make_and_unlink(folder.path(), Mode::RUSR | Mode::WUSR).unwrap();
+        let home = nearest_directory(&folder.path().join("any")).unwrap();
+        let file = make_and_unlink(&home, Mode::RUSR | Mode::WUSR).unwrap();
         assert_eq!(rustix::fs::fstat(&file).unwrap().st_nlink, 0);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        assert!(make_and_unlink(&folder.path().join("missing"), Mode::RUSR).is_err());
+        fs::remove_dir(folder.path()).unwrap();
+        assert!(make_and_unlink(&home, Mode::RUSR).is_err());
     }
 }

@@ -17,6 +17,7 @@ use super::tty::is_terminal;
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::opener::{Found, Opener};
 use crate::support::making::{self, Ownership};
 use crate::support::opening::{self, is_path_only};
 use crate::support::path::{self, Link, Name};
@@ -194,24 +195,27 @@ fn find(major: u32, minor: u32) -> Option<&'static str> {
     STATELESS.iter().find(|row| (row.0, row.1) == (major, minor)).map(|row| row.2)
 }
 
+/// The device number is the identity of a device that keeps no state, so its file is opened with our rights.
 fn open(record: &FdRecord, payload: &DevicePayload) -> Result<OwnedFd> {
     let saved = path::from_bytes(&payload.path);
     let usual = find(payload.major, payload.minor).map(Path::new);
-    let path = [Some(saved.as_path()), usual].into_iter().flatten().find(|path| is_device(path, payload));
-    let Some(path) = path else {
+    let opener = Opener::default();
+    let mut places = [Some(saved.as_path()), usual].into_iter().flatten();
+    let found = places.find_map(|path| opener.find(path, None).ok().filter(|found| is_device(found, payload)));
+    let Some(found) = found else {
         return Err(ResourceError::File {
             path: saved.display().to_string(),
             why: format!("it is not character device {}:{} here", payload.major, payload.minor),
             fix: "restore where /dev is complete".to_owned(),
         });
     };
-    let flags = opening::flags_for(record.flags);
-    Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())
-        .map_err(|errno| Error::path("open", path, errno))?)
+    found.open(opening::flags_for(record.flags)).map_err(|refusal| {
+        refusal.of(&saved, "the program has this device open", "restore where /dev is complete")
+    })
 }
 
-fn is_device(path: &Path, payload: &DevicePayload) -> bool {
-    rustix::fs::stat(path).is_ok_and(|stat| {
+fn is_device(found: &Found<'_>, payload: &DevicePayload) -> bool {
+    found.stat().is_ok_and(|stat| {
         FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
             && (major(stat.st_rdev), minor(stat.st_rdev)) == (payload.major, payload.minor)
     })

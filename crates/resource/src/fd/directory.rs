@@ -10,13 +10,15 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
 use prost::Message;
-use rustix::fs::{FileType, OFlags, RawDir, Stat};
+use rustix::fs::{FileType, RawDir, Stat};
 use sys::{Errno, Error};
 
 use super::regular::{belongs_to_process, is_made_up};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::opener::Refusal;
+use crate::support::identity::Identity;
 use crate::support::nameless::Removed;
 use crate::support::opening;
 use crate::support::path::{self, Link, Name};
@@ -33,6 +35,9 @@ struct DirectoryPayload {
     /// Set when no name leads to it any more.
     #[prost(message, optional, tag = "2")]
     removed: Option<Removed>,
+    /// Which directory it was; images of earlier versions do not tell.
+    #[prost(message, optional, tag = "3")]
+    identity: Option<Identity>,
 }
 
 /// Why a removed directory of such a file system is refused.
@@ -75,7 +80,9 @@ impl FdKind for Directory {
     }
 
     fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        Ok(Box::new(DirectoryCapture { link: Link::new(), stat: description.stat, made_up: false }))
+        let identity = Identity::with(description, &description.stat);
+        let link = Link::new();
+        Ok(Box::new(DirectoryCapture { link, stat: description.stat, made_up: false, identity }))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -103,6 +110,7 @@ struct DirectoryCapture {
     stat: Stat,
     /// The kernel made it up for something, as far as that matters.
     made_up: bool,
+    identity: Identity,
 }
 
 impl FdCapture for DirectoryCapture {
@@ -130,22 +138,23 @@ impl FdCapture for DirectoryCapture {
             Name::Gone(path) => Some(Removed::new(path, &self.stat)),
             Name::Live(_) | Name::None => None,
         };
-        Ok(DirectoryPayload { path: path::to_bytes(name.path()), removed }.encode_to_vec())
+        let identity = Some(self.identity);
+        Ok(DirectoryPayload { path: path::to_bytes(name.path()), removed, identity }.encode_to_vec())
     }
 }
 
 fn open(record: &FdRecord, payload: &DirectoryPayload) -> Result<OwnedFd> {
     let path = path::from_bytes(&payload.path);
-    // O_DIRECTORY is asked for to be told of a file in the directory's place; F_GETFL shows it only if saved.
-    let flags = opening::flags_for(record.flags);
-    let opened = opening::open(&path, flags | OFlags::DIRECTORY).and_then(|checked| {
-        if flags.contains(OFlags::DIRECTORY) { Ok(checked) } else { opening::open(&path, flags) }
-    });
-    opened.map_err(|error| ResourceError::File {
-        path: path.display().to_string(),
-        why: format!("the program has this directory open, and it cannot be opened: {}", error.errno),
-        fix: "bring the directory back, or restore where it is".to_owned(),
-    })
+    let cannot = |refusal: Refusal| {
+        let usual = "bring the directory back, or restore where it is";
+        refusal.of(&path, "the program has this directory open", usual)
+    };
+    let found = record.opener.find(&path, payload.identity).map_err(cannot)?;
+    let stat = found.stat().map_err(cannot)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        return Err(cannot(Refusal::Failed(rustix::io::Errno::NOTDIR.into())));
+    }
+    found.open(opening::flags_for(record.flags)).map_err(cannot)
 }
 
 /// Reads a first few entries, before the position is set.
@@ -162,7 +171,7 @@ fn begin_listing(directory: &OwnedFd) {
 mod tests {
     use std::fs::{self, File};
 
-    use rustix::fs::{Mode, SeekFrom};
+    use rustix::fs::{Mode, OFlags, SeekFrom};
 
     use super::*;
     use crate::support::testing::{Subject, flags};

@@ -20,6 +20,7 @@ use super::locks::{self, Lock};
 use super::{CaptureScope, Description, FdKind, FdRecord, Known};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use crate::opener::Opener;
 
 /// Status flags that fcntl(2) can change and that need no process: all but O_ASYNC.
 const CHANGEABLE: OFlags =
@@ -158,7 +159,7 @@ impl Envelope {
 
     /// What the kind is given to build the description from.
     #[must_use]
-    pub fn fd_record(&self, id: DescriptionId) -> FdRecord {
+    pub fn fd_record(&self, id: DescriptionId, opener: Opener) -> FdRecord {
         FdRecord {
             id,
             holder: self.holder,
@@ -166,6 +167,7 @@ impl Envelope {
             payload: self.payload.clone(),
             flags: self.flags,
             position: self.position.unwrap_or(0),
+            opener,
         }
     }
 

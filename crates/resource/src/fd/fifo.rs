@@ -6,7 +6,7 @@
 //! outside still holds open has kept its content. A reader that never had a writer stays one.
 //! Does not: hold the other side while the subject is away; a process outside sees it close and open again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -19,6 +19,8 @@ use super::pipe::{content, events, is_carrier};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::opener::{Found, Opener, Refusal};
+use crate::support::identity::Identity;
 use crate::support::making::{self, Ownership};
 use crate::support::opening::{self, flags_for, is_path_only, may_read, may_write};
 use crate::support::path::{self, Link, Name};
@@ -54,6 +56,9 @@ struct FifoPayload {
     /// A readable end sees that all writers have gone (POLLHUP).
     #[prost(bool, tag = "10")]
     hung_up: bool,
+    /// Which file it was; images of earlier versions keep device and inode alone.
+    #[prost(message, optional, tag = "20")]
+    identity: Option<Identity>,
 }
 
 /// The kind.
@@ -95,7 +100,8 @@ impl FdKind for Fifo {
                 && end.info.flags & O_DIRECT != 0
         });
         let link = Link::new();
-        Ok(Box::new(FifoCapture { link, queue, packets, capacity: 0, hung_up: false }))
+        let identity = Identity::with(description, &description.stat);
+        Ok(Box::new(FifoCapture { link, queue, packets, capacity: 0, hung_up: false, identity }))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -103,7 +109,12 @@ impl FdKind for Fifo {
         for record in records {
             let payload: FifoPayload = crate::decode(NAME, &record.payload)?;
             let fifo = fifos.entry((payload.device, payload.inode)).or_default();
-            fifo.ends.push(End { id: record.id, flags: record.flags, hung_up: payload.hung_up });
+            fifo.ends.push(End {
+                id: record.id,
+                flags: record.flags,
+                hung_up: payload.hung_up,
+                opener: record.opener.clone(),
+            });
             if fifo.ends.len() == 1 || !payload.chunks.is_empty() {
                 fifo.state = payload;
             }
@@ -119,6 +130,7 @@ struct FifoCapture {
     packets: bool,
     capacity: usize,
     hung_up: bool,
+    identity: Identity,
 }
 
 impl FdCapture for FifoCapture {
@@ -150,6 +162,7 @@ impl FdCapture for FifoCapture {
             capacity: self.capacity as u64,
             chunks,
             hung_up: self.hung_up,
+            identity: Some(self.identity),
         };
         Ok(payload.encode_to_vec())
     }
@@ -167,6 +180,7 @@ struct End {
     id: DescriptionId,
     flags: u32,
     hung_up: bool,
+    opener: Opener,
 }
 
 impl FifoEnds {
@@ -174,33 +188,52 @@ impl FifoEnds {
         let path = path::from_bytes(&self.state.path);
         if self.state.nameless {
             let fifo = self.make_again(&path)?;
-            return self.open(fifo.as_fd(), context);
+            return self.open(context, |_, flags| Ok(opening::reopen(&fifo, flags)?));
         }
-        let named = opening::open(&path, OFlags::PATH | OFlags::CLOEXEC);
-        match named.ok().filter(|file| making::is_a(file.as_fd(), FileType::Fifo)) {
-            Some(fifo) => self.open(fifo.as_fd(), context),
-            None => Err(missing(&path)),
+        self.open_named(&path, context)
+    }
+
+    fn open_named(&self, path: &Path, context: &mut FdCreate<'_>) -> Result<()> {
+        let cannot = |refusal: Refusal| match refusal {
+            Refusal::Failed(_) => missing(path),
+            refusal => refusal.of(path, "the program has this named pipe open", "bring the named pipe back"),
+        };
+        let numbers = || Identity::from_numbers(self.state.device, self.state.inode, FileType::Fifo);
+        let recorded = self.state.identity.unwrap_or_else(numbers);
+        let mut found: HashMap<DescriptionId, Found<'_>> = HashMap::new();
+        for end in &self.ends {
+            let named = end.opener.find(path, Some(recorded)).map_err(cannot)?;
+            if !making::is_a(named.as_fd(), FileType::Fifo) {
+                return Err(missing(path));
+            }
+            found.insert(end.id, named);
         }
+        self.open(context, |end, flags| found[&end.id].open(flags).map_err(cannot))
     }
 
     /// A reader that never had a writer is opened before anybody writes; for all others, an end of ours that reads
-    /// and writes keeps every open from waiting.
-    fn open(&self, fifo: BorrowedFd<'_>, context: &mut FdCreate<'_>) -> Result<()> {
+    /// and writes keeps every open from waiting. Ours is opened with the rights of the holders too, since it writes.
+    fn open(
+        &self,
+        context: &mut FdCreate<'_>,
+        open: impl Fn(&End, OFlags) -> Result<OwnedFd>,
+    ) -> Result<()> {
         let has_writer = self.ends.iter().any(|end| may_write(end.flags));
         let (quiet, rest): (Vec<&End>, Vec<&End>) =
             self.ends.iter().partition(|end| !has_writer && may_read(end.flags) && !end.hung_up);
         for end in quiet {
-            context.created.insert(end.id, opening::reopen(fifo, flags_for(end.flags))?);
+            context.created.insert(end.id, open(end, flags_for(end.flags))?);
         }
         if rest.is_empty() && self.state.chunks.is_empty() {
             return Ok(());
         }
-        let helper = opening::reopen(fifo, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC)?;
+        let both_ways = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let helpers = self.ends.iter().map(|end| open(end, both_ways)).collect::<Result<Vec<_>>>()?;
         for end in rest {
             let flags = flags_for(end.flags) - OFlags::DIRECT;
-            context.created.insert(end.id, opening::reopen(fifo, flags)?);
+            context.created.insert(end.id, open(end, flags)?);
         }
-        self.fill(&helper)
+        helpers.first().map_or(Ok(()), |helper| self.fill(helper))
     }
 
     fn fill(&self, helper: &OwnedFd) -> Result<()> {

@@ -20,12 +20,13 @@ use prost::Message;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{fstat, makedev};
 use sys::file_handle::{self, FileHandle};
-use sys::{Errno, Error};
+use sys::Error;
 
 use super::fdinfo::{FdInfo, not_understood};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::opener::{Opener, Refusal};
 
 const NAME: &str = "fd/inotify";
 const QUEUE_LIMIT: &str = "/proc/sys/fs/inotify/max_queued_events";
@@ -120,7 +121,7 @@ impl FdKind for Inotify {
         for record in records {
             let state: State = crate::decode(NAME, &record.payload)?;
             if let Some(instance) = created.get(&record.id) {
-                state.watches.iter().try_for_each(|watch| add(instance, watch))?;
+                state.watches.iter().try_for_each(|watch| add(instance, watch, &record.opener))?;
             }
         }
         Ok(())
@@ -229,19 +230,17 @@ fn unescape(text: &str) -> PathBuf {
 }
 
 /// Sets a watch under its number.
-fn add(instance: &OwnedFd, watch: &Watch) -> Result<()> {
+fn add(instance: &OwnedFd, watch: &Watch, opener: &Opener) -> Result<()> {
     let path = Path::new(OsStr::from_bytes(&watch.path));
-    let by_handle = find(watch).ok();
-    let target = match &by_handle {
-        Some(file) => PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
-        None => path.to_owned(),
-    };
     sys::inotify::set_next_watch(instance.as_fd(), watch.number)?;
     let flags = WatchFlags::from_bits_retain(watch.mask);
-    let number = inotify::add_watch(instance, &target, flags).map_err(|errno| ResourceError::File {
-        path: path.display().to_string(),
-        why: format!("it was watched and cannot be watched now: {}", Errno::from(errno)),
-        fix: "bring the file back, then restore again".to_owned(),
+    let added = match find(watch) {
+        Ok(file) => inotify::add_watch(instance, format!("/proc/self/fd/{}", file.as_raw_fd()), flags)
+            .map_err(|errno| Refusal::Failed(errno.into())),
+        Err(Lost::Nowhere) => add_by_path(instance, watch, opener, path, flags),
+    };
+    let number = added.map_err(|refusal| {
+        refusal.of(path, "the program watched this file", "bring the file back, then restore again")
     })?;
     if number == watch.number {
         return Ok(());
@@ -251,6 +250,23 @@ fn add(instance: &OwnedFd, watch: &Watch) -> Result<()> {
         why: format!("two watches of the program would now be on this one file (watch {number})"),
         fix: "bring back the files that the program watched".to_owned(),
     })
+}
+
+/// Without a handle, device and inode tell whether it is the watched file. To watch another one takes the right to
+/// read it.
+fn add_by_path(
+    instance: &OwnedFd,
+    watch: &Watch,
+    opener: &Opener,
+    path: &Path,
+    flags: WatchFlags,
+) -> std::result::Result<i32, Refusal> {
+    let named = Opener::default();
+    let found = named.find(path, None)?;
+    let now = found.stat()?;
+    let is_watched = (now.st_dev, now.st_ino) == (watch.device, watch.inode);
+    let others = if is_watched { found } else { opener.find(path, None)? };
+    others.act(|link| inotify::add_watch(instance, link, flags))
 }
 
 /// Fills the queue until the kernel says that it has overflowed, and takes out everything else.

@@ -62,6 +62,7 @@ use tracee::{ProcessMemory, Stub};
 use self::sockets::Sockets;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use crate::opener::Opener;
 use crate::shared::Shared;
 
 /// Every descriptor kind, asked in this order whether it claims a description.
@@ -277,6 +278,8 @@ pub struct FdRecord {
     pub flags: u32,
     /// File position at the checkpoint.
     pub position: u64,
+    /// Opens files for the processes that hold the description.
+    pub opener: Opener,
 }
 
 /// What `create` works with.

@@ -18,6 +18,8 @@ use super::deleted::{Nameless, NamelessCapture, NamelessFiles};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::opener::Refusal;
+use crate::support::identity::Identity;
 use crate::support::inherited::Inherited;
 use crate::support::opening::{self, is_path_only, may_write};
 use crate::support::path::{self, Link, Name};
@@ -56,6 +58,16 @@ pub(super) struct FilePayload {
     /// Set when no name leads to it any more.
     #[prost(message, optional, tag = "10")]
     pub(super) nameless: Option<Nameless>,
+    /// Which file it was; images of earlier versions keep device and inode alone.
+    #[prost(message, optional, tag = "20")]
+    identity: Option<Identity>,
+}
+
+impl FilePayload {
+    fn identity(&self) -> Identity {
+        let format = FileType::from_raw_mode(self.format);
+        self.identity.unwrap_or_else(|| Identity::from_numbers(self.device, self.inode, format))
+    }
 }
 
 /// The kind.
@@ -123,6 +135,7 @@ pub(super) struct FileCapture {
     made_up: bool,
     inherited: bool,
     nameless: NamelessCapture,
+    identity: Identity,
 }
 
 impl FileCapture {
@@ -136,6 +149,7 @@ impl FileCapture {
             made_up: MADE_UP.contains(&system.f_type),
             inherited: scope.is_inherited(&description.stat),
             nameless: NamelessCapture::new(description, scope)?,
+            identity: Identity::with(description, &description.stat),
         })
     }
 }
@@ -189,6 +203,7 @@ impl FdCapture for FileCapture {
             made_up: self.made_up,
             inherited: self.inherited,
             nameless,
+            identity: Some(self.identity),
         };
         Ok(payload.encode_to_vec())
     }
@@ -234,16 +249,16 @@ fn stay_behind_others(file: &OwnedFd, record: &FdRecord) -> Result<()> {
 
 fn open(record: &FdRecord, payload: &FilePayload) -> Result<OwnedFd> {
     let path = path::from_bytes(&payload.path);
-    let file = opening::open(&path, opening::flags_for(record.flags)).map_err(|error| {
-        let why = format!("the program has this file open, and it cannot be opened: {}", error.errno);
-        refused(&path, why, "bring the file back, or restore where it is")
-    })?;
-    let stat = rustix::fs::fstat(&file).map_err(|errno| Error::path("look at", &path, errno))?;
+    let cannot = |refusal: Refusal| {
+        refusal.of(&path, "the program has this file open", "bring the file back, or restore where it is")
+    };
+    let found = record.opener.find(&path, Some(payload.identity())).map_err(cannot)?;
+    let stat = found.stat().map_err(cannot)?;
     if stat.st_mode & FORMAT_MASK != payload.format {
         let why = "it is no longer a file of the same type".to_owned();
         return Err(refused(&path, why, "bring the file back as it was at the checkpoint"));
     }
-    Ok(file)
+    found.open(opening::flags_for(record.flags)).map_err(cannot)
 }
 
 fn refused(path: &Path, why: String, fix: &str) -> ResourceError {

@@ -9,15 +9,17 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use prost::Message;
-use rustix::fs::{AtFlags, CWD, FileType, Gid, OFlags, Stat, Timespec, Timestamps, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno as E;
 use sys::{Errno, Error};
 
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
-use crate::support::nameless::{free_name, home_of};
-use crate::support::opening::{self, flags_for, reopen};
+use crate::opener::{Refusal, nearest_directory};
+use crate::support::identity::Identity;
+use crate::support::nameless::free_name;
+use crate::support::opening::{flags_for, reopen};
 use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/symlink";
@@ -30,6 +32,9 @@ struct SymlinkPayload {
     /// Set when no name leads to it any more.
     #[prost(message, optional, tag = "2")]
     nameless: Option<Nameless>,
+    /// Which link it was; images of earlier versions do not tell.
+    #[prost(message, optional, tag = "3")]
+    identity: Option<Identity>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -87,7 +92,8 @@ impl FdKind for Symlink {
 
     fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         let link = Link::new();
-        Ok(Box::new(SymlinkCapture { link, stat: description.stat, target: Vec::new() }))
+        let identity = Identity::with(description, &description.stat);
+        Ok(Box::new(SymlinkCapture { link, stat: description.stat, target: Vec::new(), identity }))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -95,7 +101,7 @@ impl FdKind for Symlink {
         for record in records {
             let payload: SymlinkPayload = crate::decode(NAME, &record.payload)?;
             let Some(state) = &payload.nameless else {
-                let file = open(&path::from_bytes(&payload.path), record)?;
+                let file = open(&path::from_bytes(&payload.path), payload.identity, record)?;
                 context.created.insert(record.id, file);
                 continue;
             };
@@ -118,6 +124,7 @@ struct SymlinkCapture {
     link: Link,
     stat: Stat,
     target: Vec<u8>,
+    identity: Identity,
 }
 
 impl FdCapture for SymlinkCapture {
@@ -142,68 +149,103 @@ impl FdCapture for SymlinkCapture {
             modified_s: stat.st_mtime,
             modified_ns: stat.st_mtime_nsec as i64,
         });
-        Ok(SymlinkPayload { path: path::to_bytes(name.path()), nameless }.encode_to_vec())
+        let identity = Some(self.identity);
+        Ok(SymlinkPayload { path: path::to_bytes(name.path()), nameless, identity }.encode_to_vec())
     }
 }
 
-fn open(path: &Path, record: &FdRecord) -> Result<OwnedFd> {
-    let flags = flags_for(record.flags);
-    let refused = |why: String| ResourceError::File {
-        path: path.display().to_string(),
-        why,
-        fix: "bring the link back, or restore where it is".to_owned(),
+fn open(path: &Path, identity: Option<Identity>, record: &FdRecord) -> Result<OwnedFd> {
+    // An image of an earlier version says of the link only that it is one.
+    let wanted = identity.unwrap_or_else(|| Identity::from_numbers(0, 0, FileType::Symlink));
+    let cannot = |refusal: Refusal| {
+        let usual = "bring the link back, or restore where it is";
+        refusal.of(path, "the program has this link open", usual)
     };
-    let file = opening::open(path, flags | OFlags::NOFOLLOW).map_err(|error| {
-        refused(format!("the program has this link open, and it cannot be opened: {}", error.errno))
-    })?;
-    let stat = rustix::fs::fstat(&file).map_err(|errno| Error::path("look at", path, errno))?;
-    if !is_symlink(&stat) {
-        return Err(refused("it is no longer a symbolic link".to_owned()));
+    let found = record.opener.find(path, Some(wanted)).map_err(cannot)?;
+    if !is_symlink(&found.stat().map_err(cannot)?) {
+        return Err(ResourceError::File {
+            path: path.display().to_string(),
+            why: "it is no longer a symbolic link".to_owned(),
+            fix: "bring the link back, or restore where it is".to_owned(),
+        });
     }
-    // One that was reached through `/proc` has no O_NOFOLLOW, and is reached that way again.
-    if flags.contains(OFlags::NOFOLLOW) { Ok(file) } else { Ok(reopen(&file, flags)?) }
+    found.open(flags_for(record.flags)).map_err(cannot)
 }
 
 fn make_and_open(payload: &SymlinkPayload, records: &[&FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
     let wanted = path::from_bytes(&payload.path);
     let Some(state) = &payload.nameless else { return Ok(()) };
-    let place = make(&wanted, state).map_err(|errno| ResourceError::File {
+    let cannot = |why: String| ResourceError::File {
         path: wanted.display().to_string(),
-        why: format!("this unlinked symbolic link cannot be made again for a moment: {}", Errno::from(errno)),
+        why: format!("this unlinked symbolic link cannot be made again for a moment: {why}"),
         fix: "make its directory writable for whoever restores".to_owned(),
-    })?;
-    let opened = set_attributes(&place, state).and_then(|()| {
-        records.iter().try_for_each(|record| {
-            context.created.insert(record.id, open(&place, record)?);
-            Ok(())
-        })
-    });
-    rustix::fs::unlink(&place).map_err(|errno| Error::path("remove", &place, errno))?;
+    };
+    // Through a descriptor: the directory's owner may exchange what is in its path.
+    let home = nearest_directory(&wanted).map_err(|refusal| cannot(refusal.to_string()))?;
+    let place = make(&home, &wanted, state).map_err(|errno| cannot(Errno::from(errno).to_string()))?;
+    let opened = open_made(&home, &place, state, records, context);
+    rustix::fs::unlinkat(&home, &place, AtFlags::empty())
+        .map_err(|errno| Error::path("remove", &wanted, errno))?;
     opened
 }
-
-/// Under its own name, or another one should that be taken.
-fn make(wanted: &Path, state: &Nameless) -> std::result::Result<PathBuf, E> {
+/// Under its own name, or another one should that be taken; the result is a name in `home`.
+fn make(home: &OwnedFd, wanted: &Path, state: &Nameless) -> std::result::Result<PathBuf, E> {
     let target = path::from_bytes(&state.target);
-    match rustix::fs::symlinkat(&target, CWD, wanted) {
-        Ok(()) => Ok(wanted.to_owned()),
-        Err(E::EXIST | E::NOENT | E::NOTDIR) => {
-            free_name(&home_of(wanted), |path| rustix::fs::symlinkat(&target, CWD, path))
+    let parent = wanted.parent().unwrap_or(wanted);
+    let own_name = wanted.file_name().filter(|_| rustix::fs::stat(parent).is_ok_and(|stat| is(home, &stat)));
+    match own_name.map(|name| rustix::fs::symlinkat(&target, home, Path::new(name)).map(|()| name)) {
+        Some(Ok(name)) => Ok(name.into()),
+        None | Some(Err(E::EXIST)) => {
+            free_name(Path::new(""), |name| rustix::fs::symlinkat(&target, home, name))
         }
-        Err(errno) => Err(errno),
+        Some(Err(errno)) => Err(errno),
     }
 }
 
-fn set_attributes(place: &Path, state: &Nameless) -> Result<()> {
+fn is(directory: &OwnedFd, stat: &Stat) -> bool {
+    rustix::fs::fstat(directory).is_ok_and(|own| (own.st_dev, own.st_ino) == (stat.st_dev, stat.st_ino))
+}
+
+fn open_made(
+    home: &OwnedFd,
+    name: &Path,
+    state: &Nameless,
+    records: &[&FdRecord],
+    context: &mut FdCreate<'_>,
+) -> Result<()> {
+    let failed = |operation: &'static str| move |errno: E| Error::path(operation, name, errno);
+    let open = |flags: OFlags| rustix::fs::openat(home, name, flags | OFlags::NOFOLLOW, Mode::empty());
+    let link = open(OFlags::PATH | OFlags::CLOEXEC).map_err(failed("open the link"))?;
+    let made = Identity::of(&link)?;
+    let target = rustix::fs::readlinkat(&link, "", Vec::new()).map_err(failed("read the link"))?;
+    if target.as_bytes() != state.target.as_slice() {
+        return Err(Error::path("make a link again as", name, Errno::EEXIST).into());
+    }
+    for record in records {
+        let flags = flags_for(record.flags);
+        let file = if flags.contains(OFlags::NOFOLLOW) {
+            open(flags).map_err(failed("open the link"))?
+        } else {
+            reopen(&link, flags)?
+        };
+        if Identity::of(&file)? != made {
+            return Err(Error::path("open the link", name, Errno::EEXIST).into());
+        }
+        context.created.insert(record.id, file);
+    }
+    set_attributes(&link, state)
+}
+
+fn set_attributes(link: &OwnedFd, state: &Nameless) -> Result<()> {
     let owner = (Some(Uid::from_raw(state.user)), Some(Gid::from_raw(state.group)));
     let times = Timestamps {
         last_access: Timespec { tv_sec: state.accessed_s, tv_nsec: state.accessed_ns },
         last_modification: Timespec { tv_sec: state.modified_s, tv_nsec: state.modified_ns },
     };
-    rustix::fs::chownat(CWD, place, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)
-        .map_err(|errno| Error::path("set the owner of", place, errno))?;
-    rustix::fs::utimensat(CWD, place, &times, AtFlags::SYMLINK_NOFOLLOW)
-        .map_err(|errno| Error::path("set the times of", place, errno))?;
+    rustix::fs::chownat(link, "", owner.0, owner.1, AtFlags::EMPTY_PATH)
+        .map_err(|errno| Error::new("set the owner of an unlinked symbolic link", errno))?;
+    rustix::fs::utimensat(link, "", &times, AtFlags::EMPTY_PATH)
+        .map_err(|errno| Error::new("set the times of an unlinked symbolic link", errno))?;
     Ok(())
 }
 

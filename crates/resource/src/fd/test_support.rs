@@ -11,7 +11,7 @@ use model::{DescriptionId, Fd, Pid};
 
 use super::sockets::Sockets;
 use super::{CaptureScope, Description, FdCreate, FdKind, FdRecord, Known};
-use crate::Result;
+use crate::{Opener, Result};
 
 /// Held by tests that start programs, or that close sockets and build them again: a program that is being started
 /// holds copies of all descriptors for a moment.
@@ -92,6 +92,7 @@ pub(crate) fn capture_again(
                 payload: capture.after(description)?,
                 flags: description.info.description_flags(),
                 position: description.info.position,
+                opener: Opener::default(),
             })
         })
         .collect()

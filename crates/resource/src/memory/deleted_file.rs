@@ -11,6 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use super::{AreaOf, Content, MemoryKind, ObjectRecord, is_gone, source_file};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use crate::opener::{Opener, nearest_directory};
 use sys::{Errno, Error};
 use tracee::procfs::Backing;
 
@@ -84,14 +85,15 @@ impl MemoryKind for DeletedFile {
         ))
     }
 
-    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd> {
+    fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         let object: DeletedFileObject = crate::decode(NAME, &record.payload)?;
-        let home = Path::new(&object.path).parent().unwrap_or(Path::new("/tmp")).to_owned();
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(object.mode & 0o7777);
-        let file = [home.as_path(), Path::new("/tmp"), Path::new("/dev/shm")]
-            .iter()
-            .find_map(|directory| rustix::fs::open(*directory, flags, mode).ok())
+        let home = nearest_directory(Path::new(&object.path)).ok();
+        let beside = home.and_then(|home| rustix::fs::openat(home, ".", flags, mode).ok());
+        let elsewhere = || ["/tmp", "/dev/shm"].iter().find_map(|place| rustix::fs::open(*place, flags, mode).ok());
+        let file = beside
+            .or_else(elsewhere)
             .ok_or_else(|| Error::path("make an unlinked copy of", &object.path, Errno::EACCES))?;
         rustix::fs::ftruncate(&file, record.length)
             .map_err(|errno| Error::path("size the copy of", &object.path, errno))?;

@@ -10,6 +10,7 @@ use rustix::fs::MemfdFlags;
 use super::{AreaOf, Content, MemoryKind, ObjectRecord, is_gone};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use crate::opener::Opener;
 use sys::Error;
 
 const NAME: &str = "memory/memfd";
@@ -60,7 +61,7 @@ impl MemoryKind for Memfd {
         Ok((prost::Message::encode_to_vec(&MemfdObject { name }), stat.st_size as u64))
     }
 
-    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd> {
+    fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         let object: MemfdObject = crate::decode(NAME, &record.payload)?;
         let file =
             rustix::fs::memfd_create(object.name.as_str(), MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)

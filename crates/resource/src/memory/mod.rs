@@ -13,6 +13,7 @@ use tracee::procfs::{Area, Backing};
 
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use crate::opener::Opener;
 
 mod deleted_file;
 mod flags;
@@ -217,8 +218,15 @@ pub trait MemoryKind: Sync {
         Ok((Vec::new(), 0))
     }
 
-    /// Restore: opens or makes the object, in this process, before any process of the subject exists.
-    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd>;
+    /// Restore: opens or makes the object, in this process, before any process of the subject exists. `opener` acts
+    /// for the processes that map it.
+    fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd>;
+
+    /// Whether `open` makes an object that nothing else has. Only such an object may be found again by its inode
+    /// number, which repeats between file systems.
+    fn makes_objects(&self) -> bool {
+        true
+    }
 }
 
 /// The kind that claims an area.

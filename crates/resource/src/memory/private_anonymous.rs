@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 
 use super::{AreaOf, Content, MemoryKind, ObjectRecord};
 use crate::error::{ResourceError, Result};
+use crate::opener::Opener;
 use tracee::procfs::Backing;
 
 /// The kind.
@@ -29,7 +30,7 @@ impl MemoryKind for PrivateAnonymous {
         Content::Private
     }
 
-    fn open(&self, _record: &ObjectRecord) -> Result<OwnedFd> {
+    fn open(&self, _record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         Err(ResourceError::Malformed { kind: "memory/private_anonymous", why: "it has an object".to_owned() })
     }
 }

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use super::source_file::{self, Sameness};
 use super::{AreaOf, Content, MemoryKind, ObjectRecord};
 use crate::error::Result;
+use crate::opener::Opener;
 use tracee::procfs::Backing;
 
 const NAME: &str = "memory/private_file";
@@ -39,7 +40,11 @@ impl MemoryKind for PrivateFile {
         source_file::describe(of)
     }
 
-    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd> {
-        source_file::open(NAME, record, Sameness::Content)
+    fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd> {
+        source_file::open(NAME, record, Sameness::Content, opener)
+    }
+
+    fn makes_objects(&self) -> bool {
+        false
     }
 }

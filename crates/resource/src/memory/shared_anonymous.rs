@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 
 use super::{AreaOf, Content, MemoryKind, ObjectRecord};
 use crate::error::{ResourceError, Result};
+use crate::opener::Opener;
 use sys::Error;
 
 const NAME: &str = "memory/shared_anonymous";
@@ -37,7 +38,7 @@ impl MemoryKind for SharedAnonymous {
         Ok((Vec::new(), stat.st_size as u64))
     }
 
-    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd> {
+    fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         sys::shared_memory::anonymous(model::ByteCount(record.length)).map_err(ResourceError::from)
     }
 }

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use super::source_file::{self, Sameness};
 use super::{AreaOf, Content, MemoryKind, ObjectRecord};
 use crate::error::Result;
+use crate::opener::Opener;
 use tracee::procfs::Backing;
 
 const NAME: &str = "memory/shared_file";
@@ -40,7 +41,11 @@ impl MemoryKind for SharedFile {
         source_file::describe(of)
     }
 
-    fn open(&self, record: &ObjectRecord) -> Result<OwnedFd> {
-        source_file::open(NAME, record, Sameness::Identity)
+    fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd> {
+        source_file::open(NAME, record, Sameness::Identity, opener)
+    }
+
+    fn makes_objects(&self) -> bool {
+        false
     }
 }

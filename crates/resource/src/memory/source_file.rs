@@ -7,11 +7,13 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, Stat};
+use rustix::fs::{Mode, OFlags, Stat, major, minor};
 use sys::Error;
 
 use super::{AreaOf, ObjectRecord};
 use crate::error::{ResourceError, Result};
+use crate::opener::{Opener, Refusal};
+use crate::support::identity::Identity;
 use tracee::procfs::Backing;
 
 /// A file by path, with what tells whether it is still the same.
@@ -27,6 +29,9 @@ struct SourceFile {
     modified_ns: u64,
     #[prost(uint32, tag = "5")]
     mode: u32,
+    /// Which file it was; images of earlier versions do not tell.
+    #[prost(message, optional, tag = "20")]
+    identity: Option<Identity>,
 }
 
 /// Whether the content must be what it was, or may have gone on.
@@ -46,10 +51,30 @@ pub(super) fn path(of: AreaOf<'_>) -> PathBuf {
     }
 }
 
-/// Whether the path still leads to the file that is mapped.
+/// Whether the path still leads to the file that is mapped, and not through a symbolic link in its place.
 pub(super) fn is_reachable(of: AreaOf<'_>) -> bool {
-    let (Backing::File { inode, .. }, path) = (&of.area.backing, path(of)) else { return false };
-    rustix::fs::stat(&path).is_ok_and(|stat| stat.st_ino == inode.get())
+    let (Backing::File { inode, device, .. }, path) = (&of.area.backing, path(of)) else { return false };
+    let Ok(stat) = rustix::fs::lstat(&path) else { return false };
+    if stat.st_ino != inode.get() {
+        return false;
+    }
+    if (major(stat.st_dev), minor(stat.st_dev)) == *device {
+        return true;
+    }
+    // Some file systems (btrfs, overlayfs) show another device in the list of areas than stat(2) does.
+    match rustix::fs::stat(of.link()) {
+        Ok(mapped) => (mapped.st_dev, mapped.st_ino) == (stat.st_dev, stat.st_ino),
+        // Without CAP_CHECKPOINT_RESTORE the inode must do.
+        Err(_) => true,
+    }
+}
+
+/// Which file is mapped, whatever its path leads to by now; the file of its path where the kernel does not let us
+/// ask for the mapped one.
+fn identity(of: AreaOf<'_>, path: &Path) -> Option<Identity> {
+    let name = |place: &Path, flags| rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty());
+    let mapped = name(Path::new(&of.link()), OFlags::empty()).or_else(|_| name(path, OFlags::NOFOLLOW));
+    Identity::of(mapped.ok()?).ok()
 }
 
 /// The payload for an area's file, and its length.
@@ -62,21 +87,29 @@ pub(super) fn describe(of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
         modified_s: stat.st_mtime,
         modified_ns: stat.st_mtime_nsec,
         mode: stat.st_mode,
+        identity: identity(of, &path),
     };
     Ok((prost::Message::encode_to_vec(&source), source.size))
 }
 
 /// Opens the file of a record, after checking that it is the one.
-pub(super) fn open(kind: &'static str, record: &ObjectRecord, sameness: Sameness) -> Result<OwnedFd> {
+pub(super) fn open(
+    kind: &'static str,
+    record: &ObjectRecord,
+    sameness: Sameness,
+    opener: &Opener,
+) -> Result<OwnedFd> {
     let source: SourceFile = crate::decode(kind, &record.payload)?;
+    let path = Path::new(&source.path);
     let access = if record.writable { OFlags::RDWR } else { OFlags::RDONLY };
-    let file = rustix::fs::open(&source.path, access | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
-        let why = format!("the program maps this file, and it cannot be opened: {errno}");
-        refused(&source.path, why, "bring the file back, or restore where it is installed")
-    })?;
-    let stat = rustix::fs::fstat(&file).map_err(|errno| Error::path("look at", &source.path, errno))?;
-    check(&source, &stat, sameness)?;
-    Ok(file)
+    let cannot = |refusal: Refusal| {
+        let usual = "bring the file back, or restore where it is installed";
+        refusal.of(path, "the program maps this file", usual)
+    };
+    let found = opener.find(path, source.identity).map_err(cannot)?;
+    check(&source, &found.stat().map_err(cannot)?, sameness)?;
+    // Another file may be a named pipe or a device, whose open waits.
+    found.open(access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY).map_err(cannot)
 }
 
 fn check(source: &SourceFile, stat: &Stat, sameness: Sameness) -> Result<()> {
@@ -111,6 +144,7 @@ mod tests {
             modified_s: stat.st_mtime,
             modified_ns: stat.st_mtime_nsec,
             mode: stat.st_mode,
+            identity: None,
         };
         ObjectRecord { payload: prost::Message::encode_to_vec(&source), ..ObjectRecord::default() }
     }
@@ -121,13 +155,13 @@ mod tests {
         let path = directory.path().join("library");
         std::fs::write(&path, "one").unwrap();
         let record = record(&path);
-        open("memory/private_file", &record, Sameness::Content).unwrap();
+        open("memory/private_file", &record, Sameness::Content, &Opener::default()).unwrap();
         std::fs::write(&path, "three").unwrap();
-        let error = open("memory/private_file", &record, Sameness::Content).unwrap_err().to_string();
+        let error = open("memory/private_file", &record, Sameness::Content, &Opener::default()).unwrap_err().to_string();
         assert!(error.contains("library") && error.contains("help:"), "{error}");
-        open("memory/shared_file", &record, Sameness::Identity).unwrap();
+        open("memory/shared_file", &record, Sameness::Identity, &Opener::default()).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let error = open("memory/shared_file", &record, Sameness::Identity).unwrap_err().to_string();
+        let error = open("memory/shared_file", &record, Sameness::Identity, &Opener::default()).unwrap_err().to_string();
         assert!(error.contains("No such file"), "{error}");
     }
 }

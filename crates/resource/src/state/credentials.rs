@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 
 use model::Pid;
 use prost::Message;
+use sys::file_rights::FileRights;
 use tracee::arch::numbers as nr;
 use tracee::{RemoteError, procfs};
 
@@ -35,6 +36,8 @@ const CAPABILITY_VERSION: u32 = 0x2008_0522;
 const HEADER_BYTES: usize = 8;
 /// Bytes of the capability sets: effective, permitted, inheritable, twice.
 const SETS_BYTES: usize = 24;
+/// Which of the four users and groups decides about files.
+const FILE_SYSTEM: usize = 3;
 /// Asks setfsuid(2) and setfsgid(2) for the present number.
 const ASK: u64 = u32::MAX as u64;
 
@@ -106,11 +109,19 @@ impl StateKind for Credentials {
         }
     }
 
+    fn file_rights(&self, _version: u32, payload: &[u8]) -> Result<Option<FileRights>> {
+        let mut wanted = CredentialsMessage::decode_whole(payload)?;
+        wanted.supplementary.sort_unstable();
+        Ok(Some(FileRights {
+            user: wanted.users[FILE_SYSTEM],
+            group: wanted.groups[FILE_SYSTEM],
+            supplementary: wanted.supplementary,
+            effective: wanted.effective,
+        }))
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let wanted: CredentialsMessage = crate::decode(NAME, payload)?;
-        if wanted.users.len() != 4 || wanted.groups.len() != 4 {
-            return Err(incomplete("it has not four users and groups"));
-        }
+        let wanted = CredentialsMessage::decode_whole(payload)?;
         let own = own()?;
         if *own == wanted {
             return Ok(());
@@ -121,6 +132,14 @@ impl StateKind for Credentials {
 }
 
 impl CredentialsMessage {
+    fn decode_whole(payload: &[u8]) -> Result<Self> {
+        let message: Self = crate::decode(NAME, payload)?;
+        if message.users.len() != 4 || message.groups.len() != 4 {
+            return Err(incomplete("it has not four users and groups"));
+        }
+        Ok(message)
+    }
+
     fn parse(status: &[u8], securebits: u32) -> Option<Self> {
         let words = |name: &str| -> Option<Vec<u32>> {
             let line = procfs::status_line(status, name)?;

@@ -1,10 +1,10 @@
 //! The working directory of a process.
 //!
 //! Owns: its path, or that it was removed.
-//! Invariants: a removed working directory comes back as a removed one, the same for all that had the same.
+//! Invariants: another directory in its place is entered only with the rights of the process; a removed working directory comes back as a removed one, the same for all that had the same.
 //! Does not: bring back what the kernel made for something else (a directory of `/proc`, a control group).
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use model::Pid;
@@ -19,6 +19,8 @@ use crate::error::{ResourceError, Result};
 use crate::fd::directory::MADE_UP_FOR_SOMETHING;
 use crate::fd::regular;
 use crate::obstacle::Obstacle;
+use crate::opener::Opener;
+use crate::support::identity::Identity;
 use crate::support::nameless::Removed;
 use crate::support::path::{self, Name};
 
@@ -35,6 +37,18 @@ struct CwdMessage {
     /// Set when no name leads to it any more.
     #[prost(message, optional, tag = "2")]
     removed: Option<Removed>,
+    /// Which directory it was; images of earlier versions do not tell.
+    #[prost(message, optional, tag = "3")]
+    identity: Option<Identity>,
+}
+
+/// What raw state holds behind the path.
+#[derive(Clone, PartialEq, Message)]
+struct RawMessage {
+    #[prost(message, optional, tag = "1")]
+    removed: Option<Removed>,
+    #[prost(message, optional, tag = "2")]
+    identity: Option<Identity>,
 }
 
 /// The kind.
@@ -67,7 +81,7 @@ impl StateKind for Cwd {
             let (what, why, fix) = (what.to_owned(), why.to_owned(), fix.to_owned());
             found.push(Obstacle { pid, what, place, why, fix });
         };
-        if let Ok((Name::Gone(path), _)) = look(pid)
+        if let Ok((Name::Gone(path), ..)) = look(pid)
             && is_made_up(pid)
         {
             add("working directory", path.display().to_string(), MADE_UP_FOR_SOMETHING, CHANGE_IT);
@@ -89,8 +103,9 @@ impl StateKind for Cwd {
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let pid = capture.pid;
-        let (name, stat) = look(pid)?;
+        let (name, stat, directory) = look(pid)?;
         raw.extend_from_slice(&path::to_bytes(name.path()));
+        let mut rest = RawMessage { removed: None, identity: Some(Identity::with(&directory, &stat)) };
         if let Name::Gone(path) = &name {
             if is_made_up(pid) {
                 return Err(ResourceError::Unsupported {
@@ -100,31 +115,34 @@ impl StateKind for Cwd {
                     fix: CHANGE_IT.to_owned(),
                 });
             }
-            raw.push(END_OF_PATH);
-            raw.extend_from_slice(&Removed::new(path, &stat).encode_to_vec());
+            rest.removed = Some(Removed::new(path, &stat));
         }
+        raw.push(END_OF_PATH);
+        raw.extend_from_slice(&rest.encode_to_vec());
         Ok(())
     }
 
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
-        let end = raw.iter().position(|byte| *byte == END_OF_PATH);
-        let removed = end.map(|end| crate::decode(NAME, &raw[end + 1..])).transpose()?;
-        let path = raw[..end.unwrap_or(raw.len())].to_vec();
-        Ok(Some(CwdMessage { path, removed }.encode_to_vec()))
+        let end = raw.iter().position(|byte| *byte == END_OF_PATH).unwrap_or(raw.len());
+        let (path, rest) = raw.split_at(end);
+        let RawMessage { removed, identity } = crate::decode(NAME, rest.get(1..).unwrap_or_default())?;
+        Ok(Some(CwdMessage { path: path.to_vec(), removed, identity }.encode_to_vec()))
     }
 
     fn restore(&self, version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message = match version {
-            1 => CwdMessage { path: payload.to_vec(), removed: None },
+            1 => CwdMessage { path: payload.to_vec(), removed: None, identity: None },
             _ => crate::decode(NAME, payload)?,
         };
-        let mut path = match &message.removed {
-            None => message.path.clone(),
-            Some(removed) => {
-                let named = restore.shared.removed_directories.get(removed)?;
-                format!("/proc/{}/fd/{}", std::process::id(), named.as_raw_fd()).into_bytes()
+        let found;
+        let directory = match &message.removed {
+            None => {
+                found = find(&message, restore.opener)?;
+                found.as_fd()
             }
+            Some(removed) => restore.shared.removed_directories.get(removed)?.as_fd(),
         };
+        let mut path = format!("/proc/{}/fd/{}", std::process::id(), directory.as_raw_fd()).into_bytes();
         path.push(0);
         let outcome =
             restore.stub.call_with(restore.memory, nr::CHDIR, &path, |at| [at.get(), 0, 0, 0, 0, 0]);
@@ -138,12 +156,29 @@ impl StateKind for Cwd {
 
 const CHANGE_IT: &str = "let the program change to a directory that exists";
 
-/// The working directory's name and what it is.
-fn look(pid: Pid) -> Result<(Name, Stat)> {
+/// Finds the directory of a record. Another one in its place is entered only if the program may search it.
+fn find(message: &CwdMessage, opener: &Opener) -> Result<OwnedFd> {
+    let path = path::from_bytes(&message.path);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let found = opener.find(&path, message.identity).and_then(|found| {
+        let named = found.open(flags)?;
+        found.act(|link| rustix::fs::open(format!("{link}/."), flags, Mode::empty()).map(drop))?;
+        Ok(named)
+    });
+    found.map_err(|refusal| {
+        refusal.of(&path, "it was the program's working directory", "create the directory again")
+    })
+}
+
+/// The working directory's name, what it is, and the directory itself (O_PATH).
+fn look(pid: Pid) -> Result<(Name, Stat, OwnedFd)> {
     let link = format!("/proc/{pid}/cwd");
     let name = procfs::link(&link)?;
-    let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("look at", &link, errno))?;
-    Ok((Name::new(name.as_os_str().as_bytes(), &stat), stat))
+    let failed = |errno| Error::path("look at", &link, errno);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(&link, flags, Mode::empty()).map_err(failed)?;
+    let stat = rustix::fs::fstat(&directory).map_err(failed)?;
+    Ok((Name::new(name.as_os_str().as_bytes(), &stat), stat, directory))
 }
 
 fn is_made_up(pid: Pid) -> bool {
@@ -161,15 +196,17 @@ mod tests {
         assert_eq!(CwdMessage::decode(payload.as_slice()).unwrap().path, b"/a b");
         let stat = rustix::fs::stat("/").unwrap();
         let removed = Removed::new(std::path::Path::new("/gone"), &stat);
-        let raw = [b"/gone\0".to_vec(), removed.encode_to_vec()].concat();
+        let identity = Some(Identity::of(std::fs::File::open("/").unwrap()).unwrap());
+        let rest = RawMessage { removed: Some(removed.clone()), identity };
+        let raw = [b"/gone\0".to_vec(), rest.encode_to_vec()].concat();
         let message = CwdMessage::decode(Cwd.after(&raw).unwrap().unwrap().as_slice()).unwrap();
-        assert_eq!(message, CwdMessage { path: b"/gone".to_vec(), removed: Some(removed) });
+        assert_eq!(message, CwdMessage { path: b"/gone".to_vec(), removed: Some(removed), identity });
     }
 
     #[test]
     fn our_own_directory_is_found() {
         let ourselves = Pid(std::process::id() as i32);
-        let (name, _) = look(ourselves).unwrap();
+        let (name, ..) = look(ourselves).unwrap();
         assert_eq!(name, Name::Live(std::env::current_dir().unwrap().canonicalize().unwrap()));
         assert!(!is_made_up(ourselves));
     }

@@ -33,6 +33,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use model::{Fd, Pid, Tid};
+use sys::file_rights::FileRights;
 use sys::ptrace::RseqConfiguration;
 use tracee::procfs::{CallStatus, KeptFiles};
 use tracee::remote::{KnownThread, Places, RemoteContext, SignalSets};
@@ -40,6 +41,7 @@ use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
 
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use crate::opener::Opener;
 use crate::shared::Shared;
 use questions::{Answer, Answers, Asking, Questions};
 
@@ -284,6 +286,8 @@ pub struct StateRestore<'a> {
     pub memory: &'a ProcessMemory,
     /// What this kind may build together with others.
     pub shared: &'a mut Shared,
+    /// Opens files for this process.
+    pub opener: &'a Opener,
 }
 
 /// A kind of process or thread state.
@@ -337,6 +341,12 @@ pub trait StateKind: Sync {
     fn before_pages(&self, version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
         let _ = (version, payload, stub);
         Ok(())
+    }
+
+    /// The rights to open files that a record gives a thread; `None` from kinds that are no credentials.
+    fn file_rights(&self, version: u32, payload: &[u8]) -> Result<Option<FileRights>> {
+        let _ = (version, payload);
+        Ok(None)
     }
 
     /// Brings the state back in a thread under construction.

@@ -19,6 +19,7 @@ use crate::fd::sockets::Sockets;
 use crate::fd::test_support::known_of;
 use crate::fd::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::obstacle::Obstacle;
+use crate::opener::Opener;
 use crate::shared::Shared;
 
 /// This process.
@@ -44,6 +45,7 @@ pub(crate) struct Subject {
     pub(crate) objects: HashMap<u64, OwnedFd>,
     pub(crate) kills: bool,
     pub(crate) sockets: Sockets,
+    pub(crate) opener: Opener,
 }
 
 /// What was built, in the order of the descriptions.
@@ -61,6 +63,7 @@ impl Subject {
             objects: HashMap::new(),
             kills: false,
             sockets: Sockets::default(),
+            opener: Opener::default(),
         }
     }
 
@@ -131,7 +134,7 @@ impl Subject {
         let records: Vec<FdRecord> = envelopes
             .iter()
             .enumerate()
-            .map(|(index, envelope)| envelope.fd_record(DescriptionId(index as u32)))
+            .map(|(index, envelope)| envelope.fd_record(DescriptionId(index as u32), self.opener.clone()))
             .collect();
         let mut created = HashMap::new();
         let mut handed_on = HashSet::new();

@@ -92,8 +92,12 @@ fn reopen(record: &FdRecord, payload: &TtyPayload) -> Result<OwnedFd> {
             .to_owned(),
     }
     };
-    let stat = rustix::fs::stat(&path)
-        .map_err(|errno| gone(format!("the program's terminal is not there: {errno}")))?;
+    // The kernel gives number and inode of a closed terminal to the next one: only the holders' rights decide.
+    let found = record
+        .opener
+        .find(&path, None)
+        .map_err(|refusal| gone(format!("the program's terminal is not there: {refusal}")))?;
+    let stat = found.stat().map_err(|refusal| gone(refusal.to_string()))?;
     let is_terminal = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
     let is_slave = device.0 == SLAVE_MAJOR;
     if !is_terminal || (is_slave && (major(stat.st_rdev), minor(stat.st_rdev)) != device) {
@@ -102,7 +106,7 @@ fn reopen(record: &FdRecord, payload: &TtyPayload) -> Result<OwnedFd> {
     if is_slave && payload.node != Some(Node::of(&stat)) {
         return Err(gone("it is another terminal by now".to_owned()));
     }
-    opening::open(&path, opening::flags_for(record.flags)).map_err(|error| gone(error.to_string()))
+    found.open(opening::flags_for(record.flags)).map_err(|refusal| gone(refusal.to_string()))
 }
 
 /// Whether setting modes would stop this very process: it would in the background of a session the terminal controls.

@@ -10,13 +10,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use model::{DescriptionId, Fd, Pid};
-use rustix::fs::{FileType, Gid, Mode, OFlags, Uid, major, minor};
+use rustix::fs::{FileType, Gid, Mode, OFlags, Stat, Uid, major, minor};
 use sys::{Error, terminal};
 
 use super::queue::Pair;
 use super::{NAME, Node, Role, SLAVE_MAJOR, Slaves, State, TtyPayload};
 use crate::error::{ResourceError, Result};
 use crate::fd::{FdCreate, FdRecord};
+use crate::opener::Opener;
 use crate::support::opening::{self, flags_for};
 use crate::support::path;
 
@@ -100,16 +101,24 @@ impl Masters {
     }
 }
 
+/// Opens the device that makes pairs. The fronts may be symbolic links; their directories are root's.
 fn open_master(saved: &Path) -> Result<OwnedFd> {
-    let is_front = |path: &&Path| {
-        rustix::fs::stat(*path).is_ok_and(|stat| {
-            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
-                && (major(stat.st_rdev), minor(stat.st_rdev)) == (5, 2)
-        })
-    };
-    let path =
-        [saved].into_iter().chain(FRONTS.map(Path::new)).find(is_front).unwrap_or(Path::new(FRONTS[0]));
-    Ok(opening::open(path, OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC)?)
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opener = Opener::default();
+    if let Ok(found) = opener.find(saved, None)
+        && found.stat().is_ok_and(|stat| is_front(&stat))
+        && let Ok(master) = found.open(flags)
+    {
+        return Ok(master);
+    }
+    let there = |path: &&Path| rustix::fs::stat(*path).is_ok_and(|stat| is_front(&stat));
+    let path = FRONTS.map(Path::new).into_iter().find(there).unwrap_or(Path::new(FRONTS[0]));
+    Ok(opening::open(path, flags)?)
+}
+
+fn is_front(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+        && (major(stat.st_rdev), minor(stat.st_rdev)) == (5, 2)
 }
 
 impl PairFile {

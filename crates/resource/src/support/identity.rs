@@ -1,0 +1,88 @@
+//! Which file an image means, whatever has its name.
+//!
+//! Owns: the identity of a file as a record keeps it, and comparing it with a file that is open now.
+//! Invariants: a file that has taken over the inode number of a removed one is another file, as far as its file
+//! system tells when a file was made.
+//! Does not: compare contents, or say what happens to another file.
+
+use std::os::fd::AsFd;
+
+use prost::Message;
+use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
+use sys::{Error, Result};
+
+/// S_IFMT.
+const FORMAT_MASK: u32 = 0o170_000;
+
+/// Device, inode, type and birth of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(crate) struct Identity {
+    #[prost(uint64, tag = "1")]
+    pub(crate) device: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) inode: u64,
+    /// S_IFMT bits.
+    #[prost(uint32, tag = "3")]
+    pub(crate) format: u32,
+    /// When it was made, in seconds since 1970; 0 with `birth_ns` where the file system does not tell.
+    #[prost(int64, tag = "4")]
+    birth_s: i64,
+    #[prost(uint32, tag = "5")]
+    birth_ns: u32,
+}
+
+impl Identity {
+    /// That of an open file. O_PATH is enough.
+    pub(crate) fn of(file: impl AsFd) -> Result<Self> {
+        let stat =
+            rustix::fs::fstat(&file).map_err(|errno| Error::new("look at a file that was opened", errno))?;
+        Ok(Self::with(file, &stat))
+    }
+
+    /// The same where the file was looked at already.
+    pub(crate) fn with(file: impl AsFd, stat: &Stat) -> Self {
+        let asked = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
+        let told = asked.filter(|found| StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME));
+        let (birth_s, birth_ns) =
+            told.map_or((0, 0), |found| (found.stx_btime.tv_sec, found.stx_btime.tv_nsec));
+        let format = stat.st_mode & FORMAT_MASK;
+        Self { device: stat.st_dev, inode: stat.st_ino, format, birth_s, birth_ns }
+    }
+
+    /// That of records that keep device and inode alone.
+    pub(crate) fn from_numbers(device: u64, inode: u64, format: FileType) -> Self {
+        Self { device, inode, format: format.as_raw_mode(), birth_s: 0, birth_ns: 0 }
+    }
+
+    /// Whether it is a symbolic link.
+    pub(crate) fn is_link(&self) -> bool {
+        self.format == FileType::Symlink.as_raw_mode()
+    }
+
+    /// Whether this, as recorded, means the file that is open `now`.
+    pub(crate) fn is_that_of(&self, now: &Self) -> bool {
+        let names = |one: &Self| (one.device, one.inode, one.format);
+        let birth = |one: &Self| (one.birth_s, one.birth_ns);
+        names(self) == names(now) && (birth(self) == birth(now) || birth(self) == (0, 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn another_birth_is_another_file() {
+        let file = tempfile::tempfile().unwrap();
+        let recorded = Identity::of(&file).unwrap();
+        assert!(recorded.is_that_of(&Identity::of(&file).unwrap()));
+        let later = Identity { birth_s: recorded.birth_s + 1, ..recorded };
+        assert!(!Identity { birth_s: 1, ..recorded }.is_that_of(&later));
+        let numbers = Identity::from_numbers(recorded.device, recorded.inode, FileType::RegularFile);
+        assert!(numbers.is_that_of(&later));
+        let directory = File::open(std::env::temp_dir()).unwrap();
+        assert!(!recorded.is_that_of(&Identity::of(&directory).unwrap()));
+    }
+}
