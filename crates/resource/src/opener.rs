@@ -48,7 +48,9 @@ impl Refusal {
     pub(crate) fn of(&self, path: &Path, whose: &str, usual: &str) -> ResourceError {
         let fix = match self {
             Self::Link => "put the file itself in the place of the symbolic link",
-            Self::Denied(_) => "bring back the file of the checkpoint, or let the program's user open this one",
+            Self::Denied(_) => {
+                "bring back the file of the checkpoint, or let the program's user open this one"
+            }
             Self::Failed(_) | Self::Exchanged | Self::Unknown(_) => usual,
         };
         ResourceError::File {

@@ -82,9 +82,8 @@ pub fn may_open(path: &Path, reads: bool, writes: bool) -> Result<()> {
     let failed = |errno| Error::path("ask for access to", path, errno);
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| failed(Errno::EINVAL))?;
     // SAFETY: the path ends in zero and outlives the call.
-    let outcome = unsafe {
-        libc::syscall(libc::SYS_faccessat2, libc::AT_FDCWD, name.as_ptr(), mode, libc::AT_EACCESS)
-    };
+    let outcome =
+        unsafe { libc::syscall(libc::SYS_faccessat2, libc::AT_FDCWD, name.as_ptr(), mode, libc::AT_EACCESS) };
     if outcome < 0 { Err(failed(Errno::last())) } else { Ok(()) }
 }
 
@@ -111,8 +110,9 @@ fn take_on(wanted: &FileRights) -> Result<()> {
     set_effective(wanted.effective)?;
     match dumpable {
         DumpableBehavior::DumpableReadableOnlyByRoot => Ok(()),
-        dumpable => rustix::process::set_dumpable_behavior(dumpable)
-            .map_err(|errno| failed("set", "dumpable", errno)),
+        dumpable => {
+            rustix::process::set_dumpable_behavior(dumpable).map_err(|errno| failed("set", "dumpable", errno))
+        }
     }
 }
 

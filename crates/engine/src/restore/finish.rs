@@ -5,8 +5,8 @@
 //! Does not: know state kinds.
 
 use model::{Address, Pid, Signal};
-use resource::{Opener, Shared};
 use resource::state::{self, Stage, StateRestore};
+use resource::{Opener, Shared};
 use sys::dead_man::DeadManSwitch;
 use sys::{Error, ptrace};
 use tracee::arch::numbers as nr;

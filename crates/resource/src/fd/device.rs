@@ -201,7 +201,8 @@ fn open(record: &FdRecord, payload: &DevicePayload) -> Result<OwnedFd> {
     let usual = find(payload.major, payload.minor).map(Path::new);
     let opener = Opener::default();
     let mut places = [Some(saved.as_path()), usual].into_iter().flatten();
-    let found = places.find_map(|path| opener.find(path, None).ok().filter(|found| is_device(found, payload)));
+    let found =
+        places.find_map(|path| opener.find(path, None).ok().filter(|found| is_device(found, payload)));
     let Some(found) = found else {
         return Err(ResourceError::File {
             path: saved.display().to_string(),

@@ -213,11 +213,7 @@ impl FifoEnds {
 
     /// A reader that never had a writer is opened before anybody writes; for all others, an end of ours that reads
     /// and writes keeps every open from waiting. Ours is opened with the rights of the holders too, since it writes.
-    fn open(
-        &self,
-        context: &mut FdCreate<'_>,
-        open: impl Fn(&End, OFlags) -> Result<OwnedFd>,
-    ) -> Result<()> {
+    fn open(&self, context: &mut FdCreate<'_>, open: impl Fn(&End, OFlags) -> Result<OwnedFd>) -> Result<()> {
         let has_writer = self.ends.iter().any(|end| may_write(end.flags));
         let (quiet, rest): (Vec<&End>, Vec<&End>) =
             self.ends.iter().partition(|end| !has_writer && may_read(end.flags) && !end.hung_up);

@@ -19,8 +19,8 @@ use model::DescriptionId;
 use prost::Message;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{fstat, makedev};
-use sys::file_handle::{self, FileHandle};
 use sys::Error;
+use sys::file_handle::{self, FileHandle};
 
 use super::fdinfo::{FdInfo, not_understood};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};

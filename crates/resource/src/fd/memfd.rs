@@ -323,8 +323,11 @@ mod tests {
     fn start(subject: &Subject, built: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
         let envelopes = subject.capture(&Memfd, || {})?;
         let ids = (0..).map(DescriptionId);
-        let records: Vec<FdRecord> =
-            envelopes.iter().zip(ids.clone()).map(|(envelope, id)| envelope.fd_record(id, crate::Opener::default())).collect();
+        let records: Vec<FdRecord> = envelopes
+            .iter()
+            .zip(ids.clone())
+            .map(|(envelope, id)| envelope.fd_record(id, crate::Opener::default()))
+            .collect();
         let mut created: HashMap<_, _> = ids.zip(built).collect();
         Memfd.start(&records, &created)?;
         Ok(records.iter().map(|record| created.remove(&record.id).unwrap()).collect())

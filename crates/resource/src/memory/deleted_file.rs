@@ -91,7 +91,8 @@ impl MemoryKind for DeletedFile {
         let mode = Mode::from_raw_mode(object.mode & 0o7777);
         let home = nearest_directory(Path::new(&object.path)).ok();
         let beside = home.and_then(|home| rustix::fs::openat(home, ".", flags, mode).ok());
-        let elsewhere = || ["/tmp", "/dev/shm"].iter().find_map(|place| rustix::fs::open(*place, flags, mode).ok());
+        let elsewhere =
+            || ["/tmp", "/dev/shm"].iter().find_map(|place| rustix::fs::open(*place, flags, mode).ok());
         let file = beside
             .or_else(elsewhere)
             .ok_or_else(|| Error::path("make an unlinked copy of", &object.path, Errno::EACCES))?;

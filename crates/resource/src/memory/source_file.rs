@@ -72,7 +72,8 @@ pub(super) fn is_reachable(of: AreaOf<'_>) -> bool {
 /// Which file is mapped, whatever its path leads to by now; the file of its path where the kernel does not let us
 /// ask for the mapped one.
 fn identity(of: AreaOf<'_>, path: &Path) -> Option<Identity> {
-    let name = |place: &Path, flags| rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty());
+    let name =
+        |place: &Path, flags| rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty());
     let mapped = name(Path::new(&of.link()), OFlags::empty()).or_else(|_| name(path, OFlags::NOFOLLOW));
     Identity::of(mapped.ok()?).ok()
 }
@@ -157,11 +158,15 @@ mod tests {
         let record = record(&path);
         open("memory/private_file", &record, Sameness::Content, &Opener::default()).unwrap();
         std::fs::write(&path, "three").unwrap();
-        let error = open("memory/private_file", &record, Sameness::Content, &Opener::default()).unwrap_err().to_string();
+        let error = open("memory/private_file", &record, Sameness::Content, &Opener::default())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("library") && error.contains("help:"), "{error}");
         open("memory/shared_file", &record, Sameness::Identity, &Opener::default()).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let error = open("memory/shared_file", &record, Sameness::Identity, &Opener::default()).unwrap_err().to_string();
+        let error = open("memory/shared_file", &record, Sameness::Identity, &Opener::default())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("No such file"), "{error}");
     }
 }

@@ -42,7 +42,8 @@ impl Identity {
     /// The same where the file was looked at already.
     pub(crate) fn with(file: impl AsFd, stat: &Stat) -> Self {
         let asked = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
-        let told = asked.filter(|found| StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME));
+        let told =
+            asked.filter(|found| StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME));
         let (birth_s, birth_ns) =
             told.map_or((0, 0), |found| (found.stx_btime.tv_sec, found.stx_btime.tv_nsec));
         let format = stat.st_mode & FORMAT_MASK;
