@@ -1,27 +1,46 @@
-//! Calls that depend on a working directory, without changing this process's own.
+//! Calls that depend on a working directory or a root directory, without changing this process's own.
 //!
-//! Owns: a thread with a private working directory.
-//! Invariants: the rest of the process keeps its working directory and umask.
+//! Owns: a thread with a private working directory and root directory.
+//! Invariants: the rest of the process keeps its root directory, working directory and umask.
 //! Does not: say what is done there.
 //!
-//! Man page: unshare(2), chdir(2)
+//! Man page: unshare(2), chdir(2), chroot(2)
 //! Since: Linux 2.6.16
 //! Probe: none; older kernels are refused by `doctor`
 //! Fallback: none
 
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use crate::error::{Errno, Error, Result};
 
 /// Runs `work` in a thread whose working directory is `directory`.
 pub fn within<Output: Send>(directory: &Path, work: impl FnOnce() -> Output + Send) -> Result<Output> {
+    elsewhere(|| {
+        rustix::process::chdir(directory).map_err(|errno| Error::path("work in", directory, errno))?;
+        Ok(work())
+    })
+}
+
+/// Runs `work` in a thread whose root directory and working directory are `root`. Needs CAP_SYS_CHROOT.
+pub fn within_root<Output: Send>(
+    root: BorrowedFd<'_>,
+    work: impl FnOnce() -> Output + Send,
+) -> Result<Output> {
+    elsewhere(|| {
+        let entered = rustix::process::fchdir(root).and_then(|()| rustix::process::chroot("."));
+        entered.map_err(|errno| Error::new("change the root directory of a thread", errno))?;
+        Ok(work())
+    })
+}
+
+fn elsewhere<Output: Send>(work: impl FnOnce() -> Result<Output> + Send) -> Result<Output> {
     let there = || {
         // SAFETY: takes no pointers; only this thread's view of the file system becomes private.
         if unsafe { libc::unshare(libc::CLONE_FS) } < 0 {
             return Err(Error::new("get a private working directory", Errno::last()));
         }
-        rustix::process::chdir(directory).map_err(|errno| Error::path("work in", directory, errno))?;
-        Ok(work())
+        work()
     };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -43,5 +62,18 @@ mod tests {
         assert_eq!(there, Path::new("/proc"));
         assert_eq!(std::env::current_dir().unwrap(), here);
         assert!(within(Path::new("/proc/nothing"), || ()).unwrap_err().to_string().contains("/proc/nothing"));
+    }
+
+    #[test]
+    fn only_the_work_has_another_root() {
+        use std::os::fd::AsFd;
+
+        let root = std::fs::File::open("/proc/self").unwrap();
+        let is_there = || (Path::new("/status").exists(), std::env::current_dir().unwrap());
+        match within_root(root.as_fd(), is_there) {
+            Ok((found, directory)) => assert!(found && directory == Path::new("/")),
+            Err(error) => println!("unsupported: {error}"),
+        }
+        assert!(!Path::new("/status").exists());
     }
 }

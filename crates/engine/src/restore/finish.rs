@@ -69,6 +69,7 @@ pub(super) fn finish(
     }
     cut_back()?;
     files::start(plan, open)?;
+    shared.keep();
     // They are let go one after the other: who dies in between must not leave half a tree.
     let switch = DeadManSwitch::arm(plan.living().map(|process| process.pid))?;
     for process in plan.living() {

@@ -105,16 +105,17 @@ pub(crate) fn create(
     mut created: HashMap<DescriptionId, OwnedFd>,
     connections_lost: bool,
 ) -> Result<HashMap<DescriptionId, OwnedFd>> {
-    let objects = HashMap::new();
+    let (objects, mut shared) = (HashMap::new(), crate::Shared::default());
     let mut context = FdCreate {
         created: &mut created,
         inherited: &[],
         handed_on: &mut HashSet::new(),
         objects: &objects,
         connections_lost,
-        shared: &mut crate::Shared::default(),
+        shared: &mut shared,
     };
     kind.create(records, &mut context)?;
+    shared.keep();
     Ok(created)
 }
 

@@ -6,7 +6,7 @@
 //! final name is given by one rename that replaces nothing. Drop removes the directory with everything in it.
 //! Does not: choose names; follow symbolic links.
 
-use std::ffi::{CStr, OsStr};
+use std::ffi::{CStr, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -55,7 +55,6 @@ pub(crate) struct PrivateDirectory {
     shown: PathBuf,
 }
 
-#[allow(dead_code, reason = "Unix sockets follow")]
 impl PrivateDirectory {
     /// Makes one in the directory `parent`, whose path is `path`.
     pub(crate) fn new(parent: OwnedFd, path: &Path) -> Result<Self> {
@@ -143,6 +142,90 @@ impl Drop for PrivateDirectory {
     }
 }
 
+/// A file that has got its name while it is not sure yet that the restore succeeds. Drop takes the name away again,
+/// and gives it back to the file that had it before.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    private: PrivateDirectory,
+    name: OsString,
+    file: OwnedFd,
+    /// The old file is inside the private directory.
+    has_old: bool,
+    is_kept: bool,
+}
+
+/// Names inside a private directory.
+const OLD: &str = ".old";
+const UNDONE: &str = ".undone";
+
+impl Placed {
+    /// Moves the file `from` of a private directory to `name` beside it. The file that has the name is moved inside,
+    /// if `may_replace` allows it. Fails with EEXIST when a file appears there in this moment.
+    pub(crate) fn new(
+        private: PrivateDirectory,
+        from: &Path,
+        name: &OsStr,
+        may_replace: impl FnOnce(&OwnedFd) -> crate::error::Result<()>,
+    ) -> crate::error::Result<Self> {
+        let shown = private.shown.parent().unwrap_or(Path::new("/")).join(name);
+        let failed = |errno: E| Error::path("move a new file to", &shown, errno);
+        let file = private.open(from)?;
+        let mut placed = Self { private, name: name.to_owned(), file, has_old: false, is_kept: true };
+        match openat(&placed.private.parent, name, NAME_FILE, Mode::empty()) {
+            Ok(old) => {
+                may_replace(&old)?;
+                placed.take(old.as_fd(), OLD).map_err(failed)?;
+                placed.has_old = true;
+            }
+            Err(E::NOENT) => {}
+            Err(errno) => return Err(failed(errno).into()),
+        }
+        if let Err(errno) = placed.private.move_out(from, name) {
+            placed.give_back();
+            return Err(failed(errno).into());
+        }
+        placed.is_kept = false;
+        Ok(placed)
+    }
+
+    /// The restore has succeeded: the name stays.
+    pub(crate) fn keep(mut self) {
+        self.is_kept = true;
+    }
+
+    /// Moves the file with the name inside, if it is `wanted`.
+    fn take(&self, wanted: BorrowedFd<'_>, to: &str) -> std::result::Result<(), E> {
+        self.private.move_in(&self.name, to)?;
+        let taken = self.private.open(Path::new(to)).map_err(|_| E::NOENT)?;
+        if is_same(&taken, &wanted) {
+            return Ok(());
+        }
+        // The owner of the parent directory has exchanged it.
+        let _ = self.private.move_out(Path::new(to), &self.name);
+        Err(E::EXIST)
+    }
+
+    fn give_back(&self) {
+        if self.has_old {
+            // A file that has appeared meanwhile keeps the name.
+            let _ = self.private.move_out(Path::new(OLD), &self.name);
+        }
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        if !self.is_kept && self.take(self.file.as_fd(), UNDONE).is_ok() {
+            self.give_back();
+        }
+    }
+}
+
+fn is_same(one: impl AsFd, other: impl AsFd) -> bool {
+    let identity = |file: BorrowedFd<'_>| fstat(file).map(|stat| (stat.st_dev, stat.st_ino)).ok();
+    identity(one.as_fd()).is_some_and(|one| Some(one) == identity(other.as_fd()))
+}
+
 /// Symbolic links are neither followed in the last component nor before it.
 const PLAIN: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
 
@@ -174,7 +257,6 @@ fn random_name() -> std::result::Result<String, E> {
     Ok(format!(".undying-{:032x}", u128::from_ne_bytes(random)))
 }
 
-#[allow(dead_code, reason = "Unix sockets follow")]
 /// A rename that replaces nothing. Where the file system cannot do that, a link to the new name takes its place.
 fn move_file(from: (BorrowedFd<'_>, &OsStr), to: (BorrowedFd<'_>, &OsStr)) -> std::result::Result<(), E> {
     match renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE) {

@@ -136,7 +136,7 @@ impl Subject {
             .enumerate()
             .map(|(index, envelope)| envelope.fd_record(DescriptionId(index as u32), self.opener.clone()))
             .collect();
-        let mut created = HashMap::new();
+        let (mut created, mut shared) = (HashMap::new(), Shared::default());
         let mut handed_on = HashSet::new();
         let mut context = FdCreate {
             created: &mut created,
@@ -144,9 +144,10 @@ impl Subject {
             handed_on: &mut handed_on,
             objects: &self.objects,
             connections_lost: false,
-            shared: &mut Shared::default(),
+            shared: &mut shared,
         };
         kind.create(&records, &mut context)?;
+        shared.keep();
         let mut built = Vec::new();
         for (index, envelope) in envelopes.iter().enumerate() {
             let file =

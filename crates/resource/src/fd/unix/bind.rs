@@ -1,240 +1,245 @@
-//! Names of Unix sockets.
+//! Giving a socket its address, and its file the names it has now.
 //!
-//! Owns: giving a socket exactly the name it had, also where a file of that name is still there.
-//! Invariants: a socket file is replaced only when no socket is bound to it any more; whatever else has the name
-//! stays, and is named in the refusal. A step that fails puts the old file back.
-//! Does not: leave directories behind that it made for a name that is gone.
+//! Owns: the bind inside a private directory, the move of the file to its names, the refusal where another file has one.
+//! Invariants: the address is the saved one, byte for byte, whatever the file is called by now. The file gets its names
+//! when all sockets are connected. A socket file is replaced only when no socket is bound to it any more; it comes
+//! back when the restore fails. A directory that the subject could have exchanged since the checkpoint is refused.
+//! Does not: find the names; `names` does.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{FileType, Gid, Mode, Stat, Uid, chmod, chown, lstat, mkdir, rename, rmdir, unlink};
-use sys::sock_diag::SockDiag;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Stat, chmod, fstat, linkat, mkdirat};
+use rustix::io::Errno as E;
 use sys::socket::{self, SocketAddress};
-use sys::{Errno, Error};
+use sys::{Errno, Error, working_directory};
 
-use super::super::Description;
-use super::state::{BoundFile, is_path, show};
+use super::super::socket_options::AF_UNIX;
+use super::state::{BoundFile, Place, SOCK_DGRAM, is_path, show, text};
 use crate::error::{ResourceError, Result};
+use crate::shared::Shared;
+use crate::support::making::{self, Ownership, Placed, PrivateDirectory};
+use crate::support::opening::own_link;
+use crate::support::path;
 
-const DELETED: &[u8] = b" (deleted)";
-const PERMISSIONS: u32 = 0o7777;
 const EADDRINUSE: i32 = 98;
-/// Device numbers of the kernel: 12 bits major, 20 bits minor.
-const MINOR_BITS: u32 = 20;
+const ECONNREFUSED: i32 = 111;
+/// Directories that other users may write to; in a sticky one they cannot rename what is not theirs.
+const OTHERS_WRITE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+const LINK: &str = ".link";
 
-/// What is saved of the file that a socket is bound to.
-pub(super) fn read_file(description: &Description, name: &SocketAddress) -> Result<Option<BoundFile>> {
-    let socket = std::os::fd::AsFd::as_fd(description);
-    if !is_path(name) {
-        return Ok(None);
-    }
-    let Some(file) = socket::bound_file(socket)? else { return Ok(None) };
-    let stat = rustix::fs::fstat(&file).map_err(|errno| Error::new("look at the file of a socket", errno))?;
-    let link = tracee::procfs::link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-    let mut path = link.as_os_str().as_bytes();
-    let leads_here = lstat(link.as_path()).is_ok_and(|found| is_same(&found, &stat));
-    if !leads_here {
-        path = path.strip_suffix(DELETED).unwrap_or(path);
-    }
-    Ok(Some(BoundFile {
-        path: path.to_vec(),
-        directory: directory(description, path, name),
-        mode: stat.st_mode & PERMISSIONS,
-        user: stat.st_uid,
-        group: stat.st_gid,
-        gone: !leads_here,
-    }))
-}
-
-fn is_same(one: &Stat, other: &Stat) -> bool {
-    (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
-}
-
-/// The name without the zero that ends it.
-fn text(name: &SocketAddress) -> &[u8] {
-    let body = name.body();
-    let end = body.iter().position(|byte| *byte == 0).unwrap_or(body.len());
-    &body[..end]
-}
-
-/// From where the name leads to the path: what is in front of it, or the process's own working directory.
-fn directory(description: &Description, path: &[u8], name: &SocketAddress) -> Vec<u8> {
-    let name = text(name);
-    if name.first() == Some(&b'/') {
-        return b"/".to_vec();
-    }
-    let name = name.strip_prefix(b"./").unwrap_or(name);
-    if let Some(front) = path.strip_suffix(name).filter(|front| front.last() == Some(&b'/')) {
-        return front.to_vec();
-    }
-    let own = tracee::procfs::link(format!("/proc/{}/cwd", description.pid));
-    own.map_or_else(|_| b"/".to_vec(), |own| own.as_os_str().as_bytes().to_vec())
-}
-
-/// Where a socket with a name can be reached while sockets are built.
+/// Where a socket with an address can be reached while sockets are built.
 #[derive(Debug, Default)]
 pub(super) struct Bound {
-    /// Its file; empty for a name that is no path.
-    pub(super) path: PathBuf,
-    /// The file goes when everything is connected.
-    is_gone: bool,
-    /// Directories made for the name, outermost first.
-    directories: Vec<PathBuf>,
+    /// `None` for an address that is no path.
+    file: Option<PrivateFile>,
 }
 
-/// Everything is connected: names that were removed are removed, then the directories made for them, in which the
-/// files of several sockets may lie.
-pub(super) fn finish(bound: impl Iterator<Item = Bound>) -> Result<()> {
-    let mut directories = Vec::new();
-    for one in bound {
-        if one.is_gone {
-            remove(&one.path)?;
-        }
-        directories.extend(one.directories);
+/// The file of a socket, in a private directory until all sockets are connected.
+#[derive(Debug)]
+struct PrivateFile {
+    private: PrivateDirectory,
+    /// Its path inside.
+    inside: PathBuf,
+    file: OwnedFd,
+    saved: Option<BoundFile>,
+}
+
+impl Bound {
+    /// An address that leads to the socket from every process that shares this one's descriptors.
+    pub(super) fn address(&self, name: &SocketAddress) -> SocketAddress {
+        let Some(PrivateFile { file, .. }) = &self.file else { return name.clone() };
+        address_of(file.as_fd())
     }
-    directories.sort_by_key(|directory| std::cmp::Reverse(directory.components().count()));
-    for directory in directories {
-        rmdir(&directory).map_err(|errno| Error::path("remove", &directory, errno))?;
+}
+
+fn address_of(file: BorrowedFd<'_>) -> SocketAddress {
+    let mut bytes = (AF_UNIX as u16).to_ne_bytes().to_vec();
+    bytes.extend(own_link(file).as_bytes());
+    bytes.push(0);
+    SocketAddress(bytes)
+}
+
+/// Gives a socket its address. Its file is reached through the result only, until `finish`.
+pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&BoundFile>) -> Result<Bound> {
+    if !is_path(name) {
+        socket::bind(socket, name).map_err(|error| in_use(name, error))?;
+        return Ok(Bound::default());
+    }
+    let saved = file.filter(|file| !file.gone).cloned();
+    let private = match saved.as_ref().and_then(BoundFile::first) {
+        Some(place) => private_beside(&place, saved.as_ref())?,
+        // Its name was removed, or it was another program's.
+        None => {
+            let last = file.map(|file| path::from_bytes(&file.path));
+            PrivateDirectory::near(&last.unwrap_or_else(|| std::env::temp_dir().join("socket")))?
+        }
+    };
+    let inside = make_way(&private, Path::new(OsStr::from_bytes(text(name))))?;
+    working_directory::within_root(private.directory(), || socket::bind(socket, name))
+        .map_err(|error| needs_root(name, error))??;
+    let file = private.open(&inside)?;
+    // Whoever made a connection makes it again, as any user; the directory keeps all others out.
+    chmod(own_link(&file), Mode::from_raw_mode(0o666))
+        .map_err(|errno| Error::path("set the mode of", &inside, errno))?;
+    Ok(Bound { file: Some(PrivateFile { private, inside, file, saved }) })
+}
+
+/// The same for a listener that is there for connections of the past only: where another file has its name, it goes
+/// without.
+pub(super) fn bind_passing(
+    socket: BorrowedFd<'_>,
+    name: &SocketAddress,
+    file: Option<&BoundFile>,
+) -> Result<Bound> {
+    let is_free = |file: &&BoundFile| rustix::fs::lstat(path::from_bytes(&file.path).as_path()).is_err();
+    bind(socket, name, file.filter(is_free))
+}
+
+/// Everything is connected: files get their owners, modes and names. Those without a name are removed.
+pub(super) fn finish(bound: impl Iterator<Item = Bound>, shared: &mut Shared) -> Result<()> {
+    for PrivateFile { private, inside, file, saved } in bound.filter_map(|one| one.file) {
+        let Some((saved, first)) = saved.and_then(|saved| saved.first().map(|first| (saved, first))) else {
+            continue;
+        };
+        let owner = Ownership { mode: saved.mode, user: saved.user, group: saved.group };
+        owner
+            .give(file.as_fd())
+            .map_err(|errno| Error::path("set owner and mode of", first.path(), errno))?;
+        for other in &saved.others {
+            let private = private_beside(other, Some(&saved))?;
+            linkat(CWD, own_link(&file), private.directory(), LINK, AtFlags::SYMLINK_FOLLOW)
+                .map_err(|errno| Error::path("link", other.path(), errno))?;
+            shared.placed.push(put(private, Path::new(LINK), other)?);
+        }
+        shared.placed.push(put(private, &inside, &first)?);
     }
     Ok(())
 }
 
-/// Gives a socket its name, and its file the owner and mode it had. The file of a name that was removed gets
-/// another name until the end, so that sockets that had one name after another do not get into each other's way.
-pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&BoundFile>) -> Result<Bound> {
-    let Some(file) = file.filter(|_| is_path(name)) else {
-        socket::bind(socket, name).map_err(|error| in_use(name, error))?;
-        return Ok(Bound::default());
+fn put(private: PrivateDirectory, from: &Path, place: &Place) -> Result<Placed> {
+    let path = place.path();
+    let name = path.file_name().unwrap_or_default();
+    Placed::new(private, from, name, |old| may_replace(old, &path))
+}
+
+/// Makes the directories that lead to a socket's address from the root of a private directory; the result is the
+/// address's path inside.
+fn make_way(private: &PrivateDirectory, address: &Path) -> Result<PathBuf> {
+    let mut way = PathBuf::new();
+    for component in address.components() {
+        match component {
+            Component::Normal(name) => {
+                if !way.as_os_str().is_empty() {
+                    match mkdirat(private.directory(), &way, Mode::RWXU) {
+                        Ok(()) | Err(E::EXIST) => {}
+                        Err(errno) => return Err(Error::path("make", &way, errno).into()),
+                    }
+                }
+                way.push(name);
+            }
+            Component::ParentDir => drop(way.pop()),
+            Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
+        }
+    }
+    Ok(way)
+}
+
+/// A private directory beside a name.
+fn private_beside(place: &Place, file: Option<&BoundFile>) -> Result<PrivateDirectory> {
+    let path = place.path();
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let directory = making::open_directory(parent).map_err(|errno| no_directory(&path, errno))?;
+    let stat = fstat(&directory).map_err(|errno| Error::path("inspect", parent, errno))?;
+    let user = file.map_or(0, |file| file.user);
+    if (stat.st_dev, stat.st_ino) != (place.device, place.inode) && !may_differ(parent, &stat, user) {
+        return Err(refuse(
+            &path,
+            "another directory has the path of this socket's, and other users can exchange it",
+            "let root alone write to the directories above it, or give it to the owner of the socket",
+        ));
+    }
+    Ok(PrivateDirectory::new(directory, parent)?)
+}
+
+/// Whether a directory may be another one than at the checkpoint: it belongs to the socket's owner, or nobody but the
+/// restorer and root can have exchanged it.
+fn may_differ(path: &Path, directory: &Stat, user: u32) -> bool {
+    let own = rustix::process::geteuid();
+    let is_trusted = |stat: &Stat| {
+        (stat.st_uid == 0 || stat.st_uid == own.as_raw())
+            && (stat.st_mode & OTHERS_WRITE == 0 || stat.st_mode & STICKY != 0)
     };
-    let path = Path::new(OsStr::from_bytes(&file.path));
-    let parked = park(path, file.gone)?;
-    let directories = if file.gone { make_directories(path)? } else { Vec::new() };
-    let directory = Path::new(OsStr::from_bytes(&file.directory));
-    let bound = sys::working_directory::within(directory, || socket::bind(socket, name));
-    if let Err(error) = bound.and_then(|outcome| outcome).and_then(|()| dress(path, file)) {
-        if let Some(parked) = parked {
-            move_file(&parked, path)?;
-        }
-        return Err(in_use(name, error));
+    let above = |path: &Path| making::open_directory(path).and_then(fstat);
+    !own.is_root()
+        || (directory.st_uid == user && user != 0)
+        || path.ancestors().all(|one| above(one).is_ok_and(|stat| is_trusted(&stat)))
+}
+
+/// Allows that a file is replaced: a socket to which nothing is bound any more.
+fn may_replace(old: &OwnedFd, path: &Path) -> Result<()> {
+    if !making::is_a(old.as_fd(), FileType::Socket) {
+        return Err(refuse(
+            path,
+            "a socket had this name and now it is another file",
+            "move the file away, then restore again",
+        ));
     }
-    let mut place = path.to_owned();
-    if file.gone {
-        place = unique(path);
-        move_file(path, &place)?;
+    if is_bound(old)? {
+        return Err(refuse(
+            path,
+            "another program's socket has this name",
+            "end that program (`ss -xlp` names it), then restore again",
+        ));
     }
-    match parked {
-        Some(parked) if file.gone => move_file(&parked, path)?,
-        Some(parked) => remove(&parked)?,
-        None => {}
+    Ok(())
+}
+
+/// Whether any socket is bound to a file. A datagram socket asks by connecting: nobody notices, and a socket of another
+/// type answers with EPROTOTYPE.
+fn is_bound(file: &OwnedFd) -> Result<bool> {
+    let asking = socket::create(AF_UNIX, SOCK_DGRAM, 0)?;
+    let outcome = socket::connect(asking.as_fd(), &address_of(file.as_fd()));
+    Ok(outcome.err().is_none_or(|error| error.errno != Errno(ECONNREFUSED)))
+}
+
+fn refuse(path: &Path, why: &str, fix: &str) -> ResourceError {
+    ResourceError::File { path: path.display().to_string(), why: why.to_owned(), fix: fix.to_owned() }
+}
+
+fn no_directory(path: &Path, errno: E) -> ResourceError {
+    match errno {
+        E::NOENT => refuse(path, "the directory of this socket is gone", "create it, then restore again"),
+        E::LOOP | E::NOTDIR => refuse(
+            path,
+            "a symbolic link or a file is where a directory of this socket's path was",
+            "put the directory back, then restore again",
+        ),
+        errno => Error::path("open the directory of", path, errno).into(),
     }
-    Ok(Bound { path: place, is_gone: file.gone, directories })
 }
 
-fn move_file(from: &Path, to: &Path) -> sys::Result<()> {
-    rename(from, to).map_err(|errno| Error::path("rename", from, errno))
-}
-
-/// A name beside another that nobody else uses.
-fn unique(path: &Path) -> PathBuf {
-    /// Several sockets may have had one name.
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".undying-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
-    PathBuf::from(name)
-}
-
-/// Makes the directories that a name needs for a moment; they are gone like the file itself.
-fn make_directories(path: &Path) -> Result<Vec<PathBuf>> {
-    let missing = path.ancestors().skip(1).take_while(|directory| lstat(*directory).is_err());
-    let mut directories: Vec<PathBuf> = missing.map(Path::to_owned).collect();
-    directories.reverse();
-    for directory in &directories {
-        mkdir(directory, Mode::RWXU).map_err(|errno| Error::path("make", directory, errno))?;
+fn needs_root(name: &SocketAddress, error: Error) -> ResourceError {
+    match error.errno {
+        Errno::EPERM => refuse(
+            Path::new(&show(name)),
+            "a socket can be bound to this path only in a root directory of its own: EPERM",
+            "restore as root (CAP_SYS_CHROOT)",
+        ),
+        _ => error.into(),
     }
-    Ok(directories)
-}
-
-fn dress(path: &Path, file: &BoundFile) -> sys::Result<()> {
-    let (user, group) = (Uid::from_raw(file.user), Gid::from_raw(file.group));
-    chown(path, Some(user), Some(group)).map_err(|errno| Error::path("set the owner of", path, errno))?;
-    chmod(path, Mode::from_raw_mode(file.mode)).map_err(|errno| Error::path("set the mode of", path, errno))
-}
-
-/// Moves away what has the name now. A socket of somebody who still uses it stays, and so does any other file,
-/// unless it is needed out of the way for a moment only.
-fn park(path: &Path, for_a_moment: bool) -> Result<Option<PathBuf>> {
-    let Ok(stat) = lstat(path) else { return Ok(None) };
-    if !for_a_moment {
-        let refuse = |why: &str, fix: &str| ResourceError::File {
-            path: path.display().to_string(),
-            why: why.to_owned(),
-            fix: fix.to_owned(),
-        };
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-            return Err(refuse(
-                "a socket had this name and now it is another file",
-                "move the file away, then restore again",
-            ));
-        }
-        if is_bound(&stat)? {
-            return Err(refuse(
-                "another program's socket has this name",
-                "end that program (`ss -xlp` names it), then restore again",
-            ));
-        }
-    }
-    let parked = unique(path);
-    move_file(path, &parked)?;
-    Ok(Some(parked))
-}
-
-/// Whether any socket is bound to a file.
-fn is_bound(stat: &Stat) -> Result<bool> {
-    let device = rustix::fs::major(stat.st_dev) << MINOR_BITS | rustix::fs::minor(stat.st_dev);
-    let file = (stat.st_ino as u32, device);
-    let sockets = SockDiag::open()?.unix_sockets(u32::MAX)?;
-    Ok(sockets.iter().any(|socket| socket.file == Some(file)))
-}
-
-fn remove(path: &Path) -> sys::Result<()> {
-    unlink(path).map_err(|errno| Error::path("remove", path, errno))
 }
 
 fn in_use(name: &SocketAddress, error: Error) -> ResourceError {
-    let why = match error.errno {
-        Errno(EADDRINUSE) => "another program's socket has this name",
-        Errno::ENOENT => "the directory of this socket is gone",
-        _ => return error.into(),
-    };
-    ResourceError::File {
-        path: show(name),
-        why: why.to_owned(),
-        fix: "end that program (`ss -xlp` names it) or create the directory, then restore again".to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn directories_go_after_all_files_in_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let outer = folder.path().join("outer");
-        let paths = [outer.join("inner/first"), outer.join("second"), outer.join("inner/third")];
-        let bound: Vec<Bound> = paths
-            .iter()
-            .map(|path| {
-                let directories = make_directories(path).unwrap();
-                std::fs::write(path, "").unwrap();
-                Bound { path: path.clone(), is_gone: true, directories }
-            })
-            .collect();
-        finish(bound.into_iter()).unwrap();
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    match error.errno {
+        Errno(EADDRINUSE) => refuse(
+            Path::new(&show(name)),
+            "another program's socket has this name",
+            "end that program (`ss -xlp` names it), then restore again",
+        ),
+        _ => error.into(),
     }
 }

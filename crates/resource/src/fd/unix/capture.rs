@@ -21,7 +21,7 @@ use super::super::socket_options::{Family, Fresh, Options};
 use super::super::{CaptureScope, Description, FdCapture, Known};
 use super::queue;
 use super::state::{Listener, Peer, Queued, SOCK_STREAM, Sender, State};
-use super::{bind, is_server};
+use super::{is_server, names};
 use crate::error::{ResourceError, Result};
 
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Capture {
             options: std::mem::take(&mut self.options),
             state: u32::from(self.socket.state),
             shut: u32::from(self.socket.shut),
-            file: bind::read_file(description, &local)?,
+            file: names::read_file(description, &local)?,
             local: local.0,
             peer_name: socket::peer(own)?.unwrap_or_default().0,
             peer,

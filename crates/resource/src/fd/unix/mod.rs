@@ -8,6 +8,7 @@
 
 mod bind;
 mod capture;
+mod names;
 mod queue;
 mod restore;
 mod state;
@@ -55,6 +56,7 @@ impl FdKind for Unix {
             return Vec::new();
         }
         let mut found = socket_options::obstacles(description, "Unix socket");
+        found.extend(names::obstacle(description));
         let Ok(diag) = scope.sockets.diag() else { return found };
         let Ok(own) = capture::look_up(&diag, description) else { return found };
         found.extend(outside_peer(&diag, &own, description, scope));

@@ -5,28 +5,23 @@
 //! Does not: read sockets.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use model::DescriptionId;
-use rustix::fs::{Mode, OFlags};
 use rustix::net::Shutdown;
+use sys::Error;
 use sys::socket::{self, Credentials, SocketAddress};
 use sys::stand_in::{Act, perform};
-use sys::{Errno, Error};
 
 use super::super::{FdCreate, FdRecord};
 use super::NAME;
 use super::bind::{self, Bound, bind};
 use super::queue::{Way, fill};
-use super::state::{Listener, Peer, Queued, Sender, State, is_path};
+use super::state::{Listener, Peer, Queued, Sender, State};
 use crate::error::{ResourceError, Result};
 
 /// Clients that may wait while all are connected; afterwards the program's own limit applies.
 const BACKLOG_MAX: i32 = 4096;
-/// The longest path that fits an address, without the zero behind it.
-const PATH_BYTES_MAX: usize = 107;
 
 /// Builds all sockets.
 pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -37,8 +32,6 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
         order.push(record.id);
         states.insert(record.id, state);
     }
-    // What still has its name gets it first; what has not borrows it for a moment.
-    order.sort_by_key(|id| states[id].file.as_ref().is_some_and(|file| file.gone));
     let mut builder = Builder {
         states: &states,
         order: &order,
@@ -70,8 +63,8 @@ struct Builder<'a, 'b> {
     names: HashMap<DescriptionId, Bound>,
     /// Names of sockets that are nobody's.
     nobody: Vec<Bound>,
-    /// Listeners that only accept connections made here, by name, and where they can be reached.
-    passing: HashMap<Vec<u8>, (OwnedFd, Bound)>,
+    /// Listeners that only accept connections made here, by address and file, and where they can be reached.
+    passing: HashMap<(Vec<u8>, Option<Vec<u8>>), (OwnedFd, Bound)>,
 }
 
 impl Builder<'_, '_> {
@@ -124,9 +117,9 @@ impl Builder<'_, '_> {
     }
 
     /// An address that leads to a socket that has got its name.
-    fn address(&self, id: DescriptionId) -> Result<Reach> {
-        let path = self.names.get(&id).map(|bound| bound.path.as_path());
-        reach(&self.state(id)?.local(), path)
+    fn address(&self, id: DescriptionId) -> Result<SocketAddress> {
+        let name = self.state(id)?.local();
+        Ok(self.names.get(&id).map_or_else(|| name.clone(), |bound| bound.address(&name)))
     }
 
     /// Server sides that waited to be accepted, and clients that wait: they are built by `queue_clients`.
@@ -200,12 +193,15 @@ impl Builder<'_, '_> {
     }
 
     fn is_server(&self, state: &State) -> bool {
-        state.is_named() && self.listener_named(&state.local).is_some()
+        state.is_named() && self.listener_of(state).is_some()
     }
 
-    fn listener_named(&self, name: &[u8]) -> Option<DescriptionId> {
+    /// The listener from which a socket was accepted. Several may have had one name, one after the other.
+    fn listener_of(&self, server: &State) -> Option<DescriptionId> {
         let listens = |id: &&DescriptionId| {
-            self.states.get(*id).is_some_and(|state| state.is_listening() && state.local == name)
+            self.states.get(*id).is_some_and(|state| {
+                state.is_listening() && state.local == server.local && has_same_file(state, server)
+            })
         };
         self.order.iter().find(listens).copied()
     }
@@ -214,7 +210,7 @@ impl Builder<'_, '_> {
     fn connect(&mut self, client: Numbered<'_>, server: &State) -> Result<(OwnedFd, OwnedFd)> {
         let own = new(client.0)?;
         self.name(own.as_fd(), client.0, client.1)?;
-        let accepted = match self.listener_named(&server.local) {
+        let accepted = match self.listener_of(server) {
             Some(id) => {
                 connect_to(own.as_fd(), &self.address(id)?, server.maker)?;
                 socket::accept(self.built(id)?)?
@@ -227,14 +223,15 @@ impl Builder<'_, '_> {
 
     /// Lets a client connect to a listener of the server's name that is there for this alone.
     fn pass(&mut self, client: BorrowedFd<'_>, state: &State, server: &State) -> Result<OwnedFd> {
-        if !self.passing.contains_key(&server.local) {
+        let key = (server.local.clone(), server.file.as_ref().map(|file| file.path.clone()));
+        if !self.passing.contains_key(&key) {
             let listener = socket::create(server.family.domain, server.family.kind, 0)?;
-            let bound = bind(listener.as_fd(), &server.local(), server.file.as_ref())?;
+            let bound = bind::bind_passing(listener.as_fd(), &server.local(), server.file.as_ref())?;
             listen(listener.as_fd(), BACKLOG_MAX, state.maker)?;
-            self.passing.insert(server.local.clone(), (listener, bound));
+            self.passing.insert(key.clone(), (listener, bound));
         }
-        let (listener, bound) = &self.passing[&server.local];
-        connect_to(client, &reach(&server.local(), Some(&bound.path))?, server.maker)?;
+        let (listener, bound) = &self.passing[&key];
+        connect_to(client, &bound.address(&server.local()), server.maker)?;
         Ok(socket::accept(listener.as_fd())?)
     }
 
@@ -311,7 +308,7 @@ impl Builder<'_, '_> {
     fn send_datagram(&self, id: DescriptionId, receiver: &State, message: &Queued) -> Result<()> {
         let messages = std::slice::from_ref(message);
         let address = self.address(id)?;
-        let to = receiver.is_named().then_some(&address.0);
+        let to = receiver.is_named().then_some(&address);
         let is_sender = |candidate: &&DescriptionId| {
             let state = &self.states[*candidate];
             let is_named_so = state.local == message.from;
@@ -328,10 +325,8 @@ impl Builder<'_, '_> {
         }
         let stranger = socket::create(receiver.family.domain, receiver.family.kind, 0)?;
         let name = SocketAddress(message.from.clone());
-        // Its name may be in use by the sender itself; the message then comes from nobody.
-        if message.from.len() > 2 && !is_path(&name) {
-            let _ = socket::bind(stranger.as_fd(), &name);
-        }
+        // An abstract name may be in use by the sender itself; the message then has no sender's name.
+        let _bound = if message.from.len() > 2 { bind(stranger.as_fd(), &name, None).ok() } else { None };
         fill(Way { from: stranger.as_fd(), to }, messages, self.context.created)
     }
 
@@ -358,7 +353,8 @@ impl Builder<'_, '_> {
             state.options.apply_late(socket, state.family)?;
         }
         let passed = self.passing.into_values().map(|(_, bound)| bound);
-        bind::finish(self.names.into_values().chain(self.nobody).chain(passed))
+        let bound = self.names.into_values().chain(self.nobody).chain(passed);
+        bind::finish(bound, self.context.shared)
     }
 
     fn connect_datagram(&self, socket: BorrowedFd<'_>, state: &State) -> Result<()> {
@@ -370,7 +366,7 @@ impl Builder<'_, '_> {
             _ => {
                 // Whoever has the name outside may be gone; the program learns it as it would have.
                 let name = SocketAddress(state.peer_name.clone());
-                let _ = connect_to(socket, &Reach(name, None), None);
+                let _ = connect_to(socket, &name, None);
                 Ok(())
             }
         }
@@ -413,36 +409,19 @@ fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
     Ok(rustix::net::shutdown(socket, how).map_err(|errno| Error::new("shut a Unix socket", errno))?)
 }
 
-fn connect_to(socket: BorrowedFd<'_>, to: &Reach, maker: Option<Sender>) -> Result<()> {
-    if stands_in(maker, Act::Connect { socket, address: &to.0 }) {
+fn connect_to(socket: BorrowedFd<'_>, address: &SocketAddress, maker: Option<Sender>) -> Result<()> {
+    if stands_in(maker, Act::Connect { socket, address }) {
         return Ok(());
     }
-    Ok(socket::connect(socket, &to.0)?)
+    Ok(socket::connect(socket, address)?)
 }
 
-/// An address that leads to a bound socket from here, and a directory that has to stay open for it.
-struct Reach(SocketAddress, #[expect(dead_code, reason = "held open, not used")] Option<OwnedFd>);
-
-fn reach(name: &SocketAddress, path: Option<&Path>) -> Result<Reach> {
-    let Some(path) = path.filter(|_| is_path(name)) else { return Ok(Reach(name.clone(), None)) };
-    if path.as_os_str().len() <= PATH_BYTES_MAX {
-        return Ok(Reach(address_of(name, path.as_os_str().as_bytes()), None));
+/// Whether two sockets are bound to one file, as far as that was seen.
+fn has_same_file(one: &State, other: &State) -> bool {
+    match (&one.file, &other.file) {
+        (Some(one), Some(other)) => (&one.path, one.gone) == (&other.path, other.gone),
+        _ => true,
     }
-    let (Some(parent), Some(last)) = (path.parent(), path.file_name()) else {
-        return Err(malformed("the path of a socket has no directory"));
-    };
-    let directory = rustix::fs::open(parent, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|errno| Error::path("open", parent, Errno::from(errno)))?;
-    let mut short = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
-    short.extend(last.as_bytes());
-    Ok(Reach(address_of(name, &short), Some(directory)))
-}
-
-fn address_of(name: &SocketAddress, path: &[u8]) -> SocketAddress {
-    let mut bytes = name.0.get(..2).unwrap_or_default().to_vec();
-    bytes.extend(path);
-    bytes.push(0);
-    SocketAddress(bytes)
 }
 
 fn malformed(why: &str) -> ResourceError {

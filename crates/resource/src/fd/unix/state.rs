@@ -4,12 +4,15 @@
 //! Invariants: addresses are the kernel's bytes; other sockets and descriptors in flight are named by description.
 //! Does not: read or set any of it.
 
+use std::path::{Path, PathBuf};
+
 use prost::Message;
 use sys::sock_diag;
 use sys::socket::{Credentials, SocketAddress};
 
 use super::super::inherited_socket::InheritedSocket;
 use super::super::socket_options::{Family, Options};
+use crate::support::path;
 
 pub(super) const SOCK_STREAM: i32 = 1;
 pub(super) const SOCK_DGRAM: i32 = 2;
@@ -66,20 +69,56 @@ pub(super) enum Peer {
 /// The file that a socket is bound to.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct BoundFile {
+    /// Its first name, or the last one that it had.
     #[prost(bytes = "vec", tag = "1")]
     pub(super) path: Vec<u8>,
-    /// The directory from which the name in the address leads to it.
-    #[prost(bytes = "vec", tag = "2")]
-    pub(super) directory: Vec<u8>,
     #[prost(uint32, tag = "3")]
     pub(super) mode: u32,
     #[prost(uint32, tag = "4")]
     pub(super) user: u32,
     #[prost(uint32, tag = "5")]
     pub(super) group: u32,
-    /// Its name was removed.
+    /// It has no name any more.
     #[prost(bool, tag = "6")]
     pub(super) gone: bool,
+    /// Its first name; missing in images of earlier versions.
+    #[prost(message, optional, tag = "7")]
+    pub(super) place: Option<Place>,
+    /// Its further names.
+    #[prost(message, repeated, tag = "8")]
+    pub(super) others: Vec<Place>,
+}
+
+/// One name of a socket's file.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Place {
+    #[prost(bytes = "vec", tag = "1")]
+    path: Vec<u8>,
+    /// The directory in which it lies.
+    #[prost(uint64, tag = "2")]
+    pub(super) device: u64,
+    #[prost(uint64, tag = "3")]
+    pub(super) inode: u64,
+}
+
+impl BoundFile {
+    /// The first of its names; none if it has no name any more.
+    pub(super) fn first(&self) -> Option<Place> {
+        let unknown = || Place { path: self.path.clone(), ..Place::default() };
+        (!self.gone).then(|| self.place.clone().unwrap_or_else(unknown))
+    }
+}
+
+impl Place {
+    /// A name, and the directory in which it lies.
+    pub(super) fn new(path: &Path, directory: (u64, u64)) -> Self {
+        Self { path: path::to_bytes(path), device: directory.0, inode: directory.1 }
+    }
+
+    /// The whole path.
+    pub(super) fn path(&self) -> PathBuf {
+        path::from_bytes(&self.path)
+    }
 }
 
 /// What only a listener has.
@@ -169,14 +208,18 @@ pub(super) fn is_path(address: &SocketAddress) -> bool {
     address.body().first().is_some_and(|byte| *byte != 0)
 }
 
+/// The bytes of an address that is a path, without the zero that ends it.
+pub(super) fn text(address: &SocketAddress) -> &[u8] {
+    let body = address.body();
+    let end = body.iter().position(|byte| *byte == 0).unwrap_or(body.len());
+    &body[..end]
+}
+
 /// How messages show an address.
 pub(super) fn show(address: &SocketAddress) -> String {
     match address.body() {
         [] => "no name".to_owned(),
         [0, name @ ..] => format!("@{}", String::from_utf8_lossy(name)),
-        path => {
-            let end = path.iter().position(|byte| *byte == 0).unwrap_or(path.len());
-            String::from_utf8_lossy(&path[..end]).into_owned()
-        }
+        _ => String::from_utf8_lossy(text(address)).into_owned(),
     }
 }

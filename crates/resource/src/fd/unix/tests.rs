@@ -3,14 +3,18 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 
 use model::DescriptionId;
+use rustix::fs::inotify::ReadFlags;
 use sys::socket::Message;
 
 use super::super::in_flight::discover;
 use super::super::test_support::{alone, capture, create, describe_all, known_of, us};
 use super::*;
+use crate::support::testing::Watched;
 
 const SOCK_SEQPACKET: i32 = 5;
 
@@ -254,4 +258,231 @@ fn a_relative_name_stays_relative() {
     let restored = end_and_restore(vec![socket], Vec::new()).remove(0).unwrap();
     assert_eq!(sys::socket::local(restored.as_fd()).unwrap(), name);
     assert!(path.join("relative").exists());
+}
+
+/// The names in a directory, sorted.
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn inode(path: &Path) -> u64 {
+    std::fs::symlink_metadata(path).unwrap().ino()
+}
+
+/// A listener that was bound to `first` in a folder, and the folder's real path.
+fn bound_first(folder: &tempfile::TempDir) -> (UnixListener, PathBuf) {
+    let path = folder.path().canonicalize().unwrap();
+    (UnixListener::bind(path.join("first")).unwrap(), path)
+}
+
+fn restored_listener(listener: UnixListener) -> UnixListener {
+    UnixListener::from(end_and_restore(vec![listener.into()], Vec::new()).remove(0).unwrap())
+}
+
+fn assert_reachable(listener: &UnixListener, path: &Path) {
+    let client = UnixStream::connect(path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    listener.accept().unwrap();
+    drop(client);
+}
+
+#[test]
+fn a_renamed_listener_keeps_its_address_and_its_present_name() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let (listener, path) = bound_first(&folder);
+    std::fs::rename(path.join("first"), path.join("present")).unwrap();
+    std::fs::set_permissions(path.join("present"), std::fs::Permissions::from_mode(0o751)).unwrap();
+    let listener = restored_listener(listener);
+    assert_eq!(names_in(&path), ["present"]);
+    assert_eq!(std::fs::metadata(path.join("present")).unwrap().mode() & 0o7777, 0o751);
+    assert_eq!(listener.local_addr().unwrap().as_pathname(), Some(path.join("first").as_path()));
+    assert_reachable(&listener, &path.join("present"));
+    let listener = restored_listener(listener);
+    assert_eq!(names_in(&path), ["present"]);
+    assert_reachable(&listener, &path.join("present"));
+}
+
+#[test]
+fn a_listener_whose_first_name_was_replaced_by_a_link_comes_back_under_the_link() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let (listener, path) = bound_first(&folder);
+    std::fs::hard_link(path.join("first"), path.join("link")).unwrap();
+    std::fs::remove_file(path.join("first")).unwrap();
+    let listener = restored_listener(listener);
+    assert_eq!(names_in(&path), ["link"]);
+    assert_reachable(&listener, &path.join("link"));
+    // Both names, and one of them was the address.
+    std::fs::hard_link(path.join("link"), path.join("first")).unwrap();
+    let listener = restored_listener(listener);
+    assert_eq!(names_in(&path), ["first", "link"]);
+    assert_eq!(inode(&path.join("first")), inode(&path.join("link")));
+    assert_reachable(&listener, &path.join("first"));
+    assert_reachable(&listener, &path.join("link"));
+}
+
+#[test]
+fn a_name_that_cannot_be_found_is_an_obstacle() {
+    let _alone = alone();
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (listener, path) = bound_first(&folder);
+    std::fs::hard_link(path.join("first"), other.path().join("far")).unwrap();
+    let describe = || describe_all(&[listener.as_fd()]);
+    let found = names::obstacle(&describe()[0]).unwrap();
+    assert!(found.why.contains("2 names"), "{found:?}");
+    let error = capture(&Unix, &describe(), false).unwrap_err().to_string();
+    assert!(error.contains("help:"), "{error}");
+    std::fs::remove_file(path.join("first")).unwrap();
+    assert!(names::obstacle(&describe()[0]).is_some());
+    std::fs::remove_file(other.path().join("far")).unwrap();
+    assert!(names::obstacle(&describe()[0]).is_none());
+    drop(restored_listener(listener));
+    assert!(names_in(&path).is_empty());
+}
+
+#[test]
+fn listeners_that_had_one_address_after_another_keep_their_clients() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let (old, path) = bound_first(&folder);
+    let old_client = UnixStream::connect(path.join("first")).unwrap();
+    let old_server = old.accept().unwrap().0;
+    std::fs::rename(path.join("first"), path.join("old")).unwrap();
+    let new = UnixListener::bind(path.join("first")).unwrap();
+    let waiting = UnixStream::connect(path.join("first")).unwrap();
+    (&old_client).write_all(b"old").unwrap();
+    (&waiting).write_all(b"new").unwrap();
+    let sockets = vec![new.into(), old.into(), old_client.into(), old_server.into(), waiting.into()];
+    let mut restored = end_and_restore(sockets, Vec::new());
+    let mut take = |index: usize| restored[index].take().unwrap();
+    let (new, old) = (UnixListener::from(take(0)), UnixListener::from(take(1)));
+    assert_eq!(receive(&take(3)), b"old");
+    let accepted = new.accept().unwrap().0;
+    assert_eq!(receive(&accepted.into()), b"new");
+    assert_eq!(names_in(&path), ["first", "old"]);
+    assert_reachable(&new, &path.join("first"));
+    assert_reachable(&old, &path.join("old"));
+}
+
+#[test]
+fn a_failed_restore_leaves_what_was_there() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let (listener, path) = bound_first(&folder);
+    let lost = path.join("lost");
+    std::fs::create_dir(&lost).unwrap();
+    let second = UnixListener::bind(lost.join("second")).unwrap();
+    let records = capture(&Unix, &describe_all(&[listener.as_fd(), second.as_fd()]), false).unwrap();
+    drop((listener, second));
+    let before = inode(&path.join("first"));
+    std::fs::remove_dir_all(&lost).unwrap();
+    let error = create(&Unix, &records, HashMap::new(), false).unwrap_err().to_string();
+    assert!(error.contains("directory of this socket is gone"), "{error}");
+    assert_eq!(names_in(&path), ["first"]);
+    assert_eq!(inode(&path.join("first")), before);
+    // Another kind fails later.
+    let fail_later = || {
+        let (mut created, objects, mut shared) = (HashMap::new(), HashMap::new(), crate::Shared::default());
+        let mut context = FdCreate {
+            created: &mut created,
+            inherited: &[],
+            files: super::super::FilePolicy::Default,
+            objects: &objects,
+            connections_lost: false,
+            shared: &mut shared,
+        };
+        Unix.create(&records[..1], &mut context).unwrap();
+        assert_ne!(inode(&path.join("first")), before);
+    };
+    fail_later();
+    assert_eq!(names_in(&path), ["first"]);
+    assert_eq!(inode(&path.join("first")), before);
+    std::fs::remove_file(path.join("first")).unwrap();
+    let error = create(&Unix, &records, HashMap::new(), false).unwrap_err().to_string();
+    assert!(error.contains("lost"), "{error}");
+    assert!(names_in(&path).is_empty());
+}
+
+#[test]
+fn another_user_meets_a_socket_file_only_when_it_is_complete() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let (listener, path) = bound_first(&folder);
+    std::fs::set_permissions(path.join("first"), std::fs::Permissions::from_mode(0o640)).unwrap();
+    let records = capture(&Unix, &describe_all(&[listener.as_fd()]), false).unwrap();
+    drop(listener);
+    let watched = Watched::new(&path);
+    let built = create(&Unix, &records, HashMap::new(), false).unwrap();
+    assert_eq!(watched.events(), [(ReadFlags::MOVED_TO, "first".to_owned())]);
+    assert_eq!(std::fs::metadata(path.join("first")).unwrap().mode() & 0o7777, 0o640);
+    drop(built);
+}
+
+#[test]
+fn a_directory_that_was_exchanged_is_refused() {
+    let _alone = alone();
+    if !rustix::process::geteuid().is_root() {
+        return println!("unsupported: root");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap();
+    let (directory, precious) = (path.join("directory"), path.join("precious"));
+    std::fs::create_dir(&directory).unwrap();
+    let listener = UnixListener::bind(directory.join("socket")).unwrap();
+    let records = capture(&Unix, &describe_all(&[listener.as_fd()]), false).unwrap();
+    drop(listener);
+    std::fs::rename(&directory, path.join("moved")).unwrap();
+    std::fs::create_dir(&precious).unwrap();
+    let refuse = || create(&Unix, &records, HashMap::new(), false).unwrap_err().to_string();
+    std::os::unix::fs::symlink("precious", &directory).unwrap();
+    let error = refuse();
+    assert!(error.contains("symbolic link"), "{error}");
+    std::fs::remove_file(&directory).unwrap();
+    // Whoever may write to the folder renames a directory of root's.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    std::fs::rename(&precious, &directory).unwrap();
+    let error = refuse();
+    assert!(error.contains("another directory"), "{error}");
+    assert!(names_in(&directory).is_empty());
+    // Where root alone can have done that, the directory was made again.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    create(&Unix, &records, HashMap::new(), false).unwrap();
+    assert_eq!(names_in(&directory), ["socket"]);
+}
+
+#[test]
+fn a_message_keeps_the_path_of_a_sender_outside() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap();
+    let mailbox = UnixDatagram::bind(path.join("mailbox")).unwrap();
+    let outside = UnixDatagram::bind(path.join("outside")).unwrap();
+    outside.send_to(b"hello", path.join("mailbox")).unwrap();
+    let mailbox = UnixDatagram::from(end_and_restore(vec![mailbox.into()], Vec::new()).remove(0).unwrap());
+    let mut buffer = [0; 16];
+    let (length, from) = mailbox.recv_from(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], b"hello");
+    assert_eq!(from.as_pathname(), Some(path.join("outside").as_path()));
+    mailbox.send_to(b"answer", path.join("outside")).unwrap();
+    assert_eq!(names_in(&path), ["mailbox", "outside"]);
+}
+
+#[test]
+fn a_client_of_a_listener_outside_does_not_need_its_name() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let (listener, path) = bound_first(&folder);
+    let client = UnixStream::connect(path.join("first")).unwrap();
+    let server = listener.accept().unwrap().0;
+    (&client).write_all(b"x").unwrap();
+    let (client, server) = two(end_and_restore(vec![client.into(), server.into()], Vec::new()));
+    assert_eq!(receive(&server), b"x");
+    let client = UnixStream::from(client);
+    assert_eq!(client.peer_addr().unwrap().as_pathname(), Some(path.join("first").as_path()));
+    assert_eq!(names_in(&path), ["first"]);
+    assert_reachable(&listener, &path.join("first"));
 }
