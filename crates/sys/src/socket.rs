@@ -356,6 +356,32 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     })
 }
 
+/// The supplementary groups of whoever made the connection of a Unix socket, or listens on it. Empty where the kernel
+/// has no SO_PEERGROUPS (before Linux 4.13), or knows nobody.
+pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
+    const GROUPS_MAX: usize = 65_536;
+    const SO_PEERGROUPS: i32 = 59;
+    let option = crate::socket_option::SocketOption {
+        level: libc::SOL_SOCKET,
+        number: SO_PEERGROUPS,
+        name: "SO_PEERGROUPS",
+    };
+    let mut bytes = vec![0; 64 * size_of::<u32>()];
+    let mut result = crate::socket_option::get(socket, option, &mut bytes);
+    if result.as_ref().is_err_and(|error| error.errno.0 == libc::ERANGE) {
+        bytes = vec![0; GROUPS_MAX * size_of::<u32>()];
+        result = crate::socket_option::get(socket, option, &mut bytes);
+    }
+    match result {
+        Ok(length) => {
+            let words = bytes[..length.min(bytes.len())].chunks_exact(size_of::<u32>());
+            Ok(words.filter_map(|word| word.first_chunk().map(|word| u32::from_ne_bytes(*word))).collect())
+        }
+        Err(error) if [libc::ENOPROTOOPT, libc::ENODATA].contains(&error.errno.0) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
 /// The file that a Unix socket is bound to, opened with O_PATH; `None` when it is not bound to a path.
 pub fn bound_file(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     const SIOCUNIXFILE: libc::c_ulong = 0x89e0;

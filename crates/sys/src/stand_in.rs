@@ -4,7 +4,7 @@
 //! caller of socketpair(2), connect(2) and listen(2), and who sent a message by the caller of sendmsg(2).
 //! Invariants: it shares our descriptor table and nothing else; it makes system calls only, never returns, and
 //! is reaped here, so its number is free again.
-//! Does not: take supplementary groups.
+//! Does not: take capabilities or security labels.
 //!
 //! Man page: clone3(2), unix(7)
 //! Since: Linux 5.5 (`set_tid`)
@@ -59,8 +59,8 @@ enum Step<'a> {
     Send(BorrowedFd<'a>, PreparedMessage<'a>),
 }
 
-/// Does one thing as the process `who`, which must not exist.
-pub fn perform(who: Credentials, act: Act<'_>) -> Result<()> {
+/// Does one thing as the process `who`, which must not exist, with these supplementary groups.
+pub fn perform(who: Credentials, groups: &[u32], act: Act<'_>) -> Result<()> {
     const NAME: &str = "make a socket in the name of a process";
     let step = match act {
         Act::Send { socket, message } => {
@@ -80,7 +80,7 @@ pub fn perform(who: Credentials, act: Act<'_>) -> Result<()> {
     let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
     match child {
         -1 => return Err(Error::process(NAME, model::Pid(who.pid), Errno::last())),
-        0 => run(who, &step),
+        0 => run(who, groups, &step),
         _ => {}
     }
     let status = clone::reap(model::Pid(child as i32))?;
@@ -91,12 +91,13 @@ pub fn perform(who: Credentials, act: Act<'_>) -> Result<()> {
 }
 
 /// The life of the stand-in; it ends with errno as its status.
-fn run(who: Credentials, step: &Step<'_>) -> ! {
-    // SAFETY: system calls on numbers and on memory that `step` borrows, in a process of our own that never
+fn run(who: Credentials, groups: &[u32], step: &Step<'_>) -> ! {
+    // SAFETY: system calls on numbers and on memory that `groups` and `step` borrow, in a process of our own that never
     // returns from here. The identity is set by raw calls, which change this process alone.
     unsafe {
         let (uid, gid) = (who.uid, who.gid);
-        let changed = libc::syscall(libc::SYS_setresgid, gid, gid, gid) == 0
+        let changed = libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) == 0
+            && libc::syscall(libc::SYS_setresgid, gid, gid, gid) == 0
             && libc::syscall(libc::SYS_setresuid, uid, uid, uid) == 0;
         let done = changed && take(step);
         let status = if done { 0 } else { *libc::__errno_location() };
@@ -146,21 +147,23 @@ mod tests {
         let nothing = || crate::socket::create(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
         let (first, second) = (nothing(), nothing());
         let who = Credentials { pid: 4_000, uid: 1234, gid: 4321 };
+        let groups = [7, 4321];
         let act = Act::Pair { kind: libc::SOCK_SEQPACKET, first: first.as_fd(), second: second.as_fd() };
-        if let Err(error) = perform(who, act) {
+        if let Err(error) = perform(who, &groups, act) {
             return println!("unsupported: {error}");
         }
         let seen = crate::socket::peer_credentials(first.as_fd()).unwrap();
         assert_eq!(seen, who);
+        assert_eq!(crate::socket::peer_groups(first.as_fd()).unwrap(), groups);
         rustix::io::write(&first, b"x").unwrap();
         assert_eq!(crate::socket::readable_bytes(second.as_fd()).unwrap(), 1);
         rustix::net::sockopt::set_socket_passcred(&second, true).unwrap();
         let message = Message { bytes: b"y", ..Message::default() };
-        perform(who, Act::Send { socket: first.as_fd(), message }).unwrap();
+        perform(who, &groups, Act::Send { socket: first.as_fd(), message }).unwrap();
         rustix::io::read(&second, &mut [0; 1]).unwrap();
         let seen = crate::socket::peek(second.as_fd(), &mut [0; 1]).unwrap().unwrap();
         assert_eq!(seen.credentials, Some(who));
         let us = Credentials { pid: std::process::id() as i32, ..Credentials::default() };
-        assert_eq!(perform(us, act).unwrap_err().errno, Errno::EEXIST);
+        assert_eq!(perform(us, &[], act).unwrap_err().errno, Errno::EEXIST);
     }
 }

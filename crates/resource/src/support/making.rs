@@ -197,7 +197,7 @@ impl Placed {
     fn take(&self, wanted: BorrowedFd<'_>, to: &str) -> std::result::Result<(), E> {
         self.private.move_in(&self.name, to)?;
         let taken = self.private.open(Path::new(to)).map_err(|_| E::NOENT)?;
-        if is_same(&taken, &wanted) {
+        if is_same(&taken, wanted) {
             return Ok(());
         }
         // The owner of the parent directory has exchanged it.

@@ -21,7 +21,7 @@ use super::super::socket_options::{Family, Fresh, Options};
 use super::super::{CaptureScope, Description, FdCapture, Known};
 use super::queue;
 use super::state::{Listener, Peer, Queued, SOCK_STREAM, Sender, State};
-use super::{is_server, names};
+use super::{URGENT, URGENT_FIX, is_server, is_urgent, names};
 use crate::error::{ResourceError, Result};
 
 #[derive(Debug)]
@@ -66,6 +66,8 @@ impl Capture {
         for seen in seen {
             queue.push(relate_message(description, seen, scope)?);
         }
+        let maker = self.read_maker(description)?;
+        let maker_groups = if maker.is_some() { socket::peer_groups(own)? } else { Vec::new() };
         Ok(State {
             family: self.family,
             options: std::mem::take(&mut self.options),
@@ -78,7 +80,8 @@ impl Capture {
             queue,
             listener: self.read_listener(description, scope),
             inherited: None,
-            maker: self.read_maker(description)?,
+            maker,
+            maker_groups,
         })
     }
 
@@ -152,6 +155,14 @@ impl FdCapture for Capture {
         }
         self.socket = look_up(&self.diag, description)?;
         self.options = Options::read(description, &self.fresh)?;
+        if is_urgent(description)? {
+            return Err(ResourceError::Unsupported {
+                pid: description.pid,
+                what: description.named("Unix socket"),
+                why: URGENT.to_owned(),
+                fix: URGENT_FIX.to_owned(),
+            });
+        }
         self.seen = if self.socket.state == sock_diag::LISTENING {
             Vec::new()
         } else {

@@ -57,6 +57,7 @@ impl FdKind for Unix {
         }
         let mut found = socket_options::obstacles(description, "Unix socket");
         found.extend(names::obstacle(description));
+        found.extend(urgent_byte(description));
         let Ok(diag) = scope.sockets.diag() else { return found };
         let Ok(own) = capture::look_up(&diag, description) else { return found };
         found.extend(outside_peer(&diag, &own, description, scope));
@@ -86,6 +87,20 @@ impl FdKind for Unix {
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         restore::create(records, context)
     }
+}
+
+/// Why a socket with an urgent byte is refused: a look at its queue shows neither the byte nor its place.
+const URGENT: &str = "an urgent byte (MSG_OOB) waits in it, whose place among the others cannot be seen";
+const URGENT_FIX: &str = "try again when the program has read it";
+
+/// Whether an urgent byte waits in a socket.
+fn is_urgent(description: &Description) -> Result<bool> {
+    Ok(events(description)?.contains(PollFlags::PRI))
+}
+
+fn urgent_byte(description: &Description) -> Option<Obstacle> {
+    let is_urgent = is_urgent(description).unwrap_or(false);
+    is_urgent.then(|| description.obstacle("Unix socket", URGENT, URGENT_FIX))
 }
 
 /// The obstacle of a client that has sent something and is not accepted yet.

@@ -10,14 +10,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use model::DescriptionId;
 use rustix::net::Shutdown;
 use sys::Error;
-use sys::socket::{self, Credentials, SocketAddress};
+use sys::socket::{self, SocketAddress};
 use sys::stand_in::{Act, perform};
 
 use super::super::{FdCreate, FdRecord};
 use super::NAME;
 use super::bind::{self, Bound, bind};
 use super::queue::{Way, fill};
-use super::state::{Listener, Peer, Queued, Sender, State};
+use super::state::{Listener, Maker, Peer, Queued, State};
 use crate::error::{ResourceError, Result};
 
 /// Clients that may wait while all are connected; afterwards the program's own limit applies.
@@ -53,6 +53,9 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
 /// A socket with its number, if it is one of the image.
 type Numbered<'a> = (&'a State, Option<DescriptionId>);
 
+/// The address of a listener, and the path of its file.
+type AddressAndFile = (Vec<u8>, Option<Vec<u8>>);
+
 struct Builder<'a, 'b> {
     states: &'a HashMap<DescriptionId, State>,
     order: &'a [DescriptionId],
@@ -64,7 +67,7 @@ struct Builder<'a, 'b> {
     /// Names of sockets that are nobody's.
     nobody: Vec<Bound>,
     /// Listeners that only accept connections made here, by address and file, and where they can be reached.
-    passing: HashMap<(Vec<u8>, Option<Vec<u8>>), (OwnedFd, Bound)>,
+    passing: HashMap<AddressAndFile, (OwnedFd, Bound)>,
 }
 
 impl Builder<'_, '_> {
@@ -97,7 +100,7 @@ impl Builder<'_, '_> {
             if state.is_listening() {
                 let socket = new(state)?;
                 self.name(socket.as_fd(), state, Some(*id))?;
-                listen(socket.as_fd(), BACKLOG_MAX, state.maker)?;
+                listen(socket.as_fd(), BACKLOG_MAX, state.maker())?;
                 self.context.created.insert(*id, socket);
             }
         }
@@ -212,7 +215,7 @@ impl Builder<'_, '_> {
         self.name(own.as_fd(), client.0, client.1)?;
         let accepted = match self.listener_of(server) {
             Some(id) => {
-                connect_to(own.as_fd(), &self.address(id)?, server.maker)?;
+                connect_to(own.as_fd(), &self.address(id)?, server.maker())?;
                 socket::accept(self.built(id)?)?
             }
             None => self.pass(own.as_fd(), client.0, server)?,
@@ -227,11 +230,11 @@ impl Builder<'_, '_> {
         if !self.passing.contains_key(&key) {
             let listener = socket::create(server.family.domain, server.family.kind, 0)?;
             let bound = bind::bind_passing(listener.as_fd(), &server.local(), server.file.as_ref())?;
-            listen(listener.as_fd(), BACKLOG_MAX, state.maker)?;
+            listen(listener.as_fd(), BACKLOG_MAX, state.maker())?;
             self.passing.insert(key.clone(), (listener, bound));
         }
         let (listener, bound) = &self.passing[&key];
-        connect_to(client, &bound.address(&server.local()), server.maker)?;
+        connect_to(client, &bound.address(&server.local()), server.maker())?;
         Ok(socket::accept(listener.as_fd())?)
     }
 
@@ -275,7 +278,7 @@ impl Builder<'_, '_> {
     fn queue_client(&mut self, listener: DescriptionId, client: Numbered<'_>, server: &State) -> Result<()> {
         let socket = new(client.0)?;
         self.name(socket.as_fd(), client.0, client.1)?;
-        connect_to(socket.as_fd(), &self.address(listener)?, server.maker)?;
+        connect_to(socket.as_fd(), &self.address(listener)?, server.maker())?;
         fill(Way { from: socket.as_fd(), to: None }, &server.queue, self.context.created)?;
         if let Some(id) = client.1 {
             self.context.created.insert(id, socket);
@@ -347,7 +350,7 @@ impl Builder<'_, '_> {
                 shut(socket, state.shut)?;
             }
             if let Some(listener) = &state.listener {
-                listen(socket, i32::try_from(listener.backlog).unwrap_or(i32::MAX), state.maker)?;
+                listen(socket, i32::try_from(listener.backlog).unwrap_or(i32::MAX), state.maker())?;
             }
             state.options.restore_buffers(socket, state.family)?;
             state.options.apply_late(socket, state.family)?;
@@ -383,10 +386,10 @@ fn new(state: &State) -> Result<OwnedFd> {
 fn pair(state: &State) -> Result<(OwnedFd, OwnedFd)> {
     let (first, second) = (state.family.create()?, state.family.create()?);
     let act = Act::Pair { kind: state.family.kind, first: first.as_fd(), second: second.as_fd() };
-    if stands_in(state.maker, act) { Ok((first, second)) } else { Ok(socket::pair(state.family.kind)?) }
+    if stands_in(state.maker(), act) { Ok((first, second)) } else { Ok(socket::pair(state.family.kind)?) }
 }
 
-fn listen(socket: BorrowedFd<'_>, backlog: i32, maker: Option<Sender>) -> Result<()> {
+fn listen(socket: BorrowedFd<'_>, backlog: i32, maker: Option<Maker<'_>>) -> Result<()> {
     if stands_in(maker, Act::Listen { socket, backlog }) {
         return Ok(());
     }
@@ -395,8 +398,8 @@ fn listen(socket: BorrowedFd<'_>, backlog: i32, maker: Option<Sender>) -> Result
 
 /// Does it in the name of a process, if that is possible: without the right to choose process numbers, and where
 /// the number is taken, we do it in our own name.
-fn stands_in(maker: Option<Sender>, act: Act<'_>) -> bool {
-    maker.is_some_and(|maker| perform(Credentials::from(maker), act).is_ok())
+fn stands_in(maker: Option<Maker<'_>>, act: Act<'_>) -> bool {
+    maker.is_some_and(|maker| perform(maker.credentials, maker.groups, act).is_ok())
 }
 
 fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
@@ -409,7 +412,7 @@ fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
     Ok(rustix::net::shutdown(socket, how).map_err(|errno| Error::new("shut a Unix socket", errno))?)
 }
 
-fn connect_to(socket: BorrowedFd<'_>, address: &SocketAddress, maker: Option<Sender>) -> Result<()> {
+fn connect_to(socket: BorrowedFd<'_>, address: &SocketAddress, maker: Option<Maker<'_>>) -> Result<()> {
     if stands_in(maker, Act::Connect { socket, address }) {
         return Ok(());
     }

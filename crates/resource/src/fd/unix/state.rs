@@ -50,6 +50,9 @@ pub(super) struct State {
     /// SO_PEERCRED: who made the connection, or listens.
     #[prost(message, optional, tag = "14")]
     pub(super) maker: Option<Sender>,
+    /// SO_PEERGROUPS: the supplementary groups of that process.
+    #[prost(uint32, repeated, tag = "15")]
+    pub(super) maker_groups: Vec<u32>,
 }
 
 /// What a connected socket is connected to.
@@ -170,10 +173,21 @@ impl From<Sender> for Credentials {
     }
 }
 
+/// Who made a connection, or listens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Maker<'a> {
+    pub(super) credentials: Credentials,
+    pub(super) groups: &'a [u32],
+}
+
 /// Bytes of the family in front of a name.
 const FAMILY_BYTES: usize = 2;
 
 impl State {
+    pub(super) fn maker(&self) -> Option<Maker<'_>> {
+        self.maker.map(|maker| Maker { credentials: Credentials::from(maker), groups: &self.maker_groups })
+    }
+
     pub(super) fn local(&self) -> SocketAddress {
         SocketAddress(self.local.clone())
     }

@@ -486,3 +486,45 @@ fn a_client_of_a_listener_outside_does_not_need_its_name() {
     assert_eq!(names_in(&path), ["first"]);
     assert_reachable(&listener, &path.join("first"));
 }
+
+#[test]
+fn an_urgent_byte_is_an_obstacle_until_it_is_read() {
+    let _alone = alone();
+    let (left, right) = UnixStream::pair().unwrap();
+    if let Err(errno) = rustix::net::send(&left, b"!", rustix::net::SendFlags::OOB) {
+        return println!("unsupported: urgent bytes in Unix sockets: {errno}");
+    }
+    let describe = || describe_all(&[right.as_fd(), left.as_fd()]);
+    assert!(urgent_byte(&describe()[0]).is_some() && urgent_byte(&describe()[1]).is_none());
+    let error = capture(&Unix, &describe(), false).unwrap_err().to_string();
+    assert!(error.contains("MSG_OOB") && error.contains("help:"), "{error}");
+    let mut byte = [0; 1];
+    rustix::net::recv(&right, &mut byte, rustix::net::RecvFlags::OOB).unwrap();
+    assert!(urgent_byte(&describe()[0]).is_none());
+    capture(&Unix, &describe(), false).unwrap();
+}
+
+#[test]
+fn the_groups_of_whoever_connected_come_back() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let client = sys::socket::create(AF_UNIX, state::SOCK_STREAM, 0).unwrap();
+    let mut address = (AF_UNIX as u16).to_ne_bytes().to_vec();
+    address.extend(path.as_os_str().as_encoded_bytes());
+    address.push(0);
+    let address = sys::socket::SocketAddress(address);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let who = sys::socket::Credentials { pid: 4_001, uid: 1234, gid: 4321 };
+    let act = sys::stand_in::Act::Connect { socket: client.as_fd(), address: &address };
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    if let Err(error) = sys::stand_in::perform(who, &[5, 1000], act) {
+        return println!("unsupported: {error}");
+    }
+    let server = listener.accept().unwrap().0;
+    let sockets = vec![listener.into(), client, server.into()];
+    let server = end_and_restore(sockets, Vec::new()).remove(2).unwrap();
+    assert_eq!(sys::socket::peer_credentials(server.as_fd()).unwrap(), who);
+    assert_eq!(sys::socket::peer_groups(server.as_fd()).unwrap(), [5, 1000]);
+}
