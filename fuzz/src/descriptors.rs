@@ -4,13 +4,13 @@
 //! Invariants: what is created is closed before the function returns.
 //! Does not: create what has a path, an address or a pid: a hostile record could name any.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
 use image::{Owner, RecordSet};
-use resource::Shared;
+use resource::{Opener, Shared};
 use resource::fd::envelope::Envelope;
-use resource::fd::{self, FdCreate, FdRecord, FilePolicy};
+use resource::fd::{self, FdCreate, FdRecord};
 use resource::memory::{self, ObjectRecord};
 
 use crate::repair::repair_records;
@@ -25,14 +25,15 @@ const RECORDS_MAX: usize = 16;
 /// Creates them; whether any could be.
 pub(crate) fn create(input: &[u8]) -> bool {
     let Ok(mut records) = RecordSet::decode(&repair_records(input)) else { return false };
-    let mut made = open_objects(&records);
+    let opener = Opener::default();
+    let mut made = open_objects(&records, &opener);
     for kind in fd::REGISTRY.iter().filter(|kind| KINDS.contains(&kind.name())) {
         let of_kind = records.take_all(kind.name()).into_iter().take(RECORDS_MAX);
         let envelopes: Vec<(FdRecord, Envelope)> = of_kind
             .filter_map(|record| {
                 let Owner::Description(id) = record.owner else { return None };
                 let envelope = Envelope::from_record(&record).ok()?;
-                Some((envelope.fd_record(id), envelope))
+                Some((envelope.fd_record(id, opener.clone()), envelope))
             })
             .collect();
         let (rows, envelopes): (Vec<FdRecord>, Vec<Envelope>) = envelopes.into_iter().unzip();
@@ -40,7 +41,7 @@ pub(crate) fn create(input: &[u8]) -> bool {
         let mut context = FdCreate {
             created: &mut created,
             inherited: &[],
-            files: FilePolicy::default(),
+            handed_on: &mut HashSet::new(),
             objects: &HashMap::new(),
             connections_lost: false,
             shared: &mut shared,
@@ -48,7 +49,7 @@ pub(crate) fn create(input: &[u8]) -> bool {
         made |= !rows.is_empty() && kind.create(&rows, &mut context).is_ok();
         for (row, envelope) in rows.iter().zip(&envelopes) {
             if let Some(file) = created.get(&row.id) {
-                let _ = envelope.apply(file.as_fd());
+                let _ = envelope.apply(file.as_fd(), false);
             }
         }
     }
@@ -56,14 +57,14 @@ pub(crate) fn create(input: &[u8]) -> bool {
 }
 
 /// Opens the memory objects of an `objects` record: field 1 of it, again and again, is one of them.
-fn open_objects(records: &RecordSet) -> bool {
+fn open_objects(records: &RecordSet, opener: &Opener) -> bool {
     let of_objects = records.iter().filter(|record| record.kind == "objects");
     let messages =
         of_objects.filter_map(|record| resource::decode::<Objects>("objects", &record.payload).ok());
     let objects = messages.flat_map(|message| message.objects).take(RECORDS_MAX);
     let opened: Vec<OwnedFd> = objects
         .filter(|object| OBJECTS.contains(&object.kind.as_str()))
-        .filter_map(|object| memory::kind_named(&object.kind)?.open(&object).ok())
+        .filter_map(|object| memory::kind_named(&object.kind)?.open(&object, opener).ok())
         .collect();
     !opened.is_empty()
 }
