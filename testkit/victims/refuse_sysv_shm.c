@@ -1,4 +1,4 @@
-/* Holds a System V shared memory segment, attached. */
+/* Holds a System V shared memory segment that is locked in memory. */
 #include "victim.h"
 
 #include <sys/shm.h>
@@ -11,9 +11,11 @@ static void setup(void)
 {
 	int id = must(shmget(IPC_PRIVATE, BYTES, IPC_CREAT | 0600));
 	at = shmat(id, NULL, 0);
-	/* Marked for removal at once: it goes when the program does. */
+	/* It goes when the program does. */
 	must(shmctl(id, IPC_RMID, NULL));
 	check(at != (void *)-1, "shmat: %m");
+	if (shmctl(id, SHM_LOCK, NULL) != 0)
+		victim_unsupported("SHM_LOCK: %m");
 	victim_fill(at, BYTES, 1);
 }
 

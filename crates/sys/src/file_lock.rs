@@ -112,6 +112,31 @@ fn access(writes: bool) -> i16 {
     if writes { WRITES } else { READS }
 }
 
+/// Whether some process has a file open for writing or maps it shared and writable. `file` is open for reading only,
+/// and the caller has no other descriptor of the file that can write. Needs the file's owner or CAP_LEASE.
+///
+/// # Errors
+///
+/// EACCES without that right, EINVAL where the file system has no leases.
+pub fn is_open_for_writing(file: BorrowedFd<'_>) -> Result<bool> {
+    const SET_SIGNAL_COMMAND: libc::c_int = 10;
+    const READ_LEASE: libc::c_int = libc::F_RDLCK as libc::c_int;
+    const NO_LEASE: libc::c_int = libc::F_UNLCK as libc::c_int;
+    // A writer that opens the file meanwhile breaks the lease with this signal, which is ignored by default.
+    // SAFETY: F_SETSIG takes an integer and touches no memory.
+    unsafe { libc::fcntl(file.as_raw_fd(), SET_SIGNAL_COMMAND, libc::SIGURG) };
+    // SAFETY: F_SETLEASE takes an integer and touches no memory.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, READ_LEASE) } == 0 {
+        // SAFETY: as above.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, NO_LEASE) };
+        return Ok(false);
+    }
+    match Errno::last() {
+        Errno::EAGAIN => Ok(true),
+        errno => Err(Error::new("take a lease on a file", errno)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;

@@ -33,6 +33,8 @@ pub mod robust_list;
 pub mod scheduling;
 pub mod scratch;
 pub mod seccomp;
+pub mod segment;
+
 pub mod shared_memory;
 pub mod signal;
 pub mod signalfd;

@@ -327,6 +327,7 @@ fn inside(
     let plan = pages::scan(before)?;
     let scan = scanning.elapsed();
     let copying = Instant::now();
+    before.objects.inside()?;
     let rest = pages::copy(&plan, before, writer, first)?;
     let copy = copying.elapsed();
     descriptors::inside(before)?;

@@ -40,13 +40,20 @@ impl Objects {
         for area in areas {
             let Some(key) = ObjectKey::of(area) else { continue };
             let writable = area.protection.shared && area.flags.has("mw");
-            if let Some(record) = self.numbers.get(&key).and_then(|number| self.records.get_mut(number)) {
+            let of = AreaOf { pid, area };
+            let known = self.numbers.get(&key).copied();
+            if let Some(record) = known.and_then(|number| self.records.get_mut(&number)) {
                 record.writable |= writable;
+            }
+            if known.is_some_and(|number| !self.may_be_of_another_kind(number, area)) {
                 continue;
             }
-            let of = AreaOf { pid, area };
             // An area that no kind claims is an obstacle already.
             let Some(kind) = memory::kind_of(of) else { continue };
+            let record = known.and_then(|number| self.records.get(&number));
+            if record.is_some_and(|record| record.kind == kind.name()) {
+                continue;
+            }
             if let Err(error) = self.add(key, of, kind, writable) {
                 let why = format!("the object behind it cannot be looked at: {error}");
                 if error.says_gone() {
@@ -61,6 +68,14 @@ impl Objects {
         self.gone.len() == gone_before
     }
 
+    /// Whether an area may show that its object needs another kind than the one that described it: a file has lost its
+    /// name since, or the content of a file that was mapped privately is written through a shared mapping.
+    fn may_be_of_another_kind(&self, number: u64, area: &Area) -> bool {
+        let is_saved = self.files.contains_key(&number);
+        let has_lost_name = area.name.ends_with(" (deleted)");
+        (area.protection.shared && (has_lost_name || !is_saved)) || (has_lost_name && !is_saved)
+    }
+
     /// Takes note of areas through which their objects can be written, once their flags are known.
     pub(super) fn mark_writable(&mut self, areas: &[Area]) {
         for area in areas.iter().filter(|area| area.protection.shared && area.flags.has("mw")) {
@@ -73,7 +88,10 @@ impl Objects {
 
     fn add(&mut self, key: ObjectKey, of: AreaOf<'_>, kind: &dyn MemoryKind, writable: bool) -> Result<()> {
         let (payload, length) = kind.describe(of)?;
-        let id = self.records.last_key_value().map_or(1, |(last, _)| last + 1);
+        let known = self.numbers.get(&key).and_then(|number| self.records.get(number));
+        let writable = writable || known.is_some_and(|record| record.writable);
+        let next = self.records.last_key_value().map_or(1, |(last, _)| last + 1);
+        let id = known.map_or(next, |record| record.id);
         if matches!(kind.content(of), Content::Object | Content::PrivateAndObject) {
             let link = of.link();
             let file = File::open(&link).map_err(|error| Error::path("open", &link, error))?;
@@ -89,7 +107,7 @@ impl Objects {
             version: kind.version(),
             payload,
             length,
-            inode: key.inode.get(),
+            inode: key.file_inode(),
             writable,
         };
         self.numbers.insert(key, id);
@@ -147,6 +165,16 @@ impl Objects {
     pub(super) fn area_record(&self, area: &Area) -> AreaRecord {
         let number = ObjectKey::of(area).and_then(|key| self.numbers.get(&key)).copied().unwrap_or(0);
         AreaRecord::new(area, number)
+    }
+
+    /// Inside the pause: brings the records up to date.
+    pub(super) fn inside(&mut self) -> Result<()> {
+        for record in self.records.values_mut() {
+            if let Some(kind) = memory::kind_named(&record.kind) {
+                kind.inside(record)?;
+            }
+        }
+        Ok(())
     }
 
     /// Objects whose pages are saved.

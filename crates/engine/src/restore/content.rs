@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 
 use image::{Extent, Source, SpaceId};
 use model::{Address, AddressRange, ByteCount, Pid};
+use resource::memory;
 use store::{ImageReader, LoadedRun};
 use sys::Error;
 use sys::process_memory::{self, RANGES_PER_CALL};
@@ -29,10 +30,10 @@ const CLEARED_BYTES: ByteCount = ByteCount(1 << 20);
 pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &OpenFiles) -> Result<()> {
     for object in &plan.objects {
         let extents = reader.index().of_space(object_space(object.id));
-        if extents.is_empty() {
-            continue;
-        }
         let file = open.object(object.id)?;
+        if let Some(kind) = memory::kind_named(&object.kind) {
+            kind.clear(object, file)?;
+        }
         reader.load(extents, NonZeroUsize::MIN, |run| {
             for (extent, bytes) in run.iter() {
                 // The last page of a file may reach behind its end.

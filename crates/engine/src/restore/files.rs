@@ -19,6 +19,7 @@ use tracee::arch::numbers as nr;
 
 use super::holders::Holders;
 use super::plan::Plan;
+use super::segments::Unfinished;
 use super::tree::Built;
 use crate::error::{EngineError, Result};
 
@@ -33,12 +34,19 @@ pub(super) struct OpenFiles {
     descriptions: HashMap<DescriptionId, OwnedFd>,
     /// For which processes everything is opened.
     pub(super) holders: Holders,
+    unfinished: Unfinished,
 }
 
 impl OpenFiles {
     /// The object of a number.
     pub(super) fn object(&self, id: u64) -> Result<&OwnedFd> {
         self.objects.get(&id).ok_or_else(|| EngineError::Incomplete(format!("object {id} is missing")))
+    }
+
+    /// Closes everything, with what the kinds have built; what was made for the tree stays.
+    pub(super) fn complete(self, shared: Shared) {
+        self.unfinished.disarm();
+        drop(shared);
     }
 
     /// The object of a number, opened for reading only.
@@ -56,6 +64,7 @@ pub(super) fn open(
 ) -> Result<OpenFiles> {
     raise_descriptor_limit();
     let holders = Holders::of(plan)?;
+    let unfinished = Unfinished::of(plan);
     let above = plan.highest_descriptor() + 1;
     let mut objects = HashMap::new();
     let mut readable = HashMap::new();
@@ -100,7 +109,7 @@ pub(super) fn open(
         envelope.apply(file.as_fd(), handed_on.contains(&id))?;
         descriptions.insert(id, lift(file, above)?);
     }
-    Ok(OpenFiles { objects, readable, descriptions, holders })
+    Ok(OpenFiles { objects, readable, descriptions, holders, unfinished })
 }
 
 fn is_writable(file: &OwnedFd) -> bool {

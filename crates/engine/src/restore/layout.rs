@@ -14,6 +14,7 @@ use tracee::arch::x86_64 as arch;
 
 use super::files::OpenFiles;
 use super::plan::{Plan, PlannedProcess};
+use super::segments;
 use super::tree::{Built, BuiltProcess};
 use crate::error::{EngineError, Result};
 
@@ -29,6 +30,7 @@ const NO_DESCRIPTOR: u64 = u64::MAX;
 /// Lays out the memory of every process.
 pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     let scratch = built.scratch;
+    let segments = segments::of_plan(plan)?;
     for process in plan.living() {
         let target = built.get(process.pid)?;
         let (stub, _) = target.leader();
@@ -40,7 +42,8 @@ pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
             stub.call(nr::ARCH_PRCTL, call)?;
         }
         set_layout(process, open, target)?;
-        for area in &process.areas {
+        segments::attach(target.leader().0, &process.areas, &segments)?;
+        for area in process.areas.iter().filter(|area| !segments.contains_key(&area.object)) {
             map(area, open, target)?;
         }
         let (stub, _) = target.leader();
@@ -54,7 +57,7 @@ pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
             state.kind.before_pages(state.version, &state.payload, stub)?;
         }
     }
-    Ok(())
+    segments::attached(plan)
 }
 
 /// Sets brk, stack, arguments, auxiliary vector and executable, as `ps` and brk(2) see them.

@@ -15,6 +15,7 @@ mod holders;
 mod layout;
 mod lazy;
 mod plan;
+mod segments;
 mod tree;
 
 use std::num::NonZeroUsize;
@@ -199,7 +200,7 @@ fn restore_with(
         files::install(plan, &open, &mut built)?;
         finish::finish(plan, &open, built, &mut shared, || compared.cut_back(), let_go)?;
         // The tree's alone once it runs: a pipe ends when the tree closes it.
-        drop((open, shared));
+        open.complete(shared);
         Ok(())
     };
     let mut restored = Restored {

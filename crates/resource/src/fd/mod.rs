@@ -46,6 +46,7 @@ pub mod tcp;
 #[cfg(test)]
 pub(crate) mod test_support;
 pub mod timerfd;
+pub(crate) mod tmpfs_content;
 pub mod tty;
 pub mod udp;
 pub mod unclaimed;
@@ -233,6 +234,20 @@ impl CaptureScope<'_> {
             _ => false,
         };
         self.areas.iter().any(|(_, areas)| areas.iter().any(is_shown))
+    }
+
+    /// Whether memory of the subject can write to the file of a description through a shared mapping, so that the
+    /// memory kinds save the content of a file that has a name. Flags of mappings that are new in the pause are unknown.
+    #[must_use]
+    pub(crate) fn saves_shared(&self, description: &Known) -> bool {
+        let name = path_of(description);
+        let saves = |area: &Area| match &area.backing {
+            Backing::File { inode, path, .. } if *inode == description.inode() && *path == name => {
+                area.protection.shared && (area.flags.has("mw") || area.flags.is_empty())
+            }
+            _ => false,
+        };
+        self.areas.iter().any(|(_, areas)| areas.iter().any(saves))
     }
 
     /// Asks a duplicate: the one of the pause, else one for this question. `None` when there is no such description any

@@ -15,6 +15,7 @@ use rustix::fs::{FileType, SeekFrom, Stat};
 use sys::{Errno, Error};
 
 use super::deleted::{Nameless, NamelessCapture, NamelessFiles};
+use super::tmpfs_content::{SavedFile, TmpfsCapture, WrittenFiles};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -61,6 +62,9 @@ pub(super) struct FilePayload {
     /// Which file it was; images of earlier versions keep device and inode alone.
     #[prost(message, optional, tag = "20")]
     identity: Option<Identity>,
+    /// Set in one record of each named file of a tmpfs whose content the image holds.
+    #[prost(message, optional, tag = "21")]
+    saved: Option<SavedFile>,
 }
 
 impl FilePayload {
@@ -136,6 +140,7 @@ pub(super) struct FileCapture {
     inherited: bool,
     nameless: NamelessCapture,
     identity: Identity,
+    tmpfs: Option<TmpfsCapture>,
 }
 
 impl FileCapture {
@@ -150,6 +155,7 @@ impl FileCapture {
             inherited: scope.is_inherited(&description.stat),
             nameless: NamelessCapture::new(description, scope)?,
             identity: Identity::with(description, &description.stat),
+            tmpfs: TmpfsCapture::new(description, system.f_type, scope)?,
         })
     }
 }
@@ -164,6 +170,8 @@ impl FdCapture for FileCapture {
         let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
         if is_regular && matches!(Name::new(self.link.bytes(), &self.stat), Name::Gone(_)) {
             self.nameless.inside(file, &self.stat)?;
+        } else if let Some(tmpfs) = &mut self.tmpfs {
+            tmpfs.inside()?;
         }
         Ok(())
     }
@@ -172,6 +180,8 @@ impl FdCapture for FileCapture {
         let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
         if is_regular && matches!(Name::new(self.link.bytes(), &self.stat), Name::Gone(_)) {
             self.nameless.relate(description, &self.stat, scope)?;
+        } else if let Some(tmpfs) = &mut self.tmpfs {
+            tmpfs.relate(description, scope)?;
         }
         Ok(())
     }
@@ -192,6 +202,10 @@ impl FdCapture for FileCapture {
             Name::Gone(_) => Some(self.nameless.after(self.pid, description, &self.stat)?),
             Name::Live(_) | Name::None => None,
         };
+        let saved = match (&name, &self.tmpfs) {
+            (Name::Live(path), Some(tmpfs)) => tmpfs.after(path, &self.stat)?,
+            _ => None,
+        };
         let payload = FilePayload {
             path: path::to_bytes(name.path()),
             format: self.stat.st_mode & FORMAT_MASK,
@@ -204,6 +218,7 @@ impl FdCapture for FileCapture {
             inherited: self.inherited,
             nameless,
             identity: Some(self.identity),
+            saved,
         };
         Ok(payload.encode_to_vec())
     }
@@ -213,8 +228,16 @@ impl FdCapture for FileCapture {
 pub(super) fn create(kind: &'static str, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
     let mut inherited = Inherited::default();
     let mut nameless = NamelessFiles::default();
+    let mut written = WrittenFiles::default();
+    let mut payloads = Vec::new();
     for record in records {
         let payload: FilePayload = crate::decode(kind, &record.payload)?;
+        if let Some(saved) = &payload.saved {
+            written.write((payload.device, payload.inode), saved)?;
+        }
+        payloads.push((record, payload));
+    }
+    for (record, payload) in payloads {
         if payload.nameless.is_some() {
             nameless.add(record, payload);
             continue;

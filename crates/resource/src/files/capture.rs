@@ -19,8 +19,10 @@ use crate::error::Result;
 use crate::fd::Description;
 use crate::fd::envelope::Envelope;
 use crate::fd::regular::is_made_up;
+use crate::support::content::DATA_BYTES_MAX;
 use crate::support::opening::{self, is_path_only, may_read, may_write};
 use crate::support::path::{Link, Name};
+use crate::support::tmpfs;
 
 /// Mapped files recorded in one checkpoint at most: each takes two system calls in the pause, and beyond them a subject
 /// is not a typical one. What is beyond has no record, and the checkpoint says so.
@@ -77,7 +79,7 @@ impl FileStates {
         let file = description.duplicate.as_fd();
         let stat = rustix::fs::fstat(file)
             .map_err(|errno| sys::Error::descriptor("inspect", description.pid, description.fd, errno))?;
-        if stat.st_nlink == 0 || is_made_up(file) {
+        if stat.st_nlink == 0 || is_made_up(file) || (!inherited && has_saved_content(file, &stat)) {
             return Ok(());
         }
         self.link.read(description)?;
@@ -103,6 +105,11 @@ impl FileStates {
         }
         let Some((file, stat)) = open_mapped(path, *inode) else { return };
         let key = (stat.st_dev, *inode);
+        if is_on_tmpfs(&file, &stat) {
+            // The memory kinds save the content of what is mapped, whatever its size.
+            self.found.remove(&key);
+            return;
+        }
         if self.found.get(&key).is_some_and(|record| record.mapped) {
             return;
         }
@@ -171,6 +178,16 @@ fn open_mapped(path: &Path, inode: Inode) -> Option<(OwnedFd, Stat)> {
         return None;
     }
     Some((opening::reopen(&named, READ).ok()?, stat))
+}
+
+/// Whether the image has the content of an open file: files of a tmpfs are saved up to a size.
+fn has_saved_content(file: impl AsFd, stat: &Stat) -> bool {
+    const BLOCK_BYTES: u64 = 512;
+    stat.st_blocks as u64 * BLOCK_BYTES <= DATA_BYTES_MAX && is_on_tmpfs(file, stat)
+}
+
+fn is_on_tmpfs(file: impl AsFd, stat: &Stat) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|system| tmpfs::is_on_tmpfs(stat, system.f_type))
 }
 
 /// Major and minor number of the running kernel.

@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Gid, Mode, OFlags, Uid};
 
 use super::{AreaOf, Content, MemoryKind, ObjectRecord, is_gone, source_file};
 use crate::error::Result;
@@ -22,7 +22,7 @@ const LENGTH_MAX: u64 = 1 << 30;
 
 /// Names that the kernel itself uses for files without a directory entry; other kinds know them.
 const KERNEL_NAMES: &[&str] =
-    &["/dev/zero (deleted)", "/memfd:", "/SYSV", "/anon_hugepage", "/[aio]", "anon_inode:", "/dev/"];
+    &["/dev/zero (deleted)", "/memfd:", "/SYSV", "/anon_hugepage", "/secretmem", "/[aio]", "anon_inode:"];
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct DeletedFileObject {
@@ -30,10 +30,21 @@ struct DeletedFileObject {
     path: String,
     #[prost(uint32, tag = "2")]
     mode: u32,
+    /// Not known from images of earlier releases.
+    #[prost(uint32, optional, tag = "3")]
+    user: Option<u32>,
+    #[prost(uint32, optional, tag = "4")]
+    group: Option<u32>,
 }
 
 /// The kind.
 pub(super) struct DeletedFile;
+
+/// Whether a regular file is behind an area. One that cannot be asked is an obstacle, not another kind's.
+fn is_file(of: AreaOf<'_>) -> bool {
+    let found = rustix::fs::stat(of.link());
+    found.map_or(true, |stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+}
 
 impl MemoryKind for DeletedFile {
     fn name(&self) -> &'static str {
@@ -50,6 +61,7 @@ impl MemoryKind for DeletedFile {
             && of.area.name.starts_with('/')
             && !KERNEL_NAMES.iter().any(|name| of.area.name.starts_with(name))
             && !source_file::is_reachable(of)
+            && is_file(of)
     }
 
     fn content(&self, of: AreaOf<'_>) -> Content {
@@ -80,7 +92,12 @@ impl MemoryKind for DeletedFile {
         let path = source_file::path(of).display().to_string();
         let path = path.trim_end_matches(" (deleted)").to_owned();
         Ok((
-            prost::Message::encode_to_vec(&DeletedFileObject { path, mode: stat.st_mode }),
+            prost::Message::encode_to_vec(&DeletedFileObject {
+                path,
+                mode: stat.st_mode,
+                user: Some(stat.st_uid),
+                group: Some(stat.st_gid),
+            }),
             stat.st_size as u64,
         ))
     }
@@ -98,6 +115,11 @@ impl MemoryKind for DeletedFile {
             .ok_or_else(|| Error::path("make an unlinked copy of", &object.path, Errno::EACCES))?;
         rustix::fs::ftruncate(&file, record.length)
             .map_err(|errno| Error::path("size the copy of", &object.path, errno))?;
+        let owner = (object.user.map(Uid::from_raw), object.group.map(Gid::from_raw));
+        rustix::fs::fchown(&file, owner.0, owner.1)
+            .map_err(|errno| Error::path("set the owner of the copy of", &object.path, errno))?;
+        rustix::fs::fchmod(&file, mode)
+            .map_err(|errno| Error::path("set the mode of the copy of", &object.path, errno))?;
         Ok(file)
     }
 }

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use model::{Address, AddressRange, Inode, Pid};
+use sys::segment::SegmentId;
 use tracee::procfs::{Area, Backing};
 
 use crate::error::Result;
@@ -23,8 +24,13 @@ mod private_file;
 mod shared_anonymous;
 mod shared_file;
 mod source_file;
+mod sysv_shm;
+mod tmpfs_file;
 
 pub use flags::{Advice, advice, advice_before_pages, map_flags, protection_bits};
+
+/// How the name of shared anonymous memory begins that a program has given one (PR_SET_VMA_ANON_NAME).
+const NAMED_SHARED: &str = "[anon_shmem:";
 
 /// Every memory kind, asked in this order whether it claims an area; the most frequent ones of files first, as each
 /// looks at its file.
@@ -32,7 +38,9 @@ pub const REGISTRY: &[&dyn MemoryKind] = &[
     &private_anonymous::PrivateAnonymous,
     &shared_anonymous::SharedAnonymous,
     &memfd::Memfd,
+    &sysv_shm::SysvShm,
     &private_file::PrivateFile,
+    &tmpfs_file::TmpfsFile,
     &shared_file::SharedFile,
     &deleted_file::DeletedFile,
 ];
@@ -50,6 +58,9 @@ pub enum Content {
     Object,
 }
 
+/// Stands for a device that holds System V segments alone.
+const SEGMENTS: (u32, u32) = (u32::MAX, 0);
+
 /// Names the object behind an area: device and inode.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ObjectKey {
@@ -64,9 +75,19 @@ impl ObjectKey {
     #[must_use]
     pub fn of(area: &Area) -> Option<Self> {
         match &area.backing {
+            // The inode of a segment is its id. Other files of that device may have the same.
+            Backing::File { inode, .. } if area.name.starts_with("/SYSV") => {
+                Some(Self { device: SEGMENTS, inode: *inode })
+            }
             Backing::File { device, inode, .. } => Some(Self { device: *device, inode: *inode }),
             Backing::Anonymous | Backing::Kernel(_) => None,
         }
+    }
+
+    /// The inode by which a descriptor or a link to the same file is recognised; 0 for a segment, which has none.
+    #[must_use]
+    pub fn file_inode(&self) -> u64 {
+        if self.device == SEGMENTS { 0 } else { self.inode.get() }
     }
 }
 
@@ -103,7 +124,8 @@ impl AreaRecord {
     /// The record of an area with the object behind it.
     #[must_use]
     pub fn new(area: &Area, object: u64) -> Self {
-        let given = area.name.strip_prefix("[anon:").and_then(|name| name.strip_suffix(']'));
+        let given = ["[anon:", NAMED_SHARED].iter().find_map(|prefix| area.name.strip_prefix(prefix));
+        let given = given.and_then(|name| name.strip_suffix(']'));
         Self {
             start: area.range.start.get(),
             end: area.range.end.get(),
@@ -227,6 +249,36 @@ pub trait MemoryKind: Sync {
     fn makes_objects(&self) -> bool {
         true
     }
+
+    /// Restore: removes the content that an opened object has, before that of the image is written. Every object has
+    /// been opened by then. Only objects that outlive their processes have content.
+    fn clear(&self, record: &ObjectRecord, object: &OwnedFd) -> Result<()> {
+        let _ = (record, object);
+        Ok(())
+    }
+
+    /// Inside the pause: brings a record up to date with what may have changed since it was described.
+    fn inside(&self, record: &mut ObjectRecord) -> Result<()> {
+        let _ = record;
+        Ok(())
+    }
+
+    /// Restore: the segment to attach with shmat(2), for objects that cannot be mapped by a descriptor.
+    fn segment(&self, record: &ObjectRecord) -> Result<Option<SegmentId>> {
+        let _ = record;
+        Ok(None)
+    }
+
+    /// Restore: every process has its areas.
+    fn attached(&self, record: &ObjectRecord) -> Result<()> {
+        let _ = record;
+        Ok(())
+    }
+
+    /// Restore: it has failed. Removes what `open` made and what would outlive this process.
+    fn abandon(&self, record: &ObjectRecord) {
+        let _ = record;
+    }
 }
 
 /// The kind that claims an area.
@@ -261,14 +313,14 @@ pub(crate) const WITHOUT_IO_URING: &str = "start the program after `sysctl kerne
 
 fn unclaimed(of: AreaOf<'_>) -> Obstacle {
     let name = of.area.name.as_str();
-    let (what, why, fix) = if name.starts_with("/SYSV") {
-        (
-            "System V shared memory",
-            "segments with a key are not saved yet",
-            "configure the program to use mmap (PostgreSQL: shared_memory_type = mmap)",
-        )
-    } else if name.starts_with("/anon_hugepage") || of.area.flags.has("ht") {
+    let (what, why, fix) = if name.starts_with("/anon_hugepage") || of.area.flags.has("ht") {
         ("huge page mapping", "hugetlb pages are not saved yet", flags::WITHOUT_HUGETLB)
+    } else if name.starts_with("/secretmem") {
+        (
+            "secret memory",
+            "memory of memfd_secret(2) cannot be read",
+            "configure the program to keep its secrets in memory locked with mlock",
+        )
     } else if name.starts_with("/[aio]") {
         (
             "aio ring",

@@ -5,6 +5,8 @@
 
 use std::os::fd::OwnedFd;
 
+use rustix::fs::FileType;
+
 use super::source_file::{self, Sameness};
 use super::{AreaOf, Content, MemoryKind, ObjectRecord};
 use crate::error::Result;
@@ -15,6 +17,12 @@ const NAME: &str = "memory/shared_file";
 
 /// The kind.
 pub(super) struct SharedFile;
+
+/// Whether the path leads to a regular file. Devices have memory of their own.
+fn is_regular(of: AreaOf<'_>) -> bool {
+    let found = rustix::fs::stat(source_file::path(of));
+    found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+}
 
 impl MemoryKind for SharedFile {
     fn name(&self) -> &'static str {
@@ -29,7 +37,7 @@ impl MemoryKind for SharedFile {
         matches!(of.area.backing, Backing::File { .. })
             && of.area.protection.shared
             && !of.area.flags.has("ht")
-            && !source_file::path(of).starts_with("/dev/")
+            && is_regular(of)
             && source_file::is_reachable(of)
     }
 

@@ -13,6 +13,7 @@ pub(crate) mod opening;
 pub(crate) mod outside;
 pub(crate) mod path;
 pub(crate) mod pipe_queue;
+pub(crate) mod tmpfs;
 
 #[cfg(test)]
 pub(crate) mod testing;

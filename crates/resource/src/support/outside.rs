@@ -5,9 +5,10 @@
 //! Does not: see processes that this user may not look into; then nobody is named.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use model::{Fd, Pid};
+use rustix::fs::Stat;
 use tracee::procfs;
 
 use crate::fd::CaptureScope;
@@ -47,4 +48,21 @@ fn holds(pid: Pid, target: &str, fits: &impl Fn(u32) -> bool) -> bool {
             info.is_some_and(|info| fits(info.flags))
         }
     })
+}
+
+/// A process other than this one that has a file open or maps it, for a refusal at a restore, when no process of the
+/// subject exists yet.
+pub(crate) fn user_of(stat: &Stat) -> Option<Pid> {
+    let ourselves = Pid(std::process::id() as i32);
+    let is_file = |path: PathBuf| {
+        rustix::fs::stat(path).is_ok_and(|found| (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino))
+    };
+    let uses = |pid: Pid, folder: &str| {
+        let entries = fs::read_dir(format!("/proc/{pid}/{folder}")).ok();
+        entries.is_some_and(|mut entries| entries.any(|entry| entry.is_ok_and(|entry| is_file(entry.path()))))
+    };
+    let entries = fs::read_dir("/proc").ok()?;
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Pid))
+        .find(|pid| *pid != ourselves && (uses(*pid, "map_files") || uses(*pid, "fd")))
 }

@@ -11,6 +11,7 @@ pub const MUNMAP: i64 = 11;
 pub const RT_SIGACTION: i64 = 13;
 pub const RT_SIGPROCMASK: i64 = 14;
 pub const MADVISE: i64 = 28;
+pub const SHMAT: i64 = 30;
 pub const GETPID: i64 = 39;
 pub const EXIT: i64 = 60;
 pub const SETPGID: i64 = 109;

@@ -190,6 +190,7 @@ fn copy_objects(before: &mut Before, sink: &dyn PageSink) -> Result<()> {
     for gone in before.forget_objects() {
         sink.discard(object_space(gone), EVERYTHING)?;
     }
+    before.objects.inside()?;
     let saved: Vec<u64> = before.objects.saved().map(|(id, _)| id).collect();
     if saved.is_empty() {
         return Ok(());

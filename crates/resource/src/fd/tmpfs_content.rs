@@ -1,0 +1,207 @@
+//! The content of named files of a tmpfs that the subject has open for writing and does not map.
+//!
+//! Owns: copying it inside the pause, writing it back before the descriptions are opened again.
+//! Invariants: one description of a file saves the content; what memory maps comes from the memory kinds.
+//! Does not: save more than an image takes up of a file; a larger one is a file like any other. A file that a process
+//! outside the tree can write at the restore is not written: it is refused if its content has changed.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Stat, Timespec, Timestamps, UTIME_OMIT};
+use sys::Error;
+
+use super::deleted::reader;
+use super::{CaptureScope, Description};
+use crate::error::Result;
+use crate::support::content::{Content, ContentCopy, Copied};
+use crate::support::opening::may_write;
+use crate::support::tmpfs::{self, Found, TmpfsFile};
+
+/// A named file of a tmpfs with its content as the image keeps it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct SavedFile {
+    #[prost(message, optional, tag = "1")]
+    file: Option<TmpfsFile>,
+    #[prost(message, optional, tag = "2")]
+    content: Option<Content>,
+    #[prost(int64, tag = "3")]
+    modified_s: i64,
+    #[prost(int64, tag = "4")]
+    modified_ns: i64,
+}
+
+/// The content of one file, as long as it has a name.
+#[derive(Debug)]
+pub(super) struct TmpfsCapture {
+    is_mapped: bool,
+    reader: OwnedFd,
+    copy: ContentCopy,
+    copied: Option<Copied>,
+}
+
+impl TmpfsCapture {
+    /// Before the pause: gets ready, if this description is the one that saves the content of such a file.
+    pub(super) fn new(
+        description: &Description,
+        system: i64,
+        scope: &CaptureScope<'_>,
+    ) -> Result<Option<Self>> {
+        let key = |stat: &Stat| (stat.st_dev, stat.st_ino);
+        let is_same = |other: &Stat| key(other) == key(&description.stat);
+        let mut writers = scope.descriptions.iter().filter(|other| may_write(other.info.flags));
+        let is_carrier =
+            writers.find(|other| is_same(&other.stat)).is_some_and(|first| first.id == description.id);
+        let is_wanted = tmpfs::is_on_tmpfs(&description.stat, system) && description.stat.st_nlink > 0;
+        if !is_wanted || !is_carrier || scope.is_inherited(&description.stat) {
+            return Ok(None);
+        }
+        let mut copy = ContentCopy::default();
+        let reader = reader(description.as_fd())?;
+        let is_mapped = scope.saves_shared(description);
+        if !is_mapped {
+            copy.reserve(reader.as_fd())?;
+        }
+        Ok(Some(Self { is_mapped, reader, copy, copied: None }))
+    }
+
+    /// Inside the pause.
+    pub(super) fn inside(&mut self) -> Result<()> {
+        self.copied = if self.is_mapped { None } else { Some(self.copy.copy(self.reader.as_fd())?) };
+        Ok(())
+    }
+
+    /// Inside the pause, when the areas are known: copies a file that was unmapped since.
+    pub(super) fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
+        if self.copied.is_none() && !scope.saves_shared(description) {
+            self.copied = Some(self.copy.copy(self.reader.as_fd())?);
+        }
+        Ok(())
+    }
+
+    /// After the pause: the message, if the content was copied.
+    pub(super) fn after(&self, path: &Path, stat: &Stat) -> Result<Option<SavedFile>> {
+        if self.copied != Some(Copied::Whole) {
+            return Ok(None);
+        }
+        Ok(Some(SavedFile {
+            file: Some(TmpfsFile::describe(path, &self.reader, stat)?),
+            content: Some(self.copy.message()),
+            modified_s: stat.st_mtime,
+            modified_ns: stat.st_mtime_nsec as i64,
+        }))
+    }
+}
+
+/// Files of a restore that have the content of the checkpoint: device and inode at the checkpoint.
+#[derive(Debug, Default)]
+pub(super) struct WrittenFiles(BTreeSet<(u64, u64)>);
+
+impl WrittenFiles {
+    /// Gives a file its content back, and makes it again if it is missing. `key` is its device and inode at the
+    /// checkpoint.
+    pub(super) fn write(&mut self, key: (u64, u64), saved: &SavedFile) -> Result<()> {
+        let (Some(file), Some(content)) = (&saved.file, &saved.content) else { return Ok(()) };
+        let opened = match file.find_or_make()? {
+            Found::Ready(opened) => opened,
+            Found::Shared(user, reader) => {
+                let mut now = ContentCopy::default();
+                if now.copy(reader.as_fd())? == Copied::Whole && now.message() == *content {
+                    return Ok(());
+                }
+                let why = format!("it was changed after the checkpoint, and {user} can write to it as well");
+                return Err(file.refused(why, "end that process first, and restore again"));
+            }
+        };
+        tmpfs::clear(&opened, 0)?;
+        content.write_to(opened.as_fd())?;
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: saved.modified_s, tv_nsec: saved.modified_ns },
+        };
+        rustix::fs::futimens(&opened, &times)
+            .map_err(|errno| Error::path("set the times of", file.path(), errno))?;
+        self.0.insert(key);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::path::PathBuf;
+
+    use crate::fd::regular::Regular;
+    use crate::fd::{CaptureScope, FdKind};
+    use crate::support::testing::Subject;
+
+    fn scratch(name: &str) -> Option<(PathBuf, File)> {
+        let path = PathBuf::from(format!("/dev/shm/undying-test-{}-{name}", std::process::id()));
+        let Ok(file) = File::options().read(true).write(true).create_new(true).open(&path) else {
+            println!("unsupported: tmpfs on /dev/shm");
+            return None;
+        };
+        file.write_all_at(b"of the checkpoint", 0).unwrap();
+        Some((path, file))
+    }
+
+    #[test]
+    fn content_comes_back_into_the_same_file_and_into_one_made_again() {
+        let Some((path, file)) = scratch("content") else { return };
+        let reader = File::open(&path).unwrap();
+        let subject = Subject::new(&[&reader, &file]);
+        let envelopes = subject.capture(&Regular, || {}).unwrap();
+        file.write_all_at(b"of a later time, and longer", 0).unwrap();
+        drop((reader, file));
+        drop(subject);
+        let other = File::open("/dev/null").unwrap();
+        let restorer = Subject::new(&[&other]);
+        for gone in [false, true] {
+            if gone {
+                std::fs::remove_file(&path).unwrap();
+            }
+            drop(restorer.build(&Regular, &envelopes, &[]).unwrap());
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "of the checkpoint");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_memory_gives_its_content_later_may_be_empty() {
+        let Some((path, file)) = scratch("mapped") else { return };
+        let subject = Subject::new(&[&file]);
+        let (description, inode) = (&subject.descriptions[0], subject.descriptions[0].stat.st_ino);
+        let line = format!("7f0000000000-7f0000001000 rw-s 00000000 00:01 {inode} {}\n", path.display());
+        let areas = tracee::procfs::areas_in(line.as_bytes()).unwrap();
+        let scope = CaptureScope { areas: vec![(description.pid, areas.into())], ..subject.scope() };
+        let mut capture = Regular.prepare(description, &scope).unwrap();
+        capture.inside(description).unwrap();
+        capture.relate(description, &scope).unwrap();
+        let payload = capture.after(description).unwrap();
+        let mut envelopes = subject.capture(&Regular, || {}).unwrap();
+        assert!(payload.len() < envelopes[0].payload.len(), "the content is saved twice");
+        envelopes[0].payload = payload;
+        std::fs::remove_file(&path).unwrap();
+        let made = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        let mut restorer = Subject::new(&[&made]);
+        restorer.objects.insert(inode, made.try_clone().unwrap().into());
+        restorer.build(&Regular, &envelopes, &[]).unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_another_process_can_write_is_refused_if_it_was_changed() {
+        let Some((path, file)) = scratch("another") else { return };
+        let subject = Subject::new(&[&file]);
+        let envelopes = subject.capture(&Regular, || {}).unwrap();
+        // This descriptor stands for the one of another process.
+        drop(subject.build(&Regular, &envelopes, &[]).unwrap());
+        file.write_all_at(b"of a later time, and longer", 0).unwrap();
+        let error = subject.build(&Regular, &envelopes, &[]).unwrap_err().to_string();
+        assert!(error.contains("can write to it as well") && error.contains("help:"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "of a later time, and longer");
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,341 @@
+//! System V shared memory: attachments of segments (shmat).
+//!
+//! Owns: the claim on areas named `/SYSV…`, the state of a segment, making it again with its id.
+//! Invariants: a segment comes back with its id or not at all; one that a process outside the tree has attached is
+//! refused; what is found is used again only if key, length, owner and mode are those of the checkpoint.
+//! Does not: attach; the restore does, in each process. Semaphores and message queues leave no trace in a process.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use model::{ByteCount, Pid};
+use prost::Message;
+use sys::segment::{self, Segment, SegmentId, SegmentKey};
+use sys::{Errno, Error};
+use tracee::procfs::{self, Backing};
+
+use super::{AreaOf, Content, MemoryKind, ObjectRecord};
+use crate::opener::Opener;
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+use crate::support::outside;
+
+const NAME: &str = "memory/sysv_shm";
+const PREFIX: &str = "/SYSV";
+/// How long a process that was killed may take to detach.
+const DETACH_LIMIT: Duration = Duration::from_secs(1);
+const DETACH_POLL: Duration = Duration::from_millis(5);
+
+/// A segment as the image keeps it.
+#[derive(Clone, PartialEq, Message)]
+struct SegmentObject {
+    #[prost(int32, tag = "1")]
+    id: i32,
+    #[prost(int32, tag = "2")]
+    key: i32,
+    #[prost(uint64, tag = "3")]
+    length: u64,
+    #[prost(uint32, tag = "4")]
+    mode: u32,
+    #[prost(uint32, tag = "5")]
+    user: u32,
+    #[prost(uint32, tag = "6")]
+    group: u32,
+    #[prost(uint32, tag = "7")]
+    maker_user: u32,
+    #[prost(uint32, tag = "8")]
+    maker_group: u32,
+    /// Marked for removal; it goes with its last attachment.
+    #[prost(bool, tag = "9")]
+    removed: bool,
+    /// What is behind the end, in the last page.
+    #[prost(bytes = "vec", tag = "10")]
+    tail: Vec<u8>,
+}
+
+/// The kind.
+pub(super) struct SysvShm;
+
+/// Whether an area is an attachment. A file of that name lies on another device than the kernel's own tmpfs.
+pub(super) fn is_attachment(of: AreaOf<'_>) -> bool {
+    const KERNEL_DEVICE: u32 = 0;
+    let Backing::File { device, .. } = &of.area.backing else { return false };
+    of.area.name.starts_with(PREFIX) && of.area.name.ends_with(" (deleted)") && device.0 == KERNEL_DEVICE
+}
+
+fn id_of(of: AreaOf<'_>) -> SegmentId {
+    match &of.area.backing {
+        Backing::File { inode, .. } => SegmentId(inode.get() as i32),
+        Backing::Anonymous | Backing::Kernel(_) => SegmentId(-1),
+    }
+}
+
+impl MemoryKind for SysvShm {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "System V shared memory: id, key, owner, mode, content and attachments; also removed segments"
+    }
+
+    fn claims(&self, of: AreaOf<'_>) -> bool {
+        is_attachment(of) && !of.area.flags.has("ht")
+    }
+
+    fn content(&self, _of: AreaOf<'_>) -> Content {
+        Content::Object
+    }
+
+    fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
+        match segment::status(id_of(of)) {
+            Ok(segment) if segment.is_locked => vec![of.obstacle(
+                "System V shared memory",
+                "it is locked (SHM_LOCK), which is not restored yet",
+                "unlock it (shmctl with SHM_UNLOCK), or lock the mapping with mlock instead",
+            )],
+            // It is gone: nothing of it is left to save.
+            Ok(_) | Err(Error { errno: Errno::EINVAL, .. }) => Vec::new(),
+            Err(error) => vec![of.obstacle(
+                "System V shared memory",
+                &error.to_string(),
+                "run undying as root or with CAP_IPC_OWNER",
+            )],
+        }
+    }
+
+    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+        let id = id_of(of);
+        let object = SegmentObject::of(id, &segment::status(id)?);
+        let length = object.length.next_multiple_of(model::PAGE_BYTES);
+        Ok((object.encode_to_vec(), length))
+    }
+
+    fn inside(&self, record: &mut ObjectRecord) -> Result<()> {
+        let object: SegmentObject = crate::decode(NAME, &record.payload)?;
+        let id = SegmentId(object.id);
+        let tail = segment::tail(id)?;
+        record.payload =
+            SegmentObject { tail, ..SegmentObject::of(id, &segment::status(id)?) }.encode_to_vec();
+        Ok(())
+    }
+
+    fn makes_objects(&self) -> bool {
+        false
+    }
+
+    fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
+        let object: SegmentObject = crate::decode(NAME, &record.payload)?;
+        let id = SegmentId(object.id);
+        match segment::status(id) {
+            Ok(found) => object.accept(&found)?,
+            Err(error) if error.errno == Errno::EINVAL => object.make()?,
+            Err(error) => return Err(error.into()),
+        }
+        Ok(segment::memory(id)?)
+    }
+
+    fn clear(&self, _record: &ObjectRecord, memory: &OwnedFd) -> Result<()> {
+        let length =
+            rustix::fs::fstat(memory).map_err(|errno| Error::new("look at a segment", errno))?.st_size;
+        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        // The file has its whole length in pages; the length of the segment may end inside the last.
+        let end = (length as u64).next_multiple_of(model::PAGE_BYTES);
+        rustix::fs::fallocate(memory, flags, 0, end)
+            .map_err(|errno| Error::new("clear a System V segment", errno))?;
+        Ok(())
+    }
+
+    fn segment(&self, record: &ObjectRecord) -> Result<Option<SegmentId>> {
+        let object: SegmentObject = crate::decode(NAME, &record.payload)?;
+        Ok(Some(SegmentId(object.id)))
+    }
+
+    fn attached(&self, record: &ObjectRecord) -> Result<()> {
+        let object: SegmentObject = crate::decode(NAME, &record.payload)?;
+        let id = SegmentId(object.id);
+        segment::set_tail(id, &object.tail)?;
+        if object.removed {
+            segment::remove(id)?;
+        }
+        Ok(())
+    }
+
+    fn abandon(&self, record: &ObjectRecord) {
+        let Ok(object) = crate::decode::<SegmentObject>(NAME, &record.payload) else { return };
+        let id = SegmentId(object.id);
+        let ourselves = Pid(std::process::id() as i32);
+        let is_ours =
+            |found: &Segment| found.maker_pid == ourselves && !found.is_removed && object.is_like(found);
+        if segment::status(id).is_ok_and(|found| is_ours(&found)) {
+            // It has no content yet, or that of an image which is still there.
+            let _ = segment::remove(id);
+        }
+    }
+}
+
+impl SegmentObject {
+    fn of(id: SegmentId, segment: &Segment) -> Self {
+        Self {
+            id: id.0,
+            key: segment.key.0,
+            length: segment.length.get(),
+            mode: segment.mode,
+            user: segment.owner.0,
+            group: segment.owner.1,
+            maker_user: segment.maker.0,
+            maker_group: segment.maker.1,
+            removed: segment.is_removed,
+            tail: Vec::new(),
+        }
+    }
+
+    /// Whether a segment has the key, length, owner and mode of the checkpoint. A segment that was removed has lost its
+    /// key.
+    fn is_like(&self, found: &Segment) -> bool {
+        (self.removed || self.key == found.key.0)
+            && (self.length, self.mode) == (found.length.get(), found.mode)
+            && (self.user, self.group) == found.owner
+    }
+
+    fn accept(&self, found: &Segment) -> Result<()> {
+        if !self.is_like(found) {
+            let why = "another segment has this id now";
+            let fix = format!("remove it with `ipcrm -m {}` if it is not needed, and restore again", self.id);
+            return Err(self.refused(why.to_owned(), &fix));
+        }
+        let began = Instant::now();
+        while segment::status(SegmentId(self.id)).is_ok_and(|now| now.attachments > 0) {
+            if began.elapsed() > DETACH_LIMIT {
+                let user = outside::describe(attached_by(self.id));
+                let why = format!("{user} has it attached as well, and going back would change its memory");
+                return Err(self.refused(why, "end that process first, and restore again"));
+            }
+            std::thread::sleep(DETACH_POLL);
+        }
+        match segment::status(SegmentId(self.id)) {
+            Ok(_) => Ok(()),
+            // It went with its last attachment.
+            Err(error) if error.errno == Errno::EINVAL => self.make(),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn make(&self) -> Result<()> {
+        let key = if self.removed { 0 } else { self.key };
+        if let Some(other) = segment::find(SegmentKey(key)) {
+            let why = format!("its key {key:#x} leads to another segment now, with id {}", other.0);
+            let fix =
+                format!("remove that with `ipcrm -m {}` if it is not needed, and restore again", other.0);
+            return Err(self.refused(why, &fix));
+        }
+        let wanted = Segment {
+            key: SegmentKey(key),
+            length: ByteCount(self.length),
+            mode: self.mode,
+            owner: (self.user, self.group),
+            maker: (self.maker_user, self.maker_group),
+            maker_pid: Pid(0),
+            is_removed: false,
+            is_locked: false,
+            attachments: 0,
+        };
+        segment::make(SegmentId(self.id), &wanted).map_err(|error| {
+            let fix = match error.errno {
+                Errno::EEXIST => {
+                    "`ipcs -m` lists the segments; remove those that are not needed, and restore again"
+                }
+                Errno::ENOSPC => "raise kernel.shmmni or kernel.shmall, and restore again",
+                _ => "restore as root or with CAP_CHECKPOINT_RESTORE",
+            };
+            self.refused(format!("it cannot be made again: {error}"), fix)
+        })
+    }
+
+    fn refused(&self, why: String, fix: &str) -> ResourceError {
+        let path = format!("System V shared memory segment {}", self.id);
+        ResourceError::File { path, why, fix: fix.to_owned() }
+    }
+}
+
+/// A process that has a segment attached.
+fn attached_by(id: i32) -> Option<Pid> {
+    let entries = std::fs::read_dir(Path::new("/proc")).ok()?;
+    let mut pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Pid));
+    pids.find(|pid| {
+        let areas = procfs::areas(*pid).unwrap_or_default();
+        areas.iter().any(|area| {
+            let of = AreaOf { pid: *pid, area };
+            is_attachment(of) && id_of(of) == SegmentId(id)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: i32, key: i32, removed: bool) -> ObjectRecord {
+        let object = SegmentObject {
+            id,
+            key,
+            length: 9000,
+            mode: 0o600,
+            user: rustix::process::geteuid().as_raw(),
+            group: rustix::process::getegid().as_raw(),
+            maker_user: rustix::process::geteuid().as_raw(),
+            maker_group: rustix::process::getegid().as_raw(),
+            removed,
+            tail: b"behind the end".to_vec(),
+        };
+        ObjectRecord { payload: object.encode_to_vec(), length: 12288, ..ObjectRecord::default() }
+    }
+
+    #[test]
+    fn a_segment_is_made_once_found_again_cleared_and_abandoned() {
+        let record = record((5 << 15) + 3100, 0x5544_1001, false);
+        let memory = match SysvShm.open(&record, &Opener::default()) {
+            Ok(memory) => memory,
+            Err(error) => return println!("unsupported: segments with a chosen id: {error}"),
+        };
+        rustix::io::pwrite(&memory, b"later", 5000).unwrap();
+        let again = SysvShm.open(&record, &Opener::default()).unwrap();
+        let mut read = [0; 5];
+        rustix::io::pread(&again, &mut read, 5000).unwrap();
+        assert_eq!(&read, b"later");
+        SysvShm.clear(&record, &again).unwrap();
+        rustix::io::pread(&again, &mut read, 5000).unwrap();
+        assert_eq!(read, [0; 5]);
+        SysvShm.attached(&record).unwrap();
+        let id = SysvShm.segment(&record).unwrap().unwrap();
+        assert!(segment::tail(id).unwrap().starts_with(b"behind the end"));
+        SysvShm.abandon(&record);
+        assert!(segment::status(SysvShm.segment(&record).unwrap().unwrap()).is_err());
+    }
+
+    #[test]
+    fn another_segment_of_the_id_or_of_the_key_is_refused() {
+        let first = record((5 << 15) + 3200, 0x5544_1002, false);
+        if let Err(error) = SysvShm.open(&first, &Opener::default()) {
+            return println!("unsupported: segments with a chosen id: {error}");
+        }
+        let same_key = SysvShm.open(&record((5 << 15) + 3201, 0x5544_1002, false), &Opener::default());
+        let same_id = SysvShm.open(&record((5 << 15) + 3200, 0x5544_1003, false), &Opener::default());
+        SysvShm.abandon(&first);
+        let same_key = same_key.unwrap_err().to_string();
+        assert!(same_key.contains("leads to another segment") && same_key.contains("ipcrm"), "{same_key}");
+        let same_id = same_id.unwrap_err().to_string();
+        assert!(same_id.contains("another segment has this id") && same_id.contains("ipcrm"), "{same_id}");
+    }
+
+    #[test]
+    fn a_segment_that_was_removed_goes_when_it_is_attached_nowhere() {
+        let record = record((5 << 15) + 3300, 0, true);
+        if let Err(error) = SysvShm.open(&record, &Opener::default()) {
+            return println!("unsupported: segments with a chosen id: {error}");
+        }
+        SysvShm.attached(&record).unwrap();
+        assert!(segment::status(SysvShm.segment(&record).unwrap().unwrap()).is_err());
+    }
+}

@@ -1,0 +1,254 @@
+//! Shared, writable mappings of named files of a tmpfs: POSIX shared memory and named semaphores.
+//!
+//! Owns: the claim on such areas, decided by file type and file system; finding or making the file at a restore.
+//! Invariants: the content comes from the image; a file that a process outside the tree can write is refused.
+//! Does not: claim files that the subject can only read; these are files like any other.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+use rustix::fs::Stat;
+use sys::{Errno, Error};
+use tracee::procfs::Backing;
+
+use super::{AreaOf, Content, MemoryKind, ObjectRecord, source_file};
+use crate::error::Result;
+use crate::opener::Opener;
+use crate::obstacle::Obstacle;
+use crate::support::tmpfs::{self, Found, TmpfsFile as NamedFile};
+
+const NAME: &str = "memory/tmpfs_file";
+/// The kernel's mark of a name that is gone.
+const GONE: &str = " (deleted)";
+
+/// The kind.
+pub(super) struct TmpfsFile;
+
+impl MemoryKind for TmpfsFile {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "shared memory files and named semaphores (files of a tmpfs), with the content of the checkpoint"
+    }
+
+    fn claims(&self, of: AreaOf<'_>) -> bool {
+        may_write(of) && !of.area.flags.has("ht") && find(of).is_some()
+    }
+
+    fn content(&self, _of: AreaOf<'_>) -> Content {
+        Content::Object
+    }
+
+    fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
+        match find(of) {
+            Some(place) if place.lasting_name().is_none() => vec![of.obstacle(
+                "shared memory file",
+                "its name is gone, and its other names are in other directories",
+                "give it a name in the directory in which it was made, or remove all its names",
+            )],
+            // The area, or the last name, is gone: whoever listed it looks again.
+            _ => Vec::new(),
+        }
+    }
+
+    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+        let gone = || Error::path("find the shared memory file", source_file::path(of), Errno::ENOENT);
+        let place = find(of).ok_or_else(gone)?;
+        let name = place.lasting_name().ok_or_else(gone)?;
+        let file = File::open(&place.path).map_err(|error| Error::path("open", &place.path, error))?;
+        let described = NamedFile::describe(&name, &file, &place.stat)?;
+        Ok((described.encode_to_vec(), place.stat.st_size as u64))
+    }
+
+    fn makes_objects(&self) -> bool {
+        false
+    }
+
+    fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
+        let file: NamedFile = crate::decode(NAME, &record.payload)?;
+        match file.find_or_make()? {
+            Found::Ready(opened) => Ok(opened),
+            Found::Shared(user, _) => {
+                let why = format!("{user} can write to it as well, and going back would change its memory");
+                Err(file.refused(why, "end that process first, and restore again"))
+            }
+        }
+    }
+
+    fn clear(&self, record: &ObjectRecord, object: &OwnedFd) -> Result<()> {
+        tmpfs::clear(object, record.length)
+    }
+}
+
+/// Whether an area can write to its object. Areas that are new in the pause have no flags yet.
+fn may_write(of: AreaOf<'_>) -> bool {
+    of.area.protection.shared && (of.area.flags.has("mw") || of.area.flags.is_empty())
+}
+
+/// A path that leads to the file of an area now, with what stat(2) says of it.
+struct Place {
+    path: PathBuf,
+    stat: Stat,
+    /// The path was the listed one, or its mark of a name that is gone was cut off.
+    listed: PathBuf,
+}
+
+impl Place {
+    /// The name by which the file can be found later.
+    fn lasting_name(&self) -> Option<PathBuf> {
+        if self.path == self.listed {
+            return Some(self.path.clone());
+        }
+        let gone =
+            self.listed.to_str().map_or(self.listed.as_path(), |path| Path::new(path.trim_end_matches(GONE)));
+        tmpfs::other_name(gone, &self.stat)
+    }
+}
+
+/// The file of an area, if it is a file of a tmpfs that has a name.
+fn find(of: AreaOf<'_>) -> Option<Place> {
+    let Backing::File { inode, device, path: listed } = &of.area.backing else { return None };
+    let is_mapped = |stat: &Stat| {
+        let found = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        (found, stat.st_ino) == (*device, inode.get())
+    };
+    let place = match rustix::fs::stat(listed) {
+        Ok(stat) if is_mapped(&stat) => Place { path: listed.clone(), stat, listed: listed.clone() },
+        _ => {
+            let path = PathBuf::from(of.link());
+            let stat = rustix::fs::stat(&path).ok()?;
+            Place { path, stat, listed: listed.clone() }
+        }
+    };
+    let system = rustix::fs::statfs(&place.path).ok()?.f_type;
+    (place.stat.st_nlink > 0 && tmpfs::is_on_tmpfs(&place.stat, system)).then_some(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+
+    use tracee::procfs::Area;
+
+    use super::*;
+
+    struct Mapped {
+        path: PathBuf,
+        file: File,
+        area: Area,
+    }
+
+    impl Drop for Mapped {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    fn area_of(path: &Path) -> Area {
+        let found = std::fs::metadata(path).unwrap();
+        let (major, minor) = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
+        let line = format!(
+            "7f0000000000-7f0000001000 rw-s 00000000 {major:02x}:{minor:02x} {} {}\n",
+            found.ino(),
+            path.display()
+        );
+        tracee::procfs::areas_in(line.as_bytes()).unwrap().remove(0)
+    }
+
+    /// A file of a tmpfs, or nothing where there is none.
+    fn mapped(name: &str) -> Option<Mapped> {
+        let path = PathBuf::from(format!("/dev/shm/undying-test-{}-{name}", std::process::id()));
+        let options = File::options().read(true).write(true).create_new(true).open(&path);
+        let Ok(file) = options else {
+            println!("unsupported: tmpfs on /dev/shm");
+            return None;
+        };
+        file.write_all_at(b"before", 0).unwrap();
+        Some(Mapped { area: area_of(&path), path, file })
+    }
+
+    fn record(mapped: &Mapped) -> ObjectRecord {
+        let of = AreaOf { pid: model::Pid(std::process::id() as i32), area: &mapped.area };
+        assert!(TmpfsFile.claims(of), "{:?}", mapped.area);
+        let (payload, length) = TmpfsFile.describe(of).unwrap();
+        ObjectRecord { payload, length, ..ObjectRecord::default() }
+    }
+
+    /// Closes the only writer.
+    fn close(mapped: &mut Mapped) {
+        mapped.file = File::open(&mapped.path).unwrap();
+    }
+
+    #[test]
+    fn the_same_file_is_opened_and_gets_its_length_back() {
+        let Some(mut mapped) = mapped("same") else { return };
+        let record = record(&mapped);
+        mapped.file.write_all_at(b"longer than before", 0).unwrap();
+        close(&mut mapped);
+        let object = TmpfsFile.open(&record, &Opener::default()).unwrap();
+        TmpfsFile.clear(&record, &object).unwrap();
+        assert_eq!(std::fs::read(&mapped.path).unwrap(), [0; 6]);
+    }
+
+    #[test]
+    fn a_missing_file_is_made_again_and_known_to_the_next_restore() {
+        let Some(mut mapped) = mapped("missing") else { return };
+        rustix::fs::fchmod(&mapped.file, rustix::fs::Mode::from_raw_mode(0o642)).unwrap();
+        let record = record(&mapped);
+        std::fs::remove_file(&mapped.path).unwrap();
+        drop(TmpfsFile.open(&record, &Opener::default()).unwrap());
+        let made = std::fs::metadata(&mapped.path).unwrap();
+        assert_eq!(made.permissions().mode() & 0o7777, 0o642);
+        close(&mut mapped);
+        match TmpfsFile.open(&record, &Opener::default()) {
+            Ok(again) => {
+                let again = rustix::fs::fstat(&again).unwrap();
+                assert_eq!(again.st_ino, made.ino());
+            }
+            Err(error) => println!("unsupported: extended attributes on tmpfs: {error}"),
+        }
+    }
+
+    #[test]
+    fn another_file_of_the_name_and_a_link_are_refused() {
+        let Some(mapped) = mapped("other") else { return };
+        let record = record(&mapped);
+        std::fs::remove_file(&mapped.path).unwrap();
+        std::fs::write(&mapped.path, "another's").unwrap();
+        let error = TmpfsFile.open(&record, &Opener::default()).unwrap_err().to_string();
+        assert!(error.contains("another file") && error.contains("help:"), "{error}");
+        assert_eq!(std::fs::read_to_string(&mapped.path).unwrap(), "another's");
+        std::fs::remove_file(&mapped.path).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &mapped.path).unwrap();
+        let error = TmpfsFile.open(&record, &Opener::default()).unwrap_err().to_string();
+        assert!(error.contains("no longer a regular file"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_another_process_can_write_is_refused() {
+        let Some(mapped) = mapped("outside") else { return };
+        let record = record(&mapped);
+        // This descriptor stands for the one of another process.
+        let error = TmpfsFile.open(&record, &Opener::default()).unwrap_err().to_string();
+        assert!(error.contains("can write to it as well") && error.contains("help:"), "{error}");
+        assert_eq!(std::fs::read(&mapped.path).unwrap(), b"before");
+    }
+
+    #[test]
+    fn a_file_that_can_only_be_read_is_not_claimed() {
+        let Some(mut mapped) = mapped("read") else { return };
+        let claims =
+            |area: &Area| TmpfsFile.claims(AreaOf { pid: model::Pid(std::process::id() as i32), area });
+        mapped.area.flags.insert(*b"rd");
+        assert!(!claims(&mapped.area));
+        mapped.area.flags.insert(*b"mw");
+        assert!(claims(&mapped.area));
+        let regular = tempfile::NamedTempFile::new().unwrap();
+        let is_tmpfs = rustix::fs::statfs(regular.path()).unwrap().f_type == tmpfs::TMPFS;
+        assert_eq!(claims(&area_of(regular.path())), is_tmpfs);
+    }
+}

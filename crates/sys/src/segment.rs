@@ -1,0 +1,296 @@
+//! System V shared memory segments: their state, making one with a chosen id, a descriptor of their memory.
+//!
+//! Owns: shmget(2), shmctl(2), shmat(2) of this process, and the file that chooses the next id.
+//! Invariants: an attachment made here is gone when the function returns; a segment that did not get the wanted id is
+//! removed again.
+//! Does not: attach segments in other processes.
+//!
+//! Man page: shmget(2), shmctl(2), shmop(2), sysvipc(7)
+//! Since: Linux 3.8 (`/proc/sys/kernel/shm_next_id`)
+//! Probe: none needed; a segment that cannot have its id is refused
+//! Fallback: none
+
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+
+use model::{ByteCount, Pid};
+
+use crate::error::{Errno, Error, Result};
+
+/// The file that chooses the id of the next segment. Needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
+const NEXT_ID: &str = "/proc/sys/kernel/shm_next_id";
+/// Attempts to get a wanted id. Another process may make a segment between the choice and the call.
+const TRIES_MAX: u32 = 10;
+const PERMISSIONS: u32 = 0o777;
+const REMOVED: u32 = 0o1000;
+const LOCKED: u32 = 0o2000;
+/// IPC_PRIVATE: no key leads to the segment.
+const NO_KEY: i32 = 0;
+
+/// The id of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentId(pub i32);
+
+/// The key that leads to a segment; 0 for none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentKey(pub i32);
+
+/// What shmctl(2) says of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// The key.
+    pub key: SegmentKey,
+    /// The length that the program asked for.
+    pub length: ByteCount,
+    /// Permission bits.
+    pub mode: u32,
+    /// User and group of the owner.
+    pub owner: (u32, u32),
+    /// User and group of the process that made it.
+    pub maker: (u32, u32),
+    /// The process that made it.
+    pub maker_pid: Pid,
+    /// It goes with its last attachment.
+    pub is_removed: bool,
+    /// It cannot be swapped out (SHM_LOCK).
+    pub is_locked: bool,
+    /// How many mappings it has in all processes.
+    pub attachments: u64,
+}
+
+/// The state of a segment.
+///
+/// # Errors
+///
+/// EINVAL if there is no such segment, EACCES without the right to read it.
+pub fn status(id: SegmentId) -> Result<Segment> {
+    let raw = raw_status(id)?;
+    let mode = u32::from(raw.shm_perm.mode);
+    Ok(Segment {
+        key: SegmentKey(raw.shm_perm.__key),
+        length: ByteCount(raw.shm_segsz as u64),
+        mode: mode & PERMISSIONS,
+        owner: (raw.shm_perm.uid, raw.shm_perm.gid),
+        maker: (raw.shm_perm.cuid, raw.shm_perm.cgid),
+        maker_pid: Pid(raw.shm_cpid),
+        is_removed: mode & REMOVED != 0,
+        is_locked: mode & LOCKED != 0,
+        attachments: raw.shm_nattch as u64,
+    })
+}
+
+/// The id that a key leads to.
+#[must_use]
+pub fn find(key: SegmentKey) -> Option<SegmentId> {
+    if key.0 == NO_KEY {
+        return None;
+    }
+    // SAFETY: shmget takes integers and touches no memory.
+    let id = unsafe { libc::shmget(key.0, 0, 0) };
+    (id >= 0).then_some(SegmentId(id))
+}
+
+/// Makes a segment with a wanted id, and gives it key, length, mode, owner and maker.
+///
+/// # Errors
+///
+/// EEXIST if the id or the key is taken; EPERM, EACCES or EROFS if this user may not choose ids.
+pub fn make(wanted: SegmentId, segment: &Segment) -> Result<()> {
+    for _ in 0..TRIES_MAX {
+        std::fs::write(NEXT_ID, wanted.0.to_string())
+            .map_err(|error| Error::path("choose the id of a segment with", NEXT_ID, error))?;
+        let made = get(segment)?;
+        if made == wanted {
+            return set_owner(wanted, segment).inspect_err(|_| drop(remove(wanted)));
+        }
+        remove(made)?;
+        if status(wanted).is_ok() {
+            break;
+        }
+    }
+    Err(Error::new(format!("make the segment with id {}", wanted.0), Errno::EEXIST))
+}
+
+/// Removes a segment: it goes with its last attachment.
+///
+/// # Errors
+///
+/// What shmctl(2) says.
+pub fn remove(id: SegmentId) -> Result<()> {
+    // SAFETY: IPC_RMID ignores its buffer.
+    if unsafe { libc::shmctl(id.0, libc::IPC_RMID, std::ptr::null_mut()) } < 0 {
+        return Err(failed("remove", id));
+    }
+    Ok(())
+}
+
+/// A descriptor of the memory of a segment, open for reading and writing. It is no attachment.
+///
+/// # Errors
+///
+/// What shmat(2) or the link to the mapping says.
+pub fn memory(id: SegmentId) -> Result<OwnedFd> {
+    let length = raw_status(id)?.shm_segsz as u64;
+    let attachment = Attachment::make(id, 0)?;
+    let start = attachment.address as u64;
+    let end = start + length.next_multiple_of(model::PAGE_BYTES);
+    let link = format!("/proc/self/map_files/{start:x}-{end:x}");
+    let opened = OpenOptions::new().read(true).write(true).open(&link);
+    Ok(opened.map_err(|error| Error::path("open the memory of a segment at", &link, error))?.into())
+}
+
+/// The bytes between the end of a segment and the end of its last page. Programs can use them, and they are no part of
+/// what [`memory`] gives.
+///
+/// # Errors
+///
+/// What shmat(2) says.
+pub fn tail(id: SegmentId) -> Result<Vec<u8>> {
+    let (from, length) = tail_of(id)?;
+    let mut bytes = vec![0; length];
+    if length > 0 {
+        let attachment = Attachment::make(id, libc::SHM_RDONLY)?;
+        // SAFETY: the attachment reaches to the end of the last page, and lives until the copy is made. Nothing in this
+        // process refers to its memory; `bytes` has the length.
+        unsafe { std::ptr::copy(attachment.address.byte_add(from).cast::<u8>(), bytes.as_mut_ptr(), length) };
+    }
+    Ok(bytes)
+}
+
+/// Writes the bytes behind the end of a segment; what exceeds its last page is left out.
+///
+/// # Errors
+///
+/// What shmat(2) says.
+pub fn set_tail(id: SegmentId, bytes: &[u8]) -> Result<()> {
+    let (from, length) = tail_of(id)?;
+    let length = length.min(bytes.len());
+    if length > 0 {
+        let attachment = Attachment::make(id, 0)?;
+        // SAFETY: as in `tail`, the other way.
+        unsafe { std::ptr::copy(bytes.as_ptr(), attachment.address.byte_add(from).cast::<u8>(), length) };
+    }
+    Ok(())
+}
+
+/// Where the tail begins, and its length.
+fn tail_of(id: SegmentId) -> Result<(usize, usize)> {
+    let length = raw_status(id)?.shm_segsz;
+    Ok((length, length.next_multiple_of(model::PAGE_BYTES as usize) - length))
+}
+
+/// An attachment in this process, until it is dropped.
+struct Attachment {
+    address: *mut libc::c_void,
+}
+
+impl Attachment {
+    fn make(id: SegmentId, flags: libc::c_int) -> Result<Self> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice; nothing else refers to it.
+        let address = unsafe { libc::shmat(id.0, std::ptr::null(), flags) };
+        if address as isize == -1 {
+            return Err(failed("attach", id));
+        }
+        Ok(Self { address })
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        // SAFETY: the attachment was made by `make`, and no reference into it outlives it.
+        unsafe { libc::shmdt(self.address) };
+    }
+}
+
+fn raw_status(id: SegmentId) -> Result<libc::shmid_ds> {
+    // SAFETY: a structure of integers; all zero is one of its values.
+    let mut raw: libc::shmid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one `struct shmid_ds`, which `raw` is.
+    if unsafe { libc::shmctl(id.0, libc::IPC_STAT, &raw mut raw) } < 0 {
+        return Err(failed("look at", id));
+    }
+    Ok(raw)
+}
+
+/// Makes a segment as its maker would. A thread of its own takes the maker's ids, which only that thread gets.
+fn get(segment: &Segment) -> Result<SegmentId> {
+    let flags = libc::IPC_CREAT | libc::IPC_EXCL | segment.mode as i32;
+    let (key, length, (user, group)) = (segment.key.0, segment.length.get() as usize, segment.maker);
+    // SAFETY: geteuid and getegid cannot fail and touch no memory.
+    let is_own = unsafe { (libc::geteuid(), libc::getegid()) } == (user, group);
+    let make = move || {
+        const UNCHANGED: u32 = u32::MAX;
+        if !is_own {
+            // SAFETY: the calls take integers. Made directly, they change this thread alone. Without the right to
+            // change them, the segment's maker is this process.
+            unsafe {
+                libc::syscall(libc::SYS_setresgid, UNCHANGED, group, UNCHANGED);
+                libc::syscall(libc::SYS_setresuid, UNCHANGED, user, UNCHANGED);
+            }
+        }
+        // SAFETY: shmget takes integers and touches no memory.
+        let id = unsafe { libc::shmget(key, length, flags) };
+        if id < 0 { Err(Errno::last()) } else { Ok(SegmentId(id)) }
+    };
+    let made = std::thread::spawn(make).join().unwrap_or(Err(Errno::ESRCH));
+    made.map_err(|errno| Error::new(format!("make a segment with key {key:#x}"), errno))
+}
+
+fn set_owner(id: SegmentId, segment: &Segment) -> Result<()> {
+    let mut raw = raw_status(id)?;
+    raw.shm_perm.uid = segment.owner.0;
+    raw.shm_perm.gid = segment.owner.1;
+    raw.shm_perm.mode = segment.mode as u16;
+    // SAFETY: the kernel reads one `struct shmid_ds`, which `raw` is.
+    if unsafe { libc::shmctl(id.0, libc::IPC_SET, &raw mut raw) } < 0 {
+        return Err(failed("set the owner of", id));
+    }
+    Ok(())
+}
+
+fn failed(operation: &str, id: SegmentId) -> Error {
+    Error::new(format!("{operation} the segment with id {}", id.0), Errno::last())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(key: i32) -> Segment {
+        Segment {
+            key: SegmentKey(key),
+            length: ByteCount(10_000),
+            mode: 0o640,
+            owner: (12, 34),
+            maker: (56, 78),
+            maker_pid: Pid(0),
+            is_removed: false,
+            is_locked: false,
+            attachments: 0,
+        }
+    }
+
+    #[test]
+    fn a_segment_gets_id_owner_and_maker_and_its_memory_is_a_file() {
+        const KEY: i32 = 0x5544_0001;
+        let wanted = SegmentId((7 << 15) + 3000);
+        if let Err(error) = make(wanted, &segment(KEY)) {
+            return println!("unsupported: segments with a chosen id: {error}");
+        }
+        let taken = make(wanted, &segment(NO_KEY)).unwrap_err().errno;
+        let found = status(wanted);
+        let by_key = find(SegmentKey(KEY));
+        let written = memory(wanted).map(|memory| rustix::io::pwrite(&memory, b"kept", 9996));
+        let mut read = [0; 4];
+        let kept_tail = set_tail(wanted, b"behind").and_then(|()| tail(wanted));
+        let again = memory(wanted).map(|memory| rustix::io::pread(&memory, &mut read, 9996));
+        remove(wanted).unwrap();
+        let found = found.unwrap();
+        let expected = Segment { maker_pid: found.maker_pid, ..segment(KEY) };
+        assert_eq!((found, by_key, taken), (expected, Some(wanted), Errno::EEXIST));
+        let kept_tail = kept_tail.unwrap();
+        assert!(kept_tail.starts_with(b"behind") && kept_tail.len() == 2288, "{kept_tail:?}");
+        assert!(written.is_ok() && again.is_ok() && read == *b"kept");
+        assert!(status(wanted).is_err());
+    }
+}
