@@ -5,6 +5,7 @@
 //! Does not: read pages or thread state.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use image::{RecordSet, SpaceId};
 use model::{Address, AddressRange, PageCount, Pid, Signal};
@@ -18,6 +19,7 @@ use tracee::{Gadgets, ProcessMemory, StoppedTree, tree};
 use track::{Layout, Moment};
 
 use super::CheckpointOptions;
+use super::area_flags::FlagState;
 use super::descriptors::{Descriptors, Hold, areas_of};
 use super::objects::Objects;
 use super::threads::ThreadState;
@@ -55,8 +57,6 @@ const LOOKS_MAX: usize = 3;
 
 /// The flag of areas that may be made writable.
 const MAY_WRITE: [u8; 2] = *b"mw";
-/// The flag of areas whose writes a userfaultfd watches.
-const WATCHED: &str = "uw";
 
 /// One living process.
 pub(super) struct ProcessBefore {
@@ -82,8 +82,7 @@ pub(super) struct ProcessBefore {
     pub(super) is_tracked: bool,
     /// It has been told of the areas.
     pub(super) is_covered: bool,
-    /// The flags of some areas are those of what was there before.
-    has_old_flags: bool,
+    flags: FlagState,
     /// Its memory was its parent's when it was looked at, as it is between vfork and exec. What was opened then stays
     /// with the parent's, which lives on, so that nothing tells when this process has its own.
     pub(super) is_borrowed: bool,
@@ -319,8 +318,8 @@ impl Before {
         let mut completed = Vec::new();
         let mut unknown = Vec::new();
         for (pid, process) in &mut self.processes {
-            let is_due = process.has_old_flags;
-            match process.complete_areas(*pid) {
+            let is_due = process.flags.has_old();
+            match process.flags.complete(*pid, &mut process.areas) {
                 // It has ended since; what was taken of it stands.
                 Err(error) if error.says_gone() => {}
                 outcome => {
@@ -402,7 +401,9 @@ impl ProcessBefore {
         let is_borrowed = kcmp::shared(kcmp::Shared::Memory, pid, stat.ppid).unwrap_or(false);
         let memory = ProcessMemory::open(pid).map_err(|error| permission(pid, error))?;
         let mut layout_watch = Layout::open(pid).map_err(|error| permission(pid, error))?;
+        let reading = Instant::now();
         let areas = procfs::areas_with_flags(pid).map_err(|error| permission(pid, error))?;
+        let flags = FlagState::read_since(reading);
         layout_watch.changed()?;
         let is_listed = are_listed(&areas, &layout_watch);
         let pagemap = Pagemap::open(pid)?;
@@ -436,7 +437,7 @@ impl ProcessBefore {
             is_settled,
             is_tracked: false,
             is_covered: false,
-            has_old_flags: false,
+            flags,
             is_borrowed,
         })
     }
@@ -463,24 +464,8 @@ impl ProcessBefore {
         }
         self.contents = areas.iter().map(|area| content_of(pid, area)).collect();
         self.areas = areas;
-        (self.is_covered, self.has_old_flags) = (false, true);
-        Ok(true)
-    }
-
-    /// Whether anything had to be completed.
-    fn complete_areas(&mut self, pid: Pid) -> Result<bool> {
-        if !std::mem::take(&mut self.has_old_flags) {
-            return Ok(false);
-        }
-        for mut now in procfs::areas_with_flags(pid)? {
-            // That writes are watched is our doing.
-            now.flags.remove(WATCHED);
-            let found = self.areas.binary_search_by_key(&now.range.start, |area| area.range.start);
-            let area = found.ok().and_then(|index| self.areas.get_mut(index));
-            if let Some(area) = area.filter(|area| area.backing == now.backing) {
-                area.flags = now.flags;
-            }
-        }
+        self.is_covered = false;
+        self.flags.expire();
         Ok(true)
     }
 

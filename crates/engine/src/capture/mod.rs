@@ -5,6 +5,7 @@
 //! `kill` it is killed only after the image is committed.
 //! Does not: know kinds; it asks the registries.
 
+mod area_flags;
 mod before;
 mod continuous;
 mod copier;

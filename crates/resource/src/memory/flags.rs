@@ -14,6 +14,7 @@ const PROT_EXEC: u32 = 4;
 
 const MAP_SHARED: u64 = 0x01;
 const MAP_PRIVATE: u64 = 0x02;
+const MAP_DROPPABLE: u64 = 0x08;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_GROWSDOWN: u64 = 0x100;
 const MAP_NORESERVE: u64 = 0x4000;
@@ -36,7 +37,13 @@ const ADVICE_BEFORE_PAGES: &[(&str, u64)] = &[
 ];
 
 /// Further flags that matter for mapping an area again.
-const MAPPING: &[&str] = &["gd", "nr", "lo", "lf", "mw"];
+const MAPPING: &[&str] = &["gd", "nr", "lo", "lf", "mw", DROPPABLE];
+
+/// The flag of memory that the kernel may drop (MAP_DROPPABLE). It is no advice: mmap(2) alone sets it.
+pub(super) const DROPPABLE: &str = "dp";
+
+/// The flag of memory with a protection key.
+const KEYED: &str = "pk";
 
 /// What smaps prints for a flag that the kernel has no name for.
 const NAMELESS: &str = "??";
@@ -80,6 +87,19 @@ const OBSTACLES: &[(&str, &str, &str, &str)] = &[
         "start the program with GLIBC_TUNABLES=glibc.cpu.hwcaps=-SHSTK",
     ),
     ("sl", "sealed area", "mseal(2) is not restored yet", "start the program without memory sealing"),
+    ("mm", "device mapping", "pages without page structures cannot be saved", WITHOUT_DEVICE),
+    (
+        "sf",
+        "synchronous mapping",
+        "mappings with MAP_SYNC are not restored yet",
+        "configure the program to use files that are not on persistent memory (DAX)",
+    ),
+    (
+        KEYED,
+        "memory with a protection key",
+        "protection keys are not restored yet",
+        "start the program without protection keys (pkey_alloc)",
+    ),
 ];
 
 /// What must be done to an area after it was mapped.
@@ -110,7 +130,12 @@ pub fn protection_bits(protection: Protection) -> u32 {
 /// MAP_* flags for mapping an area at its address.
 #[must_use]
 pub fn map_flags(area: &AreaRecord) -> u64 {
-    let mut flags = MAP_FIXED_NOREPLACE | if area.shared { MAP_SHARED } else { MAP_PRIVATE };
+    let sharing = match area.shared {
+        true => MAP_SHARED,
+        false if area.has(DROPPABLE) => MAP_DROPPABLE,
+        false => MAP_PRIVATE,
+    };
+    let mut flags = MAP_FIXED_NOREPLACE | sharing;
     if area.object == 0 {
         flags |= MAP_ANONYMOUS;
     }
@@ -157,9 +182,14 @@ pub(super) fn kept(flags: &AreaFlags) -> Vec<String> {
 pub(super) fn obstacles(of: AreaOf<'_>) -> Vec<Obstacle> {
     OBSTACLES
         .iter()
-        .filter(|(flag, ..)| of.area.flags.has(flag))
+        .filter(|(flag, ..)| of.area.flags.has(flag) && !(*flag == KEYED && is_execute_only(of)))
         .map(|(_, what, why, fix)| of.obstacle(what, why, fix))
         .collect()
+}
+
+/// Memory that can only be executed: the kernel gives it a key by itself, and gives one again when it is mapped.
+fn is_execute_only(of: AreaOf<'_>) -> bool {
+    protection_bits(of.area.protection) == PROT_EXEC
 }
 
 #[cfg(test)]
@@ -172,5 +202,24 @@ mod tests {
         let area = AreaRecord { flags, ..AreaRecord::default() };
         assert_eq!(advice_before_pages(&area), [Advice::Advise(15)]);
         assert_eq!(advice(&area), [Advice::Advise(16), Advice::Lock(0)]);
+    }
+
+    #[test]
+    fn a_protection_key_is_refused_unless_the_kernel_gave_it() {
+        let found = |rights: &str, key: u32| {
+            let text = format!(
+                "7f0000000000-7f0000001000 {rights} 00000000 00:00 0\nProtectionKey:  {key}\nVmFlags: rd mr mw me\n"
+            );
+            let areas = tracee::procfs::areas_in(text.as_bytes()).unwrap();
+            obstacles(AreaOf { pid: model::Pid(1), area: &areas[0] }).len()
+        };
+        assert_eq!((found("rw-p", 0), found("rw-p", 1), found("--xp", 1)), (0, 1, 0));
+    }
+
+    #[test]
+    fn droppable_memory_is_mapped_as_such() {
+        let flags = vec![DROPPABLE.to_owned()];
+        let area = AreaRecord { flags, ..AreaRecord::default() };
+        assert_eq!(map_flags(&area) & 0x0f, MAP_DROPPABLE);
     }
 }

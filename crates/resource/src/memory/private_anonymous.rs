@@ -5,6 +5,7 @@
 
 use std::os::fd::OwnedFd;
 
+use super::flags::DROPPABLE;
 use super::{AreaOf, Content, MemoryKind, ObjectRecord};
 use crate::error::{ResourceError, Result};
 use crate::opener::Opener;
@@ -26,8 +27,10 @@ impl MemoryKind for PrivateAnonymous {
         of.area.backing == Backing::Anonymous && !of.area.protection.shared
     }
 
-    fn content(&self, _of: AreaOf<'_>) -> Content {
-        Content::Private
+    /// Droppable memory comes back as if the kernel had dropped it, which its program must expect at any time. It holds
+    /// the state of random number generators, and a state that comes back twice gives the same numbers twice.
+    fn content(&self, of: AreaOf<'_>) -> Content {
+        if of.area.flags.has(DROPPABLE) { Content::None } else { Content::Private }
     }
 
     fn open(&self, _record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {

@@ -25,7 +25,8 @@ impl MemoryKind for SharedAnonymous {
     }
 
     fn claims(&self, of: AreaOf<'_>) -> bool {
-        of.area.name == "/dev/zero (deleted)" && of.area.protection.shared
+        let has_name = of.area.name.starts_with(super::NAMED_SHARED);
+        (of.area.name == "/dev/zero (deleted)" || has_name) && of.area.protection.shared
     }
 
     fn content(&self, _of: AreaOf<'_>) -> Content {

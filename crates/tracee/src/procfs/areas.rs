@@ -46,6 +46,9 @@ pub enum Backing {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct AreaFlags(Vec<[u8; 2]>);
 
+/// A flag of our own: a protection key other than 0 is set. smaps tells the key on a line of its own.
+const PROTECTION_KEY: [u8; 2] = *b"pk";
+
 impl AreaFlags {
     /// Whether a two-letter flag of proc_pid_smaps(5) is set.
     #[must_use]
@@ -120,15 +123,21 @@ fn parse_file(path: &str) -> Result<Vec<Area>> {
 #[must_use]
 pub fn areas_in(bytes: &[u8]) -> Option<Vec<Area>> {
     let mut found: Vec<Area> = Vec::new();
+    let mut has_key = false;
     for line in bytes.split(|byte| *byte == b'\n') {
         let first = *line.first().unwrap_or(&b' ');
         if first.is_ascii_hexdigit() && !first.is_ascii_uppercase() {
             found.push(parse_line(&String::from_utf8_lossy(line))?);
+        } else if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
+            has_key = key.trim_ascii() != b"0";
         } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {
             let area = found.last_mut()?;
             area.flags = AreaFlags(
                 flags.split(|byte| *byte == b' ').filter_map(|word| <[u8; 2]>::try_from(word).ok()).collect(),
             );
+            if std::mem::take(&mut has_key) {
+                area.flags.insert(PROTECTION_KEY);
+            }
         }
     }
     Some(found)

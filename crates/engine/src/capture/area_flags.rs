@@ -1,0 +1,129 @@
+//! Flags of areas, which only smaps tells: when they are read again, and what is taken over.
+//!
+//! Owns: the interval between two reads, bounded by what a read costs.
+//! Invariants: flags are read while the subject runs; areas whose flags are unknown are read after every pause.
+//! Does not: notice advice (madvise, mlock) for a whole existing area sooner: the list of areas does not show it.
+
+use std::time::{Duration, Instant};
+
+use model::Pid;
+use tracee::procfs::{self, Area, AreaFlags};
+
+use crate::error::Result;
+
+/// The shortest time between two reads.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+/// A read takes at most this part of the time: the kernel walks all pages of the subject for it.
+const COST_PART: u32 = 50;
+/// The flag of areas whose writes a userfaultfd watches. That they are watched is the tracker's doing.
+const WATCHED: &str = "uw";
+/// The flag of areas with soft-dirty pages, which changes by itself.
+const SOFT_DIRTY: &str = "sd";
+
+/// What is known of the flags of a process's areas.
+pub(super) struct FlagState {
+    /// The flags of some areas are those of what was there before.
+    has_old: bool,
+    read_at: Instant,
+    cost: Duration,
+}
+
+impl FlagState {
+    /// They were read from `began` until now.
+    pub(super) fn read_since(began: Instant) -> Self {
+        let read_at = Instant::now();
+        Self { has_old: false, read_at, cost: read_at - began }
+    }
+
+    /// Areas are new, and have the flags of what was there before.
+    pub(super) fn expire(&mut self) {
+        self.has_old = true;
+    }
+
+    /// Whether some areas have flags of what was there before.
+    pub(super) fn has_old(&self) -> bool {
+        self.has_old
+    }
+
+    /// Reads them again where that is due; whether anything may have changed.
+    pub(super) fn complete(&mut self, pid: Pid, areas: &mut [Area]) -> Result<bool> {
+        let had_old = std::mem::take(&mut self.has_old);
+        if !had_old && self.read_at.elapsed() < INTERVAL_MIN.max(self.cost * COST_PART) {
+            return Ok(false);
+        }
+        let began = Instant::now();
+        let now = procfs::areas_with_flags(pid)?;
+        *self = Self::read_since(began);
+        let has_changed = take_over(areas, now, had_old);
+        Ok(had_old || has_changed)
+    }
+}
+
+/// Takes over the flags of areas that are still the same ones. Parts of areas that were split since count only for
+/// areas whose flags are unknown. Says whether flags have changed.
+fn take_over(areas: &mut [Area], now: Vec<Area>, parts_count: bool) -> bool {
+    let mut has_changed = false;
+    for mut now in now {
+        now.flags.remove(WATCHED);
+        let found = areas.binary_search_by_key(&now.range.start, |area| area.range.start);
+        let area = found.ok().and_then(|index| areas.get_mut(index));
+        let is_same =
+            |area: &&mut Area| area.backing == now.backing && (parts_count || area.range == now.range);
+        if let Some(area) = area.filter(is_same) {
+            has_changed |= !are_equal(&area.flags, &now.flags);
+            area.flags = now.flags;
+        }
+    }
+    has_changed
+}
+
+fn are_equal(first: &AreaFlags, second: &AreaFlags) -> bool {
+    let lasting = |flag: &&str| *flag != SOFT_DIRTY;
+    first.iter().filter(lasting).eq(second.iter().filter(lasting))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn areas(flags: &str) -> Vec<Area> {
+        let text = format!(
+            "1000-3000 rw-p 00000000 00:00 0\nVmFlags: rd wr {flags}\n5000-6000 rw-p 00000000 00:00 0\nVmFlags: rd\n"
+        );
+        procfs::areas_in(text.as_bytes()).unwrap_or_default()
+    }
+
+    #[test]
+    fn advice_for_a_whole_area_is_taken_over() {
+        let mut known = areas("sd ");
+        assert!(!take_over(&mut known, areas("uw "), false), "tracking is no change");
+        assert!(take_over(&mut known, areas("dc uw "), false));
+        assert!(known[0].flags.has("dc") && !known[0].flags.has("uw"));
+    }
+
+    #[test]
+    fn a_part_of_an_area_does_not_speak_for_all_of_it() {
+        let mut known = areas("");
+        let mut now = areas("dc ");
+        now[0].range.end = model::Address(0x2000);
+        assert!(!take_over(&mut known, now.clone(), false));
+        assert!(!known[0].flags.has("dc"));
+        assert!(take_over(&mut known, now, true));
+    }
+
+    #[test]
+    fn flags_are_read_again_when_they_are_old_and_when_their_time_has_come() {
+        let pid = Pid(std::process::id() as i32);
+        let long_ago = Instant::now() - 2 * INTERVAL_MIN;
+        let mut areas = procfs::areas(pid).unwrap_or_default();
+        let mut state = FlagState { has_old: false, read_at: long_ago, cost: Duration::ZERO };
+        assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| has_changed));
+        assert!(state.read_at > long_ago && areas.iter().any(|area| area.flags.has("rd")));
+        let mut state = FlagState { has_old: false, read_at: Instant::now(), cost: LIMIT };
+        assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| !has_changed));
+        state.expire();
+        assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| has_changed) && !state.has_old());
+    }
+
+    const LIMIT: Duration = Duration::from_secs(60);
+}
