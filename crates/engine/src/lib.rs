@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod capture;
+mod descriptor_limit;
 mod error;
 mod obstacles;
 mod records;

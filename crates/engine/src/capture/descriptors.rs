@@ -18,6 +18,7 @@ use model::{DescriptionId, Fd, Inode, Pid};
 use resource::Obstacle;
 use resource::fd::envelope::Envelope;
 use resource::fd::locks::{self, Lock};
+use resource::fd::scope_index::ScopeIndex;
 use resource::fd::sockets::Sockets;
 use resource::fd::{self, CaptureScope, Description, FdCapture, Known, in_flight};
 use resource::files::{FileRecord, FileStates};
@@ -29,6 +30,7 @@ use tracee::procfs::{self, Area, ReadAhead};
 
 use super::CheckpointOptions;
 use super::before::{Before, ProcessBefore};
+use crate::descriptor_limit::RaisedLimit;
 use crate::error::{EngineError, Result};
 use crate::obstacles;
 use crate::records::{DescriptorRow, DescriptorsMessage, EngineRecord, of_description, of_process};
@@ -54,6 +56,8 @@ pub(super) struct Descriptors {
     held: usize,
     /// Duplicates of all that are known, or of none: see `Hold`.
     open: Vec<Description>,
+    /// As long as there are any.
+    limit: Option<RaisedLimit>,
     /// Which of those that are held are several of one file.
     groups: Vec<Vec<usize>>,
     captures: HashMap<DescriptionId, Box<dyn FdCapture>>,
@@ -100,7 +104,7 @@ const TEXT_ROOM: usize = 4096;
 /// subject needs no larger table than the one of 64 that each process begins with.
 const ROOM_SLACK: i32 = 16;
 
-/// Descriptions by file, to find those that may be the same.
+/// Indices of descriptions by file, each list in the order of kcmp(2): finding one among n takes log n comparisons.
 type Files = HashMap<(u64, Inode), Vec<usize>>;
 
 impl Descriptors {
@@ -118,6 +122,7 @@ impl Descriptors {
         self.texts.clear();
         self.known.clear();
         self.captures.clear();
+        self.limit = (hold == Hold::All).then(RaisedLimit::new);
         let mut files = Files::new();
         for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
             match self.look_at_process(*pid, &mut files, hold) {
@@ -165,21 +170,17 @@ impl Descriptors {
             None => rustix::fs::stat(format!("/proc/{pid}/fd/{fd}")).map_err(failed)?,
         };
         let candidates = files.entry((stat.st_dev, Inode(stat.st_ino))).or_default();
-        let mut found = None;
-        for known in candidates.iter().map(|index| &self.known[*index]) {
-            if known.info.target == info.target && self.is_same(known, place)? {
-                found = Some(known.id);
-                break;
+        let description = match self.search(candidates, place)? {
+            Ok(index) => self.known[candidates[index]].id,
+            Err(index) => {
+                let id = DescriptionId(self.known.len() as u32);
+                candidates.insert(index, self.known.len());
+                let known = Arc::new(Known::new(id, place, info, stat));
+                self.open.extend(duplicate.map(|duplicate| Description::new(Arc::clone(&known), duplicate)));
+                self.known.push(known);
+                id
             }
-        }
-        let description = found.unwrap_or_else(|| {
-            let id = DescriptionId(self.known.len() as u32);
-            candidates.push(self.known.len());
-            let known = Arc::new(Known::new(id, place, info, stat));
-            self.open.extend(duplicate.map(|duplicate| Description::new(Arc::clone(&known), duplicate)));
-            self.known.push(known);
-            id
-        });
+        };
         self.rows.push(Row { pid, fd, description });
         let text = Vec::with_capacity(if file.is_some() { TEXT_ROOM } else { 0 });
         self.texts.push(DescriptorText { pid, fd, text });
@@ -187,14 +188,47 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Whether a descriptor of the subject is of a description. Where there is no duplicate of that, the number it was
-    /// found under stands for it, which may be another's by now.
-    fn is_same(&self, known: &Known, place: (Pid, Fd)) -> sys::Result<bool> {
-        let other = match self.open.get(known.id.get() as usize) {
+    /// Finds the description of a descriptor by binary search: its index in `candidates`, or where it belongs.
+    /// Candidates whose descriptor the subject has closed meanwhile are removed.
+    fn search(
+        &self,
+        candidates: &mut Vec<usize>,
+        place: (Pid, Fd),
+    ) -> sys::Result<std::result::Result<usize, usize>> {
+        let (mut low, mut high) = (0, candidates.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let candidate = self.comparable(&self.known[candidates[middle]]);
+            match kcmp::compare_files(place, candidate) {
+                Ok(Ordering::Equal) => return Ok(Ok(middle)),
+                Ok(Ordering::Less) => high = middle,
+                Ok(Ordering::Greater) => low = middle + 1,
+                Err(error) if is_gone(&error) => {
+                    if kcmp::compare_files(candidate, candidate).is_ok() {
+                        // The descriptor in question is the one that was closed.
+                        return Err(error);
+                    }
+                    candidates.remove(middle);
+                    high -= 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Err(low))
+    }
+
+    /// A descriptor of a description for kcmp(2). Where there is no duplicate, it is the one that the description was
+    /// found under, which may refer to another description by now.
+    fn comparable(&self, known: &Known) -> (Pid, Fd) {
+        match self.open.get(known.id.get() as usize) {
             Some(open) => (ourselves(), Fd(open.duplicate.as_raw_fd())),
             None => (known.pid, known.fd),
-        };
-        Ok(kcmp::compare_files(place, other)? == Ordering::Equal)
+        }
+    }
+
+    /// Whether a descriptor of the subject refers to a description.
+    fn is_same(&self, known: &Known, place: (Pid, Fd)) -> sys::Result<bool> {
+        Ok(kcmp::compare_files(place, self.comparable(known))? == Ordering::Equal)
     }
 
     /// Adds what no descriptor refers to.
@@ -231,6 +265,7 @@ impl Descriptors {
             kills: options.kill,
             sockets: &self.sockets,
             areas,
+            index: ScopeIndex::default(),
         }
     }
 
@@ -347,6 +382,7 @@ impl Descriptors {
     /// sees no end, a port and a lock stay taken, a program that was just written cannot be started.
     pub(super) fn let_go(&mut self) {
         self.open.clear();
+        self.limit = None;
     }
 
     /// Forgets all but what sockets share.
@@ -442,6 +478,7 @@ impl Descriptors {
     /// Duplicates all that is known of the stopped tree; `false` when its descriptors are not those that were listed.
     fn hold_again(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {
         self.let_go();
+        self.limit = Some(RaisedLimit::new());
         let rows = std::mem::take(&mut self.rows);
         let is_current = self.hold_rows(&rows, processes, order);
         self.rows = rows;

@@ -12,7 +12,6 @@ use model::{DescriptionId, Fd, Inode, Pid};
 use resource::fd::{self, FdConnect, FdCreate, FdRecord};
 use resource::{Shared, memory};
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Resource, Rlimit};
 use sys::Error;
 use tracee::Stub;
 use tracee::arch::numbers as nr;
@@ -21,6 +20,7 @@ use super::holders::Holders;
 use super::plan::Plan;
 use super::segments::Unfinished;
 use super::tree::Built;
+use crate::descriptor_limit::RaisedLimit;
 use crate::error::{EngineError, Result};
 
 const O_CLOEXEC: u64 = 0o2_000_000;
@@ -35,6 +35,8 @@ pub(super) struct OpenFiles {
     /// For which processes everything is opened.
     pub(super) holders: Holders,
     unfinished: Unfinished,
+    /// For all of them together.
+    _limit: RaisedLimit,
 }
 
 impl OpenFiles {
@@ -62,7 +64,7 @@ pub(super) fn open(
     connections_lost: bool,
     shared: &mut Shared,
 ) -> Result<OpenFiles> {
-    raise_descriptor_limit();
+    let limit = RaisedLimit::new();
     let holders = Holders::of(plan)?;
     let unfinished = Unfinished::of(plan);
     let above = plan.highest_descriptor() + 1;
@@ -109,7 +111,7 @@ pub(super) fn open(
         envelope.apply(file.as_fd(), handed_on.contains(&id))?;
         descriptions.insert(id, lift(file, above)?);
     }
-    Ok(OpenFiles { objects, readable, descriptions, holders, unfinished })
+    Ok(OpenFiles { objects, readable, descriptions, holders, unfinished, _limit: limit })
 }
 
 fn is_writable(file: &OwnedFd) -> bool {
@@ -129,14 +131,6 @@ fn records_of(plan: &Plan, holders: &Holders, kind: &str) -> Vec<FdRecord> {
         envelope.fd_record(id, holders.description(id).clone())
     });
     records.collect()
-}
-
-/// Descriptors wanted at the same time may be more than the soft limit allows; the subject's own comes back later.
-fn raise_descriptor_limit() {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    // Without it a restore of few descriptors works as well, and one of many fails with EMFILE by name.
-    let _ = rustix::process::setrlimit(Resource::Nofile, raised);
 }
 
 fn lift(file: OwnedFd, above: i32) -> Result<OwnedFd> {
@@ -185,10 +179,14 @@ pub(super) fn install(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
 /// Sets who is sent the signals of each description and takes its locks, in one process that holds it and has its
 /// credentials.
 pub(super) fn own(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
+    let mut holders_of: HashMap<u32, Vec<(Pid, Fd)>> = HashMap::new();
+    for process in plan.living() {
+        for row in &process.descriptors {
+            holders_of.entry(row.description).or_default().push((process.pid, Fd(row.fd)));
+        }
+    }
     for (id, envelope) in plan.envelopes.iter().filter(|(_, envelope)| envelope.needs_process()) {
-        let rows = plan.living().flat_map(|process| process.descriptors.iter().map(|row| (process.pid, row)));
-        let holders: Vec<(Pid, Fd)> =
-            rows.filter(|(_, row)| row.description == *id).map(|(pid, row)| (pid, Fd(row.fd))).collect();
+        let holders = holders_of.remove(id).unwrap_or_default();
         let taker = holders.iter().find(|holder| Some(holder.0) == envelope.taker());
         if let Some((pid, fd)) = taker.or(holders.first()) {
             let (stub, memory) = built.get(*pid)?.leader();
@@ -212,13 +210,15 @@ pub(super) fn start(plan: &Plan, open: &OpenFiles) -> Result<()> {
 }
 
 fn connect(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
+    let records_of_kinds: Vec<_> =
+        fd::REGISTRY.iter().map(|kind| (kind, records_of(plan, &open.holders, kind.name()))).collect();
     for process in plan.living() {
         let table: Vec<(Fd, DescriptionId)> =
             process.descriptors.iter().map(|row| (Fd(row.fd), DescriptionId(row.description))).collect();
-        for kind in fd::REGISTRY {
-            let records = records_of(plan, &open.holders, kind.name());
+        let in_table: HashSet<DescriptionId> = table.iter().map(|(_, id)| *id).collect();
+        for (kind, records) in &records_of_kinds {
             let held: Vec<&FdRecord> =
-                records.iter().filter(|record| table.iter().any(|(_, id)| *id == record.id)).collect();
+                records.iter().filter(|record| in_table.contains(&record.id)).collect();
             if held.is_empty() {
                 continue;
             }

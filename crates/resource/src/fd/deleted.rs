@@ -153,8 +153,7 @@ pub(super) struct NamelessCapture {
 
 impl NamelessCapture {
     pub(super) fn new(description: &Description, scope: &CaptureScope<'_>) -> Result<Self> {
-        let key = |stat: &Stat| (stat.st_dev, stat.st_ino);
-        let first = scope.descriptions.iter().find(|other| key(&other.stat) == key(&description.stat));
+        let first = scope.of_file(description.file()).next();
         let is_nameless = description.stat.st_nlink == 0;
         let mut capture = Self {
             is_carrier: first.is_none_or(|first| first.id == description.id),

@@ -245,7 +245,7 @@ pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obs
     if let Ok(owner) = file_owner::owner(description.as_fd()) {
         found.extend(owner_outside(description, owner, scope));
     }
-    let in_flight = !scope.table.iter().any(|row| row.2 == description.id);
+    let in_flight = !scope.is_held(description.id);
     let text = &description.info.text;
     let unlinked = locks::has_lease(text) && locks::is_unlinked(description);
     let holding = Holding { in_flight, unlinked };

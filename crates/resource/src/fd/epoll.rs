@@ -7,7 +7,6 @@
 //! Does not: save the list of ready members (the kernel works it out again, so an edge may be told twice and
 //! never gets lost) or busy-poll settings.
 
-use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -158,12 +157,10 @@ impl FdCapture for Capture {
 
     fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
         self.members.clear();
-        let all = OnceCell::new();
         for line in lines(&self.info)? {
             let target = match find_by_number(description, &line, scope)? {
                 Some(target) => target,
-                None => find_target(description, &line, all.get_or_init(|| candidates(scope)), scope)?
-                    .ok_or_else(|| orphan(description, &line))?,
+                None => find_target(description, &line, scope)?.ok_or_else(|| orphan(description, &line))?,
             };
             let late = scope
                 .ask(target, |target| kind_of(target).is_some_and(|kind| kind.completes_in_connect(target)));
@@ -204,17 +201,6 @@ fn register_late(member: &Member, set: Fd, context: &mut FdConnect<'_>) -> Resul
     }
 }
 
-/// Descriptions by device and inode.
-type Candidates<'a> = HashMap<(u64, Inode), Vec<&'a Arc<Known>>>;
-
-fn candidates<'a>(scope: &CaptureScope<'a>) -> Candidates<'a> {
-    let mut found = Candidates::new();
-    for description in scope.descriptions {
-        found.entry(description.file()).or_default().push(description);
-    }
-    found
-}
-
 /// The target where it still has its number in a process that holds the set, as it mostly has.
 fn find_by_number<'a>(
     set: &Description,
@@ -235,10 +221,9 @@ fn find_by_number<'a>(
 fn find_target<'a>(
     set: &Description,
     line: &Line,
-    candidates: &Candidates<'a>,
     scope: &CaptureScope<'a>,
 ) -> Result<Option<&'a Arc<Known>>> {
-    let Some(found) = candidates.get(&(line.device, line.inode)) else { return Ok(None) };
+    let found: Vec<_> = scope.of_file((line.device, line.inode)).collect();
     // A socket or pipe end has its inode for itself; anonymous files all have the same.
     if let [only] = found.as_slice()
         && only.target().starts_with("socket:")
@@ -258,7 +243,6 @@ fn find_target<'a>(
 fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Line>> {
     let mut info = FdInfo::default();
     info.take(description)?;
-    let all = OnceCell::new();
     let mut found = Vec::new();
     for line in lines(&info)? {
         if matches!(find_by_number(description, &line, scope), Ok(Some(_))) {
@@ -266,9 +250,7 @@ fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Li
         }
         // What was opened after the descriptors were listed is no orphan.
         let appeared = || scope.pids.iter().any(|pid| is_open(*pid, &line));
-        if matches!(find_target(description, &line, all.get_or_init(|| candidates(scope)), scope), Ok(None))
-            && !appeared()
-        {
+        if matches!(find_target(description, &line, scope), Ok(None)) && !appeared() {
             found.push(line);
         }
     }
@@ -424,6 +406,7 @@ mod tests {
             kills: false,
             sockets: &Default::default(),
             areas: Vec::new(),
+            index: Default::default(),
         };
         let obstacles = Epoll.obstacles(&descriptions[0], &scope);
         assert_eq!(obstacles.len(), 1, "{obstacles:?}");
@@ -447,6 +430,7 @@ mod tests {
                 kills: false,
                 sockets: &Default::default(),
                 areas: Vec::new(),
+                index: Default::default(),
             };
             Epoll.obstacles(&descriptions[0], &scope).len()
         };

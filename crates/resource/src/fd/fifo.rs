@@ -93,12 +93,8 @@ impl FdKind for Fifo {
         } else {
             None
         };
-        let key = (description.stat.st_dev, description.stat.st_ino);
-        let packets = scope.descriptions.iter().any(|end| {
-            (end.stat.st_dev, end.stat.st_ino) == key
-                && may_write(end.info.flags)
-                && end.info.flags & O_DIRECT != 0
-        });
+        let mut ends = scope.of_file(description.file());
+        let packets = ends.any(|end| may_write(end.info.flags) && end.info.flags & O_DIRECT != 0);
         let link = Link::new();
         let identity = Identity::with(description, &description.stat);
         Ok(Box::new(FifoCapture { link, queue, packets, capacity: 0, hung_up: false, identity }))

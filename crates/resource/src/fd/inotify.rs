@@ -410,6 +410,7 @@ mod tests {
             kills: false,
             sockets: &Default::default(),
             areas: Vec::new(),
+            index: Default::default(),
         };
         let found = Inotify.obstacles(&descriptions[0], &scope);
         assert!(found.len() == 1 && found[0].place.contains("watch 1"), "{found:?}");

@@ -103,9 +103,7 @@ impl FdKind for Memfd {
     }
 
     fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        let first = scope.descriptions.iter().find(|other| {
-            (other.stat.st_dev, other.stat.st_ino) == (description.stat.st_dev, description.stat.st_ino)
-        });
+        let first = scope.of_file(description.file()).next();
         let reader = reader(description.as_fd())?;
         let mut capture = MemfdCapture {
             is_carrier: first.is_none_or(|first| first.id == description.id),

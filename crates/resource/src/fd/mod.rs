@@ -36,6 +36,7 @@ pub mod pidfd;
 pub mod pipe;
 pub(crate) mod raw_packet;
 pub mod regular;
+pub mod scope_index;
 pub mod signalfd;
 pub(crate) mod socket_events;
 mod socket_option_table;
@@ -60,6 +61,7 @@ use rustix::fs::Stat;
 use tracee::procfs::{Area, Backing, DescriptorInfo};
 use tracee::{ProcessMemory, Stub};
 
+use self::scope_index::ScopeIndex;
 use self::sockets::Sockets;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -212,6 +214,8 @@ pub struct CaptureScope<'a> {
     pub sockets: &'a Sockets,
     /// The areas of every process: as they are in the pause, before it as far as they are known.
     pub areas: Vec<(Pid, Cow<'a, [Area]>)>,
+    /// Answers questions about all descriptions without a search.
+    pub index: ScopeIndex,
 }
 
 impl CaptureScope<'_> {
@@ -266,15 +270,6 @@ impl CaptureScope<'_> {
         let open = self.open.get(known.id.get() as usize);
         let own = open.map(|open| (Pid(std::process::id() as i32), Fd(open.duplicate.as_raw_fd())));
         own.unwrap_or((known.pid, known.fd))
-    }
-
-    /// The description behind a descriptor of a process.
-    #[must_use]
-    pub fn description_of(&self, pid: Pid, fd: Fd) -> Option<DescriptionId> {
-        let first = self.table.iter().position(|row| row.0 == pid)?;
-        let rows = &self.table[first..];
-        let place = rows.partition_point(|row| row.0 == pid && row.1 < fd);
-        rows.get(place).filter(|row| (row.0, row.1) == (pid, fd)).map(|row| row.2)
     }
 }
 

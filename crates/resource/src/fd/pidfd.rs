@@ -88,7 +88,7 @@ impl FdKind for Pidfd {
                 "let the program close it first, or checkpoint a process that is the ancestor of both",
             )];
         }
-        if scope.table.iter().all(|row| row.2 != description.id) {
+        if !scope.is_held(description.id) {
             return vec![about(
                 "it is in flight in a socket, and can be made only in a process that holds it",
                 "try again in a moment",
@@ -219,6 +219,7 @@ mod tests {
             kills: false,
             sockets: &Default::default(),
             areas: Vec::new(),
+            index: Default::default(),
         };
         Pidfd.obstacles(description, &scope)
     }

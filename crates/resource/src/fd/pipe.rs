@@ -121,8 +121,7 @@ fn ends<'a>(
     description: &'a Description,
     scope: &'a CaptureScope<'_>,
 ) -> impl Iterator<Item = &'a Arc<Known>> {
-    let key = (description.stat.st_dev, description.stat.st_ino);
-    scope.descriptions.iter().filter(move |other| (other.stat.st_dev, other.stat.st_ino) == key)
+    scope.of_file(description.file())
 }
 
 /// Whether this is the one of all readable ends that saves the content.

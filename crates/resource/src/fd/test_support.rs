@@ -68,6 +68,7 @@ pub(crate) fn capture_again(
         kills,
         sockets,
         areas: Vec::new(),
+        index: Default::default(),
     };
     let mut captures = Vec::new();
     sockets.begin_preparing();

@@ -89,6 +89,7 @@ impl Subject {
                 .iter()
                 .map(|pid| (*pid, procfs::areas(*pid).unwrap_or_default().into()))
                 .collect(),
+            index: Default::default(),
         }
     }
 

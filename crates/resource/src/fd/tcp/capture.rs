@@ -244,9 +244,7 @@ pub(super) fn is_connected(state: Option<TcpState>) -> bool {
 fn is_inside(diag: &SockDiag, scope: &CaptureScope<'_>, ends: (SocketAddr, SocketAddr)) -> bool {
     let (local, peer) = (encode(ends.0), encode(ends.1));
     let other = diag.tcp_socket(&peer, &local).ok().flatten();
-    other.is_some_and(|other| {
-        scope.descriptions.iter().any(|one| one.inode() == other.inode && one.target().starts_with("socket:"))
-    })
+    other.is_some_and(|other| scope.socket(other.inode).is_some())
 }
 
 /// The same of the connection that a description is one end of.

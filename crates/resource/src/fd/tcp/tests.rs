@@ -275,6 +275,7 @@ fn a_checkpoint_that_fails_leaves_the_connection_as_it_was() {
         kills: true,
         sockets: &Default::default(),
         areas: Vec::new(),
+        index: Default::default(),
     };
     let mut capture = Tcp.prepare(&descriptions[0], &scope).unwrap();
     capture.inside(&descriptions[0]).unwrap();

@@ -222,7 +222,7 @@ pub(super) fn waits_for<'a>(
 /// Whether a client from outside that is connected to this server may be left behind: the server goes on, or has
 /// not accepted it yet.
 pub(super) fn may_end(description: &Description, scope: &CaptureScope<'_>) -> bool {
-    !scope.kills || scope.table.iter().all(|row| row.2 != description.id)
+    !scope.kills || !scope.is_held(description.id)
 }
 
 /// What the kernel tells of the socket behind a description.
@@ -235,6 +235,5 @@ pub(super) fn look_up(diag: &SockDiag, description: &Description) -> Result<Unix
 
 /// The description of the subject that is the socket with this inode.
 pub(super) fn find<'a>(scope: &CaptureScope<'a>, inode: Inode) -> Option<&'a Arc<Known>> {
-    let is_it = |one: &&Arc<Known>| one.inode() == inode && one.target().starts_with("socket:");
-    scope.descriptions.iter().find(is_it)
+    scope.socket(inode)
 }

@@ -224,6 +224,7 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
         kills: false,
         sockets: &Default::default(),
         areas: Vec::new(),
+        index: Default::default(),
     };
     let found = Unix.obstacles(&descriptions[0], &scope);
     assert_eq!(found.len(), 1);
@@ -241,6 +242,7 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
         kills: true,
         sockets: &Default::default(),
         areas: Vec::new(),
+        index: Default::default(),
     };
     assert!(Unix.obstacles(&both[0], &scope).is_empty());
 }
