@@ -4,11 +4,11 @@
 //! Invariants: after `refresh` it describes the stopped tree exactly.
 //! Does not: read pages or thread state.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use image::{RecordSet, SpaceId};
-use model::{Address, AddressRange, PageCount, Pid, Signal};
+use model::{AddressRange, PageCount, Pid, Signal};
 use resource::Obstacle;
 use resource::memory::{self, AreaOf, Content};
 use resource::state;
@@ -21,11 +21,13 @@ use track::{Layout, Moment};
 use super::CheckpointOptions;
 use super::area_flags::FlagState;
 use super::descriptors::{Descriptors, Hold, areas_of};
+use super::layout_record;
 use super::objects::Objects;
+use super::own_watch::{WATCHED, forget_own_watch};
 use super::threads::ThreadState;
 use crate::error::{EngineError, Result};
 use crate::obstacles;
-use crate::records::{AreasMessage, EngineRecord, LayoutMessage, ProcessMessage, of_process};
+use crate::records::{AreasMessage, EngineRecord, ProcessMessage, of_process};
 
 /// A subject, as far as it can be known from outside.
 pub(super) struct Before {
@@ -42,6 +44,8 @@ pub(super) struct Before {
     /// Looked at again and again: areas that change are followed, and not looked at closely inside the pause.
     pub(super) is_continuous: bool,
     pub(super) doubt: Doubt,
+    /// Processes that a tracker was attached to.
+    pub(super) attached: HashSet<Pid>,
 }
 
 /// What stood in the way when the subject was looked at while it ran, and has to be looked at again once it stands.
@@ -103,6 +107,7 @@ impl Before {
             vdso_checksum: 0,
             is_continuous: false,
             doubt: Doubt::Nothing,
+            attached: HashSet::new(),
         };
         before.look_at_processes(HashMap::new())?;
         if !before.processes.contains_key(&root) {
@@ -153,7 +158,7 @@ impl Before {
                 self.processes.insert(pid, ProcessBefore { stat, ..process });
                 continue;
             }
-            match ProcessBefore::look(pid, stat, SpaceId(space), &mut self.objects) {
+            match ProcessBefore::look(pid, stat, SpaceId(space), &mut self.objects, &self.attached) {
                 Ok(process) => {
                     self.processes.insert(pid, process);
                     space += 1;
@@ -279,7 +284,7 @@ impl Before {
             self.refuse_areas(pid, Moment::Stopped)?;
         } else if has_changed {
             let space = self.processes.get(&pid).map_or(SpaceId(next), |process| process.space);
-            let looked = ProcessBefore::look(pid, stat, space, &mut self.objects);
+            let looked = ProcessBefore::look(pid, stat, space, &mut self.objects, &self.attached);
             let process = looked.map_err(|error| match error.lacks_code() {
                 Some(pid) => EngineError::Refused(vec![obstacles::of_code(pid)]),
                 None => error,
@@ -396,14 +401,22 @@ impl Before {
 }
 
 impl ProcessBefore {
-    fn look(pid: Pid, stat: Stat, space: SpaceId, objects: &mut Objects) -> Result<Self> {
+    /// Inspects a process; `tracked` are those that a tracker of ours is attached to.
+    fn look(
+        pid: Pid,
+        stat: Stat,
+        space: SpaceId,
+        objects: &mut Objects,
+        tracked: &HashSet<Pid>,
+    ) -> Result<Self> {
         // Asked first: what is opened before a process has its own memory is not its own.
         let is_borrowed = kcmp::shared(kcmp::Shared::Memory, pid, stat.ppid).unwrap_or(false);
         let memory = ProcessMemory::open(pid).map_err(|error| permission(pid, error))?;
         let mut layout_watch = Layout::open(pid).map_err(|error| permission(pid, error))?;
         let reading = Instant::now();
-        let areas = procfs::areas_with_flags(pid).map_err(|error| permission(pid, error))?;
+        let mut areas = procfs::areas_with_flags(pid).map_err(|error| permission(pid, error))?;
         let flags = FlagState::read_since(reading);
+        forget_own_watch(pid, &mut areas, tracked);
         layout_watch.changed()?;
         let is_listed = are_listed(&areas, &layout_watch);
         let pagemap = Pagemap::open(pid)?;
@@ -492,46 +505,9 @@ impl ProcessBefore {
             stop_signal: self.stop_signal.map_or(0, Signal::get),
             threads: self.threads.iter().map(|thread| thread.tid.get()).collect(),
             executable: self.executable,
-            layout: Some(self.layout()),
+            layout: Some(layout_record::of(&self.stat, &self.areas, &self.auxiliary_vector)),
             space: self.space.0,
             ..relations(&self.stat)
-        }
-    }
-
-    fn layout(&self) -> LayoutMessage {
-        let stat = &self.stat;
-        let heap_end = self
-            .areas
-            .iter()
-            .filter(|area| area.name == "[heap]")
-            .map(|area| area.range.end)
-            .max()
-            .unwrap_or(stat.start_brk);
-        let kernel: Vec<&Area> =
-            self.areas.iter().filter(|area| area.is_kernel() && area.name != "[vsyscall]").collect();
-        let start = kernel.first().map_or(Address(0), |area| area.range.start);
-        let end = kernel.last().map_or(Address(0), |area| area.range.end);
-        let code =
-            kernel.iter().find(|area| area.name == "[vdso]").map_or(Address(0), |area| area.range.start);
-        let addresses = [
-            stat.startcode,
-            stat.endcode,
-            stat.start_data,
-            stat.end_data,
-            stat.start_brk,
-            heap_end,
-            stat.startstack,
-            stat.arg_start,
-            stat.arg_end,
-            stat.env_start,
-            stat.env_end,
-        ];
-        LayoutMessage {
-            addresses: addresses.iter().map(|address| address.get()).collect(),
-            auxiliary_vector: self.auxiliary_vector.clone(),
-            vdso_start: start.get(),
-            vdso_length: end.get() - start.get(),
-            vdso_code: code.get(),
         }
     }
 }

@@ -3,7 +3,8 @@
 //! Owns: the tables between smaps flags and the calls that set them.
 //! Does not: know kinds.
 
-use tracee::procfs::{AreaFlags, Protection};
+use model::Pid;
+use tracee::procfs::{Area, AreaFlags, Protection};
 
 use super::{AreaOf, AreaRecord};
 use crate::obstacle::Obstacle;
@@ -77,7 +78,7 @@ const OBSTACLES: &[(&str, &str, &str, &str)] = &[
     (
         "uw",
         "userfaultfd registration",
-        "write-protect handling of the program's own is not saved yet",
+        "the program or another undying watches writes to it, which is not saved yet",
         WITHOUT_USERFAULTFD,
     ),
     (
@@ -179,12 +180,25 @@ pub(super) fn kept(flags: &AreaFlags) -> Vec<String> {
     kept
 }
 
-pub(super) fn obstacles(of: AreaOf<'_>) -> Vec<Obstacle> {
-    OBSTACLES
-        .iter()
-        .filter(|(flag, ..)| of.area.flags.has(flag) && !(*flag == KEYED && is_execute_only(of)))
-        .map(|(_, what, why, fix)| of.obstacle(what, why, fix))
-        .collect()
+/// Flags of the areas of a process that say that they cannot be captured: one obstacle a flag, about the first area
+/// that has it.
+pub(super) fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
+    let mut found = Vec::new();
+    for (flag, what, why, fix) in OBSTACLES {
+        let is_flagged = |area: &&Area| {
+            let of = AreaOf { pid, area };
+            !area.is_kernel() && area.flags.has(flag) && !(*flag == KEYED && is_execute_only(of))
+        };
+        let mut flagged = areas.iter().filter(is_flagged);
+        let Some(first) = flagged.next() else { continue };
+        let mut obstacle = AreaOf { pid, area: first }.obstacle(what, why, fix);
+        let more = flagged.count();
+        if more > 0 {
+            obstacle.place = format!("{} and {more} more mappings", obstacle.place).trim_start().to_owned();
+        }
+        found.push(obstacle);
+    }
+    found
 }
 
 /// Memory that can only be executed: the kernel gives it a key by itself, and gives one again when it is mapped.
@@ -195,6 +209,20 @@ fn is_execute_only(of: AreaOf<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flag_of_many_areas_is_one_obstacle() {
+        let smaps = |start: u64, flags: &str| {
+            format!("{start:x}000-{:x}000 rw-p 00000000 00:00 0 \nVmFlags: rd wr {flags}\n", start + 1)
+        };
+        let text: String = (1..=150).map(|page| smaps(page * 2, "uw")).chain([smaps(400, "sl")]).collect();
+        let areas = tracee::procfs::areas_in(text.as_bytes()).unwrap();
+        let found = obstacles(Pid(7), &areas);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!(found[0].place, "and 149 more mappings");
+        assert!(found[0].what.contains("0x2000") || found[0].what.contains("2000-"), "{found:?}");
+        assert_eq!(found[1].place, "");
+    }
 
     #[test]
     fn huge_pages_are_refused_before_there_are_pages_and_everything_else_is_set_after() {

@@ -296,10 +296,9 @@ pub fn kind_named(name: &str) -> Option<&'static dyn MemoryKind> {
 /// Everything about the areas of a process that would stop a checkpoint.
 #[must_use]
 pub fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
-    let mut found = Vec::new();
+    let mut found = flags::obstacles(pid, areas);
     for area in areas.iter().filter(|area| !area.is_kernel()) {
         let of = AreaOf { pid, area };
-        found.extend(flags::obstacles(of));
         match kind_of(of) {
             Some(kind) => found.extend(kind.obstacles(of)),
             None => found.push(unclaimed(of)),

@@ -160,6 +160,7 @@ pub(super) fn cover(
                     _ => kind.prepare(stopped.pid, &[])?,
                 };
                 let attached = Tracked::attach(attach, process, leader, sink)?;
+                before.attached.insert(stopped.pid);
                 new.insert(attached.grouped(tuning.granularity))
             }
         };
