@@ -55,6 +55,17 @@ pub enum EngineError {
         /// Who must reap it.
         parent: Pid,
     },
+    /// A number that the subject needs is that of a process group or session with members.
+    /// Row: pid-of-group
+    #[error(
+        "pid {number} cannot be given: a process group or session of that number lives on in pid {member}\nhelp: `ps -o pid,pgid,sid,args {member}` shows it; restore again when it has ended"
+    )]
+    PidOfGroup {
+        /// The number.
+        number: Pid,
+        /// A process of that group or session.
+        member: Pid,
+    },
     /// The image holds a record that this version does not know.
     /// Row: record-unknown
     #[error(

@@ -12,6 +12,7 @@ mod descriptor_limit;
 mod error;
 mod obstacles;
 mod records;
+mod relations;
 mod restore;
 
 pub use capture::{

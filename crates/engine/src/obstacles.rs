@@ -14,6 +14,7 @@ use tracee::tree;
 
 use crate::capture::{CheckpointOptions, look_for_preflight};
 use crate::error::{EngineError, Result};
+use crate::relations::{Births, Homeless, Relation};
 
 /// Namespaces that a subject must share with us, and what each is.
 const NAMESPACES: &[(&str, &str)] = &[
@@ -234,32 +235,65 @@ pub(crate) fn of_sharing(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
     found
 }
 
-/// Sessions and groups whose leader lies neither in the tree nor around its root.
+/// Sessions and groups that cannot be made again.
 fn of_relations(pids: &[Pid]) -> Vec<Obstacle> {
+    let stats: Vec<_> = pids.iter().filter_map(|pid| procfs::stat(*pid).ok()).collect();
+    let relation = |stat: &procfs::Stat| Relation {
+        pid: stat.pid,
+        parent: stat.ppid,
+        group: stat.pgrp,
+        session: stat.session,
+    };
+    let births = Births::of(&stats.iter().map(relation).collect::<Vec<_>>());
+    let session_of = |pid: Pid| stats.iter().find(|stat| stat.pid == pid).map_or(Pid(0), |stat| stat.session);
     let mut found = Vec::new();
-    let Some(outer) = pids.first().and_then(|root| procfs::stat(*root).ok()) else { return found };
-    for pid in pids.iter().skip(1) {
-        let Ok(stat) = procfs::stat(*pid) else { continue };
-        if !pids.contains(&stat.session) && stat.session != outer.session {
-            found.push(obstacle(
-                *pid,
-                "session",
-                format!("session {}", stat.session),
-                "the leader of its session has ended or is outside the tree",
-                "checkpoint the session's leader, or start the program without a daemonising wrapper",
-            ));
+    for (pid, reason) in &births.homeless {
+        let why = match reason {
+            Homeless::LeaderElsewhere => {
+                "only a process of that session with the same parent could create it again, and the leader has \
+                 another parent"
+            }
+            Homeless::SeveralParents => {
+                "the leader of that session has ended, and members that it left have several parents"
+            }
+        };
+        let place = format!("session {}", session_of(*pid));
+        found.push(obstacle(
+            *pid,
+            "session",
+            place,
+            why,
+            "end this process, or its parent, before the checkpoint",
+        ));
+    }
+    if births.dead_sessions.is_empty() && births.dead_groups.is_empty() {
+        return found;
+    }
+    let others = procfs::processes().unwrap_or_default();
+    let others: Vec<_> =
+        others.iter().filter(|pid| !pids.contains(pid)).filter_map(|pid| procfs::stat(*pid).ok()).collect();
+    for (session, parent) in &births.dead_sessions {
+        if let Some(other) = others.iter().find(|other| other.session == *session) {
+            let member = stats.iter().find(|stat| stat.session == *session).map_or(*parent, |stat| stat.pid);
+            found.push(shared_outside(member, "session", *session, other.pid));
         }
-        if !pids.contains(&stat.pgrp) && stat.pgrp != outer.pgrp {
-            found.push(obstacle(
-                *pid,
-                "process group",
-                format!("group {}", stat.pgrp),
-                "the leader of its process group has ended or is outside the tree",
-                "checkpoint the process that started the group",
-            ));
+    }
+    for (group, member) in &births.dead_groups {
+        if let Some(other) = others.iter().find(|other| other.pgrp == *group) {
+            found.push(shared_outside(*member, "process group", *group, other.pid));
         }
     }
     found
+}
+
+fn shared_outside(member: Pid, what: &str, number: Pid, outside: Pid) -> Obstacle {
+    obstacle(
+        member,
+        what,
+        format!("{what} {number}"),
+        &format!("pid {outside} outside the tree belongs to it as well, and it cannot be joined again"),
+        "checkpoint a process that is the ancestor of both, or start the program with setsid",
+    )
 }
 
 #[cfg(test)]

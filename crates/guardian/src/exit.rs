@@ -112,6 +112,7 @@ fn of_engine(error: &EngineError) -> ExitCode {
         | EngineError::PidUnreaped { .. }
         | EngineError::Changed(_)
         | EngineError::NotBuildable(_)
+        | EngineError::PidOfGroup { .. }
         | EngineError::Unsteady => ExitCode::Failure,
         EngineError::Freeze(error) => of_freeze(error),
         EngineError::Resource(error) => of_resource(error),

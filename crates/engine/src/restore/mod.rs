@@ -8,12 +8,14 @@
 mod check;
 mod compared;
 mod content;
+mod family;
 mod files;
 mod finish;
 mod fresh;
 mod holders;
 mod layout;
 mod lazy;
+mod numbers;
 mod plan;
 mod segments;
 mod tree;

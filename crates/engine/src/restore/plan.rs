@@ -4,8 +4,6 @@
 //! Invariants: a record that nobody consumes refuses the restore by name.
 //! Does not: open, map or create.
 
-use std::time::{Duration, Instant};
-
 use image::{Owner, RecordSet, SpaceId};
 use model::{Address, AddressRange, Pid, Tid};
 use resource::fd;
@@ -17,16 +15,12 @@ use sys::ptrace::Registers;
 use tracee::procfs;
 
 use super::check;
+use super::numbers;
 use crate::error::{EngineError, Result};
 use crate::records::{
     AreasMessage, DescriptorRow, DescriptorsMessage, EngineRecord, FilesMessage, LayoutMessage,
     ObjectsMessage, ProcessMessage, ThreadMessage, TreeMessage, of_process,
 };
-
-/// How long a parent may take to reap the process whose number is wanted.
-const REAP_LIMIT: Duration = Duration::from_secs(2);
-/// How long one sleep between looks lasts.
-const REAP_NAP: Duration = Duration::from_millis(1);
 
 /// A decoded image.
 pub(super) struct Plan {
@@ -155,31 +149,20 @@ impl Plan {
         Ok(())
     }
 
-    /// Every number the tree needs must be free.
+    /// Waits until every number that the tree needs is free.
     pub(super) fn check_pids(&self) -> Result<()> {
         for process in &self.processes {
             let threads = process.threads.iter().map(|thread| thread.tid.get());
             for number in threads.chain([process.pid.get()]) {
-                await_free(Pid(number))?;
+                numbers::await_free(Pid(number))?;
             }
+        }
+        let births = self.births();
+        for (number, _) in births.dead_sessions.iter().chain(&births.dead_groups) {
+            numbers::await_free(*number)?;
         }
         Ok(())
     }
-}
-
-/// Waits for a number whose process has ended to be reaped by its parent; a living one refuses at once.
-fn await_free(pid: Pid) -> Result<()> {
-    let begun = Instant::now();
-    while let Ok(stat) = procfs::stat(pid) {
-        if !stat.is_zombie() {
-            return Err(EngineError::PidTaken(pid));
-        }
-        if begun.elapsed() > REAP_LIMIT {
-            return Err(EngineError::PidUnreaped { pid, parent: stat.ppid });
-        }
-        std::thread::sleep(REAP_NAP);
-    }
-    Ok(())
 }
 
 /// Our own vDSO.

@@ -1,7 +1,6 @@
-//! Creating the processes of a tree with their numbers, parents, sessions and groups.
+//! Creating the processes of a tree with their numbers, and the threads in them.
 //!
-//! Owns: the order of creation: a child that kept the session its parent has left is made before the parent
-//! leaves it.
+//! Owns: the first process, tasks under construction, zombies.
 //! Invariants: every process is a stub with the scratch pages mapped and nothing else changed.
 //! Does not: lay out memory.
 
@@ -9,13 +8,16 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use model::{Address, AddressRange, ByteCount, Fd, PAGE_BYTES, Pid, Tid};
+use resource::ResourceError;
 use sys::clone::{CloneArguments, Parent, WantedPid};
 use sys::{ptrace, userfaultfd};
 use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
-use super::files::{self, OpenFiles};
+use super::family;
+use super::files::OpenFiles;
+use super::numbers;
 use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};
 
@@ -27,7 +29,7 @@ const LOWEST_ADDRESS: u64 = 0x1_0000;
 const PROT_ALL: u64 = 7;
 const MAP_PRIVATE_ANONYMOUS_FIXED: u64 = 0x02 | 0x20 | 0x0010_0000;
 const CLONE_THREAD_FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
-const SIGCHLD: u64 = 17;
+pub(super) const SIGCHLD: u64 = 17;
 const PR_SET_PDEATHSIG: u64 = 1;
 const RSEQ_UNREGISTER: u64 = 1;
 const WAIT_STATUS_SIGNAL: i32 = 0x7f;
@@ -54,20 +56,22 @@ pub(super) fn build(plan: &Plan, open: &OpenFiles, parent: Parent) -> Result<Bui
     map_scratch(&mut leader, scratch)?;
     let mut built = Built { processes: HashMap::new(), scratch };
     built.add(root.pid, leader)?;
-    create_family(plan, open, root, &mut built)?;
-    set_groups(plan, &mut built)?;
+    family::create(plan, open, &mut built)?;
     end_zombies(plan, &mut built)?;
     Ok(built)
 }
 
 fn spawn_root(pid: Pid, parent: Parent) -> Result<Stub> {
-    Stub::spawn(WantedPid::Exactly(pid), parent).map_err(|error| match error {
-        RemoteError::Kernel(error) if error.errno == sys::Errno::EEXIST => EngineError::PidTaken(pid),
-        RemoteError::Kernel(error) if error.errno == sys::Errno::EPERM => EngineError::Permission {
-            pid,
-            why: "choosing a process number needs CAP_CHECKPOINT_RESTORE".to_owned(),
-        },
-        other => other.into(),
+    numbers::create(pid, || Stub::spawn(WantedPid::Exactly(pid), parent)).map_err(|error| match error {
+        EngineError::Resource(ResourceError::Remote(RemoteError::Kernel(error)))
+            if error.errno == sys::Errno::EPERM =>
+        {
+            EngineError::Permission {
+                pid,
+                why: "choosing a process number needs CAP_CHECKPOINT_RESTORE".to_owned(),
+            }
+        }
+        other => other,
     })
 }
 
@@ -115,7 +119,8 @@ fn map_scratch(stub: &mut Stub, scratch: AddressRange) -> Result<()> {
 }
 
 impl Built {
-    fn add(&mut self, pid: Pid, leader: Stub) -> Result<()> {
+    /// Adds a process that was created.
+    pub(super) fn add(&mut self, pid: Pid, leader: Stub) -> Result<()> {
         let memory = ProcessMemory::open(pid)?;
         self.processes.insert(pid, BuiltProcess { memory, threads: vec![leader] });
         Ok(())
@@ -147,13 +152,14 @@ impl BuiltProcess {
         Ok(descriptor)
     }
 
-    fn create(&mut self, wanted: Tid, same_process: bool) -> Result<Stub> {
+    /// Creates a task with a number: a child of this process, or what CLONE_* flags say.
+    pub(super) fn create(&mut self, wanted: Tid, flags: u64, exit_signal: u64) -> Result<Stub> {
         let (stub, memory) = self.leader();
         let data = stub.data().start;
         let numbers = data + ByteCount(PAGE_BYTES);
         let arguments = CloneArguments {
-            flags: if same_process { CLONE_THREAD_FLAGS } else { 0 },
-            exit_signal: if same_process { 0 } else { SIGCHLD },
+            flags,
+            exit_signal,
             set_tid: numbers.get(),
             set_tid_size: 1,
             ..CloneArguments::default()
@@ -162,77 +168,18 @@ impl BuiltProcess {
         memory.write(data, &bytes)?;
         memory.write(numbers, &wanted.get().to_ne_bytes())?;
         let call = [data.get(), bytes.len() as u64, 0, 0, 0, 0];
-        stub.call_creating(nr::CLONE3, call, same_process).map_err(|error| match error {
-            RemoteError::Refused { errno: sys::Errno::EEXIST, .. } => {
-                EngineError::PidTaken(Pid(wanted.get()))
-            }
-            other => other.into(),
-        })
+        let same_process = flags == CLONE_THREAD_FLAGS;
+        numbers::create(Pid(wanted.get()), || stub.call_creating(nr::CLONE3, call, same_process))
     }
 
     /// Creates the threads that the process has beside its leader.
     pub(super) fn create_threads(&mut self, process: &PlannedProcess) -> Result<()> {
         for thread in process.threads.iter().skip(1) {
-            let stub = self.create(thread.tid, true)?;
+            let stub = self.create(thread.tid, CLONE_THREAD_FLAGS, 0)?;
             self.threads.push(stub);
         }
         Ok(())
     }
-}
-
-/// Creates the children of a process, and theirs.
-fn create_family(plan: &Plan, open: &OpenFiles, process: &PlannedProcess, built: &mut Built) -> Result<()> {
-    let leads = process.message.session == process.pid.get();
-    let children: Vec<&PlannedProcess> =
-        plan.processes.iter().filter(|child| child.message.parent == process.pid.get()).collect();
-    let (inside, outside): (Vec<_>, Vec<_>) = children
-        .into_iter()
-        .partition(|child| child.message.session == process.message.session || leads_session(child));
-    for child in outside {
-        create_child(plan, open, process.pid, child, built)?;
-    }
-    if leads {
-        let (stub, _) = built.get(process.pid)?.leader();
-        stub.call(nr::SETSID, [0; 6])?;
-        files::lead(plan, open, stub)?;
-    }
-    for child in inside {
-        create_child(plan, open, process.pid, child, built)?;
-    }
-    Ok(())
-}
-
-fn leads_session(process: &PlannedProcess) -> bool {
-    process.message.session == process.pid.get()
-}
-
-fn create_child(
-    plan: &Plan,
-    open: &OpenFiles,
-    parent: Pid,
-    child: &PlannedProcess,
-    built: &mut Built,
-) -> Result<()> {
-    let stub = built.get(parent)?.create(child.pid.leader(), false)?;
-    built.add(child.pid, stub)?;
-    create_family(plan, open, child, built)
-}
-
-/// Joins process groups: leaders first, so that the others find them.
-fn set_groups(plan: &Plan, built: &mut Built) -> Result<()> {
-    let pids = plan.pids();
-    let leads = |process: &&PlannedProcess| process.message.group == process.pid.get();
-    let (leaders, members): (Vec<_>, Vec<_>) = plan.processes.iter().partition(leads);
-    for process in leaders.into_iter().chain(members) {
-        let group = process.message.group;
-        // A session leader leads its group already, and a group around the tree is the restorer's own.
-        if leads_session(process) || !pids.contains(&Pid(group)) {
-            continue;
-        }
-        let (stub, _) = built.get(process.pid)?.leader();
-        stub.call(nr::SETPGID, [0, group as u64, 0, 0, 0, 0])?;
-    }
-    Ok(())
 }
 
 /// Lets processes end that had ended, while their parents still ignore SIGCHLD.
@@ -256,6 +203,10 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
             }
         }
         await_zombie(process.pid)?;
+        if let Some(parent) = built.processes.get_mut(&Pid(process.message.parent)) {
+            let (stub, memory) = parent.leader();
+            family::drop_child_signal(stub, memory)?;
+        }
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ pub const MADVISE: i64 = 28;
 pub const SHMAT: i64 = 30;
 pub const GETPID: i64 = 39;
 pub const EXIT: i64 = 60;
+pub const WAIT4: i64 = 61;
 pub const SETPGID: i64 = 109;
 pub const SETSID: i64 = 112;
 pub const MLOCK2: i64 = 325;

@@ -67,6 +67,11 @@ pub fn path_of_thread(pid: Pid, tid: Tid, name: &str) -> String {
     }
 }
 
+/// All processes that this one may see.
+pub fn processes() -> Result<Vec<Pid>> {
+    Ok(numbers("/proc")?.into_iter().map(Pid).collect())
+}
+
 /// Threads of a process, leader first.
 pub fn threads(pid: Pid) -> Result<Vec<Tid>> {
     let mut found = numbers(&format!("/proc/{pid}/task"))?.into_iter().map(Tid).collect::<Vec<_>>();

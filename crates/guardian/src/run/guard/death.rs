@@ -240,9 +240,11 @@ impl Guard<'_> {
                     self.subject = Subject::child(restored.root)?;
                     return Ok(());
                 }
-                Err(EngineError::PidTaken(_) | EngineError::PidUnreaped { .. })
-                    if started.elapsed() < PID_PATIENCE =>
-                {
+                Err(
+                    EngineError::PidTaken(_)
+                    | EngineError::PidUnreaped { .. }
+                    | EngineError::PidOfGroup { .. },
+                ) if started.elapsed() < PID_PATIENCE => {
                     self.household.clear_construction()?;
                     std::thread::sleep(PID_NAP);
                 }

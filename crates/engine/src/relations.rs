@@ -1,0 +1,187 @@
+//! How the processes of a tree come to their sessions and process groups.
+//!
+//! Owns: which process can create which other, so that it is born into its session; the numbers of dead leaders.
+//! Invariants: pure; a checkpoint is refused by the same rules by which a restore builds.
+//! Does not: create processes.
+//!
+//! A session is only ever inherited, from the process that calls clone(2). CLONE_PARENT separates that process from the
+//! parent: a process whose parent is outside its session is created by one inside that has the same parent. Where the
+//! leader has ended, a placeholder with the leader's number stands for it during the restore.
+
+use std::collections::{HashMap, HashSet};
+
+use model::Pid;
+
+/// The relations of one process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Relation {
+    pub(crate) pid: Pid,
+    pub(crate) parent: Pid,
+    pub(crate) group: Pid,
+    pub(crate) session: Pid,
+}
+
+/// Which process creates another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Birth {
+    /// Its parent, before that leaves the session in which it was born.
+    EarlyChild,
+    /// Its parent.
+    Child,
+    /// The leader of its session, a child of the same parent.
+    Sibling,
+    /// A placeholder for the dead leader of its session, a child of the same parent.
+    Placeholder,
+}
+
+/// Why a process cannot be born into its session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Homeless {
+    /// Its session's leader is in the tree, but neither its parent nor a child of its parent.
+    LeaderElsewhere,
+    /// The leader has ended, and members of the session that it left have other parents.
+    SeveralParents,
+}
+
+/// The births of a tree, the root's left out.
+#[derive(Debug, Default)]
+pub(crate) struct Births {
+    of: HashMap<Pid, Birth>,
+    /// Processes for which there is none.
+    pub(crate) homeless: Vec<(Pid, Homeless)>,
+    /// Sessions of dead leaders, with the parent of the placeholder.
+    pub(crate) dead_sessions: Vec<(Pid, Pid)>,
+    /// Groups of dead leaders that are no such session, with one member.
+    pub(crate) dead_groups: Vec<(Pid, Pid)>,
+}
+
+impl Births {
+    /// Finds the births of all processes; parents come first in `relations`.
+    pub(crate) fn of(relations: &[Relation]) -> Self {
+        let mut births = Self::default();
+        let Some(root) = relations.first() else { return births };
+        let by_pid: HashMap<Pid, &Relation> = relations.iter().map(|one| (one.pid, one)).collect();
+        // The session in which each process is born; nothing can name the one that a session leader left.
+        let mut born_in = HashMap::from([(root.pid, root.session)]);
+        if root.session == root.pid {
+            born_in.insert(root.pid, Pid(0));
+        }
+        for one in &relations[1..] {
+            let Some(parent) = by_pid.get(&one.parent) else { continue };
+            let early = born_in.get(&parent.pid).copied().unwrap_or(Pid(0));
+            let (birth, session) = births.find(one, parent, early, &by_pid);
+            births.of.insert(one.pid, birth);
+            born_in.insert(one.pid, session);
+        }
+        births.find_dead_groups(root, relations, &by_pid);
+        births
+    }
+
+    /// How a process is born.
+    pub(crate) fn birth(&self, pid: Pid) -> Birth {
+        self.of.get(&pid).copied().unwrap_or(Birth::Child)
+    }
+
+    fn find(
+        &mut self,
+        one: &Relation,
+        parent: &Relation,
+        early: Pid,
+        by_pid: &HashMap<Pid, &Relation>,
+    ) -> (Birth, Pid) {
+        if one.session == one.pid || one.session == parent.session {
+            return (Birth::Child, parent.session);
+        }
+        if one.session == early {
+            return (Birth::EarlyChild, early);
+        }
+        if let Some(leader) = by_pid.get(&one.session) {
+            if leader.parent != one.parent {
+                self.homeless.push((one.pid, Homeless::LeaderElsewhere));
+            }
+            return (Birth::Sibling, one.session);
+        }
+        match self.dead_sessions.iter().find(|(session, _)| *session == one.session) {
+            Some((_, known)) if *known != one.parent => {
+                self.homeless.push((one.pid, Homeless::SeveralParents));
+            }
+            Some(_) => {}
+            None => self.dead_sessions.push((one.session, one.parent)),
+        }
+        (Birth::Placeholder, one.session)
+    }
+
+    fn find_dead_groups(
+        &mut self,
+        root: &Relation,
+        relations: &[Relation],
+        by_pid: &HashMap<Pid, &Relation>,
+    ) {
+        let mut known: HashSet<Pid> = self.dead_sessions.iter().map(|(session, _)| *session).collect();
+        // A group around the tree is the restorer's.
+        known.insert(root.group);
+        for one in relations {
+            if !by_pid.contains_key(&one.group) && known.insert(one.group) {
+                self.dead_groups.push((one.group, one.pid));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(rows: &[[i32; 4]]) -> Vec<Relation> {
+        let relation = |[pid, parent, group, session]: [i32; 4]| Relation {
+            pid: Pid(pid),
+            parent: Pid(parent),
+            group: Pid(group),
+            session: Pid(session),
+        };
+        rows.iter().copied().map(relation).collect()
+    }
+
+    #[test]
+    fn sessions_are_inherited_where_they_can_be() {
+        // 10 leads; 11 kept the session that 12 has left; 13 belongs to 12.
+        let births =
+            Births::of(&tree(&[[10, 1, 10, 10], [12, 10, 12, 12], [11, 12, 10, 10], [13, 12, 12, 12]]));
+        assert_eq!(births.birth(Pid(12)), Birth::Child);
+        assert_eq!(births.birth(Pid(11)), Birth::EarlyChild);
+        assert_eq!(births.birth(Pid(13)), Birth::Child);
+        assert!(
+            births.homeless.is_empty() && births.dead_sessions.is_empty() && births.dead_groups.is_empty()
+        );
+    }
+
+    #[test]
+    fn an_orphan_is_born_by_the_leader_of_its_session() {
+        let births = Births::of(&tree(&[[10, 1, 10, 10], [12, 10, 12, 12], [13, 10, 12, 12]]));
+        assert_eq!(births.birth(Pid(13)), Birth::Sibling);
+        let deep = [[10, 1, 10, 10], [11, 10, 10, 10], [12, 11, 12, 12], [13, 10, 12, 12]];
+        assert_eq!(Births::of(&tree(&deep)).homeless, [(Pid(13), Homeless::LeaderElsewhere)]);
+    }
+
+    #[test]
+    fn dead_leaders_have_a_placeholder() {
+        let rows = [[10, 1, 10, 10], [12, 10, 20, 20], [13, 10, 21, 20], [14, 12, 20, 20], [15, 10, 30, 10]];
+        let births = Births::of(&tree(&rows));
+        assert_eq!(births.birth(Pid(12)), Birth::Placeholder);
+        assert_eq!(births.birth(Pid(13)), Birth::Placeholder);
+        assert_eq!(births.birth(Pid(14)), Birth::Child);
+        assert_eq!(births.dead_sessions, [(Pid(20), Pid(10))]);
+        assert_eq!(births.dead_groups, [(Pid(21), Pid(13)), (Pid(30), Pid(15))]);
+        let rows = [[10, 1, 10, 10], [12, 10, 20, 20], [14, 12, 14, 14], [15, 14, 20, 20], [16, 14, 20, 20]];
+        assert!(Births::of(&tree(&rows)).homeless.is_empty());
+        let rows = [[10, 1, 10, 10], [11, 10, 10, 10], [12, 10, 20, 20], [13, 11, 20, 20]];
+        assert_eq!(Births::of(&tree(&rows)).homeless, [(Pid(13), Homeless::SeveralParents)]);
+    }
+
+    #[test]
+    fn a_session_and_a_group_around_the_tree_are_the_restorers() {
+        let births = Births::of(&tree(&[[10, 1, 5, 5], [11, 10, 5, 5], [12, 11, 12, 12], [13, 12, 5, 5]]));
+        assert_eq!(births.birth(Pid(13)), Birth::EarlyChild);
+        assert!(births.dead_sessions.is_empty() && births.dead_groups.is_empty());
+    }
+}

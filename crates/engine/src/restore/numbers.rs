@@ -1,0 +1,215 @@
+//! Waiting until the process numbers of a tree are free.
+//!
+//! Owns: what keeps a number taken (a process, a thread, a group, a session), and how long it may.
+//! Invariants: a living holder refuses the restore by its pid within a fraction of a second; one that is ending is
+//! waited for, also after `/proc` has lost sight of it: the kernel frees a number a moment later.
+//! Does not: end anything.
+
+use std::time::{Duration, Instant};
+
+use model::Pid;
+use sys::Errno;
+use tracee::{RemoteError, procfs};
+
+use crate::error::{EngineError, Result};
+
+/// How long the holder of a number may take to end and to be reaped.
+const END_LIMIT: Duration = Duration::from_secs(2);
+/// How long a holder must show no sign of ending to count as a living one: a thread that was killed shows none for a
+/// moment, between taking the signal and its exit.
+const LIVING_LIMIT: Duration = Duration::from_millis(200);
+/// How long one sleep between two looks lasts.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Flags of a task that is ending (`include/linux/sched.h`): PF_EXITING, PF_POSTCOREDUMP, PF_DUMPCORE.
+const ENDING_FLAGS: u64 = 0x4 | 0x8 | 0x200;
+/// SIGKILL in a signal set.
+const KILL_BIT: u64 = 1 << 8;
+
+/// What keeps a number taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Holder {
+    /// A process or thread that runs.
+    Living,
+    /// One that has ended and whose parent has not reaped it.
+    Zombie { parent: Pid },
+    /// One on its way to its end.
+    Ending,
+    /// A process whose group or session has this number; `is_ending` if it does not run any more.
+    Member { pid: Pid, is_ending: bool },
+}
+
+impl Holder {
+    fn is_living(self) -> bool {
+        matches!(self, Self::Living | Self::Member { is_ending: false, .. })
+    }
+
+    fn error(self, number: Pid) -> EngineError {
+        match self {
+            Self::Living | Self::Ending => EngineError::PidTaken(number),
+            Self::Zombie { parent } => EngineError::PidUnreaped { pid: number, parent },
+            Self::Member { pid, .. } => EngineError::PidOfGroup { number, member: pid },
+        }
+    }
+}
+
+/// Waits until a number belongs to no process and no thread.
+pub(super) fn await_free(number: Pid) -> Result<()> {
+    wait_while(number, || task_of(number))
+}
+
+fn wait_while(number: Pid, holder: impl Fn() -> Option<Holder>) -> Result<()> {
+    let begun = Instant::now();
+    let mut living_since = None;
+    while let Some(holder) = holder() {
+        let since =
+            if holder.is_living() { Some(*living_since.get_or_insert_with(Instant::now)) } else { None };
+        living_since = since;
+        let lives = since.is_some_and(|since| since.elapsed() > LIVING_LIMIT);
+        if lives || begun.elapsed() > END_LIMIT {
+            return Err(holder.error(number));
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(())
+}
+
+/// Creates a task under a number, again and again while the kernel says EEXIST and nothing living holds the number.
+pub(super) fn create<T>(
+    number: Pid,
+    mut create: impl FnMut() -> std::result::Result<T, RemoteError>,
+) -> Result<T> {
+    let begun = Instant::now();
+    loop {
+        match create() {
+            Err(error) if says_taken(&error) => {
+                wait_while(number, || task_of(number).or_else(|| member_of(number)))?;
+                if begun.elapsed() > END_LIMIT {
+                    return Err(EngineError::PidTaken(number));
+                }
+                std::thread::sleep(POLL_INTERVAL);
+            }
+            outcome => return Ok(outcome?),
+        }
+    }
+}
+
+fn says_taken(error: &RemoteError) -> bool {
+    match error {
+        RemoteError::Kernel(error) => error.errno == Errno::EEXIST,
+        RemoteError::Refused { errno, .. } => *errno == Errno::EEXIST,
+        _ => false,
+    }
+}
+
+/// The process or thread of a number: `/proc/N` is there for threads as well.
+fn task_of(number: Pid) -> Option<Holder> {
+    let stat = procfs::thread_stat(number, number.leader()).ok()?;
+    Some(if stat.is_zombie() {
+        Holder::Zombie { parent: stat.ppid }
+    } else if is_ending(number, &stat) {
+        Holder::Ending
+    } else {
+        Holder::Living
+    })
+}
+
+fn is_ending(pid: Pid, stat: &procfs::Stat) -> bool {
+    let is_killed = |status: procfs::Status| (status.signals_pending | status.shared_pending) & KILL_BIT != 0;
+    stat.is_zombie() || stat.flags & ENDING_FLAGS != 0 || procfs::status(pid).is_ok_and(is_killed)
+}
+
+/// A process whose group or session has the number; zombies count for the kernel, too.
+fn member_of(number: Pid) -> Option<Holder> {
+    let mut found = None;
+    for pid in procfs::processes().unwrap_or_default() {
+        let Ok(stat) = procfs::stat(pid) else { continue };
+        if stat.pgrp == number || stat.session == number {
+            let is_ending = is_ending(pid, &stat);
+            found = Some(Holder::Member { pid, is_ending });
+            if !is_ending {
+                break;
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use sys::clone::{Parent, WantedPid};
+    use tracee::Stub;
+
+    use super::*;
+
+    fn sleeper() -> Command {
+        let mut command = Command::new("sleep");
+        command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
+    fn pid(child: &Child) -> Pid {
+        Pid(child.id() as i32)
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_living_process_refuses_within_a_fraction_of_a_second() {
+        let child = sleeper().spawn().unwrap();
+        let begun = Instant::now();
+        let error = await_free(pid(&child)).unwrap_err();
+        assert!(matches!(error, EngineError::PidTaken(number) if number == pid(&child)), "{error}");
+        assert!(begun.elapsed() >= LIVING_LIMIT);
+        end(child);
+    }
+
+    #[test]
+    fn one_that_ends_meanwhile_is_waited_for() {
+        let mut child = sleeper().spawn().unwrap();
+        let number = pid(&child);
+        let waiter = std::thread::spawn(move || await_free(number));
+        child.kill().unwrap();
+        // The number is taken until it is reaped.
+        child.wait().unwrap();
+        waiter.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_number_that_only_a_group_has_is_named_by_a_member_and_free_when_the_member_is_reaped() {
+        use std::os::unix::process::CommandExt;
+        let leader = sleeper().process_group(0).spawn().unwrap();
+        let number = pid(&leader);
+        let mut member = sleeper().process_group(number.get()).spawn().unwrap();
+        end(leader);
+        let spawn = || Stub::spawn(WantedPid::Exactly(number), Parent::Caller);
+        let error = match create(number, spawn) {
+            // Choosing a number needs a capability.
+            Err(EngineError::Resource(_) | EngineError::Kernel(_)) => {
+                println!("unsupported: choosing process numbers");
+                return end(member);
+            }
+            Err(error) => error,
+            Ok(_) => panic!("the kernel gave away the number of a group"),
+        };
+        let of_member = pid(&member);
+        assert!(matches!(error, EngineError::PidOfGroup { member, .. } if member == of_member), "{error}");
+        member.kill().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(LIVING_LIMIT);
+                member.wait().unwrap();
+            });
+            let stub = create(number, spawn).unwrap();
+            assert_eq!(stub.pid(), number);
+            sys::signal::send(number, model::Signal(9)).unwrap();
+        });
+        let ended = rustix::process::Pid::from_raw(number.get());
+        rustix::process::waitpid(ended, rustix::process::WaitOptions::empty()).unwrap();
+    }
+}
