@@ -192,9 +192,33 @@ pub(crate) fn of_code(pid: Pid) -> Obstacle {
         pid,
         "code",
         String::new(),
-        "it has no `syscall; ret` or no signal restorer to make remote system calls with",
-        "link the program with a C library; one that starts this moment can be checkpointed in the next",
+        "it holds no `syscall; ret`, or no return from a signal handler (`mov $15, %eax; syscall`), which remote system \
+         calls are made with: a static program links the latter only if it calls sigaction",
+        "link the program dynamically, or have it call sigaction; one that starts this moment can be checkpointed in \
+         the next",
     )
+}
+
+/// A process that does not run 64-bit x86 code, by the header of its executable (elf(5)).
+pub(crate) fn of_architecture(pid: Pid) -> Option<Obstacle> {
+    const CLASS_AT: usize = 4;
+    const CLASS_32: u8 = 1;
+    const MACHINE_AT: usize = 18;
+    const MACHINE_X86_64: u8 = 62;
+    let path = format!("/proc/{pid}/exe");
+    let mut header = [0; MACHINE_AT + 2];
+    std::fs::File::open(&path).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut header)).ok()?;
+    if header[CLASS_AT] != CLASS_32 {
+        return None;
+    }
+    let what = if header[MACHINE_AT] == MACHINE_X86_64 { "x32 program" } else { "32-bit x86 program" };
+    Some(obstacle(
+        pid,
+        what,
+        procfs::link(&path).map_or(String::new(), |path| path.display().to_string()),
+        "only 64-bit x86-64 code is supported: registers, system calls and vDSO of this program are others",
+        "run a 64-bit build of the program",
+    ))
 }
 
 /// A process that maps nothing of the file it executes.

@@ -59,6 +59,9 @@ pub(crate) struct ProcessMessage {
     /// The space its pages are in.
     #[prost(uint32, tag = "11")]
     pub space: u32,
+    /// The signal that tells its parent of its end, 0 for none; SIGCHLD where it is missing.
+    #[prost(int32, optional, tag = "12")]
+    pub exit_signal: Option<i32>,
 }
 
 /// Addresses that the kernel keeps of a process, for PR_SET_MM_MAP.

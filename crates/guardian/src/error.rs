@@ -32,6 +32,12 @@ pub enum GuardianError {
         /// What to do.
         fix: &'static str,
     },
+    /// The user who asks for a checkpoint could not restore it; nothing was begun.
+    /// Row: no-right-to-restore
+    #[error(
+        "no checkpoint is made that this user cannot restore: choosing process numbers needs CAP_CHECKPOINT_RESTORE\nhelp: run undying as root, or give it the capability: `setcap cap_checkpoint_restore,cap_sys_ptrace+ep` on its file"
+    )]
+    NoRightToRestore,
     /// No place for the store is known.
     /// Row: store-unknown
     #[error(

@@ -78,7 +78,7 @@ impl GuardianError {
             Self::Engine(error) => of_engine(error),
             Self::Store(error) => of_store(error),
             Self::Kernel(error) => of_kernel(error),
-            Self::FeatureMissing { .. } => ExitCode::Missing,
+            Self::FeatureMissing { .. } | Self::NoRightToRestore => ExitCode::Missing,
             Self::NoStore => ExitCode::Usage,
             Self::OwnTree { .. } => ExitCode::Refused,
             Self::NotRestorable { last, .. } => last.exit_code(),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use engine::CheckpointOptions;
 use model::Pid;
 use serde::Serialize;
+use sys::clone::{Parent, WantedPid};
 use sys::features::{self, FeatureEntry, Need};
 
 use crate::ancestry;
@@ -134,6 +135,16 @@ pub(crate) fn require_features() -> Result<()> {
             fix: "take it out of UNDYING_FEATURES_OFF",
         }),
         None => Ok(()),
+    }
+}
+
+/// Refuses to make a checkpoint that this user could not restore: choosing process numbers needs a capability. Asked by
+/// an attempt to create a process under our own number, which is taken: no process is made.
+pub(crate) fn require_restorable() -> Result<()> {
+    let own = Pid(std::process::id() as i32);
+    match sys::clone::spawn_waiting(WantedPid::Exactly(own), Parent::Caller) {
+        Err(error) if error.errno == sys::Errno::EPERM => Err(GuardianError::NoRightToRestore),
+        _ => Ok(()),
     }
 }
 

@@ -13,7 +13,7 @@ use store::{ImageWriter, WriteOptions};
 use crate::ancestry;
 use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
-use crate::inspection::require_features;
+use crate::inspection::{require_features, require_restorable};
 use crate::signals;
 use crate::streams::Streams;
 
@@ -50,6 +50,7 @@ pub struct Checkpointed {
 /// Whatever the engine refuses or the store cannot hold; the tree goes on then.
 pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
     require_features()?;
+    require_restorable()?;
     signals::outlive_failed_writes()?;
     ancestry::refuse(request.pid)?;
     require_parent(&request.image)?;

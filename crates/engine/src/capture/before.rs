@@ -411,6 +411,9 @@ impl ProcessBefore {
     ) -> Result<Self> {
         // Asked first: what is opened before a process has its own memory is not its own.
         let is_borrowed = kcmp::shared(kcmp::Shared::Memory, pid, stat.ppid).unwrap_or(false);
+        if let Some(obstacle) = obstacles::of_architecture(pid) {
+            return Err(EngineError::Refused(vec![obstacle]));
+        }
         let memory = ProcessMemory::open(pid).map_err(|error| permission(pid, error))?;
         let mut layout_watch = Layout::open(pid).map_err(|error| permission(pid, error))?;
         let reading = Instant::now();
@@ -538,6 +541,7 @@ fn relations(stat: &Stat) -> ProcessMessage {
         parent: stat.ppid.get(),
         group: stat.pgrp.get(),
         session: stat.session.get(),
+        exit_signal: Some(stat.exit_signal),
         ..ProcessMessage::default()
     }
 }

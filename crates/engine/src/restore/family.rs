@@ -58,9 +58,12 @@ impl Family<'_> {
     fn create_children(&mut self, process: &PlannedProcess, built: &mut Built) -> Result<()> {
         self.create_those(Birth::EarlyChild, process, built)?;
         if leads_session(process) {
-            let (stub, _) = built.get(process.pid)?.leader();
+            let (stub, memory) = built.get(process.pid)?.leader();
             stub.call(nr::SETSID, [0; 6])?;
             files::lead(self.plan, self.open, stub)?;
+            for state in &process.states {
+                state.kind.lead(state.version, &state.payload, stub, memory)?;
+            }
         }
         for birth in [Birth::Child, Birth::Sibling, Birth::Placeholder] {
             self.create_those(birth, process, built)?;
@@ -76,9 +79,10 @@ impl Family<'_> {
         let due: Vec<&PlannedProcess> = plan.processes.iter().skip(1).filter(is_due).collect();
         for child in due {
             let wanted = child.pid.leader();
+            let exit_signal = child.message.exit_signal.map_or(SIGCHLD, |signal| signal as u64);
             let session = Pid(child.message.session);
             let stub = match birth {
-                Birth::EarlyChild | Birth::Child => built.get(parent.pid)?.create(wanted, 0, SIGCHLD)?,
+                Birth::EarlyChild | Birth::Child => built.get(parent.pid)?.create(wanted, 0, exit_signal)?,
                 Birth::Sibling => built.get(session)?.create(wanted, CLONE_PARENT, 0)?,
                 Birth::Placeholder => {
                     self.leader(session, parent.pid, built)?.create(wanted, CLONE_PARENT, 0)?

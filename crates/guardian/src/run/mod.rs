@@ -27,7 +27,7 @@ use tracee::procfs;
 use crate::ancestry;
 use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
-use crate::inspection::require_features;
+use crate::inspection::{require_features, require_restorable};
 use crate::location::StoreLocation;
 use crate::record::{ProcessName, Record};
 use crate::signals::Signals;
@@ -103,6 +103,7 @@ pub enum Guarded {
 pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<SubjectStatus> {
     let streams = Streams::inherited()?;
     require_features()?;
+    require_restorable()?;
     if let Guarded::Process(pid) = request.what {
         ancestry::refuse(pid)?;
     }

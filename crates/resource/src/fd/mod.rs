@@ -34,6 +34,7 @@ pub mod netlink;
 pub(crate) mod peek_queue;
 pub mod pidfd;
 pub mod pipe;
+pub mod proc_file;
 pub(crate) mod raw_packet;
 pub mod regular;
 pub mod scope_index;
@@ -70,6 +71,8 @@ use crate::shared::Shared;
 
 /// Every descriptor kind, asked in this order whether it claims a description.
 pub const REGISTRY: &[&dyn FdKind] = &[
+    // Before files and directories that have a name of their own.
+    &proc_file::ProcFile,
     &directory::Directory,
     &device::Device,
     &pipe::Pipe,

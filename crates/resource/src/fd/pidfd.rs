@@ -177,16 +177,25 @@ fn stand_in() -> Result<OwnedFd> {
 /// Puts the handle where its stand-in was.
 fn connect(record: &FdRecord, target: Pid, context: &mut FdConnect<'_>) -> Result<()> {
     let flags = u64::from(record.flags & PIDFD_FLAGS);
-    let (holder, held) = record.holder;
-    let handle = if context.stub.pid() == holder {
+    let handle = if context.stub.pid() == record.holder.0 {
         context.stub.call(PIDFD_OPEN, [target.get() as u64, flags, 0, 0, 0, 0])?
     } else {
-        // Processes that share the description take it from its holder, which comes first.
-        let process = context.stub.call(PIDFD_OPEN, [holder.get() as u64, 0, 0, 0, 0, 0])?;
-        let handle = context.stub.call(PIDFD_GETFD, [process, held.get() as u64, 0, 0, 0, 0])?;
-        context.stub.call(nr::CLOSE, [process, 0, 0, 0, 0, 0])?;
-        handle
+        fetch(record, context)?
     };
+    put(handle, record, context)
+}
+
+/// Duplicates a description from its holder, which comes first among the processes that share it.
+pub(super) fn fetch(record: &FdRecord, context: &mut FdConnect<'_>) -> Result<u64> {
+    let (holder, held) = record.holder;
+    let process = context.stub.call(PIDFD_OPEN, [holder.get() as u64, 0, 0, 0, 0, 0])?;
+    let handle = context.stub.call(PIDFD_GETFD, [process, held.get() as u64, 0, 0, 0, 0])?;
+    context.stub.call(nr::CLOSE, [process, 0, 0, 0, 0, 0])?;
+    Ok(handle)
+}
+
+/// Moves a descriptor of a process to all its numbers, where stand-ins were.
+pub(super) fn put(handle: u64, record: &FdRecord, context: &mut FdConnect<'_>) -> Result<()> {
     for fd in numbers(context.table, record.id) {
         let fd = fd.get() as u64;
         let closes = context.stub.call(FCNTL, [fd, F_GETFD, 0, 0, 0, 0])? & FD_CLOEXEC != 0;

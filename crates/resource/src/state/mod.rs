@@ -6,6 +6,8 @@
 
 mod capability;
 mod cgroup;
+mod control_terminal;
+mod coredump_filter;
 mod credentials;
 mod cwd;
 mod hold;
@@ -66,6 +68,8 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &sigpending::Sigpending,
     &cgroup::Cgroup,
     &limits::Limits,
+    &coredump_filter::CoredumpFilter,
+    &control_terminal::ControlTerminal,
     &personality::Personality,
     &oom_score::OomScore,
     &credentials::Credentials,
@@ -263,7 +267,7 @@ impl<'a> StateCapture<'a> {
 
 /// Files that kinds read of every thread, and of leaders: those of others are opened inside the pause.
 const FILES: [&str; 4] = ["status", "comm", "cgroup", "personality"];
-const LEADER_FILES: [&str; 3] = ["limits", "oom_score_adj", "timers"];
+const LEADER_FILES: [&str; 4] = ["limits", "oom_score_adj", "timers", "coredump_filter"];
 /// Not every kernel, and not everybody, may read it.
 const SLACK_FILE: &str = "timerslack_ns";
 
@@ -347,6 +351,12 @@ pub trait StateKind: Sync {
     fn file_rights(&self, version: u32, payload: &[u8]) -> Result<Option<FileRights>> {
         let _ = (version, payload);
         Ok(None)
+    }
+
+    /// Restore, when a process has become the leader of its session and has no children yet: what these inherit.
+    fn lead(&self, version: u32, payload: &[u8], stub: &mut Stub, memory: &ProcessMemory) -> Result<()> {
+        let _ = (version, payload, stub, memory);
+        Ok(())
     }
 
     /// Brings the state back in a thread under construction.

@@ -56,7 +56,7 @@ pub fn read_text(path: impl AsRef<Path>) -> Result<String> {
 }
 
 /// Files that only directories of processes have; a thread's number leads to such a directory as well.
-const NOT_IN_TASKS: [&str; 2] = ["timers", "timerslack_ns"];
+const NOT_IN_TASKS: [&str; 3] = ["timers", "timerslack_ns", "coredump_filter"];
 
 /// `/proc/PID/task/TID/NAME`, or `/proc/TID/NAME` where only that is there.
 #[must_use]

@@ -1,0 +1,118 @@
+//! What a user without rights and a program of another kind are told: the reason, before anything is done.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+
+use common::{Lab, Said};
+
+const NOBODY: u32 = 65_534;
+
+/// A place that everybody may use, with a copy of the program in it.
+struct Open {
+    folder: tempfile::TempDir,
+}
+
+impl Open {
+    fn new() -> Self {
+        let folder = tempfile::Builder::new().prefix("undying-r-").tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let own = folder.path().join("undying");
+        std::fs::copy(env!("CARGO_BIN_EXE_undying"), &own).unwrap();
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn as_nobody(&self, program: PathBuf, words: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(words).uid(NOBODY).gid(NOBODY).current_dir(self.folder.path());
+        command
+    }
+}
+
+fn end(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn is_refused(said: &Said) {
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.stderr.contains("CAP_CHECKPOINT_RESTORE") && said.stderr.contains("setcap"), "{said:?}");
+}
+
+#[test]
+fn a_user_who_could_not_restore_is_refused_before_anything_is_done() {
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: root");
+        return;
+    }
+    let (lab, open) = (Lab::new(), Open::new());
+    let store = open.path("store").display().to_string();
+    let words = ["--store", &store, "run", "--", "touch", "started"];
+    is_refused(&lab.call(&mut open.as_nobody(open.path("undying"), &words)));
+    assert!(!open.path("started").exists() && !open.path("store").exists());
+    let subject = open.as_nobody(PathBuf::from("sleep"), &["1000"]).spawn().unwrap();
+    let pid = subject.id().to_string();
+    for kill in [&[][..], &["--kill"]] {
+        let words = [&["checkpoint", &pid, "--image", "image"][..], kill].concat();
+        is_refused(&lab.call(&mut open.as_nobody(open.path("undying"), &words)));
+        assert!(!open.path("image").exists());
+    }
+    end(subject);
+}
+
+/// Starts a program without a C library; `None` where the machine cannot build or run it.
+fn bare(lab: &Lab, name: &str, flags: &[&str], code: &str) -> Option<Child> {
+    let (source, program) = (lab.path(&format!("{name}.c")), lab.path(name));
+    std::fs::write(&source, code).unwrap();
+    let built = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
+        .args(["-nostdlib", "-static", "-fno-pic", "-no-pie", "-o"])
+        .args(flags)
+        .arg(&program)
+        .arg(&source)
+        .output();
+    let child =
+        built.ok().filter(|output| output.status.success()).and_then(|_| Command::new(&program).spawn().ok());
+    if child.is_none() {
+        println!("unsupported: {name}");
+    }
+    child
+}
+
+fn refusal(lab: &Lab, subject: Child) -> Said {
+    let pid = subject.id().to_string();
+    let image = lab.path("image").display().to_string();
+    let said = lab.say(["checkpoint", &pid, "--image", &image]);
+    end(subject);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    said
+}
+
+#[test]
+fn a_32_bit_program_is_called_what_it_is() {
+    let lab = Lab::new();
+    let code = "__attribute__((noreturn)) void _start(void)\n\
+                { for (;;) __asm__ volatile(\"int $0x80\" :: \"a\"(29) : \"memory\"); }\n";
+    let Some(subject) = bare(&lab, "bits32", &["-m32"], code) else { return };
+    let said = refusal(&lab, subject);
+    assert!(said.stderr.contains("32-bit x86 program") && said.stderr.contains("64-bit build"), "{said:?}");
+}
+
+#[test]
+fn a_static_program_without_a_signal_restorer_is_told_what_it_lacks() {
+    let lab = Lab::new();
+    let code = "__attribute__((noreturn)) void _start(void)\n\
+                { for (;;) __asm__ volatile(\"syscall\" :: \"a\"(34) : \"rcx\", \"r11\", \"memory\"); }\n";
+    let Some(subject) = bare(&lab, "bare", &[], code) else { return };
+    let said = refusal(&lab, subject);
+    assert!(said.stderr.contains("sigaction") && said.stderr.contains("dynamically"), "{said:?}");
+}

@@ -1,0 +1,205 @@
+//! Files and directories of processes of the tree, below `/proc/PID`.
+//!
+//! Owns: their paths.
+//! Invariants: one is opened again when its process exists, by a process that holds it; all that share the description
+//! get that same one. No link is followed.
+//! Does not: handle files of processes outside, or of threads that are not the first of theirs (refused by name).
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use model::{Address, Pid};
+use prost::Message;
+use rustix::fs::MemfdFlags;
+use sys::{Errno, Error};
+use tracee::RemoteError;
+
+use super::pidfd::{fetch, put};
+use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+use crate::support::{outside, path};
+
+const NAME: &str = "fd/proc_file";
+
+/// Access mode, O_NONBLOCK, O_DIRECTORY and O_PATH: what a file of `/proc` is opened with.
+const OPEN_FLAGS: u32 = 0o3 | 0o4_000 | 0o200_000 | 0o10_000_000;
+/// What may stand beside O_PATH.
+const PATH_FLAGS: u32 = 0o200_000 | 0o10_000_000;
+const O_PATH: u32 = 0o10_000_000;
+/// RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS of openat2(2).
+const NO_LINKS: u64 = 0x02 | 0x04;
+const AT_FDCWD: u64 = -100_i64 as u64;
+const LSEEK: i64 = 8;
+const OPENAT2: i64 = 437;
+/// Bytes of `struct open_how`.
+const HOW_BYTES: u64 = 24;
+
+/// Files of processes.
+#[derive(Debug)]
+pub struct ProcFile;
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct State {
+    #[prost(bytes = "vec", tag = "1")]
+    path: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Capture;
+
+impl FdKind for ProcFile {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "files and directories of /proc/PID of processes of the tree"
+    }
+
+    fn claims(&self, description: &Description) -> bool {
+        process_of(description.target()).is_some()
+    }
+
+    fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
+        let about = |why: &str, fix: &str| vec![description.obstacle("file of /proc", why, fix)];
+        let Some(pid) = process_of(description.target()) else { return Vec::new() };
+        if !Path::new(description.target()).exists() {
+            return about(
+                "the process or thread that it belongs to has ended",
+                "close it before the checkpoint",
+            );
+        }
+        if !scope.pids.contains(&pid) {
+            let why = format!("it belongs to {}, which is outside the tree", outside::describe(Some(pid)));
+            return about(&why, "close it before the checkpoint, or checkpoint an ancestor of both");
+        }
+        if !is_of_leader(description.target(), pid) {
+            return about(
+                "it belongs to a thread that is not the first of its process",
+                "close it before the checkpoint",
+            );
+        }
+        if !scope.is_held(description.id) {
+            return about(
+                "it is in flight in a socket, and can be opened only by a process that holds it",
+                "take the checkpoint again when it was received",
+            );
+        }
+        Vec::new()
+    }
+
+    fn completes_in_connect(&self, _description: &Description) -> bool {
+        true
+    }
+
+    fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        Ok(Box::new(Capture))
+    }
+
+    /// Its process does not exist yet.
+    fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        for record in records {
+            context.created.insert(record.id, stand_in()?);
+        }
+        Ok(())
+    }
+
+    fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
+        for record in records {
+            let State { path } = crate::decode(NAME, &record.payload)?;
+            let file = if context.stub.pid() == record.holder.0 {
+                open(record, &path, context)?
+            } else {
+                fetch(record, context)?
+            };
+            put(file, record, context)?;
+        }
+        Ok(())
+    }
+}
+
+impl FdCapture for Capture {
+    fn inside(&mut self, _description: &Description) -> Result<()> {
+        Ok(())
+    }
+
+    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
+        Ok(State { path: path::to_bytes(&description.info.target) }.encode_to_vec())
+    }
+}
+
+/// The process below whose directory a path lies.
+fn process_of(target: &str) -> Option<Pid> {
+    let name = target.strip_prefix("/proc/")?.split(['/', ' ']).next()?;
+    name.parse().ok().filter(|number| *number > 0).map(Pid)
+}
+
+/// Whether a path leads through no directory of another thread than the first.
+fn is_of_leader(target: &str, pid: Pid) -> bool {
+    let below = format!("/proc/{pid}/task/");
+    let Some(rest) = target.strip_prefix(&below) else { return true };
+    rest.split('/').next() == Some(pid.to_string().as_str())
+}
+
+/// Holds the number in every process until `connect`; it has a position, as the file has.
+fn stand_in() -> Result<OwnedFd> {
+    rustix::fs::memfd_create("stand-in", MemfdFlags::CLOEXEC)
+        .map_err(|errno| Error::new("create a descriptor that stands in", errno).into())
+}
+
+fn open(record: &FdRecord, path: &[u8], context: &mut FdConnect<'_>) -> Result<u64> {
+    let allowed = if record.flags & O_PATH != 0 { PATH_FLAGS } else { OPEN_FLAGS };
+    let how = [u64::from(record.flags & allowed), 0, NO_LINKS];
+    let mut bytes: Vec<u8> = how.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    bytes.extend_from_slice(path);
+    bytes.push(0);
+    let call = |at: Address| {
+        let name = at + model::ByteCount(HOW_BYTES);
+        [AT_FDCWD, name.get(), at.get(), HOW_BYTES, 0, 0]
+    };
+    let file = context.stub.call_with(context.memory, OPENAT2, &bytes, call).map_err(|error| {
+        ResourceError::File {
+            path: path::from_bytes(path).display().to_string(),
+            why: format!("it cannot be opened again: {error}"),
+            fix: "restore an earlier checkpoint, or as a user who may open it".to_owned(),
+        }
+    })?;
+    if record.position != 0 {
+        match context.stub.call(LSEEK, [file, record.position, 0, 0, 0, 0]) {
+            // The kernel lists less than it did: the program reads the end.
+            Ok(_) | Err(RemoteError::Refused { errno: Errno::EINVAL, .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::support::testing::Subject;
+
+    #[test]
+    fn paths_of_processes_are_told_from_others() {
+        assert_eq!(process_of("/proc/812/maps"), Some(Pid(812)));
+        assert_eq!(process_of("/proc/812 (deleted)"), Some(Pid(812)));
+        assert_eq!(process_of("/proc/812"), Some(Pid(812)));
+        for other in ["/proc/meminfo", "/proc", "/proc/sys/kernel", "/home/proc/1", "/procession/1"] {
+            assert_eq!(process_of(other), None, "{other}");
+        }
+        assert!(is_of_leader("/proc/812/task/812/stat", Pid(812)));
+        assert!(is_of_leader("/proc/812/task", Pid(812)));
+        assert!(!is_of_leader("/proc/812/task/813/stat", Pid(812)));
+    }
+
+    #[test]
+    fn a_file_of_a_process_outside_is_refused_by_its_number() {
+        let parent = File::open(format!("/proc/{}/status", std::os::unix::process::parent_id())).unwrap();
+        let found = Subject::new(&[&parent]).obstacles(&ProcFile);
+        let number = format!("pid {}", std::os::unix::process::parent_id());
+        assert!(found.len() == 1 && found[0].why.contains(&number), "{found:?}");
+    }
+}

@@ -1,0 +1,222 @@
+//! The controlling terminal of a session, by its number: also where no process of the tree has it open.
+//!
+//! Owns: which pseudo terminal a session leader has, and the foreground group.
+//! Invariants: only the very same terminal is taken again; a leader that comes back without its terminal refuses the
+//! restore.
+//! Does not: open terminals for the program. Where the leader's terminal has a descriptor in the tree, the descriptor
+//! kind has given it back before.
+
+use std::path::{Path, PathBuf};
+
+use model::{Address, Pid};
+use prost::Message;
+use rustix::fs::{FileType, Stat, major, minor};
+use sys::{Errno, terminal};
+use tracee::arch::numbers as nr;
+use tracee::{ProcessMemory, RemoteError, Stub, procfs};
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
+
+const NAME: &str = "state/control_terminal";
+
+/// Major number of the slaves of pseudo terminals.
+const SLAVE_MAJOR: u32 = 136;
+/// O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC.
+const OPEN_FLAGS: u64 = 0o2 | 0o400 | 0o4000 | 0o2_000_000;
+const AT_FDCWD: u64 = -100_i64 as u64;
+
+/// The kind.
+pub(super) struct ControlTerminal;
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct ControlTerminalMessage {
+    #[prost(uint32, tag = "1")]
+    minor: u32,
+    /// Which of all terminals that have had this number: inode and time of the last change of its attributes.
+    #[prost(uint64, tag = "2")]
+    inode: u64,
+    #[prost(int64, tag = "3")]
+    changed_s: i64,
+    #[prost(uint64, tag = "4")]
+    changed_ns: u64,
+    /// The foreground group, -1 for none.
+    #[prost(sint32, tag = "5")]
+    foreground: i32,
+}
+
+impl StateKind for ControlTerminal {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "the controlling terminal of a session, also if nothing of the tree has it open"
+    }
+
+    fn level(&self) -> Level {
+        Level::Process
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Setup
+    }
+
+    fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
+        let Ok(stat) = procfs::stat(pid) else { return Vec::new() };
+        let (major, minor) = decode(stat.tty_nr);
+        if stat.session != pid || stat.tty_nr == 0 || major == SLAVE_MAJOR || has_open(pid, (major, minor)) {
+            return Vec::new();
+        }
+        vec![Obstacle {
+            pid,
+            what: "controlling terminal".to_owned(),
+            place: format!("device {major}:{minor}"),
+            why: "it is no pseudo terminal, and its session leader has no descriptor of it".to_owned(),
+            fix: "start the program with setsid, without a controlling terminal".to_owned(),
+        }]
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        // Most processes lead no session: one call tells.
+        let own = rustix::process::Pid::from_raw(capture.pid.get());
+        if rustix::process::getsid(own).is_ok_and(|session| Some(session) == own) {
+            raw.extend(procfs::read(format!("/proc/{}/stat", capture.pid))?);
+        }
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        let text = String::from_utf8_lossy(raw);
+        let behind_name = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let field = |number: usize| behind_name.split_whitespace().nth(number - 3)?.parse::<i32>().ok();
+        let (Some(device), Some(foreground)) = (field(7), field(8)) else { return Ok(None) };
+        let (major, minor) = decode(device);
+        if major != SLAVE_MAJOR {
+            return Ok(None);
+        }
+        // One that is gone was hung up, and controls nothing.
+        let Some(stat) = look(&path_of(minor), minor) else { return Ok(None) };
+        let message = ControlTerminalMessage {
+            minor,
+            inode: stat.st_ino,
+            changed_s: stat.st_ctime,
+            changed_ns: stat.st_ctime_nsec,
+            foreground,
+        };
+        Ok(Some(message.encode_to_vec()))
+    }
+
+    fn lead(&self, _version: u32, payload: &[u8], stub: &mut Stub, memory: &ProcessMemory) -> Result<()> {
+        let message: ControlTerminalMessage = crate::decode(NAME, payload)?;
+        let pid = stub.pid();
+        if procfs::stat(pid)?.tty_nr != 0 {
+            return Ok(());
+        }
+        let path = path_of(message.minor);
+        let refused = |why: String| ResourceError::Unsupported {
+            pid,
+            what: format!("controlling terminal {}", path.display()),
+            why,
+            fix: "keep the terminal open, or start the program with setsid, without a controlling terminal"
+                .to_owned(),
+        };
+        let is_same = look(&path, message.minor).is_some_and(|stat| message.is_of(&stat));
+        if !is_same {
+            return Err(refused("it is gone, or another terminal by now".to_owned()));
+        }
+        let terminal =
+            open(stub, memory, &path).map_err(|error| refused(format!("it cannot be opened: {error}")))?;
+        let taken = stub.call(nr::IOCTL, [terminal, terminal::TAKE_CONTROL_REQUEST, 0, 0, 0, 0]);
+        stub.call(nr::CLOSE, [terminal, 0, 0, 0, 0, 0])?;
+        taken.map_err(|error| refused(format!("it cannot be taken again: {error}")))?;
+        if procfs::stat(pid)?.tty_nr == 0 {
+            return Err(refused("no process has it open any more".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Process groups exist by now: the leader names the one in the foreground.
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let message: ControlTerminalMessage = crate::decode(NAME, payload)?;
+        let StateRestore { stub, memory, .. } = restore;
+        if message.foreground <= 0 {
+            return Ok(());
+        }
+        let terminal = match open(stub, memory, Path::new("/dev/tty")) {
+            Ok(terminal) => terminal,
+            // The descriptor kind has given another terminal or none.
+            Err(RemoteError::Refused { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let group = message.foreground.to_ne_bytes();
+        let call = |at: Address| [terminal, terminal::SET_FOREGROUND_REQUEST, at.get(), 0, 0, 0];
+        let outcome = stub.call_with(memory, nr::IOCTL, &group, call);
+        stub.call(nr::CLOSE, [terminal, 0, 0, 0, 0, 0])?;
+        match outcome {
+            // All of that group have ended, or it is one around the tree.
+            Ok(_) | Err(RemoteError::Refused { errno: Errno::ESRCH | Errno::EPERM, .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl ControlTerminalMessage {
+    fn is_of(&self, stat: &Stat) -> bool {
+        (self.inode, self.changed_s, self.changed_ns) == (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec)
+    }
+}
+
+fn path_of(minor: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/pts/{minor}"))
+}
+
+/// The file of a pseudo terminal, if it is one with that number.
+fn look(path: &Path, number: u32) -> Option<Stat> {
+    let stat = rustix::fs::stat(path).ok()?;
+    let is_terminal = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    (is_terminal && (major(stat.st_rdev), minor(stat.st_rdev)) == (SLAVE_MAJOR, number)).then_some(stat)
+}
+
+/// Device numbers as `/proc/PID/stat` shows them.
+fn decode(device: i32) -> (u32, u32) {
+    let device = device.cast_unsigned();
+    ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xf_ff00))
+}
+
+/// Whether a process has a descriptor of a device.
+fn has_open(pid: Pid, device: (u32, u32)) -> bool {
+    let is_it = |fd: &model::Fd| {
+        rustix::fs::stat(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+                && (major(stat.st_rdev), minor(stat.st_rdev)) == device
+        })
+    };
+    procfs::descriptors(pid).is_ok_and(|descriptors| descriptors.iter().any(is_it))
+}
+
+fn open(stub: &mut Stub, memory: &ProcessMemory, path: &Path) -> std::result::Result<u64, RemoteError> {
+    let mut bytes = path.as_os_str().as_encoded_bytes().to_vec();
+    bytes.push(0);
+    stub.call_with(memory, nr::OPENAT, &bytes, |at| [AT_FDCWD, at.get(), OPEN_FLAGS, 0, 0, 0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_are_those_of_the_kernel() {
+        assert_eq!(decode(34_816), (136, 0));
+        assert_eq!(decode(34_819), (136, 3));
+        assert_eq!(decode((136 << 8) | 5 | (1 << 20)), (136, 261));
+        assert_eq!(decode(1025), (4, 1));
+    }
+
+    #[test]
+    fn a_process_without_a_terminal_has_no_record() {
+        assert_eq!(ControlTerminal.after(b"").unwrap(), None);
+        assert_eq!(ControlTerminal.after(b"7 (a b) S 1 7 7 0 -1 4194560").unwrap(), None);
+    }
+}

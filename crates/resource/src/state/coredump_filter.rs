@@ -1,0 +1,90 @@
+//! Which mappings a core dump of a process holds.
+//!
+//! Owns: `/proc/PID/coredump_filter`.
+//! Invariants: a filter like the restorer's own costs one read.
+//! Does not: anything on a kernel that makes no core dumps; it has no such file.
+
+use std::fs;
+
+use prost::Message;
+use sys::Errno;
+use tracee::procfs;
+
+use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use crate::error::{ResourceError, Result};
+
+const NAME: &str = "state/coredump_filter";
+
+/// The kind.
+pub(super) struct CoredumpFilter;
+
+#[derive(Clone, PartialEq, Message)]
+struct CoredumpFilterMessage {
+    /// The bits of core(5).
+    #[prost(uint32, tag = "1")]
+    bits: u32,
+}
+
+impl StateKind for CoredumpFilter {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "which mappings a core dump holds"
+    }
+
+    fn level(&self) -> Level {
+        Level::Process
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::Setup
+    }
+
+    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
+        match capture.file("coredump_filter") {
+            Ok(bytes) => raw.extend_from_slice(bytes),
+            Err(ResourceError::Kernel(error)) if error.errno == Errno::ENOENT => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
+        // A kernel without core dumps has no such file.
+        if raw.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(CoredumpFilterMessage { bits: parse(raw)? }.encode_to_vec()))
+    }
+
+    fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+        let CoredumpFilterMessage { bits } = crate::decode(NAME, payload)?;
+        let path = format!("/proc/{}/coredump_filter", restore.stub.pid());
+        match procfs::read(&path) {
+            Ok(now) if parse(&now)? == bits => Ok(()),
+            Err(error) if error.errno == Errno::ENOENT => Ok(()),
+            _ => fs::write(&path, format!("{bits:#x}"))
+                .map_err(|error| sys::Error::path("write", path, error).into()),
+        }
+    }
+}
+
+fn parse(raw: &[u8]) -> Result<u32> {
+    let text = std::str::from_utf8(raw).unwrap_or_default().trim();
+    u32::from_str_radix(text, 16)
+        .map_err(|error| ResourceError::Malformed { kind: NAME, why: format!("`{text}`: {error}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_form_is_understood() {
+        assert_eq!(parse(b"00000033\n").unwrap(), 0x33);
+        assert!(parse(b"").is_err());
+        assert_eq!(CoredumpFilter.after(b"").unwrap(), None);
+    }
+}
