@@ -30,6 +30,7 @@ pub(crate) mod inherited_socket;
 pub mod inotify;
 pub mod locks;
 pub mod memfd;
+pub(crate) mod multicast;
 pub mod netlink;
 pub(crate) mod peek_queue;
 pub mod pidfd;

@@ -4,7 +4,8 @@
 //! Invariants: messages that waited at the checkpoint come back as one ENOBUFS, as after an overrun: a program has to
 //! ask the kernel again then (netlink(7)). A few acknowledgements of NLMSG_NOOP with sequence number zero follow it.
 //! Does not: bring back a dump that is not read to its end, queues and logs of the packet filter that are bound to the
-//! port, protocols with state elsewhere (audit, connector), sockets connected to another program: these are refused.
+//! port, protocols with state elsewhere (connector, audit with a port), sockets connected to another program: these
+//! are refused.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -29,6 +30,7 @@ const NAME: &str = "fd/netlink";
 const WHAT: &str = "netlink socket";
 const EADDRINUSE: i32 = 98;
 const GENERIC: i32 = 16;
+const AUDIT: i32 = 9;
 const NETFILTER: i32 = 12;
 /// Protocols whose kernel side answers requests and knows nothing else of a socket: NETLINK_ROUTE,
 /// NETLINK_SOCK_DIAG, NETLINK_XFRM, NETLINK_NETFILTER, NETLINK_KOBJECT_UEVENT, NETLINK_GENERIC.
@@ -158,7 +160,11 @@ impl FdCapture for Capture {
 fn refusal(description: &Description) -> Result<Option<(&'static str, &'static str)>> {
     let socket = description.as_fd();
     let family = Family::of(socket)?;
-    if !PROTOCOLS.contains(&family.protocol) {
+    let own = port(&socket::local(socket)?);
+    // Only a socket with a port can be the one that audit events are sent to. Programs such as dbus-daemon open one to
+    // write events, and seldom have to.
+    let is_unused_audit = family.protocol == AUDIT && own == 0;
+    if !PROTOCOLS.contains(&family.protocol) && !is_unused_audit {
         return Ok(Some((
             "its protocol keeps state of the socket in the kernel that cannot be read back",
             "let the program close it first",
@@ -173,7 +179,6 @@ fn refusal(description: &Description) -> Result<Option<(&'static str, &'static s
     if is_dumping(description.inode())? {
         return Ok(Some(DUMPING));
     }
-    let own = port(&socket::local(socket)?);
     if family.protocol == NETFILTER && own != 0 && has_packet_queue(own) {
         return Ok(Some((
             "a queue or log of the packet filter is bound to it",
@@ -381,6 +386,12 @@ mod tests {
         ask(&socket, true);
         let error = capture(&Netlink, &describe_all(&[socket.as_fd()]), false).unwrap_err().to_string();
         assert!(error.contains("dump"), "{error}");
+        if let Ok(audit) = (Family { protocol: AUDIT, ..ROUTE }).create() {
+            round_trip(&Netlink, &audit);
+            bind(audit.as_fd(), &State::default()).unwrap();
+            let error = capture(&Netlink, &describe_all(&[audit.as_fd()]), false).unwrap_err().to_string();
+            assert!(error.contains("protocol"), "{error}");
+        }
         const USERSOCK: i32 = 2;
         let Ok(socket) = (Family { protocol: USERSOCK, ..ROUTE }).create() else {
             return println!("unsupported: NETLINK_USERSOCK");

@@ -1,9 +1,9 @@
 //! UDP and UDP-Lite sockets.
 //!
-//! Owns: address, peer, options, shut halves, and the datagrams that wait.
+//! Owns: address, peer, options, multicast memberships, shut halves, and the datagrams that wait.
 //! Invariants: a waiting datagram comes back with its border and its sender's address.
 //! Does not: promise more than UDP does: without CAP_NET_RAW, or with a filter or device in the way, datagrams that
-//! waited are lost, and so is what arrives while no socket is there. Multicast memberships cannot be read back.
+//! waited are lost, and so is what arrives while no socket is there.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,6 +20,7 @@ use sys::{Errno, Error};
 
 use super::inet_address::{parse, parse_plain, plain, show};
 use super::inherited_socket::InheritedSocket;
+use super::multicast::{self, Membership};
 use super::peek_queue::{Seen, look};
 use super::raw_packet::inject;
 use super::socket_events::events;
@@ -65,6 +66,8 @@ struct State {
     queue: Vec<Datagram>,
     #[prost(message, optional, tag = "7")]
     inherited: Option<InheritedSocket>,
+    #[prost(message, repeated, tag = "8")]
+    memberships: Vec<Membership>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -94,7 +97,7 @@ impl FdKind for Udp {
     }
 
     fn summary(&self) -> &'static str {
-        "udp: address, peer, options, waiting datagrams; UDP-Lite too"
+        "udp: address, peer, options, multicast groups, waiting datagrams; UDP-Lite too"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -149,6 +152,7 @@ impl FdCapture for Capture {
         self.state.local = socket::local(socket)?.0;
         self.state.peer = socket::peer(socket)?.unwrap_or_default().0;
         self.state.shut = u32::from(shut.unwrap_or(0));
+        self.state.memberships = multicast::read(socket, self.family)?;
         // What waits can be looked at only while receiving is not shut; then nothing can be read anyway.
         let is_readable = events(socket)?.contains(rustix::event::PollFlags::IN) && self.state.shut & 1 == 0;
         self.seen = if is_readable { look_with_destination(socket, self.family)? } else { Vec::new() };
@@ -197,6 +201,7 @@ fn build(state: &State) -> Result<OwnedFd> {
     if parse(&local).is_some_and(|address| address.port() != 0) {
         socket::bind(socket.as_fd(), &local).map_err(|error| in_use(&local, error))?;
     }
+    multicast::join(socket.as_fd(), &state.memberships)?;
     let bytes: usize = state.queue.iter().map(|datagram| 2 * datagram.bytes.len() + 1024).sum();
     make_room(&socket, RECEIVE_BUFFER, bytes + ROOM_EXTRA)?;
     for datagram in &state.queue {
@@ -367,6 +372,20 @@ mod tests {
         let copy = restore(fresh.into());
         assert_eq!(copy.local_addr().unwrap().port(), 0);
         assert_eq!(Family::of(&copy).unwrap().protocol, IPPROTO_UDPLITE);
+    }
+
+    #[test]
+    fn a_receiver_of_a_multicast_group_stays_one() {
+        let _alone = alone();
+        let group = Ipv4Addr::new(239, 77, 12, 6);
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        if socket.join_multicast_v4(&group, &Ipv4Addr::LOCALHOST).is_err() {
+            return println!("unsupported: multicast");
+        }
+        let socket = restore(socket);
+        // Only a socket that has joined can leave.
+        socket.leave_multicast_v4(&group, &Ipv4Addr::LOCALHOST).unwrap();
+        assert!(socket.leave_multicast_v4(&group, &Ipv4Addr::LOCALHOST).is_err());
     }
 
     #[test]
