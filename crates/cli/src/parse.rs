@@ -40,6 +40,14 @@ pub(crate) fn given(matches: &ArgMatches, id: &str) -> String {
     matches.get_one::<String>(id).cloned().unwrap_or_default()
 }
 
+/// `--lose-connections`.
+pub(crate) fn lose_connections() -> Arg {
+    Arg::new("lose-connections")
+        .long("lose-connections")
+        .action(ArgAction::SetTrue)
+        .help("Accept that connections to outside the tree (sockets, pipes) come back as ended by the peer")
+}
+
 /// `--json`.
 pub(crate) fn json() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON")

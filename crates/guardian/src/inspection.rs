@@ -17,9 +17,20 @@ use crate::error::{GuardianError, Result};
 use crate::location::StoreLocation;
 use crate::streams::Streams;
 
+/// Which checkpoint `preflight` answers for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct PreflightMode {
+    /// One that ends the tree (`--kill`).
+    pub kill: bool,
+    /// One that accepts the end of connections to outside the tree (`--lose-connections`).
+    pub lose_connections: bool,
+}
+
 /// Everything that would stop a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PreflightReport {
+    /// Of which kind of checkpoint.
+    pub mode: PreflightMode,
     /// Nothing would.
     pub ok: bool,
     /// What would.
@@ -45,21 +56,25 @@ pub struct ObstacleReport {
     pub fix: String,
 }
 
-/// Lists everything that would stop a checkpoint of a tree, and changes nothing.
+/// Lists everything that would stop a checkpoint of a tree in one mode, and changes nothing.
 ///
 /// # Errors
 ///
 /// When there is no such process, or it may not be looked at.
-pub fn preflight(pid: Pid) -> Result<PreflightReport> {
-    let options =
-        CheckpointOptions { inherited: Streams::standard()?.identities(), ..CheckpointOptions::default() };
+pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
+    let options = CheckpointOptions {
+        kill: mode.kill,
+        lose_connections: mode.lose_connections,
+        inherited: Streams::standard()?.identities(),
+        ..CheckpointOptions::default()
+    };
     let mut obstacles = engine::preflight(pid, &options)?;
     if ancestry::contains_us(pid) {
         obstacles.insert(0, own_tree(pid));
     }
     let groups = engine::grouped(&obstacles);
     let obstacles: Vec<_> = obstacles.into_iter().map(ObstacleReport::from).collect();
-    Ok(PreflightReport { ok: obstacles.is_empty(), obstacles, groups })
+    Ok(PreflightReport { mode, ok: obstacles.is_empty(), obstacles, groups })
 }
 
 fn own_tree(pid: Pid) -> engine::Obstacle {

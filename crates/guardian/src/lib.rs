@@ -40,7 +40,7 @@ pub use images::{
     verify,
 };
 pub use inspection::{
-    CheckState, DoctorCheck, DoctorReport, ObstacleReport, PreflightReport, doctor, preflight,
+    CheckState, DoctorCheck, DoctorReport, ObstacleReport, PreflightMode, PreflightReport, doctor, preflight,
 };
 pub use journal::{CheckpointEvent, EventRow, What};
 pub use location::StoreLocation;

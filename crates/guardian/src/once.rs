@@ -26,6 +26,8 @@ pub struct CheckpointRequest {
     pub image: PathBuf,
     /// End the tree once the image is committed.
     pub kill: bool,
+    /// Accept that connections to outside the tree come back as ended by the peer.
+    pub lose_connections: bool,
     /// How its pages are compressed, if they are.
     pub compression: Option<Compression>,
 }
@@ -58,6 +60,7 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
     let writer = ImageWriter::create(&request.image, WriteOptions { codec, ..WriteOptions::default() })?;
     let options = CheckpointOptions {
         kill: request.kill,
+        lose_connections: request.lose_connections,
         name: String::new(),
         sequence: Sequence(1),
         inherited: Streams::standard()?.identities(),

@@ -48,6 +48,8 @@ pub struct RestoreRequest {
     pub files: FilePolicy,
     /// Let the tree run while its memory is still being filled.
     pub lazy: bool,
+    /// Give back no TCP connection to the outside, also where its peer may still wait for it.
+    pub lose_connections: bool,
     /// Return once the tree runs, instead of staying as its parent.
     pub detach: bool,
     /// A file that is to hold the root's pid.
@@ -105,6 +107,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
         },
         inherited: streams.duplicates()?,
         files: Files { policy: request.files, aside: Some(parts.keeper()), ..Files::default() },
+        connections_lost: request.lose_connections,
         ..RestoreOptions::default()
     };
     let mut written = Ok(());

@@ -1,4 +1,4 @@
-//! `undying checkpoint PID --image DIR [--kill] [--compress CODEC]`
+//! `undying checkpoint PID --image DIR [--kill] [--lose-connections] [--compress CODEC]`
 //!
 //! Owns: its arguments and what it says when it is done.
 //! Does not: know what a checkpoint is.
@@ -40,6 +40,7 @@ impl Verb for Checkpoint {
                     .action(ArgAction::SetTrue)
                     .help("End the tree once the image is committed"),
             )
+            .arg(parse::lose_connections())
             .arg(parse::compress(parse::COMPRESS_PAGES))
     }
 
@@ -48,6 +49,7 @@ impl Verb for Checkpoint {
             pid: parse::given_pid(matches),
             image: matches.get_one::<PathBuf>("image").cloned().unwrap_or_default(),
             kill: matches.get_flag("kill"),
+            lose_connections: matches.get_flag("lose-connections"),
             compression: parse::given_compress(matches),
         };
         let done = guardian::checkpoint(&request)?;

@@ -1,10 +1,10 @@
-//! `undying preflight PID [--json]`
+//! `undying preflight PID [--kill] [--lose-connections] [--json]`
 //!
 //! Owns: its arguments and the list of obstacles as text.
 //! Does not: look for obstacles.
 
-use clap::{ArgMatches, Command};
-use guardian::ExitCode;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use guardian::{ExitCode, PreflightMode};
 
 use super::Verb;
 use crate::failure::Failure;
@@ -22,17 +22,30 @@ impl Verb for Preflight {
     }
 
     fn arguments(&self, command: Command) -> Command {
-        command.arg(parse::pid("The root of the tree").required(true)).arg(parse::json())
+        command
+            .arg(parse::pid("The root of the tree").required(true))
+            .arg(
+                Arg::new("kill").long("kill").action(ArgAction::SetTrue).help(
+                    "Answer for `checkpoint --kill`, which ends the tree and takes its connections over",
+                ),
+            )
+            .arg(parse::lose_connections())
+            .arg(parse::json())
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let pid = parse::given_pid(matches);
-        let report = guardian::preflight(pid)?;
+        let mode = PreflightMode {
+            kill: matches.get_flag("kill"),
+            lose_connections: matches.get_flag("lose-connections"),
+        };
+        let report = guardian::preflight(pid, mode)?;
         if matches.get_flag("json") {
             print::json(&report)?;
         } else {
             if report.ok {
-                print::line(format_args!("pid {pid} can be checkpointed"))?;
+                let with = if mode.kill { " with --kill" } else { "" };
+                print::line(format_args!("pid {pid} can be checkpointed{with}"))?;
             }
             for group in &report.groups {
                 print::lines(group)?;

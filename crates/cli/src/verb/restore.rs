@@ -1,4 +1,4 @@
-//! `undying restore IMAGE [--files refuse|keep] [--lazy] [--detach] [--pidfile F] [--pid auto|same]`
+//! `undying restore IMAGE [--files refuse|keep] [--lazy] [--detach] [--lose-connections] [--pidfile F] [--pid auto|same]`
 //!
 //! Owns: its arguments and what it says.
 //! Does not: know how a tree is built.
@@ -63,6 +63,7 @@ impl Verb for Restore {
                     .help("Let it run at once and fill its memory meanwhile, what it touches first")
                     .long_help(LAZY_HELP),
             )
+            .arg(parse::lose_connections())
             .arg(
                 Arg::new("files")
                     .long("files")
@@ -103,6 +104,7 @@ impl Verb for Restore {
                 .find(|(name, _)| matches.get_one::<String>("files").is_some_and(|given| given == name))
                 .map_or(FilePolicy::default(), |(_, policy)| *policy),
             lazy: matches.get_flag("lazy"),
+            lose_connections: matches.get_flag("lose-connections"),
             detach: matches.get_flag("detach"),
             pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),
         };

@@ -76,6 +76,7 @@ impl Verb for Run {
                     .help("Look for changed pages and take no checkpoint: what tracking alone costs"),
             )
             .arg(option("tracker", "T", TRACKER).default_value(guardian::TRACKER_DEFAULT))
+            .arg(parse::lose_connections())
             .arg(
                 option("adopt", "PID", "Guard a process that runs already")
                     .value_parser(parse::parse_pid)
@@ -187,6 +188,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         name: matches.get_one::<String>("name").cloned(),
         every: matches.get_one("every").copied().unwrap_or(guardian::EVERY_DEFAULT),
         await_ready: matches.get_flag("await-ready"),
+        lose_connections: matches.get_flag("lose-connections"),
         store: command::store(matches)?,
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
         compression: parse::given_compress(matches),

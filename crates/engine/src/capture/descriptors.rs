@@ -263,6 +263,7 @@ impl Descriptors {
             inherited: &options.inherited,
             table: &self.table,
             kills: options.kill,
+            loses_connections: options.lose_connections,
             sockets: &self.sockets,
             areas,
             index: ScopeIndex::default(),

@@ -39,6 +39,8 @@ use crate::records::{EngineRecord, FilesMessage, TreeMessage};
 pub struct CheckpointOptions {
     /// End the subject once the image is committed.
     pub kill: bool,
+    /// Accept that connections to outside the tree come back as ended by the peer.
+    pub lose_connections: bool,
     /// The subject's name in the commit record; empty for one without a name.
     pub name: String,
     /// The checkpoint's number.

@@ -64,6 +64,8 @@ pub struct RunRequest {
     pub every: Duration,
     /// Take no checkpoint by the clock before the subject has said that it is ready.
     pub await_ready: bool,
+    /// Accept that connections to outside the tree come back as ended by the peer.
+    pub lose_connections: bool,
     /// Where its images live.
     pub store: StoreLocation,
     /// How many of them are kept.

@@ -65,6 +65,7 @@ impl Lab {
     ) {
         let program = self.compile();
         let request = RunRequest {
+            lose_connections: false,
             what: Guarded::Command(vec![program.into(), mebibytes.into()]),
             name: Some(NAME.to_owned()),
             every,

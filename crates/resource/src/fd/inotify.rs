@@ -408,6 +408,7 @@ mod tests {
             inherited: &[],
             table: &[],
             kills: false,
+            loses_connections: false,
             sockets: &Default::default(),
             areas: Vec::new(),
             index: Default::default(),

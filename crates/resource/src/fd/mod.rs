@@ -214,6 +214,8 @@ pub struct CaptureScope<'a> {
     pub table: &'a [(Pid, Fd, DescriptionId)],
     /// The checkpoint ends the subject, so that its TCP connections may be taken over.
     pub kills: bool,
+    /// Connections to outside the tree come back as ended by the peer.
+    pub loses_connections: bool,
     /// What its sockets share.
     pub sockets: &'a Sockets,
     /// The areas of every process: as they are in the pause, before it as far as they are known.

@@ -226,6 +226,7 @@ mod tests {
             inherited: &[],
             table: &table,
             kills: false,
+            loses_connections: false,
             sockets: &Default::default(),
             areas: Vec::new(),
             index: Default::default(),

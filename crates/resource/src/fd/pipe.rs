@@ -70,7 +70,7 @@ impl FdKind for Pipe {
 
     fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
         let missing = match missing_end(description, scope) {
-            Some(end) if !scope.is_inherited(&description.stat) => end,
+            Some(end) if !scope.is_inherited(&description.stat) && !scope.loses_connections => end,
             _ => return Vec::new(),
         };
         let fits = if missing == READING { may_read } else { may_write };
@@ -78,7 +78,8 @@ impl FdKind for Pipe {
         vec![description.obstacle(
             "pipe",
             &format!("its {missing} end belongs to {holder}, which is not part of the subject"),
-            "checkpoint the process at the other end with it, or start the program with files instead of a pipe",
+            "checkpoint the process at the other end with it, start the program with files instead of a pipe, or accept \
+             the end of the pipe with --lose-connections",
         )]
     }
 

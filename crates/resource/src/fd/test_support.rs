@@ -20,6 +20,22 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+thread_local! {
+    static LOSES_CONNECTIONS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Runs `capture` with connections to the outside being lost.
+pub(crate) fn capture_losing(
+    kind: &dyn FdKind,
+    descriptions: &[Description],
+    kills: bool,
+) -> Result<Vec<FdRecord>> {
+    LOSES_CONNECTIONS.with(|loses| loses.set(true));
+    let outcome = capture(kind, descriptions, kills);
+    LOSES_CONNECTIONS.with(|loses| loses.set(false));
+    outcome
+}
+
 /// This process.
 pub(crate) fn us() -> Pid {
     Pid(std::process::id() as i32)
@@ -66,6 +82,7 @@ pub(crate) fn capture_again(
         inherited: &[],
         table: &table,
         kills,
+        loses_connections: LOSES_CONNECTIONS.with(std::cell::Cell::get),
         sockets,
         areas: Vec::new(),
         index: Default::default(),

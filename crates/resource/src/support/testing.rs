@@ -44,6 +44,7 @@ pub(crate) struct Subject {
     pub(crate) inherited: Vec<(u64, Inode)>,
     pub(crate) objects: HashMap<u64, OwnedFd>,
     pub(crate) kills: bool,
+    pub(crate) loses_connections: bool,
     pub(crate) sockets: Sockets,
     pub(crate) opener: Opener,
 }
@@ -62,6 +63,7 @@ impl Subject {
             inherited: Vec::new(),
             objects: HashMap::new(),
             kills: false,
+            loses_connections: false,
             sockets: Sockets::default(),
             opener: Opener::default(),
         }
@@ -82,6 +84,7 @@ impl Subject {
             inherited: &self.inherited,
             table: &[],
             kills: self.kills,
+            loses_connections: self.loses_connections,
             sockets: &self.sockets,
             // Of a process that may not be looked at, nothing is known.
             areas: self

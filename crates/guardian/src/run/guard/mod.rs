@@ -305,6 +305,7 @@ impl<'a> Guard<'a> {
         } else {
             let options = CheckpointOptions {
                 kill: false,
+                lose_connections: self.request.lose_connections,
                 name: self.claim.name.to_string(),
                 sequence: self.next,
                 inherited: self.streams.identities(),

@@ -36,6 +36,8 @@ static TO_LOCK: Mutex<Vec<(SocketAddr, SocketAddr)>> = Mutex::new(Vec::new());
 pub(super) struct Capture {
     family: Family,
     kills: bool,
+    /// Connections to the outside are not taken over, though the subject is killed.
+    loses: bool,
     inherited: Option<InheritedSocket>,
     sockets: Sockets,
     fresh: Rc<Fresh>,
@@ -73,6 +75,7 @@ impl Capture {
         Ok(Self {
             family,
             kills: scope.kills,
+            loses: scope.loses_connections,
             inherited,
             sockets: scope.sockets.clone(),
             fresh: scope.sockets.fresh(family)?,
@@ -126,6 +129,17 @@ impl Capture {
         Ok(saved)
     }
 
+    /// Gives the socket the packet filter of its program again, or none.
+    fn remove_filter(&mut self, socket: BorrowedFd<'_>) {
+        let is_filtered = self.held.as_mut().is_some_and(|held| std::mem::take(&mut held.filtered));
+        if is_filtered {
+            let _ = match self.options.as_ref().map(Options::filter) {
+                None | Some([]) => socket_option::detach_filter(socket),
+                Some(program) => socket_option::attach_filter(socket, program),
+            };
+        }
+    }
+
     /// The options as they are in the pause, once.
     fn read_options(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
         if self.options.is_none() {
@@ -142,10 +156,14 @@ impl Capture {
     ) -> Result<()> {
         let socket = description.as_fd();
         let ends = parse_plain(&saved.local()).zip(parse_plain(&saved.peer()));
-        if self.family.protocol == IPPROTO_MPTCP && (self.kills || is_inside) {
+        let takes = self.kills && (is_inside || !self.loses);
+        if self.family.protocol == IPPROTO_MPTCP && (takes || is_inside) {
             return Err(unsupported(description, MULTIPATH.0, MULTIPATH.1));
         }
-        if self.kills {
+        if self.kills && !takes {
+            self.remove_filter(socket);
+        }
+        if takes {
             saved.connection = Some(connection::read(socket, After::StaysInRepair)?);
             if let Some(held) = &mut self.held {
                 held.repaired = true;
@@ -215,12 +233,9 @@ impl FdCapture for Capture {
         if held.repaired {
             let _ = connection::leave(socket, held.reuse, Repair::Off);
         }
-        if held.filtered {
-            let _ = match self.options.as_ref().map(Options::filter) {
-                None | Some([]) => socket_option::detach_filter(socket),
-                Some(program) => socket_option::attach_filter(socket, program),
-            };
-        }
+        self.held = Some(held);
+        self.remove_filter(socket);
+        let Some(held) = self.held.take() else { return };
         let _ = lock::unlock(held.locked.as_slice());
     }
 }

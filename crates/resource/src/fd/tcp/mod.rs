@@ -72,19 +72,20 @@ impl FdKind for Tcp {
             found.push(connection_obstacle(description, "it is just being made", "try again in a moment"));
         }
         if is_multipath(description) {
-            let is_taken = scope.kills || capture::has_peer_inside(description, scope);
+            let is_taken = takes_outside(scope) || capture::has_peer_inside(description, scope);
             if capture::is_connected(state) && is_taken {
                 found.push(connection_obstacle(description, MULTIPATH.0, MULTIPATH.1));
             }
             return found;
         }
         found.extend(unreadable(description, scope));
-        let is_taken = || scope.kills || capture::has_peer_inside(description, scope);
+        let is_taken = || takes_outside(scope) || capture::has_peer_inside(description, scope);
         if capture::is_connected(state) && !scope.sockets.may_repair() && is_taken() {
             found.push(connection_obstacle(
                 description,
                 "taking a connection over needs CAP_NET_ADMIN",
-                "run undying as root, or let the program close its connections first",
+                "run undying as root, let the program close its connections first, or accept the end of those to outside \
+                 the tree with --lose-connections",
             ));
         }
         found
@@ -116,6 +117,11 @@ impl FdKind for Tcp {
     fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
         restore::start(records, created)
     }
+}
+
+/// Whether connections to the outside are taken over.
+fn takes_outside(scope: &CaptureScope<'_>) -> bool {
+    scope.kills && !scope.loses_connections
 }
 
 /// Why an MPTCP connection is refused, and what to do.

@@ -13,7 +13,9 @@ use super::super::in_flight::discover;
 use super::super::socket_events::events;
 use super::super::socket_options::IPPROTO_TCP;
 use super::super::sockets::Sockets;
-use super::super::test_support::{alone, capture, capture_again, create, describe_all, known_of};
+use super::super::test_support::{
+    alone, capture, capture_again, capture_losing, create, describe_all, known_of,
+};
 use super::*;
 
 /// Captures for an end, ends silently, builds and starts again; the result is in the order of the sockets.
@@ -273,6 +275,7 @@ fn a_checkpoint_that_fails_leaves_the_connection_as_it_was() {
         inherited: &[],
         table: &table,
         kills: true,
+        loses_connections: false,
         sockets: &Default::default(),
         areas: Vec::new(),
         index: Default::default(),
@@ -419,6 +422,7 @@ fn scope<'a>(
         inherited: &[],
         table: &[],
         kills,
+        loses_connections: false,
         sockets,
         areas: Vec::new(),
     }
@@ -492,4 +496,19 @@ fn options_of_a_listener_come_back() {
     for (option, value) in wanted {
         assert_eq!(socket_option::get_int(listener.as_fd(), option).unwrap(), value, "{option:?}");
     }
+}
+
+#[test]
+fn a_connection_to_the_outside_that_may_be_lost_is_not_taken_over() {
+    let _alone = alone();
+    let (mut client, server) = pair("127.0.0.1:0");
+    let records = capture_losing(&Tcp, &describe_all(&[server.as_fd()]), true).unwrap();
+    drop(server);
+    // The peer sees what it sees of any process that ends.
+    assert!(matches!(client.read(&mut [0; 1]), Ok(0)));
+    let mut created = create(&Tcp, &records, HashMap::new(), false).unwrap();
+    Tcp.start(&records, &created).unwrap();
+    let mut server = TcpStream::from(created.remove(&DescriptionId(0)).unwrap());
+    let error = server.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }

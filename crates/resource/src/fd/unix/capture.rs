@@ -105,7 +105,7 @@ impl Capture {
             return Ok(Some(Peer::Outside(true)));
         }
         // A client from outside goes away as clients do; preflight refuses what is more than that.
-        if may_end(description, scope) && is_server(&self.diag, &self.socket)? {
+        if scope.loses_connections || (may_end(description, scope) && is_server(&self.diag, &self.socket)?) {
             return Ok(Some(Peer::Closed(true)));
         }
         Err(ResourceError::Unsupported {

@@ -4,7 +4,7 @@
 //! Invariants: a connection comes back when both its ends are sockets of the subject, with the messages of both
 //! directions, descriptors in flight, names, shut halves, and clients that wait to be accepted.
 //! Does not: bring back a connection to a process outside: it has no way to notice a new socket (refused by the
-//! peer's name, or, for clients of a server that goes on, the end of a connection).
+//! peer's name, or, for clients of a server that goes on and with `loses_connections`, the end of a connection).
 
 mod bind;
 mod capture;
@@ -131,6 +131,9 @@ fn outside_peer(
     if capture::find(scope, peer).is_some() || (is_datagram && !name.body().is_empty()) {
         return None;
     }
+    if scope.loses_connections {
+        return None;
+    }
     if capture::may_end(description, scope) && is_server(diag, own).unwrap_or(false) {
         return None;
     }
@@ -149,7 +152,8 @@ fn outside_peer(
         ..description.obstacle(
             "Unix socket",
             "the process at its other end is outside the tree and cannot be given a new socket",
-            "let the program close it first, or checkpoint a process that is the ancestor of both",
+            "let the program close it first, checkpoint a process that is the ancestor of both, or accept the end of \
+             the connection with --lose-connections",
         )
     })
 }

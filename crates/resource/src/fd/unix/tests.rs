@@ -222,6 +222,7 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
         inherited: &[],
         table: &[],
         kills: false,
+        loses_connections: false,
         sockets: &Default::default(),
         areas: Vec::new(),
         index: Default::default(),
@@ -240,11 +241,34 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
         inherited: &[],
         table: &[],
         kills: true,
+        loses_connections: false,
         sockets: &Default::default(),
         areas: Vec::new(),
         index: Default::default(),
     };
     assert!(Unix.obstacles(&both[0], &scope).is_empty());
+}
+
+#[test]
+fn a_connection_to_a_server_outside_that_may_be_lost_is_at_its_end() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("server");
+    let listener = UnixListener::bind(&path).unwrap();
+    let client = UnixStream::connect(&path).unwrap();
+    let mut server = listener.accept().unwrap().0;
+    server.write_all(b"last").unwrap();
+    let descriptions = describe_all(&[client.as_fd()]);
+    let records = super::super::test_support::capture_losing(&Unix, &descriptions, true).unwrap();
+    drop((descriptions, client));
+    let mut created = create(&Unix, &records, HashMap::new(), false).unwrap();
+    let mut client = UnixStream::from(created.remove(&DescriptionId(0)).unwrap());
+    let mut all = Vec::new();
+    client.read_to_end(&mut all).unwrap();
+    assert_eq!(all, b"last");
+    assert!(client.write_all(b"x").is_err());
+    // The server outside still has its name.
+    UnixStream::connect(&path).unwrap();
 }
 
 #[test]
