@@ -15,6 +15,7 @@ mod interfaces;
 mod kernel_structs;
 mod language;
 mod limits;
+mod names;
 mod sizes;
 mod skipped_tests;
 mod tokens;
@@ -51,6 +52,7 @@ const RULES: &[&dyn Rule] = &[
     &victims::Victims,
     &limits::Limits,
     &workplace::Workplace,
+    &names::Names,
     &language::Language,
 ];
 
