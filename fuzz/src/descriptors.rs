@@ -8,10 +8,10 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
 use image::{Owner, RecordSet};
-use resource::{Opener, Shared};
 use resource::fd::envelope::Envelope;
 use resource::fd::{self, FdCreate, FdRecord};
 use resource::memory::{self, ObjectRecord};
+use resource::{Opener, Shared};
 
 use crate::repair::repair_records;
 

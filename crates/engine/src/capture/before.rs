@@ -23,7 +23,7 @@ use super::area_flags::FlagState;
 use super::descriptors::{Descriptors, Hold, areas_of};
 use super::layout_record;
 use super::objects::Objects;
-use super::own_watch::{WATCHED, forget_own_watch};
+use super::own_watch::forget_own_watch;
 use super::threads::ThreadState;
 use crate::error::{EngineError, Result};
 use crate::obstacles;

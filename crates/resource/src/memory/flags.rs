@@ -239,7 +239,7 @@ mod tests {
                 "7f0000000000-7f0000001000 {rights} 00000000 00:00 0\nProtectionKey:  {key}\nVmFlags: rd mr mw me\n"
             );
             let areas = tracee::procfs::areas_in(text.as_bytes()).unwrap();
-            obstacles(AreaOf { pid: model::Pid(1), area: &areas[0] }).len()
+            obstacles(model::Pid(1), &areas).len()
         };
         assert_eq!((found("rw-p", 0), found("rw-p", 1), found("--xp", 1)), (0, 1, 0));
     }

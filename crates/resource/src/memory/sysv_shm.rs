@@ -16,9 +16,9 @@ use sys::{Errno, Error};
 use tracee::procfs::{self, Backing};
 
 use super::{AreaOf, Content, MemoryKind, ObjectRecord};
-use crate::opener::Opener;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::opener::Opener;
 use crate::support::outside;
 
 const NAME: &str = "memory/sysv_shm";

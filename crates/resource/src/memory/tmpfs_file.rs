@@ -15,8 +15,8 @@ use tracee::procfs::Backing;
 
 use super::{AreaOf, Content, MemoryKind, ObjectRecord, source_file};
 use crate::error::Result;
-use crate::opener::Opener;
 use crate::obstacle::Obstacle;
+use crate::opener::Opener;
 use crate::support::tmpfs::{self, Found, TmpfsFile as NamedFile};
 
 const NAME: &str = "memory/tmpfs_file";

@@ -423,6 +423,7 @@ fn scope<'a>(
         table: &[],
         kills,
         loses_connections: false,
+        index: Default::default(),
         sockets,
         areas: Vec::new(),
     }

@@ -147,10 +147,8 @@ impl Builder<'_, '_> {
                 Some(Peer::Inside(other)) => self.build_inside(*id, DescriptionId(other))?,
                 Some(Peer::Closed(_)) if state.is_datagram() && state.peer_name.len() > 2 => {}
                 Some(Peer::Closed(_)) => {
-                    // Another name than that of a listener of the image belongs to a program outside, or to none.
-                    let is_ours = self.listener_named(&state.peer_name).is_some();
-                    let local = if is_ours { state.peer_name.clone() } else { Vec::new() };
-                    let nobody = State { family: state.family, local, ..State::default() };
+                    let nobody =
+                        State { family: state.family, local: state.peer_name.clone(), ..State::default() };
                     let (own, other) = self.connection((state, Some(*id)), (&nobody, None))?;
                     self.context.created.insert(*id, own);
                     self.others.insert(*id, other);
