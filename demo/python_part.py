@@ -30,7 +30,7 @@ def run(screen, undying, folder):
     age = died - time_of(checkpoint)
     screen.good("back", f"pid {pid} again, from checkpoint {sequence} ({milliseconds(age)} old), "
                         f"{milliseconds(took)} after its death was noticed")
-    # What it wrote between checkpoint and death stands in its files until it has written it again.
+    # Its files went back to the checkpoint with its memory.
     seed_now, counts = counter.wait("its progress", lambda: state_above(folder, lines_of(folder)))
     if seed_now != seed or facts(pid) != (threads, files):
         raise Failure(f"it is not the same program: {seed_now}, {facts(pid)}")
@@ -48,9 +48,10 @@ def state(folder):
     """What the program says of itself, or None while it has not yet."""
     try:
         with open(os.path.join(folder, "state"), encoding="ascii") as file:
-            words = file.read().split()
+            lines = file.read().splitlines()
     except FileNotFoundError:
         return None
+    words = lines[-1].split() if lines else []
     return (words[0], [int(word) for word in words[1:]]) if words else None
 
 

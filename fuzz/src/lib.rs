@@ -2,7 +2,7 @@
 //!
 //! Owns: the targets, the repair of checksums in front of them, the mutations of the test that stands in for a fuzzer.
 //! Invariants: a target opens no path, and changes nothing outside its own process.
-//! Does not: search; `cargo fuzz` does with the targets of `fuzz/libfuzzer`, and `tests/corpus.rs` tries a fixed number of
+//! Does not: search; `cargo fuzz` does with the targets of `fuzz/libfuzzer`, and `fuzz/tests/corpus.rs` tries a fixed number of
 //! mutations of each seed.
 #![forbid(unsafe_code)]
 

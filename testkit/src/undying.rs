@@ -95,9 +95,32 @@ impl Undying {
     /// # Errors
     /// When it fails, does not end in time, or writes no pid.
     pub fn restore(&self, guard: &Guard, folder: &Path, image: &Path) -> Result<Pid, HarnessError> {
+        self.restore_with(&[], guard, folder, image)
+    }
+
+    /// As [`Self::restore`], over files that have changed since the checkpoint.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore_over_files(
+        &self,
+        guard: &Guard,
+        folder: &Path,
+        image: &Path,
+    ) -> Result<Pid, HarnessError> {
+        self.restore_with(&["--files", "keep"], guard, folder, image)
+    }
+
+    fn restore_with(
+        &self,
+        options: &[&str],
+        guard: &Guard,
+        folder: &Path,
+        image: &Path,
+    ) -> Result<Pid, HarnessError> {
         let pidfile = folder.join("restored.pid");
         let mut command = self.command([OsStr::new("restore"), image.as_os_str()]);
-        command.args(["--detach", "--pidfile"]).arg(&pidfile);
+        command.args(options).args(["--detach", "--pidfile"]).arg(&pidfile);
         let finished =
             command::run(&mut command, guard, folder, "restore", limits::command())?.expect_status(0)?;
         let text = command::read_lossy(&pidfile);

@@ -270,7 +270,7 @@ impl std::fmt::Display for What {
                 write!(f, "the restart waits {:.2} s", Duration::from_micros(*wait_us).as_secs_f64())
             }
             Self::MovedAside { path, bytes, to } => {
-                write!(f, "{path} was cut back, its last {bytes} bytes are in {to}")
+                write!(f, "{path} was taken back, the {bytes} bytes that went are in {to}")
             }
             Self::FilesInPlace { in_place, unknown } => {
                 let report = FilesReport {

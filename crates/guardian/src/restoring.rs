@@ -82,7 +82,7 @@ impl fmt::Display for RestoreEvent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::MovedAside(MovedPart { path, bytes, to }) = self;
         let (path, to) = (path.display(), to.display());
-        write!(f, "{path} was cut back to the checkpoint; its last {bytes} bytes are in {to}")
+        write!(f, "{path} was taken back to the checkpoint; the {bytes} bytes that went are in {to}")
     }
 }
 

@@ -4,7 +4,7 @@
 //! Invariants: a plan that passes can be built or refused by the kernel; no later arithmetic on it overflows.
 //! Does not: check what a kind saved; the kind does.
 //!
-//! Proof: `fuzz/targets`, target `plan`.
+//! Proof: `fuzz/src`, target `plan`.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,7 +1,7 @@
 /* Holds what cannot be checkpointed, or is just going away, again and again for a moment.
  *
  * Usage: passing stat|objects|children|pipes|programs|closes|grows|busy|held. Goes on until it is killed; ends with 1 if anything goes wrong.
- * stat: opens and reads /proc/self/stat, sixteen times a millisecond, and never holds it for longer than that takes.
+ * stat: opens and reads /proc/1/stat, sixteen times a millisecond, and never holds it for longer than that takes.
  * objects: maps, moves and unmaps memory files and shared memory at full speed.
  * children: has children that live for no time at all, and some that do so for half a millisecond.
  * pipes: the same, and each of them holds the only other end of a pipe.
@@ -11,7 +11,7 @@
  *     again and starts it. That fails as long as anybody else has the descriptors: at most once in a
  *     hundred, and ten times more for the first look.
  * grows: has 64 MiB, and areas that grow where they are, and then move as a whole, at full speed.
- * busy: holds /proc/self/stat for three milliseconds of seven, and writes to its memory all the time.
+ * busy: holds /proc/1/stat for three milliseconds of seven, and writes to its memory all the time.
  * held: opens it on SIGUSR1, and closes it on the next; the file `held` is there as long as it is open. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -47,7 +47,7 @@ static void require(int is_well)
 static void look_at_itself(void)
 {
 	char text[1024];
-	int fd = open("/proc/self/stat", O_RDONLY);
+	int fd = open("/proc/1/stat", O_RDONLY);
 	require(fd >= 0 && read(fd, text, sizeof(text)) > 0 && !close(fd));
 	nap(10);
 }
@@ -66,7 +66,7 @@ static void write_memory(unsigned milliseconds)
 
 static void be_busy(void)
 {
-	int fd = open("/proc/self/stat", O_RDONLY);
+	int fd = open("/proc/1/stat", O_RDONLY);
 	require(fd >= 0);
 	write_memory(3);
 	require(!close(fd));
@@ -85,7 +85,7 @@ static void hold_when_told(void)
 {
 	static int fd = -1;
 	if (is_held && fd < 0) {
-		fd = open("/proc/self/stat", O_RDONLY);
+		fd = open("/proc/1/stat", O_RDONLY);
 		int sign = open("held", O_CREAT | O_WRONLY, 0600);
 		require(fd >= 0 && sign >= 0 && !close(sign));
 	}

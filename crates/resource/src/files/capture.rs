@@ -113,10 +113,14 @@ impl FileStates {
         if self.found.get(&key).is_some_and(|record| record.mapped) {
             return;
         }
-        let whole = sample::whole(file.as_fd(), stat.st_size as u64);
+        let content = sample::content(file.as_fd(), stat.st_size as u64);
+        let is_only_mapped = !self.found.contains_key(&key);
         let record = self.record(path, &stat);
         record.mapped = true;
-        record.whole = whole;
+        record.whole = content.as_deref().map(sample::sum);
+        if is_only_mapped {
+            record.content = content.filter(|content| content.len() as u64 <= sample::KEPT_BYTES_MAX);
+        }
     }
 
     /// The records, ordered by path.

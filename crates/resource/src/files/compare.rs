@@ -33,11 +33,13 @@ pub(super) enum Verdict {
     Same,
     /// The recorded bytes are there, and others behind them.
     Grew,
+    /// It has another content, and the image has the recorded one.
+    GoesBack,
     /// It is another one.
     Changed(String),
 }
 
-/// Compares every file; gives those that have to be cut back. `opened_later` are files that checkpoints after this one,
+/// Compares every file; gives those that have to be cut back or given their content. `opened_later` are files that checkpoints after this one,
 /// which was taken at `time`, have recorded.
 ///
 /// # Errors
@@ -56,7 +58,7 @@ pub fn compare(
         match judge(record, &mut seen) {
             Verdict::Same => {}
             Verdict::Changed(why) => changed.push(ChangedFile { path, why }),
-            Verdict::Grew => {
+            Verdict::Grew | Verdict::GoesBack => {
                 if let Some((file, stat)) = seen.file {
                     cuts.push(Cut::new(record, file, &stat));
                 }
@@ -132,6 +134,11 @@ pub(super) fn judge(record: &FileRecord, evidence: &mut dyn Evidence) -> Verdict
 fn judge_mapped(record: &FileRecord, size: u64, touched: bool, evidence: &mut dyn Evidence) -> Verdict {
     match record.whole {
         Some(_) if size == record.size && evidence.whole() == record.whole => Verdict::Same,
+        Some(_) if record.content.is_some() && evidence.may_have_writer() => {
+            let why = "was changed after the checkpoint, and another process has it open for writing";
+            Verdict::Changed(why.to_owned())
+        }
+        Some(_) if record.content.is_some() => Verdict::GoesBack,
         Some(_) => changed(record, size, true),
         None if record.ended && size == record.size && !touched => Verdict::Same,
         None if record.ended => changed(record, size, true),
@@ -198,6 +205,6 @@ impl Evidence for Seen<'_> {
     }
 
     fn may_have_writer(&mut self) -> bool {
-        self.reader().is_none_or(|reader| file_lock::may_have_writer(reader.as_fd()))
+        self.reader().is_none_or(|reader| file_lock::is_open_for_writing(reader.as_fd()).unwrap_or(true))
     }
 }

@@ -1,12 +1,13 @@
-//! Cutting a file that only grew back to its recorded length.
+//! Taking a file back: cutting one that only grew to its recorded length, or writing the recorded content.
 //!
 //! Owns: the order of the steps.
-//! Invariants: the bytes behind the recorded length are durable elsewhere before they are cut off; a crash in between
-//! leaves the file longer and the copy behind, and the next comparison finds the same.
+//! Invariants: the bytes that go are durable elsewhere before they are cut off or replaced; a crash in between leaves
+//! the file and the copy, and the next comparison finds the same.
 //! Does not: choose where the bytes go.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
@@ -19,7 +20,7 @@ use crate::support::opening;
 /// Keeps the bytes of a file from an offset to its end, durably: path, file, offset, length in bytes.
 pub type MoveAside<'a> = dyn FnMut(&Path, &File, u64, u64) -> sys::Result<()> + 'a;
 
-/// A file to be cut back.
+/// A file to be taken back.
 #[derive(Debug)]
 pub struct Cut {
     path: PathBuf,
@@ -29,12 +30,15 @@ pub struct Cut {
     from: u64,
     length: u64,
     modified: Timespec,
+    /// What it is given instead of being cut.
+    content: Option<Vec<u8>>,
 }
 
 impl Cut {
     pub(super) fn new(record: &FileRecord, file: OwnedFd, now: &Stat) -> Self {
         let modified = Timespec { tv_sec: record.modified_s, tv_nsec: record.modified_ns as i64 };
-        Self { path: record.path(), file, from: record.size, length: now.st_size as u64, modified }
+        let content = record.content.clone();
+        Self { path: record.path(), file, from: record.size, length: now.st_size as u64, modified, content }
     }
 
     /// Its path.
@@ -43,14 +47,8 @@ impl Cut {
         &self.path
     }
 
-    /// Bytes that go.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.length - self.from
-    }
-
-    /// Moves what is behind the recorded length aside, and cuts the file back. Its modification time goes back, too,
-    /// by which a later restart recognises it.
+    /// Moves what goes aside, and takes the file back. Its modification time goes back, too, by which a later restart
+    /// recognises it.
     ///
     /// # Errors
     ///
@@ -65,7 +63,12 @@ impl Cut {
         if now.st_size as u64 != self.length {
             return Err(Error::path("cut back", &self.path, sys::Errno::EAGAIN).into());
         }
-        aside(&self.path, &file, self.from, self.bytes())?;
+        let first = if self.content.is_some() { 0 } else { self.from };
+        aside(&self.path, &file, first, self.length - first)?;
+        if let Some(content) = &self.content {
+            let written = file.write_all_at(content, 0);
+            written.map_err(|error| Error::path("write the content of", &self.path, error))?;
+        }
         rustix::fs::ftruncate(&file, self.from).map_err(failed("cut back"))?;
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },

@@ -3,11 +3,14 @@
 //! Owns: the record of one file, how a change is judged, how a file that only grew is cut back.
 //! Invariants: a restore reads nothing of a file before its device, inode and type were compared; no file is changed
 //! before every file was accepted.
-//! Does not: bring changed content back. A file that was changed in place refuses the restore.
+//! Does not: bring the content of larger files back. A file that was changed in place refuses the restore.
 //!
 //! A checkpoint restores memory. A program whose memory is older than its files can destroy them: a database that
 //! writes old pages over new ones, a log whose lines are written twice. So the image records the state of each
 //! regular file that a process has open for writing or maps shared and writable, and the restore compares.
+//!
+//! The content of a small file that is written through mappings alone (performance counters of a Java virtual machine)
+//! is recorded, too, and goes back with the memory.
 //!
 //! Files whose content is part of the image (no name left, memory files) are not recorded, and neither are files of
 //! file systems that make up their content, such as proc(5).
@@ -73,6 +76,9 @@ pub struct FileRecord {
     /// The checkpoint ended the subject, so that no store through a mapping followed.
     #[prost(bool, tag = "15")]
     ended: bool,
+    /// The whole content of a file that is written through mappings alone, up to [`sample::KEPT_BYTES_MAX`].
+    #[prost(bytes = "vec", optional, tag = "16")]
+    content: Option<Vec<u8>>,
 }
 
 /// What a later change of a file means for a restart.
@@ -80,6 +86,8 @@ pub struct FileRecord {
 pub enum Effect {
     /// It is cut back to its recorded length when it only grew.
     CutBack,
+    /// It is given the content of the checkpoint, which the image holds.
+    GoesBack,
     /// It prevents the restart as soon as it is changed.
     Prevents,
     /// It prevents every restart: stores through a large mapping leave no trace.
@@ -100,6 +108,8 @@ impl FileRecord {
     pub fn effect(&self) -> Effect {
         if self.inherited {
             Effect::Stays
+        } else if self.content.is_some() {
+            Effect::GoesBack
         } else if self.mapped && self.whole.is_none() && !self.ended {
             Effect::AlwaysPrevents
         } else if self.mapped || self.in_place || self.ends.is_none() {

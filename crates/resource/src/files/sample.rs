@@ -29,14 +29,27 @@ pub(super) fn ends(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
     Some(sum.extend(&buffer[..tail]).get())
 }
 
-/// Checksum of the first `size` bytes; `None` if the file is too large or cannot be read.
-pub(super) fn whole(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
+/// Longest content that is recorded: it is part of each checkpoint. The counters of a Java virtual machine take 32 KiB.
+pub(super) const KEPT_BYTES_MAX: u64 = 256 << 10;
+
+/// The first `size` bytes; `None` if they are more than [`WHOLE_BYTES_MAX`] or cannot be read.
+pub(super) fn content(file: BorrowedFd<'_>, size: u64) -> Option<Vec<u8>> {
     if size > WHOLE_BYTES_MAX {
         return None;
     }
     let mut buffer = vec![0; size as usize];
     read(file, &mut buffer, 0).ok()?;
-    Some(Checksum::of(&buffer).get())
+    Some(buffer)
+}
+
+/// Checksum of what [`content`] gives.
+pub(super) fn whole(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
+    content(file, size).map(|content| sum(&content))
+}
+
+/// Checksum of a content.
+pub(super) fn sum(content: &[u8]) -> u32 {
+    Checksum::of(content).get()
 }
 
 fn read(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> rustix::io::Result<()> {

@@ -222,7 +222,7 @@ fn a_small_mapped_file_is_compared_by_content_and_a_large_one_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap().join("index");
     fs::write(&path, vec![1; 32_768]).unwrap();
-    let small = mapped_record(&path, false);
+    let small = FileRecord { content: None, ..mapped_record(&path, false) };
     assert_eq!(small.effect(), Effect::Prevents);
     // Written and written back: the content decides, whatever the times say.
     fs::write(&path, vec![1; 32_768]).unwrap();
@@ -263,4 +263,20 @@ fn a_file_that_was_opened_later_has_changed_if_it_was_written_since() {
     assert!(found.len() == 1 && found[0].path == path, "{found:?}");
     // One that the checkpoint knows is judged by its record.
     assert!(compare(&[record], &later, SystemTime::UNIX_EPOCH).unwrap().is_empty());
+}
+
+#[test]
+fn a_small_file_that_is_only_mapped_goes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap().join("counters");
+    fs::write(&path, vec![1; 32_768]).unwrap();
+    let record = mapped_record(&path, false);
+    assert_eq!(record.effect(), Effect::GoesBack);
+    let writer = in_place(&path);
+    rustix::io::pwrite(&writer, &[2; 40_000], 100).unwrap();
+    assert!(changes(&record)[0].why.contains("another process"), "{record:?}");
+    drop(writer);
+    assert_eq!(cut_back(&record).len(), 40_100, "all of it was moved aside");
+    assert_eq!(fs::read(&path).unwrap(), vec![1; 32_768]);
+    assert!(compared(&record).unwrap().is_empty());
 }
