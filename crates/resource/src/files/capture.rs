@@ -5,7 +5,7 @@
 //! broken.
 //! Does not: judge changes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -24,10 +24,6 @@ use crate::support::opening::{self, is_path_only, may_read, may_write};
 use crate::support::path::{Link, Name};
 use crate::support::tmpfs;
 
-/// Mapped files recorded in one checkpoint at most: each takes two system calls in the pause, and beyond them a subject
-/// is not a typical one. What is beyond has no record, and the checkpoint says so.
-const MAPPED_MAX: usize = 4096;
-
 /// Two ticks of the slowest clock (100 Hz) by which a kernel before 6.13 stamps files.
 const COARSE_NS: i64 = 20_000_000;
 /// The first release whose file times change with every change that somebody could have seen (multigrain timestamps).
@@ -37,6 +33,8 @@ const FINE_TIMES: (u32, u32) = (6, 13);
 #[derive(Debug)]
 pub struct FileStates {
     found: HashMap<(u64, Inode), FileRecord>,
+    /// Files behind mappings, by the device numbers that the list of areas gives.
+    mapped: HashSet<((u32, u32), Inode)>,
     link: Link,
     now: Timespec,
     has_fine_times: bool,
@@ -49,6 +47,7 @@ impl FileStates {
     pub fn begin(ends_subject: bool) -> Self {
         Self {
             found: HashMap::new(),
+            mapped: HashSet::new(),
             link: Link::new(),
             now: clock_gettime(ClockId::RealtimeCoarse),
             has_fine_times: release() >= FINE_TIMES,
@@ -96,11 +95,12 @@ impl FileStates {
 
     /// Records the file behind a mapping if stores through it change a file that has a name.
     pub fn add_mapping(&mut self, area: &Area) {
-        let Backing::File { inode, path, .. } = &area.backing else { return };
+        let Backing::File { device, inode, path } = &area.backing else { return };
         if !area.protection.shared || !(area.protection.write || area.flags.has("mw")) {
             return;
         }
-        if self.found.values().filter(|record| record.mapped).count() >= MAPPED_MAX {
+        // Opening it once is enough, however many areas and processes map it.
+        if !self.mapped.insert((*device, *inode)) {
             return;
         }
         let Some((file, stat)) = open_mapped(path, *inode) else { return };
