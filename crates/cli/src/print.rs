@@ -29,7 +29,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }
 
-/// Reports something to the operator, on stderr, with control characters escaped. Where nobody listens any more, the
+/// Reports something to the operator, on stderr, with control characters escaped. Where stderr has no reader, the
 /// work goes on. Line breaks stay: a message has several lines, and escapes what it quotes itself.
 pub(crate) fn say(what: std::fmt::Arguments<'_>) {
     // With one write: standard error has no buffer, and lines of two programs may meet there.

@@ -11,7 +11,7 @@ use engine::{Effect, FileRecord};
 use model::Sequence;
 use serde::{Deserialize, Serialize};
 
-/// Paths that a status holds of either kind: more are counted by nobody, and the file is written often.
+/// Paths that a status holds of either kind. The status file is written at each checkpoint, so it stays short.
 const LISTED_MAX: usize = 64;
 /// Paths that a message names of either kind.
 const NAMED_MAX: usize = 5;
