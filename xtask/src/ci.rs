@@ -2,13 +2,15 @@
 //!
 //! Owns: the registry of steps, their order, their times, the summary.
 //! Invariants: a step that fails does not keep the later ones from running; the result is the worst of all.
-//! Does not: check anything itself.
+//! Does not: check anything itself, or wait for ever.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
+use crate::hung;
 use crate::test_output::Summary;
 use crate::tidy;
 
@@ -83,23 +85,62 @@ fn doc() -> Result<Outcome, Failure> {
     succeeds(command)
 }
 
+/// Longest time without a word from a test binary that is running.
+const SILENCE: Duration = Duration::from_secs(300);
+/// Time between two looks at a silent run, and for the last lines of one that has ended.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// Runs every test; `--show-output` because a passing test says in its output what it lacked.
 fn test() -> Result<Outcome, Failure> {
     let mut command = cargo(&["test", "--workspace", "--no-fail-fast", "--", "--show-output"]);
     let describe = |source| Failure::Command { command: "cargo test".to_owned(), source };
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(describe)?;
-    let output = child.stdout.take().expect("the pipe was asked for one line above");
     let mut summary = Summary::default();
-    for line in BufReader::new(output).split(b'\n') {
-        let line = line.map_err(describe)?;
-        let line = String::from_utf8_lossy(&line);
-        if summary.line(&line) {
+    let hung = follow(&mut child, |line| {
+        if summary.line(line) {
             println!("{line}");
         }
-    }
+    })
+    .map_err(describe)?;
     let ended_well = child.wait().map_err(describe)?.success();
-    let good = ended_well && summary.ignored == 0;
-    Ok(Outcome { good, detail: Some(summary.to_string()) })
+    let good = ended_well && hung == 0 && summary.ignored == 0;
+    let told = if hung == 0 { String::new() } else { format!("\n  {hung} test binaries hung and were killed") };
+    Ok(Outcome { good, detail: Some(format!("{summary}{told}")) })
+}
+
+/// Gives each line to `take` until the run has ended, which may be before its output has: subjects that a broken test
+/// leaves behind hold the pipe. Kills test binaries that have hung, and counts them.
+fn follow(child: &mut Child, mut take: impl FnMut(&str)) -> std::io::Result<usize> {
+    let output = child.stdout.take().expect("the pipe was asked for with the command");
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n') {
+            let last = line.is_err();
+            if sender.send(line).is_err() || last {
+                return;
+            }
+        }
+    });
+    let mut heard = Instant::now();
+    let mut hung = 0;
+    loop {
+        match lines.recv_timeout(LOOK) {
+            Ok(line) => {
+                take(&String::from_utf8_lossy(&line?));
+                heard = Instant::now();
+            }
+            Err(RecvTimeoutError::Disconnected) => return Ok(hung),
+            Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_some() => return Ok(hung),
+            Err(RecvTimeoutError::Timeout) if heard.elapsed() < SILENCE => {}
+            Err(RecvTimeoutError::Timeout) => {
+                for binary in hung::kill_tests_of(child.id()) {
+                    println!("{} has been silent for {} s: killed", binary.display(), SILENCE.as_secs());
+                    hung += 1;
+                }
+                heard = Instant::now();
+            }
+        }
+    }
 }
 
 fn succeeds(mut command: Command) -> Result<Outcome, Failure> {

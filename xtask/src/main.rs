@@ -9,6 +9,7 @@
 mod ci;
 mod edges;
 mod failure;
+mod hung;
 mod test_output;
 mod tidy;
 mod trackers;

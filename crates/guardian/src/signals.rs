@@ -124,8 +124,8 @@ impl Signals {
 
 /// Whether the subject is in the process group that the terminal has signalled together with us.
 pub(crate) fn shares_group(subject: Pid) -> bool {
-    let own = rustix::process::getpgrp().as_raw_nonzero().get();
-    procfs::stat(subject).is_ok_and(|stat| stat.pgrp == Pid(own))
+    let own = sys::session::group_of(Pid(std::process::id() as i32));
+    own.is_ok_and(|own| sys::session::group_of(subject).is_ok_and(|group| group == own))
 }
 
 /// Stops this process until it gets SIGCONT.

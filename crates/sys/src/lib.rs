@@ -34,7 +34,7 @@ pub mod scheduling;
 pub mod scratch;
 pub mod seccomp;
 pub mod segment;
-
+pub mod session;
 pub mod shared_memory;
 pub mod signal;
 pub mod signalfd;

@@ -80,8 +80,7 @@ impl StateKind for ControlTerminal {
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         // Most processes lead no session: one call tells.
-        let own = rustix::process::Pid::from_raw(capture.pid.get());
-        if rustix::process::getsid(own).is_ok_and(|session| Some(session) == own) {
+        if sys::session::of(capture.pid).is_ok_and(|session| session == capture.pid) {
             raw.extend(procfs::read(format!("/proc/{}/stat", capture.pid))?);
         }
         Ok(())

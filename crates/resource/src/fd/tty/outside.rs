@@ -8,7 +8,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use model::Inode;
+use model::{Inode, Pid};
 use rustix::fs::{FileType, major, minor};
 use sys::terminal;
 
@@ -112,7 +112,10 @@ fn reopen(record: &FdRecord, payload: &TtyPayload) -> Result<OwnedFd> {
 /// Whether setting modes would stop this very process: it would in the background of a session the terminal controls.
 fn may_set_modes(terminal: &OwnedFd) -> bool {
     match rustix::termios::tcgetpgrp(terminal) {
-        Ok(foreground) => foreground == rustix::process::getpgrp(),
+        Ok(foreground) => {
+            let own = sys::session::group_of(Pid(std::process::id() as i32));
+            own.is_ok_and(|own| own.get() == foreground.as_raw_nonzero().get())
+        }
         Err(_) => true,
     }
 }
