@@ -104,7 +104,8 @@ fn test() -> Result<Outcome, Failure> {
     .map_err(describe)?;
     let ended_well = child.wait().map_err(describe)?.success();
     let good = ended_well && hung == 0 && summary.ignored == 0;
-    let told = if hung == 0 { String::new() } else { format!("\n  {hung} test binaries hung and were killed") };
+    let told =
+        if hung == 0 { String::new() } else { format!("\n  {hung} test binaries hung and were killed") };
     Ok(Outcome { good, detail: Some(format!("{summary}{told}")) })
 }
 

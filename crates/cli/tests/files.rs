@@ -4,64 +4,11 @@
 
 mod common;
 
-use std::process::Child;
 use std::time::Duration;
 
-use common::{Lab, supported, until, wait};
+use common::{Guarded, Lab, supported, until, wait};
 use rustix::process::Signal;
 use testkit::ProcessId;
-
-/// A program in shell, with the name of a file that it says its rounds in.
-struct Guarded<'a> {
-    lab: &'a Lab,
-    guardian: Child,
-}
-
-impl<'a> Guarded<'a> {
-    fn run(lab: &'a Lab, options: &[&str], script: &str) -> Self {
-        let mut words: Vec<&str> = vec!["run", "--name", "job", "--every", "50ms"];
-        words.extend(options);
-        words.extend(["--", "sh", "-c", script]);
-        Self { lab, guardian: lab.undying(words).spawn().unwrap() }
-    }
-
-    /// The status; before the guardian has written its first one there is none.
-    fn status(&self) -> serde_json::Value {
-        until("a status", || {
-            let said = self.lab.say(["status", "job", "--json"]);
-            let status: serde_json::Value = serde_json::from_str(&said.stdout).ok()?;
-            Some(status[0].clone())
-        })
-    }
-
-    fn await_checkpoints(&self, more: u64) {
-        let count = || self.status()["checkpoints"].as_u64().unwrap();
-        let from = count();
-        until("checkpoints", || (count() >= from + more).then_some(()));
-    }
-
-    /// Kills the root, and waits for the next incarnation.
-    fn kill(&self) {
-        let incarnation = |status: &serde_json::Value| status["incarnation"].as_u64().unwrap();
-        let before = self.status();
-        let root = ProcessId::of(model::Pid(before["pid"].as_i64().unwrap() as i32)).unwrap();
-        root.signal(Signal::KILL).unwrap();
-        until("the next incarnation", || {
-            let now = self.status();
-            (incarnation(&now) > incarnation(&before) && now["state"] == "running").then_some(())
-        });
-    }
-
-    /// Tells the program to end, and gives the exit status.
-    fn end(mut self) -> i32 {
-        std::fs::write(self.lab.path("stop"), "").unwrap();
-        wait(&mut self.guardian).code().unwrap()
-    }
-
-    fn said(&self) -> String {
-        std::fs::read_to_string(self.lab.path("stderr")).unwrap()
-    }
-}
 
 /// Counts until it is told to end, and then writes `end`.
 fn counting(write: &str) -> String {
@@ -155,8 +102,7 @@ fn the_policy_decides_over_changed_files() {
     assert_eq!(said.matches("begun").count(), 1, "it was restored");
     let guarded = Guarded::run(&lab, &["--files", "refuse"], &script);
     guarded.await_checkpoints(2);
-    let pid = guarded.status()["pid"].as_i64().unwrap();
-    ProcessId::of(model::Pid(pid as i32)).unwrap().signal(Signal::KILL).unwrap();
+    guarded.root().signal(Signal::KILL).unwrap();
     assert_eq!(wait(&mut { guarded.guardian }).code(), Some(3));
 }
 

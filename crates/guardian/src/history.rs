@@ -18,6 +18,7 @@ use crate::files::FilesReport;
 use crate::journal::{CheckpointEvent, EventReader, EventRow, What};
 use crate::location::StoreLocation;
 use crate::record::Record;
+use crate::run::CHILDREN_UNSEEN;
 use crate::time;
 
 /// The events of one subject or of all, from the oldest that are still there, and those that come.
@@ -45,6 +46,8 @@ pub struct DeathRow {
     pub signal: Option<i32>,
     /// Its exit code.
     pub exit: Option<i32>,
+    /// The child whose failure ended it, under `--restart-on child-signal`.
+    pub child: Option<FailedChild>,
     /// `restored`, `started`, `gave-up`, `ended`, or `nothing` so far.
     pub followed_by: &'static str,
     /// The checkpoint that it was restored from.
@@ -53,6 +56,15 @@ pub struct DeathRow {
     pub took_us: Option<u64>,
     /// Why the program was started from its beginning although it had checkpoints.
     pub why: Option<String>,
+}
+
+/// A process of a subject that is not its root, and has failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct FailedChild {
+    /// The process.
+    pub pid: i32,
+    /// The signal that killed it.
+    pub signal: i32,
 }
 
 impl History {
@@ -118,15 +130,21 @@ impl History {
 #[must_use]
 pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
     let mut found: Vec<DeathRow> = Vec::new();
+    // Of each subject, the failure that its root is being ended for.
+    let mut failed: BTreeMap<String, FailedChild> = BTreeMap::new();
     for row in rows {
         let last = found.iter_mut().rev().find(|death| death.name == row.name);
         match (&row.what, last) {
+            (What::ChildDied { pid, signal }, _) => {
+                failed.insert(row.name.clone(), FailedChild { pid: *pid, signal: *signal });
+            }
             (What::Died { pid, signal, exit }, _) => found.push(DeathRow {
                 name: row.name.clone(),
                 time: row.time.clone(),
                 pid: *pid,
                 signal: *signal,
                 exit: *exit,
+                child: failed.remove(&row.name),
                 followed_by: "nothing",
                 seq: None,
                 took_us: None,
@@ -150,6 +168,7 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
                     pid: *pid,
                     signal: *signal,
                     exit: *exit,
+                    child: failed.remove(&row.name),
                     followed_by: "ended",
                     seq: None,
                     took_us: None,
@@ -302,6 +321,10 @@ impl std::fmt::Display for What {
                 write!(f, "tracker {tracker} is used: {}", first_line(reason))
             }
             Self::Died { pid, signal, exit } => write!(f, "pid {pid} died of {}", cause(signal, exit)),
+            Self::ChildDied { pid, signal } => {
+                write!(f, "child pid {pid} died of signal {signal}; the program is ended for it")
+            }
+            Self::ChildrenUnseen => f.write_str(CHILDREN_UNSEEN),
             Self::Poisoned { seq } => write!(f, "checkpoint {seq} leads to death again"),
             Self::RestoreFailed { seq, reason } => {
                 write!(f, "checkpoint {seq} cannot be restored: {}", first_line(reason))

@@ -10,7 +10,7 @@ use engine::CheckpointOptions;
 use model::Pid;
 use serde::Serialize;
 use sys::clone::{Parent, WantedPid};
-use sys::features::{self, FeatureEntry, Need};
+use sys::features::{self, Feature, FeatureEntry, Need};
 
 use crate::ancestry;
 use crate::error::{GuardianError, Result};
@@ -151,6 +151,12 @@ pub(crate) fn require_features() -> Result<()> {
         }),
         None => Ok(()),
     }
+}
+
+/// The refusal of what was asked for by an option, for want of a feature.
+pub(crate) fn missing(feature: Feature) -> GuardianError {
+    let entry = features::entry(feature);
+    GuardianError::FeatureMissing { name: entry.name, purpose: entry.purpose, fix: entry.fix }
 }
 
 /// Refuses to make a checkpoint that this user could not restore: choosing process numbers needs a capability. Asked by

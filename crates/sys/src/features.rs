@@ -47,6 +47,8 @@ pub enum Feature {
     Cachestat,
     /// Tracing processes that are no children.
     PtraceScope,
+    /// Telling the starts and the deaths of processes.
+    ProcessEvents,
 }
 
 /// What happens without a feature.
@@ -215,7 +217,21 @@ pub const REGISTRY: &[FeatureEntry] = &[
         fix: "use Linux 6.5 or later",
         probe: probes::cachestat,
     },
+    FeatureEntry {
+        feature: Feature::ProcessEvents,
+        name: "process-events",
+        need: Need::Optional,
+        purpose: "tells when a child of the program dies; without it `run --restart-on child-signal` is refused",
+        fix: "use a kernel with CONFIG_PROC_EVENTS, and run as root or with CAP_NET_ADMIN, outside of containers",
+        probe: probes::process_events,
+    },
 ];
+
+/// The row of a feature.
+#[must_use]
+pub fn entry(feature: Feature) -> &'static FeatureEntry {
+    REGISTRY.iter().find(|entry| entry.feature == feature).expect("every feature has a row")
+}
 
 /// Whether a feature may be used: it is not forced off.
 #[must_use]

@@ -26,6 +26,7 @@ pub mod pagemap;
 pub mod part_reader;
 pub mod pidfd;
 mod probes;
+pub mod process_events;
 pub mod process_memory;
 pub mod ptrace;
 mod residence;

@@ -123,6 +123,11 @@ pub(crate) fn tcp_repair(_: &Path) -> Result<String> {
     Ok("a socket was put into repair mode".to_owned())
 }
 
+pub(crate) fn process_events(_: &Path) -> Result<String> {
+    crate::process_events::ProcessEvents::subscribe()?;
+    Ok("a subscription was answered".to_owned())
+}
+
 pub(crate) fn pagemap_scan(_: &Path) -> Result<String> {
     let map = Pagemap::open(Pid(std::process::id() as i32))?;
     if map.supports_scan() {

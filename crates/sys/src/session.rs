@@ -43,7 +43,8 @@ mod tests {
     fn both_are_what_the_kernel_prints() {
         let stat = std::fs::read_to_string("/proc/self/stat").expect("read our own state");
         let (_, behind_name) = stat.rsplit_once(')').expect("a name in parentheses");
-        let printed: Vec<i32> = behind_name.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+        let printed: Vec<i32> =
+            behind_name.split_whitespace().filter_map(|field| field.parse().ok()).collect();
         assert_eq!((of(own()), group_of(own())), (Ok(Pid(printed[2])), Ok(Pid(printed[1]))));
     }
 

@@ -47,6 +47,10 @@ fn row(death: &DeathRow) -> Vec<String> {
         (None, Some(exit)) => format!("exit {exit}"),
         (None, None) => "not known".to_owned(),
     };
+    let cause = match death.child {
+        Some(child) => format!("signal {} of child {}", child.signal, child.pid),
+        None => cause,
+    };
     let followed = match (death.seq, death.took_us) {
         (Some(sequence), Some(took)) => {
             format!(

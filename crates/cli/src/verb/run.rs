@@ -53,6 +53,12 @@ impl Verb for Run {
                     .value_parser(PossibleValuesParser::new(policies)),
             )
             .arg(
+                option("restart-on", "EVENT", RESTART_ON)
+                    .hide_possible_values(true)
+                    .long_help(RESTART_ON_LONG)
+                    .value_parser(PossibleValuesParser::new([CHILD_SIGNAL])),
+            )
+            .arg(
                 option(
                     "max-restarts",
                     "N/DUR",
@@ -123,6 +129,18 @@ const COMPRESS: &str = "Compress what has not changed for a minute";
 const RESTART: &str = "\
 Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \
 INT, PIPE, TERM) or always (after a clean end from the beginning)";
+
+/// The event of `--restart-on`.
+const CHILD_SIGNAL: &str = "child-signal";
+
+const RESTART_ON: &str = "\
+What counts as a death of the program beside its own: child-signal (a child was killed by KILL, SEGV, BUS or ABRT)";
+
+const RESTART_ON_LONG: &str = "\
+What counts as a death of the program beside its own. child-signal: any process that it has started, or that these \
+have, was killed by SIGKILL (also by the kernel, when memory runs out), SIGSEGV, SIGBUS or SIGABRT. The whole program \
+is ended and restored from the last checkpoint that was taken before. Not for programs that kill their own children. \
+Needs CAP_NET_ADMIN, CONFIG_PROC_EVENTS and the machine's first PID namespace";
 
 const FILES: &str = "\
 When files that the program writes have changed since the checkpoint: fresh (start from the beginning), keep or refuse";
@@ -197,6 +215,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         tuning: tuning(matches),
         tracker: matches.get_one("tracker").cloned().unwrap_or_default(),
         policy: policy.unwrap_or_default(),
+        child_signals: matches.get_one::<String>("restart-on").is_some(),
         files: files.unwrap_or_default(),
         limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),
     })

@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use model::Pid;
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use testkit::{Guard, ProcessId};
@@ -26,6 +27,70 @@ const POLL: Duration = Duration::from_millis(2);
 pub(crate) struct Lab {
     pub(crate) guard: Guard,
     folder: TempDir,
+}
+
+/// A program in shell under `undying run`, with the name `job`. It ends when a file `stop` appears.
+pub(crate) struct Guarded<'a> {
+    pub(crate) lab: &'a Lab,
+    pub(crate) guardian: Child,
+}
+
+impl<'a> Guarded<'a> {
+    pub(crate) fn run(lab: &'a Lab, options: &[&str], script: &str) -> Self {
+        let mut words: Vec<&str> = vec!["run", "--name", "job", "--every", "50ms"];
+        words.extend(options);
+        words.extend(["--", "sh", "-c", script]);
+        Self { lab, guardian: lab.undying(words).spawn().unwrap() }
+    }
+
+    /// The status; before the guardian has written its first one there is none.
+    pub(crate) fn status(&self) -> Value {
+        until("a status", || {
+            let said = self.lab.say(["status", "job", "--json"]);
+            let status: Value = serde_json::from_str(&said.stdout).ok()?;
+            Some(status[0].clone())
+        })
+    }
+
+    pub(crate) fn await_checkpoints(&self, more: u64) {
+        let count = || self.status()["checkpoints"].as_u64().unwrap();
+        let from = count();
+        until("checkpoints", || (count() >= from + more).then_some(()));
+    }
+
+    /// Kills the root, and waits for the next incarnation.
+    pub(crate) fn kill(&self) {
+        let before = self.incarnation();
+        self.root().signal(Signal::KILL).unwrap();
+        self.await_incarnation(before + 1);
+    }
+
+    /// The root process.
+    pub(crate) fn root(&self) -> ProcessId {
+        ProcessId::of(Pid(self.status()["pid"].as_i64().unwrap() as i32)).unwrap()
+    }
+
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.status()["incarnation"].as_u64().unwrap()
+    }
+
+    /// Waits until this or a later one runs.
+    pub(crate) fn await_incarnation(&self, number: u64) {
+        until("the next incarnation", || {
+            let now = self.status();
+            (now["incarnation"].as_u64().unwrap() >= number && now["state"] == "running").then_some(())
+        });
+    }
+
+    /// Tells the program to end, and gives the exit status.
+    pub(crate) fn end(mut self) -> i32 {
+        std::fs::write(self.lab.path("stop"), "").unwrap();
+        wait(&mut self.guardian).code().unwrap()
+    }
+
+    pub(crate) fn said(&self) -> String {
+        std::fs::read_to_string(self.lab.path("stderr")).unwrap()
+    }
 }
 
 /// What a call has left.

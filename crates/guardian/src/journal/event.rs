@@ -74,6 +74,10 @@ pub enum What {
     Tracker { tracker: String, reason: String },
     /// The subject died.
     Died { pid: i32, signal: Option<i32>, exit: Option<i32> },
+    /// A process that is not the root has failed, and the root is ended for it.
+    ChildDied { pid: i32, signal: i32 },
+    /// The kernel could not tell all starts and deaths of processes.
+    ChildrenUnseen,
     /// A checkpoint leads to death again and is passed over.
     Poisoned { seq: u64 },
     /// A checkpoint could not be restored.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use engine::{Comparison, Difference};
-use model::{Escaped, Pid, Sequence};
+use model::{Escaped, Pid, Sequence, Signal};
 
 use super::policy::RestartLimit;
 use crate::aside::MovedPart;
@@ -17,6 +17,10 @@ use crate::journal::What;
 use crate::restoring::RestoreEvent;
 use crate::subject::SubjectStatus;
 use crate::time::microseconds;
+
+/// How it is said that events of processes were lost.
+pub(crate) const CHILDREN_UNSEEN: &str =
+    "more processes were started and ended than could be followed; the death of a child may have been missed";
 
 /// Something that whoever runs a subject wants to know.
 #[derive(Debug)]
@@ -52,6 +56,15 @@ pub enum RunEvent<'a> {
         /// How.
         status: SubjectStatus,
     },
+    /// A process of the subject that is not its root has failed, and the root is ended for it.
+    ChildDied {
+        /// The process.
+        pid: Pid,
+        /// What it died of.
+        signal: Signal,
+    },
+    /// The kernel could not tell all starts and deaths of processes.
+    ChildrenUnseen,
     /// A checkpoint is not used any more, since the subject dies of what it holds.
     Poisoned(Sequence),
     /// A checkpoint could not be restored; an older one is next.
@@ -107,6 +120,8 @@ impl RunEvent<'_> {
             Self::Died { pid, status } => {
                 What::Died { pid: pid.get(), signal: status.signal(), exit: status.exit() }
             }
+            Self::ChildDied { pid, signal } => What::ChildDied { pid: pid.get(), signal: signal.get() },
+            Self::ChildrenUnseen => What::ChildrenUnseen,
             Self::Poisoned(sequence) => What::Poisoned { seq: sequence.get() },
             Self::RestoreFailed(sequence, error) => {
                 What::RestoreFailed { seq: sequence.get(), reason: reason(error) }
@@ -155,6 +170,10 @@ impl fmt::Display for RunEvent<'_> {
                 write!(f, "checkpoint {sequence} was still being written and is dropped")
             }
             Self::Died { pid, status } => write!(f, "pid {pid} {status}"),
+            Self::ChildDied { pid, signal } => {
+                write!(f, "child pid {pid} was killed by signal {signal}; the program is ended for it")
+            }
+            Self::ChildrenUnseen => f.write_str(CHILDREN_UNSEEN),
             Self::Poisoned(sequence) => {
                 write!(f, "checkpoint {sequence} leads to death again; the one before it is used")
             }

@@ -4,6 +4,7 @@
 //! Invariants: this program may be killed or stopped at any instant; the subject then goes on unguarded.
 //! Does not: checkpoint, restore or decide; its modules do.
 
+mod children;
 mod claim;
 mod events;
 mod guard;
@@ -33,6 +34,7 @@ use crate::record::{ProcessName, Record};
 use crate::signals::Signals;
 use crate::streams::Streams;
 use crate::subject::{Subject, SubjectStatus};
+use children::Children;
 use claim::Claim;
 use guard::{Guard, Parts};
 use leftovers::Household;
@@ -40,6 +42,7 @@ use requests::Requests;
 use tracer::{Place, Tracking};
 
 pub use engine::{Preference, Tuning};
+pub(crate) use events::CHILDREN_UNSEEN;
 pub use events::RunEvent;
 pub use policy::{ChangedFiles, RestartLimit, RestartPolicy};
 
@@ -82,6 +85,8 @@ pub struct RunRequest {
     pub tuning: Tuning,
     /// Which deaths are followed by a restart.
     pub policy: RestartPolicy,
+    /// The death of a process by SIGKILL, SIGSEGV, SIGBUS or SIGABRT counts as one of the whole subject.
+    pub child_signals: bool,
     /// What a restart does when files that the subject writes have changed.
     pub files: ChangedFiles,
     /// How often at most.
@@ -115,6 +120,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     let household = Household::found()?;
     // Before there is any thread, which would take signals with their usual actions.
     let signals = Signals::take()?;
+    let children = request.child_signals.then(Children::listen).transpose()?;
     let log = Place::new(&store, &claim.name, request).open()?;
     let (subject, requests, first) = match &request.what {
         Guarded::Command(words) => {
@@ -123,7 +129,19 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
         }
         Guarded::Process(pid) => adopt(*pid, &store, &claim)?,
     };
-    let parts = Parts { store, claim, household, signals, requests, subject, first, streams, log, tracking };
+    let parts = Parts {
+        store,
+        claim,
+        household,
+        signals,
+        requests,
+        children,
+        subject,
+        first,
+        streams,
+        log,
+        tracking,
+    };
     let mut guard = Guard::new(request, parts, tell)?;
     let outcome = guard.watch();
     guard.leave(outcome.as_ref().ok().copied());
@@ -141,8 +159,8 @@ fn tracking(request: &RunRequest) -> Result<Tracking> {
     })
 }
 
-/// Starts the program as a child that knows where to ask for checkpoints and inherits streams, environment, directory, process group, signal mask and
-/// actions.
+/// Starts the program as a child that knows where to ask for checkpoints and inherits streams, environment, directory,
+/// process group, signal mask and actions.
 fn spawn(words: &[OsString], signals: &Signals, requests: &Requests) -> Result<Subject> {
     let (program, arguments) = words.split_first().ok_or_else(|| no_command(OsString::new()))?;
     let mut command = Command::new(program);

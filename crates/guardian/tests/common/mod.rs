@@ -78,6 +78,7 @@ impl Lab {
             tuning: guardian::Tuning::default(),
             tracker: guardian::TRACKER_DEFAULT.to_owned(),
             policy: RestartPolicy::OnFailure,
+            child_signals: false,
             files: ChangedFiles::Keep,
             limit: RestartLimit { count: 100, window: LIMIT },
         };

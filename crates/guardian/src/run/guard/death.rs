@@ -12,6 +12,7 @@ use engine::{EngineError, Files, RestoreOptions};
 use model::{Sequence, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::super::children::{Children, Heard};
 use super::super::events::RunEvent;
 use super::super::leftovers::descendants;
 use super::super::tracer::patience;
@@ -20,6 +21,7 @@ use super::{Ending, Guard, InFlight};
 use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::record::{Death, FreshReport, ProcessName};
+use crate::signals::KILL;
 use crate::subject::{Subject, SubjectStatus};
 use crate::time;
 
@@ -48,12 +50,16 @@ impl Guard<'_> {
         self.leave_subject();
         // A signal may have come just before: it decides whether anybody wanted this.
         self.take_signals()?;
+        // What a failed child has caused may be seen before the failure.
+        self.hear_children()?;
         self.record.last_death = Some(death(status));
+        let own = status;
+        let status = self.cause(own);
         if self.was_asked_for(status) || !self.request.policy.restarts(status) {
             self.record.state = "ended".to_owned();
             return Ok(Next::End(status));
         }
-        self.report(&RunEvent::Died { pid: self.subject.pid(), status });
+        self.report(&RunEvent::Died { pid: self.subject.pid(), status: own });
         if !self.restarts.admit(noticed) {
             self.report(&RunEvent::GaveUp(self.request.limit));
             self.record.state = "gave-up".to_owned();
@@ -71,8 +77,36 @@ impl Guard<'_> {
             self.record.state = "failed".to_owned();
         }
         outcome?;
-        self.begin_life();
+        self.begin_life()?;
         Ok(Next::GoOn)
+    }
+
+    /// Ends the root once another process of the subject has failed: the first such death is what the restart goes
+    /// back behind.
+    pub(super) fn hear_children(&mut self) -> Result<()> {
+        while let Some(heard) = self.children.as_mut().map(Children::poll).transpose()?.flatten() {
+            match heard {
+                Heard::Lost => self.report(&RunEvent::ChildrenUnseen),
+                Heard::Death(_) if self.ending.is_some() || self.child_death.is_some() => {}
+                Heard::Death(death) => {
+                    self.child_death = Some(death);
+                    self.report(&RunEvent::ChildDied { pid: death.pid, signal: death.signal });
+                    self.subject.signal(KILL)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the subject has died of: a failure elsewhere in the tree, or that of its root. The checkpoints that may
+    /// know the tree without the failed process are passed over.
+    fn cause(&mut self, own: SubjectStatus) -> SubjectStatus {
+        let (Some(children), Some(death)) = (&self.children, self.child_death.take()) else { return own };
+        for sequence in children.taken_after(death) {
+            self.suspicion.unusable(sequence);
+        }
+        // The root may have ended well by itself in the same moment, its work done.
+        if policy::is_clean(own) { own } else { SubjectStatus::Killed(death.signal) }
     }
 
     /// Waits before the restart of a program that has hardly lived; false when the run was told to end meanwhile.
@@ -269,7 +303,10 @@ impl Guard<'_> {
         Ok(())
     }
 
-    fn begin_life(&mut self) {
+    fn begin_life(&mut self) -> Result<()> {
+        if let Some(children) = &mut self.children {
+            children.begin(self.subject.pid())?;
+        }
         self.ending = None;
         self.began = Instant::now();
         self.checkpoints_before = self.record.checkpoints;
@@ -282,6 +319,7 @@ impl Guard<'_> {
         self.record.root = ProcessName::of(self.subject.key());
         self.record.first_sequence = self.first.get();
         self.write_record();
+        Ok(())
     }
 }
 

@@ -3,22 +3,24 @@
 //! Owns: what happens in which order, and the record for `status`.
 //! Invariants: this thread waits for no disk while the subject runs; signals and commits that have arrived are seen
 //! before a death is judged; no child is reaped that may be traced.
-//! Does not: trace a subject that runs, know policy, pace or the file's shape; their modules do.
+//! Does not: trace a subject that runs, know policy, pace or the file's shape, or what news mean; their modules do.
 
 mod death;
+mod news;
 mod telling;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
-use engine::{CheckpointOptions, Comparison, Phases};
+use engine::{CheckpointOptions, Phases};
 use model::{PageCount, ProcessKey, Sequence, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 use store::{Completion, EPOCHS_IN_FLIGHT_MAX, LogWriter, Store};
 use sys::Error;
 
 use self::death::Next;
-use self::telling::{checkpoint_event, first_record, refusal};
+use self::telling::first_record;
+use super::children::{ChildDeath, Children};
 use super::claim::Claim;
 use super::events::RunEvent;
 use super::leftovers::{Household, descendants};
@@ -26,12 +28,12 @@ use super::pace::Pace;
 use super::policy::{BackOff, Restarts, Suspicion};
 use super::reasons::Reasons;
 use super::requests::{Asked, Requests, Word};
-use super::tracer::{News, Place, TakenNews, Tracer, Tracking};
+use super::tracer::{Place, Tracer, Tracking};
 use super::{Guarded, RunRequest};
-use crate::error::{GuardianError, Result};
+use crate::error::Result;
 use crate::files::WrittenFiles;
 use crate::journal::{Journal, What};
-use crate::record::{PauseMicroseconds, Record};
+use crate::record::Record;
 use crate::restoring::hand_on;
 use crate::signals::{Request, Signals};
 use crate::streams::Streams;
@@ -73,6 +75,7 @@ pub(super) struct Parts {
     pub(super) household: Household,
     pub(super) signals: Signals,
     pub(super) requests: Requests,
+    pub(super) children: Option<Children>,
     pub(super) subject: Subject,
     pub(super) first: Sequence,
     pub(super) streams: Streams,
@@ -89,6 +92,10 @@ pub(super) struct Guard<'a> {
     household: Household,
     signals: Signals,
     requests: Requests,
+    /// Hears of deaths in the tree, if they count.
+    children: Option<Children>,
+    /// The death in the tree for which the root is being ended.
+    child_death: Option<ChildDeath>,
     /// The subject has said that it is, or is taken for it.
     is_ready: bool,
     subject: Subject,
@@ -137,8 +144,11 @@ impl<'a> Guard<'a> {
         parts: Parts,
         tell: &'a mut dyn FnMut(&RunEvent<'_>),
     ) -> Result<Self> {
-        let Parts { store, claim, household, signals, requests, subject, .. } = parts;
+        let Parts { store, claim, household, signals, requests, mut children, subject, .. } = parts;
         let Parts { first, streams, log, tracking, .. } = parts;
+        if let Some(children) = &mut children {
+            children.begin(subject.pid())?;
+        }
         let pace = Pace::new(request.every, Instant::now());
         let record = first_record(request, &claim, &subject, first, &tracking)?;
         let record = Record { requests: requests.name().to_owned(), ..record };
@@ -155,6 +165,8 @@ impl<'a> Guard<'a> {
             household,
             signals,
             requests,
+            children,
+            child_death: None,
             is_ready: !request.await_ready || matches!(request.what, Guarded::Process(_)),
             known: descendants(subject.pid()),
             subject,
@@ -207,6 +219,7 @@ impl<'a> Guard<'a> {
             }
             self.take_requests();
             self.hear();
+            self.hear_children()?;
             if let Some(status) = self.subject.ended()? {
                 match self.after_death(status)? {
                     Next::End(status) => return Ok(status),
@@ -246,6 +259,9 @@ impl<'a> Guard<'a> {
             PollFd::from_borrowed_fd(self.tracer.handle(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.requests.handle(), PollFlags::IN),
         ];
+        waiting.extend(
+            self.children.iter().map(|children| PollFd::from_borrowed_fd(children.handle(), PollFlags::IN)),
+        );
         waiting.extend(self.tracer.log().map(|log| PollFd::from_borrowed_fd(log.event(), PollFlags::IN)));
         match poll(&mut waiting, timeout.as_ref()) {
             Ok(_) => Ok(!waiting[0].revents().is_empty()),
@@ -278,7 +294,10 @@ impl<'a> Guard<'a> {
 
     /// Whether a checkpoint would be taken now if it were due.
     fn can_take(&self) -> bool {
-        self.tracer.is_idle() && self.pending.len() < EPOCHS_IN_FLIGHT_MAX && !self.requests.is_held()
+        self.tracer.is_idle()
+            && self.pending.len() < EPOCHS_IN_FLIGHT_MAX
+            && !self.requests.is_held()
+            && self.child_death.is_none()
     }
 
     /// When the next checkpoint is due.
@@ -392,166 +411,6 @@ impl<'a> Guard<'a> {
         }
     }
 
-    fn note_news(&mut self, news: News) {
-        match news {
-            News::Taken(news) => self.note_taken(*news),
-            News::Looked(found) => self.note_look(found),
-            // As many as it takes are counted here too; between two looks it may be one more.
-            News::Behind => {
-                self.requests.not_taken(self.next);
-                self.hold_back(SLOW_STORE, 1);
-            }
-            News::Opened(_) => {}
-            News::Tracking(name, error) => {
-                self.requests.not_taken(self.next);
-                self.advance_number();
-                self.record.tracker = name.to_owned();
-                self.report(&RunEvent::TrackerReplaced { name, error: &error });
-            }
-            News::Failed(error) => {
-                if self.tracer.log().is_none() {
-                    // Or it would be opened again at once, for those who wait.
-                    self.requests.taking(self.next);
-                }
-                self.requests.answer_for(self.next, &refusal(&error));
-                self.advance_number();
-                // One that has died is no reason against checkpoints; the loop will see.
-                if !self.has_died_of(&error) {
-                    self.note_failure(&error);
-                }
-            }
-        }
-    }
-
-    /// Whether a failure was the subject's death. What a dying process is asked fails a little before it has ended.
-    fn has_died_of(&self, error: &GuardianError) -> bool {
-        let says_gone = matches!(error, GuardianError::Engine(error) if error.says_gone());
-        let patience = if says_gone { DYING } else { Duration::ZERO };
-        self.subject.ends_within(patience)
-    }
-
-    /// Dirty pages were looked for, and there is no checkpoint of it.
-    fn note_look(&mut self, found: engine::Tracking) {
-        let us = time::microseconds;
-        let (pages, scan_us, pause_us) = (found.pages.get(), us(found.scan), us(found.pause));
-        let arming_us = us(found.arming);
-        self.journal.tell(SystemTime::now(), What::Scan { pages, scan_us, pause_us, arming_us });
-        self.requests.answer_for(self.next, "error a dry run takes no checkpoints\n");
-        self.advance(found.pause + found.arming, SLOW_COPY);
-        self.pace.committed(Instant::now());
-        self.record.achieved_hz = self.pace.achieved_hz();
-        self.note_pauses();
-        self.journal.set(&self.record);
-    }
-
-    fn note_comparison(&mut self, sequence: Sequence, found: &Comparison) {
-        self.record.verified.checkpoints += 1;
-        self.record.verified.pages += found.pages.get();
-        self.record.verified.differences += found.differences.get();
-        let event = RunEvent::Verified(sequence, found);
-        if found.differences == PageCount(0) {
-            self.journal.tell(SystemTime::now(), event.what());
-        } else {
-            self.report(&event);
-            self.suspicion.unusable(sequence);
-        }
-    }
-
-    fn note_taken(&mut self, news: TakenNews) {
-        let TakenNews { taken, descendants, comparison } = news;
-        self.advance_number();
-        if let Some(found) = comparison {
-            self.note_comparison(taken.ticket.sequence(), &found);
-        }
-        self.pending.push_back(InFlight {
-            sequence: taken.ticket.sequence(),
-            arming: taken.arming,
-            phases: taken.phases,
-            rounds: taken.rounds,
-            precopied: taken.precopied,
-            residual: taken.residual,
-        });
-        self.record.in_flight = self.pending.len();
-        self.known = descendants;
-        self.note_files(taken.ticket.sequence(), &taken.files);
-        if taken.arming > Duration::ZERO {
-            self.pace.paused(taken.arming);
-        }
-        self.advance(taken.timings.pause, slowest_of(&taken.phases));
-        self.note_pauses();
-        self.journal.set(&self.record);
-        if let Some(completion) = self.early.take() {
-            self.note_completion(completion);
-        }
-    }
-
-    /// The log takes no number twice, whatever became of it.
-    fn advance_number(&mut self) {
-        self.next = Sequence(self.next.get().saturating_add(1));
-    }
-
-    fn note_completion(&mut self, (sequence, outcome): Completion) {
-        if sequence >= self.next {
-            self.early = Some((sequence, outcome));
-            return;
-        }
-        let place = self.pending.iter().position(|pending| pending.sequence == sequence);
-        let found = place.and_then(|place| self.pending.remove(place));
-        self.record.in_flight = self.pending.len();
-        match (outcome, found) {
-            (Ok(committed), Some(taken)) => {
-                self.journal.tell(committed.commit.time, checkpoint_event(&committed, taken));
-                self.note_commit(sequence);
-            }
-            // Left behind with the life that it is of.
-            (Ok(_), None) | (Err(store::Error::CalledOff), _) => {}
-            (Err(error), _) => {
-                let error = error.into();
-                self.requests.answer_for(sequence, &refusal(&error));
-                self.note_failure(&error);
-            }
-        }
-    }
-
-    fn note_commit(&mut self, sequence: Sequence) {
-        self.requests.answer_for(sequence, &format!("ok {sequence}\n"));
-        self.pace.committed(Instant::now());
-        self.record.achieved_hz = self.pace.achieved_hz();
-        self.descends = Some(sequence);
-        self.suspicion.committed(sequence);
-        self.record.checkpoints += 1;
-        self.record.last_checkpoint = Some(time::rfc3339(SystemTime::now()));
-        if let Some(status) = self.tracer.log().map(LogWriter::status) {
-            self.record.store_bytes = Some(status.disk.get());
-            if let Some(oldest) = status.kept.first() {
-                self.suspicion.forget_below(*oldest);
-            }
-        }
-        self.journal.set(&self.record);
-        if std::mem::take(&mut self.failing) {
-            self.report(&RunEvent::CheckpointsAgain(sequence));
-        }
-    }
-
-    fn note_failure(&mut self, error: &GuardianError) {
-        self.pace.failed(Instant::now());
-        self.failing = true;
-        if self.reasons.note(&error.to_string()) {
-            self.report(&RunEvent::CheckpointFailed(error));
-        }
-        self.record.refusals = self.reasons.counts();
-        self.journal.set(&self.record);
-    }
-
-    fn note_pauses(&mut self) {
-        let pauses = self.pace.pauses();
-        self.record.pause_us = PauseMicroseconds {
-            p50: time::microseconds(pauses.p50),
-            p99: time::microseconds(pauses.p99),
-            max: time::microseconds(pauses.max),
-        };
-    }
-
     fn write_record(&self) {
         self.journal.set_now(&self.record);
     }
@@ -572,9 +431,4 @@ impl<'a> Guard<'a> {
         self.journal.tell(SystemTime::now(), event.what());
         (self.tell)(event);
     }
-}
-
-/// What most of a checkpoint that took longer than its round was spent on: buffers come back as the store writes.
-fn slowest_of(phases: &Phases) -> &'static str {
-    if phases.room > phases.precopy + phases.prepare + phases.pause() { SLOW_STORE } else { SLOW_COPY }
 }

@@ -1,0 +1,257 @@
+//! Forks and ends of processes, as the kernel tells them.
+//!
+//! Owns: the process connector (netlink family NETLINK_CONNECTOR, CN_IDX_PROC) and the layout of its messages.
+//! Invariants: what the kernel could not deliver is an event of its own, [`ProcessEvent::Lost`]; a kernel that accepts
+//! a subscription and does not answer it counts as one that refuses.
+//! Does not: know whose processes these are; the events are those of the whole machine.
+//!
+//! Man page: none; include/uapi/linux/cn_proc.h, Documentation/driver-api/connector.rst
+//! Since: Linux 2.6.15 (CONFIG_PROC_EVENTS); CAP_NET_ADMIN, the initial PID, user and network namespaces
+//! Probe: `features::REGISTRY` entry "process-events"
+//! Fallback: none; `run --restart-on child-signal` is refused by name
+
+use std::mem::size_of;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use model::{Pid, Signal};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with, sockopt,
+};
+
+use crate::error::{Errno, Error, Result};
+
+const NAME: &str = "subscribe to the ends of processes";
+const CN_IDX_PROC: u32 = 1;
+const CN_VAL_PROC: u32 = 1;
+const PROC_CN_MCAST_LISTEN: u32 = 1;
+const NLMSG_DONE: u16 = 3;
+
+/// `nlmsghdr` and `cn_msg`.
+const HEADER_BYTES: usize = 16 + 20;
+/// `proc_event` up to its union: what, processor, time.
+const EVENT_BYTES: usize = HEADER_BYTES + 16;
+const NONE: u32 = 0;
+const FORK: u32 = 1;
+const EXIT: u32 = 0x8000_0000;
+
+/// Bytes of one message; the longest is some hundred.
+const MESSAGE_BYTES: usize = 4096;
+/// What may wait to be read: some ten thousand events.
+const QUEUE_BYTES: usize = 8 << 20;
+/// The answer to a subscription comes before the request returns; more than enough.
+const ANSWER: Duration = Duration::from_millis(200);
+
+/// Something that has happened to a process of this machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProcessEvent {
+    /// A process has started another.
+    Forked {
+        /// The one whose child it is.
+        parent: Pid,
+        /// The new one.
+        child: Pid,
+    },
+    /// A thread was ended by a signal, and so was its process.
+    Killed {
+        /// The process.
+        pid: Pid,
+        /// The signal.
+        signal: Signal,
+        /// When, on CLOCK_MONOTONIC.
+        at: Duration,
+    },
+    /// Some events were not delivered, since nobody had read the ones before.
+    Lost,
+}
+
+/// A subscription to the events of all processes.
+#[derive(Debug)]
+pub struct ProcessEvents {
+    socket: OwnedFd,
+}
+
+impl ProcessEvents {
+    /// Subscribes; events that happen from now on are delivered.
+    pub fn subscribe() -> Result<Self> {
+        let failed = |errno| Error::new(NAME, errno);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::CONNECTOR))
+            .map_err(failed)?;
+        bind(&socket, &SocketAddrNetlink::new(0, CN_IDX_PROC)).map_err(failed)?;
+        // Without the privilege the usual queue has to do.
+        let _ = sockopt::set_socket_recv_buffer_size_force(&socket, QUEUE_BYTES);
+        sendto(&socket, &subscription(), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
+            .map_err(failed)?;
+        let events = Self { socket };
+        events.await_answer()?;
+        Ok(events)
+    }
+
+    /// Becomes readable with an event.
+    #[must_use]
+    pub fn handle(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The next event that is of interest, if one has come.
+    pub fn poll(&self) -> Result<Option<ProcessEvent>> {
+        while let Some(message) = self.receive()? {
+            match message {
+                Message::Event(event) => return Ok(Some(event)),
+                Message::Answer(_) | Message::Other => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn await_answer(&self) -> Result<()> {
+        let until = Instant::now() + ANSWER;
+        loop {
+            match self.receive()? {
+                Some(Message::Answer(0)) => return Ok(()),
+                Some(Message::Answer(errno)) => return Err(Error::new(NAME, Errno(errno))),
+                Some(_) => {}
+                None => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    // The kernel answers nobody outside its first PID and user namespaces.
+                    if left.is_zero() {
+                        return Err(Error::new(NAME, Errno::EPERM));
+                    }
+                    let mut waiting = [PollFd::from_borrowed_fd(self.handle(), PollFlags::IN)];
+                    let left = left.try_into().map_err(|_| Error::new(NAME, Errno::EINVAL))?;
+                    match poll(&mut waiting, Some(&left)) {
+                        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                        Err(errno) => return Err(Error::new(NAME, errno)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn receive(&self) -> Result<Option<Message>> {
+        let mut bytes = [0; MESSAGE_BYTES];
+        match recv(self.socket.as_fd(), &mut bytes, RecvFlags::empty()) {
+            Ok((_, length)) => Ok(Some(read(&bytes[..length.min(MESSAGE_BYTES)]))),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(rustix::io::Errno::NOBUFS) => Ok(Some(Message::Event(ProcessEvent::Lost))),
+            Err(errno) => Err(Error::new("read the ends of processes", errno)),
+        }
+    }
+}
+
+/// A message of the connector.
+#[derive(Debug)]
+enum Message {
+    /// To a subscription: an error number, or 0.
+    Answer(i32),
+    Event(ProcessEvent),
+    /// Of no interest.
+    Other,
+}
+
+fn subscription() -> Vec<u8> {
+    let body = PROC_CN_MCAST_LISTEN.to_ne_bytes();
+    let mut message = Vec::with_capacity(HEADER_BYTES + body.len());
+    message.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
+    message.extend(NLMSG_DONE.to_ne_bytes());
+    // Flags, number and sender of the header.
+    message.extend([0; size_of::<u16>() + 2 * size_of::<u32>()]);
+    message.extend(CN_IDX_PROC.to_ne_bytes());
+    message.extend(CN_VAL_PROC.to_ne_bytes());
+    // Number and acknowledgement.
+    message.extend([0; 2 * size_of::<u32>()]);
+    message.extend((body.len() as u16).to_ne_bytes());
+    message.extend([0; size_of::<u16>()]);
+    message.extend(body);
+    message
+}
+
+fn read(bytes: &[u8]) -> Message {
+    let word = |index: usize| {
+        let at = index * size_of::<u32>();
+        let word = bytes.get(at..at + size_of::<u32>())?;
+        Some(u32::from_ne_bytes(word.try_into().ok()?))
+    };
+    // Words of the union behind what all events begin with.
+    let field = |index: usize| word(EVENT_BYTES / size_of::<u32>() + index);
+    understand(&word, &field).unwrap_or(Message::Other)
+}
+
+fn understand(
+    word: &impl Fn(usize) -> Option<u32>,
+    field: &impl Fn(usize) -> Option<u32>,
+) -> Option<Message> {
+    let begin = HEADER_BYTES / size_of::<u32>();
+    let is_of_connector = word(4)? == CN_IDX_PROC && word(5)? == CN_VAL_PROC;
+    if !is_of_connector {
+        return None;
+    }
+    let pid = |index| Some(Pid(field(index)? as i32));
+    match word(begin)? {
+        NONE => Some(Message::Answer(field(0)? as i32)),
+        FORK => {
+            // Parent: thread, process; child: thread, process.
+            let (parent, thread, child) = (pid(1)?, pid(2)?, pid(3)?);
+            (thread == child).then_some(Message::Event(ProcessEvent::Forked { parent, child }))
+        }
+        EXIT => {
+            // Thread, process, status as wait(2) has it.
+            let signal = field(2)? as i32 & 0x7f;
+            let at = Duration::from_nanos(u64::from(word(begin + 2)?) | u64::from(word(begin + 3)?) << 32);
+            let event = ProcessEvent::Killed { pid: pid(1)?, signal: Signal(signal), at };
+            (signal != 0).then_some(Message::Event(event))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn subscribe() -> Option<ProcessEvents> {
+        ProcessEvents::subscribe().map_err(|error| println!("unsupported: process-events: {error}")).ok()
+    }
+
+    #[test]
+    fn the_start_and_the_end_of_a_child_are_told() {
+        let Some(events) = subscribe() else { return };
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid(child.id() as i32);
+        let before = now();
+        child.kill().unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        let (mut forked, mut killed) = (false, None);
+        while let Some(event) = events.poll().unwrap() {
+            match event {
+                ProcessEvent::Forked { parent, child } if child == pid => {
+                    forked = parent == Pid(std::process::id() as i32);
+                }
+                ProcessEvent::Killed { pid: dead, signal, at } if dead == pid => killed = Some((signal, at)),
+                _ => {}
+            }
+        }
+        assert!(forked, "its start was not told");
+        let (signal, at) = killed.expect("its end is told");
+        assert_eq!(signal, Signal(9));
+        assert!((before..=now()).contains(&at), "{at:?} is not between {before:?} and now");
+    }
+
+    fn now() -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    }
+
+    #[test]
+    fn a_message_that_is_cut_short_is_none() {
+        let mut message = subscription();
+        message.resize(HEADER_BYTES, 0);
+        message.extend(EXIT.to_ne_bytes());
+        assert!(matches!(read(&message), Message::Other));
+    }
+}
