@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use model::DescriptionId;
 use prost::Message;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::fs::{fstat, makedev};
+use rustix::fs::{FileType, Mode, OFlags, fstat, makedev, mknodat};
 use sys::Error;
 use sys::file_handle::{self, FileHandle};
 
@@ -27,6 +27,8 @@ use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Kn
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::opener::{Opener, Refusal};
+use crate::support::making::{Ownership, make_nameless};
+use crate::support::opening::reopen;
 
 const NAME: &str = "fd/inotify";
 const QUEUE_LIMIT: &str = "/proc/sys/fs/inotify/max_queued_events";
@@ -282,7 +284,7 @@ fn overflow(instance: &OwnedFd) -> Result<()> {
         });
     }
     let failed = |error: std::io::Error| Error::new("make an inotify queue overflow", error);
-    let mut file = tempfile().map_err(failed)?;
+    let mut file = tempfile()?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let watch = inotify::add_watch(instance, path, WatchFlags::MODIFY | WatchFlags::ACCESS)
         .map_err(|errno| Error::new("make an inotify queue overflow", errno))?;
@@ -303,11 +305,16 @@ fn overflow(instance: &OwnedFd) -> Result<()> {
 }
 
 /// A file without a name, where files can be watched.
-fn tempfile() -> std::io::Result<File> {
-    let path = std::env::temp_dir().join(format!("undying-{}", std::process::id()));
-    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-    std::fs::remove_file(&path)?;
-    Ok(file)
+fn tempfile() -> Result<File> {
+    let ownership = Ownership {
+        mode: 0o600,
+        user: rustix::process::geteuid().as_raw(),
+        group: rustix::process::getegid().as_raw(),
+    };
+    let file = make_nameless(&std::env::temp_dir().join("queue"), ownership, |directory, name| {
+        mknodat(directory, name, FileType::RegularFile, Mode::RUSR | Mode::WUSR, 0)
+    })?;
+    Ok(reopen(&file, OFlags::RDWR | OFlags::CLOEXEC)?.into())
 }
 
 #[cfg(test)]

@@ -225,6 +225,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+    use crate::fd::test_support::alone;
     use crate::support::testing::{describe, ourselves};
 
     fn text_of(description: &Known) -> String {
@@ -246,6 +247,8 @@ mod tests {
 
     #[test]
     fn what_is_locked_after_the_first_look_is_seen_and_can_be_taken_again() {
+        // A program that another test starts would hold the locked descriptions for a moment.
+        let _alone = alone();
         let named = tempfile::NamedTempFile::new().unwrap();
         let (file, other) = (open(named.path()), open(named.path()));
         let description = describe(0, &file);

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use prost::Message;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid};
@@ -16,13 +16,15 @@ use sys::{Errno, Error};
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
-use crate::opener::{Refusal, nearest_directory};
+use crate::opener::Refusal;
 use crate::support::identity::Identity;
-use crate::support::nameless::free_name;
+use crate::support::making::PrivateDirectory;
 use crate::support::opening::{flags_for, reopen};
 use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/symlink";
+/// Its name inside a private directory.
+const MADE: &str = "link";
 
 /// One open link as the image keeps it.
 #[derive(Clone, PartialEq, Message)]
@@ -180,60 +182,37 @@ fn make_and_open(payload: &SymlinkPayload, records: &[&FdRecord], context: &mut 
         why: format!("this unlinked symbolic link cannot be made again for a moment: {why}"),
         fix: "make its directory writable for whoever restores".to_owned(),
     };
-    // Through a descriptor: the directory's owner may exchange what is in its path.
-    let home = nearest_directory(&wanted).map_err(|refusal| cannot(refusal.to_string()))?;
-    let place = make(&home, &wanted, state).map_err(|errno| cannot(Errno::from(errno).to_string()))?;
-    let opened = open_made(&home, &place, state, records, context);
-    rustix::fs::unlinkat(&home, &place, AtFlags::empty())
-        .map_err(|errno| Error::path("remove", &wanted, errno))?;
-    opened
-}
-/// Under its own name, or another one should that be taken; the result is a name in `home`.
-fn make(home: &OwnedFd, wanted: &Path, state: &Nameless) -> std::result::Result<PathBuf, E> {
+    let private = PrivateDirectory::near(&wanted).map_err(|error| cannot(error.to_string()))?;
     let target = path::from_bytes(&state.target);
-    let parent = wanted.parent().unwrap_or(wanted);
-    let own_name = wanted.file_name().filter(|_| rustix::fs::stat(parent).is_ok_and(|stat| is(home, &stat)));
-    match own_name.map(|name| rustix::fs::symlinkat(&target, home, Path::new(name)).map(|()| name)) {
-        Some(Ok(name)) => Ok(name.into()),
-        None | Some(Err(E::EXIST)) => {
-            free_name(Path::new(""), |name| rustix::fs::symlinkat(&target, home, name))
-        }
-        Some(Err(errno)) => Err(errno),
-    }
-}
-
-fn is(directory: &OwnedFd, stat: &Stat) -> bool {
-    rustix::fs::fstat(directory).is_ok_and(|own| (own.st_dev, own.st_ino) == (stat.st_dev, stat.st_ino))
+    let made = private.make(MADE, |directory, name| rustix::fs::symlinkat(&target, directory, name))?;
+    open_made(&private, &made, records, context)?;
+    set_attributes(&made, state)?;
+    // The name that it had, if it can have that, is what descriptors tell of it.
+    let is_home = wanted.parent() == Some(private.parent_path());
+    let outcome = match wanted.file_name().filter(|_| is_home) {
+        Some(last) => private.let_go(Path::new(MADE), last, AtFlags::empty()),
+        None => rustix::fs::unlinkat(private.directory(), MADE, AtFlags::empty()),
+    };
+    outcome.map_err(|errno| cannot(Errno::from(errno).to_string()))
 }
 
 fn open_made(
-    home: &OwnedFd,
-    name: &Path,
-    state: &Nameless,
+    private: &PrivateDirectory,
+    made: &OwnedFd,
     records: &[&FdRecord],
     context: &mut FdCreate<'_>,
 ) -> Result<()> {
-    let failed = |operation: &'static str| move |errno: E| Error::path(operation, name, errno);
-    let open = |flags: OFlags| rustix::fs::openat(home, name, flags | OFlags::NOFOLLOW, Mode::empty());
-    let link = open(OFlags::PATH | OFlags::CLOEXEC).map_err(failed("open the link"))?;
-    let made = Identity::of(&link)?;
-    let target = rustix::fs::readlinkat(&link, "", Vec::new()).map_err(failed("read the link"))?;
-    if target.as_bytes() != state.target.as_slice() {
-        return Err(Error::path("make a link again as", name, Errno::EEXIST).into());
-    }
     for record in records {
         let flags = flags_for(record.flags);
         let file = if flags.contains(OFlags::NOFOLLOW) {
-            open(flags).map_err(failed("open the link"))?
+            rustix::fs::openat(private.directory(), MADE, flags, Mode::empty())
+                .map_err(|errno| Error::new("open a symbolic link", errno))?
         } else {
-            reopen(&link, flags)?
+            reopen(made, flags)?
         };
-        if Identity::of(&file)? != made {
-            return Err(Error::path("open the link", name, Errno::EEXIST).into());
-        }
         context.created.insert(record.id, file);
     }
-    set_attributes(&link, state)
+    Ok(())
 }
 
 fn set_attributes(link: &OwnedFd, state: &Nameless) -> Result<()> {

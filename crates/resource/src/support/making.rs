@@ -53,6 +53,8 @@ pub(crate) struct PrivateDirectory {
     directory: OwnedFd,
     /// For messages.
     shown: PathBuf,
+    /// It was checked; another one is left as it is.
+    is_ours: bool,
 }
 
 impl PrivateDirectory {
@@ -69,8 +71,9 @@ impl PrivateDirectory {
         };
         let shown = path.join(&name);
         let directory = openat(&parent, &name, ENTER, Mode::empty()).map_err(failed)?;
-        let made = Self { parent, name, directory, shown };
+        let mut made = Self { parent, name, directory, shown, is_ours: false };
         made.check().map_err(failed)?;
+        made.is_ours = true;
         Ok(made)
     }
 
@@ -87,18 +90,33 @@ impl PrivateDirectory {
         outcome
     }
 
-    /// The owner of the parent may have put another directory under the name. Only one that is the restorer's own, and
-    /// closed to others, is used.
+    /// The owner of the parent may have put another directory under the name. Only one that is the restorer's own,
+    /// closed to others and empty is used: nothing that somebody has made is changed, or removed at the end.
     fn check(&self) -> std::result::Result<(), E> {
         let stat = fstat(&self.directory)?;
-        if stat.st_uid != rustix::process::geteuid().as_raw() {
+        // A set-group-ID parent hands that bit on.
+        let is_closed = stat.st_mode & PERMISSIONS & !Mode::SGID.bits() == Mode::RWXU.bits();
+        if stat.st_uid != rustix::process::geteuid().as_raw() || !is_closed {
             return Err(E::PERM);
         }
-        if stat.st_mode & PERMISSIONS != Mode::RWXU.bits() {
-            // The umask or a set-group-ID parent.
-            chmod(own_link(&self.directory), Mode::RWXU)?;
+        let listed = openat(&self.directory, ".", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let is_own = |name: &CStr| matches!(name.to_bytes(), b"." | b"..");
+        for entry in Dir::read_from(&listed)? {
+            if !is_own(entry?.file_name()) {
+                return Err(E::NOTEMPTY);
+            }
         }
         Ok(())
+    }
+
+    /// The directory that it lies in (O_PATH).
+    pub(crate) fn parent(&self) -> BorrowedFd<'_> {
+        self.parent.as_fd()
+    }
+
+    /// The path of that.
+    pub(crate) fn parent_path(&self) -> &Path {
+        self.shown.parent().unwrap_or(Path::new("/"))
     }
 
     /// The directory itself (O_PATH).
@@ -128,6 +146,15 @@ impl PrivateDirectory {
         move_file((self.directory.as_fd(), from.as_os_str()), (self.parent.as_fd(), to))
     }
 
+    /// The same, and takes the name away again: what was moved is known by it, and has none. A name that is taken is left
+    /// alone, and so is the file.
+    pub(crate) fn let_go(&self, from: &Path, last: &OsStr, flags: AtFlags) -> std::result::Result<(), E> {
+        match self.move_out(from, last) {
+            Ok(()) => unlinkat(&self.parent, last, flags),
+            Err(_) => unlinkat(&self.directory, from, flags),
+        }
+    }
+
     /// Moves a file of the parent directory to a name inside. Whoever calls inspects what has been moved.
     pub(crate) fn move_in(&self, from: &OsStr, to: &str) -> std::result::Result<(), E> {
         move_file((self.parent.as_fd(), from), (self.directory.as_fd(), OsStr::new(to)))
@@ -136,6 +163,9 @@ impl PrivateDirectory {
 
 impl Drop for PrivateDirectory {
     fn drop(&mut self) {
+        if !self.is_ours {
+            return;
+        }
         clear(self.directory.as_fd(), DEPTH_MAX);
         // Renamed by the owner of the parent: an empty directory stays under a name of that owner's choice.
         let _ = unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
@@ -167,7 +197,7 @@ impl Placed {
         name: &OsStr,
         may_replace: impl FnOnce(&OwnedFd) -> crate::error::Result<()>,
     ) -> crate::error::Result<Self> {
-        let shown = private.shown.parent().unwrap_or(Path::new("/")).join(name);
+        let shown = private.parent_path().join(name);
         let failed = |errno: E| Error::path("move a new file to", &shown, errno);
         let file = private.open(from)?;
         let mut placed = Self { private, name: name.to_owned(), file, has_old: false, is_kept: true };
@@ -340,6 +370,23 @@ mod tests {
         let private = private_in(&folder);
         chownat(private.directory(), "", Some(Uid::from_raw(65_534)), None, AtFlags::EMPTY_PATH).unwrap();
         assert_eq!(private.check(), Err(E::PERM));
+    }
+
+    #[test]
+    fn a_directory_that_somebody_has_made_is_neither_used_nor_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut private = private_in(&folder);
+        let own = folder.path().join(&private.name);
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(private.check(), Err(E::PERM));
+        assert_eq!(fs::metadata(&own).unwrap().mode() & PERMISSIONS, 0o755);
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o2700)).unwrap();
+        assert_eq!(private.check(), Ok(()));
+        fs::write(own.join("precious"), "").unwrap();
+        assert_eq!(private.check(), Err(E::NOTEMPTY));
+        private.is_ours = false;
+        drop(private);
+        assert!(own.join("precious").exists());
     }
 
     #[test]

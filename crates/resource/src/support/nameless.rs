@@ -6,29 +6,21 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fs;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use prost::Message;
-use rustix::fs::{OFlags, Stat};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno as E;
 use sys::Errno;
 
-use super::{opening, path};
+use super::making::{Ownership, PrivateDirectory};
+use super::path;
 use crate::error::{ResourceError, Result};
 
 /// Names tried for what is made with a name and loses it at once; a taken one is passed over.
 const NAMES_TRIED_MAX: u32 = 1000;
-/// Nobody else needs to enter a directory that is removed again at once.
-const OURS_ALONE: u32 = 0o700;
-
-/// The nearest directory above a path that exists.
-pub(crate) fn home_of(path: &Path) -> PathBuf {
-    let is_there = |directory: &&Path| directory.is_dir();
-    path.ancestors().skip(1).find(is_there).unwrap_or(Path::new("/")).to_owned()
-}
 
 /// Makes something in a directory under a name that nobody has.
 pub(crate) fn free_name(
@@ -93,52 +85,49 @@ impl RemovedDirectories {
     }
 }
 
-/// Makes the directory under the name it had, or beside it should that be taken, and those above it that are gone.
+/// Makes the directory, lets it have the name it had for a moment, and removes it.
 fn make_and_remove(removed: &Removed) -> Result<OwnedFd> {
     let wanted = path::from_bytes(&removed.path);
-    let home = home_of(&wanted);
-    let gone: Vec<&Path> = wanted.ancestors().skip(1).take_while(|above| *above != home).collect();
-    let mut above = Vec::new();
-    for directory in gone.into_iter().rev() {
-        match mkdir(directory) {
-            Ok(()) => above.push(directory.to_owned()),
-            // Somebody else was faster.
-            Err(E::EXIST) => {}
-            Err(errno) => return Err(cannot_make(&wanted, errno)),
+    let private = PrivateDirectory::near(&wanted)?;
+    let below = wanted.strip_prefix(private.parent_path()).unwrap_or(&wanted);
+    make_below(&private, below, removed).map_err(|errno| cannot_make(&wanted, errno))
+}
+
+/// `below` leads from the parent of the private directory to the name; what is missing on that way is made, too, and
+/// gets its name by one move of all.
+fn make_below(private: &PrivateDirectory, below: &Path, removed: &Removed) -> std::result::Result<OwnedFd, E> {
+    let mut names: Vec<&OsStr> = below.iter().collect();
+    let (Some(first), Some(last)) = (names.first().copied(), names.pop()) else { return Err(E::INVAL) };
+    let mut above = vec![rustix::io::dup(private.directory())?];
+    for name in &names {
+        let next = make_directory(above.last().expect("begun with one"), name)?;
+        above.push(next);
+    }
+    let made = make_directory(above.last().expect("begun with one"), last)?;
+    if above.len() == 1 {
+        private.let_go(Path::new(last), last, AtFlags::REMOVEDIR)?;
+    } else {
+        let has_name = private.move_out(Path::new(first), first).is_ok();
+        let deepest = above.pop().expect("there are several");
+        let outcome = rustix::fs::unlinkat(&deepest, last, AtFlags::REMOVEDIR);
+        // From the deepest up; the uppermost lies beside the private directory if it has got its name.
+        for (directory, name) in above.iter().zip(&names).skip(1).rev() {
+            let _ = rustix::fs::unlinkat(directory, *name, AtFlags::REMOVEDIR);
         }
+        if has_name {
+            let _ = rustix::fs::unlinkat(private.parent(), first, AtFlags::REMOVEDIR);
+        }
+        outcome?;
     }
-    let made = match mkdir(&wanted) {
-        Ok(()) => Ok(wanted.clone()),
-        Err(E::EXIST) => free_name(wanted.parent().unwrap_or(&home), mkdir),
-        Err(errno) => Err(errno),
-    };
-    let opened = made.and_then(|place| {
-        let opened = open_with_access(&place, removed);
-        rustix::fs::rmdir(&place)?;
-        opened
-    });
-    for directory in above.iter().rev() {
-        // One that somebody has put something into meanwhile stays.
-        let _ = rustix::fs::rmdir(directory);
-    }
-    opened.map_err(|errno| cannot_make(&wanted, errno))
+    // Nobody can put anything into it any more.
+    Ownership { mode: removed.mode, user: removed.user, group: removed.group }.give(made.as_fd())?;
+    Ok(made)
 }
 
-fn open_with_access(place: &Path, removed: &Removed) -> std::result::Result<OwnedFd, E> {
+fn make_directory(above: &OwnedFd, name: &OsStr) -> std::result::Result<OwnedFd, E> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(place, flags, rustix::fs::Mode::empty())?;
-    let link = opening::own_link(&opened);
-    std::os::unix::fs::chown(&link, Some(removed.user), Some(removed.group)).map_err(to_errno)?;
-    fs::set_permissions(&link, fs::Permissions::from_mode(removed.mode)).map_err(to_errno)?;
-    Ok(opened)
-}
-
-fn mkdir(path: &Path) -> std::result::Result<(), E> {
-    fs::DirBuilder::new().mode(OURS_ALONE).create(path).map_err(to_errno)
-}
-
-fn to_errno(error: std::io::Error) -> E {
-    E::from_io_error(&error).unwrap_or(E::IO)
+    rustix::fs::mkdirat(above, name, Mode::RWXU)?;
+    rustix::fs::openat(above, name, flags, Mode::empty())
 }
 
 fn cannot_make(path: &Path, errno: E) -> ResourceError {
@@ -151,8 +140,10 @@ fn cannot_make(path: &Path, errno: E) -> ResourceError {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::MetadataExt;
 
+    use super::super::opening;
     use super::*;
 
     fn removed(path: &Path, inode: u64) -> Removed {
@@ -194,7 +185,8 @@ mod tests {
         assert_ne!(made.st_ino, fs::metadata(&path).unwrap().ino());
         assert_eq!(fs::read_to_string(&path).unwrap(), "somebody's");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        let error = directories.get(&removed(&path.join("below"), 8)).unwrap_err().to_string();
-        assert!(error.contains("below") && error.contains("help:"), "{error}");
+        let below = directories.get(&removed(&path.join("below"), 8)).unwrap();
+        assert_eq!(rustix::fs::fstat(below).unwrap().st_nlink, 0);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -35,6 +35,7 @@ pub(super) fn first_record(
         root: ProcessName::of(subject.key()),
         state: "running".to_owned(),
         policy: request.policy.name().to_owned(),
+        files: FilesReport::of(request.files.name(), &[]),
         incarnation: 1,
         first_sequence: first.get(),
         requested_hz: 1.0 / request.every.as_secs_f64(),
