@@ -1,12 +1,12 @@
 //! What programs set with prctl(2) and `/proc` or the getter shows.
 //!
-//! Owns: no_new_privs and the death signal of each thread; with the leader also the process's dumpable state,
-//! child subreaper, denial of executable writes, transparent huge pages, and the leader's policies for the time
-//! stamp counter and for machine checks.
+//! Owns: no_new_privs, the death signal, the policies for the time stamp counter, for CPUID and for machine checks and
+//! the speculation controls of each thread; with the leader also the process's dumpable state, child subreaper, denial
+//! of executable writes, transparent huge pages and merging of equal pages.
 //! Invariants: restored after credentials, whose change resets dumpable and death signals, and before filters of
 //! system calls.
 //! Does not: restore the death signal of a process whose parent is this program (its own parent is gone, and it
-//! would be told so as soon as this program ends); ask other threads than the leader for the two policies; name
+//! would be told so as soon as this program ends); name
 //! keep-caps and the other settings of credentials, or timer slack, which belongs to scheduling.
 
 use model::ByteCount;
@@ -33,8 +33,14 @@ const PR_SET_CHILD_SUBREAPER: u64 = 36;
 const PR_GET_CHILD_SUBREAPER: u64 = 37;
 const PR_SET_NO_NEW_PRIVS: u64 = 38;
 const PR_SET_THP_DISABLE: u64 = 41;
+const PR_SET_SPECULATION_CTRL: u64 = 53;
 const PR_SET_MDWE: u64 = 65;
 const PR_GET_MDWE: u64 = 66;
+const PR_SET_MEMORY_MERGE: u64 = 67;
+const PR_GET_MEMORY_MERGE: u64 = 68;
+/// Requests of arch_prctl(2).
+const ARCH_GET_CPUID: u64 = 0x1011;
+const ARCH_SET_CPUID: u64 = 0x1012;
 
 /// SUID_DUMP_USER: the program's owner may dump and trace it.
 const DUMPABLE: u32 = 1;
@@ -42,14 +48,29 @@ const DUMPABLE: u32 = 1;
 const DUMPABLE_BY_ROOT: u32 = 2;
 /// PR_TSC_ENABLE.
 const TSC_ENABLED: u32 = 1;
+/// CPUID may be executed.
+const CPUID_ENABLED: u32 = 1;
 /// PR_MCE_KILL_DEFAULT.
 const MACHINE_CHECK_DEFAULT: u32 = 2;
 
 const WORD_BYTES: usize = size_of::<u32>();
-/// In front of a thread's raw status: its death signal.
-const THREAD_WORDS: usize = 1;
-/// In front of a leader's: that, and in this order: subreaper, time stamp counter, dumpable, denial, machine checks.
-const LEADER_WORDS: usize = 6;
+/// In front of a thread's raw status, in this order: death signal, time stamp counter, machine checks, CPUID.
+const THREAD_DEFAULTS: [u32; 4] = [0, TSC_ENABLED, MACHINE_CHECK_DEFAULT, CPUID_ENABLED];
+/// Behind these with the leader: subreaper, dumpable, denial of executable writes, merging.
+const LEADER_DEFAULTS: [u32; 4] = [0, DUMPABLE, 0, 0];
+
+/// The speculation controls: PR_SPEC_* number, the line of the status.
+const SPECULATION: [(u64, &str); 2] = [(0, "Speculation_Store_Bypass"), (1, "SpeculationIndirectBranch")];
+/// PR_SPEC_ENABLE, PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE, as the status says them of a thread. What the machine decides
+/// for all has other words.
+const SPECULATION_WORDS: [(&str, u32); 6] = [
+    ("thread vulnerable", 2),
+    ("thread mitigated", 4),
+    ("thread force mitigated", 8),
+    ("conditional enabled", 2),
+    ("conditional disabled", 4),
+    ("conditional force disabled", 8),
+];
 
 /// The kind.
 pub(super) struct Prctl;
@@ -64,6 +85,24 @@ struct PrctlMessage {
     /// With the leader.
     #[prost(message, optional, tag = "3")]
     process: Option<ProcessMessage>,
+    /// Images of earlier versions have the first two with the leader alone, and no others.
+    #[prost(message, optional, tag = "4")]
+    thread: Option<ThreadMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ThreadMessage {
+    /// PR_TSC_ENABLE or PR_TSC_SIGSEGV.
+    #[prost(uint32, tag = "1")]
+    time_stamp_counter: u32,
+    /// PR_MCE_KILL_*.
+    #[prost(uint32, tag = "2")]
+    machine_check: u32,
+    #[prost(bool, tag = "3")]
+    cpuid_faults: bool,
+    /// PR_SPEC_* of each row of the table; 0 where the machine decides for all.
+    #[prost(uint32, repeated, tag = "4")]
+    speculation: Vec<u32>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -84,6 +123,9 @@ struct ProcessMessage {
     machine_check: u32,
     #[prost(bool, tag = "6")]
     huge_pages_disabled: bool,
+    /// Equal pages of all its memory may be merged.
+    #[prost(bool, tag = "7")]
+    merges_memory: bool,
 }
 
 impl StateKind for Prctl {
@@ -104,15 +146,17 @@ impl StateKind for Prctl {
     }
 
     fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
-        let mut into = |option: u64| {
-            questions.call_into(nr::PRCTL, [option, 0, 0, 0, 0, 0], 1, ByteCount(WORD_BYTES as u64));
-        };
-        into(PR_GET_PDEATHSIG);
+        let get = |option: u64| [option, 0, 0, 0, 0, 0];
+        let word = ByteCount(WORD_BYTES as u64);
+        for option in [PR_GET_PDEATHSIG, PR_GET_TSC] {
+            questions.call_into(nr::PRCTL, get(option), 1, word);
+        }
+        questions.call(nr::PRCTL, get(PR_MCE_KILL_GET));
+        questions.call(nr::ARCH_PRCTL, get(ARCH_GET_CPUID));
         if capture.tid == capture.pid.leader() {
-            into(PR_GET_CHILD_SUBREAPER);
-            into(PR_GET_TSC);
-            for option in [PR_GET_DUMPABLE, PR_GET_MDWE, PR_MCE_KILL_GET] {
-                questions.call(nr::PRCTL, [option, 0, 0, 0, 0, 0]);
+            questions.call_into(nr::PRCTL, get(PR_GET_CHILD_SUBREAPER), 1, word);
+            for option in [PR_GET_DUMPABLE, PR_GET_MDWE, PR_GET_MEMORY_MERGE] {
+                questions.call(nr::PRCTL, get(option));
             }
         }
         Ok(())
@@ -122,7 +166,7 @@ impl StateKind for Prctl {
         let leader = capture.tid == capture.pid.leader();
         raw.push(u8::from(leader));
         // In the order of the questions.
-        let defaults = [0, 0, TSC_ENABLED, DUMPABLE, 0, MACHINE_CHECK_DEFAULT];
+        let defaults = THREAD_DEFAULTS.into_iter().chain(LEADER_DEFAULTS);
         for (answer, default) in capture.answers(NAME).into_iter().zip(defaults) {
             raw.extend(answer.word_or(default)?.to_ne_bytes());
         }
@@ -133,24 +177,32 @@ impl StateKind for Prctl {
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
         let Some((leader, rest)) = raw.split_first() else { return Ok(None) };
         let leader = *leader != 0;
-        let count = if leader { LEADER_WORDS } else { THREAD_WORDS };
+        let count = THREAD_DEFAULTS.len() + if leader { LEADER_DEFAULTS.len() } else { 0 };
         let (words, status) = rest.split_at(count * WORD_BYTES);
-        let word = |index: usize| {
-            let mut word = [0; WORD_BYTES];
-            word.copy_from_slice(&words[index * WORD_BYTES..][..WORD_BYTES]);
-            u32::from_ne_bytes(word)
-        };
-        let process = leader.then(|| ProcessMessage {
-            child_subreaper: word(1) != 0,
-            time_stamp_counter: word(2),
-            dumpable: word(3),
-            deny_write_execute: word(4),
-            machine_check: word(5),
-            huge_pages_disabled: procfs::status_line(status, "THP_enabled") == Some("0"),
+        let words: Vec<u32> = words
+            .chunks_exact(WORD_BYTES)
+            .filter_map(|word| word.first_chunk().map(|word| u32::from_ne_bytes(*word)))
+            .collect();
+        let process = leader.then(|| {
+            let words = &words[THREAD_DEFAULTS.len()..];
+            ProcessMessage {
+                child_subreaper: words[0] != 0,
+                dumpable: words[1],
+                deny_write_execute: words[2],
+                merges_memory: words[3] != 0,
+                huge_pages_disabled: procfs::status_line(status, "THP_enabled") == Some("0"),
+                ..ProcessMessage::default()
+            }
         });
+        let thread = ThreadMessage {
+            time_stamp_counter: words[1],
+            machine_check: words[2],
+            cpuid_faults: words[3] != CPUID_ENABLED,
+            speculation: SPECULATION.iter().map(|(_, line)| speculation(status, line)).collect(),
+        };
         let no_new_privs = procfs::status_line(status, "NoNewPrivs") == Some("1");
-        let message = PrctlMessage { no_new_privs, death_signal: word(0), process };
-        Ok((message != PrctlMessage::default()).then(|| message.encode_to_vec()))
+        let message = PrctlMessage { no_new_privs, death_signal: words[0], process, thread: Some(thread) };
+        Ok(Some(message.encode_to_vec()))
     }
 
     /// A page that is filled would otherwise become a huge one where the system prefers them.
@@ -167,6 +219,9 @@ impl StateKind for Prctl {
         if let Some(process) = &message.process {
             restore_process(process, restore.stub)?;
         }
+        if let Some(thread) = &message.thread {
+            restore_thread(thread, restore.stub)?;
+        }
         if message.no_new_privs {
             set(restore.stub, PR_SET_NO_NEW_PRIVS, 1)?;
         }
@@ -181,12 +236,10 @@ fn restore_process(process: &ProcessMessage, stub: &mut Stub) -> Result<()> {
     if process.child_subreaper {
         set(stub, PR_SET_CHILD_SUBREAPER, 1)?;
     }
-    if process.machine_check != MACHINE_CHECK_DEFAULT {
-        let policy = u64::from(process.machine_check);
-        stub.call(nr::PRCTL, [PR_MCE_KILL, PR_MCE_KILL_SET, policy, 0, 0, 0])?;
-    }
-    if process.time_stamp_counter != TSC_ENABLED {
-        set(stub, PR_SET_TSC, u64::from(process.time_stamp_counter))?;
+    // 0 in images that have them with each thread.
+    restore_policies(process.time_stamp_counter, process.machine_check, stub)?;
+    if process.merges_memory {
+        set(stub, PR_SET_MEMORY_MERGE, 1)?;
     }
     if process.deny_write_execute != 0 {
         set(stub, PR_SET_MDWE, u64::from(process.deny_write_execute))?;
@@ -199,6 +252,37 @@ fn restore_process(process: &ProcessMessage, stub: &mut Stub) -> Result<()> {
         set(stub, PR_SET_DUMPABLE, u64::from(wanted))?;
     }
     Ok(())
+}
+
+fn restore_thread(thread: &ThreadMessage, stub: &mut Stub) -> Result<()> {
+    restore_policies(thread.time_stamp_counter, thread.machine_check, stub)?;
+    if thread.cpuid_faults {
+        stub.call(nr::ARCH_PRCTL, [ARCH_SET_CPUID, 0, 0, 0, 0, 0])?;
+    }
+    let now = procfs::read(format!("/proc/{}/task/{}/status", stub.pid(), stub.tid()))?;
+    for ((number, line), wanted) in SPECULATION.iter().zip(&thread.speculation) {
+        if *wanted != 0 && *wanted != speculation(&now, line) {
+            let arguments = [PR_SET_SPECULATION_CTRL, *number, u64::from(*wanted), 0, 0, 0];
+            stub.call(nr::PRCTL, arguments)?;
+        }
+    }
+    Ok(())
+}
+
+fn restore_policies(time_stamp_counter: u32, machine_check: u32, stub: &mut Stub) -> Result<()> {
+    if ![0, MACHINE_CHECK_DEFAULT].contains(&machine_check) {
+        stub.call(nr::PRCTL, [PR_MCE_KILL, PR_MCE_KILL_SET, u64::from(machine_check), 0, 0, 0])?;
+    }
+    if ![0, TSC_ENABLED].contains(&time_stamp_counter) {
+        set(stub, PR_SET_TSC, u64::from(time_stamp_counter))?;
+    }
+    Ok(())
+}
+
+/// The PR_SPEC_* value that a line of a status tells, 0 where the machine decides for all.
+fn speculation(status: &[u8], line: &str) -> u32 {
+    let words = procfs::status_line(status, line).unwrap_or_default();
+    SPECULATION_WORDS.iter().find(|(known, _)| *known == words).map_or(0, |(_, value)| *value)
 }
 
 fn set(stub: &mut Stub, option: u64, value: u64) -> Result<()> {
@@ -214,7 +298,9 @@ fn is_our_child(stub: &Stub) -> Result<bool> {
 mod tests {
     use super::*;
 
-    const STATUS: &[u8] = b"Name:\tx\nTHP_enabled:\t0\nNoNewPrivs:\t1\n";
+    const STATUS: &[u8] =
+        b"Name:\tx\nTHP_enabled:\t0\nNoNewPrivs:\t1\nSpeculation_Store_Bypass:\tthread force \
+        mitigated\nSpeculationIndirectBranch:\talways enabled\n";
 
     fn raw(leader: bool, words: &[u32], status: &[u8]) -> Vec<u8> {
         let words = words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
@@ -227,22 +313,30 @@ mod tests {
 
     #[test]
     fn a_leader_brings_the_settings_of_its_process() {
-        let message = decoded(&raw(true, &[15, 1, 2, 0, 3, 1], STATUS));
+        let message = decoded(&raw(true, &[15, 2, 1, 0, 1, 0, 3, 1], STATUS));
         let process = ProcessMessage {
             dumpable: 0,
             child_subreaper: true,
             deny_write_execute: 3,
+            huge_pages_disabled: true,
+            merges_memory: true,
+            ..ProcessMessage::default()
+        };
+        let thread = ThreadMessage {
             time_stamp_counter: 2,
             machine_check: 1,
-            huge_pages_disabled: true,
+            cpuid_faults: true,
+            speculation: vec![8, 0],
         };
-        assert_eq!(message, PrctlMessage { no_new_privs: true, death_signal: 15, process: Some(process) });
+        let (process, thread) = (Some(process), Some(thread));
+        assert_eq!(message, PrctlMessage { no_new_privs: true, death_signal: 15, process, thread });
     }
 
     #[test]
     fn another_thread_brings_its_own_only() {
-        let message = decoded(&raw(false, &[9], STATUS));
-        assert_eq!(message, PrctlMessage { no_new_privs: true, death_signal: 9, process: None });
-        assert_eq!(Prctl.after(&raw(false, &[0], b"NoNewPrivs:\t0\n")).unwrap(), None);
+        let message = decoded(&raw(false, &[9, 1, 2, 1], STATUS));
+        assert!(message.no_new_privs && message.death_signal == 9 && message.process.is_none());
+        let thread = message.thread.unwrap();
+        assert_eq!((thread.time_stamp_counter, thread.machine_check, thread.cpuid_faults), (1, 2, false));
     }
 }

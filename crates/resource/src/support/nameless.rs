@@ -95,7 +95,11 @@ fn make_and_remove(removed: &Removed) -> Result<OwnedFd> {
 
 /// `below` leads from the parent of the private directory to the name; what is missing on that way is made, too, and
 /// gets its name by one move of all.
-fn make_below(private: &PrivateDirectory, below: &Path, removed: &Removed) -> std::result::Result<OwnedFd, E> {
+fn make_below(
+    private: &PrivateDirectory,
+    below: &Path,
+    removed: &Removed,
+) -> std::result::Result<OwnedFd, E> {
     let mut names: Vec<&OsStr> = below.iter().collect();
     let (Some(first), Some(last)) = (names.first().copied(), names.pop()) else { return Err(E::INVAL) };
     let mut above = vec![rustix::io::dup(private.directory())?];
