@@ -149,7 +149,7 @@ impl EngineError {
     #[must_use]
     pub fn says_gone(&self) -> bool {
         let error = match self {
-            Self::NoProcess(_) => return true,
+            Self::NoProcess(_) | Self::Track(track::TrackError::Gone(_)) => return true,
             Self::Kernel(error)
             | Self::Resource(
                 ResourceError::Kernel(error) | ResourceError::Remote(RemoteError::Kernel(error)),

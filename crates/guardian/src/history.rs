@@ -259,18 +259,34 @@ fn draw(checkpoint: &CheckpointEvent, process: usize, at: u64, events: &mut Vec<
 }
 
 /// A reason of several lines as one.
-pub(crate) fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    let mut joined = String::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        // What ends with a colon leads to the next line; others are items of a list.
+        let between = if joined.is_empty() {
+            ""
+        } else if joined.ends_with(':') {
+            " "
+        } else {
+            "; "
+        };
+        joined.push_str(between);
+        joined.push_str(line);
+    }
+    joined
+}
+
+/// A reason without its help and its list: its first line, with the next where that only leads to it.
+#[must_use]
+pub fn headline(reason: &str) -> String {
+    let count = if reason.lines().next().is_some_and(|line| line.trim_end().ends_with(':')) { 2 } else { 1 };
+    one_line(&reason.lines().take(count).collect::<Vec<_>>().join("\n"))
 }
 
 fn since_epoch(text: &str) -> Option<u64> {
     let since = time::parse(text)?.duration_since(UNIX_EPOCH).ok()?;
     Some(time::microseconds(since))
-}
-
-/// A reason without its help.
-fn first_line(reason: &str) -> &str {
-    reason.lines().next().unwrap_or_default()
 }
 
 impl std::fmt::Display for What {
@@ -308,7 +324,7 @@ impl std::fmt::Display for What {
                 write!(f, "{} us", one.commit_us)
             }
             Self::Refused { reason } => {
-                write!(f, "no checkpoint: {}", first_line(reason))
+                write!(f, "no checkpoint: {}", headline(reason))
             }
             Self::Resumed { seq } => write!(f, "checkpoints again, from {seq}"),
             Self::Dropped { seq } => write!(f, "checkpoint {seq} was still being written and is dropped"),
@@ -318,7 +334,7 @@ impl std::fmt::Display for What {
             }
             Self::HoldEnded { pid } => write!(f, "pid {pid} has held checkpoints back for too long"),
             Self::Tracker { tracker, reason } => {
-                write!(f, "tracker {tracker} is used: {}", first_line(reason))
+                write!(f, "tracker {tracker} is used: {}", headline(reason))
             }
             Self::Died { pid, signal, exit } => write!(f, "pid {pid} died of {}", cause(signal, exit)),
             Self::ChildDied { pid, signal } => {
@@ -327,7 +343,7 @@ impl std::fmt::Display for What {
             Self::ChildrenUnseen => f.write_str(CHILDREN_UNSEEN),
             Self::Poisoned { seq } => write!(f, "checkpoint {seq} leads to death again"),
             Self::RestoreFailed { seq, reason } => {
-                write!(f, "checkpoint {seq} cannot be restored: {}", first_line(reason))
+                write!(f, "checkpoint {seq} cannot be restored: {}", headline(reason))
             }
             Self::Restored { pid, seq, took_us } => {
                 let took = Duration::from_micros(*took_us).as_secs_f64() * 1e3;
@@ -347,6 +363,14 @@ impl std::fmt::Display for What {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reasons_of_several_lines_fit_on_one() {
+        let reason = "files do not fit:\n  /a was written to\n  /b is gone\nhelp: none";
+        assert_eq!(one_line(reason), "files do not fit: /a was written to; /b is gone; help: none");
+        assert_eq!(headline(reason), "files do not fit: /a was written to");
+        assert_eq!(headline("no room\nhelp: make some"), "no room");
+    }
 
     fn row(second: u64, what: What) -> EventRow {
         let time = time::rfc3339(UNIX_EPOCH + Duration::from_secs(second));

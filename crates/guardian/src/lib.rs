@@ -34,7 +34,7 @@ pub use engine::FilePolicy;
 pub use error::{Found, GuardianError, Result};
 pub use exit::ExitCode;
 pub use files::FilesReport;
-pub use history::{DeathRow, FailedChild, History, age, deaths, write_trace};
+pub use history::{DeathRow, FailedChild, History, age, deaths, headline, one_line, write_trace};
 pub use images::{
     CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects,
     verify,

@@ -73,6 +73,13 @@ pub struct FreshReport {
     pub time: String,
 }
 
+/// Since when no checkpoint could be taken.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Failing {
+    pub(crate) reason: String,
+    pub(crate) since: String,
+}
+
 /// The content of the file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
@@ -114,6 +121,9 @@ pub(crate) struct Record {
     /// The last restart from the beginning.
     #[serde(default)]
     pub(crate) fresh: Option<FreshReport>,
+    /// Set while checkpoints fail.
+    #[serde(default)]
+    pub(crate) failing: Option<Failing>,
     /// Checkpoints that were taken later than asked for, by reason.
     #[serde(default)]
     pub(crate) held_back: Vec<RefusalReport>,

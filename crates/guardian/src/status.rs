@@ -4,20 +4,22 @@
 //! Invariants: a guardian that is gone is noticed, whatever the file says.
 //! Does not: ask a guardian.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use store::{Store, SubjectName};
 
 use crate::error::{Found, Result};
 use crate::files::FilesReport;
+use crate::history::headline;
 use crate::images;
 use crate::location::StoreLocation;
-use crate::record::{Death, FreshReport, PauseMicroseconds, Record, RefusalReport, VerifiedReport};
+use crate::record::{Death, Failing, FreshReport, PauseMicroseconds, Record, RefusalReport, VerifiedReport};
 use crate::time;
 
-/// Lines of a refusal that name a reason: the headline and the first obstacle.
-const REASON_LINES: usize = 2;
+/// Rounds without a checkpoint after which a subject counts as unprotected, and the shortest such time.
+const ROUNDS_MISSED: f64 = 3.0;
+const MISSED_MIN: Duration = Duration::from_secs(2);
 
 /// One guarded subject.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -29,7 +31,8 @@ pub struct SubjectReport {
     /// `running`, `backing-off`, `restoring`, `ended`, `gave-up` or `failed`; `unprotected` when it runs and its guardian is gone;
     /// `dead` when both are gone.
     pub state: String,
-    /// Why the subject would not come back from a checkpoint if it died now; `None` when it would, or has ended.
+    /// Why the subject would not come back from a checkpoint, or only from an old one since no more can be taken, if it
+    /// died now; `None` when it would, or has ended.
     pub unprotected_because: Option<String>,
     /// The restart policy.
     pub policy: String,
@@ -133,7 +136,7 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         checkpoints: record.checkpoints,
         in_flight: record.in_flight,
         requested_hz: record.requested_hz,
-        achieved_hz: record.achieved_hz,
+        achieved_hz: if record.failing.is_some() { 0.0 } else { record.achieved_hz },
         pause_us: record.pause_us,
         checkpoint_age_us: age.map(time::microseconds),
         store_bytes: record.store_bytes.map_or_else(|| images::store_bytes(store, name), Ok)?,
@@ -162,16 +165,24 @@ fn unprotected(store: &Store, name: &SubjectName, record: &Record, state: &str) 
     }
     let newest = store.newest(name)?.map(|(sequence, _)| sequence.get());
     if newest.is_some_and(|newest| newest >= record.first_sequence) {
-        return Ok(None);
+        return Ok(record.failing.as_ref().filter(|failing| is_stale(failing, record.requested_hz)).map(
+            |failing| {
+                format!("no checkpoint could be taken since {}: {}", failing.since, headline(&failing.reason))
+            },
+        ));
     }
     Ok(Some(match record.refusals.last().or(record.held_back.last()) {
-        Some(refusal) => {
-            let lines = refusal.reason.lines().map(str::trim).take(REASON_LINES);
-            lines.collect::<Vec<_>>().join(" ")
-        }
+        Some(refusal) => headline(&refusal.reason),
         None if record.in_flight > 0 => "its first checkpoint is being written".to_owned(),
         None => "no checkpoint of it has been taken yet".to_owned(),
     }))
+}
+
+/// Whether checkpoints have failed for so long that it matters.
+fn is_stale(failing: &Failing, requested_hz: f64) -> bool {
+    let since = time::parse(&failing.since).and_then(|since| SystemTime::now().duration_since(since).ok());
+    let missed = Duration::try_from_secs_f64(ROUNDS_MISSED / requested_hz).unwrap_or(Duration::MAX);
+    since.is_some_and(|since| since >= missed.max(MISSED_MIN))
 }
 
 /// What the file says, unless the one who wrote it has gone without a word.

@@ -501,7 +501,14 @@ impl Progress {
             for thread in std::mem::take(&mut self.pending) {
                 match thread.look() {
                     Ok(StopOutcome::Stopped(stopped)) => drop(stopped.detach()),
-                    Ok(StopOutcome::Pending(thread)) => self.pending.push(thread),
+                    Ok(StopOutcome::Pending(thread)) => {
+                        let (pid, tid) = (thread.pid(), thread.tid());
+                        if reaper::has_ended_unseen(pid, tid, waiter.waited()) {
+                            reaper::bury(pid, tid);
+                        } else {
+                            self.pending.push(thread);
+                        }
+                    }
                     Ok(StopOutcome::Created(thread, tid)) => {
                         let pid = thread.pid();
                         self.pending.extend([thread, Thread::attached(pid, tid)]);

@@ -61,6 +61,12 @@ pub(crate) fn look(pid: Pid, tid: Tid) -> Result<Option<WaitStatus>, Error> {
     if is_end(seen) && !is_child(pid, tid) { ptrace::poll(tid) } else { Ok(seen) }
 }
 
+/// Whether a thread has ended although nothing tells: the end of a leader is held back as long as somebody else has not
+/// waited for the ends of the other threads. Who waits for the leader with these in hand would wait for itself.
+pub(crate) fn has_ended_unseen(pid: Pid, tid: Tid, waited: Duration) -> bool {
+    waited > PATIENCE && procfs::thread_stat(pid, tid).map_or(true, |stat| stat.is_zombie())
+}
+
 const fn is_end(seen: Option<WaitStatus>) -> bool {
     matches!(seen, Some(WaitStatus::Exited(_) | WaitStatus::Killed(_)))
 }

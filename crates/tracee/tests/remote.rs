@@ -218,6 +218,37 @@ fn threads_make_calls_at_the_same_time() {
     assert_eq!(subject.finish(), 0);
 }
 
+#[test]
+fn a_process_that_is_killed_while_its_leader_makes_a_call_is_noticed_at_once() {
+    const LONGEST: Duration = Duration::from_secs(2);
+    let Some(subject) = Subject::start("self_checking", &[]) else { return };
+    let pid = subject.pid();
+    let memory = ProcessMemory::open(pid).unwrap();
+    let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
+    let mut tree = StoppedTree::stop(pid).unwrap();
+    let areas = procfs::areas(pid).unwrap();
+    let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
+    // The other threads die where they stand, in the hands of whoever waits for the leader.
+    let leader = &mut tree.processes[0].threads[0];
+    let mut session = RemoteSession::begin(leader, &context).unwrap();
+    session.write_data(&[60_u64, 0].map(u64::to_ne_bytes).concat()).unwrap();
+    let minute = [0, 0, session.data().get(), 0, 0, 0];
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        sys::signal::send(pid, Signal(9)).unwrap();
+    });
+    let begun = Instant::now();
+    assert!(session.call(PPOLL, minute).is_err());
+    drop(session);
+    drop(tree);
+    assert!(begun.elapsed() < LONGEST, "{:?}", begun.elapsed());
+    killer.join().unwrap();
+    while procfs::stat(pid).is_ok_and(|stat| !stat.is_zombie()) {
+        assert!(begun.elapsed() < LONGEST, "{:?}", begun.elapsed());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Sends a signal that the subject blocks and waits for, again as soon as it has come, while calls are made in all of
 /// its threads.
 fn no_signal_is_lost(mode: &str) {

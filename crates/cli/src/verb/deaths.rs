@@ -62,7 +62,7 @@ fn row(death: &DeathRow) -> Vec<String> {
         _ => death.followed_by.to_owned(),
     };
     let followed = match &death.why {
-        Some(why) => format!("{followed}: {}", why.lines().map(str::trim).collect::<Vec<_>>().join(" ")),
+        Some(why) => format!("{followed}: {}", guardian::one_line(why)),
         None => followed,
     };
     vec![death.time.clone(), death.name.clone(), death.pid.to_string(), cause, followed]

@@ -56,7 +56,7 @@ impl Verb for Status {
                     "{}: started from its beginning at {}: {}",
                     subject.name,
                     fresh.time,
-                    fresh.reason.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+                    guardian::one_line(&fresh.reason)
                 ));
             }
             if subject.files.policy != ChangedFiles::Keep.name() && !subject.files.is_empty() {
@@ -69,7 +69,7 @@ impl Verb for Status {
                 ));
             }
             for refusal in &subject.refusals {
-                let reason = refusal.reason.lines().next().unwrap_or_default();
+                let reason = guardian::headline(&refusal.reason);
                 print::say(format_args!(
                     "{}: {} checkpoints were not taken: {reason}",
                     subject.name, refusal.count
@@ -95,6 +95,16 @@ pub(super) fn tell_unprotected(found: &[SubjectReport]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The rate of checkpoints beside the one asked for.
+pub(super) fn rate(subject: &SubjectReport) -> String {
+    if ["ended", "gave-up", "failed", "dead"].contains(&subject.state.as_str()) {
+        return "-".to_owned();
+    }
+    // Less than one in ten seconds would be 0.0.
+    let digits = if subject.requested_hz < 0.1 { 3 } else { 1 };
+    format!("{:.digits$}/{:.digits$} Hz", subject.achieved_hz, subject.requested_hz)
+}
+
 fn row(subject: &SubjectReport) -> Vec<String> {
     let time = |microseconds| print::duration(Duration::from_micros(microseconds));
     let death =
@@ -111,7 +121,7 @@ fn row(subject: &SubjectReport) -> Vec<String> {
         subject.incarnation.to_string(),
         subject.checkpoints.to_string(),
         subject.checkpoint_age_us.map_or("-".to_owned(), time),
-        format!("{:.1}/{:.1} Hz", subject.achieved_hz, subject.requested_hz),
+        rate(subject),
         time(subject.pause_us.p99),
         print::bytes(subject.store_bytes),
         death,

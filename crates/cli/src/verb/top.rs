@@ -134,7 +134,7 @@ fn row(subject: &SubjectReport, recent: &Recent) -> Vec<String> {
         subject.name.clone(),
         subject.pid.to_string(),
         super::status::state(subject),
-        format!("{:.1}/{:.1} Hz", subject.achieved_hz, subject.requested_hz),
+        super::status::rate(subject),
         time(at(50)),
         time(at(99)),
         time(at(100)),

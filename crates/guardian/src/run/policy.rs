@@ -161,6 +161,11 @@ impl Restarts {
         self.times.push_back(now);
         true
     }
+
+    /// Whether the next death would be one too many.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.times.len() >= self.limit.count
+    }
 }
 
 /// Which checkpoints are not to be used, since what they hold leads to death.
@@ -236,6 +241,11 @@ impl Suspicion {
         })
     }
 
+    /// Whether some checkpoint was passed over since the program's beginning.
+    pub(super) fn has_avoided(&self) -> bool {
+        !self.avoided.is_empty()
+    }
+
     /// A checkpoint cannot be restored.
     pub(super) fn unusable(&mut self, sequence: Sequence) {
         self.unusable.insert(sequence);
@@ -298,7 +308,9 @@ mod tests {
         let mut restarts = Restarts::new(limit);
         let start = Instant::now();
         assert!(restarts.admit(start));
+        assert!(!restarts.is_exhausted());
         assert!(restarts.admit(start + Duration::from_secs(10)));
+        assert!(restarts.is_exhausted());
         assert!(!restarts.admit(start + Duration::from_secs(20)));
         assert!(restarts.admit(start + Duration::from_secs(65)));
     }

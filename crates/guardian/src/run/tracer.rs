@@ -84,7 +84,21 @@ pub(super) struct TakenNews {
     pub(super) descendants: Vec<ProcessKey>,
     /// What a comparison has found, if there was one.
     pub(super) comparison: Option<Comparison>,
+    /// What found the dirty pages.
+    pub(super) tracker: &'static str,
 }
+
+/// A tracker could not be attached, and a lesser one is used.
+#[derive(Clone, Copy, Debug)]
+struct Fallback {
+    subject: ProcessKey,
+    since: Instant,
+    /// Until the better one is tried again: what stood in the way may be gone, as a process that may open no file.
+    wait: Duration,
+}
+
+/// The first such time, and the longest.
+const FALLBACK: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(640));
 
 /// What the thread is at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,7 +139,9 @@ impl Tracer {
         let thread = std::thread::Builder::new()
             .name("undying-tracer".to_owned())
             .spawn(move || {
-                Hand { place, log: lent, tracking, subject: None, taken: 0, teller }.work(&received);
+                let (chosen, fallback) = (tracking.kind, None);
+                Hand { place, log: lent, tracking, chosen, fallback, subject: None, taken: 0, teller }
+                    .work(&received);
             })
             .map_err(|error| Error::new("start a thread", error))?;
         let orders = Some(orders);
@@ -245,6 +261,9 @@ struct Hand {
     place: Place,
     log: Option<Arc<LogWriter>>,
     tracking: Tracking,
+    /// The tracker to begin with.
+    chosen: &'static dyn TrackerKind,
+    fallback: Option<Fallback>,
     subject: Option<(ProcessKey, Continuous)>,
     taken: u64,
     teller: Teller,
@@ -266,6 +285,7 @@ impl Hand {
             let missing = Error::new("take a checkpoint without a log", sys::Errno::EINVAL);
             return News::Failed(missing.into());
         };
+        self.climb_back(subject);
         if self.tracking.is_dry {
             return match self.continuous(subject).track(options) {
                 Ok(found) => News::Looked(found),
@@ -276,7 +296,8 @@ impl Hand {
             Ok(Some((taken, comparison))) => {
                 self.taken += 1;
                 let descendants = self.continuous(subject).descendants();
-                News::Taken(Box::new(TakenNews { taken, descendants, comparison }))
+                let tracker = self.tracking.kind.name();
+                News::Taken(Box::new(TakenNews { taken, descendants, comparison, tracker }))
             }
             Ok(None) => News::Behind,
             Err(error) => self.not_taken(error),
@@ -306,6 +327,11 @@ impl Hand {
 
     fn not_taken(&mut self, error: EngineError) -> News {
         match error {
+            // It has ended or begun another program meanwhile: what is attached next is attached anew.
+            error @ EngineError::Track(TrackError::Gone(_)) => {
+                self.subject = None;
+                News::Failed(error.into())
+            }
             EngineError::Track(error) if self.tracking.is_automatic => self.track_otherwise(error),
             error => News::Failed(error.into()),
         }
@@ -313,12 +339,29 @@ impl Hand {
 
     fn track_otherwise(&mut self, error: TrackError) -> News {
         let error = EngineError::Track(error).into();
-        match track::next_best(self.tracking.kind) {
-            Some(kind) => {
-                (self.tracking.kind, self.subject) = (kind, None);
-                News::Tracking(kind.name(), error)
-            }
-            None => News::Failed(error),
+        let (Some(kind), Some((subject, _))) = (track::next_best(self.tracking.kind), &self.subject) else {
+            return News::Failed(error);
+        };
+        let begun = Fallback { subject: *subject, since: Instant::now(), wait: FALLBACK.0 };
+        self.fallback.get_or_insert(begun).since = Instant::now();
+        (self.tracking.kind, self.subject) = (kind, None);
+        News::Tracking(kind.name(), error)
+    }
+
+    /// Takes the tracker to begin with again: for another subject, or after a time that doubles.
+    fn climb_back(&mut self, subject: ProcessKey) {
+        let Some(fallback) = &mut self.fallback else { return };
+        let is_another = fallback.subject != subject;
+        if !is_another && fallback.since.elapsed() < fallback.wait {
+            return;
+        }
+        fallback.wait = (fallback.wait * 2).min(FALLBACK.1);
+        fallback.since = Instant::now();
+        if is_another {
+            self.fallback = None;
+        }
+        if self.tracking.kind.name() != self.chosen.name() {
+            (self.tracking.kind, self.subject) = (self.chosen, None);
         }
     }
 

@@ -59,6 +59,9 @@ fn next_stop(thread: &Thread<Stopped>) -> Result<(Signal, i32), Error> {
         match reaper::look(thread.pid(), thread.tid())? {
             Some(WaitStatus::Stopped { signal, event }) => return Ok((signal, event)),
             Some(_) => return Err(Error::thread("come home", thread.tid(), Errno::ESRCH)),
+            None if reaper::has_ended_unseen(thread.pid(), thread.tid(), waiter.waited()) => {
+                return Err(Error::thread("come home", thread.tid(), Errno::ESRCH));
+            }
             None if waiter.pause() => {}
             None => return Err(Error::thread("come home", thread.tid(), Errno::ETIMEDOUT)),
         }

@@ -375,6 +375,11 @@ impl<'a> RemoteSession<'a> {
                     self.ended = true;
                     return Err(RemoteError::Ended(tid));
                 }
+                None if reaper::has_ended_unseen(self.thread.pid(), tid, waiter.waited()) => {
+                    reaper::bury(self.thread.pid(), tid);
+                    self.ended = true;
+                    return Err(RemoteError::Ended(tid));
+                }
                 None if waiter.pause() => {}
                 None => {
                     return Err(Error::thread("finish a remote system call", tid, Errno::ETIMEDOUT).into());

@@ -33,6 +33,9 @@ const PID_PATIENCE: Duration = Duration::from_secs(2);
 const PID_NAP: Duration = Duration::from_millis(20);
 /// How long the only checkpoint is waited for: a disk that takes longer has failed, and an hour's work is worth it.
 const NO_OTHER_PATIENCE: Duration = Duration::from_secs(600);
+/// Why the last restart that the limit permits is one from the beginning.
+const LAST_RESTART: &str =
+    "restarts from its checkpoints end soon, and this is the last one that --max-restarts permits";
 const INT: Signal = Signal(2);
 const QUIT: Signal = Signal(3);
 
@@ -60,6 +63,8 @@ impl Guard<'_> {
             return Ok(Next::End(status));
         }
         self.report(&RunEvent::Died { pid: self.subject.pid(), status: own });
+        // Nothing of a life that is to be taken back goes on serving or writing meanwhile.
+        self.household.clear(self.subject.pid(), &self.known)?;
         if !self.restarts.admit(noticed) {
             self.report(&RunEvent::GaveUp(self.request.limit));
             self.record.state = "gave-up".to_owned();
@@ -148,7 +153,6 @@ impl Guard<'_> {
 
     /// Makes the subject run again: from a checkpoint, or from its beginning.
     fn bring_back(&mut self, status: SubjectStatus, noticed: Instant) -> Result<()> {
-        self.household.clear(self.subject.pid(), &self.known)?;
         if policy::is_clean(status) {
             self.leave_behind();
             return self.start_afresh();
@@ -160,6 +164,11 @@ impl Guard<'_> {
             self.report(&RunEvent::Poisoned(poisoned));
         }
         let committed = self.committed()?;
+        if self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.can_start() {
+            // Going on step by step would end in giving up, with no try left for the beginning.
+            self.fresh_reason = Some(LAST_RESTART.to_owned());
+            return self.start_afresh();
+        }
         let mut last = None;
         while let Some(sequence) = self.suspicion.choose(&committed) {
             match self.restore(sequence) {
@@ -169,11 +178,14 @@ impl Guard<'_> {
                 }
                 Err(error) => {
                     self.household.clear_construction()?;
-                    self.report(&RunEvent::RestoreFailed(sequence, &error));
+                    let event = RunEvent::RestoreFailed(sequence, &error);
                     if error.names_changed_files() {
+                        // What follows says why, to those who read along.
+                        self.journal.tell(SystemTime::now(), event.what());
                         // Older checkpoints know less of what has changed since.
                         return self.without_checkpoint(error);
                     }
+                    self.report(&event);
                     self.suspicion.unusable(sequence);
                     last = Some(error);
                 }
@@ -201,7 +213,7 @@ impl Guard<'_> {
     /// Starts the program from its beginning since no checkpoint could be used; an adopted one cannot be started.
     fn without_checkpoint(&mut self, error: GuardianError) -> Result<()> {
         let refuses = self.request.files == ChangedFiles::Refuse && error.names_changed_files();
-        if refuses || matches!(self.request.what, Guarded::Process(_)) {
+        if refuses || !self.can_start() {
             return Err(error);
         }
         let why = error.to_string();
@@ -210,6 +222,11 @@ impl Guard<'_> {
             Some(FreshReport { reason: why.to_owned(), time: time::rfc3339(SystemTime::now()) });
         self.fresh_reason = Some(why.to_owned());
         self.start_afresh()
+    }
+
+    /// An adopted program cannot be started.
+    fn can_start(&self) -> bool {
+        matches!(self.request.what, Guarded::Command(_))
     }
 
     /// Decides about the checkpoints that were being written when the subject died. They are waited for while that
@@ -308,6 +325,7 @@ impl Guard<'_> {
             children.begin(self.subject.pid())?;
         }
         self.ending = None;
+        self.forget_failures();
         self.began = Instant::now();
         self.checkpoints_before = self.record.checkpoints;
         self.has_told_files = false;

@@ -130,7 +130,8 @@ pub(super) struct Guard<'a> {
     ending: Option<Ending>,
     reasons: Reasons,
     slowness: Reasons,
-    failing: bool,
+    /// A failure was reported, and no checkpoint after it.
+    has_told_failure: bool,
     has_orphans: bool,
     is_status_told: bool,
     record: Record,
@@ -189,7 +190,7 @@ impl<'a> Guard<'a> {
             ending: None,
             reasons: Reasons::default(),
             slowness: Reasons::default(),
-            failing: false,
+            has_told_failure: false,
             has_orphans: false,
             is_status_told: false,
             record,

@@ -12,12 +12,13 @@ use model::{PageCount, Sequence};
 use store::{Completion, LogWriter};
 
 use super::super::events::RunEvent;
+use super::super::reasons::Reasons;
 use super::super::tracer::{News, TakenNews};
 use super::telling::{checkpoint_event, refusal};
 use super::{DYING, Guard, InFlight, SLOW_COPY, SLOW_STORE};
 use crate::error::GuardianError;
 use crate::journal::What;
-use crate::record::PauseMicroseconds;
+use crate::record::{Failing, PauseMicroseconds};
 use crate::time;
 
 impl Guard<'_> {
@@ -35,7 +36,12 @@ impl Guard<'_> {
                 self.requests.not_taken(self.next);
                 self.advance_number();
                 self.record.tracker = name.to_owned();
-                self.report(&RunEvent::TrackerReplaced { name, error: &error });
+                let event = RunEvent::TrackerReplaced { name, error: &error };
+                // The one before is tried again now and then.
+                if self.reasons.note(&event.to_string()) {
+                    self.report(&event);
+                }
+                self.record.refusals = self.reasons.counts();
             }
             News::Failed(error) => {
                 if self.tracer.log().is_none() {
@@ -87,7 +93,8 @@ impl Guard<'_> {
     }
 
     fn note_taken(&mut self, news: TakenNews) {
-        let TakenNews { taken, descendants, comparison } = news;
+        let TakenNews { taken, descendants, comparison, tracker } = news;
+        self.record.tracker = tracker.to_owned();
         self.advance_number();
         if let Some(children) = &mut self.children {
             children.note_taken(taken.ticket.sequence());
@@ -160,19 +167,32 @@ impl Guard<'_> {
             }
         }
         self.journal.set(&self.record);
-        if std::mem::take(&mut self.failing) {
+        self.record.failing = None;
+        if std::mem::take(&mut self.has_told_failure) {
             self.report(&RunEvent::CheckpointsAgain(sequence));
         }
     }
 
     fn note_failure(&mut self, error: &GuardianError) {
         self.pace.failed(Instant::now());
-        self.failing = true;
-        if self.reasons.note(&error.to_string()) {
+        let reason = error.to_string();
+        if self.reasons.note(&reason) {
+            self.has_told_failure = true;
             self.report(&RunEvent::CheckpointFailed(error));
         }
+        let since = self.record.failing.take().map(|failing| failing.since);
+        let since = since.unwrap_or_else(|| time::rfc3339(SystemTime::now()));
+        self.record.failing = Some(Failing { reason, since });
         self.record.refusals = self.reasons.counts();
         self.journal.set(&self.record);
+    }
+
+    /// A new life is not refused for what the one before held.
+    pub(super) fn forget_failures(&mut self) {
+        self.reasons = Reasons::default();
+        self.has_told_failure = false;
+        self.record.failing = None;
+        self.record.refusals.clear();
     }
 
     fn note_pauses(&mut self) {

@@ -1,0 +1,104 @@
+//! `undying run` when things go wrong again and again: what is told, what is left, what is tried in the end.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod common;
+
+use common::{Guarded, Lab, supported, until, wait};
+use model::Pid;
+use rustix::process::Signal;
+use testkit::ProcessId;
+
+#[test]
+fn nothing_of_a_dead_life_goes_on_while_a_restart_waits() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &[], "sleep 600 & echo $! >> children; exit 1");
+    until("a restart that waits", || (guarded.status()["state"] == "backing-off").then_some(()));
+    let children = std::fs::read_to_string(lab.path("children")).unwrap();
+    for child in children.lines() {
+        assert_eq!(ProcessId::of(Pid(child.parse().unwrap())).ok(), None, "child {child} of a dead life");
+    }
+    let mut guardian = guarded.guardian;
+    ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
+    wait(&mut guardian);
+}
+
+#[test]
+fn the_last_restart_is_one_from_the_beginning() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    // Whatever is restored ends at once, as a program does that has lost a connection.
+    let script =
+        "rm -f poison; echo begun; until [ -e poison ]; do [ -e stop ] && exit 0; sleep 0.02; done; exit 1";
+    let guarded = Guarded::run(&lab, &["--max-restarts", "4/1m"], script);
+    guarded.await_checkpoints(6);
+    std::fs::write(lab.path("poison"), "").unwrap();
+    guarded.await_incarnation(5);
+    let status = guarded.status();
+    assert!(status["fresh"].is_null(), "files did not prevent a restart: {status}");
+    let deaths = lab.json(&["deaths", "job"]);
+    assert_eq!(deaths[3]["followed_by"], "started", "{deaths}");
+    assert!(deaths[3]["why"].as_str().unwrap().contains("--max-restarts"), "{deaths}");
+    assert_eq!(guarded.end(), 0);
+    assert_eq!(std::fs::read_to_string(lab.path("stdout")).unwrap(), "begun\nbegun\n");
+}
+
+#[test]
+fn a_program_that_can_no_longer_be_checkpointed_is_told_as_unprotected() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = "until [ -e stop ]; do if [ -e go ]; then rm go; unshare --mount sleep 600 & fi; sleep 0.02; done; \
+                  exit 0";
+    let guarded = Guarded::run(&lab, &[], script);
+    guarded.await_checkpoints(2);
+    assert!(guarded.status()["unprotected_because"].is_null());
+    std::fs::write(lab.path("go"), "").unwrap();
+    let because = until("the state", || guarded.status()["unprotected_because"].as_str().map(str::to_owned));
+    assert!(
+        because.starts_with("no checkpoint could be taken since") && because.contains("namespace"),
+        "{because}"
+    );
+    assert_eq!(guarded.status()["achieved_hz"], 0.0);
+    for verb in ["status", "events"] {
+        let said = lab.say([verb, "job"]);
+        assert!(said.stdout.contains("namespace"), "{verb} names the reason: {said:?}");
+    }
+    // What a life was refused for is no reason in the next one.
+    guarded.kill();
+    assert!(guarded.status()["refusals"].as_array().unwrap().is_empty());
+    assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn a_new_life_begins_with_the_best_tracker_again() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    // No descriptor can be opened in the child, so no userfaultfd either.
+    let script = "mkfifo line; exec 9<>line; until [ -e start ]; do sleep 0.02; done; (exec <&9; ulimit -n 0; read word); \
+                  echo ended; until [ -e stop ]; do sleep 0.02; done";
+    let guarded = Guarded::run(&lab, &["--max-restarts", "99/1m"], script);
+    guarded.await_checkpoints(2);
+    let best = guarded.status()["tracker"].as_str().unwrap().to_owned();
+    std::fs::write(lab.path("start"), "").unwrap();
+    if best == "pagemap-scan" {
+        until("another tracker", || (guarded.status()["tracker"] != *best).then_some(()));
+    }
+    std::fs::write(lab.path("line"), "word\n").unwrap();
+    until("the end of the child", || {
+        std::fs::read_to_string(lab.path("stdout")).unwrap().contains("ended").then_some(())
+    });
+    guarded.await_checkpoints(2);
+    guarded.kill();
+    guarded.await_checkpoints(2);
+    assert_eq!(guarded.status()["tracker"], *best);
+    assert_eq!(guarded.end(), 0);
+}
