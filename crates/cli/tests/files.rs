@@ -82,7 +82,7 @@ fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
     let events = lab.say(["events", "job"]).stdout;
     assert!(events.contains("started from the beginning") && events.contains("data"), "{events}");
     let said = guarded.said();
-    assert!(said.contains("no restart from a checkpoint once these have changed"), "{said}");
+    assert!(said.contains("starts from its beginning once one of these has changed"), "{said}");
     assert!(said.contains("started from the beginning as pid"), "{said}");
     assert_eq!(guarded.end(), 0);
     let said = std::fs::read_to_string(lab.path("stdout")).unwrap();

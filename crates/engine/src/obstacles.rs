@@ -146,11 +146,10 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
     // A process that has ended meanwhile has no obstacles.
     let Ok(status) = procfs::status(pid) else { return found };
     if status.tracer != Pid(0) && !is_own_thread(status.tracer) {
-        let place = format!("tracer pid {}", status.tracer);
         found.push(obstacle(
             pid,
-            "tracer",
-            place,
+            &format!("tracer pid {}", status.tracer),
+            String::new(),
             "a process can have one tracer only",
             "end the debugger or strace first, or wait until `undying restore --lazy` has ended",
         ));
@@ -174,11 +173,22 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
                 &format!("{what} namespace"),
                 theirs.display().to_string(),
                 "namespaces of the subject's own are not rebuilt yet",
-                "run undying inside the same namespaces (nsenter)",
+                &format!(
+                    "run undying inside the same namespaces: `nsenter -t {pid} -a undying preflight {inner}`, or start \
+                     undying in there",
+                    inner = inner_pid(pid)
+                ),
             ));
         }
     }
     found
+}
+
+/// The number of a process in its own PID namespace.
+fn inner_pid(pid: Pid) -> String {
+    let status = procfs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let numbers = procfs::status_line(&status, "NSpid").unwrap_or_default();
+    numbers.split_whitespace().last().map_or_else(|| pid.to_string(), str::to_owned)
 }
 
 /// A subject that never holds still is looked at while this program traces it.

@@ -79,7 +79,7 @@ impl fmt::Display for FilesReport {
         if !self.unknown.is_empty() {
             write!(
                 f,
-                "no restart from a checkpoint while these are mapped for writing: {}",
+                "if it dies, it starts from its beginning, since these are mapped and can be written to unnoticed: {}",
                 named(&self.unknown)
             )?;
         }
@@ -87,7 +87,7 @@ impl fmt::Display for FilesReport {
             let and = if self.unknown.is_empty() { "" } else { "; " };
             write!(
                 f,
-                "{and}no restart from a checkpoint once these have changed after it: {}",
+                "{and}if it dies, it starts from its beginning once one of these has changed after the checkpoint: {}",
                 named(&self.in_place)
             )?;
         }

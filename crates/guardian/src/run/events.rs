@@ -62,6 +62,8 @@ pub enum RunEvent<'a> {
         pid: Pid,
         /// What it died of.
         signal: Signal,
+        /// It is not the first one in this run.
+        again: bool,
     },
     /// The kernel could not tell all starts and deaths of processes.
     ChildrenUnseen,
@@ -89,7 +91,7 @@ pub enum RunEvent<'a> {
     BacksOff(Duration),
     /// The end of a file that only grew was cut off.
     MovedAside(&'a MovedPart),
-    /// The first checkpoint of an incarnation has recorded files that can prevent a restart from it.
+    /// A checkpoint has recorded files that can prevent a restart from it, as none before.
     FilesInPlace(&'a FilesReport),
     /// Too many restarts.
     GaveUp(RestartLimit),
@@ -120,7 +122,7 @@ impl RunEvent<'_> {
             Self::Died { pid, status } => {
                 What::Died { pid: pid.get(), signal: status.signal(), exit: status.exit() }
             }
-            Self::ChildDied { pid, signal } => What::ChildDied { pid: pid.get(), signal: signal.get() },
+            Self::ChildDied { pid, signal, .. } => What::ChildDied { pid: pid.get(), signal: signal.get() },
             Self::ChildrenUnseen => What::ChildrenUnseen,
             Self::Poisoned(sequence) => What::Poisoned { seq: sequence.get() },
             Self::RestoreFailed(sequence, error) => {
@@ -170,8 +172,14 @@ impl fmt::Display for RunEvent<'_> {
                 write!(f, "checkpoint {sequence} was still being written and is dropped")
             }
             Self::Died { pid, status } => write!(f, "pid {pid} {status}"),
-            Self::ChildDied { pid, signal } => {
-                write!(f, "child pid {pid} was killed by signal {signal}; the program is ended for it")
+            Self::ChildDied { pid, signal, again } => {
+                write!(f, "child pid {pid} was killed by signal {signal}; the program is ended for it")?;
+                if *again {
+                    f.write_str(
+                        "; one that kills its own children has to run without --restart-on child-signal",
+                    )?;
+                }
+                Ok(())
             }
             Self::ChildrenUnseen => f.write_str(CHILDREN_UNSEEN),
             Self::Poisoned(sequence) => {
@@ -189,7 +197,11 @@ impl fmt::Display for RunEvent<'_> {
                 why.map_or(Ok(()), |why| write!(f, ": {why}"))
             }
             Self::BacksOff(wait) => {
-                write!(f, "the restart waits {:.2} s, since the program lived so shortly", wait.as_secs_f64())
+                write!(
+                    f,
+                    "the restart waits {:.2} s, since this life and the one before were short",
+                    wait.as_secs_f64()
+                )
             }
             Self::MovedAside(part) => RestoreEvent::MovedAside(part).fmt(f),
             Self::FilesInPlace(files) => files.fmt(f),

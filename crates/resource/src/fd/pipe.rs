@@ -78,8 +78,12 @@ impl FdKind for Pipe {
         vec![description.obstacle(
             "pipe",
             &format!("its {missing} end belongs to {holder}, which is not part of the subject"),
-            "checkpoint the process at the other end with it, start the program with files instead of a pipe, or accept \
-             the end of the pipe with --lose-connections",
+            &format!(
+                "if it has only inherited the pipe, start it without ({0}>&- in a shell); else checkpoint the process \
+                 at the other end with it, start the program with files instead of a pipe, or accept the end of the \
+                 pipe with --lose-connections",
+                description.fd
+            ),
         )]
     }
 

@@ -143,14 +143,16 @@ fn judge_mapped(record: &FileRecord, size: u64, touched: bool, evidence: &mut dy
         None if record.ended && size == record.size && !touched => Verdict::Same,
         None if record.ended => changed(record, size, true),
         None => Verdict::Changed(format!(
-            "was mapped for writing, and has {size} bytes: whether it was changed cannot be told"
+            "could be written to through a mapping, and has {size} bytes: whether it was changed cannot be told"
         )),
     }
 }
 
 fn changed(record: &FileRecord, size: u64, modified: bool) -> Verdict {
     Verdict::Changed(if size != record.size {
-        format!("was changed after the checkpoint: it had {} bytes, now {size}", record.size)
+        let kind =
+            if size > record.size && record.in_place { ", which was not seen to be appending" } else { "" };
+        format!("was changed after the checkpoint: it had {} bytes, now {size}{kind}", record.size)
     } else if modified {
         "was written to after the checkpoint".to_owned()
     } else if record.times_are_coarse {

@@ -95,7 +95,8 @@ impl StateKind for Cwd {
                 "root directory",
                 theirs.display().to_string(),
                 why,
-                "run undying inside the same root (chroot)",
+                "if the program has changed it by itself (chroot), switch that off in its configuration; if it was \
+                 started in there, run undying inside the same root",
             );
         }
         found

@@ -95,7 +95,8 @@ impl Guard<'_> {
                 Heard::Death(_) if self.ending.is_some() || self.child_death.is_some() => {}
                 Heard::Death(death) => {
                     self.child_death = Some(death);
-                    self.report(&RunEvent::ChildDied { pid: death.pid, signal: death.signal });
+                    let again = std::mem::replace(&mut self.told.child, true);
+                    self.report(&RunEvent::ChildDied { pid: death.pid, signal: death.signal, again });
                     self.subject.signal(KILL)?;
                 }
             }
@@ -328,7 +329,6 @@ impl Guard<'_> {
         self.forget_failures();
         self.began = Instant::now();
         self.checkpoints_before = self.record.checkpoints;
-        self.has_told_files = false;
         self.requests.forget();
         self.pace.begin(Instant::now());
         self.known = descendants(self.subject.pid());

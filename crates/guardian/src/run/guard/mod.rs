@@ -68,6 +68,19 @@ struct InFlight {
     residual: PageCount,
 }
 
+/// What is told once in a run, and was.
+#[derive(Clone, Copy, Default, Debug)]
+struct Told {
+    /// That the status cannot be written.
+    status: bool,
+    /// Files that can prevent a restart.
+    files: bool,
+    /// Files that prevent every restart.
+    unknown_files: bool,
+    /// What can be done about a program that kills its own children.
+    child: bool,
+}
+
 /// What a guard is made of, each by one step of `run`.
 pub(super) struct Parts {
     pub(super) store: Store,
@@ -121,8 +134,7 @@ pub(super) struct Guard<'a> {
     fresh_reason: Option<String>,
     /// Files that checkpoints have recorded.
     written: WrittenFiles,
-    /// The files of this incarnation were reported.
-    has_told_files: bool,
+    told: Told,
     /// The newest checkpoint that this life descends from.
     descends: Option<Sequence>,
     /// The first checkpoint that is one of this program's.
@@ -133,7 +145,6 @@ pub(super) struct Guard<'a> {
     /// A failure was reported, and no checkpoint after it.
     has_told_failure: bool,
     has_orphans: bool,
-    is_status_told: bool,
     record: Record,
     journal: Journal,
     streams: Streams,
@@ -184,7 +195,7 @@ impl<'a> Guard<'a> {
             checkpoints_before: 0,
             fresh_reason: None,
             written: WrittenFiles::default(),
-            has_told_files: false,
+            told: Told::default(),
             descends,
             first,
             ending: None,
@@ -192,7 +203,6 @@ impl<'a> Guard<'a> {
             slowness: Reasons::default(),
             has_told_failure: false,
             has_orphans: false,
-            is_status_told: false,
             record,
             journal,
             streams,
@@ -421,7 +431,7 @@ impl<'a> Guard<'a> {
     fn hear_journal(&mut self) {
         if let Some(error) = self.journal.take_error()
             && self.pending.is_empty()
-            && !std::mem::replace(&mut self.is_status_told, true)
+            && !std::mem::replace(&mut self.told.status, true)
         {
             (self.tell)(&RunEvent::StatusUnwritable(&error));
         }

@@ -45,14 +45,18 @@ pub(super) fn first_record(
 }
 
 impl Guard<'_> {
-    /// Takes note of the files that a checkpoint has recorded; the first of an incarnation reports those that can
+    /// Takes note of the files that a checkpoint has recorded; the first that knows some reports those that can
     /// prevent a restart.
     pub(super) fn note_files(&mut self, sequence: Sequence, files: &[FileRecord]) {
         self.written.note(sequence, files);
         let policy = self.request.files;
         let report = FilesReport::of(policy.name(), files);
-        let is_first = !std::mem::replace(&mut self.has_told_files, true);
-        if is_first && policy != ChangedFiles::Keep && !report.is_empty() {
+        // Once in a run, and once more when a file has come that prevents every restart.
+        let has_unknown = !report.unknown.is_empty();
+        let is_news = !self.told.files || (has_unknown && !self.told.unknown_files);
+        if is_news && policy != ChangedFiles::Keep && !report.is_empty() {
+            self.told.files = true;
+            self.told.unknown_files |= has_unknown;
             self.report(&RunEvent::FilesInPlace(&report));
         }
         self.record.files = report;
