@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use engine::CheckpointOptions;
 use model::Pid;
 use serde::Serialize;
-use sys::clone::{Parent, WantedPid};
+use sys::clone::WantedPid;
 use sys::features::{self, Feature, FeatureEntry, Need};
 
 use crate::ancestry;
@@ -163,7 +163,7 @@ pub(crate) fn missing(feature: Feature) -> GuardianError {
 /// an attempt to create a process under our own number, which is taken: no process is made.
 pub(crate) fn require_restorable() -> Result<()> {
     let own = Pid(std::process::id() as i32);
-    match sys::clone::spawn_waiting(WantedPid::Exactly(own), Parent::Caller) {
+    match sys::clone::spawn_waiting(WantedPid::Exactly(own)) {
         Err(error) if error.errno == sys::Errno::EPERM => Err(GuardianError::NoRightToRestore),
         _ => Ok(()),
     }

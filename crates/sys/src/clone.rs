@@ -82,25 +82,11 @@ pub enum WantedPid {
     Any,
 }
 
-/// Who is told of the new process's end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Parent {
-    /// The calling process.
-    Caller,
-    /// The caller's own parent: the new process is a sibling of the caller.
-    CallersParent,
-}
-
 /// Creates a process that does nothing but wait to be seized; its signal actions are the defaults, and it ends with
 /// this one. Both holds when this returns.
-pub fn spawn_waiting(wanted: WantedPid, parent: Parent) -> Result<Pid> {
+pub fn spawn_waiting(wanted: WantedPid) -> Result<Pid> {
     let number = if let WantedPid::Exactly(pid) = wanted { pid.get() } else { 0 };
-    let sibling = parent == Parent::CallersParent;
-    let mut arguments = CloneArguments {
-        flags: if sibling { libc::CLONE_PARENT as u64 } else { 0 },
-        exit_signal: if sibling { 0 } else { libc::SIGCHLD as u64 },
-        ..CloneArguments::default()
-    };
+    let mut arguments = CloneArguments { exit_signal: libc::SIGCHLD as u64, ..CloneArguments::default() };
     if number != 0 {
         arguments.set_tid = (&raw const number) as u64;
         arguments.set_tid_size = 1;
@@ -167,7 +153,7 @@ mod tests {
         const ROUNDS: usize = 50;
         // Rust's runtime ignores SIGPIPE, so a child that has done nothing yet ignores it as well.
         for _ in 0..ROUNDS {
-            let pid = spawn_waiting(WantedPid::Any, Parent::Caller).unwrap();
+            let pid = spawn_waiting(WantedPid::Any).unwrap();
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
             crate::signal::send(pid, model::Signal(9)).unwrap();
             let child = rustix::process::Pid::from_raw(pid.get());

@@ -101,7 +101,7 @@ fn watch(watched: BorrowedFd<'_>, set: &[OwnedFd]) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clone::{Parent, WantedPid, spawn_waiting};
+    use crate::clone::{WantedPid, spawn_waiting};
 
     fn ends(pid: Pid) -> bool {
         let child = rustix::process::Pid::from_raw(pid.get());
@@ -116,7 +116,7 @@ mod tests {
     }
 
     fn three() -> [Pid; 3] {
-        [(); 3].map(|()| spawn_waiting(WantedPid::Any, Parent::Caller).unwrap())
+        [(); 3].map(|()| spawn_waiting(WantedPid::Any).unwrap())
     }
 
     #[test]
@@ -138,7 +138,7 @@ mod tests {
         let pids = three();
         drop(DeadManSwitch::arm(pids).unwrap());
         assert!(pids.into_iter().all(ends));
-        let alone = spawn_waiting(WantedPid::Any, Parent::Caller).unwrap();
+        let alone = spawn_waiting(WantedPid::Any).unwrap();
         let switch = DeadManSwitch::arm([alone]).unwrap();
         assert_eq!(switch.watcher, None);
         drop(switch);

@@ -16,7 +16,7 @@ use std::path::Path;
 
 use model::{Address, ByteCount, Fd, PAGE_BYTES, PageCount, Pid, Signal};
 
-use crate::clone::{Parent, WantedPid, spawn_waiting};
+use crate::clone::{WantedPid, spawn_waiting};
 use crate::error::{Errno, Error, Result};
 use crate::pagemap::{PageEntry, Pagemap};
 use crate::ptrace::{self as trace, WaitStatus};
@@ -34,7 +34,7 @@ struct Child(Pid);
 
 impl Child {
     fn spawn(wanted: WantedPid) -> Result<Self> {
-        spawn_waiting(wanted, Parent::Caller).map(Self)
+        spawn_waiting(wanted).map(Self)
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use model::{Pid, Signal, Tid};
-use sys::clone::{Parent, WantedPid};
+use sys::clone::WantedPid;
 use sys::dead_man::DeadManSwitch;
 use sys::ptrace::{self, OPTION_EXIT, OPTION_EXIT_KILL, WaitStatus};
 use sys::{Errno, Error};
@@ -51,7 +51,7 @@ impl Keeper {
         // Kept until there is one that fits, so that no number comes twice.
         let mut others = Vec::new();
         for _ in 0..NUMBERS_MAX {
-            let stub = Stub::spawn(WantedPid::Any, Parent::Caller)?;
+            let stub = Stub::spawn(WantedPid::Any)?;
             let keeper = Self { tid: stub.tid() };
             if taken.contains(&keeper.tid) {
                 others.push(keeper);

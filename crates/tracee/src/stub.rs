@@ -8,7 +8,7 @@
 use std::marker::PhantomData;
 
 use model::{Address, AddressRange, ByteCount, Pid, Signal, Tid};
-use sys::clone::{Parent, WantedPid, spawn_waiting};
+use sys::clone::{WantedPid, spawn_waiting};
 use sys::ptrace::{
     self, OPTION_CLONE, OPTION_EXIT_KILL, OPTION_FORK, OPTION_SUSPEND_SECCOMP, OPTION_SYSCALL_GOOD,
     OPTION_VFORK, Registers, WaitStatus,
@@ -50,8 +50,8 @@ const ALL_BUT_TRAP: u64 = !(1 << 4);
 
 impl Stub {
     /// Creates a process with a wanted number, as a copy of this one, and stops it.
-    pub fn spawn(wanted: WantedPid, parent: Parent) -> Result<Self, RemoteError> {
-        let pid = spawn_waiting(wanted, parent)?;
+    pub fn spawn(wanted: WantedPid) -> Result<Self, RemoteError> {
+        let pid = spawn_waiting(wanted)?;
         let tid = pid.leader();
         ptrace::seize(tid, OPTIONS)?;
         ptrace::interrupt(tid)?;

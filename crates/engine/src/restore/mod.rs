@@ -27,7 +27,6 @@ use std::time::{Duration, Instant};
 use model::{Inode, Pid, Signal};
 use resource::Shared;
 use store::ImageReader;
-use sys::clone::Parent;
 use tracee::{Escort, Stub};
 
 use crate::error::{EngineError, Result};
@@ -52,35 +51,20 @@ pub enum PidPolicy {
     Any,
 }
 
+/// Threads that fill memory.
+const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
+
 /// What a restore is told.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RestoreOptions {
     /// Which process numbers.
     pub pid: PidPolicy,
-    /// Who becomes the parent of the tree's root.
-    pub parent: Parent,
-    /// Threads that fill memory.
-    pub threads: NonZeroUsize,
     /// Descriptors of ours that the subject may get back: device, inode, descriptor.
     pub inherited: Vec<(u64, Inode, OwnedFd)>,
     /// What happens to regular files that the subject writes.
     pub files: Files,
     /// The subject died in a crash, and its TCP connections with it.
     pub connections_lost: bool,
-}
-
-impl Default for RestoreOptions {
-    fn default() -> Self {
-        const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
-        Self {
-            pid: PidPolicy::default(),
-            parent: Parent::Caller,
-            threads: THREADS,
-            inherited: Vec::new(),
-            files: Files::default(),
-            connections_lost: false,
-        }
-    }
 }
 
 /// A tree that runs again.
@@ -185,7 +169,7 @@ fn restore_with(
     let open = files::open(&plan, options.inherited, options.connections_lost, &mut shared)?;
     content::fill_objects(&reader, &plan, &open)?;
     phases.open = lap.take();
-    let mut built = tree::build(&plan, &open, options.parent)?;
+    let mut built = tree::build(&plan, &open)?;
     layout::lay_out(&plan, &open, &mut built)?;
     phases.build = lap.take();
     let comes_later = |extent: &_| lazy.as_ref().is_some_and(|lazy| lazy.has(extent));
@@ -193,7 +177,7 @@ fn restore_with(
         None => FreshMemory::prepare(&plan, reader.index(), &mut built)?,
         Some(_) => FreshMemory::default(),
     };
-    content::fill_processes(&reader, &plan, &built, &fresh, options.threads, comes_later)?;
+    content::fill_processes(&reader, &plan, &built, &fresh, THREADS, comes_later)?;
     fresh.end()?;
     phases.fill = lap.take();
     let plan = &plan;
@@ -227,7 +211,7 @@ fn restore_with(
         Some(lazy) => {
             let complete =
                 |built, escort: &mut Escort| complete(built, &mut |stub, signal| escort.take(stub, signal));
-            lazy::run(lazy, &reader, options.threads, built, complete, || has_begun(&mut restored))?;
+            lazy::run(lazy, &reader, THREADS, built, complete, || has_begun(&mut restored))?;
         }
     }
     restored.filled = started.elapsed();

@@ -139,7 +139,7 @@ fn member_of(number: Pid) -> Option<Holder> {
 mod tests {
     use std::process::{Child, Command, Stdio};
 
-    use sys::clone::{Parent, WantedPid};
+    use sys::clone::WantedPid;
     use tracee::Stub;
 
     use super::*;
@@ -187,7 +187,7 @@ mod tests {
         let number = pid(&leader);
         let mut member = sleeper().process_group(number.get()).spawn().unwrap();
         end(leader);
-        let spawn = || Stub::spawn(WantedPid::Exactly(number), Parent::Caller);
+        let spawn = || Stub::spawn(WantedPid::Exactly(number));
         let error = match create(number, spawn) {
             // Choosing a number needs a capability.
             Err(EngineError::Resource(_) | EngineError::Kernel(_)) => {

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use model::{Address, AddressRange, ByteCount, Fd, PAGE_BYTES, Pid, Tid};
 use resource::ResourceError;
-use sys::clone::{CloneArguments, Parent, WantedPid};
+use sys::clone::{CloneArguments, WantedPid};
 use sys::{ptrace, userfaultfd};
 use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
@@ -49,10 +49,10 @@ pub(super) struct BuiltProcess {
 }
 
 /// Creates all processes and threads.
-pub(super) fn build(plan: &Plan, open: &OpenFiles, parent: Parent) -> Result<Built> {
+pub(super) fn build(plan: &Plan, open: &OpenFiles) -> Result<Built> {
     let root = &plan.processes[0];
     let scratch = find_scratch(plan)?;
-    let mut leader = spawn_root(root.pid, parent)?;
+    let mut leader = spawn_root(root.pid)?;
     map_scratch(&mut leader, scratch)?;
     let mut built = Built { processes: HashMap::new(), scratch };
     built.add(root.pid, leader)?;
@@ -61,8 +61,8 @@ pub(super) fn build(plan: &Plan, open: &OpenFiles, parent: Parent) -> Result<Bui
     Ok(built)
 }
 
-fn spawn_root(pid: Pid, parent: Parent) -> Result<Stub> {
-    numbers::create(pid, || Stub::spawn(WantedPid::Exactly(pid), parent)).map_err(|error| match error {
+fn spawn_root(pid: Pid) -> Result<Stub> {
+    numbers::create(pid, || Stub::spawn(WantedPid::Exactly(pid))).map_err(|error| match error {
         EngineError::Resource(ResourceError::Remote(RemoteError::Kernel(error)))
             if error.errno == sys::Errno::EPERM =>
         {
