@@ -1,10 +1,26 @@
 /* Proves that what prctl sets comes back: name, dumpable, no_new_privs, child
- * subreaper, keep-caps, the machine check policy, transparent huge pages
- * disabled, and the death signal of a child, which also works. */
+ * subreaper, keep-caps, transparent huge pages disabled, merging of memory, the
+ * speculation control, the death signal of a child, which also works, and the
+ * policies for machine checks and the time stamp counter, each thread's own. */
 #include "victim.h"
+#include <stdatomic.h>
+
+#ifndef PR_SET_MEMORY_MERGE
+#define PR_SET_MEMORY_MERGE 67
+#define PR_GET_MEMORY_MERGE 68
+#endif
 
 static pid_t child;
 static int death_signal = SIGUSR2;
+
+/* What another thread sees of its own policies, again and again. */
+static pthread_t other;
+static atomic_int others_counter, others_check, others_rounds;
+static atomic_bool others_end;
+
+/* What this kernel and processor offer. */
+static bool merges;
+static int bypass = -1;
 
 struct setting {
 	const char *name;
@@ -29,9 +45,37 @@ static void check_death_signal(void)
 	check(now == death_signal, "death signal is %d, was %d", now, death_signal);
 }
 
+/* Reads no clock: with the counter forbidden, the vDSO's would end it. */
+static void *look_again_and_again(void *unused)
+{
+	must(prctl(PR_SET_TSC, PR_TSC_SIGSEGV));
+	must(prctl(PR_MCE_KILL, PR_MCE_KILL_SET, PR_MCE_KILL_LATE, 0, 0));
+	while (!others_end) {
+		int now = 0;
+		must(prctl(PR_GET_TSC, &now));
+		others_counter = now;
+		others_check = prctl(PR_MCE_KILL_GET, 0, 0, 0, 0);
+		others_rounds++;
+		usleep(1000);
+	}
+	return unused;
+}
+
+static void check_other(void)
+{
+	int since = others_rounds;
+	while (others_rounds < since + 2)
+		usleep(1000);
+	check(others_counter == PR_TSC_SIGSEGV, "the other thread's counter policy is %d", others_counter);
+	check(others_check == PR_MCE_KILL_LATE, "the other thread's machine check policy is %d", others_check);
+}
+
 static void setup(void)
 {
 	struct victim_gate gate = victim_gate_make();
+	merges = prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) == 0;
+	if (prctl(PR_SET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, PR_SPEC_DISABLE, 0, 0) == 0)
+		bypass = prctl(PR_GET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, 0, 0, 0);
 	must(prctl(PR_SET_NAME, "vic tim)\xc3\xa9 1 S"));
 	must(prctl(PR_MCE_KILL, PR_MCE_KILL_SET, PR_MCE_KILL_EARLY, 0, 0));
 	child = victim_fork();
@@ -43,6 +87,8 @@ static void setup(void)
 	victim_gate_wait(gate);
 	for (size_t i = 0; i < SETTINGS; i++)
 		check(prctl(settings[i].set, settings[i].value, 0, 0, 0) == 0, "%s: %m", settings[i].name);
+	other = victim_thread(look_again_and_again, NULL);
+	check_other();
 }
 
 static void verify(void)
@@ -51,6 +97,11 @@ static void verify(void)
 	must(prctl(PR_GET_NAME, name));
 	check(strcmp(name, "vic tim)\xc3\xa9 1 S") == 0, "name is [%s]", name);
 	check(prctl(PR_MCE_KILL_GET, 0, 0, 0, 0) == PR_MCE_KILL_EARLY, "the machine check policy changed");
+	if (merges)
+		check(prctl(PR_GET_MEMORY_MERGE, 0, 0, 0, 0) == 1, "memory is merged no more");
+	if (bypass >= 0)
+		check(prctl(PR_GET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, 0, 0, 0) == bypass, "speculation is controlled otherwise");
+	check_other();
 	for (size_t i = 0; i < SETTINGS; i++) {
 		int pointed = 0;
 		int now = settings[i].by_pointer ? prctl(settings[i].get, &pointed, 0, 0, 0) : prctl(settings[i].get, 0, 0, 0, 0);
@@ -67,6 +118,8 @@ static void sabotage(void)
 
 static void finish(void)
 {
+	others_end = true;
+	must_zero(pthread_join(other, NULL));
 	victim_end_child(child);
 }
 

@@ -354,7 +354,7 @@ fn a_stopped_guardian_does_not_stop_its_subject() {
 /// The bits of SIGPIPE and SIGXFSZ.
 const OF_WRITES: u64 = 1 << 12 | 1 << 24;
 
-/// What `--compress` leaves as it is, so long: a minute, and until the next look.
+/// How long `--compress` may take on a loaded machine: its thread gives way to all others.
 const COLD_AFTER_MAX: Duration = Duration::from_secs(120);
 
 #[test]
@@ -363,7 +363,8 @@ fn a_subject_comes_back_from_a_log_whose_cold_segments_are_compressed() {
         return;
     }
     let lab = Lab::new();
-    let guardian = run(&lab, &["--every", "1s", "--compress", "zstd"], &["cold", "64"]);
+    let guardian =
+        run(&lab, &["--every", "1s", "--compress", "zstd", "--compress-after", "5s"], &["cold", "64"]);
     wait_for_checkpoints(&lab, 1);
     let log = lab.store().join("job/log");
     let bytes = |kind: &str| {
@@ -378,7 +379,7 @@ fn a_subject_comes_back_from_a_log_whose_cold_segments_are_compressed() {
         assert!(begun.elapsed() < COLD_AFTER_MAX, "nothing was compressed: {:?}", bytes("seg"));
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert!(begun.elapsed() > Duration::from_secs(50), "compressed after {:?}", begun.elapsed());
+    assert!(begun.elapsed() > Duration::from_secs(3), "compressed after {:?}", begun.elapsed());
     wait_for_checkpoints(&lab, lab.json(&["status", "job"])[0]["checkpoints"].as_u64().unwrap() + 2);
     let after: u64 = bytes("seg").iter().chain(&bytes("zstd")).sum();
     assert!(after < before, "{after} bytes instead of {before}");

@@ -163,6 +163,7 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
             "wait until the other threads end, or let the first one wait for them",
         ));
     }
+    found.extend(of_label(pid, label(&pid.to_string()).as_deref(), label("self").as_deref()));
     for (name, what) in NAMESPACES {
         let link = |owner: &str| procfs::link(format!("/proc/{owner}/ns/{name}"));
         if let (Ok(theirs), Ok(ours)) = (link(&pid.to_string()), link("self"))
@@ -182,6 +183,23 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
         }
     }
     found
+}
+
+/// A program whose security label confines it would come back under the restorer's, and could do more.
+fn of_label(pid: Pid, theirs: Option<&[u8]>, ours: Option<&[u8]>) -> Option<Obstacle> {
+    let theirs = theirs.filter(|theirs| ours.is_some_and(|ours| ours != *theirs))?;
+    Some(obstacle(
+        pid,
+        "security label",
+        String::from_utf8_lossy(theirs).trim_end_matches(['\0', '\n']).to_owned(),
+        "it would come back under that of undying",
+        "run undying under the same label (aa-exec, runcon)",
+    ))
+}
+
+/// The label of AppArmor, SELinux or Smack; `None` where there is none of them.
+fn label(process: &str) -> Option<Vec<u8>> {
+    procfs::read(format!("/proc/{process}/attr/current")).ok()
 }
 
 /// The number of a process in its own PID namespace.
@@ -347,6 +365,15 @@ mod tests {
         assert!(texts[0].starts_with("pids 1000, 1001,") && texts[0].contains("and 142 more"), "{texts:?}");
         assert!(texts[0].contains("and 147 more: not saved\n    help: stop it"), "{texts:?}");
         assert_eq!(texts[1], "pid 7: tracer at tracer pid 9: one only\n    help: end it");
+    }
+
+    #[test]
+    fn another_security_label_is_an_obstacle_and_none_is_not() {
+        let confined: &[u8] = b"/usr/sbin/named (enforce)\n";
+        let found = of_label(Pid(7), Some(confined), Some(b"unconfined\n")).unwrap();
+        assert_eq!(found.place, "/usr/sbin/named (enforce)");
+        assert_eq!(of_label(Pid(7), Some(confined), Some(confined)), None);
+        assert_eq!(of_label(Pid(7), None, None), None);
     }
 
     #[test]

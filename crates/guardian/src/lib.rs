@@ -48,8 +48,8 @@ pub use once::{CheckpointRequest, Checkpointed, checkpoint};
 pub use record::{Death, FreshReport, PauseMicroseconds, RefusalReport, VerifiedReport};
 pub use restoring::{Numbers, RestoreEvent, RestoreRequest, Resumed, restore};
 pub use run::{
-    ChangedFiles, EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, Preference, RestartLimit, RestartPolicy,
-    RunEvent, RunRequest, TRACKER_DEFAULT, Tuning, run,
+    COMPRESS_AFTER_DEFAULT, ChangedFiles, EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, Preference,
+    RestartLimit, RestartPolicy, RunEvent, RunRequest, TRACKER_DEFAULT, Tuning, run,
 };
 pub use status::{ChannelReport, SubjectReport, status};
 pub use subject::SubjectStatus;

@@ -47,6 +47,11 @@ impl Verb for Run {
             )
             .arg(parse::compress(COMPRESS))
             .arg(
+                option("compress-after", "DUR", COMPRESS_AFTER)
+                    .requires("compress")
+                    .value_parser(parse::duration),
+            )
+            .arg(
                 option("restart", "POLICY", RESTART)
                     .default_value(RestartPolicy::default().name())
                     .hide_possible_values(true)
@@ -124,7 +129,9 @@ const GRANULARITY_MAX: i64 = 512;
 const PREFER: &str = "\
 What counts: pause (changed pages are copied before it, too) or throughput (up to 512 are left to the pause)";
 
-const COMPRESS: &str = "Compress what has not changed for a minute";
+const COMPRESS: &str = "Compress what has not changed for a while";
+
+const COMPRESS_AFTER: &str = "How long that while is [default: 1m]";
 
 const RESTART: &str = "\
 Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \
@@ -210,6 +217,10 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         store: command::store(matches)?,
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
         compression: parse::given_compress(matches),
+        compress_after: matches
+            .get_one("compress-after")
+            .copied()
+            .unwrap_or(guardian::COMPRESS_AFTER_DEFAULT),
         verify_every: matches.get_one::<NonZeroU64>("verify-every").copied(),
         dry_run_tracking: matches.get_flag("dry-run-tracking"),
         tuning: tuning(matches),

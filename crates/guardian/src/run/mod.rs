@@ -50,6 +50,9 @@ pub use policy::{ChangedFiles, RestartLimit, RestartPolicy};
 pub const EVERY_MIN: Duration = Duration::from_millis(10);
 /// The time between two checkpoints when nobody says.
 pub const EVERY_DEFAULT: Duration = Duration::from_secs(30);
+/// What is compressed has not changed for so long, when nobody says: what most programs write again, they write again
+/// before that.
+pub const COMPRESS_AFTER_DEFAULT: Duration = Duration::from_secs(60);
 /// Checkpoints that are kept when nobody says.
 pub const KEEP_DEFAULT: usize = 8;
 
@@ -75,6 +78,8 @@ pub struct RunRequest {
     pub keep: usize,
     /// How what has not changed for a while is compressed in the store, if it is.
     pub compression: Option<Compression>,
+    /// How long that while is.
+    pub compress_after: Duration,
     /// Compare every so many checkpoints with the subject, page by page, before it goes on.
     pub verify_every: Option<NonZeroU64>,
     /// Look for dirty pages, and take no checkpoint: what tracking alone costs.

@@ -31,16 +31,19 @@ pub(super) struct Place {
     pub(super) name: SubjectName,
     pub(super) keep: usize,
     pub(super) compression: Option<Compression>,
+    pub(super) compress_after: Duration,
 }
 
 impl Place {
     pub(super) fn new(store: &Store, name: &SubjectName, request: &RunRequest) -> Self {
         let (store, name) = (store.clone(), name.clone());
-        Self { store, name, keep: request.keep, compression: request.compression }
+        let (compression, compress_after) = (request.compression, request.compress_after);
+        Self { store, name, keep: request.keep, compression, compress_after }
     }
 
     pub(super) fn open(&self) -> Result<LogWriter> {
-        let cold = self.compression.map(|compression| ColdSegments::with(compression.codec()));
+        let after = self.compress_after;
+        let cold = self.compression.map(|compression| ColdSegments { codec: compression.codec(), after });
         let options = LogOptions { keep: Keep::thinned(self.keep), cold, ..LogOptions::default() };
         Ok(self.store.open_log(&self.name, options)?)
     }

@@ -73,6 +73,7 @@ impl Lab {
             store: self.location(),
             keep: 4,
             compression: None,
+            compress_after: guardian::COMPRESS_AFTER_DEFAULT,
             verify_every: None,
             dry_run_tracking: false,
             tuning: guardian::Tuning::default(),

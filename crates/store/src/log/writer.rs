@@ -104,14 +104,6 @@ pub struct Ticket {
     here: Arc<Here>,
 }
 
-impl ColdSegments {
-    /// With this codec, after a minute: what most programs write again, they write again before that.
-    #[must_use]
-    pub const fn with(codec: &'static dyn Codec) -> Self {
-        Self { codec, after: Duration::from_secs(60) }
-    }
-}
-
 impl Default for LogOptions {
     /// 8 buffers of 2 MiB and segments of 16 MiB: a segment lasts 40 ms at the highest rate asked for, and
     /// cleaning by segments of that size keeps a subject of 64 MiB on twice its size.
