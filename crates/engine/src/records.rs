@@ -62,6 +62,9 @@ pub(crate) struct ProcessMessage {
     /// The signal that tells its parent of its end, 0 for none; SIGCHLD where it is missing.
     #[prost(int32, optional, tag = "12")]
     pub exit_signal: Option<i32>,
+    /// The foreground process group of its controlling terminal. Missing without a terminal and in older images.
+    #[prost(sint32, optional, tag = "13")]
+    pub foreground: Option<i32>,
 }
 
 /// Addresses that the kernel keeps of a process, for PR_SET_MM_MAP.

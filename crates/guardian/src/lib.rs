@@ -12,6 +12,7 @@ mod compression;
 mod error;
 mod exit;
 mod files;
+mod foreground;
 mod history;
 mod images;
 mod inspection;

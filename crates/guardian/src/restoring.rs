@@ -15,6 +15,7 @@ use sys::Error;
 
 use crate::aside::MovedPart;
 use crate::error::Result;
+use crate::foreground::Foreground;
 use crate::inspection::require_features;
 use crate::location::StoreLocation;
 use crate::signals::{self, CONT, Request, Signals};
@@ -97,6 +98,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
     let reader = request.store.read(&request.image)?;
     // Before any process is made, so that no signal ends us between its birth and our care for it.
     let signals = if request.detach { None } else { Some(Signals::take()?) };
+    let mut foreground = Foreground::new();
     let parts = request.store.parts_of(&request.image)?;
     let options = RestoreOptions {
         pid: match request.numbers {
@@ -108,6 +110,8 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
         inherited: streams.duplicates()?,
         files: Files { policy: request.files, aside: Some(parts.keeper()), ..Files::default() },
         connections_lost: request.lose_connections,
+        // A program that outlives us would keep the terminal.
+        terminal: signals.as_ref().and_then(|_| foreground.offer()),
         ..RestoreOptions::default()
     };
     let mut written = Ok(());
@@ -125,14 +129,16 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
         restored
     };
     written?;
+    foreground.accepted(restored.foreground);
     let subject = Subject::child(restored.root)?;
-    let status = signals.map(|signals| stay(&signals, &subject)).transpose()?;
+    let status = signals.map(|signals| stay(&signals, &subject, &mut foreground)).transpose()?;
+    foreground.take_back(status);
     let Restored { root, pids, total, filled, .. } = restored;
     Ok(Resumed { root, processes: pids.len(), total, filled, status })
 }
 
 /// Hands signals on until the subject ends.
-fn stay(signals: &Signals, subject: &Subject) -> Result<SubjectStatus> {
+fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Result<SubjectStatus> {
     loop {
         let mut waiting = [
             PollFd::from_borrowed_fd(signals.handle(), PollFlags::IN),
@@ -148,6 +154,7 @@ fn stay(signals: &Signals, subject: &Subject) -> Result<SubjectStatus> {
         while signalled && let Some(request) = signals.poll()? {
             hand_on(request, subject)?;
         }
+        foreground.follow_stop(subject)?;
     }
 }
 

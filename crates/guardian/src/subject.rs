@@ -146,6 +146,16 @@ impl Subject {
         Ok(Some(status.unwrap_or(SubjectStatus::Unknown)))
     }
 
+    /// The signal that has stopped it, if one has. Only while no thread of ours traces it: waitid(2) reports stops for a
+    /// tracer as well.
+    pub(crate) fn stopped(&self) -> Option<Signal> {
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = rustix::process::waitid(WaitId::PidFd(self.handle()), options).ok()??;
+        let stat = procfs::stat(self.pid).ok().filter(|stat| stat.key() == self.key)?;
+        // 't' is a stop for a tracer.
+        if stat.state == 'T' { status.stopping_signal().map(Signal) } else { None }
+    }
+
     /// Whether it has ended, or does so within so long.
     pub(crate) fn ends_within(&self, patience: Duration) -> bool {
         self.is_over(patience).unwrap_or(false)

@@ -28,6 +28,24 @@ pub fn send(pid: Pid, signal: Signal) -> Result<()> {
     if result == 0 { Ok(()) } else { Err(Error::process("send a signal", pid, Errno::last())) }
 }
 
+/// Sends a signal to all processes of a group. The group 1 cannot be named: -1 stands for every process.
+pub fn send_to_group(group: Pid, signal: Signal) -> Result<()> {
+    if group.get() <= 1 {
+        return Err(Error::process("send a signal to the group", group, Errno(libc::EINVAL)));
+    }
+    // SAFETY: kill takes plain numbers.
+    let result = unsafe { libc::kill(-group.get(), signal.get()) };
+    let failed = || Error::process("send a signal to the group", group, Errno::last());
+    if result == 0 { Ok(()) } else { Err(failed()) }
+}
+
+/// Sends a signal to all processes of our own group.
+pub fn send_to_own_group(signal: Signal) -> Result<()> {
+    // SAFETY: kill takes plain numbers; 0 stands for the group of the caller.
+    let result = unsafe { libc::kill(0, signal.get()) };
+    if result == 0 { Ok(()) } else { Err(Error::new("send a signal to our process group", Errno::last())) }
+}
+
 /// Queues a signal with its information to a process.
 pub fn queue(pid: Pid, signal: Signal, information: &SiginfoBytes) -> Result<()> {
     // SAFETY: the kernel reads 128 bytes of the borrowed array.

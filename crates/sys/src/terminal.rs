@@ -175,6 +175,13 @@ pub fn foreground(terminal: BorrowedFd<'_>) -> Result<Option<Pid>> {
     Ok((number > 0).then_some(Pid(number)))
 }
 
+/// Makes a process group of our session the foreground one of our controlling terminal. From the background, SIGTTOU
+/// must be blocked.
+pub fn set_foreground(terminal: BorrowedFd<'_>, group: Pid) -> Result<()> {
+    let request = SET_FOREGROUND_REQUEST as libc::c_ulong;
+    set_number(terminal, request, group.get(), "set the foreground group of a terminal")
+}
+
 /// The session that a terminal controls; asked of a master, that of its slave.
 pub fn session(terminal: BorrowedFd<'_>) -> Result<Option<Pid>> {
     let number = get_number(terminal, TIOCGSID, "get the session of a terminal")?;

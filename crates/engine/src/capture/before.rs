@@ -542,6 +542,7 @@ fn relations(stat: &Stat) -> ProcessMessage {
         group: stat.pgrp.get(),
         session: stat.session.get(),
         exit_signal: Some(stat.exit_signal),
+        foreground: (stat.tty_nr != 0).then_some(stat.tpgid),
         ..ProcessMessage::default()
     }
 }

@@ -11,6 +11,7 @@ mod content;
 mod family;
 mod files;
 mod finish;
+mod foreground;
 mod fresh;
 mod holders;
 mod layout;
@@ -20,6 +21,7 @@ mod plan;
 mod segments;
 mod tree;
 
+use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -65,6 +67,8 @@ pub struct RestoreOptions {
     pub files: Files,
     /// The subject died in a crash, and its TCP connections with it.
     pub connections_lost: bool,
+    /// The terminal of ours whose foreground process group becomes one of the subject. SIGTTOU must be blocked.
+    pub terminal: Option<OwnedFd>,
 }
 
 /// A tree that runs again.
@@ -74,12 +78,21 @@ pub struct Restored {
     pub root: Pid,
     /// All its processes.
     pub pids: Vec<Pid>,
+    /// The group of it that was given the terminal.
+    pub foreground: Option<Pid>,
     /// From the call to the first instruction.
     pub total: Duration,
     /// From the call until all memory was there; later than the first instruction if some of it came later.
     pub filled: Duration,
     /// What took how long.
     pub phases: RestorePhases,
+}
+
+impl Restored {
+    fn of(plan: &Plan, phases: RestorePhases) -> Self {
+        let (total, filled) = (Duration::ZERO, Duration::ZERO);
+        Self { root: plan.root(), pids: plan.pids(), foreground: None, total, filled, phases }
+    }
 }
 
 /// How long the steps of a restore took.
@@ -181,22 +194,20 @@ fn restore_with(
     fresh.end()?;
     phases.fill = lap.take();
     let plan = &plan;
+    let given = &Cell::new(None);
     let complete = move |mut built: Built, let_go: LetGo<'_>| {
         layout::advise(plan, &mut built)?;
         files::install(plan, &open, &mut built)?;
-        finish::finish(plan, &open, built, &mut shared, || compared.cut_back(), let_go)?;
+        // In the background, the first read of a process would stop it.
+        let give = || given.set(options.terminal.and_then(|terminal| foreground::hand_over(plan, &terminal)));
+        finish::finish(plan, &open, built, &mut shared, || compared.cut_back().map(|()| give()), let_go)?;
         // The tree's alone once it runs: a pipe ends when the tree closes it.
         open.complete(shared);
         Ok(())
     };
-    let mut restored = Restored {
-        root: plan.root(),
-        pids: plan.pids(),
-        total: Duration::ZERO,
-        filled: Duration::ZERO,
-        phases,
-    };
+    let mut restored = Restored::of(plan, phases);
     let has_begun = |restored: &mut Restored| {
+        restored.foreground = given.get();
         restored.phases.finish = lap.take();
         restored.total = started.elapsed();
         if let Some(running) = running {

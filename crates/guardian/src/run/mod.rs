@@ -28,6 +28,7 @@ use tracee::procfs;
 use crate::ancestry;
 use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
+use crate::foreground::Foreground;
 use crate::inspection::{require_features, require_restorable};
 use crate::location::StoreLocation;
 use crate::record::{ProcessName, Record};
@@ -125,6 +126,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     let household = Household::found()?;
     // Before there is any thread, which would take signals with their usual actions.
     let signals = Signals::take()?;
+    let foreground = Foreground::new();
     let children = request.child_signals.then(Children::listen).transpose()?;
     let log = Place::new(&store, &claim.name, request).open()?;
     let (subject, requests, first) = match &request.what {
@@ -144,6 +146,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
         subject,
         first,
         streams,
+        foreground,
         log,
         tracking,
     };

@@ -58,7 +58,9 @@ impl Guard<'_> {
         self.record.last_death = Some(death(status));
         let own = status;
         let status = self.cause(own);
-        if self.was_asked_for(status) || !self.request.policy.restarts(status) {
+        let was_asked_for = self.was_asked_for(status);
+        self.foreground.take_back(Some(own));
+        if was_asked_for || !self.request.policy.restarts(status) {
             self.record.state = "ended".to_owned();
             return Ok(Next::End(status));
         }
@@ -147,7 +149,7 @@ impl Guard<'_> {
 
     /// Whether the subject was asked to end, by a signal to us.
     fn was_asked_for(&self, status: SubjectStatus) -> bool {
-        let Some(Ending { signal, at }) = self.ending else { return false };
+        let Some(Ending { signal, at }) = self.ending else { return self.foreground.has_ended(status) };
         let soft = signal == INT || signal == QUIT;
         !soft || status == SubjectStatus::Killed(signal) || at.elapsed() < SOFT_REQUEST
     }
@@ -281,6 +283,7 @@ impl Guard<'_> {
                     opened_later: self.written.later_than(sequence),
                 },
                 connections_lost: true,
+                terminal: self.foreground.offer(),
                 ..RestoreOptions::default()
             };
             // Until here the dead root has kept its number from others.
@@ -289,6 +292,7 @@ impl Guard<'_> {
             parts.take().iter().for_each(|part| self.report(&RunEvent::MovedAside(part)));
             match outcome {
                 Ok(restored) => {
+                    self.foreground.accepted(restored.foreground);
                     self.subject = Subject::child(restored.root)?;
                     return Ok(());
                 }

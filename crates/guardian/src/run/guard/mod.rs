@@ -32,6 +32,7 @@ use super::tracer::{Place, Tracer, Tracking};
 use super::{Guarded, RunRequest};
 use crate::error::Result;
 use crate::files::WrittenFiles;
+use crate::foreground::Foreground;
 use crate::journal::{Journal, What};
 use crate::record::Record;
 use crate::restoring::hand_on;
@@ -92,6 +93,7 @@ pub(super) struct Parts {
     pub(super) subject: Subject,
     pub(super) first: Sequence,
     pub(super) streams: Streams,
+    pub(super) foreground: Foreground,
     pub(super) log: LogWriter,
     pub(super) tracking: Tracking,
 }
@@ -148,6 +150,7 @@ pub(super) struct Guard<'a> {
     record: Record,
     journal: Journal,
     streams: Streams,
+    foreground: Foreground,
 }
 
 impl<'a> Guard<'a> {
@@ -157,10 +160,8 @@ impl<'a> Guard<'a> {
         tell: &'a mut dyn FnMut(&RunEvent<'_>),
     ) -> Result<Self> {
         let Parts { store, claim, household, signals, requests, mut children, subject, .. } = parts;
-        let Parts { first, streams, log, tracking, .. } = parts;
-        if let Some(children) = &mut children {
-            children.begin(subject.pid())?;
-        }
+        let Parts { first, streams, foreground, log, tracking, .. } = parts;
+        children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid()))?;
         let pace = Pace::new(request.every, Instant::now());
         let record = first_record(request, &claim, &subject, first, &tracking)?;
         let record = Record { requests: requests.name().to_owned(), ..record };
@@ -206,6 +207,7 @@ impl<'a> Guard<'a> {
             record,
             journal,
             streams,
+            foreground,
         };
         match request.what {
             Guarded::Process(pid) => {
@@ -236,6 +238,9 @@ impl<'a> Guard<'a> {
                     Next::End(status) => return Ok(status),
                     Next::GoOn => continue,
                 }
+            }
+            if !self.tracer.is_tracing() {
+                self.foreground.follow_stop(&self.subject)?;
             }
             self.checkpoint_if_due();
             self.hear_journal();

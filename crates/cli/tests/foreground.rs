@@ -1,0 +1,250 @@
+//! Job control of a restored program: the terminal's foreground group, ^C, ^Z and `fg`, in a shell on a real terminal.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use common::{Lab, supported, until};
+use model::Pid;
+use rustix::fs::{Mode, OFlags};
+use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use testkit::ProcessId;
+
+const PROMPT: &str = "OUTER> ";
+const INNER: &str = "INNER> ";
+const INTERRUPT: &str = "\x03";
+const SUSPEND: &str = "\x1a";
+
+/// An interactive shell that leads a session on a pseudo terminal.
+struct Terminal<'a> {
+    lab: &'a Lab,
+    shell: Child,
+    master: File,
+    screen: Arc<Mutex<String>>,
+    /// How much of the screen earlier expectations have used up.
+    seen: usize,
+}
+
+impl<'a> Terminal<'a> {
+    fn open(lab: &'a Lab) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let slave: OwnedFd =
+            rustix::fs::open(std::ffi::OsStr::from_bytes(name.as_bytes()), flags, Mode::empty()).unwrap();
+        let mut command = Command::new("setsid");
+        command.args(["--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"]);
+        let stream = || Stdio::from(slave.try_clone().unwrap());
+        command.stdin(stream()).stdout(stream()).stderr(stream()).current_dir(lab.path(""));
+        command
+            .env("PS1", PROMPT)
+            .env("TERM", "dumb")
+            .env("HISTFILE", "/dev/null")
+            .env_remove("PROMPT_COMMAND");
+        command.env("UNDYING", env!("CARGO_BIN_EXE_undying")).env("STORE", lab.store());
+        let shell = lab.guard.mark(&mut command).spawn().unwrap();
+        let screen = Arc::new(Mutex::new(String::new()));
+        let mut reader = File::from(master.try_clone().unwrap());
+        let shown = Arc::clone(&screen);
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = reader.read(&mut bytes) {
+                shown.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
+            }
+        });
+        let mut terminal = Self { lab, shell, master: File::from(master), screen, seen: 0 };
+        terminal.expect(PROMPT);
+        terminal
+    }
+
+    fn send(&mut self, text: &str) {
+        self.master.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Waits until a text is shown behind what was expected before.
+    fn expect(&mut self, text: &str) {
+        let deadline = std::time::Instant::now() + common::LIMIT;
+        loop {
+            let screen = self.screen.lock().unwrap().clone();
+            if let Some(at) = screen[self.seen..].find(text) {
+                self.seen += at + text.len();
+                return;
+            }
+            assert!(
+                std::time::Instant::now() < deadline,
+                "no {text:?} after {:?}; {}",
+                &screen[self.seen..],
+                self.lab.guard.describe()
+            );
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+
+    /// The program in the foreground answers as `cat` does.
+    fn echoes(&mut self, line: &str) {
+        self.send(&format!("{line}\n"));
+        self.expect(&format!("{line}\r\n{line}\r\n"));
+    }
+
+    /// The shell with this prompt runs commands, and the terminal has the modes of one that a shell reads from.
+    fn is_usable(&mut self, prompt: &str) {
+        self.send(
+            "echo al''ive; stty -a | tr ' ' '\\n' | grep -x -e icanon -e isig -e echo | sort | tr '\\n' ,\n",
+        );
+        self.expect("alive\r\necho,icanon,isig,");
+        self.expect(prompt);
+    }
+
+    /// Waits for a process of this name.
+    fn process(&self, name: &str) -> ProcessId {
+        until(name, || {
+            let is_it = |process: &ProcessId| {
+                let comm = std::fs::read_to_string(format!("/proc/{}/comm", process.pid()));
+                comm.is_ok_and(|comm| comm.trim() == name)
+            };
+            self.lab.guard.marked().into_iter().find(is_it)
+        })
+    }
+
+    /// A `cat` that reads: its group is in the foreground.
+    fn reading_cat(&mut self) -> ProcessId {
+        self.echoes("begun");
+        self.process("cat")
+    }
+
+    fn await_state(&self, pid: Pid, letter: char) {
+        until("a state", || common::status_of(pid, "State").starts_with(letter).then_some(()));
+    }
+}
+
+impl Drop for Terminal<'_> {
+    fn drop(&mut self) {
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
+
+#[test]
+fn a_restored_job_has_the_terminal() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut terminal = Terminal::open(&lab);
+    terminal.send("cat\n");
+    let cat = terminal.reading_cat().pid();
+    let image = lab.path("image");
+    let words = ["checkpoint", "--kill", "--image", image.to_str().unwrap(), &cat.to_string()];
+    let said = lab.say(words);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    terminal.expect(PROMPT);
+    terminal.send("\"$UNDYING\" restore image\n");
+    terminal.echoes("restored");
+    assert_eq!(terminal.process("cat").pid(), cat);
+    terminal.send(SUSPEND);
+    terminal.expect("Stopped");
+    terminal.expect(PROMPT);
+    terminal.await_state(cat, 'T');
+    terminal.is_usable(PROMPT);
+    terminal.send("fg\n");
+    terminal.expect("restore image\r\n");
+    terminal.echoes("continued");
+    terminal.send(SUSPEND);
+    terminal.expect(PROMPT);
+    // In the background its read stops it again, and with it the job.
+    terminal.send("bg\n");
+    terminal.expect(PROMPT);
+    terminal.await_state(cat, 'T');
+    terminal.send("fg\n");
+    terminal.expect("restore image\r\n");
+    terminal.echoes("again");
+    terminal.send(INTERRUPT);
+    terminal.expect(PROMPT);
+    terminal.send("echo status $?\n");
+    terminal.expect("status 130\r\n");
+    terminal.expect(PROMPT);
+    terminal.is_usable(PROMPT);
+}
+
+#[test]
+fn a_restored_shell_has_its_job_in_the_foreground() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut terminal = Terminal::open(&lab);
+    terminal.send(
+        "PS1='INNER''> ' \"$UNDYING\" --store \"$STORE\" run --name job --every 50ms -- bash --norc --noediting -i\n",
+    );
+    terminal.expect(INNER);
+    terminal.send("cat\n");
+    terminal.reading_cat();
+    for line in ["first", "second"] {
+        let count = || lab.json(&["status", "job"])[0]["checkpoints"].as_u64().unwrap();
+        let from = count();
+        until("checkpoints", || (count() >= from + 2).then_some(()));
+        let status = lab.json(&["status", "job"])[0].clone();
+        let incarnation = status["incarnation"].as_u64().unwrap();
+        let root = ProcessId::of(Pid(status["pid"].as_i64().unwrap() as i32)).unwrap();
+        root.signal(Signal::KILL).unwrap();
+        until("the next incarnation", || {
+            let status = lab.json(&["status", "job"])[0].clone();
+            (status["incarnation"].as_u64()? > incarnation && status["state"] == "running").then_some(())
+        });
+        terminal.echoes(line);
+    }
+    terminal.send(SUSPEND);
+    terminal.expect("Stopped");
+    terminal.expect(INNER);
+    terminal.send("fg\n");
+    terminal.expect("cat\r\n");
+    terminal.echoes("continued");
+    terminal.send(INTERRUPT);
+    terminal.expect(INNER);
+    terminal.is_usable(INNER);
+    terminal.send("exit 0\n");
+    terminal.expect(PROMPT);
+    terminal.send("echo status $?\n");
+    terminal.expect("status 0\r\n");
+    terminal.expect(PROMPT);
+    terminal.is_usable(PROMPT);
+}
+
+#[test]
+fn a_program_in_the_group_of_run_is_one_job_with_it() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut terminal = Terminal::open(&lab);
+    terminal.send("\"$UNDYING\" --store \"$STORE\" run --name job --every 50ms -- cat\n");
+    terminal.reading_cat();
+    until("a checkpoint", || {
+        lab.json(&["status", "job"])[0]["checkpoints"].as_u64().filter(|count| *count > 1)
+    });
+    for line in ["first", "second"] {
+        terminal.send(SUSPEND);
+        terminal.expect("Stopped");
+        terminal.expect(PROMPT);
+        terminal.is_usable(PROMPT);
+        terminal.send("fg\n");
+        terminal.expect("cat\r\n");
+        terminal.echoes(line);
+        terminal.process("cat").signal(Signal::KILL).unwrap();
+        terminal.expect("is back at checkpoint");
+        terminal.echoes("alive");
+    }
+    terminal.send(INTERRUPT);
+    terminal.expect(PROMPT);
+    terminal.is_usable(PROMPT);
+}

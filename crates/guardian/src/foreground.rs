@@ -1,0 +1,227 @@
+//! The terminal's foreground process group, while a restored subject has a group of its own.
+//!
+//! Owns: when the terminal is given to the subject, when it is taken back, and a stop of the subject by Ctrl-Z.
+//! Invariants: the terminal is given only by the job that has it, and is taken only from the subject or from a group
+//! without living members; nothing happens without a controlling terminal, in a pipeline, or for a subject in the
+//! process group of this program. SIGTTOU is blocked (`Signals::take`).
+//! Does not: know jobs of the subject; a shell in it gives the terminal to them itself.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use model::{Pid, Signal};
+use rustix::fs::{Mode, OFlags};
+use sys::terminal::{self, Modes};
+use sys::{session, signal};
+use tracee::{procfs, tree};
+
+use crate::error::Result;
+use crate::signals::{self, CONT};
+use crate::subject::{Subject, SubjectStatus};
+
+const INT: Signal = Signal(2);
+const QUIT: Signal = Signal(3);
+const TSTP: Signal = Signal(20);
+const TTIN: Signal = Signal(21);
+const TTOU: Signal = Signal(22);
+
+/// Descriptors below are the standard streams, also where one of them is closed.
+const FIRST_DESCRIPTOR: i32 = 3;
+/// How long a group without members stays in the foreground until it is taken for abandoned: a shell whose job has just
+/// ended takes its terminal back sooner.
+const ABANDONED: Duration = Duration::from_millis(10);
+
+/// The terminal of the job that this program is.
+#[derive(Debug)]
+pub(crate) struct Foreground {
+    own: Pid,
+    /// It may have been given to a subject, and was not taken back.
+    is_offered: bool,
+    /// The group that it was given to.
+    given: Option<Pid>,
+    /// The modes before the subject changed them, if this job had the terminal then.
+    modes: Option<Modes>,
+}
+
+impl Foreground {
+    /// To be called before there is a subject.
+    pub(crate) fn new() -> Self {
+        let own = session::group_of(own_pid()).unwrap_or(Pid(0));
+        let mut foreground = Self { own, is_offered: false, given: None, modes: None };
+        foreground.note_modes();
+        foreground
+    }
+
+    /// The terminal, for a tree that is about to be restored, if it is ours to give.
+    pub(crate) fn offer(&mut self) -> Option<OwnedFd> {
+        let terminal = self.terminal()?;
+        self.is_offered = self.regain(&terminal) && !self.has_company();
+        self.is_offered.then_some(terminal)
+    }
+
+    /// The tree was restored, and this group was given the terminal.
+    pub(crate) fn accepted(&mut self, group: Option<Pid>) {
+        self.given = group.filter(|group| *group != self.own);
+    }
+
+    /// Whether a subject that ended so was ended from its terminal: by Ctrl-C or Ctrl-\, which did not reach us.
+    pub(crate) fn has_ended(&self, status: SubjectStatus) -> bool {
+        let signal = status.signal().map(Signal);
+        self.given.is_some() && (signal == Some(INT) || signal == Some(QUIT))
+    }
+
+    /// The subject has ended: its terminal is ours again. One that was killed may have left it in any mode; then it gets
+    /// those from before, as under a shell.
+    pub(crate) fn take_back(&mut self, status: Option<SubjectStatus>) {
+        self.is_offered = false;
+        if let Some(terminal) = self.terminal()
+            && self.regain(&terminal)
+            && let (Some(SubjectStatus::Killed(_)), Some(modes)) = (status, &self.modes)
+            && terminal::modes(terminal.as_fd()).is_ok_and(|now| now != *modes)
+            && !self.has_company()
+        {
+            // A terminal that hung up has no modes to give back.
+            let _ = terminal::set_modes(terminal.as_fd(), modes);
+        }
+        self.given = None;
+    }
+
+    /// Stops this job when the terminal has stopped the subject, and continues the subject with it. To be called after
+    /// SIGCHLD, while no thread of ours traces the subject.
+    pub(crate) fn follow_stop(&mut self, subject: &Subject) -> Result<()> {
+        if self.given.is_none() {
+            return Ok(());
+        }
+        let Some(signal) = subject.stopped() else { return Ok(()) };
+        let Ok(group) = session::group_of(subject.pid()) else { return Ok(()) };
+        let Some(terminal) = self.terminal().filter(|_| group != self.own) else { return Ok(()) };
+        let before = self.current(&terminal);
+        if before == Some(self.own) && (signal == TTIN || signal == TTOU) {
+            // It used the terminal in the background, and the shell has since put this job into the foreground.
+            self.give(&terminal, group);
+            return resume(group);
+        }
+        if self.is_orphaned() {
+            // Nobody would continue this job. The kernel ignores SIGTSTP in such a group.
+            return if signal == TSTP { resume(group) } else { Ok(()) };
+        }
+        let had_terminal = before.filter(|before| self.is_of_subject(*before));
+        if had_terminal.is_some() {
+            self.regain(&terminal);
+        }
+        drop(terminal);
+        // Ours is blocked, and discarded by SIGCONT; others of this job are stopped by it.
+        signal::send_to_own_group(TSTP)?;
+        signals::stop_ourselves()?;
+        self.note_modes();
+        if let Some(terminal) = self.terminal()
+            && self.current(&terminal) == Some(self.own)
+        {
+            self.give(&terminal, had_terminal.unwrap_or(group));
+        }
+        resume(group)?;
+        had_terminal.filter(|other| *other != group).map_or(Ok(()), resume)
+    }
+
+    /// Our controlling terminal. It is opened for each use: a descriptor that stays open would delay its hangup.
+    fn terminal(&self) -> Option<OwnedFd> {
+        // A group outside our PID namespace cannot be named to take the terminal back.
+        if self.own.get() <= 0 {
+            return None;
+        }
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::open("/dev/tty", flags, Mode::empty()).ok()?;
+        rustix::io::fcntl_dupfd_cloexec(opened, FIRST_DESCRIPTOR).ok()
+    }
+
+    fn current(&self, terminal: &OwnedFd) -> Option<Pid> {
+        terminal::foreground(terminal.as_fd()).ok().flatten()
+    }
+
+    fn note_modes(&mut self) {
+        if let Some(terminal) = self.terminal()
+            && self.current(&terminal) == Some(self.own)
+        {
+            self.modes = terminal::modes(terminal.as_fd()).ok();
+        }
+    }
+
+    fn give(&mut self, terminal: &OwnedFd, group: Pid) {
+        if terminal::set_foreground(terminal.as_fd(), group).is_ok() {
+            self.given = Some(group);
+        }
+    }
+
+    /// Makes our group the foreground one, if the subject's is or one without members. Gives whether it is now.
+    fn regain(&self, terminal: &OwnedFd) -> bool {
+        let Some(current) = self.current(terminal) else { return false };
+        current == self.own
+            || (self.is_of_subject(current) || self.is_abandoned(terminal, current))
+                && terminal::set_foreground(terminal.as_fd(), self.own).is_ok()
+    }
+
+    /// Whether a group is the one that the terminal was given to, or has a descendant of ours.
+    fn is_of_subject(&self, group: Pid) -> bool {
+        let is_in_it = |pid: &Pid| session::group_of(*pid).is_ok_and(|found| found == group);
+        group != self.own
+            && (self.given == Some(group)
+                || tree::descendants(own_pid()).is_ok_and(|pids| pids.iter().any(is_in_it)))
+    }
+
+    fn is_abandoned(&self, terminal: &OwnedFd, group: Pid) -> bool {
+        let is_empty = || members(group).is_empty();
+        is_empty() && {
+            std::thread::sleep(ABANDONED);
+            self.current(terminal) == Some(group) && is_empty()
+        }
+    }
+
+    /// Whether processes around us are in our group that do not wait for us, as the others of a pipeline are.
+    fn has_company(&self) -> bool {
+        let own = own_pid();
+        let mut known = tree::descendants(own).unwrap_or_default();
+        let parent = |pid| procfs::stat(pid).ok().map(|stat| stat.ppid).filter(|parent| parent.get() > 0);
+        known.extend(std::iter::successors(Some(own), |pid| parent(*pid)));
+        members(self.own).iter().any(|member| !known.contains(member))
+    }
+
+    /// Whether no member of our group has a parent in another group of the session: setpgid(2).
+    fn is_orphaned(&self) -> bool {
+        let Ok(session) = session::of(own_pid()) else { return true };
+        let cares = |parent: Pid| {
+            session::of(parent).is_ok_and(|found| found == session)
+                && session::group_of(parent).is_ok_and(|group| group != self.own)
+        };
+        let parents = members(self.own).into_iter().filter_map(|pid| procfs::stat(pid).ok());
+        !parents.filter(|stat| stat.ppid.get() > 0).any(|stat| cares(stat.ppid))
+    }
+}
+
+impl Drop for Foreground {
+    fn drop(&mut self) {
+        if self.is_offered {
+            self.take_back(None);
+        }
+    }
+}
+
+fn own_pid() -> Pid {
+    Pid(std::process::id() as i32)
+}
+
+/// Continues a stopped group. One whose members have ended needs nothing.
+fn resume(group: Pid) -> Result<()> {
+    match signal::send_to_group(group, CONT) {
+        Err(error) if error.errno != sys::Errno::ESRCH => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// The living processes of a group.
+fn members(group: Pid) -> Vec<Pid> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid));
+    pids.filter(|pid| session::group_of(*pid).is_ok_and(|found| found == group))
+        .filter(|pid| procfs::stat(*pid).is_ok_and(|stat| !stat.is_zombie()))
+        .collect()
+}
