@@ -221,6 +221,32 @@ fn a_restored_shell_has_its_job_in_the_foreground() {
 }
 
 #[test]
+fn a_job_restored_in_the_background_gets_the_terminal_with_fg() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut terminal = Terminal::open(&lab);
+    terminal.send("cat\n");
+    let cat = terminal.reading_cat().pid();
+    let image = lab.path("image");
+    let words = ["checkpoint", "--kill", "--image", image.to_str().unwrap(), &cat.to_string()];
+    let said = lab.say(words);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    terminal.expect(PROMPT);
+    terminal.send("\"$UNDYING\" restore image &\n");
+    terminal.expect(PROMPT);
+    terminal.await_state(cat, 'T');
+    terminal.is_usable(PROMPT);
+    terminal.send("fg\n");
+    terminal.expect("restore image\r\n");
+    terminal.echoes("continued");
+    terminal.send(INTERRUPT);
+    terminal.expect(PROMPT);
+    terminal.is_usable(PROMPT);
+}
+
+#[test]
 fn a_program_in_the_group_of_run_is_one_job_with_it() {
     if !supported() {
         return;

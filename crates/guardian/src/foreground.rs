@@ -19,6 +19,7 @@ use crate::error::Result;
 use crate::signals::{self, CONT};
 use crate::subject::{Subject, SubjectStatus};
 
+const HUP: Signal = Signal(1);
 const INT: Signal = Signal(2);
 const QUIT: Signal = Signal(3);
 const TSTP: Signal = Signal(20);
@@ -37,7 +38,9 @@ pub(crate) struct Foreground {
     own: Pid,
     /// It may have been given to a subject, and was not taken back.
     is_offered: bool,
-    /// The group that it was given to.
+    /// There is a terminal, and this job is no pipeline.
+    is_job: bool,
+    /// The group that it is given to while this job has it.
     given: Option<Pid>,
     /// The modes before the subject changed them, if this job had the terminal then.
     modes: Option<Modes>,
@@ -47,27 +50,30 @@ impl Foreground {
     /// To be called before there is a subject.
     pub(crate) fn new() -> Self {
         let own = session::group_of(own_pid()).unwrap_or(Pid(0));
-        let mut foreground = Self { own, is_offered: false, given: None, modes: None };
+        let mut foreground = Self { own, is_offered: false, is_job: false, given: None, modes: None };
         foreground.note_modes();
         foreground
     }
 
     /// The terminal, for a tree that is about to be restored, if it is ours to give.
     pub(crate) fn offer(&mut self) -> Option<OwnedFd> {
+        self.is_offered = false;
         let terminal = self.terminal()?;
-        self.is_offered = self.regain(&terminal) && !self.has_company();
+        self.is_job = !self.has_company();
+        self.is_offered = self.is_job && self.regain(&terminal);
         self.is_offered.then_some(terminal)
     }
 
-    /// The tree was restored, and this group was given the terminal.
+    /// The tree was restored. This group of it has the terminal, or is to have it once this job has.
     pub(crate) fn accepted(&mut self, group: Option<Pid>) {
-        self.given = group.filter(|group| *group != self.own);
+        self.given = group.filter(|group| self.is_job && *group != self.own);
     }
 
-    /// Whether a subject that ended so was ended from its terminal: by Ctrl-C or Ctrl-\, which did not reach us.
+    /// Whether a subject that ended so was ended by its terminal: the signals of Ctrl-C, Ctrl-\ and a hangup reach only
+    /// the foreground group.
     pub(crate) fn has_ended(&self, status: SubjectStatus) -> bool {
-        let signal = status.signal().map(Signal);
-        self.given.is_some() && (signal == Some(INT) || signal == Some(QUIT))
+        let is_of_terminal = |signal| [HUP, INT, QUIT].contains(&Signal(signal));
+        self.given.is_some() && status.signal().is_some_and(is_of_terminal)
     }
 
     /// The subject has ended: its terminal is ours again. One that was killed may have left it in any mode; then it gets
@@ -148,7 +154,7 @@ impl Foreground {
 
     fn give(&mut self, terminal: &OwnedFd, group: Pid) {
         if terminal::set_foreground(terminal.as_fd(), group).is_ok() {
-            self.given = Some(group);
+            (self.given, self.is_offered) = (Some(group), true);
         }
     }
 

@@ -13,15 +13,19 @@ use sys::{session, terminal};
 use super::plan::Plan;
 
 /// Makes the group that was in the foreground at the checkpoint, else that of the root, the foreground group, and gives
-/// it. Nothing happens for a program that had no terminal. A failure leaves the program in the background.
-pub(super) fn hand_over(plan: &Plan, terminal: &OwnedFd) -> Option<Pid> {
+/// it; without a terminal of ours, gives it only. `None` for a program that had no terminal, or has another session than
+/// ours. A failure leaves the program in the background.
+pub(super) fn hand_over(plan: &Plan, terminal: Option<&OwnedFd>) -> Option<Pid> {
     let member = member(plan)?;
     let own = Pid(std::process::id() as i32);
     if session::of(member).ok()? != session::of(own).ok()? {
         return None;
     }
     let group = session::group_of(member).ok()?;
-    terminal::set_foreground(terminal.as_fd(), group).ok().map(|()| group)
+    if let Some(terminal) = terminal {
+        let _ = terminal::set_foreground(terminal.as_fd(), group);
+    }
+    Some(group)
 }
 
 /// A living process of the group. The group itself may have another number now: for one around the tree, the group of

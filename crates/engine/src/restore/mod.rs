@@ -78,7 +78,8 @@ pub struct Restored {
     pub root: Pid,
     /// All its processes.
     pub pids: Vec<Pid>,
-    /// The group of it that was given the terminal.
+    /// The group of it that is to be in the foreground of our terminal, if it had a terminal; was put there, if one was
+    /// given.
     pub foreground: Option<Pid>,
     /// From the call to the first instruction.
     pub total: Duration,
@@ -199,7 +200,7 @@ fn restore_with(
         layout::advise(plan, &mut built)?;
         files::install(plan, &open, &mut built)?;
         // In the background, the first read of a process would stop it.
-        let give = || given.set(options.terminal.and_then(|terminal| foreground::hand_over(plan, &terminal)));
+        let give = || given.set(foreground::hand_over(plan, options.terminal.as_ref()));
         finish::finish(plan, &open, built, &mut shared, || compared.cut_back().map(|()| give()), let_go)?;
         // The tree's alone once it runs: a pipe ends when the tree closes it.
         open.complete(shared);
