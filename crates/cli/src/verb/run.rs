@@ -28,8 +28,7 @@ impl Verb for Run {
     }
 
     fn arguments(&self, command: Command) -> Command {
-        let policies = RestartPolicy::ALL.map(RestartPolicy::name);
-        with_tuning(command)
+        let command = command
             .arg(option("name", "N", "The subject's name [default: the program's]"))
             .arg(
                 option("every", "DUR", "Time between two checkpoints, at least 10ms [default: 30s]")
@@ -50,34 +49,8 @@ impl Verb for Run {
                 option("compress-after", "DUR", COMPRESS_AFTER)
                     .requires("compress")
                     .value_parser(parse::duration),
-            )
-            .arg(
-                option("restart", "POLICY", RESTART)
-                    .default_value(RestartPolicy::default().name())
-                    .hide_possible_values(true)
-                    .value_parser(PossibleValuesParser::new(policies)),
-            )
-            .arg(
-                option("restart-on", "EVENT", RESTART_ON)
-                    .hide_possible_values(true)
-                    .long_help(RESTART_ON_LONG)
-                    .value_parser(PossibleValuesParser::new([CHILD_SIGNAL])),
-            )
-            .arg(
-                option(
-                    "max-restarts",
-                    "N/DUR",
-                    "Give up after so many restarts in so much time [default: 5/1m]",
-                )
-                .value_parser(parse::limit),
-            )
-            .arg(
-                option("files", "POLICY", FILES)
-                    .default_value(ChangedFiles::default().name())
-                    .hide_possible_values(true)
-                    .long_help(FILES_LONG)
-                    .value_parser(PossibleValuesParser::new(ChangedFiles::ALL.map(ChangedFiles::name))),
-            )
+            );
+        with_tuning(with_restarts(command))
             .arg(option("verify-every", "K", VERIFY).value_parser(value_parser!(NonZeroU64)))
             .arg(
                 Arg::new("dry-run-tracking")
@@ -182,6 +155,35 @@ fn with_tuning(command: Command) -> Command {
                 .default_value(Preference::default().name())
                 .hide_possible_values(true)
                 .value_parser(PossibleValuesParser::new(Preference::ALL.map(Preference::name))),
+        )
+}
+
+/// What counts as a death, and what follows it.
+fn with_restarts(command: Command) -> Command {
+    let policies = RestartPolicy::ALL.map(RestartPolicy::name);
+    command
+        .arg(
+            option("restart", "POLICY", RESTART)
+                .default_value(RestartPolicy::default().name())
+                .hide_possible_values(true)
+                .value_parser(PossibleValuesParser::new(policies)),
+        )
+        .arg(
+            option("restart-on", "EVENT", RESTART_ON)
+                .hide_possible_values(true)
+                .long_help(RESTART_ON_LONG)
+                .value_parser(PossibleValuesParser::new([CHILD_SIGNAL])),
+        )
+        .arg(
+            option("max-restarts", "N/DUR", "Give up after so many restarts in so much time [default: 5/1m]")
+                .value_parser(parse::limit),
+        )
+        .arg(
+            option("files", "POLICY", FILES)
+                .default_value(ChangedFiles::default().name())
+                .hide_possible_values(true)
+                .long_help(FILES_LONG)
+                .value_parser(PossibleValuesParser::new(ChangedFiles::ALL.map(ChangedFiles::name))),
         )
 }
 

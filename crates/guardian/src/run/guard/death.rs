@@ -284,7 +284,6 @@ impl Guard<'_> {
                 },
                 connections_lost: true,
                 terminal: self.foreground.offer(),
-                ..RestoreOptions::default()
             };
             // Until here the dead root has kept its number from others.
             self.subject.release()?;
