@@ -43,7 +43,16 @@ impl<'a> Terminal<'a> {
         let slave: OwnedFd =
             rustix::fs::open(std::ffi::OsStr::from_bytes(name.as_bytes()), flags, Mode::empty()).unwrap();
         let mut command = Command::new("setsid");
-        command.args(["--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"]);
+        command.args([
+            "--ctty",
+            "env",
+            "--default-signal",
+            "bash",
+            "--norc",
+            "--noprofile",
+            "--noediting",
+            "-i",
+        ]);
         let stream = || Stdio::from(slave.try_clone().unwrap());
         command.stdin(stream()).stdout(stream()).stderr(stream()).current_dir(lab.path(""));
         command

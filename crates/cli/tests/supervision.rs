@@ -40,7 +40,8 @@ fn the_last_restart_is_one_from_the_beginning() {
     std::fs::write(lab.path("poison"), "").unwrap();
     guarded.await_incarnation(5);
     let status = guarded.status();
-    assert!(status["fresh"].is_null(), "files did not prevent a restart: {status}");
+    let reason = status["fresh"]["reason"].as_str().unwrap();
+    assert!(reason.contains("--max-restarts"), "files did not prevent a restart: {status}");
     let deaths = lab.json(&["deaths", "job"]);
     assert_eq!(deaths[3]["followed_by"], "started", "{deaths}");
     assert!(deaths[3]["why"].as_str().unwrap().contains("--max-restarts"), "{deaths}");

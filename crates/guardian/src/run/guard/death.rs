@@ -169,8 +169,7 @@ impl Guard<'_> {
         let committed = self.committed()?;
         if self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.can_start() {
             // Going on step by step would end in giving up, with no try left for the beginning.
-            self.fresh_reason = Some(LAST_RESTART.to_owned());
-            return self.start_afresh();
+            return self.start_afresh_since(LAST_RESTART);
         }
         let mut last = None;
         while let Some(sequence) = self.suspicion.choose(&committed) {
@@ -220,7 +219,10 @@ impl Guard<'_> {
             return Err(error);
         }
         let why = error.to_string();
-        let why = why.split("\nhelp:").next().unwrap_or_default();
+        self.start_afresh_since(why.split("\nhelp:").next().unwrap_or_default())
+    }
+
+    fn start_afresh_since(&mut self, why: &str) -> Result<()> {
         self.record.fresh =
             Some(FreshReport { reason: why.to_owned(), time: time::rfc3339(SystemTime::now()) });
         self.fresh_reason = Some(why.to_owned());
