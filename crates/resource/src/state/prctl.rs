@@ -115,10 +115,10 @@ struct ProcessMessage {
     /// PR_MDWE_* bits.
     #[prost(uint32, tag = "3")]
     deny_write_execute: u32,
-    /// PR_TSC_ENABLE or PR_TSC_SIGSEGV.
+    /// PR_TSC_ENABLE or PR_TSC_SIGSEGV of the leader, in images that have it of no other thread.
     #[prost(uint32, tag = "4")]
     time_stamp_counter: u32,
-    /// PR_MCE_KILL_*.
+    /// PR_MCE_KILL_*, likewise.
     #[prost(uint32, tag = "5")]
     machine_check: u32,
     #[prost(bool, tag = "6")]
@@ -218,6 +218,9 @@ impl StateKind for Prctl {
         let message: PrctlMessage = crate::decode(NAME, payload)?;
         if let Some(process) = &message.process {
             restore_process(process, restore.stub)?;
+            if message.thread.is_none() {
+                restore_policies(process.time_stamp_counter, process.machine_check, restore.stub)?;
+            }
         }
         if let Some(thread) = &message.thread {
             restore_thread(thread, restore.stub)?;
@@ -236,8 +239,6 @@ fn restore_process(process: &ProcessMessage, stub: &mut Stub) -> Result<()> {
     if process.child_subreaper {
         set(stub, PR_SET_CHILD_SUBREAPER, 1)?;
     }
-    // 0 in images that have them with each thread.
-    restore_policies(process.time_stamp_counter, process.machine_check, stub)?;
     if process.merges_memory {
         set(stub, PR_SET_MEMORY_MERGE, 1)?;
     }
@@ -270,10 +271,10 @@ fn restore_thread(thread: &ThreadMessage, stub: &mut Stub) -> Result<()> {
 }
 
 fn restore_policies(time_stamp_counter: u32, machine_check: u32, stub: &mut Stub) -> Result<()> {
-    if ![0, MACHINE_CHECK_DEFAULT].contains(&machine_check) {
+    if machine_check != MACHINE_CHECK_DEFAULT {
         stub.call(nr::PRCTL, [PR_MCE_KILL, PR_MCE_KILL_SET, u64::from(machine_check), 0, 0, 0])?;
     }
-    if ![0, TSC_ENABLED].contains(&time_stamp_counter) {
+    if time_stamp_counter != TSC_ENABLED {
         set(stub, PR_SET_TSC, u64::from(time_stamp_counter))?;
     }
     Ok(())
