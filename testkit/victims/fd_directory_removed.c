@@ -9,6 +9,7 @@ static int listed, named, other;
 static void setup(void)
 {
 	char path[PATH_MAX];
+	umask(022);
 	must(mkdir(victim_path(path, "gone"), MODE));
 	listed = must(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	named = must(open(path, O_PATH));

@@ -11,6 +11,7 @@ static int directory;
 static void setup(void)
 {
 	char path[PATH_MAX + 256];
+	umask(022);
 	victim_cgroup_find(hierarchy);
 	victim_cgroup_make();
 	victim_cgroup_of(hierarchy, membership);

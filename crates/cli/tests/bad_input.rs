@@ -239,6 +239,7 @@ fn small_disk(lab: &Lab) -> Option<SmallDisk> {
 /// Copies by another process: a child that another test forks while this one writes would keep the copy busy.
 fn copy_program(to: &Path) {
     assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_undying")).arg(to).status().unwrap().success());
+    std::fs::set_permissions(to, PermissionsExt::from_mode(0o755)).unwrap();
 }
 
 /// An account that owns nothing.

@@ -4,6 +4,7 @@
 //! are the same ones; afterwards the master still obeys: it replaces its workers, and ends gracefully.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::thread;
 use std::time::Instant;
@@ -58,8 +59,12 @@ fn prepare(folder: &Path, port: u16) -> Outcome {
     let pages = folder.join("pages");
     fs::create_dir(&pages)?;
     for size in SIZES.iter().chain([&SLOW_SIZE]) {
-        fs::write(pages.join(size.to_string()), pattern(*size))?;
+        let page = pages.join(size.to_string());
+        fs::write(&page, pattern(*size))?;
+        // The workers are another user, whatever our umask.
+        fs::set_permissions(page, fs::Permissions::from_mode(0o644))?;
     }
+    fs::set_permissions(&pages, fs::Permissions::from_mode(0o755))?;
     let shown = folder.display();
     let text = format!(
         "daemon off; worker_processes {WORKERS}; pid {shown}/pid; error_log {shown}/errors;\n\
