@@ -124,7 +124,7 @@ fn a_program_library_or_file_that_is_gone_is_named() {
     }
     let lab = Lab::new();
     let (own, library, file) = (lab.path("own-program"), lab.path("libown.so"), lab.path("data"));
-    std::fs::copy(program(), &own).unwrap();
+    common::copy_program(program(), &own);
     compile_library(&library);
     std::fs::write(&file, "content").unwrap();
     let mut setsid = Command::new("setsid");
@@ -236,12 +236,6 @@ fn small_disk(lab: &Lab) -> Option<SmallDisk> {
     Some(SmallDisk { path })
 }
 
-/// Copies by another process: a child that another test forks while this one writes would keep the copy busy.
-fn copy_program(to: &Path) {
-    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_undying")).arg(to).status().unwrap().success());
-    std::fs::set_permissions(to, PermissionsExt::from_mode(0o755)).unwrap();
-}
-
 /// An account that owns nothing.
 const NOBODY: u32 = 65_534;
 
@@ -256,7 +250,7 @@ fn another_users_process_is_refused() {
     let public = tempfile::TempDir::new().unwrap();
     std::fs::set_permissions(public.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let binary = public.path().join("undying");
-    copy_program(&binary);
+    common::copy_program(env!("CARGO_BIN_EXE_undying"), &binary);
     for verb in ["checkpoint", "run"] {
         let pid = counter.pid().to_string();
         let mut command = Command::new(&binary);

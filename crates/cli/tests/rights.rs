@@ -22,9 +22,7 @@ impl Open {
     fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("undying-r-").tempdir().unwrap();
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-        let own = folder.path().join("undying");
-        std::fs::copy(env!("CARGO_BIN_EXE_undying"), &own).unwrap();
-        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
+        common::copy_program(env!("CARGO_BIN_EXE_undying"), &folder.path().join("undying"));
         Self { folder }
     }
 

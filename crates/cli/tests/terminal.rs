@@ -30,7 +30,7 @@ fn an_error_escapes_the_names_that_it_quotes() {
     }
     let lab = Lab::new();
     let (own, image) = (lab.path(NAME), lab.path("image"));
-    std::fs::copy(program(), &own).unwrap();
+    common::copy_program(program(), &own);
     let counter = lab.counter_like(&own, &[], &mut std::process::Command::new("setsid"));
     let words = ["checkpoint", &counter.pid().to_string(), "--kill", "--image", image.to_str().unwrap()];
     assert_eq!(lab.say(words).code, Some(0));
@@ -51,7 +51,7 @@ fn run_and_its_events_escape_the_names_that_they_quote() {
     }
     let lab = Lab::new();
     let own = lab.path(NAME);
-    std::fs::copy(program(), &own).unwrap();
+    common::copy_program(program(), &own);
     let mut words = vec!["run", "--name", "job", "--every", "10ms", "--", own.to_str().unwrap()];
     let count = lab.path("count");
     words.push(count.to_str().unwrap());

@@ -236,6 +236,12 @@ fn exe_of(process: ProcessId) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{}/exe", process.pid())).ok()
 }
 
+/// Copies a program by another process: a child that another test forks while this one writes would keep the copy busy,
+/// and executing it would fail with `ETXTBSY`.
+pub(crate) fn copy_program(from: impl AsRef<OsStr>, to: &Path) {
+    assert!(Command::new("install").args(["-m", "755"]).arg(from).arg(to).status().unwrap().success());
+}
+
 /// The compiled counter.
 pub(crate) fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
