@@ -445,7 +445,7 @@ fn a_run_that_cannot_checkpoint_goes_on_and_says_so_once() {
         (status[0]["refusals"][0]["count"].as_u64()? > 2).then_some(())
     });
     counter.goes_on(3);
-    let said = std::fs::read_to_string(lab.path("stderr")).unwrap();
+    let said = lab.told();
     assert_eq!(said.matches("No space left on device").count(), 1, "{said}");
     counter.process.signal(Signal::TERM).unwrap();
     assert_eq!(common::wait(&mut guardian).code(), Some(143));

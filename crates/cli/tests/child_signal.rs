@@ -115,7 +115,7 @@ fn what_cannot_be_heard_is_refused_before_the_start() {
     let mut command = lab.undying(["run", "--restart-on", "child-signal", "--", "touch", "begun"]);
     command.env("UNDYING_FEATURES_OFF", "process-events");
     assert_eq!(command.status().unwrap().code(), Some(4));
-    let said = std::fs::read_to_string(lab.path("stderr")).unwrap();
+    let said = lab.told();
     assert!(said.contains("process-events") && said.contains("CAP_NET_ADMIN"), "{said}");
     assert!(!lab.path("begun").exists());
 }

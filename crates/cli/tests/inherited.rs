@@ -78,7 +78,7 @@ fn run(lab: &Lab, jobserver: &Jobserver) -> std::process::Child {
 
 fn wait_for_checkpoints(lab: &Lab, count: usize) {
     until("checkpoints", || {
-        let said = std::fs::read_to_string(lab.path("stderr")).unwrap_or_default();
+        let said = lab.told();
         assert!(!said.contains("no checkpoint"), "{said}");
         let rows = lab.json(&["ls", "job"]);
         (rows.as_array()?.iter().filter(|row| row["committed"] == true).count() >= count).then_some(())

@@ -91,7 +91,7 @@ fn a_guardian_killed_at_any_moment_leaves_a_whole_subject_and_a_whole_store() {
     }
     println!("rounds with a checkpoint: {checkpoints}");
     let last = lab.json(&["ls", "job"]).as_array().unwrap().last().map(|row| row["seq"].clone());
-    let said = std::fs::read_to_string(lab.path("stderr")).unwrap();
+    let said = lab.told();
     assert!(last.is_some_and(|sequence| sequence.as_u64() > Some(1)), "no round was long enough:\n{said}");
 }
 

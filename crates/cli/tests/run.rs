@@ -112,7 +112,7 @@ fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoi
         assert_eq!(killed.pid(), first.pid(), "round {round}");
         killed.process.signal(Signal::KILL).unwrap();
         let back = until("the subject", || lab.guarded_counter().filter(|now| now.process != killed.process));
-        assert_eq!(back.pid(), first.pid(), "round {round}: another pid");
+        assert_eq!(back.pid(), first.pid(), "round {round}: {}", lab.told());
         let seen = sampler.finish();
         let (sequence, time) = restored(&lab, round + 1);
         assert!(sequence >= committed, "round {round}: {sequence} is older than the committed {committed}");
@@ -186,9 +186,9 @@ fn a_checkpoint_that_holds_the_reason_of_death_is_passed_over() {
     let counter = lab.guarded_counter().unwrap();
     // Where no checkpoint was committed between the poison and the death of it, there is nothing to pass over.
     let held_poison = (0..POISONINGS_MAX).any(|_| poison_and_wait(&lab, &poison));
-    assert!(held_poison, "{}", std::fs::read_to_string(lab.path("stderr")).unwrap());
+    assert!(held_poison, "{}", lab.told());
     let now = lab.guarded_counter().unwrap();
-    assert_eq!(now.pid(), counter.pid());
+    assert_eq!(now.pid(), counter.pid(), "{}", lab.told());
     now.goes_on(200);
     assert_eq!(end(&lab, guardian), 128 + 15);
 }
@@ -205,7 +205,7 @@ fn poison_and_wait(lab: &Lab, poison: &std::path::Path) -> bool {
         std::thread::sleep(Duration::from_millis(500));
         (lab.guarded_counter()?.process == back.process).then_some(())
     });
-    std::fs::read_to_string(lab.path("stderr")).unwrap().contains("leads to death again")
+    lab.told().contains("leads to death again")
 }
 
 #[test]

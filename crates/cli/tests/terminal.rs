@@ -66,7 +66,7 @@ fn run_and_its_events_escape_the_names_that_they_quote() {
     std::fs::remove_file(&own).unwrap();
     counter.signal(Signal::KILL).unwrap();
     common::wait(&mut guardian);
-    assert_escaped("run", &std::fs::read_to_string(lab.path("stderr")).unwrap());
+    assert_escaped("run", &lab.told());
     for verb in
         [&["events", "job"][..], &["deaths", "job"], &["status", "job"], &["top", "job", "--once"], &["ls"]]
     {

@@ -132,6 +132,11 @@ impl Lab {
         self.guard.mark(command)
     }
 
+    /// What detached commands have said on their standard error.
+    pub(crate) fn told(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.path("stderr")).unwrap_or_default()).into_owned()
+    }
+
     /// Runs a command to its end.
     pub(crate) fn call(&self, command: &mut Command) -> Said {
         let (out, err) = (self.path("call.out"), self.path("call.err"));
@@ -204,9 +209,9 @@ impl Counter {
 
     /// The last round; panics when the counter has found itself corrupt.
     pub(crate) fn read(&self) -> Option<u64> {
-        let text = std::fs::read_to_string(&self.file).ok()?;
-        assert!(!text.starts_with("corrupt"), "the counter is corrupt");
-        text.trim().parse().ok()
+        let said = std::fs::read_link(&self.file).ok()?;
+        assert!(said != Path::new("corrupt"), "the counter is corrupt");
+        said.to_str()?.parse().ok()
     }
 
     /// Waits until it has counted on by so many rounds.
