@@ -37,7 +37,8 @@ pub(crate) fn timeout(what: &str, limit: Duration, processes: &[ProcessId], file
 }
 
 /// What each thread of these processes is doing, one line each.
-pub(crate) fn summary(processes: &[ProcessId]) -> String {
+#[must_use]
+pub fn describe(processes: &[ProcessId]) -> String {
     let mut summary = String::new();
     for process in processes {
         add_threads(&mut summary, &process_folder(*process));

@@ -67,7 +67,7 @@ impl Guard {
     /// What each thread of everything marked is doing, one line each.
     #[must_use]
     pub fn describe(&self) -> String {
-        dump::summary(&self.marked())
+        dump::describe(&self.marked())
     }
 
     /// Kills everything marked, also what appears meanwhile.

@@ -35,6 +35,7 @@ mod victim;
 
 pub use command::Finished;
 pub use compile::{compile, victims};
+pub use dump::describe;
 pub use error::HarnessError;
 pub use guard::Guard;
 pub use process::{ProcessId, descendants};

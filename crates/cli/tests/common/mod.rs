@@ -195,6 +195,15 @@ impl Lab {
     }
 }
 
+/// A failed test shows what the commands that it does not wait for have said.
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("detached commands have said:\n{}", self.told());
+        }
+    }
+}
+
 /// A running counter.
 #[derive(Clone, Debug)]
 pub(crate) struct Counter {
@@ -217,7 +226,8 @@ impl Counter {
     /// Waits until it has counted on by so many rounds.
     pub(crate) fn goes_on(&self, rounds: u64) {
         let from = self.read().unwrap_or(0);
-        until("the counter to go on", || self.read().filter(|now| *now >= from + rounds || *now < from));
+        let went_on = within_limit(|| self.read().filter(|now| *now >= from + rounds || *now < from));
+        assert!(went_on.is_some(), "stands still at {from}:\n{}", testkit::describe(&[self.process]));
     }
 
     /// The value of a line of its `/proc/PID/status`.
@@ -266,13 +276,17 @@ pub(crate) fn program() -> &'static Path {
 }
 
 /// Waits until there is a value.
-pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    within_limit(look).unwrap_or_else(|| panic!("waited too long for {what}"))
+}
+
+fn within_limit<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + LIMIT;
     loop {
-        if let Some(value) = look() {
+        let value = look();
+        if value.is_some() || Instant::now() > deadline {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited too long for {what}");
         std::thread::sleep(POLL);
     }
 }
