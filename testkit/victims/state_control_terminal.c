@@ -1,11 +1,13 @@
-/* Proves that a session keeps its controlling terminal although no process of the tree
- * has it open: it belongs to a terminal emulator elsewhere. */
+/* Proves that a session keeps its controlling terminal, which belongs to a terminal emulator
+ * elsewhere: one session has no descriptor of it, the other only one of /dev/tty. */
 #include "victim.h"
 
 #include <sys/ioctl.h>
 
-static pid_t emulator, leader;
-static int terminal;
+enum { WITHOUT_DESCRIPTOR, WITH_FRONT, SESSIONS };
+
+static pid_t emulators[SESSIONS], leaders[SESSIONS];
+static int terminal, front = -1;
 
 static int tty_of_own(void)
 {
@@ -25,6 +27,7 @@ static void check_terminal(void)
 	int opened = must(open("/dev/tty", O_RDWR | O_CLOEXEC));
 	check(tcgetpgrp(opened) == getpgrp(), "foreground group is %d", tcgetpgrp(opened));
 	close(opened);
+	check(front < 0 || tcgetpgrp(front) == getpgrp(), "foreground group of fd %d is not ours: %m", front);
 }
 
 /* Holds both ends, belongs to init, and carries no mark of the victim. */
@@ -42,14 +45,11 @@ static void emulate(int ready)
 	_exit(1);
 }
 
-static void setup(void)
+static void start_session(int number)
 {
 	char text[128] = "", path[64];
 	int ready[2];
 	struct victim_gate gate = victim_gate_make();
-	/* A guardian adopts the emulator and ends it with the rest of a dead tree. */
-	if (getenv("UNDYING_SOCKET") != NULL)
-		victim_unsupported("a process beside a guarded tree");
 	must(pipe2(ready, O_CLOEXEC));
 	pid_t between = must(fork());
 	if (between == 0) {
@@ -58,37 +58,53 @@ static void setup(void)
 		_exit(0);
 	}
 	must(waitpid(between, NULL, 0));
-	check(read(ready[0], text, sizeof(text) - 1) > 0 && sscanf(text, "%d %63s", &emulator, path) == 2, "no terminal");
+	check(read(ready[0], text, sizeof(text) - 1) > 0 && sscanf(text, "%d %63s", &emulators[number], path) == 2,
+	      "no terminal");
 	close(ready[0]);
 	close(ready[1]);
-	leader = victim_fork();
-	if (leader == 0) {
+	leaders[number] = victim_fork();
+	if (leaders[number] == 0) {
 		must(setsid());
 		close(must(open(path, O_RDWR | O_CLOEXEC)));
 		terminal = tty_of_own();
 		check(terminal != 0, "no controlling terminal");
+		if (number == WITH_FRONT)
+			front = must(open("/dev/tty", O_RDWR | O_CLOEXEC));
 		victim_gate_open(gate);
 		victim_child(check_terminal, check_terminal);
 	}
 	victim_gate_wait(gate);
 }
 
+static void setup(void)
+{
+	/* A guardian adopts the emulator and ends it with the rest of a dead tree. */
+	if (getenv("UNDYING_SOCKET") != NULL)
+		victim_unsupported("a process beside a guarded tree");
+	for (int number = 0; number < SESSIONS; number++)
+		start_session(number);
+}
+
 static void verify(void)
 {
-	must(kill(emulator, 0));
-	check(getsid(leader) == leader, "the session is %d", getsid(leader));
+	for (int number = 0; number < SESSIONS; number++) {
+		must(kill(emulators[number], 0));
+		check(getsid(leaders[number]) == leaders[number], "the session is %d", getsid(leaders[number]));
+	}
 }
 
 static void sabotage(void)
 {
-	must(kill(leader, SIGKILL));
-	must(waitpid(leader, NULL, 0));
+	must(kill(leaders[WITH_FRONT], SIGKILL));
+	must(waitpid(leaders[WITH_FRONT], NULL, 0));
 }
 
 static void finish(void)
 {
-	victim_end_child(leader);
-	must(kill(emulator, SIGKILL));
+	for (int number = 0; number < SESSIONS; number++) {
+		victim_end_child(leaders[number]);
+		must(kill(emulators[number], SIGKILL));
+	}
 }
 
 static const struct victim victim = { setup, NULL, verify, sabotage, finish, false };

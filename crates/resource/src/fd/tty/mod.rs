@@ -11,6 +11,7 @@ mod queue;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use model::{Address, DescriptionId, Fd, Pid};
@@ -34,6 +35,8 @@ use queue::{Pair, Queues};
 const NAME: &str = "fd/tty";
 /// Major number of the slaves of pseudo terminals.
 const SLAVE_MAJOR: u32 = 136;
+/// Where slaves have their files.
+const SLAVES: &str = "/dev/pts";
 /// `/dev/tty`, `/dev/console`, `/dev/ptmx`.
 const FRONTS: std::ops::RangeInclusive<u32> = 0..=2;
 const IOCTL: i64 = 16;
@@ -142,6 +145,22 @@ impl Node {
             changed_ns: stat.st_ctime_nsec,
         }
     }
+}
+
+/// The file of the slave with that device number. A descriptor of `/dev/tty` has the status of that file instead.
+fn node_of(opened: &Stat, device: (u32, u32)) -> Option<Node> {
+    let is_slave =
+        |stat: &Stat| (major(stat.st_rdev), minor(stat.st_rdev)) == device && device.0 == SLAVE_MAJOR;
+    if is_slave(opened) {
+        return Some(Node::of(opened));
+    }
+    let stat = rustix::fs::stat(slave_path(device.1)).ok()?;
+    is_slave(&stat).then(|| Node::of(&stat))
+}
+
+/// The usual file of a slave.
+fn slave_path(number: u32) -> PathBuf {
+    Path::new(SLAVES).join(number.to_string())
 }
 
 impl State {
@@ -302,6 +321,7 @@ impl FdKind for Tty {
             foreground: 0,
             exclusive: false,
             state: None,
+            node: None,
         }))
     }
 
@@ -450,11 +470,16 @@ struct TtyCapture {
     foreground: i32,
     exclusive: bool,
     state: Option<State>,
+    node: Option<Node>,
 }
 
 impl FdCapture for TtyCapture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         let file = description.duplicate.as_fd();
+        self.node = match self.role {
+            Role::Master => None,
+            Role::Slave | Role::Outside => node_of(&description.stat, self.device),
+        };
         self.state = match self.role {
             // A terminal that hung up answers nothing any more.
             Role::Outside => State::of(file).ok(),
@@ -484,8 +509,6 @@ impl FdCapture for TtyCapture {
 
     fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let stat = &description.stat;
-        let is_slave_file = major(stat.st_rdev) == SLAVE_MAJOR;
-        let node = Node::of(stat);
         let payload = TtyPayload {
             path: path::to_bytes(Name::of(description).path()),
             role: self.role.into(),
@@ -494,7 +517,7 @@ impl FdCapture for TtyCapture {
             file_system: stat.st_dev,
             inode: stat.st_ino,
             inherited: self.inherited,
-            node: is_slave_file.then_some(node),
+            node: self.node,
             state: self.state.clone(),
             session: self.leader.map_or(0, Pid::get),
             foreground: self.foreground,

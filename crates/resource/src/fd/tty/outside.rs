@@ -12,7 +12,7 @@ use model::{Inode, Pid};
 use rustix::fs::{FileType, major, minor};
 use sys::terminal;
 
-use super::{Node, SLAVE_MAJOR, TtyPayload, device_of};
+use super::{Node, SLAVE_MAJOR, TtyPayload, device_of, slave_path};
 use crate::error::{ResourceError, Result};
 use crate::fd::{Description, FdCreate, FdRecord};
 use crate::obstacle::Obstacle;
@@ -22,7 +22,7 @@ use crate::support::path;
 
 /// The usual file of a terminal.
 fn usual_path(device: (u32, u32), saved: &Path) -> PathBuf {
-    if device.0 == SLAVE_MAJOR { PathBuf::from(format!("/dev/pts/{}", device.1)) } else { saved.to_owned() }
+    if device.0 == SLAVE_MAJOR { slave_path(device.1) } else { saved.to_owned() }
 }
 
 /// Refuses a terminal that could not be found again.

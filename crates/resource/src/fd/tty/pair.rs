@@ -14,7 +14,7 @@ use rustix::fs::{FileType, Gid, Mode, OFlags, Stat, Uid, major, minor};
 use sys::{Error, terminal};
 
 use super::queue::Pair;
-use super::{NAME, Node, Role, SLAVE_MAJOR, Slaves, State, TtyPayload};
+use super::{NAME, Node, Role, SLAVE_MAJOR, Slaves, State, TtyPayload, slave_path};
 use crate::error::{ResourceError, Result};
 use crate::fd::{FdCreate, FdRecord};
 use crate::opener::Opener;
@@ -23,8 +23,6 @@ use crate::support::path;
 
 /// Where masters are opened, in this order, when the path of the image does not serve.
 const FRONTS: [&str; 2] = ["/dev/ptmx", "/dev/pts/ptmx"];
-/// Where slaves have their files.
-const SLAVES: &str = "/dev/pts";
 
 /// All pairs of a restore.
 #[derive(Debug, Default)]
@@ -164,7 +162,7 @@ impl PairFile {
     /// Gives the slave's file its owner and mode.
     fn set_node(&self, master: BorrowedFd<'_>) -> Result<()> {
         let Some(node) = self.node else { return Ok(()) };
-        let path = Path::new(SLAVES).join(terminal::pair_number(master)?.to_string());
+        let path = slave_path(terminal::pair_number(master)?);
         let Ok(now) = rustix::fs::stat(&path) else { return Ok(()) };
         if major(now.st_rdev) != SLAVE_MAJOR {
             return Ok(());
