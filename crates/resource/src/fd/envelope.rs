@@ -13,6 +13,7 @@ use prost::Message;
 use rustix::fs::{OFlags, SeekFrom};
 use sys::file_owner::{self, FileOwner};
 use sys::{Errno, Error};
+use tracee::arch::numbers::FCNTL;
 use tracee::{ProcessMemory, Stub, procfs};
 
 use super::locks::Holding;
@@ -26,9 +27,6 @@ use crate::opener::Opener;
 const CHANGEABLE: OFlags =
     OFlags::APPEND.union(OFlags::NONBLOCK).union(OFlags::DIRECT).union(OFlags::NOATIME);
 const O_ASYNC: u32 = 0o20_000;
-
-/// System call number of fcntl(2) on x86-64.
-const FCNTL: i64 = 72;
 
 /// The whole of a description as the image keeps it.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -17,6 +17,7 @@ use rustix::event::epoll::{CreateFlags, create};
 use rustix::fs::makedev;
 use sys::epoll::{Registration, is_spent, register, watches};
 use sys::{Errno, Error};
+use tracee::arch::numbers::EPOLL_CTL;
 
 use super::fdinfo::{FdInfo, not_understood};
 use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known, kind_of};
@@ -24,8 +25,6 @@ use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
 const NAME: &str = "fd/epoll";
-/// System call number of epoll_ctl(2) on x86-64.
-const EPOLL_CTL: i64 = 233;
 const EPOLL_CTL_ADD: u64 = 1;
 
 const ORPHAN: &str = "it watches a file that is open in no process of the tree";

@@ -13,16 +13,13 @@ use prost::Message;
 use rustix::fs::FlockOperation;
 use sys::file_lock::{self, RangeLock, SET_DESCRIPTION_LOCK_COMMAND, SET_LEASE_COMMAND};
 use sys::{Errno, Error};
+use tracee::arch::numbers::{FCNTL, FLOCK};
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
 use super::Known;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::lock_line::{LockLine, POSIX};
-
-/// System call numbers on x86-64.
-const FCNTL: i64 = 72;
-const FLOCK: i64 = 73;
 
 /// What is saved of one lock.
 #[derive(Clone, PartialEq, Eq, Message)]

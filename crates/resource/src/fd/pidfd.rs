@@ -28,9 +28,6 @@ const O_CLOEXEC: u64 = 0o2_000_000;
 /// Flags of a pidfd that are given when it is made: PIDFD_NONBLOCK and PIDFD_THREAD.
 const PIDFD_FLAGS: u32 = 0o4_000 | 0o200;
 const PIDFD_THREAD: u32 = 0o200;
-const FCNTL: i64 = 72;
-const PIDFD_OPEN: i64 = 434;
-const PIDFD_GETFD: i64 = 438;
 
 /// Handles on processes.
 #[derive(Debug)]
@@ -178,7 +175,7 @@ fn stand_in() -> Result<OwnedFd> {
 fn connect(record: &FdRecord, target: Pid, context: &mut FdConnect<'_>) -> Result<()> {
     let flags = u64::from(record.flags & PIDFD_FLAGS);
     let handle = if context.stub.pid() == record.holder.0 {
-        context.stub.call(PIDFD_OPEN, [target.get() as u64, flags, 0, 0, 0, 0])?
+        context.stub.call(nr::PIDFD_OPEN, [target.get() as u64, flags, 0, 0, 0, 0])?
     } else {
         fetch(record, context)?
     };
@@ -188,8 +185,8 @@ fn connect(record: &FdRecord, target: Pid, context: &mut FdConnect<'_>) -> Resul
 /// Duplicates a description from its holder, which comes first among the processes that share it.
 pub(super) fn fetch(record: &FdRecord, context: &mut FdConnect<'_>) -> Result<u64> {
     let (holder, held) = record.holder;
-    let process = context.stub.call(PIDFD_OPEN, [holder.get() as u64, 0, 0, 0, 0, 0])?;
-    let handle = context.stub.call(PIDFD_GETFD, [process, held.get() as u64, 0, 0, 0, 0])?;
+    let process = context.stub.call(nr::PIDFD_OPEN, [holder.get() as u64, 0, 0, 0, 0, 0])?;
+    let handle = context.stub.call(nr::PIDFD_GETFD, [process, held.get() as u64, 0, 0, 0, 0])?;
     context.stub.call(nr::CLOSE, [process, 0, 0, 0, 0, 0])?;
     Ok(handle)
 }
@@ -198,7 +195,7 @@ pub(super) fn fetch(record: &FdRecord, context: &mut FdConnect<'_>) -> Result<u6
 pub(super) fn put(handle: u64, record: &FdRecord, context: &mut FdConnect<'_>) -> Result<()> {
     for fd in numbers(context.table, record.id) {
         let fd = fd.get() as u64;
-        let closes = context.stub.call(FCNTL, [fd, F_GETFD, 0, 0, 0, 0])? & FD_CLOEXEC != 0;
+        let closes = context.stub.call(nr::FCNTL, [fd, F_GETFD, 0, 0, 0, 0])? & FD_CLOEXEC != 0;
         context.stub.call(nr::DUP3, [handle, fd, if closes { O_CLOEXEC } else { 0 }, 0, 0, 0])?;
     }
     context.stub.call(nr::CLOSE, [handle, 0, 0, 0, 0, 0])?;

@@ -13,6 +13,7 @@ use prost::Message;
 use rustix::fs::MemfdFlags;
 use sys::{Errno, Error};
 use tracee::RemoteError;
+use tracee::arch::numbers::{LSEEK, OPENAT2};
 
 use super::pidfd::{fetch, put};
 use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known};
@@ -30,8 +31,6 @@ const O_PATH: u32 = 0o10_000_000;
 /// RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS of openat2(2).
 const NO_LINKS: u64 = 0x02 | 0x04;
 const AT_FDCWD: u64 = -100_i64 as u64;
-const LSEEK: i64 = 8;
-const OPENAT2: i64 = 437;
 /// Bytes of `struct open_how`.
 const HOW_BYTES: u64 = 24;
 

@@ -9,6 +9,7 @@ use model::{Fd, Pid};
 use prost::Message;
 use sys::Errno;
 use sys::file_lock::{RangeLock, SET_RECORD_LOCK_COMMAND};
+use tracee::arch::numbers::FCNTL;
 use tracee::{RemoteError, procfs};
 
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
@@ -16,9 +17,6 @@ use crate::error::{ResourceError, Result};
 use crate::support::lock_line::{LockLine, POSIX};
 
 const NAME: &str = "state/record_locks";
-
-/// System call number of fcntl(2) on x86-64.
-const FCNTL: i64 = 72;
 
 /// In raw state: what follows belongs to this descriptor; its number and its link follow.
 const DESCRIPTOR: &str = "descriptor ";

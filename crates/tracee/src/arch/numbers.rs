@@ -1,83 +1,132 @@
 //! System call numbers of x86-64 that remote calls use.
 //!
-//! Owns: the table, from `arch/x86/entry/syscalls/syscall_64.tbl` of Linux.
+//! Owns: the table, from `arch/x86/entry/syscalls/syscall_64.tbl` of Linux; the names of these calls for messages.
 //! Does not: list calls that are made in our own process.
 
 #![expect(missing_docs, reason = "the names are those of the system calls")]
 
-pub const MMAP: i64 = 9;
-pub const MPROTECT: i64 = 10;
-pub const MUNMAP: i64 = 11;
-pub const RT_SIGACTION: i64 = 13;
-pub const RT_SIGPROCMASK: i64 = 14;
-pub const MADVISE: i64 = 28;
-pub const SHMAT: i64 = 30;
-pub const GETPID: i64 = 39;
-pub const EXIT: i64 = 60;
-pub const WAIT4: i64 = 61;
-pub const SETPGID: i64 = 109;
-pub const SETSID: i64 = 112;
-pub const MLOCK2: i64 = 325;
-pub const PRCTL: i64 = 157;
-pub const ARCH_PRCTL: i64 = 158;
-pub const EXIT_GROUP: i64 = 231;
-pub const OPENAT: i64 = 257;
-pub const DUP3: i64 = 292;
-pub const CLOSE: i64 = 3;
-pub const CLOSE_RANGE: i64 = 436;
-pub const CLONE3: i64 = 435;
-pub const POLL: i64 = 7;
-pub const NANOSLEEP: i64 = 35;
-pub const FUTEX: i64 = 202;
-pub const RESTART_SYSCALL: i64 = 219;
-pub const CLOCK_NANOSLEEP: i64 = 230;
-pub const SIGALTSTACK: i64 = 131;
-pub const RSEQ: i64 = 334;
-pub const SET_ROBUST_LIST: i64 = 273;
-pub const SET_TID_ADDRESS: i64 = 218;
-pub const UMASK: i64 = 95;
-pub const CHDIR: i64 = 80;
-pub const MEMBARRIER: i64 = 324;
-pub const PERSONALITY: i64 = 135;
-pub const SETGROUPS: i64 = 116;
-pub const SETRESUID: i64 = 117;
-pub const SETRESGID: i64 = 119;
-pub const SETFSUID: i64 = 122;
-pub const SETFSGID: i64 = 123;
-pub const CAPSET: i64 = 126;
-pub const SECCOMP: i64 = 317;
-pub const GETITIMER: i64 = 36;
-pub const SETITIMER: i64 = 38;
-pub const TIMER_CREATE: i64 = 222;
-pub const TIMER_SETTIME: i64 = 223;
-pub const TIMER_GETTIME: i64 = 224;
-pub const TIMER_DELETE: i64 = 226;
-pub const RT_SIGQUEUEINFO: i64 = 129;
-pub const RT_TGSIGQUEUEINFO: i64 = 297;
-pub const READ: i64 = 0;
-pub const WRITE: i64 = 1;
-pub const READV: i64 = 19;
-pub const WRITEV: i64 = 20;
-pub const CONNECT: i64 = 42;
-pub const ACCEPT: i64 = 43;
-pub const SENDTO: i64 = 44;
-pub const RECVFROM: i64 = 45;
-pub const SENDMSG: i64 = 46;
-pub const RECVMSG: i64 = 47;
-pub const SEMOP: i64 = 65;
-pub const RT_SIGTIMEDWAIT: i64 = 128;
-pub const IO_GETEVENTS: i64 = 208;
-pub const SEMTIMEDOP: i64 = 220;
-pub const EPOLL_WAIT: i64 = 232;
-pub const EPOLL_PWAIT: i64 = 281;
-pub const ACCEPT4: i64 = 288;
-pub const RECVMMSG: i64 = 299;
-pub const SENDMMSG: i64 = 307;
-pub const IO_PGETEVENTS: i64 = 333;
-pub const IO_URING_ENTER: i64 = 426;
-pub const EPOLL_PWAIT2: i64 = 441;
-pub const TGKILL: i64 = 234;
-pub const TKILL: i64 = 200;
-pub const USERFAULTFD: i64 = 323;
-pub const IOCTL: i64 = 16;
-pub const SOCKET: i64 = 41;
+use std::fmt;
+
+macro_rules! numbers {
+    ($($name:ident = $number:literal;)*) => {
+        $(pub const $name: i64 = $number;)*
+
+        /// The names of the table in capitals, beside their numbers.
+        const NAMES: &[(i64, &str)] = &[$(($number, stringify!($name))),*];
+    };
+}
+
+numbers! {
+    READ = 0;
+    WRITE = 1;
+    CLOSE = 3;
+    POLL = 7;
+    LSEEK = 8;
+    MMAP = 9;
+    MPROTECT = 10;
+    MUNMAP = 11;
+    RT_SIGACTION = 13;
+    RT_SIGPROCMASK = 14;
+    IOCTL = 16;
+    READV = 19;
+    WRITEV = 20;
+    MADVISE = 28;
+    SHMAT = 30;
+    NANOSLEEP = 35;
+    GETITIMER = 36;
+    SETITIMER = 38;
+    GETPID = 39;
+    SOCKET = 41;
+    CONNECT = 42;
+    ACCEPT = 43;
+    SENDTO = 44;
+    RECVFROM = 45;
+    SENDMSG = 46;
+    RECVMSG = 47;
+    EXIT = 60;
+    WAIT4 = 61;
+    SEMOP = 65;
+    FCNTL = 72;
+    FLOCK = 73;
+    CHDIR = 80;
+    UMASK = 95;
+    SETPGID = 109;
+    SETSID = 112;
+    SETGROUPS = 116;
+    SETRESUID = 117;
+    SETRESGID = 119;
+    SETFSUID = 122;
+    SETFSGID = 123;
+    CAPSET = 126;
+    RT_SIGTIMEDWAIT = 128;
+    RT_SIGQUEUEINFO = 129;
+    SIGALTSTACK = 131;
+    PERSONALITY = 135;
+    PRCTL = 157;
+    ARCH_PRCTL = 158;
+    TKILL = 200;
+    FUTEX = 202;
+    IO_GETEVENTS = 208;
+    SET_TID_ADDRESS = 218;
+    RESTART_SYSCALL = 219;
+    SEMTIMEDOP = 220;
+    TIMER_CREATE = 222;
+    TIMER_SETTIME = 223;
+    TIMER_GETTIME = 224;
+    TIMER_DELETE = 226;
+    CLOCK_NANOSLEEP = 230;
+    EXIT_GROUP = 231;
+    EPOLL_WAIT = 232;
+    EPOLL_CTL = 233;
+    TGKILL = 234;
+    OPENAT = 257;
+    SET_ROBUST_LIST = 273;
+    EPOLL_PWAIT = 281;
+    ACCEPT4 = 288;
+    DUP3 = 292;
+    RT_TGSIGQUEUEINFO = 297;
+    RECVMMSG = 299;
+    SENDMMSG = 307;
+    SECCOMP = 317;
+    USERFAULTFD = 323;
+    MEMBARRIER = 324;
+    MLOCK2 = 325;
+    IO_PGETEVENTS = 333;
+    RSEQ = 334;
+    IO_URING_ENTER = 426;
+    PIDFD_OPEN = 434;
+    CLONE3 = 435;
+    CLOSE_RANGE = 436;
+    OPENAT2 = 437;
+    PIDFD_GETFD = 438;
+    EPOLL_PWAIT2 = 441;
+}
+
+/// Shows a system call by name, or by number if the table does not have it.
+#[derive(Clone, Copy, Debug)]
+pub struct Named(pub i64);
+
+impl fmt::Display for Named {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match NAMES.iter().find(|(number, _)| *number == self.0) {
+            Some((_, name)) => write!(formatter, "{}", name.to_lowercase()),
+            None => write!(formatter, "system call {}", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_shown_by_name_and_unknown_ones_by_number() {
+        assert_eq!(Named(USERFAULTFD).to_string(), "userfaultfd");
+        assert_eq!(Named(-1).to_string(), "system call -1");
+    }
+
+    #[test]
+    fn numbers_ascend_and_are_named_once() {
+        assert!(NAMES.is_sorted_by(|(one, _), (next, _)| one < next));
+    }
+}

@@ -23,7 +23,7 @@ use sys::ptrace::{self, OPTION_SUSPEND_SECCOMP, Registers, WaitStatus};
 use sys::signal;
 use sys::{Errno, Error};
 
-use crate::arch::numbers::RT_SIGPROCMASK;
+use crate::arch::numbers::{GETPID, Named, RT_SIGPROCMASK};
 use crate::arch::x86_64 as arch;
 use crate::freeze::OPTIONS;
 use crate::interruption;
@@ -58,7 +58,7 @@ const STOP: Signal = Signal(19);
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     /// The kernel refused the call itself.
-    #[error("system call {number} in thread {tid} failed: {errno}")]
+    #[error("{call} in thread {tid} failed: {errno}", call = Named(*number))]
     Refused {
         /// The thread that made it.
         tid: Tid,
@@ -454,5 +454,3 @@ impl Drop for RemoteSession<'_> {
         let _ = self.restore();
     }
 }
-
-const GETPID: i64 = 39;

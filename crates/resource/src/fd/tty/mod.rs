@@ -21,6 +21,7 @@ use rustix::fs::{FileType, OFlags, Stat, major, makedev, minor};
 use rustix::termios::Winsize;
 use sys::terminal::{self, CONTROL_CHARACTERS, Modes};
 use sys::{Errno, Error};
+use tracee::arch::numbers::IOCTL;
 use tracee::{RemoteError, Stub, procfs};
 
 use super::pipe::events;
@@ -39,7 +40,6 @@ const SLAVE_MAJOR: u32 = 136;
 const SLAVES: &str = "/dev/pts";
 /// `/dev/tty`, `/dev/console`, `/dev/ptmx`.
 const FRONTS: std::ops::RangeInclusive<u32> = 0..=2;
-const IOCTL: i64 = 16;
 
 /// What a description is to its terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
