@@ -53,6 +53,8 @@ pub enum ProcessEvent {
         parent: Pid,
         /// The new one.
         child: Pid,
+        /// When, on CLOCK_MONOTONIC: before the new process runs.
+        at: Duration,
     },
     /// A thread was ended by a signal, and so was its process.
     Killed {
@@ -60,7 +62,7 @@ pub enum ProcessEvent {
         pid: Pid,
         /// The signal.
         signal: Signal,
-        /// When, on CLOCK_MONOTONIC.
+        /// When, on CLOCK_MONOTONIC. The parent may have been woken, and may have reaped the process, before.
         at: Duration,
     },
     /// Some events were not delivered, since nobody had read the ones before.
@@ -190,17 +192,18 @@ fn understand(
         return None;
     }
     let pid = |index| Some(Pid(field(index)? as i32));
+    let nanoseconds = u64::from(word(begin + 2)?) | u64::from(word(begin + 3)?) << 32;
+    let at = Duration::from_nanos(nanoseconds);
     match word(begin)? {
         NONE => Some(Message::Answer(field(0)? as i32)),
         FORK => {
             // Parent: thread, process; child: thread, process.
             let (parent, thread, child) = (pid(1)?, pid(2)?, pid(3)?);
-            (thread == child).then_some(Message::Event(ProcessEvent::Forked { parent, child }))
+            (thread == child).then_some(Message::Event(ProcessEvent::Forked { parent, child, at }))
         }
         EXIT => {
             // Thread, process, status as wait(2) has it.
             let signal = field(2)? as i32 & 0x7f;
-            let at = Duration::from_nanos(u64::from(word(begin + 2)?) | u64::from(word(begin + 3)?) << 32);
             let event = ProcessEvent::Killed { pid: pid(1)?, signal: Signal(signal), at };
             (signal != 0).then_some(Message::Event(event))
         }
@@ -227,17 +230,22 @@ mod tests {
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9));
         let (mut forked, mut killed) = (false, None);
-        while let Some(event) = events.poll().unwrap() {
-            match event {
-                ProcessEvent::Forked { parent, child } if child == pid => {
-                    forked = parent == Pid(std::process::id() as i32);
+        // A parent is woken before the end is reported.
+        let until = Instant::now() + Duration::from_secs(30);
+        while killed.is_none() && Instant::now() < until {
+            match events.poll().unwrap() {
+                Some(ProcessEvent::Forked { parent, child, at }) if child == pid => {
+                    forked = parent == Pid(std::process::id() as i32) && at <= before;
                 }
-                ProcessEvent::Killed { pid: dead, signal, at } if dead == pid => killed = Some((signal, at)),
-                _ => {}
+                Some(ProcessEvent::Killed { pid: dead, signal, at }) if dead == pid => {
+                    killed = Some((signal, at));
+                }
+                Some(_) => {}
+                None => std::thread::yield_now(),
             }
         }
-        assert!(forked, "its start was not told");
-        let (signal, at) = killed.expect("its end is told");
+        assert!(forked, "its start was not reported");
+        let (signal, at) = killed.expect("its end is reported");
         assert_eq!(signal, Signal(9));
         assert!((before..=now()).contains(&at), "{at:?} is not between {before:?} and now");
     }

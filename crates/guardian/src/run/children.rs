@@ -6,11 +6,12 @@
 //! checkpoint that may hold the tree without the dead child is never counted as older than the death.
 //! Does not: end or restart anything.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
-use model::{Pid, Sequence, Signal};
+use model::{Pid, ProcessKey, Sequence, Signal};
 use rustix::time::{ClockId, clock_gettime};
 use sys::features::{self, Feature};
 use sys::process_events::{ProcessEvent, ProcessEvents};
@@ -21,7 +22,7 @@ use crate::inspection::missing;
 
 /// Those by which a process fails, or is ended when memory runs out: KILL, SEGV, BUS, ABRT.
 const FAILURES: [Signal; 4] = [Signal(9), Signal(11), Signal(7), Signal(6)];
-/// Checkpoints whose time is remembered: more than are taken between a death and its notice.
+/// Checkpoints that are remembered: more than are taken between a death and its report.
 const REMEMBERED: usize = 1024;
 
 /// The death of a process of the subject that is not its root.
@@ -29,8 +30,19 @@ const REMEMBERED: usize = 1024;
 pub(super) struct ChildDeath {
     pub(super) pid: Pid,
     pub(super) signal: Signal,
-    /// When, on CLOCK_MONOTONIC.
-    at: Duration,
+    /// A time on CLOCK_MONOTONIC at which the process had not failed: its birth, if it was reported, else its death.
+    /// The kernel takes the time of a death after the parent was woken, so that a checkpoint may come between.
+    alive_at: Duration,
+}
+
+/// A checkpoint of the subject.
+#[derive(Debug)]
+struct Taken {
+    sequence: Sequence,
+    /// When at the latest the subject was stopped, on CLOCK_MONOTONIC.
+    stopped: Duration,
+    /// The processes that it holds alive, without the root, ascending.
+    living: Arc<[Pid]>,
 }
 
 /// What has been heard.
@@ -47,8 +59,7 @@ pub(super) enum Heard {
 pub(super) struct Children {
     events: ProcessEvents,
     family: Family,
-    /// Checkpoints, and when at the latest the subject was stopped for each.
-    taken: VecDeque<(Sequence, Duration)>,
+    taken: VecDeque<Taken>,
 }
 
 impl Children {
@@ -86,10 +97,18 @@ impl Children {
         Ok(None)
     }
 
-    /// A checkpoint has been taken just now, or some time ago.
-    pub(super) fn note_taken(&mut self, sequence: Sequence) {
+    /// Records a checkpoint that was taken before this call.
+    pub(super) fn note_taken(&mut self, sequence: Sequence, descendants: &[ProcessKey]) {
         let now = clock_gettime(ClockId::Monotonic);
-        self.taken.push_back((sequence, Duration::new(now.tv_sec as u64, now.tv_nsec as u32)));
+        let stopped = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
+        let mut living: Vec<Pid> = descendants.iter().map(|key| key.pid).collect();
+        living.sort_unstable();
+        // Most checkpoints hold the same processes as the one before.
+        let living = match self.taken.back() {
+            Some(last) if *last.living == *living => Arc::clone(&last.living),
+            _ => living.into(),
+        };
+        self.taken.push_back(Taken { sequence, stopped, living });
         if self.taken.len() > REMEMBERED {
             self.taken.pop_front();
         }
@@ -97,46 +116,64 @@ impl Children {
 
     /// Checkpoints that may hold the tree as it was after a death.
     pub(super) fn taken_after(&self, death: ChildDeath) -> Vec<Sequence> {
-        self.taken.iter().filter(|(_, time)| *time >= death.at).map(|(sequence, _)| *sequence).collect()
+        taken_after(&self.taken, death)
     }
+}
+
+/// A checkpoint precedes the death if it, or a later one, holds the process alive, or if it precedes the birth.
+fn taken_after(taken: &VecDeque<Taken>, death: ChildDeath) -> Vec<Sequence> {
+    let is_later = |taken: &&Taken| taken.stopped > death.alive_at;
+    let holds_it = |taken: &Taken| taken.living.binary_search(&death.pid).is_ok();
+    let mut after: Vec<_> = taken
+        .iter()
+        .rev()
+        .take_while(is_later)
+        .take_while(|taken| !holds_it(taken))
+        .map(|taken| taken.sequence)
+        .collect();
+    after.reverse();
+    after
 }
 
 /// The processes of a subject, by what is told of them.
 #[derive(Debug)]
 struct Family {
     root: Pid,
-    /// Also the dead, until their number is given to a stranger.
-    members: HashSet<Pid>,
+    /// When each was born, if that was reported. Also the dead, until their pid is given to a stranger.
+    members: HashMap<Pid, Option<Duration>>,
 }
 
 impl Family {
     fn of_nobody() -> Self {
-        Self { root: Pid(0), members: HashSet::new() }
+        Self { root: Pid(0), members: HashMap::new() }
     }
 
     fn of(root: Pid) -> Self {
-        let mut family = Self { root, members: HashSet::from([root]) };
+        let mut family = Self { root, members: HashMap::from([(root, None)]) };
         family.look();
         family
     }
 
     fn look(&mut self) {
-        self.members.extend(tree::descendants(self.root).unwrap_or_default());
+        for pid in tree::descendants(self.root).unwrap_or_default() {
+            self.members.entry(pid).or_default();
+        }
     }
 
     fn hear(&mut self, event: ProcessEvent) -> Option<ChildDeath> {
         match event {
-            ProcessEvent::Forked { parent, child } => {
-                if self.members.contains(&parent) {
-                    self.members.insert(child);
+            ProcessEvent::Forked { parent, child, at } => {
+                if self.members.contains_key(&parent) {
+                    self.members.insert(child, Some(at));
                 } else {
                     self.members.remove(&child);
                 }
                 None
             }
             ProcessEvent::Killed { pid, signal, at } => {
-                let counts = pid != self.root && self.members.contains(&pid) && FAILURES.contains(&signal);
-                counts.then_some(ChildDeath { pid, signal, at })
+                let counts = pid != self.root && FAILURES.contains(&signal);
+                let born = self.members.get(&pid).filter(|_| counts)?;
+                Some(ChildDeath { pid, signal, alive_at: born.unwrap_or(at) })
             }
             ProcessEvent::Lost => None,
         }
@@ -148,17 +185,30 @@ mod tests {
     use super::*;
 
     const SEGV: Signal = Signal(11);
+    const BIRTH: Duration = Duration::from_secs(10);
+    const DEATH: Duration = Duration::from_secs(20);
+    const MOMENT: Duration = Duration::from_micros(1);
 
     fn family() -> Family {
-        Family { root: Pid(10), members: HashSet::from([Pid(10)]) }
+        Family { root: Pid(10), members: HashMap::from([(Pid(10), None)]) }
     }
 
     fn forked(parent: i32, child: i32) -> ProcessEvent {
-        ProcessEvent::Forked { parent: Pid(parent), child: Pid(child) }
+        ProcessEvent::Forked { parent: Pid(parent), child: Pid(child), at: BIRTH }
     }
 
     fn killed(pid: i32, signal: Signal) -> ProcessEvent {
-        ProcessEvent::Killed { pid: Pid(pid), signal, at: Duration::from_secs(1) }
+        ProcessEvent::Killed { pid: Pid(pid), signal, at: DEATH }
+    }
+
+    /// Checkpoints 1, 2, …: when each was taken, and whether it holds process 11.
+    fn checkpoints(of: &[(Duration, bool)]) -> VecDeque<Taken> {
+        let taken = |(index, &(stopped, holds_it)): (usize, &(Duration, bool))| Taken {
+            sequence: Sequence(index as u64 + 1),
+            stopped,
+            living: if holds_it { [Pid(11), Pid(12)].into() } else { [Pid(12)].into() },
+        };
+        of.iter().enumerate().map(taken).collect()
     }
 
     #[test]
@@ -189,5 +239,32 @@ mod tests {
         assert_eq!(family.hear(killed(11, SEGV)), None);
         family.hear(forked(11, 14));
         assert_eq!(family.hear(killed(14, SEGV)), None);
+    }
+
+    #[test]
+    fn a_checkpoint_without_the_process_is_later_than_its_death_whatever_time_was_reported() {
+        let mut family = family();
+        family.hear(forked(10, 11));
+        let death = family.hear(killed(11, SEGV)).unwrap();
+        let before_birth = (BIRTH - MOMENT, false);
+        let taken = checkpoints(&[before_birth, (BIRTH + MOMENT, true), (DEATH - MOMENT, false)]);
+        assert_eq!(taken_after(&taken, death), [Sequence(3)]);
+        // No checkpoint holds it: what was taken since its birth may have come after its death.
+        let taken = checkpoints(&[before_birth, (BIRTH + MOMENT, false), (DEATH + MOMENT, false)]);
+        assert_eq!(taken_after(&taken, death), [Sequence(2), Sequence(3)]);
+    }
+
+    #[test]
+    fn a_process_of_unknown_birth_is_judged_by_what_checkpoints_hold_and_by_its_death() {
+        let mut family = family();
+        family.members.insert(Pid(11), None);
+        let death = family.hear(killed(11, SEGV)).unwrap();
+        let taken = checkpoints(&[
+            (BIRTH, true),
+            (DEATH - MOMENT, true),
+            (DEATH + MOMENT, true),
+            (DEATH + MOMENT, false),
+        ]);
+        assert_eq!(taken_after(&taken, death), [Sequence(4)]);
     }
 }

@@ -97,7 +97,7 @@ impl Guard<'_> {
         self.record.tracker = tracker.to_owned();
         self.advance_number();
         if let Some(children) = &mut self.children {
-            children.note_taken(taken.ticket.sequence());
+            children.note_taken(taken.ticket.sequence(), &descendants);
         }
         if let Some(found) = comparison {
             self.note_comparison(taken.ticket.sequence(), &found);
