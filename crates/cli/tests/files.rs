@@ -89,6 +89,43 @@ fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
     assert_eq!(said.matches("begun").count(), 2);
 }
 
+/// Maps a file of 2 MiB shared and writable, and lives until it is told to end.
+const MAPPING: &str = r#"
+import mmap, os, time
+print("begun", flush=True)
+with open("mapped", "wb") as made:
+    made.truncate(2 << 20)
+with open("mapped", "r+b") as opened:
+    memory = mmap.mmap(opened.fileno(), 0)
+while not os.path.exists("stop"):
+    memory[0] = (memory[0] + 1) % 256
+    time.sleep(0.02)
+"#;
+
+#[test]
+fn a_large_file_that_is_mapped_leaves_the_program_unprotected_and_that_is_said() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    std::fs::write(lab.path("mapping.py"), MAPPING).unwrap();
+    let guarded = Guarded::run(&lab, &[], "exec python3 mapping.py");
+    let because = until("the state", || {
+        let because = guarded.status()["unprotected_because"].as_str().map(str::to_owned);
+        because.filter(|because| because.contains("mapped"))
+    });
+    assert!(because.starts_with("no checkpoint can be restored"), "{because}");
+    assert!(lab.say(["status", "job"]).stdout.contains("no checkpoint can be restored"));
+    let said = guarded.said();
+    assert!(said.contains("if it dies, it starts from its beginning, since these are mapped"), "{said}");
+    guarded.kill();
+    let deaths = lab.json(&["deaths", "job"]);
+    assert_eq!(deaths[0]["followed_by"], "started", "{deaths}");
+    assert!(deaths[0]["why"].as_str().unwrap().contains("mapped"), "{deaths}");
+    assert_eq!(guarded.end(), 0);
+    assert_eq!(std::fs::read_to_string(lab.path("stdout")).unwrap(), "begun\nbegun\n");
+}
+
 #[test]
 fn the_policy_decides_over_changed_files() {
     if !supported() {

@@ -83,6 +83,30 @@ fn a_planted_fifo_stops_no_verb_and_no_other_subject() {
 }
 
 #[test]
+fn a_journal_of_another_user_or_open_to_others_is_refused() {
+    if !supported() {
+        return;
+    }
+    let lab = lab();
+    let verbs =
+        [("status.json", &["status"][..]), ("events.jsonl", &["events"]), ("events.jsonl", &["deaths"])];
+    for (file, verb) in verbs {
+        let path = lab.store().join("bad").join(file);
+        let mode = std::fs::metadata(&path).unwrap().permissions();
+        chown(&path, Some(NOBODY), None).unwrap();
+        let foreign = lab.say(verb);
+        chown(&path, Some(0), None).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o622)).unwrap();
+        let open = lab.say(verb);
+        std::fs::set_permissions(&path, mode).unwrap();
+        for said in [foreign, open] {
+            assert_refused(&said, &path);
+            assert!(said.stdout.contains("good"), "{verb:?}: {said:?}");
+        }
+    }
+}
+
+#[test]
 fn an_image_of_another_user_is_refused_and_a_copy_of_it_is_not() {
     if !supported() {
         return;

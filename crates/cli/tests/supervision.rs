@@ -103,3 +103,41 @@ fn a_new_life_begins_with_the_best_tracker_again() {
     assert_eq!(guarded.status()["tracker"], *best);
     assert_eq!(guarded.end(), 0);
 }
+
+#[test]
+fn checkpoints_that_all_fail_alike_end_in_a_fresh_start() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let input = lab.path("input");
+    std::fs::write(&input, "text").unwrap();
+    // Open for reading alone: no comparison of written files finds it. A child in a namespace of its own prevents
+    // checkpoints after the removal.
+    let script = format!(
+        "[ -e {0} ] && exec 7<{0}; echo begun; until [ -e stop ]; do if [ -e go ]; then rm go; \
+         unshare --mount sleep 600 & fi; sleep 0.02; done; exit 0",
+        input.display()
+    );
+    let guarded = Guarded::run(&lab, &[], &script);
+    guarded.await_checkpoints(3);
+    std::fs::write(lab.path("go"), "").unwrap();
+    until("a refusal", || {
+        guarded.status()["refusals"].as_array().filter(|found| !found.is_empty()).map(|_| ())
+    });
+    std::fs::remove_file(&input).unwrap();
+    let root = guarded.root();
+    guarded.kill();
+    assert_ne!(ProcessId::of(guarded.root().pid()).unwrap(), root);
+    let status = guarded.status();
+    assert_eq!(status["state"], "running");
+    let reason = status["fresh"]["reason"].as_str().unwrap();
+    assert!(reason.contains("cannot be restored from any of its") && reason.contains("input"), "{reason}");
+    let deaths = lab.json(&["deaths", "job"]);
+    assert_eq!(deaths[0]["followed_by"], "started", "{deaths}");
+    assert!(deaths[0]["why"].as_str().unwrap().contains("input"), "{deaths}");
+    let said = guarded.said();
+    assert!(said.matches("cannot be restored").count() >= 3, "each one that was tried, and the end: {said}");
+    assert_eq!(guarded.end(), 0);
+    assert_eq!(std::fs::read_to_string(lab.path("stdout")).unwrap(), "begun\nbegun\n");
+}

@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
 use common::{Lab, supported, until};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -213,7 +216,6 @@ fn a_run_is_told_with_the_keys_of_the_contract() {
         "pause_us",
         "checkpoint_age_us",
         "store_bytes",
-        "channels",
     ];
     assert_has(one, &contract);
     assert_has(&one["pause_us"], &["p50", "p99", "max"]);
@@ -367,4 +369,48 @@ fn a_store_is_tidied_by_name_and_what_is_being_written_is_left_alone() {
     for image in ["again", taken.to_str().unwrap()] {
         assert_eq!(lab.say(["verify", image]).code, Some(0), "{image}");
     }
+}
+
+/// Sixteen thousand eventfds, or as many as the hard limit allows, all of one inode.
+const EVENTFDS: &str = r#"
+import os, resource, time
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+count = min(16000, hard - 200)
+if count < 10000:
+    print("unsupported", flush=True)
+else:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    kept = [os.eventfd(1) for _ in range(count)]
+    print("ready", flush=True)
+time.sleep(600)
+"#;
+/// Comparing each descriptor with each other takes two minutes, sorting them some tenths of one.
+const PREFLIGHT_MAX: Duration = Duration::from_secs(40);
+
+#[test]
+fn preflight_compares_many_descriptors_in_less_than_quadratic_time() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut program = lab.detached(Command::new("python3").args(["-c", EVENTFDS])).spawn().unwrap();
+    let said = until("the descriptors", || {
+        std::fs::read_to_string(lab.path("stdout")).ok().filter(|said| said.ends_with('\n'))
+    });
+    if said == "unsupported\n" {
+        println!("unsupported: RLIMIT_NOFILE: 10000 descriptors");
+    } else {
+        let began = Instant::now();
+        let report = lab.json(&["preflight", &program.id().to_string()]);
+        assert_eq!(report["ok"], true, "{report}");
+        assert!(began.elapsed() < PREFLIGHT_MAX, "{:?}", began.elapsed());
+        let mut limited = Command::new("prlimit");
+        limited.arg("--nofile=1000").arg(env!("CARGO_BIN_EXE_undying"));
+        limited.args(["preflight", &program.id().to_string()]);
+        let output = lab.detached(&mut limited).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("Too many open files") && said.contains("ulimit -Hn"), "{said}");
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
 }

@@ -175,11 +175,16 @@ impl GuardianError {
     #[must_use]
     pub fn advice(&self) -> Option<&'static str> {
         const MISSING: &str = "`undying doctor` tells which permission or kernel feature is missing";
+        const DESCRIPTORS: &str =
+            "run `undying` with a higher limit on open files (`ulimit -Hn`) than the program has open";
         const REPORT: &str =
             "try again; if it stays, report it with this message and `undying doctor --json`";
         let message = self.to_string();
         if message.contains("help:") {
             return None;
+        }
+        if message.contains(&sys::Errno::EMFILE.to_string()) {
+            return Some(DESCRIPTORS);
         }
         Some(if self.exit_code() == crate::ExitCode::Missing { MISSING } else { REPORT })
     }

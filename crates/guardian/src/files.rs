@@ -11,6 +11,8 @@ use engine::{Effect, FileRecord};
 use model::Sequence;
 use serde::{Deserialize, Serialize};
 
+use crate::run::ChangedFiles;
+
 /// Paths that a status holds of either kind. The status file is written at each checkpoint, so it stays short.
 const LISTED_MAX: usize = 64;
 /// Paths that a message names of either kind.
@@ -39,6 +41,12 @@ impl FilesReport {
             in_place: with(Effect::Prevents),
             unknown: with(Effect::AlwaysPrevents),
         }
+    }
+
+    /// A file that prevents every restart under this policy, if there is one.
+    #[must_use]
+    pub fn always_prevents(&self) -> Option<&str> {
+        self.unknown.first().map(String::as_str).filter(|_| self.policy != ChangedFiles::Keep.name())
     }
 
     /// Whether no file can prevent a restart.

@@ -52,7 +52,7 @@ pub use run::{
     COMPRESS_AFTER_DEFAULT, ChangedFiles, EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, Preference,
     RestartLimit, RestartPolicy, RunEvent, RunRequest, TRACKER_DEFAULT, Tuning, run,
 };
-pub use status::{ChannelReport, SubjectReport, status};
+pub use status::{SubjectReport, status};
 pub use subject::SubjectStatus;
 pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,

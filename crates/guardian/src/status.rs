@@ -56,8 +56,6 @@ pub struct SubjectReport {
     pub checkpoint_age_us: Option<u64>,
     /// Bytes of all its checkpoints.
     pub store_bytes: u64,
-    /// Its connections and what becomes of them. Always empty: this version keeps no account of them.
-    pub channels: Vec<ChannelReport>,
     /// The guardian's pid.
     pub guardian: i32,
     /// How dirty pages are found.
@@ -72,16 +70,6 @@ pub struct SubjectReport {
     pub held_back: Vec<RefusalReport>,
     /// Checkpoints that were not taken, by reason.
     pub refusals: Vec<RefusalReport>,
-}
-
-/// A connection of a subject.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-#[expect(missing_docs, reason = "the keys of the contract")]
-pub struct ChannelReport {
-    pub local: String,
-    pub peer: String,
-    pub kind: String,
-    pub level: String,
 }
 
 /// The subjects of a store that are or were guarded; one of them, or all.
@@ -140,7 +128,6 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         pause_us: record.pause_us,
         checkpoint_age_us: age.map(time::microseconds),
         store_bytes: record.store_bytes.map_or_else(|| images::store_bytes(store, name), Ok)?,
-        channels: Vec::new(),
         guardian: record.guardian.pid,
         tracker: record.tracker,
         verified: record.verified,
@@ -151,8 +138,8 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
     })
 }
 
-/// The reason why a subject that runs would not come back from a checkpoint: its guardian has ended, or no checkpoint of
-/// this program is committed.
+/// The reason why a subject that runs would not come back from a checkpoint: its guardian has ended, no checkpoint of
+/// this program is committed, or one of its files prevents every restart.
 fn unprotected(store: &Store, name: &SubjectName, record: &Record, state: &str) -> Result<Option<String>> {
     match state {
         "unprotected" => {
@@ -165,6 +152,11 @@ fn unprotected(store: &Store, name: &SubjectName, record: &Record, state: &str) 
     }
     let newest = store.newest(name)?.map(|(sequence, _)| sequence.get());
     if newest.is_some_and(|newest| newest >= record.first_sequence) {
+        if let Some(file) = record.files.always_prevents() {
+            return Ok(Some(format!(
+                "no checkpoint can be restored, since {file} is mapped and can be written to unnoticed"
+            )));
+        }
         return Ok(record.failing.as_ref().filter(|failing| is_stale(failing, record.requested_hz)).map(
             |failing| {
                 format!("no checkpoint could be taken since {}: {}", failing.since, headline(&failing.reason))

@@ -70,6 +70,8 @@ impl Errno {
     pub const ETIMEDOUT: Self = Self(libc::ETIMEDOUT);
     /// The device has no room left.
     pub const ENOSPC: Self = Self(libc::ENOSPC);
+    /// This process has as many descriptors open as its limit allows.
+    pub const EMFILE: Self = Self(libc::EMFILE);
     /// Transferred fewer bytes than asked for; the kernel has no number for it.
     pub const SHORT: Self = Self(libc::EIO);
 

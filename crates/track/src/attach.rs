@@ -23,8 +23,6 @@ use crate::error::TrackError;
 pub const ROOM: Room = Room { calls: 2, data: ByteCount(HEADER + PART + BYTE), opened: 3 };
 
 const AF_UNIX: u16 = 1;
-/// Too many open files.
-const EMFILE: i32 = 24;
 /// SOCK_DGRAM | SOCK_CLOEXEC.
 const DATAGRAMS: u64 = 2 | 0o2_000_000;
 /// MSG_CMSG_CLOEXEC | MSG_DONTWAIT: the message is there already.
@@ -123,7 +121,7 @@ fn receive(session: &mut RemoteSession<'_>, end: u64) -> Result<u64, TrackError>
         Ok(Query { number: RECVMSG, arguments: [end, header, RECEIVE_FLAGS, 0, 0, 0] })
     })?;
     // A process at its limit of descriptors gets the message without one.
-    let errno = Error::new("hand /dev/userfaultfd to the process", Errno(EMFILE));
+    let errno = Error::new("hand /dev/userfaultfd to the process", Errno::EMFILE);
     received.ok_or_else(|| errno.into())
 }
 
