@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Runs every question of benches/, one after the other, or those named: benches/all.sh [--quick] [QUESTION…]
 #
+# Each question is asked in the default placement first, then with --pin where it has that option.
+#
 # Plots need matplotlib; it is put into .venv (requirements.txt). Rows and plots land in benches/runs/.
 # A question that fails is told, and does not keep the others from being asked.
 set -euo pipefail
@@ -22,11 +24,14 @@ for file in benches/*.py; do
     [ $# -eq 0 ] || [[ " $* " == *" $question "* ]] || continue
     printf '\n%s\n' "$question"
     options=()
+    help="$("$python" "$file" --help)"
     if [ -n "$quick" ]; then
         # Not every question has a short form; three rounds are one.
-        if "$python" "$file" --help | grep -q -- --quick; then options=(--quick); else options=(--rounds 3); fi
+        if grep -q -- --quick <<<"$help"; then options=(--quick); else options=(--rounds 3); fi
     fi
     "$python" "$file" "${options[@]}" || failed+=("$question")
+    grep -q -- --pin <<<"$help" || continue
+    "$python" "$file" "${options[@]}" --pin --tag "$(date +%F)-pinned" || failed+=("$question --pin")
 done
 if [ ${#failed[@]} -ne 0 ]; then
     echo "failed: ${failed[*]}" >&2

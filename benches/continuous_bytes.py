@@ -47,7 +47,7 @@ def row(mib, rate, order, turn, window):
 
 
 def measure(options, rows, scratch, mib, rate, order, rates):
-    subject_cpus, driver_cpus, _ = processors()
+    subject_cpus, driver_cpus, _ = processors(options)
     subject = Subject(scratch, "gapclock", {"mib": mib, "rate": rate, "order": order, "least_ns": 10 ** 9},
                       subject_cpus, options.nice)
     first = len(rows.rows)

@@ -58,7 +58,7 @@ def length_s(hz, quick):
 
 
 def measure(options, rows, scratch, point, rates):
-    subject_cpus, driver_cpus, _ = processors()
+    subject_cpus, driver_cpus, _ = processors(options)
     subject = Subject(scratch, "gapclock", point, subject_cpus, options.nice)
     windows = []
     try:

@@ -70,7 +70,7 @@ class Once:
 
 
 def measure(options, rows, scratch, ways):
-    subject_cpus, driver_cpus, _ = processors()
+    subject_cpus, driver_cpus, _ = processors(options)
     subject = Subject(scratch, "gapclock", {"mib": options.mib, "rate": options.rate}, subject_cpus, options.nice)
     once, windows = Once(options, scratch, subject.pid, driver_cpus), []
     try:

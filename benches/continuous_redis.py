@@ -256,7 +256,7 @@ def bench():
     rows = Rows(options, QUESTION, COLUMNS)
 
     def work(scratch):
-        subject, driver, generator = processors(load=True)
+        subject, driver, generator = processors(options, load=True)
         for mix in mixes:
             server = Server(options, scratch, subject)
             try:

@@ -86,7 +86,7 @@ def rows_of(kernel, threads, windows, record):
 
 
 def measure(options, rows, scratch, kernel, threads, rates):
-    subject_cpus, driver_cpus, _ = processors(threads)
+    subject_cpus, driver_cpus, _ = processors(options, threads)
     parameters = dict(KERNELS[kernel], threads=threads)
     if options.quick and kernel == "canneal":
         parameters["mib"] = 256

@@ -55,7 +55,7 @@ def one_life(options, scratch, subject, tracker, cpus, lines):
 
 
 def measure(options, rows, scratch, kib, count, percent):
-    subject_cpus, driver_cpus, _ = processors()
+    subject_cpus, driver_cpus, _ = processors(options)
     subject = Subject(scratch, "dataspaces", {"kib": kib, "count": count, "percent": percent}, subject_cpus,
                       options.nice)
     failures, lines, first_row = 0, 0, len(rows.rows)

@@ -56,7 +56,9 @@ def profile(record, window):
 
 
 def measure(options, rows, scratch, kernel, rates):
-    subject_cpus, driver_cpus, _ = processors(1)
+    _, driver_cpus, _ = processors(options)
+    # Whatever the placement: the twins compete for one processor.
+    subject_cpus = {min(os.sched_getaffinity(0))}
     twins, turns = [], []
     try:
         for _ in range(2):

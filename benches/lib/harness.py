@@ -34,9 +34,12 @@ MIB = 1 << 20
 
 # Processors ---------------------------------------------------------------------------------------------------------
 
-def processors(threads=1, load=False):
-    """Sets for the subject, the driver and a load generator. Where there are too few, the last one is shared."""
+def processors(options, threads=1, load=False):
+    """Sets for the subject, the driver and a load generator. By default each may use all processors, as a user has it;
+    with --pin each has its own, and where there are too few, the last one is shared."""
     there = sorted(os.sched_getaffinity(0))
+    if not options.pin:
+        return set(there), set(there), set(there)
     subject = there[:threads]
     rest = there[threads:] or there[-1:]
     driver, others = rest[:1], rest[1:] or rest[:1]
@@ -435,6 +438,8 @@ def arguments(document, **defaults):
     parser.add_argument("--driver", choices=sorted(DRIVERS), default=defaults.get("driver", "engine"))
     parser.add_argument("--engine", default=newest("examples/bench_epochs"), help="the driver `engine` [newest in target/]")
     parser.add_argument("--nice", type=int, default=0, help="niceness of subject and driver, on a busy machine")
+    parser.add_argument("--pin", action="store_true", help="processors of their own for subject, driver and load; "
+                        "ask without it first")
     parser.add_argument("--prefer", choices=("pause", "throughput"), default="pause", help="as of `undying run`")
     parser.add_argument("--place", help="where stores are made [the temporary folder]")
     parser.add_argument("--plot", metavar="CSV", help="only draw the plot of earlier rows again")
@@ -478,6 +483,8 @@ def conditions(options):
     yield "command: %s %s" % (os.path.basename(sys.argv[0]), " ".join(sys.argv[1:]))
     yield "kernel %s, %d processors, load average at the beginning: %.1f %.1f %.1f" % (
         platform.release(), os.cpu_count(), *os.getloadavg())
+    if hasattr(options, "pin"):
+        yield "placement: " + ("subject, driver and load on processors of their own" if options.pin else "default")
     profiles = [name for name in ("release", "debug") if name in binary.split(os.sep)]
     yield "%s%s build" % ("driver: %s, " % driver if driver else "", profiles[-1] if profiles else "another")
     try:
