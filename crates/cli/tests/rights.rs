@@ -73,8 +73,9 @@ fn bare(lab: &Lab, name: &str, flags: &[&str], code: &str) -> Option<Child> {
     let (source, program) = (lab.path(&format!("{name}.c")), lab.path(name));
     std::fs::write(&source, code).unwrap();
     let built = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
-        .args(["-nostdlib", "-static", "-fno-pic", "-no-pie", "-o"])
+        .args(["-nostdlib", "-static", "-fno-pic", "-no-pie"])
         .args(flags)
+        .arg("-o")
         .arg(&program)
         .arg(&source)
         .output();

@@ -1,4 +1,4 @@
-"""Desktop: an X server with a terminal, a terminal multiplexer, a message bus, a browser without a screen."""
+"""Desktop: an X server with a terminal, a terminal multiplexer, a message bus, a GTK window."""
 import os
 import subprocess
 
