@@ -283,3 +283,65 @@ fn a_program_in_the_group_of_run_is_one_job_with_it() {
     terminal.expect(PROMPT);
     terminal.is_usable(PROMPT);
 }
+
+/// Ends a program in a terminal with a checkpoint.
+fn checkpointed(terminal: &mut Terminal<'_>, lab: &Lab, name: &str) -> Pid {
+    let program = terminal.process(name).pid();
+    let image = lab.path("image");
+    let words = ["checkpoint", "--kill", "--image", image.to_str().unwrap(), &program.to_string()];
+    let said = lab.say(words);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    program
+}
+
+#[test]
+fn a_job_restored_in_another_terminal_has_that_one() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let (mut first, mut second) = (Terminal::open(&lab), Terminal::open(&lab));
+    first.send("cat\n");
+    first.reading_cat();
+    let cat = checkpointed(&mut first, &lab, "cat");
+    first.expect(PROMPT);
+    second.send("\"$UNDYING\" restore image\n");
+    second.echoes("restored");
+    assert_eq!(second.process("cat").pid(), cat);
+    first.is_usable(PROMPT);
+    second.echoes("again");
+    second.send(SUSPEND);
+    second.expect("Stopped");
+    second.expect(PROMPT);
+    second.send("fg\n");
+    second.expect("restore image\r\n");
+    second.send(INTERRUPT);
+    second.expect(PROMPT);
+    second.is_usable(PROMPT);
+}
+
+#[test]
+fn a_restore_beside_a_shell_leaves_the_modes_of_its_terminal() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut terminal = Terminal::open(&lab);
+    terminal.send("(trap 'stty sane' EXIT; stty raw -echo; echo set''up; sleep 600)\n");
+    terminal.expect("setup");
+    checkpointed(&mut terminal, &lab, "sleep");
+    terminal.expect(PROMPT);
+    terminal.is_usable(PROMPT);
+    let image = lab.path("image").display().to_string();
+    // From a session without a terminal: the program would take the input of the shell.
+    let mut detached = lab.undying(["restore", "--detach", &image]);
+    assert_eq!(lab.detached(&mut detached).status().unwrap().code(), Some(3));
+    let told = lab.told();
+    let shell = format!("it controls the session of pid {} (bash)", terminal.shell.id());
+    assert!(told.contains(&shell) && told.contains("help: restore with a terminal"), "{told}");
+    terminal.is_usable(PROMPT);
+    terminal.send("\"$UNDYING\" restore --detach image; echo status $?\n");
+    terminal.expect("status 0\r\n");
+    terminal.expect(PROMPT);
+    terminal.is_usable(PROMPT);
+}

@@ -92,6 +92,18 @@ impl Foreground {
         self.given = None;
     }
 
+    /// The tree goes on in the background: the terminal stays with the shell, in the modes from before.
+    pub(crate) fn left_to_the_shell(&self) {
+        if let Some(terminal) = self.terminal()
+            && self.current(&terminal) == Some(self.own)
+            && let Some(modes) = &self.modes
+            && terminal::modes(terminal.as_fd()).is_ok_and(|now| now != *modes)
+        {
+            // A terminal that hung up has no modes to give back.
+            let _ = terminal::set_modes(terminal.as_fd(), modes);
+        }
+    }
+
     /// Stops this job when the terminal has stopped the subject, and continues the subject with it. To be called after
     /// SIGCHLD, while no thread of ours traces the subject.
     pub(crate) fn follow_stop(&mut self, subject: &Subject) -> Result<()> {

@@ -128,6 +128,9 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
         restored
     };
     written?;
+    if signals.is_none() {
+        foreground.left_to_the_shell();
+    }
     foreground.accepted(restored.foreground);
     let subject = Subject::child(restored.root)?;
     let status = signals.map(|signals| stay(&signals, &subject, &mut foreground)).transpose()?;

@@ -327,9 +327,12 @@ impl FdKind for Tty {
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut pairs = PairFiles::default();
-        let mut outsiders = outside::Outsiders::default();
+        let mut decoded = Vec::new();
         for record in records {
-            let payload: TtyPayload = crate::decode(NAME, &record.payload)?;
+            decoded.push((record, crate::decode::<TtyPayload>(NAME, &record.payload)?));
+        }
+        let mut outsiders = outside::Outsiders::of(&decoded);
+        for (record, payload) in decoded {
             match payload.role() {
                 Role::Outside => {
                     let file = outsiders.open(record, &payload, context)?;

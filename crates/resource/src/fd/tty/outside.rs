@@ -1,24 +1,31 @@
 //! Terminals of somebody else: the one the program was started in, serial lines, consoles.
 //!
 //! Owns: finding such a terminal again, and giving it the modes the program had set.
-//! Invariants: only the very same terminal is opened by its path; where it is gone, a terminal that the restorer
-//! hands on takes its place. The window size stays what it is now, and a terminal is not touched from the background.
+//! Invariants: only the very same terminal is opened by its path. A terminal that the restorer hands on takes the place
+//! of one that is gone, and of a standard stream that controls another session by now; without such a terminal the
+//! latter refuses the restore, since the program would take the input of that session. The window size stays what it is now. Modes are set neither from the background nor on a terminal that
+//! controls a session of other processes.
 //! Does not: save or replace what waits in it.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use model::{Inode, Pid};
 use rustix::fs::{FileType, major, minor};
 use sys::terminal;
+use tracee::procfs;
 
-use super::{Node, SLAVE_MAJOR, TtyPayload, device_of, slave_path};
+use super::{Node, Role, SLAVE_MAJOR, TtyPayload, device_of, encode, slave_path};
 use crate::error::{ResourceError, Result};
 use crate::fd::{Description, FdCreate, FdRecord};
 use crate::obstacle::Obstacle;
 use crate::support::inherited::Inherited;
 use crate::support::opening;
 use crate::support::path;
+
+/// Descriptors up to here are the standard streams.
+const STANDARD_MAX: i32 = 2;
 
 /// The usual file of a terminal.
 fn usual_path(device: (u32, u32), saved: &Path) -> PathBuf {
@@ -43,34 +50,37 @@ pub(super) fn obstacle(description: &Description) -> Option<Obstacle> {
     })
 }
 
-/// Opens the terminals of somebody else.
+/// Opens the terminals outside the tree.
 #[derive(Debug, Default)]
 pub(super) struct Outsiders {
     inherited: Inherited,
+    /// Terminals that were standard streams of the program, and that control neither its session nor ours.
+    foreign: HashSet<(u32, u32)>,
 }
 
 impl Outsiders {
+    /// Finds the terminals of these records that belong to another session by now.
+    pub(super) fn of(records: &[(&FdRecord, TtyPayload)]) -> Self {
+        let outside = || records.iter().filter(|(_, payload)| payload.role() == Role::Outside);
+        let device = |payload: &TtyPayload| (payload.major, payload.minor);
+        let is_stream = |record: &FdRecord| record.holder.1.get() <= STANDARD_MAX;
+        let mut foreign: HashSet<_> =
+            outside().filter(|(record, _)| is_stream(record)).map(|(_, payload)| device(payload)).collect();
+        let own = procfs::stat(own_pid()).map_or(0, |stat| stat.tty_nr);
+        foreign.retain(|device| device.0 == SLAVE_MAJOR && encode(*device) != own);
+        for (_, payload) in outside().filter(|(_, payload)| payload.session != 0) {
+            foreign.remove(&device(payload));
+        }
+        Self { inherited: Inherited::default(), foreign }
+    }
+
     pub(super) fn open(
         &mut self,
         record: &FdRecord,
         payload: &TtyPayload,
         context: &FdCreate<'_>,
     ) -> Result<OwnedFd> {
-        let handed_on = if payload.inherited {
-            self.inherited.take(context, payload.file_system, Inode(payload.inode), record.flags)?
-        } else {
-            None
-        };
-        let file = match handed_on {
-            Some(file) => file,
-            None => match reopen(record, payload) {
-                Ok(file) => file,
-                Err(error) => {
-                    let is_terminal = |entry: &(u64, Inode, OwnedFd)| rustix::termios::isatty(&entry.2);
-                    self.inherited.take_if(context, record.flags, is_terminal)?.ok_or(error)?
-                }
-            },
-        };
+        let file = self.find(record, payload, context)?;
         if let Some(state) = &payload.state
             && may_set_modes(&file)
             && terminal::modes(file.as_fd())? != state.modes()?
@@ -78,6 +88,47 @@ impl Outsiders {
             terminal::set_modes(file.as_fd(), &state.modes()?)?;
         }
         Ok(file)
+    }
+
+    fn find(&mut self, record: &FdRecord, payload: &TtyPayload, context: &FdCreate<'_>) -> Result<OwnedFd> {
+        if payload.inherited
+            && let Some(file) =
+                self.inherited.take(context, payload.file_system, Inode(payload.inode), record.flags)?
+        {
+            return Ok(file);
+        }
+        let device = (payload.major, payload.minor);
+        if self.foreign.contains(&device) {
+            // Other terminals answer ENOTTY.
+            let is_own = |entry: &Entry| rustix::termios::tcgetpgrp(&entry.2).is_ok();
+            if let Some(file) = self.inherited.take_if(context, record.flags, is_own)? {
+                return Ok(file);
+            }
+            if let Some(other) = controlled_by(device) {
+                return Err(two_readers(record, device, other));
+            }
+        }
+        reopen(record, payload).or_else(|error| {
+            let is_terminal = |entry: &Entry| rustix::termios::isatty(&entry.2);
+            self.inherited.take_if(context, record.flags, is_terminal)?.ok_or(error)
+        })
+    }
+}
+
+/// A descriptor that the restorer hands on, by device and inode.
+type Entry = (u64, Inode, OwnedFd);
+
+fn two_readers(record: &FdRecord, device: (u32, u32), other: Pid) -> ResourceError {
+    let name = procfs::stat(other).map_or_else(|_| String::new(), |stat| format!(" ({})", stat.comm));
+    ResourceError::Unsupported {
+        pid: record.holder.0,
+        what: format!("terminal {}", slave_path(device.1).display()),
+        why: format!(
+            "it controls the session of pid {other}{name}, and the program would take input from there"
+        ),
+        fix: "restore with a terminal as standard input: the program gets that one (`script -qc COMMAND /dev/null` \
+              makes one)"
+            .to_owned(),
     }
 }
 
@@ -109,13 +160,27 @@ fn reopen(record: &FdRecord, payload: &TtyPayload) -> Result<OwnedFd> {
     found.open(opening::flags_for(record.flags)).map_err(|refusal| gone(refusal.to_string()))
 }
 
-/// Whether setting modes would stop this very process: it would in the background of a session the terminal controls.
-fn may_set_modes(terminal: &OwnedFd) -> bool {
-    match rustix::termios::tcgetpgrp(terminal) {
+/// Whether the modes of a terminal may be set: not in the background of our own session, where the kernel would stop
+/// this process, and not under the processes of another session.
+fn may_set_modes(file: &OwnedFd) -> bool {
+    match rustix::termios::tcgetpgrp(file) {
         Ok(foreground) => {
-            let own = sys::session::group_of(Pid(std::process::id() as i32));
+            let own = sys::session::group_of(own_pid());
             own.is_ok_and(|own| own.get() == foreground.as_raw_nonzero().get())
         }
-        Err(_) => true,
+        Err(_) => terminal::device(file.as_fd()).is_ok_and(|device| controlled_by(device).is_none()),
     }
+}
+
+/// A process in the session that a terminal controls: the leader if it lives.
+fn controlled_by(device: (u32, u32)) -> Option<Pid> {
+    let number = encode(device);
+    let of_terminal = |pid: &Pid| procfs::stat(*pid).is_ok_and(|stat| stat.tty_nr == number);
+    let found: Vec<Pid> = procfs::processes().ok()?.into_iter().filter(of_terminal).collect();
+    let leads = |pid: &&Pid| procfs::stat(**pid).is_ok_and(|stat| stat.session == **pid);
+    found.iter().find(leads).or(found.first()).copied()
+}
+
+fn own_pid() -> Pid {
+    Pid(std::process::id() as i32)
 }
