@@ -7,9 +7,12 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
-use common::{Lab, Said};
+use common::{Lab, Said, until};
+use model::Pid;
+use rustix::process::Signal;
+use testkit::ProcessId;
 
 const NOBODY: u32 = 65_534;
 
@@ -66,6 +69,61 @@ fn a_user_who_could_not_restore_is_refused_before_anything_is_done() {
         assert!(!open.path("image").exists());
     }
     end(subject);
+}
+
+/// A file capability as the kernel keeps it: version 2, effective; CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE.
+const RIGHTS: [u32; 5] = [0x0200_0001, 1 << 19, 0, 1 << (40 - 32), 0];
+
+#[test]
+fn a_user_who_follows_the_advice_can_restore() {
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: root");
+        return;
+    }
+    let (lab, open) = (Lab::new(), Open::new());
+    let undying = open.path("undying");
+    let rights: Vec<u8> = RIGHTS.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let flags = rustix::fs::XattrFlags::empty();
+    if let Err(errno) = rustix::fs::setxattr(&undying, "security.capability", &rights, flags) {
+        println!("unsupported: file capabilities: {errno}");
+        return;
+    }
+    let start = |program: PathBuf, words: &[&str]| {
+        let mut command = open.as_nobody(program, words);
+        lab.detached(&mut command).current_dir(open.folder.path());
+        // A user may not open the files of the test again.
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut subject = start("sleep".into(), &["600"]);
+    let pid = Pid(subject.id() as i32);
+    until("the program", || common::status_of(pid, "Name").starts_with("sleep").then_some(()));
+    let image = open.path("image").display().to_string();
+    let words = ["checkpoint", &pid.to_string(), "--image", &image, "--kill"];
+    let said = lab.call(&mut open.as_nobody(undying.clone(), &words));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    subject.wait().unwrap();
+    let mut restore = start(undying.clone(), &["restore", &image]);
+    let restored = until("the program", || ProcessId::of(pid).ok());
+    restored.signal(Signal::TERM).unwrap();
+    assert_eq!(restore.wait().unwrap().code(), Some(128 + 15));
+    // A kill of the root, and back by itself.
+    let store = open.path("store").display().to_string();
+    let script = "echo begun >> begun; until [ -e stop ]; do sleep 0.05; done";
+    let words = ["--store", &store, "run", "--name", "job", "--every", "50ms", "--", "sh", "-c", script];
+    let mut run = start(undying.clone(), &words);
+    let status = || {
+        let said = lab.call(&mut open.as_nobody(undying.clone(), &["--store", &store, "status", "--json"]));
+        serde_json::from_str::<serde_json::Value>(&said.stdout).ok().map(|rows| rows[0].clone())
+    };
+    let root = until("checkpoints", || {
+        let now = status()?;
+        (now["checkpoints"].as_u64()? > 2).then(|| now["pid"].as_i64())?
+    });
+    ProcessId::of(Pid(root as i32)).unwrap().signal(Signal::KILL).unwrap();
+    until("the next life", || (status()?["incarnation"] == 2).then_some(()));
+    std::fs::write(open.path("stop"), "").unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(0));
+    assert_eq!(std::fs::read_to_string(open.path("begun")).unwrap(), "begun\n");
 }
 
 /// Starts a program without a C library; `None` where the machine cannot build or run it.

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use model::{Inode, Pid, Signal};
 use resource::Shared;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use store::ImageReader;
 use tracee::{Escort, Stub};
 
@@ -162,6 +163,14 @@ fn read_plan(reader: &mut ImageReader) -> Result<Plan> {
     Ok(plan)
 }
 
+/// Makes the files in /proc of this process, and of those that it makes, belong to its user: PR_SET_DUMPABLE of
+/// prctl(2). They belong to root when the file of this program has capabilities (setcap). Other processes of the user
+/// gain nothing: to trace this one takes the same capabilities.
+fn own_files_in_proc() -> Result<()> {
+    set_dumpable_behavior(DumpableBehavior::Dumpable)
+        .map_err(|errno| sys::Error::new("make the own files in /proc accessible", errno).into())
+}
+
 fn restore_with(
     mut reader: ImageReader,
     options: RestoreOptions,
@@ -171,6 +180,7 @@ fn restore_with(
     if matches!(options.pid, PidPolicy::Namespace | PidPolicy::Any) {
         return Err(EngineError::NotBuilt("restoring with other process numbers (`--pid ns`, `--pid any`)"));
     }
+    own_files_in_proc()?;
     let mut lap = Lap(started);
     let mut phases = RestorePhases::default();
     let plan = read_plan(&mut reader)?;

@@ -24,7 +24,7 @@ use crate::support::making::{self, Ownership, Placed, PrivateDirectory};
 use crate::support::opening::own_link;
 use crate::support::path;
 
-const EADDRINUSE: i32 = 98;
+pub(super) const EADDRINUSE: i32 = 98;
 const ECONNREFUSED: i32 = 111;
 /// Directories that other users may write to; in a sticky one they cannot rename what is not theirs.
 const OTHERS_WRITE: u32 = 0o022;

@@ -9,15 +9,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use model::DescriptionId;
 use rustix::net::Shutdown;
-use sys::Error;
 use sys::socket::{self, SocketAddress};
 use sys::stand_in::{Act, perform};
+use sys::{Errno, Error};
 
 use super::super::{FdCreate, FdRecord};
 use super::NAME;
 use super::bind::{self, Bound, bind};
 use super::queue::{Way, fill};
-use super::state::{Listener, Maker, Peer, Queued, State};
+use super::state::{Listener, Maker, Peer, Queued, State, is_path};
 use crate::error::{ResourceError, Result};
 
 /// Clients that may wait while all are connected; afterwards the program's own limit applies.
@@ -147,8 +147,10 @@ impl Builder<'_, '_> {
                 Some(Peer::Inside(other)) => self.build_inside(*id, DescriptionId(other))?,
                 Some(Peer::Closed(_)) if state.is_datagram() && state.peer_name.len() > 2 => {}
                 Some(Peer::Closed(_)) => {
-                    let nobody =
-                        State { family: state.family, local: state.peer_name.clone(), ..State::default() };
+                    let mut nobody = State { family: state.family, ..State::default() };
+                    if !is_taken(state)? {
+                        nobody.local = state.peer_name.clone();
+                    }
                     let (own, other) = self.connection((state, Some(*id)), (&nobody, None))?;
                     self.context.created.insert(*id, own);
                     self.others.insert(*id, other);
@@ -373,6 +375,19 @@ impl Builder<'_, '_> {
                 Ok(())
             }
         }
+    }
+}
+
+/// Whether a living socket outside has the name of the lost peer: an address that is no path exists once.
+fn is_taken(state: &State) -> Result<bool> {
+    let name = SocketAddress(state.peer_name.clone());
+    if state.peer_name.is_empty() || is_path(&name) {
+        return Ok(false);
+    }
+    match socket::bind(new(state)?.as_fd(), &name) {
+        Ok(()) => Ok(false),
+        Err(error) if error.errno == Errno(bind::EADDRINUSE) => Ok(true),
+        Err(error) => Err(error.into()),
     }
 }
 

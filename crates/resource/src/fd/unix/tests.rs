@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -249,14 +250,8 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
     assert!(Unix.obstacles(&both[0], &scope).is_empty());
 }
 
-#[test]
-fn a_connection_to_a_server_outside_that_may_be_lost_is_at_its_end() {
-    let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("server");
-    let listener = UnixListener::bind(&path).unwrap();
-    let client = UnixStream::connect(&path).unwrap();
-    let mut server = listener.accept().unwrap().0;
+/// Captures a client of a server outside whose connection may be lost, and builds it again while the server lives.
+fn assert_at_its_end(client: UnixStream, mut server: UnixStream) {
     server.write_all(b"last").unwrap();
     let descriptions = describe_all(&[client.as_fd()]);
     let records = super::super::test_support::capture_losing(&Unix, &descriptions, true).unwrap();
@@ -267,8 +262,29 @@ fn a_connection_to_a_server_outside_that_may_be_lost_is_at_its_end() {
     client.read_to_end(&mut all).unwrap();
     assert_eq!(all, b"last");
     assert!(client.write_all(b"x").is_err());
+}
+
+#[test]
+fn a_connection_to_a_server_outside_that_may_be_lost_is_at_its_end() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("server");
+    let listener = UnixListener::bind(&path).unwrap();
+    let client = UnixStream::connect(&path).unwrap();
+    assert_at_its_end(client, listener.accept().unwrap().0);
     // The server outside still has its name.
     UnixStream::connect(&path).unwrap();
+}
+
+#[test]
+fn a_lost_connection_does_not_need_the_abstract_name_of_the_server() {
+    let _alone = alone();
+    let name = format!("undying-test-{}", std::process::id());
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
+    let listener = UnixListener::bind_addr(&address).unwrap();
+    let client = UnixStream::connect_addr(&address).unwrap();
+    assert_at_its_end(client, listener.accept().unwrap().0);
+    UnixStream::connect_addr(&address).unwrap();
 }
 
 #[test]
