@@ -103,6 +103,22 @@ impl AddressRange {
         self.start.0 < other.end.0 && other.start.0 < self.end.0
     }
 
+    /// The addresses that both hold, if there are any.
+    #[must_use]
+    pub fn intersection(self, other: Self) -> Option<Self> {
+        let both = Self { start: self.start.max(other.start), end: self.end.min(other.end) };
+        (!both.is_empty()).then_some(both)
+    }
+
+    /// What is left of it before and behind a range that is not empty; either may be empty.
+    #[must_use]
+    pub fn without(self, other: Self) -> [Self; 2] {
+        [
+            Self { start: self.start, end: other.start.min(self.end) },
+            Self { start: other.end.max(self.start), end: self.end },
+        ]
+    }
+
     /// Cuts it at multiples of a size.
     pub fn pieces(self, size: ByteCount) -> impl Iterator<Item = Self> {
         let mut start = self.start;

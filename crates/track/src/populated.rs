@@ -1,22 +1,23 @@
-//! Sets of pages that hold something, and what left such a set.
+//! Pages that hold something, and what left their set from one scan to the next.
 //!
-//! Owns: the difference between what was there and what is there.
-//! Invariants: ranges rise and do not touch.
+//! Owns: the pages of the last scan, and those that the scan under way has noted.
+//! Invariants: two lists take turns, so that a scan allocates only when it finds more than all scans before.
 //! Does not: know why pages went.
 
-use model::{Address, AddressRange};
+use model::{AddressRange, RangeSet};
 
 /// Pages of an area that held something at the last look.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Populated {
-    before: Vec<AddressRange>,
+    before: RangeSet,
+    /// In the order in which they were noted.
     now: Vec<AddressRange>,
 }
 
 impl Populated {
     /// What was there at the last look.
     pub(crate) fn before(&self) -> &[AddressRange] {
-        &self.before
+        self.before.as_slice()
     }
 
     /// What has been noted since.
@@ -32,59 +33,23 @@ impl Populated {
         }
     }
 
-    /// Ends a look: what is gone, then forgotten.
+    /// Ends a scan: reports the pages that are gone, and forgets them.
     pub(crate) fn finish(&mut self, gone: impl FnMut(AddressRange)) {
-        join(&mut self.now);
-        difference(&self.before, &self.now, gone);
-        self.before.clear();
-        std::mem::swap(&mut self.before, &mut self.now);
+        let now = RangeSet::from(std::mem::take(&mut self.now));
+        self.before.difference(&now).for_each(gone);
+        self.now = Vec::from(std::mem::replace(&mut self.before, now));
+        self.now.clear();
     }
 
     /// Takes over what another set knows inside of a range.
     pub(crate) fn take_over(&mut self, other: &Self, bounds: AddressRange) {
-        let clipped = |range: &AddressRange| {
-            AddressRange::new(range.start.max(bounds.start), range.end.min(bounds.end))
-        };
-        self.before.extend(other.before.iter().map(clipped).filter(|range| !range.is_empty()));
-        join(&mut self.before);
-    }
-}
-
-/// Sorts ranges and joins those that touch or overlap.
-fn join(ranges: &mut Vec<AddressRange>) {
-    ranges.sort_unstable_by_key(|range| range.start);
-    ranges.dedup_by(|next, range| {
-        let touches = next.start <= range.end;
-        if touches {
-            range.end = range.end.max(next.end);
-        }
-        touches
-    });
-}
-
-/// What `before` has and `now` has not.
-fn difference(before: &[AddressRange], now: &[AddressRange], mut gone: impl FnMut(AddressRange)) {
-    let mut rest = now.iter().peekable();
-    for range in before {
-        let mut start = range.start;
-        while rest.peek().is_some_and(|kept| kept.end <= start) {
-            rest.next();
-        }
-        let mut ahead = rest.clone();
-        while let Some(kept) = ahead.next_if(|kept| kept.start < range.end) {
-            if kept.start > start {
-                gone(AddressRange::new(start, kept.start));
-            }
-            start = Address(start.get().max(kept.end.get()));
-        }
-        if start < range.end {
-            gone(AddressRange::new(start, range.end));
-        }
+        self.before.extend(other.before.within(bounds));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use model::Address;
     use proptest::prelude::*;
 
     use super::*;
@@ -102,7 +67,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_left_is_exactly_the_difference(first: u64, second: u64) {
-            let mut populated = Populated { before: set(first), now: set(second) };
+            let mut populated = Populated { before: set(first).into(), now: set(second) };
             let mut gone = 0_u64;
             populated.finish(|range| {
                 for page in range.start.get()..range.end.get() {

@@ -1,10 +1,12 @@
-//! In the steady state a scan allocates nothing, nor does the look whether areas have changed.
+//! In the steady state a scan allocates nothing, nor does the look whether areas have changed, nor do the sets of ranges
+//! that a pause works with.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
 use common::{Subject, attach, part};
+use model::{Address, AddressRange, RangeSet};
 use sys::allocation_count::{Counting, requests};
 use undying_track::{DirtyPages, Layout, Moment};
 
@@ -41,4 +43,28 @@ fn a_scan_allocates_nothing() {
         }
         assert_eq!(counted, [0, 0], "{name}: allocations while running and standing");
     }
+}
+
+#[test]
+fn a_set_of_ranges_allocates_only_when_it_outgrows_its_room() {
+    let page = |number: u64| AddressRange::new(Address(number << 12), Address((number + 1) << 12));
+    let everything = AddressRange::new(Address(0), Address(u64::MAX));
+    let mut list = Vec::with_capacity(128);
+    list.extend((0..64).rev().map(|number| page(4 * number)));
+    let other: RangeSet = (0..64).map(|number| page(3 * number)).collect();
+    let before = requests();
+    let mut set = RangeSet::from(list);
+    for number in 0..64 {
+        // Takes its neighbours in, is taken out of the middle of them, and then goes as a whole.
+        set.insert(AddressRange::new(page(4 * number).start, page(4 * number + 3).end));
+        set.remove(page(4 * number + 1));
+        assert_eq!(set.within(page(4 * number)).count() + set.gaps(page(4 * number)).count(), 1);
+        set.remove(AddressRange::new(page(4 * number + 1).start, page(4 * number + 3).end));
+    }
+    // Every third of the first 48 is in the other set.
+    assert_eq!(set.difference(&other).count(), 64 - 16);
+    set.extend([page(1000), page(500)]);
+    set.remove(everything);
+    assert!(set.is_empty());
+    assert_eq!(requests() - before, 0);
 }

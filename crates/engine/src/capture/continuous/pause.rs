@@ -80,7 +80,7 @@ impl Continuous {
             counts.residual += copied.pages;
             phases.scan += copied.scan;
             phases.scanned += tracked.watched();
-            process.guards.clone_from(tracked.guards());
+            tracked.guards().as_slice().clone_into(&mut process.guards);
         }
         phases.copy = laps.lap().saturating_sub(phases.scan);
         copy_objects(before, sink)?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use image::SpaceId;
-use model::{Address, AddressRange, PageCount, ProcessKey};
+use model::{Address, AddressRange, PageCount, ProcessKey, RangeSet};
 use resource::memory::Content as Wanted;
 use tracee::procfs::{Area, Backing};
 use tracee::remote::RemoteContext;
@@ -43,11 +43,11 @@ pub(super) struct Tracked {
     key: ProcessKey,
     space: SpaceId,
     tracker: Box<dyn Tracker>,
-    /// What the tracker was told of, rising.
-    covered: Vec<AddressRange>,
-    guards: Vec<AddressRange>,
-    /// Dirty ranges that could not be read while the process ran, rising.
-    unread: Vec<AddressRange>,
+    /// Mappings that the tracker was told of.
+    covered: RangeSet,
+    guards: RangeSet,
+    /// Dirty pages that could not be read while the process ran.
+    unread: RangeSet,
     hot: HotPages,
     /// Pages are copied in aligned groups of so many, where that cannot take pages of a file for the process's own.
     granularity: NonZeroU64,
@@ -74,9 +74,9 @@ impl Tracked {
             key: process.stat.key(),
             space: process.space,
             tracker,
-            covered: Vec::new(),
-            guards: Vec::new(),
-            unread: Vec::new(),
+            covered: RangeSet::new(),
+            guards: RangeSet::new(),
+            unread: RangeSet::new(),
             hot: HotPages::new(),
             granularity: NonZeroU64::MIN,
             grouped: Vec::new(),
@@ -111,11 +111,11 @@ impl Tracked {
 
     /// Pages of the areas that the tracker was told of.
     pub(super) fn watched(&self) -> PageCount {
-        self.covered.iter().fold(PageCount(0), |sum, range| sum + range.pages())
+        self.covered.pages()
     }
 
-    /// Guard regions, rising.
-    pub(super) fn guards(&self) -> &Vec<AddressRange> {
+    /// Guard regions.
+    pub(super) fn guards(&self) -> &RangeSet {
         &self.guards
     }
 
@@ -129,8 +129,8 @@ impl Tracked {
             .map(|(area, _)| area.clone())
             .collect();
         let mut void = self.tracker.cover(&areas)?.fresh.clone();
-        let now: Vec<AddressRange> = areas.iter().map(|area| area.range).collect();
-        void.extend(missing(&self.covered, &now));
+        let now: RangeSet = areas.iter().map(|area| area.range).collect();
+        void.extend(self.covered.difference(&now));
         let anonymous = areas.iter().filter(|area| area.backing == Backing::Anonymous);
         self.grouped = anonymous.map(|area| area.range).collect();
         if std::mem::replace(&mut self.covered, now).is_empty() {
@@ -139,8 +139,8 @@ impl Tracked {
         }
         for range in void {
             sink.discard(self.space, range)?;
-            cut(&mut self.guards, range);
-            cut(&mut self.unread, range);
+            self.guards.remove(range);
+            self.unread.remove(range);
             self.hot.forget(range);
         }
         Ok(())
@@ -224,7 +224,7 @@ impl Tracked {
         let ranges = dirty.ranges();
         let is_rising = ranges.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start);
         for found in ranges {
-            cut(&mut self.guards, found.range);
+            self.guards.remove(found.range);
             if found.content.must_read() {
                 copier.add(process.stat.pid, self.space, found.range)?;
                 continue;
@@ -236,20 +236,20 @@ impl Tracked {
             }
             copier.discard(process.stat.pid, self.space, found.range)?;
             if found.content == Content::Guard {
-                insert(&mut self.guards, found.range);
+                self.guards.insert(found.range);
             }
         }
         if moment == Moment::Stopped {
             for range in self.hot.due() {
-                cut(&mut self.guards, range);
+                self.guards.remove(range);
                 copier.add(process.stat.pid, self.space, range)?;
             }
             self.hot.paid();
         }
         copier.flush(process.stat.pid)?;
-        // In order, as `cut` needs it: areas that change would else take others out of the list than those they name.
+        // Few pages fail, as a rule none.
         for failed in copier.take_failed() {
-            insert(&mut self.unread, failed);
+            self.unread.insert(failed);
         }
         copier.finish()
     }
@@ -260,98 +260,18 @@ impl Tracked {
             return Ok(());
         }
         let mut copier = Copier::new(sink, sink.buffer()?);
-        for range in std::mem::take(&mut self.unread) {
+        for range in Vec::from(std::mem::take(&mut self.unread)) {
             copier.discard(process.stat.pid, self.space, range)?;
-            for part in overlaps(&self.covered, range) {
+            for part in self.covered.within(range) {
                 let found = process.pagemap.look(part)?;
                 for own in found.private {
                     copier.add_hidden(&process.memory, self.space, own)?;
                 }
                 for guard in found.guards {
-                    insert(&mut self.guards, guard);
+                    self.guards.insert(guard);
                 }
             }
         }
         copier.finish()
-    }
-}
-
-/// Parts of `before` that `now` lacks; both rise.
-fn missing(before: &[AddressRange], now: &[AddressRange]) -> Vec<AddressRange> {
-    let mut left = before.to_vec();
-    for range in now {
-        cut(&mut left, *range);
-    }
-    left
-}
-
-/// Takes a range out of a rising list.
-fn cut(list: &mut Vec<AddressRange>, range: AddressRange) {
-    let first = list.partition_point(|known| known.end <= range.start);
-    let last = list.partition_point(|known| known.start < range.end);
-    if first >= last {
-        return;
-    }
-    let head = AddressRange { start: list[first].start, end: range.start };
-    let tail = AddressRange { start: range.end, end: list[last - 1].end };
-    let rest = [head, tail].into_iter().filter(|part| part.start < part.end);
-    list.splice(first..last, rest);
-}
-
-/// Adds a range to a rising list.
-fn insert(list: &mut Vec<AddressRange>, range: AddressRange) {
-    cut(list, range);
-    let at = list.partition_point(|known| known.end <= range.start);
-    list.insert(at, range);
-}
-
-/// Parts of a rising list that lie in a range.
-fn overlaps(list: &[AddressRange], range: AddressRange) -> Vec<AddressRange> {
-    list.iter()
-        .map(|known| AddressRange { start: known.start.max(range.start), end: known.end.min(range.end) })
-        .filter(|part| part.start < part.end)
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn range(start: u64, end: u64) -> AddressRange {
-        AddressRange::new(Address(start << 12), Address(end << 12))
-    }
-
-    #[test]
-    fn lists_of_ranges_are_cut_and_joined() {
-        let mut list = vec![range(1, 4), range(6, 9), range(12, 20)];
-        cut(&mut list, range(3, 7));
-        assert_eq!(list, [range(1, 3), range(7, 9), range(12, 20)]);
-        cut(&mut list, range(14, 16));
-        assert_eq!(list, [range(1, 3), range(7, 9), range(12, 14), range(16, 20)]);
-        insert(&mut list, range(8, 13));
-        assert_eq!(list, [range(1, 3), range(7, 8), range(8, 13), range(13, 14), range(16, 20)]);
-        cut(&mut list, range(0, 30));
-        assert!(list.is_empty());
-    }
-
-    #[test]
-    fn what_could_not_be_read_in_any_order_is_taken_out_by_its_own_range_alone() {
-        let mut unread = Vec::new();
-        for failed in [range(40, 41), range(10, 11), range(30, 31), range(20, 21)] {
-            insert(&mut unread, failed);
-        }
-        cut(&mut unread, range(10, 11));
-        cut(&mut unread, range(28, 35));
-        assert_eq!(unread, [range(20, 21), range(40, 41)]);
-    }
-
-    #[test]
-    fn what_is_missing_and_what_overlaps() {
-        let before = [range(1, 10), range(20, 30)];
-        assert_eq!(
-            missing(&before, &[range(2, 4), range(20, 25)]),
-            [range(1, 2), range(4, 10), range(25, 30)]
-        );
-        assert_eq!(overlaps(&before, range(5, 22)), [range(5, 10), range(20, 22)]);
     }
 }

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use image::SpaceId;
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, RangeSet};
 use sys::userfaultfd;
 use sys::{Errno, Error};
 
@@ -33,8 +33,8 @@ pub(super) struct LiveSpace {
     /// The space of the image that it began as.
     pub(super) image: SpaceId,
     pieces: Vec<Piece>,
-    watched: Vec<AddressRange>,
-    owed: Vec<AddressRange>,
+    watched: RangeSet,
+    owed: RangeSet,
 }
 
 /// What came of an attempt to fill.
@@ -49,7 +49,13 @@ pub(super) enum Filled {
 impl LiveSpace {
     pub(super) fn new(descriptor: OwnedFd, image: SpaceId, watched: Vec<AddressRange>) -> Self {
         let pieces = watched.iter().map(|range| Piece { at: *range, origin: range.start }).collect();
-        Self { descriptor: Arc::new(descriptor), image, pieces, watched, owed: Vec::new() }
+        Self {
+            descriptor: Arc::new(descriptor),
+            image,
+            pieces,
+            watched: watched.into(),
+            owed: RangeSet::new(),
+        }
     }
 
     /// A child that was forked off.
@@ -59,22 +65,22 @@ impl LiveSpace {
             image: self.image,
             pieces: self.pieces.clone(),
             watched: self.watched.clone(),
-            owed: Vec::new(),
+            owed: RangeSet::new(),
         }
     }
 
     /// Pages are discarded: they are zero from now on.
     pub(super) fn removed(&mut self, range: AddressRange) {
-        self.pieces = self.pieces.iter().flat_map(|piece| piece.without(range)).collect();
+        take_out(&mut self.pieces, range);
     }
 
     /// Pages were unmapped.
     pub(super) fn unmapped(&mut self, range: AddressRange) {
-        for gone in subtract(vec![range], &self.owed) {
-            self.removed(gone);
-            self.watched = subtract(std::mem::take(&mut self.watched), &[gone]);
+        for gone in self.owed.gaps(range) {
+            take_out(&mut self.pieces, gone);
+            self.watched.remove(gone);
         }
-        self.owed = subtract(std::mem::take(&mut self.owed), &[range]);
+        self.owed.remove(range);
     }
 
     /// Pages were moved.
@@ -82,13 +88,14 @@ impl LiveSpace {
         let target = AddressRange::new(to, to + from.len());
         let moved: Vec<Piece> = self.pieces.iter().filter_map(|piece| piece.within(from)).collect();
         self.removed(from);
-        self.watched = subtract(std::mem::take(&mut self.watched), &[from]);
+        self.watched.remove(from);
         // Something lies there still by all that is known: its end has not been told yet.
-        self.owed.extend(self.watched.iter().filter_map(|range| common(*range, target)));
+        for range in self.watched.within(target) {
+            self.owed.insert(range);
+        }
         self.removed(target);
-        self.watched = subtract(std::mem::take(&mut self.watched), &[target]);
-        self.watched.push(target);
-        self.owed.push(from);
+        self.watched.insert(target);
+        self.owed.insert(from);
         self.pieces.extend(moved.into_iter().map(|piece| {
             let start = to + (piece.at.start - from.start);
             Piece { at: AddressRange::new(start, start + piece.at.len()), origin: piece.origin }
@@ -169,45 +176,28 @@ impl LiveSpace {
 impl Piece {
     /// What is left of it outside of a range.
     fn without(self, range: AddressRange) -> impl Iterator<Item = Self> {
-        subtract(vec![self.at], &[range])
-            .into_iter()
-            .map(move |at| Self { at, origin: self.origin + (at.start - self.at.start) })
+        let parts = self.at.without(range).into_iter().filter(|at| !at.is_empty());
+        parts.map(move |at| Self { at, origin: self.origin + (at.start - self.at.start) })
     }
 
     /// What of it lies in a range.
     fn within(&self, range: AddressRange) -> Option<Self> {
-        let at = common(self.at, range)?;
+        let at = self.at.intersection(range)?;
         Some(Self { at, origin: self.origin + (at.start - self.at.start) })
     }
 
     /// What of it comes from a range of the image.
     fn of_origin(&self, range: AddressRange) -> Option<Self> {
         let all = AddressRange::new(self.origin, self.origin + self.at.len());
-        let part = common(all, range)?;
+        let part = all.intersection(range)?;
         let start = self.at.start + (part.start - self.origin);
         Some(Self { at: AddressRange::new(start, start + part.len()), origin: part.start })
     }
 }
 
-fn common(one: AddressRange, other: AddressRange) -> Option<AddressRange> {
-    let both = AddressRange::new(one.start.max(other.start), one.end.min(other.end));
-    (!both.is_empty()).then_some(both)
-}
-
-/// What is left of ranges without others.
-fn subtract(mut ranges: Vec<AddressRange>, others: &[AddressRange]) -> Vec<AddressRange> {
-    for other in others {
-        ranges = ranges
-            .into_iter()
-            .flat_map(|range| {
-                let before = AddressRange::new(range.start, other.start.clamp(range.start, range.end));
-                let after = AddressRange::new(other.end.clamp(range.start, range.end), range.end);
-                if range.overlaps(*other) { [before, after] } else { [range, AddressRange::default()] }
-            })
-            .filter(|range| !range.is_empty())
-            .collect();
-    }
-    ranges
+/// Takes the pages of a range out of pieces.
+fn take_out(pieces: &mut Vec<Piece>, range: AddressRange) {
+    *pieces = pieces.iter().flat_map(|piece| piece.without(range)).collect();
 }
 
 #[cfg(test)]
@@ -278,13 +268,5 @@ mod tests {
         assert_eq!(origin(&space, A), Some(B));
         space.unmapped(range(A, 0x1000));
         assert_eq!((origin(&space, A), origin(&space, A + 0x1000)), (None, Some(B + 0x1000)));
-    }
-
-    #[test]
-    fn ranges_are_subtracted_at_both_ends_and_in_the_middle() {
-        let left = subtract(vec![range(0x1000, 0x9000)], &[range(0, 0x2000), range(0x4000, 0x1000)]);
-        assert_eq!(left, [range(0x2000, 0x2000), range(0x5000, 0x5000)]);
-        assert_eq!(subtract(vec![range(0x1000, 0x1000)], &[range(0, 0x9000)]), []);
-        assert_eq!(subtract(vec![range(0x1000, 0x1000)], &[range(0x2000, 0x1000)]), [range(0x1000, 0x1000)]);
     }
 }
