@@ -17,7 +17,7 @@ use image::{ChunkTable, Commit, LogHeader, LogPart, LogRoot, LogSlot, PageIndex,
 use store::{ImageReader, Medium};
 
 pub use memory::{Memory, pack};
-pub use mutation::{Random, mutate};
+pub use mutation::mutate;
 pub use repair::{repair, repair_records};
 
 /// Pages of one extent that a target reads at most.

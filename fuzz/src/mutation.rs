@@ -3,6 +3,8 @@
 //! Owns: changes of bytes, and changes of the fields of a protobuf message.
 //! Does not: learn from what a target did; a fuzzer does.
 
+use fastrand::Rng;
+
 /// Longest protobuf message inside a message that is changed.
 const DEPTH_MAX: u32 = 4;
 
@@ -22,58 +24,38 @@ const VALUES: [u64; 12] = [
     u64::MAX,
 ];
 
-/// Numbers from a seed (SplitMix64: Steele, Lea, Flood 2014).
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// The next number.
-    pub fn next_number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below a limit above 0.
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.next_number() % limit as u64) as usize
-    }
-}
-
 /// A seed with a few bytes changed, or for a file of records sometimes fields of them.
 #[must_use]
-pub fn mutate(seed: &[u8], random: &mut Random) -> Vec<u8> {
-    if seed.get(5) == Some(&b'R') && random.below(4) != 0 {
+pub fn mutate(seed: &[u8], random: &mut Rng) -> Vec<u8> {
+    if seed.get(5) == Some(&b'R') && random.usize(..4) != 0 {
         return mutate_records(seed, random);
     }
     let mut bytes = seed.to_vec();
-    for _ in 0..1 + random.below(4) {
+    for _ in 0..1 + random.usize(..4) {
         change_bytes(&mut bytes, random);
     }
     bytes
 }
 
-fn change_bytes(bytes: &mut Vec<u8>, random: &mut Random) {
+fn change_bytes(bytes: &mut Vec<u8>, random: &mut Rng) {
     if bytes.is_empty() {
         return;
     }
-    let at = random.below(bytes.len());
-    let length = (1 + random.below(8)).min(bytes.len() - at);
-    let value = VALUES[random.below(VALUES.len())].to_le_bytes();
-    match random.below(6) {
-        0 => bytes[at] ^= 1 << random.below(8),
+    let at = random.usize(..bytes.len());
+    let length = (1 + random.usize(..8)).min(bytes.len() - at);
+    let value = VALUES[random.usize(..VALUES.len())].to_le_bytes();
+    match random.usize(..6) {
+        0 => bytes[at] ^= 1 << random.usize(..8),
         1 => bytes[at..at + length].copy_from_slice(&value[..length]),
         2 => drop(bytes.drain(at..at + length)),
         3 => drop(bytes.splice(at..at, value)),
         4 => bytes.truncate(at),
-        _ => bytes[at] = random.next_number() as u8,
+        _ => bytes[at] = random.u8(..),
     }
 }
 
 /// Changes fields of a few records of a file, and repairs the lengths around them.
-fn mutate_records(file: &[u8], random: &mut Random) -> Vec<u8> {
+fn mutate_records(file: &[u8], random: &mut Rng) -> Vec<u8> {
     const HEADER_BYTES: usize = 32;
     const FRAME_BYTES: usize = 8;
     let mut records: Vec<Vec<u8>> = Vec::new();
@@ -84,12 +66,12 @@ fn mutate_records(file: &[u8], random: &mut Random) -> Vec<u8> {
         records.push(record.to_vec());
         rest = behind;
     }
-    for _ in 0..1 + random.below(3) {
+    for _ in 0..1 + random.usize(..3) {
         if records.is_empty() {
             break;
         }
-        let at = random.below(records.len());
-        match random.below(16) {
+        let at = random.usize(..records.len());
+        match random.usize(..16) {
             0 => drop(records.remove(at)),
             1 => records.push(records[at].clone()),
             _ => {
@@ -120,7 +102,7 @@ enum Value {
     Bytes(Vec<u8>),
 }
 
-fn mutate_message(message: &[u8], random: &mut Random, depth: u32) -> Vec<u8> {
+fn mutate_message(message: &[u8], random: &mut Rng, depth: u32) -> Vec<u8> {
     let Some(mut fields) = parse(message) else {
         let mut bytes = message.to_vec();
         change_bytes(&mut bytes, random);
@@ -129,15 +111,15 @@ fn mutate_message(message: &[u8], random: &mut Random, depth: u32) -> Vec<u8> {
     if fields.is_empty() {
         return message.to_vec();
     }
-    let at = random.below(fields.len());
-    let number = VALUES[random.below(VALUES.len())];
-    match (&mut fields[at].value, random.below(10)) {
+    let at = random.usize(..fields.len());
+    let number = VALUES[random.usize(..VALUES.len())];
+    match (&mut fields[at].value, random.usize(..10)) {
         (_, 0) => drop(fields.remove(at)),
         (_, 1) => {
             let key = fields[at].key;
             fields.push(Field { key: key & !7, value: Value::Number(number) });
         }
-        (Value::Number(value), 2) => *value = random.next_number(),
+        (Value::Number(value), 2) => *value = random.u64(..),
         (Value::Number(value), _) => *value = number,
         (Value::Fixed(bytes), _) => {
             let length = bytes.len();

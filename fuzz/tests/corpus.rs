@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use undying_fuzz::{Random, TARGETS, Target, mutate, target};
+use undying_fuzz::{TARGETS, Target, mutate, target};
 
 /// Bytes that the mutations of one target may take in all; small seeds get more of them.
 const BYTES_OF_A_TARGET: usize = 200 << 20;
@@ -42,7 +42,7 @@ fn try_all(name: &str) {
         assert!(run(target, path, 0, seed), "{path} is refused as it is: it tests nothing");
         let count = more * (BYTES_OF_A_TARGET / seeds.len() / seed.len().max(1)).min(MUTATIONS_MAX);
         for number in 1..=count {
-            run(target, path, number, &mutate(seed, &mut Random(number as u64)));
+            run(target, path, number, &mutate(seed, &mut fastrand::Rng::with_seed(number as u64)));
         }
     }
 }

@@ -2,8 +2,8 @@
 //! starts, checkpoints, kills, restores and judges them.
 //!
 //! Owns: compiling `victims/*.c`, isolating and cleaning up what a test starts,
-//! calling the `undying` binary, waiting with a limit on everything, and a dump of
-//! every thread where a limit is reached.
+//! calling the `undying` binary, waiting with a limit on everything, a dump of
+//! every thread where a limit is reached, and random numbers with a printed seed.
 //! Invariants: no wait is without a limit; nothing is signalled that the harness
 //! did not start; a victim's word (PASS, FAIL, UNSUPPORTED) is never guessed.
 //! Does not: know what is inside an image, or link any crate under test but `sys`, for one system call.
@@ -29,8 +29,10 @@ mod guard;
 pub mod limits;
 mod paths;
 mod process;
+mod random;
 mod supervised;
 mod undying;
+mod until;
 mod victim;
 
 pub use command::Finished;
@@ -39,8 +41,10 @@ pub use dump::describe;
 pub use error::HarnessError;
 pub use guard::Guard;
 pub use process::{ProcessId, descendants};
+pub use random::{moment, seed, seeded};
 pub use supervised::{Supervised, SupervisedOptions};
 pub use undying::Undying;
+pub use until::{until, within_limit};
 pub use victim::{Options, Verdict, Victim};
 
 /// Says on standard error that a test cannot run here and why, in the form that

@@ -48,6 +48,12 @@ pub fn first_checkpoint() -> Duration {
     seconds(20)
 }
 
+/// A condition that a test waits for without an event.
+#[must_use]
+pub fn condition() -> Duration {
+    seconds(60)
+}
+
 /// Between two looks at something that has no event to wait for.
 pub const POLL: Duration = Duration::from_millis(2);
 

@@ -84,13 +84,6 @@ fn a_damaged_image_is_found_before_anything_is_restored() {
     Counter { process: lab.guarded_counter().unwrap().process, ..counter }.goes_on(3);
 }
 
-/// CRC-32C, one bit after the other.
-fn crc32c(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(u32::MAX, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg()))
-    })
-}
-
 #[test]
 fn a_foreign_newer_or_missing_image_is_named_as_such() {
     if !supported() {
@@ -102,7 +95,7 @@ fn a_foreign_newer_or_missing_image_is_named_as_such() {
     let commit = image.join("commit");
     let mut bytes = std::fs::read(&commit).unwrap();
     bytes[8..12].copy_from_slice(&99_u32.to_le_bytes());
-    let header = crc32c(&bytes[..28]);
+    let header = crc32c::crc32c(&bytes[..28]);
     bytes[28..32].copy_from_slice(&header.to_le_bytes());
     std::fs::write(&commit, bytes).unwrap();
     assert_refused(&restore(&lab, &image), 5, &["format 99 is newer than"]);

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Counter, Lab, Random, rounds, supported, until, wait};
+use common::{Counter, Lab, rounds, supported, until, wait};
 use model::Pid;
 use rustix::process::Signal;
 
@@ -60,7 +60,8 @@ fn a_guardian_killed_at_any_moment_leaves_a_whole_subject_and_a_whole_store() {
     if !supported() {
         return;
     }
-    let (lab, mut random) = (Lab::new(), Random::new());
+    let lab = Lab::new();
+    let mut random = testkit::seeded("killed guardian");
     let counter = lab.counter(&[]);
     let before = open_in(&counter);
     let pid = counter.pid().to_string();
@@ -74,7 +75,7 @@ fn a_guardian_killed_at_any_moment_leaves_a_whole_subject_and_a_whole_store() {
     let mut checkpoints = 0;
     for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
         let mut guardian = lab.undying(words).spawn().unwrap();
-        std::thread::sleep(random.duration(latest));
+        std::thread::sleep(testkit::moment(&mut random, latest));
         guardian.kill().unwrap();
         wait(&mut guardian);
         assert_unharmed(&counter, round);
@@ -100,7 +101,8 @@ fn a_checkpoint_killed_at_any_moment_is_whole_or_is_not_there() {
     if !supported() {
         return;
     }
-    let (lab, mut random) = (Lab::new(), Random::new());
+    let lab = Lab::new();
+    let mut random = testkit::seeded("killed checkpoint");
     let counter = lab.counter(&[]);
     let before = open_in(&counter);
     let pid = counter.pid().to_string();
@@ -113,7 +115,7 @@ fn a_checkpoint_killed_at_any_moment_is_whole_or_is_not_there() {
         let image = lab.path(&format!("image-{round}"));
         let image = image.to_str().unwrap();
         let mut command = lab.undying(["checkpoint", &pid, "--image", image]).spawn().unwrap();
-        std::thread::sleep(random.duration(latest));
+        std::thread::sleep(testkit::moment(&mut random, latest));
         command.kill().unwrap();
         wait(&mut command);
         assert_unharmed(&counter, round);
@@ -129,7 +131,7 @@ fn a_checkpoint_killed_at_any_moment_is_whole_or_is_not_there() {
 
 #[test]
 fn a_restore_killed_at_any_moment_leaves_the_whole_tree_or_nothing() {
-    kill_restores(&["orphan"], 2, |_, latest, random| std::thread::sleep(random.duration(latest)));
+    kill_restores(&["orphan"], 2, |_, latest, random| std::thread::sleep(testkit::moment(random, latest)));
 }
 
 /// A large tree takes a while to be let go, one process after the other.
@@ -141,17 +143,18 @@ fn a_restore_killed_while_it_lets_its_tree_go_leaves_all_of_it_or_nothing() {
         let deadline = Instant::now() + latest * 10;
         while Instant::now() < deadline && tracer().is_none_or(|tracer| tracer == "0") {}
         while Instant::now() < deadline && tracer().is_some_and(|tracer| tracer != "0") {}
-        std::thread::sleep(random.duration(latest / 200));
+        std::thread::sleep(testkit::moment(random, latest / 200));
     });
 }
 
 /// Restores a counter with its family, and kills the restore when `wait_for` returns, which is told of the root's number
 /// and of a time that a restore does not take.
-fn kill_restores(words: &[&str], size: usize, wait_for: impl Fn(Pid, Duration, &mut Random)) {
+fn kill_restores(words: &[&str], size: usize, wait_for: impl Fn(Pid, Duration, &mut fastrand::Rng)) {
     if !supported() {
         return;
     }
-    let (lab, mut random) = (Lab::new(), Random::new());
+    let lab = Lab::new();
+    let mut random = testkit::seeded("killed restore");
     let counter = lab.counter(words);
     let image = lab.path("image");
     let image = image.to_str().unwrap();
@@ -224,14 +227,15 @@ fn a_killed_guardian_under_load_is_replaced_again_and_again() {
     if !supported() {
         return;
     }
-    let (lab, mut random) = (Lab::new(), Random::new());
+    let lab = Lab::new();
+    let mut random = testkit::seeded("killed guardian under load");
     let counter = lab.counter(&[]);
     let before = open_in(&counter);
     let pid = counter.pid().to_string();
     for round in 0..rounds(5, 50) {
         let words = ["run", "--name", "job", "--every", "10ms", "--adopt", &pid];
         let mut guardian = lab.undying(words).spawn().unwrap();
-        std::thread::sleep(random.duration(Duration::from_millis(100)));
+        std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(100)));
         // A signal to the subject in the middle of it all is not lost: it has no handler, so it stops it.
         counter.process.signal(Signal::STOP).unwrap();
         guardian.kill().unwrap();

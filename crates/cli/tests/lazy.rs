@@ -12,7 +12,7 @@ use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use common::{Lab, Random, Said, rounds, supported, until, wait};
+use common::{Lab, Said, rounds, supported, until, wait};
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
@@ -276,9 +276,10 @@ fn what_a_program_does_with_memory_that_is_still_to_come_is_done() {
     if !supported() {
         return;
     }
-    let (subject, mut random) = (Subject::image(MIB), Random::new());
+    let subject = Subject::image(MIB);
+    let mut random = testkit::seeded("changes of missing memory");
     for round in 0..rounds(CHURNS.0, CHURNS.1) {
-        subject.will("churn", random.below(1 << 40));
+        subject.will("churn", random.u64(..1 << 40));
         let said = subject.restore(&["--lazy"]);
         subject.is_well(&format!("round {round}"));
         assert_eq!(said.code, Some(0), "round {round}: {said:?}");
@@ -287,11 +288,12 @@ fn what_a_program_does_with_memory_that_is_still_to_come_is_done() {
 }
 
 /// Restores again and again. `kill` is called at some moment of each restore, ends it, and says what it did.
-fn kill_restores(options: &[&str], kill: impl Fn(&Subject, Child, &mut Random) -> String) {
+fn kill_restores(options: &[&str], kill: impl Fn(&Subject, Child, &mut fastrand::Rng) -> String) {
     if !supported() {
         return;
     }
-    let (subject, mut random) = (Subject::image(MIB), Random::new());
+    let subject = Subject::image(MIB);
+    let mut random = testkit::seeded("killed lazy restore");
     subject.will("watch", 0);
     let begun = Instant::now();
     assert_eq!(subject.restore(options).code, Some(0));
@@ -299,11 +301,11 @@ fn kill_restores(options: &[&str], kill: impl Fn(&Subject, Child, &mut Random) -
     subject.end();
     let (mut dead, mut alive) = (0, 0);
     for round in 0..rounds(KILLS.0, KILLS.1) {
-        subject.will("watch", random.below(1 << 40));
+        subject.will("watch", random.u64(..1 << 40));
         let image = subject.image_path();
         let words = ["restore", "--files", "keep", image.as_str()].into_iter().chain(options.iter().copied());
         let restore = subject.lab.undying(words).spawn().unwrap();
-        std::thread::sleep(random.duration(latest));
+        std::thread::sleep(testkit::moment(&mut random, latest));
         let what = format!("round {round}, {}", kill(&subject, restore, &mut random));
         *(if subject.is_whole_or_dead(&what) { &mut alive } else { &mut dead }) += 1;
         subject.end();
@@ -320,7 +322,7 @@ fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
         let keeper = keeper_of(number, subject.pid);
         // It is a keeper by then: killed while it is being made, it makes the restore fail before anything is begun.
         let is_begun = subject.process().is_some();
-        let kind = random.below(4);
+        let kind = random.u64(..4);
         let targets: Vec<ProcessId> = match kind {
             0 => Vec::new(),
             1 => keeper.into_iter().collect(),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::{Lab, Random, rounds, supported, until, wait};
+use common::{Lab, rounds, supported, until, wait};
 use model::Pid;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -76,13 +76,14 @@ fn no_death_takes_back_what_was_called_durable() {
     if !supported() {
         return;
     }
-    let (lab, mut random) = (Lab::new(), Random::new());
+    let lab = Lab::new();
+    let mut random = testkit::seeded("killed subject");
     // None by the clock.
     let guardian = run(&lab, &["--every", "1h", "--max-restarts", "1000/1m"], &["checkpoint"]);
     for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
         let before = times(&lab, "durable").len();
         until("an answer", || (times(&lab, "durable").len() > before + 1).then_some(()));
-        std::thread::sleep(random.duration(Duration::from_millis(30)));
+        std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(30)));
         let subject = until("a subject", || root(&lab));
         subject.signal(Signal::KILL).unwrap();
         until("its death", || (!subject.is_alive()).then_some(()));

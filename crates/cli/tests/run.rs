@@ -9,7 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use common::{Counter, Lab, Random, rounds, supported, until, wait};
+use common::{Counter, Lab, rounds, supported, until, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -99,14 +99,15 @@ fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoi
     if !supported() {
         return;
     }
-    let (lab, mut random) = (Lab::new(), Random::new());
+    let lab = Lab::new();
+    let mut random = testkit::seeded("killed subject");
     let guardian =
         run(&lab, &["--every", "100ms", "--restart", "on-failure", "--max-restarts", "1000/1m"], &[]);
     wait_for_checkpoints(&lab, 2);
     let first = lab.guarded_counter().unwrap();
     for round in 0..rounds(20, 200) {
         let sampler = Sampler::start(first.clone());
-        std::thread::sleep(random.duration(Duration::from_millis(350)));
+        std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(350)));
         let committed = newest(&lab);
         let killed = lab.guarded_counter().unwrap();
         assert_eq!(killed.pid(), first.pid(), "round {round}");
@@ -336,14 +337,15 @@ fn a_stopped_guardian_does_not_stop_its_subject() {
     if !supported() {
         return;
     }
-    let (lab, mut random) = (Lab::new(), Random::new());
+    let lab = Lab::new();
+    let mut random = testkit::seeded("stopped guardian");
     let guardian = run(&lab, &["--every", "200ms"], &[]);
     wait_for_checkpoints(&lab, 1);
     let counter = lab.guarded_counter().unwrap();
     let process = testkit::ProcessId::of(model::Pid(guardian.id() as i32)).unwrap();
     let mut stood_inside_a_pause = 0;
     for _ in 0..rounds(5, 50) {
-        std::thread::sleep(random.duration(Duration::from_millis(300)));
+        std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(300)));
         process.signal(Signal::STOP).unwrap();
         until("the guardian to stand still", || stands_still(&process).then_some(()));
         // Inside a pause it stands with its guardian, which is the one thing that cannot be helped.

@@ -30,7 +30,7 @@ struct Load {
     hertz: u64,
     seconds: u64,
     hot: bool,
-    random: u64,
+    random: fastrand::Rng,
 }
 
 #[derive(Default)]
@@ -56,7 +56,7 @@ fn main() -> Outcome<()> {
         hertz: number(3, 100),
         seconds: number(4, 10),
         hot: arguments.get(7).is_some_and(|text| text == "hot"),
-        random: 1,
+        random: fastrand::Rng::with_seed(1),
     };
     remove(&root)?;
     let store = Store::open(&root)?;
@@ -213,22 +213,15 @@ fn report(load: &Load, mut measured: Measured, written: u64) {
 }
 
 impl Load {
-    fn next(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
-
     fn pick(&mut self) -> u64 {
-        let hot = self.hot && !self.next().is_multiple_of(10);
+        let hot = self.hot && self.random.u64(..10) != 0;
         let span = if hot { self.subject / 10 } else { self.subject };
-        self.next() % span
+        self.random.u64(..span)
     }
 
     /// Makes a page unlike all others; what was in the buffer fills the rest.
     fn stamp(&mut self, page: &mut [u8]) {
-        let stamp = self.next().to_le_bytes();
+        let stamp = self.random.u64(..).to_le_bytes();
         page[..8].copy_from_slice(&stamp);
         let end = page.len() - 8;
         page[end..].copy_from_slice(&stamp);

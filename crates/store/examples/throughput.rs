@@ -54,13 +54,7 @@ fn main() -> Outcome<()> {
 /// Memory without a zero page and without repetition.
 fn filled(size: ByteCount) -> Outcome<PageBuffer> {
     let mut memory = PageBuffer::new(size)?;
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    for word in memory.as_chunks_mut::<8>().0 {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        *word = state.to_le_bytes();
-    }
+    fastrand::Rng::with_seed(1).fill(&mut memory);
     Ok(memory)
 }
 

@@ -19,18 +19,15 @@ const PAGE: usize = PAGE_BYTES as usize;
 
 /// What a page holds: nothing, text that repeats, a counter, or noise.
 fn content(page: u64) -> Vec<u8> {
-    let mut state = page.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut noise = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
     match page % 97 / 20 {
         0 => vec![0; PAGE],
         1 => b"the same words again ".iter().copied().cycle().take(PAGE).collect(),
         2 => (0..PAGE as u64 / 8).flat_map(|word| (page * 512 + word).to_le_bytes()).collect(),
-        _ => (0..PAGE / 8).flat_map(|_| noise().to_le_bytes()).collect(),
+        _ => {
+            let mut noise = vec![0; PAGE];
+            fastrand::Rng::with_seed(page).fill(&mut noise);
+            noise
+        }
     }
 }
 

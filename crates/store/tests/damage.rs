@@ -92,7 +92,7 @@ fn what_is_not_an_image_is_told_apart() {
     write_image(&image, 1).unwrap();
     let mut commit = fs::read(image.join("commit")).unwrap();
     commit[8..12].copy_from_slice(&99u32.to_le_bytes());
-    let header = crc32c(&commit[..28]);
+    let header = crc32c::crc32c(&commit[..28]);
     commit[28..32].copy_from_slice(&header.to_le_bytes());
     fs::write(image.join("commit"), commit).unwrap();
     let error = verify(&image).unwrap_err();
@@ -116,8 +116,4 @@ fn a_damaged_newest_image_is_not_chosen() {
     assert_eq!(store.entries(&name).unwrap().len(), 2);
     assert_eq!(store.next_sequence(&name).unwrap(), model::Sequence(3));
     assert!(store.resolve("subject@2").unwrap_err().is_damage());
-}
-
-fn crc32c(bytes: &[u8]) -> u32 {
-    image::Checksum::of(bytes).get()
 }

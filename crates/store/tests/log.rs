@@ -47,14 +47,14 @@ fn random_epochs_come_back_through_many_segments_and_lives() {
             let mut last = None;
             for _ in 0..45 {
                 if let Some(ticket) = subject.epoch(&writer).unwrap() {
-                    if subject.dice.below(3) > 0 {
+                    if subject.random.u64(..3) > 0 {
                         let committed = ticket.wait().unwrap();
                         assert_eq!(committed.commit.pages.0, subject.now.pages.len() as u64);
                     }
                     last = Some(ticket);
                 }
                 if let Some(ticket) = &last
-                    && subject.dice.below(10) == 0
+                    && subject.random.u64(..10) == 0
                 {
                     ticket.wait().unwrap();
                     subject.compare_all(&scratch.store, &scratch.name).unwrap();
@@ -332,8 +332,8 @@ fn named_copies_and_exports_stay_when_the_log_goes_on() {
     let mut subject = Subject::new(11, 300, 60);
     let mut copies = Vec::new();
     let target = scratch.store.root().parent().unwrap().join("exported");
-    for number in 0..150 {
-        let Some(ticket) = subject.epoch(&writer).unwrap() else { continue };
+    let committed = (0..150).filter_map(|_| subject.epoch(&writer).unwrap());
+    for (number, ticket) in committed.enumerate() {
         let sequence = ticket.wait().unwrap().sequence;
         if number % 30 == 10 {
             let name: SubjectName = format!("copy-{number}").parse().unwrap();

@@ -74,7 +74,7 @@ fn write(writer: &LogWriter, subject: &mut Subject, pages: impl Iterator<Item = 
     let epoch = writer.begin(sequence).unwrap().unwrap();
     for page in pages {
         let mut batch = epoch.buffer().unwrap();
-        let tag = subject.dice.next();
+        let tag = subject.random.u64(..);
         fill(batch.push(SpaceId(0), address(page), PageCount(1)).unwrap(), tag);
         epoch.append(batch).unwrap();
         subject.now.pages.insert((0, page), tag);

@@ -16,7 +16,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log_model::{Dice, Subject};
+use fastrand::Rng;
+use log_model::Subject;
 use model::{ByteCount, PageCount, Sequence};
 use simulated::{Disk, Fault, Lie};
 use store::{ColdSegments, Error, Keep, LogOptions, LogThreads, LogWriter, Medium, Store, SubjectName};
@@ -27,6 +28,9 @@ const STORE: &str = "/store";
 
 /// Epochs of a life that nothing ends.
 const EPOCHS: u64 = 25;
+
+/// The seed of a usual life, in which several segments are compressed.
+const USUAL: u64 = 2;
 
 /// Checkpoints kept.
 const KEPT: usize = 3;
@@ -94,7 +98,7 @@ fn run(writer: &LogWriter, subject: &mut Subject, epochs: u64, life: &mut Life) 
     for _ in 0..epochs {
         waiting.extend(subject.epoch(writer)?);
         // Sometimes one sync covers several.
-        if subject.dice.below(3) > 0 || waiting.len() == store::EPOCHS_IN_FLIGHT_MAX {
+        if subject.random.u64(..3) > 0 || waiting.len() == store::EPOCHS_IN_FLIGHT_MAX {
             for ticket in waiting.drain(..) {
                 life.answered = Some(ticket.wait()?.sequence);
             }
@@ -135,13 +139,13 @@ fn steps_of(seed: u64, segments: Segments) -> u64 {
 fn lives(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<u64, String> {
     let disk = Disk::new(seed);
     disk.lie(lie);
-    let mut dice = Dice(seed);
+    let mut random = Rng::with_seed(seed);
     let mut subject = Subject::new(seed, 40, 6);
     let mut moved = 0;
     for number in 0..4 {
         let cut = number < 3;
         if cut {
-            disk.plan(dice.below(steps), Fault::PowerCut);
+            disk.plan(random.u64(..steps), Fault::PowerCut);
         }
         // Every other life finds what the one before has compressed, and compresses nothing.
         let segments = if number % 2 == 0 { segments } else { Segments::Plain };
@@ -157,7 +161,7 @@ fn lives(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<u64, Str
 }
 
 fn cut_at_any_step(seeds: u64, segments: Segments) {
-    let steps = steps_of(1, segments);
+    let steps = steps_of(USUAL, segments);
     assert!(steps > 100, "a life has become implausibly short: {steps} steps");
     let mut moved = 0;
     for seed in 0..seeds {
@@ -180,7 +184,7 @@ fn a_power_cut_while_segments_are_compressed_leaves_the_newest_commit() {
 #[test]
 fn the_test_notices_when_syncs_are_missing() {
     for segments in [Segments::Plain, Segments::Compressed] {
-        let steps = steps_of(1, segments);
+        let steps = steps_of(USUAL, segments);
         for lie in [Lie::Files, Lie::Directories] {
             let noticed = (0..500).any(|seed| lives(seed, steps, lie, segments).is_err());
             assert!(noticed, "{lie:?}, {segments:?}: the simulated disk lied, and nobody noticed");
@@ -199,11 +203,11 @@ fn a_full_disk_leaves_a_segment_as_it_is() {
 }
 
 fn full_at_any_step(segments: Segments) {
-    let steps = steps_of(2, segments);
+    let steps = steps_of(USUAL, segments);
     let mut full = 0;
     for step in (0..steps).step_by(rounds(3, 1) as usize) {
-        let disk = Disk::new(2);
-        let mut subject = Subject::new(2, 40, 6);
+        let disk = Disk::new(USUAL);
+        let mut subject = Subject::new(USUAL, 40, 6);
         disk.plan(step, Fault::Full);
         let life = live(&disk, &mut subject, EPOCHS, segments);
         if let Some(error) = &life.error {

@@ -13,7 +13,7 @@ use std::time::UNIX_EPOCH;
 
 use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
-use simulated::{Disk, Fault, Lie, Random};
+use simulated::{Disk, Fault, Lie};
 use store::{CommitMeta, Error, Medium, Store, SubjectName, WriteOptions};
 
 use undying_store as store;
@@ -109,7 +109,7 @@ fn prepared(images: u64, pages: u64) -> Arc<Disk> {
 
 /// Pages of an image in the run with this seed.
 fn pages_of(seed: u64) -> u64 {
-    1 + Random(seed).next() % 9
+    fastrand::Rng::with_seed(seed).u64(1..10)
 }
 
 /// Writes a second image to a disk that has one, with the power cut after so many steps. What is wrong then.

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Random, Subject};
+use common::Subject;
 use model::{Address, ByteCount, Pid};
 use undying_tracee::{FreezeError, ProcessMemory, StoppedTree};
 
@@ -31,10 +31,10 @@ fn stop_often(test: &str, part: Option<u32>, stops: u32) {
     const LONGEST_US: u64 = 4000;
     let Some((mut subject, address)) = start(part) else { return };
     let memory = ProcessMemory::open(subject.pid()).unwrap();
-    let mut random = Random::new(test);
+    let mut random = testkit::seeded(test);
     let mut durations = Vec::new();
     for stop in 0..stops {
-        std::thread::sleep(Duration::from_micros(random.below(LONGEST_US)));
+        std::thread::sleep(Duration::from_micros(random.u64(..LONGEST_US)));
         let started = Instant::now();
         let tree = match StoppedTree::stop(subject.pid()) {
             Ok(tree) => tree,
@@ -43,7 +43,7 @@ fn stop_often(test: &str, part: Option<u32>, stops: u32) {
         };
         durations.push(started.elapsed());
         let then = counters(&memory, address);
-        std::thread::sleep(Duration::from_micros(random.below(1000)));
+        std::thread::sleep(Duration::from_micros(random.u64(..1000)));
         assert_eq!(counters(&memory, address), then, "stop {stop}: something moves in the stopped tree");
         tree.resume().unwrap();
         if stop % 25 == 24 {
@@ -111,10 +111,10 @@ fn the_death_of_the_tracer_while_it_stops_the_tree() {
         }
     }
     let Some((mut subject, _)) = start(None) else { return };
-    let mut random = Random::new(TEST);
+    let mut random = testkit::seeded(TEST);
     for death in 0..DEATHS {
         let mut helper = common::helper(TEST, &subject.pid().to_string()).spawn().unwrap();
-        std::thread::sleep(Duration::from_micros(random.below(20_000)));
+        std::thread::sleep(Duration::from_micros(random.u64(..20_000)));
         helper.kill().unwrap();
         helper.wait().unwrap();
         assert!(subject.is_alive(), "death {death}: the subject says: {}", subject.line());
@@ -128,14 +128,14 @@ fn the_death_of_the_tracer_while_it_stops_the_tree() {
 #[test]
 fn a_process_that_is_ended_while_it_is_stopped() {
     let Some(program) = common::compile("restless_tree") else { return };
-    let mut random = Random::new("a_process_that_is_ended_while_it_is_stopped");
+    let mut random = testkit::seeded("a_process_that_is_ended_while_it_is_stopped");
     for _ in 0..100 {
         let mut child = std::process::Command::new(&program)
             .args(["exit", "9"])
             .stdin(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        std::thread::sleep(Duration::from_micros(random.below(1500)));
+        std::thread::sleep(Duration::from_micros(random.u64(..1500)));
         match StoppedTree::stop(Pid(child.id() as i32)) {
             Ok(tree) => tree.resume().unwrap(),
             Err(FreezeError::Ended(_)) => {}

@@ -7,7 +7,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Random, Subject};
+use common::Subject;
 use model::{ByteCount, Pid, Signal, Tid};
 use sys::ptrace::{self, Registers, XSTATE_BYTES_MAX};
 use undying_tracee::remote::{KnownThread, Places, Query, RemoteContext, Room, SignalSets};
@@ -411,10 +411,10 @@ fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
     }
     let Some(mut subject) = Subject::start("self_checking", &["lenient"]) else { return };
     let before = procfs::descriptors(subject.pid()).unwrap();
-    let mut random = Random::new(TEST);
+    let mut random = testkit::seeded(TEST);
     for death in 0..DEATHS {
         let mut helper = common::helper(TEST, &subject.pid().to_string()).spawn().unwrap();
-        let wait = Duration::from_micros(random.below(LONGEST_US));
+        let wait = Duration::from_micros(random.u64(..LONGEST_US));
         let started = Instant::now();
         while started.elapsed() < wait {
             std::hint::spin_loop();

@@ -23,12 +23,6 @@ fn duration() -> Duration {
     if std::env::var_os("UNDYING_LONG_TESTS").is_some() { LONG } else { SHORT }
 }
 
-fn seed() -> u64 {
-    let given = std::env::var("UNDYING_TEST_SEED").ok().and_then(|text| text.parse().ok());
-    let clock = || std::time::UNIX_EPOCH.elapsed().map_or(1, |elapsed| elapsed.as_nanos() as u64);
-    given.unwrap_or_else(clock)
-}
-
 struct Soak {
     subject: Subject,
     tracker: Box<dyn Tracker>,
@@ -90,8 +84,7 @@ impl Soak {
 }
 
 fn soak(name: &str, crew: Option<Arc<Crew>>) {
-    let seed = seed();
-    println!("{name}: UNDYING_TEST_SEED={seed}");
+    let seed = testkit::seed(name);
     let directory = std::env::temp_dir();
     let arguments = [&seed.to_string(), directory.to_str().unwrap()];
     let Some(subject) = Subject::start("restless", &arguments.map(|text| text)) else { return };

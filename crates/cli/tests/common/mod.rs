@@ -17,7 +17,9 @@ use model::Pid;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
-use testkit::{Guard, ProcessId};
+use testkit::{Guard, ProcessId, within_limit};
+
+pub(crate) use testkit::until;
 
 /// Longest that a single call or condition may take on a loaded machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -275,22 +277,6 @@ pub(crate) fn program() -> &'static Path {
     })
 }
 
-/// Waits until there is a value.
-pub(crate) fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    within_limit(look).unwrap_or_else(|| panic!("waited too long for {what}"))
-}
-
-fn within_limit<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let value = look();
-        if value.is_some() || Instant::now() > deadline {
-            return value;
-        }
-        std::thread::sleep(POLL);
-    }
-}
-
 /// Waits for a child; one that hangs is killed.
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     let deadline = Instant::now() + LIMIT;
@@ -319,31 +305,6 @@ pub(crate) fn supported() -> bool {
         return false;
     }
     true
-}
-
-/// Numbers from a seed, which is printed so that a failure can be repeated: `UNDYING_TEST_SEED=N`.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new() -> Self {
-        let given = std::env::var("UNDYING_TEST_SEED").ok().and_then(|text| text.parse().ok());
-        let seed = given.unwrap_or_else(|| u64::from(std::process::id()));
-        println!("UNDYING_TEST_SEED={seed}");
-        Self(seed)
-    }
-
-    /// A number below a limit (splitmix64, S. Vigna).
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit
-    }
-
-    pub(crate) fn duration(&mut self, limit: Duration) -> Duration {
-        Duration::from_micros(self.below(limit.as_micros() as u64))
-    }
 }
 
 /// So many rounds: few in everyday runs, many where `UNDYING_LONG_TESTS` is set.

@@ -20,11 +20,12 @@ use tempfile::TempDir;
 use testkit::ProcessId;
 use undying_guardian as guardian;
 
+pub(crate) use testkit::until;
+
 use guardian::{ChangedFiles, Guarded, RestartLimit, RestartPolicy, RunEvent, RunRequest, StoreLocation};
 
 /// The longest that anything may take on a loaded machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-const POLL: Duration = Duration::from_millis(2);
 /// Longer than a status may be old.
 const STALE: Duration = Duration::from_millis(500);
 const NAME: &str = "large";
@@ -221,17 +222,5 @@ fn of_event(event: &RunEvent<'_>) -> Option<Told> {
         RunEvent::Restored { sequence, took, .. } => Some(Told::Restored(*sequence, *took)),
         RunEvent::StartedAfresh { pid, .. } => Some(Told::StartedAfresh(*pid)),
         _ => None,
-    }
-}
-
-/// Waits until there is a value.
-pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        if let Some(value) = look() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "waited too long for {what}");
-        std::thread::sleep(POLL);
     }
 }

@@ -6,29 +6,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, UNIX_EPOCH};
 
+use fastrand::Rng;
 use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, AddressRange, PAGE_BYTES, PageCount, Pid, Sequence};
 use store::{CommitMeta, Epoch, ImageReader, LogWriter, Result, Store, SubjectName, Ticket};
 
 use undying_store as store;
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-#[derive(Clone, Debug)]
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}
 
 /// A page's content, told by one number; zero for a page of zeros.
 pub(crate) fn fill(bytes: &mut [u8], tag: u64) {
@@ -47,7 +30,7 @@ pub(crate) struct State {
 /// A subject that is checkpointed, and all that it ever was.
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {
-    pub(crate) dice: Dice,
+    pub(crate) random: Rng,
     pub(crate) now: State,
     pub(crate) history: BTreeMap<Sequence, State>,
     pub(crate) next: Sequence,
@@ -59,7 +42,7 @@ impl Subject {
     /// With pages below `span`, of which up to `dirty` change in an epoch.
     pub(crate) fn new(seed: u64, span: u64, dirty: u64) -> Self {
         let (now, history) = (State::default(), BTreeMap::new());
-        Self { dice: Dice(seed), now, history, next: Sequence(1), span, dirty }
+        Self { random: Rng::with_seed(seed), now, history, next: Sequence(1), span, dirty }
     }
 
     /// Goes on with what was restored.
@@ -75,7 +58,7 @@ impl Subject {
     /// `finish` has been called, since it may be committed from then on.
     pub(crate) fn epoch(&mut self, writer: &LogWriter) -> Result<Option<Ticket>> {
         let sequence = self.next;
-        let full = self.history.is_empty() || self.dice.below(40) == 0;
+        let full = self.history.is_empty() || self.random.u64(..40) == 0;
         let begun = if full { writer.begin_full(sequence)? } else { writer.begin(sequence)? };
         let Some(epoch) = begun else { return Ok(None) };
         self.next = Sequence(sequence.0 + 1);
@@ -84,7 +67,7 @@ impl Subject {
             self.now.pages.clear();
         }
         let changed = self.change(&epoch, full);
-        if changed.is_err() || (!full && self.dice.below(12) == 0) {
+        if changed.is_err() || (!full && self.random.u64(..12) == 0) {
             drop(epoch);
             self.now = before;
             return changed.map(|()| None);
@@ -94,23 +77,23 @@ impl Subject {
     }
 
     fn change(&mut self, epoch: &Epoch, full: bool) -> Result<()> {
-        let rounds = if full { 4 } else { 1 + self.dice.below(3) };
+        let rounds = if full { 4 } else { 1 + self.random.u64(..3) };
         for _ in 0..rounds {
-            if self.dice.below(4) == 0 {
-                let (space, start) = (self.dice.below(2) as u32, self.dice.below(self.span));
-                let pages = 1 + self.dice.below(self.span / 8);
+            if self.random.u64(..4) == 0 {
+                let (space, start) = (self.random.u32(..2), self.random.u64(..self.span));
+                let pages = 1 + self.random.u64(..self.span / 8);
                 let range = AddressRange::new(address(start), address(start + pages));
                 assert!(epoch.drop_range(SpaceId(space), range)?);
                 self.now.pages.retain(|(of, page), _| *of != space || !(start..start + pages).contains(page));
             }
-            let count = 1 + self.dice.below(self.dirty);
+            let count = 1 + self.random.u64(..self.dirty);
             self.write(epoch, count)?;
         }
-        if self.dice.below(3) == 0 {
-            let place = self.dice.below(4) as usize;
-            let payload = vec![self.dice.next() as u8; 1 + self.dice.below(900) as usize];
+        if self.random.u64(..3) == 0 {
+            let place = self.random.usize(..4);
+            let payload = vec![self.random.u8(..); self.random.usize(1..=900)];
             match self.now.records.get_mut(place) {
-                Some(_) if self.dice.0.is_multiple_of(5) => drop(self.now.records.pop()),
+                Some(_) if self.random.u64(..5) == 0 => drop(self.now.records.pop()),
                 Some(record) => *record = payload,
                 None => self.now.records.push(payload),
             }
@@ -123,11 +106,11 @@ impl Subject {
         while count > 0 {
             let mut batch = epoch.buffer()?;
             while batch.room() > PageCount(0) && count > 0 {
-                let (space, start) = (self.dice.below(2) as u32, self.dice.below(self.span));
-                let pages = 1 + self.dice.below(batch.room().0.min(count).min(4));
+                let (space, start) = (self.random.u32(..2), self.random.u64(..self.span));
+                let pages = 1 + self.random.u64(..batch.room().0.min(count).min(4));
                 let bytes = batch.push(SpaceId(space), address(start), PageCount(pages)).unwrap();
                 for (number, bytes) in bytes.chunks_mut(PAGE_BYTES as usize).enumerate() {
-                    let tag = if self.dice.below(5) == 0 { 0 } else { self.dice.next() };
+                    let tag = if self.random.u64(..5) == 0 { 0 } else { self.random.u64(..) };
                     fill(bytes, tag);
                     self.now.pages.insert((space, start + number as u64), tag);
                 }

@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use fastrand::Rng;
 use model::ByteCount;
 use store::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
 use sys::page_buffer::PageBuffer;
@@ -57,7 +58,7 @@ struct State {
     held: HashSet<usize>,
     steps: u64,
     fault: Option<(u64, Fault)>,
-    random: Random,
+    random: Rng,
     lie: Lie,
 }
 
@@ -78,34 +79,17 @@ enum Change {
     Length(usize),
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}
-
 impl Disk {
     pub(crate) fn new(seed: u64) -> Arc<Self> {
         let root = Node::Directory { now: Names::new(), durable: Names::new(), pending: Vec::new() };
-        let state = State { nodes: vec![root], random: Random(seed), ..State::default() };
+        let state = State { nodes: vec![root], random: Rng::with_seed(seed), ..State::default() };
         Arc::new(Self { state: Arc::new(Mutex::new(state)) })
     }
 
     /// A disk with the same content, nobody using it, and another seed.
     pub(crate) fn fork(&self, seed: u64) -> Arc<Self> {
-        let state = State { nodes: self.state().nodes.clone(), random: Random(seed), ..State::default() };
+        let state =
+            State { nodes: self.state().nodes.clone(), random: Rng::with_seed(seed), ..State::default() };
         Arc::new(Self { state: Arc::new(Mutex::new(state)) })
     }
 
@@ -135,7 +119,7 @@ impl Disk {
         let mut guard = self.state();
         let state = &mut *guard;
         // Some disks keep all, some nothing, most something.
-        let keep = state.random.below(8);
+        let keep = state.random.u64(..8);
         for node in &mut state.nodes {
             node.settle(&mut state.random, keep);
         }
@@ -155,15 +139,15 @@ impl Disk {
 
 impl Node {
     /// Decides what survived.
-    fn settle(&mut self, random: &mut Random, keep: u64) {
-        let survives = |random: &mut Random| match keep {
+    fn settle(&mut self, random: &mut Rng, keep: u64) {
+        let survives = |random: &mut Rng| match keep {
             0 => false,
             1 => true,
-            _ => random.below(2) == 0,
+            _ => random.bool(),
         };
         match self {
             Self::File { now, durable, pending } => {
-                shuffle(pending, random);
+                random.shuffle(pending);
                 for change in pending.drain(..) {
                     match change {
                         Change::Length(length) if survives(random) => durable.resize(length, 0),
@@ -211,7 +195,7 @@ impl State {
         self.steps += 1;
         match self.fault {
             Some((at, Fault::PowerCut)) if now >= at => {
-                let begun = now == at && self.random.below(2) == 0;
+                let begun = now == at && self.random.bool();
                 (begun, Err(Error::path("reach", path, rustix::io::Errno::IO)))
             }
             Some((at, Fault::Full)) if now >= at && needs_space => {
@@ -540,12 +524,6 @@ fn put(bytes: &mut Vec<u8>, offset: usize, part: &[u8]) {
     let end = offset + part.len();
     bytes.resize(bytes.len().max(end), 0);
     bytes[offset..end].copy_from_slice(part);
-}
-
-fn shuffle<T>(items: &mut [T], random: &mut Random) {
-    for place in (1..items.len()).rev() {
-        items.swap(place, random.below(place as u64 + 1) as usize);
-    }
 }
 
 fn above(path: &Path) -> &Path {

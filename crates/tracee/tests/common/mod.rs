@@ -232,25 +232,3 @@ pub(crate) fn wait_untraced(pid: Pid) {
     let is_traced = || procfs::threads(pid).is_ok_and(|threads| threads.iter().any(traced));
     eventually(&format!("pid {pid} is left"), || !is_traced());
 }
-
-/// Random numbers from a printed seed (splitmix64).
-pub(crate) struct Random(u64);
-
-impl Random {
-    /// The seed is taken from `UNDYING_TEST_SEED`, else from the clock.
-    pub(crate) fn new(test: &str) -> Self {
-        let seed = std::env::var("UNDYING_TEST_SEED").ok().and_then(|text| text.parse().ok());
-        let clock = || std::time::UNIX_EPOCH.elapsed().map_or(1, |elapsed| elapsed.as_nanos() as u64);
-        let seed = seed.unwrap_or_else(clock);
-        println!("{test}: UNDYING_TEST_SEED={seed}");
-        Self(seed)
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (value ^ (value >> 31)) % limit
-    }
-}

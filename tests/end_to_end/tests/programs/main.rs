@@ -14,7 +14,6 @@ mod group;
 mod http;
 mod load;
 mod problem;
-mod random;
 mod requirements;
 mod sources;
 mod subject;

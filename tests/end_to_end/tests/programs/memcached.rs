@@ -7,7 +7,6 @@ use rustix::process::Signal;
 use crate::connection::Connection;
 use crate::load::{Load, Ticker};
 use crate::problem::{Outcome, check};
-use crate::random::Random;
 use crate::requirements::{self, PACKET_FILTER, free_port};
 use crate::sources::words;
 use crate::subject::{End, Subject};
@@ -37,13 +36,13 @@ fn memcached() -> Outcome {
 /// Sets keys of its own to numbers, counts, and looks at one of the keys each time.
 fn work(port: u16, client: u64, ticker: &Ticker) -> Outcome {
     let mut connection = Connection::open(port)?;
-    let mut random = Random::from_seed(client);
+    let mut random = fastrand::Rng::with_seed(client);
     let mut values = vec![None; KEYS as usize];
     let mut count = 0;
     connection.send(format!("set count:{client} 0 0 1\r\n"))?;
     connection.expect("0", "STORED")?;
     while ticker.goes_on() {
-        let (key, value) = (random.below(KEYS), random.number());
+        let (key, value) = (random.u64(..KEYS), random.u64(..));
         let text = value.to_string();
         connection.send(format!("set {client}:{key} 0 0 {}\r\n", text.len()))?;
         connection.expect(&text, "STORED")?;
@@ -51,7 +50,7 @@ fn work(port: u16, client: u64, ticker: &Ticker) -> Outcome {
         count += 1;
         let answer = connection.number(&format!("incr count:{client} 1"), "")?;
         check(answer == count, || format!("incr gave {answer} where {count} was due"))?;
-        let key = random.below(KEYS);
+        let key = random.u64(..KEYS);
         look(&mut connection, &format!("{client}:{key}"), values[key as usize])?;
         ticker.tick();
     }

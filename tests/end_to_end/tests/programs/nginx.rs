@@ -15,7 +15,6 @@ use testkit::{ProcessId, descendants};
 use crate::connection::Connection;
 use crate::load::{Load, Ticker};
 use crate::problem::{Context, Outcome, check};
-use crate::random::Random;
 use crate::requirements::{self, PACKET_FILTER, find, free_port};
 use crate::sources::words;
 use crate::subject::{End, Subject};
@@ -93,9 +92,9 @@ fn right(page: &[u8], size: usize) -> Outcome {
 
 fn keep(port: u16, ticker: &Ticker) -> Outcome {
     let mut connection = Connection::open(port)?;
-    let mut random = Random::from_seed(1);
+    let mut random = fastrand::Rng::with_seed(1);
     while ticker.goes_on() {
-        let size = SIZES[random.below(SIZES.len() as u64) as usize];
+        let size = SIZES[random.usize(..SIZES.len())];
         right(&http::get(&mut connection, &format!("/{size}"))?, size)?;
         ticker.tick();
     }

@@ -11,7 +11,6 @@ use rustix::process::Signal;
 use crate::connection::Connection;
 use crate::load::{Load, Ticker};
 use crate::problem::{Context, Outcome, check};
-use crate::random::Random;
 use crate::requirements::{self, PACKET_FILTER, free_port};
 use crate::sources::words;
 use crate::subject::{End, Subject};
@@ -78,9 +77,9 @@ fn count(port: u16, ticker: &Ticker) -> Outcome {
 /// Many commands under way at once; what was answered is noted.
 fn write(port: u16, ticker: &Ticker, written: &Written) -> Outcome {
     let mut connection = Connection::open(port)?;
-    let mut random = Random::from_seed(1);
+    let mut random = fastrand::Rng::with_seed(1);
     while ticker.goes_on() {
-        let pairs: Vec<(u64, u64)> = (0..BATCH).map(|_| (random.below(KEYS), random.number())).collect();
+        let pairs: Vec<(u64, u64)> = (0..BATCH).map(|_| (random.u64(..KEYS), random.u64(..))).collect();
         let commands: String = pairs.iter().map(|(key, value)| format!("SET k:{key} {value}\r\n")).collect();
         connection.send(commands)?;
         for _ in &pairs {

@@ -22,7 +22,6 @@ use testkit::{Finished, Guard, ProcessId, Undying, descendants};
 use crate::figures::Figures;
 use crate::load::Load;
 use crate::problem::{Context, Outcome, Problem, check};
-use crate::random::Random;
 use crate::{LIMIT, POLL, group};
 
 /// The latest moment of a death after everything works again.
@@ -39,7 +38,7 @@ pub(crate) struct Subject {
     undying: Undying,
     process: ProcessId,
     child: Option<Child>,
-    random: Random,
+    random: fastrand::Rng,
     figures: Figures,
     guard: Guard,
     folder: TempDir,
@@ -65,7 +64,7 @@ impl Subject {
         command.stdin(Stdio::null()).stdout(output("stdout")?).stderr(output("stderr")?).process_group(0);
         let child = guard.mark(&mut command).spawn().context(name)?;
         let process = ProcessId::of(Pid(i32::try_from(child.id())?))?;
-        let (random, figures) = (Random::new(name), Figures::default());
+        let (random, figures) = (testkit::seeded(name), Figures::default());
         Ok(Self { name, undying, process, child: Some(child), random, figures, guard, folder, images })
     }
 
@@ -87,7 +86,7 @@ impl Subject {
     fn live(&mut self, load: &mut Load) -> Outcome {
         for round in 1..=rounds() {
             load.wait_progress().context(format!("before death {round}"))?;
-            thread::sleep(self.random.moment(LIFE_MAX));
+            thread::sleep(testkit::moment(&mut self.random, LIFE_MAX));
             self.die_and_come_back().context(format!("death {round}"))?;
         }
         load.wait_progress().context("after the last death")?;
