@@ -46,15 +46,19 @@ impl Store {
         Ok(entries.into_iter().last().and_then(|entry| Some(entry.commit.ok()?.subject)))
     }
 
-    /// Keeps an image, a path as `resolve` gives it, as a copy under a name that nothing has yet.
+    /// Keeps an image, a path as `resolve` gives it, as a copy under a name that nothing has yet. What a dead writer
+    /// left behind under the name is removed first.
     ///
     /// # Errors
     ///
     /// `Exists` when the name is taken; otherwise as `link`.
     pub fn keep_copy(&self, image: &Path, name: &SubjectName) -> Result<PathBuf> {
         let directory = self.subject(name);
-        if self.medium.kind(&directory)?.is_some() && !self.medium.list(&directory)?.is_empty() {
-            return Err(Error::Exists { path: directory });
+        if self.medium.kind(&directory)?.is_some() {
+            self.sweep(name)?;
+            if !self.medium.list(&directory)?.is_empty() {
+                return Err(Error::Exists { path: directory });
+            }
         }
         self.link(image, name)
     }
