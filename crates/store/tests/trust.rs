@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use common::{append, meta, options, records, write_image};
 use model::{ByteCount, PageCount, Sequence};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::io::Errno;
 use store::{Error, ImageReader, LogOptions, Store, SubjectName, trust, verify};
 
 use undying_store as store;
@@ -89,23 +90,44 @@ fn refused<T: Send + 'static>(call: impl FnOnce() -> Result<T, Error> + Send + '
     receiver.recv_timeout(LIMIT).expect("the call blocks").expect_err("it was accepted")
 }
 
-fn plant(kind: &str, path: &Path) {
+/// Puts something else in the place of a file; false, with the reason printed, where that is not permitted.
+fn plant(kind: &str, path: &Path) -> bool {
     let _ = fs::remove_file(path);
+    let mode = Mode::RUSR | Mode::WUSR;
     match kind {
-        "FIFO" => mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap(),
+        "FIFO" => mknodat(CWD, path, FileType::Fifo, mode, 0).unwrap(),
+        // /dev/zero: to read it to its end would never end.
+        "device" => match mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(1, 5)) {
+            Err(Errno::PERM) => {
+                println!("unsupported: device nodes");
+                return false;
+            }
+            outcome => outcome.unwrap(),
+        },
         "directory" => fs::create_dir(path).unwrap(),
         "link" => symlink("/dev/zero", path).unwrap(),
         _ => drop(std::os::unix::net::UnixListener::bind(path).unwrap()),
     }
+    true
+}
+
+/// What a dead writer left behind.
+fn leftover(path: PathBuf) -> PathBuf {
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+    fs::write(path.join("pages-0.seg"), [1; 100]).unwrap();
+    path
 }
 
 #[test]
 fn what_is_no_regular_file_is_refused_at_once() {
-    for kind in ["FIFO", "directory", "link", "socket"] {
+    for kind in ["FIFO", "device", "directory", "link", "socket"] {
         for name in ["commit", "records", "index", "pages-0.seg"] {
             let scratch = Scratch::new();
             let image = scratch.path("bad/1");
-            plant(kind, &image.join(name));
+            if !plant(kind, &image.join(name)) {
+                continue;
+            }
             let begun = Instant::now();
             let error = refused({
                 let image = image.clone();
@@ -122,10 +144,12 @@ fn what_is_no_regular_file_is_refused_at_once() {
 
 #[test]
 fn a_planted_segment_stops_its_own_subject_only() {
-    for kind in ["FIFO", "link"] {
+    for kind in ["FIFO", "device", "link"] {
         let scratch = Scratch::new();
         let segment = scratch.segment();
-        plant(kind, &segment);
+        if !plant(kind, &segment) {
+            continue;
+        }
         let store = scratch.store.clone();
         let error = refused(move || store.entries(&subject("logged")));
         assert!(matches!(error, Error::WrongType { .. }), "{kind}: {error}");
@@ -215,8 +239,10 @@ fn a_file_that_may_have_to_be_created_is_checked_as_well() {
     }
     assert_eq!(fs::read_to_string(&path).unwrap(), "line\nline\n");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
-    for kind in ["FIFO", "link", "socket"] {
-        plant(kind, &path);
+    for kind in ["FIFO", "device", "link", "socket"] {
+        if !plant(kind, &path) {
+            continue;
+        }
         for access in [trust::Access::Append, trust::Access::Write] {
             let path = path.clone();
             let error = refused(move || trust::open_or_create(&path, access));
@@ -228,13 +254,7 @@ fn a_file_that_may_have_to_be_created_is_checked_as_well() {
 #[test]
 fn every_writer_sweeps_what_dead_writers_left_beside_its_image() {
     let folder = tempfile::tempdir().unwrap();
-    let leftover = |name: &str| {
-        let path = folder.path().join(name);
-        fs::create_dir(&path).unwrap();
-        fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
-        fs::write(path.join("pages-0.seg"), [1; 100]).unwrap();
-        path
-    };
+    let leftover = |name: &str| leftover(folder.path().join(name));
     let dead: Vec<PathBuf> =
         (0..20).map(|number| leftover(&format!(".image-{number}.7-{number}.partial"))).collect();
     let foreign = leftover(".download.partial");
@@ -250,11 +270,39 @@ fn every_writer_sweeps_what_dead_writers_left_beside_its_image() {
 }
 
 #[test]
-fn a_writer_of_a_store_sweeps_all_subjects() {
+fn every_writer_of_a_store_sweeps_all_subjects() {
     let scratch = Scratch::new();
-    let dead = scratch.path("bad/.9.7-1.partial");
-    fs::create_dir(&dead).unwrap();
-    fs::set_permissions(&dead, Permissions::from_mode(0o700)).unwrap();
+    let dead = || ["bad", "logged"].map(|name| leftover(scratch.path(name).join(".9.7-1.partial")));
+    let left = dead();
     drop(scratch.store.begin(&subject("good"), Sequence(5), options()).unwrap());
-    assert!(!dead.exists());
+    assert!(left.iter().all(|path| !path.exists()), "an image");
+    // `undying run` opens a log.
+    let left = dead();
+    write_log(&scratch.store, "new", 1);
+    assert!(left.iter().all(|path| !path.exists()), "a log");
+    write_log(&scratch.store, "logged", 2);
+}
+
+#[test]
+fn a_copy_between_stores_sweeps_where_it_goes() {
+    let scratch = Scratch::new();
+    let image = scratch.path("good/1");
+    let other = Store::open(&scratch.directory.path().join("other")).unwrap();
+    let dead = |name: &str, number: u32| {
+        fs::create_dir_all(other.root().join(name)).unwrap();
+        fs::set_permissions(other.root().join(name), Permissions::from_mode(0o700)).unwrap();
+        leftover(other.root().join(name).join(format!(".{number}.7-1.partial")))
+    };
+    // The same number of the same copy, and another one.
+    let linked = [dead("linked", 1), dead("linked", 9)];
+    other.verify(&other.link(&image, &subject("linked")).unwrap()).unwrap();
+    let exported = dead("exported", 9);
+    other.export(&image, &other.root().join("exported/1"), None).unwrap();
+    other.verify(&other.root().join("exported/1")).unwrap();
+    // A copy that was killed does not keep its name.
+    let kept = dead("kept", 1);
+    other.verify(&other.keep_copy(&image, &subject("kept")).unwrap()).unwrap();
+    assert!(linked.iter().chain([&exported, &kept]).all(|path| !path.exists()));
+    let again = other.keep_copy(&image, &subject("kept")).unwrap_err();
+    assert!(matches!(again, Error::Exists { .. }), "{again}");
 }
