@@ -100,7 +100,9 @@ pub enum EngineError {
     KernelDiffers(String),
     /// A restore asked for something that is not built yet.
     /// Row: not-built
-    #[error("{0} is not supported yet\nhelp: see docs/limits.md")]
+    #[error(
+        "{0} is not supported yet\nhelp: leave out --pid; the tree then gets the pids of the checkpoint, which must be free"
+    )]
     NotBuilt(&'static str),
     /// Files that the subject writes are not as they were at the checkpoint.
     /// Row: files-changed

@@ -7,7 +7,7 @@
 //! Man page: clone3(2)
 //! Since: Linux 5.5 (`set_tid`)
 //! Probe: `features::REGISTRY` entry "set-tid"
-//! Fallback: none; `restore --pid any` takes what number it gets
+//! Fallback: none; a restore needs the pids of the checkpoint
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::AsRawFd;

@@ -178,7 +178,7 @@ fn restore_with(
 ) -> Result<Restored> {
     let started = Instant::now();
     if matches!(options.pid, PidPolicy::Namespace | PidPolicy::Any) {
-        return Err(EngineError::NotBuilt("restoring with other process numbers (`--pid ns`, `--pid any`)"));
+        return Err(EngineError::NotBuilt("restoring with other pids (--pid ns, --pid any)"));
     }
     own_files_in_proc()?;
     let mut lap = Lap(started);
