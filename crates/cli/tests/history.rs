@@ -4,7 +4,9 @@
 
 mod common;
 
-use common::{Lab, supported, until, wait};
+use std::collections::BTreeMap;
+
+use common::{Guarded, Lab, supported, until, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -72,6 +74,35 @@ fn a_life_and_a_death_are_told_in_order() {
     follower.kill().unwrap();
     wait(&mut follower);
     assert_is_trace(&lab, checkpoints.len());
+}
+
+#[test]
+fn events_and_the_list_of_checkpoints_agree_on_pages() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    // A program that grows, so that checkpoints differ in their pages.
+    let script = "piece=$(head -c 65536 /dev/zero | tr '\\0' x)
+        while [ ! -e stop ]; do [ ${#all} -gt 4000000 ] || all=$all$piece; sleep 0.02; done";
+    let guarded = Guarded::run(&lab, &["--keep", "1000"], script);
+    guarded.await_checkpoints(5);
+    guarded.kill();
+    guarded.await_checkpoints(5);
+    assert_eq!(guarded.end(), 0);
+    let listed = pages_by_sequence(lab.json(&["ls", "job"]).as_array().unwrap());
+    let told = pages_by_sequence(&of_kind(&lab, "checkpoint"));
+    assert!(listed.len() >= 10, "{listed:?}");
+    assert!(listed.values().any(|pages| pages != listed.values().next().unwrap()), "{listed:?}");
+    assert_eq!(listed, told);
+}
+
+/// Checkpoints, each of which must come once.
+fn pages_by_sequence(checkpoints: &[Value]) -> BTreeMap<u64, u64> {
+    let numbers = |one: &Value| (one["seq"].as_u64().unwrap(), one["pages"].as_u64().unwrap());
+    let pages: BTreeMap<u64, u64> = checkpoints.iter().map(numbers).collect();
+    assert_eq!(pages.len(), checkpoints.len(), "{checkpoints:?}");
+    pages
 }
 
 #[test]
