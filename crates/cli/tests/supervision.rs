@@ -141,3 +141,83 @@ fn checkpoints_that_all_fail_alike_end_in_a_fresh_start() {
     assert_eq!(guarded.end(), 0);
     assert_eq!(std::fs::read_to_string(lab.path("stdout")).unwrap(), "begun\nbegun\n");
 }
+
+/// Whether a process that has left the tree still counts in a file.
+fn counts(file: &std::path::Path) -> bool {
+    let length = || std::fs::metadata(file).map_or(0, |found| found.len());
+    let before = length();
+    until("a count", || (length() > before).then_some(())) == ()
+}
+
+#[test]
+fn a_daemon_of_the_program_is_named_and_lives_through_restarts_from_checkpoints() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let daemon = "until [ -e end-daemon ]; do echo >> daemon; sleep 0.02; done";
+    let script = format!(
+        "(setsid sh -c '{daemon}' & echo $! >> daemons); echo begun; until [ -e stop ]; do sleep 0.02; done"
+    );
+    let guarded = Guarded::run(&lab, &["--max-restarts", "99/1m"], &script);
+    let daemon = until("the daemon", || {
+        let pids = std::fs::read_to_string(lab.path("daemons")).ok()?;
+        ProcessId::of(Pid(pids.trim().parse().ok()?)).ok()
+    });
+    let named = format!("pid {} (sh) has left the program's tree and is in no checkpoint", daemon.pid());
+    until("the report", || guarded.said().contains(&named).then_some(()));
+    // From the second list of processes on, checkpoints are taken beside it.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    guarded.await_checkpoints(2);
+    for _ in 0..2 {
+        guarded.kill();
+        assert_eq!(ProcessId::of(daemon.pid()).unwrap(), daemon);
+        assert!(counts(&lab.path("daemon")));
+        guarded.await_checkpoints(2);
+    }
+    let events = lab.say(["events", "job"]).stdout;
+    assert!(events.contains("has left the program's tree"), "{events}");
+    assert_eq!(guarded.end(), 0);
+    assert_eq!(std::fs::read_to_string(lab.path("stdout")).unwrap(), "begun\n");
+    assert_eq!(std::fs::read_to_string(lab.path("daemons")).unwrap().lines().count(), 1);
+    std::fs::write(lab.path("end-daemon"), "").unwrap();
+}
+
+#[test]
+fn a_program_that_goes_into_the_background_is_reported_as_not_guarded() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut command = lab.undying(["run", "--", "sh", "-c", "setsid sleep 600 & echo $! > daemon"]);
+    assert_eq!(command.status().unwrap().code(), Some(0));
+    let daemon: i32 = std::fs::read_to_string(lab.path("daemon")).unwrap().trim().parse().unwrap();
+    let told = lab.told();
+    assert!(
+        told.contains(&format!("pid {daemon} (")) && told.contains("goes on and is not guarded"),
+        "{told}"
+    );
+    ProcessId::of(Pid(daemon)).unwrap().signal(Signal::KILL).unwrap();
+}
+
+#[test]
+fn no_process_of_a_dead_tree_acts_on_the_end_of_another() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    // Readers of pipes write a line when their writers end; the writers are the older processes.
+    let script = "for number in 1 2 3 4 5 6 7 8; do (sleep 600 | (read line; echo ended >> ended)) & done; \
+                  until [ -e stop ]; do sleep 0.02; done; exec kill -KILL 0";
+    let mut command = lab.undying(["run", "--name", "job", "--every", "50ms", "--max-restarts", "99/1m"]);
+    command.args(["--", "setsid", "sh", "-c", script]);
+    let guarded = Guarded { lab: &lab, guardian: command.spawn().unwrap() };
+    for _ in 0..5 {
+        guarded.await_checkpoints(2);
+        guarded.kill();
+    }
+    assert!(!lab.path("ended").exists(), "a reader saw the end of its writer");
+    let mut guardian = guarded.guardian;
+    ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
+    wait(&mut guardian);
+}

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use model::Escaped;
 use serde::Serialize;
 use serde_json::{Value, json};
 use store::SubjectName;
@@ -341,6 +342,13 @@ impl std::fmt::Display for What {
                 write!(f, "child pid {pid} died of signal {signal}; the program is ended for it")
             }
             Self::ChildrenUnseen => f.write_str(CHILDREN_UNSEEN),
+            Self::Departed { pid, program } => {
+                write!(
+                    f,
+                    "pid {pid} ({}) has left the program's tree; it is in no checkpoint",
+                    Escaped(program)
+                )
+            }
             Self::Poisoned { seq } => write!(f, "checkpoint {seq} leads to death again"),
             Self::RestoreFailed { seq, reason } => {
                 write!(f, "checkpoint {seq} cannot be restored: {}", headline(reason))

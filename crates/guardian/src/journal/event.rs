@@ -78,6 +78,8 @@ pub enum What {
     ChildDied { pid: i32, signal: i32 },
     /// The kernel could not tell all starts and deaths of processes.
     ChildrenUnseen,
+    /// A process has left the tree of the subject and is in no checkpoint.
+    Departed { pid: i32, program: String },
     /// A checkpoint leads to death again and is passed over.
     Poisoned { seq: u64 },
     /// A checkpoint could not be restored.

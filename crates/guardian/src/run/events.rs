@@ -67,6 +67,15 @@ pub enum RunEvent<'a> {
     },
     /// The kernel could not tell all starts and deaths of processes.
     ChildrenUnseen,
+    /// A process has left the tree of the subject, as a daemon does when its parent ends.
+    Departed {
+        /// The process.
+        pid: Pid,
+        /// Its name.
+        name: &'a str,
+        /// The run ends.
+        is_end: bool,
+    },
     /// A checkpoint is not used any more, since the subject dies of what it holds.
     Poisoned(Sequence),
     /// A checkpoint could not be restored; an older one is next.
@@ -124,6 +133,9 @@ impl RunEvent<'_> {
             }
             Self::ChildDied { pid, signal, .. } => What::ChildDied { pid: pid.get(), signal: signal.get() },
             Self::ChildrenUnseen => What::ChildrenUnseen,
+            Self::Departed { pid, name, .. } => {
+                What::Departed { pid: pid.get(), program: (*name).to_owned() }
+            }
             Self::Poisoned(sequence) => What::Poisoned { seq: sequence.get() },
             Self::RestoreFailed(sequence, error) => {
                 What::RestoreFailed { seq: sequence.get(), reason: reason(error) }
@@ -182,6 +194,22 @@ impl fmt::Display for RunEvent<'_> {
                 Ok(())
             }
             Self::ChildrenUnseen => f.write_str(CHILDREN_UNSEEN),
+            Self::Departed { pid, name, is_end: true } => {
+                let name = Escaped(name);
+                write!(
+                    f,
+                    "pid {pid} ({name}), which the program has started, goes on and is not guarded; a daemon is \
+                     guarded when it stays in the foreground"
+                )
+            }
+            Self::Departed { pid, name, is_end: false } => {
+                let name = Escaped(name);
+                write!(
+                    f,
+                    "pid {pid} ({name}) has left the program's tree and is in no checkpoint: a restart from a \
+                     checkpoint leaves it running, one from the beginning ends it"
+                )
+            }
             Self::Poisoned(sequence) => {
                 write!(f, "checkpoint {sequence} leads to death again; the one before it is used")
             }

@@ -1,7 +1,8 @@
 //! Processes that a dead subject has left behind.
 //!
 //! Owns: finding, ending and reaping them.
-//! Invariants: children that this program had before its subject are never killed; the dead root is not reaped.
+//! Invariants: children that this program had before its subject are never killed; the dead root is not reaped; all
+//! are stopped before the first is killed, so that none acts on the end of another.
 //! Does not: decide when; after a death and before a restore is when.
 
 use std::collections::HashSet;
@@ -12,7 +13,7 @@ use rustix::process::{WaitId, WaitIdOptions};
 use tracee::{procfs, tree};
 
 use crate::error::{GuardianError, Result};
-use crate::signals::KILL;
+use crate::signals::{KILL, STOP};
 
 /// How long killed processes may take to go: longer than any that are not stuck in the kernel.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,31 +48,51 @@ impl Household {
     }
 
     /// Ends everything that a dead root has left: our descendants, and those of an adopted root that were known.
-    /// Their numbers are free afterwards.
-    pub(super) fn clear(&self, root: Pid, known: &[ProcessKey]) -> Result<()> {
-        self.repeat(root, known, || self.reap_orphans(root))
+    /// Their numbers are free afterwards. Spares some of our children and their descendants.
+    pub(super) fn clear(&self, root: Pid, known: &[ProcessKey], spared: &HashSet<ProcessKey>) -> Result<()> {
+        self.repeat(root, known, spared, || self.reap_orphans(root))
+    }
+
+    /// Our living children besides the root: those that have left its tree.
+    pub(super) fn departed(&self, root: Pid) -> Vec<ProcessKey> {
+        let children = self.children().into_iter().filter(|pid| *pid != root);
+        children
+            .filter_map(|pid| procfs::stat(pid).ok())
+            .filter(|stat| !stat.is_zombie())
+            .map(|stat| stat.key())
+            .collect()
     }
 
     /// Ends what a restore that failed may have left: processes under construction, traced by us. The dead root has
     /// been reaped by then.
-    pub(super) fn clear_construction(&self) -> Result<()> {
+    pub(super) fn clear_construction(&self, spared: &HashSet<ProcessKey>) -> Result<()> {
         // Threads of a tracee have to be waited for one by one.
-        self.repeat(Pid(0), &[], || while let Ok(Some(_)) = sys::ptrace::poll(Tid(-1)) {})
+        self.repeat(Pid(0), &[], spared, || while let Ok(Some(_)) = sys::ptrace::poll(Tid(-1)) {})
     }
 
-    /// Kills and reaps until nobody is left.
-    fn repeat(&self, root: Pid, known: &[ProcessKey], reap: impl Fn()) -> Result<()> {
+    /// Stops, kills and reaps until no process is left.
+    fn repeat(
+        &self,
+        root: Pid,
+        known: &[ProcessKey],
+        spared: &HashSet<ProcessKey>,
+        reap: impl Fn(),
+    ) -> Result<()> {
         let started = Instant::now();
+        let is_spared =
+            |pid: &Pid| !spared.is_empty() && procfs::key(*pid).is_ok_and(|key| spared.contains(&key));
         loop {
-            let mut left = self.living(root);
+            let mut left = self.living(root, is_spared);
             left.extend(known.iter().filter(|key| is_alive(**key)).map(|key| key.pid));
-            for pid in &left {
-                // One that has gone meanwhile is what is wanted.
-                let _ = sys::signal::send(*pid, KILL);
+            for signal in [STOP, KILL] {
+                for pid in &left {
+                    // One that has gone meanwhile is what is wanted.
+                    let _ = sys::signal::send(*pid, signal);
+                }
             }
             reap();
             // Those that were reaped as children may have left children, and the dead hold their numbers still.
-            left.extend(self.children().into_iter().filter(|pid| *pid != root));
+            left.extend(self.children().into_iter().filter(|pid| *pid != root && !is_spared(pid)));
             let Some(first) = left.first() else { return Ok(()) };
             if started.elapsed() > PATIENCE {
                 return Err(GuardianError::Leftover { pid: *first });
@@ -80,12 +101,12 @@ impl Household {
         }
     }
 
-    /// Descendants of ours that are neither foreign nor dead.
-    fn living(&self, root: Pid) -> Vec<Pid> {
-        let children = self.children().into_iter().filter(|pid| *pid != root);
+    /// Descendants of ours that are neither foreign nor spared nor dead.
+    fn living(&self, root: Pid, is_spared: impl Fn(&Pid) -> bool) -> Vec<Pid> {
+        let children = self.children().into_iter().filter(|pid| *pid != root && !is_spared(pid));
         let mut found = Vec::new();
         for child in children {
-            // A child that has gone meanwhile has left its own to us; the next look sees them.
+            // A child that has gone meanwhile has left its own to us; the next list has them.
             found.extend(tree::descendants(child).unwrap_or_default());
         }
         found.retain(|pid| procfs::stat(*pid).is_ok_and(|stat| !stat.is_zombie()));

@@ -6,6 +6,7 @@
 
 mod children;
 mod claim;
+mod departed;
 mod events;
 mod guard;
 mod leftovers;

@@ -6,6 +6,7 @@
 //! need it.
 //! Does not: know policy; `policy` does.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
 
 use engine::{EngineError, Files, RestoreOptions};
@@ -66,7 +67,8 @@ impl Guard<'_> {
         }
         self.report(&RunEvent::Died { pid: self.subject.pid(), status: own });
         // Nothing of a life that is to be taken back goes on serving or writing meanwhile.
-        self.household.clear(self.subject.pid(), &self.known)?;
+        let spared = self.departed.before(Sequence(u64::MAX));
+        self.household.clear(self.subject.pid(), &self.known, &spared)?;
         if !self.restarts.admit(noticed) {
             self.report(&RunEvent::GaveUp(self.request.limit));
             self.record.state = "gave-up".to_owned();
@@ -173,13 +175,15 @@ impl Guard<'_> {
         }
         let mut last = None;
         while let Some(sequence) = self.suspicion.choose(&committed) {
+            let spared = self.departed.before(sequence);
+            self.household.clear(self.subject.pid(), &[], &spared)?;
             match self.restore(sequence) {
                 Ok(()) => {
                     self.restored(sequence, noticed);
                     return Ok(());
                 }
                 Err(error) => {
-                    self.household.clear_construction()?;
+                    self.household.clear_construction(&spared)?;
                     let event = RunEvent::RestoreFailed(sequence, &error);
                     if error.names_changed_files() {
                         // What follows says why, to those who read along.
@@ -302,7 +306,7 @@ impl Guard<'_> {
                     | EngineError::PidUnreaped { .. }
                     | EngineError::PidOfGroup { .. },
                 ) if started.elapsed() < PID_PATIENCE => {
-                    self.household.clear_construction()?;
+                    self.household.clear_construction(&self.departed.before(sequence))?;
                     std::thread::sleep(PID_NAP);
                 }
                 Err(error) => return Err(error.into()),
@@ -314,6 +318,8 @@ impl Guard<'_> {
         let Guarded::Command(words) = &self.request.what else {
             return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
         };
+        self.household.clear(self.subject.pid(), &[], &HashSet::new())?;
+        self.departed.forget();
         self.subject.release()?;
         self.subject = spawn(words, &self.signals, &self.requests)?;
         self.is_ready = !self.request.await_ready;

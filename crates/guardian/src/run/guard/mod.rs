@@ -22,6 +22,7 @@ use self::death::Next;
 use self::telling::first_record;
 use super::children::{ChildDeath, Children};
 use super::claim::Claim;
+use super::departed::Departed;
 use super::events::RunEvent;
 use super::leftovers::{Household, descendants};
 use super::pace::Pace;
@@ -116,6 +117,8 @@ pub(super) struct Guard<'a> {
     subject: Subject,
     /// Processes of the subject at its last checkpoint, for one that is no child of ours.
     known: Vec<ProcessKey>,
+    /// Processes that have left its tree.
+    departed: Departed,
     pace: Pace,
     tracer: Tracer,
     /// Checkpoints that were taken and are not durable yet, rising.
@@ -182,6 +185,7 @@ impl<'a> Guard<'a> {
             child_death: None,
             is_ready: !request.await_ready || matches!(request.what, Guarded::Process(_)),
             known: descendants(subject.pid()),
+            departed: Departed::default(),
             subject,
             pace,
             tracer: Tracer::start(place, log, tracking)?,
@@ -257,6 +261,7 @@ impl<'a> Guard<'a> {
             let (pid, signal, exit) = (self.subject.pid().get(), status.signal(), status.exit());
             self.journal.tell(SystemTime::now(), What::Ended { pid, signal, exit });
             self.household.reap_orphans(model::Pid(0));
+            self.report_departed(self.next, true);
         } else if self.record.state == "running" {
             self.record.state = "unprotected".to_owned();
         }

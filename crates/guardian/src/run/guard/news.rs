@@ -112,6 +112,7 @@ impl Guard<'_> {
         });
         self.record.in_flight = self.pending.len();
         self.known = descendants;
+        self.report_departed(taken.ticket.sequence(), false);
         self.note_files(taken.ticket.sequence(), &taken.files);
         if taken.arming > Duration::ZERO {
             self.pace.paused(taken.arming);

@@ -3,6 +3,8 @@
 //! Owns: the first status, the event of a checkpoint, the words of a refusal.
 //! Does not: write any of it down.
 
+use std::time::Instant;
+
 use engine::FileRecord;
 use image::ImageKind;
 use model::Sequence;
@@ -60,6 +62,18 @@ impl Guard<'_> {
             self.report(&RunEvent::FilesInPlace(&report));
         }
         self.record.files = report;
+    }
+
+    /// Reports the processes that have left the tree since the last call: after a checkpoint, or at the end of the run.
+    pub(super) fn report_departed(&mut self, sequence: Sequence, is_end: bool) {
+        if !self.departed.is_due(Instant::now()) && !is_end {
+            return;
+        }
+        let listed = self.household.departed(self.subject.pid());
+        for key in self.departed.note(sequence, &listed) {
+            let name = tracee::procfs::stat(key.pid).map_or_else(|_| String::new(), |stat| stat.comm);
+            self.report(&RunEvent::Departed { pid: key.pid, name: &name, is_end });
+        }
     }
 }
 
