@@ -5,6 +5,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use common::{Guarded, Lab, supported, until, wait};
 use rustix::process::Signal;
@@ -153,4 +154,42 @@ fn assert_is_trace(lab: &Lab, checkpoints: usize) {
     let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let pauses = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["name"] == "pause");
     assert_eq!(pauses.count(), checkpoints);
+}
+
+/// 64 MiB that cannot be compressed away: comparing them takes long enough to be hit.
+const LARGE: &str = r#"
+import os, time
+memory = os.urandom(1 << 20) * 64
+while not os.path.exists("stop"):
+    time.sleep(0.02)
+"#;
+/// Longer than the pause of a checkpoint that is not compared.
+const COMPARED: Duration = Duration::from_millis(30);
+
+#[test]
+fn a_death_while_a_checkpoint_is_compared_is_no_difference() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    std::fs::write(lab.path("large.py"), LARGE).unwrap();
+    let options = ["--verify-every", "1", "--max-restarts", "99/1m"];
+    let guarded = Guarded::run(&lab, &options, "exec python3 large.py");
+    for _ in 0..3 {
+        guarded.await_checkpoints(2);
+        let root = guarded.root();
+        let incarnation = guarded.incarnation();
+        let mut stopped: Option<Instant> = None;
+        until("a comparison", || {
+            let is_stopped = common::status_of(root.pid(), "State").starts_with('t');
+            stopped = if is_stopped { stopped.or_else(|| Some(Instant::now())) } else { None };
+            stopped.filter(|since| since.elapsed() > COMPARED).map(|_| ())
+        });
+        root.signal(Signal::KILL).unwrap();
+        guarded.await_incarnation(incarnation + 1);
+    }
+    let said = guarded.said();
+    assert_eq!(guarded.status()["verified"]["differences"], 0, "{said}");
+    assert!(!said.contains("differ from the subject"), "{said}");
+    assert_eq!(guarded.end(), 0);
 }

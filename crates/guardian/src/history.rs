@@ -292,11 +292,6 @@ fn since_epoch(text: &str) -> Option<u64> {
 
 impl std::fmt::Display for What {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let cause = |signal: &Option<i32>, exit: &Option<i32>| match (signal, exit) {
-            (Some(signal), _) => format!("signal {signal}"),
-            (None, Some(exit)) => format!("exit {exit}"),
-            (None, None) => "a cause that is not known".to_owned(),
-        };
         match self {
             Self::Started { pid, why: None } => write!(f, "started as pid {pid}"),
             Self::Started { pid, why: Some(why) } => {
@@ -317,13 +312,7 @@ impl std::fmt::Display for What {
                 report.fmt(f)
             }
             Self::Adopted { pid } => write!(f, "adopted as pid {pid}"),
-            Self::Checkpoint(one) => {
-                let kind = if one.full { "full" } else { "delta" };
-                let (copied, pause) = (one.precopied_pages + one.residual_pages, one.pause_us);
-                write!(f, "checkpoint {} ({kind}): {} pages, {copied} of them copied, ", one.seq, one.pages)?;
-                write!(f, "{} in the pause of {pause} us; durable after ", one.residual_pages)?;
-                write!(f, "{} us", one.commit_us)
-            }
+            Self::Checkpoint(one) => checkpoint_text(one, f),
             Self::Refused { reason } => {
                 write!(f, "no checkpoint: {}", headline(reason))
             }
@@ -365,6 +354,22 @@ impl std::fmt::Display for What {
                 write!(f, "pid {pid} ended with {}", cause(signal, exit))
             }
         }
+    }
+}
+
+fn checkpoint_text(one: &CheckpointEvent, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    let kind = if one.full { "full" } else { "delta" };
+    let (copied, pause) = (one.precopied_pages + one.residual_pages, one.pause_us);
+    write!(f, "checkpoint {} ({kind}): {} pages, {copied} of them copied, ", one.seq, one.pages)?;
+    write!(f, "{} in the pause of {pause} us; durable after ", one.residual_pages)?;
+    write!(f, "{} us", one.commit_us)
+}
+
+fn cause(signal: &Option<i32>, exit: &Option<i32>) -> String {
+    match (signal, exit) {
+        (Some(signal), _) => format!("signal {signal}"),
+        (None, Some(exit)) => format!("exit {exit}"),
+        (None, None) => "a cause that is not known".to_owned(),
     }
 }
 

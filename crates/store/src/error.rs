@@ -25,7 +25,9 @@ pub enum Error {
     /// There is no room for the image. Nothing of it was left behind.
     ///
     /// Row: store-full
-    #[error("{0}\nhelp: free space, raise the quota or the file size limit, or run `undying prune`")]
+    #[error(
+        "{0}\nhelp: free space, raise the quota or the file size limit, or remove the checkpoints of a subject that has ended: `undying prune NAME --keep 0`"
+    )]
     Full(sys::Error),
 
     /// Others could read the store, and with it the memory of every subject in it.

@@ -22,6 +22,14 @@ use crate::time::microseconds;
 pub(crate) const CHILDREN_UNSEEN: &str =
     "more processes were started and ended than could be followed; the death of a child may have been missed";
 
+const KILLS_ITS_CHILDREN: &str =
+    "; one that kills its own children has to run without --restart-on child-signal";
+/// What a process that has left the tree means for restarts, and at the end of the run.
+const DEPARTED: &str = " has left the program's tree and is in no checkpoint: a restart from a checkpoint leaves it \
+                        running, one from the beginning ends it";
+const UNGUARDED: &str = ", which the program has started, goes on and is not guarded; a daemon is guarded when it \
+                         stays in the foreground";
+
 /// Something that whoever runs a subject wants to know.
 #[derive(Debug)]
 pub enum RunEvent<'a> {
@@ -186,29 +194,11 @@ impl fmt::Display for RunEvent<'_> {
             Self::Died { pid, status } => write!(f, "pid {pid} {status}"),
             Self::ChildDied { pid, signal, again } => {
                 write!(f, "child pid {pid} was killed by signal {signal}; the program is ended for it")?;
-                if *again {
-                    f.write_str(
-                        "; one that kills its own children has to run without --restart-on child-signal",
-                    )?;
-                }
-                Ok(())
+                f.write_str(if *again { KILLS_ITS_CHILDREN } else { "" })
             }
             Self::ChildrenUnseen => f.write_str(CHILDREN_UNSEEN),
-            Self::Departed { pid, name, is_end: true } => {
-                let name = Escaped(name);
-                write!(
-                    f,
-                    "pid {pid} ({name}), which the program has started, goes on and is not guarded; a daemon is \
-                     guarded when it stays in the foreground"
-                )
-            }
-            Self::Departed { pid, name, is_end: false } => {
-                let name = Escaped(name);
-                write!(
-                    f,
-                    "pid {pid} ({name}) has left the program's tree and is in no checkpoint: a restart from a \
-                     checkpoint leaves it running, one from the beginning ends it"
-                )
+            Self::Departed { pid, name, is_end } => {
+                write!(f, "pid {pid} ({}){}", Escaped(name), if *is_end { UNGUARDED } else { DEPARTED })
             }
             Self::Poisoned(sequence) => {
                 write!(f, "checkpoint {sequence} leads to death again; the one before it is used")

@@ -18,13 +18,15 @@ use model::{Address, AddressRange, PAGE_BYTES, PageCount, Pid, Tid};
 use store::ImageReader;
 use sys::ptrace;
 use tracee::procfs::{Area, Backing, Protection};
-use tracee::{ProcessMemory, StoppedTree};
+use tracee::{ProcessMemory, StoppedProcess, StoppedTree};
 
 use super::super::before::Before;
 use super::super::pages;
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
 
+/// A thread that its tracer has stopped, in `/proc/PID/stat`.
+const TRACED: char = 't';
 /// Threads that read back: one waits for the device while the other compares.
 const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 /// Differences that are told with their place.
@@ -123,7 +125,19 @@ pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageRead
             comparing.compare_missing(space, missing);
         }
     }
-    Ok(comparing.finish())
+    let comparison = comparing.finish();
+    // A process that is killed while it is compared has no memory any more.
+    match tree.processes.iter().find(|stopped| !is_stopped(stopped)) {
+        Some(gone) if comparison.differences > PageCount(0) => Err(EngineError::NoProcess(gone.pid)),
+        _ => Ok(comparison),
+    }
+}
+
+/// Whether all threads of a process are stopped by their tracer still.
+fn is_stopped(process: &StoppedProcess) -> bool {
+    process.threads.iter().all(|thread| {
+        tracee::procfs::thread_stat(process.pid, thread.tid()).is_ok_and(|stat| stat.state == TRACED)
+    })
 }
 
 impl Comparing<'_> {
