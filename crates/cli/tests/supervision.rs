@@ -142,11 +142,11 @@ fn checkpoints_that_all_fail_alike_end_in_a_fresh_start() {
     assert_eq!(std::fs::read_to_string(lab.path("stdout")).unwrap(), "begun\nbegun\n");
 }
 
-/// Whether a process that has left the tree still counts in a file.
-fn counts(file: &std::path::Path) -> bool {
+/// Waits until a file grows.
+fn await_growth(file: &std::path::Path) {
     let length = || std::fs::metadata(file).map_or(0, |found| found.len());
     let before = length();
-    until("a count", || (length() > before).then_some(())) == ()
+    until("growth", || (length() > before).then_some(()));
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_daemon_of_the_program_is_named_and_lives_through_restarts_from_checkpoints(
     for _ in 0..2 {
         guarded.kill();
         assert_eq!(ProcessId::of(daemon.pid()).unwrap(), daemon);
-        assert!(counts(&lab.path("daemon")));
+        await_growth(&lab.path("daemon"));
         guarded.await_checkpoints(2);
     }
     let events = lab.say(["events", "job"]).stdout;

@@ -291,12 +291,12 @@ impl Store {
     }
 
     /// Removes all but the newest `keep` committed images, and gives the numbers removed. What has a lower
-    /// number than those kept and is not committed goes too. A log that is being written is left to its
-    /// writer.
+    /// number than those kept and is not committed goes too.
     ///
     /// # Errors
     ///
-    /// When something cannot be removed; what was removed before stays so.
+    /// `LogBusy` when checkpoints of a log that is being written would go; when something cannot be removed. What was
+    /// removed before stays so.
     pub fn prune(&self, name: &SubjectName, keep: usize) -> Result<Vec<Sequence>> {
         let logged = log::read::sequences(&*self.medium, &self.log(name))?;
         let mut kept = 0;
@@ -338,13 +338,12 @@ impl Store {
     fn prune_log(&self, name: &SubjectName, logged: &[Sequence], keep: usize) -> Result<Vec<Sequence>> {
         let directory = self.log(name);
         if keep == 0 {
-            let gone = staging::retire(&*self.medium, &directory)?;
-            return Ok(if gone { logged.to_vec() } else { Vec::new() });
+            if !staging::retire(&*self.medium, &directory)? {
+                return Err(Error::LogBusy { path: directory });
+            }
+            return Ok(logged.to_vec());
         }
-        match log::prune::prune(&self.medium, &directory, keep) {
-            Err(Error::LogBusy { .. }) => Ok(Vec::new()),
-            result => result,
-        }
+        log::prune::prune(&self.medium, &directory, keep)
     }
 
     pub(crate) fn subject(&self, name: &SubjectName) -> PathBuf {
