@@ -23,6 +23,8 @@ use crate::thread::{EVENT_STOP, Running, SYSCALL_STOP, TRAP, Thread};
 
 const OPTIONS: u64 = OPTION_EXIT_KILL | OPTION_CLONE | OPTION_FORK | OPTION_VFORK | OPTION_SYSCALL_GOOD;
 
+const E2BIG: Errno = Errno(7);
+
 /// How the end of a call is noticed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stepping {
@@ -118,7 +120,11 @@ impl Stub {
         Ok(result)
     }
 
-    /// Makes one system call whose first argument points to `bytes`.
+    /// Makes one system call with `bytes` in the data range.
+    ///
+    /// # Errors
+    ///
+    /// E2BIG if the range is too short for them: they can come from an image.
     pub fn call_with(
         &mut self,
         memory: &ProcessMemory,
@@ -126,7 +132,9 @@ impl Stub {
         bytes: &[u8],
         arguments: impl FnOnce(Address) -> [u64; 6],
     ) -> Result<u64, RemoteError> {
-        debug_assert!(bytes.len() as u64 <= self.data.len().get(), "arguments fit the data range");
+        if bytes.len() as u64 > self.data.len().get() {
+            return Err(RemoteError::Refused { tid: self.tid, number, errno: E2BIG });
+        }
         memory.write(self.data.start, bytes)?;
         self.call(number, arguments(self.data.start))
     }
@@ -230,4 +238,21 @@ pub fn find_syscall(pid: Pid) -> Result<Address, RemoteError> {
         }
     }
     Err(RemoteError::NoGadget(pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_that_do_not_fit_are_refused() {
+        let mut stub = match Stub::spawn(WantedPid::Any) {
+            Ok(stub) => stub,
+            Err(error) => return println!("unsupported: ptrace: {error}"),
+        };
+        let memory = ProcessMemory::open(stub.pid()).unwrap();
+        stub.use_data(AddressRange::new(Address(4096), Address(8192)));
+        let outcome = stub.call_with(&memory, 0, &[0; 4097], |_| [0; 6]);
+        assert!(matches!(outcome, Err(RemoteError::Refused { errno: E2BIG, .. })), "{outcome:?}");
+    }
 }

@@ -86,7 +86,9 @@ impl Plan {
                 if record.version > kind.version() {
                     return Err(unknown(&record));
                 }
-                envelopes.push((id.get(), Envelope::from_record(&record)?));
+                let envelope = Envelope::from_record(&record)?;
+                kind.check(record.version, &envelope.payload)?;
+                envelopes.push((id.get(), envelope));
             }
         }
         if let Some(record) = records.first_left() {
@@ -126,13 +128,12 @@ impl Plan {
     /// Refuses objects of kinds that this version does not know, and what cannot be.
     fn check(&self) -> Result<()> {
         for object in &self.objects {
-            let known = memory::kind_named(&object.kind).is_some_and(|kind| kind.version() >= object.version);
-            if !known {
-                return Err(EngineError::UnknownRecord {
-                    kind: object.kind.clone(),
-                    version: object.version,
-                });
-            }
+            let known = memory::kind_named(&object.kind).filter(|kind| kind.version() >= object.version);
+            let kind = known.ok_or_else(|| EngineError::UnknownRecord {
+                kind: object.kind.clone(),
+                version: object.version,
+            })?;
+            kind.check(object)?;
         }
         check::check(self)
     }
@@ -249,6 +250,7 @@ fn take_states(records: &mut RecordSet, level: Level, owner: Owner) -> Result<Ve
             if record.version > kind.version() {
                 return Err(unknown(&record));
             }
+            kind.check(record.version, &record.payload)?;
             found.push(PlannedState { kind, version: record.version, payload: record.payload });
         }
     }

@@ -97,6 +97,10 @@ impl FdKind for Deleted {
         Ok(Box::new(FileCapture::new(description, scope)?))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<FilePayload>(NAME, payload).map(drop)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         regular::create(NAME, records, context)
     }

@@ -102,6 +102,10 @@ impl FdKind for Device {
         Ok(Box::new(DeviceCapture { link: Link::new(), stat: description.stat }))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<DevicePayload>(NAME, payload).map(drop)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut nodes: HashMap<(u64, u64), OwnedFd> = HashMap::new();
         for record in records {

@@ -85,6 +85,10 @@ impl FdKind for Directory {
         Ok(Box::new(DirectoryCapture { link, stat: description.stat, made_up: false, identity }))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<DirectoryPayload>(NAME, payload).map(drop)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
             let payload: DirectoryPayload = crate::decode(NAME, &record.payload)?;

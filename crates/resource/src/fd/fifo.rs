@@ -100,6 +100,10 @@ impl FdKind for Fifo {
         Ok(Box::new(FifoCapture { link, queue, packets, capacity: 0, hung_up: false, identity }))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<FifoPayload>(NAME, payload).map(drop)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut fifos: BTreeMap<(u64, u64), FifoEnds> = BTreeMap::new();
         for record in records {

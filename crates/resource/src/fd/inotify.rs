@@ -106,6 +106,10 @@ impl FdKind for Inotify {
         Ok(Box::<Capture>::default())
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<State>(NAME, payload).map(drop)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
             let state: State = crate::decode(NAME, &record.payload)?;

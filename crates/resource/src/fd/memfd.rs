@@ -120,6 +120,10 @@ impl FdKind for Memfd {
         Ok(Box::new(capture))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<MemfdPayload>(NAME, payload).map(drop)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut files: BTreeMap<u64, MemoryFile> = BTreeMap::new();
         for record in records {

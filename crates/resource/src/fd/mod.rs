@@ -54,6 +54,7 @@ pub mod tty;
 pub mod udp;
 pub mod unclaimed;
 pub mod unix;
+mod waiting;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -390,6 +391,10 @@ pub trait FdKind: Sync {
 
     /// Before the pause: what later steps need; kept between checkpoints while the description lives.
     fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>>;
+
+    /// Restore, before anything is opened or made: decodes a payload, and refuses what no restore can use. Changes
+    /// nothing.
+    fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
 
     /// Restore, first step: builds the descriptions of all records of this kind and adds them to
     /// `context.created`. Status flags and position are set by the caller afterwards.

@@ -102,6 +102,10 @@ impl FdKind for Pidfd {
         Ok(Box::<Capture>::default())
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<State>(NAME, payload).map(drop)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut dead: BTreeMap<u64, Vec<DescriptionId>> = BTreeMap::new();
         for record in records {

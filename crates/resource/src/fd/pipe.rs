@@ -99,6 +99,10 @@ impl FdKind for Pipe {
         Ok(Box::new(PipeCapture { queue, inherited, packets, capacity: 0 }))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<PipePayload>(NAME, payload).map(drop)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut inherited = Inherited::default();
         let mut pipes: BTreeMap<(u64, u64), PipeEnds> = BTreeMap::new();

@@ -96,6 +96,14 @@ impl FdKind for ProcFile {
         Ok(Box::new(Capture))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        let State { path } = crate::decode(NAME, payload)?;
+        match std::str::from_utf8(&path).ok().and_then(process_of) {
+            Some(_) => Ok(()),
+            None => Err(ResourceError::Malformed { kind: NAME, why: "its path is of no process".to_owned() }),
+        }
+    }
+
     /// Its process does not exist yet.
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {

@@ -98,6 +98,10 @@ impl FdKind for Symlink {
         Ok(Box::new(SymlinkCapture { link, stat: description.stat, target: Vec::new(), identity }))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<SymlinkPayload>(NAME, payload).map(drop)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut nameless: BTreeMap<(u64, u64), (SymlinkPayload, Vec<&FdRecord>)> = BTreeMap::new();
         for record in records {

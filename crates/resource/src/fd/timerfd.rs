@@ -104,6 +104,11 @@ impl FdKind for Timerfd {
         Ok(Box::new(capture))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        let state: State = crate::decode(NAME, payload)?;
+        clocks(state.clock).map(drop)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let boot = boot()?;
         for record in records {

@@ -102,6 +102,10 @@ impl MemoryKind for DeletedFile {
         ))
     }
 
+    fn check(&self, record: &ObjectRecord) -> Result<()> {
+        crate::decode::<DeletedFileObject>(NAME, &record.payload).map(drop)
+    }
+
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         let object: DeletedFileObject = crate::decode(NAME, &record.payload)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;

@@ -61,6 +61,10 @@ impl MemoryKind for Memfd {
         Ok((prost::Message::encode_to_vec(&MemfdObject { name }), stat.st_size as u64))
     }
 
+    fn check(&self, record: &ObjectRecord) -> Result<()> {
+        crate::decode::<MemfdObject>(NAME, &record.payload).map(drop)
+    }
+
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         let object: MemfdObject = crate::decode(NAME, &record.payload)?;
         let file =

@@ -240,6 +240,10 @@ pub trait MemoryKind: Sync {
         Ok((Vec::new(), 0))
     }
 
+    /// Restore, before anything is opened or made: decodes the payload of a record, and refuses what no restore can use.
+    /// Changes nothing.
+    fn check(&self, record: &ObjectRecord) -> Result<()>;
+
     /// Restore: opens or makes the object, in this process, before any process of the subject exists. `opener` acts
     /// for the processes that map it.
     fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd>;

@@ -33,7 +33,15 @@ impl MemoryKind for PrivateAnonymous {
         if of.area.flags.has(DROPPABLE) { Content::None } else { Content::Private }
     }
 
-    fn open(&self, _record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
-        Err(ResourceError::Malformed { kind: "memory/private_anonymous", why: "it has an object".to_owned() })
+    fn check(&self, _record: &ObjectRecord) -> Result<()> {
+        Err(has_an_object())
     }
+
+    fn open(&self, _record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
+        Err(has_an_object())
+    }
+}
+
+fn has_an_object() -> ResourceError {
+    ResourceError::Malformed { kind: "memory/private_anonymous", why: "it has an object".to_owned() }
 }

@@ -40,6 +40,10 @@ impl MemoryKind for PrivateFile {
         source_file::describe(of)
     }
 
+    fn check(&self, record: &ObjectRecord) -> Result<()> {
+        source_file::check(NAME, &record.payload)
+    }
+
     fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd> {
         source_file::open(NAME, record, Sameness::Content, opener)
     }

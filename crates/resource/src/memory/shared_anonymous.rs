@@ -39,6 +39,10 @@ impl MemoryKind for SharedAnonymous {
         Ok((Vec::new(), stat.st_size as u64))
     }
 
+    fn check(&self, _record: &ObjectRecord) -> Result<()> {
+        Ok(())
+    }
+
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         sys::shared_memory::anonymous(model::ByteCount(record.length)).map_err(ResourceError::from)
     }

@@ -49,6 +49,10 @@ impl MemoryKind for SharedFile {
         source_file::describe(of)
     }
 
+    fn check(&self, record: &ObjectRecord) -> Result<()> {
+        source_file::check(NAME, &record.payload)
+    }
+
     fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd> {
         source_file::open(NAME, record, Sameness::Identity, opener)
     }

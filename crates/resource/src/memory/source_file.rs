@@ -108,12 +108,17 @@ pub(super) fn open(
         refusal.of(path, "the program maps this file", usual)
     };
     let found = opener.find(path, source.identity).map_err(cannot)?;
-    check(&source, &found.stat().map_err(cannot)?, sameness)?;
+    compare(&source, &found.stat().map_err(cannot)?, sameness)?;
     // Another file may be a named pipe or a device, whose open waits.
     found.open(access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY).map_err(cannot)
 }
 
-fn check(source: &SourceFile, stat: &Stat, sameness: Sameness) -> Result<()> {
+/// Decodes the payload of a record.
+pub(super) fn check(kind: &'static str, payload: &[u8]) -> Result<()> {
+    crate::decode::<SourceFile>(kind, payload).map(drop)
+}
+
+fn compare(source: &SourceFile, stat: &Stat, sameness: Sameness) -> Result<()> {
     let size = stat.st_size as u64;
     let modified = (stat.st_mtime, stat.st_mtime_nsec);
     let is_file = stat.st_mode & 0o170_000 == 0o100_000;

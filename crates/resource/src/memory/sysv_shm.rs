@@ -125,6 +125,10 @@ impl MemoryKind for SysvShm {
         false
     }
 
+    fn check(&self, record: &ObjectRecord) -> Result<()> {
+        crate::decode::<SegmentObject>(NAME, &record.payload).map(drop)
+    }
+
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         let object: SegmentObject = crate::decode(NAME, &record.payload)?;
         let id = SegmentId(object.id);

@@ -68,6 +68,10 @@ impl MemoryKind for TmpfsFile {
         false
     }
 
+    fn check(&self, record: &ObjectRecord) -> Result<()> {
+        crate::decode::<NamedFile>(NAME, &record.payload).map(drop)
+    }
+
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         let file: NamedFile = crate::decode(NAME, &record.payload)?;
         match file.find_or_make()? {

@@ -136,6 +136,10 @@ impl StateKind for ControlTerminal {
         Ok(())
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<ControlTerminalMessage>(NAME, payload).map(drop)
+    }
+
     /// Process groups exist by now: the leader names the one in the foreground.
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: ControlTerminalMessage = crate::decode(NAME, payload)?;

@@ -59,6 +59,10 @@ impl StateKind for CoredumpFilter {
         Ok(Some(CoredumpFilterMessage { bits: parse(raw)? }.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<CoredumpFilterMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let CoredumpFilterMessage { bits } = crate::decode(NAME, payload)?;
         let path = format!("/proc/{}/coredump_filter", restore.stub.pid());

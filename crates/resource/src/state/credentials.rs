@@ -120,6 +120,10 @@ impl StateKind for Credentials {
         }))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        CredentialsMessage::decode_whole(payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let wanted = CredentialsMessage::decode_whole(payload)?;
         let own = own()?;

@@ -130,11 +130,12 @@ impl StateKind for Cwd {
         Ok(Some(CwdMessage { path: path.to_vec(), removed, identity }.encode_to_vec()))
     }
 
+    fn check(&self, version: u32, payload: &[u8]) -> Result<()> {
+        decoded(version, payload).map(drop)
+    }
+
     fn restore(&self, version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message = match version {
-            1 => CwdMessage { path: payload.to_vec(), removed: None, identity: None },
-            _ => crate::decode(NAME, payload)?,
-        };
+        let message = decoded(version, payload)?;
         let found;
         let directory = match &message.removed {
             None => {
@@ -152,6 +153,13 @@ impl StateKind for Cwd {
             why: format!("the working directory cannot be entered: {error}"),
             fix: "create the directory again".to_owned(),
         })
+    }
+}
+
+fn decoded(version: u32, payload: &[u8]) -> Result<CwdMessage> {
+    match version {
+        1 => Ok(CwdMessage { path: payload.to_vec(), removed: None, identity: None }),
+        _ => crate::decode(NAME, payload),
     }
 }
 

@@ -88,6 +88,10 @@ impl StateKind for Itimers {
         Ok((!timers.is_empty()).then(|| ItimersMessage { timers }.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<ItimersMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: ItimersMessage = crate::decode(NAME, payload)?;
         hold::in_process(restore.stub)?;

@@ -90,6 +90,12 @@ impl StateKind for Limits {
         Ok(Some(LimitsMessage { limits }.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        let message: LimitsMessage = crate::decode(NAME, payload)?;
+        let unknown = message.limits.iter().find(|limit| limit.resource as usize >= LIMITS.len());
+        unknown.map_or(Ok(()), |limit| Err(malformed(format!("there is no limit {}", limit.resource))))
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: LimitsMessage = crate::decode(NAME, payload)?;
         let pid = restore.stub.pid();

@@ -75,6 +75,10 @@ impl StateKind for Membarrier {
         Ok((registrations != 0).then(|| MembarrierMessage { registrations }.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<MembarrierMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: MembarrierMessage = crate::decode(NAME, payload)?;
         for bit in (0..u32::BITS).map(|shift| 1_u32 << shift).filter(|bit| message.registrations & bit != 0) {

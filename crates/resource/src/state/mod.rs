@@ -334,6 +334,10 @@ pub trait StateKind: Sync {
         Ok(Some(raw.to_vec()))
     }
 
+    /// Restore, before anything is opened or made: decodes a payload, and refuses what no restore can use. Changes
+    /// nothing.
+    fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
+
     /// Restore, before anything is opened or made: what must be there for that. All records of this kind, with the
     /// process, the version and the payload of each.
     fn prepare(&self, payloads: &[(Pid, u32, &[u8])]) -> Result<()> {

@@ -50,6 +50,10 @@ impl StateKind for OomScore {
         Ok(Some(OomScoreMessage { adjustment: parse(raw)? }.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<OomScoreMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let OomScoreMessage { adjustment } = crate::decode(NAME, payload)?;
         let own = parse(&procfs::read("/proc/self/oom_score_adj")?)?;

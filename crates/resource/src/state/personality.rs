@@ -50,6 +50,10 @@ impl StateKind for Personality {
         Ok(Some(PersonalityMessage { flags: parse(raw)? }.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<PersonalityMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: PersonalityMessage = crate::decode(NAME, payload)?;
         if message.flags != own()? {

@@ -214,6 +214,10 @@ impl StateKind for Prctl {
         Ok(())
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<PrctlMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: PrctlMessage = crate::decode(NAME, payload)?;
         if let Some(process) = &message.process {

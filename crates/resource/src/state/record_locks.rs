@@ -99,6 +99,10 @@ impl StateKind for RecordLocks {
         Ok((!locks.is_empty()).then(|| LocksMessage { locks }.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<LocksMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: LocksMessage = crate::decode(NAME, payload)?;
         for lock in message.locks {

@@ -52,6 +52,10 @@ impl StateKind for RobustList {
         Ok(found.map(|(head, length)| RobustListMessage { head, length }.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<RobustListMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: RobustListMessage = crate::decode(NAME, payload)?;
         restore.stub.call(nr::SET_ROBUST_LIST, [message.head, message.length, 0, 0, 0, 0])?;

@@ -11,7 +11,7 @@ use tracee::ProcessMemory;
 use tracee::arch::numbers as nr;
 
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use crate::error::Result;
+use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/rseq";
 
@@ -78,6 +78,14 @@ impl StateKind for Rseq {
             })
         })();
         Ok(message.map(|message| message.encode_to_vec()))
+    }
+
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        let message: RseqMessage = crate::decode(NAME, payload)?;
+        match message.address.checked_add(SEQUENCE_OFFSET) {
+            Some(_) => Ok(()),
+            None => Err(ResourceError::Malformed { kind: NAME, why: "its address cannot be".to_owned() }),
+        }
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {

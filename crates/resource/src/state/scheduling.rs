@@ -117,6 +117,10 @@ impl StateKind for Scheduling {
         Ok(Some(message.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<SchedulingMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let wanted: SchedulingMessage = crate::decode(NAME, payload)?;
         let (pid, tid) = (restore.stub.pid(), restore.stub.tid());

@@ -119,6 +119,14 @@ impl StateKind for Seccomp {
         Ok((!raw.is_empty()).then(|| raw.to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        let message: SeccompMessage = crate::decode(NAME, payload)?;
+        if ![STRICT, FILTERS].contains(&message.mode) {
+            return Err(malformed("its mode is unknown"));
+        }
+        message.filters.iter().try_for_each(|filter| instructions(filter).map(drop))
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: SeccompMessage = crate::decode(NAME, payload)?;
         let (pid, tid) = (restore.stub.pid(), restore.stub.tid());
@@ -219,9 +227,14 @@ fn installed_on(pid: Pid, tid: Tid) -> Result<usize> {
     }
 }
 
+/// How many instructions a filter has.
+fn instructions(filter: &FilterMessage) -> Result<u16> {
+    u16::try_from(filter.code.len() / seccomp::INSTRUCTION_BYTES)
+        .map_err(|_| malformed("a filter is too long"))
+}
+
 fn install(restore: &mut StateRestore<'_>, filter: &FilterMessage, flags: u64) -> Result<()> {
-    let count = u16::try_from(filter.code.len() / seccomp::INSTRUCTION_BYTES)
-        .map_err(|_| malformed("a filter is too long"))?;
+    let count = instructions(filter)?;
     let mut bytes = vec![0_u8; PROGRAM_BYTES];
     bytes.extend_from_slice(&filter.code);
     let length = bytes.len() as u64;

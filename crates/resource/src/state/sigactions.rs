@@ -11,7 +11,7 @@ use tracee::procfs;
 
 use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use crate::error::Result;
+use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/sigactions";
 
@@ -79,6 +79,14 @@ impl StateKind for Sigactions {
             .map(|chunk| ActionMessage { signal: i32::from(chunk[0]), action: chunk[1..].to_vec() })
             .collect();
         Ok(Some(ActionsMessage { actions }.encode_to_vec()))
+    }
+
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        let message: ActionsMessage = crate::decode(NAME, payload)?;
+        if message.actions.iter().any(|action| action.action.len() != ACTION_BYTES) {
+            return Err(ResourceError::Malformed { kind: NAME, why: "an action is not one".to_owned() });
+        }
+        Ok(())
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {

@@ -8,7 +8,7 @@ use tracee::arch::numbers as nr;
 
 use super::questions::Questions;
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use crate::error::Result;
+use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/sigaltstack";
 
@@ -61,6 +61,13 @@ impl StateKind for Sigaltstack {
         bytes.copy_from_slice(&flags.to_ne_bytes());
         // One that is disabled is restored too: a stub has inherited the restorer's own.
         Ok(Some(stack))
+    }
+
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        if payload.len() != STACK_BYTES {
+            return Err(ResourceError::Malformed { kind: NAME, why: "it is not one stack".to_owned() });
+        }
+        Ok(())
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {

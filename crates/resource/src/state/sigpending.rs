@@ -92,6 +92,15 @@ impl StateKind for Sigpending {
         Ok((!empty).then(|| message.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        let message: PendingMessage = crate::decode(NAME, payload)?;
+        let mut signals = message.thread.iter().chain(&message.process);
+        if signals.any(|information| information.len() != INFORMATION_BYTES) {
+            return Err(ResourceError::Malformed { kind: NAME, why: "a signal is not one".to_owned() });
+        }
+        Ok(())
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: PendingMessage = crate::decode(NAME, payload)?;
         // SIGTRAP as well: the stub's stops need it no longer.

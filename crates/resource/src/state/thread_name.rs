@@ -6,16 +6,20 @@
 use tracee::arch::numbers as nr;
 
 use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use crate::error::Result;
+use crate::error::{ResourceError, Result};
+
+const NAME: &str = "state/thread_name";
 
 const PR_SET_NAME: u64 = 15;
+/// TASK_COMM_LEN, without the zero at its end.
+const NAME_BYTES_MAX: usize = 15;
 
 /// The kind.
 pub(super) struct ThreadName;
 
 impl StateKind for ThreadName {
     fn name(&self) -> &'static str {
-        "state/thread_name"
+        NAME
     }
 
     fn summary(&self) -> &'static str {
@@ -38,6 +42,13 @@ impl StateKind for ThreadName {
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
         // The kernel ends the name with one line feed of its own.
         Ok(Some(raw.strip_suffix(b"\n").unwrap_or(raw).to_vec()))
+    }
+
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        if payload.len() > NAME_BYTES_MAX {
+            return Err(ResourceError::Malformed { kind: NAME, why: "it is too long".to_owned() });
+        }
+        Ok(())
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {

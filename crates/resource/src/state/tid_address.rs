@@ -55,11 +55,17 @@ impl StateKind for TidAddress {
         Ok(raw.iter().any(|byte| *byte != 0).then(|| raw.to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        word(payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let word: [u8; 8] = payload
-            .try_into()
-            .map_err(|_| ResourceError::Malformed { kind: NAME, why: "it is not one address".to_owned() })?;
-        restore.stub.call(nr::SET_TID_ADDRESS, [u64::from_ne_bytes(word), 0, 0, 0, 0, 0])?;
+        restore.stub.call(nr::SET_TID_ADDRESS, [word(payload)?, 0, 0, 0, 0, 0])?;
         Ok(())
     }
+}
+
+fn word(payload: &[u8]) -> Result<u64> {
+    let word = payload.try_into().map(u64::from_ne_bytes);
+    word.map_err(|_| ResourceError::Malformed { kind: NAME, why: "it is not one address".to_owned() })
 }

@@ -48,6 +48,10 @@ impl StateKind for Umask {
         Ok(mask.map(|mask| UmaskMessage { mask }.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<UmaskMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: UmaskMessage = crate::decode(NAME, payload)?;
         restore.stub.call(nr::UMASK, [u64::from(message.mask), 0, 0, 0, 0, 0])?;

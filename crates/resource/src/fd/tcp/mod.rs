@@ -29,7 +29,7 @@ use sys::socket_option::{self, SocketOption};
 use sys::tcp_repair::{self, State as TcpState};
 
 use super::socket_options::{self, AF_INET, AF_INET6, Family, IPPROTO_MPTCP, IPPROTO_TCP};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, inet_address};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, inet_address, waiting};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 
@@ -108,6 +108,11 @@ impl FdKind for Tcp {
 
     fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         Ok(Box::new(capture::Capture::new(description, scope)?))
+    }
+
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        let state: state::State = crate::decode(NAME, payload)?;
+        state.listener.map_or(Ok(()), |listener| waiting::check(NAME, &listener.waiting))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -325,6 +325,11 @@ impl FdKind for Tty {
         }))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        let payload: TtyPayload = crate::decode(NAME, payload)?;
+        payload.state.map_or(Ok(()), |state| state.modes().map(drop))
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut pairs = PairFiles::default();
         let mut decoded = Vec::new();

@@ -26,7 +26,7 @@ use sys::socket;
 use super::peek_queue::look;
 use super::socket_events::events;
 use super::socket_options::{self, AF_UNIX, Family};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord};
+use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, waiting};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::support::outside;
@@ -82,6 +82,11 @@ impl FdKind for Unix {
 
     fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         Ok(Box::new(capture::Capture::new(description, scope)?))
+    }
+
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        let state: state::State = crate::decode(NAME, payload)?;
+        state.listener.map_or(Ok(()), |listener| waiting::check(NAME, &listener.waiting))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

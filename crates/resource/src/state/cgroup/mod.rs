@@ -128,6 +128,10 @@ impl StateKind for Cgroup {
         missing.iter().try_for_each(|(pid, membership)| make(*pid, membership))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<CgroupMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: CgroupMessage = crate::decode(NAME, payload)?;
         let (pid, tid) = (restore.stub.pid(), restore.stub.tid());

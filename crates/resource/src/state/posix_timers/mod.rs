@@ -134,6 +134,10 @@ impl StateKind for PosixTimers {
         Ok(Some(TimersMessage { timers }.encode_to_vec()))
     }
 
+    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
+        crate::decode::<TimersMessage>(NAME, payload).map(drop)
+    }
+
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: TimersMessage = crate::decode(NAME, payload)?;
         hold::in_process(restore.stub)?;
