@@ -72,6 +72,8 @@ impl Errno {
     pub const ENOSPC: Self = Self(libc::ENOSPC);
     /// This process has as many descriptors open as its limit allows.
     pub const EMFILE: Self = Self(libc::EMFILE);
+    /// There is no room for all of it.
+    pub const ENOBUFS: Self = Self(libc::ENOBUFS);
     /// Transferred fewer bytes than asked for; the kernel has no number for it.
     pub const SHORT: Self = Self(libc::EIO);
 

@@ -262,6 +262,11 @@ impl<'a> PreparedMessage<'a> {
         Ok(Self { message, control, control_bytes })
     }
 
+    /// Bytes of the message.
+    pub(crate) fn len(&self) -> usize {
+        self.message.bytes.len()
+    }
+
     /// The result of sendmsg(2); allocates nothing.
     pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> isize {
         let bytes = self.message.bytes;

@@ -44,7 +44,7 @@ pub enum Act<'a> {
         /// Where to.
         address: &'a SocketAddress,
     },
-    /// sendmsg(2) of a message that the socket has room for.
+    /// sendmsg(2) of a message that the socket has room for; ENOBUFS if a part of it was sent.
     Send {
         /// The socket.
         socket: BorrowedFd<'a>,
@@ -109,7 +109,14 @@ fn run(who: Credentials, groups: &[u32], step: &Step<'_>) -> ! {
 
 fn take(step: &Step<'_>) -> bool {
     let act = match step {
-        Step::Send(socket, message) => return message.send(*socket) >= 0,
+        Step::Send(socket, message) => {
+            let sent = message.send(*socket);
+            if sent >= 0 && sent as usize != message.len() {
+                // SAFETY: the errno of this thread, the only one of its process.
+                unsafe { *libc::__errno_location() = libc::ENOBUFS };
+            }
+            return sent >= 0 && sent as usize == message.len();
+        }
         Step::Act(act) => *act,
     };
     // SAFETY: plain system calls; the pointers lead to a local array and to the borrowed address.

@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use sys::socket::{self, Message};
+use sys::{Errno, Error};
 
 use super::inet_address::encode;
 use super::socket_options::{AF_INET, AF_INET6};
@@ -17,6 +18,7 @@ const SOCK_RAW: i32 = 3;
 const IPPROTO_RAW: i32 = 255;
 const IPV4_HEADER_BYTES: u16 = 20;
 const TIME_TO_LIVE: u8 = 64;
+const EMSGSIZE: i32 = 90;
 
 /// Sends what a protocol carries; its checksum is filled in at `checksum_at`.
 pub(crate) fn inject(
@@ -26,6 +28,9 @@ pub(crate) fn inject(
     mut content: Vec<u8>,
     checksum_at: usize,
 ) -> Result<()> {
+    if content.len() > usize::from(u16::MAX - IPV4_HEADER_BYTES) {
+        return Err(Error::new("send a packet", Errno(EMSGSIZE)).into());
+    }
     let sum = checksum(from.ip(), to.ip(), protocol, &content);
     // UDP sends all ones for a sum of zero, and TCP does not mind.
     let sum = if sum == 0 { u16::MAX } else { sum };
@@ -102,6 +107,15 @@ mod tests {
         let mut buffer = [0; 9];
         assert_eq!(receiver.recv_from(&mut buffer).unwrap(), (5, from));
         assert_eq!(&buffer[..5], b"hello");
+    }
+
+    #[test]
+    fn content_that_fits_no_packet_is_refused() {
+        let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        for length in [65_516, 200_000, 1 << 20] {
+            let error = inject(address, address, 17, vec![0xff; length], 6).unwrap_err();
+            assert!(error.to_string().contains("packet"), "{error}");
+        }
     }
 
     #[test]

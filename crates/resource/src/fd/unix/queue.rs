@@ -109,9 +109,11 @@ fn send(way: Way<'_>, message: &Queued, rights: &[BorrowedFd<'_>]) -> Result<()>
 /// Sends in the name of the first sender: by a process of its number, or else as far as the kernel lets us.
 fn send_as(way: Way<'_>, mut piece: Message<'_>) -> Result<usize> {
     let Some(sender) = piece.credentials else { return Ok(socket::send(way.from, &piece)?) };
-    let is_sent = perform(sender, &[], Act::Send { socket: way.from, message: piece }).is_ok();
-    if is_sent {
-        return Ok(piece.bytes.len());
+    match perform(sender, &[], Act::Send { socket: way.from, message: piece }) {
+        Ok(()) => return Ok(piece.bytes.len()),
+        // A part of it is in the queue.
+        Err(error) if error.errno == Errno::ENOBUFS => return Err(error.into()),
+        Err(_) => {}
     }
     let is_refused = |error: &Error| error.errno == Errno::EPERM || error.errno == Errno::ESRCH;
     let pid = std::process::id() as i32;

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use model::DescriptionId;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::Shutdown;
 use sys::socket::{self, SocketAddress};
 use sys::stand_in::{Act, perform};
@@ -218,7 +219,7 @@ impl Builder<'_, '_> {
         let accepted = match self.listener_of(server) {
             Some(id) => {
                 connect_to(own.as_fd(), &self.address(id)?, server.maker())?;
-                socket::accept(self.built(id)?)?
+                accept(self.built(id)?)?
             }
             None => self.pass(own.as_fd(), client.0, server)?,
         };
@@ -237,7 +238,7 @@ impl Builder<'_, '_> {
         }
         let (listener, bound) = &self.passing[&key];
         connect_to(client, &bound.address(&server.local()), server.maker())?;
-        Ok(socket::accept(listener.as_fd())?)
+        accept(listener.as_fd())
     }
 
     fn build_rest(&mut self) -> Result<()> {
@@ -427,11 +428,29 @@ fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
     Ok(rustix::net::shutdown(socket, how).map_err(|errno| Error::new("shut a Unix socket", errno))?)
 }
 
+/// Has calls on a socket fail where they would wait. The clients that waited at a saved listener find room at a new one;
+/// where the system allows fewer than it did, or a record is a lie, a call would wait for ever.
+fn without_waiting<T>(socket: BorrowedFd<'_>, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let failed = |errno| Error::new("change the flags of a socket", errno);
+    let flags = fcntl_getfl(socket).map_err(failed)?;
+    fcntl_setfl(socket, flags | OFlags::NONBLOCK).map_err(failed)?;
+    let outcome = act();
+    fcntl_setfl(socket, flags).map_err(failed)?;
+    outcome
+}
+
+/// Takes the connection that was just made.
+fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd> {
+    without_waiting(listener, || Ok(socket::accept(listener)?))
+}
+
 fn connect_to(socket: BorrowedFd<'_>, address: &SocketAddress, maker: Option<Maker<'_>>) -> Result<()> {
-    if stands_in(maker, Act::Connect { socket, address }) {
-        return Ok(());
-    }
-    Ok(socket::connect(socket, address)?)
+    without_waiting(socket, || {
+        if stands_in(maker, Act::Connect { socket, address }) {
+            return Ok(());
+        }
+        Ok(socket::connect(socket, address)?)
+    })
 }
 
 /// Whether two sockets are bound to one file, as far as that was seen.

@@ -570,3 +570,44 @@ fn the_groups_of_whoever_connected_come_back() {
     assert_eq!(sys::socket::peer_credentials(server.as_fd()).unwrap(), who);
     assert_eq!(sys::socket::peer_groups(server.as_fd()).unwrap(), [5, 1000]);
 }
+
+/// Runs a creation beside the test, which fails if it waits.
+fn create_in_time(records: Vec<FdRecord>) -> crate::Result<()> {
+    const LIMIT: std::time::Duration = std::time::Duration::from_secs(20);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(create(&Unix, &records, HashMap::new(), false).map(drop)));
+    receiver.recv_timeout(LIMIT).expect("a record makes the creation of a socket wait for ever")
+}
+
+#[test]
+fn a_queue_that_does_not_fit_is_refused_and_not_waited_for() {
+    let _alone = alone();
+    let (left, right) = UnixDatagram::pair().unwrap();
+    left.send(b"one").unwrap();
+    let mut records = capture(&Unix, &describe_all(&[left.as_fd(), right.as_fd()]), true).unwrap();
+    let mut state: state::State = crate::decode(NAME, &records[1].payload).unwrap();
+    // net.unix.max_dgram_qlen is 10 or 512.
+    state.queue = vec![state.queue[0].clone(); 100_000];
+    records[1].payload = prost::Message::encode_to_vec(&state);
+    let error = create_in_time(records).unwrap_err();
+    assert!(error.to_string().contains("Resource temporarily unavailable"), "{error}");
+}
+
+#[test]
+fn more_clients_than_may_wait_are_refused_and_not_waited_for() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("listener");
+    let listener = UnixListener::bind(&path).unwrap();
+    let client = UnixStream::connect(&path).unwrap();
+    let mut records = capture(&Unix, &describe_all(&[listener.as_fd(), client.as_fd()]), true).unwrap();
+    drop((listener, client));
+    std::fs::remove_file(path).unwrap();
+    let mut state: state::State = crate::decode(NAME, &records[0].payload).unwrap();
+    // net.core.somaxconn is 128 or 4096.
+    state.listener.as_mut().unwrap().waiting = vec![1; 10_000];
+    records[0].payload = prost::Message::encode_to_vec(&state);
+    assert!(Unix.check(1, &records[0].payload).unwrap_err().to_string().contains("waits twice"));
+    let error = create_in_time(records).unwrap_err();
+    assert!(error.to_string().contains("Resource temporarily unavailable"), "{error}");
+}
