@@ -127,8 +127,8 @@ pub fn attach_filter(socket: BorrowedFd<'_>, program: &[u8]) -> Result<()> {
     attach(socket, FILTER, program)
 }
 
-/// Has a group of listeners that share a port by SO_REUSEPORT hand every new connection to one of them, by its place
-/// in the order in which they began to listen. It takes the place of a program that the group has.
+/// Has a group of sockets that share a port by SO_REUSEPORT hand every new connection or datagram to one of them, by its
+/// place in the order in which listeners began to listen, or UDP sockets were bound. It takes the place of a program that the group has.
 pub fn steer_to(member: BorrowedFd<'_>, place: u32) -> Result<()> {
     let option = SocketOption {
         level: libc::SOL_SOCKET,
@@ -140,7 +140,7 @@ pub fn steer_to(member: BorrowedFd<'_>, place: u32) -> Result<()> {
     attach(member, option, &program)
 }
 
-/// Has a group of listeners choose by the hash of a connection's addresses again.
+/// Has a group of sockets that share a port choose by the hash of the addresses again.
 pub fn stop_steering(member: BorrowedFd<'_>) -> Result<()> {
     const SO_DETACH_REUSEPORT_BPF: i32 = 68;
     let name = "SO_DETACH_REUSEPORT_BPF";

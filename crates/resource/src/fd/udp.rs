@@ -5,6 +5,7 @@
 //! Does not: promise more than UDP does: without CAP_NET_RAW, or with a filter or device in the way, datagrams that
 //! waited are lost, and so is what arrives while no socket is there.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -26,7 +27,7 @@ use super::raw_packet::inject;
 use super::socket_events::events;
 use super::socket_options::{
     self, AF_INET, AF_INET6, Family, Fresh, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, IPPROTO_UDPLITE, Options,
-    RECEIVE_BUFFER, SOL_SOCKET, make_room,
+    RECEIVE_BUFFER, REUSE_PORT, SOL_SOCKET, make_room,
 };
 use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
@@ -39,6 +40,8 @@ const CHECKSUM_AT: usize = 6;
 const ROOM_EXTRA: usize = 64 * 1024;
 /// How long one datagram may take from us to us.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// Datagrams of one socket that may be lost before the rest is not tried.
+const LOST_MAX: usize = 8;
 const EADDRINUSE: i32 = 98;
 const PACKET_INFO: SocketOption = SocketOption { level: IPPROTO_IP, number: 8, name: "IP_PKTINFO" };
 const PACKET_INFO6: SocketOption = SocketOption { level: IPPROTO_IPV6, number: 49, name: "IPV6_RECVPKTINFO" };
@@ -132,11 +135,17 @@ impl FdKind for Udp {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
+        let mut shared: HashMap<Vec<u8>, u32> = HashMap::new();
         for record in records {
             let state: State = crate::decode(NAME, &record.payload)?;
             let socket = match state.inherited {
                 Some(inherited) => inherited.take(context)?,
-                None => build(&state)?,
+                None if state.shares_port() => {
+                    let members = shared.entry(state.local.clone()).or_default();
+                    *members += 1;
+                    build(&state, *members - 1)?
+                }
+                None => build(&state, 0)?,
             };
             context.created.insert(record.id, socket);
         }
@@ -195,7 +204,14 @@ fn host_bytes(information: &[u8]) -> Vec<u8> {
     }
 }
 
-fn build(state: &State) -> Result<OwnedFd> {
+impl State {
+    fn shares_port(&self) -> bool {
+        self.options.int(REUSE_PORT) == Some(1)
+    }
+}
+
+/// Builds one socket. `earlier` sockets share its port (SO_REUSEPORT) and have their datagrams already.
+fn build(state: &State, earlier: u32) -> Result<OwnedFd> {
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
     if state.peer.is_empty() {
@@ -208,8 +224,12 @@ fn build(state: &State) -> Result<OwnedFd> {
     multicast::join(socket.as_fd(), &state.memberships)?;
     let bytes: usize = state.queue.iter().map(|datagram| 2 * datagram.bytes.len() + 1024).sum();
     make_room(&socket, RECEIVE_BUFFER, bytes + ROOM_EXTRA)?;
-    for datagram in &state.queue {
-        deliver(state, datagram, socket.as_fd());
+    // Else the kernel chooses one of the group for each datagram.
+    let must_steer = earlier > 0 && !state.queue.is_empty();
+    let is_steered = must_steer && socket_option::steer_to(socket.as_fd(), earlier).is_ok();
+    fill(state, &socket);
+    if is_steered {
+        socket_option::stop_steering(socket.as_fd())?;
     }
     if !state.peer.is_empty() {
         socket::connect(socket.as_fd(), &SocketAddress(state.peer.clone()))?;
@@ -229,11 +249,23 @@ fn build(state: &State) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Puts a datagram into the queue again, in the name of its sender. UDP may lose it, and so may this.
-fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) {
+/// Fills the queue of a socket again.
+fn fill(state: &State, socket: &OwnedFd) {
+    let mut lost = 0;
+    for datagram in &state.queue {
+        lost += usize::from(!deliver(state, datagram, socket.as_fd()));
+        if lost > LOST_MAX {
+            break;
+        }
+    }
+}
+
+/// Puts a datagram into the queue again, in the name of its sender; whether it arrived. UDP may lose it, and so may
+/// this.
+fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) -> bool {
     let from = parse_plain(&SocketAddress(datagram.from.clone()));
     let to = destination(state, datagram, from);
-    let (Some(from), Some(to)) = (from, to) else { return };
+    let (Some(from), Some(to)) = (from, to) else { return false };
     let length = HEADER_BYTES + datagram.bytes.len();
     // UDP-Lite says here how much the checksum covers; zero is all.
     let covered = if state.family.protocol == IPPROTO_UDP { length as u16 } else { 0 };
@@ -244,12 +276,17 @@ fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) {
     content.extend([0; 2]);
     content.extend(&datagram.bytes);
     let before = used(socket);
-    if inject(from, to, state.family.protocol as u8, content, CHECKSUM_AT).is_ok() {
-        let started = Instant::now();
-        while used(socket) <= before && started.elapsed() < PATIENCE {
-            std::thread::yield_now();
-        }
+    if inject(from, to, state.family.protocol as u8, content, CHECKSUM_AT).is_err() {
+        return false;
     }
+    let started = Instant::now();
+    while used(socket) <= before {
+        if started.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
 }
 
 /// Where a datagram has to go to reach the socket: where it was sent to, else where the socket is.
@@ -288,7 +325,6 @@ fn in_use(local: &SocketAddress, error: Error) -> ResourceError {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::net::UdpSocket;
 
     use model::DescriptionId;
@@ -399,5 +435,73 @@ mod tests {
         let records = capture(&Udp, &describe_all(&[socket.as_fd()]), false).unwrap();
         let error = create(&Udp, &records, HashMap::new(), false).unwrap_err().to_string();
         assert!(error.contains(&socket.local_addr().unwrap().to_string()), "{error}");
+    }
+
+    /// Sockets of one port, with a datagram from each of some senders waiting in those that the kernel chose.
+    fn sharing_one_port(count: usize) -> Vec<UdpSocket> {
+        let family = Family { domain: AF_INET, kind: SOCK_DGRAM, protocol: 17 };
+        let mut sockets: Vec<UdpSocket> = Vec::new();
+        for _ in 0..count {
+            let socket = family.create().unwrap();
+            rustix::net::sockopt::set_socket_reuseport(&socket, true).unwrap();
+            let address =
+                sockets.first().map_or("127.0.0.1:0".parse().unwrap(), |one| one.local_addr().unwrap());
+            socket::bind(socket.as_fd(), &super::super::inet_address::encode(address)).unwrap();
+            sockets.push(socket.into());
+        }
+        sockets
+    }
+
+    fn waiting(socket: &UdpSocket) -> Vec<SocketAddr> {
+        socket.set_nonblocking(true).unwrap();
+        let mut buffer = [0; 16];
+        let mut found: Vec<_> = std::iter::from_fn(|| Some(socket.recv_from(&mut buffer).ok()?.1)).collect();
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn sockets_that_share_a_port_come_back_each_with_its_own_datagrams() {
+        let _alone = alone();
+        let sockets = sharing_one_port(3);
+        let address = sockets[0].local_addr().unwrap();
+        let senders: Vec<_> = (0..32).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        senders.iter().for_each(|sender| assert_eq!(sender.send_to(b"waits", address).unwrap(), 5));
+        let fds: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+        let records = capture(&Udp, &describe_all(&fds), true).unwrap();
+        let before: Vec<_> = sockets.iter().map(waiting).collect();
+        assert!(before.iter().all(|waiting| !waiting.is_empty()), "the kernel chooses by a hash: {before:?}");
+        drop(sockets);
+        let mut created = create(&Udp, &records, HashMap::new(), false).unwrap();
+        let sockets: Vec<UdpSocket> =
+            (0..3).map(|id| created.remove(&DescriptionId(id)).unwrap().into()).collect();
+        assert!(sockets.iter().all(|socket| socket.local_addr().unwrap() == address));
+        if may_inject() {
+            assert_eq!(sockets.iter().map(waiting).collect::<Vec<_>>(), before);
+        }
+        senders.iter().for_each(|sender| assert_eq!(sender.send_to(b"later", address).unwrap(), 5));
+        let after: Vec<_> = sockets.iter().map(waiting).collect();
+        assert_eq!(after.iter().map(Vec::len).sum::<usize>(), senders.len());
+        assert!(after.iter().all(|waiting| !waiting.is_empty()), "all of them receive: {after:?}");
+    }
+
+    #[test]
+    fn a_queue_that_cannot_arrive_is_given_up() {
+        if !may_inject() {
+            return;
+        }
+        let _alone = alone();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut records = capture(&Udp, &describe_all(&[socket.as_fd()]), true).unwrap();
+        drop(socket);
+        let mut state: State = crate::decode(NAME, &records[0].payload).unwrap();
+        let from = super::super::inet_address::encode("127.0.0.1:9".parse().unwrap()).0;
+        // An address that is not the socket's.
+        let datagram = Datagram { bytes: Vec::new(), from, to: vec![127, 0, 0, 77] };
+        state.queue = vec![datagram; 10 * LOST_MAX];
+        records[0].payload = state.encode_to_vec();
+        let begun = Instant::now();
+        create(&Udp, &records, HashMap::new(), false).unwrap();
+        assert!(begun.elapsed() < PATIENCE * 10 * LOST_MAX as u32, "{:?}", begun.elapsed());
     }
 }
