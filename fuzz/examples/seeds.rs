@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use undying_fuzz::pack;
+use undying_fuzz::{kinds, of_kind, pack};
 
 /// Longer files are pages, which no decoder looks into.
 const BYTES_MAX: usize = 512 << 10;
@@ -37,7 +37,22 @@ fn main() -> std::io::Result<()> {
             write(&corpus.join("parts"), &format!("{name}-{file}"), bytes)?;
             if file == "records" {
                 write(&corpus.join("plan"), &name, bytes)?;
+                write_kinds(&corpus.join("payloads"), &name, bytes)?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Writes the records of each kind that has no seed yet, and of the kind whose victim the image is of.
+fn write_kinds(folder: &Path, image: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let failed = |error: image::Error| std::io::Error::other(error.to_string());
+    let records = image::RecordSet::decode(bytes).map_err(failed)?;
+    for kind in kinds() {
+        let name = kind.replace('/', "-");
+        let Some(found) = of_kind(&records, kind) else { continue };
+        if kind.replace('/', "_") == image || !folder.join(&name).exists() {
+            write(folder, &name, &found.encode().map_err(failed)?)?;
         }
     }
     Ok(())

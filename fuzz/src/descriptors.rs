@@ -10,9 +10,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use image::{Owner, RecordSet};
 use resource::fd::envelope::Envelope;
 use resource::fd::{self, FdCreate, FdRecord};
-use resource::memory::{self, ObjectRecord};
+use resource::memory;
 use resource::{Opener, Shared};
 
+use crate::payloads::Objects;
 use crate::repair::repair_records;
 
 /// Kinds of descriptors.
@@ -67,11 +68,4 @@ fn open_objects(records: &RecordSet, opener: &Opener) -> bool {
         .filter_map(|object| memory::kind_named(&object.kind)?.open(&object, opener).ok())
         .collect();
     !opened.is_empty()
-}
-
-/// As the engine writes it.
-#[derive(Clone, PartialEq, prost::Message)]
-struct Objects {
-    #[prost(message, repeated, tag = "1")]
-    objects: Vec<ObjectRecord>,
 }

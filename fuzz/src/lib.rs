@@ -9,6 +9,7 @@
 mod descriptors;
 mod memory;
 mod mutation;
+mod payloads;
 mod repair;
 
 use std::path::Path;
@@ -18,6 +19,7 @@ use store::{ImageReader, Medium};
 
 pub use memory::{Memory, pack};
 pub use mutation::mutate;
+pub use payloads::{kinds, of_kind};
 pub use repair::{repair, repair_records};
 
 /// Pages of one extent that a target reads at most.
@@ -33,9 +35,10 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     Target { name: "parts", run: parts },
     Target { name: "plan", run: plan },
+    Target { name: "payloads", run: payloads::check },
     Target { name: "descriptors", run: descriptors::create },
     Target { name: "image", run: whole_image },
     Target { name: "log", run: log },

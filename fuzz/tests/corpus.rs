@@ -7,7 +7,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use undying_fuzz::{TARGETS, Target, mutate, target};
+use image::RecordSet;
+use undying_fuzz::{TARGETS, Target, kinds, mutate, of_kind, repair_records, target};
 
 /// Bytes that the mutations of one target may take in all; small seeds get more of them.
 const BYTES_OF_A_TARGET: usize = 200 << 20;
@@ -58,6 +59,11 @@ fn no_records_make_the_plan_of_a_restore_panic() {
 }
 
 #[test]
+fn no_payload_makes_its_kind_panic() {
+    try_all("payloads");
+}
+
+#[test]
 fn no_record_makes_the_creation_of_a_descriptor_panic() {
     try_all("descriptors");
 }
@@ -70,6 +76,21 @@ fn no_image_makes_its_reader_panic() {
 #[test]
 fn no_log_makes_its_reader_panic() {
     try_all("log");
+}
+
+#[test]
+fn every_registered_kind_has_a_seed() {
+    let target = target("payloads").unwrap();
+    let seeds: Vec<_> = seeds(target)
+        .into_iter()
+        .map(|(name, seed)| RecordSet::decode(&repair_records(&seed)).unwrap_or_else(|_| panic!("{name}")))
+        .collect();
+    let missing: Vec<_> =
+        kinds().into_iter().filter(|kind| !seeds.iter().any(|seed| of_kind(seed, kind).is_some())).collect();
+    assert!(
+        missing.is_empty(),
+        "no seed below corpus/payloads for {missing:?}; fuzz/README.md says how to write one"
+    );
 }
 
 #[test]
