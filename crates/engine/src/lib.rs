@@ -14,6 +14,7 @@ mod obstacles;
 mod records;
 mod relations;
 mod restore;
+mod sharing;
 
 pub use capture::{
     CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, Phases, Preference, Taken,

@@ -1,6 +1,6 @@
 //! Preflight: everything that would stop a checkpoint, without touching the subject.
 //!
-//! Owns: the checks that no kind can make alone: namespaces, tracers, dead leaders, shared tables, sessions; the text of
+//! Owns: the checks that no kind can make alone: namespaces, tracers, dead leaders, sessions; the text of
 //! a list of obstacles.
 //! Invariants: changes nothing; every obstacle names the process, the reason and a way out.
 //! Does not: check what kinds check; it asks them.
@@ -8,13 +8,13 @@
 use model::{Escaped, Pid};
 use resource::fd::{self, CaptureScope, Description};
 use resource::{Obstacle, memory, state};
-use sys::kcmp::{self, Shared};
 use tracee::procfs::{self, Area};
 use tracee::tree;
 
 use crate::capture::{CheckpointOptions, look_for_preflight};
 use crate::error::{EngineError, Result};
 use crate::relations::{Births, Homeless, Relation};
+use crate::sharing;
 
 /// Namespaces that a subject must share with us, and what each is.
 const NAMESPACES: &[(&str, &str)] = &[
@@ -115,7 +115,7 @@ pub(crate) fn of_tree(processes: &[(Pid, &[Area])], pids: &[Pid]) -> Vec<Obstacl
             found.extend(kind.obstacles(*pid));
         }
     }
-    found.extend(of_sharing(processes));
+    found.extend(sharing::obstacles(processes));
     found.extend(of_relations(pids));
     found
 }
@@ -258,33 +258,6 @@ pub(crate) fn of_executable(pid: Pid) -> Obstacle {
         "the program has unmapped every part of its own program file, and an image keeps only mapped files",
         "start the program without what replaces its code (an unpacker, code in huge pages)",
     )
-}
-
-pub(crate) fn of_sharing(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
-    const SHARABLE: &[(Shared, &str)] = &[
-        (Shared::Memory, "address space"),
-        (Shared::Files, "descriptor table"),
-        (Shared::FileSystem, "working directory and umask"),
-    ];
-    let mut found = Vec::new();
-    for (pid, _) in processes {
-        let Ok(stat) = procfs::stat(*pid) else { continue };
-        if !processes.iter().any(|(other, _)| *other == stat.ppid) {
-            continue;
-        }
-        for (kind, what) in SHARABLE {
-            if kcmp::shared(*kind, *pid, stat.ppid).unwrap_or(false) {
-                found.push(obstacle(
-                    *pid,
-                    &format!("shared {what}"),
-                    format!("shared with pid {}", stat.ppid),
-                    "processes that share it without being threads of one process cannot be built again yet",
-                    "try again in a moment: a child between vfork and exec shares it for a short time",
-                ));
-            }
-        }
-    }
-    found
 }
 
 /// Sessions and groups that cannot be made again.

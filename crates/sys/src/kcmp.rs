@@ -44,7 +44,12 @@ pub fn compare_files(first: (Pid, Fd), second: (Pid, Fd)) -> Result<Ordering> {
     compare(0, first.0, second.0, first.1.get() as u64, second.1.get() as u64)
 }
 
-/// Whether two processes share one object of a kind.
+/// Order of the objects of a kind that two processes have; equal when they share one.
+pub fn order(kind: Shared, first: Pid, second: Pid) -> Result<Ordering> {
+    compare(kind as i32, first, second, 0, 0)
+}
+
+/// Whether two processes, or two threads by their numbers, share one object of a kind.
 pub fn shared(kind: Shared, first: Pid, second: Pid) -> Result<bool> {
-    Ok(compare(kind as i32, first, second, 0, 0)? == Ordering::Equal)
+    Ok(order(kind, first, second)? == Ordering::Equal)
 }

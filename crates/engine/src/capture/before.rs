@@ -26,8 +26,8 @@ use super::objects::Objects;
 use super::own_watch::forget_own_watch;
 use super::threads::ThreadState;
 use crate::error::{EngineError, Result};
-use crate::obstacles;
 use crate::records::{AreasMessage, EngineRecord, ProcessMessage, of_process};
+use crate::{obstacles, sharing};
 
 /// A subject, as far as it can be known from outside.
 pub(super) struct Before {
@@ -115,7 +115,8 @@ impl Before {
         }
         before.vdso_checksum = before.checksum_vdso(root)?;
         before.descriptors.look(&before.processes, &before.order, Hold::All)?;
-        before.accept(options, moment)?;
+        let rare = sharing::rare_obstacles(&before.view());
+        before.accept(options, moment, rare)?;
         if moment == Moment::Running {
             // What the subject closes from now on has to be closed.
             before.descriptors.let_go();
@@ -186,7 +187,7 @@ impl Before {
     pub(super) fn look_at_descriptors_again(&mut self, options: &CheckpointOptions) -> Result<()> {
         for _ in 0..LOOKS_MAX {
             self.descriptors.look(&self.processes, &self.order, Hold::Nothing)?;
-            match self.accept(options, Moment::Running) {
+            match self.accept(options, Moment::Running, Vec::new()) {
                 Err(error) if matches!(error, EngineError::Refused(_)) || error.says_gone() => {}
                 outcome => return outcome,
             }
@@ -200,9 +201,14 @@ impl Before {
         PageCount(known.map(PageCount::get).sum())
     }
 
-    /// Refuses when anything stands in the way; else prepares what the pause needs.
-    fn accept(&mut self, options: &CheckpointOptions, moment: Moment) -> Result<()> {
-        let mut found = self.objects.take_obstacles(moment);
+    /// Refuses when anything stands in the way, or has been `found` to; else prepares what the pause needs.
+    fn accept(
+        &mut self,
+        options: &CheckpointOptions,
+        moment: Moment,
+        mut found: Vec<Obstacle>,
+    ) -> Result<()> {
+        found.extend(self.objects.take_obstacles(moment));
         found.extend(obstacles::of_tree(&self.view(), &self.order));
         self.doubt = if found.is_empty() { Doubt::Descriptors } else { Doubt::Everything };
         found.extend(self.prepare_descriptors(options)?);
@@ -233,7 +239,7 @@ impl Before {
     pub(super) fn refresh_descriptors(&mut self, options: &CheckpointOptions) -> Result<()> {
         let changed = self.descriptors.refresh(&self.processes, &self.order)?;
         if self.doubt == Doubt::Everything {
-            return self.accept(options, Moment::Stopped);
+            return self.accept(options, Moment::Stopped, Vec::new());
         }
         if changed || self.doubt == Doubt::Descriptors {
             let found = self.prepare_descriptors(options)?;
@@ -292,7 +298,7 @@ impl Before {
             let is_borrowed = process.is_borrowed;
             self.processes.insert(pid, process);
             if is_borrowed {
-                return Err(EngineError::Refused(obstacles::of_sharing(&self.view())));
+                return Err(EngineError::Refused(sharing::obstacles(&self.view())));
             }
             self.refuse_areas(pid, Moment::Stopped)?;
         } else if let Some(process) = self.processes.get_mut(&pid) {
