@@ -2,8 +2,8 @@
 //!
 //! Owns: which options a socket family has, in which order they are set, and when.
 //! Invariants: each option of the kernel's headers (asm-generic/socket.h, linux/in.h, in6.h, tcp.h, udp.h,
-//! netlink.h) that can be read and set has a row here. The others are read-only, or are handled by the kind of
-//! socket, or are refused, or stand in docs/limits.md.
+//! netlink.h, mptcp.h) that can be read and set has a row here. The others are read-only, or are handled by the kind of
+//! socket, or are refused, or stand in docs/limits.md: the tests have a verdict for each, and ask this kernel too.
 //! Does not: read or set options; `socket_options` does.
 
 use sys::socket_option::SocketOption;
@@ -126,6 +126,7 @@ const IPV6: &[Row] = &[
     early(IPPROTO_IPV6, 16, "IPV6_UNICAST_HOPS"),
     early(IPPROTO_IPV6, 23, "IPV6_MTU_DISCOVER"),
     early(IPPROTO_IPV6, 25, "IPV6_RECVERR"),
+    early(IPPROTO_IPV6, 30, "IPV6_ROUTER_ALERT_ISOLATE"),
     early(IPPROTO_IPV6, 31, "IPV6_RECVERR_RFC4884"),
     early(IPPROTO_IPV6, 33, "IPV6_FLOWINFO_SEND"),
     early(IPPROTO_IPV6, 49, "IPV6_RECVPKTINFO"),
@@ -232,4 +233,275 @@ pub(super) fn rows(family: Family) -> impl Iterator<Item = &'static Row> {
         (UDPLITE, is_ip && family.protocol == IPPROTO_UDPLITE),
     ];
     tables.into_iter().filter(|table| table.1).flat_map(|table| table.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::os::fd::AsFd;
+
+    use sys::socket_option;
+
+    use super::super::socket_options::{AF_UNIX, Family};
+    use super::*;
+    use crate::support::kernel_headers::Verdict::{
+        Action, Derived, Ignored, Kept, Lost, Refused, Same, Value,
+    };
+    use crate::support::kernel_headers::{Verdict, definitions, judge};
+
+    const HEADERS: &[(&str, &[&str])] = &[
+        ("asm-generic/socket.h", &["SO_"]),
+        ("linux/in.h", &["IP_", "MCAST_"]),
+        ("linux/in6.h", &["IPV6_"]),
+        ("linux/tcp.h", &["TCP_"]),
+        ("linux/udp.h", &["UDP_"]),
+        ("linux/netlink.h", &["NETLINK_"]),
+        ("linux/mptcp.h", &["MPTCP_"]),
+    ];
+
+    const SOCKET_OPTIONS: &str = "crates/resource/src/fd/socket_options.rs";
+    const MULTICAST: &str = "crates/resource/src/fd/multicast.rs";
+    const NETLINK_KIND: &str = "crates/resource/src/fd/netlink.rs";
+    const UNIX_STATE: &str = "crates/resource/src/fd/unix/state.rs";
+    const TCP_KIND: &str = "crates/resource/src/fd/tcp/mod.rs";
+    const TCP_REPAIR: &str = "crates/sys/src/tcp_repair.rs";
+    const RAW: Verdict = Refused("refuse_raw_socket");
+
+    /// Names of the headers, up to Linux 6.18, that have no row.
+    const VERDICTS: &[(&str, Verdict)] = &[
+        ("SO_TYPE", Kept(SOCKET_OPTIONS)),
+        ("SO_PROTOCOL", Kept(SOCKET_OPTIONS)),
+        ("SO_DOMAIN", Kept(SOCKET_OPTIONS)),
+        ("SO_ERROR", Lost("an error that waits in `SO_ERROR`")),
+        ("SO_SNDBUFFORCE", Same("SO_SNDBUF")),
+        ("SO_RCVBUFFORCE", Same("SO_RCVBUF")),
+        ("SO_BSDCOMPAT", Ignored),
+        ("SO_PEERCRED", Kept(UNIX_STATE)),
+        ("SO_PEERGROUPS", Kept(UNIX_STATE)),
+        ("SO_PEERPIDFD", Same("SO_PEERCRED")),
+        ("SO_SNDLOWAT", Ignored),
+        ("SO_RCVTIMEO_*", Same("SO_RCVTIMEO")),
+        ("SO_SNDTIMEO_*", Same("SO_SNDTIMEO")),
+        ("SO_TIMESTAMP_OLD", Same("SO_TIMESTAMP")),
+        ("SO_TIMESTAMPNS_OLD", Same("SO_TIMESTAMPNS")),
+        ("SO_TIMESTAMPING_OLD", Same("SO_TIMESTAMPING")),
+        ("SO_SECURITY_*", Ignored),
+        ("SO_ATTACH_FILTER", Kept("crates/sys/src/socket_option.rs")),
+        ("SO_GET_FILTER", Same("SO_ATTACH_FILTER")),
+        ("SO_DETACH_FILTER", Action),
+        ("SO_LOCK_FILTER", Kept(SOCKET_OPTIONS)),
+        ("SO_ATTACH_BPF", Refused(SOCKET_OPTIONS)),
+        ("SO_DETACH_BPF", Action),
+        ("SO_ATTACH_REUSEPORT_*", Lost("`SO_ATTACH_REUSEPORT_CBPF`, `_EBPF`")),
+        ("SO_DETACH_REUSEPORT_BPF", Action),
+        ("SO_PEERNAME", Derived),
+        ("SO_ACCEPTCONN", Derived),
+        ("SO_PEERSEC", Derived),
+        ("SO_BPF_EXTENSIONS", Derived),
+        ("SO_CNX_ADVICE", Action),
+        ("SO_MEMINFO", Derived),
+        ("SO_INCOMING_NAPI_ID", Lost("`SO_INCOMING_NAPI_ID` change")),
+        ("SO_COOKIE", Lost("`SO_COOKIE` and")),
+        ("SO_NETNS_COOKIE", Derived),
+        ("SO_BINDTOIFINDEX", Same("SO_BINDTODEVICE")),
+        ("SO_DEVMEM_*", Action),
+        ("SO_INQ", Lost("`SO_INQ` of a Unix socket")),
+        ("IP_HDRINCL", RAW),
+        ("IP_NODEFRAG", RAW),
+        ("IP_ROUTER_ALERT", RAW),
+        ("IP_PROTOCOL", RAW),
+        ("IP_PKTOPTIONS", Derived),
+        ("IP_MTU", Derived),
+        ("IP_XFRM_POLICY", Lost("`IP_XFRM_POLICY`")),
+        ("IP_IPSEC_POLICY", Same("IP_XFRM_POLICY")),
+        ("IP_RECVRETOPTS", Same("IP_RETOPTS")),
+        ("IP_ORIGDSTADDR", Same("IP_RECVORIGDSTADDR")),
+        ("IP_PMTUDISC_*", Value),
+        ("IP_DEFAULT_MULTICAST_*", Value),
+        ("IP_ADD_MEMBERSHIP", Same("MCAST_JOIN_GROUP")),
+        ("IP_ADD_SOURCE_MEMBERSHIP", Same("MCAST_JOIN_GROUP")),
+        ("IP_DROP_*", Same("MCAST_JOIN_GROUP")),
+        ("IP_BLOCK_SOURCE", Same("MCAST_MSFILTER")),
+        ("IP_UNBLOCK_SOURCE", Same("MCAST_MSFILTER")),
+        ("IP_MSFILTER", Same("MCAST_MSFILTER")),
+        ("MCAST_JOIN_GROUP", Kept(MULTICAST)),
+        ("MCAST_MSFILTER", Kept(MULTICAST)),
+        ("MCAST_JOIN_SOURCE_GROUP", Same("MCAST_JOIN_GROUP")),
+        ("MCAST_LEAVE_*", Same("MCAST_JOIN_GROUP")),
+        ("MCAST_BLOCK_SOURCE", Same("MCAST_MSFILTER")),
+        ("MCAST_UNBLOCK_SOURCE", Same("MCAST_MSFILTER")),
+        ("MCAST_EXCLUDE", Value),
+        ("MCAST_INCLUDE", Value),
+        ("IPV6_FL_*", Value),
+        ("IPV6_FLOWINFO_FLOWLABEL", Value),
+        ("IPV6_FLOWINFO_PRIORITY", Value),
+        ("IPV6_PRIORITY_*", Value),
+        ("IPV6_TLV_*", Value),
+        ("IPV6_PMTUDISC_*", Value),
+        ("IPV6_PREFER_SRC_*", Value),
+        ("IPV6_ADDRFORM", Same("SO_DOMAIN")),
+        ("IPV6_2292PKTOPTIONS", Same("IPV6_HOPOPTS")),
+        ("IPV6_CHECKSUM", RAW),
+        ("IPV6_HDRINCL", RAW),
+        ("IPV6_ROUTER_ALERT", RAW),
+        // Messages of sendmsg(2) and recvmsg(2).
+        ("IPV6_NEXTHOP", Value),
+        ("IPV6_HOPLIMIT", Value),
+        ("IPV6_AUTHHDR", Ignored),
+        ("IPV6_USE_MIN_MTU", Ignored),
+        ("IPV6_ADD_MEMBERSHIP", Same("MCAST_JOIN_GROUP")),
+        ("IPV6_DROP_MEMBERSHIP", Same("MCAST_JOIN_GROUP")),
+        ("IPV6_MTU", Lost("`IPV6_MTU`")),
+        ("IPV6_PKTINFO", Lost("`IPV6_PKTINFO`")),
+        ("IPV6_PATHMTU", Derived),
+        ("IPV6_JOIN_ANYCAST", Lost("anycast addresses")),
+        ("IPV6_LEAVE_ANYCAST", Same("IPV6_JOIN_ANYCAST")),
+        ("IPV6_FLOWLABEL_MGR", Lost("flow labels")),
+        ("IPV6_IPSEC_POLICY", Same("IP_XFRM_POLICY")),
+        ("IPV6_XFRM_POLICY", Same("IP_XFRM_POLICY")),
+        ("IPV6_ORIGDSTADDR", Same("IPV6_RECVORIGDSTADDR")),
+        ("TCP_MSS_*", Value),
+        ("TCP_INFO", Derived),
+        ("TCP_CC_INFO", Derived),
+        ("TCP_IS_MPTCP", Derived),
+        // tcp(7): it is not permanent.
+        ("TCP_QUICKACK", Action),
+        ("TCP_THIN_DUPACK", Ignored),
+        ("TCP_MD5SIG*", Refused(TCP_KIND)),
+        ("TCP_AO_*", Refused(TCP_KIND)),
+        ("TCP_ULP", Refused(TCP_KIND)),
+        ("TCP_REPAIR*", Kept(TCP_REPAIR)),
+        ("TCP_QUEUE_SEQ", Kept(TCP_REPAIR)),
+        ("TCP_TIMESTAMP", Kept(TCP_REPAIR)),
+        ("TCP_SAVED_SYN", Lost("`TCP_SAVED_SYN`")),
+        ("TCP_ZEROCOPY_RECEIVE", Action),
+        ("TCP_RECEIVE_ZEROCOPY_FLAG_*", Value),
+        ("TCP_CM_INQ", Same("TCP_INQ")),
+        ("UDP_ENCAP_*", Value),
+        ("NETLINK_ADD_MEMBERSHIP", Kept(NETLINK_KIND)),
+        ("NETLINK_LIST_MEMBERSHIPS", Kept(NETLINK_KIND)),
+        ("NETLINK_DROP_MEMBERSHIP", Same("NETLINK_ADD_MEMBERSHIP")),
+        ("NETLINK_RX_RING", Ignored),
+        ("NETLINK_TX_RING", Ignored),
+        ("MPTCP_INFO", Derived),
+        ("MPTCP_TCPINFO", Derived),
+        ("MPTCP_FULL_INFO", Derived),
+        ("MPTCP_SUBFLOW_ADDRS", Derived),
+        ("MPTCP_INFO_FLAG_*", Value),
+        ("MPTCP_SUBFLOW_*", Value),
+        ("MPTCP_PM_*", Value),
+        ("MPTCP_RST_*", Value),
+        ("MPTCP_ATTR_*", Value),
+    ];
+
+    /// Protocols of netlink sockets; the kind says which it takes.
+    const PROTOCOLS: &[&str] = &[
+        "ROUTE",
+        "UNUSED",
+        "USERSOCK",
+        "FIREWALL",
+        "SOCK_DIAG",
+        "INET_DIAG",
+        "NFLOG",
+        "XFRM",
+        "SELINUX",
+        "ISCSI",
+        "AUDIT",
+        "FIB_LOOKUP",
+        "CONNECTOR",
+        "NETFILTER",
+        "IP6_FW",
+        "DNRTMSG",
+        "KOBJECT_UEVENT",
+        "GENERIC",
+        "SCSITRANSPORT",
+        "ECRYPTFS",
+        "RDMA",
+        "CRYPTO",
+        "SMC",
+    ];
+
+    fn all() -> impl Iterator<Item = &'static Row> {
+        let tables = [SOCKET, IPV4, IPV6, IPV4_MULTICAST, IPV6_MULTICAST, TCP, UDP, UDPLITE, NETLINK];
+        tables.into_iter().flatten()
+    }
+
+    #[test]
+    fn every_option_of_the_headers_has_a_row_or_a_verdict() {
+        let found: Vec<_> =
+            HEADERS.iter().filter_map(|(header, prefixes)| definitions(header, prefixes)).flatten().collect();
+        if found.is_empty() {
+            return println!("unsupported: kernel headers");
+        }
+        let is_protocol =
+            |name: &str| name.strip_prefix("NETLINK_").is_some_and(|protocol| PROTOCOLS.contains(&protocol));
+        let names = found.iter().map(|one| one.name.as_str()).filter(|name| !is_protocol(name));
+        judge(names, |name| all().any(|row| row.option.name == name), VERDICTS);
+        for row in all() {
+            let same = found.iter().find(|one| one.name == row.option.name);
+            let number = same.and_then(|one| one.value.parse::<i32>().ok()).unwrap_or(row.option.number);
+            assert_eq!(number, row.option.number, "{}", row.option.name);
+        }
+    }
+
+    /// Options without a row that a socket takes and tells again; `VERDICTS` has their reasons.
+    const TOLD_WITHOUT_ROW: &[(i32, i32)] = &[
+        (SOL_SOCKET, 14),
+        (SOL_SOCKET, 44),
+        (SOL_SOCKET, 62),
+        (IPPROTO_IPV6, 6),
+        (IPPROTO_TCP, 12),
+        (IPPROTO_TCP, 17),
+        (IPPROTO_TCP, 19),
+    ];
+
+    /// Higher than the number of any option.
+    const NUMBER_MAX: i32 = 256;
+
+    /// The kernel may be newer than the headers.
+    #[test]
+    fn every_number_that_this_kernel_takes_and_tells_has_a_row() {
+        let families = [
+            (AF_INET, 1, IPPROTO_TCP),
+            (AF_INET6, 1, IPPROTO_TCP),
+            (AF_INET, 2, IPPROTO_UDP),
+            (AF_INET6, 2, IPPROTO_UDP),
+            (AF_UNIX, 1, 0),
+            (AF_UNIX, 2, 0),
+            (AF_NETLINK, 3, 0),
+        ];
+        let known: HashSet<_> = all().map(|row| (row.option.level, row.option.number)).collect();
+        let levels = [SOL_SOCKET, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPPROTO_UDP, SOL_NETLINK];
+        let mut found = Vec::new();
+        for (domain, kind, protocol) in families {
+            let family = Family { domain, kind, protocol };
+            if family.create().is_err() {
+                println!("unsupported: sockets of family {domain}");
+                continue;
+            }
+            let options = levels.iter().flat_map(|level| (0..NUMBER_MAX).map(|number| (*level, number)));
+            let missing = options
+                .filter(|option| !known.contains(option) && !TOLD_WITHOUT_ROW.contains(option))
+                .filter(|(level, number)| is_taken_and_told(family, *level, *number));
+            found.extend(missing.map(|option| (family, option)));
+        }
+        assert!(found.is_empty(), "no row for {found:?}");
+    }
+
+    /// Whether a new socket tells another value of an option after it was set.
+    fn is_taken_and_told(family: Family, level: i32, number: i32) -> bool {
+        let option = SocketOption { level, number, name: "an option" };
+        let Ok(socket) = family.create() else { return false };
+        let tell = || {
+            let mut buffer = [0; 128];
+            socket_option::get(socket.as_fd(), option, &mut buffer)
+                .ok()
+                .map(|length| buffer[..length].to_vec())
+        };
+        let Some(before) = tell() else { return false };
+        [1, 0, 2].into_iter().any(|value| {
+            socket_option::set_int(socket.as_fd(), option, value).is_ok()
+                && tell().is_some_and(|after| after != before || after.is_empty())
+        })
+    }
 }

@@ -136,7 +136,7 @@ impl Family {
     }
 }
 
-/// Obstacles that lie in the options of a socket.
+/// Obstacles that lie in the options of a socket: a filter of SO_ATTACH_BPF.
 pub(crate) fn obstacles(description: &Description, what: &str) -> Vec<Obstacle> {
     match socket_option::filter(description.as_fd()) {
         Err(error) if error.errno == Errno::EACCES => vec![description.obstacle(

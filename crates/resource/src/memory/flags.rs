@@ -209,6 +209,10 @@ fn is_execute_only(of: AreaOf<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::support::kernel_headers::Verdict::{
+        Action, Derived, Ignored, Kept, Lost, Refused, Same, Value,
+    };
+    use crate::support::kernel_headers::{Verdict, definitions, judge};
 
     #[test]
     fn a_flag_of_many_areas_is_one_obstacle() {
@@ -242,6 +246,125 @@ mod tests {
             obstacles(model::Pid(1), &areas).len()
         };
         assert_eq!((found("rw-p", 0), found("rw-p", 1), found("--xp", 1)), (0, 1, 0));
+    }
+
+    const THIS: &str = "crates/resource/src/memory/flags.rs";
+    const LAYOUT: &str = "crates/engine/src/restore/layout.rs";
+    const HUGETLB: Verdict = Refused("refuse_hugetlb");
+
+    /// Codes of `VmFlags` (Documentation/filesystems/proc.rst, up to Linux 6.18) that are in no table above.
+    const CODES: &[(&str, Verdict)] = &[
+        // Rights, and the sharing; what may be granted follows from the object and how it was opened.
+        ("rd", Derived),
+        ("wr", Derived),
+        ("ex", Derived),
+        ("sh", Derived),
+        ("mr", Derived),
+        ("me", Derived),
+        ("ms", Derived),
+        // The kernel's own accounts and marks: of commitment, drivers, removed features, trackers of writes.
+        ("ac", Derived),
+        ("de", Derived),
+        ("nl", Ignored),
+        ("dw", Ignored),
+        ("sd", Derived),
+        ("gu", Same("MADV_GUARD_INSTALL")),
+        // Other architectures.
+        ("ar", Ignored),
+        ("bt", Ignored),
+        ("mt", Ignored),
+        (NAMELESS, Ignored),
+        ("MADV_GUARD_INSTALL", Kept(LAYOUT)),
+    ];
+
+    /// The codes that the documentation lists.
+    const DOCUMENTED: &str = "rd wr ex sh mr mw me ms gd pf lo io sr rr dc de ac nr ht sf nl ar wf dd sd mm hg nh mg \
+                              bt mt um uw ss sl lf dp ui gu";
+
+    fn is_in_a_table(code: &str) -> bool {
+        let advice = ADVICE.iter().chain(ADVICE_BEFORE_PAGES).map(|row| row.0);
+        let mut all = advice.chain(MAPPING.iter().copied()).chain(OBSTACLES.iter().map(|row| row.0));
+        all.any(|known| known == code)
+    }
+
+    #[test]
+    fn every_flag_of_a_mapping_has_a_row_or_a_verdict() {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let shown = smaps.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
+        let codes = shown.flat_map(str::split_ascii_whitespace).chain(DOCUMENTED.split_ascii_whitespace());
+        judge(codes, is_in_a_table, CODES);
+    }
+
+    /// Calls that give memory flags, up to Linux 6.18.
+    const CALLS: &[(&str, Verdict)] = &[
+        ("MADV_NORMAL", Same("MADV_RANDOM")),
+        ("MADV_RANDOM", Kept(THIS)),
+        ("MADV_SEQUENTIAL", Kept(THIS)),
+        ("MADV_WILLNEED", Action),
+        ("MADV_DONTNEED", Action),
+        ("MADV_DONTNEED_LOCKED", Action),
+        // What is left is content.
+        ("MADV_FREE", Action),
+        ("MADV_REMOVE", Action),
+        ("MADV_DONTFORK", Kept(THIS)),
+        ("MADV_DOFORK", Same("MADV_DONTFORK")),
+        ("MADV_HWPOISON", Action),
+        ("MADV_SOFT_OFFLINE", Action),
+        ("MADV_MERGEABLE", Kept(THIS)),
+        ("MADV_UNMERGEABLE", Same("MADV_MERGEABLE")),
+        ("MADV_HUGEPAGE", Kept(THIS)),
+        ("MADV_NOHUGEPAGE", Kept(THIS)),
+        ("MADV_DONTDUMP", Kept(THIS)),
+        ("MADV_DODUMP", Same("MADV_DONTDUMP")),
+        ("MADV_WIPEONFORK", Kept(THIS)),
+        ("MADV_KEEPONFORK", Same("MADV_WIPEONFORK")),
+        ("MADV_COLD", Action),
+        ("MADV_PAGEOUT", Action),
+        ("MADV_POPULATE_*", Action),
+        ("MADV_COLLAPSE", Action),
+        ("MADV_GUARD_INSTALL", Kept(LAYOUT)),
+        ("MADV_GUARD_REMOVE", Same("MADV_GUARD_INSTALL")),
+        ("MAP_SHARED", Kept(THIS)),
+        ("MAP_SHARED_VALIDATE", Same("MAP_SHARED")),
+        ("MAP_PRIVATE", Kept(THIS)),
+        ("MAP_DROPPABLE", Kept(THIS)),
+        ("MAP_ANONYMOUS", Kept(THIS)),
+        ("MAP_FILE", Value),
+        ("MAP_TYPE", Value),
+        ("MAP_GROWSDOWN", Kept(THIS)),
+        ("MAP_NORESERVE", Kept(THIS)),
+        // The address, which comes back.
+        ("MAP_FIXED", Action),
+        ("MAP_FIXED_NOREPLACE", Kept(THIS)),
+        ("MAP_32BIT", Action),
+        ("MAP_ABOVE4G", Action),
+        ("MAP_DENYWRITE", Ignored),
+        ("MAP_EXECUTABLE", Ignored),
+        ("MAP_UNINITIALIZED", Ignored),
+        ("MAP_STACK", Same("MADV_NOHUGEPAGE")),
+        ("MAP_LOCKED", Same("MLOCK_ONFAULT")),
+        ("MAP_POPULATE", Action),
+        ("MAP_NONBLOCK", Action),
+        ("MAP_HUGETLB", HUGETLB),
+        ("MAP_HUGE_*", HUGETLB),
+        ("MAP_SYNC", Refused(THIS)),
+        ("MLOCK_ONFAULT", Kept("testkit/victims/memory_mlock.c")),
+        ("MCL_CURRENT", Same("MLOCK_ONFAULT")),
+        ("MCL_ONFAULT", Same("MLOCK_ONFAULT")),
+        ("MCL_FUTURE", Lost("`mlockall(MCL_FUTURE)`")),
+        ("PKEY_*", Refused("refuse_protection_key")),
+    ];
+
+    #[test]
+    fn every_flag_of_the_calls_for_memory_has_a_verdict() {
+        let prefixes = ["MADV_", "MAP_", "MLOCK_", "MCL_", "PKEY_"];
+        let headers = ["asm-generic/mman-common.h", "asm-generic/mman.h", "linux/mman.h", "asm/mman.h"];
+        let found: Vec<_> =
+            headers.iter().filter_map(|header| definitions(header, &prefixes)).flatten().collect();
+        if found.is_empty() {
+            return println!("unsupported: kernel headers");
+        }
+        judge(found.iter().map(|one| one.name.as_str()), |_| false, CALLS);
     }
 
     #[test]

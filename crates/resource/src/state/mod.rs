@@ -27,6 +27,8 @@ mod seccomp;
 mod sigactions;
 mod sigaltstack;
 mod sigpending;
+#[cfg(test)]
+mod task_flags;
 mod thread_name;
 mod tid_address;
 mod umask;

@@ -16,4 +16,6 @@ pub(crate) mod pipe_queue;
 pub(crate) mod tmpfs;
 
 #[cfg(test)]
+pub(crate) mod kernel_headers;
+#[cfg(test)]
 pub(crate) mod testing;

@@ -1,0 +1,113 @@
+//! The kernel's headers, as tests read them: every name in them has a verdict.
+//!
+//! Owns: finding definitions; what a verdict must be proved by.
+//! Invariants: a name without a verdict fails the test, and so does a verdict without its proof.
+//! Does not: know any name; the tests beside the tables do.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where the headers of linux-libc-dev lie.
+const FOLDERS: [&str; 2] = ["/usr/include", "/usr/include/x86_64-linux-gnu"];
+
+/// What becomes of the state behind a name of a header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// It comes back: this source file names it.
+    Kept(&'static str),
+    /// Another name of the same state, or its opposite.
+    Same(&'static str),
+    /// It is read only, and follows from what comes back.
+    Derived,
+    /// A value, a flag or a message that belongs to another name.
+    Value,
+    /// A call that leaves no state of its own behind.
+    Action,
+    /// This kernel or this architecture ignores it.
+    Ignored,
+    /// It refuses the checkpoint: this source file names it, or this victim holds it.
+    Refused(&'static str),
+    /// It does not come back, and docs/limits.md says so in these words.
+    Lost(&'static str),
+}
+
+/// One `#define`.
+pub(crate) struct Definition {
+    pub(crate) name: String,
+    pub(crate) value: String,
+    /// Written with a blank behind `#`, as headers mark values of the name before.
+    pub(crate) is_nested: bool,
+}
+
+/// Definitions of a header whose names begin so; `None` without the header.
+pub(crate) fn definitions(header: &str, prefixes: &[&str]) -> Option<Vec<Definition>> {
+    let text = FOLDERS.iter().find_map(|folder| fs::read_to_string(Path::new(folder).join(header)).ok())?;
+    Some(text.lines().filter_map(|line| definition(line, prefixes)).collect())
+}
+
+fn definition(line: &str, prefixes: &[&str]) -> Option<Definition> {
+    let directive = line.strip_prefix('#')?;
+    let is_nested = directive.starts_with([' ', '\t']);
+    let mut words = directive.trim_start().strip_prefix("define")?.split_ascii_whitespace();
+    let (name, value) = (words.next()?, words.next()?);
+    // A macro with arguments computes something.
+    let begins = !name.contains('(') && prefixes.iter().any(|prefix| name.starts_with(prefix));
+    begins.then(|| Definition { name: name.to_owned(), value: value.to_owned(), is_nested })
+}
+
+/// Checks that every name is one of those that the code has, or has a verdict, and that the verdicts are proved. A
+/// verdict whose name ends with `*` is that of all names that begin so.
+pub(crate) fn judge<'a>(
+    names: impl Iterator<Item = &'a str>,
+    is_known: impl Fn(&str) -> bool,
+    verdicts: &[(&str, Verdict)],
+) {
+    let verdict = |name: &str| {
+        let is_of =
+            |known: &str| known.strip_suffix('*').map_or(known == name, |begin| name.starts_with(begin));
+        verdicts.iter().find(|(known, _)| *known == name).or(verdicts.iter().find(|(known, _)| is_of(known)))
+    };
+    let without: Vec<&str> = names.filter(|name| !is_known(name) && verdict(name).is_none()).collect();
+    assert!(
+        without.is_empty(),
+        "what becomes of {without:?}: does it come back, is it refused, or is it lost?"
+    );
+    let is_known = |name: &str| is_known(name) || verdict(name).is_some();
+    let unproved: Vec<_> =
+        verdicts.iter().filter(|(name, verdict)| !is_proved(name, *verdict, is_known)).collect();
+    assert!(unproved.is_empty(), "verdicts without proof: {unproved:?}");
+}
+
+fn is_proved(name: &str, verdict: Verdict, is_known: impl Fn(&str) -> bool) -> bool {
+    let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+    match verdict {
+        Verdict::Refused(victim) if victim.starts_with("refuse_") => {
+            root().join("testkit/victims").join(victim).with_extension("c").exists()
+        }
+        Verdict::Kept(path) | Verdict::Refused(path) => {
+            read(root().join(path)).contains(name.trim_end_matches('*'))
+        }
+        Verdict::Same(other) => is_known(other),
+        Verdict::Lost(words) => read(root().join("docs/limits.md")).contains(words),
+        Verdict::Derived | Verdict::Value | Verdict::Action | Verdict::Ignored => true,
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn a_name_without_a_verdict_and_a_verdict_without_proof_are_found() {
+    let fails = |names: &[&str], verdicts: &[(&str, Verdict)]| {
+        std::panic::catch_unwind(|| judge(names.iter().copied(), |name| name == "KNOWN", verdicts)).is_err()
+    };
+    assert!(!fails(&["KNOWN", "OTHER_ONE"], &[("OTHER_*", Verdict::Value)]));
+    assert!(fails(&["OTHER"], &[]));
+    assert!(fails(&[], &[("OTHER", Verdict::Kept("crates/resource/src/lib.rs"))]));
+    assert!(fails(&[], &[("OTHER", Verdict::Same("NOTHING"))]));
+    assert!(fails(&[], &[("OTHER", Verdict::Lost("words that no document has"))]));
+    assert!(fails(&[], &[("OTHER", Verdict::Refused("refuse_nothing"))]));
+    let nested = definition("# define PR_X 1", &["PR_"]).unwrap();
+    assert!((nested.is_nested, nested.name.as_str(), nested.value.as_str()) == (true, "PR_X", "1"));
+}
