@@ -24,6 +24,8 @@ pub mod epoll;
 pub mod eventfd;
 pub mod fdinfo;
 pub mod fifo;
+#[cfg(test)]
+mod file_flags;
 pub mod in_flight;
 pub(crate) mod inet_address;
 pub(crate) mod inherited_socket;

@@ -13,7 +13,7 @@ const FOLDERS: [&str; 2] = ["/usr/include", "/usr/include/x86_64-linux-gnu"];
 /// What becomes of the state behind a name of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// It comes back: this source file names it.
+    /// It comes back: this source file or victim names it.
     Kept(&'static str),
     /// Another name of the same state, or its opposite.
     Same(&'static str),

@@ -1,0 +1,72 @@
+//! What the kernel's headers let a program set of an open file by fcntl(2) and posix_fadvise(2), and what becomes of it.
+//!
+//! Owns: the verdicts; the test that no name is without one.
+//! Does not: save anything; the envelope and the kinds do.
+
+use crate::support::kernel_headers::Verdict::{Action, Derived, Ignored, Kept, Lost, Same, Value};
+use crate::support::kernel_headers::{Verdict, definitions, judge};
+
+const FILE_OWNER: &str = "crates/sys/src/file_owner.rs";
+const FILE_LOCK: &str = "crates/sys/src/file_lock.rs";
+
+/// Requests and flags up to Linux 6.18.
+const VERDICTS: &[(&str, Verdict)] = &[
+    ("F_DUPFD*", Action),
+    ("F_CREATED_QUERY", Derived),
+    ("F_GETFD", Same("FD_CLOEXEC")),
+    ("F_SETFD", Same("FD_CLOEXEC")),
+    ("FD_CLOEXEC", Kept("crates/resource/src/fd/pidfd.rs")),
+    ("F_GETFL", Same("F_SETFL")),
+    ("F_SETFL", Kept(FILE_OWNER)),
+    ("F_GETLK*", Same("F_SETLK")),
+    ("F_SETLK*", Kept("testkit/victims/state_record_locks.c")),
+    ("F_CANCELLK", Ignored),
+    ("F_OFD_GETLK", Same("F_OFD_SETLK")),
+    ("F_OFD_SETLK*", Kept(FILE_LOCK)),
+    ("F_SETOWN*", Kept(FILE_OWNER)),
+    ("F_GETOWN", Same("F_SETOWN")),
+    ("F_GETOWN_EX", Same("F_SETOWN")),
+    // The owner is set by the process when it has its ids again.
+    ("F_GETOWNER_UIDS", Same("F_SETOWN")),
+    ("F_OWNER_*", Value),
+    ("F_SETSIG", Kept(FILE_OWNER)),
+    ("F_GETSIG", Same("F_SETSIG")),
+    ("F_SETLEASE", Kept(FILE_LOCK)),
+    ("F_GETLEASE", Same("F_SETLEASE")),
+    ("F_NOTIFY", Lost("`F_NOTIFY`")),
+    ("F_SETPIPE_SZ", Kept("testkit/victims/fd_pipe.c")),
+    ("F_GETPIPE_SZ", Same("F_SETPIPE_SZ")),
+    ("F_ADD_SEALS", Kept("testkit/victims/fd_memfd.c")),
+    ("F_GET_SEALS", Same("F_ADD_SEALS")),
+    ("F_SEAL_*", Value),
+    // State of the file and not of its users; that of an open file was taken out of the kernel.
+    ("F_GET_RW_HINT", Derived),
+    ("F_SET_RW_HINT", Derived),
+    ("F_GET_FILE_RW_HINT", Ignored),
+    ("F_SET_FILE_RW_HINT", Ignored),
+    ("F_GETDELEG", Same("F_SETDELEG")),
+    ("F_SETDELEG", Same("F_SETLEASE")),
+    ("F_RDLCK", Value),
+    ("F_WRLCK", Value),
+    ("F_UNLCK", Value),
+    ("F_EXLCK", Value),
+    ("F_SHLCK", Value),
+    ("F_LINUX_SPECIFIC_BASE", Value),
+    ("DN_*", Value),
+    ("LOCK_*", Value),
+    ("POSIX_FADV_WILLNEED", Action),
+    ("POSIX_FADV_DONTNEED", Action),
+    ("POSIX_FADV_*", Lost("`posix_fadvise`")),
+];
+
+#[test]
+fn every_request_of_fcntl_has_a_verdict() {
+    let prefixes = ["F_", "FD_", "DN_", "LOCK_", "POSIX_FADV_"];
+    let headers = ["asm-generic/fcntl.h", "linux/fcntl.h", "linux/fadvise.h"];
+    let found: Vec<_> =
+        headers.iter().filter_map(|header| definitions(header, &prefixes)).flatten().collect();
+    if found.is_empty() {
+        return println!("unsupported: kernel headers");
+    }
+    judge(found.iter().map(|one| one.name.as_str()), |_| false, VERDICTS);
+}
