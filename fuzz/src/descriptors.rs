@@ -25,47 +25,71 @@ const RECORDS_MAX: usize = 16;
 
 /// Creates them; whether any could be.
 pub(crate) fn create(input: &[u8]) -> bool {
+    create_of(input, |kind| KINDS.contains(&kind) || OBJECTS.contains(&kind))
+}
+
+/// Creates descriptors and memory objects of every kind, as far as that goes before there are processes; whether any
+/// could be. To be called only where paths, addresses, pids and System V identifiers lead to nothing of this machine:
+/// in namespaces and below a root directory that are there for this alone.
+#[must_use]
+pub fn create_all(input: &[u8]) -> bool {
+    create_of(input, |_| true)
+}
+
+fn create_of(input: &[u8], is_wanted: impl Fn(&str) -> bool) -> bool {
     let Ok(mut records) = RecordSet::decode(&repair_records(input)) else { return false };
     let opener = Opener::default();
-    let mut made = open_objects(&records, &opener);
-    for kind in fd::REGISTRY.iter().filter(|kind| KINDS.contains(&kind.name())) {
+    let objects = open_objects(&records, &opener, &is_wanted);
+    let (mut created, mut shared) = (HashMap::new(), Shared::default());
+    let mut is_made = !objects.is_empty();
+    for kind in fd::REGISTRY.iter().filter(|kind| is_wanted(kind.name())) {
         let of_kind = records.take_all(kind.name()).into_iter().take(RECORDS_MAX);
         let envelopes: Vec<(FdRecord, Envelope)> = of_kind
             .filter_map(|record| {
                 let Owner::Description(id) = record.owner else { return None };
                 let envelope = Envelope::from_record(&record).ok()?;
+                kind.check(record.version, &envelope.payload).ok()?;
                 Some((envelope.fd_record(id, opener.clone()), envelope))
             })
             .collect();
         let (rows, envelopes): (Vec<FdRecord>, Vec<Envelope>) = envelopes.into_iter().unzip();
-        let (mut created, mut shared) = (HashMap::new(), Shared::default());
         let mut context = FdCreate {
             created: &mut created,
             inherited: &[],
             handed_on: &mut HashSet::new(),
-            objects: &HashMap::new(),
+            objects: &objects,
             connections_lost: false,
             shared: &mut shared,
         };
-        made |= !rows.is_empty() && kind.create(&rows, &mut context).is_ok();
+        is_made |= !rows.is_empty() && kind.create(&rows, &mut context).is_ok();
         for (row, envelope) in rows.iter().zip(&envelopes) {
             if let Some(file) = created.get(&row.id) {
                 let _ = envelope.apply(file.as_fd(), false);
             }
         }
+        let _ = kind.start(&rows, &created);
     }
-    made
+    is_made
 }
 
 /// Opens the memory objects of an `objects` record: field 1 of it, again and again, is one of them.
-fn open_objects(records: &RecordSet, opener: &Opener) -> bool {
+fn open_objects(
+    records: &RecordSet,
+    opener: &Opener,
+    is_wanted: impl Fn(&str) -> bool,
+) -> HashMap<u64, OwnedFd> {
     let of_objects = records.iter().filter(|record| record.kind == "objects");
     let messages =
         of_objects.filter_map(|record| resource::decode::<Objects>("objects", &record.payload).ok());
     let objects = messages.flat_map(|message| message.objects).take(RECORDS_MAX);
-    let opened: Vec<OwnedFd> = objects
-        .filter(|object| OBJECTS.contains(&object.kind.as_str()))
-        .filter_map(|object| memory::kind_named(&object.kind)?.open(&object, opener).ok())
-        .collect();
-    !opened.is_empty()
+    objects
+        .filter(|object| is_wanted(&object.kind))
+        .filter_map(|object| {
+            let kind = memory::kind_named(&object.kind)?;
+            kind.check(&object).ok()?;
+            let opened = kind.open(&object, opener).ok();
+            kind.abandon(&object);
+            Some((object.id, opened?))
+        })
+        .collect()
 }

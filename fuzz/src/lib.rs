@@ -1,7 +1,7 @@
 //! Fuzz targets: functions that must return for any input, without a panic and without memory beyond all measure.
 //!
 //! Owns: the targets, the repair of checksums in front of them, the mutations of the test that stands in for a fuzzer.
-//! Invariants: a target opens no path, and changes nothing outside its own process.
+//! Invariants: a target opens no path, and changes nothing outside its own process. [`create_all`] does, and is none.
 //! Does not: search; `cargo fuzz` does with the targets of `fuzz/libfuzzer`, and `fuzz/tests/corpus.rs` tries a fixed number of
 //! mutations of each seed.
 #![forbid(unsafe_code)]
@@ -17,6 +17,7 @@ use std::path::Path;
 use image::{ChunkTable, Commit, LogHeader, LogPart, LogRoot, LogSlot, PageIndex, RecordSet};
 use store::{ImageReader, Medium};
 
+pub use descriptors::create_all;
 pub use memory::{Memory, pack};
 pub use mutation::mutate;
 pub use payloads::{kinds, of_kind};

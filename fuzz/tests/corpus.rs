@@ -4,11 +4,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use image::RecordSet;
-use undying_fuzz::{TARGETS, Target, kinds, mutate, of_kind, repair_records, target};
+use undying_fuzz::{TARGETS, Target, create_all, kinds, mutate, of_kind, repair_records, target};
 
 /// Bytes that the mutations of one target may take in all; small seeds get more of them.
 const BYTES_OF_A_TARGET: usize = 200 << 20;
@@ -66,6 +67,58 @@ fn no_payload_makes_its_kind_panic() {
 #[test]
 fn no_record_makes_the_creation_of_a_descriptor_panic() {
     try_all("descriptors");
+}
+
+/// Set in the process that creates what could be anywhere.
+const PRIVATE: &str = "UNDYING_FUZZ_PRIVATE";
+/// Mutations of each seed there; a creation takes hundreds of system calls.
+const CREATIONS: usize = 40;
+/// Builds a root directory of its own: no device can be opened there, and nothing of it outlives the process.
+const ENTER: &str = "set -e; mount --make-rprivate /; mount -t tmpfs -o nodev,size=64m none /mnt; \
+                     mkdir -p /mnt/proc /mnt/tmp/seed /mnt/sys; mount -t proc proc /mnt/proc; ip link set lo up; exec \"$@\"";
+
+/// Kinds with a path, an address or a pid are created in namespaces and below a root directory of their own.
+#[test]
+fn no_record_makes_the_creation_of_anything_panic() {
+    if std::env::var_os(PRIVATE).is_some() {
+        return create_in_private();
+    }
+    let namespaces =
+        ["--mount", "--net", "--ipc", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER, "sh"];
+    let inner = std::process::Command::new("unshare")
+        .args(namespaces)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "no_record_makes_the_creation_of_anything_panic", "--nocapture"])
+        .env(PRIVATE, "")
+        .output();
+    let Ok(inner) = inner else { return println!("unsupported: unshare") };
+    let text = [inner.stdout, inner.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    if !text.contains("running 1 test") {
+        return println!("unsupported: namespaces of its own: {text}");
+    }
+    assert!(inner.status.success(), "{text}");
+}
+
+fn create_in_private() {
+    let more = if std::env::var_os("UNDYING_LONG_TESTS").is_some() { 100 } else { 1 };
+    let seeds = [seeds(target("payloads").unwrap()), seeds(target("plan").unwrap())].concat();
+    let create = Target { name: "creation", run: create_all };
+    let root = std::fs::File::open("/mnt").unwrap();
+    let made = sys::working_directory::within_root(root.as_fd(), || {
+        let mut made = 0;
+        for (path, seed) in &seeds {
+            made += usize::from(run(create, path, 0, seed));
+            for number in 1..=CREATIONS * more {
+                let input = mutate(seed, &mut Random(number as u64));
+                made += usize::from(run(create, path, number, &input));
+            }
+        }
+        made
+    });
+    let made = made.unwrap();
+    println!("{made} inputs made something");
+    assert!(made > 0, "nothing could be created: it tests nothing");
 }
 
 #[test]
