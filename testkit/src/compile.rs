@@ -4,8 +4,9 @@
 //! Invariants: the result for one content of the sources is published whole, by a
 //! rename; a changed source or header never runs an old binary.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -17,6 +18,40 @@ use crate::paths::{folder_in_target, victims_folder};
 /// Optimised a little, so that values live in registers; warnings are errors as in the rest of the project.
 const FLAGS: &[&str] =
     &["-std=gnu17", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"];
+
+/// What a victim is linked to.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Library {
+    /// The C library of the system, as it is.
+    #[default]
+    System,
+    /// musl, without any shared object or loader: `musl-gcc` of the Debian package musl-tools.
+    StaticMusl,
+}
+
+impl Library {
+    fn compiler(self) -> OsString {
+        match self {
+            Self::System => std::env::var_os("CC").unwrap_or_else(|| "cc".into()),
+            Self::StaticMusl => "musl-gcc".into(),
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::System => &[],
+            Self::StaticMusl => &["-static"],
+        }
+    }
+
+    /// The folder that keeps its programs apart.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::System => "victims",
+            Self::StaticMusl => "victims-musl",
+        }
+    }
+}
 
 /// The names of all victims, sorted.
 ///
@@ -37,11 +72,19 @@ pub fn victims() -> Result<Vec<String>, HarnessError> {
 /// # Errors
 /// When there is no such victim, the compiler is missing or it rejects the source.
 pub fn compile(victim: &str) -> Result<PathBuf, HarnessError> {
+    compile_with(victim, Library::System)
+}
+
+/// The same with a library.
+///
+/// # Errors
+/// As for [`compile`]; `Unsupported` without the compiler of that library.
+pub(crate) fn compile_with(victim: &str, library: Library) -> Result<PathBuf, HarnessError> {
     let source = victims_folder().join(format!("{victim}.c"));
     if !source.is_file() {
         return Err(HarnessError::NoSuchVictim(victim.to_owned()));
     }
-    let folder = folder_in_target("victims")?.join(format!("{:016x}", content_key(&source)?));
+    let folder = folder_in_target(library.folder())?.join(format!("{:016x}", content_key(&source)?));
     let program = folder.join(victim);
     if program.is_file() {
         return Ok(program);
@@ -49,7 +92,7 @@ pub fn compile(victim: &str) -> Result<PathBuf, HarnessError> {
     fs::create_dir_all(&folder).map_err(file_error("create", &folder))?;
     let _lock = lock(&folder)?;
     if !program.is_file() {
-        run_compiler(victim, &source, &program)?;
+        run_compiler(victim, library, &source, &program)?;
     }
     Ok(program)
 }
@@ -65,14 +108,17 @@ pub(crate) fn declares(victim: &str, beginning: &str) -> Result<bool, HarnessErr
     Ok(comment.lines().any(|one| one.trim_matches([' ', '*', '/']).starts_with(beginning)))
 }
 
-fn run_compiler(victim: &str, source: &Path, program: &Path) -> Result<(), HarnessError> {
+fn run_compiler(victim: &str, library: Library, source: &Path, program: &Path) -> Result<(), HarnessError> {
     let partial = program.with_extension("partial");
-    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let compiler = library.compiler();
     let mut command = Command::new(&compiler);
-    command.args(FLAGS).arg("-o").arg(&partial).arg(source);
-    let output = command
-        .output()
-        .map_err(|source| HarnessError::Spawn { program: compiler.to_string_lossy().into_owned(), source })?;
+    command.args(FLAGS).args(library.flags()).arg("-o").arg(&partial).arg(source);
+    let output = command.output().map_err(|source| match library {
+        Library::StaticMusl if source.kind() == ErrorKind::NotFound => {
+            HarnessError::Unsupported { victim: victim.to_owned(), reason: "musl-gcc".to_owned() }
+        }
+        _ => HarnessError::Spawn { program: compiler.to_string_lossy().into_owned(), source },
+    })?;
     if !output.status.success() {
         return Err(HarnessError::Compile {
             victim: victim.to_owned(),

@@ -36,7 +36,7 @@ mod until;
 mod victim;
 
 pub use command::Finished;
-pub use compile::{compile, victims};
+pub use compile::{Library, compile, victims};
 pub use dump::describe;
 pub use error::HarnessError;
 pub use guard::Guard;

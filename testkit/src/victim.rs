@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::command::{self, Finished, process_of, read_lossy, tail};
-use crate::compile::compile;
+use crate::compile::{Library, compile_with};
 use crate::dump;
 use crate::error::HarnessError;
 use crate::guard::Guard;
@@ -41,6 +41,8 @@ pub enum Verdict {
 pub struct Options {
     /// The victim damages its own state before it judges itself: it must find out.
     pub sabotage: bool,
+    /// What it is linked to.
+    pub c_library: Library,
 }
 
 /// A victim that has said "ready".
@@ -71,7 +73,7 @@ impl Victim {
     pub fn start_with(name: &str, options: Options) -> Result<Self, HarnessError> {
         let (folder, images) = (victim_folder()?, image_folder()?);
         let guard = Guard::new();
-        let mut command = Command::new(compile(name)?);
+        let mut command = Command::new(compile_with(name, options.c_library)?);
         command.arg(folder.path().join("verdict")).current_dir(folder.path());
         if options.sabotage {
             command.env("VICTIM_SABOTAGE", "1");

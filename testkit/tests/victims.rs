@@ -25,7 +25,7 @@ fn native(name: &str) -> Result<(), HarnessError> {
 }
 
 fn sabotage(name: &str) -> Result<(), HarnessError> {
-    let mut victim = Victim::start_with(name, Options { sabotage: true })?;
+    let mut victim = Victim::start_with(name, Options { sabotage: true, ..Options::default() })?;
     common::let_it_work(name);
     match victim.judge()? {
         Verdict::Fail(_) => Ok(()),
