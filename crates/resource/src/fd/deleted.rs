@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use model::{DescriptionId, Pid};
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno as E;
 use sys::file_handle::{self, FileHandle};
 use sys::{Errno, Error};
@@ -27,6 +27,7 @@ use crate::support::content::{Content, ContentCopy, Copied, DATA_BYTES_MAX, data
 use crate::support::identity::Identity;
 use crate::support::nameless::free_name;
 use crate::support::opening::{self, flags_for, reopen};
+use crate::support::ownership::owner;
 use crate::support::path::{self, Name};
 
 const NAME: &str = "fd/deleted";
@@ -333,8 +334,8 @@ impl NamelessFile {
     fn set_attributes(&self, file: BorrowedFd<'_>) -> Result<()> {
         let state = &self.state;
         let failed = |operation: &'static str, errno: E| Error::path(operation, &self.path, errno);
-        let owner = (Some(Uid::from_raw(state.user)), Some(Gid::from_raw(state.group)));
-        rustix::fs::fchown(file, owner.0, owner.1)
+        let (user, group) = owner(state.user, state.group)?;
+        rustix::fs::fchown(file, Some(user), Some(group))
             .map_err(|errno| failed("set the owner of the deleted file", errno))?;
         rustix::fs::fchmod(file, Mode::from_raw_mode(state.mode))
             .map_err(|errno| failed("set the mode of the deleted file", errno))?;

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use model::DescriptionId;
 use prost::Message;
-use rustix::fs::{FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, Stat, Uid};
+use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags, Stat};
 use sys::{Errno, Error};
 
 use super::deleted::reader;
@@ -20,6 +20,7 @@ use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::content::{Content, ContentCopy, Copied, DATA_BYTES_MAX, data_bytes};
 use crate::support::opening::{flags_for, own_link, reopen};
+use crate::support::ownership::owner;
 
 const NAME: &str = "fd/memfd";
 const PREFIX: &[u8] = b"/memfd:";
@@ -283,8 +284,9 @@ impl MemoryFile {
             rustix::fs::ftruncate(file, state.size).map_err(|errno| failed("set the length of", errno))?;
         }
         if (now.st_uid, now.st_gid) != (state.user, state.group) {
-            let owner = (Some(Uid::from_raw(state.user)), Some(Gid::from_raw(state.group)));
-            rustix::fs::fchown(file, owner.0, owner.1).map_err(|errno| failed("set the owner of", errno))?;
+            let (user, group) = owner(state.user, state.group)?;
+            rustix::fs::fchown(file, Some(user), Some(group))
+                .map_err(|errno| failed("set the owner of", errno))?;
         }
         if now.st_mode & 0o7777 != state.mode {
             rustix::fs::fchmod(file, Mode::from_raw_mode(state.mode))

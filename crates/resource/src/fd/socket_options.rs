@@ -15,6 +15,7 @@ use super::Description;
 use super::socket_option_table::{When, rows};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use crate::support::ownership::owner;
 
 pub(crate) const SOL_SOCKET: i32 = 1;
 pub(crate) const IPPROTO_IP: i32 = 0;
@@ -99,7 +100,7 @@ impl Owner {
         if Self::of(socket)? == self {
             return Ok(());
         }
-        let (user, group) = (rustix::fs::Uid::from_raw(self.user), rustix::fs::Gid::from_raw(self.group));
+        let (user, group) = owner(self.user, self.group)?;
         match rustix::fs::fchown(socket, Some(user), Some(group)) {
             Ok(()) | Err(rustix::io::Errno::PERM) => Ok(()),
             Err(errno) => Err(Error::new("set the owner of a socket", errno).into()),

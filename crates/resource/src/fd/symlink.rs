@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use prost::Message;
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno as E;
 use sys::{Errno, Error};
 
@@ -20,6 +20,7 @@ use crate::opener::Refusal;
 use crate::support::identity::Identity;
 use crate::support::making::PrivateDirectory;
 use crate::support::opening::{flags_for, reopen};
+use crate::support::ownership::owner;
 use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/symlink";
@@ -220,12 +221,12 @@ fn open_made(
 }
 
 fn set_attributes(link: &OwnedFd, state: &Nameless) -> Result<()> {
-    let owner = (Some(Uid::from_raw(state.user)), Some(Gid::from_raw(state.group)));
+    let (user, group) = owner(state.user, state.group)?;
     let times = Timestamps {
         last_access: Timespec { tv_sec: state.accessed_s, tv_nsec: state.accessed_ns },
         last_modification: Timespec { tv_sec: state.modified_s, tv_nsec: state.modified_ns },
     };
-    rustix::fs::chownat(link, "", owner.0, owner.1, AtFlags::EMPTY_PATH)
+    rustix::fs::chownat(link, "", Some(user), Some(group), AtFlags::EMPTY_PATH)
         .map_err(|errno| Error::new("set the owner of an unlinked symbolic link", errno))?;
     rustix::fs::utimensat(link, "", &times, AtFlags::EMPTY_PATH)
         .map_err(|errno| Error::new("set the times of an unlinked symbolic link", errno))?;

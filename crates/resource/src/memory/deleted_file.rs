@@ -6,12 +6,13 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{FileType, Gid, Mode, OFlags, Uid};
+use rustix::fs::{FileType, Mode, OFlags};
 
 use super::{AreaOf, Content, MemoryKind, ObjectRecord, is_gone, source_file};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::{Opener, nearest_directory};
+use crate::support::ownership::owner;
 use sys::{Errno, Error};
 use tracee::procfs::Backing;
 
@@ -119,9 +120,12 @@ impl MemoryKind for DeletedFile {
             .ok_or_else(|| Error::path("make an unlinked copy of", &object.path, Errno::EACCES))?;
         rustix::fs::ftruncate(&file, record.length)
             .map_err(|errno| Error::path("size the copy of", &object.path, errno))?;
-        let owner = (object.user.map(Uid::from_raw), object.group.map(Gid::from_raw));
-        rustix::fs::fchown(&file, owner.0, owner.1)
-            .map_err(|errno| Error::path("set the owner of the copy of", &object.path, errno))?;
+        // Missing in images of earlier versions.
+        if let (Some(user), Some(group)) = (object.user, object.group) {
+            let (user, group) = owner(user, group)?;
+            rustix::fs::fchown(&file, Some(user), Some(group))
+                .map_err(|errno| Error::path("set the owner of the copy of", &object.path, errno))?;
+        }
         rustix::fs::fchmod(&file, mode)
             .map_err(|errno| Error::path("set the mode of the copy of", &object.path, errno))?;
         Ok(file)

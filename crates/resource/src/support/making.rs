@@ -11,13 +11,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Uid, chmod, chownat,
-    fstat, linkat, mkdirat, openat, openat2, renameat_with, unlinkat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, chmod, chownat, fstat,
+    linkat, mkdirat, openat, openat2, renameat_with, unlinkat,
 };
 use rustix::io::Errno as E;
 use sys::{Error, Result};
 
 use super::opening::own_link;
+use super::ownership::owner;
 
 /// Random names tried; one is enough unless another process guesses.
 const NAMES_TRIED_MAX: u32 = 16;
@@ -38,7 +39,7 @@ pub(crate) struct Ownership {
 impl Ownership {
     /// Gives a file this owner and mode through a descriptor; one with O_PATH will do.
     pub(crate) fn give(self, file: BorrowedFd<'_>) -> std::result::Result<(), E> {
-        let (user, group) = (Uid::from_raw(self.user), Gid::from_raw(self.group));
+        let (user, group) = owner(self.user, self.group).map_err(|_| E::INVAL)?;
         // The owner first: a change of owner removes set-user-ID bits.
         chownat(file, "", Some(user), Some(group), AtFlags::EMPTY_PATH)?;
         chmod(own_link(file), Mode::from_raw_mode(self.mode))
@@ -368,7 +369,8 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let private = private_in(&folder);
-        chownat(private.directory(), "", Some(Uid::from_raw(65_534)), None, AtFlags::EMPTY_PATH).unwrap();
+        chownat(private.directory(), "", Some(rustix::fs::Uid::from_raw(65_534)), None, AtFlags::EMPTY_PATH)
+            .unwrap();
         assert_eq!(private.check(), Err(E::PERM));
     }
 

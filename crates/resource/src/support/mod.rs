@@ -11,6 +11,7 @@ pub(crate) mod making;
 pub(crate) mod nameless;
 pub(crate) mod opening;
 pub(crate) mod outside;
+pub(crate) mod ownership;
 pub(crate) mod path;
 pub(crate) mod pipe_queue;
 pub(crate) mod tmpfs;

@@ -16,13 +16,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use prost::Message;
-use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, StatxFlags, Uid, XattrFlags,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags, XattrFlags};
 use rustix::io::Errno as E;
 use sys::{Errno, Error, file_lock};
 
 use super::opening::reopen;
+use super::ownership::owner;
 use super::{outside, path};
 use crate::error::{ResourceError, Result};
 
@@ -205,8 +204,8 @@ impl TmpfsFile {
             // Where the file system has no such attributes, the next restore of this image refuses the file by name.
             let _ = rustix::fs::fsetxattr(&file, mark_name(), &original.to_mark(), XattrFlags::empty());
         }
-        let owner = (Some(Uid::from_raw(self.user)), Some(Gid::from_raw(self.group)));
-        rustix::fs::fchown(&file, owner.0, owner.1).map_err(failed("set the owner of"))?;
+        let (user, group) = owner(self.user, self.group)?;
+        rustix::fs::fchown(&file, Some(user), Some(group)).map_err(failed("set the owner of"))?;
         rustix::fs::fchmod(&file, Mode::from_raw_mode(self.mode)).map_err(failed("set the mode of"))?;
         Ok(file)
     }

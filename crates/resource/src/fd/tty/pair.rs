@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use model::{DescriptionId, Fd, Pid};
-use rustix::fs::{FileType, Gid, Mode, OFlags, Stat, Uid, major, minor};
+use rustix::fs::{FileType, Mode, OFlags, Stat, major, minor};
 use sys::{Error, terminal};
 
 use super::queue::Pair;
@@ -19,6 +19,7 @@ use crate::error::{ResourceError, Result};
 use crate::fd::{FdCreate, FdRecord};
 use crate::opener::Opener;
 use crate::support::opening::{self, flags_for};
+use crate::support::ownership::owner;
 use crate::support::path;
 
 /// Where masters are opened, in this order, when the path of the image does not serve.
@@ -168,8 +169,8 @@ impl PairFile {
             return Ok(());
         }
         if (now.st_uid, now.st_gid) != (node.user, node.group) {
-            let owner = (Some(Uid::from_raw(node.user)), Some(Gid::from_raw(node.group)));
-            rustix::fs::chown(&path, owner.0, owner.1)
+            let (user, group) = owner(node.user, node.group)?;
+            rustix::fs::chown(&path, Some(user), Some(group))
                 .map_err(|errno| Error::path("set the owner of", &path, errno))?;
         }
         if now.st_mode & 0o7777 != node.mode {
