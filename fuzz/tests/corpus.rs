@@ -110,7 +110,7 @@ fn create_in_private() {
         for (path, seed) in &seeds {
             made += usize::from(run(create, path, 0, seed));
             for number in 1..=CREATIONS * more {
-                let input = mutate(seed, &mut Random(number as u64));
+                let input = mutate(seed, &mut fastrand::Rng::with_seed(number as u64));
                 made += usize::from(run(create, path, number, &input));
             }
         }
