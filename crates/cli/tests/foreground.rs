@@ -16,6 +16,7 @@ use model::Pid;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::Winsize;
 use testkit::ProcessId;
 
 const PROMPT: &str = "OUTER> ";
@@ -74,6 +75,11 @@ impl<'a> Terminal<'a> {
         let mut terminal = Self { lab, shell, master: File::from(master), screen, seen: 0 };
         terminal.expect(PROMPT);
         terminal
+    }
+
+    fn resize(&self, rows: u16, columns: u16) {
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        rustix::termios::tcsetwinsize(&self.master, size).unwrap();
     }
 
     fn send(&mut self, text: &str) {
@@ -342,6 +348,50 @@ fn a_restore_beside_a_shell_leaves_the_modes_of_its_terminal() {
     terminal.is_usable(PROMPT);
     terminal.send("\"$UNDYING\" restore --detach image; echo status $?\n");
     terminal.expect("status 0\r\n");
+    terminal.expect(PROMPT);
+    terminal.is_usable(PROMPT);
+}
+
+/// Prints the size of the window when it starts and at each SIGWINCH.
+const SIZES: &str = r#"
+import os, signal, time
+def show(*_):
+    size = os.get_terminal_size(0)
+    print("window", size.lines, size.columns, flush=True)
+signal.signal(signal.SIGWINCH, show)
+show()
+while True:
+    time.sleep(0.02)
+"#;
+
+#[test]
+fn a_restored_program_learns_the_size_of_its_window() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    std::fs::write(lab.path("sizes.py"), SIZES).unwrap();
+    let mut terminal = Terminal::open(&lab);
+    terminal.resize(30, 100);
+    let words = "run --name job --every 50ms -- python3 sizes.py";
+    terminal.send(&format!("\"$UNDYING\" --store \"$STORE\" {words}\n"));
+    terminal.expect("window 30 100");
+    let checkpoints = || lab.json(&["status", "job"])[0]["checkpoints"].as_u64();
+    until("a checkpoint", || checkpoints().filter(|count| *count > 1));
+    terminal.process("python3").signal(Signal::KILL).unwrap();
+    terminal.expect("is back at checkpoint");
+    terminal.expect("window 30 100");
+    terminal.send(INTERRUPT);
+    terminal.expect(PROMPT);
+    // A one-shot image in a window of another size.
+    terminal.send("python3 sizes.py\n");
+    terminal.expect("window 30 100");
+    checkpointed(&mut terminal, &lab, "python3");
+    terminal.expect(PROMPT);
+    terminal.resize(20, 70);
+    terminal.send("\"$UNDYING\" restore image\n");
+    terminal.expect("window 20 70");
+    terminal.send(INTERRUPT);
     terminal.expect(PROMPT);
     terminal.is_usable(PROMPT);
 }

@@ -25,6 +25,7 @@ const QUIT: Signal = Signal(3);
 const TSTP: Signal = Signal(20);
 const TTIN: Signal = Signal(21);
 const TTOU: Signal = Signal(22);
+const WINCH: Signal = Signal(28);
 
 /// Descriptors below are the standard streams, also where one of them is closed.
 const FIRST_DESCRIPTOR: i32 = 3;
@@ -42,6 +43,8 @@ pub(crate) struct Foreground {
     is_job: bool,
     /// The group that it is given to while this job has it.
     given: Option<Pid>,
+    /// The group of a restored tree that has not been told to draw its window again.
+    restored: Option<Pid>,
     /// The modes before the subject changed them, if this job had the terminal then.
     modes: Option<Modes>,
 }
@@ -50,7 +53,8 @@ impl Foreground {
     /// To be called before there is a subject.
     pub(crate) fn new() -> Self {
         let own = session::group_of(own_pid()).unwrap_or(Pid(0));
-        let mut foreground = Self { own, is_offered: false, is_job: false, given: None, modes: None };
+        let mut foreground =
+            Self { own, is_offered: false, is_job: false, given: None, restored: None, modes: None };
         foreground.note_modes();
         foreground
     }
@@ -64,8 +68,18 @@ impl Foreground {
         self.is_offered.then_some(terminal)
     }
 
+    /// The window may have another size than at the checkpoint, and messages of ours may stand in it: SIGWINCH has the
+    /// restored program draw it again.
+    pub(crate) fn draw_again(&mut self) {
+        if let Some(group) = self.restored.take() {
+            // A group that has ended meanwhile draws nothing.
+            let _ = signal::send_to_group(group, WINCH);
+        }
+    }
+
     /// The tree was restored. This group of it has the terminal, or is to have it once this job has.
     pub(crate) fn accepted(&mut self, group: Option<Pid>) {
+        self.restored = group;
         self.given = group.filter(|group| self.is_job && *group != self.own);
     }
 

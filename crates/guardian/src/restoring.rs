@@ -132,6 +132,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
         foreground.left_to_the_shell();
     }
     foreground.accepted(restored.foreground);
+    foreground.draw_again();
     let subject = Subject::child(restored.root)?;
     let status = signals.map(|signals| stay(&signals, &subject, &mut foreground)).transpose()?;
     foreground.take_back(status);

@@ -214,6 +214,7 @@ impl Guard<'_> {
         self.is_ready = true;
         let (pid, took) = (self.subject.pid(), noticed.elapsed());
         self.report(&RunEvent::Restored { pid, sequence, took });
+        self.foreground.draw_again();
     }
 
     /// Starts the program from its beginning since no checkpoint could be used; an adopted one cannot be started.
