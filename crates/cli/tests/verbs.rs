@@ -50,6 +50,7 @@ fn help_manual_and_completions_know_every_verb() {
     let manual = lab.say(["man"]);
     assert_eq!(manual.code, Some(0));
     assert!(manual.stdout.starts_with(".ie") || manual.stdout.starts_with(".TH"), "{}", manual.stdout);
+    assert!(manual.stdout.contains("undying doctor") && !manual.stdout.contains("doctor(1)"));
     for verb in VERBS {
         assert!(help.stdout.contains(verb), "{verb} in the help");
         assert!(manual.stdout.contains(&format!("UNDYING {}", verb.to_uppercase())), "{verb} in the manual");

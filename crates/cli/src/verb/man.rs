@@ -33,6 +33,13 @@ impl Verb for ManPage {
         let mut text = Vec::new();
         let verbs: Vec<Command> = whole.get_subcommands().cloned().collect();
         Man::new(whole).render(&mut text)?;
+        // Verbs have sections here and no pages of their own.
+        let mut page = String::from_utf8_lossy(&text).into_owned();
+        for verb in &verbs {
+            let name = verb.get_name();
+            page = page.replace(&format!("undying\\-{name}(1)"), &format!("undying {name}"));
+        }
+        let mut text = page.into_bytes();
         for verb in verbs {
             let title = format!(".SH \"UNDYING {}\"\n", verb.get_name().to_uppercase());
             text.write_all(title.as_bytes())?;
