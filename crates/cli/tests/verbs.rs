@@ -179,9 +179,15 @@ fn nothing_is_created_by_looking() {
     for words in [vec!["ls"], vec!["status"]] {
         assert_eq!(lab.say(&words).code, Some(0), "{words:?}");
     }
-    for words in [vec!["ls", "job"], vec!["ls", "job", "--json"], vec!["prune", "job", "--keep", "1"]] {
+    let unknown = [
+        vec!["ls", "job"],
+        vec!["ls", "job", "--json"],
+        vec!["prune", "job", "--keep", "1"],
+        vec!["squash", "job"],
+    ];
+    for words in unknown {
         let said = lab.say(&words);
-        assert_eq!((said.code, said.stdout.as_str()), (Some(125), ""), "{words:?}: {said:?}");
+        assert_eq!((said.code, said.stdout.as_str()), (Some(5), ""), "{words:?}: {said:?}");
         assert!(said.stderr.contains("has no subject job"), "{words:?}: {said:?}");
     }
     assert_eq!(lab.json(&["ls"]), serde_json::json!([]));

@@ -81,13 +81,14 @@ impl GuardianError {
             Self::FeatureMissing { .. } | Self::NoRightToRestore => ExitCode::Missing,
             Self::NoStore => ExitCode::Usage,
             Self::OwnTree { .. } => ExitCode::Refused,
+            // As for an image that is not there.
+            Self::NoSubject { .. } => ExitCode::Damaged,
             Self::NotRestorable { last, .. } => last.exit_code(),
             // As in a shell and in env(1).
             Self::Command { source, .. } if source.errno == Errno::ENOENT => ExitCode::NoProgram,
             Self::Command { .. } => ExitCode::NotExecutable,
             Self::NameTaken { .. }
             | Self::NotGuarded { .. }
-            | Self::NoSubject { .. }
             | Self::NoParent { .. }
             | Self::NoWayBack { .. }
             | Self::Leftover { .. }

@@ -201,7 +201,7 @@ pub fn prune(location: &StoreLocation, name: &str, keep: usize) -> Result<Vec<u6
 }
 
 /// The store, if it has a subject or a copy of this name.
-fn with_subject(location: &StoreLocation, name: &SubjectName) -> Result<Store> {
+pub(crate) fn with_subject(location: &StoreLocation, name: &SubjectName) -> Result<Store> {
     let store = location.open()?.filter(|store| store.root().join(name.as_str()).is_dir());
     store.ok_or_else(|| GuardianError::NoSubject {
         name: name.to_string(),

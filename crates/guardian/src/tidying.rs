@@ -13,6 +13,7 @@ use store::{Store, SubjectName};
 use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
+use crate::images;
 use crate::location::StoreLocation;
 
 /// What `squash` did.
@@ -70,10 +71,10 @@ pub struct Copied {
 ///
 /// # Errors
 ///
-/// When its log is being written, or it has no checkpoint, or the store cannot be changed.
+/// When its log is being written, or the store has no such subject or no checkpoint of it, or cannot be changed.
 pub fn squash(location: &StoreLocation, name: &str) -> Result<SquashReport> {
     let parsed: SubjectName = name.parse()?;
-    let squashed = existing(location, name)?.squash(&parsed)?;
+    let squashed = images::with_subject(location, &parsed)?.squash(&parsed)?;
     Ok(SquashReport {
         name: name.to_owned(),
         seq: squashed.map(|done| done.sequence.get()),

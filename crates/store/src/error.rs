@@ -215,9 +215,9 @@ pub enum Error {
     ///
     /// Row: image-not-found
     #[error(
-        "no committed image {name}{at} in {store}\nhelp: `undying ls {name}` lists what there is; `--store` names \
-         another store",
-        at = sequence.map_or(String::new(), |sequence| format!("@{sequence}")), store = shown(store)
+        "no committed image {name}{at} in {store}\nhelp: {list}; `--store` names another store",
+        at = sequence.map_or(String::new(), |sequence| format!("@{sequence}")), store = shown(store),
+        list = list_of(name, store)
     )]
     NotFound {
         /// The subject.
@@ -332,6 +332,15 @@ impl Error {
 /// A path as messages show it.
 fn shown(path: &Path) -> String {
     Escaped(&path.to_string_lossy()).to_string()
+}
+
+/// The command to name in a help line for an image that is not there.
+fn list_of(name: &str, store: &Path) -> String {
+    if !name.is_empty() && store.join(name).is_dir() {
+        format!("`undying ls {}` lists what there is", Escaped(name))
+    } else {
+        "`undying ls` lists the subjects".to_owned()
+    }
 }
 
 /// The directory to name in a help line: a directory itself, or that of a file.
