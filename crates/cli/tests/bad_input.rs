@@ -103,8 +103,8 @@ fn a_foreign_newer_or_missing_image_is_named_as_such() {
     assert_refused(&restore(&lab, &image), 5, &["is not an undying image"]);
     std::fs::remove_file(&commit).unwrap();
     assert_refused(&restore(&lab, &image), 5, &["holds no committed image"]);
-    assert_refused(&restore(&lab, &lab.path("nowhere")), 5, &["holds no committed image"]);
-    assert_refused(&lab.say(["restore", "nobody"]), 5, &["no committed image nobody"]);
+    assert_refused(&restore(&lab, &lab.path("nowhere")), 5, &["there is no such file or directory"]);
+    assert_refused(&lab.say(["restore", "nobody"]), 5, &["no committed image nobody", "`undying ls` lists"]);
     assert_refused(&lab.say(["restore", "nobody@7"]), 5, &["no committed image nobody"]);
     assert_refused(&lab.say(["show", "a@b"]), if lab.store().exists() { 2 } else { 5 }, &["a@b"]);
     assert!(lab.guard.marked().is_empty());

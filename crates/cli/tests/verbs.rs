@@ -115,6 +115,30 @@ fn an_image_below_a_missing_directory_is_refused_by_name() {
 }
 
 /// One file that runs where nothing is installed: it asks for no program that would link it.
+/// The advice of an error must not be to change something that undying has no business with.
+#[test]
+fn what_is_no_store_and_no_image_is_called_so() {
+    let lab = Lab::new();
+    std::fs::write(lab.store(), "content").unwrap();
+    let said = lab.say(["ls"]);
+    assert!(said.stderr.contains("is not a directory") && !said.stderr.contains("remove"), "{said:?}");
+    std::fs::remove_file(lab.store()).unwrap();
+    let open = lab.path("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
+    for (path, word) in [("open", "holds no committed image"), ("gone", "there is no such file or directory")]
+    {
+        for verb in ["show", "verify", "restore"] {
+            let said = lab.say([verb, lab.path(path).to_str().unwrap()]);
+            assert_eq!(said.code, Some(5), "{said:?}");
+            assert!(said.stderr.contains(word) && !said.stderr.contains("chmod"), "{said:?}");
+        }
+    }
+    std::os::unix::fs::symlink("nothing", open.join("commit")).unwrap();
+    let said = lab.say(["show", open.to_str().unwrap()]);
+    assert!(said.stderr.contains("can be written by other users"), "{said:?}");
+}
+
 #[test]
 fn the_program_needs_no_library() {
     const PT_INTERP: usize = 3;

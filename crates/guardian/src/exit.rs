@@ -225,6 +225,7 @@ mod tests {
         let path = PathBuf::new;
         for error in [
             store::Error::NotCommitted { path: path() },
+            store::Error::NoPath { path: path() },
             store::Error::Foreign { path: path() },
             store::Error::Newer { path: path(), found: 2, supported: 1 },
             store::Error::WrongLength { path: path(), found: None, expected: model::ByteCount(1) },

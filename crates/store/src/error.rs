@@ -99,6 +99,15 @@ pub enum Error {
         scheme: String,
     },
 
+    /// The path of the store leads to something else than a directory.
+    ///
+    /// Row: store-not-directory
+    #[error("the store {path} is not a directory\nhelp: name a directory with --store DIR", path = shown(path))]
+    NotDirectory {
+        /// The path.
+        path: PathBuf,
+    },
+
     /// Something is there already; it was left as it is.
     ///
     /// Row: image-exists
@@ -117,6 +126,18 @@ pub enum Error {
     )]
     NotCommitted {
         /// The image's directory.
+        path: PathBuf,
+    },
+
+    /// The path of an image leads to nothing.
+    ///
+    /// Row: image-no-path
+    #[error(
+        "{path}: there is no such file or directory\nhelp: `undying ls` lists the images of the store",
+        path = shown(path)
+    )]
+    NoPath {
+        /// The path.
         path: PathBuf,
     },
 
@@ -301,6 +322,7 @@ impl Error {
         matches!(
             self,
             Self::NotCommitted { .. }
+                | Self::NoPath { .. }
                 | Self::Damaged { .. }
                 | Self::PagesDamaged { .. }
                 | Self::WrongLength { .. }

@@ -100,7 +100,7 @@ impl ImageReader {
     ///
     /// # Errors
     ///
-    /// `NotCommitted`, `Foreign`, `Newer`, `Damaged`, `WrongLength`: the first check that failed; or `Io`.
+    /// `NoPath`, `NotCommitted`, `Foreign`, `Newer`, `Damaged`, `WrongLength`: the first check that failed; or `Io`.
     pub fn open(path: &Path) -> Result<Self> {
         Self::open_on(&Directory::default(), path)
     }
@@ -117,6 +117,7 @@ impl ImageReader {
             return log::open(medium, path, &log, sequence)?.ok_or_else(not_committed);
         }
         match Self::open_files(medium, path) {
+            Err(error @ Error::NoPath { .. }) => Err(error),
             // Pruned between two of its files: not damage.
             Err(error) if error.is_damage() && medium.kind(path)?.is_none() => {
                 Err(Error::NotCommitted { path: path.to_path_buf() })
@@ -224,10 +225,13 @@ pub(crate) fn read_commit(medium: &dyn Medium, directory: &Path) -> Result<Commi
         let not_committed = || Error::NotCommitted { path: directory.to_path_buf() };
         return log::commit(medium, &log, sequence)?.ok_or_else(not_committed);
     }
-    if matches!(medium.kind(directory)?, Some(Kind::Directory { .. })) {
-        medium.check_directory(directory)?;
-    }
     let path = directory.join(COMMIT_FILE);
+    match medium.kind(directory)? {
+        None => return Err(Error::NoPath { path: directory.to_path_buf() }),
+        // Without a commit record it is no image, and its permission bits do not matter.
+        Some(Kind::Directory { .. }) if medium.kind(&path)?.is_some() => medium.check_directory(directory)?,
+        Some(_) => {}
+    }
     match medium.read_file(&path, COMMIT_BYTES_MAX) {
         Ok(bytes) => Commit::decode(&bytes).map_err(|error| Error::decoding(&path, error)),
         Err(Error::Io(error)) if is_absent(error.errno) => {

@@ -50,7 +50,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Exposed` when others may read it; `Untrusted` when another user owns it; `UnknownBackend`; `Io`.
+    /// `Exposed` when others may read it; `Untrusted` when another user owns it; `NotDirectory`; `UnknownBackend`; `Io`.
     pub fn open(location: &Path) -> Result<Self> {
         let (medium, root) = backend::locate(location)?;
         Self::open_on(medium, &root)
@@ -68,7 +68,7 @@ impl Store {
                 return Err(Error::Exposed { path: root.to_path_buf(), mode });
             }
             Some(Kind::Directory { .. }) => medium.check_directory(root)?,
-            Some(Kind::File) => return Err(Error::Exists { path: root.to_path_buf() }),
+            Some(Kind::File) => return Err(Error::NotDirectory { path: root.to_path_buf() }),
             None => create_durably(&*medium, root)?,
         }
         Ok(Self { medium, root: root.to_path_buf() })

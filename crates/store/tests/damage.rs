@@ -82,7 +82,7 @@ fn files_of_two_images_do_not_mix() {
 fn what_is_not_an_image_is_told_apart() {
     let scratch = tempfile::tempdir().unwrap();
     let image = scratch.path().join("image");
-    assert!(matches!(verify(&image), Err(Error::NotCommitted { .. })));
+    assert!(matches!(verify(&image), Err(Error::NoPath { .. })));
     fs::create_dir(&image).unwrap();
     assert!(matches!(verify(&image), Err(Error::NotCommitted { .. })));
     fs::write(image.join("commit"), "#!/bin/sh\n").unwrap();
