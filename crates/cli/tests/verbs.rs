@@ -167,6 +167,7 @@ fn a_wrong_command_line_is_a_matter_of_usage() {
         vec!["run", "--keep", "0", "--", "true"],
         vec!["run", "--name", "a/b", "--", "true"],
         vec!["prune", "job"],
+        vec!["run", "--name", "x y", "--", "true"],
     ] {
         let said = lab.say(&words);
         assert_eq!(said.code, Some(2), "{words:?}: {said:?}");

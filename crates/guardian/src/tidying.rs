@@ -116,7 +116,7 @@ pub fn gc(location: &StoreLocation, dry_run: bool) -> Result<GarbageReport> {
 ///
 /// When the name is taken, or the image is not whole.
 pub fn store_copy(location: &StoreLocation, image: &str, copy: &str) -> Result<Copied> {
-    let name: SubjectName = copy.parse()?;
+    let name = SubjectName::chosen(copy)?;
     let source = location.image(image)?;
     let path = location.create()?.keep_copy(&source, &name)?;
     Ok(Copied { path: path.display().to_string() })
@@ -128,7 +128,7 @@ pub fn store_copy(location: &StoreLocation, image: &str, copy: &str) -> Result<C
 ///
 /// When the first is no copy, or the second is taken.
 pub fn link_copy(location: &StoreLocation, copy: &str, new: &str) -> Result<Copied> {
-    let (name, new): (SubjectName, SubjectName) = (copy.parse()?, new.parse()?);
+    let (name, new): (SubjectName, SubjectName) = (copy.parse()?, SubjectName::chosen(new)?);
     let store = existing(location, copy)?;
     let source = store.resolve(copy)?;
     if store.copy_of(&name)?.is_none() {

@@ -292,7 +292,7 @@ pub enum Error {
     /// A name that cannot be a directory of the store.
     ///
     /// Row: name-invalid
-    #[error("{name:?} cannot name a subject: {why}\nhelp: use letters, digits, '-', '_' and '.'")]
+    #[error("{name:?} cannot name a subject: {why}\nhelp: use letters, digits, '-', '_', '.' and '+'")]
     InvalidName {
         /// The name as given.
         name: String,

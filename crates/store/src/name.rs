@@ -1,6 +1,6 @@
 //! Names of subjects, and how an image is named on a command line.
 //!
-//! Owns: which names are valid; `NAME@SEQ`.
+//! Owns: which names are valid, and which are given to something new; `NAME@SEQ`.
 //! Invariants: a valid name is one directory of the store and no hidden one.
 //! Does not: look whether it exists.
 
@@ -23,6 +23,22 @@ impl SubjectName {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The name of something new. Beside what is valid, it consists of letters, digits, `-`, `_`, `.` and `+` only. Names
+    /// with other characters exist in stores of earlier versions.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidName`.
+    pub fn chosen(name: &str) -> Result<Self> {
+        let is_plain = |letter: char| letter.is_alphanumeric() || "-_.+".contains(letter);
+        let parsed: Self = name.parse()?;
+        if name.chars().all(is_plain) {
+            return Ok(parsed);
+        }
+        let why = "it contains a space or another character that names do not have";
+        Err(Error::InvalidName { name: name.to_owned(), why })
     }
 }
 
@@ -82,6 +98,17 @@ mod tests {
         for bad in ["", ".", "..", ".hidden", "a/b", "/", "a@1", "a\nb", "a\0", &"x".repeat(201)] {
             assert!(matches!(bad.parse::<SubjectName>(), Err(Error::InvalidName { .. })), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn what_is_new_has_a_plain_name() {
+        for good in ["redis", "job-7_x.y", "g++", "π"] {
+            assert_eq!(SubjectName::chosen(good).unwrap().as_str(), good);
+        }
+        for bad in ["x y", "a:b", "a\\b", "$x", "*", ".hidden", ""] {
+            assert!(SubjectName::chosen(bad).is_err(), "{bad:?}");
+        }
+        assert!("x y".parse::<SubjectName>().is_ok(), "an earlier version has made such names");
     }
 
     #[test]

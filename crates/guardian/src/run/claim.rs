@@ -32,9 +32,8 @@ pub(super) struct Claim {
 
 impl Claim {
     /// Claims exactly this name.
-    pub(super) fn named(store: &Store, name: &str) -> Result<Self> {
-        let name: SubjectName = name.parse()?;
-        Self::attempt(store, &name)?.ok_or_else(|| {
+    pub(super) fn named(store: &Store, name: &SubjectName) -> Result<Self> {
+        Self::attempt(store, name)?.ok_or_else(|| {
             let record = Record::read(&store.root().join(name.as_str()));
             let by = record
                 .ok()

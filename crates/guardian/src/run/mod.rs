@@ -23,7 +23,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use model::Pid;
-use store::Store;
+use store::{Store, SubjectName};
 use tracee::procfs;
 
 use crate::ancestry;
@@ -188,7 +188,7 @@ fn no_command(command: OsString) -> GuardianError {
 
 fn claim(store: &Store, request: &RunRequest) -> Result<Claim> {
     match (&request.name, &request.what) {
-        (Some(name), _) => Claim::named(store, name),
+        (Some(name), _) => Claim::named(store, &SubjectName::chosen(name)?),
         (None, Guarded::Command(words)) => {
             let program = words.first().map(Path::new).and_then(Path::file_name);
             Claim::after(store, &valid(&program.unwrap_or_default().to_string_lossy()))
@@ -212,12 +212,12 @@ fn valid(program: &str) -> String {
 }
 
 /// The name under which a process was guarded before.
-fn name_of(store: &Store, pid: Pid) -> Result<Option<String>> {
+fn name_of(store: &Store, pid: Pid) -> Result<Option<SubjectName>> {
     for name in store.names()? {
         // What cannot be read is no record of this process.
         let record = Record::read(&store.root().join(name.as_str())).ok().flatten();
         if record.is_some_and(|record| record.has_root() && record.root.pid == pid.get()) {
-            return Ok(Some(name.to_string()));
+            return Ok(Some(name));
         }
     }
     Ok(None)
