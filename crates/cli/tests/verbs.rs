@@ -98,6 +98,7 @@ fn a_program_that_cannot_be_started_has_the_exit_codes_of_a_shell() {
     std::fs::write(lab.path("text"), "no program").unwrap();
     let said = lab.say(["run", "--", lab.path("text").to_str().unwrap()]);
     assert_eq!(said.code, Some(126), "{said:?}");
+    assert_eq!(std::fs::read_dir(lab.store()).unwrap().count(), 0, "an empty subject was left");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Owns: the lock file in the subject's directory, and the choice of a name where none was given.
 //! Invariants: the lock is held as long as the value lives, and goes with this process however it ends; no
-//! subject ever inherits it.
+//! subject ever inherits it. A claim under which nothing was started leaves nothing in the store.
 //! Does not: touch images.
 
 use std::fs::{DirBuilder, File};
@@ -27,6 +27,8 @@ pub(super) struct Claim {
     pub(super) name: SubjectName,
     /// Where images and status of the subject live.
     pub(super) directory: PathBuf,
+    /// Set while the directory, made for this claim, goes with it.
+    unused_in: Option<Store>,
     _lock: File,
 }
 
@@ -54,21 +56,38 @@ impl Claim {
         Err(GuardianError::NameTaken { name: program.to_owned(), by: String::new() })
     }
 
+    /// A subject was started or adopted under the name: the directory stays.
+    pub(super) fn use_it(&mut self) {
+        self.unused_in = None;
+    }
+
     fn attempt(store: &Store, name: &SubjectName) -> Result<Option<Self>> {
         let directory = store.root().join(name.as_str());
-        match DirBuilder::new().mode(0o700).create(&directory) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(Error::path("create", &directory, error).into());
-            }
-            _ => {}
-        }
+        let created = DirBuilder::new().mode(0o700).create(&directory);
+        let unused_in = match created {
+            Ok(()) => Some(store.clone()),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => None,
+            Err(error) => return Err(Error::path("create", &directory, error).into()),
+        };
         let path = directory.join(LOCK_FILE);
         trust::check_directory(&directory)?;
         let lock = trust::open_or_create(&path, trust::Access::Write)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self { name: name.clone(), directory, _lock: lock })),
+            Ok(()) => Ok(Some(Self { name: name.clone(), directory, unused_in, _lock: lock })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(Error::path("lock", &path, errno).into()),
+        }
+    }
+}
+
+impl Drop for Claim {
+    /// Removes the directory if it was made for this claim, nothing was started and it holds no checkpoint. An error is
+    /// dropped: that of the start is reported.
+    fn drop(&mut self) {
+        if let Some(store) = &self.unused_in
+            && store.entries(&self.name).is_ok_and(|found| found.is_empty())
+        {
+            let _ = std::fs::remove_dir_all(&self.directory);
         }
     }
 }

@@ -123,7 +123,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     }
     let tracking = tracking(request)?;
     let store = request.store.create()?;
-    let claim = claim(&store, request)?;
+    let mut claim = claim(&store, request)?;
     let household = Household::found()?;
     // Before there is any thread, which would take signals with their usual actions.
     let signals = Signals::take()?;
@@ -137,6 +137,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
         }
         Guarded::Process(pid) => adopt(*pid, &store, &claim)?,
     };
+    claim.use_it();
     let parts = Parts {
         store,
         claim,
