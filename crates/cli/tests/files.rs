@@ -84,7 +84,10 @@ fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
     let said = guarded.said();
     assert!(said.contains("starts from its beginning once one of these has changed"), "{said}");
     assert!(said.contains("started from the beginning as pid"), "{said}");
+    let names_files = || lab.say(["status", "job"]).stderr.contains("if it dies");
+    assert!(names_files());
     assert_eq!(guarded.end(), 0);
+    assert!(!names_files(), "what has ended does not die");
     let said = std::fs::read_to_string(lab.path("stdout")).unwrap();
     assert_eq!(said.matches("begun").count(), 2);
 }

@@ -70,6 +70,7 @@ fn a_program_that_can_no_longer_be_checkpointed_is_told_as_unprotected() {
     for verb in ["status", "events"] {
         let said = lab.say([verb, "job"]);
         assert!(said.stdout.contains("namespace"), "{verb} names the reason: {said:?}");
+        assert!(!said.stderr.contains("namespace"), "{verb} names it once: {said:?}");
     }
     // What a life was refused for is no reason in the next one.
     guarded.kill();

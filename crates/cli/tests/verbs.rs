@@ -115,7 +115,6 @@ fn an_image_below_a_missing_directory_is_refused_by_name() {
     assert!(!lab.path("missing").exists());
 }
 
-/// One file that runs where nothing is installed: it asks for no program that would link it.
 /// The advice of an error must not be to change something that undying has no business with.
 #[test]
 fn what_is_no_store_and_no_image_is_called_so() {
@@ -140,6 +139,7 @@ fn what_is_no_store_and_no_image_is_called_so() {
     assert!(said.stderr.contains("can be written by other users"), "{said:?}");
 }
 
+/// One file that runs where nothing is installed: it asks for no program that would link it.
 #[test]
 fn the_program_needs_no_library() {
     const PT_INTERP: usize = 3;
@@ -167,8 +167,8 @@ fn a_wrong_command_line_is_a_matter_of_usage() {
         vec!["run", "--restart", "sometimes", "--", "true"],
         vec!["run", "--keep", "0", "--", "true"],
         vec!["run", "--name", "a/b", "--", "true"],
-        vec!["prune", "job"],
         vec!["run", "--name", "x y", "--", "true"],
+        vec!["prune", "job"],
     ] {
         let said = lab.say(&words);
         assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
@@ -280,7 +280,11 @@ fn a_run_is_told_with_the_keys_of_the_contract() {
     assert!(lab.say(["ls", "job"]).stdout.contains("delta"));
     assert!(lab.say(["status"]).stdout.contains("ended"));
     assert_eq!(lab.say(["prune", "job", "--keep", "1"]).code, Some(0));
-    assert_eq!(lab.json(&["ls", "job"]).as_array().unwrap().len(), 1);
+    let left = lab.json(&["ls", "job"]);
+    assert_eq!(left.as_array().unwrap().len(), 1);
+    assert_eq!(lab.json(&["status", "job"])[0]["store_bytes"], left[0]["bytes"], "of before the prune");
+    assert_eq!(lab.say(["prune", "job", "--keep", "0"]).code, Some(0));
+    assert_eq!(lab.json(&["status", "job"])[0]["checkpoint_age_us"], Value::Null);
 }
 
 /// The committed checkpoints of the subject, each with the keys of the contract.

@@ -209,12 +209,8 @@ pub(crate) fn with_subject(location: &StoreLocation, name: &SubjectName) -> Resu
     })
 }
 
-/// Bytes of all committed checkpoints of a subject.
-pub(crate) fn store_bytes(store: &Store, name: &SubjectName) -> Result<u64> {
-    Ok(bytes_of(&store.list(name)?))
-}
-
-fn bytes_of(images: &[(model::Sequence, Commit)]) -> u64 {
+/// Bytes of checkpoints.
+pub(crate) fn bytes_of(images: &[(model::Sequence, Commit)]) -> u64 {
     images.iter().map(|(_, commit)| commit.bytes.get()).sum()
 }
 

@@ -15,6 +15,7 @@ use crate::history::headline;
 use crate::images;
 use crate::location::StoreLocation;
 use crate::record::{Death, Failing, FreshReport, PauseMicroseconds, Record, RefusalReport, VerifiedReport};
+use crate::run::without_numbers;
 use crate::time;
 
 /// Rounds without a checkpoint after which a subject counts as unprotected, and the shortest such time.
@@ -72,6 +73,21 @@ pub struct SubjectReport {
     pub refusals: Vec<RefusalReport>,
 }
 
+impl SubjectReport {
+    /// Whether its guardian restarts it, should it die now.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        matches!(self.state.as_str(), "running" | "restoring" | "backing-off")
+    }
+
+    /// Whether `unprotected_because` names this reason, as far as numbers do not matter.
+    #[must_use]
+    pub fn is_unprotected_because(&self, reason: &str) -> bool {
+        let reason = without_numbers(&headline(reason));
+        self.unprotected_because.as_deref().is_some_and(|why| without_numbers(why).ends_with(&reason))
+    }
+}
+
 /// The subjects of a store that are or were guarded; one of them, or all.
 ///
 /// # Errors
@@ -110,7 +126,7 @@ fn subject(store: &Store, name: &SubjectName) -> Result<Option<SubjectReport>> {
 fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectReport> {
     let state = state(&record).to_owned();
     let unprotected_because = unprotected(store, name, &record, &state)?;
-    let taken = record.last_checkpoint.as_deref().and_then(time::parse);
+    let (taken, store_bytes) = stored(store, name, &record)?;
     let age = taken.and_then(|taken| SystemTime::now().duration_since(taken).ok());
     Ok(SubjectReport {
         name: record.name,
@@ -127,7 +143,7 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         achieved_hz: if record.failing.is_some() { 0.0 } else { record.achieved_hz },
         pause_us: record.pause_us,
         checkpoint_age_us: age.map(time::microseconds),
-        store_bytes: record.store_bytes.map_or_else(|| images::store_bytes(store, name), Ok)?,
+        store_bytes,
         guardian: record.guardian.pid,
         tracker: record.tracker,
         verified: record.verified,
@@ -136,6 +152,18 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         held_back: record.held_back,
         refusals: record.refusals,
     })
+}
+
+/// When the newest checkpoint was taken, and the bytes of all. The record has them while its guardian lives, since only
+/// that one writes checkpoints then. Later, `prune` and `squash` change the store and not the record.
+fn stored(store: &Store, name: &SubjectName, record: &Record) -> Result<(Option<SystemTime>, u64)> {
+    let recorded = record.last_checkpoint.as_deref().and_then(time::parse);
+    if let Some(bytes) = record.store_bytes.filter(|_| record.is_guarded()) {
+        return Ok((recorded, bytes));
+    }
+    let images = store.list(name)?;
+    let own = images.iter().rev().find(|(sequence, _)| sequence.get() >= record.first_sequence);
+    Ok((own.map(|(_, commit)| commit.time), images::bytes_of(&images)))
 }
 
 /// The reason why a subject that runs would not come back from a checkpoint: its guardian has ended, no checkpoint of

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command};
-use guardian::{ChangedFiles, SubjectReport};
+use guardian::{ChangedFiles, RefusalReport, SubjectReport};
 
 use super::Verb;
 use crate::failure::{Failure, report_left_out};
@@ -59,16 +59,18 @@ impl Verb for Status {
                     guardian::one_line(&fresh.reason)
                 ));
             }
-            if subject.files.policy != ChangedFiles::Keep.name() && !subject.files.is_empty() {
+            let names_files = subject.is_watched() && !subject.files.is_empty();
+            if names_files && subject.files.policy != ChangedFiles::Keep.name() {
                 print::say(format_args!("{}: {}", subject.name, subject.files));
             }
-            for slow in &subject.held_back {
+            let is_new = |told: &&RefusalReport| !subject.is_unprotected_because(&told.reason);
+            for slow in subject.held_back.iter().filter(is_new) {
                 print::say(format_args!(
                     "{}: {} checkpoints were taken late: {}",
                     subject.name, slow.count, slow.reason
                 ));
             }
-            for refusal in &subject.refusals {
+            for refusal in subject.refusals.iter().filter(is_new) {
                 let reason = guardian::headline(&refusal.reason);
                 print::say(format_args!(
                     "{}: {} checkpoints were not taken: {reason}",

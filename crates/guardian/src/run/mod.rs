@@ -47,6 +47,7 @@ pub use engine::{Preference, Tuning};
 pub(crate) use events::CHILDREN_UNSEEN;
 pub use events::RunEvent;
 pub use policy::{ChangedFiles, RestartLimit, RestartPolicy};
+pub(crate) use reasons::without_numbers;
 
 /// The shortest time between two checkpoints.
 pub const EVERY_MIN: Duration = Duration::from_millis(10);

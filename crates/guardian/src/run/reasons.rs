@@ -47,7 +47,7 @@ impl Reasons {
 }
 
 /// The message with every word that holds a digit (pids, addresses, inodes) left out.
-fn without_numbers(message: &str) -> String {
+pub(crate) fn without_numbers(message: &str) -> String {
     let words = message.split(|letter: char| !letter.is_ascii_alphanumeric());
     let plain: Vec<&str> =
         words.filter(|word| !word.is_empty() && !word.bytes().any(|byte| byte.is_ascii_digit())).collect();
