@@ -251,7 +251,13 @@ impl Shared {
     /// Adds an order; false when there is no room for another dropped range now.
     pub(super) fn order(&self, order: Order) -> Result<bool> {
         let mut state = self.state();
-        state.check()?;
+        if let Err(error) = state.check() {
+            drop(state);
+            if let Order::Finish(finish) = order {
+                finish.promise.refuse(error.clone());
+            }
+            return Err(error);
+        }
         match &order {
             Order::Drop(..) if state.drops == DROPS_MAX && state.called_off => return Err(Error::CalledOff),
             Order::Drop(..) if state.drops == DROPS_MAX => return Ok(false),
@@ -426,6 +432,11 @@ impl Promise {
         Self { shared, ticket }
     }
 
+    /// Answers the ticket of an epoch that was not finished. It is no completion: the caller has the error.
+    fn refuse(self, error: Error) {
+        self.ticket.set(Err(error));
+    }
+
     /// Keeps it.
     pub(super) fn answer(self, result: Result<LogCommitted>) {
         self.shared.answer(&self.ticket, result);
@@ -475,5 +486,54 @@ impl TicketState {
 
     fn lock(&self) -> MutexGuard<'_, Option<Result<LogCommitted>>> {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed() -> Arc<Shared> {
+        let shared = Arc::new(Shared::new(1, PageCount(1)).unwrap());
+        shared.fail(&Error::Full(sys::Error::new("write", sys::Errno::ENOSPC)));
+        shared
+    }
+
+    fn finish(shared: &Arc<Shared>, ticket: &Arc<TicketState>) -> Order {
+        let meta = CommitMeta {
+            sequence: ticket.sequence,
+            time: std::time::SystemTime::UNIX_EPOCH,
+            subject: String::new(),
+            pids: Vec::new(),
+            kernel_release: String::new(),
+            tool_version: String::new(),
+            timings: image::Timings::default(),
+        };
+        let promise = Promise::new(Arc::clone(shared), Arc::clone(ticket));
+        Order::Finish(Box::new(Finish {
+            records: RecordSet::default(),
+            meta,
+            promise,
+            begun: Instant::now(),
+        }))
+    }
+
+    #[test]
+    fn what_is_refused_after_a_failure_has_its_reason_and_is_told_once() {
+        let shared = failed();
+        let ticket = Arc::new(TicketState::new(Sequence(1)));
+        let refused = shared.order(finish(&shared, &ticket));
+        assert!(matches!(refused, Err(Error::Full(_))), "{refused:?}");
+        assert!(matches!(ticket.get(), Some(Err(Error::Full(_)))), "{:?}", ticket.get());
+        assert!(shared.take_completions().is_empty());
+    }
+
+    #[test]
+    fn an_order_that_is_dropped_is_answered() {
+        let shared = Arc::new(Shared::new(1, PageCount(1)).unwrap());
+        let ticket = Arc::new(TicketState::new(Sequence(1)));
+        drop(finish(&shared, &ticket));
+        assert_eq!(shared.take_completions().len(), 1);
+        assert!(ticket.get().is_some());
     }
 }
