@@ -1,7 +1,7 @@
 //! What is known of a subject, in a file beside its images, so that `status` can tell without asking anybody.
 //!
 //! Owns: `status.json`: its shape, how a stale one is recognised.
-//! Invariants: a reader never sees half a file; a file that another user can have written is not read.
+//! Invariants: a reader never sees half a file, and none is left behind by a write that failed; a file that another user can have written is not read.
 //! Does not: survive a power cut in its newest version; it holds nothing that a restore needs.
 
 use std::io::{Read, Write};
@@ -201,9 +201,12 @@ impl RecordFile {
         let failed = |error: std::io::Error| Error::path("write", &path, error);
         let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
         let mut file = trust::open_or_create(&temporary, trust::Access::Write)?;
-        file.set_len(0).map_err(failed)?;
-        file.write_all(&text).map_err(failed)?;
-        Ok(std::fs::rename(&temporary, &path).map_err(failed)?)
+        let written = file.set_len(0).and_then(|()| file.write_all(&text));
+        written.and_then(|()| std::fs::rename(&temporary, &path)).map_err(|error| {
+            // The error that is told is the first one.
+            let _ = std::fs::remove_file(&temporary);
+            failed(error).into()
+        })
     }
 }
 
@@ -236,6 +239,10 @@ mod tests {
         let own = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         std::fs::set_permissions(directory.join(FILE), own).unwrap();
         assert!(matches!(Record::read(&directory), Err(GuardianError::Status { .. })));
+        std::fs::remove_file(directory.join(FILE)).unwrap();
+        std::fs::create_dir(directory.join(FILE)).unwrap();
+        assert!(file.write(&record).is_err(), "a directory is in the way");
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "a half file is left");
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }
