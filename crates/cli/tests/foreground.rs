@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::{Lab, supported, until};
 use model::Pid;
@@ -23,6 +24,9 @@ const PROMPT: &str = "OUTER> ";
 const INNER: &str = "INNER> ";
 const INTERRUPT: &str = "\x03";
 const SUSPEND: &str = "\x1a";
+/// How long a job stays stopped, and checkpoints every 50 ms that are due meanwhile.
+const STOPPED: Duration = Duration::from_secs(1);
+const STOPPED_ROUNDS: u64 = 20;
 
 /// An interactive shell that leads a session on a pseudo terminal.
 struct Terminal<'a> {
@@ -273,14 +277,25 @@ fn a_program_in_the_group_of_run_is_one_job_with_it() {
     until("a checkpoint", || {
         lab.json(&["status", "job"])[0]["checkpoints"].as_u64().filter(|count| *count > 1)
     });
+    // Checkpoints that were late, as a slow machine has them, and at most that of the moment of the stop.
+    let late = || {
+        let held_back = lab.json(&["status", "job"])[0]["held_back"].clone();
+        held_back.as_array().unwrap().iter().map(|row| row["count"].as_u64().unwrap()).sum::<u64>()
+    };
     for line in ["first", "second"] {
         terminal.send(SUSPEND);
         terminal.expect("Stopped");
+        let before = late();
+        std::thread::sleep(STOPPED);
         terminal.expect(PROMPT);
         terminal.is_usable(PROMPT);
         terminal.send("fg\n");
         terminal.expect("cat\r\n");
         terminal.echoes(line);
+        let taken = || lab.json(&["status", "job"])[0]["checkpoints"].as_u64();
+        let from = taken().unwrap();
+        until("more checkpoints", || taken().filter(|now| *now > from + 1));
+        assert!(late() < before + STOPPED_ROUNDS / 2, "rounds of the stop were counted: {}", late());
         terminal.process("cat").signal(Signal::KILL).unwrap();
         terminal.expect("is back at checkpoint");
         terminal.echoes("alive");

@@ -119,23 +119,23 @@ impl Foreground {
     }
 
     /// Stops this job when the terminal has stopped the subject, and continues the subject with it. To be called after
-    /// SIGCHLD, while no thread of ours traces the subject.
-    pub(crate) fn follow_stop(&mut self, subject: &Subject) -> Result<()> {
+    /// SIGCHLD, while no thread of ours traces the subject. True if this job was stopped meanwhile.
+    pub(crate) fn follow_stop(&mut self, subject: &Subject) -> Result<bool> {
         if self.given.is_none() {
-            return Ok(());
+            return Ok(false);
         }
-        let Some(signal) = subject.stopped() else { return Ok(()) };
-        let Ok(group) = session::group_of(subject.pid()) else { return Ok(()) };
-        let Some(terminal) = self.terminal().filter(|_| group != self.own) else { return Ok(()) };
+        let Some(signal) = subject.stopped() else { return Ok(false) };
+        let Ok(group) = session::group_of(subject.pid()) else { return Ok(false) };
+        let Some(terminal) = self.terminal().filter(|_| group != self.own) else { return Ok(false) };
         let before = self.current(&terminal);
         if before == Some(self.own) && (signal == TTIN || signal == TTOU) {
             // It used the terminal in the background, and the shell has since put this job into the foreground.
             self.give(&terminal, group);
-            return resume(group);
+            return resume(group).map(|()| false);
         }
         if self.is_orphaned() {
             // Nobody would continue this job. The kernel ignores SIGTSTP in such a group.
-            return if signal == TSTP { resume(group) } else { Ok(()) };
+            return if signal == TSTP { resume(group).map(|()| false) } else { Ok(false) };
         }
         let had_terminal = before.filter(|before| self.is_of_subject(*before));
         if had_terminal.is_some() {
@@ -152,7 +152,8 @@ impl Foreground {
             self.give(&terminal, had_terminal.unwrap_or(group));
         }
         resume(group)?;
-        had_terminal.filter(|other| *other != group).map_or(Ok(()), resume)
+        had_terminal.filter(|other| *other != group).map_or(Ok(()), resume)?;
+        Ok(true)
     }
 
     /// Our controlling terminal. It is opened for each use: a descriptor that stays open would delay its hangup.

@@ -49,7 +49,7 @@ impl Pace {
         self.next
     }
 
-    /// A new life has begun.
+    /// A new life has begun, or this program was stopped meanwhile: rounds that have passed do not count.
     pub(super) fn begin(&mut self, now: Instant) {
         self.next = now + self.every;
         self.retry = self.every;
@@ -137,6 +137,17 @@ mod tests {
         assert_eq!(pace.next(), start + 2 * EVERY);
         assert_eq!(pace.taken(Duration::from_millis(1), start + Duration::from_millis(520)), 3);
         assert_eq!(pace.next(), start + 6 * EVERY);
+    }
+
+    #[test]
+    fn rounds_that_pass_while_this_program_is_stopped_do_not_count() {
+        let start = Instant::now();
+        let mut pace = Pace::new(EVERY, start);
+        let continued = start + 50 * EVERY;
+        pace.begin(continued);
+        // The stop came in the middle of a checkpoint.
+        assert_eq!(pace.taken(Duration::from_millis(1), continued + Duration::from_millis(2)), 0);
+        assert_eq!(pace.taken(Duration::from_millis(1), continued + 2 * EVERY), 0);
     }
 
     #[test]

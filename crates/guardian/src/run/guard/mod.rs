@@ -243,8 +243,8 @@ impl<'a> Guard<'a> {
                     Next::GoOn => continue,
                 }
             }
-            if !self.tracer.is_tracing() {
-                self.foreground.follow_stop(&self.subject)?;
+            if !self.tracer.is_tracing() && self.foreground.follow_stop(&self.subject)? {
+                self.pace.begin(Instant::now());
             }
             self.checkpoint_if_due();
             self.hear_journal();
@@ -300,6 +300,9 @@ impl<'a> Guard<'a> {
                 self.ending = Some(Ending { signal, at: Instant::now() });
             }
             hand_on(request, &self.subject)?;
+            if matches!(request, Request::Stop { .. }) {
+                self.pace.begin(Instant::now());
+            }
         }
         self.reap_orphans();
         Ok(())
