@@ -175,7 +175,7 @@ fn check(entry: &FeatureEntry, directory: &Path) -> DoctorCheck {
         Need::Optional => CheckState::Degraded,
     };
     let found = if features::enabled(entry.feature) {
-        (entry.probe)(directory).map_err(|error| (error.to_string(), entry.fix))
+        (entry.probe)(directory).map_err(|error| (error.to_string(), entry.fix_after(error.errno)))
     } else {
         let fix = "take it out of UNDYING_FEATURES_OFF";
         Err(("forced off by UNDYING_FEATURES_OFF".to_owned(), fix))

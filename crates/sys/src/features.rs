@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::error::Result;
+use crate::error::{Errno, Result};
 use crate::probes;
 
 /// A kernel feature.
@@ -75,6 +75,28 @@ pub struct FeatureEntry {
     pub fix: &'static str,
     /// Tries it, with files in a directory where files are needed; says what it found.
     pub probe: fn(&Path) -> Result<String>,
+}
+
+/// How to get a system call that a filter forbids.
+const FILTERED: &str =
+    "allow the call in the seccomp filter of this container or service: this kernel has it, and refused it";
+
+impl FeatureEntry {
+    /// How to get it after its probe has failed so. A kernel without a system call fails with ENOSYS; EPERM from one that
+    /// needs no privilege comes from a filter.
+    #[must_use]
+    pub fn fix_after(&self, errno: Errno) -> &'static str {
+        let needs_no_privilege = matches!(
+            self.feature,
+            Feature::ProcessMemory
+                | Feature::Pidfd
+                | Feature::Kcmp
+                | Feature::PagemapScan
+                | Feature::Cachestat
+        );
+        let is_refused = errno == Errno::EPERM || errno == Errno::EACCES;
+        if needs_no_privilege && is_refused { FILTERED } else { self.fix }
+    }
 }
 
 /// Every feature.
@@ -261,6 +283,15 @@ mod tests {
             assert!(REGISTRY[..index].iter().all(|other| other.name != entry.name), "{}", entry.name);
             assert!(!entry.fix.is_empty() && !entry.purpose.is_empty(), "{}", entry.name);
         }
+    }
+
+    #[test]
+    fn the_fix_fits_the_errno() {
+        let cachestat = entry(Feature::Cachestat);
+        assert_eq!(cachestat.fix_after(Errno::ENOSYS), cachestat.fix);
+        assert!(cachestat.fix_after(Errno::EPERM).contains("seccomp"));
+        let set_tid = entry(Feature::SetTid);
+        assert_eq!(set_tid.fix_after(Errno::EPERM), set_tid.fix);
     }
 
     #[test]
