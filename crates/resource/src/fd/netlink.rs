@@ -49,6 +49,11 @@ const DUMPING: (&str, &str) = (
     "it has asked for a dump that is not read to its end",
     "try again in a moment, or let the program read it",
 );
+const BOUND_AUDIT: (&str, &str) = (
+    "it is bound to the audit system, which keeps state of the socket in the kernel that cannot be read back",
+    "start undying inside of sudo (`sudo -u USER undying run -- CMD`), or use setpriv instead of sudo; other programs \
+     must close it first",
+);
 
 /// Netlink sockets.
 #[derive(Debug)]
@@ -168,6 +173,9 @@ fn refusal(description: &Description) -> Result<Option<(&'static str, &'static s
     // Only a socket with a port can be the one that audit events are sent to. Programs such as dbus-daemon open one to
     // write events, and seldom have to.
     let is_unused_audit = family.protocol == AUDIT && own == 0;
+    if family.protocol == AUDIT && !is_unused_audit {
+        return Ok(Some(BOUND_AUDIT));
+    }
     if !PROTOCOLS.contains(&family.protocol) && !is_unused_audit {
         return Ok(Some((
             "its protocol keeps state of the socket in the kernel that cannot be read back",
@@ -394,7 +402,7 @@ mod tests {
             round_trip(&Netlink, &audit);
             bind(audit.as_fd(), &State::default()).unwrap();
             let error = capture(&Netlink, &describe_all(&[audit.as_fd()]), false).unwrap_err().to_string();
-            assert!(error.contains("protocol"), "{error}");
+            assert!(error.contains("audit system") && error.contains("setpriv"), "{error}");
         }
         const USERSOCK: i32 = 2;
         let Ok(socket) = (Family { protocol: USERSOCK, ..ROUTE }).create() else {
