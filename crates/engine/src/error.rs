@@ -6,7 +6,7 @@
 use model::{Escaped, Pid};
 use resource::files::ChangedFile;
 use resource::{Obstacle, ResourceError};
-use tracee::RemoteError;
+use tracee::{FreezeError, RemoteError};
 
 use crate::obstacles;
 
@@ -36,7 +36,7 @@ pub enum EngineError {
     },
     /// The tree did not come to a stop.
     /// Row: not-stopped
-    #[error("{0}\nhelp: the tree goes on as before; try again when it is calmer")]
+    #[error("{0}\nhelp: the tree goes on as before; {help}", help = after_freeze(.0))]
     Freeze(tracee::FreezeError),
     /// A number that the subject needs belongs to another process.
     /// Row: pid-taken
@@ -199,6 +199,24 @@ impl From<tracee::FreezeError> for EngineError {
     }
 }
 
+/// What the operator can do about a tree that did not stop.
+fn after_freeze(error: &FreezeError) -> String {
+    match error {
+        FreezeError::Traced { tracer, .. } => match obstacles::program(*tracer) {
+            Some(name) if name.starts_with("undying") => {
+                format!("retry when another undying, pid {tracer}, has finished")
+            }
+            Some(name) => format!("end {}, pid {tracer}, first", Escaped(&name)),
+            None => "end the debugger or strace first".to_owned(),
+        },
+        FreezeError::Stuck { tid, .. } => {
+            format!("retry when thread {tid} no longer waits inside the kernel")
+        }
+        FreezeError::Growing(_) => "retry when the program forks less often".to_owned(),
+        FreezeError::Ended(_) | FreezeError::Kernel(_) => "retry".to_owned(),
+    }
+}
+
 /// Files named in one message at most.
 const NAMED_MAX: usize = 8;
 
@@ -229,6 +247,19 @@ fn refusal(obstacles: &[Obstacle]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_help_after_a_stop_that_failed_fits_the_reason() {
+        let help = |error| EngineError::Freeze(error).to_string();
+        // The first process has a name that is not ours.
+        let (pid, tracer) = (Pid(2), Pid(1));
+        let traced = help(FreezeError::Traced { pid, tracer });
+        let name = obstacles::program(tracer).unwrap();
+        assert!(traced.contains(&format!("end {name}, pid 1, first")), "{traced}");
+        let traced = help(FreezeError::Traced { pid, tracer: Pid(i32::MAX) });
+        assert!(traced.contains("end the debugger or strace first"), "{traced}");
+        assert!(help(FreezeError::Growing(pid)).contains("forks less often"));
+    }
 
     #[test]
     fn what_a_subject_names_cannot_forge_a_line() {

@@ -40,9 +40,18 @@ const PLACES_MAX: usize = 3;
 /// The obstacles as text, one string a group.
 ///
 /// Obstacles that differ in nothing but numbers (pids, descriptors, addresses, inodes) form a group, which names some
-/// of its processes and places.
+/// of its processes, with their programs, and places.
 #[must_use]
 pub fn grouped(obstacles: &[Obstacle]) -> Vec<String> {
+    grouped_with(obstacles, program)
+}
+
+/// The name of the program in a process, if the process is there.
+pub(crate) fn program(pid: Pid) -> Option<String> {
+    procfs::read_text(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
+}
+
+fn grouped_with(obstacles: &[Obstacle], program: impl Fn(Pid) -> Option<String>) -> Vec<String> {
     let mut groups: Vec<(String, Vec<&Obstacle>)> = Vec::new();
     let mut left_out = 0;
     for obstacle in obstacles {
@@ -53,17 +62,22 @@ pub fn grouped(obstacles: &[Obstacle]) -> Vec<String> {
             None => left_out += 1,
         }
     }
-    let mut texts: Vec<String> = groups.iter().map(|(_, members)| group_text(members)).collect();
+    let mut texts: Vec<String> = groups.iter().map(|(_, members)| group_text(members, &program)).collect();
     if left_out > 0 {
         texts.push(format!("{left_out} more obstacles of other kinds"));
     }
     texts
 }
 
-fn group_text(members: &[&Obstacle]) -> String {
+fn group_text(members: &[&Obstacle], program: &impl Fn(Pid) -> Option<String>) -> String {
     let first = members[0];
-    let mut pids: Vec<String> = members.iter().map(|member| member.pid.to_string()).collect();
+    let mut pids: Vec<Pid> = members.iter().map(|member| member.pid).collect();
     pids.dedup();
+    let process_name = |(place, pid): (usize, &Pid)| match program(*pid).filter(|_| place < PIDS_MAX) {
+        Some(name) => format!("{pid} ({})", Escaped(&name)),
+        None => pid.to_string(),
+    };
+    let pids: Vec<String> = pids.iter().enumerate().map(process_name).collect();
     let process = if pids.len() == 1 { "pid" } else { "pids" };
     let mut objects: Vec<String> = members.iter().map(|member| Escaped(&member.what).to_string()).collect();
     objects.dedup();
@@ -146,13 +160,7 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
     // A process that has ended meanwhile has no obstacles.
     let Ok(status) = procfs::status(pid) else { return found };
     if status.tracer != Pid(0) && !is_own_thread(status.tracer) {
-        found.push(obstacle(
-            pid,
-            &format!("tracer pid {}", status.tracer),
-            String::new(),
-            "a process can have one tracer only",
-            "end the debugger or strace first, or wait until `undying restore --lazy` has ended",
-        ));
+        found.push(of_tracer(pid, status.tracer, program(status.tracer)));
     }
     if status.state == 'Z' && status.threads > 1 {
         found.push(obstacle(
@@ -183,6 +191,19 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
         }
     }
     found
+}
+
+/// A process that another program traces.
+fn of_tracer(pid: Pid, tracer: Pid, name: Option<String>) -> Obstacle {
+    let (what, fix) = match name {
+        Some(name) if name.starts_with("undying") => (
+            format!("tracer pid {tracer} ({name})"),
+            "wait until `undying restore --lazy` or another checkpoint of it has ended".to_owned(),
+        ),
+        Some(name) => (format!("tracer pid {tracer} ({name})"), format!("end {name} first")),
+        None => (format!("tracer pid {tracer}"), "end the debugger or strace first".to_owned()),
+    };
+    obstacle(pid, &what, String::new(), "a process can have one tracer only", &fix)
 }
 
 /// A program whose security label confines it would come back under the restorer's, and could do more.
@@ -333,11 +354,26 @@ mod tests {
     fn one_obstacle_of_many_processes_is_told_once() {
         let mut obstacles: Vec<Obstacle> = (0..150).map(|number| ring(1000 + number, number)).collect();
         obstacles.push(obstacle(Pid(7), "tracer", "tracer pid 9".to_owned(), "one only", "end it"));
-        let texts = grouped(&obstacles);
+        let programs = |pid: Pid| (pid != Pid(1000)).then(|| "ring".to_owned());
+        let texts = grouped_with(&obstacles, programs);
         assert_eq!(texts.len(), 2, "{texts:?}");
-        assert!(texts[0].starts_with("pids 1000, 1001,") && texts[0].contains("and 142 more"), "{texts:?}");
+        assert!(
+            texts[0].starts_with("pids 1000, 1001 (ring),") && texts[0].contains("and 142 more"),
+            "{texts:?}"
+        );
         assert!(texts[0].contains("and 147 more: not saved\n    help: stop it"), "{texts:?}");
-        assert_eq!(texts[1], "pid 7: tracer at tracer pid 9: one only\n    help: end it");
+        assert_eq!(texts[1], "pid 7 (ring): tracer at tracer pid 9: one only\n    help: end it");
+    }
+
+    #[test]
+    fn a_tracer_is_named() {
+        let found = |name: &str| of_tracer(Pid(7), Pid(9), Some(name.to_owned()));
+        assert_eq!(
+            (found("gdb").what.as_str(), found("gdb").fix.as_str()),
+            ("tracer pid 9 (gdb)", "end gdb first")
+        );
+        assert!(found("undying-tracer").fix.contains("restore --lazy"));
+        assert!(of_tracer(Pid(7), Pid(9), None).fix.contains("debugger"));
     }
 
     #[test]

@@ -107,7 +107,10 @@ const FIXES: &[(&str, &str)] = &[
         "configure the program not to follow network changes, or take the checkpoint after it closed the socket",
     ),
     ("packet socket", "end the capture (tcpdump, DHCP client) before the checkpoint"),
-    ("raw ", "end the program that sends raw packets (ping, traceroute) before the checkpoint"),
+    (
+        "raw ",
+        "end the program that sends raw packets (ping, traceroute, the pinger of squid) before the checkpoint",
+    ),
     ("SCTP", "configure the program to use TCP"),
     ("MPTCP", "start the program with plain TCP (Go: GODEBUG=multipathtcp=0)"),
     ("SMC", "start the program without `smc_run`, with plain TCP"),
