@@ -356,6 +356,30 @@ fn a_tree_that_holds_undying_itself_is_refused() {
 }
 
 #[test]
+fn a_kernel_thread_is_called_so() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    // Field 9 of proc_pid_stat(5); field 3 is the first behind the name.
+    let flags = |pid: &String| -> Option<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(9 - 3)?.parse().ok()
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let Some(pid) = pids.find(|pid| flags(pid).is_some_and(|flags| flags & 0x0020_0000 != 0)) else {
+        println!("unsupported: kernel threads in this PID namespace");
+        return;
+    };
+    assert_refused(&lab.say(["checkpoint", &pid, "--image", "image"]), 3, &["is a kernel thread"]);
+    assert_refused(&lab.say(["run", "--adopt", &pid]), 3, &["is a kernel thread"]);
+    let said = lab.say(["preflight", &pid]);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    assert!(said.stdout.contains("kernel thread: it runs no program"), "{said:?}");
+}
+
+#[test]
 fn a_process_that_is_not_there_is_named() {
     if !supported() {
         return;

@@ -61,13 +61,17 @@ fn a_user_who_could_not_restore_is_refused_before_anything_is_done() {
     let words = ["--store", &store, "run", "--", "touch", "started"];
     is_refused(&lab.call(&mut open.as_nobody(open.path("undying"), &words)));
     assert!(!open.path("started").exists() && !open.path("store").exists());
-    let subject = open.as_nobody(PathBuf::from("sleep"), &["1000"]).spawn().unwrap();
+    let mut subject = open.as_nobody(PathBuf::from("sleep"), &["1000"]);
+    let subject = lab.detached(&mut subject).current_dir(open.path("")).spawn().unwrap();
     let pid = subject.id().to_string();
     for kill in [&[][..], &["--kill"]] {
         let words = [&["checkpoint", &pid, "--image", "image"][..], kill].concat();
         is_refused(&lab.call(&mut open.as_nobody(open.path("undying"), &words)));
         assert!(!open.path("image").exists());
     }
+    let said = lab.call(&mut open.as_nobody(open.path("undying"), &["preflight", &pid]));
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.stdout.contains("CAP_CHECKPOINT_RESTORE") && !said.stdout.contains("can be checkpointed"));
     end(subject);
 }
 

@@ -71,6 +71,18 @@ pub enum GuardianError {
         /// The root.
         pid: Pid,
     },
+    /// The process is a thread of the kernel.
+    /// Row: kernel-thread
+    #[error(
+        "pid {pid} ({name}) is a kernel thread, which runs no program; nothing was changed\nhelp: name the process of a program; `ps -e -o pid,args` shows kernel threads in brackets",
+        name = Escaped(name)
+    )]
+    KernelThread {
+        /// The process.
+        pid: Pid,
+        /// Its name.
+        name: String,
+    },
     /// Nobody has ever guarded a subject of this name.
     /// Row: not-guarded
     #[error(

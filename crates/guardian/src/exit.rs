@@ -80,7 +80,7 @@ impl GuardianError {
             Self::Kernel(error) => of_kernel(error),
             Self::FeatureMissing { .. } | Self::NoRightToRestore => ExitCode::Missing,
             Self::NoStore => ExitCode::Usage,
-            Self::OwnTree { .. } => ExitCode::Refused,
+            Self::OwnTree { .. } | Self::KernelThread { .. } => ExitCode::Refused,
             // As for an image that is not there.
             Self::NoSubject { .. } => ExitCode::Damaged,
             Self::NotRestorable { last, .. } => last.exit_code(),

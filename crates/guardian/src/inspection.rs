@@ -14,6 +14,7 @@ use sys::features::{self, Feature, FeatureEntry, Need};
 
 use crate::ancestry;
 use crate::error::{GuardianError, Result};
+use crate::exit::ExitCode;
 use crate::location::StoreLocation;
 use crate::streams::Streams;
 
@@ -38,6 +39,9 @@ pub struct PreflightReport {
     /// The same as text, one string for all obstacles that differ in nothing but numbers.
     #[serde(skip)]
     pub groups: Vec<String>,
+    /// What the verb ends with.
+    #[serde(skip)]
+    pub code: ExitCode,
 }
 
 /// One reason against a checkpoint.
@@ -68,13 +72,42 @@ pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
         inherited: Streams::standard()?.identities(),
         ..CheckpointOptions::default()
     };
-    let mut obstacles = engine::preflight(pid, &options)?;
+    // What `checkpoint` refuses before it looks at the tree.
+    let missing = require_features().and_then(|()| require_restorable()).err();
+    let mut obstacles = match ancestry::refuse_kernel_thread(pid) {
+        Err(_) => vec![kernel_thread(pid)],
+        Ok(()) => engine::preflight(pid, &options)?,
+    };
     if ancestry::contains_us(pid) {
         obstacles.insert(0, own_tree(pid));
     }
+    obstacles.splice(..0, missing.iter().map(|error| refused(pid, "rights of this user", error)));
+    let code = match (&missing, obstacles.is_empty()) {
+        (Some(error), _) => error.exit_code(),
+        (None, true) => ExitCode::Done,
+        (None, false) => ExitCode::Refused,
+    };
     let groups = engine::grouped(&obstacles);
     let obstacles: Vec<_> = obstacles.into_iter().map(ObstacleReport::from).collect();
-    Ok(PreflightReport { mode, ok: obstacles.is_empty(), obstacles, groups })
+    Ok(PreflightReport { mode, ok: obstacles.is_empty(), obstacles, groups, code })
+}
+
+/// An error that `checkpoint` would end with, as an obstacle.
+fn refused(pid: Pid, what: &str, error: &GuardianError) -> engine::Obstacle {
+    let text = error.to_string();
+    let (why, fix) = text.split_once("\nhelp: ").unwrap_or((&text, ""));
+    let place = String::new();
+    engine::Obstacle { pid, what: what.to_owned(), place, why: why.to_owned(), fix: fix.to_owned() }
+}
+
+fn kernel_thread(pid: Pid) -> engine::Obstacle {
+    engine::Obstacle {
+        pid,
+        what: "kernel thread".to_owned(),
+        place: String::new(),
+        why: "it runs no program".to_owned(),
+        fix: "name the process of a program; `ps -e -o pid,args` shows kernel threads in brackets".to_owned(),
+    }
 }
 
 fn own_tree(pid: Pid) -> engine::Obstacle {

@@ -258,7 +258,7 @@ fn request(
 
 /// Attaches to a running thread without stopping it.
 pub fn seize(tid: Tid, options: u64) -> Result<()> {
-    request("seize", libc::PTRACE_SEIZE, tid, 0, options as usize).map(drop)
+    request("take control", libc::PTRACE_SEIZE, tid, 0, options as usize).map(drop)
 }
 
 /// Changes the stop options of a stopped tracee.

@@ -4,7 +4,7 @@
 //! Does not: look for obstacles.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use guardian::{ExitCode, PreflightMode};
+use guardian::PreflightMode;
 
 use super::Verb;
 use crate::failure::Failure;
@@ -51,6 +51,6 @@ impl Verb for Preflight {
                 print::lines(group)?;
             }
         }
-        Ok(if report.ok { ExitCode::Done } else { ExitCode::Refused }.number())
+        Ok(report.code.number())
     }
 }

@@ -45,6 +45,13 @@ impl Stat {
         matches!(self.state, 'Z' | 'X')
     }
 
+    /// Whether it is a thread of the kernel, which runs no program: PF_KTHREAD in `linux/sched.h`.
+    #[must_use]
+    pub fn is_kernel_thread(&self) -> bool {
+        const PF_KTHREAD: u64 = 0x0020_0000;
+        self.flags & PF_KTHREAD != 0
+    }
+
     /// Whether two readings may be of one program: exec(2) lays out another stack. Without randomisation it may not.
     #[must_use]
     pub fn may_be_program_of(&self, other: &Self) -> bool {
