@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Counter, Lab, Said, program, rounds, supported, until};
+use common::{Counter, Guarded, Lab, Said, program, rounds, supported, until};
 use rustix::process::Signal;
 
 /// A counter, its image, and whether it was killed with it.
@@ -377,6 +377,32 @@ fn a_kernel_thread_is_called_so() {
     let said = lab.say(["preflight", &pid]);
     assert_eq!(said.code, Some(3), "{said:?}");
     assert!(said.stdout.contains("kernel thread: it runs no program"), "{said:?}");
+}
+
+#[test]
+fn a_guarded_process_is_refused_with_the_name_of_its_guardian() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &[], "until [ -e stop ]; do sleep 0.02; done");
+    guarded.await_checkpoints(2);
+    let status = guarded.status();
+    if status["tracker"] != "pagemap-scan" && status["tracker"] != "write-protect" {
+        println!("unsupported: write tracking with userfaultfd");
+        assert_eq!(guarded.end(), 0);
+        return;
+    }
+    let pid = status["pid"].to_string();
+    let wanted = [format!("guardian, pid {}", status["guardian"]), "store job COPY".to_owned()];
+    let said = lab.say(["checkpoint", &pid, "--image", lab.path("image").to_str().unwrap()]);
+    let report = lab.json(&["preflight", &pid]);
+    for wanted in wanted {
+        assert_refused(&said, 3, &[&wanted]);
+        assert!(report["obstacles"].to_string().contains(&wanted), "{wanted} in {report}");
+    }
+    assert!(!report.to_string().contains("garbage collectors"), "{report}");
+    assert_eq!(guarded.end(), 0);
 }
 
 #[test]

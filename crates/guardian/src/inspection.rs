@@ -15,6 +15,7 @@ use sys::features::{self, Feature, FeatureEntry, Need};
 use crate::ancestry;
 use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
+use crate::guarded;
 use crate::location::StoreLocation;
 use crate::streams::Streams;
 
@@ -76,7 +77,7 @@ pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
     let missing = require_features().and_then(|()| require_restorable()).err();
     let mut obstacles = match ancestry::refuse_kernel_thread(pid) {
         Err(_) => vec![kernel_thread(pid)],
-        Ok(()) => engine::preflight(pid, &options)?,
+        Ok(()) => guarded::name_guardian(engine::preflight(pid, &options)?),
     };
     if ancestry::contains_us(pid) {
         obstacles.insert(0, own_tree(pid));

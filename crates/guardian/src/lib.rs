@@ -13,6 +13,7 @@ mod error;
 mod exit;
 mod files;
 mod foreground;
+mod guarded;
 mod history;
 mod images;
 mod inspection;

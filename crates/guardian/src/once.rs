@@ -13,6 +13,7 @@ use store::{ImageWriter, WriteOptions};
 use crate::ancestry;
 use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
+use crate::guarded::name_guardian_in;
 use crate::inspection::{require_features, require_restorable};
 use crate::signals;
 use crate::streams::Streams;
@@ -65,7 +66,7 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
         sequence: Sequence(1),
         inherited: Streams::standard()?.identities(),
     };
-    let report = engine::checkpoint(request.pid, writer, &options)?;
+    let report = engine::checkpoint(request.pid, writer, &options).map_err(name_guardian_in)?;
     Ok(Checkpointed {
         pause: report.commit.timings.pause,
         total: report.total,

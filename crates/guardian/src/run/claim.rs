@@ -17,7 +17,8 @@ use sys::Error;
 use crate::error::{GuardianError, Result};
 use crate::record::Record;
 
-const LOCK_FILE: &str = "guardian.lock";
+/// The file that a guardian holds open and locked.
+pub(crate) const LOCK_FILE: &str = "guardian.lock";
 /// Names that are tried for one program: `job`, `job-2` … Nobody guards more of them by hand.
 const NAMES_MAX: u32 = 1000;
 

@@ -43,6 +43,7 @@ use leftovers::Household;
 use requests::Requests;
 use tracer::{Place, Tracking};
 
+pub(crate) use claim::LOCK_FILE;
 pub use engine::{Preference, Tuning};
 pub(crate) use events::CHILDREN_UNSEEN;
 pub use events::RunEvent;
