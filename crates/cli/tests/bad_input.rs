@@ -397,8 +397,10 @@ fn a_guarded_process_is_refused_with_the_name_of_its_guardian() {
     let wanted = [format!("guardian, pid {}", status["guardian"]), "store job COPY".to_owned()];
     let said = lab.say(["checkpoint", &pid, "--image", lab.path("image").to_str().unwrap()]);
     let report = lab.json(&["preflight", &pid]);
+    let second = lab.say(["run", "--name", "second", "--adopt", &pid]);
     for wanted in wanted {
         assert_refused(&said, 3, &[&wanted]);
+        assert_refused(&second, 3, &[&wanted]);
         assert!(report["obstacles"].to_string().contains(&wanted), "{wanted} in {report}");
     }
     assert!(!report.to_string().contains("garbage collectors"), "{report}");

@@ -11,6 +11,7 @@ use model::Pid;
 use tracee::procfs;
 
 use crate::ancestry;
+use crate::error::Result;
 use crate::location::StoreLocation;
 use crate::record::Record;
 use crate::run::LOCK_FILE;
@@ -41,6 +42,14 @@ pub(crate) fn name_guardian_in(error: EngineError) -> EngineError {
     match error {
         EngineError::Refused(obstacles) => EngineError::Refused(name_guardian(obstacles)),
         other => other,
+    }
+}
+
+/// Refuses a process that has a guardian: two would restore it at its death.
+pub(crate) fn refuse(pid: Pid) -> Result<()> {
+    match guardian_of(pid) {
+        Some(guarded) => Err(EngineError::Refused(vec![guarded.obstacle(pid)]).into()),
+        None => Ok(()),
     }
 }
 

@@ -30,6 +30,7 @@ use crate::ancestry;
 use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
 use crate::foreground::Foreground;
+use crate::guarded;
 use crate::inspection::{require_features, require_restorable};
 use crate::location::StoreLocation;
 use crate::record::{ProcessName, Record};
@@ -122,6 +123,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     require_restorable()?;
     if let Guarded::Process(pid) = request.what {
         ancestry::refuse(pid)?;
+        guarded::refuse(pid)?;
     }
     let tracking = tracking(request)?;
     let store = request.store.create()?;
