@@ -52,6 +52,100 @@ fn a_log_that_only_grew_is_cut_back_and_the_end_is_kept() {
     }
 }
 
+/// Has a log of its files, as RocksDB has: once `merge` appears, `data.1` becomes `data.2`, and the program dies.
+const MERGING: &str = r#"
+echo begun
+mkdir -p db
+[ -e db/data.2 ] || echo 1 > db/data.1
+exec 7>>db/log
+echo started >&7
+until [ -e merge ]; do sleep 0.02; done
+if [ -e db/data.1 ]; then
+    echo 1 > db/data.2
+    rm db/data.1
+    echo merged >&7
+    kill -9 $$
+fi
+until [ -e stop ]; do sleep 0.02; done
+"#;
+
+#[test]
+fn a_log_is_not_cut_back_once_a_file_beside_it_was_removed() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    // No checkpoint comes between the merge and the death.
+    let mut command = lab.undying(["run", "--name", "job", "--every", "2s", "--", "sh", "-c", MERGING]);
+    let guarded = Guarded { lab: &lab, guardian: command.spawn().unwrap() };
+    guarded.await_checkpoints(2);
+    std::fs::write(lab.path("merge"), "").unwrap();
+    guarded.await_incarnation(2);
+    let reason = guarded.status()["fresh"]["reason"].as_str().unwrap_or_default().to_owned();
+    let why = "db/log was appended to, and files beside it were removed after the checkpoint";
+    assert!(reason.contains(why), "{reason}");
+    assert!(guarded.said().contains(why), "{}", guarded.said());
+    assert_eq!(guarded.end(), 0);
+    let log = std::fs::read_to_string(lab.path("db/log")).unwrap();
+    assert_eq!(log, "started\nmerged\nstarted\n");
+    let said = std::fs::read_to_string(lab.path("stdout")).unwrap();
+    assert_eq!(said.matches("begun").count(), 2);
+    assert!(!lab.store().join("job/aside").exists());
+}
+
+/// Counts in a log, and has no children: a restore needs the number of its process group.
+const COUNTING: &str = r#"
+import os, time
+log = os.open("db/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+count = 0
+while not os.path.exists("stop"):
+    count += 1
+    os.write(log, b"%d\n" % count)
+    time.sleep(0.02)
+os.write(log, b"end\n")
+"#;
+
+#[test]
+fn an_image_beside_a_log_is_no_removed_file() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let (folder, pidfile) = (lab.path("db"), lab.path("pid"));
+    std::fs::create_dir(&folder).unwrap();
+    let (log, data, image) = (folder.join("log"), folder.join("data"), folder.join("image"));
+    std::fs::write(&data, "").unwrap();
+    let mut command = std::process::Command::new("setsid");
+    let mut child = lab.detached(command.args(["python3", "-c", COUNTING])).spawn().unwrap();
+    let lines = || std::fs::read_to_string(&log).unwrap_or_default().lines().count();
+    until("the log", || (lines() > 0).then_some(()));
+    let pid = child.id();
+    let image = image.to_str().unwrap();
+    // While this one is written, it has a hidden name in the same directory.
+    let said = lab.say(["checkpoint", &pid.to_string(), "--image", image]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let written = lines();
+    until("more of the log", || (lines() > written).then_some(()));
+    ProcessId::of(Pid(pid as i32)).unwrap().signal(Signal::KILL).unwrap();
+    wait(&mut child);
+    let grown = std::fs::read(&log).unwrap();
+    std::fs::remove_file(&data).unwrap();
+    let restore = ["restore", image, "--detach", "--pidfile", pidfile.to_str().unwrap()];
+    let said = lab.say(restore);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    let why = "log was appended to, and files beside it were removed after the checkpoint";
+    assert!(said.stderr.contains(why), "{said:?}");
+    assert_eq!(std::fs::read(&log).unwrap(), grown);
+    std::fs::write(&data, "").unwrap();
+    let said = lab.say(restore);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let pid: i32 = std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap();
+    let root = ProcessId::of(Pid(pid)).unwrap();
+    std::fs::write(lab.path("stop"), "").unwrap();
+    until("the end", || (!root.is_alive()).then_some(()));
+    assert_counted(&std::fs::read_to_string(&log).unwrap());
+}
+
 #[test]
 fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
     if !supported() {

@@ -7,7 +7,7 @@
 use image::{Owner, Record, RecordSet, SpaceId};
 use model::{DescriptionId, Pid};
 use prost::Message;
-use resource::files::FileRecord;
+use resource::files::{DirectoryRecord, FileRecord};
 use resource::memory::{AreaRecord, ObjectRecord};
 
 use crate::error::{EngineError, Result};
@@ -139,6 +139,13 @@ pub(crate) struct FilesMessage {
     pub files: Vec<FileRecord>,
 }
 
+/// The directories of those files that can be cut back, as they were. An image has it if there is such a file.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct DirectoriesMessage {
+    #[prost(message, repeated, tag = "1")]
+    pub directories: Vec<DirectoryRecord>,
+}
+
 /// A message that has a record of its own.
 pub(crate) trait EngineRecord: Message + Default {
     /// The record's kind.
@@ -191,6 +198,10 @@ impl EngineRecord for DescriptorsMessage {
 
 impl EngineRecord for FilesMessage {
     const KIND: &'static str = "files";
+}
+
+impl EngineRecord for DirectoriesMessage {
+    const KIND: &'static str = "directories";
 }
 
 /// The owner of a process's records.

@@ -42,6 +42,7 @@ pub use log::{
 pub use medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
 pub use name::SubjectName;
 pub use reader::ImageReader;
+pub use staging::is_staging_name;
 pub use store::{Store, StoreEntry};
 pub use tidy::Garbage;
 pub use verify::{VerifyReport, verify, verify_on};

@@ -182,8 +182,9 @@ fn staging_name(name: &str) -> String {
     format!(".{name}.{}-{count}{SUFFIX}", std::process::id())
 }
 
-/// Whether a name is one that `staging_name` gives.
-fn is_staging_name(name: &str) -> bool {
+/// Whether a name is one of a directory on its way in or out. Such a name comes and goes with a checkpoint.
+#[must_use]
+pub fn is_staging_name(name: &str) -> bool {
     let numbers = name.strip_prefix('.').and_then(|name| name.strip_suffix(SUFFIX)?.rsplit_once('.'));
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     numbers

@@ -212,6 +212,9 @@ impl Before {
         found.extend(obstacles::of_tree(&self.view(), &self.order));
         self.doubt = if found.is_empty() { Doubt::Descriptors } else { Doubt::Everything };
         found.extend(self.prepare_descriptors(options)?);
+        if moment == Moment::Running {
+            self.descriptors.list_directories(options);
+        }
         if !found.is_empty() {
             return Err(EngineError::Refused(found));
         }

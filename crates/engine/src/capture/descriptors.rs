@@ -22,7 +22,7 @@ use resource::fd::locks::{self, Lock};
 use resource::fd::scope_index::ScopeIndex;
 use resource::fd::sockets::Sockets;
 use resource::fd::{self, CaptureScope, Description, FdCapture, Known, in_flight};
-use resource::files::{FileRecord, FileStates};
+use resource::files::{Directories, DirectoryRecord, FileRecord, FileStates};
 use resource::state::DescriptorText;
 use sys::{Errno, Error, pidfd};
 use tracee::Crew;
@@ -70,7 +70,9 @@ pub(super) struct Descriptors {
     leased: HashSet<DescriptionId>,
     /// Files that the subject may write, as they are in the pause.
     states: Option<FileStates>,
-    /// The same once the pause is over.
+    /// The directories of such files as they were listed last. Kept from one checkpoint to the next.
+    directories: Directories,
+    /// The files once the pause is over.
     pub(super) written: Vec<FileRecord>,
     /// `rows` without what only this file needs, for the scope that kinds see.
     table: Vec<(Pid, Fd, DescriptionId)>,
@@ -201,8 +203,14 @@ impl Descriptors {
         self.known.iter().any(|known| known.info.flags & DIRECT != 0)
     }
 
-    /// Takes the files that the last pause has recorded.
-    pub(super) fn take_files(&mut self) -> Vec<FileRecord> {
+    /// Lists the directories of files that may have to be cut back. Not inside the pause: a directory can be large.
+    pub(super) fn list_directories(&mut self, options: &CheckpointOptions) {
+        let known = self.known.iter().map(Arc::as_ref);
+        self.directories.list(known, &options.inherited, &store::is_staging_name);
+    }
+
+    /// Takes the files that the last pause has recorded, and their directories.
+    pub(super) fn take_files(&mut self) -> (Vec<FileRecord>, Vec<DirectoryRecord>) {
         self.states.take().map(FileStates::finish).unwrap_or_default()
     }
 
@@ -343,9 +351,11 @@ impl Descriptors {
         self.limit = None;
     }
 
-    /// Forgets all but what sockets share.
+    /// Forgets all but what sockets share, and listings of directories.
     pub(super) fn forget(&mut self) {
-        *self = Self { sockets: std::mem::take(&mut self.sockets), ..Self::default() };
+        let sockets = std::mem::take(&mut self.sockets);
+        let directories = std::mem::take(&mut self.directories);
+        *self = Self { sockets, directories, ..Self::default() };
     }
 
     /// Takes back what was done to descriptions of a subject that was to end and goes on.
@@ -508,6 +518,7 @@ pub(super) fn inside(before: &mut Before) -> Result<()> {
     }
     let areas = areas_of(processes, order);
     areas.iter().flat_map(|(_, areas)| areas.iter()).for_each(|area| states.add_mapping(area));
+    states.add_directories(&descriptors.directories);
     descriptors.states = Some(states);
     descriptors.relate(order, areas)?;
     // One that is to end keeps what was done to its connections until it has.

@@ -32,7 +32,7 @@ pub use crate::capture::continuous::{
 };
 use crate::error::{EngineError, Result};
 use crate::obstacles;
-use crate::records::{EngineRecord, FilesMessage, TreeMessage};
+use crate::records::{DirectoriesMessage, EngineRecord, FilesMessage, TreeMessage};
 
 /// What a checkpoint is told.
 #[derive(Clone, Debug, Default)]
@@ -349,9 +349,13 @@ fn after(before: &mut Before) -> Result<RecordSet> {
     tree.put(&mut records, image::Owner::Tree);
     before.put_processes(&mut records);
     objects::put(before, &mut records);
-    let files = FilesMessage { files: before.descriptors.take_files() };
+    let (files, directories) = before.descriptors.take_files();
+    let files = FilesMessage { files };
     files.put(&mut records, image::Owner::Tree);
     before.descriptors.written = files.files;
+    if !directories.is_empty() {
+        DirectoriesMessage { directories }.put(&mut records, image::Owner::Tree);
+    }
     descriptors::after(before, &mut records)?;
     threads::after(before, &mut records)?;
     Ok(records)

@@ -17,7 +17,7 @@ use crate::error::{EngineError, Result};
 /// What happens when a regular file that the subject may write is not as it was at the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FilePolicy {
-    /// A file that only grew is cut back; any other change refuses the restore.
+    /// A file that only grew is cut back if no name has gone from its directory; any other change refuses the restore.
     #[default]
     Compare,
     /// Files are used as they are: the restored memory may not fit them.
@@ -70,7 +70,8 @@ impl Compared {
             return Ok(Self { cuts: Vec::new(), aside });
         }
         let records = plan.files.as_ref().ok_or(EngineError::FilesNotRecorded)?;
-        let cuts = files::compare(records, &opened_later, time).map_err(EngineError::FilesChanged)?;
+        let cuts = files::compare(records, plan.directories.as_deref(), &opened_later, time)
+            .map_err(EngineError::FilesChanged)?;
         if aside.is_none() && !cuts.is_empty() {
             let why = || "grew after the checkpoint, and there is no store to move the end to".to_owned();
             let grown = cuts.iter().map(|cut| ChangedFile { path: cut.path().to_owned(), why: why() });
@@ -82,6 +83,7 @@ impl Compared {
     /// Cuts files back that only grew.
     pub(super) fn cut_back(&mut self) -> Result<()> {
         if let Some(Aside(keep)) = &mut self.aside {
+            self.cuts.iter().try_for_each(Cut::check)?;
             for cut in self.cuts.drain(..) {
                 cut.apply(keep)?;
             }

@@ -8,7 +8,7 @@ use image::{Owner, RecordSet, SpaceId};
 use model::{Address, AddressRange, Pid, Tid};
 use resource::fd;
 use resource::fd::envelope::Envelope;
-use resource::files::FileRecord;
+use resource::files::{DirectoryRecord, FileRecord};
 use resource::memory::{self, AreaRecord, ObjectRecord};
 use resource::state::{self, Level, StateKind};
 use sys::ptrace::Registers;
@@ -18,8 +18,8 @@ use super::check;
 use super::numbers;
 use crate::error::{EngineError, Result};
 use crate::records::{
-    AreasMessage, DescriptorRow, DescriptorsMessage, EngineRecord, FilesMessage, LayoutMessage,
-    ObjectsMessage, ProcessMessage, ThreadMessage, TreeMessage, of_process,
+    AreasMessage, DescriptorRow, DescriptorsMessage, DirectoriesMessage, EngineRecord, FilesMessage,
+    LayoutMessage, ObjectsMessage, ProcessMessage, ThreadMessage, TreeMessage, of_process,
 };
 
 /// A decoded image.
@@ -30,6 +30,9 @@ pub(super) struct Plan {
     pub(super) envelopes: Vec<(u32, Envelope)>,
     /// Regular files that the subject could write; `None` in images of versions that did not record them.
     pub(super) files: Option<Vec<FileRecord>>,
+    /// Directories of files that can be cut back; `None` without such files, and in images of versions that did not
+    /// record them.
+    pub(super) directories: Option<Vec<DirectoryRecord>>,
     vdso_checksum: u32,
 }
 
@@ -67,6 +70,7 @@ impl Plan {
         let tree = TreeMessage::take(&mut records, Owner::Tree)?;
         let objects = ObjectsMessage::take(&mut records, Owner::Tree)?.objects;
         let files = FilesMessage::take_if_there(&mut records, Owner::Tree)?;
+        let directories = DirectoriesMessage::take_if_there(&mut records, Owner::Tree)?;
         let mut processes = Vec::new();
         for pid in tree.pids {
             processes.push(PlannedProcess::read(&mut records, Pid(pid))?);
@@ -95,7 +99,9 @@ impl Plan {
             return Err(unknown(record));
         }
         let files = files.map(|message| message.files);
-        let plan = Self { processes, objects, envelopes, files, vdso_checksum: tree.vdso_checksum };
+        let directories = directories.map(|message| message.directories);
+        let vdso_checksum = tree.vdso_checksum;
+        let plan = Self { processes, objects, envelopes, files, directories, vdso_checksum };
         plan.check()?;
         Ok(plan)
     }

@@ -7,14 +7,15 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use model::Inode;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
-use rustix::time::{ClockId, Timespec, clock_gettime};
 use tracee::procfs::{Area, Backing};
 
-use super::{FileRecord, sample};
+use super::directory::{Directories, DirectoryRecord};
+use super::times::Clock;
+use super::{Effect, FileRecord, sample};
 use crate::error::Result;
 use crate::fd::Description;
 use crate::fd::envelope::Envelope;
@@ -24,20 +25,15 @@ use crate::support::opening::{self, is_path_only, may_read, may_write};
 use crate::support::path::{Link, Name};
 use crate::support::tmpfs;
 
-/// Two ticks of the slowest clock (100 Hz) by which a kernel before 6.13 stamps files.
-const COARSE_NS: i64 = 20_000_000;
-/// The first release whose file times change with every change that somebody could have seen (multigrain timestamps).
-const FINE_TIMES: (u32, u32) = (6, 13);
-
 /// Collects the records of one checkpoint.
 #[derive(Debug)]
 pub struct FileStates {
     found: HashMap<(u64, Inode), FileRecord>,
     /// Files behind mappings, by the device numbers that the list of areas gives.
     mapped: HashSet<((u32, u32), Inode)>,
+    directories: HashMap<PathBuf, DirectoryRecord>,
     link: Link,
-    now: Timespec,
-    has_fine_times: bool,
+    clock: Clock,
     ends_subject: bool,
 }
 
@@ -48,9 +44,9 @@ impl FileStates {
         Self {
             found: HashMap::new(),
             mapped: HashSet::new(),
+            directories: HashMap::new(),
             link: Link::new(),
-            now: clock_gettime(ClockId::RealtimeCoarse),
-            has_fine_times: release() >= FINE_TIMES,
+            clock: Clock::now(),
             ends_subject,
         }
     }
@@ -123,19 +119,30 @@ impl FileStates {
         }
     }
 
-    /// The records, ordered by path.
+    /// Records the directories of files that can be cut back. To be called once all files are added.
+    pub fn add_directories(&mut self, listed: &Directories) {
+        for record in self.found.values().filter(|record| record.effect() == Effect::CutBack) {
+            let file = record.path();
+            let path = file.parent().unwrap_or(&file);
+            if !self.directories.contains_key(path) {
+                self.directories.insert(path.to_owned(), listed.record(path, self.clock));
+            }
+        }
+    }
+
+    /// The records of files and of directories, each ordered by path.
     #[must_use]
-    pub fn finish(self) -> Vec<FileRecord> {
-        let mut records: Vec<FileRecord> = self.found.into_values().collect();
-        records.sort_unstable_by(|one, other| one.path.cmp(&other.path));
-        records
+    pub fn finish(self) -> (Vec<FileRecord>, Vec<DirectoryRecord>) {
+        let mut files: Vec<FileRecord> = self.found.into_values().collect();
+        files.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+        let mut directories: Vec<(PathBuf, DirectoryRecord)> = self.directories.into_iter().collect();
+        directories.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+        (files, directories.into_iter().map(|(_, record)| record).collect())
     }
 
     /// The record of a file, made at its first use.
     fn record(&mut self, path: &Path, stat: &Stat) -> &mut FileRecord {
-        let changed = stat.st_ctime * 1_000_000_000 + stat.st_ctime_nsec as i64;
-        let now = self.now.tv_sec * 1_000_000_000 + self.now.tv_nsec;
-        let times_are_coarse = !self.has_fine_times && now - changed < COARSE_NS;
+        let times_are_coarse = self.clock.is_coarse_for(stat);
         let ended = self.ends_subject;
         self.found.entry((stat.st_dev, Inode(stat.st_ino))).or_insert_with(|| FileRecord {
             device: stat.st_dev,
@@ -194,15 +201,6 @@ fn is_on_tmpfs(file: impl AsFd, stat: &Stat) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| tmpfs::is_on_tmpfs(stat, system.f_type))
 }
 
-/// Major and minor number of the running kernel.
-fn release() -> (u32, u32) {
-    let name = rustix::system::uname();
-    let text = name.release().to_string_lossy();
-    let mut numbers =
-        text.split(|letter: char| !letter.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,10 +214,5 @@ mod tests {
         assert!(!appends_only(flags(OFlags::WRONLY), Some(3), 9));
         assert!(!appends_only(flags(OFlags::RDWR), Some(9), 9));
         assert!(appends_only(flags(OFlags::RDWR), Some(0), 0));
-    }
-
-    #[test]
-    fn the_release_has_two_numbers() {
-        assert!(release() > (3, 0));
     }
 }

@@ -14,6 +14,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use sys::file_lock;
 
 use super::cut::Cut;
+use super::directory::{DirectoryRecord, Neighbours};
 use super::{FileRecord, sample};
 use crate::support::opening;
 
@@ -39,23 +40,34 @@ pub(super) enum Verdict {
     Changed(String),
 }
 
-/// Compares every file; gives those that have to be cut back or given their content. `opened_later` are files that checkpoints after this one,
-/// which was taken at `time`, have recorded.
+/// Compares every file; gives those that have to be cut back or given their content.
+///
+/// `directories` are those of files that can be cut back; `None` in images of versions that did not record them, whose
+/// files are judged alone. `opened_later` are files that checkpoints after this one, which was taken at `time`, have
+/// recorded.
 ///
 /// # Errors
 ///
 /// All files that have changed.
 pub fn compare(
     records: &[FileRecord],
+    directories: Option<&[DirectoryRecord]>,
     opened_later: &[PathBuf],
     time: SystemTime,
 ) -> Result<Vec<Cut>, Vec<ChangedFile>> {
     let mut cuts = Vec::new();
     let mut changed = Vec::new();
+    let mut neighbours = Neighbours::new(directories);
     for record in records.iter().filter(|record| !record.inherited) {
         let path = record.path();
         let mut seen = Seen::open(&path, record);
-        match judge(record, &mut seen) {
+        let verdict = match judge(record, &mut seen) {
+            Verdict::Grew => {
+                neighbours.forbid_cut(&path).map_or(Verdict::Grew, |why| Verdict::Changed(why.to_owned()))
+            }
+            verdict => verdict,
+        };
+        match verdict {
             Verdict::Same => {}
             Verdict::Changed(why) => changed.push(ChangedFile { path, why }),
             Verdict::Grew | Verdict::GoesBack => {

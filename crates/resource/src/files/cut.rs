@@ -47,6 +47,20 @@ impl Cut {
         &self.path
     }
 
+    /// Checks that the file is still as it was compared. To be called for all files before any is taken back.
+    ///
+    /// # Errors
+    ///
+    /// When the file has grown meanwhile, or cannot be inspected.
+    pub fn check(&self) -> Result<()> {
+        let now = rustix::fs::fstat(&self.file).map_err(|errno| Error::path("inspect", &self.path, errno))?;
+        if now.st_size as u64 == self.length {
+            Ok(())
+        } else {
+            Err(Error::path("cut back", &self.path, sys::Errno::EAGAIN).into())
+        }
+    }
+
     /// Moves what goes aside, and takes the file back. Its modification time goes back, too, by which a later restart
     /// recognises it.
     ///
@@ -59,10 +73,7 @@ impl Cut {
         let failed = |operation: &'static str| {
             move |errno: rustix::io::Errno| Error::path(operation, &self.path, errno)
         };
-        let now = rustix::fs::fstat(&file).map_err(failed("inspect"))?;
-        if now.st_size as u64 != self.length {
-            return Err(Error::path("cut back", &self.path, sys::Errno::EAGAIN).into());
-        }
+        self.check()?;
         let first = if self.content.is_some() { 0 } else { self.from };
         aside(&self.path, &file, first, self.length - first)?;
         if let Some(content) = &self.content {

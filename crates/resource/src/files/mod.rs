@@ -1,6 +1,6 @@
 //! Regular files that the subject may write: their state at a checkpoint, and the comparison at a restore.
 //!
-//! Owns: the record of one file, how a change is judged, how a file that only grew is cut back.
+//! Owns: the records of files and of their directories, how a change is judged, how a file that only grew is cut back.
 //! Invariants: a restore reads nothing of a file before its device, inode and type were compared; no file is changed
 //! before every file was accepted.
 //! Does not: bring the content of larger files back. A file that was changed in place refuses the restore.
@@ -18,7 +18,9 @@
 mod capture;
 mod compare;
 mod cut;
+mod directory;
 mod sample;
+mod times;
 
 use std::path::{Path, PathBuf};
 
@@ -27,6 +29,7 @@ use crate::support::path;
 pub use capture::FileStates;
 pub use compare::{ChangedFile, compare};
 pub use cut::{Cut, MoveAside};
+pub use directory::{Directories, DirectoryRecord};
 
 /// State of one file at a checkpoint, merged from all descriptors and mappings of the subject.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -84,7 +87,7 @@ pub struct FileRecord {
 /// What a later change of a file means for a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// It is cut back to its recorded length when it only grew.
+    /// It is cut back to its recorded length when it only grew, and no name has gone from its directory.
     CutBack,
     /// It is given the content of the checkpoint, which the image holds.
     GoesBack,

@@ -22,13 +22,13 @@ fn record_of(files: &[&File], inherited: bool) -> FileRecord {
         let envelope = Envelope::inside(&description).unwrap();
         states.add(&description, &envelope, inherited, false).unwrap();
     }
-    let mut records = states.finish();
+    let (mut records, _) = states.finish();
     assert_eq!(records.len(), 1, "{records:?}");
     records.remove(0)
 }
 
 fn compared(record: &FileRecord) -> Result<Vec<Cut>, Vec<ChangedFile>> {
-    compare(std::slice::from_ref(record), &[], SystemTime::UNIX_EPOCH)
+    compare(std::slice::from_ref(record), None, &[], SystemTime::UNIX_EPOCH)
 }
 
 fn changes(record: &FileRecord) -> Vec<ChangedFile> {
@@ -186,7 +186,8 @@ fn what_cannot_change_or_has_no_name_is_not_recorded() {
         let envelope = Envelope::inside(&description).unwrap();
         states.add(&description, &envelope, false, false).unwrap();
     }
-    assert!(states.finish().is_empty());
+    states.add_directories(&Directories::default());
+    assert_eq!(states.finish(), (Vec::new(), Vec::new()));
 }
 
 fn mapped_record(path: &Path, ends_subject: bool) -> FileRecord {
@@ -211,7 +212,7 @@ fn mapped_record(path: &Path, ends_subject: bool) -> FileRecord {
     }
     drop(child.stdin.take());
     child.wait().unwrap();
-    let mut records = states.finish();
+    let (mut records, _) = states.finish();
     assert_eq!(records.len(), 1, "{records:?}");
     assert!(file.as_fd().as_raw_fd() > 2);
     records.remove(0)
@@ -258,11 +259,11 @@ fn a_file_that_was_opened_later_has_changed_if_it_was_written_since() {
     let record = record(&appending(&path));
     let later = [path.clone(), folder.path().join("gone")];
     let time = SystemTime::now() + std::time::Duration::from_secs(1);
-    assert!(compare(&[], &later, time).unwrap().is_empty());
-    let found = compare(&[], &later, SystemTime::UNIX_EPOCH).unwrap_err();
+    assert!(compare(&[], None, &later, time).unwrap().is_empty());
+    let found = compare(&[], None, &later, SystemTime::UNIX_EPOCH).unwrap_err();
     assert!(found.len() == 1 && found[0].path == path, "{found:?}");
     // One that the checkpoint knows is judged by its record.
-    assert!(compare(&[record], &later, SystemTime::UNIX_EPOCH).unwrap().is_empty());
+    assert!(compare(&[record], None, &later, SystemTime::UNIX_EPOCH).unwrap().is_empty());
 }
 
 #[test]
@@ -279,4 +280,195 @@ fn a_small_file_that_is_only_mapped_goes_back() {
     assert_eq!(cut_back(&record).len(), 40_100, "all of it was moved aside");
     assert_eq!(fs::read(&path).unwrap(), vec![1; 32_768]);
     assert!(compared(&record).unwrap().is_empty());
+}
+
+/// A checkpoint of files, with listings of their directories as they are before the pause.
+struct Checkpoint {
+    files: Vec<FileRecord>,
+    directories: Vec<DirectoryRecord>,
+}
+
+impl Checkpoint {
+    fn of(files: &[&File]) -> Self {
+        Self::after(files, || {})
+    }
+
+    /// `meanwhile` happens between the listing and the pause.
+    fn after(files: &[&File], meanwhile: impl FnOnce()) -> Self {
+        // Where file times are coarse, a directory that changed just now is not listed.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let descriptions: Vec<_> = files.iter().map(|file| describe(0, file)).collect();
+        let mut listed = Directories::default();
+        listed.list(descriptions.iter().map(|description| &**description.known()), &[], &|_| false);
+        meanwhile();
+        let mut states = FileStates::begin(false);
+        for description in &descriptions {
+            let envelope = Envelope::inside(description).unwrap();
+            states.add(description, &envelope, false, false).unwrap();
+        }
+        states.add_directories(&listed);
+        let (files, directories) = states.finish();
+        Self { files, directories }
+    }
+
+    fn compared(&self) -> Result<Vec<Cut>, Vec<ChangedFile>> {
+        compare(&self.files, Some(&self.directories), &[], SystemTime::UNIX_EPOCH)
+    }
+
+    fn assert_cut(&self) {
+        let cuts = self.compared().unwrap();
+        assert_eq!(cuts.len(), 1, "{cuts:?}");
+    }
+
+    fn assert_changed(&self, why: &str) {
+        let changed = self.compared().unwrap_err();
+        assert!(changed.len() == 1 && changed[0].why.contains(why), "{changed:?}");
+    }
+}
+
+/// A log with a line, in a folder with a file that is closed.
+fn log_beside_data(folder: &Path) -> File {
+    fs::write(folder.join("data"), "data").unwrap();
+    let mut log = appending(&folder.join("log"));
+    log.write_all(b"has data\n").unwrap();
+    log
+}
+
+fn grow(mut log: File) {
+    log.write_all(b"more\n").unwrap();
+}
+
+const REMOVED: &str = "was appended to, and files beside it were removed";
+
+#[test]
+fn a_log_is_not_cut_after_a_file_beside_it_was_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = log_beside_data(folder.path());
+    let checkpoint = Checkpoint::of(&[&log]);
+    grow(log);
+    checkpoint.assert_cut();
+    fs::write(folder.path().join("merged"), "data").unwrap();
+    fs::remove_file(folder.path().join("data")).unwrap();
+    checkpoint.assert_changed(REMOVED);
+    // An image of a version that recorded no directories.
+    assert_eq!(compare(&checkpoint.files, None, &[], SystemTime::UNIX_EPOCH).unwrap().len(), 1);
+}
+
+#[test]
+fn names_that_were_added_or_replaced_do_not_keep_a_log_from_being_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = log_beside_data(folder.path());
+    let checkpoint = Checkpoint::of(&[&log]);
+    grow(log);
+    fs::write(folder.path().join("data.new"), "new").unwrap();
+    fs::write(folder.path().join("added"), "").unwrap();
+    checkpoint.assert_cut();
+    fs::rename(folder.path().join("data.new"), folder.path().join("data")).unwrap();
+    checkpoint.assert_cut();
+    fs::remove_file(folder.path().join("added")).unwrap();
+    checkpoint.assert_cut();
+}
+
+#[test]
+fn a_file_that_did_not_grow_needs_no_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = log_beside_data(folder.path());
+    let checkpoint = Checkpoint::of(&[&log]);
+    drop(log);
+    fs::remove_file(folder.path().join("data")).unwrap();
+    assert!(checkpoint.compared().unwrap().is_empty());
+}
+
+#[test]
+fn a_directory_of_many_names_must_be_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    for number in 0..600 {
+        fs::write(folder.path().join(format!("{number}")), "").unwrap();
+    }
+    let log = log_beside_data(folder.path());
+    let checkpoint = Checkpoint::of(&[&log]);
+    grow(log);
+    checkpoint.assert_cut();
+    fs::write(folder.path().join("added"), "").unwrap();
+    checkpoint.assert_changed("whether files beside it were removed cannot be told");
+}
+
+#[test]
+fn a_directory_that_changed_between_listing_and_pause_must_be_unchanged_afterwards() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = log_beside_data(folder.path());
+    let path = folder.path().join("data");
+    let checkpoint = Checkpoint::after(&[&log], || {
+        fs::remove_file(&path).unwrap();
+        // The pause has to come some clock ticks later, where file times are coarse.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    });
+    grow(log);
+    checkpoint.assert_cut();
+    fs::write(folder.path().join("added"), "").unwrap();
+    checkpoint.assert_changed("cannot be told");
+}
+
+#[test]
+fn a_directory_that_is_another_one_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (before, after) = (folder.path().join("before"), folder.path().join("after"));
+    fs::create_dir(&before).unwrap();
+    let log = log_beside_data(&before);
+    let checkpoint = Checkpoint::of(&[&log]);
+    grow(log);
+    fs::rename(&before, &after).unwrap();
+    checkpoint.assert_changed("cannot be opened");
+    // The same files in another directory of the same name.
+    fs::create_dir(&before).unwrap();
+    for name in ["data", "log"] {
+        fs::rename(after.join(name), before.join(name)).unwrap();
+    }
+    checkpoint.assert_changed("its directory is another one");
+}
+
+#[test]
+fn nothing_is_cut_when_a_file_of_another_directory_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+    fs::create_dir(&first).unwrap();
+    fs::create_dir(&second).unwrap();
+    let logs = [log_beside_data(&first), log_beside_data(&second)];
+    let checkpoint = Checkpoint::of(&[&logs[0], &logs[1]]);
+    assert_eq!((checkpoint.files.len(), checkpoint.directories.len()), (2, 2));
+    logs.into_iter().for_each(grow);
+    assert_eq!(checkpoint.compared().unwrap().len(), 2);
+    fs::remove_file(second.join("data")).unwrap();
+    checkpoint.assert_changed(REMOVED);
+    assert_eq!(fs::read(first.join("log")).unwrap(), b"has data\nmore\n");
+}
+
+#[test]
+fn a_file_that_grew_after_the_comparison_is_found_before_any_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = log_beside_data(folder.path());
+    let checkpoint = Checkpoint::of(&[&log]);
+    grow(log);
+    let cuts = checkpoint.compared().unwrap();
+    assert!(cuts[0].check().is_ok());
+    grow(appending(&folder.path().join("log")));
+    assert!(cuts[0].check().is_err());
+}
+
+#[test]
+fn one_directory_has_one_record_and_in_place_files_have_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = log_beside_data(folder.path());
+    let second = appending(&folder.path().join("second"));
+    assert_eq!(Checkpoint::of(&[&log, &second]).directories.len(), 1);
+    assert!(Checkpoint::of(&[&in_place(&folder.path().join("data"))]).directories.is_empty());
+}
+
+#[test]
+fn a_directory_without_a_record_forbids_the_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = log_beside_data(folder.path());
+    let checkpoint = Checkpoint { directories: Vec::new(), ..Checkpoint::of(&[&log]) };
+    grow(log);
+    checkpoint.assert_changed("cannot be told");
 }

@@ -1,0 +1,342 @@
+//! The directory of a file that can be cut back: listed before the pause, compared at a restore.
+//!
+//! Owns: the record of one directory, which listings are trusted, the verdict over removed names.
+//! Invariants: no directory is listed inside the pause; a listing counts only if the times of the directory are the same
+//! before it, after it and in the pause; what cannot be told counts as removed.
+//! Does not: compare the files behind the names. A name that leads to another file is still there.
+//!
+//! A database appends to a log which files it has (RocksDB and LevelDB: MANIFEST). Other files are closed at the
+//! checkpoint. A compaction after the checkpoint removes some of them and appends this to the log. The log must not be
+//! cut back then: it would name files that are gone.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use model::Inode;
+use rustix::fs::{Dir, FileType, Mode, OFlags, Stat};
+
+use super::times::Clock;
+use crate::fd::Known;
+use crate::fd::regular::is_made_up;
+use crate::support::opening::{may_read, may_write};
+use crate::support::path;
+
+/// Names of one directory that are recorded: 4 KiB in each checkpoint. A larger directory must be unchanged for a cut.
+const NAMES_MAX: usize = 512;
+/// Directories that are listed for one checkpoint. A file in a further one is cut back only in an unchanged directory.
+const LISTED_MAX: usize = 64;
+
+/// One directory at a checkpoint, with at least one file that can be cut back.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DirectoryRecord {
+    /// Absolute path, as bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    path: Vec<u8>,
+    /// `st_dev`.
+    #[prost(uint64, tag = "2")]
+    device: u64,
+    /// `st_ino`; 0 if the directory could not be inspected.
+    #[prost(uint64, tag = "3")]
+    inode: u64,
+    /// `st_mtime`, seconds.
+    #[prost(int64, tag = "4")]
+    modified_s: i64,
+    /// `st_mtime`, nanoseconds.
+    #[prost(uint64, tag = "5")]
+    modified_ns: u64,
+    /// `st_ctime`, seconds.
+    #[prost(int64, tag = "6")]
+    changed_s: i64,
+    /// `st_ctime`, nanoseconds.
+    #[prost(uint64, tag = "7")]
+    changed_ns: u64,
+    /// The times are too close to the checkpoint to show a change that came right after it.
+    #[prost(bool, tag = "8")]
+    times_are_coarse: bool,
+    /// `names` has all names of the checkpoint.
+    #[prost(bool, tag = "9")]
+    is_listed: bool,
+    /// Hash of each name ([`hash`]), in rising order.
+    #[prost(fixed64, repeated, tag = "10")]
+    names: Vec<u64>,
+}
+
+/// What tells whether a directory is the same and unchanged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct State {
+    device: u64,
+    inode: u64,
+    modified: (i64, u64),
+    changed: (i64, u64),
+}
+
+impl State {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            modified: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: (stat.st_ctime, stat.st_ctime_nsec),
+        }
+    }
+
+    fn is_same_directory(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+}
+
+impl DirectoryRecord {
+    fn new(path: &Path, state: State) -> Self {
+        Self {
+            path: path::to_bytes(path),
+            device: state.device,
+            inode: state.inode,
+            modified_s: state.modified.0,
+            modified_ns: state.modified.1,
+            changed_s: state.changed.0,
+            changed_ns: state.changed.1,
+            ..Self::default()
+        }
+    }
+
+    fn state(&self) -> State {
+        State {
+            device: self.device,
+            inode: self.inode,
+            modified: (self.modified_s, self.modified_ns),
+            changed: (self.changed_s, self.changed_ns),
+        }
+    }
+}
+
+/// The names of one directory at one moment.
+#[derive(Debug)]
+enum Listing {
+    /// The file system makes the names up: none of its files is recorded.
+    MadeUp,
+    /// `None` for more than [`NAMES_MAX`] names.
+    Names(State, Option<Vec<u64>>),
+}
+
+/// Listings of the directories of files that can be cut back, kept from one checkpoint to the next.
+#[derive(Debug, Default)]
+pub struct Directories(HashMap<PathBuf, Listing>);
+
+impl Directories {
+    /// Lists the directories that have changed since they were listed last, while the subject runs. `inherited` are
+    /// files that are never cut back. Names that `is_transient` accepts are left out.
+    pub fn list<'a>(
+        &mut self,
+        descriptions: impl Iterator<Item = &'a Known>,
+        inherited: &[(u64, Inode)],
+        is_transient: &dyn Fn(&str) -> bool,
+    ) {
+        let mut last = std::mem::take(&mut self.0);
+        for known in descriptions.filter(|known| may_be_cut_back(known)) {
+            let Some(path) = known.info.target.parent() else { continue };
+            if self.0.contains_key(path) || inherited.contains(&known.file()) {
+                continue;
+            }
+            if self.0.len() == LISTED_MAX {
+                break;
+            }
+            if let Some(listing) = Listing::renew(path, last.remove(path), is_transient) {
+                self.0.insert(path.to_owned(), listing);
+            }
+        }
+    }
+
+    /// The record of a directory, inside the pause: one stat(2).
+    pub(super) fn record(&self, path: &Path, clock: Clock) -> DirectoryRecord {
+        let Ok(stat) = rustix::fs::lstat(path) else { return DirectoryRecord::new(path, State::default()) };
+        let state = State::of(&stat);
+        let names = match self.0.get(path) {
+            Some(Listing::Names(listed, Some(names))) if *listed == state => Some(names.clone()),
+            _ => None,
+        };
+        DirectoryRecord {
+            times_are_coarse: clock.is_coarse_for(&stat),
+            is_listed: names.is_some(),
+            names: names.unwrap_or_default(),
+            ..DirectoryRecord::new(path, state)
+        }
+    }
+}
+
+impl Listing {
+    /// The listing of a directory; `None` if it changes meanwhile, or a change that follows might not show.
+    fn renew(path: &Path, last: Option<Self>, is_transient: &dyn Fn(&str) -> bool) -> Option<Self> {
+        match last {
+            Some(Self::MadeUp) => return Some(Self::MadeUp),
+            Some(Self::Names(state, names))
+                if rustix::fs::lstat(path).is_ok_and(|stat| State::of(&stat) == state) =>
+            {
+                return Some(Self::Names(state, names));
+            }
+            _ => {}
+        }
+        Self::read(path, Clock::now(), is_transient)
+    }
+
+    fn read(path: &Path, clock: Clock, is_transient: &dyn Fn(&str) -> bool) -> Option<Self> {
+        let directory = rustix::fs::open(path, LIST | OFlags::NOFOLLOW, Mode::empty()).ok()?;
+        if is_made_up(&directory) {
+            return Some(Self::MadeUp);
+        }
+        let mut directory = Dir::new(directory).ok()?;
+        let before = directory.stat().ok()?;
+        let is_transient = |name: &[u8]| str::from_utf8(name).is_ok_and(is_transient);
+        let mut found = Vec::new();
+        while found.len() <= NAMES_MAX
+            && let Some(name) = next_name(&mut directory)
+        {
+            found.extend(name.ok()?.filter(|name| !is_transient(name)).map(|name| hash(&name)));
+        }
+        let after = directory.stat().ok()?;
+        if clock.is_coarse_for(&before) || State::of(&before) != State::of(&after) {
+            return None;
+        }
+        found.sort_unstable();
+        Some(Self::Names(State::of(&before), (found.len() <= NAMES_MAX).then_some(found)))
+    }
+}
+
+const LIST: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
+
+/// Whether a file may turn out in the pause to be one that can be cut back.
+fn may_be_cut_back(known: &Known) -> bool {
+    let flags = known.info.flags;
+    FileType::from_raw_mode(known.stat.st_mode) == FileType::RegularFile
+        && known.stat.st_nlink > 0
+        && may_write(flags)
+        && (OFlags::from_bits_retain(flags).contains(OFlags::APPEND)
+            || !may_read(flags)
+            || known.stat.st_size == 0)
+}
+
+/// The next name; `Some(Ok(None))` for `.` and `..`.
+fn next_name(directory: &mut Dir) -> Option<rustix::io::Result<Option<Vec<u8>>>> {
+    let entry = directory.next()?;
+    Some(entry.map(|entry| {
+        let name = entry.file_name().to_bytes();
+        (name != b"." && name != b"..").then(|| name.to_vec())
+    }))
+}
+
+/// 64-bit FNV-1a of a name (Fowler, Noll, Vo). It is part of the format: the hashers of the standard library may change
+/// with a release. It needs no resistance against chosen names, since the subject owns the directory.
+fn hash(name: &[u8]) -> u64 {
+    name.iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Tells at a restore whether names have gone from a directory; each directory is inspected once.
+pub(super) struct Neighbours<'a> {
+    /// `None` for an image of a version that recorded no directories.
+    records: Option<&'a [DirectoryRecord]>,
+    verdicts: HashMap<PathBuf, Option<&'static str>>,
+}
+
+const REMOVED: &str = "was appended to, and files beside it were removed after the checkpoint";
+const ANOTHER: &str = "was appended to, and its directory is another one than at the checkpoint";
+const UNKNOWN: &str = "was appended to, and its directory was changed after the checkpoint: whether files beside it were removed cannot be told";
+
+impl<'a> Neighbours<'a> {
+    pub(super) fn new(records: Option<&'a [DirectoryRecord]>) -> Self {
+        Self { records, verdicts: HashMap::new() }
+    }
+
+    /// Why a file must not be cut back though it only grew, as the rest of a sentence that begins with the path.
+    pub(super) fn forbid_cut(&mut self, file: &Path) -> Option<&'static str> {
+        let records = self.records?;
+        let path = file.parent().unwrap_or(file);
+        if let Some(verdict) = self.verdicts.get(path) {
+            return *verdict;
+        }
+        let record = records.iter().find(|record| OsStr::from_bytes(&record.path) == path.as_os_str());
+        let verdict = record.map_or(Some(UNKNOWN), judge);
+        self.verdicts.insert(path.to_owned(), verdict);
+        verdict
+    }
+}
+
+fn judge(record: &DirectoryRecord) -> Option<&'static str> {
+    const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+    let opened = rustix::fs::open(path::from_bytes(&record.path), NAMED, Mode::empty());
+    let opened = opened.and_then(|directory| rustix::fs::fstat(&directory).map(|stat| (directory, stat)));
+    let Ok((directory, now)) = opened else { return Some(ANOTHER) };
+    let (recorded, now) = (record.state(), State::of(&now));
+    if !now.is_same_directory(&recorded) {
+        return Some(ANOTHER);
+    }
+    if now == recorded && !record.times_are_coarse {
+        return None;
+    }
+    if !record.is_listed {
+        return Some(UNKNOWN);
+    }
+    match has_all(&directory, &record.names) {
+        Ok(true) => None,
+        Ok(false) => Some(REMOVED),
+        Err(_) => Some(UNKNOWN),
+    }
+}
+
+/// Whether each recorded name is still there.
+fn has_all(directory: &OwnedFd, names: &[u64]) -> rustix::io::Result<bool> {
+    let mut missing: HashSet<u64> = names.iter().copied().collect();
+    let mut directory = Dir::new(rustix::fs::openat(directory.as_fd(), ".", LIST, Mode::empty())?)?;
+    while !missing.is_empty()
+        && let Some(name) = next_name(&mut directory)
+    {
+        if let Some(name) = name? {
+            missing.remove(&hash(&name));
+        }
+    }
+    Ok(missing.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_of_the_published_function() {
+        // Test vectors of the authors.
+        assert_eq!(hash(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(hash(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(hash(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_directory_that_changed_just_now_is_not_listed_where_times_are_coarse() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        assert!(Listing::read(folder.path(), Clock::coarse(), &|_| false).is_none());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let listing = Listing::read(folder.path(), Clock::coarse(), &|_| false);
+        assert!(matches!(listing, Some(Listing::Names(_, Some(names))) if names == [hash(b"file")]));
+    }
+
+    #[test]
+    fn names_that_come_and_go_with_a_checkpoint_are_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [".image.1-0.partial", "log"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let clock = Clock::now();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let read = |clock| Listing::read(folder.path(), clock, &|name| name.ends_with(".partial"));
+        let listing = read(Clock::now()).or_else(|| read(clock));
+        assert!(matches!(listing, Some(Listing::Names(_, Some(names))) if names == [hash(b"log")]));
+    }
+
+    #[test]
+    fn what_the_file_system_makes_up_is_not_listed() {
+        let listing = Listing::read(Path::new("/proc/sys/kernel"), Clock::now(), &|_| false);
+        assert!(matches!(listing, Some(Listing::MadeUp)));
+    }
+}

@@ -1,0 +1,71 @@
+//! How far file times can be trusted.
+//!
+//! Owns: the resolution of file times by kernel release.
+//! Invariants: a time counts as fine only if each later change gives another one.
+//! Does not: compare times.
+
+use rustix::fs::Stat;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// Two ticks of the slowest clock (100 Hz) by which a kernel before 6.13 stamps files.
+const COARSE_NS: i64 = 20_000_000;
+/// The first release whose file times change with every change that somebody could have seen (multigrain timestamps).
+const FINE_TIMES: (u32, u32) = (6, 13);
+
+/// One moment, compared with the times of files that are inspected later.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    now: Timespec,
+    has_fine_times: bool,
+}
+
+impl Clock {
+    /// The present moment on this kernel.
+    pub(super) fn now() -> Self {
+        Self { now: clock_gettime(ClockId::RealtimeCoarse), has_fine_times: release() >= FINE_TIMES }
+    }
+
+    /// The present moment on a kernel before 6.13.
+    #[cfg(test)]
+    pub(super) fn coarse() -> Self {
+        Self { has_fine_times: false, ..Self::now() }
+    }
+
+    /// Whether a change right after this moment could leave the times of a file as they are.
+    pub(super) fn is_coarse_for(self, stat: &Stat) -> bool {
+        let changed = stat.st_ctime * 1_000_000_000 + stat.st_ctime_nsec as i64;
+        let now = self.now.tv_sec * 1_000_000_000 + self.now.tv_nsec;
+        !self.has_fine_times && now - changed < COARSE_NS
+    }
+}
+
+/// Major and minor number of the running kernel.
+fn release() -> (u32, u32) {
+    let name = rustix::system::uname();
+    let text = name.release().to_string_lossy();
+    let mut numbers =
+        text.split(|letter: char| !letter.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_has_two_numbers() {
+        assert!(release() > (3, 0));
+    }
+
+    #[test]
+    fn a_change_of_the_last_ticks_is_too_near_for_coarse_times() {
+        let folder = tempfile::tempdir().unwrap();
+        let near = rustix::fs::stat(folder.path()).unwrap();
+        assert!(Clock::coarse().is_coarse_for(&near));
+        let fine = Clock { has_fine_times: true, ..Clock::coarse() };
+        assert!(!fine.is_coarse_for(&near));
+        let mut far = near;
+        far.st_ctime -= 1;
+        assert!(!Clock::coarse().is_coarse_for(&far));
+    }
+}
