@@ -28,7 +28,7 @@ const FILES_HELP: &str =
 
 const FILES_LONG_HELP: &str = "What happens when regular files that the program writes have changed since the \
 checkpoint. refuse: the restore is refused and the files are named; a file that only grew behind what the program had \
-appended is cut back, and what is cut off is kept. keep: the memory of the checkpoint meets the files as they are, \
+appended is cut back, and what is cut off is kept; it counts as changed if a file beside it was removed. keep: the memory of the checkpoint meets the files as they are, \
 which destroys databases and repeats lines of logs";
 
 const LAZY_HELP: &str = "Let it run at once and fill its memory meanwhile, what it touches first.

@@ -129,7 +129,8 @@ const FILES_LONG: &str = "\
 What a restart does when regular files that the program writes have changed since the checkpoint. fresh: the program \
 starts from its beginning and recovers from its files, as without undying. keep: the memory of the checkpoint meets \
 the files as they are, which destroys databases and repeats lines of logs. refuse: undying ends with exit code 3. A \
-file that only grew behind what the program had appended is cut back, and what is cut off is kept in the store";
+file that only grew behind what the program had appended is cut back, and what is cut off is kept in the store. It \
+counts as changed if a file beside it was removed after the checkpoint";
 
 fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
