@@ -213,7 +213,8 @@ impl Before {
         self.doubt = if found.is_empty() { Doubt::Descriptors } else { Doubt::Everything };
         found.extend(self.prepare_descriptors(options)?);
         if moment == Moment::Running {
-            self.descriptors.list_directories(options);
+            // A single checkpoint has no later one, and the image that it begins may have changed the directory.
+            self.descriptors.list_directories(options, !self.is_continuous);
         }
         if !found.is_empty() {
             return Err(EngineError::Refused(found));

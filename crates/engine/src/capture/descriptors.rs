@@ -204,9 +204,10 @@ impl Descriptors {
     }
 
     /// Lists the directories of files that may have to be cut back. Not inside the pause: a directory can be large.
-    pub(super) fn list_directories(&mut self, options: &CheckpointOptions) {
+    /// With `waits`, those that changed just now are given some milliseconds.
+    pub(super) fn list_directories(&mut self, options: &CheckpointOptions, waits: bool) {
         let known = self.known.iter().map(Arc::as_ref);
-        self.directories.list(known, &options.inherited, &store::is_staging_name);
+        self.directories.list(known, &options.inherited, &store::is_staging_name, waits);
     }
 
     /// Takes the files that the last pause has recorded, and their directories.

@@ -14,6 +14,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use model::Inode;
 use rustix::fs::{Dir, FileType, Mode, OFlags, Stat};
@@ -28,6 +29,9 @@ use crate::support::path;
 const NAMES_MAX: usize = 512;
 /// Directories that are listed for one checkpoint. A file in a further one is cut back only in an unchanged directory.
 const LISTED_MAX: usize = 64;
+/// How long after a change a directory can be listed on each kernel: [`super::times`] calls for 20 ms, and the clock of
+/// file times lags behind by up to 10 ms.
+const SETTLING: Duration = Duration::from_millis(30);
 
 /// One directory at a checkpoint, with at least one file that can be cut back.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -117,6 +121,8 @@ impl DirectoryRecord {
 enum Listing {
     /// The file system makes the names up: none of its files is recorded.
     MadeUp,
+    /// It changed while it was listed, or a change that follows might not show.
+    Unsteady,
     /// `None` for more than [`NAMES_MAX`] names.
     Names(State, Option<Vec<u64>>),
 }
@@ -127,24 +133,36 @@ pub struct Directories(HashMap<PathBuf, Listing>);
 
 impl Directories {
     /// Lists the directories that have changed since they were listed last, while the subject runs. `inherited` are
-    /// files that are never cut back. Names that `is_transient` accepts are left out.
+    /// files that are never cut back. Names that `is_transient` accepts are left out. With `waits`, directories that
+    /// changed just now are listed once more, [`SETTLING`] later.
     pub fn list<'a>(
         &mut self,
         descriptions: impl Iterator<Item = &'a Known>,
         inherited: &[(u64, Inode)],
         is_transient: &dyn Fn(&str) -> bool,
+        waits: bool,
     ) {
         let mut last = std::mem::take(&mut self.0);
+        let mut unsteady: HashSet<&Path> = HashSet::new();
         for known in descriptions.filter(|known| may_be_cut_back(known)) {
             let Some(path) = known.info.target.parent() else { continue };
-            if self.0.contains_key(path) || inherited.contains(&known.file()) {
+            if self.0.contains_key(path) || unsteady.contains(path) || inherited.contains(&known.file()) {
                 continue;
             }
-            if self.0.len() == LISTED_MAX {
+            if self.0.len() + unsteady.len() == LISTED_MAX {
                 break;
             }
-            if let Some(listing) = Listing::renew(path, last.remove(path), is_transient) {
-                self.0.insert(path.to_owned(), listing);
+            match Listing::renew(path, last.remove(path), is_transient) {
+                Some(Listing::Unsteady) => drop(unsteady.insert(path)),
+                Some(listing) => drop(self.0.insert(path.to_owned(), listing)),
+                None => {}
+            }
+        }
+        if waits && !unsteady.is_empty() {
+            std::thread::sleep(SETTLING);
+            for path in unsteady {
+                let listing = Listing::read(path, Clock::now(), is_transient);
+                self.0.extend(listing.map(|listing| (path.to_owned(), listing)));
             }
         }
     }
@@ -167,7 +185,7 @@ impl Directories {
 }
 
 impl Listing {
-    /// The listing of a directory; `None` if it changes meanwhile, or a change that follows might not show.
+    /// The listing of a directory; `None` if it cannot be read.
     fn renew(path: &Path, last: Option<Self>, is_transient: &dyn Fn(&str) -> bool) -> Option<Self> {
         match last {
             Some(Self::MadeUp) => return Some(Self::MadeUp),
@@ -197,7 +215,7 @@ impl Listing {
         }
         let after = directory.stat().ok()?;
         if clock.is_coarse_for(&before) || State::of(&before) != State::of(&after) {
-            return None;
+            return Some(Self::Unsteady);
         }
         found.sort_unstable();
         Some(Self::Names(State::of(&before), (found.len() <= NAMES_MAX).then_some(found)))
@@ -314,9 +332,11 @@ mod tests {
     #[test]
     fn a_directory_that_changed_just_now_is_not_listed_where_times_are_coarse() {
         let folder = tempfile::tempdir().unwrap();
+        let clock = Clock::coarse();
         std::fs::write(folder.path().join("file"), "").unwrap();
-        assert!(Listing::read(folder.path(), Clock::coarse(), &|_| false).is_none());
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        let listing = Listing::read(folder.path(), clock, &|_| false);
+        assert!(matches!(listing, Some(Listing::Unsteady)));
+        std::thread::sleep(SETTLING);
         let listing = Listing::read(folder.path(), Clock::coarse(), &|_| false);
         assert!(matches!(listing, Some(Listing::Names(_, Some(names))) if names == [hash(b"file")]));
     }
@@ -327,10 +347,8 @@ mod tests {
         for name in [".image.1-0.partial", "log"] {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
-        let clock = Clock::now();
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        let read = |clock| Listing::read(folder.path(), clock, &|name| name.ends_with(".partial"));
-        let listing = read(Clock::now()).or_else(|| read(clock));
+        std::thread::sleep(SETTLING);
+        let listing = Listing::read(folder.path(), Clock::now(), &|name| name.ends_with(".partial"));
         assert!(matches!(listing, Some(Listing::Names(_, Some(names))) if names == [hash(b"log")]));
     }
 

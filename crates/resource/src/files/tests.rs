@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::time::SystemTime;
 
+use super::directory::Neighbours;
 use super::*;
 use crate::fd::envelope::Envelope;
 use crate::support::testing::describe;
@@ -295,11 +296,9 @@ impl Checkpoint {
 
     /// `meanwhile` happens between the listing and the pause.
     fn after(files: &[&File], meanwhile: impl FnOnce()) -> Self {
-        // Where file times are coarse, a directory that changed just now is not listed.
-        std::thread::sleep(std::time::Duration::from_millis(50));
         let descriptions: Vec<_> = files.iter().map(|file| describe(0, file)).collect();
         let mut listed = Directories::default();
-        listed.list(descriptions.iter().map(|description| &**description.known()), &[], &|_| false);
+        listed.list(descriptions.iter().map(|description| &**description.known()), &[], &|_| false, true);
         meanwhile();
         let mut states = FileStates::begin(false);
         for description in &descriptions {
@@ -312,7 +311,15 @@ impl Checkpoint {
     }
 
     fn compared(&self) -> Result<Vec<Cut>, Vec<ChangedFile>> {
-        compare(&self.files, Some(&self.directories), &[], SystemTime::UNIX_EPOCH)
+        loop {
+            let found = compare(&self.files, Some(&self.directories), &[], SystemTime::UNIX_EPOCH);
+            let has_writer = |changed: &ChangedFile| changed.why.contains("another process has it open");
+            // A child of a test beside this one has our descriptors until its exec.
+            if !found.as_ref().is_err_and(|changed| changed.iter().any(has_writer)) {
+                return found;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
     }
 
     fn assert_cut(&self) {
@@ -351,7 +358,8 @@ fn a_log_is_not_cut_after_a_file_beside_it_was_removed() {
     fs::remove_file(folder.path().join("data")).unwrap();
     checkpoint.assert_changed(REMOVED);
     // An image of a version that recorded no directories.
-    assert_eq!(compare(&checkpoint.files, None, &[], SystemTime::UNIX_EPOCH).unwrap().len(), 1);
+    assert!(Neighbours::new(None).forbid_cut(&checkpoint.files[0].path()).is_none());
+    assert!(Neighbours::new(Some(&checkpoint.directories)).forbid_cut(&checkpoint.files[0].path()).is_some());
 }
 
 #[test]
