@@ -39,7 +39,7 @@ def options(known):
     parser.add_argument("--seed", type=int, default=None, help="repeats the random moments of an earlier call")
     parser.add_argument("--report", metavar="FILE", help="write the rows to FILE: Markdown, or JSON for *.json")
     parser.add_argument("--keep", action="store_true", help="keep the folders of broken programs")
-    parser.add_argument("--undying", default=newest_binary())
+    parser.add_argument("--undying", type=os.path.abspath, default=newest_binary())
     chosen = parser.parse_args()
     unknown = set(chosen.only or []) - set(known) - {kind.group for kind in known.values()}
     if unknown:

@@ -37,6 +37,13 @@ pub(crate) fn say(what: std::fmt::Arguments<'_>) {
     let _ = std::io::stderr().write_all(format!("{}\n", EscapedLines(&text)).as_bytes());
 }
 
+/// Says that there is no store, to somebody who has named a wrong one or has none yet.
+pub(crate) fn say_if_missing(store: &guardian::StoreLocation) {
+    if !store.is_there() {
+        say(format_args!("there is no store at {}", store.path().display()));
+    }
+}
+
 /// Prints text of several lines that escapes what it quotes itself.
 pub(crate) fn lines(text: &str) -> Result<(), Failure> {
     Ok(writeln!(std::io::stdout().lock(), "{}", EscapedLines(text))?)

@@ -203,7 +203,9 @@ fn doctor_has_the_keys_of_the_contract() {
 fn nothing_is_created_by_looking() {
     let lab = Lab::new();
     for words in [vec!["ls"], vec!["status"]] {
-        assert_eq!(lab.say(&words).code, Some(0), "{words:?}");
+        let said = lab.say(&words);
+        assert_eq!(said.code, Some(0), "{words:?}");
+        assert!(said.stderr.contains("there is no store at"), "{words:?}: {said:?}");
     }
     let unknown = [
         vec!["ls", "job"],

@@ -62,6 +62,12 @@ impl StoreLocation {
         &self.root
     }
 
+    /// Whether there is anything at its path.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.medium.is_some() || self.root.symlink_metadata().is_ok()
+    }
+
     /// The store, created when it is not there.
     pub(crate) fn create(&self) -> Result<Store> {
         Ok(match &self.medium {

@@ -35,6 +35,7 @@ impl Verb for Ls {
                 Ok(0)
             }
             None => {
+                print::say_if_missing(&store);
                 let found = guardian::subjects(&store)?;
                 list_subjects(&found.rows, json)?;
                 Ok(report_left_out(&found.failed))

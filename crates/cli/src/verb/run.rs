@@ -41,7 +41,7 @@ impl Verb for Run {
                     .help("Begin with checkpoints when the program says `ready` to UNDYING_SOCKET"),
             )
             .arg(
-                option("keep", "K", "How many checkpoints are kept [default: 8]")
+                option("keep", "K", "How many checkpoints are kept at most: the newest, and some older ones further apart [default: 8]")
                     .value_parser(value_parser!(u32).range(1..)),
             )
             .arg(parse::compress(COMPRESS))

@@ -29,7 +29,11 @@ impl Verb for Status {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let name = matches.get_one::<String>("NAME").map(String::as_str);
-        let found = guardian::status(&command::store(matches)?, name)?;
+        let store = command::store(matches)?;
+        if name.is_none() {
+            print::say_if_missing(&store);
+        }
+        let found = guardian::status(&store, name)?;
         if matches.get_flag("json") {
             print::json(&found.rows)?;
             return Ok(report_left_out(&found.failed));

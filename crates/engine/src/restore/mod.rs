@@ -184,8 +184,9 @@ fn restore_with(
     let mut lap = Lap(started);
     let mut phases = RestorePhases::default();
     let plan = read_plan(&mut reader)?;
-    let mut compared = Compared::compare(&plan, reader.commit().time, options.files)?;
+    // A program that still runs has changed its files, too.
     plan.check_pids()?;
+    let mut compared = Compared::compare(&plan, reader.commit().time, options.files)?;
     phases.plan = lap.take();
     let lazy = if running.is_some() { Lazy::prepare(&plan, reader.index())? } else { None };
     finish::prepare(&plan)?;
