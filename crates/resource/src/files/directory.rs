@@ -134,7 +134,7 @@ pub struct Directories(HashMap<PathBuf, Listing>);
 impl Directories {
     /// Lists the directories that have changed since they were listed last, while the subject runs. `inherited` are
     /// files that are never cut back. Names that `is_transient` accepts are left out. With `waits`, directories that
-    /// changed just now are listed once more, [`SETTLING`] later.
+    /// changed just now are listed once more, 30 ms later.
     pub fn list<'a>(
         &mut self,
         descriptions: impl Iterator<Item = &'a Known>,
