@@ -37,7 +37,7 @@ pub(crate) fn say(what: std::fmt::Arguments<'_>) {
     let _ = std::io::stderr().write_all(format!("{}\n", EscapedLines(&text)).as_bytes());
 }
 
-/// Says that there is no store, to somebody who has named a wrong one or has none yet.
+/// Reports a path without a store: the option may be wrong, or nothing has been run yet.
 pub(crate) fn say_if_missing(store: &guardian::StoreLocation) {
     if !store.is_there() {
         say(format_args!("there is no store at {}", store.path().display()));

@@ -126,16 +126,9 @@ fn of_namespaces(pid: Pid) -> Vec<Obstacle> {
 
 /// Whether a thread or its process has begun to end, or has ended: its tables are not there any more.
 fn is_ending(pid: Pid, tid: Tid) -> bool {
-    // Field 9 of /proc/PID/task/TID/stat, counted from behind the name, which is field 2.
-    const FLAGS: usize = 9 - 3;
-    const PF_EXITING: u64 = 4;
-    let flags = |text: String| {
-        let (_, behind_name) = text.rsplit_once(')')?;
-        behind_name.split_ascii_whitespace().nth(FLAGS)?.parse::<u64>().ok()
-    };
-    let of = |path: String| procfs::read_text(path).ok().and_then(flags);
-    let tasks = [of(format!("/proc/{pid}/task/{tid}/stat")), of(format!("/proc/{pid}/task/{pid}/stat"))];
-    tasks.iter().any(|flags| flags.is_none_or(|flags| flags & PF_EXITING != 0))
+    [tid, pid.leader()]
+        .iter()
+        .any(|task| procfs::thread_stat(pid, *task).map_or(true, |stat| stat.is_ending()))
 }
 
 /// Where a process stands among others in the kernel's order of their tables: `Ok` beside one that has the same, `Err`

@@ -43,7 +43,7 @@ pub(crate) struct Foreground {
     is_job: bool,
     /// The group that it is given to while this job has it.
     given: Option<Pid>,
-    /// The group of a restored tree that has not been told to draw its window again.
+    /// The group of a restored tree that has not received SIGWINCH yet.
     restored: Option<Pid>,
     /// The modes before the subject changed them, if this job had the terminal then.
     modes: Option<Modes>,
@@ -96,12 +96,10 @@ impl Foreground {
         self.is_offered = false;
         if let Some(terminal) = self.terminal()
             && self.regain(&terminal)
-            && let (Some(SubjectStatus::Killed(_)), Some(modes)) = (status, &self.modes)
-            && terminal::modes(terminal.as_fd()).is_ok_and(|now| now != *modes)
+            && matches!(status, Some(SubjectStatus::Killed(_)))
             && !self.has_company()
         {
-            // A terminal that hung up has no modes to give back.
-            let _ = terminal::set_modes(terminal.as_fd(), modes);
+            self.reset_modes(&terminal);
         }
         self.given = None;
     }
@@ -110,11 +108,8 @@ impl Foreground {
     pub(crate) fn left_to_the_shell(&self) {
         if let Some(terminal) = self.terminal()
             && self.current(&terminal) == Some(self.own)
-            && let Some(modes) = &self.modes
-            && terminal::modes(terminal.as_fd()).is_ok_and(|now| now != *modes)
         {
-            // A terminal that hung up has no modes to give back.
-            let _ = terminal::set_modes(terminal.as_fd(), modes);
+            self.reset_modes(&terminal);
         }
     }
 
@@ -176,6 +171,16 @@ impl Foreground {
             && self.current(&terminal) == Some(self.own)
         {
             self.modes = terminal::modes(terminal.as_fd()).ok();
+        }
+    }
+
+    /// Sets the modes from before the subject, if they are others now.
+    fn reset_modes(&self, terminal: &OwnedFd) {
+        if let Some(modes) = &self.modes
+            && terminal::modes(terminal.as_fd()).is_ok_and(|now| now != *modes)
+        {
+            // A terminal that hung up has no modes to give back.
+            let _ = terminal::set_modes(terminal.as_fd(), modes);
         }
     }
 

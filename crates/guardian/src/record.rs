@@ -203,7 +203,7 @@ impl RecordFile {
         let mut file = trust::open_or_create(&temporary, trust::Access::Write)?;
         let written = file.set_len(0).and_then(|()| file.write_all(&text));
         written.and_then(|()| std::fs::rename(&temporary, &path)).map_err(|error| {
-            // The error that is told is the first one.
+            // The first error is reported.
             let _ = std::fs::remove_file(&temporary);
             failed(error).into()
         })

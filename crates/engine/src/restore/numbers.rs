@@ -21,8 +21,6 @@ const LIVING_LIMIT: Duration = Duration::from_millis(200);
 /// How long one sleep between two looks lasts.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Flags of a task that is ending (`include/linux/sched.h`): PF_EXITING, PF_POSTCOREDUMP, PF_DUMPCORE.
-const ENDING_FLAGS: u64 = 0x4 | 0x8 | 0x200;
 /// SIGKILL in a signal set.
 const KILL_BIT: u64 = 1 << 8;
 
@@ -116,7 +114,7 @@ fn task_of(number: Pid) -> Option<Holder> {
 
 fn is_ending(pid: Pid, stat: &procfs::Stat) -> bool {
     let is_killed = |status: procfs::Status| (status.signals_pending | status.shared_pending) & KILL_BIT != 0;
-    stat.is_zombie() || stat.flags & ENDING_FLAGS != 0 || procfs::status(pid).is_ok_and(is_killed)
+    stat.is_ending() || procfs::status(pid).is_ok_and(is_killed)
 }
 
 /// A process whose group or session has the number; zombies count for the kernel, too.

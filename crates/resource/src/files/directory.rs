@@ -2,7 +2,7 @@
 //!
 //! Owns: the record of one directory, which listings are trusted, the verdict over removed names.
 //! Invariants: no directory is listed inside the pause; a listing counts only if the times of the directory are the same
-//! before it, after it and in the pause; what cannot be told counts as removed.
+//! before it, after it and in the pause; what cannot be compared counts as removed.
 //! Does not: compare the files behind the names. A name that leads to another file is still there.
 //!
 //! A database appends to a log which files it has (RocksDB and LevelDB: MANIFEST). Other files are closed at the
@@ -68,7 +68,7 @@ pub struct DirectoryRecord {
     names: Vec<u64>,
 }
 
-/// What tells whether a directory is the same and unchanged.
+/// Identity and times of a directory: equal if it is the same and unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct State {
     device: u64,
@@ -251,7 +251,7 @@ fn hash(name: &[u8]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Tells at a restore whether names have gone from a directory; each directory is inspected once.
+/// Finds names that have gone from a directory, at a restore; each directory is inspected once.
 pub(super) struct Neighbours<'a> {
     /// `None` for an image of a version that recorded no directories.
     records: Option<&'a [DirectoryRecord]>,

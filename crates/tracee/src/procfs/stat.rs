@@ -45,6 +45,13 @@ impl Stat {
         matches!(self.state, 'Z' | 'X')
     }
 
+    /// Whether the task has begun to end, or has ended: PF_EXITING, PF_POSTCOREDUMP, PF_DUMPCORE in `linux/sched.h`.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        const ENDING: u64 = 0x4 | 0x8 | 0x200;
+        self.is_zombie() || self.flags & ENDING != 0
+    }
+
     /// Whether it is a thread of the kernel, which runs no program: PF_KTHREAD in `linux/sched.h`.
     #[must_use]
     pub fn is_kernel_thread(&self) -> bool {
