@@ -49,6 +49,10 @@ pub enum Feature {
     PtraceScope,
     /// Telling the starts and the deaths of processes.
     ProcessEvents,
+    /// Telling of calls that change files, before they happen.
+    FileNotify,
+    /// Telling of changes of a file's content, before they happen.
+    FileContent,
 }
 
 /// What happens without a feature.
@@ -246,6 +250,25 @@ pub const REGISTRY: &[FeatureEntry] = &[
         purpose: "tells when a child of the program dies; without it `run --restart-on child-signal` is refused",
         fix: "use a kernel with CONFIG_PROC_EVENTS, and run as root or with CAP_NET_ADMIN, outside of containers",
         probe: probes::process_events,
+    },
+    FeatureEntry {
+        feature: Feature::FileNotify,
+        name: "file-notify",
+        need: Need::Optional,
+        purpose: "sees calls that change files before they happen; without it files do not go back with the program",
+        fix: "use Linux 5.5 or later with CONFIG_SECCOMP_FILTER, and run as root or with CAP_SYS_ADMIN, outside of any \
+              sandbox",
+        probe: probes::file_notify,
+    },
+    FeatureEntry {
+        feature: Feature::FileContent,
+        name: "file-content",
+        need: Need::Optional,
+        purpose: "sees content of files before it changes; without it files whose content is overwritten do not go back \
+                  with the program",
+        fix: "use Linux 6.14 or later with CONFIG_FANOTIFY_ACCESS_PERMISSIONS, run as root or with CAP_SYS_ADMIN, and \
+              keep the files on ext4, XFS or Btrfs",
+        probe: probes::file_content,
     },
 ];
 

@@ -13,14 +13,17 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use model::{Address, ByteCount, Fd, PAGE_BYTES, PageCount, Pid, Signal};
 
 use crate::clone::{WantedPid, spawn_waiting};
 use crate::error::{Errno, Error, Result};
+use crate::fanotify::ContentEvents;
 use crate::pagemap::{PageEntry, Pagemap};
 use crate::ptrace::{self as trace, WaitStatus};
 use crate::scratch::Scratch;
+use crate::seccomp_listener::{self, Listener, Notification, Waited};
 use crate::userfaultfd::{self, Discards, Mode};
 
 const KILL: Signal = Signal(9);
@@ -28,6 +31,9 @@ const KILL: Signal = Signal(9);
 const CAP_SYS_PTRACE: u64 = 1 << 19;
 /// Asked for when a process is read: its first bytes are the same in a child, which is a copy.
 static MARK: u64 = 0x756e_6479_696e_6721;
+
+/// How long a probe waits for what the kernel has to report.
+const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A child that is killed and reaped when this value goes.
 struct Child(Pid);
@@ -206,4 +212,75 @@ pub(crate) fn ptrace_scope(_: &Path) -> Result<String> {
         }
         _ => Ok("own processes can be traced".to_owned()),
     }
+}
+
+pub(crate) fn file_notify(_: &Path) -> Result<String> {
+    let operation = "ask about a system call of our own";
+    let status = std::fs::read_to_string("/proc/thread-self/status")
+        .map_err(|error| Error::path("read", "/proc/thread-self/status", error))?;
+    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+    if mode.is_some_and(|mode| mode.trim() != "0") {
+        return Err(Error::new("watch others from inside of a sandbox", Errno::EPERM));
+    }
+    std::thread::scope(|scope| {
+        let (give, take) = std::sync::mpsc::channel();
+        // Filters are a thread's own; this one ends with its filter.
+        let caller = std::thread::Builder::new().name("probe".to_owned()).spawn_scoped(scope, move || {
+            let listener = seccomp_listener::install(&seccomp_listener::watch_program())?;
+            // Fails with ENOSYS if the receiver is gone.
+            let _ = give.send(listener);
+            // SAFETY: plain numbers; there is no such descriptor.
+            unsafe { libc::ftruncate(-1, 0) };
+            Ok(Errno::last())
+        });
+        let caller = caller.map_err(|error| Error::new("start a thread", error))?;
+        if let Ok(listener) = take.recv() {
+            let listener = Listener::new(listener)?;
+            let mut notification = Notification::default();
+            if listener.wait(Some(PROBE_LIMIT))? == Waited::Ready {
+                listener.receive(&mut notification)?;
+                listener.answer_continue(notification.id())?;
+            }
+        }
+        match caller.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))? {
+            Errno::EBADF => Ok("a system call was reported and continued".to_owned()),
+            errno => Err(Error::new(operation, errno)),
+        }
+    })
+}
+
+pub(crate) fn file_content(directory: &Path) -> Result<String> {
+    let open = || OpenOptions::new().write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(directory);
+    let unnamed = open().map_err(|error| Error::path("open a file in", directory, error))?;
+    let events = ContentEvents::new()?;
+    events.watch(unnamed.as_fd())?;
+    // Opened under the mark.
+    let path = format!("/proc/self/fd/{}", unnamed.as_raw_fd());
+    let file =
+        OpenOptions::new().write(true).open(&path).map_err(|error| Error::path("open", &path, error))?;
+    std::thread::scope(|scope| {
+        let write = move || std::io::Write::write(&mut &file, b"x");
+        let writer = std::thread::Builder::new().name("probe".to_owned()).spawn_scoped(scope, write);
+        let writer = writer.map_err(|error| Error::new("start a thread", error))?;
+        let found = match await_event(&events)? {
+            true => events.reader().next()?.and_then(|event| event.range()),
+            false => None,
+        };
+        // What still waits happens now.
+        drop(events);
+        let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        written.map_err(|error| Error::path("write a file in", directory, error))?;
+        match found {
+            Some(_) => Ok(format!("a write was reported before it happened in {}", directory.display())),
+            None => Err(Error::path("be asked before a write in", directory, Errno::ENOSYS)),
+        }
+    })
+}
+
+fn await_event(events: &ContentEvents) -> Result<bool> {
+    let wait = rustix::event::PollFd::new(events, rustix::event::PollFlags::IN);
+    let limit = rustix::time::Timespec { tv_sec: PROBE_LIMIT.as_secs() as i64, tv_nsec: 0 };
+    let count = rustix::io::retry_on_intr(|| rustix::event::poll(&mut [wait.clone()], Some(&limit)))
+        .map_err(|errno| Error::new("wait for an event of a file", errno))?;
+    Ok(count > 0)
 }

@@ -10,10 +10,12 @@
 //! Fallback: none; subjects with filters are refused
 
 use std::mem::{offset_of, size_of};
+use std::ptr;
 
 use model::Tid;
 
 use crate::error::{Errno, Error, Result};
+use crate::watch_filter::{OWN_INSTRUCTIONS_MAX, is_own};
 
 /// Bytes of one instruction (`struct sock_filter`).
 pub const INSTRUCTION_BYTES: usize = 8;
@@ -45,6 +47,27 @@ pub fn filter(tid: Tid, index: usize) -> Result<Option<Vec<u8>>> {
     }
     code.truncate(result as usize * INSTRUCTION_BYTES);
     Ok(Some(code))
+}
+
+/// Whether the oldest filter of a thread is the one by which this program watches its subjects. Allocates nothing.
+pub fn is_watched(tid: Tid) -> Result<bool> {
+    let mut code = [0_u8; OWN_INSTRUCTIONS_MAX * INSTRUCTION_BYTES];
+    // SAFETY: without memory for the code, the kernel gives the number of its instructions and writes nothing.
+    let length = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid.get(), 0, ptr::null_mut::<u8>()) };
+    let length = match length {
+        0.. => length as usize,
+        _ if Errno::last() == Errno::ENOENT => return Ok(false),
+        _ => return Err(Error::thread("measure a seccomp filter", tid, Errno::last())),
+    };
+    if length > OWN_INSTRUCTIONS_MAX {
+        return Ok(false);
+    }
+    // SAFETY: filters do not change, so that this one has as many instructions as before, for which `code` has room.
+    let result = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid.get(), 0, code.as_mut_ptr()) };
+    if result < 0 {
+        return Err(Error::thread("read a seccomp filter", tid, Errno::last()));
+    }
+    Ok(is_own(&code[..length * INSTRUCTION_BYTES]))
 }
 
 /// The flags (SECCOMP_FILTER_FLAG_*) that one filter of a thread was installed with, as far as the kernel tells.

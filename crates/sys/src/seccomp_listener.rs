@@ -1,0 +1,370 @@
+//! The notifications of a seccomp filter, and installing the filter in a program that is about to be executed.
+//!
+//! Owns: SECCOMP_FILTER_FLAG_NEW_LISTENER, the SECCOMP_IOCTL_NOTIF_* requests.
+//! Invariants: nothing of a call is done before its notification is answered; a listener is close-on-exec and is in no
+//! program that is watched.
+//! Does not: decide about calls. What the arguments point to can change between the answer and the call.
+//!
+//! Man page: seccomp(2), seccomp_unotify(2)
+//! Since: Linux 5.5 (the answer that a call continues), 5.19 (WAIT_KILLABLE_RECV), 6.6 (SYNC_WAKE_UP)
+//! Probe: `features::REGISTRY` entry "file-notify"
+//! Fallback: none; files do not go back with a program that is not watched
+
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+
+use model::Tid;
+
+use crate::error::{Errno, Error, Result};
+use crate::fd_passing::{receive_descriptors, send_descriptors};
+use crate::listener_holder::{self, ListenerHolder};
+use crate::socket;
+use crate::watch_filter::{AUDIT_ARCH_I386, AUDIT_ARCH_X86_64, X32_BIT};
+pub use crate::watch_filter::{FilterProgram, is_own, watch_program};
+
+/// SECCOMP_SET_MODE_FILTER.
+pub const SET_FILTER: u64 = 1;
+/// Flags of the filter: a listener; a call whose notification was received waits for the answer and for SIGKILL alone;
+/// the filter changes nothing about speculative execution.
+pub const FLAGS: u64 = FLAG_NEW_LISTENER | FLAG_SPECULATION | FLAG_WAIT_KILLABLE;
+/// The same for kernels before 5.19: a signal breaks the wait off, and the call is reported once more.
+pub const FLAGS_INTERRUPTIBLE: u64 = FLAG_NEW_LISTENER | FLAG_SPECULATION;
+const FLAG_SPECULATION: u64 = 1 << 2;
+const FLAG_NEW_LISTENER: u64 = 1 << 3;
+const FLAG_WAIT_KILLABLE: u64 = 1 << 5;
+
+const GET_NOTIF_SIZES: u64 = 3;
+const RECEIVE: libc::c_ulong = 0xc050_2100;
+const SEND: libc::c_ulong = 0xc018_2101;
+const ID_VALID: libc::c_ulong = 0x4008_2102;
+const SET_FLAGS: libc::c_ulong = 0x4008_2104;
+const SYNC_WAKE_UP: u64 = 1;
+const CONTINUE: u32 = 1;
+
+/// Which notification is answered. Zero is none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[repr(transparent)]
+pub struct NotificationId(pub u64);
+
+const _: () = assert!(size_of::<NotificationId>() == 8);
+
+/// `struct seccomp_data`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct CallData {
+    number: i32,
+    architecture: u32,
+    instruction: u64,
+    arguments: [u64; 6],
+}
+
+const _: () = assert!(size_of::<CallData>() == 64);
+const _: () = assert!(offset_of!(CallData, arguments) == 16);
+
+/// `struct seccomp_notif`: a call that waits for its answer.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Notification {
+    id: NotificationId,
+    tid: u32,
+    flags: u32,
+    data: CallData,
+}
+
+const _: () = assert!(size_of::<Notification>() == 80);
+const _: () = assert!(offset_of!(Notification, data) == 16);
+
+/// `struct seccomp_notif_resp`.
+#[repr(C)]
+struct Answer {
+    id: NotificationId,
+    value: i64,
+    error: i32,
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<Answer>() == 24);
+const _: () = assert!(offset_of!(Answer, flags) == 20);
+
+/// `struct seccomp_notif_sizes`.
+#[repr(C)]
+#[derive(Default)]
+struct Sizes {
+    notification: u16,
+    answer: u16,
+    data: u16,
+}
+
+const _: () = assert!(size_of::<Sizes>() == 6);
+const _: () = assert!(offset_of!(Sizes, data) == 4);
+
+/// `struct sock_fprog`.
+#[repr(C)]
+struct Program {
+    length: u16,
+    instructions: *const crate::watch_filter::Instruction,
+}
+
+const _: () = assert!(size_of::<Program>() == 16);
+const _: () = assert!(offset_of!(Program, instructions) == 8);
+
+/// Which table of numbers a call is from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CallTable {
+    /// 64-bit calls.
+    X86_64,
+    /// 64-bit calls with 32-bit pointers.
+    X32,
+    /// 32-bit calls.
+    I386,
+    /// Unknown.
+    Other,
+}
+
+/// What `Listener::receive` found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Receipt {
+    /// A call waits for its answer.
+    Call,
+    /// None: the call is gone, or a signal came.
+    Nothing,
+}
+
+/// What a listener waits with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waited {
+    /// A notification can be received.
+    Ready,
+    /// No task uses the filter, and none will again.
+    Gone,
+    /// Nothing came in time.
+    TimedOut,
+}
+
+impl Notification {
+    /// By what it is answered.
+    #[must_use]
+    pub fn id(&self) -> NotificationId {
+        self.id
+    }
+
+    /// The thread that makes the call, in the pid namespace of the receiver; 0 if it is not visible there.
+    #[must_use]
+    pub fn tid(&self) -> Tid {
+        Tid(self.tid as i32)
+    }
+
+    /// The number of the call in its table.
+    #[must_use]
+    pub fn call(&self) -> i64 {
+        let number = self.data.number;
+        i64::from(if self.table() == CallTable::X32 { number & !(X32_BIT as i32) } else { number })
+    }
+
+    /// Its table.
+    #[must_use]
+    pub fn table(&self) -> CallTable {
+        match self.data.architecture {
+            AUDIT_ARCH_X86_64 if self.data.number as u32 & X32_BIT != 0 => CallTable::X32,
+            AUDIT_ARCH_X86_64 => CallTable::X86_64,
+            AUDIT_ARCH_I386 => CallTable::I386,
+            _ => CallTable::Other,
+        }
+    }
+
+    /// The arguments of the call; the upper halves of 32-bit ones mean nothing.
+    #[must_use]
+    pub fn arguments(&self) -> [u64; 6] {
+        self.data.arguments
+    }
+}
+
+/// The receiving end of a filter.
+#[derive(Debug)]
+pub struct Listener {
+    descriptor: OwnedFd,
+}
+
+impl Listener {
+    /// Takes a descriptor that a filter's installation has given.
+    ///
+    /// # Errors
+    ///
+    /// ENOSYS if the kernel's structures have other sizes than those known here.
+    pub fn new(descriptor: OwnedFd) -> Result<Self> {
+        check_sizes()?;
+        Ok(Self { descriptor })
+    }
+
+    /// Has the kernel wake the receiver and the caller on the processor of the other: 5 instead of 66 us a
+    /// notification. Whether it did; kernels before 6.6 cannot.
+    #[must_use]
+    pub fn use_sync_wake_up(&self) -> bool {
+        // SAFETY: plain numbers; the argument of this request is a value.
+        unsafe { libc::ioctl(self.descriptor.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) == 0 }
+    }
+
+    /// Waits until there is something to receive or nobody left to receive it from. Without a limit, as long as it takes.
+    pub fn wait(&self, limit: Option<Duration>) -> Result<Waited> {
+        let mut wait = libc::pollfd { fd: self.descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let milliseconds = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
+        // SAFETY: the kernel reads and writes one pollfd at the address given.
+        match unsafe { libc::poll(&raw mut wait, 1, milliseconds) } {
+            -1 if Errno::last().0 == libc::EINTR => Ok(Waited::TimedOut),
+            -1 => Err(Error::new("wait for a call of the subject", Errno::last())),
+            0 => Ok(Waited::TimedOut),
+            _ if wait.revents & libc::POLLIN != 0 => Ok(Waited::Ready),
+            _ => Ok(Waited::Gone),
+        }
+    }
+
+    /// Receives the next call, and waits for it if there is none. When no task is left, kernels before 6.11 wait for
+    /// ever: call `wait` before.
+    ///
+    /// A buffer of the listener holder keeps the call answerable after the death of this process.
+    pub fn receive(&self, into: &mut Notification) -> Result<Receipt> {
+        // The kernel refuses a buffer that is not zero.
+        *into = Notification::default();
+        // SAFETY: the request number says that the structure has 80 bytes, which is that of the live one.
+        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), RECEIVE, &raw mut *into) };
+        if result == 0 {
+            return Ok(Receipt::Call);
+        }
+        match Errno::last() {
+            Errno(libc::EINTR | libc::ENOENT) => Ok(Receipt::Nothing),
+            errno => Err(Error::new("receive a call of the subject", errno)),
+        }
+    }
+
+    /// Lets a call happen. False if nobody waits for the answer: the thread was killed, or a signal broke the wait off.
+    pub fn answer_continue(&self, id: NotificationId) -> Result<bool> {
+        self.answer(&Answer { id, value: 0, error: 0, flags: CONTINUE })
+    }
+
+    /// Has a call fail without happening. False as above.
+    pub fn answer_errno(&self, id: NotificationId, errno: Errno) -> Result<bool> {
+        self.answer(&Answer { id, value: 0, error: -errno.0, flags: 0 })
+    }
+
+    fn answer(&self, answer: &Answer) -> Result<bool> {
+        // SAFETY: the kernel reads the 24 bytes of the structure.
+        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), SEND, &raw const *answer) };
+        match Errno::last() {
+            _ if result == 0 => Ok(true),
+            Errno::ENOENT => Ok(false),
+            errno => Err(Error::new("answer a call of the subject", errno)),
+        }
+    }
+
+    /// Whether the call still waits: what was read of its thread by the thread's number since the receipt is of this
+    /// thread and of no later one with the same number.
+    #[must_use]
+    pub fn is_valid(&self, id: NotificationId) -> bool {
+        // SAFETY: the kernel reads the 8 bytes of the number.
+        unsafe { libc::ioctl(self.descriptor.as_raw_fd(), ID_VALID, &raw const id) == 0 }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+fn check_sizes() -> Result<()> {
+    let mut sizes = Sizes::default();
+    // SAFETY: the kernel writes three u16 at the address given.
+    let result = unsafe { libc::syscall(libc::SYS_seccomp, GET_NOTIF_SIZES, 0, &raw mut sizes) };
+    if result < 0 {
+        return Err(Error::new("ask for the sizes of seccomp notifications", Errno::last()));
+    }
+    let found = [sizes.notification, sizes.answer, sizes.data].map(usize::from);
+    if found == [size_of::<Notification>(), size_of::<Answer>(), size_of::<CallData>()] {
+        Ok(())
+    } else {
+        Err(Error::new("use seccomp notifications of an unknown size", Errno::ENOSYS))
+    }
+}
+
+/// Installs a filter in the calling thread, and in those that it creates later. Needs CAP_SYS_ADMIN: without
+/// no_new_privs, the program that is executed keeps what set-user-ID bits give. The listener is close-on-exec.
+///
+/// # Errors
+///
+/// EACCES without the privilege, EBUSY if the thread has a filter with a listener already.
+pub fn install(program: &FilterProgram) -> Result<OwnedFd> {
+    let instructions = program.instructions();
+    let program = Program { length: instructions.len() as u16, instructions: instructions.as_ptr() };
+    let mut result = -1;
+    for flags in [FLAGS, FLAGS_INTERRUPTIBLE] {
+        // SAFETY: the kernel reads the program, whose length is that of the live slice behind it.
+        result = unsafe { libc::syscall(libc::SYS_seccomp, SET_FILTER, flags, &raw const program) };
+        if result >= 0 || Errno::last() != Errno::EINVAL {
+            break;
+        }
+    }
+    if result < 0 {
+        return Err(Error::new("install a seccomp filter with a listener", Errno::last()));
+    }
+    // SAFETY: the kernel returned a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(result as RawFd) })
+}
+
+/// A listener on its way from a program that is being started.
+#[derive(Debug)]
+pub struct PendingListener {
+    from: OwnedFd,
+}
+
+/// Has a command install the filter right before it is executed, and hand the listener to this process and, with the
+/// file that it marks as broken, to the holder. The first call of the program that is reported waits until the listener
+/// is served. The program gets no descriptor by this.
+///
+/// # Errors
+///
+/// Why there is no pair of sockets. What fails in the child is the error of `Command::spawn`.
+pub fn watch_from_start(
+    command: &mut Command,
+    program: FilterProgram,
+    holder: Option<(&ListenerHolder, BorrowedFd<'_>)>,
+) -> Result<PendingListener> {
+    let (from, to) = socket::pair(libc::SOCK_SEQPACKET)?;
+    let duplicate = |fd: BorrowedFd<'_>| {
+        fd.try_clone_to_owned().map_err(|error| Error::new("duplicate a descriptor for the holder", error))
+    };
+    let holder = match holder {
+        Some((holder, broken)) => {
+            listener_holder::reserve(broken);
+            Some((duplicate(holder.socket())?, duplicate(broken)?))
+        }
+        None => None,
+    };
+    let prepare = move || {
+        let raw = |error: Error| std::io::Error::from_raw_os_error(error.errno.0);
+        let listener = install(&program).map_err(raw)?;
+        // The holder first: from then on, the death of this program's parent harms no call.
+        if let Some((socket, broken)) = &holder {
+            send_descriptors(socket.as_fd(), &[listener.as_raw_fd(), broken.as_raw_fd()]).map_err(raw)?;
+        }
+        send_descriptors(to.as_fd(), &[listener.as_raw_fd()]).map_err(raw)
+    };
+    // SAFETY: between fork and exec it makes system calls only; it takes no lock and allocates nothing. Dropping the
+    // listener closes one descriptor.
+    unsafe { command.pre_exec(prepare) };
+    Ok(PendingListener { from })
+}
+
+impl PendingListener {
+    /// The listener of a program that `Command::spawn` has started.
+    ///
+    /// # Errors
+    ///
+    /// EAGAIN if the program was not started.
+    pub fn receive(self) -> Result<Listener> {
+        let [listener, _] = receive_descriptors(self.from.as_fd(), libc::MSG_DONTWAIT)?;
+        Listener::new(listener.ok_or_else(|| Error::new("receive a listener", Errno::SHORT))?)
+    }
+}

@@ -1,0 +1,226 @@
+//! Which calls the filter reports, by an interpreter of classic BPF.
+//!
+//! Owns: tests.
+//! Invariants: the interpreter knows the instructions that the filter uses, and fails on others.
+//! Does not: install the filter.
+
+use super::*;
+
+const RDWR_CREAT: u64 = 0x42;
+
+fn load(data: &[u8], at: u32) -> u32 {
+    u32::from_ne_bytes(data[at as usize..at as usize + 4].try_into().unwrap())
+}
+
+/// The action for a call; `None` if it loads an argument and there are none.
+fn run(architecture: u32, number: u32, arguments: Option<[u64; 6]>) -> Option<u32> {
+    let mut data = number.to_ne_bytes().to_vec();
+    data.extend(architecture.to_ne_bytes());
+    data.extend([0; 8]);
+    data.extend(arguments.unwrap_or_default().iter().flat_map(|argument| argument.to_ne_bytes()));
+    let program = watch_program();
+    let (mut at, mut accumulator) = (0, 0_u32);
+    loop {
+        let Instruction { code, if_true, if_false, constant } = program.instructions[at];
+        at += 1;
+        let mut branch = |holds: bool| at += usize::from(if holds { if_true } else { if_false });
+        match code {
+            LOAD_ABSOLUTE if constant >= ARGUMENTS_AT && arguments.is_none() => return None,
+            LOAD_ABSOLUTE => accumulator = load(&data, constant),
+            AND => accumulator &= constant,
+            JUMP => at += constant as usize,
+            JUMP_IF_EQUAL => branch(accumulator == constant),
+            JUMP_IF_ANY_BIT => branch(accumulator & constant != 0),
+            RETURN => return Some(constant),
+            other => panic!("instruction {other:#x}"),
+        }
+    }
+}
+
+fn notifies(architecture: u32, number: i64, arguments: [u64; 6]) -> bool {
+    match run(architecture, number as u32, Some(arguments)) {
+        Some(NOTIFY) => true,
+        Some(ALLOW) => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn native(number: i64, arguments: [u64; 6]) -> bool {
+    notifies(AUDIT_ARCH_X86_64, number, arguments)
+}
+
+fn with(index: usize, value: u64) -> [u64; 6] {
+    let mut arguments = [0; 6];
+    arguments[index] = value;
+    arguments
+}
+
+#[test]
+fn the_mark_is_found_and_is_no_more_than_a_mark() {
+    let bytes = watch_program().bytes();
+    assert!(is_own(&bytes));
+    assert!(bytes.len() <= OWN_INSTRUCTIONS_MAX * INSTRUCTION_BYTES, "{}", bytes.len());
+    assert!(!is_own(&bytes[INSTRUCTION_BYTES..]));
+    assert!(!is_own(&[]) && !is_own(&bytes[..12]));
+}
+
+#[test]
+fn what_the_kernel_takes_is_what_it_is_built_from() {
+    let program = watch_program();
+    let length = program.instructions.len();
+    for (index, instruction) in program.instructions.iter().enumerate() {
+        let Instruction { code, if_true, if_false, constant } = *instruction;
+        let furthest = match code {
+            JUMP => constant as usize,
+            JUMP_IF_EQUAL | JUMP_IF_ANY_BIT => usize::from(if_true.max(if_false)),
+            _ => 0,
+        };
+        assert!(index + 1 + furthest < length || (code == RETURN && index + 1 == length), "{index}");
+    }
+    assert_eq!(program.instructions.last().unwrap().code, RETURN);
+}
+
+#[test]
+fn opens_are_reported_if_they_can_change_something() {
+    let flags = [libc::O_WRONLY, libc::O_RDWR, libc::O_CREAT, libc::O_TRUNC, libc::O_TMPFILE | libc::O_RDWR];
+    for flag in flags {
+        assert!(native(libc::SYS_open, with(1, flag as u64)), "{flag:#o}");
+        assert!(native(libc::SYS_openat, with(2, flag as u64)), "{flag:#o}");
+        assert!(native(libc::SYS_open_by_handle_at, with(2, flag as u64)), "{flag:#o}");
+        assert!(notifies(AUDIT_ARCH_I386, 5, with(1, flag as u64)));
+        assert!(notifies(AUDIT_ARCH_I386, 295, with(2, flag as u64)));
+    }
+    let reads = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_DIRECTORY | libc::O_PATH | libc::O_NOFOLLOW;
+    assert!(!native(libc::SYS_open, with(1, reads as u64)));
+    assert!(!native(libc::SYS_openat, with(2, reads as u64)));
+    assert!(!native(libc::SYS_open_by_handle_at, with(2, reads as u64)));
+    assert!(!notifies(AUDIT_ARCH_I386, 5, with(1, reads as u64)));
+    // The mode of a file that is not created.
+    assert!(!native(libc::SYS_openat, with(3, 0o666)));
+}
+
+#[test]
+fn calls_that_always_change_something_are_reported() {
+    let calls = [
+        libc::SYS_creat,
+        libc::SYS_openat2,
+        libc::SYS_unlink,
+        libc::SYS_unlinkat,
+        libc::SYS_rename,
+        libc::SYS_renameat,
+        libc::SYS_renameat2,
+        libc::SYS_link,
+        libc::SYS_linkat,
+        libc::SYS_symlink,
+        libc::SYS_symlinkat,
+        libc::SYS_mkdir,
+        libc::SYS_mkdirat,
+        libc::SYS_rmdir,
+        libc::SYS_mknod,
+        libc::SYS_mknodat,
+        libc::SYS_truncate,
+        libc::SYS_ftruncate,
+        libc::SYS_fallocate,
+        libc::SYS_chmod,
+        libc::SYS_fchmod,
+        libc::SYS_fchmodat,
+        libc::SYS_fchmodat2,
+        libc::SYS_chown,
+        libc::SYS_fchown,
+        libc::SYS_lchown,
+        libc::SYS_fchownat,
+        libc::SYS_utime,
+        libc::SYS_utimes,
+        libc::SYS_futimesat,
+        libc::SYS_utimensat,
+        libc::SYS_setxattr,
+        libc::SYS_lsetxattr,
+        libc::SYS_fsetxattr,
+        libc::SYS_removexattr,
+        libc::SYS_lremovexattr,
+        libc::SYS_fremovexattr,
+        libc::SYS_io_uring_setup,
+        libc::SYS_mount,
+        libc::SYS_umount2,
+        libc::SYS_move_mount,
+        libc::SYS_fsmount,
+        libc::SYS_pivot_root,
+        libc::SYS_chroot,
+        libc::SYS_bind,
+        463,
+        466,
+        467,
+        469,
+    ];
+    for call in calls {
+        assert!(native(call, [0; 6]), "{call}");
+        assert!(native(call | i64::from(X32_BIT), [0; 6]), "{call} of x32");
+    }
+}
+
+#[test]
+fn calls_that_change_nothing_cost_nothing() {
+    let calls = [
+        libc::SYS_read,
+        libc::SYS_write,
+        libc::SYS_pwrite64,
+        libc::SYS_pwritev,
+        libc::SYS_close,
+        libc::SYS_fstat,
+        libc::SYS_newfstatat,
+        libc::SYS_execve,
+        libc::SYS_sendmsg,
+        libc::SYS_recvmsg,
+        libc::SYS_futex,
+        libc::SYS_mprotect,
+        libc::SYS_munmap,
+        libc::SYS_rt_sigreturn,
+        libc::SYS_clone3,
+        libc::SYS_exit_group,
+        libc::SYS_fsync,
+        libc::SYS_getxattr,
+        libc::SYS_readlinkat,
+        libc::SYS_close_range,
+    ];
+    for call in calls {
+        assert_eq!(run(AUDIT_ARCH_X86_64, call as u32, None), Some(ALLOW), "{call}");
+    }
+    // Of i386: read, write, close, execve, mprotect.
+    for call in [3, 4, 6, 11, 125] {
+        assert_eq!(run(AUDIT_ARCH_I386, call, None), Some(ALLOW), "{call}");
+    }
+    assert_eq!(run(AUDIT_ARCH_X86_64, u32::MAX, None), Some(ALLOW));
+}
+
+#[test]
+fn mappings_are_reported_if_files_can_be_changed_through_them() {
+    let map = |flags: i32, fd: u64| native(libc::SYS_mmap, [0, 4096, 3, flags as u64, fd, 0]);
+    assert!(map(libc::MAP_SHARED, 3) && map(libc::MAP_SHARED_VALIDATE, 3));
+    assert!(!map(libc::MAP_PRIVATE, 3) && !map(libc::MAP_PRIVATE | libc::MAP_FIXED, 3));
+    assert!(!map(libc::MAP_SHARED | libc::MAP_ANONYMOUS, u64::MAX));
+    assert!(!map(libc::MAP_SHARED | libc::MAP_ANONYMOUS, 3));
+    assert!(!map(libc::MAP_SHARED, u64::from(u32::MAX)));
+    assert!(notifies(AUDIT_ARCH_I386, 90, [0; 6]) && notifies(AUDIT_ARCH_I386, 192, with(3, 1)));
+}
+
+#[test]
+fn flags_requests_and_namespaces_are_looked_at() {
+    let set = |command: i32, flags: i32| native(libc::SYS_fcntl, [3, command as u64, flags as u64, 0, 0, 0]);
+    assert!(set(libc::F_SETFL, 0) && set(libc::F_SETFL, libc::O_NONBLOCK));
+    assert!(!set(libc::F_SETFL, libc::O_APPEND | libc::O_NONBLOCK));
+    assert!(!set(libc::F_GETFL, 0) && !set(libc::F_SETFD, 1) && !set(libc::F_SETLKW, 0));
+    assert!(native(libc::SYS_ioctl, with(1, libc::FICLONE)) && native(libc::SYS_ioctl, with(1, 0x4008_6602)));
+    assert!(
+        !native(libc::SYS_ioctl, with(1, libc::TCGETS)) && !native(libc::SYS_ioctl, with(1, 0x8008_6601))
+    );
+    assert!(native(libc::SYS_pwritev2, with(5, 0x20)) && !native(libc::SYS_pwritev2, with(5, 0x10)));
+    assert!(native(547 | i64::from(X32_BIT), with(5, 0x20)));
+    let namespace = u64::from(CLONE_NEWNS);
+    assert!(native(libc::SYS_unshare, with(0, namespace)) && !native(libc::SYS_unshare, with(0, 0x400)));
+    assert!(native(libc::SYS_clone, with(0, namespace | 17)) && !native(libc::SYS_clone, with(0, 17)));
+    assert!(native(libc::SYS_setns, [0; 6]) && native(libc::SYS_setns, with(1, namespace)));
+    assert!(!native(libc::SYS_setns, with(1, 0x4000_0000)));
+    assert!(native(libc::SYS_open_tree, with(2, 1)) && !native(libc::SYS_open_tree, with(2, 0x8_0000)));
+    assert!(notifies(AUDIT_ARCH_I386, 102, with(0, 2)) && !notifies(AUDIT_ARCH_I386, 102, with(0, 3)));
+    assert!(native(libc::SYS_openat, with(2, RDWR_CREAT)));
+}
