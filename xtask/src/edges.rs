@@ -39,7 +39,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("L2", "track", &["tracee", "sys", "model"]),
     row("L2", "undo", &["store", "image", "sys", "model"]),
     row("L2", "resource", &["tracee", "image", "sys", "model"]),
-    row("L3", "engine", &["store", "track", "resource", "tracee", "image", "sys", "model"]),
+    row("L3", "engine", &["undo", "store", "track", "resource", "tracee", "image", "sys", "model"]),
     row("L3", "replica", &["engine", "track", "resource", "tracee", "sys", "model"]),
     row("L4", "supervise", &["replica", "engine", "undo", "store", "model"]),
     row("L4", "power", &["engine", "undo", "store", "model"]),

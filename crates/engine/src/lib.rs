@@ -23,8 +23,9 @@ pub use capture::{
 pub use error::{EngineError, Result};
 pub use obstacles::{grouped, preflight};
 pub use resource::Obstacle;
-pub use resource::files::{ChangedFile, Effect, FileRecord};
+pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{
     Aside, FilePolicy, Files, PidPolicy, RestoreOptions, RestorePhases, Restored, check_records, restore,
     restore_lazily,
 };
+pub use undo::watch::Boundary;

@@ -22,11 +22,12 @@ use resource::fd::locks::{self, Lock};
 use resource::fd::scope_index::ScopeIndex;
 use resource::fd::sockets::Sockets;
 use resource::fd::{self, CaptureScope, Description, FdCapture, Known, in_flight};
-use resource::files::{Directories, DirectoryRecord, FileRecord, FileStates};
+use resource::files::{Directories, DirectoryRecord, FileRecord, FileStates, MappedForWriting};
 use resource::state::DescriptorText;
 use sys::{Errno, Error, pidfd};
 use tracee::Crew;
 use tracee::procfs::{self, Area, ReadAhead};
+use undo::watch::OpenFile;
 
 use super::CheckpointOptions;
 use super::before::{Before, ProcessBefore};
@@ -368,6 +369,26 @@ impl Descriptors {
         }
     }
 
+    /// The descriptions through which regular files can be changed, as the pause has found them.
+    pub(super) fn open_for_writing(&self) -> Vec<OpenFile<'_>> {
+        let open = self.open.iter().filter_map(|description| {
+            let envelope = self.envelopes.get(&description.id)?;
+            let is_inherited = self.options.inherited.contains(&description.file());
+            resource::files::is_changeable(description, envelope.flags, is_inherited).then_some(OpenFile {
+                file: description.duplicate.as_fd(),
+                flags: envelope.flags,
+                position: envelope.position,
+                is_inherited,
+            })
+        });
+        open.collect()
+    }
+
+    /// Files that can be changed through mappings, as the pause has found them.
+    pub(super) fn mapped_for_writing(&self) -> &[MappedForWriting] {
+        self.states.as_ref().map_or(&[], FileStates::mapped_for_writing)
+    }
+
     /// What fdinfo of a process's descriptors said inside the pause.
     pub(super) fn texts_of(&self, pid: Pid) -> &[DescriptorText] {
         let first = self.texts.iter().position(|text| text.pid == pid).unwrap_or(self.texts.len());
@@ -521,12 +542,15 @@ pub(super) fn inside(before: &mut Before) -> Result<()> {
     areas.iter().flat_map(|(_, areas)| areas.iter()).for_each(|area| states.add_mapping(area));
     states.add_directories(&descriptors.directories);
     descriptors.states = Some(states);
-    descriptors.relate(order, areas)?;
-    // One that is to end keeps what was done to its connections until it has.
-    if !descriptors.options.kill {
-        descriptors.let_go();
+    descriptors.relate(order, areas)
+}
+
+/// Closes the duplicates once nothing more is asked of them.
+pub(super) fn end_inside(before: &mut Before) {
+    // A subject that is to end keeps what was done to its connections until it has ended.
+    if !before.descriptors.options.kill {
+        before.descriptors.let_go();
     }
-    Ok(())
 }
 
 /// Adds the records of descriptions and tables.

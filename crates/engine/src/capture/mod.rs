@@ -336,6 +336,7 @@ fn inside(
     let rest = pages::copy(&plan, before, writer, first)?;
     let copy = copying.elapsed();
     descriptors::inside(before)?;
+    descriptors::end_inside(before);
     threads::inside(before, tree)?;
     Ok(InsideTimes { scan, copy, rest })
 }

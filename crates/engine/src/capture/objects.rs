@@ -177,6 +177,13 @@ impl Objects {
         Ok(())
     }
 
+    /// Whether the object of a mapping is a memory file: its content is in each image.
+    pub(super) fn is_memory_file(&self, key: ObjectKey) -> bool {
+        let number = self.numbers.get(&key);
+        let file = number.and_then(|number| self.files.get(number));
+        file.is_some_and(|file| resource::files::is_memory_file(file))
+    }
+
     /// Objects whose pages are saved.
     pub(super) fn saved(&self) -> impl Iterator<Item = (u64, &File)> {
         self.files.iter().map(|(id, file)| (*id, file))

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use resource::files::{self, ChangedFile, Cut, MoveAside};
+use resource::files::{self, ChangedFile, Covered, Cut, MoveAside};
 
 use super::plan::Plan;
 use crate::error::{EngineError, Result};
@@ -34,6 +34,9 @@ pub struct Files {
     /// Files that later checkpoints of the subject have recorded. One that this checkpoint has not recorded was opened
     /// after it, and prevents the restore if it was changed since.
     pub opened_later: Vec<PathBuf>,
+    /// Files that an undo log has taken back to the checkpoint: they are not compared, and descriptions of them that
+    /// the restorer holds itself go back to their position.
+    pub covered: Covered,
 }
 
 /// Keeps what is cut off a file; see [`MoveAside`].
@@ -65,12 +68,12 @@ impl Compared {
     ///
     /// `FilesChanged` with every file that does not fit; `FilesNotRecorded` for an image of an earlier version.
     pub(super) fn compare(plan: &Plan, time: SystemTime, files: Files) -> Result<Self> {
-        let Files { policy, aside, opened_later } = files;
+        let Files { policy, aside, opened_later, covered } = files;
         if policy == FilePolicy::Keep {
             return Ok(Self { cuts: Vec::new(), aside });
         }
         let records = plan.files.as_ref().ok_or(EngineError::FilesNotRecorded)?;
-        let cuts = files::compare(records, plan.directories.as_deref(), &opened_later, time)
+        let cuts = files::compare(records, plan.directories.as_deref(), &opened_later, &covered, time)
             .map_err(EngineError::FilesChanged)?;
         if aside.is_none() && !cuts.is_empty() {
             let why = || "grew after the checkpoint, and there is no store to move the end to".to_owned();

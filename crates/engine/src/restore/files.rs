@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use resource::fd::{self, FdConnect, FdCreate, FdRecord};
+use resource::files::Covered;
 use resource::{Shared, memory};
 use rustix::fs::{Mode, OFlags};
 use sys::Error;
@@ -61,6 +62,7 @@ impl OpenFiles {
 pub(super) fn open(
     plan: &Plan,
     inherited: Vec<(u64, Inode, OwnedFd)>,
+    covered: &Covered,
     connections_lost: bool,
     shared: &mut Shared,
 ) -> Result<OpenFiles> {
@@ -97,6 +99,7 @@ pub(super) fn open(
             created: &mut created,
             inherited: &inherited,
             handed_on: &mut handed_on,
+            covered,
             objects: &by_inode,
             connections_lost,
             shared: &mut *shared,

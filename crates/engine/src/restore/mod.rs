@@ -186,12 +186,13 @@ fn restore_with(
     let plan = read_plan(&mut reader)?;
     // A program that still runs has changed its files, too.
     plan.check_pids()?;
+    let covered = options.files.covered.clone();
     let mut compared = Compared::compare(&plan, reader.commit().time, options.files)?;
     phases.plan = lap.take();
     let lazy = if running.is_some() { Lazy::prepare(&plan, reader.index())? } else { None };
     finish::prepare(&plan)?;
     let mut shared = Shared::default();
-    let open = files::open(&plan, options.inherited, options.connections_lost, &mut shared)?;
+    let open = files::open(&plan, options.inherited, &covered, options.connections_lost, &mut shared)?;
     content::fill_objects(&reader, &plan, &open)?;
     phases.open = lap.take();
     let mut built = tree::build(&plan, &open)?;

@@ -69,6 +69,7 @@ use tracee::{ProcessMemory, Stub};
 use self::scope_index::ScopeIndex;
 use self::sockets::Sockets;
 use crate::error::Result;
+use crate::files::Covered;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 use crate::shared::Shared;
@@ -310,6 +311,8 @@ pub struct FdCreate<'a> {
     pub inherited: &'a [(u64, Inode, OwnedFd)],
     /// Descriptions of `created` that are inherited ones, and that others may write through as well.
     pub handed_on: &'a mut HashSet<DescriptionId>,
+    /// Files that are those of the checkpoint: their inherited descriptions go back to their position, too.
+    pub covered: &'a Covered,
     /// Memory objects (memfd, shared memory) that the memory kinds have built, by object number.
     pub objects: &'a HashMap<u64, OwnedFd>,
     /// The subject died in a crash: its TCP connections are lost and come back as sockets that report it.

@@ -255,7 +255,9 @@ pub(super) fn create(kind: &'static str, records: &[FdRecord], context: &mut FdC
             Some(file) => file,
             None => open(record, &payload)?,
         };
-        if payload.inherited && may_write(record.flags) {
+        // The content of a covered file was cut back to the checkpoint: the position follows it.
+        let went_back = context.covered.has(payload.device, payload.inode);
+        if payload.inherited && may_write(record.flags) && !went_back {
             stay_behind_others(&file, record)?;
             context.handed_on.insert(record.id);
         }
@@ -295,6 +297,7 @@ fn refused(path: &Path, why: String, fix: &str) -> ResourceError {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::fs::{self, File, OpenOptions};
     use std::io::{Read, Seek, SeekFrom, Write};
 
@@ -302,6 +305,7 @@ mod tests {
 
     use super::*;
     use crate::fd::kind_of;
+    use crate::files::Covered;
     use crate::support::testing::{Subject, describe, flags, position};
 
     fn write(file: &mut File, bytes: &[u8]) {
@@ -364,6 +368,27 @@ mod tests {
             write(&mut again, b"more\n");
         }
         assert_eq!(fs::read_to_string(&path).unwrap(), "line 1\nline 2\nmore\nmore\n");
+    }
+
+    #[test]
+    fn an_inherited_stream_whose_file_went_back_is_rewound() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut file = File::create(&path).unwrap();
+        write(&mut file, b"line 1\n");
+        let mut subject = Subject::new(&[&file]);
+        let stat = subject.descriptions[0].stat;
+        subject.inherited = vec![(stat.st_dev, Inode(stat.st_ino))];
+        let envelopes = subject.capture(&Regular, || {}).unwrap();
+        write(&mut file, b"line 2\n");
+        // As the undo log does.
+        file.set_len(7).unwrap();
+        subject.covered = Covered::AllBut(HashSet::new());
+        let handed = [(stat.st_dev, Inode(stat.st_ino), OwnedFd::from(file.try_clone().unwrap()))];
+        let mut again = File::from(subject.build(&Regular, &envelopes, &handed).unwrap().remove(0));
+        write(&mut again, b"more\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "line 1\nmore\n");
+        assert_eq!(position(&file), 12, "one description has one position");
     }
 
     #[test]

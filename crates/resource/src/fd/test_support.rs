@@ -128,6 +128,7 @@ pub(crate) fn create(
         created: &mut created,
         inherited: &[],
         handed_on: &mut HashSet::new(),
+        covered: &Default::default(),
         objects: &objects,
         connections_lost,
         shared: &mut shared,

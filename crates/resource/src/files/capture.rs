@@ -20,10 +20,20 @@ use crate::error::Result;
 use crate::fd::Description;
 use crate::fd::envelope::Envelope;
 use crate::fd::regular::is_made_up;
+use crate::memory::ObjectKey;
 use crate::support::content::DATA_BYTES_MAX;
 use crate::support::opening::{self, is_path_only, may_read, may_write};
 use crate::support::path::{Link, Name};
 use crate::support::tmpfs;
+
+/// A file behind a shared mapping that is, or can become, writable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MappedForWriting {
+    /// Its device and inode as in maps of proc(5).
+    pub key: ObjectKey,
+    /// Its path; ends in ` (deleted)` when the name is gone.
+    pub path: PathBuf,
+}
 
 /// Collects the records of one checkpoint.
 #[derive(Debug)]
@@ -31,6 +41,8 @@ pub struct FileStates {
     found: HashMap<(u64, Inode), FileRecord>,
     /// Files behind mappings, by the device numbers that the list of areas gives.
     mapped: HashSet<((u32, u32), Inode)>,
+    /// The same without memory files, as far as they are known as such.
+    mapped_for_writing: Vec<MappedForWriting>,
     directories: HashMap<PathBuf, DirectoryRecord>,
     link: Link,
     clock: Clock,
@@ -44,6 +56,7 @@ impl FileStates {
         Self {
             found: HashMap::new(),
             mapped: HashSet::new(),
+            mapped_for_writing: Vec::new(),
             directories: HashMap::new(),
             link: Link::new(),
             clock: Clock::now(),
@@ -99,7 +112,16 @@ impl FileStates {
         if !self.mapped.insert((*device, *inode)) {
             return;
         }
-        let Some((file, stat)) = open_mapped(path, *inode) else { return };
+        let seen = open_mapped(path, *inode);
+        // What cannot be opened by its path may be any file, memory files included.
+        let may_be_regular = match &seen {
+            Some((file, stat)) => !is_on_tmpfs(file, stat),
+            None => !is_no_data(path, *inode),
+        };
+        if may_be_regular && let Some(key) = ObjectKey::of(area) {
+            self.mapped_for_writing.push(MappedForWriting { key, path: path.clone() });
+        }
+        let Some((file, stat)) = seen else { return };
         let key = (stat.st_dev, *inode);
         if is_on_tmpfs(&file, &stat) {
             // The memory kinds save the content of what is mapped, whatever its size.
@@ -128,6 +150,12 @@ impl FileStates {
                 self.directories.insert(path.to_owned(), listed.record(path, self.clock));
             }
         }
+    }
+
+    /// Files behind shared mappings that can change them, memory files that have a name left out.
+    #[must_use]
+    pub fn mapped_for_writing(&self) -> &[MappedForWriting] {
+        &self.mapped_for_writing
     }
 
     /// The records of files and of directories, each ordered by path.
@@ -170,6 +198,25 @@ impl FileStates {
 
 const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
+/// Whether a description can change a regular file whose content is not part of the image. Files without a name count:
+/// an earlier checkpoint may need their content under the name that they had.
+///
+/// `inherited`: the guardian was started with the description.
+#[must_use]
+pub fn is_changeable(description: &Description, flags: u32, inherited: bool) -> bool {
+    let file = description.duplicate.as_fd();
+    FileType::from_raw_mode(description.stat.st_mode) == FileType::RegularFile
+        && may_write(flags)
+        && !is_made_up(file)
+        && (inherited || !rustix::fs::fstat(file).is_ok_and(|stat| has_saved_content(file, &stat)))
+}
+
+/// Whether a file is one of a tmpfs: its content is memory.
+#[must_use]
+pub fn is_memory_file(file: impl AsFd) -> bool {
+    rustix::fs::fstat(&file).is_ok_and(|stat| is_on_tmpfs(file, &stat))
+}
+
 /// Whether a description writes only behind what is in the file.
 ///
 /// A descriptor that may also read can be one of a database that asks for the length with lseek(2) and then writes
@@ -189,6 +236,15 @@ fn open_mapped(path: &Path, inode: Inode) -> Option<(OwnedFd, Stat)> {
         return None;
     }
     Some((opening::reopen(&named, READ).ok()?, stat))
+}
+
+/// Whether the path of a mapping leads to its file, and that is none with data: a device, or a file of proc(5).
+fn is_no_data(path: &Path, inode: Inode) -> bool {
+    let named = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty());
+    let Ok(named) = named else { return false };
+    let Ok(stat) = rustix::fs::fstat(&named) else { return false };
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    stat.st_ino == inode.get() && (!is_regular || is_made_up(&named))
 }
 
 /// Whether the image has the content of an open file: files of a tmpfs are saved up to a size.

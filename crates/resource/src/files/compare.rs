@@ -15,7 +15,7 @@ use sys::file_lock;
 
 use super::cut::Cut;
 use super::directory::{DirectoryRecord, Neighbours};
-use super::{FileRecord, sample};
+use super::{Covered, FileRecord, sample};
 use crate::support::opening;
 
 /// A file that does not fit the memory of the checkpoint.
@@ -44,7 +44,7 @@ pub(super) enum Verdict {
 ///
 /// `directories` are those of files that can be cut back; `None` in images of versions that did not record them, whose
 /// files are judged alone. `opened_later` are files that checkpoints after this one, which was taken at `time`, have
-/// recorded.
+/// recorded. Files that are `covered` are not compared.
 ///
 /// # Errors
 ///
@@ -53,12 +53,14 @@ pub fn compare(
     records: &[FileRecord],
     directories: Option<&[DirectoryRecord]>,
     opened_later: &[PathBuf],
+    covered: &Covered,
     time: SystemTime,
 ) -> Result<Vec<Cut>, Vec<ChangedFile>> {
     let mut cuts = Vec::new();
     let mut changed = Vec::new();
     let mut neighbours = Neighbours::new(directories);
-    for record in records.iter().filter(|record| !record.inherited) {
+    let compared = |record: &&FileRecord| !record.inherited && !covered.has(record.device, record.inode);
+    for record in records.iter().filter(compared) {
         let path = record.path();
         let mut seen = Seen::open(&path, record);
         let verdict = match judge(record, &mut seen) {
@@ -79,7 +81,7 @@ pub fn compare(
     }
     let known: HashSet<PathBuf> = records.iter().map(FileRecord::path).collect();
     for path in opened_later.iter().filter(|path| !known.contains(*path)) {
-        if was_changed_after(path, time) {
+        if was_changed_after(path, time, covered) {
             let why = "was opened and written to after the checkpoint".to_owned();
             changed.push(ChangedFile { path: path.clone(), why });
         }
@@ -87,10 +89,12 @@ pub fn compare(
     if changed.is_empty() { Ok(cuts) } else { Err(changed) }
 }
 
-fn was_changed_after(path: &Path, time: SystemTime) -> bool {
+fn was_changed_after(path: &Path, time: SystemTime, covered: &Covered) -> bool {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let time = (since.as_secs() as i64, u64::from(since.subsec_nanos()));
-    rustix::fs::lstat(path).is_ok_and(|stat| (stat.st_ctime, stat.st_ctime_nsec) > time)
+    rustix::fs::lstat(path).is_ok_and(|stat| {
+        !covered.has(stat.st_dev, stat.st_ino) && (stat.st_ctime, stat.st_ctime_nsec) > time
+    })
 }
 
 /// What a verdict asks about a file as it is now. Some answers cost reading, so they are asked for one by one.

@@ -17,6 +17,7 @@
 
 mod capture;
 mod compare;
+mod covered;
 mod cut;
 mod directory;
 mod sample;
@@ -26,8 +27,9 @@ use std::path::{Path, PathBuf};
 
 use crate::support::path;
 
-pub use capture::FileStates;
+pub use capture::{FileStates, MappedForWriting, is_changeable, is_memory_file};
 pub use compare::{ChangedFile, compare};
+pub use covered::Covered;
 pub use cut::{Cut, MoveAside};
 pub use directory::{Directories, DirectoryRecord};
 
@@ -104,6 +106,12 @@ impl FileRecord {
     #[must_use]
     pub fn path(&self) -> PathBuf {
         path::from_bytes(&self.path)
+    }
+
+    /// Its device and inode.
+    #[must_use]
+    pub fn file(&self) -> (u64, u64) {
+        (self.device, self.inode)
     }
 
     /// What a change of it means for a restart.

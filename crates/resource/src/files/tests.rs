@@ -29,7 +29,7 @@ fn record_of(files: &[&File], inherited: bool) -> FileRecord {
 }
 
 fn compared(record: &FileRecord) -> Result<Vec<Cut>, Vec<ChangedFile>> {
-    compare(std::slice::from_ref(record), None, &[], SystemTime::UNIX_EPOCH)
+    compare(std::slice::from_ref(record), None, &[], &Covered::Nothing, SystemTime::UNIX_EPOCH)
 }
 
 fn changes(record: &FileRecord) -> Vec<ChangedFile> {
@@ -253,6 +253,45 @@ fn coarse_times_prove_nothing_about_what_is_written_in_place() {
 }
 
 #[test]
+fn only_files_that_did_not_go_back_are_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap().join("file");
+    fs::write(&path, "content").unwrap();
+    let record = record(&in_place(&path));
+    fs::write(&path, "changed").unwrap();
+    let later = [path.clone()];
+    let with = |covered: &Covered| {
+        let records = std::slice::from_ref(&record);
+        let by_record = compare(records, None, &[], covered, SystemTime::UNIX_EPOCH);
+        [by_record, compare(&[], None, &later, covered, SystemTime::UNIX_EPOCH)].map(|found| found.is_ok())
+    };
+    assert_eq!(with(&Covered::Nothing), [false, false]);
+    assert_eq!(with(&Covered::AllBut([record.file()].into())), [false, false]);
+    assert_eq!(with(&Covered::AllBut([].into())), [true, true]);
+}
+
+#[test]
+fn a_mapping_is_told_of_unless_the_image_has_its_content() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap().join("file");
+    fs::write(&path, "content").unwrap();
+    let inode = rustix::fs::stat(&path).unwrap().st_ino;
+    let told = |path: &str, inode: u64, access: &str| {
+        let line = format!("1000-2000 {access} 00000000 08:01 {inode} {path}\n");
+        let mut states = FileStates::begin(false);
+        tracee::procfs::areas_in(line.as_bytes()).unwrap().iter().for_each(|area| states.add_mapping(area));
+        states.mapped_for_writing().iter().map(|file| file.path.clone()).collect::<Vec<_>>()
+    };
+    let text = path.to_str().unwrap();
+    assert_eq!(told(text, inode, "rw-s"), [path.clone()]);
+    assert!(told(text, inode, "r--s").is_empty() && told(text, inode, "rw-p").is_empty());
+    // It may have lost its name since, and an earlier checkpoint needs its content.
+    assert_eq!(told(&format!("{text} (deleted)"), inode, "rw-s").len(), 1);
+    let device = rustix::fs::stat("/dev/null").unwrap();
+    assert!(told("/dev/null", device.st_ino, "rw-s").is_empty());
+}
+
+#[test]
 fn a_file_that_was_opened_later_has_changed_if_it_was_written_since() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap().join("result");
@@ -260,11 +299,11 @@ fn a_file_that_was_opened_later_has_changed_if_it_was_written_since() {
     let record = record(&appending(&path));
     let later = [path.clone(), folder.path().join("gone")];
     let time = SystemTime::now() + std::time::Duration::from_secs(1);
-    assert!(compare(&[], None, &later, time).unwrap().is_empty());
-    let found = compare(&[], None, &later, SystemTime::UNIX_EPOCH).unwrap_err();
+    assert!(compare(&[], None, &later, &Covered::Nothing, time).unwrap().is_empty());
+    let found = compare(&[], None, &later, &Covered::Nothing, SystemTime::UNIX_EPOCH).unwrap_err();
     assert!(found.len() == 1 && found[0].path == path, "{found:?}");
     // One that the checkpoint knows is judged by its record.
-    assert!(compare(&[record], None, &later, SystemTime::UNIX_EPOCH).unwrap().is_empty());
+    assert!(compare(&[record], None, &later, &Covered::Nothing, SystemTime::UNIX_EPOCH).unwrap().is_empty());
 }
 
 #[test]
@@ -312,7 +351,8 @@ impl Checkpoint {
 
     fn compared(&self) -> Result<Vec<Cut>, Vec<ChangedFile>> {
         loop {
-            let found = compare(&self.files, Some(&self.directories), &[], SystemTime::UNIX_EPOCH);
+            let found =
+                compare(&self.files, Some(&self.directories), &[], &Covered::Nothing, SystemTime::UNIX_EPOCH);
             let has_writer = |changed: &ChangedFile| changed.why.contains("another process has it open");
             // A child of a test beside this one has our descriptors until its exec.
             if !found.as_ref().is_err_and(|changed| changed.iter().any(has_writer)) {

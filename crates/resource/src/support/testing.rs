@@ -18,6 +18,7 @@ use crate::fd::envelope::Envelope;
 use crate::fd::sockets::Sockets;
 use crate::fd::test_support::known_of;
 use crate::fd::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use crate::files::Covered;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 use crate::shared::Shared;
@@ -42,6 +43,7 @@ pub(crate) struct Subject {
     known: Vec<Arc<Known>>,
     pub(crate) pids: Vec<Pid>,
     pub(crate) inherited: Vec<(u64, Inode)>,
+    pub(crate) covered: Covered,
     pub(crate) objects: HashMap<u64, OwnedFd>,
     pub(crate) kills: bool,
     pub(crate) loses_connections: bool,
@@ -61,6 +63,7 @@ impl Subject {
             descriptions,
             pids: vec![ourselves()],
             inherited: Vec::new(),
+            covered: Covered::default(),
             objects: HashMap::new(),
             kills: false,
             loses_connections: false,
@@ -146,6 +149,7 @@ impl Subject {
             created: &mut created,
             inherited,
             handed_on: &mut handed_on,
+            covered: &self.covered,
             objects: &self.objects,
             connections_lost: false,
             shared: &mut shared,

@@ -16,9 +16,11 @@ mod taken;
 mod tracked;
 mod tuning;
 mod verify;
+mod watched;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use image::{RecordSet, Timings};
@@ -27,6 +29,7 @@ use resource::files::FileRecord;
 use store::{Epoch, ImageReader, LogWriter, Ticket};
 use tracee::{Freezer, StoppedTree, Urgent};
 use track::{DirtyPages, Moment, TrackerKind};
+use undo::watch::Watch;
 
 use self::crew::CrewOf;
 use self::pace::Pace;
@@ -37,6 +40,7 @@ pub use self::taken::{Taken, Tracking};
 use self::tracked::{EVERYTHING, Tracked};
 pub use self::tuning::{Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
+use self::watched::Watched;
 use super::before::Before;
 use super::copier::{Nowhere, PageSink};
 use super::reserve::{Expected, Reserve};
@@ -90,6 +94,8 @@ pub struct Continuous {
     pace: Pace,
     /// Files that the subject may write, as the last checkpoint recorded them.
     written: Vec<FileRecord>,
+    /// Binds the state of files to each checkpoint, if files are watched.
+    watched: Watched,
 }
 
 impl fmt::Debug for Continuous {
@@ -159,6 +165,7 @@ impl Continuous {
             expected_before: Expected::default(),
             pace: Pace::default(),
             written: Vec::new(),
+            watched: Watched::default(),
         }
     }
 
@@ -166,6 +173,12 @@ impl Continuous {
     #[must_use]
     pub fn tuned(self, tuning: Tuning) -> Self {
         Self { tuning, ..self }
+    }
+
+    /// With a watch over the files of the subject: each checkpoint is bound to their state inside its pause.
+    #[must_use]
+    pub fn watched(self, watch: Arc<Watch>) -> Self {
+        Self { watched: Watched::new(watch), ..self }
     }
 
     /// The root of the subject.
@@ -191,7 +204,10 @@ impl Continuous {
         // What is done to a subject that is about to end must not be done to this one.
         let options = CheckpointOptions { kill: false, ..options.clone() };
         let Some(epoch) = self.begin(log, &options)? else { return Ok(None) };
-        let taken = self.take(epoch, &options).inspect_err(|_| self.start_over())?;
+        self.watched.begin(options.sequence);
+        let outcome = self.take(epoch, &options);
+        self.watched.resumed();
+        let taken = outcome.inspect_err(|_| self.start_over())?;
         self.is_whole = false;
         Ok(Some(taken))
     }
@@ -217,7 +233,10 @@ impl Continuous {
     ) -> Result<Option<(Taken, Comparison)>> {
         let options = CheckpointOptions { kill: false, ..options.clone() };
         let Some(epoch) = self.begin(log, &options)? else { return Ok(None) };
-        let taken = self.take_and_verify(epoch, read, &options).inspect_err(|_| self.start_over())?;
+        self.watched.begin(options.sequence);
+        let outcome = self.take_and_verify(epoch, read, &options);
+        self.watched.resumed();
+        let taken = outcome.inspect_err(|_| self.start_over())?;
         self.is_whole = false;
         Ok(Some(taken))
     }
@@ -289,13 +308,16 @@ impl Continuous {
         let Counts { rounds, precopied, residual } = counts;
         let arming = arming + std::mem::take(&mut self.stood_in_vain);
         let files = std::mem::take(&mut self.written);
-        Ok((Taken { ticket, timings, phases, arming, rounds, precopied, residual, files }, comparison))
+        let boundary = self.watched.take();
+        let taken = Taken { ticket, timings, phases, arming, rounds, precopied, residual, files, boundary };
+        Ok((taken, comparison))
     }
 
     fn take(&mut self, epoch: Epoch, options: &CheckpointOptions) -> Result<Taken> {
         let taken = self.patiently(&epoch, |subject| {
             let Stood { tree, reserve, mut phases, time, counts, arming } = subject.stop(&epoch, options)?;
             let timings = resume(tree, &mut phases)?;
+            subject.watched.resumed();
             let mut laps = Laps::from(Instant::now());
             // First of all: should what follows fail, the next attempt has to find it in the epoch.
             reserve.end()?;
@@ -309,7 +331,8 @@ impl Continuous {
         let Counts { rounds, precopied, residual } = counts;
         let arming = arming + std::mem::take(&mut self.stood_in_vain);
         let files = std::mem::take(&mut self.written);
-        Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual, files })
+        let boundary = self.watched.take();
+        Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual, files, boundary })
     }
 
     /// All that is not pages. Nothing of it needs the subject to stand still.
@@ -470,6 +493,7 @@ impl Continuous {
         phases.stop = tree.began.elapsed();
         if let Err(error) = self.inside(reserve, &mut tree, options, &mut counts, phases) {
             drop(tree);
+            self.watched.resumed();
             self.stood_in_vain += phases.began.elapsed();
             return Err(error);
         }

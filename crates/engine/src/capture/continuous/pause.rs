@@ -18,6 +18,7 @@ use super::super::copier::{Copier, PageSink};
 use super::super::{CheckpointOptions, descriptors, pages, threads};
 use super::phases::Laps;
 use super::tracked::{EVERYTHING, Tracked};
+use super::watched::Watched;
 use super::{Continuous, Counts, Phases, Tuning};
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
@@ -71,7 +72,7 @@ impl Continuous {
         let scan_first = self.kind.properties().sees_before;
         phases.memory_first = scan_first;
         if !scan_first {
-            beside_memory(before, tree, phases, &mut laps)?;
+            beside_memory(before, tree, &mut self.watched, phases, &mut laps)?;
         }
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
@@ -86,7 +87,7 @@ impl Continuous {
         copy_objects(before, sink)?;
         phases.objects = laps.lap();
         if scan_first {
-            beside_memory(before, tree, phases, &mut laps)?;
+            beside_memory(before, tree, &mut self.watched, phases, &mut laps)?;
         }
         self.is_orderly = true;
         Ok(())
@@ -97,11 +98,15 @@ impl Continuous {
 fn beside_memory(
     before: &mut Before,
     tree: &mut StoppedTree,
+    watched: &mut Watched,
     phases: &mut Phases,
     laps: &mut Laps,
 ) -> Result<()> {
     descriptors::inside(before)?;
     phases.descriptors = laps.lap();
+    watched.bind(before);
+    descriptors::end_inside(before);
+    phases.files = laps.lap();
     threads::inside(before, tree)?;
     phases.threads = laps.lap();
     Ok(())

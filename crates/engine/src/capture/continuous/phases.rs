@@ -32,6 +32,8 @@ pub struct Phases {
     pub memory_first: bool,
     /// State of the descriptions.
     pub descriptors: Duration,
+    /// Binding the state of watched files to the checkpoint.
+    pub files: Duration,
     /// Registers and state of threads and processes.
     pub threads: Duration,
     /// The last scan, as far as it was not done beside what comes before.
@@ -65,6 +67,7 @@ impl Phases {
             copy: NONE,
             objects: NONE,
             descriptors: NONE,
+            files: NONE,
             threads: NONE,
             resume: NONE,
             finish: NONE,
@@ -87,12 +90,13 @@ impl Phases {
 
     /// The phases of the pause by name, in the order in which they came.
     #[must_use]
-    pub fn inside(&self) -> [(&'static str, Duration); 9] {
+    pub fn inside(&self) -> [(&'static str, Duration); 10] {
         let mut phases = [
             ("stop", self.stop),
             ("areas", self.areas),
             ("tables", self.tables),
             ("descriptors", self.descriptors),
+            ("files", self.files),
             ("threads", self.threads),
             ("scan", self.scan),
             ("copy", self.copy),
@@ -100,8 +104,8 @@ impl Phases {
             ("resume", self.resume),
         ];
         if self.memory_first {
-            // Behind stop, areas and tables: two phases of state, then three of memory.
-            phases[3..8].rotate_left(2);
+            // Behind stop, areas and tables: three phases of state, then three of memory.
+            phases[3..9].rotate_left(3);
         }
         phases
     }
@@ -131,11 +135,31 @@ mod tests {
             let phases = Phases { memory_first, ..Phases::new() };
             phases.inside().map(|(name, _)| name)
         };
-        let state_first =
-            ["stop", "areas", "tables", "descriptors", "threads", "scan", "copy", "objects", "resume"];
+        let state_first = [
+            "stop",
+            "areas",
+            "tables",
+            "descriptors",
+            "files",
+            "threads",
+            "scan",
+            "copy",
+            "objects",
+            "resume",
+        ];
         assert_eq!(names(false), state_first);
-        let memory_first =
-            ["stop", "areas", "tables", "scan", "copy", "objects", "descriptors", "threads", "resume"];
+        let memory_first = [
+            "stop",
+            "areas",
+            "tables",
+            "scan",
+            "copy",
+            "objects",
+            "descriptors",
+            "files",
+            "threads",
+            "resume",
+        ];
         assert_eq!(names(true), memory_first);
     }
 }

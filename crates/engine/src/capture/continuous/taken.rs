@@ -9,6 +9,7 @@ use image::Timings;
 use model::PageCount;
 use resource::files::FileRecord;
 use store::Ticket;
+use undo::watch::Boundary;
 
 use super::Phases;
 
@@ -32,6 +33,8 @@ pub struct Taken {
     pub residual: PageCount,
     /// Regular files that the subject may write, as they were.
     pub files: Vec<FileRecord>,
+    /// Whether files can go back to this checkpoint exactly; `None` without a watch.
+    pub boundary: Option<Boundary>,
 }
 
 /// What tracking alone has found and cost.
