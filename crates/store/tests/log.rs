@@ -310,6 +310,21 @@ fn a_log_has_one_writer_and_its_checkpoints_are_images_of_the_store() {
 }
 
 #[test]
+fn held_checkpoints_stay_until_others_are_held() {
+    let scratch = Scratch::new();
+    let writer = scratch.open(LogOptions { keep: Keep::newest(2), ..options() });
+    (1..=3).for_each(|count| commit(&writer, count, 3, count));
+    writer.hold(&[Sequence(1), Sequence(3)]);
+    (4..=9).for_each(|count| commit(&writer, count, 3, count));
+    assert_eq!(writer.status().kept, [3, 8, 9].map(Sequence), "the first was gone by then");
+    scratch.store.verify(&scratch.image(3)).unwrap();
+    writer.hold(&[Sequence(8)]);
+    (10..=12).for_each(|count| commit(&writer, count, 3, count));
+    writer.close().unwrap();
+    assert_eq!(scratch.listed(), [8, 11, 12]);
+}
+
+#[test]
 fn checkpoints_are_thinned_with_age() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { keep: Keep::thinned(8), ..options() });

@@ -192,10 +192,11 @@ impl Scribe {
             self.kept.iter().map(|kept| Duration::from_nanos(kept.entry.time_unix_ns)).collect();
         times.push(Duration::from_nanos(newest.entry.time_unix_ns));
         let stays = self.keep.choose(&times);
+        let held = self.shared.held();
         let mut place = 0;
-        self.kept.retain(|_| {
+        self.kept.retain(|kept| {
             place += 1;
-            stays[place - 1]
+            stays[place - 1] || held.contains(&kept.entry.sequence)
         });
         Ok(LogRoot {
             commit: commit.clone(),

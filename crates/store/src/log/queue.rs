@@ -100,6 +100,8 @@ pub(super) struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
+    /// See `hold`.
+    held: Vec<Sequence>,
     queue: VecDeque<Order>,
     drops: usize,
     finishes: usize,
@@ -208,6 +210,15 @@ impl Shared {
     pub(super) fn call_off_waits(&self, called_off: bool) {
         self.state().called_off = called_off;
         self.buffers.notify_all();
+    }
+
+    /// Checkpoints that stay whatever the policy says.
+    pub(super) fn hold(&self, sequences: &[Sequence]) {
+        sequences.clone_into(&mut self.state().held);
+    }
+
+    pub(super) fn held(&self) -> Vec<Sequence> {
+        self.state().held.clone()
     }
 
     /// How long anybody may wait for one buffer from now on.

@@ -211,6 +211,12 @@ impl LogWriter {
         self.shared.call_off_waits(called_off);
     }
 
+    /// Has these checkpoints stay restorable beside those that the policy keeps, from the next commit on and instead
+    /// of those of an earlier call. Numbers of checkpoints that are not kept any more mean nothing.
+    pub fn hold(&self, sequences: &[Sequence]) {
+        self.shared.hold(sequences);
+    }
+
     /// Epochs that are finished and not yet durable.
     #[must_use]
     pub fn behind(&self) -> usize {
