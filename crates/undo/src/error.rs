@@ -12,4 +12,10 @@ pub enum UndoError {
     /// The kernel refused something.
     #[error(transparent)]
     Kernel(#[from] sys::Error),
+    /// The log has taken all that it may.
+    #[error("the undo log is full: {bytes_max} bytes")]
+    Full {
+        /// Its bound.
+        bytes_max: u64,
+    },
 }

@@ -50,9 +50,8 @@ pub struct Attributes {
     pub modified: Time,
     /// Target of a symbolic link; empty for other types.
     pub link: Vec<u8>,
-    /// Extended attributes that can be set again, by name: `user.*`, `trusted.*`, `security.capability`,
-    /// `system.posix_acl_*`.
-    pub extended: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Extended attributes by name; `None` if they were not recorded, and stay as they are.
+    pub extended: Option<Vec<(Vec<u8>, Vec<u8>)>>,
 }
 
 impl FileKey {
@@ -68,7 +67,7 @@ impl FileKey {
 }
 
 impl Attributes {
-    /// What stat(2) tells; `link` and `extended` are empty.
+    /// What stat(2) tells; `link` is empty, `extended` not recorded.
     #[must_use]
     pub fn of(stat: &Stat) -> Self {
         Self {
@@ -80,7 +79,7 @@ impl Attributes {
             accessed: Time { s: stat.st_atime, ns: stat.st_atime_nsec as u32 },
             modified: Time { s: stat.st_mtime, ns: stat.st_mtime_nsec as u32 },
             link: Vec::new(),
-            extended: Vec::new(),
+            extended: None,
         }
     }
 

@@ -64,6 +64,26 @@ impl UndoLog {
         Ok(())
     }
 
+    /// The state of files is also that of this checkpoint.
+    pub fn same(&mut self, _sequence: Sequence) -> Result<()> {
+        Ok(())
+    }
+
+    /// Extended attributes of an inode when the epoch began.
+    pub fn extended(&mut self, _inode: InodeId, _found: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        Ok(())
+    }
+
+    /// The file whose content says that the guardian died before the subject.
+    pub fn open_mark(&self) -> Result<std::fs::File> {
+        Err(sys::Error::new("stub", sys::Errno::ENOSYS).into())
+    }
+
+    /// Goes on with a log after going back.
+    pub fn reopen(_directory: &Path, _to: Sequence, _bytes_max: ByteCount) -> Result<Self> {
+        Ok(Self {})
+    }
+
     /// Old content of a range. Ranges beyond the recorded size are not given.
     pub fn range(&mut self, _inode: InodeId, _offset: u64, _bytes: &[u8]) -> Result<()> {
         Ok(())
@@ -108,5 +128,35 @@ impl UndoLog {
     /// Bytes of all epochs, with those of files in keep directories.
     pub fn bytes(&self) -> ByteCount {
         ByteCount(0)
+    }
+}
+
+/// Keep directories.
+#[derive(Debug)]
+pub struct KeepPlaces {}
+
+impl KeepPlaces {
+    /// For a log.
+    pub fn new(_directory: &Path) -> Result<Self> {
+        Ok(Self {})
+    }
+
+    /// A link to a file.
+    pub fn link(&mut self, _file: std::os::fd::BorrowedFd<'_>) -> Result<std::path::PathBuf> {
+        Ok(std::path::PathBuf::new())
+    }
+
+    /// Whether files can be cloned there.
+    pub fn clones(&self, _device: u64) -> bool {
+        false
+    }
+
+    /// A clone of a file.
+    pub fn clone_of(
+        &mut self,
+        _file: std::os::fd::BorrowedFd<'_>,
+        _device: u64,
+    ) -> Result<Option<std::path::PathBuf>> {
+        Ok(None)
     }
 }

@@ -5,12 +5,38 @@
 //! death of this program lets every change pass.
 //! Does not: go back.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+mod answer;
+mod boundary;
+mod calls;
+mod content;
+mod epoch;
+mod marks;
+mod names;
+mod paths;
+mod state;
+mod threads;
+mod whole;
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::SystemTime;
 
-use model::{ByteCount, Pid, Sequence};
+use model::{ByteCount, Sequence};
+use sys::features::{self, Feature};
+use sys::listener_holder::ListenerHolder;
+use sys::seccomp_listener::{self, Listener, PendingListener};
 
+use self::boundary::Armed;
+use self::epoch::Epoch;
+use self::state::State;
+use self::threads::{Fanotify, Shared, answer_calls, answer_events};
+use crate::back::{self, Conflicts, WentBack};
 use crate::error::Result;
+use crate::key::Time;
+use crate::log::{KeepPlaces, UndoLog};
 
 /// What a watch is told.
 #[derive(Clone, Debug)]
@@ -47,6 +73,8 @@ pub struct MappedFile<'a> {
     pub inode: u64,
     /// Its path.
     pub path: &'a Path,
+    /// Stores through it are possible now; else only after mprotect(2).
+    pub is_writable: bool,
 }
 
 /// Whether files can go back to a checkpoint exactly.
@@ -71,70 +99,213 @@ pub struct WatchReport {
     pub bytes: ByteCount,
     /// Part of the time of the last epoch that keeping took.
     pub cost: f64,
-    /// Checkpoints for each exact one, by the cost cap.
-    pub every: u32,
+    /// The least time between two exact checkpoints, by the cost cap.
+    pub apart: std::time::Duration,
 }
 
 /// Watches one subject, incarnation after incarnation.
 #[derive(Debug)]
-pub struct Watch {}
+pub struct Watch {
+    shared: Arc<Shared>,
+    holder: ListenerHolder,
+    /// Where the holder notes that this program has died before the subject.
+    mark: File,
+    options: WatchOptions,
+}
 
 impl Watch {
     /// Why files cannot be watched here, if they cannot: privilege or kernel feature by name.
     #[must_use]
     pub fn missing() -> Option<String> {
-        Some("not built yet".to_owned())
+        [Feature::FileNotify, Feature::FileContent].into_iter().find_map(|feature| {
+            let entry = features::entry(feature);
+            if !features::enabled(feature) {
+                return Some(format!("{} is forced off", entry.name));
+            }
+            let error = (entry.probe)(&std::env::temp_dir()).err()?;
+            Some(format!("{}: {error}", entry.name))
+        })
     }
 
-    /// Begins a log and the threads that answer.
-    pub fn start(_options: WatchOptions) -> Result<Self> {
-        Ok(Self {})
+    /// Begins a log and the threads that answer. The holder was made before this program had threads.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no log, or no source of events.
+    pub fn start(options: WatchOptions, holder: ListenerHolder) -> Result<Self> {
+        let log = UndoLog::create(&options.directory, options.start, options.bytes_max)?;
+        let mark = log.open_mark()?;
+        let keep = KeepPlaces::new(&options.directory)?;
+        let marks = Fanotify::new()?;
+        let events = marks.events();
+        let mut state = State::new(log, keep, Box::new(marks), options.cost_max);
+        state.boundaries.insert(options.start, Vec::new());
+        let shared = Arc::new(Shared::new(state, events));
+        let threads = Arc::clone(&shared);
+        spawn("undying-content", move || answer_events(&threads))?;
+        Ok(Self { shared, holder, mark, options })
     }
 
-    /// Answers the filter of a new incarnation from now on. `root` names its process tree.
-    pub fn attach(&self, _listener: OwnedFd, _root: Pid) -> Result<()> {
-        Ok(())
+    /// Has a command be watched from its first instruction.
+    ///
+    /// # Errors
+    ///
+    /// Why its filter cannot be prepared.
+    pub fn prepare(&self, command: &mut Command) -> Result<PendingListener> {
+        let program = seccomp_listener::watch_program();
+        let held = Some((&self.holder, self.mark.as_fd()));
+        Ok(seccomp_listener::watch_from_start(command, program, held)?)
+    }
+
+    /// Answers the filter of a command that was prepared and started. The holder has its listener already.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no listener, or no thread. The calls of the program then wait, so that it has to be ended.
+    pub fn started(&self, pending: PendingListener) -> Result<()> {
+        self.serve(pending.receive()?)
+    }
+
+    /// Answers the filter of an incarnation that was restored, from now on.
+    ///
+    /// # Errors
+    ///
+    /// As for `started`.
+    pub fn attach(&self, listener: OwnedFd) -> Result<()> {
+        self.holder.hold(listener.as_fd(), self.mark.as_fd())?;
+        self.serve(Listener::new(listener)?)
+    }
+
+    fn serve(&self, listener: Listener) -> Result<()> {
+        // Slower without it, and right.
+        let _ = listener.use_sync_wake_up();
+        let buffer = self.holder.buffer().ok_or_else(|| {
+            sys::Error::new("find a free buffer for calls of the subject", sys::Errno::ENOSPC)
+        })?;
+        let shared = Arc::clone(&self.shared);
+        spawn("undying-files", move || answer_calls(&shared, &listener, buffer))
     }
 
     /// The subject is stopped for this checkpoint: binds the state of files to it. Called inside the pause, after all
     /// threads are stopped and before any runs again.
-    pub fn boundary(
-        &self,
-        _sequence: Sequence,
-        _open: &[OpenFile<'_>],
-        _mapped: &[MappedFile<'_>],
-    ) -> Boundary {
-        Boundary::Deferred("not built yet".to_owned())
+    pub fn boundary(&self, sequence: Sequence, open: &[OpenFile<'_>], mapped: &[MappedFile<'_>]) -> Boundary {
+        self.shared.state().boundary(sequence, open, mapped)
     }
 
     /// What need not be done inside the pause that has just ended.
-    pub fn after_pause(&self) {}
+    pub fn after_pause(&self) {
+        let mut state = self.shared.state();
+        state.sweep();
+        let prepared = state.log.prepare();
+        state.or_break(prepared, "the next epoch");
+    }
 
     /// The subject has ended and no process of it is left. Nothing is watched until `attach`.
-    pub fn subject_ended(&self) {}
+    pub fn subject_ended(&self) {
+        let mut state = self.shared.state();
+        let ended = state.log.ended(now());
+        state.or_break(ended, "the time of the end");
+    }
 
     /// Checkpoints that files can go back to, in rising order.
     #[must_use]
     pub fn exact(&self) -> Vec<Sequence> {
-        Vec::new()
+        let state = self.shared.state();
+        if state.epoch.broken.is_some() {
+            return Vec::new();
+        }
+        back::reachable(&self.options.directory).map(|(found, _)| found).unwrap_or_default()
     }
 
-    /// Takes files back to a checkpoint after `subject_ended`, and begins a new epoch there.
-    pub fn go_back(&self, _to: Sequence) -> Result<crate::back::WentBack> {
-        Ok(crate::back::WentBack::default())
+    /// Takes files back to a checkpoint after `subject_ended`, and begins a new epoch there. Until `running`, what is
+    /// done to files belongs to the restore.
+    ///
+    /// # Errors
+    ///
+    /// As for `back::go_back`.
+    pub fn go_back(&self, to: Sequence) -> Result<WentBack> {
+        let mut state = self.shared.state();
+        state.is_restoring = true;
+        let went = back::go_back(&self.options.directory, to, Conflicts::Refuse)?;
+        state.log = UndoLog::reopen(&self.options.directory, to, self.options.bytes_max)?;
+        state.epoch = Epoch::begin();
+        state.boundaries.split_off(&Sequence(to.get() + 1));
+        let armed = state.boundaries.get(&to).cloned().unwrap_or_default();
+        let outcome = state.arm_again(&armed);
+        state.or_break(outcome, "what was open at the checkpoint");
+        state.epoch.is_touched = false;
+        Ok(went)
+    }
+
+    /// The subject is about to run: what happens to files from now on is its doing.
+    pub fn running(&self) {
+        let mut state = self.shared.state();
+        state.is_restoring = false;
+        state.disable();
     }
 
     /// The files as they are belong to a subject that starts from its beginning: the log begins anew.
-    pub fn start_over(&self, _start: Sequence) -> Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// Why there is no log.
+    pub fn start_over(&self, start: Sequence) -> Result<()> {
+        let mut state = self.shared.state();
+        state.log = UndoLog::create(&self.options.directory, start, self.options.bytes_max)?;
+        state.epoch = Epoch::begin();
+        state.boundaries.clear();
+        state.boundaries.insert(start, Vec::new());
+        state.is_restoring = false;
         Ok(())
     }
 
     /// Checkpoints before this one are not kept any more.
-    pub fn forget_before(&self, _oldest: Sequence) {}
+    pub fn forget_before(&self, oldest: Sequence) {
+        let mut state = self.shared.state();
+        let outcome = state.log.forget_before(oldest);
+        state.or_break(outcome, "older epochs");
+        state.boundaries = state.boundaries.split_off(&oldest);
+    }
 
     /// For `status`.
     #[must_use]
     pub fn report(&self) -> WatchReport {
-        WatchReport::default()
+        let state = self.shared.state();
+        WatchReport {
+            broken: state.epoch.broken.clone(),
+            uncovered: state.uncovered.clone(),
+            newest_exact: state.boundaries.keys().next_back().copied(),
+            bytes: state.log.bytes(),
+            cost: state.epoch.kept.as_secs_f64() / state.epoch.began.elapsed().as_secs_f64().max(1e-3),
+            apart: state.apart(),
+        }
     }
+}
+
+impl State {
+    /// Prepares for what can happen to files that were open at a checkpoint that is being restored.
+    fn arm_again(&mut self, list: &[Armed]) -> Result<()> {
+        for armed in list {
+            let file = self.open(&armed.key)?;
+            self.arm(armed, file.as_fd())?;
+        }
+        // The restore opens files for the subject: all of them have to be able to report.
+        let mounts: Vec<_> = self.mounts.keys().copied().collect();
+        for device in mounts {
+            let Some(mount) = self.mounts.get(&device) else { continue };
+            let mount = content::duplicate(mount.as_fd())?;
+            self.enable(mount.as_fd(), device)?;
+        }
+        Ok(())
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    started.map(drop).map_err(|error| sys::Error::new("start a thread", error).into())
+}
+
+fn now() -> Time {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Time { s: since.as_secs() as i64, ns: since.subsec_nanos() }
 }

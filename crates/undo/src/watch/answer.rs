@@ -1,0 +1,233 @@
+//! Answering the calls of the subject.
+//!
+//! Owns: what is recorded before each kind of change is let happen.
+//! Invariants: a call whose path leads nowhere changes nothing; whatever else keeps the watch from seeing what a call is
+//! about to change breaks the epoch.
+//! Does not: receive calls, or let them happen; the thread does.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use model::{Address, ByteCount, Pid, Tid};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use sys::process_memory;
+
+use super::calls::{Call, Change, FileAt, PathAt, change_of, changes, is_nameless};
+use super::content::{Part, part_of_open};
+use super::names::stat;
+use super::paths::{self, Entry, Place};
+use super::state::State;
+use crate::error::Result;
+
+/// Bytes of `struct open_how` that are known.
+const OPEN_HOW_BYTES: usize = 24;
+/// `struct sockaddr_un`: the family, and the path.
+const SOCKET_ADDRESS_BYTES: usize = 110;
+const FAMILY_BYTES: usize = 2;
+const AF_UNIX: u16 = 1;
+
+impl State {
+    /// Records what a call is about to change.
+    pub(super) fn answer(&mut self, thread: Tid, call: &Call) {
+        let change = change_of(call);
+        let outcome = self.before(thread, change);
+        self.or_break(outcome, "what the program was about to change");
+    }
+
+    fn before(&mut self, thread: Tid, change: Change) -> Result<()> {
+        match change {
+            Change::Open(at, flags) => self.before_open(thread, at, flags),
+            Change::OpenHow(at, how) => {
+                let mut bytes = [0; OPEN_HOW_BYTES];
+                if process_memory::read(Pid(thread.get()), how, &mut bytes).is_err() {
+                    return Ok(());
+                }
+                let flags = u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes"));
+                self.before_open(thread, at, OFlags::from_bits_retain(flags as u32))
+            }
+            Change::Make(at) => match entry(thread, &at)? {
+                Some(entry) => self.name(&entry).map(drop),
+                None => Ok(()),
+            },
+            Change::Link(from, to) => self.before_link(thread, &from, &to),
+            Change::Remove(at) => match entry(thread, &at)? {
+                Some(entry) => self.remove(&entry),
+                None => Ok(()),
+            },
+            Change::Rename(from, to) => match (entry(thread, &from)?, entry(thread, &to)?) {
+                (Some(from), Some(to)) => self.rename(&from, &to),
+                _ => Ok(()),
+            },
+            Change::Cut(file, length) => self.before_change(thread, file, Part::Behind(length)),
+            Change::Range { file, offset, length } => {
+                let part = length.map_or(Part::Behind(offset), |length| Part::Range(offset, length));
+                self.before_change(thread, file, part)
+            }
+            Change::Whole(file) => self.before_change(thread, file, Part::All),
+            Change::Attributes { file, extended } => self.before_attributes(thread, file, extended),
+            Change::NoAppend(fd) => match passed(paths::descriptor(thread, fd))? {
+                Some(file) => self.appends_no_more(file.as_fd()),
+                None => Ok(()),
+            },
+            Change::Bind(address, length) => self.before_bind(thread, address, length),
+            // Stores through it are reported once, by the source of events, when it is made.
+            Change::Map { .. } | Change::Nothing => Ok(()),
+            Change::Unknown(what) => {
+                self.break_epoch(&format!("the program uses {what}, which cannot be followed"));
+                Ok(())
+            }
+        }
+    }
+
+    fn before_open(&mut self, thread: Tid, at: PathAt, flags: OFlags) -> Result<()> {
+        if !changes(flags) {
+            return Ok(());
+        }
+        let makes = flags.contains(OFlags::CREATE);
+        let is_exclusive = makes && flags.contains(OFlags::EXCL);
+        let follows = !flags.contains(OFlags::NOFOLLOW) && !is_exclusive;
+        match passed(paths::find(thread, &PathAt { follows, ..at }))? {
+            None => Ok(()),
+            Some(Place::File(file)) if is_nameless(flags) => self.enable_at(file.as_fd()),
+            Some(Place::File(file)) => self.change(file.as_fd(), part_of_open(flags)),
+            Some(Place::Entry(entry)) => match passed(entry.open())? {
+                Some(file) if is_nameless(flags) => self.enable_at(file.as_fd()),
+                Some(_) if is_exclusive => Ok(()),
+                Some(file) if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC) => {
+                    self.note_mount_of(&entry)?;
+                    self.change_named(&entry, file.as_fd(), part_of_open(flags))
+                }
+                Some(_) => Ok(()),
+                None if makes => {
+                    self.name(&entry)?;
+                    self.enable_at(entry.directory.as_fd())
+                }
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn enable_at(&mut self, directory: BorrowedFd<'_>) -> Result<()> {
+        let device = stat(directory)?.st_dev;
+        self.enable(directory, device)
+    }
+
+    fn note_mount_of(&mut self, entry: &Entry) -> Result<()> {
+        let device = stat(entry.directory.as_fd())?.st_dev;
+        self.note_mount(entry.directory.as_fd(), device);
+        Ok(())
+    }
+
+    fn before_link(&mut self, thread: Tid, from: &PathAt, to: &PathAt) -> Result<()> {
+        let Some(to) = entry(thread, to)? else { return Ok(()) };
+        match passed(paths::find(thread, from))? {
+            Some(Place::Entry(from)) => self.link(&from, &to),
+            Some(Place::File(file)) => {
+                let found = stat(file.as_fd())?;
+                // One that has no name yet was made in this epoch, or belongs to the image.
+                if found.st_nlink > 0 && !self.is_made_file(file.as_fd(), &found)? {
+                    self.old(file.as_fd(), &found, false)?;
+                }
+                self.name(&to).map(drop)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn before_change(&mut self, thread: Tid, file: FileAt, part: Part) -> Result<()> {
+        match file {
+            FileAt::Descriptor(fd) => match passed(paths::descriptor(thread, fd))? {
+                Some(file) => self.change(file.as_fd(), part),
+                None => Ok(()),
+            },
+            FileAt::Path(at) => match passed(paths::find(thread, &at))? {
+                Some(Place::Entry(entry)) => match passed(entry.open())? {
+                    Some(file) => self.change_named(&entry, file.as_fd(), part),
+                    None => Ok(()),
+                },
+                Some(Place::File(file)) => self.change(file.as_fd(), part),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn before_attributes(&mut self, thread: Tid, file: FileAt, extended: bool) -> Result<()> {
+        let (file, is_made) = match file {
+            FileAt::Descriptor(fd) => match passed(paths::descriptor(thread, fd))? {
+                Some(file) => {
+                    let is_made = self.is_made_file(file.as_fd(), &stat(file.as_fd())?)?;
+                    (file, is_made)
+                }
+                None => return Ok(()),
+            },
+            FileAt::Path(at) => match passed(paths::find(thread, &at))? {
+                Some(Place::Entry(entry)) => match passed(entry.open())? {
+                    Some(file) => {
+                        let is_made = self.is_made(&entry, &stat(file.as_fd())?)?;
+                        (file, is_made)
+                    }
+                    None => return Ok(()),
+                },
+                Some(Place::File(file)) => {
+                    let is_made = self.is_made_file(file.as_fd(), &stat(file.as_fd())?)?;
+                    (file, is_made)
+                }
+                None => return Ok(()),
+            },
+        };
+        let found = stat(file.as_fd())?;
+        // Without a name, its attributes belong to the image.
+        if is_made || found.st_nlink == 0 {
+            return Ok(());
+        }
+        self.old(file.as_fd(), &found, extended).map(drop)
+    }
+
+    fn before_bind(&mut self, thread: Tid, address: Address, length: ByteCount) -> Result<()> {
+        let length = (length.get() as usize).min(SOCKET_ADDRESS_BYTES);
+        let mut bytes = vec![0; length];
+        if length <= FAMILY_BYTES || process_memory::read(Pid(thread.get()), address, &mut bytes).is_err() {
+            return Ok(());
+        }
+        let path: Vec<u8> = bytes[FAMILY_BYTES..].iter().copied().take_while(|byte| *byte != 0).collect();
+        // An abstract name, or none, is no file.
+        if u16::from_ne_bytes([bytes[0], bytes[1]]) != AF_UNIX || path.is_empty() {
+            return Ok(());
+        }
+        let path = PathBuf::from(OsString::from_vec(path));
+        match passed(paths::find_path(thread, path))? {
+            Some(Place::Entry(entry)) => self.name(&entry).map(drop),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The entry that a path leads to, if it leads to one.
+fn entry(thread: Tid, at: &PathAt) -> Result<Option<Entry>> {
+    match passed(paths::find(thread, at))? {
+        Some(Place::Entry(entry)) => Ok(Some(entry)),
+        _ => Ok(None),
+    }
+}
+
+/// A path that leads nowhere, or that the kernel cannot follow either, has the call fail.
+fn passed<T>(found: std::result::Result<T, Errno>) -> Result<Option<T>> {
+    const FAILS: [Errno; 8] = [
+        Errno::NOENT,
+        Errno::NOTDIR,
+        Errno::LOOP,
+        Errno::NAMETOOLONG,
+        Errno::FAULT,
+        Errno::BADF,
+        Errno::SRCH,
+        Errno::INVAL,
+    ];
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(errno) if FAILS.contains(&errno) => Ok(None),
+        Err(errno) => Err(sys::Error::new("follow a path of the subject", errno).into()),
+    }
+}

@@ -1,0 +1,320 @@
+//! The boundary between two epochs, inside the pause of a checkpoint.
+//!
+//! Owns: which files can change in the next epoch without an open, and what is kept of them; how far epochs are apart.
+//! Invariants: every thread of the subject is stopped; what is deferred leaves the present epoch as it is; a file that
+//! can change without an event is kept whole, or named as uncovered.
+//! Does not: find the files; the capture does.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use model::Sequence;
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+
+use super::epoch::{Content, Epoch, Id};
+use super::names::stat;
+use super::paths::path_of;
+use super::state::{Mark, State};
+use super::{Boundary, MappedFile, OpenFile};
+use crate::error::Result;
+use crate::key::{Attributes, FileKey};
+
+/// Bytes of mapped files that one boundary copies: some 2 ms of the pause.
+const MAPPED_BYTES_MAX: u64 = 8 << 20;
+/// The longest time between two boundaries that the cost of keeping asks for: a restart loses as much.
+const APART_MAX: Duration = Duration::from_secs(30);
+
+/// What can happen to a file in the next epoch without an open.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum How {
+    /// It is only appended to.
+    Appends,
+    /// Writes, which it reports.
+    Reports,
+    /// Stores through a mapping.
+    Mapped,
+    /// Anything, without a report: the image has its content.
+    OfImage,
+}
+
+/// A file that is open for writing or mapped at a boundary.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Armed {
+    pub(super) key: FileKey,
+    pub(super) attributes: Attributes,
+    pub(super) how: How,
+    pub(super) path: PathBuf,
+}
+
+/// What a look at the open files has found.
+#[derive(Default)]
+struct Found {
+    armed: HashMap<Id, (Armed, OwnedFd)>,
+    uncovered: Vec<(Id, PathBuf)>,
+    /// Why the epoch that ends is broken.
+    missed: Option<String>,
+}
+
+impl State {
+    /// Binds the state of files to a checkpoint.
+    pub(super) fn boundary(
+        &mut self,
+        sequence: Sequence,
+        open: &[OpenFile<'_>],
+        mapped: &[MappedFile<'_>],
+    ) -> Boundary {
+        // No open is under way while all threads are stopped.
+        self.disable();
+        let found = match self.look(open, mapped) {
+            Ok(found) => found,
+            Err(error) => return Boundary::Deferred(error.to_string()),
+        };
+        if let Some(why) = &found.missed {
+            self.break_epoch(why);
+        }
+        self.uncovered = found.uncovered.iter().map(|(_, path)| path.clone()).collect();
+        if let Some(why) = self.too_early() {
+            return Boundary::Deferred(why);
+        }
+        if let Some(path) = too_large(&found) {
+            return Boundary::Deferred(format!(
+                "{} is mapped by the program and too large to be kept inside the pause",
+                path.display()
+            ));
+        }
+        match self.begin_epoch(sequence, found) {
+            Ok(()) => Boundary::Exact,
+            Err(error) => {
+                self.break_epoch(&error.to_string());
+                Boundary::Deferred(error.to_string())
+            }
+        }
+    }
+
+    /// Whether the last boundary is too short ago for what keeping has cost since.
+    fn too_early(&self) -> Option<String> {
+        if !self.epoch.is_touched || self.epoch.broken.is_some() {
+            return None;
+        }
+        let apart = self.apart();
+        (self.epoch.began.elapsed() < apart)
+            .then(|| "keeping files would cost more than --files-cost-max allows".to_owned())
+    }
+
+    /// How far apart boundaries are, so that keeping takes no larger part of the time than allowed.
+    pub(super) fn apart(&self) -> Duration {
+        // What keeping has cost so far in this epoch, it costs again in the next.
+        self.epoch.kept.div_f64(self.cost_max.max(f64::MIN_POSITIVE)).min(APART_MAX)
+    }
+
+    fn look(&mut self, open: &[OpenFile<'_>], mapped: &[MappedFile<'_>]) -> Result<Found> {
+        let mut found = Found::default();
+        for file in open {
+            let stat = rustix::fs::fstat(file.file)
+                .map_err(|errno| sys::Error::new("inspect a descriptor of the subject", errno))?;
+            // Without a name, its content belongs to the image.
+            if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink > 0 {
+                self.look_at_open(file, &stat, &mut found)?;
+            }
+        }
+        for file in mapped {
+            self.look_at_mapped(file, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    fn look_at_open(&mut self, file: &OpenFile<'_>, stat: &Stat, found: &mut Found) -> Result<()> {
+        let id = (stat.st_dev, stat.st_ino);
+        let duplicate = rustix::io::fcntl_dupfd_cloexec(file.file, 3)
+            .map_err(|errno| sys::Error::new("duplicate a descriptor", errno))?;
+        let path = path_of(file.file);
+        if found.uncovered.iter().any(|(known, _)| *known == id) {
+            return Ok(());
+        }
+        let key = FileKey::of(&duplicate, stat)?;
+        let Some(how) = self.how(file, duplicate.as_fd(), stat) else {
+            found.armed.remove(&id);
+            found.uncovered.push((id, path));
+            return Ok(());
+        };
+        if !file.is_inherited && how != How::OfImage && !self.was_seen(duplicate.as_fd(), stat, &key)? {
+            // Its open went to another file than the path led to when the watch looked.
+            found.missed = Some(format!("{} was opened under a name that changed meanwhile", path.display()));
+        }
+        let attributes = Attributes::of(stat);
+        let armed = Armed { key, attributes, how, path };
+        let entry = found.armed.entry(id).or_insert((armed, duplicate));
+        entry.0.how = entry.0.how.max(how);
+        Ok(())
+    }
+
+    /// What can happen to a file through a description; `None` where it is anything, without a report.
+    fn how(&mut self, file: &OpenFile<'_>, duplicate: BorrowedFd<'_>, stat: &Stat) -> Option<How> {
+        let flags = OFlags::from_bits_retain(file.flags);
+        let only_writes = flags & OFlags::ACCMODE == OFlags::WRONLY;
+        let appends = only_writes && flags.contains(OFlags::APPEND);
+        if appends {
+            return Some(How::Appends);
+        }
+        if file.is_inherited {
+            // It was opened before there was a watch, and reports nothing.
+            let is_at_end = file.position == Some(stat.st_size as u64);
+            return (only_writes && is_at_end).then_some(How::Appends);
+        }
+        if !self.reports(duplicate, stat.st_dev) {
+            return Some(How::OfImage);
+        }
+        Some(How::Reports)
+    }
+
+    /// Whether the watch has seen the open of a file, or its making.
+    fn was_seen(&mut self, file: BorrowedFd<'_>, stat: &Stat, key: &FileKey) -> Result<bool> {
+        let id = (stat.st_dev, stat.st_ino);
+        if self.watched.get(&id).is_some_and(|watched| watched.key == *key) {
+            return Ok(true);
+        }
+        self.is_made_file(file, stat)
+    }
+
+    fn look_at_mapped(&mut self, file: &MappedFile<'_>, found: &mut Found) -> Result<()> {
+        if !file.is_writable {
+            return Ok(());
+        }
+        let known = found.armed.values_mut().find(|(armed, _)| {
+            armed.key.inode == file.inode && device_numbers(armed.key.device) == file.device
+        });
+        if let Some((armed, _)) = known {
+            armed.how = armed.how.max(How::Mapped);
+            return Ok(());
+        }
+        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = rustix::fs::open(file.path, flags, Mode::empty()).ok();
+        let opened = opened.and_then(|opened| stat(opened.as_fd()).ok().map(|stat| (opened, stat)));
+        // Removed since, so that its content belongs to the image; or another file, which nothing maps.
+        let Some((opened, stat)) = opened.filter(|(_, stat)| stat.st_ino == file.inode) else {
+            return Ok(());
+        };
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(());
+        }
+        let key = FileKey::of(&opened, &stat)?;
+        let id = (stat.st_dev, stat.st_ino);
+        let how = if self.reports(opened.as_fd(), stat.st_dev) { How::Mapped } else { How::OfImage };
+        let (attributes, path) = (Attributes::of(&stat), file.path.to_owned());
+        found.armed.insert(id, (Armed { key, attributes, how, path }, opened));
+        Ok(())
+    }
+
+    fn begin_epoch(&mut self, sequence: Sequence, found: Found) -> Result<()> {
+        let mut list: Vec<Armed> = found.armed.values().map(|(armed, _)| armed.clone()).collect();
+        list.sort_by(|one, other| (one.key.device, one.key.inode).cmp(&(other.key.device, other.key.inode)));
+        let is_mapped = list.iter().any(|armed| armed.how == How::Mapped);
+        let last = self.boundaries.values().next_back();
+        if !self.epoch.is_touched && !is_mapped && last.is_some_and(|last| are_same(last, &list)) {
+            self.log.same(sequence)?;
+            self.boundaries.insert(sequence, list);
+            return Ok(());
+        }
+        self.log.boundary(sequence)?;
+        self.epoch = Epoch::begin();
+        for ((device, inode), path) in &found.uncovered {
+            self.log.uncovered(*device, *inode, path)?;
+        }
+        for (armed, file) in found.armed.values() {
+            self.arm(armed, file.as_fd())?;
+        }
+        self.boundaries.insert(sequence, list);
+        self.epoch.is_touched = false;
+        Ok(())
+    }
+
+    /// Prepares for what can happen to a file that is open.
+    pub(super) fn arm(&mut self, armed: &Armed, file: BorrowedFd<'_>) -> Result<()> {
+        let id = (armed.key.device, armed.key.inode);
+        let found = stat(file)?;
+        match armed.how {
+            How::Reports => self.mark(file, &found, Mark::Active)?,
+            How::Appends | How::OfImage => {
+                self.record(&armed.key, &armed.attributes, armed.path.clone())?;
+                if let Some(old) = self.epoch.inodes.get_mut(&id) {
+                    old.content = if armed.how == How::Appends { Content::Appends } else { Content::OfImage };
+                }
+            }
+            How::Mapped => {
+                self.record(&armed.key, &armed.attributes, armed.path.clone())?;
+                if !self.watched.get(&id).is_some_and(|watched| watched.key == armed.key) {
+                    self.mark(file, &found, Mark::Silent)?;
+                }
+                self.whole(file, &found)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the marks of files that nothing of the subject has open any more.
+    pub(super) fn sweep(&mut self) {
+        let Some(list) = self.boundaries.values().next_back() else { return };
+        let open: std::collections::HashSet<Id> =
+            list.iter().map(|armed| (armed.key.device, armed.key.inode)).collect();
+        let gone: Vec<Id> = self
+            .watched
+            .keys()
+            .filter(|id| !open.contains(*id) && !self.epoch.inodes.contains_key(*id))
+            .copied()
+            .collect();
+        for id in gone {
+            if let Some(watched) = self.watched.remove(&id) {
+                let file = watched.reader.or_else(|| self.open(&watched.key).ok());
+                // A file that is gone has taken its mark with it.
+                let _ = file.map(|file| self.marks.forget(file.as_fd()));
+            }
+        }
+    }
+
+    /// Opens a file by its key, with O_PATH.
+    pub(super) fn open(&self, key: &FileKey) -> Result<OwnedFd> {
+        let mount = self
+            .mounts
+            .get(&key.device)
+            .ok_or_else(|| sys::Error::new("find the file system of a file", sys::Errno::ENOENT))?;
+        Ok(sys::file_handle::open(mount.as_fd(), &key.handle)?)
+    }
+
+    /// Remembers a file system, for its handles.
+    pub(super) fn note_mount(&mut self, directory: BorrowedFd<'_>, device: u64) {
+        if !self.mounts.contains_key(&device) {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            if let Ok(opened) = rustix::fs::openat(directory, ".", flags, Mode::empty()) {
+                self.mounts.insert(device, opened);
+            }
+        }
+    }
+}
+
+/// Whether nothing has happened to files between two boundaries; reading a file is nothing.
+fn are_same(one: &[Armed], other: &[Armed]) -> bool {
+    let of = |armed: &Armed| {
+        let Attributes { mode, owner, group, size, modified, .. } = armed.attributes;
+        (armed.key.clone(), armed.how, mode, owner, group, size, modified)
+    };
+    one.iter().map(of).eq(other.iter().map(of))
+}
+
+/// Major and minor number, as in /proc/PID/maps.
+fn device_numbers(device: u64) -> (u32, u32) {
+    (rustix::fs::major(device), rustix::fs::minor(device))
+}
+
+/// A mapped file with which the pause would be too long.
+fn too_large(found: &Found) -> Option<&Path> {
+    let mut left = MAPPED_BYTES_MAX;
+    for (armed, _) in found.armed.values().filter(|(armed, _)| armed.how == How::Mapped) {
+        match left.checked_sub(armed.attributes.size) {
+            Some(rest) => left = rest,
+            None => return Some(&armed.path),
+        }
+    }
+    None
+}

@@ -1,0 +1,281 @@
+//! What a notified system call is about to change.
+//!
+//! Owns: the table from call numbers and arguments to changes, for x86-64.
+//! Invariants: pure; a call that is not understood is `Unknown`, never nothing.
+//! Does not: read memory of the subject or look at files.
+
+use std::ffi::c_int;
+
+use model::{Address, ByteCount, Fd};
+use rustix::fs::{AtFlags, CWD, OFlags};
+use std::os::fd::AsRawFd;
+
+/// A path argument: where it starts, and where its bytes are in the subject.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PathAt {
+    /// The directory that a relative path starts from; `None` is the working directory.
+    pub(super) directory: Option<Fd>,
+    /// The bytes of the path.
+    pub(super) path: Address,
+    /// A symbolic link at the end is followed.
+    pub(super) follows: bool,
+    /// An empty path means the descriptor itself (AT_EMPTY_PATH).
+    pub(super) may_be_empty: bool,
+}
+
+/// A file by path or by descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FileAt {
+    Path(PathAt),
+    Descriptor(Fd),
+}
+
+/// What a call is about to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    /// Open or create a file.
+    Open(PathAt, OFlags),
+    /// The same; flags are in a `struct open_how` in the subject.
+    OpenHow(PathAt, Address),
+    /// Make a name: mkdir, mknod, symlink.
+    Make(PathAt),
+    /// Make a further name of a file.
+    Link(PathAt, PathAt),
+    /// Remove a name: unlink, rmdir.
+    Remove(PathAt),
+    /// Move a name over another one.
+    Rename(PathAt, PathAt),
+    /// Set the length.
+    Cut(FileAt, u64),
+    /// Change a range, or everything behind its start.
+    Range { file: FileAt, offset: u64, length: Option<u64> },
+    /// Change all of the content.
+    Whole(FileAt),
+    /// Change attributes, extended ones if so said.
+    Attributes { file: FileAt, extended: bool },
+    /// Write anywhere although the file was opened to append.
+    NoAppend(Fd),
+    /// Map a file shared.
+    Map { file: Fd, writes: bool },
+    /// Make the name of a Unix socket, if the address (in the subject, of so many bytes) is a path.
+    Bind(Address, ByteCount),
+    /// Nothing that has to be kept.
+    Nothing,
+    /// Something that cannot be followed.
+    Unknown(&'static str),
+}
+
+/// A system call: its number and arguments, as the kernel reports them to a supervisor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Call {
+    pub(super) number: i64,
+    pub(super) arguments: [u64; 6],
+    /// It came through the 64-bit entry.
+    pub(super) is_native: bool,
+}
+
+const COLLAPSE_RANGE: u64 = 0x08;
+const INSERT_RANGE: u64 = 0x20;
+const PROT_WRITE: u64 = 2;
+/// Linux 6.13.
+const SETXATTRAT: i64 = 463;
+const REMOVEXATTRAT: i64 = 466;
+
+/// What a call is about to change.
+pub(super) fn change_of(call: &Call) -> Change {
+    if !call.is_native {
+        return Change::Unknown("a call through the 32-bit entry of the kernel");
+    }
+    let a = &call.arguments;
+    match call.number {
+        libc::SYS_open => Change::Open(at_cwd(a[0]), flags(a[1])),
+        libc::SYS_creat => Change::Open(at_cwd(a[0]), OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC),
+        libc::SYS_openat => Change::Open(at(a[0], a[1]), flags(a[2])),
+        libc::SYS_openat2 => Change::OpenHow(at(a[0], a[1]), Address(a[2])),
+        libc::SYS_unlink | libc::SYS_rmdir => Change::Remove(at_cwd(a[0]).no_follow()),
+        libc::SYS_unlinkat => Change::Remove(at(a[0], a[1]).no_follow()),
+        libc::SYS_rename => Change::Rename(at_cwd(a[0]).no_follow(), at_cwd(a[1]).no_follow()),
+        libc::SYS_renameat | libc::SYS_renameat2 => {
+            Change::Rename(at(a[0], a[1]).no_follow(), at(a[2], a[3]).no_follow())
+        }
+        libc::SYS_symlink => Change::Make(at_cwd(a[1]).no_follow()),
+        libc::SYS_link => Change::Link(at_cwd(a[0]).no_follow(), at_cwd(a[1]).no_follow()),
+        libc::SYS_linkat => {
+            let from = at(a[0], a[1]).flagged(a[4]);
+            // Links are followed only when this flag says so.
+            let follows = a[4] & u64::from(AtFlags::SYMLINK_FOLLOW.bits()) != 0;
+            Change::Link(PathAt { follows, ..from }, at(a[2], a[3]).no_follow())
+        }
+        libc::SYS_symlinkat => Change::Make(at(a[1], a[2]).no_follow()),
+        libc::SYS_mkdir | libc::SYS_mknod => Change::Make(at_cwd(a[0]).no_follow()),
+        libc::SYS_mkdirat | libc::SYS_mknodat => Change::Make(at(a[0], a[1]).no_follow()),
+        _ => content_of(call).or_else(|| attributes_of(call)).unwrap_or_else(|| other(call)),
+    }
+}
+
+fn content_of(call: &Call) -> Option<Change> {
+    let a = &call.arguments;
+    Some(match call.number {
+        libc::SYS_truncate => Change::Cut(FileAt::Path(at_cwd(a[0])), a[1]),
+        libc::SYS_ftruncate => Change::Cut(descriptor(a[0]), a[1]),
+        libc::SYS_fallocate => {
+            let moves = a[1] & (COLLAPSE_RANGE | INSERT_RANGE) != 0;
+            Change::Range { file: descriptor(a[0]), offset: a[2], length: (!moves).then_some(a[3]) }
+        }
+        libc::SYS_fcntl | libc::SYS_pwritev2 => Change::NoAppend(Fd(a[0] as i32)),
+        libc::SYS_mmap => Change::Map { file: Fd(a[4] as i32), writes: a[2] & PROT_WRITE != 0 },
+        libc::SYS_ioctl => return request(a[1] as u32, descriptor(a[0])),
+        libc::SYS_bind => Change::Bind(Address(a[1]), ByteCount(a[2])),
+        _ => return None,
+    })
+}
+
+/// Requests of ioctl(2) to a file.
+fn request(request: u32, file: FileAt) -> Option<Change> {
+    Some(match request {
+        // FICLONE, FICLONERANGE, EXT4_IOC_MOVE_EXT, XFS_IOC_SWAPEXT, XFS_IOC_EXCHANGE_RANGE, XFS_IOC_COMMIT_RANGE.
+        0x4004_9409 | 0x4020_940d | 0xc028_660f | 0xc0c0_586d | 0x4028_5881 | 0x4058_5883 => {
+            Change::Whole(file)
+        }
+        // FS_IOC_RESVSP, _UNRESVSP, RESVSP64, _UNRESVSP64, _ZERO_RANGE.
+        0x4030_5828..=0x4030_582b | 0x4030_5839 => Change::Whole(file),
+        // FIDEDUPERANGE leaves the content as it is.
+        0xc018_9436 => Change::Nothing,
+        // FS_IOC_SETFLAGS, _FSSETXATTR, _SETVERSION: flags of the file system stay as the subject has set them.
+        0x4008_6602 | 0x4004_6602 | 0x401c_5820 | 0x4008_7602 | 0x4004_7602 => {
+            Change::Attributes { file, extended: false }
+        }
+        _ => return None,
+    })
+}
+
+fn attributes_of(call: &Call) -> Option<Change> {
+    let a = &call.arguments;
+    let plain = |file| Some(Change::Attributes { file, extended: false });
+    let extended = |file| Some(Change::Attributes { file, extended: true });
+    match call.number {
+        libc::SYS_chmod | libc::SYS_chown | libc::SYS_utime | libc::SYS_utimes => {
+            plain(FileAt::Path(at_cwd(a[0])))
+        }
+        libc::SYS_lchown => plain(FileAt::Path(at_cwd(a[0]).no_follow())),
+        libc::SYS_fchmod | libc::SYS_fchown => plain(descriptor(a[0])),
+        // The old call has no flags.
+        libc::SYS_fchmodat => plain(FileAt::Path(at(a[0], a[1]))),
+        libc::SYS_fchmodat2 => plain(FileAt::Path(at(a[0], a[1]).flagged(a[3]))),
+        libc::SYS_fchownat => plain(FileAt::Path(at(a[0], a[1]).flagged(a[4]))),
+        libc::SYS_utimensat if a[1] == 0 => plain(descriptor(a[0])),
+        libc::SYS_utimensat => plain(FileAt::Path(at(a[0], a[1]).flagged(a[3]))),
+        libc::SYS_futimesat if a[1] == 0 => plain(descriptor(a[0])),
+        libc::SYS_futimesat => plain(FileAt::Path(at(a[0], a[1]))),
+        libc::SYS_setxattr | libc::SYS_removexattr => extended(FileAt::Path(at_cwd(a[0]))),
+        libc::SYS_lsetxattr | libc::SYS_lremovexattr => extended(FileAt::Path(at_cwd(a[0]).no_follow())),
+        libc::SYS_fsetxattr | libc::SYS_fremovexattr => extended(descriptor(a[0])),
+        SETXATTRAT | REMOVEXATTRAT => extended(FileAt::Path(at(a[0], a[1]).flagged(a[2]))),
+        _ => None,
+    }
+}
+
+fn other(call: &Call) -> Change {
+    Change::Unknown(match call.number {
+        libc::SYS_io_uring_setup => "io_uring",
+        libc::SYS_open_by_handle_at => "a file that was opened by its handle (open_by_handle_at)",
+        libc::SYS_ioctl => "a request to a file system (ioctl)",
+        libc::SYS_mount | libc::SYS_umount2 | libc::SYS_move_mount | libc::SYS_pivot_root => {
+            "a change of mounts"
+        }
+        libc::SYS_chroot | libc::SYS_unshare | libc::SYS_setns => "a root directory or namespace of its own",
+        _ => "a call that is newer than this program",
+    })
+}
+
+fn flags(bits: u64) -> OFlags {
+    OFlags::from_bits_retain(bits as u32)
+}
+
+fn descriptor(number: u64) -> FileAt {
+    FileAt::Descriptor(Fd(number as i32))
+}
+
+fn at_cwd(path: u64) -> PathAt {
+    PathAt { directory: None, path: Address(path), follows: true, may_be_empty: false }
+}
+
+fn at(directory: u64, path: u64) -> PathAt {
+    let number = directory as c_int;
+    let directory = (number != CWD.as_raw_fd()).then_some(Fd(number));
+    PathAt { directory, path: Address(path), follows: true, may_be_empty: false }
+}
+
+impl PathAt {
+    fn no_follow(self) -> Self {
+        Self { follows: false, ..self }
+    }
+
+    fn flagged(self, flags: u64) -> Self {
+        let flags = AtFlags::from_bits_retain(flags as u32);
+        Self {
+            follows: !flags.contains(AtFlags::SYMLINK_NOFOLLOW),
+            may_be_empty: flags.contains(AtFlags::EMPTY_PATH),
+            ..self
+        }
+    }
+}
+
+/// Whether an open may change a file.
+pub(super) fn changes(flags: OFlags) -> bool {
+    !flags.contains(OFlags::PATH)
+        && (flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC))
+}
+
+/// Whether an open asks for a file without a name.
+pub(super) fn is_nameless(flags: OFlags) -> bool {
+    flags.contains(OFlags::TMPFILE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(number: i64, arguments: [u64; 6]) -> Change {
+        change_of(&Call { number, arguments, is_native: true })
+    }
+
+    #[test]
+    fn directories_of_paths_are_descriptors_or_the_working_directory() {
+        let cwd = CWD.as_raw_fd() as u64;
+        assert!(matches!(
+            call(libc::SYS_openat, [cwd, 7, 1, 0, 0, 0]),
+            Change::Open(PathAt { directory: None, follows: true, .. }, OFlags::WRONLY)
+        ));
+        // The upper half of a register is not part of an int.
+        assert!(matches!(
+            call(libc::SYS_unlinkat, [0xdead_0000_0000_0005, 7, 0, 0, 0, 0]),
+            Change::Remove(PathAt { directory: Some(Fd(5)), follows: false, .. })
+        ));
+    }
+
+    #[test]
+    fn what_moves_the_rest_of_a_file_changes_all_behind_its_start() {
+        assert_eq!(
+            call(libc::SYS_fallocate, [3, COLLAPSE_RANGE, 4096, 8192, 0, 0]),
+            Change::Range { file: FileAt::Descriptor(Fd(3)), offset: 4096, length: None }
+        );
+        assert_eq!(
+            call(libc::SYS_fallocate, [3, 3, 4096, 8192, 0, 0]),
+            Change::Range { file: FileAt::Descriptor(Fd(3)), offset: 4096, length: Some(8192) }
+        );
+    }
+
+    #[test]
+    fn times_of_a_descriptor_have_no_path() {
+        let change = call(libc::SYS_utimensat, [4, 0, 0, 0, 0, 0]);
+        assert_eq!(change, Change::Attributes { file: FileAt::Descriptor(Fd(4)), extended: false });
+    }
+
+    #[test]
+    fn what_is_not_known_is_said() {
+        assert!(matches!(call(9999, [0; 6]), Change::Unknown(_)));
+        let foreign = Call { number: libc::SYS_read, arguments: [0; 6], is_native: false };
+        assert!(matches!(change_of(&foreign), Change::Unknown(_)));
+    }
+}

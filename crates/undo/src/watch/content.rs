@@ -1,0 +1,253 @@
+//! Content that is about to change.
+//!
+//! Owns: how much of a file is kept at which change.
+//! Invariants: a change is answered only after the log has the old content of what it changes; a file whose content is
+//! in the log whole reports nothing more in the epoch; content behind the length at the epoch's beginning is never kept.
+//! Does not: know calls; `notify` and `events` do.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FileType, OFlags, Stat};
+
+use super::epoch::{Content, Pages};
+use super::names::stat;
+use super::paths::{Entry, path_of};
+use super::state::{CHUNK, Mark, State, reopen};
+use crate::error::Result;
+use crate::key::FileKey;
+
+/// What is about to be changed in a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    /// Anything, at any time from now on: it is being opened for writing.
+    Any,
+    /// Only what is behind its end: it is being opened to append.
+    End,
+    /// All behind an offset.
+    Behind(u64),
+    /// A range: offset and length in bytes.
+    Range(u64, u64),
+    /// All of it.
+    All,
+}
+
+/// A file that is opened for writing and not longer than this is copied at once: that costs less than one event.
+const COPIED_AT_OPEN_MAX: u64 = 64 << 10;
+/// A file that is not longer than this is copied whole at the first change.
+const COPIED_AT_CHANGE_MAX: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+
+/// What an open with these flags is about to change.
+pub(super) fn part_of_open(flags: OFlags) -> Part {
+    if flags.contains(OFlags::TRUNC) {
+        Part::All
+    } else if flags.contains(OFlags::APPEND) && !flags.contains(OFlags::RDWR) {
+        Part::End
+    } else {
+        Part::Any
+    }
+}
+
+impl State {
+    /// Keeps what a call is about to change of the file that has a name, which is not followed if it is a link.
+    pub(super) fn change_named(&mut self, entry: &Entry, file: BorrowedFd<'_>, part: Part) -> Result<()> {
+        let found = stat(file)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            return Ok(());
+        }
+        if self.is_made(entry, &found)? {
+            return self.mark(file, &found, Mark::Silent);
+        }
+        self.change_old(file, &found, part)
+    }
+
+    /// Keeps what a call is about to change of an open file.
+    pub(super) fn change(&mut self, file: BorrowedFd<'_>, part: Part) -> Result<()> {
+        let found = stat(file)?;
+        // Without a name, its content belongs to the image.
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_nlink == 0 {
+            return Ok(());
+        }
+        if self.is_made_file(file, &found)? {
+            return Ok(());
+        }
+        self.change_old(file, &found, part)
+    }
+
+    /// As `is_made`, for an open file: by the name that it was opened under.
+    pub(super) fn is_made_file(&mut self, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
+        let id = (found.st_dev, found.st_ino);
+        if self.epoch.inodes.contains_key(&id) {
+            return Ok(false);
+        }
+        if self.epoch.made.contains(&id) {
+            return Ok(true);
+        }
+        let path = path_of(file);
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
+        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let Ok(directory) = rustix::fs::open(parent, flags, rustix::fs::Mode::empty()) else {
+            return Ok(false);
+        };
+        let entry = Entry { directory, name: name.to_owned() };
+        match entry.stat() {
+            Ok(Some(named)) if (named.st_dev, named.st_ino) == id => self.is_made(&entry, found),
+            _ => Ok(false),
+        }
+    }
+
+    fn change_old(&mut self, file: BorrowedFd<'_>, found: &Stat, part: Part) -> Result<()> {
+        let started = Instant::now();
+        let reports = self.reports(file, found.st_dev);
+        self.old(file, found, false)?;
+        let outcome = self.keep_part(file, found, part, reports);
+        self.epoch.kept += started.elapsed();
+        outcome
+    }
+
+    fn keep_part(&mut self, file: BorrowedFd<'_>, found: &Stat, part: Part, reports: bool) -> Result<()> {
+        let id = (found.st_dev, found.st_ino);
+        let Some(old) = self.epoch.inodes.get(&id) else { return Ok(()) };
+        let size = old.size;
+        let is_open = matches!(part, Part::Any | Part::End);
+        match (&old.content, part) {
+            (Content::Whole | Content::OfImage, _) => {}
+            (Content::Untouched | Content::Appends, Part::End) => {
+                if let Some(old) = self.epoch.inodes.get_mut(&id) {
+                    old.content = Content::Appends;
+                }
+            }
+            // The pages that are not saved yet are still reported.
+            (Content::Pages(_), Part::End) => {}
+            (_, Part::Any) if reports && size > COPIED_AT_OPEN_MAX => {
+                return self.mark(file, found, Mark::Active);
+            }
+            (_, Part::Behind(offset)) if offset >= size => {}
+            (_, Part::Behind(offset)) if size > COPIED_AT_CHANGE_MAX => {
+                return self.save(file, found, offset, size - offset);
+            }
+            (_, Part::Range(offset, length)) if size > COPIED_AT_CHANGE_MAX => {
+                return self.save(file, found, offset, length);
+            }
+            _ => self.whole(file, found)?,
+        }
+        // What is opened now can report in later epochs.
+        if reports && is_open && !self.is_watched_actively(found) {
+            self.mark(file, found, Mark::Silent)?;
+        }
+        Ok(())
+    }
+
+    fn is_watched_actively(&self, found: &Stat) -> bool {
+        self.watched.get(&(found.st_dev, found.st_ino)).is_some_and(|watched| watched.mark == Mark::Active)
+    }
+
+    /// An event: a range of a file is about to change, or to be read.
+    pub(super) fn event(&mut self, file: BorrowedFd<'_>, range: Option<(u64, u64)>) -> Result<()> {
+        let found = stat(file)?;
+        let id = (found.st_dev, found.st_ino);
+        if self.is_restoring || found.st_nlink == 0 {
+            return Ok(());
+        }
+        if self.epoch.made.contains(&id) {
+            return self.mark(file, &found, Mark::Silent);
+        }
+        let started = Instant::now();
+        self.old(file, &found, false)?;
+        let size = self.epoch.inodes.get(&id).map_or(0, |old| old.size);
+        let outcome = match range {
+            Some((offset, length)) if size > COPIED_AT_CHANGE_MAX => self.save(file, &found, offset, length),
+            _ => self.whole(file, &found),
+        };
+        let took = started.elapsed();
+        self.epoch.kept += took + self.rates.event;
+        outcome?;
+        self.whole_if_cheaper(file, &found, took)
+    }
+
+    /// Copies the rest of a file once its events have cost as much as that: at most twice the cheapest choice, whatever
+    /// follows (the ski rental problem).
+    fn whole_if_cheaper(&mut self, file: BorrowedFd<'_>, found: &Stat, took: Duration) -> Result<()> {
+        let rate = self.rates;
+        let Some(old) = self.epoch.inodes.get_mut(&(found.st_dev, found.st_ino)) else { return Ok(()) };
+        let size = old.size;
+        let Content::Pages(pages) = &mut old.content else { return Ok(()) };
+        pages.spent += took + rate.event;
+        if pages.spent > rate.copy_of(size) { self.whole(file, found) } else { Ok(()) }
+    }
+
+    /// Keeps pages of a range that are not kept yet.
+    pub(super) fn save(
+        &mut self,
+        file: BorrowedFd<'_>,
+        found: &Stat,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        let id = (found.st_dev, found.st_ino);
+        let Some(old) = self.epoch.inodes.get_mut(&id) else { return Ok(()) };
+        let size = old.size;
+        let end = offset.saturating_add(length).min(size);
+        if offset >= end {
+            return Ok(());
+        }
+        if matches!(old.content, Content::Untouched | Content::Appends) {
+            old.content = Content::Pages(Pages::default());
+        }
+        let Content::Pages(pages) = &mut old.content else { return Ok(()) };
+        let missing = pages.save(offset / PAGE, end.div_ceil(PAGE));
+        for (first, last) in missing {
+            self.copy(file, found, first * PAGE, (last * PAGE).min(size))?;
+        }
+        Ok(())
+    }
+
+    /// Writes a range of a file into the log.
+    pub(super) fn copy(&mut self, file: BorrowedFd<'_>, found: &Stat, start: u64, end: u64) -> Result<()> {
+        let id = (found.st_dev, found.st_ino);
+        let Some(number) = self.epoch.inodes.get(&id).map(|old| old.id) else { return Ok(()) };
+        let reader = match self.watched.get(&id).and_then(|watched| watched.reader.as_ref()) {
+            Some(reader) => duplicate(reader.as_fd())?,
+            None => reader_of(file)?,
+        };
+        let mut at = start;
+        while at < end {
+            let room = ((end - at) as usize).min(CHUNK);
+            let read = rustix::io::retry_on_intr(|| rustix::io::pread(&reader, &mut self.buffer[..room], at))
+                .map_err(|errno| sys::Error::path("read", path_of(file), errno))?;
+            if read == 0 {
+                // Somebody else has cut it: what was there is gone.
+                return Err(sys::Error::path("read", path_of(file), sys::Errno::SHORT).into());
+            }
+            self.log.range(number, at, &self.buffer[..read])?;
+            at += read as u64;
+        }
+        Ok(())
+    }
+
+    /// A file that is only appended to is about to be written anywhere.
+    pub(super) fn appends_no_more(&mut self, file: BorrowedFd<'_>) -> Result<()> {
+        let found = stat(file)?;
+        let is_ours = self
+            .watched
+            .get(&(found.st_dev, found.st_ino))
+            .is_some_and(|watched| FileKey::of(file, &found).is_ok_and(|key| key == watched.key));
+        if is_ours { self.change(file, Part::Any) } else { Ok(()) }
+    }
+}
+
+/// A descriptor for reading: that of an event can be read as it is, one with O_PATH cannot.
+fn reader_of(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let flags =
+        rustix::fs::fcntl_getfl(file).map_err(|errno| sys::Error::new("inspect a descriptor", errno))?;
+    if flags.contains(OFlags::PATH) {
+        return reopen(file);
+    }
+    duplicate(file)
+}
+
+pub(super) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let copy = rustix::io::fcntl_dupfd_cloexec(file, 3);
+    Ok(copy.map_err(|errno| sys::Error::new("duplicate a descriptor", errno))?)
+}

@@ -1,0 +1,138 @@
+//! Names that are about to change.
+//!
+//! Owns: what is recorded of a name at its first change in an epoch, and the links that keep what loses its names.
+//! Invariants: a record holds what the name led to when the epoch began; an inode that existed then keeps a name.
+//! Does not: keep content.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, Stat};
+use rustix::io::Errno;
+
+use super::epoch::{Content, Names};
+use super::paths::{Entry, path_of};
+use super::state::State;
+use crate::error::Result;
+use crate::key::{Attributes, FileKey};
+
+impl State {
+    /// Records a name before its first change. What has it now, opened with O_PATH.
+    pub(super) fn name(&mut self, entry: &Entry) -> Result<Option<(OwnedFd, Stat)>> {
+        let found = open(entry)?;
+        let key = self.directory(entry)?;
+        let is_first = self.epoch.directories.get_mut(&key).is_some_and(|names| names.touch(&entry.name));
+        if is_first {
+            self.epoch.is_touched = true;
+            let before = match &found {
+                Some((file, stat)) => Some(self.old(file.as_fd(), stat, false)?.id),
+                None => None,
+            };
+            let names = self.epoch.directories.get(&key).expect("it was recorded above");
+            self.log.name(names.id, &entry.name, before)?;
+        }
+        Ok(found)
+    }
+
+    /// Records the directory of a name.
+    fn directory(&mut self, entry: &Entry) -> Result<FileKey> {
+        let stat = stat(entry.directory.as_fd())?;
+        self.note_mount(entry.directory.as_fd(), stat.st_dev);
+        let key = FileKey::of(&entry.directory, &stat)?;
+        if !self.epoch.directories.contains_key(&key) {
+            let path = path_of(entry.directory.as_fd());
+            let id = self.log.directory(&key, &Attributes::of(&stat), &path)?;
+            self.epoch.directories.insert(key.clone(), Names::new(id));
+        }
+        Ok(key)
+    }
+
+    /// A name is about to go, and what has it with it.
+    pub(super) fn remove(&mut self, entry: &Entry) -> Result<()> {
+        match self.name(entry)? {
+            Some((file, stat)) => self.outlive(file.as_fd(), &stat),
+            None => Ok(()),
+        }
+    }
+
+    /// A name is about to move to another one.
+    pub(super) fn rename(&mut self, from: &Entry, to: &Entry) -> Result<()> {
+        let Some((_, source)) = self.name(from)? else { return Ok(()) };
+        let target = self.name(to)?;
+        match target {
+            Some((file, stat)) if (stat.st_dev, stat.st_ino) != (source.st_dev, source.st_ino) => {
+                self.outlive(file.as_fd(), &stat)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A file is about to get a further name.
+    pub(super) fn link(&mut self, from: &Entry, to: &Entry) -> Result<()> {
+        // Recorded, so that it counts as old under its new name.
+        if let Some((file, stat)) = open(from)?
+            && !self.is_made(from, &stat)?
+        {
+            self.old(file.as_fd(), &stat, false)?;
+        }
+        self.name(to).map(drop)
+    }
+
+    /// Whether what has a name was made in this epoch: the name has changed in it, and what it leads to is not old.
+    pub(super) fn is_made(&mut self, entry: &Entry, stat: &Stat) -> Result<bool> {
+        let id = (stat.st_dev, stat.st_ino);
+        if self.epoch.inodes.contains_key(&id) {
+            return Ok(false);
+        }
+        if self.epoch.made.contains(&id) {
+            return Ok(true);
+        }
+        let directory = self::stat(entry.directory.as_fd())?;
+        let key = FileKey::of(&entry.directory, &directory)?;
+        let is_made = self.epoch.directories.get(&key).is_some_and(|names| names.has(&entry.name));
+        if is_made {
+            self.epoch.made.insert(id);
+        }
+        Ok(is_made)
+    }
+
+    /// Has an old inode outlive the names that it is about to lose.
+    fn outlive(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
+        let id = (stat.st_dev, stat.st_ino);
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let Some(old) = self.epoch.inodes.get(&id).filter(|old| !old.is_kept) else { return Ok(()) };
+        let number = old.id;
+        // A directory is empty when it goes: its attributes are all there is.
+        if kind != FileType::Directory {
+            match self.keep.link(file) {
+                Ok(link) => self.log.linked(number, &link)?,
+                Err(_) if kind == FileType::RegularFile => self.whole(file, stat)?,
+                // Its attributes are in the log, and are all there is of it.
+                Err(_) => {}
+            }
+        }
+        if let Some(old) = self.epoch.inodes.get_mut(&id) {
+            old.is_kept = true;
+            debug_assert!(kind == FileType::RegularFile || old.content == Content::Whole);
+        }
+        Ok(())
+    }
+}
+
+fn open(entry: &Entry) -> Result<Option<(OwnedFd, Stat)>> {
+    match entry.open() {
+        Ok(file) => {
+            let stat = stat(file.as_fd())?;
+            Ok(Some((file, stat)))
+        }
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => {
+            let path = path_of(entry.directory.as_fd()).join(&entry.name);
+            Err(sys::Error::path("inspect", path, errno).into())
+        }
+    }
+}
+
+pub(super) fn stat(file: BorrowedFd<'_>) -> Result<Stat> {
+    let found = rustix::fs::fstat(file);
+    Ok(found.map_err(|errno| sys::Error::path("inspect", path_of(file), errno))?)
+}

@@ -1,0 +1,223 @@
+//! Names of files as a thread of the subject sees them.
+//!
+//! Owns: reading path arguments, and finding the directory and the last component that a path leads to.
+//! Invariants: nothing is opened for reading or writing; a symbolic link at the end is followed by hand, so that the
+//! name that the kernel would make or change is the one that is found.
+//! Does not: know what is done with a name.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use model::{Address, Fd, Pid, Tid};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use sys::process_memory;
+
+use super::calls::PathAt;
+
+/// PATH_MAX.
+const PATH_BYTES_MAX: usize = 4096;
+/// Symbolic links that the kernel follows in one path.
+const LINKS_MAX: usize = 40;
+const PAGE: u64 = 4096;
+const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+
+/// A name in a directory.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// The directory, with O_PATH.
+    pub(super) directory: OwnedFd,
+    /// One component.
+    pub(super) name: OsString,
+}
+
+/// What a path leads to.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// A name, whether something has it or not.
+    Entry(Entry),
+    /// A file without a name to be found by: a directory like `..` or `/`, or a descriptor in /proc.
+    File(OwnedFd),
+}
+
+impl Entry {
+    /// What has the name now; a symbolic link is not followed.
+    pub(super) fn stat(&self) -> Result<Option<Stat>, Errno> {
+        match rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Opens what has the name with O_PATH; a symbolic link is not followed.
+    pub(super) fn open(&self) -> Result<OwnedFd, Errno> {
+        rustix::fs::openat(&self.directory, &self.name, PATH_ONLY | OFlags::NOFOLLOW, Mode::empty())
+    }
+}
+
+/// The path that an argument of a call holds.
+pub(super) fn read(thread: Tid, at: Address) -> Result<PathBuf, Errno> {
+    let mut bytes = Vec::new();
+    let mut at = at;
+    while bytes.len() < PATH_BYTES_MAX {
+        let start = bytes.len();
+        let room = (PAGE - at.get() % PAGE) as usize;
+        bytes.resize(start + room.min(PATH_BYTES_MAX - start), 0);
+        process_memory::read(Pid(thread.get()), at, &mut bytes[start..]).map_err(|_| Errno::FAULT)?;
+        if let Some(end) = bytes[start..].iter().position(|byte| *byte == 0) {
+            bytes.truncate(start + end);
+            return Ok(PathBuf::from(OsString::from_vec(bytes)));
+        }
+        at = Address(at.get() + (bytes.len() - start) as u64);
+    }
+    Err(Errno::NAMETOOLONG)
+}
+
+/// Opens the file of a descriptor of a thread with O_PATH.
+pub(super) fn descriptor(thread: Tid, fd: Fd) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(format!("/proc/{thread}/fd/{fd}"), PATH_ONLY, Mode::empty())
+}
+
+/// Where the path of a call leads.
+pub(super) fn find(thread: Tid, at: &PathAt) -> Result<Place, Errno> {
+    let path = read(thread, at.path)?;
+    if path.as_os_str().is_empty() {
+        let directory = at.directory.filter(|_| at.may_be_empty).ok_or(Errno::NOENT)?;
+        return descriptor(thread, directory).map(Place::File);
+    }
+    resolve(thread, start(thread, at)?, path, at.follows)
+}
+
+/// Where a path leads that starts from the working directory; a link at its end is not followed.
+pub(super) fn find_path(thread: Tid, path: PathBuf) -> Result<Place, Errno> {
+    let start = rustix::fs::open(format!("/proc/{thread}/cwd"), PATH_ONLY, Mode::empty())?;
+    resolve(thread, start, path, false)
+}
+
+/// The directory that a path starts from, if the path is relative.
+fn start(thread: Tid, at: &PathAt) -> Result<OwnedFd, Errno> {
+    match at.directory {
+        Some(fd) => descriptor(thread, fd),
+        None => rustix::fs::open(format!("/proc/{thread}/cwd"), PATH_ONLY, Mode::empty()),
+    }
+}
+
+fn resolve(thread: Tid, start: OwnedFd, path: PathBuf, follows: bool) -> Result<Place, Errno> {
+    let (mut directory, mut path) = (start, path);
+    for _ in 0..LINKS_MAX {
+        path = own(thread, path);
+        let needs_directory = path.as_os_str().as_bytes().ends_with(b"/");
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return open(&directory, &path).map(Place::File);
+        };
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let parent = open(&directory, parent)?;
+        let entry = Entry { directory: parent, name: name.to_owned() };
+        let is_link =
+            entry.stat()?.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
+        if !is_link || !(follows || needs_directory) {
+            return Ok(Place::Entry(entry));
+        }
+        let target = rustix::fs::readlinkat(&entry.directory, &entry.name, Vec::new())?;
+        let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+        if is_magic(&entry.directory) {
+            // The link is one to an open file; the text need not lead there.
+            let file = rustix::fs::openat(&entry.directory, &entry.name, PATH_ONLY, Mode::empty())?;
+            return Ok(Place::File(file));
+        }
+        (directory, path) = (entry.directory, target);
+    }
+    Err(Errno::LOOP)
+}
+
+/// `/proc/self` and the links to it in /dev mean the thread that makes the call, and not this program.
+fn own(thread: Tid, path: PathBuf) -> PathBuf {
+    let standard = [("/dev/stdin", "fd/0"), ("/dev/stdout", "fd/1"), ("/dev/stderr", "fd/2")];
+    if let Some((_, fd)) = standard.iter().find(|(link, _)| path == Path::new(link)) {
+        return PathBuf::from(format!("/proc/{thread}/{fd}"));
+    }
+    for prefix in ["/proc/self", "/proc/thread-self"] {
+        if let Ok(rest) = path.strip_prefix(prefix) {
+            return Path::new(&format!("/proc/{thread}")).join(rest);
+        }
+    }
+    match path.strip_prefix("/dev/fd") {
+        Ok(rest) => Path::new(&format!("/proc/{thread}/fd")).join(rest),
+        Err(_) => path,
+    }
+}
+
+/// Whether a directory is one of /proc, whose links lead to open files.
+fn is_magic(directory: &OwnedFd) -> bool {
+    const PROC_SUPER_MAGIC: u64 = 0x9fa0;
+    rustix::fs::fstatfs(directory).is_ok_and(|system| system.f_type as u64 == PROC_SUPER_MAGIC)
+}
+
+fn open(directory: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(directory, path, PATH_ONLY, Mode::empty())
+}
+
+/// The path of an open file, for people.
+pub(super) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
+    use std::os::fd::AsRawFd;
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::readlink(link, Vec::new())
+        .map(|path| PathBuf::from(OsStr::from_bytes(path.as_bytes())))
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own_thread() -> Tid {
+        Tid(rustix::thread::gettid().as_raw_nonzero().get())
+    }
+
+    fn found(path: &Path, follows: bool) -> Place {
+        let start = rustix::fs::open("/", PATH_ONLY, Mode::empty()).unwrap();
+        resolve(own_thread(), start, path.to_owned(), follows).unwrap()
+    }
+
+    #[test]
+    fn a_link_at_the_end_leads_to_the_name_that_would_be_made() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("d")).unwrap();
+        std::os::unix::fs::symlink("d/new", folder.path().join("link")).unwrap();
+        let Place::Entry(entry) = found(&folder.path().join("link"), true) else { panic!("no entry") };
+        assert_eq!(entry.name, "new");
+        assert_eq!(path_of(entry.directory.as_fd()), folder.path().canonicalize().unwrap().join("d"));
+        assert!(entry.stat().unwrap().is_none());
+        let Place::Entry(entry) = found(&folder.path().join("link"), false) else { panic!("no entry") };
+        assert_eq!(entry.name, "link");
+    }
+
+    #[test]
+    fn links_to_open_files_lead_to_the_files() {
+        use std::os::fd::AsRawFd;
+        let folder = tempfile::tempdir().unwrap();
+        let file = std::fs::File::create(folder.path().join("f")).unwrap();
+        for path in [format!("/proc/self/fd/{}", file.as_raw_fd()), format!("/dev/fd/{}", file.as_raw_fd())] {
+            let Place::File(found) = found(Path::new(&path), true) else { panic!("no file") };
+            let (one, other) = (rustix::fs::fstat(&found).unwrap(), rustix::fs::fstat(&file).unwrap());
+            assert_eq!(one.st_ino, other.st_ino);
+        }
+    }
+
+    #[test]
+    fn a_path_is_read_across_pages() {
+        let path = c"/a/rather/long/path";
+        let address = Address(path.as_ptr() as u64);
+        assert_eq!(read(own_thread(), address).unwrap(), Path::new("/a/rather/long/path"));
+        assert_eq!(read(own_thread(), Address(8)).unwrap_err(), Errno::FAULT);
+    }
+
+    #[test]
+    fn a_directory_without_a_last_component_is_a_file() {
+        assert!(matches!(found(Path::new("/"), true), Place::File(_)));
+        assert!(matches!(found(Path::new("/tmp/.."), true), Place::File(_)));
+    }
+}

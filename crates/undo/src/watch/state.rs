@@ -1,0 +1,256 @@
+//! What a watch knows, behind one lock.
+//!
+//! Owns: the log of the present epoch, marks of files, and what becomes of a failure to keep.
+//! Invariants: whatever cannot be kept breaks the epoch, with the reason, and never stops the subject; a file that was
+//! opened for writing stays marked until no description of it is left at a boundary.
+//! Does not: decide what a call changes; `names` and `content` do.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use model::{ByteCount, Sequence};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::boundary::Armed;
+use super::epoch::{Content, Epoch, Id, Old};
+use super::marks::ContentSource;
+use super::paths::path_of;
+use super::whole::Rates;
+use crate::error::{Result, UndoError};
+use crate::key::{Attributes, FileKey};
+use crate::log::{KeepPlaces, UndoLog};
+
+/// Whether changes of a file are reported.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mark {
+    Active,
+    Silent,
+}
+
+/// A file that was opened for writing under the watch.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) mark: Mark,
+    /// For reading old content; opened before the mark was set, so that reading reports nothing.
+    pub(super) reader: Option<OwnedFd>,
+    pub(super) key: FileKey,
+}
+
+/// Where content is kept and what it may cost.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) log: UndoLog,
+    pub(super) keep: KeepPlaces,
+    pub(super) marks: Box<dyn ContentSource>,
+    pub(super) epoch: Epoch,
+    pub(super) watched: HashMap<Id, Watched>,
+    /// Directories on whose mounts opens can report later, by device.
+    pub(super) enabled: HashMap<u64, OwnedFd>,
+    /// A descriptor of each file system, for handles.
+    pub(super) mounts: HashMap<u64, OwnedFd>,
+    /// Whether a file system reports changes of content.
+    pub(super) reports: HashMap<u64, bool>,
+    /// Files that were open at each boundary.
+    pub(super) boundaries: BTreeMap<Sequence, Vec<Armed>>,
+    pub(super) rates: Rates,
+    pub(super) cost_max: f64,
+    pub(super) uncovered: Vec<PathBuf>,
+    /// The subject is being restored: what is done to files is no change.
+    pub(super) is_restoring: bool,
+    pub(super) buffer: Vec<u8>,
+}
+
+/// Bytes that are read at once.
+pub(super) const CHUNK: usize = 1 << 20;
+
+const READ: OFlags = OFlags::RDONLY
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::NOATIME);
+
+impl State {
+    pub(super) fn new(log: UndoLog, keep: KeepPlaces, marks: Box<dyn ContentSource>, cost_max: f64) -> Self {
+        Self {
+            log,
+            keep,
+            marks,
+            epoch: Epoch::begin(),
+            watched: HashMap::new(),
+            enabled: HashMap::new(),
+            mounts: HashMap::new(),
+            reports: HashMap::new(),
+            boundaries: BTreeMap::new(),
+            rates: Rates::default(),
+            cost_max,
+            uncovered: Vec::new(),
+            is_restoring: false,
+            buffer: vec![0; CHUNK],
+        }
+    }
+
+    /// Notes that the way back through this epoch is lost.
+    pub(super) fn break_epoch(&mut self, why: &str) {
+        if self.epoch.broken.is_none() {
+            self.epoch.broken = Some(why.to_owned());
+            self.epoch.is_touched = true;
+            // A log that takes no records loses this one, too: then the memory of this program knows.
+            let _ = self.log.broken(why);
+        }
+    }
+
+    /// Turns a failure to keep into a broken epoch.
+    pub(super) fn or_break(&mut self, outcome: Result<()>, what: &str) {
+        if let Err(error) = outcome {
+            let why = match &error {
+                UndoError::Full { .. } => error.to_string(),
+                _ => format!("{what} could not be kept: {error}"),
+            };
+            self.break_epoch(&why);
+        }
+    }
+
+    /// Records an inode that existed when the epoch began.
+    pub(super) fn old(&mut self, file: BorrowedFd<'_>, stat: &Stat, extended: bool) -> Result<&mut Old> {
+        let id = (stat.st_dev, stat.st_ino);
+        if !self.epoch.inodes.contains_key(&id) {
+            let key = FileKey::of(file, stat)?;
+            let mut attributes = Attributes::of(stat);
+            match attributes.kind() {
+                FileType::Symlink => attributes.link = link_target(file)?,
+                FileType::Directory => attributes.extended = Some(extended_of(file)?),
+                _ if extended => attributes.extended = Some(extended_of(file)?),
+                _ => {}
+            }
+            self.record(&key, &attributes, path_of(file))?;
+            self.epoch.is_touched = true;
+        } else if extended {
+            self.record_extended(file, id)?;
+        }
+        Ok(self.epoch.inodes.get_mut(&id).expect("it was inserted if it was not there"))
+    }
+
+    /// Writes the record of an old inode.
+    pub(super) fn record(&mut self, key: &FileKey, attributes: &Attributes, path: PathBuf) -> Result<()> {
+        let has_content = attributes.kind() == FileType::RegularFile && attributes.size > 0;
+        let number = self.log.inode(key, attributes, &path)?;
+        let content = if has_content { Content::Untouched } else { Content::Whole };
+        let old = Old { id: number, size: attributes.size, content, is_kept: false };
+        self.epoch.inodes.insert((key.device, key.inode), old);
+        Ok(())
+    }
+
+    /// Records extended attributes of an inode whose other attributes are in the log already.
+    fn record_extended(&mut self, file: BorrowedFd<'_>, id: Id) -> Result<()> {
+        let found = extended_of(file)?;
+        if let Some(old) = self.epoch.inodes.get(&id) {
+            self.log.extended(old.id, &found)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a file system reports changes of content, by trying it once.
+    pub(super) fn reports(&mut self, file: BorrowedFd<'_>, device: u64) -> bool {
+        if let Some(known) = self.reports.get(&device) {
+            return *known;
+        }
+        let found = self.marks.watch(file).and_then(|()| self.marks.forget(file)).is_ok();
+        self.reports.insert(device, found);
+        found
+    }
+
+    /// Sets the mark of a file, so that a description that is opened now can report.
+    pub(super) fn mark(&mut self, file: BorrowedFd<'_>, stat: &Stat, mark: Mark) -> Result<()> {
+        let id = (stat.st_dev, stat.st_ino);
+        let key = FileKey::of(file, stat)?;
+        match self.watched.get_mut(&id) {
+            Some(watched) if watched.key == key && watched.mark == mark => return Ok(()),
+            // The number may be that of a file which is gone, and its mark with it.
+            Some(watched) if watched.key == key => watched.mark = mark,
+            _ => {
+                // Before the mark: this description reports nothing.
+                let reader = reopen(file).ok();
+                self.watched.insert(id, Watched { mark, reader, key });
+            }
+        }
+        match mark {
+            Mark::Active => self.marks.watch(file)?,
+            Mark::Silent => self.marks.silence(file)?,
+        }
+        Ok(())
+    }
+
+    /// Lets what is opened or made on the mount of a directory report later.
+    pub(super) fn enable(&mut self, directory: BorrowedFd<'_>, device: u64) -> Result<()> {
+        if !self.enabled.contains_key(&device) && self.reports.get(&device) != Some(&false) {
+            if let Err(error) = self.marks.enable(directory) {
+                // A file system without such events says so at its first mark.
+                self.reports.insert(device, false);
+                if error.errno != sys::Errno::EINVAL && error.errno != Errno::OPNOTSUPP.into() {
+                    return Err(error.into());
+                }
+                return Ok(());
+            }
+            let kept = rustix::io::fcntl_dupfd_cloexec(directory, 3)
+                .map_err(|errno| sys::Error::new("duplicate a directory", errno))?;
+            self.enabled.insert(device, kept);
+        }
+        Ok(())
+    }
+
+    /// Ends `enable`. Only while no open of the subject is under way.
+    pub(super) fn disable(&mut self) {
+        for (_, directory) in self.enabled.drain() {
+            // What stays enabled costs a little time, and nothing else.
+            let _ = self.marks.disable(directory.as_fd());
+        }
+    }
+
+    /// Bytes of the log.
+    pub(super) fn bytes(&self) -> ByteCount {
+        self.log.bytes()
+    }
+}
+
+/// Opens a file for reading that is open with O_PATH.
+pub(super) fn reopen(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let opened = rustix::fs::open(&link, READ, Mode::empty());
+    Ok(opened.map_err(|errno| sys::Error::path("open for reading", path_of(file), errno))?)
+}
+
+fn link_target(file: BorrowedFd<'_>) -> Result<Vec<u8>> {
+    let target = rustix::fs::readlinkat(file, "", Vec::new())
+        .map_err(|errno| sys::Error::path("read the link", path_of(file), errno))?;
+    Ok(target.into_bytes())
+}
+
+/// Bytes of a list of names, and of one value, at most (XATTR_LIST_MAX, XATTR_SIZE_MAX).
+const EXTENDED_BYTES_MAX: usize = 65536;
+
+/// The extended attributes of a file that is open with O_PATH.
+fn extended_of(file: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let failed = |errno| sys::Error::path("read extended attributes of", path_of(file), errno);
+    let mut names = vec![0_u8; EXTENDED_BYTES_MAX];
+    let length = match rustix::fs::listxattr(&link, &mut names[..]) {
+        Ok(length) => length,
+        Err(Errno::OPNOTSUPP) => 0,
+        Err(errno) => return Err(failed(errno).into()),
+    };
+    let mut found = Vec::new();
+    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let mut value = vec![0_u8; EXTENDED_BYTES_MAX];
+        match rustix::fs::getxattr(&link, name, &mut value[..]) {
+            Ok(length) => {
+                value.truncate(length);
+                found.push((name.to_vec(), value));
+            }
+            Err(Errno::NODATA) => {}
+            Err(errno) => return Err(failed(errno).into()),
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,133 @@
+//! The threads that answer the kernel.
+//!
+//! Owns: receiving calls and events, and letting them happen.
+//! Invariants: every call and event is answered, whatever recording it has come to; what this program does itself is
+//! answered without the lock, since a thread that holds it may wait for the answer.
+//! Does not: record; `State` does.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use model::Pid;
+use sys::fanotify::{ContentEvents, Enabler, EventRange};
+use sys::listener_holder::NotificationBuffer;
+use sys::seccomp_listener::{CallTable, Listener, Notification, Receipt, Waited};
+
+use super::calls::Call;
+use super::marks::ContentSource;
+use super::state::State;
+
+/// How long a failure to read events is left alone: descriptors or memory are missing, and others may give some back.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// What the threads share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    state: Mutex<State>,
+    events: Arc<ContentEvents>,
+}
+
+/// Marks of fanotify(7).
+#[derive(Debug)]
+pub(super) struct Fanotify {
+    events: Arc<ContentEvents>,
+    enabler: Enabler,
+}
+
+impl Fanotify {
+    pub(super) fn new() -> sys::Result<Self> {
+        Ok(Self { events: Arc::new(ContentEvents::new()?), enabler: Enabler::new()? })
+    }
+
+    pub(super) fn events(&self) -> Arc<ContentEvents> {
+        Arc::clone(&self.events)
+    }
+}
+
+impl ContentSource for Fanotify {
+    fn watch(&self, file: BorrowedFd<'_>) -> sys::Result<()> {
+        self.events.watch(file)?;
+        self.events.unsilence(file)
+    }
+
+    fn silence(&self, file: BorrowedFd<'_>) -> sys::Result<()> {
+        // Silent first, so that no change is reported in between.
+        self.events.silence(file)?;
+        self.events.watch(file)
+    }
+
+    fn forget(&self, file: BorrowedFd<'_>) -> sys::Result<()> {
+        self.events.forget(file)
+    }
+
+    fn enable(&self, directory: BorrowedFd<'_>) -> sys::Result<()> {
+        self.enabler.enable_mount(directory)
+    }
+
+    fn disable(&self, directory: BorrowedFd<'_>) -> sys::Result<()> {
+        self.enabler.disable_mount(directory)
+    }
+}
+
+impl Shared {
+    pub(super) fn new(state: State, events: Arc<ContentEvents>) -> Self {
+        Self { state: Mutex::new(state), events }
+    }
+
+    /// The state. A panic of another thread has left it as it was between two records.
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Answers the calls of one incarnation, until no task uses its filter.
+pub(super) fn answer_calls(shared: &Shared, listener: &Listener, mut buffer: NotificationBuffer) {
+    loop {
+        match listener.wait(None) {
+            Ok(Waited::Ready) => {}
+            Ok(Waited::TimedOut) => continue,
+            // Without a receiver calls would wait for ever; the holder answers them once the listener is closed here.
+            Ok(Waited::Gone) | Err(_) => return,
+        }
+        if !matches!(listener.receive(&mut buffer), Ok(Receipt::Call)) {
+            continue;
+        }
+        shared.state().answer(buffer.tid(), &call_of(&buffer));
+        // A call whose thread was killed needs none.
+        let _ = listener.answer_continue(buffer.id());
+    }
+}
+
+fn call_of(notification: &Notification) -> Call {
+    Call {
+        number: notification.call(),
+        arguments: notification.arguments(),
+        is_native: notification.table() == CallTable::X86_64,
+    }
+}
+
+/// Answers events of files, as long as this program lives.
+pub(super) fn answer_events(shared: &Shared) {
+    let own = Pid(std::process::id() as i32);
+    let mut reader = shared.events.reader();
+    loop {
+        match reader.next() {
+            Ok(Some(event)) => {
+                if event.pid() != own {
+                    let range =
+                        event.range().map(|EventRange { offset, length }| (offset.get(), length.get()));
+                    let mut state = shared.state();
+                    let outcome = state.event(event.file().as_fd(), range);
+                    state.or_break(outcome, "the content of a file");
+                }
+                event.allow();
+            }
+            Ok(None) => {}
+            Err(error) => {
+                shared.state().break_epoch(&error.to_string());
+                std::thread::sleep(RETRY);
+            }
+        }
+    }
+}

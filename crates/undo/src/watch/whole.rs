@@ -1,0 +1,214 @@
+//! Keeping the whole content of a file.
+//!
+//! Owns: the ways to do so, and the choice between them by what they have cost so far.
+//! Invariants: what is in the log afterwards is all that the file had when the epoch began.
+//! Does not: decide when.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{SeekFrom, Stat};
+use rustix::io::Errno;
+
+use super::epoch::{Content, Id, Pages};
+use super::paths::path_of;
+use super::state::{Mark, State, reopen};
+use crate::error::Result;
+
+const PAGE: u64 = 4096;
+/// Weight of the newest measurement: one in eight.
+const WEIGHT: u32 = 8;
+
+/// Measured costs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rates {
+    /// What one event costs beside keeping: waking the watch and the subject again. Measured here: 8.6 microseconds on
+    /// one processor, 48 across (see `docs/design/0022-watching-files.md`).
+    pub(super) event: Duration,
+    /// Nanoseconds to copy a page into the log.
+    page_ns: u32,
+    /// Cloning a file.
+    clone: Duration,
+}
+
+impl Default for Rates {
+    fn default() -> Self {
+        Self { event: Duration::from_micros(20), page_ns: 3_000, clone: Duration::from_millis(1) }
+    }
+}
+
+impl Rates {
+    /// What it costs to copy so many bytes.
+    pub(super) fn copy_of(&self, bytes: u64) -> Duration {
+        Duration::from_nanos(bytes.div_ceil(PAGE) * u64::from(self.page_ns))
+    }
+
+    fn note_copy(&mut self, bytes: u64, took: Duration) {
+        // Short copies measure the call and not the rate.
+        const SHORT: u64 = 1 << 18;
+        if bytes >= SHORT {
+            let page = (took.as_nanos() as u64 * PAGE / bytes).min(u64::from(u32::MAX)) as u32;
+            self.page_ns = self.page_ns - self.page_ns / WEIGHT + page / WEIGHT;
+        }
+    }
+
+    fn note_clone(&mut self, took: Duration) {
+        self.clone = self.clone - self.clone / WEIGHT + took / WEIGHT;
+    }
+}
+
+/// A way to keep all of a file.
+trait Keeping: fmt::Debug {
+    /// What it would cost, or `None` where it cannot be done.
+    fn cost(&self, state: &State, bytes: u64, device: u64) -> Option<Duration>;
+    /// Does it; `false` when it turns out that it cannot be done here.
+    fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool>;
+}
+
+/// Every way.
+const WAYS: [&dyn Keeping; 2] = [&Clone, &Copy];
+
+/// A reflink (FICLONE): xfs, btrfs, bcachefs. It writes dirty pages of the file back first, so that its cost has little
+/// to do with the length.
+#[derive(Debug)]
+struct Clone;
+
+/// Bytes into the log.
+#[derive(Debug)]
+struct Copy;
+
+impl State {
+    /// Keeps all of a file that is not kept yet, the cheapest way.
+    pub(super) fn whole(&mut self, file: BorrowedFd<'_>, found: &Stat) -> Result<()> {
+        let id = (found.st_dev, found.st_ino);
+        let Some(old) = self.epoch.inodes.get(&id) else { return Ok(()) };
+        let size = old.size;
+        if !matches!(old.content, Content::Whole | Content::OfImage) {
+            let mut ways: Vec<_> =
+                WAYS.iter().filter_map(|way| Some((way.cost(self, size, found.st_dev)?, *way))).collect();
+            ways.sort_by_key(|(cost, _)| *cost);
+            for (_, way) in ways {
+                if way.keep(self, file, found)? {
+                    break;
+                }
+            }
+        }
+        if let Some(old) = self.epoch.inodes.get_mut(&id)
+            && old.content != Content::OfImage
+        {
+            old.content = Content::Whole;
+        }
+        if let Some(watched) = self.watched.get_mut(&id) {
+            // Nothing more is read of it in this epoch, and many files may be kept in one.
+            watched.reader = None;
+            if watched.mark == Mark::Active {
+                self.mark(file, found, Mark::Silent)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Keeping for Clone {
+    fn cost(&self, state: &State, bytes: u64, device: u64) -> Option<Duration> {
+        (bytes > 0 && state.keep.clones(device)).then_some(state.rates.clone)
+    }
+
+    fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
+        // Pages that are in the log already have changed since: a clone has the new ones.
+        let id = (found.st_dev, found.st_ino);
+        let Some(old) = state.epoch.inodes.get(&id) else { return Ok(true) };
+        if !matches!(old.content, Content::Untouched | Content::Appends) {
+            return Ok(false);
+        }
+        let number = old.id;
+        let started = Instant::now();
+        if state.watched.contains_key(&id) {
+            // Cloning reads the file, and this thread may be the one that would have to answer.
+            state.mark(file, found, Mark::Silent)?;
+        }
+        let source = reopen(file)?;
+        let Some(path) = state.keep.clone_of(source.as_fd(), found.st_dev)? else { return Ok(false) };
+        state.rates.note_clone(started.elapsed());
+        state.log.whole_in(number, &path)?;
+        Ok(true)
+    }
+}
+
+impl Keeping for Copy {
+    fn cost(&self, state: &State, bytes: u64, _device: u64) -> Option<Duration> {
+        Some(state.rates.copy_of(bytes))
+    }
+
+    fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
+        let id = (found.st_dev, found.st_ino);
+        let Some(old) = state.epoch.inodes.get_mut(&id) else { return Ok(true) };
+        let size = old.size;
+        if matches!(old.content, Content::Untouched | Content::Appends) {
+            old.content = Content::Pages(Pages::default());
+        }
+        let started = Instant::now();
+        let source = reopen(file)?;
+        let mut copied = 0;
+        let mut at = 0;
+        while at < size {
+            let (data, end) = data_behind(source.as_fd(), at, size)?;
+            if data > at {
+                state.hole(id, at, data)?;
+            }
+            if end > data {
+                state.save(file, found, data, end - data)?;
+                copied += end - data;
+            }
+            at = end.max(data);
+        }
+        state.rates.note_copy(copied, started.elapsed());
+        Ok(true)
+    }
+}
+
+impl State {
+    /// Records a hole, apart from pages in it that are in the log already.
+    fn hole(&mut self, id: Id, start: u64, end: u64) -> Result<()> {
+        let Some(old) = self.epoch.inodes.get(&id) else { return Ok(()) };
+        let Content::Pages(pages) = &old.content else { return Ok(()) };
+        for (first, last) in pages.gaps(start / PAGE, end.div_ceil(PAGE)) {
+            let (from, to) = ((first * PAGE).max(start), (last * PAGE).min(end));
+            self.log.hole(old.id, from, model::ByteCount(to - from))?;
+        }
+        Ok(())
+    }
+}
+
+/// The next range with data at or behind an offset, clipped to the length; an empty one at the end.
+fn data_behind(source: BorrowedFd<'_>, at: u64, size: u64) -> Result<(u64, u64)> {
+    let failed = |errno| sys::Error::path("look for holes in", path_of(source), errno);
+    let data = match rustix::fs::seek(source, SeekFrom::Data(at)) {
+        Ok(data) => data.min(size),
+        Err(Errno::NXIO) => return Ok((size, size)),
+        // No file system that lacks it has holes to be found.
+        Err(Errno::INVAL) => return Ok((at, size)),
+        Err(errno) => return Err(failed(errno).into()),
+    };
+    let hole = rustix::fs::seek(source, SeekFrom::Hole(data)).map_err(failed)?;
+    Ok((data, hole.min(size)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_follow_what_is_measured() {
+        let mut rates = Rates::default();
+        let before = rates.copy_of(1 << 20);
+        for _ in 0..100 {
+            rates.note_copy(1 << 20, Duration::from_micros(100));
+        }
+        let after = rates.copy_of(1 << 20);
+        assert!(after < before / 4 && after >= Duration::from_micros(90), "{after:?}");
+        rates.note_copy(1, Duration::from_secs(1));
+        assert_eq!(rates.copy_of(1 << 20), after);
+    }
+}
