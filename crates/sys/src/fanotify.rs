@@ -260,7 +260,7 @@ impl<'a> EventReader<'a> {
     /// # Errors
     ///
     /// Why events cannot be read. EMFILE would have let an access fail: keep descriptors free.
-    pub fn next(&mut self) -> Result<Option<Event<'a>>> {
+    pub fn receive(&mut self) -> Result<Option<Event<'a>>> {
         loop {
             if !self.has_read() && !self.read()? {
                 return Ok(None);
@@ -372,3 +372,6 @@ impl Drop for Event<'_> {
         unsafe { libc::write(self.group.as_raw_fd(), (&raw const response).cast(), size_of::<Response>()) };
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -263,7 +263,7 @@ pub(crate) fn file_content(directory: &Path) -> Result<String> {
         let writer = std::thread::Builder::new().name("probe".to_owned()).spawn_scoped(scope, write);
         let writer = writer.map_err(|error| Error::new("start a thread", error))?;
         let found = match await_event(&events)? {
-            true => events.reader().next()?.and_then(|event| event.range()),
+            true => events.reader().receive()?.and_then(|event| event.range()),
             false => None,
         };
         // What still waits happens now.

@@ -362,9 +362,12 @@ impl PendingListener {
     ///
     /// # Errors
     ///
-    /// EAGAIN if the program was not started.
+    /// EAGAIN if the filter was not installed.
     pub fn receive(self) -> Result<Listener> {
         let [listener, _] = receive_descriptors(self.from.as_fd(), libc::MSG_DONTWAIT)?;
         Listener::new(listener.ok_or_else(|| Error::new("receive a listener", Errno::SHORT))?)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,1 +1,268 @@
-//! x
+//! Guardians that are killed, and what their subjects notice.
+//!
+//! Owns: tests.
+//! Invariants: guardian and subject are forks of the test that make system calls and small allocations only.
+//! Does not: run programs.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::FromRawFd;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::fd_passing::receive_descriptors;
+use crate::seccomp_listener::tests::{Directory, is_supported};
+use crate::seccomp_listener::{Listener, Receipt, Waited, install, watch_program};
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// What a subject writes in the end.
+const WELL: u8 = b'.';
+const FAILED: u8 = b'F';
+
+/// Runs a function in a child, which ends behind it.
+fn fork(work: impl FnOnce()) -> Pid {
+    // SAFETY: the child runs `work`, which takes no lock but that of the allocator, which fork keeps usable.
+    match unsafe { libc::fork() } {
+        0 => {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            // SAFETY: a plain number.
+            unsafe { libc::_exit(i32::from(outcome.is_err())) }
+        }
+        pid => Pid(pid),
+    }
+}
+
+fn kill(pid: Pid) {
+    // SAFETY: plain numbers, of a child that is reaped here.
+    unsafe {
+        libc::kill(pid.get(), libc::SIGKILL);
+        libc::waitpid(pid.get(), ptr::null_mut(), 0);
+    }
+}
+
+fn pipe() -> (File, OwnedFd) {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    (File::from(read), write)
+}
+
+fn write(to: &OwnedFd, bytes: &[u8]) {
+    // SAFETY: the kernel reads the bytes of a live slice.
+    unsafe { libc::write(to.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
+}
+
+/// Reads until no writer is left; fails if that takes too long.
+fn read_all(mut from: &File) -> Vec<u8> {
+    let started = Instant::now();
+    let mut bytes = Vec::new();
+    loop {
+        let mut wait = libc::pollfd { fd: from.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the kernel reads and writes one pollfd at the address given.
+        unsafe { libc::poll(&raw mut wait, 1, 100) };
+        if wait.revents != 0 {
+            let mut byte = [0];
+            if from.read(&mut byte).unwrap() == 0 {
+                return bytes;
+            }
+            bytes.push(byte[0]);
+        }
+        assert!(started.elapsed() < LIMIT, "a subject hangs after {bytes:?}");
+    }
+}
+
+/// Makes calls that are reported; whether all of them succeeded.
+fn change_files(directory: &Directory, name: &str, rounds: usize) -> bool {
+    let (made, renamed) = (directory.at(name), directory.at(&format!("{name}-renamed")));
+    let file = directory.at(&format!("{name}-file"));
+    (0..rounds).all(|_| {
+        // SAFETY: the kernel reads strings that live; the descriptor that is closed was opened here.
+        unsafe {
+            let opened = libc::open(file.as_ptr(), libc::O_CREAT | libc::O_WRONLY, 0o600);
+            libc::mkdir(made.as_ptr(), 0o700) == 0
+                && libc::rename(made.as_ptr(), renamed.as_ptr()) == 0
+                && opened >= 0
+                && libc::close(opened) == 0
+                && libc::rmdir(renamed.as_ptr()) == 0
+                && libc::unlink(file.as_ptr()) == 0
+        }
+    })
+}
+
+/// Starts a subject of two processes, which says in the end how it went.
+fn start_subject(
+    holder: &ListenerHolder,
+    directory: &Directory,
+    rounds: usize,
+    result: &OwnedFd,
+) -> Listener {
+    let broken = File::options().append(true).create(true).open(directory.0.join("broken")).unwrap();
+    let (from, to) = socket::pair(libc::SOCK_SEQPACKET).unwrap();
+    fork(|| {
+        let listener = install(&watch_program()).unwrap();
+        let both = [listener.as_raw_fd(), broken.as_raw_fd()];
+        if send_descriptors(holder.socket(), &both).is_err()
+            || send_descriptors(to.as_fd(), &both[..1]).is_err()
+        {
+            return;
+        }
+        drop(listener);
+        for name in ["one", "two"] {
+            fork(|| write(result, &[if change_files(directory, name, rounds) { WELL } else { FAILED }]));
+        }
+    });
+    let [listener, _] = receive_descriptors(from.as_fd(), 0).unwrap();
+    Listener::new(listener.unwrap()).unwrap()
+}
+
+/// Answers until nobody asks.
+fn serve(holder: &ListenerHolder, listener: &Listener) {
+    let mut buffer = holder.buffer().unwrap();
+    let _ = listener.use_sync_wake_up();
+    while listener.wait(None).unwrap() != Waited::Gone {
+        if listener.receive(&mut buffer) == Ok(Receipt::Call) {
+            // As much as a receiver does.
+            for _ in 0..500 {
+                std::hint::spin_loop();
+            }
+            listener.answer_continue(buffer.id()).unwrap();
+        }
+    }
+}
+
+fn mark_in(directory: &Directory) -> String {
+    std::fs::read_to_string(directory.0.join("broken")).unwrap_or_default()
+}
+
+/// A guardian with its subject; how to know the end of the holder, and what the subject says.
+fn start_guardian(directory: &Directory, rounds: usize, then: impl FnOnce()) -> (Pid, OwnedFd, File) {
+    let (results, result) = pipe();
+    let (from, to) = pipe();
+    let guardian = fork(|| {
+        let holder = ListenerHolder::start().unwrap();
+        write(&to, &holder.pid().get().to_ne_bytes());
+        let listener = start_subject(&holder, directory, rounds, &result);
+        drop(result);
+        serve(&holder, &listener);
+        then();
+    });
+    let mut bytes = [0; 4];
+    (&from).read_exact(&mut bytes).unwrap();
+    let holder = pidfd::open(Pid(i32::from_ne_bytes(bytes))).unwrap();
+    (guardian, holder, results)
+}
+
+#[test]
+fn no_call_fails_or_hangs_when_the_guardian_is_killed() {
+    const KILLS: usize = 300;
+    if !is_supported() {
+        return;
+    }
+    let mut random = u64::from(std::process::id());
+    let (mut finished, mut taken_over) = (0, 0);
+    for round in 0..KILLS {
+        let directory = Directory::new(&format!("holder-{round}"));
+        let (guardian, holder, results) = start_guardian(&directory, 100, || {});
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        std::thread::sleep(Duration::from_micros((random >> 33) % 12_000));
+        kill(guardian);
+        let said = read_all(&results);
+        assert!(said.iter().all(|byte| *byte == WELL), "round {round}: {said:?}");
+        assert!(said.is_empty() || said.len() == 2, "round {round}: {said:?}");
+        assert!(ends_within(holder.as_fd(), 10_000), "round {round}: the holder stays");
+        finished += said.len();
+        let mark = mark_in(&directory);
+        assert!(mark.is_empty() || mark.as_bytes() == BROKEN_LINE, "round {round}: {mark}");
+        taken_over += usize::from(!mark.is_empty());
+    }
+    println!("{KILLS} kills: {finished} subjects finished, {taken_over} times the holder took over");
+    assert!(finished > KILLS && taken_over > KILLS / 10, "{finished} {taken_over}");
+}
+
+#[test]
+fn a_call_that_was_received_and_not_answered_continues() {
+    if !is_supported() {
+        return;
+    }
+    let directory = Directory::new("holder-unanswered");
+    let (results, result) = pipe();
+    let (mut from, to) = pipe();
+    let guardian = fork(|| {
+        let holder = ListenerHolder::start().unwrap();
+        let listener = start_subject(&holder, &directory, 1, &result);
+        drop(result);
+        let (mut first, mut second) = (holder.buffer().unwrap(), holder.buffer().unwrap());
+        assert_eq!(listener.receive(&mut first), Ok(Receipt::Call));
+        assert_eq!(listener.receive(&mut second), Ok(Receipt::Call));
+        write(&to, b"x");
+        std::thread::sleep(LIMIT);
+    });
+    from.read_exact(&mut [0]).unwrap();
+    assert_eq!(mark_in(&directory), "");
+    kill(guardian);
+    assert_eq!(read_all(&results), [WELL, WELL]);
+    assert_eq!(mark_in(&directory).as_bytes(), BROKEN_LINE);
+}
+
+#[test]
+fn a_guardian_that_outlives_its_subject_leaves_no_mark_and_no_holder() {
+    if !is_supported() {
+        return;
+    }
+    let directory = Directory::new("holder-outlived");
+    let (mut from, to) = pipe();
+    let (guardian, holder, results) = start_guardian(&directory, 3, || {
+        write(&to, b"x");
+        std::thread::sleep(LIMIT);
+    });
+    assert_eq!(read_all(&results), [WELL, WELL]);
+    from.read_exact(&mut [0]).unwrap();
+    assert!(!ends_within(holder.as_fd(), 50));
+    kill(guardian);
+    assert!(ends_within(holder.as_fd(), 10_000));
+    assert_eq!(mark_in(&directory), "");
+}
+
+#[test]
+fn the_holder_has_nothing_of_ours_and_ends_when_it_is_dropped() {
+    let holder = ListenerHolder::start().unwrap();
+    let process = format!("/proc/{}", holder.pid());
+    let started = Instant::now();
+    let status = loop {
+        let status = std::fs::read_to_string(format!("{process}/status")).unwrap();
+        let descriptors = std::fs::read_dir(format!("{process}/fd")).map_or(0, Iterator::count);
+        if status.contains("undying-holder") && descriptors == 2 {
+            break status;
+        }
+        assert!(started.elapsed() < LIMIT, "{descriptors} descriptors\n{status}");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(status.contains("SigBlk:\tfffffffffffbfeff"), "{status}");
+    let stat = std::fs::read_to_string(format!("{process}/stat")).unwrap();
+    let session = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(3).unwrap();
+    assert_eq!(session, holder.pid().to_string());
+    assert_eq!(std::fs::read_link(format!("{process}/cwd")).unwrap().to_str(), Some("/"));
+    let score = std::fs::read_to_string(format!("{process}/oom_score_adj")).unwrap();
+    if score.trim() != "-1000" {
+        println!("unsupported: CAP_SYS_RESOURCE: {score}");
+    }
+    assert!(holder.is_alive());
+    assert!(std::fs::read_to_string(format!("/proc/self/task/{}/children", std::process::id())).is_ok());
+    drop(holder);
+    assert!(!std::path::Path::new(&process).exists());
+}
+
+#[test]
+fn buffers_are_taken_once_and_given_back() {
+    let holder = ListenerHolder::start().unwrap();
+    let mut buffers: Vec<_> = std::iter::from_fn(|| holder.buffer()).collect();
+    assert_eq!(buffers.len(), BUFFERS_MAX);
+    buffers.pop();
+    assert!(holder.buffer().is_some());
+    // SAFETY: plain numbers; a holder that is killed is what is tested.
+    unsafe { libc::kill(holder.pid().get(), libc::SIGKILL) };
+    assert!(ends_within(holder.handle.as_fd(), 10_000) && !holder.is_alive());
+    // SAFETY: opens nothing of another owner.
+    let null =
+        unsafe { OwnedFd::from_raw_fd(libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC)) };
+    let refused = holder.hold(null.as_fd(), null.as_fd()).unwrap_err();
+    assert_eq!(refused.errno, Errno(libc::EPIPE));
+}

@@ -1,0 +1,165 @@
+//! Notifications of threads and of programs.
+//!
+//! Owns: tests.
+//! Invariants: a test that needs CAP_SYS_ADMIN says so and returns.
+//! Does not: test the filter call by call; `watch_filter` does.
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+const LIMIT: Option<Duration> = Some(Duration::from_secs(10));
+
+/// Whether filters with a listener can be installed; says so if not.
+pub(crate) fn is_supported() -> bool {
+    match (crate::features::entry(crate::features::Feature::FileNotify).probe)(Path::new("/tmp")) {
+        Ok(_) => true,
+        Err(error) => {
+            println!("unsupported: file-notify: {error}");
+            false
+        }
+    }
+}
+
+/// A directory that is removed in the end.
+pub(crate) struct Directory(pub(crate) PathBuf);
+
+impl Directory {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("undying-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn at(&self, name: &str) -> CString {
+        CString::new(self.0.join(name).to_str().unwrap()).unwrap()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn make_directory(path: &CString) -> i32 {
+    // SAFETY: the kernel reads a string that lives.
+    let result = unsafe { libc::mkdir(path.as_ptr(), 0o700) };
+    if result == 0 { 0 } else { Errno::last().0 }
+}
+
+/// Does something in a thread with the filter, and gives its listener.
+fn watched<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> (Listener, std::thread::JoinHandle<T>) {
+    let (give, take) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        give.send(install(&watch_program()).unwrap()).unwrap();
+        work()
+    });
+    (Listener::new(take.recv().unwrap()).unwrap(), thread)
+}
+
+fn next(listener: &Listener) -> Notification {
+    let mut notification = Notification::default();
+    assert_eq!(listener.wait(LIMIT), Ok(Waited::Ready));
+    assert_eq!(listener.receive(&mut notification), Ok(Receipt::Call));
+    notification
+}
+
+#[test]
+fn a_call_waits_for_its_answer_and_does_what_it_says() {
+    if !is_supported() {
+        return;
+    }
+    let directory = Directory::new("listener-answers");
+    let (refused, made) = (directory.at("refused"), directory.at("made"));
+    let address = refused.as_ptr() as u64;
+    let (listener, thread) = watched(move || (make_directory(&refused), make_directory(&made)));
+    let _ = listener.use_sync_wake_up();
+    let first = next(&listener);
+    assert_eq!((first.call(), first.table()), (libc::SYS_mkdir, CallTable::X86_64));
+    assert_eq!(first.arguments()[..2], [address, 0o700]);
+    assert!(first.tid().get() > 0 && first.tid().get() != std::process::id() as i32);
+    assert!(listener.is_valid(first.id()) && !listener.is_valid(NotificationId(first.id().0 ^ 1)));
+    assert!(!directory.0.join("refused").exists());
+    assert_eq!(listener.answer_errno(first.id(), Errno::ENOSPC), Ok(true));
+    let second = next(&listener);
+    assert_eq!(listener.answer_continue(second.id()), Ok(true));
+    assert_eq!(thread.join().unwrap(), (libc::ENOSPC, 0));
+    assert!(!directory.0.join("refused").exists() && directory.0.join("made").exists());
+    // Answered twice, and from a thread that is gone.
+    assert_eq!(listener.answer_continue(second.id()), Ok(false));
+    assert!(!listener.is_valid(second.id()));
+    assert_eq!(listener.wait(LIMIT), Ok(Waited::Gone));
+}
+
+#[test]
+fn without_a_receiver_a_call_fails() {
+    if !is_supported() {
+        return;
+    }
+    let directory = Directory::new("listener-gone");
+    let path = directory.at("made");
+    let (begin, begun) = std::sync::mpsc::channel();
+    let (listener, thread) = watched(move || {
+        begun.recv().unwrap();
+        make_directory(&path)
+    });
+    drop(listener);
+    begin.send(()).unwrap();
+    assert_eq!(thread.join().unwrap(), libc::ENOSYS);
+}
+
+#[test]
+fn a_program_is_watched_from_its_first_call_and_has_nothing_of_ours() {
+    if !is_supported() {
+        return;
+    }
+    let directory = Directory::new("listener-program");
+    let script = "echo \"$(ls /proc/self/fd | wc -l) $(grep NoNewPrivs /proc/self/status)\" > \"$1\"";
+    let output = directory.0.join("output");
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", script, "sh"]).arg(&output);
+    assert!(command.status().unwrap().success());
+    let unwatched = std::fs::read_to_string(&output).unwrap();
+    std::fs::remove_file(&output).unwrap();
+    let pending = watch_from_start(&mut command, watch_program(), None).unwrap();
+    let mut child = command.spawn().unwrap();
+    let listener = pending.receive().unwrap();
+    // Mappings of what the C library reads come first.
+    let opens = std::iter::repeat_with(|| next(&listener)).find(|call| {
+        let is_open = call.call() == libc::SYS_openat;
+        assert!(is_open || call.call() == libc::SYS_mmap, "{call:?}");
+        is_open || !listener.answer_continue(call.id()).unwrap()
+    });
+    assert!(!output.exists());
+    listener.answer_continue(opens.unwrap().id()).unwrap();
+    while let Ok(waited) = listener.wait(LIMIT) {
+        let mut notification = Notification::default();
+        match waited {
+            Waited::Ready => assert!(listener.receive(&mut notification).is_ok()),
+            other => {
+                assert_eq!(other, Waited::Gone);
+                break;
+            }
+        }
+        let _ = listener.answer_continue(notification.id());
+    }
+    assert!(child.wait().unwrap().success());
+    assert_eq!(std::fs::read_to_string(output).unwrap(), unwatched);
+}
+
+#[test]
+fn a_program_that_cannot_be_executed_leaves_no_listener() {
+    if !is_supported() {
+        return;
+    }
+    let mut command = Command::new("/nonexistent/program");
+    let pending = watch_from_start(&mut command, watch_program(), None).unwrap();
+    assert_eq!(command.spawn().unwrap_err().raw_os_error(), Some(libc::ENOENT));
+    let listener = pending.receive();
+    // The filter came before the program was looked for.
+    assert!(listener.is_ok_and(|listener| listener.wait(LIMIT) == Ok(Waited::Gone)));
+}
