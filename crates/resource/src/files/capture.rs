@@ -33,6 +33,8 @@ pub struct MappedForWriting {
     pub key: ObjectKey,
     /// Its path; ends in ` (deleted)` when the name is gone.
     pub path: PathBuf,
+    /// Stores through some mapping of it are possible now, and not only after mprotect(2).
+    pub is_writable: bool,
 }
 
 /// Collects the records of one checkpoint.
@@ -110,6 +112,9 @@ impl FileStates {
         }
         // Opening it once is enough, however many areas and processes map it.
         if !self.mapped.insert((*device, *inode)) {
+            let key = ObjectKey::of(area).filter(|_| area.protection.write);
+            let known = self.mapped_for_writing.iter_mut().find(|known| Some(known.key) == key);
+            known.into_iter().for_each(|known| known.is_writable = true);
             return;
         }
         let seen = open_mapped(path, *inode);
@@ -119,7 +124,8 @@ impl FileStates {
             None => !is_no_data(path, *inode),
         };
         if may_be_regular && let Some(key) = ObjectKey::of(area) {
-            self.mapped_for_writing.push(MappedForWriting { key, path: path.clone() });
+            let is_writable = area.protection.write;
+            self.mapped_for_writing.push(MappedForWriting { key, path: path.clone(), is_writable });
         }
         let Some((file, stat)) = seen else { return };
         let key = (stat.st_dev, *inode);

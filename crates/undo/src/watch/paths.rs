@@ -171,6 +171,8 @@ pub(super) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     fn own_thread() -> Tid {

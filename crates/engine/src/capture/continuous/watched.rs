@@ -47,10 +47,11 @@ impl Watched {
         let mapped: Vec<MappedFile<'_>> = mapped
             .iter()
             .filter(|file| !before.objects.is_memory_file(file.key))
-            .map(|MappedForWriting { key, path }| MappedFile {
+            .map(|MappedForWriting { key, path, is_writable }| MappedFile {
                 device: key.device,
                 inode: key.inode.get(),
                 path,
+                is_writable: *is_writable,
             })
             .collect();
         self.is_stopped = true;

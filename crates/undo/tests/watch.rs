@@ -1,0 +1,223 @@
+//! A program that changes files at random is stopped, killed, and its files go back.
+//!
+//! Owns: the comparison of a tree with what it was at a boundary.
+//! Does not: stop threads; the program waits for the next line of its input at each boundary.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use model::{ByteCount, Fd, Pid, Sequence};
+use sys::listener_holder::ListenerHolder;
+use undo::watch::{Boundary, MappedFile, OpenFile, Watch, WatchOptions};
+
+/// What a name has: everything that has to come back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Found {
+    mode: u32,
+    owner: (u32, u32),
+    modified: (i64, i64),
+    content: Vec<u8>,
+    /// The first name of the same inode.
+    inode: PathBuf,
+}
+
+fn tree(root: &Path) -> BTreeMap<PathBuf, Found> {
+    let mut found = BTreeMap::new();
+    let mut inodes = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    let mut paths = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.symlink_metadata().unwrap().is_dir() {
+                folders.push(path.clone());
+            }
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    for path in paths {
+        let metadata = path.symlink_metadata().unwrap();
+        let content = if metadata.is_symlink() {
+            fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes()
+        } else if metadata.is_file() {
+            fs::read(&path).unwrap()
+        } else {
+            Vec::new()
+        };
+        let inode = inodes.entry(metadata.ino()).or_insert_with(|| path.clone()).clone();
+        let modified = (metadata.mtime(), metadata.mtime_nsec());
+        let owner = (metadata.uid(), metadata.gid());
+        found.insert(path, Found { mode: metadata.mode(), owner, modified, content, inode });
+    }
+    found
+}
+
+/// What is different, shortly.
+fn difference(was: &BTreeMap<PathBuf, Found>, is: &BTreeMap<PathBuf, Found>) -> Option<String> {
+    for (path, before) in was {
+        let Some(after) = is.get(path) else { return Some(format!("{} is missing", path.display())) };
+        if before.content != after.content {
+            let at = before.content.iter().zip(&after.content).position(|(one, other)| one != other);
+            let lengths = (before.content.len(), after.content.len());
+            return Some(format!("{}: content, lengths {lengths:?}, first at {at:?}", path.display()));
+        }
+        let without = |found: &Found| Found { content: Vec::new(), ..found.clone() };
+        if before != after {
+            return Some(format!("{}: {:?} is {:?}", path.display(), without(before), without(after)));
+        }
+    }
+    is.keys().find(|path| !was.contains_key(*path)).map(|path| format!("{} is new", path.display()))
+}
+
+struct Subject {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Subject {
+    fn start(watch: &Watch, root: &Path, seed: u64) -> Self {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/changing.py");
+        let mut command = Command::new("python3");
+        command.arg(program).arg(root).arg(seed.to_string()).arg("maps");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let pending = watch.prepare(&mut command).unwrap();
+        let mut child = command.spawn().unwrap();
+        watch.started(pending).unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, input, output }
+    }
+
+    fn order(&mut self, steps: usize) {
+        writeln!(self.input, "{steps}").unwrap();
+    }
+
+    fn wait(&mut self) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert_eq!(line, "done\n");
+    }
+
+    /// What the capture of a checkpoint would hand to the watch.
+    fn boundary(&self, watch: &Watch, sequence: Sequence) -> Boundary {
+        let pid = Pid(self.child.id() as i32);
+        let handle = sys::pidfd::open(pid).unwrap();
+        let mut open: Vec<(OwnedFd, u32, u64)> = Vec::new();
+        for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
+            let number: i32 = entry.unwrap().file_name().into_string().unwrap().parse().unwrap();
+            let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap();
+            let field = |name: &str| {
+                let line = info.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                line.trim().to_owned()
+            };
+            let flags = u32::from_str_radix(&field("flags:"), 8).unwrap();
+            let position = field("pos:").parse().unwrap();
+            let file = sys::pidfd::duplicate(handle.as_fd(), pid, Fd(number)).unwrap();
+            let is_regular =
+                fs::metadata(format!("/proc/{pid}/fd/{number}")).is_ok_and(|file| file.is_file());
+            if flags & 3 != 0 && is_regular {
+                open.push((file, flags, position));
+            }
+        }
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let mapped: Vec<((u32, u32), u64, PathBuf)> = maps
+            .lines()
+            .filter_map(|line| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                let (major, minor) = fields[3].split_once(':').unwrap();
+                let number = |text| u32::from_str_radix(text, 16).unwrap();
+                (fields[1] == "rw-s" && fields.len() == 6).then(|| {
+                    let device = (number(major), number(minor));
+                    (device, fields[4].parse().unwrap(), PathBuf::from(fields[5]))
+                })
+            })
+            .collect();
+        let open: Vec<OpenFile<'_>> = open
+            .iter()
+            .map(|(file, flags, position)| OpenFile {
+                file: file.as_fd(),
+                flags: *flags,
+                position: Some(*position),
+                is_inherited: false,
+            })
+            .collect();
+        let mapped: Vec<MappedFile<'_>> = mapped
+            .iter()
+            .map(|(device, inode, path)| MappedFile {
+                device: *device,
+                inode: *inode,
+                path,
+                is_writable: true,
+            })
+            .collect();
+        let boundary = watch.boundary(sequence, &open, &mapped);
+        watch.after_pause();
+        boundary
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// Incarnations of one subject, each killed and taken back.
+const LIVES: u64 = 3;
+const EPOCHS: u64 = 5;
+
+fn lives(place: &Path, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let root = place.join("files");
+    fs::create_dir(&root).unwrap();
+    let directory = place.join("undo");
+    let options =
+        WatchOptions { directory, bytes_max: ByteCount(1 << 30), cost_max: 1e9, start: Sequence(0) };
+    let watch = Watch::start(options, ListenerHolder::start().unwrap()).unwrap();
+    let mut known = BTreeMap::from([(Sequence(0), tree(&root))]);
+    let mut next = 1;
+    for life in 0..LIVES {
+        let mut subject = Subject::start(&watch, &root, seed * 100 + life);
+        for _ in 0..EPOCHS {
+            subject.order(random.usize(0..40));
+            subject.wait();
+            known.insert(Sequence(next), tree(&root));
+            let boundary = subject.boundary(&watch, Sequence(next));
+            assert_eq!(boundary, Boundary::Exact, "seed {seed}, checkpoint {next}");
+            next += 1;
+        }
+        subject.order(200);
+        std::thread::sleep(Duration::from_millis(random.u64(0..60)));
+        subject.kill();
+        watch.subject_ended();
+        let exact = watch.exact();
+        assert!(exact.contains(&Sequence(next - 1)), "seed {seed}: {:?}", watch.report());
+        let to = exact[random.usize(0..exact.len())];
+        watch.go_back(to).unwrap_or_else(|error| panic!("seed {seed}, to {to}: {error}"));
+        let difference = difference(&known[&to], &tree(&root));
+        assert_eq!(difference, None, "seed {seed}, life {life}, back to {to} of {exact:?}");
+        watch.running();
+    }
+}
+
+#[test]
+fn files_go_back_to_any_checkpoint_of_any_incarnation() {
+    if let Some(missing) = Watch::missing() {
+        return println!("unsupported: {missing}");
+    }
+    let rounds = std::env::var("UNDYING_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(8);
+    let seed = std::env::var("UNDYING_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let first = seed.unwrap_or_else(|| fastrand::u64(0..1 << 32));
+    println!("seed {first}");
+    for seed in first..first + rounds {
+        let place = tempfile::tempdir().unwrap();
+        lives(place.path(), seed);
+    }
+}
