@@ -50,8 +50,9 @@ pub struct Attributes {
     pub modified: Time,
     /// Target of a symbolic link; empty for other types.
     pub link: Vec<u8>,
-    /// Extended attributes by name; `None` if they were not recorded, and stay as they are.
-    pub extended: Option<Vec<(Vec<u8>, Vec<u8>)>>,
+    /// Extended attributes that can be set again, by name: `user.*`, `trusted.*`, `security.capability`,
+    /// `system.posix_acl_*`.
+    pub extended: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl FileKey {
@@ -67,7 +68,7 @@ impl FileKey {
 }
 
 impl Attributes {
-    /// What stat(2) tells; `link` is empty, `extended` not recorded.
+    /// What stat(2) tells; `link` and `extended` are empty.
     #[must_use]
     pub fn of(stat: &Stat) -> Self {
         Self {
@@ -79,7 +80,7 @@ impl Attributes {
             accessed: Time { s: stat.st_atime, ns: stat.st_atime_nsec as u32 },
             modified: Time { s: stat.st_mtime, ns: stat.st_mtime_nsec as u32 },
             link: Vec::new(),
-            extended: None,
+            extended: Vec::new(),
         }
     }
 

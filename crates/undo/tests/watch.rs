@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use model::{ByteCount, Fd, Pid, Sequence};
 use sys::listener_holder::ListenerHolder;
-use undo::watch::{Boundary, MappedFile, OpenFile, Watch, WatchOptions};
+use undying_undo::watch::{Boundary, MappedFile, OpenFile, Watch, WatchOptions};
 
 /// What a name has: everything that has to come back.
 #[derive(Clone, PartialEq, Eq, Debug)]

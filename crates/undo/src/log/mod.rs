@@ -1,17 +1,34 @@
 //! The log: epochs of records, each epoch the way back to one checkpoint.
 //!
-//! Owns: the records, their files, retention and bound.
-//! Invariants: a record is in the page cache before the call that wrote it returns; a torn record ends an epoch and
-//! marks it as broken.
+//! Owns: the writer, retention and bound; the records, their files and how they are read are in the modules below.
+//! Invariants: a record is in the page cache before the call that wrote it returns; a write that fails leaves no torn
+//! record behind, or the epoch takes no more; a file of the log is removed before the links that it names.
 //! Does not: decide what to record.
+//!
+//! A log is a directory with a file for each epoch, numbered in the order of their beginnings. Each names the epoch
+//! before it. A file without content is the next epoch, made ahead.
 
+pub mod keep;
+pub(crate) mod record;
+pub(crate) mod storage;
+
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use model::{ByteCount, Sequence};
 
-use crate::error::Result;
+use crate::error::{Result, UndoError};
 use crate::key::{Attributes, FileKey, Time};
+use record::{DATA_BYTES_MAX, Kind};
+use storage::{DiskStorage, LogFile, Storage};
+
+/// A file of this name says that the subject has run without being watched: the newest epoch is broken. Whoever lets
+/// calls of the subject continue without a record creates it first.
+pub const UNWATCHED: &str = "unwatched";
+/// How the files of epochs end.
+const EPOCH_SUFFIX: &str = ".epoch";
 
 /// A directory that records of the present epoch refer to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -23,140 +40,381 @@ pub struct InodeId(pub u32);
 
 /// Appends records. Whoever calls it records each name, inode and range at its first change in an epoch only.
 #[derive(Debug)]
-pub struct UndoLog {}
+pub struct UndoLog {
+    storage: Box<dyn Storage>,
+    boot: String,
+    bytes_max: u64,
+    /// Oldest first; the last is the present one.
+    epochs: VecDeque<Epoch>,
+    file: Box<dyn LogFile>,
+    spare: Option<Box<dyn LogFile>>,
+    kept: HashMap<PathBuf, Kept>,
+    bytes: u64,
+    directories: u32,
+    inodes: u32,
+    has_ended: bool,
+    /// A torn record could not be cut off the present file.
+    is_torn: bool,
+}
+
+/// An epoch of the log.
+#[derive(Debug, Default)]
+struct Epoch {
+    ordinal: u64,
+    sequences: Vec<Sequence>,
+    length: u64,
+    kept: Vec<PathBuf>,
+    is_empty: bool,
+    is_broken: bool,
+}
+
+/// A link or a file in a keep directory.
+#[derive(Debug, Default)]
+struct Kept {
+    epochs: u32,
+    bytes: u64,
+}
 
 impl UndoLog {
     /// Begins a log in `directory` (mode 0700, created if missing); what an earlier run has left there is removed. The
-    /// first epoch leads back to `start`.
-    pub fn create(_directory: &Path, _start: Sequence, _bytes_max: ByteCount) -> Result<Self> {
-        Ok(Self {})
+    /// first epoch leads back to `start`. What going back has moved aside stays.
+    pub fn create(directory: &Path, start: Sequence, bytes_max: ByteCount) -> Result<Self> {
+        Self::create_on(Box::new(DiskStorage::open_or_create(directory)?), start, bytes_max)
+    }
+
+    /// Temporary.
+    pub fn reopen(directory: &Path, to: Sequence, bytes_max: ByteCount) -> Result<Self> {
+        Self::create(directory, to, bytes_max)
+    }
+
+    pub(crate) fn create_on(
+        storage: Box<dyn Storage>,
+        start: Sequence,
+        bytes_max: ByteCount,
+    ) -> Result<Self> {
+        // Newest first: as long as one is there, the log leads nowhere without those after it.
+        let mut ordinals = ordinals(&*storage)?;
+        ordinals.sort_unstable();
+        for ordinal in ordinals.iter().rev() {
+            storage.remove(&epoch_name(*ordinal))?;
+        }
+        storage.remove(UNWATCHED)?;
+        storage.clear_kept()?;
+        let epoch = Epoch { ordinal: ordinals.last().map_or(1, |last| last + 1), ..Epoch::default() };
+        let file = new_file(&*storage, epoch.ordinal)?;
+        let boot = storage.boot()?;
+        let mut log = Self::on(storage, boot, bytes_max, file);
+        log.begin(epoch.ordinal, 0, start)?;
+        Ok(log)
+    }
+
+    fn on(storage: Box<dyn Storage>, boot: String, bytes_max: ByteCount, file: Box<dyn LogFile>) -> Self {
+        Self {
+            storage,
+            boot,
+            bytes_max: bytes_max.get(),
+            epochs: VecDeque::new(),
+            file,
+            spare: None,
+            kept: HashMap::new(),
+            bytes: 0,
+            directories: 0,
+            inodes: 0,
+            has_ended: false,
+            is_torn: false,
+        }
     }
 
     /// The state of files now is that of a checkpoint. Begins a new epoch, unless the present one is empty: then the
     /// state is also that of the earlier one. Ids of directories and inodes are void afterwards. `true` when a new
-    /// epoch began. Called inside the pause: makes no file (the next one is prepared by `prepare`).
-    pub fn boundary(&mut self, _sequence: Sequence) -> Result<bool> {
+    /// epoch began. Called inside the pause: makes no file if `prepare` has made the next one.
+    pub fn boundary(&mut self, sequence: Sequence) -> Result<bool> {
+        let present = self.present();
+        if present.is_empty && !present.is_broken {
+            self.append(&record::Exact { sequence: sequence.get() }, &[])?;
+            self.present_mut().sequences.push(sequence);
+            return Ok(false);
+        }
+        let after = self.present().ordinal;
+        let next = match self.spare.take() {
+            Some(spare) => spare,
+            None => new_file(&*self.storage, after + 1)?,
+        };
+        let previous = std::mem::replace(&mut self.file, next);
+        self.begin(after + 1, after, sequence).inspect_err(|_| {
+            let unused = std::mem::replace(&mut self.file, previous);
+            // An incomplete header counts as no epoch, so that the file still serves as the next one.
+            self.spare = unused.truncate(0).is_ok().then_some(unused);
+        })?;
         Ok(true)
+    }
+
+    /// The state of files now is also that of a further checkpoint: what was recorded in this epoch is what its beginning
+    /// itself asked for, and nothing has changed since.
+    pub fn same(&mut self, sequence: Sequence) -> Result<()> {
+        self.append(&record::Exact { sequence: sequence.get() }, &[])?;
+        self.present_mut().sequences.push(sequence);
+        Ok(())
     }
 
     /// Creates the file of the next epoch ahead. Called outside the pause.
     pub fn prepare(&mut self) -> Result<()> {
+        if self.spare.is_none() {
+            self.spare = Some(new_file(&*self.storage, self.present().ordinal + 1)?);
+        }
         Ok(())
     }
 
     /// A directory with names that are about to change: its attributes, and its path for people.
-    pub fn directory(
-        &mut self,
-        _key: &FileKey,
-        _attributes: &Attributes,
-        _path: &Path,
-    ) -> Result<DirectoryId> {
-        Ok(DirectoryId(0))
+    pub fn directory(&mut self, key: &FileKey, attributes: &Attributes, path: &Path) -> Result<DirectoryId> {
+        let (id, path) = (self.directories, record::bytes_of(path));
+        self.state(&record::Directory { id, key: key.into(), attributes: attributes.into(), path }, &[])?;
+        self.directories += 1;
+        Ok(DirectoryId(id))
     }
 
     /// An inode about to be changed, or to lose a name: attributes (size included) as they were when the epoch began.
-    pub fn inode(&mut self, _key: &FileKey, _attributes: &Attributes, _path: &Path) -> Result<InodeId> {
-        Ok(InodeId(0))
+    pub fn inode(&mut self, key: &FileKey, attributes: &Attributes, path: &Path) -> Result<InodeId> {
+        let (id, path) = (self.inodes, record::bytes_of(path));
+        self.state(&record::Inode { id, key: key.into(), attributes: attributes.into(), path }, &[])?;
+        self.inodes += 1;
+        Ok(InodeId(id))
     }
 
     /// What a name led to when the epoch began.
-    pub fn name(&mut self, _directory: DirectoryId, _name: &OsStr, _before: Option<InodeId>) -> Result<()> {
-        Ok(())
+    pub fn name(&mut self, directory: DirectoryId, name: &OsStr, before: Option<InodeId>) -> Result<()> {
+        let before = before.map(|inode| inode.0);
+        self.state(&record::Name { directory: directory.0, name: name.as_bytes().to_vec(), before }, &[])
     }
 
-    /// The state of files is also that of this checkpoint.
-    pub fn same(&mut self, _sequence: Sequence) -> Result<()> {
-        Ok(())
-    }
-
-    /// Extended attributes of an inode when the epoch began.
-    pub fn extended(&mut self, _inode: InodeId, _found: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
-        Ok(())
-    }
-
-    /// The file whose content says that the guardian died before the subject.
-    pub fn open_mark(&self) -> Result<std::fs::File> {
-        Err(sys::Error::new("stub", sys::Errno::ENOSYS).into())
-    }
-
-    /// Goes on with a log after going back.
-    pub fn reopen(_directory: &Path, _to: Sequence, _bytes_max: ByteCount) -> Result<Self> {
-        Ok(Self {})
-    }
-
-    /// Old content of a range. Ranges beyond the recorded size are not given.
-    pub fn range(&mut self, _inode: InodeId, _offset: u64, _bytes: &[u8]) -> Result<()> {
+    /// Old content of a range. Ranges beyond the recorded size are not given. The whole content of [`Self::whole_in`]
+    /// in the same epoch is applied before ranges.
+    pub fn range(&mut self, inode: InodeId, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut offset = offset;
+        for data in bytes.chunks(DATA_BYTES_MAX) {
+            self.state(&record::Range { inode: inode.0, offset }, data)?;
+            offset += data.len() as u64;
+        }
         Ok(())
     }
 
     /// A range that was a hole, or zeros.
-    pub fn hole(&mut self, _inode: InodeId, _offset: u64, _length: ByteCount) -> Result<()> {
-        Ok(())
+    pub fn hole(&mut self, inode: InodeId, offset: u64, length: ByteCount) -> Result<()> {
+        self.state(&record::Hole { inode: inode.0, offset, length: length.get() }, &[])
     }
 
-    /// The whole old content is in another file (a reflink or a copy) in a keep directory.
-    pub fn whole_in(&mut self, _inode: InodeId, _file: &Path) -> Result<()> {
-        Ok(())
+    /// The whole old content is in another file (a reflink or a copy) in a keep directory. The log removes that file
+    /// with the epoch, or at once if this fails.
+    pub fn whole_in(&mut self, inode: InodeId, file: &Path) -> Result<()> {
+        self.keep(&record::Whole { inode: inode.0, file: record::bytes_of(file) }, file)
     }
 
     /// The inode has a further name, a hard link in a keep directory, so that it outlives the names it is about to
-    /// lose.
-    pub fn linked(&mut self, _inode: InodeId, _link: &Path) -> Result<()> {
-        Ok(())
+    /// lose. The log removes that link with the epoch, or at once if this fails.
+    pub fn linked(&mut self, inode: InodeId, link: &Path) -> Result<()> {
+        self.keep(&record::Linked { inode: inode.0, link: record::bytes_of(link) }, link)
     }
 
     /// A file that can be changed without a trace from now on: the restore has to compare it.
-    pub fn uncovered(&mut self, _device: u64, _inode: u64, _path: &Path) -> Result<()> {
+    pub fn uncovered(&mut self, device: u64, inode: u64, path: &Path) -> Result<()> {
+        self.state(&record::Uncovered { device, inode, path: record::bytes_of(path) }, &[])
+    }
+
+    /// The way back through this epoch is lost. Later records of it are not written.
+    pub fn broken(&mut self, why: &str) -> Result<()> {
+        if self.present().is_broken {
+            return Ok(());
+        }
+        if self.append(&record::Broken { why: why.to_owned() }, &[]).is_err() {
+            self.spoil()?;
+        }
+        let present = self.present_mut();
+        present.is_broken = true;
+        present.is_empty = false;
         Ok(())
     }
 
-    /// The way back through this epoch is lost.
-    pub fn broken(&mut self, _why: &str) -> Result<()> {
+    /// The subject has ended: what changes after this time is a change by somebody else. Any later record voids it.
+    pub fn ended(&mut self, time: Time) -> Result<()> {
+        self.append(&record::Ended { time: time.into() }, &[])?;
+        self.has_ended = true;
         Ok(())
     }
 
-    /// The subject has ended: what changes after this time is a change by somebody else.
-    pub fn ended(&mut self, _time: Time) -> Result<()> {
+    /// Forgets epochs that only lead to checkpoints before `oldest`. Does nothing after `ended`: to remove a link
+    /// changes the ctime of its inode, which going back would take for a change by somebody else.
+    pub fn forget_before(&mut self, oldest: Sequence) -> Result<()> {
+        let is_before = |epoch: &Epoch| epoch.sequences.iter().all(|sequence| *sequence < oldest);
+        while !self.has_ended && self.epochs.len() > 1 && self.epochs.front().is_some_and(is_before) {
+            self.drop_oldest()?;
+        }
         Ok(())
     }
 
-    /// Forgets epochs that only lead to checkpoints before `oldest`.
-    pub fn forget_before(&mut self, _oldest: Sequence) -> Result<()> {
-        Ok(())
+    /// Checkpoints that the log leads back to, in rising order.
+    #[must_use]
+    pub fn sequences(&self) -> Vec<Sequence> {
+        let whole = self.epochs.iter().rev().take_while(|epoch| !epoch.is_broken);
+        let mut sequences: Vec<_> = whole.flat_map(|epoch| epoch.sequences.iter().copied()).collect();
+        sequences.sort_unstable();
+        sequences
     }
 
     /// Bytes of all epochs, with those of files in keep directories.
     pub fn bytes(&self) -> ByteCount {
-        ByteCount(0)
+        ByteCount(self.bytes)
+    }
+
+    fn present(&self) -> &Epoch {
+        self.epochs.back().expect("a log has a present epoch from its creation on")
+    }
+
+    fn present_mut(&mut self) -> &mut Epoch {
+        self.epochs.back_mut().expect("a log has a present epoch from its creation on")
+    }
+
+    /// Writes the header of a new epoch, which makes `file` the present one.
+    fn begin(&mut self, ordinal: u64, after: u64, sequence: Sequence) -> Result<()> {
+        let header =
+            record::Header { boot: self.boot.clone(), ordinal, after, sequences: vec![sequence.get()] };
+        let frame = record::frame(&header, &[]);
+        self.file.write(0, [&frame, &[]])?;
+        let length = frame.len() as u64;
+        let sequences = vec![sequence];
+        self.epochs.push_back(Epoch { ordinal, sequences, length, is_empty: true, ..Epoch::default() });
+        self.bytes += length;
+        (self.directories, self.inodes) = (0, 0);
+        (self.has_ended, self.is_torn) = (false, false);
+        Ok(())
+    }
+
+    /// Appends a record of the state of files, within the bound.
+    fn state<Body: Kind>(&mut self, body: &Body, data: &[u8]) -> Result<()> {
+        if self.present().is_broken {
+            return Ok(());
+        }
+        self.make_room((body.encoded_len() + data.len()) as u64)?;
+        self.append(body, data)?;
+        self.present_mut().is_empty = false;
+        self.has_ended = false;
+        Ok(())
+    }
+
+    /// Appends a record that names something in a keep directory, which is removed if that fails.
+    fn keep<Body: Kind>(&mut self, body: &Body, path: &Path) -> Result<()> {
+        let outcome = if self.present().is_broken { Ok(false) } else { self.try_keep(body, path) };
+        if !matches!(outcome, Ok(true)) && !self.kept.contains_key(path) {
+            self.storage.drop_kept(path)?;
+        }
+        outcome.map(|_| ())
+    }
+
+    fn try_keep<Body: Kind>(&mut self, body: &Body, path: &Path) -> Result<bool> {
+        let bytes = match self.kept.get(path) {
+            Some(_) => 0,
+            None => self.storage.kept_bytes(path)?.get(),
+        };
+        // Counted before there is room for it: dropping an epoch must not remove what this one is about to name.
+        let kept = self.kept.entry(path.to_path_buf()).or_insert(Kept { epochs: 0, bytes });
+        kept.epochs += 1;
+        self.bytes += bytes;
+        let outcome = self.state(body, &[]);
+        if outcome.is_ok() {
+            self.present_mut().kept.push(path.to_path_buf());
+        } else {
+            self.release(path);
+        }
+        outcome.map(|()| true)
+    }
+
+    fn make_room(&mut self, bytes: u64) -> Result<()> {
+        while self.bytes + bytes > self.bytes_max {
+            if self.epochs.len() == 1 {
+                let needed = ByteCount(self.bytes + bytes);
+                return Err(UndoError::Full { needed, max: ByteCount(self.bytes_max) });
+            }
+            self.drop_oldest()?;
+        }
+        Ok(())
+    }
+
+    /// Appends a frame behind the last whole one.
+    fn append<Body: Kind>(&mut self, body: &Body, data: &[u8]) -> Result<()> {
+        if self.is_torn {
+            return Err(UndoError::Torn { directory: self.storage.path() });
+        }
+        let frame = record::frame(body, data);
+        let at = self.present().length;
+        if let Err(error) = self.file.write(at, [&frame, data]) {
+            self.is_torn = self.file.truncate(at).is_err();
+            return Err(error);
+        }
+        let length = (frame.len() + data.len()) as u64;
+        self.present_mut().length += length;
+        self.bytes += length;
+        Ok(())
+    }
+
+    /// Breaks the present epoch without appending: in place, which takes no room, or by leaving no way back at all.
+    fn spoil(&mut self) -> Result<()> {
+        if self.file.write(0, [&[0xff; record::HEAD_BYTES], &[]]).is_ok() {
+            return Ok(());
+        }
+        while let Some(epoch) = self.epochs.iter().rev().find(|epoch| epoch.length > 0) {
+            let ordinal = epoch.ordinal;
+            self.storage.remove(&epoch_name(ordinal))?;
+            for epoch in self.epochs.iter_mut().filter(|epoch| epoch.ordinal == ordinal) {
+                self.bytes -= epoch.length;
+                (epoch.length, epoch.is_broken) = (0, true);
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_oldest(&mut self) -> Result<()> {
+        let Some(oldest) = self.epochs.front() else { return Ok(()) };
+        self.storage.remove(&epoch_name(oldest.ordinal))?;
+        let Some(oldest) = self.epochs.pop_front() else { return Ok(()) };
+        self.bytes -= oldest.length;
+        for path in oldest.kept {
+            if self.release(&path) {
+                self.storage.drop_kept(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one reference away; `true` if it was the last.
+    fn release(&mut self, path: &Path) -> bool {
+        let Some(kept) = self.kept.get_mut(path) else { return false };
+        kept.epochs -= 1;
+        if kept.epochs > 0 {
+            return false;
+        }
+        self.bytes -= kept.bytes;
+        self.kept.remove(path);
+        true
     }
 }
 
-/// Keep directories.
-#[derive(Debug)]
-pub struct KeepPlaces {}
+/// The name of an epoch's file.
+pub(crate) fn epoch_name(ordinal: u64) -> String {
+    format!("{ordinal:08}{EPOCH_SUFFIX}")
+}
 
-impl KeepPlaces {
-    /// For a log.
-    pub fn new(_directory: &Path) -> Result<Self> {
-        Ok(Self {})
-    }
+/// The numbers of the epochs in a directory, in no order.
+pub(crate) fn ordinals(storage: &dyn Storage) -> Result<Vec<u64>> {
+    let names = storage.names()?;
+    Ok(names.iter().filter_map(|name| name.strip_suffix(EPOCH_SUFFIX)?.parse().ok()).collect())
+}
 
-    /// A link to a file.
-    pub fn link(&mut self, _file: std::os::fd::BorrowedFd<'_>) -> Result<std::path::PathBuf> {
-        Ok(std::path::PathBuf::new())
-    }
-
-    /// Whether files can be cloned there.
-    pub fn clones(&self, _device: u64) -> bool {
-        false
-    }
-
-    /// A clone of a file.
-    pub fn clone_of(
-        &mut self,
-        _file: std::os::fd::BorrowedFd<'_>,
-        _device: u64,
-    ) -> Result<Option<std::path::PathBuf>> {
-        Ok(None)
-    }
+/// An empty file for an epoch; one that an earlier run has left without content is used.
+fn new_file(storage: &dyn Storage, ordinal: u64) -> Result<Box<dyn LogFile>> {
+    let name = epoch_name(ordinal);
+    let file = match storage.create(&name) {
+        Err(UndoError::Kernel(error)) if error.errno == sys::Errno::EEXIST => storage.open(&name)?,
+        result => result?,
+    };
+    file.truncate(0)?;
+    Ok(file)
 }

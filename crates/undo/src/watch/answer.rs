@@ -48,16 +48,16 @@ impl State {
                 let flags = u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes"));
                 self.before_open(thread, at, OFlags::from_bits_retain(flags as u32))
             }
-            Change::Make(at) => match entry(thread, &at)? {
+            Change::Make(at) => match self.entry(thread, &at)? {
                 Some(entry) => self.name(&entry).map(drop),
                 None => Ok(()),
             },
             Change::Link(from, to) => self.before_link(thread, &from, &to),
-            Change::Remove(at) => match entry(thread, &at)? {
+            Change::Remove(at) => match self.entry(thread, &at)? {
                 Some(entry) => self.remove(&entry),
                 None => Ok(()),
             },
-            Change::Rename(from, to) => match (entry(thread, &from)?, entry(thread, &to)?) {
+            Change::Rename(from, to) => match (self.entry(thread, &from)?, self.entry(thread, &to)?) {
                 (Some(from), Some(to)) => self.rename(&from, &to),
                 _ => Ok(()),
             },
@@ -67,7 +67,7 @@ impl State {
                 self.before_change(thread, file, part)
             }
             Change::Whole(file) => self.before_change(thread, file, Part::All),
-            Change::Attributes { file, extended } => self.before_attributes(thread, file, extended),
+            Change::Attributes(file) => self.before_attributes(thread, file),
             Change::NoAppend(fd) => match passed(paths::descriptor(thread, fd))? {
                 Some(file) => self.appends_no_more(file.as_fd()),
                 None => Ok(()),
@@ -89,7 +89,7 @@ impl State {
         let makes = flags.contains(OFlags::CREATE);
         let is_exclusive = makes && flags.contains(OFlags::EXCL);
         let follows = !flags.contains(OFlags::NOFOLLOW) && !is_exclusive;
-        match passed(paths::find(thread, &PathAt { follows, ..at }))? {
+        match self.place(paths::find(thread, &PathAt { follows, ..at }))? {
             None => Ok(()),
             Some(Place::File(file)) if is_nameless(flags) => self.enable_at(file.as_fd()),
             Some(Place::File(file)) => self.change(file.as_fd(), part_of_open(flags)),
@@ -110,6 +110,26 @@ impl State {
         }
     }
 
+    /// Where a path leads, unless it leads nowhere or to a file system that makes up its content.
+    fn place(&mut self, found: std::result::Result<Place, Errno>) -> Result<Option<Place>> {
+        let Some(place) = passed(found)? else { return Ok(None) };
+        let file = match &place {
+            Place::Entry(entry) => entry.directory.as_fd(),
+            Place::File(file) => file.as_fd(),
+        };
+        let device = stat(file)?.st_dev;
+        let is_made_up = *self.made_up.entry(device).or_insert_with(|| paths::is_made_up(file));
+        Ok((!is_made_up).then_some(place))
+    }
+
+    /// The entry that a path leads to, if it leads to one.
+    fn entry(&mut self, thread: Tid, at: &PathAt) -> Result<Option<Entry>> {
+        match self.place(paths::find(thread, at))? {
+            Some(Place::Entry(entry)) => Ok(Some(entry)),
+            _ => Ok(None),
+        }
+    }
+
     fn enable_at(&mut self, directory: BorrowedFd<'_>) -> Result<()> {
         let device = stat(directory)?.st_dev;
         self.enable(directory, device)
@@ -122,14 +142,14 @@ impl State {
     }
 
     fn before_link(&mut self, thread: Tid, from: &PathAt, to: &PathAt) -> Result<()> {
-        let Some(to) = entry(thread, to)? else { return Ok(()) };
-        match passed(paths::find(thread, from))? {
+        let Some(to) = self.entry(thread, to)? else { return Ok(()) };
+        match self.place(paths::find(thread, from))? {
             Some(Place::Entry(from)) => self.link(&from, &to),
             Some(Place::File(file)) => {
                 let found = stat(file.as_fd())?;
                 // One that has no name yet was made in this epoch, or belongs to the image.
                 if found.st_nlink > 0 && !self.is_made_file(file.as_fd(), &found)? {
-                    self.old(file.as_fd(), &found, false)?;
+                    self.old(file.as_fd(), &found)?;
                 }
                 self.name(&to).map(drop)
             }
@@ -143,7 +163,7 @@ impl State {
                 Some(file) => self.change(file.as_fd(), part),
                 None => Ok(()),
             },
-            FileAt::Path(at) => match passed(paths::find(thread, &at))? {
+            FileAt::Path(at) => match self.place(paths::find(thread, &at))? {
                 Some(Place::Entry(entry)) => match passed(entry.open())? {
                     Some(file) => self.change_named(&entry, file.as_fd(), part),
                     None => Ok(()),
@@ -154,16 +174,17 @@ impl State {
         }
     }
 
-    fn before_attributes(&mut self, thread: Tid, file: FileAt, extended: bool) -> Result<()> {
+    fn before_attributes(&mut self, thread: Tid, file: FileAt) -> Result<()> {
         let (file, is_made) = match file {
-            FileAt::Descriptor(fd) => match passed(paths::descriptor(thread, fd))? {
-                Some(file) => {
+            FileAt::Descriptor(fd) => match self.place(paths::descriptor(thread, fd).map(Place::File))? {
+                Some(Place::Entry(_)) => return Ok(()),
+                Some(Place::File(file)) => {
                     let is_made = self.is_made_file(file.as_fd(), &stat(file.as_fd())?)?;
                     (file, is_made)
                 }
                 None => return Ok(()),
             },
-            FileAt::Path(at) => match passed(paths::find(thread, &at))? {
+            FileAt::Path(at) => match self.place(paths::find(thread, &at))? {
                 Some(Place::Entry(entry)) => match passed(entry.open())? {
                     Some(file) => {
                         let is_made = self.is_made(&entry, &stat(file.as_fd())?)?;
@@ -183,7 +204,7 @@ impl State {
         if is_made || found.st_nlink == 0 {
             return Ok(());
         }
-        self.old(file.as_fd(), &found, extended).map(drop)
+        self.old(file.as_fd(), &found).map(drop)
     }
 
     fn before_bind(&mut self, thread: Tid, address: Address, length: ByteCount) -> Result<()> {
@@ -198,18 +219,10 @@ impl State {
             return Ok(());
         }
         let path = PathBuf::from(OsString::from_vec(path));
-        match passed(paths::find_path(thread, path))? {
+        match self.place(paths::find_path(thread, path))? {
             Some(Place::Entry(entry)) => self.name(&entry).map(drop),
             _ => Ok(()),
         }
-    }
-}
-
-/// The entry that a path leads to, if it leads to one.
-fn entry(thread: Tid, at: &PathAt) -> Result<Option<Entry>> {
-    match passed(paths::find(thread, at))? {
-        Some(Place::Entry(entry)) => Ok(Some(entry)),
-        _ => Ok(None),
     }
 }
 

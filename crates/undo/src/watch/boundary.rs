@@ -16,7 +16,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use super::epoch::{Content, Epoch, Id};
 use super::names::stat;
 use super::paths::path_of;
-use super::state::{Mark, State};
+use super::state::{Mark, State, key_of};
 use super::{Boundary, MappedFile, OpenFile};
 use crate::error::Result;
 use crate::key::{Attributes, FileKey};
@@ -133,7 +133,7 @@ impl State {
         if found.uncovered.iter().any(|(known, _)| *known == id) {
             return Ok(());
         }
-        let key = FileKey::of(&duplicate, stat)?;
+        let key = key_of(duplicate.as_fd(), stat)?;
         let Some(how) = self.how(file, duplicate.as_fd(), stat) else {
             found.armed.remove(&id);
             found.uncovered.push((id, path));
@@ -199,7 +199,7 @@ impl State {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Ok(());
         }
-        let key = FileKey::of(&opened, &stat)?;
+        let key = key_of(opened.as_fd(), &stat)?;
         let id = (stat.st_dev, stat.st_ino);
         let how = if self.reports(opened.as_fd(), stat.st_dev) { How::Mapped } else { How::OfImage };
         let (attributes, path) = (Attributes::of(&stat), file.path.to_owned());

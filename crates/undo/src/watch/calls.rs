@@ -51,8 +51,8 @@ pub(super) enum Change {
     Range { file: FileAt, offset: u64, length: Option<u64> },
     /// Change all of the content.
     Whole(FileAt),
-    /// Change attributes, extended ones if so said.
-    Attributes { file: FileAt, extended: bool },
+    /// Change attributes, extended ones included.
+    Attributes(FileAt),
     /// Write anywhere although the file was opened to append.
     NoAppend(Fd),
     /// Map a file shared.
@@ -142,35 +142,32 @@ fn request(request: u32, file: FileAt) -> Option<Change> {
         // FIDEDUPERANGE leaves the content as it is.
         0xc018_9436 => Change::Nothing,
         // FS_IOC_SETFLAGS, _FSSETXATTR, _SETVERSION: flags of the file system stay as the subject has set them.
-        0x4008_6602 | 0x4004_6602 | 0x401c_5820 | 0x4008_7602 | 0x4004_7602 => {
-            Change::Attributes { file, extended: false }
-        }
+        0x4008_6602 | 0x4004_6602 | 0x401c_5820 | 0x4008_7602 | 0x4004_7602 => Change::Attributes(file),
         _ => return None,
     })
 }
 
 fn attributes_of(call: &Call) -> Option<Change> {
     let a = &call.arguments;
-    let plain = |file| Some(Change::Attributes { file, extended: false });
-    let extended = |file| Some(Change::Attributes { file, extended: true });
+    let some = |file| Some(Change::Attributes(file));
     match call.number {
         libc::SYS_chmod | libc::SYS_chown | libc::SYS_utime | libc::SYS_utimes => {
-            plain(FileAt::Path(at_cwd(a[0])))
+            some(FileAt::Path(at_cwd(a[0])))
         }
-        libc::SYS_lchown => plain(FileAt::Path(at_cwd(a[0]).no_follow())),
-        libc::SYS_fchmod | libc::SYS_fchown => plain(descriptor(a[0])),
+        libc::SYS_lchown => some(FileAt::Path(at_cwd(a[0]).no_follow())),
+        libc::SYS_fchmod | libc::SYS_fchown => some(descriptor(a[0])),
         // The old call has no flags.
-        libc::SYS_fchmodat => plain(FileAt::Path(at(a[0], a[1]))),
-        libc::SYS_fchmodat2 => plain(FileAt::Path(at(a[0], a[1]).flagged(a[3]))),
-        libc::SYS_fchownat => plain(FileAt::Path(at(a[0], a[1]).flagged(a[4]))),
-        libc::SYS_utimensat if a[1] == 0 => plain(descriptor(a[0])),
-        libc::SYS_utimensat => plain(FileAt::Path(at(a[0], a[1]).flagged(a[3]))),
-        libc::SYS_futimesat if a[1] == 0 => plain(descriptor(a[0])),
-        libc::SYS_futimesat => plain(FileAt::Path(at(a[0], a[1]))),
-        libc::SYS_setxattr | libc::SYS_removexattr => extended(FileAt::Path(at_cwd(a[0]))),
-        libc::SYS_lsetxattr | libc::SYS_lremovexattr => extended(FileAt::Path(at_cwd(a[0]).no_follow())),
-        libc::SYS_fsetxattr | libc::SYS_fremovexattr => extended(descriptor(a[0])),
-        SETXATTRAT | REMOVEXATTRAT => extended(FileAt::Path(at(a[0], a[1]).flagged(a[2]))),
+        libc::SYS_fchmodat => some(FileAt::Path(at(a[0], a[1]))),
+        libc::SYS_fchmodat2 => some(FileAt::Path(at(a[0], a[1]).flagged(a[3]))),
+        libc::SYS_fchownat => some(FileAt::Path(at(a[0], a[1]).flagged(a[4]))),
+        libc::SYS_utimensat if a[1] == 0 => some(descriptor(a[0])),
+        libc::SYS_utimensat => some(FileAt::Path(at(a[0], a[1]).flagged(a[3]))),
+        libc::SYS_futimesat if a[1] == 0 => some(descriptor(a[0])),
+        libc::SYS_futimesat => some(FileAt::Path(at(a[0], a[1]))),
+        libc::SYS_setxattr | libc::SYS_removexattr => some(FileAt::Path(at_cwd(a[0]))),
+        libc::SYS_lsetxattr | libc::SYS_lremovexattr => some(FileAt::Path(at_cwd(a[0]).no_follow())),
+        libc::SYS_fsetxattr | libc::SYS_fremovexattr => some(descriptor(a[0])),
+        SETXATTRAT | REMOVEXATTRAT => some(FileAt::Path(at(a[0], a[1]).flagged(a[2]))),
         _ => None,
     }
 }
@@ -269,7 +266,7 @@ mod tests {
     #[test]
     fn times_of_a_descriptor_have_no_path() {
         let change = call(libc::SYS_utimensat, [4, 0, 0, 0, 0, 0]);
-        assert_eq!(change, Change::Attributes { file: FileAt::Descriptor(Fd(4)), extended: false });
+        assert_eq!(change, Change::Attributes(FileAt::Descriptor(Fd(4))));
     }
 
     #[test]

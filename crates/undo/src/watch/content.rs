@@ -13,7 +13,7 @@ use rustix::fs::{FileType, OFlags, Stat};
 use super::epoch::{Content, Pages};
 use super::names::stat;
 use super::paths::{Entry, path_of};
-use super::state::{CHUNK, Mark, State, reopen};
+use super::state::{CHUNK, Mark, State, key_of, reopen};
 use crate::error::Result;
 use crate::key::FileKey;
 
@@ -100,7 +100,7 @@ impl State {
     fn change_old(&mut self, file: BorrowedFd<'_>, found: &Stat, part: Part) -> Result<()> {
         let started = Instant::now();
         let reports = self.reports(file, found.st_dev);
-        self.old(file, found, false)?;
+        self.old(file, found)?;
         let outcome = self.keep_part(file, found, part, reports);
         self.epoch.kept += started.elapsed();
         outcome
@@ -154,7 +154,7 @@ impl State {
             return self.mark(file, &found, Mark::Silent);
         }
         let started = Instant::now();
-        self.old(file, &found, false)?;
+        self.old(file, &found)?;
         let size = self.epoch.inodes.get(&id).map_or(0, |old| old.size);
         let outcome = match range {
             Some((offset, length)) if size > COPIED_AT_CHANGE_MAX => self.save(file, &found, offset, length),
@@ -207,9 +207,12 @@ impl State {
     pub(super) fn copy(&mut self, file: BorrowedFd<'_>, found: &Stat, start: u64, end: u64) -> Result<()> {
         let id = (found.st_dev, found.st_ino);
         let Some(number) = self.epoch.inodes.get(&id).map(|old| old.id) else { return Ok(()) };
-        let reader = match self.watched.get(&id).and_then(|watched| watched.reader.as_ref()) {
-            Some(reader) => duplicate(reader.as_fd())?,
-            None => reader_of(file)?,
+        let reader = match of_event(file)? {
+            Some(reader) => reader,
+            None => match self.watched.get(&id).and_then(|watched| watched.reader.as_ref()) {
+                Some(reader) => duplicate(reader.as_fd())?,
+                None => reopen(file)?,
+            },
         };
         let mut at = start;
         while at < end {
@@ -232,19 +235,18 @@ impl State {
         let is_ours = self
             .watched
             .get(&(found.st_dev, found.st_ino))
-            .is_some_and(|watched| FileKey::of(file, &found).is_ok_and(|key| key == watched.key));
+            .is_some_and(|watched| key_of(file, &found).is_ok_and(|key| key == watched.key));
         if is_ours { self.change(file, Part::Any) } else { Ok(()) }
     }
 }
 
-/// A descriptor for reading: that of an event can be read as it is, one with O_PATH cannot.
-fn reader_of(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+/// The descriptor of an event, which is read without another event: the thread that would have to answer that reads it.
+/// Every other descriptor is open with O_PATH or is one of the subject's that may write.
+fn of_event(file: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     let flags =
         rustix::fs::fcntl_getfl(file).map_err(|errno| sys::Error::new("inspect a descriptor", errno))?;
-    if flags.contains(OFlags::PATH) {
-        return reopen(file);
-    }
-    duplicate(file)
+    let is_of_event = !flags.contains(OFlags::PATH) && flags & OFlags::ACCMODE == OFlags::RDONLY;
+    is_of_event.then(|| duplicate(file)).transpose()
 }
 
 pub(super) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {

@@ -17,14 +17,16 @@ mod state;
 mod threads;
 mod whole;
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use model::{ByteCount, Sequence};
+use rustix::fs::OFlags;
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
 use sys::seccomp_listener::{self, Listener, PendingListener};
@@ -36,7 +38,8 @@ use self::threads::{Fanotify, Shared, answer_calls, answer_events};
 use crate::back::{self, Conflicts, WentBack};
 use crate::error::Result;
 use crate::key::Time;
-use crate::log::{KeepPlaces, UndoLog};
+use crate::log::keep::KeepPlaces;
+use crate::log::{UNWATCHED, UndoLog};
 
 /// What a watch is told.
 #[derive(Clone, Debug)]
@@ -134,7 +137,7 @@ impl Watch {
     /// Why there is no log, or no source of events.
     pub fn start(options: WatchOptions, holder: ListenerHolder) -> Result<Self> {
         let log = UndoLog::create(&options.directory, options.start, options.bytes_max)?;
-        let mark = log.open_mark()?;
+        let mark = open_mark(&options.directory)?;
         let keep = KeepPlaces::new(&options.directory)?;
         let marks = Fanotify::new()?;
         let events = marks.events();
@@ -298,6 +301,19 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// The file that says, once it has content, that the subject has run without being watched.
+fn open_mark(directory: &Path) -> Result<File> {
+    let path = directory.join(UNWATCHED);
+    let mut options = OpenOptions::new();
+    let opened = options
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(OFlags::NOFOLLOW.bits() as i32)
+        .open(&path);
+    Ok(opened.map_err(|error| sys::Error::path("open", &path, error))?)
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::epoch::{Content, Names};
 use super::paths::{Entry, path_of};
-use super::state::State;
+use super::state::{State, key_of};
 use crate::error::Result;
 use crate::key::{Attributes, FileKey};
 
@@ -24,7 +24,7 @@ impl State {
         if is_first {
             self.epoch.is_touched = true;
             let before = match &found {
-                Some((file, stat)) => Some(self.old(file.as_fd(), stat, false)?.id),
+                Some((file, stat)) => Some(self.old(file.as_fd(), stat)?.id),
                 None => None,
             };
             let names = self.epoch.directories.get(&key).expect("it was recorded above");
@@ -37,7 +37,7 @@ impl State {
     fn directory(&mut self, entry: &Entry) -> Result<FileKey> {
         let stat = stat(entry.directory.as_fd())?;
         self.note_mount(entry.directory.as_fd(), stat.st_dev);
-        let key = FileKey::of(&entry.directory, &stat)?;
+        let key = key_of(entry.directory.as_fd(), &stat)?;
         if !self.epoch.directories.contains_key(&key) {
             let path = path_of(entry.directory.as_fd());
             let id = self.log.directory(&key, &Attributes::of(&stat), &path)?;
@@ -49,7 +49,7 @@ impl State {
     /// A name is about to go, and what has it with it.
     pub(super) fn remove(&mut self, entry: &Entry) -> Result<()> {
         match self.name(entry)? {
-            Some((file, stat)) => self.outlive(file.as_fd(), &stat),
+            Some((file, stat)) => self.outlive(entry, file.as_fd(), &stat),
             None => Ok(()),
         }
     }
@@ -60,7 +60,7 @@ impl State {
         let target = self.name(to)?;
         match target {
             Some((file, stat)) if (stat.st_dev, stat.st_ino) != (source.st_dev, source.st_ino) => {
-                self.outlive(file.as_fd(), &stat)
+                self.outlive(to, file.as_fd(), &stat)
             }
             _ => Ok(()),
         }
@@ -72,7 +72,7 @@ impl State {
         if let Some((file, stat)) = open(from)?
             && !self.is_made(from, &stat)?
         {
-            self.old(file.as_fd(), &stat, false)?;
+            self.old(file.as_fd(), &stat)?;
         }
         self.name(to).map(drop)
     }
@@ -87,7 +87,7 @@ impl State {
             return Ok(true);
         }
         let directory = self::stat(entry.directory.as_fd())?;
-        let key = FileKey::of(&entry.directory, &directory)?;
+        let key = key_of(entry.directory.as_fd(), &directory)?;
         let is_made = self.epoch.directories.get(&key).is_some_and(|names| names.has(&entry.name));
         if is_made {
             self.epoch.made.insert(id);
@@ -96,14 +96,14 @@ impl State {
     }
 
     /// Has an old inode outlive the names that it is about to lose.
-    fn outlive(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
+    fn outlive(&mut self, entry: &Entry, file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
         let id = (stat.st_dev, stat.st_ino);
         let kind = FileType::from_raw_mode(stat.st_mode);
         let Some(old) = self.epoch.inodes.get(&id).filter(|old| !old.is_kept) else { return Ok(()) };
         let number = old.id;
         // A directory is empty when it goes: its attributes are all there is.
         if kind != FileType::Directory {
-            match self.keep.link(file) {
+            match self.keep.link(file, entry.directory.as_fd()) {
                 Ok(link) => self.log.linked(number, &link)?,
                 Err(_) if kind == FileType::RegularFile => self.whole(file, stat)?,
                 // Its attributes are in the log, and are all there is of it.

@@ -150,10 +150,35 @@ fn own(thread: Tid, path: PathBuf) -> PathBuf {
     }
 }
 
+const PROC: u64 = 0x9fa0;
+/// File systems whose content the kernel makes up (linux/magic.h).
+const MADE_UP: [u64; 16] = [
+    PROC,
+    0x6265_6572, // sysfs
+    0x6367_7270, // cgroup2
+    0x0027_e0eb, // cgroup
+    0x1cd1,      // devpts
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+    0xcafe_4a11, // bpf
+    0x6265_6570, // configfs
+    0xde5e_81e4, // efivarfs
+    0x1980_0202, // mqueue
+    0x6e73_6673, // nsfs
+    0x5049_5045, // pipes
+    0x534f_434b, // sockets
+    0x0904_1934, // anonymous inodes
+];
+
 /// Whether a directory is one of /proc, whose links lead to open files.
 fn is_magic(directory: &OwnedFd) -> bool {
-    const PROC_SUPER_MAGIC: u64 = 0x9fa0;
-    rustix::fs::fstatfs(directory).is_ok_and(|system| system.f_type as u64 == PROC_SUPER_MAGIC)
+    rustix::fs::fstatfs(directory).is_ok_and(|system| system.f_type as u64 == PROC)
+}
+
+/// Whether a file is on a file system that makes up its content.
+pub(super) fn is_made_up(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|system| MADE_UP.contains(&(system.f_type as u64)))
 }
 
 fn open(directory: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {

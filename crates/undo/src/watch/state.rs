@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use model::{ByteCount, Sequence};
+use model::Sequence;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
@@ -20,7 +20,8 @@ use super::paths::path_of;
 use super::whole::Rates;
 use crate::error::{Result, UndoError};
 use crate::key::{Attributes, FileKey};
-use crate::log::{KeepPlaces, UndoLog};
+use crate::log::UndoLog;
+use crate::log::keep::KeepPlaces;
 
 /// Whether changes of a file are reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +34,7 @@ pub(super) enum Mark {
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) mark: Mark,
-    /// For reading old content; opened before the mark was set, so that reading reports nothing.
+    /// For reading old content. Opened before the mark was set, so that reading mostly reports nothing.
     pub(super) reader: Option<OwnedFd>,
     pub(super) key: FileKey,
 }
@@ -52,6 +53,10 @@ pub(super) struct State {
     pub(super) mounts: HashMap<u64, OwnedFd>,
     /// Whether a file system reports changes of content.
     pub(super) reports: HashMap<u64, bool>,
+    /// Whether a file system clones files, once it was tried.
+    pub(super) clones: HashMap<u64, bool>,
+    /// Whether a file system makes up its content, as proc(5) does: nothing in it goes back.
+    pub(super) made_up: HashMap<u64, bool>,
     /// Files that were open at each boundary.
     pub(super) boundaries: BTreeMap<Sequence, Vec<Armed>>,
     pub(super) rates: Rates,
@@ -82,6 +87,8 @@ impl State {
             enabled: HashMap::new(),
             mounts: HashMap::new(),
             reports: HashMap::new(),
+            clones: HashMap::new(),
+            made_up: HashMap::new(),
             boundaries: BTreeMap::new(),
             rates: Rates::default(),
             cost_max,
@@ -113,21 +120,18 @@ impl State {
     }
 
     /// Records an inode that existed when the epoch began.
-    pub(super) fn old(&mut self, file: BorrowedFd<'_>, stat: &Stat, extended: bool) -> Result<&mut Old> {
+    pub(super) fn old(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<&mut Old> {
         let id = (stat.st_dev, stat.st_ino);
         if !self.epoch.inodes.contains_key(&id) {
-            let key = FileKey::of(file, stat)?;
+            let key = key_of(file, stat)?;
             let mut attributes = Attributes::of(stat);
             match attributes.kind() {
                 FileType::Symlink => attributes.link = link_target(file)?,
-                FileType::Directory => attributes.extended = Some(extended_of(file)?),
-                _ if extended => attributes.extended = Some(extended_of(file)?),
+                FileType::Directory | FileType::RegularFile => attributes.extended = extended_of(file)?,
                 _ => {}
             }
             self.record(&key, &attributes, path_of(file))?;
             self.epoch.is_touched = true;
-        } else if extended {
-            self.record_extended(file, id)?;
         }
         Ok(self.epoch.inodes.get_mut(&id).expect("it was inserted if it was not there"))
     }
@@ -139,15 +143,6 @@ impl State {
         let content = if has_content { Content::Untouched } else { Content::Whole };
         let old = Old { id: number, size: attributes.size, content, is_kept: false };
         self.epoch.inodes.insert((key.device, key.inode), old);
-        Ok(())
-    }
-
-    /// Records extended attributes of an inode whose other attributes are in the log already.
-    fn record_extended(&mut self, file: BorrowedFd<'_>, id: Id) -> Result<()> {
-        let found = extended_of(file)?;
-        if let Some(old) = self.epoch.inodes.get(&id) {
-            self.log.extended(old.id, &found)?;
-        }
         Ok(())
     }
 
@@ -164,13 +159,13 @@ impl State {
     /// Sets the mark of a file, so that a description that is opened now can report.
     pub(super) fn mark(&mut self, file: BorrowedFd<'_>, stat: &Stat, mark: Mark) -> Result<()> {
         let id = (stat.st_dev, stat.st_ino);
-        let key = FileKey::of(file, stat)?;
+        let key = key_of(file, stat)?;
         match self.watched.get_mut(&id) {
             Some(watched) if watched.key == key && watched.mark == mark => return Ok(()),
             // The number may be that of a file which is gone, and its mark with it.
             Some(watched) if watched.key == key => watched.mark = mark,
             _ => {
-                // Before the mark: this description reports nothing.
+                // Before the mark: this description reports nothing, unless its mount was enabled.
                 let reader = reopen(file).ok();
                 self.watched.insert(id, Watched { mark, reader, key });
             }
@@ -207,11 +202,14 @@ impl State {
             let _ = self.marks.disable(directory.as_fd());
         }
     }
+}
 
-    /// Bytes of the log.
-    pub(super) fn bytes(&self) -> ByteCount {
-        self.log.bytes()
-    }
+/// The key of an open file.
+pub(super) fn key_of(file: BorrowedFd<'_>, stat: &Stat) -> Result<FileKey> {
+    FileKey::of(file, stat).map_err(|error| match error {
+        UndoError::Kernel(error) => sys::Error::path("get the handle of", path_of(file), error.errno).into(),
+        other => other,
+    })
 }
 
 /// Opens a file for reading that is open with O_PATH.
@@ -234,7 +232,13 @@ const EXTENDED_BYTES_MAX: usize = 65536;
 fn extended_of(file: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let failed = |errno| sys::Error::path("read extended attributes of", path_of(file), errno);
-    let mut names = vec![0_u8; EXTENDED_BYTES_MAX];
+    let mut none = [0_u8; 0];
+    let mut names = match rustix::fs::listxattr(&link, &mut none[..]) {
+        Ok(0) => return Ok(Vec::new()),
+        Ok(_) => vec![0_u8; EXTENDED_BYTES_MAX],
+        Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+        Err(errno) => return Err(failed(errno).into()),
+    };
     let length = match rustix::fs::listxattr(&link, &mut names[..]) {
         Ok(length) => length,
         Err(Errno::OPNOTSUPP) => 0,

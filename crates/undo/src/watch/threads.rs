@@ -112,7 +112,7 @@ pub(super) fn answer_events(shared: &Shared) {
     let own = Pid(std::process::id() as i32);
     let mut reader = shared.events.reader();
     loop {
-        match reader.next_event() {
+        match reader.receive() {
             Ok(Some(event)) => {
                 if event.pid() != own {
                     let range =

@@ -112,7 +112,8 @@ impl State {
 
 impl Keeping for Clone {
     fn cost(&self, state: &State, bytes: u64, device: u64) -> Option<Duration> {
-        (bytes > 0 && state.keep.clones(device)).then_some(state.rates.clone)
+        let clones = state.clones.get(&device).copied().unwrap_or(true);
+        (bytes > 0 && clones && state.mounts.contains_key(&device)).then_some(state.rates.clone)
     }
 
     fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
@@ -129,7 +130,14 @@ impl Keeping for Clone {
             state.mark(file, found, Mark::Silent)?;
         }
         let source = reopen(file)?;
-        let Some(path) = state.keep.clone_of(source.as_fd(), found.st_dev)? else { return Ok(false) };
+        let Some(mount) = state.mounts.get(&found.st_dev) else { return Ok(false) };
+        let (target, path) = state.keep.file_near(mount.as_fd())?;
+        if rustix::fs::ioctl_ficlone(&target, &source).is_err() {
+            // Asked once a file system.
+            state.clones.insert(found.st_dev, false);
+            state.keep.remove(&path)?;
+            return Ok(false);
+        }
         state.rates.note_clone(started.elapsed());
         state.log.whole_in(number, &path)?;
         Ok(true)

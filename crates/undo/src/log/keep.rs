@@ -1,0 +1,407 @@
+//! Keep directories: hard links and copies that outlive what the subject removes or replaces.
+//!
+//! Owns: where they are, the links and copies in them, the list of them in the log's directory.
+//! Invariants: a keep directory belongs to this user, has mode 0700 and a marker with the name of the log; nothing is
+//! removed outside of one; no symbolic link is followed.
+//! Does not: know which record names a link.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use sys::{Error, file_handle};
+
+use super::record::{self, AnyRecord, Place};
+use super::storage::DIRECTORY_MODE;
+use crate::error::{Result, UndoError};
+
+/// The directory below the mount point of a file system that is not that of the log.
+pub(crate) const ROOT_NAME: &str = ".undying";
+/// The keep directory in the log's own directory.
+pub(crate) const OWN_NAME: &str = "keep";
+/// Links and copies that records name.
+pub(crate) const KEPT_NAME: &str = "kept";
+/// Marks a keep directory, and holds the name of its log.
+const MARKER_NAME: &str = "undying-keep";
+/// The file with the name of a log.
+const LOG_NAME: &str = "log-name";
+/// The file that lists the keep directories of a log.
+const PLACES_NAME: &str = "places";
+/// Bytes of the file that lists keep directories: more file systems than a machine has.
+const PLACES_BYTES_MAX: usize = 1 << 20;
+/// Mount points above a directory: more levels than a path has.
+const LEVELS_MAX: usize = 4096;
+
+/// The keep directories of one log.
+#[derive(Debug)]
+pub struct KeepPlaces {
+    log: PathBuf,
+    log_directory: OwnedFd,
+    name: String,
+    device: u64,
+    /// By mount id.
+    places: Mutex<HashMap<u64, Arc<KeepPlace>>>,
+    own: Arc<KeepPlace>,
+    prefix: String,
+    next: AtomicU64,
+}
+
+/// One keep directory.
+#[derive(Debug)]
+pub(crate) struct KeepPlace {
+    pub(crate) directory: OwnedFd,
+    kept: OwnedFd,
+    pub(crate) path: PathBuf,
+}
+
+impl KeepPlaces {
+    /// The keep directories of the log in `log`, which must exist.
+    ///
+    /// # Errors
+    ///
+    /// When the log's own keep directory cannot be made.
+    pub fn new(log: &Path) -> Result<Self> {
+        let log_directory: OwnedFd = store::trust::open_directory(log).map_err(UndoError::Store)?.into();
+        let log = std::path::absolute(log).map_err(|error| Error::path("find", log, error))?;
+        let name = log_name(log_directory.as_fd(), &log)?;
+        let (device, mount) = device_and_mount(log_directory.as_fd())?;
+        let own = Arc::new(KeepPlace::make(log_directory.as_fd(), &log, OWN_NAME, &name)?);
+        let places = Mutex::new(HashMap::from([(mount, Arc::clone(&own))]));
+        let prefix = random_name()?;
+        Ok(Self { log, log_directory, name, device, places, own, prefix, next: AtomicU64::new(0) })
+    }
+
+    /// Gives an inode (open in any way, O_PATH too) a further name, and tells its path. `directory` is any directory
+    /// on the mount that the inode was found on.
+    ///
+    /// # Errors
+    ///
+    /// When the file system has no place for it (EXDEV for a mount of a single file, EROFS), or takes no further link
+    /// (EMLINK). A copy into [`KeepPlaces::file`] is the other way.
+    pub fn link(&self, inode: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> Result<PathBuf> {
+        let again;
+        let (inode, place) = if self.is_on_own_device(inode)? {
+            // By its handle, the inode is on the log's own mount, wherever the subject has it.
+            again = file_handle::open(self.log_directory.as_fd(), &file_handle::of(inode)?)?;
+            (again.as_fd(), Arc::clone(&self.own))
+        } else {
+            (inode, self.near(directory)?)
+        };
+        self.with_new_name(&place, "link into", |kept, name| {
+            rustix::fs::linkat(inode, "", kept, name, AtFlags::EMPTY_PATH)
+        })
+        .map(|(path, ())| path)
+    }
+
+    /// As [`KeepPlaces::link`], for what a name leads to. A symbolic link is not followed.
+    ///
+    /// # Errors
+    ///
+    /// As [`KeepPlaces::link`]; ENOENT when nothing has the name.
+    pub fn link_name(&self, directory: BorrowedFd<'_>, name: &OsStr) -> Result<PathBuf> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inode = rustix::fs::openat(directory, name, flags, Mode::empty())
+            .map_err(|errno| Error::path("open", name, errno))?;
+        self.link(inode.as_fd(), directory)
+    }
+
+    /// An empty file in the log's own keep directory, for a copy.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn file(&self) -> Result<(File, PathBuf)> {
+        self.file_at(&self.own)
+    }
+
+    /// An empty file on the file system of `directory`, for a reflink.
+    ///
+    /// # Errors
+    ///
+    /// As [`KeepPlaces::link`].
+    pub fn file_near(&self, directory: BorrowedFd<'_>) -> Result<(File, PathBuf)> {
+        if self.is_on_own_device(directory)? {
+            return self.file();
+        }
+        self.file_at(&*self.near(directory)?)
+    }
+
+    /// Removes a link or a file of a keep directory that no record names.
+    ///
+    /// # Errors
+    ///
+    /// When it is in no keep directory of this log.
+    pub fn remove(&self, path: &Path) -> Result<()> {
+        remove(&self.log, path)
+    }
+
+    /// The keep directory on the mount of a directory.
+    pub(crate) fn near(&self, directory: BorrowedFd<'_>) -> Result<Arc<KeepPlace>> {
+        let (_, mount) = device_and_mount(directory)?;
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = places.get(&mount) {
+            return Ok(Arc::clone(place));
+        }
+        let (root, path) = mount_root(directory, mount)?;
+        let above = open_private(root.as_fd(), &path, ROOT_NAME)?;
+        let above_path = path.join(ROOT_NAME);
+        add_place(self.log_directory.as_fd(), &self.log, &above_path.join(&self.name))?;
+        let place = Arc::new(KeepPlace::make(above.as_fd(), &above_path, &self.name, &self.name)?);
+        places.insert(mount, Arc::clone(&place));
+        Ok(place)
+    }
+
+    fn is_on_own_device(&self, file: BorrowedFd<'_>) -> Result<bool> {
+        let stat = rustix::fs::fstat(file).map_err(|errno| Error::new("inspect a file to keep", errno))?;
+        Ok(stat.st_dev == self.device)
+    }
+
+    fn file_at(&self, place: &KeepPlace) -> Result<(File, PathBuf)> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        self.with_new_name(place, "create a file in", |kept, name| {
+            rustix::fs::openat(kept, name, flags, Mode::from_raw_mode(0o600))
+        })
+        .map(|(path, file)| (file.into(), path))
+    }
+
+    fn with_new_name<Output>(
+        &self,
+        place: &KeepPlace,
+        operation: &'static str,
+        make: impl Fn(BorrowedFd<'_>, &str) -> rustix::io::Result<Output>,
+    ) -> Result<(PathBuf, Output)> {
+        let name = format!("{}-{}", self.prefix, self.next.fetch_add(1, Ordering::Relaxed));
+        let directory = place.path.join(KEPT_NAME);
+        match make(place.kept.as_fd(), &name) {
+            Ok(output) => Ok((directory.join(name), output)),
+            Err(errno) => Err(Error::path(operation, &directory, errno).into()),
+        }
+    }
+}
+
+impl KeepPlace {
+    /// Opens the keep directory `name` in `above`, made if it is missing.
+    fn make(above: BorrowedFd<'_>, above_path: &Path, name: &str, log: &str) -> Result<Self> {
+        let path = above_path.join(name);
+        let directory = open_private(above, above_path, name)?;
+        match read_small(directory.as_fd(), MARKER_NAME, &path) {
+            Ok(marker) if marker == log.as_bytes() => {}
+            Ok(_) => return Err(UndoError::ForeignKeep { path }),
+            Err(error) if error.errno == Errno::NOENT.into() => {
+                write_new(directory.as_fd(), MARKER_NAME, &path, log.as_bytes())?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let kept = open_private(directory.as_fd(), &path, KEPT_NAME)?;
+        Ok(Self { directory, kept, path })
+    }
+
+    /// Opens a keep directory that exists, if it is one of this log.
+    pub(crate) fn open(path: &Path, log: &str) -> Result<Option<Self>> {
+        let Some(directory) = open_if_private(rustix::fs::CWD, path)? else { return Ok(None) };
+        match read_small(directory.as_fd(), MARKER_NAME, path) {
+            Ok(marker) if marker == log.as_bytes() => {}
+            _ => return Ok(None),
+        }
+        let kept = open_private(directory.as_fd(), path, KEPT_NAME)?;
+        Ok(Some(Self { directory, kept, path: path.to_path_buf() }))
+    }
+}
+
+/// The keep directories of a log that exist, its own first.
+pub(crate) fn places(log: &Path) -> Result<Vec<KeepPlace>> {
+    let directory: OwnedFd = store::trust::open_directory(log).map_err(UndoError::Store)?.into();
+    let name = log_name(directory.as_fd(), log)?;
+    let mut paths = vec![log.join(OWN_NAME)];
+    for path in listed_places(directory.as_fd(), log)? {
+        if !paths.contains(&path) {
+            paths.push(path);
+        }
+    }
+    let mut places = Vec::new();
+    for path in paths {
+        places.extend(KeepPlace::open(&path, &name)?);
+    }
+    Ok(places)
+}
+
+/// Removes a link or a file of a keep directory, if it is there.
+pub(crate) fn remove(log: &Path, path: &Path) -> Result<()> {
+    let foreign = || UndoError::ForeignKeep { path: path.to_path_buf() };
+    let (Some(kept), Some(name)) = (path.parent(), path.file_name()) else { return Err(foreign()) };
+    let place = kept.parent().filter(|_| kept.file_name() == Some(OsStr::new(KEPT_NAME)));
+    let place = place.ok_or_else(foreign)?;
+    let directory: OwnedFd = store::trust::open_directory(log).map_err(UndoError::Store)?.into();
+    let log = log_name(directory.as_fd(), log)?;
+    // A keep directory that is gone, or that has become another's, holds nothing of this log.
+    let Some(place) = KeepPlace::open(place, &log)? else { return Ok(()) };
+    match rustix::fs::unlinkat(&place.kept, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(Error::path("remove", path, errno).into()),
+    }
+}
+
+/// Removes all links and copies that earlier logs in this directory have kept. What was moved aside stays.
+pub(crate) fn clear(log: &Path) -> Result<()> {
+    for place in places(log)? {
+        let path = place.path.join(KEPT_NAME);
+        for name in names_in(place.kept.as_fd(), &path)? {
+            match rustix::fs::unlinkat(&place.kept, &name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(Error::path("remove", path.join(&name), errno).into()),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The names in a directory; one that is not UTF-8 is none of ours.
+pub(crate) fn names_in(directory: BorrowedFd<'_>, path: &Path) -> Result<Vec<String>> {
+    let failed = |errno| Error::path("list", path, errno);
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory).map_err(failed)? {
+        match entry.map_err(failed)?.file_name().to_str() {
+            Ok("." | "..") | Err(_) => {}
+            Ok(name) => names.push(name.to_owned()),
+        }
+    }
+    Ok(names)
+}
+
+/// The name of the log in a directory, chosen now if it has none. It names keep directories on other file systems.
+fn log_name(directory: BorrowedFd<'_>, path: &Path) -> Result<String> {
+    match read_small(directory, LOG_NAME, path) {
+        Ok(name) if is_log_name(&name) => return Ok(String::from_utf8_lossy(&name).into_owned()),
+        Err(error) if error.errno != Errno::NOENT.into() => return Err(error.into()),
+        // A name that was cut short named no keep directory yet.
+        Ok(_) | Err(_) => {}
+    }
+    let (name, staged) = (random_name()?, format!("{LOG_NAME}.new"));
+    match rustix::fs::unlinkat(directory, &staged, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(Error::path("remove", path.join(&staged), errno).into()),
+    }
+    write_new(directory, &staged, path, name.as_bytes())?;
+    rustix::fs::renameat(directory, &staged, directory, LOG_NAME)
+        .map_err(|errno| Error::path("rename", path.join(&staged), errno))?;
+    Ok(name)
+}
+
+fn is_log_name(name: &[u8]) -> bool {
+    name.len() == 16 && name.iter().all(u8::is_ascii_hexdigit)
+}
+
+fn random_name() -> Result<String> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| Error::new("choose a random name", errno))?;
+    Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
+}
+
+/// Adds a keep directory to the list, before it is made.
+fn add_place(log: BorrowedFd<'_>, path: &Path, place: &Path) -> Result<()> {
+    if listed_places(log, path)?.iter().any(|listed| listed == place) {
+        return Ok(());
+    }
+    let list = path.join(PLACES_NAME);
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(log, PLACES_NAME, flags, Mode::from_raw_mode(0o600))
+        .map_err(|errno| Error::path("open", &list, errno))?;
+    let frame = record::frame(&Place { path: record::bytes_of(place) }, &[]);
+    File::from(file).write_all(&frame).map_err(|error| Error::path("write", &list, error).into())
+}
+
+fn listed_places(log: BorrowedFd<'_>, path: &Path) -> Result<Vec<PathBuf>> {
+    let bytes = match read_small(log, PLACES_NAME, path) {
+        Err(error) if error.errno == Errno::NOENT.into() => return Ok(Vec::new()),
+        result => result?,
+    };
+    let mut places = Vec::new();
+    let mut rest = &bytes[..];
+    while let Some((frame, behind)) = record::split(rest) {
+        // A record that was cut short or damaged names no place; those behind it are found by their length.
+        if let Some(Ok(AnyRecord::Place(place))) = record::verified(frame).map(record::decode) {
+            places.push(record::path_of(&place.path).to_path_buf());
+        }
+        rest = behind;
+    }
+    Ok(places)
+}
+
+fn read_small(directory: BorrowedFd<'_>, name: &str, path: &Path) -> sys::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let failed = |errno| Error::path("read", path.join(name), errno);
+    let file = rustix::fs::openat(directory, name, flags, Mode::empty()).map_err(failed)?;
+    let mut bytes = Vec::new();
+    let limit = PLACES_BYTES_MAX as u64;
+    std::io::Read::read_to_end(&mut std::io::Read::take(File::from(file), limit), &mut bytes)
+        .map_err(|error| Error::path("read", path.join(name), error))?;
+    Ok(bytes)
+}
+
+fn write_new(directory: BorrowedFd<'_>, name: &str, path: &Path, bytes: &[u8]) -> Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let path = path.join(name);
+    let file = rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o600))
+        .map_err(|errno| Error::path("create", &path, errno))?;
+    File::from(file).write_all(bytes).map_err(|error| Error::path("write", &path, error).into())
+}
+
+/// Opens a directory of mode 0700 that belongs to this user, made if it is missing.
+pub(crate) fn open_private(above: BorrowedFd<'_>, above_path: &Path, name: &str) -> Result<OwnedFd> {
+    let path = above_path.join(name);
+    match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(DIRECTORY_MODE)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(Error::path("create", &path, errno).into()),
+    }
+    open_if_private(above, Path::new(name))?.ok_or(UndoError::ForeignKeep { path })
+}
+
+/// Opens a directory; `None` when it is missing, or when it can be another user's.
+fn open_if_private(above: impl AsFd, path: &Path) -> Result<Option<OwnedFd>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = match rustix::fs::openat(above, path, flags, Mode::empty()) {
+        Ok(directory) => directory,
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+        Err(errno) => return Err(Error::path("open", path, errno).into()),
+    };
+    let stat = rustix::fs::fstat(&directory).map_err(|errno| Error::path("inspect", path, errno))?;
+    let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
+    Ok((is_own && stat.st_mode & 0o7777 == DIRECTORY_MODE).then_some(directory))
+}
+
+/// `st_dev` and the id of the mount.
+fn device_and_mount(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+    let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)
+        .map_err(|errno| Error::new("find the mount of a directory", errno))?;
+    Ok((rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_mnt_id))
+}
+
+/// The root directory of the mount that a directory is on, and its path.
+fn mount_root(directory: BorrowedFd<'_>, mount: u64) -> Result<(OwnedFd, PathBuf)> {
+    let failed = |errno| Error::new("find the mount point of a directory", errno);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut root = rustix::fs::openat(directory, ".", flags, Mode::empty()).map_err(failed)?;
+    for _ in 0..LEVELS_MAX {
+        let above = rustix::fs::openat(&root, "..", flags, Mode::empty()).map_err(failed)?;
+        let here = rustix::fs::fstat(&root).map_err(failed)?;
+        let there = rustix::fs::fstat(&above).map_err(failed)?;
+        let is_top = (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino);
+        if is_top || device_and_mount(above.as_fd())?.1 != mount {
+            let link = format!("/proc/thread-self/fd/{}", root.as_raw_fd());
+            let path = rustix::fs::readlink(link.as_str(), Vec::new()).map_err(failed)?;
+            return Ok((root, PathBuf::from(std::ffi::OsString::from_vec(path.into_bytes()))));
+        }
+        root = above;
+    }
+    Err(failed(Errno::LOOP).into())
+}

@@ -1,0 +1,214 @@
+//! The files of the log, so that a test can stand in for the disk.
+//!
+//! Owns: the traits `Storage` and `LogFile`, and the directory on disk.
+//! Invariants: every access is relative to the descriptor of the directory; no symbolic link is followed; what is
+//! written is in the page cache before the call returns.
+//! Does not: know what the bytes mean.
+
+use std::fmt::Debug;
+use std::fs::File;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use model::ByteCount;
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use sys::Error;
+
+use super::keep;
+use crate::error::Result;
+
+/// Room that a new file of the log takes ahead, so that its header never meets a full disk.
+const HEADER_ROOM_BYTES: u64 = 4096;
+/// Permission bits of the log's directories.
+pub(crate) const DIRECTORY_MODE: u32 = 0o700;
+
+/// A directory of log files.
+pub(crate) trait Storage: Send + Debug {
+    /// The names in the directory, in no order.
+    fn names(&self) -> Result<Vec<String>>;
+    /// Creates a file, which must not exist.
+    fn create(&self, name: &str) -> Result<Box<dyn LogFile>>;
+    /// Opens a file.
+    fn open(&self, name: &str) -> Result<Box<dyn LogFile>>;
+    /// Gives a file another name; a file that has that name is replaced.
+    fn rename(&self, from: &str, to: &str) -> Result<()>;
+    /// Removes a file, if it is there.
+    fn remove(&self, name: &str) -> Result<()>;
+    /// Makes the names durable.
+    fn sync(&self) -> Result<()>;
+    /// Names the present run of the kernel.
+    fn boot(&self) -> Result<String>;
+    /// Removes a link or a file in a keep directory, if it is there.
+    fn drop_kept(&self, path: &Path) -> Result<()>;
+    /// Bytes on disk of a link or a file in a keep directory.
+    fn kept_bytes(&self, path: &Path) -> Result<ByteCount>;
+    /// Removes all links and files in the keep directories of this log.
+    fn clear_kept(&self) -> Result<()>;
+    /// The directory, for messages.
+    fn path(&self) -> PathBuf;
+}
+
+/// A file of the log.
+pub(crate) trait LogFile: Send + Debug {
+    /// Writes all parts, one behind the other, at an offset.
+    fn write(&self, offset: u64, parts: [&[u8]; 2]) -> Result<()>;
+    /// Reads at most as many bytes as the buffer has.
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize>;
+    /// Cuts the file.
+    fn truncate(&self, length: u64) -> Result<()>;
+    /// Its length in bytes.
+    fn length(&self) -> Result<u64>;
+    /// Makes its content durable.
+    fn sync(&self) -> Result<()>;
+}
+
+/// A directory on disk.
+#[derive(Debug)]
+pub(crate) struct DiskStorage {
+    directory: OwnedFd,
+    path: PathBuf,
+}
+
+#[derive(Debug)]
+struct DiskFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl DiskStorage {
+    /// Opens the directory of a log, which only this user may have written.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let directory = store::trust::open_directory(path).map_err(crate::UndoError::Store)?;
+        let path = std::path::absolute(path).map_err(|error| Error::path("find", path, error))?;
+        Ok(Self { directory: directory.into(), path })
+    }
+
+    /// Opens it, created with mode 0700 if it is missing.
+    pub(crate) fn open_or_create(path: &Path) -> Result<Self> {
+        match rustix::fs::mkdir(path, Mode::from_raw_mode(DIRECTORY_MODE)) {
+            Ok(()) | Err(Errno::EXIST) => Self::open(path),
+            Err(errno) => Err(Error::path("create", path, errno).into()),
+        }
+    }
+
+    fn file(&self, name: &str, operation: &'static str, flags: OFlags) -> Result<Box<dyn LogFile>> {
+        let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let path = self.path.join(name);
+        let file = rustix::fs::openat(&self.directory, name, flags, Mode::from_raw_mode(0o600))
+            .map_err(|errno| Error::path(operation, &path, errno))?;
+        Ok(Box::new(DiskFile { file: file.into(), path }))
+    }
+}
+
+impl Storage for DiskStorage {
+    fn names(&self) -> Result<Vec<String>> {
+        keep::names_in(self.directory.as_fd(), &self.path)
+    }
+
+    fn create(&self, name: &str) -> Result<Box<dyn LogFile>> {
+        let file = self.file(name, "create", OFlags::CREATE | OFlags::EXCL)?;
+        Ok(file)
+    }
+
+    fn open(&self, name: &str) -> Result<Box<dyn LogFile>> {
+        self.file(name, "open", OFlags::empty())
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<()> {
+        rustix::fs::renameat_with(&self.directory, from, &self.directory, to, RenameFlags::empty())
+            .map_err(|errno| Error::path("rename", self.path.join(from), errno).into())
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        match rustix::fs::unlinkat(&self.directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(Error::path("remove", self.path.join(name), errno).into()),
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        rustix::fs::fsync(&self.directory).map_err(|errno| Error::path("sync", &self.path, errno).into())
+    }
+
+    fn boot(&self) -> Result<String> {
+        const PATH: &str = "/proc/sys/kernel/random/boot_id";
+        let boot = std::fs::read_to_string(PATH).map_err(|error| Error::path("read", PATH, error))?;
+        Ok(boot.trim().to_owned())
+    }
+
+    fn drop_kept(&self, path: &Path) -> Result<()> {
+        keep::remove(&self.path, path)
+    }
+
+    fn kept_bytes(&self, path: &Path) -> Result<ByteCount> {
+        let stat = rustix::fs::lstat(path).map_err(|errno| Error::path("inspect", path, errno))?;
+        Ok(ByteCount(stat.st_blocks as u64 * 512))
+    }
+
+    fn clear_kept(&self) -> Result<()> {
+        keep::clear(&self.path)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+}
+
+impl DiskFile {
+    fn failed(&self, operation: &'static str, errno: Errno) -> crate::UndoError {
+        Error::path(operation, &self.path, errno).into()
+    }
+}
+
+impl LogFile for DiskFile {
+    fn write(&self, mut offset: u64, parts: [&[u8]; 2]) -> Result<()> {
+        let mut parts = parts.map(IoSlice::new);
+        let mut rest = &mut parts[..];
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            match rustix::io::pwritev(&self.file, rest, offset) {
+                Ok(0) => return Err(self.failed("write", Errno::NOSPC)),
+                Ok(written) => {
+                    offset += written as u64;
+                    IoSlice::advance_slices(&mut rest, written);
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(self.failed("write", errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match rustix::io::pread(&self.file, &mut buffer[filled..], offset + filled as u64) {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(self.failed("read", errno)),
+            }
+        }
+        Ok(filled)
+    }
+
+    fn truncate(&self, length: u64) -> Result<()> {
+        rustix::fs::ftruncate(&self.file, length).map_err(|errno| self.failed("cut", errno))?;
+        if length == 0 {
+            // Only for speed and room: a file system without it serves as well.
+            let _ = rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, HEADER_ROOM_BYTES);
+        }
+        Ok(())
+    }
+
+    fn length(&self) -> Result<u64> {
+        let stat = rustix::fs::fstat(&self.file).map_err(|errno| self.failed("inspect", errno))?;
+        Ok(stat.st_size as u64)
+    }
+
+    fn sync(&self) -> Result<()> {
+        rustix::fs::fdatasync(&self.file).map_err(|errno| self.failed("sync", errno))
+    }
+}
