@@ -211,6 +211,3 @@ impl Drop for NotificationBuffer {
         self.shared.taken[self.index].store(false, Ordering::Release);
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -368,6 +368,3 @@ impl PendingListener {
         Listener::new(listener.ok_or_else(|| Error::new("receive a listener", Errno::SHORT))?)
     }
 }
-
-#[cfg(test)]
-pub(crate) mod tests;

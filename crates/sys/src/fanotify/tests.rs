@@ -11,7 +11,23 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::*;
-use crate::seccomp_listener::tests::Directory;
+
+/// A directory that is removed in the end.
+struct Directory(std::path::PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("undying-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
 
 const PAGE: u64 = 4096;
 const LENGTH: u64 = 16 * PAGE;

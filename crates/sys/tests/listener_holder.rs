@@ -3,21 +3,67 @@
 //! Owns: tests.
 //! Invariants: guardian and subject are forks of the test that make system calls and small allocations only.
 //! Does not: run programs.
+//!
+//! Man page: fork(2), seccomp_unotify(2)
+//! Since: Linux 5.9
+//! Probe: `features::REGISTRY` entry "file-notify"
+//! Fallback: none; without the feature the tests say so
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::ptr;
 use std::time::{Duration, Instant};
 
-use super::*;
-use crate::fd_passing::receive_descriptors;
-use crate::seccomp_listener::tests::{Directory, is_supported};
-use crate::seccomp_listener::{Listener, Receipt, Waited, install, watch_program};
+use model::Pid;
+use sys::listener_holder::{BROKEN_LINE, BUFFERS_MAX, ListenerHolder};
+use sys::seccomp_listener::{Listener, Receipt, Waited, watch_from_start, watch_program};
+use sys::{Errno, features, pidfd};
+use undying_sys as sys;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// What a subject writes in the end.
 const WELL: u8 = b'.';
 const FAILED: u8 = b'F';
+
+/// Whether filters with a listener can be installed; says so if not.
+fn is_supported() -> bool {
+    match (features::entry(features::Feature::FileNotify).probe)(&std::env::temp_dir()) {
+        Ok(_) => true,
+        Err(error) => {
+            println!("unsupported: file-notify: {error}");
+            false
+        }
+    }
+}
+
+/// A directory that is removed in the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("undying-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn ends_within(process: BorrowedFd<'_>, milliseconds: i32) -> bool {
+    let mut wait = libc::pollfd { fd: process.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the kernel reads and writes one pollfd at the address given.
+    unsafe { libc::poll(&raw mut wait, 1, milliseconds) == 1 }
+}
 
 /// Runs a function in a child, which ends behind it.
 fn fork(work: impl FnOnce()) -> Pid {
@@ -70,9 +116,10 @@ fn read_all(mut from: &File) -> Vec<u8> {
 }
 
 /// Makes calls that are reported; whether all of them succeeded.
-fn change_files(directory: &Directory, name: &str, rounds: usize) -> bool {
-    let (made, renamed) = (directory.at(name), directory.at(&format!("{name}-renamed")));
-    let file = directory.at(&format!("{name}-file"));
+fn change_files(directory: &Path, name: &str, rounds: usize) -> bool {
+    let at = |name: &str| CString::new(directory.join(name).to_str().unwrap()).unwrap();
+    let (made, renamed) = (at(name), at(&format!("{name}-renamed")));
+    let file = at(&format!("{name}-file"));
     (0..rounds).all(|_| {
         // SAFETY: the kernel reads strings that live; the descriptor that is closed was opened here.
         unsafe {
@@ -87,7 +134,8 @@ fn change_files(directory: &Directory, name: &str, rounds: usize) -> bool {
     })
 }
 
-/// Starts a subject of two processes, which says in the end how it went.
+/// Starts a subject of two processes, which says in the end how it went. It is what a command does before it would
+/// execute a program.
 fn start_subject(
     holder: &ListenerHolder,
     directory: &Directory,
@@ -95,22 +143,28 @@ fn start_subject(
     result: &OwnedFd,
 ) -> Listener {
     let broken = File::options().append(true).create(true).open(directory.0.join("broken")).unwrap();
-    let (from, to) = socket::pair(libc::SOCK_SEQPACKET).unwrap();
-    fork(|| {
-        let listener = install(&watch_program()).unwrap();
-        let both = [listener.as_raw_fd(), broken.as_raw_fd()];
-        if send_descriptors(holder.socket(), &both).is_err()
-            || send_descriptors(to.as_fd(), &both[..1]).is_err()
-        {
-            return;
-        }
-        drop(listener);
+    let mut command = Command::new("/bin/true");
+    let pending = watch_from_start(&mut command, watch_program(), Some((holder, broken.as_fd()))).unwrap();
+    let (directory, result) = (directory.0.clone(), result.try_clone().unwrap());
+    let be_two = move || {
         for name in ["one", "two"] {
-            fork(|| write(result, &[if change_files(directory, name, rounds) { WELL } else { FAILED }]));
+            fork(|| {
+                let number = result.as_raw_fd() as u32;
+                // SAFETY: closes copies of descriptors that this child does not use, so that their owners notice ends.
+                unsafe {
+                    libc::syscall(libc::SYS_close_range, 3, number - 1, 0);
+                    libc::syscall(libc::SYS_close_range, number + 1, u32::MAX, 0);
+                }
+                write(&result, &[if change_files(&directory, name, rounds) { WELL } else { FAILED }]);
+            });
         }
-    });
-    let [listener, _] = receive_descriptors(from.as_fd(), 0).unwrap();
-    Listener::new(listener.unwrap()).unwrap()
+        // SAFETY: a plain number.
+        unsafe { libc::_exit(0) }
+    };
+    // SAFETY: the closure forks and ends; nothing of the command is used behind it.
+    unsafe { command.pre_exec(be_two) };
+    command.spawn().unwrap().wait().unwrap();
+    pending.receive().unwrap()
 }
 
 /// Answers until nobody asks.
@@ -259,10 +313,11 @@ fn buffers_are_taken_once_and_given_back() {
     assert!(holder.buffer().is_some());
     // SAFETY: plain numbers; a holder that is killed is what is tested.
     unsafe { libc::kill(holder.pid().get(), libc::SIGKILL) };
-    assert!(ends_within(holder.handle.as_fd(), 10_000) && !holder.is_alive());
-    // SAFETY: opens nothing of another owner.
-    let null =
-        unsafe { OwnedFd::from_raw_fd(libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC)) };
+    let started = Instant::now();
+    while holder.is_alive() {
+        assert!(started.elapsed() < LIMIT);
+    }
+    let null = File::open("/dev/null").unwrap();
     let refused = holder.hold(null.as_fd(), null.as_fd()).unwrap_err();
     assert_eq!(refused.errno, Errno(libc::EPIPE));
 }

@@ -3,17 +3,30 @@
 //! Owns: tests.
 //! Invariants: a test that needs CAP_SYS_ADMIN says so and returns.
 //! Does not: test the filter call by call; `watch_filter` does.
+//!
+//! Man page: seccomp_unotify(2)
+//! Since: Linux 5.5
+//! Probe: `features::REGISTRY` entry "file-notify"
+//! Fallback: none; without the feature the tests say so
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ffi::CString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
 
-use super::*;
+use sys::seccomp_listener::{
+    CallTable, Listener, Notification, NotificationId, Receipt, Waited, install, watch_from_start,
+    watch_program,
+};
+use sys::{Errno, features};
+use undying_sys as sys;
 
 const LIMIT: Option<Duration> = Some(Duration::from_secs(10));
 
 /// Whether filters with a listener can be installed; says so if not.
-pub(crate) fn is_supported() -> bool {
-    match (crate::features::entry(crate::features::Feature::FileNotify).probe)(Path::new("/tmp")) {
+fn is_supported() -> bool {
+    match (features::entry(features::Feature::FileNotify).probe)(&std::env::temp_dir()) {
         Ok(_) => true,
         Err(error) => {
             println!("unsupported: file-notify: {error}");
@@ -23,16 +36,16 @@ pub(crate) fn is_supported() -> bool {
 }
 
 /// A directory that is removed in the end.
-pub(crate) struct Directory(pub(crate) PathBuf);
+struct Directory(PathBuf);
 
 impl Directory {
-    pub(crate) fn new(name: &str) -> Self {
+    fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("undying-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    pub(crate) fn at(&self, name: &str) -> CString {
+    fn at(&self, name: &str) -> CString {
         CString::new(self.0.join(name).to_str().unwrap()).unwrap()
     }
 }
