@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches};
 use guardian::{Compression, EVERY_MIN, RestartLimit};
-use model::Pid;
+use model::{ByteCount, Pid};
 
 /// A positional PID.
 pub(crate) fn pid(help: &'static str) -> Arg {
@@ -115,6 +115,30 @@ pub(crate) fn limit(text: &str) -> Result<RestartLimit, Malformed> {
     Ok(RestartLimit { count, window: duration(window)? })
 }
 
+/// A size: `4096`, `500MiB`, `2GiB`; also `500M` and `2G`, which mean the same.
+pub(crate) fn size(text: &str) -> Result<ByteCount, Malformed> {
+    const MALFORMED: Malformed =
+        Malformed("a size is a number above 0 with KiB, MiB, GiB or TiB behind it, or of bytes");
+    const UNITS: [(&str, u32); 5] = [("", 0), ("K", 10), ("M", 20), ("G", 30), ("T", 40)];
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.strip_suffix("iB").unwrap_or(unit);
+    // `iB` alone is no unit.
+    let is_bare = unit.is_empty() && digits < text.len();
+    let (_, shift) = UNITS.iter().find(|(name, _)| *name == unit && !is_bare).ok_or(MALFORMED)?;
+    let number: u64 = number.parse().map_err(|_| MALFORMED)?;
+    let bytes = number.checked_mul(1 << shift).filter(|bytes| *bytes > 0);
+    bytes.map(ByteCount).ok_or(MALFORMED)
+}
+
+/// A part in percent, as a fraction: `10`, `2.5` or `10%`. Any number above 0: keeping can cost more time than the
+/// program takes.
+pub(crate) fn percent(text: &str) -> Result<f64, Malformed> {
+    const MALFORMED: Malformed = Malformed("a part of time is a number of percent above 0, like 10 or 2.5");
+    let number: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| MALFORMED)?;
+    if number.is_finite() && number > 0.0 { Ok(number / 100.0) } else { Err(MALFORMED) }
+}
+
 /// A set of processors.
 #[derive(Clone, Debug)]
 pub(crate) struct Processors(pub(crate) Vec<u64>);
@@ -161,6 +185,24 @@ mod tests {
         assert_eq!(processors("64").unwrap().0, [0, 1]);
         for bad in ["", "a", "3-2", "-1", "8192", "1,,2", "1-"] {
             assert!(processors(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_binary_units() {
+        assert_eq!(size("4096").unwrap(), ByteCount(4096));
+        assert_eq!(size("500MiB").unwrap(), ByteCount(500 << 20));
+        assert_eq!(size("2G").unwrap(), ByteCount(2 << 30));
+        for bad in ["", "0", "iB", "GiB", "1MB", "-1", "1.5G", "5iB", "99999999999999999999", "99999999T"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn parts_are_in_percent() {
+        assert_eq!((percent("10").unwrap(), percent("2.5%").unwrap()), (0.1, 0.025));
+        for bad in ["", "%", "0", "-1", "NaN", "inf", "ten"] {
+            assert!(percent(bad).is_err(), "{bad}");
         }
     }
 

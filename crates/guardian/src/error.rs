@@ -21,6 +21,63 @@ pub enum GuardianError {
     /// A kernel call failed.
     #[error(transparent)]
     Kernel(#[from] sys::Error),
+    /// Files could not be watched, or not be taken back.
+    #[error(transparent)]
+    Undo(#[from] undo::UndoError),
+    /// Going back was asked for, and files of this subject cannot.
+    /// Row: files-cannot-go-back
+    #[error(
+        "files cannot go back with the program: {why}\nhelp: run it with `--files fresh` (or without `--files`); `undying doctor` tells what this system lacks"
+    )]
+    NoRewind {
+        /// What is missing.
+        why: String,
+    },
+    /// The undo log of a subject does not lead to a checkpoint.
+    /// Row: files-not-reached
+    #[error(
+        "files cannot go back to {image}: {why}\nhelp: `undying ls` shows the checkpoints that files can go back to; `--files refuse` compares them, `--files keep` restores over them as they are"
+    )]
+    NotReached {
+        /// The image as given.
+        image: String,
+        /// Why not.
+        why: String,
+    },
+    /// A subject runs, or has a guardian: its files are in use.
+    /// Row: files-in-use
+    #[error(
+        "files of {name} do not go back while it is guarded; nothing was changed\nhelp: end it first, or wait until it has ended: `undying status {name}`"
+    )]
+    FilesInUse {
+        /// The subject.
+        name: String,
+    },
+    /// Nothing of this path was moved aside, or it is gone.
+    /// Row: not-moved-aside
+    #[error(
+        "nothing was moved aside from {path} by a restart of {name}\nhelp: `undying files {name}` lists what is there",
+        path = Escaped(&path.to_string_lossy())
+    )]
+    NotAside {
+        /// The subject.
+        name: String,
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// There is something where a file is to be put back.
+    /// Row: put-back-taken
+    #[error(
+        "{path} exists; nothing was changed\nhelp: rename it, then put the other one back; or use that where it is: {from}",
+        path = Escaped(&path.to_string_lossy()),
+        from = Escaped(&from.to_string_lossy())
+    )]
+    PutBackTaken {
+        /// The path.
+        path: PathBuf,
+        /// Where the file that was moved aside is.
+        from: PathBuf,
+    },
     /// A kernel feature that nothing can replace is missing or forced off.
     /// Row: feature-missing
     #[error("the kernel feature {name} is missing: {purpose}\nhelp: {fix}; `undying doctor` checks them all")]

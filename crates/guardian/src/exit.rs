@@ -9,6 +9,7 @@ use resource::ResourceError;
 use sys::Errno;
 use tracee::{FreezeError, RemoteError};
 use track::TrackError;
+use undo::UndoError;
 
 use crate::error::GuardianError;
 
@@ -78,7 +79,11 @@ impl GuardianError {
             Self::Engine(error) => of_engine(error),
             Self::Store(error) => of_store(error),
             Self::Kernel(error) => of_kernel(error),
-            Self::FeatureMissing { .. } | Self::NoRightToRestore => ExitCode::Missing,
+            Self::Undo(error) => of_undo(error),
+            Self::FeatureMissing { .. } | Self::NoRightToRestore | Self::NoRewind { .. } => ExitCode::Missing,
+            Self::NotReached { .. } | Self::FilesInUse { .. } | Self::PutBackTaken { .. } => {
+                ExitCode::Refused
+            }
             Self::NoStore => ExitCode::Usage,
             Self::OwnTree { .. } | Self::KernelThread { .. } => ExitCode::Refused,
             // As for an image that is not there.
@@ -90,6 +95,7 @@ impl GuardianError {
             Self::NameTaken { .. }
             | Self::NotGuarded { .. }
             | Self::NoParent { .. }
+            | Self::NotAside { .. }
             | Self::NoWayBack { .. }
             | Self::Leftover { .. }
             | Self::Status { .. } => ExitCode::Failure,
@@ -161,6 +167,13 @@ fn of_store(error: &store::Error) -> ExitCode {
         store::Error::Io(error) => of_kernel(error),
         damage if damage.is_damage() => ExitCode::Damaged,
         _ => ExitCode::Failure,
+    }
+}
+
+/// A conflict is a refusal: nothing was changed.
+fn of_undo(error: &UndoError) -> ExitCode {
+    match error {
+        UndoError::Kernel(error) => of_kernel(error),
     }
 }
 

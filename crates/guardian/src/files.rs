@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use engine::{Effect, FileRecord};
 use model::Sequence;
 use serde::{Deserialize, Serialize};
+use undo::watch::WatchReport;
 
 use crate::run::ChangedFiles;
 
@@ -19,10 +20,31 @@ const LISTED_MAX: usize = 64;
 const NAMED_MAX: usize = 5;
 
 /// Regular files that the subject writes, as its newest checkpoint recorded them.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct FilesReport {
-    /// What a restart does when they have changed: `fresh`, `keep` or `refuse`.
+    /// What a restart does when they have changed: `rewind`, `fresh`, `keep` or `refuse`.
     pub policy: String,
+    /// Why files do not go back, where nothing else was asked for.
+    #[serde(default)]
+    pub because: Option<String>,
+    /// The newest checkpoint that all files but those of `uncovered` can go back to.
+    #[serde(default)]
+    pub exact: Option<u64>,
+    /// Why the way back is lost since the last exact checkpoint.
+    #[serde(default)]
+    pub broken: Option<String>,
+    /// Files that can be changed without a trace: they do not go back and are compared; 64 at most.
+    #[serde(default)]
+    pub uncovered: Vec<String>,
+    /// Bytes of the undo log.
+    #[serde(default)]
+    pub undo_bytes: u64,
+    /// Part of the time of the last epoch that keeping files took.
+    #[serde(default)]
+    pub cost: f64,
+    /// Checkpoints for each exact one, by the cap on that cost.
+    #[serde(default)]
+    pub every: u32,
     /// Files that prevent a restart from a checkpoint as soon as they have changed after it; 64 at most.
     pub in_place: Vec<String>,
     /// Files that prevent every restart from a checkpoint; 64 at most.
@@ -40,7 +62,36 @@ impl FilesReport {
             policy: policy.to_owned(),
             in_place: with(Effect::Prevents),
             unknown: with(Effect::AlwaysPrevents),
+            ..Self::default()
         }
+    }
+
+    /// Before the first checkpoint.
+    pub(crate) fn first(policy: &str, because: Option<&str>) -> Self {
+        Self { policy: policy.to_owned(), because: because.map(str::to_owned), ..Self::default() }
+    }
+
+    /// Takes over what a report of the watch says.
+    pub(crate) fn note_watch(&mut self, report: &WatchReport) {
+        let paths = report.uncovered.iter().take(LISTED_MAX);
+        self.exact = report.newest_exact.map(Sequence::get);
+        self.broken.clone_from(&report.broken);
+        self.uncovered = paths.map(|path| path.display().to_string()).collect();
+        self.undo_bytes = report.bytes.get();
+        self.cost = report.cost;
+        self.every = report.every;
+    }
+
+    /// Takes over what does not depend on the files of one checkpoint.
+    pub(crate) fn keep_watch_of(&mut self, before: &Self) {
+        let Self { policy, in_place, unknown, .. } = std::mem::take(self);
+        *self = Self { policy, in_place, unknown, ..before.clone() };
+    }
+
+    /// Why its files would not go back if it died now, where they should.
+    #[must_use]
+    pub fn lost(&self) -> Option<&str> {
+        self.broken.as_deref().filter(|_| self.policy == ChangedFiles::Rewind.name())
     }
 
     /// A file that prevents every restart under this policy, if there is one.

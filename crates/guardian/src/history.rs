@@ -19,7 +19,7 @@ use crate::files::FilesReport;
 use crate::journal::{CheckpointEvent, EventReader, EventRow, What};
 use crate::location::StoreLocation;
 use crate::record::Record;
-use crate::run::CHILDREN_UNSEEN;
+use crate::run::{CHILDREN_UNSEEN, FILES_BROKEN, FILES_COMPARED};
 use crate::time;
 
 /// The events of one subject or of all, from the oldest that are still there, and those that come.
@@ -244,7 +244,11 @@ fn draw(checkpoint: &CheckpointEvent, process: usize, at: u64, events: &mut Vec<
     let running = [("look", look_us), ("pre-copy", precopy_us), ("prepare", prepare_us)];
     let memory =
         [("scan", checkpoint.scan_us), ("copy", checkpoint.copy_us), ("objects", checkpoint.objects_us)];
-    let state = [("descriptors", checkpoint.descriptors_us), ("threads", checkpoint.threads_us)];
+    let state = [
+        ("descriptors", checkpoint.descriptors_us),
+        ("files", checkpoint.files_us),
+        ("threads", checkpoint.threads_us),
+    ];
     let stopping =
         [("stop", checkpoint.stop_us), ("areas", checkpoint.areas_us), ("tables", checkpoint.tables_us)];
     let ending = [("resume", checkpoint.resume_us), ("finish", checkpoint.finish_us)];
@@ -311,6 +315,18 @@ impl std::fmt::Display for What {
                 };
                 report.fmt(f)
             }
+            Self::FilesCompared { reason } => write!(f, "{FILES_COMPARED}: {}", headline(reason)),
+            Self::FilesWentBack { seq, changed, aside, .. } => match seq {
+                0 => write!(f, "files went back to the beginning: {changed} changed, {aside} moved aside"),
+                seq => {
+                    write!(f, "files went back to checkpoint {seq}: {changed} changed, {aside} moved aside")
+                }
+            },
+            Self::FilesDeferred { seq, reason } => {
+                write!(f, "files cannot go back to checkpoint {seq}: {}", headline(reason))
+            }
+            Self::FilesBroken { reason } => write!(f, "{FILES_BROKEN}: {}", headline(reason)),
+            Self::FilesExactAgain { seq } => write!(f, "files can go back again, to checkpoint {seq}"),
             Self::Adopted { pid } => write!(f, "adopted as pid {pid}"),
             Self::Checkpoint(one) => checkpoint_text(one, f),
             Self::Refused { reason } => {

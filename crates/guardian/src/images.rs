@@ -8,14 +8,15 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use engine::{Effect, FileRecord};
 use image::{Commit, ImageKind};
-use model::{ByteCount, PageCount};
+use model::{ByteCount, PageCount, Sequence};
 use serde::Serialize;
 use store::{Store, SubjectName};
 
 use crate::error::{Found, GuardianError, Result};
 use crate::location::StoreLocation;
-use crate::time;
+use crate::{time, undoing};
 
 /// Threads that verify: one waits for the device while the other computes checksums.
 const VERIFIERS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
@@ -34,6 +35,8 @@ pub struct CheckpointRow {
     pub pages: u64,
     pub bytes: u64,
     pub committed: bool,
+    /// Files can go back to it.
+    pub files_exact: bool,
 }
 
 /// One subject of a store.
@@ -73,6 +76,9 @@ pub struct ImageReport {
     pub stored_pages: u64,
     /// How many records of each kind.
     pub records: BTreeMap<String, usize>,
+    /// Regular files that a restore compares, unless files go back to this checkpoint; `None` in an image of an earlier
+    /// version.
+    pub compared: Option<Vec<String>>,
 }
 
 /// An image that was found good.
@@ -140,9 +146,11 @@ pub fn checkpoints(location: &StoreLocation, name: &str) -> Result<Vec<Checkpoin
             pages: 0,
             bytes: 0,
             committed: false,
+            files_exact: false,
         },
     });
-    Ok(rows.collect())
+    let reached = undoing::reached(&store, &name);
+    Ok(rows.map(|row| CheckpointRow { files_exact: is_reached(&row, &reached), ..row }).collect())
 }
 
 /// One image, from its commit record, record file and index.
@@ -157,16 +165,29 @@ pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
         *records.entry(record.kind.clone()).or_insert(0) += 1;
     }
     let commit = reader.commit();
+    let reached = match location.subject_of(image)? {
+        Some((store, name)) => undoing::reached(&store, &name),
+        None => Vec::new(),
+    };
+    let checkpoint = row(commit);
+    let files = engine::recorded_files(location.read(image)?).ok();
+    let compared = |file: &&FileRecord| file.effect() != Effect::Stays;
+    let compared = files.map(|files| files.iter().filter(compared).map(path_of).collect());
     Ok(ImageReport {
         path: reader.path().display().to_string(),
         subject: commit.subject.clone(),
-        checkpoint: row(commit),
+        checkpoint: CheckpointRow { files_exact: is_reached(&checkpoint, &reached), ..checkpoint },
+        compared,
         pids: commit.pids.iter().map(|pid| pid.get()).collect(),
         kernel: commit.kernel_release.clone(),
         tool_version: commit.tool_version.clone(),
         stored_pages: reader.index().stored_pages().get(),
         records,
     })
+}
+
+fn path_of(file: &FileRecord) -> String {
+    file.path().display().to_string()
 }
 
 /// Reads and checks every byte of an image.
@@ -197,7 +218,12 @@ pub fn verify(location: &StoreLocation, image: &str, progress: Progress<'_>) -> 
 pub fn prune(location: &StoreLocation, name: &str, keep: usize) -> Result<Vec<u64>> {
     let name: SubjectName = name.parse()?;
     let store = with_subject(location, &name)?;
-    Ok(store.prune(&name, keep)?.into_iter().map(|sequence| sequence.get()).collect())
+    let removed = store.prune(&name, keep)?;
+    if store.list(&name)?.is_empty() {
+        // Nothing is left that files could go back to.
+        undoing::remove_unused_log(&store, &name)?;
+    }
+    Ok(removed.into_iter().map(|sequence| sequence.get()).collect())
 }
 
 /// The store, if it has a subject or a copy of this name.
@@ -229,5 +255,10 @@ fn row(commit: &Commit) -> CheckpointRow {
         pages: commit.pages.get(),
         bytes: commit.bytes.get(),
         committed: true,
+        files_exact: false,
     }
+}
+
+fn is_reached(row: &CheckpointRow, reached: &[Sequence]) -> bool {
+    row.committed && reached.contains(&Sequence(row.seq))
 }

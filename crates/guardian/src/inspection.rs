@@ -169,6 +169,7 @@ pub fn doctor(location: &StoreLocation) -> DoctorReport {
     let mut checks: Vec<DoctorCheck> =
         features::REGISTRY.iter().map(|entry| check(entry, &directory)).collect();
     checks.push(check_store(location, &directory));
+    checks.push(check_files());
     DoctorReport { ok: checks.iter().all(|check| check.state != CheckState::Missing), checks }
 }
 
@@ -242,6 +243,25 @@ fn check_store(location: &StoreLocation, directory: &Path) -> DoctorCheck {
             let detail = format!("images live in {}", location.path().display());
             DoctorCheck { name, state: CheckState::Ok, detail, fix: String::new() }
         }
+    }
+}
+
+/// Whether files of a program under `run` can go back with it.
+fn check_files() -> DoctorCheck {
+    let name = "files-go-back".to_owned();
+    match undo::watch::Watch::missing() {
+        None => DoctorCheck {
+            name,
+            state: CheckState::Ok,
+            detail: "files of a program under `undying run` go back with it".to_owned(),
+            fix: String::new(),
+        },
+        Some(why) => DoctorCheck {
+            name,
+            state: CheckState::Degraded,
+            detail: format!("files are compared at a restart, and do not go back: {why}"),
+            fix: "run undying as root on Linux 6.14 or later, with files on ext4, xfs or btrfs".to_owned(),
+        },
     }
 }
 

@@ -29,10 +29,10 @@ mod streams;
 mod subject;
 mod tidying;
 mod time;
+mod undoing;
 
 pub use aside::MovedPart;
 pub use compression::Compression;
-pub use engine::FilePolicy;
 pub use error::{Found, GuardianError, Result};
 pub use exit::ExitCode;
 pub use files::FilesReport;
@@ -50,8 +50,9 @@ pub use once::{CheckpointRequest, Checkpointed, checkpoint};
 pub use record::{Death, FreshReport, PauseMicroseconds, RefusalReport, VerifiedReport};
 pub use restoring::{Numbers, RestoreEvent, RestoreRequest, Resumed, restore};
 pub use run::{
-    COMPRESS_AFTER_DEFAULT, ChangedFiles, EVERY_DEFAULT, EVERY_MIN, Guarded, KEEP_DEFAULT, Preference,
-    RestartLimit, RestartPolicy, RunEvent, RunRequest, TRACKER_DEFAULT, Tuning, run,
+    COMPRESS_AFTER_DEFAULT, ChangedFiles, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,
+    FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, Preference, RestartLimit, RestartPolicy, RunEvent,
+    RunRequest, TRACKER_DEFAULT, Tuning, WentBackEvent, run,
 };
 pub use status::{SubjectReport, status};
 pub use subject::SubjectStatus;
@@ -59,3 +60,4 @@ pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
     store_copy,
 };
+pub use undoing::{AsideRow, RestoredFiles, moved_aside, put_back};

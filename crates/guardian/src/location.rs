@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use store::{ImageReader, Medium, Store};
+use store::{ImageReader, Medium, Store, SubjectName};
 
 use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
@@ -107,6 +107,14 @@ impl StoreLocation {
             Some(subject) if !subject.as_os_str().is_empty() => Parts::of_subject(&self.root.join(subject)),
             _ => Parts::of_image(&image),
         })
+    }
+
+    /// The subject of the store whose directory holds that image; `None` for an image that lies elsewhere.
+    pub(crate) fn subject_of(&self, spec: &str) -> Result<Option<(Store, SubjectName)>> {
+        let image = self.image(spec)?;
+        let below = image.strip_prefix(&self.root).ok().and_then(Path::parent).and_then(Path::to_str);
+        let name = below.filter(|name| !name.is_empty()).and_then(|name| name.parse().ok());
+        Ok(self.open()?.zip(name))
     }
 
     /// Opens the image that an argument names.

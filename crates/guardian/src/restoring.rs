@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{FilePolicy, Files, PidPolicy, RestoreOptions, Restored};
+use engine::{Covered, FilePolicy, Files, PidPolicy, RestoreOptions, Restored};
 use model::Pid;
 use rustix::event::{PollFd, PollFlags, poll};
 use sys::Error;
@@ -18,9 +18,11 @@ use crate::error::Result;
 use crate::foreground::Foreground;
 use crate::inspection::require_features;
 use crate::location::StoreLocation;
+use crate::run::WentBackEvent;
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
 use crate::subject::{Subject, SubjectStatus};
+use crate::undoing::{Going, Gone, RestoredFiles};
 
 /// Which process numbers a restored tree gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -46,7 +48,7 @@ pub struct RestoreRequest {
     /// Which process numbers.
     pub numbers: Numbers,
     /// What happens when regular files have changed since the checkpoint.
-    pub files: FilePolicy,
+    pub files: RestoredFiles,
     /// Let the tree run while its memory is still being filled.
     pub lazy: bool,
     /// Give back no TCP connection to the outside, also where its peer may still wait for it.
@@ -77,11 +79,16 @@ pub struct Resumed {
 pub enum RestoreEvent<'a> {
     /// The end of a file that only grew was cut off.
     MovedAside(&'a MovedPart),
+    /// Files were taken back.
+    FilesWentBack(WentBackEvent<'a>),
 }
 
 impl fmt::Display for RestoreEvent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::MovedAside(MovedPart { path, bytes, to }) = self;
+        let MovedPart { path, bytes, to } = match self {
+            Self::MovedAside(part) => part,
+            Self::FilesWentBack(event) => return event.fmt(f),
+        };
         let (path, to) = (path.display(), to.display());
         write!(f, "{path} was taken back to the checkpoint; the {bytes} bytes that went are in {to}")
     }
@@ -100,6 +107,9 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
     let signals = if request.detach { None } else { Some(Signals::take()?) };
     let mut foreground = Foreground::new();
     let parts = request.store.parts_of(&request.image)?;
+    let going = Going::decide(&request.store, &request.image, request.files)?;
+    let covered = go_back(request, going.as_ref(), tell)?;
+    let policy = if request.files == RestoredFiles::Keep { FilePolicy::Keep } else { FilePolicy::Compare };
     let options = RestoreOptions {
         pid: match request.numbers {
             Numbers::Auto => PidPolicy::Auto,
@@ -108,7 +118,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
             Numbers::Any => PidPolicy::Any,
         },
         inherited: streams.duplicates()?,
-        files: Files { policy: request.files, aside: Some(parts.keeper()), ..Files::default() },
+        files: Files { policy, aside: Some(parts.keeper()), covered, ..Files::default() },
         connections_lost: request.lose_connections,
         // A program that outlives us would keep the terminal.
         terminal: signals.as_ref().and_then(|_| foreground.offer()),
@@ -127,6 +137,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
         running(&restored);
         restored
     };
+    drop(going);
     written?;
     if signals.is_none() {
         foreground.left_to_the_shell();
@@ -138,6 +149,19 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
     foreground.take_back(status);
     let Restored { root, pids, total, filled, .. } = restored;
     Ok(Resumed { root, processes: pids.len(), total, filled, status })
+}
+
+/// Takes files back if they are to go.
+fn go_back(
+    request: &RestoreRequest,
+    going: Option<&Going>,
+    tell: &mut dyn FnMut(RestoreEvent<'_>),
+) -> Result<Covered> {
+    let Some(going) = going else { return Ok(Covered::Nothing) };
+    let recorded = engine::recorded_files(request.store.read(&request.image)?)?;
+    let Gone { went, covered, left } = going.go(&recorded)?;
+    tell(RestoreEvent::FilesWentBack(WentBackEvent { to: going.to(), went: &went, left }));
+    Ok(covered)
 }
 
 /// Hands signals on until the subject ends.

@@ -5,13 +5,15 @@
 //! exec and are none of a subject's; no descriptor is changed.
 //! Does not: know what kind of file they are.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use model::{Fd, Inode, Pid};
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags, Stat};
 use sys::{Error, pidfd};
-use tracee::procfs;
+use tracee::procfs::{self, DescriptorInfo};
 
+use crate::ancestry;
 use crate::error::Result;
 
 /// Copies are made above the numbers that stand for standard streams.
@@ -56,12 +58,55 @@ impl Streams {
         self.0.iter().map(|(device, inode, _)| (*device, *inode)).collect()
     }
 
+    /// Device and inode of the regular files among them that are open for writing.
+    pub(crate) fn written_files(&self) -> Vec<(u64, u64)> {
+        let written = self.0.iter().filter(|(_, _, file)| is_written_file(file.as_fd()));
+        written.map(|(device, inode, _)| (*device, inode.get())).collect()
+    }
+
     /// Device, inode and another copy of each, to be given away.
     pub(crate) fn duplicates(&self) -> Result<Vec<(u64, Inode, OwnedFd)>> {
         let duplicate =
             |(device, inode, file): &(u64, Inode, OwnedFd)| Ok((*device, *inode, copy(file.as_fd())?));
         self.0.iter().map(duplicate).collect()
     }
+}
+
+/// Whether what is said on standard error goes to a regular file.
+pub(crate) fn says_into_file() -> bool {
+    is_written_file(rustix::stdio::stderr())
+}
+
+fn is_written_file(file: BorrowedFd<'_>) -> bool {
+    let is_regular = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    rustix::fs::fstat(file).is_ok_and(is_regular)
+        && rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::ACCMODE != OFlags::RDONLY)
+}
+
+/// Those of these files (device and inode) that a process has open for writing which is neither this one nor an ancestor
+/// of it. Processes that this user may not inspect count as none that write.
+pub(crate) fn written_by_others(files: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    if files.is_empty() {
+        return Vec::new();
+    }
+    let own: HashSet<Pid> = ancestry::line(Pid(std::process::id() as i32)).collect();
+    let others = procfs::processes().unwrap_or_default().into_iter().filter(|pid| !own.contains(pid));
+    let mut found = HashSet::new();
+    for pid in others {
+        for fd in procfs::descriptors(pid).unwrap_or_default() {
+            let Ok(stat) = rustix::fs::stat(format!("/proc/{pid}/fd/{fd}")) else { continue };
+            let file = (stat.st_dev, stat.st_ino);
+            if files.contains(&file) && procfs::descriptor_info(pid, fd).is_ok_and(|info| may_write(&info)) {
+                found.insert(file);
+            }
+        }
+    }
+    files.iter().filter(|file| found.contains(file)).copied().collect()
+}
+
+fn may_write(info: &DescriptorInfo) -> bool {
+    let flags = OFlags::from_bits_retain(info.description_flags());
+    !flags.contains(OFlags::PATH) && flags & OFlags::ACCMODE != OFlags::RDONLY
 }
 
 /// Whether a program that we start has this descriptor as well.
@@ -109,6 +154,27 @@ mod tests {
         let event = eventfd(0, EventfdFlags::empty()).unwrap();
         let shared = Streams::inherited().unwrap().identities();
         assert!(!shared.iter().any(|(_, found)| *found == inode(&event)));
+    }
+
+    #[test]
+    fn a_file_that_another_program_writes_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |name: &str| std::fs::File::create(folder.path().join(name)).unwrap();
+        let (own, shared, read) = (open("own"), open("shared"), open("read"));
+        let reader = std::fs::File::open(folder.path().join("read")).unwrap();
+        let mut child = std::process::Command::new("sleep");
+        child.arg("60").stdin(reader).stdout(shared.try_clone().unwrap());
+        let mut child = child.spawn().unwrap();
+        let file = |file: &std::fs::File| {
+            let stat = rustix::fs::fstat(file).unwrap();
+            (stat.st_dev, stat.st_ino)
+        };
+        let files = [&own, &shared, &read].map(file);
+        let found = written_by_others(&files);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, [file(&shared)]);
+        assert_eq!(written_by_others(&files), []);
     }
 
     #[test]

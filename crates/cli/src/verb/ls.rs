@@ -78,8 +78,9 @@ fn list_checkpoints(checkpoints: &[guardian::CheckpointRow], json: bool) -> Resu
                 print::duration(Duration::from_micros(row.pause_us)),
                 row.pages.to_string(),
                 print::bytes(row.bytes),
+                if row.files_exact { "go back" } else { "compared" }.to_owned(),
             ]
         })
         .collect();
-    print::table(&["SEQ", "KIND", "TIME", "PAUSE", "PAGES", "SIZE"], &rows)
+    print::table(&["SEQ", "KIND", "TIME", "PAUSE", "PAGES", "SIZE", "FILES"], &rows)
 }

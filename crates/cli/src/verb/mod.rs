@@ -14,6 +14,7 @@ mod copies;
 mod deaths;
 mod doctor;
 mod events;
+mod files;
 mod gc;
 mod ls;
 mod man;
@@ -34,6 +35,7 @@ pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &checkpoint::Checkpoint,
     &restore::Restore,
     &run::Run,
+    &files::Files,
     &ls::Ls,
     &show::Show,
     &verify::Verify,

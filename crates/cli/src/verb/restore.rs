@@ -1,4 +1,4 @@
-//! `undying restore IMAGE [--files refuse|keep] [--lazy] [--detach] [--lose-connections] [--pidfile F] [--pid auto|same]`
+//! `undying restore IMAGE [--files rewind|refuse|keep|force] [--lazy] [--detach] [--lose-connections] [--pidfile F] [--pid auto|same]`
 //!
 //! Owns: its arguments and what it says.
 //! Does not: know how a tree is built.
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use guardian::{FilePolicy, Numbers, RestoreEvent, RestoreRequest};
+use guardian::{Numbers, RestoreEvent, RestoreRequest, RestoredFiles};
 
 use super::Verb;
 use crate::failure::Failure;
@@ -20,16 +20,18 @@ const NUMBERS: [(&str, Numbers); 4] =
 const PID_HELP: &str = "\
 Pids of the restored tree: same (as at the checkpoint, refused while one is taken) or auto (the same today)";
 
-/// The values of `--files`.
-const FILES: [(&str, FilePolicy); 2] = [("refuse", FilePolicy::Compare), ("keep", FilePolicy::Keep)];
+const FILES_HELP: &str = "\
+What happens to files that the program has changed: rewind, refuse, keep or force [default: rewind if the undo log of \
+the subject leads there, else refuse]";
 
-const FILES_HELP: &str =
-    "When files that the program writes have changed: refuse, or keep and restore over them";
-
-const FILES_LONG_HELP: &str = "What happens when regular files that the program writes have changed since the \
-checkpoint. refuse: the restore is refused and the files are named; a file that only grew behind what the program had \
-appended is cut back, and what is cut off is kept; it counts as changed if a file beside it was removed. keep: the memory of the checkpoint meets the files as they are, \
-which destroys databases and repeats lines of logs";
+const FILES_LONG_HELP: &str = "\
+What happens to files that the program has changed since the checkpoint. rewind: all of them go back to the checkpoint, \
+and files that the program had made since are moved aside (`undying files NAME`); refused, with all names, if others \
+have changed such a file since the program ended. force: these go back, too. refuse: files are compared, and any change \
+refuses the restore; a file that only grew behind what the program had appended is cut back, and what is cut off is \
+kept; it counts as changed if a file beside it was removed. keep: the memory of the checkpoint meets the files as they \
+are, which destroys databases and repeats lines of logs. Without this option: rewind if the undo log of the subject \
+leads to the checkpoint, else refuse";
 
 const LAZY_HELP: &str = "Let it run at once and fill its memory meanwhile, what it touches first.
 undying stays until all is there, also with --detach; if it is killed before, the program is killed too. \
@@ -68,8 +70,7 @@ impl Verb for Restore {
                 Arg::new("files")
                     .long("files")
                     .value_name("POLICY")
-                    .default_value("refuse")
-                    .value_parser(PossibleValuesParser::new(FILES.map(|(name, _)| name)))
+                    .value_parser(PossibleValuesParser::new(RestoredFiles::NAMED.map(RestoredFiles::name)))
                     .hide_possible_values(true)
                     .help(FILES_HELP)
                     .long_help(FILES_LONG_HELP),
@@ -99,10 +100,10 @@ impl Verb for Restore {
             image: parse::given_image(matches),
             store: command::store(matches)?,
             numbers: numbers.map_or(Numbers::Auto, |(_, numbers)| *numbers),
-            files: FILES
-                .iter()
-                .find(|(name, _)| matches.get_one::<String>("files").is_some_and(|given| given == name))
-                .map_or(FilePolicy::default(), |(_, policy)| *policy),
+            files: RestoredFiles::NAMED
+                .into_iter()
+                .find(|files| matches.get_one::<String>("files").is_some_and(|given| given == files.name()))
+                .unwrap_or_default(),
             lazy: matches.get_flag("lazy"),
             lose_connections: matches.get_flag("lose-connections"),
             detach: matches.get_flag("detach"),

@@ -123,14 +123,24 @@ is ended and restored from the last checkpoint that was taken before. Not for pr
 Needs CAP_NET_ADMIN, CONFIG_PROC_EVENTS and the machine's first PID namespace";
 
 const FILES: &str = "\
-When files that the program writes have changed since the checkpoint: fresh (start from the beginning), keep or refuse";
+What a restart does with files that the program has changed: rewind, fresh, keep or refuse [default: rewind where files \
+can go back, else fresh]";
 
 const FILES_LONG: &str = "\
-What a restart does when regular files that the program writes have changed since the checkpoint. fresh: the program \
-starts from its beginning and recovers from its files, as without undying. keep: the memory of the checkpoint meets \
-the files as they are, which destroys databases and repeats lines of logs. refuse: undying ends with exit code 3. A \
-file that only grew behind what the program had appended is cut back, and what is cut off is kept in the store. It \
-counts as changed if a file beside it was removed after the checkpoint";
+What a restart does with files that the program has changed since the checkpoint. rewind: all of them go back to the \
+checkpoint with the memory, names and attributes as well; files that the program had made since are moved aside \
+(`undying files NAME`). Needs Linux 6.14 or later and CAP_SYS_ADMIN. fresh: if a file that the checkpoint has recorded \
+has changed, the program starts from its beginning and recovers from its files, as without undying. keep: the memory \
+of the checkpoint meets the files as they are, which destroys databases and repeats lines of logs. refuse: undying ends \
+with exit code 3 if a recorded file has changed. Under fresh and refuse, a file that only grew behind what the program \
+had appended is cut back, and what is cut off is kept in the store. It counts as changed if a file beside it was removed \
+after the checkpoint. Without this option: rewind where it is possible, else fresh, with a message that says why";
+
+const FILES_UNDO_MAX: &str = "\
+What the undo log of files may take, like 500MiB; beyond it, files go back to newer checkpoints only [default: 2GiB]";
+
+const FILES_COST_MAX: &str = "\
+Time that keeping files may cost; beyond it, files can go back to every n-th checkpoint only [default: 10]";
 
 fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
@@ -181,11 +191,12 @@ fn with_restarts(command: Command) -> Command {
         )
         .arg(
             option("files", "POLICY", FILES)
-                .default_value(ChangedFiles::default().name())
                 .hide_possible_values(true)
                 .long_help(FILES_LONG)
                 .value_parser(PossibleValuesParser::new(ChangedFiles::ALL.map(ChangedFiles::name))),
         )
+        .arg(option("files-undo-max", "SIZE", FILES_UNDO_MAX).value_parser(parse::size))
+        .arg(option("files-cost-max", "PERCENT", FILES_COST_MAX).value_parser(parse::percent))
 }
 
 fn tuning(matches: &ArgMatches) -> Tuning {
@@ -230,7 +241,15 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         tracker: matches.get_one("tracker").cloned().unwrap_or_default(),
         policy: policy.unwrap_or_default(),
         child_signals: matches.get_one::<String>("restart-on").is_some(),
-        files: files.unwrap_or_default(),
+        files,
+        files_undo_max: matches
+            .get_one("files-undo-max")
+            .copied()
+            .unwrap_or(guardian::FILES_UNDO_MAX_DEFAULT),
+        files_cost_max: matches
+            .get_one("files-cost-max")
+            .copied()
+            .unwrap_or(guardian::FILES_COST_MAX_DEFAULT),
         limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),
     })
 }

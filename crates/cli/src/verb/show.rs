@@ -11,6 +11,25 @@ use super::Verb;
 use crate::failure::Failure;
 use crate::{command, parse, print};
 
+/// Files that are named.
+const NAMED_MAX: usize = 5;
+
+/// What a restore does with files.
+fn files(report: &guardian::ImageReport) -> String {
+    if report.checkpoint.files_exact {
+        return "go back with the program".to_owned();
+    }
+    match report.compared.as_deref() {
+        None => "not recorded; a restore needs --files keep".to_owned(),
+        Some([]) => "none is compared".to_owned(),
+        Some(compared) => {
+            let rest = compared.len().saturating_sub(NAMED_MAX);
+            let named = compared.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+            if rest > 0 { format!("compared: {named} and {rest} more") } else { format!("compared: {named}") }
+        }
+    }
+}
+
 pub(super) struct Show;
 
 impl Verb for Show {
@@ -57,6 +76,7 @@ impl Verb for Show {
             checkpoint.pages, report.stored_pages
         ))?;
         print::line(format_args!("size     {}", print::bytes(checkpoint.bytes)))?;
+        print::line(format_args!("files    {}", files(&report)))?;
         print::line(format_args!("records  {}", records.join(", ")))?;
         Ok(0)
     }

@@ -63,6 +63,7 @@ impl Verb for Status {
                     guardian::one_line(&fresh.reason)
                 ));
             }
+            tell_files(subject);
             let names_files = subject.is_watched() && !subject.files.is_empty();
             if names_files && subject.files.policy != ChangedFiles::Keep.name() {
                 print::say(format_args!("{}: {}", subject.name, subject.files));
@@ -83,6 +84,30 @@ impl Verb for Status {
             }
         }
         Ok(report_left_out(&found.failed))
+    }
+}
+
+/// Reports what is lost of the way back of a subject's files.
+fn tell_files(subject: &SubjectReport) {
+    let (name, files) = (&subject.name, &subject.files);
+    if !subject.is_watched() {
+        return;
+    }
+    if let Some(why) = &files.because {
+        print::say(format_args!(
+            "{name}: files do not go back with the program: {}",
+            guardian::one_line(why)
+        ));
+    }
+    if let Some(why) = files.lost() {
+        print::say(format_args!("{name}: files cannot go back now: {}", guardian::one_line(why)));
+    }
+    if files.every > 1 {
+        print::say(format_args!(
+            "{name}: files can go back to one in {} checkpoints, as keeping them costs {:.1} % of the time",
+            files.every,
+            files.cost * 100.0
+        ));
     }
 }
 

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use model::{Inode, Pid, Signal};
 use resource::Shared;
+use resource::files::FileRecord;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use store::ImageReader;
 use tracee::{Escort, Stub};
@@ -132,6 +133,34 @@ impl Lap {
 /// `Incomplete`, `UnknownRecord`, or a record that its kind cannot decode.
 pub fn check_records(records: image::RecordSet) -> Result<()> {
     Plan::read(records).map(drop)
+}
+
+/// The regular files that an image has recorded.
+///
+/// # Errors
+///
+/// `FilesNotRecorded` for an image of an earlier version; as `check_records`.
+pub fn recorded_files(mut reader: ImageReader) -> Result<Vec<FileRecord>> {
+    read_plan(&mut reader)?.files.ok_or(EngineError::FilesNotRecorded)
+}
+
+/// Compares files as a restore does before it makes or changes anything.
+///
+/// # Errors
+///
+/// `FilesChanged` with every file that does not fit; as `check_records`.
+pub fn compare_files(mut reader: ImageReader, files: Files) -> Result<()> {
+    let plan = read_plan(&mut reader)?;
+    Compared::compare(&plan, reader.commit().time, files).map(drop)
+}
+
+/// Tells whether the pids of an image are free, as a restore does before it makes anything.
+///
+/// # Errors
+///
+/// The first pid that is not; as `check_records`.
+pub fn check_pids(mut reader: ImageReader) -> Result<()> {
+    read_plan(&mut reader)?.check_pids()
 }
 
 /// Builds the tree of an image and lets it run.

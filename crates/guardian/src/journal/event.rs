@@ -54,6 +54,16 @@ pub enum What {
     MovedAside { path: String, bytes: u64, to: String },
     /// Files that prevent a restart once they have changed, and files that prevent every restart.
     FilesInPlace { in_place: Vec<String>, unknown: Vec<String> },
+    /// Files of this run do not go back with the program.
+    FilesCompared { reason: String },
+    /// Files were taken back; `seq` 0 is the beginning of the program.
+    FilesWentBack { seq: u64, changed: usize, aside: usize, uncovered: usize, left: usize },
+    /// Files cannot go back to this checkpoint.
+    FilesDeferred { seq: u64, reason: String },
+    /// The way back of files is lost.
+    FilesBroken { reason: String },
+    /// Files can go back again.
+    FilesExactAgain { seq: u64 },
     /// A running program is guarded from now on.
     Adopted { pid: i32 },
     /// A checkpoint was committed.
@@ -119,6 +129,9 @@ pub struct CheckpointEvent {
     #[serde(default)]
     pub memory_first: bool,
     pub descriptors_us: u64,
+    /// Binding the state of watched files to the checkpoint.
+    #[serde(default)]
+    pub files_us: u64,
     pub threads_us: u64,
     pub scan_us: u64,
     pub copy_us: u64,

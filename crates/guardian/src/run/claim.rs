@@ -24,7 +24,7 @@ const NAMES_MAX: u32 = 1000;
 
 /// A name that is ours.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(crate) struct Claim {
     pub(super) name: SubjectName,
     /// Where images and status of the subject live.
     pub(super) directory: PathBuf,
@@ -35,7 +35,7 @@ pub(super) struct Claim {
 
 impl Claim {
     /// Claims exactly this name.
-    pub(super) fn named(store: &Store, name: &SubjectName) -> Result<Self> {
+    pub(crate) fn named(store: &Store, name: &SubjectName) -> Result<Self> {
         Self::attempt(store, name)?.ok_or_else(|| {
             let record = Record::read(&store.root().join(name.as_str()));
             let by = record
@@ -88,6 +88,8 @@ impl Drop for Claim {
         if let Some(store) = &self.unused_in
             && store.entries(&self.name).is_ok_and(|found| found.is_empty())
         {
+            // The undo log first: it keeps links outside of the directory.
+            let _ = crate::undoing::remove_log(&self.directory);
             let _ = std::fs::remove_dir_all(&self.directory);
         }
     }

@@ -9,7 +9,10 @@ use std::time::Duration;
 use engine::{Comparison, Difference};
 use model::{Escaped, Pid, Sequence, Signal};
 
+use undo::back::WentBack;
+
 use super::policy::RestartLimit;
+use super::watching::BEGINNING;
 use crate::aside::MovedPart;
 use crate::error::GuardianError;
 use crate::files::FilesReport;
@@ -22,6 +25,12 @@ use crate::time::microseconds;
 pub(crate) const CHILDREN_UNSEEN: &str =
     "more processes were started and ended than could be followed; the death of a child may have been missed";
 
+/// How it is said that files do not go back in this run.
+pub(crate) const FILES_COMPARED: &str =
+    "files do not go back with the program; if it dies after they have changed, it starts from its beginning";
+/// How it is said that the way back is lost.
+pub(crate) const FILES_BROKEN: &str =
+    "files cannot go back to any checkpoint so far; a death now starts the program from its beginning";
 const KILLS_ITS_CHILDREN: &str =
     "; one that kills its own children has to run without --restart-on child-signal";
 /// What a process that has left the tree means for restarts, and at the end of the run.
@@ -108,12 +117,61 @@ pub enum RunEvent<'a> {
     BacksOff(Duration),
     /// The end of a file that only grew was cut off.
     MovedAside(&'a MovedPart),
+    /// Files of this run do not go back with the program, for this reason.
+    FilesCompared(&'a str),
+    /// Files were taken back after a death.
+    FilesWentBack(WentBackEvent<'a>),
+    /// Files cannot go back to this checkpoint, for a reason that was not told yet.
+    FilesDeferred(Sequence, &'a str),
+    /// The way back of files is lost, for this reason.
+    FilesBroken(&'a str),
+    /// Files can go back again, to this checkpoint first.
+    FilesExactAgain(Sequence),
+    /// A message that has waited until files had gone back.
+    Waited(&'a str),
     /// A checkpoint has recorded files that can prevent a restart from it, as none before.
     FilesInPlace(&'a FilesReport),
     /// Too many restarts.
     GaveUp(RestartLimit),
     /// The status file cannot be written; `status` will know less.
     StatusUnwritable(&'a GuardianError),
+}
+
+/// What going back has done.
+#[derive(Clone, Copy, Debug)]
+pub struct WentBackEvent<'a> {
+    /// The checkpoint, 0 for the beginning of the program.
+    pub to: Sequence,
+    /// What was changed and moved aside.
+    pub went: &'a WentBack,
+    /// Standard streams that stayed as they were, since other programs write to their files.
+    pub left: usize,
+}
+
+/// Files that a message names.
+const NAMED_MAX: usize = 3;
+
+impl fmt::Display for WentBackEvent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { to, went, left } = self;
+        let WentBack { changed, aside, .. } = went;
+        match *to == BEGINNING {
+            true => write!(f, "files went back to the beginning: {changed} changed")?,
+            false => write!(f, "files went back to checkpoint {to}: {changed} changed")?,
+        }
+        if !aside.is_empty() {
+            let named = aside.iter().take(NAMED_MAX).map(|one| one.path.display().to_string());
+            write!(f, ", {} moved aside: {}", aside.len(), named.collect::<Vec<_>>().join(", "))?;
+            let rest = aside.len().saturating_sub(NAMED_MAX);
+            if rest > 0 {
+                write!(f, " and {rest} more")?;
+            }
+        }
+        if *left > 0 {
+            write!(f, "; {left} standard streams stayed, since other programs write to their files")?;
+        }
+        Ok(())
+    }
 }
 
 impl RunEvent<'_> {
@@ -158,6 +216,21 @@ impl RunEvent<'_> {
                 bytes: part.bytes,
                 to: part.to.display().to_string(),
             },
+            Self::FilesCompared(why) => What::FilesCompared { reason: (*why).to_owned() },
+            Self::FilesWentBack(WentBackEvent { to, went, left }) => What::FilesWentBack {
+                seq: to.get(),
+                changed: went.changed,
+                aside: went.aside.len(),
+                uncovered: went.uncovered.len(),
+                left: *left,
+            },
+            Self::FilesDeferred(sequence, why) => {
+                What::FilesDeferred { seq: sequence.get(), reason: (*why).to_owned() }
+            }
+            Self::FilesBroken(why) => What::FilesBroken { reason: (*why).to_owned() },
+            Self::FilesExactAgain(sequence) => What::FilesExactAgain { seq: sequence.get() },
+            // It was written down when it happened.
+            Self::Waited(text) => What::Refused { reason: (*text).to_owned() },
             Self::FilesInPlace(files) => {
                 What::FilesInPlace { in_place: files.in_place.clone(), unknown: files.unknown.clone() }
             }
@@ -222,6 +295,14 @@ impl fmt::Display for RunEvent<'_> {
                 )
             }
             Self::MovedAside(part) => RestoreEvent::MovedAside(part).fmt(f),
+            Self::FilesCompared(why) => write!(f, "{FILES_COMPARED}: {why}"),
+            Self::FilesWentBack(event) => event.fmt(f),
+            Self::FilesDeferred(sequence, why) => {
+                write!(f, "files cannot go back to checkpoint {sequence}: {why}")
+            }
+            Self::FilesBroken(why) => write!(f, "{FILES_BROKEN}: {why}"),
+            Self::FilesExactAgain(sequence) => write!(f, "files can go back again, to checkpoint {sequence}"),
+            Self::Waited(text) => f.write_str(text),
             Self::FilesInPlace(files) => files.fmt(f),
             Self::GaveUp(limit) => {
                 let RestartLimit { count, window } = limit;

@@ -15,6 +15,7 @@ mod policy;
 mod reasons;
 mod requests;
 mod tracer;
+mod watching;
 
 use std::ffi::OsString;
 use std::num::NonZeroU64;
@@ -22,7 +23,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use model::Pid;
+use model::{ByteCount, Pid};
 use store::{Store, SubjectName};
 use tracee::procfs;
 
@@ -38,16 +39,16 @@ use crate::signals::Signals;
 use crate::streams::Streams;
 use crate::subject::{Subject, SubjectStatus};
 use children::Children;
-use claim::Claim;
 use guard::{Guard, Parts};
 use leftovers::Household;
 use requests::Requests;
 use tracer::{Place, Tracking};
+use watching::Watching;
 
-pub(crate) use claim::LOCK_FILE;
+pub(crate) use claim::{Claim, LOCK_FILE};
 pub use engine::{Preference, Tuning};
-pub(crate) use events::CHILDREN_UNSEEN;
-pub use events::RunEvent;
+pub(crate) use events::{CHILDREN_UNSEEN, FILES_BROKEN, FILES_COMPARED};
+pub use events::{RunEvent, WentBackEvent};
 pub use policy::{ChangedFiles, RestartLimit, RestartPolicy};
 pub(crate) use reasons::without_numbers;
 
@@ -58,8 +59,15 @@ pub const EVERY_DEFAULT: Duration = Duration::from_secs(30);
 /// What is compressed has not changed for so long, when nobody says: what most programs write again, they write again
 /// before that.
 pub const COMPRESS_AFTER_DEFAULT: Duration = Duration::from_secs(60);
+/// Bytes that the undo log of files may take when nobody says.
+pub const FILES_UNDO_MAX_DEFAULT: ByteCount = ByteCount(2 << 30);
+/// Part of the time that keeping files may cost when nobody says.
+pub const FILES_COST_MAX_DEFAULT: f64 = 0.1;
 /// Checkpoints that are kept when nobody says.
 pub const KEEP_DEFAULT: usize = 8;
+
+/// The undo log of files, below the directory of a subject.
+pub(crate) const UNDO_DIRECTORY: &str = "undo";
 
 /// The tracker when nobody says: the best that works.
 pub const TRACKER_DEFAULT: &str = "auto";
@@ -97,8 +105,13 @@ pub struct RunRequest {
     pub policy: RestartPolicy,
     /// The death of a process by SIGKILL, SIGSEGV, SIGBUS or SIGABRT counts as one of the whole subject.
     pub child_signals: bool,
-    /// What a restart does when files that the subject writes have changed.
-    pub files: ChangedFiles,
+    /// What a restart does with files that the subject has changed; `None` for going back where that is possible, else
+    /// a start from the beginning when they have changed.
+    pub files: Option<ChangedFiles>,
+    /// Bytes that the undo log of files may take.
+    pub files_undo_max: ByteCount,
+    /// Part of the time that keeping files may cost, 0.1 for a tenth.
+    pub files_cost_max: f64,
     /// How often at most.
     pub limit: RestartLimit,
 }
@@ -125,7 +138,8 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
         ancestry::refuse(pid)?;
         guarded::refuse(pid)?;
     }
-    let tracking = tracking(request)?;
+    let (files, no_rewind) = watching::choose(request)?;
+    let mut tracking = tracking(request)?;
     let store = request.store.create()?;
     let mut claim = claim(&store, request)?;
     let household = Household::found()?;
@@ -134,10 +148,14 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     let foreground = Foreground::new();
     let children = request.child_signals.then(Children::listen).transpose()?;
     let log = Place::new(&store, &claim.name, request).open()?;
+    let undo = claim.directory.join(UNDO_DIRECTORY);
+    let watching = (files == ChangedFiles::Rewind).then(|| Watching::start(undo, request)).transpose()?;
+    tracking.watch = watching.as_ref().map(Watching::shared);
     let (subject, requests, first) = match &request.what {
         Guarded::Command(words) => {
             let requests = Requests::open(None)?;
-            (spawn(words, &signals, &requests)?, requests, store.next_sequence(&claim.name)?)
+            let subject = spawn(words, &signals, &requests, watching.as_ref())?;
+            (subject, requests, store.next_sequence(&claim.name)?)
         }
         Guarded::Process(pid) => adopt(*pid, &store, &claim)?,
     };
@@ -155,6 +173,9 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
         foreground,
         log,
         tracking,
+        files,
+        no_rewind,
+        watching,
     };
     let mut guard = Guard::new(request, parts, tell)?;
     let outcome = guard.watch();
@@ -170,21 +191,30 @@ fn tracking(request: &RunRequest) -> Result<Tracking> {
         verify_every: request.verify_every,
         is_dry: request.dry_run_tracking,
         tuning: request.tuning.clone(),
+        watch: None,
     })
 }
 
 /// Starts the program as a child that knows where to ask for checkpoints and inherits streams, environment, directory,
 /// process group, signal mask and actions.
-fn spawn(words: &[OsString], signals: &Signals, requests: &Requests) -> Result<Subject> {
+fn spawn(
+    words: &[OsString],
+    signals: &Signals,
+    requests: &Requests,
+    watching: Option<&Watching>,
+) -> Result<Subject> {
     let (program, arguments) = words.split_first().ok_or_else(|| no_command(OsString::new()))?;
     let mut command = Command::new(program);
     command.env(requests::VARIABLE, requests.name());
     sys::signal::start_with(command.args(arguments), signals.blocked_before(), signals.defaults());
-    let child = command.spawn().map_err(|error| {
+    let failed = |error: std::io::Error| {
         let source = sys::Error::path("execute", Path::new(program), error);
         GuardianError::Command { command: program.clone(), source }
-    })?;
-    Subject::child(Pid(child.id() as i32))
+    };
+    match watching {
+        Some(watching) => Subject::child(watching.spawn(&mut command, failed)?),
+        None => Subject::child(Pid(command.spawn().map_err(failed)?.id() as i32)),
+    }
 }
 
 fn no_command(command: OsString) -> GuardianError {

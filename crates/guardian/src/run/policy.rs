@@ -66,8 +66,10 @@ pub(super) fn is_clean(status: SubjectStatus) -> bool {
 /// What a restart does when regular files that the subject writes have changed since the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ChangedFiles {
-    /// The program starts from its beginning and recovers from its files by itself.
+    /// All files go back to the checkpoint with the memory.
     #[default]
+    Rewind,
+    /// The program starts from its beginning and recovers from its files by itself.
     Fresh,
     /// The memory of the checkpoint meets the files as they are.
     Keep,
@@ -77,24 +79,42 @@ pub enum ChangedFiles {
 
 impl ChangedFiles {
     /// Every policy.
-    pub const ALL: [Self; 3] = [Self::Fresh, Self::Keep, Self::Refuse];
+    pub const ALL: [Self; 4] = [Self::Rewind, Self::Keep, Self::Refuse, Self::Fresh];
 
     /// Its name on the command line and in `status`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Rewind => "rewind",
             Self::Fresh => "fresh",
             Self::Keep => "keep",
             Self::Refuse => "refuse",
         }
     }
 
-    /// What the restore itself does.
+    /// What the restore itself does; after files went back, with those that did not.
     pub(super) const fn at_restore(self) -> FilePolicy {
         match self {
-            Self::Fresh | Self::Refuse => FilePolicy::Compare,
+            Self::Rewind | Self::Fresh | Self::Refuse => FilePolicy::Compare,
             Self::Keep => FilePolicy::Keep,
         }
+    }
+}
+
+/// Chooses the policy of a run; `impossible` is the reason why files cannot go back, if they cannot. Where nothing was
+/// asked for, the second value is that reason, for the operator.
+///
+/// # Errors
+///
+/// The reason, if going back was asked for by name.
+pub(super) fn choose_files(
+    asked: Option<ChangedFiles>,
+    impossible: Option<String>,
+) -> Result<(ChangedFiles, Option<String>), String> {
+    match (asked, impossible) {
+        (Some(ChangedFiles::Rewind), Some(why)) => Err(why),
+        (None, Some(why)) => Ok((ChangedFiles::Fresh, Some(why))),
+        (asked, _) => Ok((asked.unwrap_or_default(), None)),
     }
 }
 
@@ -300,6 +320,17 @@ mod tests {
         }
         assert!(RestartPolicy::Always.restarts(SubjectStatus::Exited(0)));
         assert!(!RestartPolicy::Never.restarts(CRASH));
+    }
+
+    #[test]
+    fn files_go_back_where_they_can_and_nothing_else_was_asked_for() {
+        let why = || Some("no such kernel".to_owned());
+        assert_eq!(choose_files(None, None), Ok((ChangedFiles::Rewind, None)));
+        assert_eq!(choose_files(None, why()), Ok((ChangedFiles::Fresh, why())));
+        assert_eq!(choose_files(Some(ChangedFiles::Rewind), why()), Err("no such kernel".to_owned()));
+        for asked in [ChangedFiles::Keep, ChangedFiles::Refuse, ChangedFiles::Fresh] {
+            assert_eq!(choose_files(Some(asked), why()), Ok((asked, None)));
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use store::{ColdSegments, Keep, LogOptions, LogWriter, Store, SubjectName};
 use sys::Error;
 use track::{TrackError, TrackerKind};
+use undo::watch::Watch;
 
 use super::RunRequest;
 use crate::compression::Compression;
@@ -60,6 +61,8 @@ pub(super) struct Tracking {
     /// Dirty pages are looked for, and no checkpoint is taken.
     pub(super) is_dry: bool,
     pub(super) tuning: Tuning,
+    /// Binds the state of files to each checkpoint, if files are watched.
+    pub(super) watch: Option<Arc<Watch>>,
 }
 
 /// What the thread tells.
@@ -373,8 +376,11 @@ impl Hand {
         if self.subject.as_ref().is_some_and(|(known, _)| *known != subject) {
             self.subject = None;
         }
-        let Tracking { kind, tuning, .. } = &self.tracking;
-        let anew = || (subject, Continuous::new(subject.pid, *kind).tuned(tuning.clone()));
+        let Tracking { kind, tuning, watch, .. } = &self.tracking;
+        let anew = || {
+            let plain = Continuous::new(subject.pid, *kind).tuned(tuning.clone());
+            (subject, watch.iter().cloned().fold(plain, Continuous::watched))
+        };
         &mut self.subject.get_or_insert_with(anew).1
     }
 

@@ -81,7 +81,9 @@ impl Lab {
             tracker: guardian::TRACKER_DEFAULT.to_owned(),
             policy: RestartPolicy::OnFailure,
             child_signals: false,
-            files: ChangedFiles::Keep,
+            files: Some(ChangedFiles::Keep),
+            files_undo_max: guardian::FILES_UNDO_MAX_DEFAULT,
+            files_cost_max: guardian::FILES_COST_MAX_DEFAULT,
             limit: RestartLimit { count: 100, window: LIMIT },
         };
         let (sender, told) = mpsc::channel();

@@ -48,14 +48,26 @@ pub fn reachable(_directory: &Path) -> Result<(Vec<Sequence>, Option<String>)> {
     Ok((Vec::new(), None))
 }
 
-/// Takes all files back to a checkpoint. Goes on with an earlier call that was interrupted.
+/// Takes all files back to a checkpoint, but for those of `leave` (device and inode). Goes on with an earlier call that
+/// was interrupted.
 ///
 /// # Errors
 ///
 /// When the log does not lead there, or files are in conflict: nothing was changed. When a step fails (a full disk, an
 /// immutable file), the journal says what is left, and the next call goes on.
-pub fn go_back(_directory: &Path, _to: Sequence, _conflicts: Conflicts) -> Result<WentBack> {
+pub fn go_back(
+    _directory: &Path,
+    _to: Sequence,
+    _conflicts: Conflicts,
+    _leave: &[(u64, u64)],
+) -> Result<WentBack> {
     Ok(WentBack::default())
+}
+
+/// Removes the log in `directory` with the links and copies that it keeps on other file systems. What was moved aside
+/// stays. A directory that does not exist is none to remove.
+pub fn remove(_directory: &Path) -> Result<()> {
+    Ok(())
 }
 
 /// What earlier calls have moved aside and what is still there.

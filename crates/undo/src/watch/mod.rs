@@ -214,22 +214,19 @@ impl Watch {
     #[must_use]
     pub fn exact(&self) -> Vec<Sequence> {
         let state = self.shared.state();
-        if state.epoch.broken.is_some() {
-            return Vec::new();
-        }
-        back::reachable(&self.options.directory).map(|(found, _)| found).unwrap_or_default()
+        if state.epoch.broken.is_some() { Vec::new() } else { state.log.sequences() }
     }
 
-    /// Takes files back to a checkpoint after `subject_ended`, and begins a new epoch there. Until `running`, what is
-    /// done to files belongs to the restore.
+    /// Takes files back to a checkpoint after `subject_ended`, but for those of `leave` (device and inode), and begins a
+    /// new epoch there. Until `running`, what is done to files belongs to the restore.
     ///
     /// # Errors
     ///
     /// As for `back::go_back`.
-    pub fn go_back(&self, to: Sequence) -> Result<WentBack> {
+    pub fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<WentBack> {
         let mut state = self.shared.state();
         state.is_restoring = true;
-        let went = back::go_back(&self.options.directory, to, Conflicts::Refuse)?;
+        let went = back::go_back(&self.options.directory, to, Conflicts::Refuse, leave)?;
         state.log = UndoLog::reopen(&self.options.directory, to, self.options.bytes_max)?;
         state.epoch = Epoch::begin();
         state.boundaries.split_off(&Sequence(to.get() + 1));

@@ -7,9 +7,10 @@
 //! Does not: know policy; `policy` does.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::time::{Duration, Instant, SystemTime};
 
-use engine::{EngineError, Files, RestoreOptions};
+use engine::{Covered, EngineError, RestoreOptions};
 use model::{Sequence, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -50,6 +51,13 @@ pub(super) enum Next {
 
 impl Guard<'_> {
     pub(super) fn after_death(&mut self, status: SubjectStatus) -> Result<Next> {
+        self.hold_messages();
+        let outcome = self.follow_death(status);
+        self.release_messages();
+        outcome
+    }
+
+    fn follow_death(&mut self, status: SubjectStatus) -> Result<Next> {
         let noticed = Instant::now();
         self.leave_subject();
         // A signal may have come just before: it decides whether anybody wanted this.
@@ -69,6 +77,7 @@ impl Guard<'_> {
         // Nothing of a life that is to be taken back goes on serving or writing meanwhile.
         let spared = self.departed.before(Sequence(u64::MAX));
         self.household.clear(self.subject.pid(), &self.known, &spared)?;
+        self.files_ended();
         if !self.restarts.admit(noticed) {
             self.report(&RunEvent::GaveUp(self.request.limit));
             self.record.state = "gave-up".to_owned();
@@ -171,13 +180,16 @@ impl Guard<'_> {
         let committed = self.committed()?;
         if self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.can_start() {
             // Going on step by step would end in giving up, with no try left for the beginning.
-            return self.start_afresh_since(LAST_RESTART);
+            return self.start_from_beginning(Some(LAST_RESTART));
+        }
+        if self.watching.is_some() {
+            return self.bring_back_with_files(&committed, noticed);
         }
         let mut last = None;
         while let Some(sequence) = self.suspicion.choose(&committed) {
             let spared = self.departed.before(sequence);
             self.household.clear(self.subject.pid(), &[], &spared)?;
-            match self.restore(sequence) {
+            match self.restore(sequence, Covered::Nothing) {
                 Ok(()) => {
                     self.restored(sequence, noticed);
                     return Ok(());
@@ -207,7 +219,7 @@ impl Guard<'_> {
         }
     }
 
-    fn restored(&mut self, sequence: Sequence, noticed: Instant) {
+    pub(super) fn restored(&mut self, sequence: Sequence, noticed: Instant) {
         self.suspicion.begins(sequence, Instant::now());
         self.descends = Some(sequence);
         // Where it is now, it has been checkpointed before.
@@ -219,7 +231,7 @@ impl Guard<'_> {
 
     /// Starts the program from its beginning since no checkpoint could be used; an adopted one cannot be started.
     fn without_checkpoint(&mut self, error: GuardianError) -> Result<()> {
-        let refuses = self.request.files == ChangedFiles::Refuse && error.names_changed_files();
+        let refuses = self.files == ChangedFiles::Refuse && error.names_changed_files();
         if refuses || !self.can_start() {
             return Err(error);
         }
@@ -227,11 +239,15 @@ impl Guard<'_> {
         self.start_afresh_since(why.split("\nhelp:").next().unwrap_or_default())
     }
 
-    fn start_afresh_since(&mut self, why: &str) -> Result<()> {
+    pub(super) fn start_afresh_since(&mut self, why: &str) -> Result<()> {
+        self.note_fresh(why);
+        self.start_afresh()
+    }
+
+    pub(super) fn note_fresh(&mut self, why: &str) {
         self.record.fresh =
             Some(FreshReport { reason: why.to_owned(), time: time::rfc3339(SystemTime::now()) });
         self.fresh_reason = Some(why.to_owned());
-        self.start_afresh()
     }
 
     /// An adopted program cannot be started.
@@ -275,7 +291,8 @@ impl Guard<'_> {
         Ok(found.filter(|found| *found >= self.first).collect())
     }
 
-    fn restore(&mut self, sequence: Sequence) -> Result<()> {
+    /// Builds the tree of a checkpoint; `covered` are the files that went back to it.
+    pub(super) fn restore(&mut self, sequence: Sequence, covered: Covered) -> Result<()> {
         let path = self.store.get(&self.claim.name, sequence)?;
         let started = Instant::now();
         loop {
@@ -284,11 +301,7 @@ impl Guard<'_> {
             let options = RestoreOptions {
                 pid: engine::PidPolicy::Same,
                 inherited: self.streams.duplicates()?,
-                files: Files {
-                    policy: self.request.files.at_restore(),
-                    aside: Some(parts.keeper()),
-                    opened_later: self.written.later_than(sequence),
-                },
+                files: self.files_at_restore(sequence, &parts, covered.clone()),
                 connections_lost: true,
                 terminal: self.foreground.offer(),
             };
@@ -300,7 +313,7 @@ impl Guard<'_> {
                 Ok(restored) => {
                     self.foreground.accepted(restored.foreground);
                     self.subject = Subject::child(restored.root)?;
-                    return Ok(());
+                    return self.watch_restored(restored.root);
                 }
                 Err(
                     EngineError::PidTaken(_)
@@ -315,14 +328,20 @@ impl Guard<'_> {
         }
     }
 
-    fn start_afresh(&mut self) -> Result<()> {
+    pub(super) fn start_afresh(&mut self) -> Result<()> {
         let Guarded::Command(words) = &self.request.what else {
             return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
         };
         self.household.clear(self.subject.pid(), &[], &HashSet::new())?;
+        self.files_start_over()?;
+        self.start_program(&words.clone())
+    }
+
+    /// Starts the program from its beginning, with files that are its own by now.
+    pub(super) fn start_program(&mut self, words: &[OsString]) -> Result<()> {
         self.departed.forget();
         self.subject.release()?;
-        self.subject = spawn(words, &self.signals, &self.requests)?;
+        self.subject = spawn(words, &self.signals, &self.requests, self.watching.as_ref())?;
         self.is_ready = !self.request.await_ready;
         self.descends = None;
         self.suspicion.begins_afresh();

@@ -7,6 +7,7 @@
 
 mod death;
 mod news;
+mod rewind;
 mod telling;
 
 use std::collections::VecDeque;
@@ -30,9 +31,10 @@ use super::policy::{BackOff, Restarts, Suspicion};
 use super::reasons::Reasons;
 use super::requests::{Asked, Requests, Word};
 use super::tracer::{Place, Tracer, Tracking};
-use super::{Guarded, RunRequest};
+use super::watching::Watching;
+use super::{ChangedFiles, Guarded, RunRequest};
 use crate::error::Result;
-use crate::files::WrittenFiles;
+use crate::files::{FilesReport, WrittenFiles};
 use crate::foreground::Foreground;
 use crate::journal::{Journal, What};
 use crate::record::Record;
@@ -81,6 +83,8 @@ struct Told {
     unknown_files: bool,
     /// What can be done about a program that kills its own children.
     child: bool,
+    /// That the way back of files is lost, and not yet that there is one again.
+    is_broken: bool,
 }
 
 /// What a guard is made of, each by one step of `run`.
@@ -97,6 +101,9 @@ pub(super) struct Parts {
     pub(super) foreground: Foreground,
     pub(super) log: LogWriter,
     pub(super) tracking: Tracking,
+    pub(super) files: ChangedFiles,
+    pub(super) no_rewind: Option<String>,
+    pub(super) watching: Option<Watching>,
 }
 
 /// A subject being guarded.
@@ -137,6 +144,14 @@ pub(super) struct Guard<'a> {
     checkpoints_before: u64,
     /// Why the next incarnation begins anew although there are checkpoints.
     fresh_reason: Option<String>,
+    /// What a restart does with files that have changed.
+    files: ChangedFiles,
+    /// The watch over them, if they go back.
+    watching: Option<Watching>,
+    /// Why checkpoints were taken that files cannot go back to.
+    deferred: Reasons,
+    /// Messages that wait until files have gone back, as they may go to one of them.
+    waiting_messages: Option<Vec<String>>,
     /// Files that checkpoints have recorded.
     written: WrittenFiles,
     told: Told,
@@ -163,10 +178,11 @@ impl<'a> Guard<'a> {
         tell: &'a mut dyn FnMut(&RunEvent<'_>),
     ) -> Result<Self> {
         let Parts { store, claim, household, signals, requests, mut children, subject, .. } = parts;
-        let Parts { first, streams, foreground, log, tracking, .. } = parts;
+        let Parts { first, streams, foreground, log, tracking, files, no_rewind, watching, .. } = parts;
         children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid()))?;
         let pace = Pace::new(request.every, Instant::now());
         let record = first_record(request, &claim, &subject, first, &tracking)?;
+        let record = Record { files: FilesReport::first(files.name(), no_rewind.as_deref()), ..record };
         let record = Record { requests: requests.name().to_owned(), ..record };
         let journal = Journal::start(&claim.directory, claim.name.as_str())?;
         let descends =
@@ -199,6 +215,10 @@ impl<'a> Guard<'a> {
             began: Instant::now(),
             checkpoints_before: 0,
             fresh_reason: None,
+            files,
+            watching,
+            deferred: Reasons::default(),
+            waiting_messages: None,
             written: WrittenFiles::default(),
             told: Told::default(),
             descends,
@@ -222,6 +242,9 @@ impl<'a> Guard<'a> {
                 let pid = guard.subject.pid().get();
                 guard.journal.tell(SystemTime::now(), What::Started { pid, why: None });
             }
+        }
+        if let Some(why) = no_rewind {
+            guard.report(&RunEvent::FilesCompared(&why));
         }
         guard.write_record();
         Ok(guard)
@@ -261,6 +284,7 @@ impl<'a> Guard<'a> {
             let (pid, signal, exit) = (self.subject.pid().get(), status.signal(), status.exit());
             self.journal.tell(SystemTime::now(), What::Ended { pid, signal, exit });
             self.household.reap_orphans(model::Pid(0));
+            self.files_ended();
             self.report_departed(self.next, true);
         } else if self.record.state == "running" {
             self.record.state = "unprotected".to_owned();
@@ -446,13 +470,13 @@ impl<'a> Guard<'a> {
             && self.pending.is_empty()
             && !std::mem::replace(&mut self.told.status, true)
         {
-            (self.tell)(&RunEvent::StatusUnwritable(&error));
+            self.say(&RunEvent::StatusUnwritable(&error));
         }
     }
 
     /// Tells whoever runs us, and writes it down.
     fn report(&mut self, event: &RunEvent<'_>) {
         self.journal.tell(SystemTime::now(), event.what());
-        (self.tell)(event);
+        self.say(event);
     }
 }

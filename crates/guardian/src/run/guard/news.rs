@@ -31,7 +31,7 @@ impl Guard<'_> {
                 self.requests.not_taken(self.next);
                 self.hold_back(SLOW_STORE, 1);
             }
-            News::Opened(_) => {}
+            News::Opened(_) => self.hold_exact(),
             News::Tracking(name, error) => {
                 self.requests.not_taken(self.next);
                 self.advance_number();
@@ -114,6 +114,7 @@ impl Guard<'_> {
         self.known = descendants;
         self.report_departed(taken.ticket.sequence(), false);
         self.note_files(taken.ticket.sequence(), &taken.files);
+        self.note_boundary(taken.ticket.sequence(), taken.boundary.as_ref());
         if taken.arming > Duration::ZERO {
             self.pace.paused(taken.arming);
         }
@@ -166,7 +167,9 @@ impl Guard<'_> {
             if let Some(oldest) = status.kept.first() {
                 self.suspicion.forget_below(*oldest);
             }
+            self.retain_files(&status.kept);
         }
+        self.hold_exact();
         self.journal.set(&self.record);
         self.record.failing = None;
         if std::mem::take(&mut self.has_told_failure) {

@@ -16,7 +16,6 @@ use super::super::tracer::Tracking;
 use super::super::{ChangedFiles, RunRequest};
 use super::{Guard, InFlight};
 use crate::error::{GuardianError, Result};
-use crate::files::FilesReport;
 use crate::journal::{CheckpointEvent, What};
 use crate::record::{ProcessName, Record, boot};
 use crate::subject::Subject;
@@ -37,7 +36,6 @@ pub(super) fn first_record(
         root: ProcessName::of(subject.key()),
         state: "running".to_owned(),
         policy: request.policy.name().to_owned(),
-        files: FilesReport::of(request.files.name(), &[]),
         incarnation: 1,
         first_sequence: first.get(),
         requested_hz: 1.0 / request.every.as_secs_f64(),
@@ -51,8 +49,8 @@ impl Guard<'_> {
     /// prevent a restart.
     pub(super) fn note_files(&mut self, sequence: Sequence, files: &[FileRecord]) {
         self.written.note(sequence, files);
-        let policy = self.request.files;
-        let report = FilesReport::of(policy.name(), files);
+        let policy = self.files;
+        let report = self.files_report(files);
         // Once in a run, and once more when a file has come that prevents every restart.
         let has_unknown = !report.unknown.is_empty();
         let is_news = !self.told.files || (has_unknown && !self.told.unknown_files);
@@ -101,6 +99,7 @@ pub(super) fn checkpoint_event(committed: &LogCommitted, taken: InFlight) -> Wha
         copy_us: us(phases.copy),
         objects_us: us(phases.objects),
         descriptors_us: us(phases.descriptors),
+        files_us: us(phases.files),
         threads_us: us(phases.threads),
         resume_us: us(phases.resume),
         finish_us: us(phases.finish),

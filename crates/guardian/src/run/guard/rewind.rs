@@ -1,0 +1,240 @@
+//! Taking files back with the memory of a subject.
+//!
+//! Owns: the order after a death of a subject whose files are watched, what is told of its files, messages that wait.
+//! Invariants: files go back to a checkpoint before the tree is built, and never forward: when a restore fails after
+//! that, an earlier checkpoint is next; nothing is written to standard error between the end of the subject and the
+//! end of going back if that is a file, which may be one of those that go back.
+//! Does not: know how files go back.
+
+use engine::{Boundary, Covered, FileRecord, Files};
+use model::{Pid, Sequence};
+use undo::back::WentBack;
+
+use super::super::events::{RunEvent, WentBackEvent};
+use super::super::watching::BEGINNING;
+use super::super::{ChangedFiles, Guarded};
+use super::Guard;
+use crate::aside::Parts;
+use crate::error::{GuardianError, Result};
+use crate::files::FilesReport;
+use crate::streams;
+
+/// Why the program starts from its beginning although it had checkpoints.
+const NONE_EXACT: &str = "there is no checkpoint that its files can go back to";
+
+impl Guard<'_> {
+    /// Restores the newest checkpoint that files can go back to, else starts the program from its beginning.
+    pub(super) fn bring_back_with_files(
+        &mut self,
+        committed: &[Sequence],
+        noticed: std::time::Instant,
+    ) -> Result<()> {
+        let mut last: Option<String> = None;
+        // Going back drops what came later from the log: a later checkpoint is never chosen after an earlier one.
+        while let Some(sequence) = self.choose_exact(committed) {
+            let spared = self.departed.before(sequence);
+            self.household.clear(self.subject.pid(), &[], &spared)?;
+            let covered = match self.take_files_back(sequence) {
+                Ok(covered) => covered,
+                Err(error) => return self.without_files(sequence, &error),
+            };
+            match self.restore(sequence, covered) {
+                Ok(()) => {
+                    self.restored(sequence, noticed);
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.household.clear_construction(&spared)?;
+                    self.report(&RunEvent::RestoreFailed(sequence, &error));
+                    self.suspicion.unusable(sequence);
+                    last = Some(headline(&error));
+                }
+            }
+        }
+        let why = last.or_else(|| (!committed.is_empty()).then(|| NONE_EXACT.to_owned()));
+        self.start_from_beginning(why.as_deref())
+    }
+
+    /// The newest checkpoint that is committed, exact and not suspected.
+    fn choose_exact(&self, committed: &[Sequence]) -> Option<Sequence> {
+        self.suspicion.choose(&self.watching.as_ref()?.exact(committed))
+    }
+
+    /// Starts the program from its beginning, with its files of then where these can go back to it.
+    pub(super) fn start_from_beginning(&mut self, why: Option<&str>) -> Result<()> {
+        if !self.watching.as_ref().is_some_and(|watching| watching.reaches_beginning()) {
+            return match why {
+                Some(why) => self.start_afresh_since(why),
+                None => self.start_afresh(),
+            };
+        }
+        self.household.clear(self.subject.pid(), &[], &std::collections::HashSet::new())?;
+        if let Err(error) = self.take_files_back(BEGINNING) {
+            return self.without_files(BEGINNING, &error);
+        }
+        if let Some(why) = why {
+            self.note_fresh(why);
+        }
+        match self.request.what.clone() {
+            Guarded::Command(words) => self.start_program(&words),
+            Guarded::Process(_) => Err(GuardianError::NoWayBack { name: self.claim.name.to_string() }),
+        }
+    }
+
+    /// Files could not go back: the program starts from its beginning with the files as they are.
+    fn without_files(&mut self, to: Sequence, error: &GuardianError) -> Result<()> {
+        let to = if to == BEGINNING { "the beginning".to_owned() } else { format!("checkpoint {to}") };
+        self.start_afresh_since(&format!("files cannot go back to {to}: {}", headline(error)))
+    }
+
+    /// Takes files back; the restore compares those that did not go.
+    fn take_files_back(&mut self, to: Sequence) -> Result<Covered> {
+        let leave = streams::written_by_others(&self.streams.written_files());
+        if to != BEGINNING {
+            self.compare_uncovered(to)?;
+        }
+        let Some(watching) = &self.watching else { return Ok(Covered::Nothing) };
+        let (went, covered) = watching.go_back(to, &leave)?;
+        self.report_went_back(to, &went, &leave);
+        Ok(covered)
+    }
+
+    fn report_went_back(&mut self, to: Sequence, went: &WentBack, leave: &[(u64, u64)]) {
+        self.report(&RunEvent::FilesWentBack(WentBackEvent { to, went, left: leave.len() }));
+    }
+
+    /// Refuses before any file goes back when a file that cannot has changed.
+    fn compare_uncovered(&self, sequence: Sequence) -> Result<()> {
+        let uncovered =
+            self.watching.as_ref().map(|watching| watching.report().uncovered).unwrap_or_default();
+        let named = uncovered.iter().filter_map(|path| rustix::fs::stat(path).ok());
+        let named: std::collections::HashSet<(u64, u64)> =
+            named.map(|stat| (stat.st_dev, stat.st_ino)).collect();
+        if named.is_empty() {
+            return Ok(());
+        }
+        let reader = self.store.read(&self.store.get(&self.claim.name, sequence)?)?;
+        let parts = Parts::of_subject(&self.claim.directory);
+        Ok(engine::compare_files(reader, self.files_at_restore(sequence, &parts, Covered::AllBut(named)))?)
+    }
+
+    /// What the restore does with files.
+    pub(super) fn files_at_restore(&self, sequence: Sequence, parts: &Parts, covered: Covered) -> Files {
+        Files {
+            policy: self.files.at_restore(),
+            aside: Some(parts.keeper()),
+            opened_later: self.written.later_than(sequence),
+            covered,
+        }
+    }
+
+    /// Watches a restored tree. One that cannot be watched runs on, and its next death starts it from its beginning.
+    pub(super) fn watch_restored(&mut self, root: Pid) -> Result<()> {
+        let outcome = self.watching.as_ref().map(|watching| watching.restored(root));
+        if let Some(Err(error)) = outcome {
+            self.report(&RunEvent::FilesBroken(&headline(&error)));
+        }
+        Ok(())
+    }
+
+    /// Every process of the tree has ended.
+    pub(super) fn files_ended(&self) {
+        if let Some(watching) = &self.watching {
+            watching.ended();
+        }
+    }
+
+    /// The program starts with the files as they are.
+    pub(super) fn files_start_over(&self) -> Result<()> {
+        self.watching.as_ref().map_or(Ok(()), |watching| watching.start_over())
+    }
+
+    /// Takes note of whether files can go back to a checkpoint that was just taken.
+    pub(super) fn note_boundary(&mut self, sequence: Sequence, boundary: Option<&Boundary>) {
+        match boundary {
+            None => return,
+            Some(Boundary::Exact) if self.told.is_broken => {
+                self.told.is_broken = false;
+                self.report(&RunEvent::FilesExactAgain(sequence));
+            }
+            Some(Boundary::Exact) => {}
+            Some(Boundary::Deferred(why)) => {
+                if self.deferred.note(why) {
+                    self.report(&RunEvent::FilesDeferred(sequence, why));
+                }
+            }
+        }
+        self.hold_exact();
+        self.note_watch();
+    }
+
+    /// Has the store keep the newest checkpoints that files can go back to, those that are being written included.
+    pub(super) fn hold_exact(&mut self) {
+        let (Some(watching), Some(log)) = (&self.watching, self.tracer.log()) else { return };
+        let mut taken = log.status().kept;
+        taken.extend(self.pending.iter().map(|pending| pending.sequence));
+        taken.dedup();
+        log.hold(&watching.held(&taken));
+    }
+
+    /// Forgets the way back to checkpoints that the store has dropped.
+    pub(super) fn retain_files(&self, kept: &[Sequence]) {
+        if let Some(watching) = &self.watching {
+            watching.retain(kept);
+        }
+    }
+
+    /// Puts what the watch knows into the status, and tells once that the way back is lost.
+    fn note_watch(&mut self) {
+        let Some(watching) = &self.watching else { return };
+        let report = watching.report();
+        if let Some(why) = report.broken.as_deref().filter(|_| !self.told.is_broken) {
+            self.told.is_broken = true;
+            self.report(&RunEvent::FilesBroken(why));
+        }
+        self.record.files.note_watch(&report);
+    }
+
+    /// The report on the files of a checkpoint. Where files go back, it names only those that do not.
+    pub(super) fn files_report(&self, files: &[FileRecord]) -> FilesReport {
+        let mut report = match &self.watching {
+            None => FilesReport::of(self.files.name(), files),
+            Some(watching) => {
+                let uncovered = watching.report().uncovered;
+                let compared: Vec<FileRecord> =
+                    files.iter().filter(|file| uncovered.contains(&file.path())).cloned().collect();
+                FilesReport::of(ChangedFiles::Rewind.name(), &compared)
+            }
+        };
+        report.keep_watch_of(&self.record.files);
+        report
+    }
+
+    /// From now on messages wait if they may go to a file that goes back.
+    pub(super) fn hold_messages(&mut self) {
+        if self.watching.is_some() && streams::says_into_file() {
+            self.waiting_messages = Some(Vec::new());
+        }
+    }
+
+    /// Tells what has waited.
+    pub(super) fn release_messages(&mut self) {
+        for text in self.waiting_messages.take().unwrap_or_default() {
+            (self.tell)(&RunEvent::Waited(&text));
+        }
+    }
+
+    /// Tells the operator, now or when messages need not wait any more.
+    pub(super) fn say(&mut self, event: &RunEvent<'_>) {
+        match &mut self.waiting_messages {
+            Some(waiting) => waiting.push(event.to_string()),
+            None => (self.tell)(event),
+        }
+    }
+}
+
+/// An error without its advice.
+fn headline(error: &GuardianError) -> String {
+    let text = error.to_string();
+    text.split("\nhelp:").next().unwrap_or_default().to_owned()
+}

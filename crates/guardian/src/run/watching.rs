@@ -1,0 +1,156 @@
+//! The watch over the files of a subject, as a guardian uses it.
+//!
+//! Owns: whether files go back in this run, the watch from the start of a program to its death, going back, which
+//! checkpoints the store has to keep for it.
+//! Invariants: a program of a run that takes files back never runs without its filter; files go back only after every
+//! process of the tree has ended; a file that another process writes is left as it is.
+//! Does not: watch, or take files back; `undo` does. It does not choose what follows a death.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use engine::Covered;
+use model::{Pid, Sequence};
+use sys::{Errno, Error};
+use undo::back::WentBack;
+use undo::watch::{Watch, WatchOptions, WatchReport};
+
+use super::policy::choose_files;
+use super::{ChangedFiles, Guarded, RunRequest};
+use crate::error::{GuardianError, Result};
+
+/// The number that stands for the beginning of the program. No checkpoint has it.
+pub(super) const BEGINNING: Sequence = Sequence(0);
+
+/// Exact checkpoints that the store keeps whatever its policy says: the newest one, and one to fall back to when that
+/// leads to death again.
+const HELD: usize = 2;
+
+/// Why an adopted program is not watched.
+const RUNS_ALREADY: &str = "a program that runs already has files open that were not watched";
+
+/// Chooses the policy of a run, and gives the reason why files do not go back where nothing else was asked for.
+///
+/// # Errors
+///
+/// `NoRewind` when going back was asked for by name and is impossible.
+pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<String>)> {
+    let is_adopted = matches!(request.what, Guarded::Process(_));
+    let impossible = if is_adopted { Some(RUNS_ALREADY.to_owned()) } else { Watch::missing() };
+    let (policy, why) =
+        choose_files(request.files, impossible).map_err(|why| GuardianError::NoRewind { why })?;
+    if request.dry_run_tracking && policy == ChangedFiles::Rewind {
+        // There is no checkpoint to go back to.
+        return Ok((ChangedFiles::Fresh, None));
+    }
+    // An adopted program was never promised more.
+    Ok((policy, why.filter(|_| !is_adopted)))
+}
+
+/// The watch of one run.
+#[derive(Debug)]
+pub(super) struct Watching {
+    watch: Arc<Watch>,
+}
+
+impl Watching {
+    /// Begins the log. The files of now are those that the program starts with.
+    pub(super) fn start(directory: PathBuf, request: &RunRequest) -> Result<Self> {
+        let options = WatchOptions {
+            directory,
+            bytes_max: request.files_undo_max,
+            cost_max: request.files_cost_max,
+            start: BEGINNING,
+        };
+        Ok(Self { watch: Arc::new(Watch::start(options)?) })
+    }
+
+    /// For the thread that takes checkpoints.
+    pub(super) fn shared(&self) -> Arc<Watch> {
+        Arc::clone(&self.watch)
+    }
+
+    /// Starts a program with the filter, and answers it from the first call on.
+    pub(super) fn spawn(
+        &self,
+        command: &mut Command,
+        failed: impl FnOnce(std::io::Error) -> GuardianError,
+    ) -> Result<Pid> {
+        let (pid, listener) = spawn_filtered(command).map_err(failed)?;
+        self.watch.attach(listener, pid)?;
+        Ok(pid)
+    }
+
+    /// Answers the filter of a restored tree, which every process of it got before it ran.
+    pub(super) fn restored(&self, root: Pid) -> Result<()> {
+        let listener = listener_of_restored(root)?;
+        Ok(self.watch.attach(listener, root)?)
+    }
+
+    /// Every process of the tree has ended: what changes from now on is a change by others.
+    pub(super) fn ended(&self) {
+        self.watch.subject_ended();
+    }
+
+    /// Those of these checkpoints that files can go back to, in the same order.
+    pub(super) fn exact(&self, committed: &[Sequence]) -> Vec<Sequence> {
+        exact_of(committed, &self.watch.exact())
+    }
+
+    /// Whether files can go back to the beginning of the program.
+    pub(super) fn reaches_beginning(&self) -> bool {
+        self.watch.exact().contains(&BEGINNING)
+    }
+
+    /// Takes files back; those that did not go back are compared by the restore.
+    pub(super) fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<(WentBack, Covered)> {
+        let went = self.watch.go_back(to, leave)?;
+        let covered = Covered::AllBut(went.uncovered.iter().chain(leave).copied().collect());
+        Ok((went, covered))
+    }
+
+    /// The program starts from its beginning with the files as they are.
+    pub(super) fn start_over(&self) -> Result<()> {
+        Ok(self.watch.start_over(BEGINNING)?)
+    }
+
+    /// Forgets the way back to checkpoints that the store has dropped. The way to the beginning stays until there is an
+    /// exact checkpoint.
+    pub(super) fn retain(&self, kept: &[Sequence]) {
+        if let Some(oldest) = self.exact(kept).first() {
+            self.watch.forget_before(*oldest);
+        }
+    }
+
+    /// The checkpoints that the store has to keep, given those that are kept or being written.
+    pub(super) fn held(&self, taken: &[Sequence]) -> Vec<Sequence> {
+        let exact = self.exact(taken);
+        exact[exact.len().saturating_sub(HELD)..].to_vec()
+    }
+
+    /// For `status`.
+    pub(super) fn report(&self) -> WatchReport {
+        self.watch.report()
+    }
+}
+
+/// Those of the committed checkpoints that are exact.
+fn exact_of(committed: &[Sequence], exact: &[Sequence]) -> Vec<Sequence> {
+    let exact: BTreeSet<&Sequence> = exact.iter().collect();
+    committed.iter().filter(|sequence| exact.contains(sequence)).copied().collect()
+}
+
+/// The listener of the filter that a restore has put on a tree. As for `spawn_filtered`, there is none yet.
+fn listener_of_restored(root: Pid) -> Result<OwnedFd> {
+    Err(Error::process("get the listener of the filter of", root, Errno::ENOSYS).into())
+}
+
+/// Starts a program with the filter on it; its pid and the listener.
+///
+/// Nothing here installs a filter yet: the start fails, so that no program runs unwatched that is said to be watched.
+fn spawn_filtered(_command: &mut Command) -> std::io::Result<(Pid, OwnedFd)> {
+    Err(std::io::Error::from_raw_os_error(Errno::ENOSYS.0))
+}

@@ -1,0 +1,314 @@
+//! The undo log of a subject, for those who ask for it: `restore`, `ls`, `show`, `files` and `prune`.
+//!
+//! Owns: whether files of an image can go back, going back on request, what was moved aside and putting it back.
+//! Invariants: files go back only while nothing guards the subject, and only after the pids of the image were found
+//! free; nothing is put back over something that exists.
+//! Does not: know how files go back; `undo` does. It does not restore memory.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use engine::{Covered, FileRecord};
+use model::Sequence;
+use rustix::fs::{CWD, RenameFlags};
+use serde::Serialize;
+use store::{Store, SubjectName};
+use sys::Error;
+use undo::back::{self, Conflicts, MovedAside, WentBack};
+
+use crate::error::{GuardianError, Result};
+use crate::images;
+use crate::location::StoreLocation;
+use crate::run::{Claim, UNDO_DIRECTORY};
+use crate::streams;
+
+/// What `restore` does with files that have changed since the checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RestoredFiles {
+    /// They go back if the undo log of the subject leads there, else as `Refuse`.
+    #[default]
+    Auto,
+    /// They go back, or the restore is refused.
+    Rewind,
+    /// They are compared, and a change refuses the restore.
+    Refuse,
+    /// The memory of the checkpoint meets the files as they are.
+    Keep,
+    /// They go back, those that others have changed as well.
+    Force,
+}
+
+impl RestoredFiles {
+    /// Those that can be asked for by name.
+    pub const NAMED: [Self; 4] = [Self::Rewind, Self::Refuse, Self::Keep, Self::Force];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Rewind => "rewind",
+            Self::Refuse => "refuse",
+            Self::Keep => "keep",
+            Self::Force => "force",
+        }
+    }
+}
+
+/// An image whose files are to go back.
+#[derive(Debug)]
+pub(crate) struct Going {
+    directory: PathBuf,
+    to: Sequence,
+    conflicts: Conflicts,
+    /// Keeps guardians away until the tree runs.
+    _claim: Claim,
+}
+
+impl Going {
+    /// Finds out whether files of an image are to go back; `None` if they are not.
+    ///
+    /// # Errors
+    ///
+    /// `NotReached` when that was asked for by name and is impossible, `FilesInUse` while the subject is guarded, or why
+    /// a pid of the image is not free. Nothing was changed.
+    pub(crate) fn decide(
+        location: &StoreLocation,
+        image: &str,
+        files: RestoredFiles,
+    ) -> Result<Option<Self>> {
+        let conflicts = match files {
+            RestoredFiles::Refuse | RestoredFiles::Keep => return Ok(None),
+            RestoredFiles::Auto | RestoredFiles::Rewind => Conflicts::Refuse,
+            RestoredFiles::Force => Conflicts::Force,
+        };
+        let not_reached = |why: String| match files {
+            RestoredFiles::Auto => Ok(None),
+            _ => Err(GuardianError::NotReached { image: image.to_owned(), why }),
+        };
+        let reader = location.read(image)?;
+        let Some((store, name)) = location.subject_of(image)? else {
+            return not_reached("an image outside a store has no undo log".to_owned());
+        };
+        let directory = log_of(&store, &name);
+        let to = reader.commit().sequence;
+        if let Some(why) = unreachable(&directory, to)? {
+            return not_reached(why);
+        }
+        let claim = match Claim::named(&store, &name) {
+            Err(GuardianError::NameTaken { name, .. }) => {
+                return match files {
+                    // The pids are taken as well, and the restore says by what.
+                    RestoredFiles::Auto => Ok(None),
+                    _ => Err(GuardianError::FilesInUse { name }),
+                };
+            }
+            claim => claim?,
+        };
+        engine::check_pids(reader)?;
+        Ok(Some(Self { directory, to, conflicts, _claim: claim }))
+    }
+
+    /// The checkpoint.
+    pub(crate) fn to(&self) -> Sequence {
+        self.to
+    }
+
+    /// Takes the files back. Standard streams of the subject stay if a process outside of it writes to their files.
+    pub(crate) fn go(&self, recorded: &[FileRecord]) -> Result<Gone> {
+        let inherited = recorded.iter().filter(|file| file.effect() == engine::Effect::Stays);
+        let streams: Vec<(u64, u64)> = inherited.map(FileRecord::file).collect();
+        let leave = streams::written_by_others(&streams);
+        let went = back::go_back(&self.directory, self.to, self.conflicts, &leave)?;
+        let uncovered: HashSet<(u64, u64)> = went.uncovered.iter().chain(&leave).copied().collect();
+        Ok(Gone { went, covered: Covered::AllBut(uncovered), left: leave.len() })
+    }
+}
+
+/// What going back on request has done.
+#[derive(Debug)]
+pub(crate) struct Gone {
+    pub(crate) went: WentBack,
+    pub(crate) covered: Covered,
+    /// Standard streams that stayed.
+    pub(crate) left: usize,
+}
+
+/// The directory of the undo log of a subject.
+fn log_of(store: &Store, name: &SubjectName) -> PathBuf {
+    store.root().join(name.as_str()).join(UNDO_DIRECTORY)
+}
+
+/// Why files cannot go back to a checkpoint; `None` if they can.
+fn unreachable(directory: &Path, to: Sequence) -> Result<Option<String>> {
+    if !directory.is_dir() {
+        return Ok(Some("the subject has no undo log".to_owned()));
+    }
+    let (reached, why) = back::reachable(directory)?;
+    if reached.contains(&to) {
+        return Ok(None);
+    }
+    Ok(Some(why.unwrap_or_else(|| "the undo log does not lead there".to_owned())))
+}
+
+/// The checkpoints of a subject that files can go back to. A log that cannot be read leads nowhere.
+pub(crate) fn reached(store: &Store, name: &SubjectName) -> Vec<Sequence> {
+    let directory = log_of(store, name);
+    if !directory.is_dir() {
+        return Vec::new();
+    }
+    back::reachable(&directory).map(|(reached, _)| reached).unwrap_or_default()
+}
+
+/// Removes the undo log of a subject that has no checkpoint left, unless a guardian writes it.
+pub(crate) fn remove_unused_log(store: &Store, name: &SubjectName) -> Result<()> {
+    match Claim::named(store, name) {
+        Ok(_claim) => remove_log(&store.root().join(name.as_str())),
+        Err(GuardianError::NameTaken { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes the undo log in the directory of a subject; what was moved aside stays.
+pub(crate) fn remove_log(subject: &Path) -> Result<()> {
+    let directory = subject.join(UNDO_DIRECTORY);
+    if directory.is_dir() {
+        back::remove(&directory)?;
+    }
+    Ok(())
+}
+
+/// Something that a restart has moved aside.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct AsideRow {
+    /// Where it was.
+    pub path: String,
+    /// Where it is.
+    pub to: String,
+    /// Its length.
+    pub bytes: u64,
+}
+
+impl AsideRow {
+    fn of(moved: &MovedAside) -> Self {
+        let text = |path: &Path| path.display().to_string();
+        Self { path: text(&moved.path), to: text(&moved.to), bytes: moved.bytes.get() }
+    }
+}
+
+/// What restarts of a subject have moved aside and what is still there.
+///
+/// # Errors
+///
+/// When the store has no such subject, or its undo log cannot be read.
+pub fn moved_aside(location: &StoreLocation, name: &str) -> Result<Vec<AsideRow>> {
+    Ok(list(location, name)?.iter().map(AsideRow::of).collect())
+}
+
+/// Puts the newest of what was moved aside from a path back to it.
+///
+/// # Errors
+///
+/// `NotAside` when there is nothing of that path, `PutBackTaken` when something is at the path by now. What was moved
+/// aside is then still where it was.
+pub fn put_back(location: &StoreLocation, name: &str, path: &Path) -> Result<AsideRow> {
+    let path = std::path::absolute(path).map_err(|error| Error::path("resolve", path, error))?;
+    let moved = list(location, name)?;
+    let Some(moved) = moved.iter().rev().find(|moved| moved.path == path) else {
+        return Err(GuardianError::NotAside { name: name.to_owned(), path });
+    };
+    put(&moved.to, &path)?;
+    Ok(AsideRow::of(moved))
+}
+
+fn list(location: &StoreLocation, name: &str) -> Result<Vec<MovedAside>> {
+    let name: SubjectName = name.parse()?;
+    let store = images::with_subject(location, &name)?;
+    let directory = log_of(&store, &name);
+    if !directory.is_dir() {
+        return Ok(Vec::new());
+    }
+    Ok(back::list_aside(&directory)?)
+}
+
+/// Moves a file to a path that nothing has. Where that is on another file system, a copy is made whole and durable under
+/// a name of its own before it gets the path.
+fn put(from: &Path, path: &Path) -> Result<()> {
+    let taken = || GuardianError::PutBackTaken { path: path.to_owned(), from: from.to_owned() };
+    match rustix::fs::renameat_with(CWD, from, CWD, path, RenameFlags::NOREPLACE) {
+        Ok(()) => return Ok(()),
+        Err(rustix::io::Errno::EXIST) => return Err(taken()),
+        Err(rustix::io::Errno::XDEV) => {}
+        Err(errno) => return Err(Error::path("put back", path, errno).into()),
+    }
+    let failed = |error: std::io::Error| Error::path("copy to", path, error);
+    let mut name = path.as_os_str().to_owned();
+    name.push(".undying-put-back");
+    let copy = PathBuf::from(name);
+    let outcome = copy_to(from, &copy).map_err(failed).map_err(GuardianError::from).and_then(|()| {
+        match rustix::fs::renameat_with(CWD, &copy, CWD, path, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::EXIST) => Err(taken()),
+            Err(errno) => Err(Error::path("put back", path, errno).into()),
+        }
+    });
+    if outcome.is_err() {
+        // The first error is reported.
+        let _ = std::fs::remove_file(&copy);
+        return outcome;
+    }
+    Ok(std::fs::remove_file(from).map_err(|error| Error::path("remove", from, error))?)
+}
+
+/// Copies a regular file with its mode to a new one.
+fn copy_to(from: &Path, to: &Path) -> std::io::Result<()> {
+    let mut source = std::fs::File::open(from)?;
+    let mut target = std::fs::File::create_new(to)?;
+    std::io::copy(&mut source, &mut target)?;
+    target.set_permissions(source.metadata()?.permissions())?;
+    target.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_put_back_over_something_that_exists() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, path) = (folder.path().join("aside"), folder.path().join("path"));
+        std::fs::write(&from, "old").unwrap();
+        std::fs::write(&path, "new").unwrap();
+        let error = put(&from, &path).unwrap_err();
+        assert!(matches!(error, GuardianError::PutBackTaken { .. }), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        std::fs::remove_file(&path).unwrap();
+        put(&from, &path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        assert!(!from.exists());
+    }
+
+    #[test]
+    fn a_file_is_put_back_to_another_file_system() {
+        let folder = tempfile::tempdir().unwrap();
+        let Ok(memory) = tempfile::tempdir_in("/dev/shm") else {
+            return println!("unsupported: /dev/shm");
+        };
+        let (from, path) = (memory.path().join("aside"), folder.path().join("path"));
+        std::fs::write(&from, "old").unwrap();
+        put(&from, &path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        assert!(!from.exists() && std::fs::read_dir(folder.path()).unwrap().count() == 1);
+        std::fs::write(&from, "older").unwrap();
+        put(&from, &path).unwrap_err();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(std::fs::read_to_string(&from).unwrap(), "older");
+    }
+
+    #[test]
+    fn a_subject_without_a_log_is_not_reached() {
+        let folder = tempfile::tempdir().unwrap();
+        let why = unreachable(&folder.path().join("undo"), Sequence(3)).unwrap();
+        assert_eq!(why.as_deref(), Some("the subject has no undo log"));
+    }
+}
