@@ -167,6 +167,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_the_watch_says_outlives_the_files_of_a_checkpoint() {
+        let mut report = FilesReport::first("rewind", None);
+        let watch = WatchReport {
+            broken: Some("full".to_owned()),
+            uncovered: vec![PathBuf::from("/mnt/nfs/file")],
+            newest_exact: Some(Sequence(7)),
+            every: 3,
+            ..WatchReport::default()
+        };
+        report.note_watch(&watch);
+        let mut next =
+            FilesReport { in_place: vec!["/mnt/nfs/file".to_owned()], ..FilesReport::of("rewind", &[]) };
+        next.keep_watch_of(&report);
+        assert_eq!((next.exact, next.every, next.lost()), (Some(7), 3, Some("full")));
+        assert_eq!((next.in_place.len(), next.uncovered.len()), (1, 1));
+        next.policy = "fresh".to_owned();
+        assert_eq!(next.lost(), None);
+    }
+
+    #[test]
     fn few_files_are_named_and_the_rest_is_counted() {
         let paths: Vec<String> = (1..=7).map(|number| format!("/data/{number}")).collect();
         let report = FilesReport { in_place: paths, ..FilesReport::default() };

@@ -312,3 +312,52 @@ impl fmt::Display for RunEvent<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use model::ByteCount;
+    use undo::back::MovedAside;
+
+    use super::*;
+
+    fn moved(count: usize) -> Vec<MovedAside> {
+        let one = |number| MovedAside {
+            path: PathBuf::from(format!("/data/{number}")),
+            to: PathBuf::from(format!("/aside/{number}")),
+            bytes: ByteCount(7),
+        };
+        (1..=count).map(one).collect()
+    }
+
+    #[test]
+    fn what_went_back_is_counted_and_a_few_are_named() {
+        let text = |to, changed, aside, left| {
+            let went = WentBack { changed, aside: moved(aside), uncovered: Vec::new() };
+            WentBackEvent { to: Sequence(to), went: &went, left }.to_string()
+        };
+        assert_eq!(text(7, 3, 0, 0), "files went back to checkpoint 7: 3 changed");
+        assert_eq!(text(0, 1, 1, 0), "files went back to the beginning: 1 changed, 1 moved aside: /data/1");
+        let many = text(9, 12, 5, 1);
+        assert!(many.contains("5 moved aside: /data/1, /data/2, /data/3 and 2 more"), "{many}");
+        assert!(
+            many.ends_with("; 1 standard streams stayed, since other programs write to their files"),
+            "{many}"
+        );
+    }
+
+    #[test]
+    fn events_of_files_are_told_and_written_down_alike() {
+        let why = "no privilege\nhelp: become root";
+        let told = RunEvent::FilesCompared("no privilege");
+        assert_eq!(told.to_string(), RunEvent::FilesCompared(why).what().to_string());
+        for event in [
+            RunEvent::FilesDeferred(Sequence(4), "mapped"),
+            RunEvent::FilesBroken("the log is full"),
+            RunEvent::FilesExactAgain(Sequence(5)),
+        ] {
+            assert_eq!(event.to_string(), event.what().to_string());
+        }
+    }
+}

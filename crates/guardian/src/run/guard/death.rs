@@ -172,12 +172,12 @@ impl Guard<'_> {
             return self.start_afresh();
         }
         self.settle_writes(noticed)?;
-        if let Some(from) = self.descends
+        let committed = self.committed()?;
+        if let Some(from) = self.blamed(&committed)
             && let Some(poisoned) = self.suspicion.died(from, status, noticed)
         {
             self.report(&RunEvent::Poisoned(poisoned));
         }
-        let committed = self.committed()?;
         if self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.can_start() {
             // Going on step by step would end in giving up, with no try left for the beginning.
             return self.start_from_beginning(Some(LAST_RESTART));
@@ -264,7 +264,9 @@ impl Guard<'_> {
         let mut others = self.committed()?;
         // A reader may find them whole already.
         others.retain(|sequence| self.pending.iter().all(|pending| pending.sequence != *sequence));
-        let has_other = self.suspicion.choose(&others).is_some();
+        let pending: Vec<Sequence> = self.pending.iter().map(|pending| pending.sequence).collect();
+        let is_worth_it = !self.usable(&pending).is_empty();
+        let has_other = self.suspicion.choose(&self.usable(&others)).is_some() || !is_worth_it;
         let patience = if has_other { patience(self.request.every) } else { NO_OTHER_PATIENCE };
         self.await_commits(Some(noticed + patience));
         self.leave_behind();

@@ -60,6 +60,17 @@ impl Guard<'_> {
         self.suspicion.choose(&self.watching.as_ref()?.exact(committed))
     }
 
+    /// Those of some checkpoints that a restart may use: all, or those that files can go back to.
+    pub(super) fn usable(&self, checkpoints: &[Sequence]) -> Vec<Sequence> {
+        let exact = self.watching.as_ref().map(|watching| watching.exact(checkpoints));
+        exact.unwrap_or_else(|| checkpoints.to_vec())
+    }
+
+    /// The checkpoint that a death speaks against: the one that the restart would use.
+    pub(super) fn blamed(&self, committed: &[Sequence]) -> Option<Sequence> {
+        if self.watching.is_some() { self.choose_exact(committed) } else { self.descends }
+    }
+
     /// Starts the program from its beginning, with its files of then where these can go back to it.
     pub(super) fn start_from_beginning(&mut self, why: Option<&str>) -> Result<()> {
         if !self.watching.as_ref().is_some_and(|watching| watching.reaches_beginning()) {
