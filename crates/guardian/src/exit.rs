@@ -174,6 +174,9 @@ fn of_store(error: &store::Error) -> ExitCode {
 fn of_undo(error: &UndoError) -> ExitCode {
     match error {
         UndoError::Kernel(error) => of_kernel(error),
+        UndoError::Store(error) => of_store(error),
+        UndoError::Unreachable { .. } => ExitCode::Refused,
+        _ => ExitCode::Failure,
     }
 }
 

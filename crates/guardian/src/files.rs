@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use undo::watch::WatchReport;
 
 use crate::run::ChangedFiles;
+use crate::time::microseconds;
 
 /// Paths that a status holds of either kind. The status file is written at each checkpoint, so it stays short.
 const LISTED_MAX: usize = 64;
@@ -42,9 +43,9 @@ pub struct FilesReport {
     /// Part of the time of the last epoch that keeping files took.
     #[serde(default)]
     pub cost: f64,
-    /// Checkpoints for each exact one, by the cap on that cost.
+    /// The least time between two checkpoints that files can go back to, by the cap on that cost, in microseconds.
     #[serde(default)]
-    pub every: u32,
+    pub apart_us: u64,
     /// Files that prevent a restart from a checkpoint as soon as they have changed after it; 64 at most.
     pub in_place: Vec<String>,
     /// Files that prevent every restart from a checkpoint; 64 at most.
@@ -79,7 +80,7 @@ impl FilesReport {
         self.uncovered = paths.map(|path| path.display().to_string()).collect();
         self.undo_bytes = report.bytes.get();
         self.cost = report.cost;
-        self.every = report.every;
+        self.apart_us = microseconds(report.apart);
     }
 
     /// Takes over what does not depend on the files of one checkpoint.
@@ -173,14 +174,14 @@ mod tests {
             broken: Some("full".to_owned()),
             uncovered: vec![PathBuf::from("/mnt/nfs/file")],
             newest_exact: Some(Sequence(7)),
-            every: 3,
+            apart_us: 3,
             ..WatchReport::default()
         };
         report.note_watch(&watch);
         let mut next =
             FilesReport { in_place: vec!["/mnt/nfs/file".to_owned()], ..FilesReport::of("rewind", &[]) };
         next.keep_watch_of(&report);
-        assert_eq!((next.exact, next.every, next.lost()), (Some(7), 3, Some("full")));
+        assert_eq!((next.exact, next.apart_us, next.lost()), (Some(7), 3, Some("full")));
         assert_eq!((next.in_place.len(), next.uncovered.len()), (1, 1));
         next.policy = "fresh".to_owned();
         assert_eq!(next.lost(), None);

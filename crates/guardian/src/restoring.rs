@@ -122,6 +122,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
         connections_lost: request.lose_connections,
         // A program that outlives us would keep the terminal.
         terminal: signals.as_ref().and_then(|_| foreground.offer()),
+        watch: None,
     };
     let mut written = Ok(());
     let mut running = |restored: &Restored| {

@@ -56,7 +56,8 @@ pub fn is_watched(tid: Tid) -> Result<bool> {
     let length = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid.get(), 0, ptr::null_mut::<u8>()) };
     let length = match length {
         0.. => length as usize,
-        _ if Errno::last() == Errno::ENOENT => return Ok(false),
+        // No such filter, or none at all.
+        _ if matches!(Errno::last(), Errno::ENOENT | Errno::EINVAL) => return Ok(false),
         _ => return Err(Error::thread("measure a seccomp filter", tid, Errno::last())),
     };
     if length > OWN_INSTRUCTIONS_MAX {

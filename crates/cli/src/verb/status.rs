@@ -102,10 +102,11 @@ fn tell_files(subject: &SubjectReport) {
     if let Some(why) = files.lost() {
         print::say(format_args!("{name}: files cannot go back now: {}", guardian::one_line(why)));
     }
-    if files.every > 1 {
+    let apart = Duration::from_micros(files.apart_us);
+    if apart.as_secs_f64() * subject.requested_hz > 1.0 {
         print::say(format_args!(
-            "{name}: files can go back to one in {} checkpoints, as keeping them costs {:.1} % of the time",
-            files.every,
+            "{name}: files can go back to one checkpoint in {} at most, as keeping them costs {:.1} % of the time",
+            print::duration(apart),
             files.cost * 100.0
         ));
     }

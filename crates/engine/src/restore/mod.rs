@@ -20,6 +20,7 @@ mod numbers;
 mod plan;
 mod segments;
 mod tree;
+mod watch;
 
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -40,6 +41,7 @@ use fresh::FreshMemory;
 use lazy::Lazy;
 use plan::Plan;
 use tree::Built;
+pub use watch::FilterInstall;
 
 /// Which process numbers a restored tree gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -71,6 +73,8 @@ pub struct RestoreOptions {
     pub connections_lost: bool,
     /// The terminal of ours whose foreground process group becomes one of the subject. SIGTTOU must be blocked.
     pub terminal: Option<OwnedFd>,
+    /// Has what the tree does to files watched.
+    pub watch: Option<FilterInstall>,
 }
 
 /// A tree that runs again.
@@ -224,7 +228,7 @@ fn restore_with(
     let open = files::open(&plan, options.inherited, &covered, options.connections_lost, &mut shared)?;
     content::fill_objects(&reader, &plan, &open)?;
     phases.open = lap.take();
-    let mut built = tree::build(&plan, &open)?;
+    let mut built = tree::build(&plan, &open, options.watch)?;
     layout::lay_out(&plan, &open, &mut built)?;
     phases.build = lap.take();
     let comes_later = |extent: &_| lazy.as_ref().is_some_and(|lazy| lazy.has(extent));

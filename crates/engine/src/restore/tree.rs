@@ -19,6 +19,7 @@ use super::family;
 use super::files::OpenFiles;
 use super::numbers;
 use super::plan::{Plan, PlannedProcess};
+use super::watch::{self, FilterInstall};
 use crate::error::{EngineError, Result};
 
 /// Pages of scratch memory: one of code, the rest for arguments.
@@ -49,11 +50,15 @@ pub(super) struct BuiltProcess {
 }
 
 /// Creates all processes and threads.
-pub(super) fn build(plan: &Plan, open: &OpenFiles) -> Result<Built> {
+pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>) -> Result<Built> {
     let root = &plan.processes[0];
     let scratch = find_scratch(plan)?;
     let mut leader = spawn_root(root.pid)?;
     map_scratch(&mut leader, scratch)?;
+    if let Some(filter) = watch {
+        // All other stubs are made from this one and inherit it.
+        watch::install(filter, &mut leader)?;
+    }
     let mut built = Built { processes: HashMap::new(), scratch };
     built.add(root.pid, leader)?;
     family::create(plan, open, &mut built)?;

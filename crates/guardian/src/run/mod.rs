@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use model::{ByteCount, Pid};
 use store::{Store, SubjectName};
+use sys::listener_holder::ListenerHolder;
 use tracee::procfs;
 
 use crate::ancestry;
@@ -142,6 +143,8 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     let mut tracking = tracking(request)?;
     let store = request.store.create()?;
     let mut claim = claim(&store, request)?;
+    // A child of ours that is none of the subject's, and a copy of as little memory as possible.
+    let holder = (files == ChangedFiles::Rewind).then(ListenerHolder::start).transpose()?;
     let household = Household::found()?;
     // Before there is any thread, which would take signals with their usual actions.
     let signals = Signals::take()?;
@@ -149,7 +152,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     let children = request.child_signals.then(Children::listen).transpose()?;
     let log = Place::new(&store, &claim.name, request).open()?;
     let undo = claim.directory.join(UNDO_DIRECTORY);
-    let watching = (files == ChangedFiles::Rewind).then(|| Watching::start(undo, request)).transpose()?;
+    let watching = holder.map(|holder| Watching::start(undo, request, holder)).transpose()?;
     tracking.watch = watching.as_ref().map(Watching::shared);
     let (subject, requests, first) = match &request.what {
         Guarded::Command(words) => {

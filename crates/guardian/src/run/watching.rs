@@ -7,14 +7,15 @@
 //! Does not: watch, or take files back; `undo` does. It does not choose what follows a death.
 
 use std::collections::BTreeSet;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use engine::Covered;
+use engine::{Covered, FilterInstall};
 use model::{Pid, Sequence};
+use sys::listener_holder::ListenerHolder;
 use sys::{Errno, Error};
+use undo::UndoError;
 use undo::back::WentBack;
 use undo::watch::{Watch, WatchOptions, WatchReport};
 
@@ -58,14 +59,16 @@ pub(super) struct Watching {
 
 impl Watching {
     /// Begins the log. The files of now are those that the program starts with.
-    pub(super) fn start(directory: PathBuf, request: &RunRequest) -> Result<Self> {
+    ///
+    /// `holder` lets every call of the program pass should this one die.
+    pub(super) fn start(directory: PathBuf, request: &RunRequest, holder: ListenerHolder) -> Result<Self> {
         let options = WatchOptions {
             directory,
             bytes_max: request.files_undo_max,
             cost_max: request.files_cost_max,
             start: BEGINNING,
         };
-        Ok(Self { watch: Arc::new(Watch::start(options)?) })
+        Ok(Self { watch: Arc::new(Watch::start(options, holder)?) })
     }
 
     /// For the thread that takes checkpoints.
@@ -79,15 +82,26 @@ impl Watching {
         command: &mut Command,
         failed: impl FnOnce(std::io::Error) -> GuardianError,
     ) -> Result<Pid> {
-        let (pid, listener) = spawn_filtered(command).map_err(failed)?;
-        self.watch.attach(listener, pid)?;
-        Ok(pid)
+        let pending = self.watch.prepare(command)?;
+        let mut child = command.spawn().map_err(failed)?;
+        if let Err(error) = self.watch.started(pending) {
+            // Its calls would wait for ever.
+            let _ = child.kill();
+            return Err(error.into());
+        }
+        Ok(Pid(child.id() as i32))
     }
 
-    /// Answers the filter of a restored tree, which every process of it got before it ran.
-    pub(super) fn restored(&self, root: Pid) -> Result<()> {
-        let listener = listener_of_restored(root)?;
-        Ok(self.watch.attach(listener, root)?)
+    /// Has a restored tree answered from its first instruction on.
+    pub(super) fn filter(&self) -> FilterInstall {
+        let watch = Arc::clone(&self.watch);
+        let attach = move |listener| {
+            watch.attach(listener).map_err(|error| match error {
+                UndoError::Kernel(error) => error,
+                other => Error::new(format!("watch the files of the program: {other}"), Errno::EINVAL),
+            })
+        };
+        FilterInstall { program: Watch::filter(), listener: Box::new(attach) }
     }
 
     /// Every process of the tree has ended: what changes from now on is a change by others.
@@ -141,18 +155,6 @@ impl Watching {
 fn exact_of(committed: &[Sequence], exact: &[Sequence]) -> Vec<Sequence> {
     let exact: BTreeSet<&Sequence> = exact.iter().collect();
     committed.iter().filter(|sequence| exact.contains(sequence)).copied().collect()
-}
-
-/// The listener of the filter that a restore has put on a tree. As for `spawn_filtered`, there is none yet.
-fn listener_of_restored(root: Pid) -> Result<OwnedFd> {
-    Err(Error::process("get the listener of the filter of", root, Errno::ENOSYS).into())
-}
-
-/// Starts a program with the filter on it; its pid and the listener.
-///
-/// Nothing here installs a filter yet: the start fails, so that no program runs unwatched that is said to be watched.
-fn spawn_filtered(_command: &mut Command) -> std::io::Result<(Pid, OwnedFd)> {
-    Err(std::io::Error::from_raw_os_error(Errno::ENOSYS.0))
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 //! for all, so that later synchronisation of its threads still works; what only some threads share is installed
 //! for each. Filters come before the change of credentials, which may take away the right to install them, and
 //! judge nothing until the stub is let go.
+//! The oldest filter may be the one by which this program watches what its subject does to files: it is neither recorded
+//! nor counted, and a restore that watches installs it anew before this kind is asked.
 //! Does not: rebuild filters that ask a supervisor, or the flag that lets speculation pass.
 
 use model::{Address, Pid, Tid};
@@ -36,6 +38,9 @@ const RETURN_ACTION: u32 = 0xffff_0000;
 const PROGRAM_BYTES: usize = 16;
 const PROT_READ_WRITE: u64 = 3;
 const MAP_PRIVATE_ANONYMOUS: u64 = 0x22;
+
+/// The line of a status file that counts filters (Linux 5.9 and later).
+const FILTER_COUNT: &str = "Seccomp_filters";
 
 const WHAT: &str = "seccomp sandbox";
 
@@ -98,13 +103,19 @@ impl StateKind for Seccomp {
         if mode == 0 {
             return Ok(());
         }
-        // Before anything else: where filters cannot be lifted, a remote call could be the thread's last.
-        may_lift().map_err(|(why, fix)| unsupported(pid, why, fix))?;
         let mut message = SeccompMessage { mode, ..SeccompMessage::default() };
         match mode {
-            STRICT => {}
+            // Before anything else: where filters cannot be lifted, a remote call could be the thread's last.
+            STRICT => require_lift(pid)?,
             FILTERS => {
-                message.filters = filters_of(pid, tid)?;
+                // What it takes to read a filter is what it takes to lift it.
+                let own = own_filters(tid).or_else(|error| require_lift(pid).and(Err(error)))?;
+                let count = number(capture.file("status")?, FILTER_COUNT);
+                // Most threads of a watched subject have no other.
+                message.filters = if count == Some(own) { Vec::new() } else { filters_of(pid, tid, own)? };
+                if message.filters.is_empty() {
+                    return Ok(());
+                }
                 if tid == pid.leader() {
                     message.common = common_to_all(pid, &message.filters)? as u32;
                 }
@@ -130,9 +141,13 @@ impl StateKind for Seccomp {
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: SeccompMessage = crate::decode(NAME, payload)?;
         let (pid, tid) = (restore.stub.pid(), restore.stub.tid());
-        may_lift().map_err(|(why, fix)| unsupported(pid, why, fix))?;
+        require_lift(pid)?;
         restore.stub.suspend_seccomp()?;
         if message.mode == STRICT {
+            if own_filters(tid)? != 0 {
+                let fix = "restore it with --files keep: what it does to files is then not watched";
+                return Err(unsupported(pid, "a program in strict mode cannot be watched", fix));
+            }
             restore.stub.call(nr::PRCTL, [PR_SET_SECCOMP, u64::from(STRICT), 0, 0, 0, 0])?;
             return Ok(());
         }
@@ -162,6 +177,10 @@ fn may_lift() -> std::result::Result<(), (&'static str, &'static str)> {
     }
 }
 
+fn require_lift(pid: Pid) -> Result<()> {
+    may_lift().map_err(|(why, fix)| unsupported(pid, why, fix))
+}
+
 fn unsupported(pid: Pid, why: &str, fix: &str) -> ResourceError {
     let (what, why, fix) = (WHAT.to_owned(), why.to_owned(), fix.to_owned());
     ResourceError::Unsupported { pid, what, why, fix }
@@ -180,15 +199,21 @@ fn number(status: &[u8], name: &str) -> Option<u32> {
     procfs::status_line(status, name)?.parse().ok()
 }
 
-/// All filters of a stopped thread, oldest first.
-fn filters_of(pid: Pid, tid: Tid) -> Result<Vec<FilterMessage>> {
+/// How many filters of a stopped thread are ours, which are its oldest: one at most.
+fn own_filters(tid: Tid) -> Result<u32> {
+    Ok(u32::from(seccomp::is_watched(tid)?))
+}
+
+/// All filters of a stopped thread, oldest first, behind ours.
+fn filters_of(pid: Pid, tid: Tid, own: u32) -> Result<Vec<FilterMessage>> {
     let mut filters = Vec::new();
-    while let Some(code) = seccomp::filter(tid, filters.len())? {
+    while let Some(code) = seccomp::filter(tid, own as usize + filters.len())? {
         if asks(&code) {
             let fix = "run the program without the supervisor that judges its calls";
             return Err(unsupported(pid, "a filter asks a supervisor, which cannot be rebuilt", fix));
         }
-        filters.push(FilterMessage { flags: seccomp::filter_flags(tid, filters.len())?, code });
+        let flags = seccomp::filter_flags(tid, own as usize + filters.len())?;
+        filters.push(FilterMessage { flags, code });
     }
     Ok(filters)
 }
@@ -207,19 +232,22 @@ fn common_to_all(pid: Pid, leader: &[FilterMessage]) -> Result<usize> {
     let mut common = leader.len();
     for tid in procfs::threads(pid)?.into_iter().filter(|tid| *tid != pid.leader()) {
         let status = procfs::read(format!("/proc/{pid}/task/{tid}/status"))?;
-        let filters = if mode_of(&status) == FILTERS { filters_of(pid, tid)? } else { Vec::new() };
+        let filters = match mode_of(&status) {
+            FILTERS => filters_of(pid, tid, own_filters(tid)?)?,
+            _ => Vec::new(),
+        };
         common = leader[..common].iter().zip(&filters).take_while(|(one, other)| one == other).count();
     }
     Ok(common)
 }
 
-/// How many filters a stub has already, by those that its leader installed for all. A kernel that does not count
+/// How many filters beside ours a stub has already, by those that its leader installed for all. A kernel that does not count
 /// them (before 5.9) is told apart by the mode.
 fn installed_on(pid: Pid, tid: Tid) -> Result<usize> {
     let status = procfs::read(format!("/proc/{pid}/task/{tid}/status"))?;
-    match (mode_of(&status), number(&status, "Seccomp_filters")) {
+    match (mode_of(&status), number(&status, FILTER_COUNT)) {
         (0, _) => Ok(0),
-        (_, Some(count)) => Ok(count as usize),
+        (_, Some(count)) => Ok((count.saturating_sub(own_filters(tid)?)) as usize),
         (_, None) => {
             let fix = "use Linux 5.9 or later";
             Err(unsupported(pid, "this kernel does not tell how many filters a thread has", fix))

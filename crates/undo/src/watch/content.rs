@@ -15,7 +15,6 @@ use super::names::stat;
 use super::paths::{Entry, path_of};
 use super::state::{CHUNK, Mark, State, key_of, reopen};
 use crate::error::Result;
-use crate::key::FileKey;
 
 /// What is about to be changed in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -29,7 +29,7 @@ use model::{ByteCount, Sequence};
 use rustix::fs::OFlags;
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
-use sys::seccomp_listener::{self, Listener, PendingListener};
+use sys::seccomp_listener::{self, FilterProgram, Listener, PendingListener};
 
 use self::boundary::Armed;
 use self::epoch::Epoch;
@@ -149,6 +149,12 @@ impl Watch {
         Ok(Self { shared, holder, mark, options })
     }
 
+    /// The filter of an incarnation that is being restored, whose listener is for `attach`.
+    #[must_use]
+    pub fn filter() -> FilterProgram {
+        seccomp_listener::watch_program()
+    }
+
     /// Has a command be watched from its first instruction.
     ///
     /// # Errors
@@ -185,6 +191,8 @@ impl Watch {
         let buffer = self.holder.buffer().ok_or_else(|| {
             sys::Error::new("find a free buffer for calls of the subject", sys::Errno::ENOSPC)
         })?;
+        // From here on, what is done to files is a change: restored threads run soon.
+        self.shared.state().is_restoring = false;
         let shared = Arc::clone(&self.shared);
         spawn("undying-files", move || answer_calls(&shared, &listener, buffer))
     }
@@ -218,7 +226,7 @@ impl Watch {
     }
 
     /// Takes files back to a checkpoint after `subject_ended`, but for those of `leave` (device and inode), and begins a
-    /// new epoch there. Until `running`, what is done to files belongs to the restore.
+    /// new epoch there. Until the next incarnation is attached, what is done to files belongs to the restore.
     ///
     /// # Errors
     ///
@@ -235,13 +243,6 @@ impl Watch {
         state.or_break(outcome, "what was open at the checkpoint");
         state.epoch.is_touched = false;
         Ok(went)
-    }
-
-    /// The subject is about to run: what happens to files from now on is its doing.
-    pub fn running(&self) {
-        let mut state = self.shared.state();
-        state.is_restoring = false;
-        state.disable();
     }
 
     /// The files as they are belong to a subject that starts from its beginning: the log begins anew.

@@ -18,6 +18,7 @@ use super::super::children::{Children, Heard};
 use super::super::events::RunEvent;
 use super::super::leftovers::descendants;
 use super::super::tracer::patience;
+use super::super::watching::Watching;
 use super::super::{ChangedFiles, Guarded, policy, spawn};
 use super::{Ending, Guard, InFlight};
 use crate::aside::Parts;
@@ -306,6 +307,7 @@ impl Guard<'_> {
                 files: self.files_at_restore(sequence, &parts, covered.clone()),
                 connections_lost: true,
                 terminal: self.foreground.offer(),
+                watch: self.watching.as_ref().map(Watching::filter),
             };
             // Until here the dead root has kept its number from others.
             self.subject.release()?;
@@ -315,7 +317,7 @@ impl Guard<'_> {
                 Ok(restored) => {
                     self.foreground.accepted(restored.foreground);
                     self.subject = Subject::child(restored.root)?;
-                    return self.watch_restored(restored.root);
+                    return Ok(());
                 }
                 Err(
                     EngineError::PidTaken(_)

@@ -7,7 +7,7 @@
 //! Does not: know how files go back.
 
 use engine::{Boundary, Covered, FileRecord, Files};
-use model::{Pid, Sequence};
+use model::Sequence;
 use undo::back::WentBack;
 
 use super::super::events::{RunEvent, WentBackEvent};
@@ -137,15 +137,6 @@ impl Guard<'_> {
             opened_later: self.written.later_than(sequence),
             covered,
         }
-    }
-
-    /// Watches a restored tree. One that cannot be watched runs on, and its next death starts it from its beginning.
-    pub(super) fn watch_restored(&mut self, root: Pid) -> Result<()> {
-        let outcome = self.watching.as_ref().map(|watching| watching.restored(root));
-        if let Some(Err(error)) = outcome {
-            self.report(&RunEvent::FilesBroken(&headline(&error)));
-        }
-        Ok(())
     }
 
     /// Every process of the tree has ended.

@@ -1,0 +1,251 @@
+//! Subjects whose calls that change files are watched: checkpoints of them, and restores that watch from the start.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use model::{Pid, Sequence, Signal};
+use store::{ImageReader, ImageWriter, WriteOptions};
+use sys::features::{self, Feature};
+use sys::seccomp_listener::{Listener, Notification, Receipt, Waited, watch_from_start, watch_program};
+use tracee::procfs;
+use undying_engine::{
+    CheckpointOptions, FilePolicy, Files, FilterInstall, PidPolicy, RestoreOptions, checkpoint, restore,
+};
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(30);
+const KIND: &str = "state/seccomp";
+/// openat, mkdir, rename, rmdir of x86-64: all that the subject does to files.
+const CALLS: [i64; 4] = [257, 83, 82, 84];
+/// mmap: a restored program makes none, one that is loaded may.
+const MMAP: i64 = 9;
+
+struct Lab {
+    folder: tempfile::TempDir,
+    program: PathBuf,
+}
+
+/// Answers the calls of a subject, and remembers which they were.
+struct Watcher {
+    calls: Arc<Mutex<BTreeSet<i64>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Watcher {
+    fn start(listener: Listener) -> Self {
+        let calls = Arc::new(Mutex::new(BTreeSet::new()));
+        let seen = Arc::clone(&calls);
+        let thread = std::thread::spawn(move || {
+            let mut notification = Notification::default();
+            while listener.wait(None).unwrap() != Waited::Gone {
+                if listener.receive(&mut notification).unwrap() == Receipt::Call {
+                    seen.lock().unwrap().insert(notification.call());
+                    listener.answer_continue(notification.id()).unwrap();
+                }
+            }
+        });
+        Self { calls, thread }
+    }
+
+    fn calls(&self) -> BTreeSet<i64> {
+        self.calls.lock().unwrap().clone()
+    }
+}
+
+impl Lab {
+    fn new() -> Option<Self> {
+        let probe = features::entry(Feature::FileNotify).probe;
+        if let Err(error) = probe(&std::env::temp_dir()) {
+            println!("unsupported: file-notify: {error}");
+            return None;
+        }
+        if !rustix::process::geteuid().is_root() {
+            println!("unsupported: root");
+            return None;
+        }
+        let folder =
+            tempfile::TempDir::with_prefix_in("undying-watched-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/watched.c");
+        let program = folder.path().join("watched");
+        let mut compiler = Command::new("cc");
+        let Ok(status) = compiler.args(["-O1", "-Wall", "-pthread", "-o"]).arg(&program).arg(source).status()
+        else {
+            println!("unsupported: a C compiler");
+            return None;
+        };
+        assert!(status.success());
+        Some(Self { folder, program })
+    }
+
+    fn command(&self, mode: &str) -> Command {
+        // A pipe that the test has inherited would be one of the subject's.
+        sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
+        let mut command = Command::new(&self.program);
+        command.arg(mode).arg(self.said()).current_dir(self.folder.path());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+
+    /// Starts the subject under a watch.
+    fn start_watched(&self, mode: &str) -> (Pid, Watcher) {
+        let mut command = self.command(mode);
+        let pending = watch_from_start(&mut command, watch_program(), None).unwrap();
+        let child = command.spawn().unwrap();
+        (Pid(child.id() as i32), Watcher::start(pending.receive().unwrap()))
+    }
+
+    fn said(&self) -> PathBuf {
+        self.folder.path().join("said")
+    }
+
+    fn rounds(&self) -> u64 {
+        let text = std::fs::read_to_string(self.said()).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    }
+
+    fn await_rounds(&self, at_least: u64) {
+        let begun = Instant::now();
+        while self.rounds() < at_least {
+            assert!(begun.elapsed() < LIMIT, "it has made {} rounds", self.rounds());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn checkpoint(&self, pid: Pid, number: u64) -> PathBuf {
+        let image = self.folder.path().join(format!("image{number}"));
+        let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();
+        let options = CheckpointOptions {
+            name: "watched".to_owned(),
+            sequence: Sequence(number),
+            ..CheckpointOptions::default()
+        };
+        checkpoint(pid, writer, &options).unwrap();
+        image
+    }
+
+    /// Ends the subject and forgets what it did.
+    fn kill(&self, root: Pid) {
+        let tree = tracee::tree::descendants(root).unwrap();
+        for pid in &tree {
+            sys::signal::send(*pid, Signal(9)).unwrap();
+        }
+        let raw = rustix::process::Pid::from_raw(root.get()).unwrap();
+        rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty()).unwrap();
+        let begun = Instant::now();
+        while tree.iter().any(|pid| procfs::stat(*pid).is_ok()) {
+            assert!(begun.elapsed() < LIMIT, "the children of {root} do not go");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::fs::write(self.said(), format!("{:31}", 0)).unwrap();
+    }
+
+    /// A restore, with a watch whose listener comes out of the channel.
+    fn restore(&self, image: &Path, is_watched: bool) -> (Pid, Receiver<OwnedFd>) {
+        let (give, take) = channel();
+        let listener = move |listener| {
+            give.send(listener).unwrap();
+            Ok(())
+        };
+        let watch = FilterInstall { program: watch_program(), listener: Box::new(listener) };
+        let options = RestoreOptions {
+            pid: PidPolicy::Same,
+            files: Files { policy: FilePolicy::Keep, ..Files::default() },
+            watch: is_watched.then_some(watch),
+            ..RestoreOptions::default()
+        };
+        (restore(ImageReader::open(image).unwrap(), options).unwrap().root, take)
+    }
+}
+
+/// How many filters each thread of a tree has, roots and leaders first.
+fn filters(root: Pid) -> Vec<Vec<u32>> {
+    let of_thread = |pid: Pid, tid| {
+        let status = procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap();
+        procfs::status_line(&status, "Seccomp_filters").map_or(0, |count| count.parse().unwrap())
+    };
+    let mut tree = tracee::tree::descendants(root).unwrap();
+    tree.sort_by_key(|pid| *pid != root);
+    let of_process = |pid: &Pid| {
+        let mut threads = procfs::threads(*pid).unwrap();
+        threads.sort_by_key(|tid| *tid != pid.leader());
+        threads.into_iter().map(|tid| of_thread(*pid, tid)).collect()
+    };
+    tree.iter().map(of_process).collect()
+}
+
+fn records(image: &Path) -> usize {
+    ImageReader::open(image).unwrap().take_records().take_all(KIND).len()
+}
+
+#[test]
+fn a_watched_subject_is_checkpointed_and_restored_under_a_new_watch() {
+    let Some(lab) = Lab::new() else { return };
+    let (mut pid, mut watcher) = lab.start_watched("plain");
+    lab.await_rounds(20);
+    let mut image = PathBuf::new();
+    for life in 0..3 {
+        assert_eq!(filters(pid), [[1, 1], [1, 1]], "life {life}");
+        image = lab.checkpoint(pid, life);
+        assert_eq!(records(&image), 0, "our filter is not the subject's");
+        let rounds = lab.rounds();
+        lab.await_rounds(rounds + 10);
+        let calls: Vec<i64> = watcher.calls().into_iter().filter(|call| *call != MMAP).collect();
+        assert!(calls.iter().all(|call| CALLS.contains(call)), "a checkpoint has made calls: {calls:?}");
+        lab.kill(pid);
+        watcher.thread.join().unwrap();
+        let (root, listener) = lab.restore(&image, true);
+        pid = root;
+        let listener = Listener::new(listener.recv().unwrap()).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        // It may have been at the end of a round.
+        let rounds = lab.rounds();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(lab.rounds(), rounds, "it changes files and is not answered");
+        assert_eq!(listener.wait(Some(Duration::ZERO)), Ok(Waited::Ready));
+        watcher = Watcher::start(listener);
+        lab.await_rounds(rounds + 20);
+        assert_eq!(watcher.calls(), BTreeSet::from(CALLS), "life {life}");
+    }
+    lab.kill(pid);
+    watcher.thread.join().unwrap();
+    // Without a watch it is as free as it was.
+    let (pid, listener) = lab.restore(&image, false);
+    assert!(listener.recv().is_err());
+    lab.await_rounds(20);
+    assert_eq!(filters(pid), [[0, 0], [0, 0]]);
+    lab.kill(pid);
+}
+
+#[test]
+fn filters_of_the_subjects_own_come_back_behind_ours() {
+    let Some(lab) = Lab::new() else { return };
+    let (pid, watcher) = lab.start_watched("filtered");
+    lab.await_rounds(20);
+    assert_eq!(filters(pid), [[2, 3], [2, 3]]);
+    let image = lab.checkpoint(pid, 0);
+    assert_eq!(records(&image), 4);
+    lab.kill(pid);
+    watcher.thread.join().unwrap();
+    for (life, is_watched) in [true, false, true].into_iter().enumerate() {
+        let (pid, listener) = lab.restore(&image, is_watched);
+        let watcher = listener.recv().ok().map(|listener| Watcher::start(Listener::new(listener).unwrap()));
+        assert_eq!(watcher.is_some(), is_watched);
+        lab.await_rounds(20);
+        let own = u32::from(is_watched);
+        assert_eq!(filters(pid), [[1 + own, 2 + own], [1 + own, 2 + own]]);
+        let again = lab.checkpoint(pid, life as u64 + 1);
+        assert_eq!(records(&again), 4);
+        lab.kill(pid);
+        if let Some(watcher) = watcher {
+            watcher.thread.join().unwrap();
+        }
+    }
+}
