@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -87,7 +88,7 @@ impl Subject {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/changing.py");
         let mut command = Command::new("python3");
         command.arg(program).arg(root).arg(seed.to_string()).arg("maps");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let pending = watch.prepare(&mut command).unwrap();
         let mut child = command.spawn().unwrap();
         watch.started(pending).unwrap();
@@ -134,9 +135,9 @@ impl Subject {
                 let fields: Vec<&str> = line.split_whitespace().collect();
                 let (major, minor) = fields[3].split_once(':').unwrap();
                 let number = |text| u32::from_str_radix(text, 16).unwrap();
-                (fields[1] == "rw-s" && fields.len() == 6).then(|| {
+                (fields[1] == "rw-s" && fields.len() > 5).then(|| {
                     let device = (number(major), number(minor));
-                    (device, fields[4].parse().unwrap(), PathBuf::from(fields[5]))
+                    (device, fields[4].parse().unwrap(), PathBuf::from(fields[5..].join(" ")))
                 })
             })
             .collect();
@@ -163,9 +164,14 @@ impl Subject {
         boundary
     }
 
+    /// Ends it with its children.
     fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        let group = rustix::process::Pid::from_child(&self.child);
+        let signal = rustix::process::Signal::KILL;
+        while rustix::process::kill_process_group(group, signal).is_ok() {
+            self.child.try_wait().unwrap();
+            std::thread::sleep(Duration::from_micros(200));
+        }
     }
 }
 

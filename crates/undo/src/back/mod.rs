@@ -1,15 +1,42 @@
 //! Going back: from the files as they are to those of a checkpoint.
 //!
-//! Owns: which checkpoints can be reached, the steps, their journal, files that are moved aside, conflicts.
+//! Owns: which checkpoints can be reached, the order of survey, journal, steps and the new epoch.
 //! Invariants: the steps are derived from the present state and a target, so that they can be repeated after a crash;
-//! no step follows a symbolic link; what the subject has made is moved aside and never removed.
+//! nothing is changed before the journal is durable; the log begins anew at the target only after the last step; no
+//! step follows a symbolic link; what the subject has made is moved aside and never removed.
 //! Does not: watch.
+//!
+//! Proof: `tests.rs` in this directory, which ends and cuts the power at every operation.
 
+mod aside;
+mod disk;
+pub(crate) mod files;
+mod journal;
+mod steps;
+mod survey;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use model::{ByteCount, Sequence};
 
-use crate::error::Result;
+use self::disk::DiskFiles;
+use self::files::FileSystem;
+use self::journal::{Begun, Journal};
+use self::steps::{Steps, Terms};
+use self::survey::Survey;
+use crate::error::{Result, UndoError};
+use crate::key::{FileKey, Time};
+use crate::log::reader::{self, ReadEpoch, ReadLog};
+use crate::log::record::{self, Alias, AnyRecord, Header};
+use crate::log::storage::{DiskStorage, Storage};
+use crate::log::target::{self, Target};
+use crate::log::{epoch_name, remove_leftovers};
+
+/// The file of the next epoch until it has its name.
+const NEXT_NAME: &str = "next";
 
 /// What happens when a file was changed after the subject had ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -19,6 +46,16 @@ pub enum Conflicts {
     Refuse,
     /// They go back as all others.
     Force,
+}
+
+/// What going back is safe against.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Durability {
+    /// The end of this program at any moment.
+    #[default]
+    Kill,
+    /// That of the kernel as well: file systems are synced before the first step and after the last one.
+    PowerCut,
 }
 
 /// What going back has done.
@@ -39,38 +76,242 @@ pub struct MovedAside {
     pub path: PathBuf,
     /// Where it is.
     pub to: PathBuf,
-    /// Its length.
+    /// Its length; 0 for what is no regular file.
     pub bytes: ByteCount,
 }
 
-/// Checkpoints that the log in `directory` leads back to, in rising order, and why no earlier ones.
-pub fn reachable(_directory: &Path) -> Result<(Vec<Sequence>, Option<String>)> {
-    Ok((Vec::new(), None))
+/// What going back would do.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct BackPlan {
+    /// Names that would lead to something else.
+    pub names: Vec<PathBuf>,
+    /// Files and directories whose content or attributes would change.
+    pub changed: Vec<PathBuf>,
+    /// Files that were changed after the subject had ended.
+    pub conflicts: Vec<PathBuf>,
 }
 
-/// Takes all files back to a checkpoint, but for those of `leave` (device and inode). Goes on with an earlier call that
-/// was interrupted.
+/// Checkpoints that the log in `directory` leads back to, in rising order, and why no earlier ones.
+pub fn reachable(directory: &Path) -> Result<(Vec<Sequence>, Option<String>)> {
+    let storage = DiskStorage::open(directory)?;
+    reachable_on(&storage)
+}
+
+/// Takes all files back to a checkpoint. Goes on with an earlier call that was interrupted. The program that writes the
+/// log has dropped its [`crate::log::UndoLog`], and opens it again afterwards.
 ///
 /// # Errors
 ///
 /// When the log does not lead there, or files are in conflict: nothing was changed. When a step fails (a full disk, an
 /// immutable file), the journal says what is left, and the next call goes on.
-pub fn go_back(
-    _directory: &Path,
-    _to: Sequence,
-    _conflicts: Conflicts,
-    _leave: &[(u64, u64)],
+pub fn go_back(directory: &Path, to: Sequence, conflicts: Conflicts) -> Result<WentBack> {
+    go_back_with(directory, to, conflicts, Durability::Kill)
+}
+
+/// As [`go_back`], with a choice of what it is safe against.
+///
+/// # Errors
+///
+/// As [`go_back`].
+pub fn go_back_with(
+    directory: &Path,
+    to: Sequence,
+    conflicts: Conflicts,
+    durability: Durability,
 ) -> Result<WentBack> {
-    Ok(WentBack::default())
+    let storage = DiskStorage::open(directory)?;
+    let files = DiskFiles::new(directory)?;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let time = Time { s: now.as_secs().cast_signed(), ns: now.subsec_nanos() };
+    go_back_on(&storage, &files, to, conflicts, durability, time)
 }
 
-/// Removes the log in `directory` with the links and copies that it keeps on other file systems. What was moved aside
-/// stays. A directory that does not exist is none to remove.
-pub fn remove(_directory: &Path) -> Result<()> {
-    Ok(())
+/// What [`go_back`] would do. Changes nothing outside of keep directories.
+///
+/// # Errors
+///
+/// As [`go_back`], but for conflicts.
+pub fn plan(directory: &Path, to: Sequence) -> Result<BackPlan> {
+    let storage = DiskStorage::open(directory)?;
+    let files = DiskFiles::new(directory)?;
+    let way = Way::find(&storage, to, Conflicts::Force)?;
+    let number = way.begun.as_ref().map_or(0, |begun| begun.number);
+    let survey = Survey::of(&files, &way.target, &files.works(number)?)?;
+    files.tidy(number)?;
+    let conflicts = way.conflicts(&files, &survey)?;
+    let names = survey.wrong.iter().map(|wrong| way.target.path_of(wrong.directory, &wrong.name)).collect();
+    let changed = survey.changed.iter().map(|index| way.target.inodes[*index].path.clone()).collect();
+    Ok(BackPlan { names, changed, conflicts })
 }
 
-/// What earlier calls have moved aside and what is still there.
-pub fn list_aside(_directory: &Path) -> Result<Vec<MovedAside>> {
-    Ok(Vec::new())
+/// What earlier calls have moved aside and what is still there, oldest first. The asides of the newest 8 goings-back
+/// are kept; the next one removes older ones when it begins.
+pub fn list_aside(directory: &Path) -> Result<Vec<MovedAside>> {
+    aside::list(directory)
+}
+
+/// Moves one thing back to where it was. `path` is where it was (of several, the newest is taken) or where it is.
+///
+/// # Errors
+///
+/// When nothing aside has that path; EEXIST when something has its place: nothing is overwritten.
+pub fn put_back(directory: &Path, path: &Path) -> Result<MovedAside> {
+    aside::put_back(directory, path)
+}
+
+pub(crate) fn reachable_on(storage: &dyn Storage) -> Result<(Vec<Sequence>, Option<String>)> {
+    let log = reader::read(storage)?;
+    let boot = storage.boot()?;
+    let Some(begun) = journal::read(storage, &log)? else { return Ok(log.reachable(&boot)) };
+    let trusted = if begun.is_durable || begun.last_boot == boot { &begun.boot } else { &boot };
+    let (mut sequences, why) = log.reachable(trusted);
+    sequences.retain(|sequence| position(&log, *sequence) <= position(&log, begun.to));
+    let interrupted = || format!("going back to checkpoint {} was interrupted", begun.to.get());
+    Ok((sequences, why.or_else(|| Some(interrupted()))))
+}
+
+pub(crate) fn go_back_on<Files: FileSystem>(
+    storage: &dyn Storage,
+    files: &Files,
+    to: Sequence,
+    conflicts: Conflicts,
+    durability: Durability,
+    time: Time,
+) -> Result<WentBack> {
+    let mut way = Way::find(storage, to, conflicts)?;
+    let number = match &way.begun {
+        Some(begun) => begun.number,
+        None => files.next_number()?,
+    };
+    let survey = Survey::of(files, &way.target, &files.works(number)?)?;
+    let lost = survey.lost(files, &way.target);
+    if !lost.is_empty() {
+        return Err(UndoError::Lost { to, paths: lost });
+    }
+    let is_forced = conflicts == Conflicts::Force || way.begun.as_ref().is_some_and(|begun| begun.is_forced);
+    let paths = if is_forced { Vec::new() } else { way.conflicts(files, &survey)? };
+    if !paths.is_empty() {
+        return Err(UndoError::Conflict { paths });
+    }
+    let is_durable = durability == Durability::PowerCut;
+    if is_durable {
+        for epoch in &way.log.epochs {
+            storage.open(&epoch_name(epoch.ordinal))?.sync()?;
+        }
+        storage.sync()?;
+        files.sync()?;
+    }
+    let attempt = journal::attempt(to, number, &way.boot, conflicts, durability, &way.log);
+    let touching = survey.touching(&way.target);
+    let mut journal = Journal::begin(storage, way.begun.as_ref(), attempt, &touching)?;
+    let terms = Terms { number, is_durable, time };
+    let done = Steps::new(files, storage, &mut journal, &mut way.target, survey, terms).run()?;
+    way.commit(storage, &journal, is_durable)?;
+    files.tidy(number)?;
+    Ok(WentBack { changed: done.changed, aside: done.aside, uncovered: way.target.uncovered })
+}
+
+/// The way to a checkpoint.
+struct Way {
+    log: ReadLog,
+    boot: String,
+    begun: Option<Begun>,
+    target: Target,
+    /// The position of the epoch that begins there.
+    first: usize,
+}
+
+impl Way {
+    fn find(storage: &dyn Storage, to: Sequence, conflicts: Conflicts) -> Result<Self> {
+        let log = reader::read(storage)?;
+        let boot = storage.boot()?;
+        let begun = journal::read(storage, &log)?;
+        let mut trusted = &boot;
+        let mut aliases = target::aliases(&log.epochs);
+        if let Some(begun) = &begun {
+            if position(&log, to) > position(&log, begun.to) {
+                let why = format!("and what checkpoint {to} needs is not in the log any more");
+                return Err(UndoError::HalfBack { to: begun.to, why });
+            }
+            let is_forced = conflicts == Conflicts::Force;
+            if begun.last_boot != boot && !begun.is_durable && !is_forced {
+                return Err(UndoError::PowerCut { to: begun.to, paths: touched_paths(&log, begun) });
+            }
+            trusted = &begun.boot;
+            begun.add_to(&mut aliases);
+        }
+        let (sequences, why) = log.reachable(trusted);
+        let first = position(&log, to).filter(|_| sequences.contains(&to));
+        let unreachable = |why: String| UndoError::Unreachable { to, why };
+        let Some(first) = first else {
+            return Err(unreachable(why.unwrap_or_else(|| "the undo log does not begin there".to_owned())));
+        };
+        let target = target::merge(&log.epochs[first..], &aliases).map_err(unreachable)?;
+        Ok(Self { log, boot, begun, target, first })
+    }
+
+    fn conflicts<Files: FileSystem>(&self, files: &Files, survey: &Survey) -> Result<Vec<PathBuf>> {
+        let none = HashSet::new();
+        let touched = self.begun.as_ref().map_or(&none, |begun| &begun.touched);
+        match self.log.ended() {
+            Some(ended) => survey.conflicts(files, &self.target, ended, touched),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Begins the log anew at the target. The name of the new epoch is what ends this going back: all before it is
+    /// repeated if it is missing, and all after it is only tidying.
+    fn commit(&self, storage: &dyn Storage, journal: &Journal, is_durable: bool) -> Result<()> {
+        let epoch = &self.log.epochs[self.first];
+        let ordinal = self.log.epochs.last().map_or(1, |newest| newest.ordinal + 1);
+        let sequences = epoch.sequences.iter().map(|sequence| sequence.get()).collect();
+        let header = Header { boot: self.boot.clone(), ordinal, after: epoch.after, sequences };
+        let mut bytes = record::frame(&header, &[]);
+        // Epochs before the target name inodes that are gone.
+        for (old, new) in aliases_of(&self.log.epochs[self.first..]).chain(journal.made.iter().cloned()) {
+            bytes.extend(record::frame(&Alias { old: (&old).into(), new: (&new).into() }, &[]));
+        }
+        storage.remove(NEXT_NAME)?;
+        let file = storage.create(NEXT_NAME)?;
+        file.write(0, [&bytes, &[]])?;
+        if is_durable {
+            file.sync()?;
+        }
+        storage.rename(NEXT_NAME, &epoch_name(ordinal))?;
+        if is_durable {
+            storage.sync()?;
+        }
+        Journal::remove(storage)?;
+        remove_leftovers(storage, &reader::read(storage)?)
+    }
+}
+
+fn aliases_of(epochs: &[ReadEpoch]) -> impl Iterator<Item = (FileKey, FileKey)> {
+    epochs.iter().flat_map(|epoch| &epoch.records).filter_map(|entry| match &entry.record {
+        AnyRecord::Alias(alias) => Some((alias.old.clone().into(), alias.new.clone().into())),
+        _ => None,
+    })
+}
+
+/// The position of the epoch that begins at a checkpoint. Of two, the newer one is the shorter way.
+fn position(log: &ReadLog, sequence: Sequence) -> Option<usize> {
+    log.epochs.iter().rposition(|epoch| epoch.sequences.contains(&sequence))
+}
+
+/// The paths of inodes that an interrupted going back can have changed.
+fn touched_paths(log: &ReadLog, begun: &Begun) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    for entry in log.epochs.iter().flat_map(|epoch| &epoch.records) {
+        let (key, path) = match &entry.record {
+            AnyRecord::Inode(inode) => (&inode.key, &inode.path),
+            AnyRecord::Directory(directory) => (&directory.key, &directory.path),
+            _ => continue,
+        };
+        if begun.touched.contains(&FileKey::from(key.clone())) {
+            paths.push(record::path_of(path).to_path_buf());
+        }
+    }
+    paths.sort();
+    paths.dedup();
+    paths
 }

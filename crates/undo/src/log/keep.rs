@@ -5,7 +5,7 @@
 //! removed outside of one; no symbolic link is followed.
 //! Does not: know which record names a link.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
@@ -36,7 +36,7 @@ const LOG_NAME: &str = "log-name";
 /// The file that lists the keep directories of a log.
 const PLACES_NAME: &str = "places";
 /// Bytes of the file that lists keep directories: more file systems than a machine has.
-const PLACES_BYTES_MAX: usize = 1 << 20;
+const PLACES_BYTES_MAX: u64 = 1 << 20;
 /// Mount points above a directory: more levels than a path has.
 const LEVELS_MAX: usize = 4096;
 
@@ -58,7 +58,7 @@ pub struct KeepPlaces {
 #[derive(Debug)]
 pub(crate) struct KeepPlace {
     pub(crate) directory: OwnedFd,
-    kept: OwnedFd,
+    pub(crate) kept: OwnedFd,
     pub(crate) path: PathBuf,
 }
 
@@ -143,8 +143,13 @@ impl KeepPlaces {
         remove(&self.log, path)
     }
 
+    /// The keep directory for going back: what is opened by its handle is on the mount of the log, if the device is.
+    pub(crate) fn for_directory(&self, directory: BorrowedFd<'_>) -> Result<Arc<KeepPlace>> {
+        if self.is_on_own_device(directory)? { Ok(Arc::clone(&self.own)) } else { self.near(directory) }
+    }
+
     /// The keep directory on the mount of a directory.
-    pub(crate) fn near(&self, directory: BorrowedFd<'_>) -> Result<Arc<KeepPlace>> {
+    fn near(&self, directory: BorrowedFd<'_>) -> Result<Arc<KeepPlace>> {
         let (_, mount) = device_and_mount(directory)?;
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = places.get(&mount) {
@@ -233,30 +238,46 @@ pub(crate) fn places(log: &Path) -> Result<Vec<KeepPlace>> {
     Ok(places)
 }
 
-/// Removes a link or a file of a keep directory, if it is there.
-pub(crate) fn remove(log: &Path, path: &Path) -> Result<()> {
+/// Opens a copy in a keep directory for reading.
+pub(crate) fn open_copy(log: &Path, path: &Path) -> Result<File> {
+    let (place, name) = place_of(log, path)?;
+    let place = place.ok_or_else(|| UndoError::ForeignKeep { path: path.to_path_buf() })?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::openat(&place.kept, name, flags, Mode::empty())
+        .map(File::from)
+        .map_err(|errno| Error::path("open", path, errno).into())
+}
+
+/// The keep directory that a path lies in, and the name there. `None` for a keep directory that is gone, or that has
+/// become another's.
+fn place_of<'a>(log: &Path, path: &'a Path) -> Result<(Option<KeepPlace>, &'a OsStr)> {
     let foreign = || UndoError::ForeignKeep { path: path.to_path_buf() };
     let (Some(kept), Some(name)) = (path.parent(), path.file_name()) else { return Err(foreign()) };
     let place = kept.parent().filter(|_| kept.file_name() == Some(OsStr::new(KEPT_NAME)));
     let place = place.ok_or_else(foreign)?;
     let directory: OwnedFd = store::trust::open_directory(log).map_err(UndoError::Store)?.into();
     let log = log_name(directory.as_fd(), log)?;
-    // A keep directory that is gone, or that has become another's, holds nothing of this log.
-    let Some(place) = KeepPlace::open(place, &log)? else { return Ok(()) };
+    Ok((KeepPlace::open(place, &log)?, name))
+}
+
+/// Removes a link or a file of a keep directory, if it is there.
+pub(crate) fn remove(log: &Path, path: &Path) -> Result<()> {
+    let (Some(place), name) = place_of(log, path)? else { return Ok(()) };
     match rustix::fs::unlinkat(&place.kept, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(Error::path("remove", path, errno).into()),
     }
 }
 
-/// Removes all links and copies that earlier logs in this directory have kept. What was moved aside stays.
-pub(crate) fn clear(log: &Path) -> Result<()> {
+/// Removes all links and copies in keep directories but those that are named. What was moved aside stays.
+pub(crate) fn sweep(log: &Path, named: &HashSet<PathBuf>) -> Result<()> {
     for place in places(log)? {
         let path = place.path.join(KEPT_NAME);
-        for name in names_in(place.kept.as_fd(), &path)? {
-            match rustix::fs::unlinkat(&place.kept, &name, AtFlags::empty()) {
+        let names = names_in(place.kept.as_fd(), &path)?;
+        for name in names.iter().filter(|name| !named.contains(&path.join(name))) {
+            match rustix::fs::unlinkat(&place.kept, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(Error::path("remove", path.join(&name), errno).into()),
+                Err(errno) => return Err(Error::path("remove", path.join(name), errno).into()),
             }
         }
     }
@@ -337,11 +358,20 @@ fn listed_places(log: BorrowedFd<'_>, path: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn read_small(directory: BorrowedFd<'_>, name: &str, path: &Path) -> sys::Result<Vec<u8>> {
+    read_file(directory, name, path, PLACES_BYTES_MAX)
+}
+
+/// The first bytes of a file.
+pub(crate) fn read_file(
+    directory: BorrowedFd<'_>,
+    name: &str,
+    path: &Path,
+    limit: u64,
+) -> sys::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let failed = |errno| Error::path("read", path.join(name), errno);
     let file = rustix::fs::openat(directory, name, flags, Mode::empty()).map_err(failed)?;
     let mut bytes = Vec::new();
-    let limit = PLACES_BYTES_MAX as u64;
     std::io::Read::read_to_end(&mut std::io::Read::take(File::from(file), limit), &mut bytes)
         .map_err(|error| Error::path("read", path.join(name), error))?;
     Ok(bytes)

@@ -9,10 +9,12 @@
 //! before it. A file without content is the next epoch, made ahead.
 
 pub mod keep;
+pub(crate) mod reader;
 pub(crate) mod record;
 pub(crate) mod storage;
+pub(crate) mod target;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -21,11 +23,13 @@ use model::{ByteCount, Sequence};
 
 use crate::error::{Result, UndoError};
 use crate::key::{Attributes, FileKey, Time};
-use record::{DATA_BYTES_MAX, Kind};
+use reader::{Entry, ReadEpoch, ReadLog};
+use record::{AnyRecord, DATA_BYTES_MAX, Kind};
 use storage::{DiskStorage, LogFile, Storage};
 
-/// A file of this name says that the subject has run without being watched: the newest epoch is broken. Whoever lets
-/// calls of the subject continue without a record creates it first.
+/// A file of this name, once it has content, says that the subject has run without being watched: the newest epoch is
+/// broken. The holder of the listener, which lets calls of the subject continue without a record, writes to it first; it
+/// was given the open file beforehand, so that the file is never replaced.
 pub const UNWATCHED: &str = "unwatched";
 /// How the files of epochs end.
 const EPOCH_SUFFIX: &str = ".epoch";
@@ -82,11 +86,6 @@ impl UndoLog {
         Self::create_on(Box::new(DiskStorage::open_or_create(directory)?), start, bytes_max)
     }
 
-    /// Temporary.
-    pub fn reopen(directory: &Path, to: Sequence, bytes_max: ByteCount) -> Result<Self> {
-        Self::create(directory, to, bytes_max)
-    }
-
     pub(crate) fn create_on(
         storage: Box<dyn Storage>,
         start: Sequence,
@@ -98,14 +97,85 @@ impl UndoLog {
         for ordinal in ordinals.iter().rev() {
             storage.remove(&epoch_name(*ordinal))?;
         }
-        storage.remove(UNWATCHED)?;
-        storage.clear_kept()?;
+        clear_mark(&*storage)?;
+        storage.sweep_kept(&HashSet::new())?;
         let epoch = Epoch { ordinal: ordinals.last().map_or(1, |last| last + 1), ..Epoch::default() };
         let file = new_file(&*storage, epoch.ordinal)?;
         let boot = storage.boot()?;
         let mut log = Self::on(storage, boot, bytes_max, file);
         log.begin(epoch.ordinal, 0, start)?;
         Ok(log)
+    }
+
+    /// Goes on with the log in `directory`: after going back, or when the program that wrote it has ended. Links and
+    /// copies that no record names are removed. What the subject has changed unwatched meanwhile is for the caller to
+    /// report: see [`UNWATCHED`].
+    ///
+    /// # Errors
+    ///
+    /// When there is no epoch, or a file cannot be used.
+    pub fn open(directory: &Path, bytes_max: ByteCount) -> Result<Self> {
+        Self::open_on(Box::new(DiskStorage::open(directory)?), bytes_max)
+    }
+
+    pub(crate) fn open_on(storage: Box<dyn Storage>, bytes_max: ByteCount) -> Result<Self> {
+        let read = reader::read(&*storage)?;
+        let Some(present) = read.epochs.last() else {
+            return Err(UndoError::NoLog { directory: storage.path() });
+        };
+        remove_leftovers(&*storage, &read)?;
+        let boot = storage.boot()?;
+        let file = storage.open(&epoch_name(present.ordinal))?;
+        if present.is_torn {
+            file.truncate(present.length)?;
+        }
+        let why = present.broken_at(&boot);
+        let mut log = Self::on(storage, boot, bytes_max, file);
+        for epoch in &read.epochs {
+            log.take_over(epoch)?;
+        }
+        if let Some(why) = why {
+            log.broken(&why)?;
+        }
+        clear_mark(&*log.storage)?;
+        Ok(log)
+    }
+
+    /// Counts an epoch that was read.
+    fn take_over(&mut self, read: &ReadEpoch) -> Result<()> {
+        let is_state = |entry: &Entry| {
+            !matches!(entry.record, AnyRecord::Exact(_) | AnyRecord::Ended(_) | AnyRecord::Alias(_))
+        };
+        let mut epoch = Epoch {
+            ordinal: read.ordinal,
+            sequences: read.sequences.clone(),
+            length: read.length,
+            kept: kept_of(read).map(Path::to_path_buf).collect(),
+            is_empty: !read.records.iter().any(is_state),
+            is_broken: read.records.iter().any(|entry| matches!(entry.record, AnyRecord::Broken(_))),
+        };
+        epoch.is_broken |= read.length == 0;
+        self.bytes += epoch.length;
+        for path in &epoch.kept {
+            if !self.kept.contains_key(path) {
+                let bytes = self.storage.kept_bytes(path).unwrap_or(ByteCount(0)).get();
+                self.kept.insert(path.clone(), Kept { epochs: 0, bytes });
+                self.bytes += bytes;
+            }
+            if let Some(kept) = self.kept.get_mut(path) {
+                kept.epochs += 1;
+            }
+        }
+        (self.directories, self.inodes) = (0, 0);
+        for entry in &read.records {
+            match &entry.record {
+                AnyRecord::Directory(directory) => self.directories = directory.id + 1,
+                AnyRecord::Inode(inode) => self.inodes = inode.id + 1,
+                _ => {}
+            }
+        }
+        self.epochs.push_back(epoch);
+        Ok(())
     }
 
     fn on(storage: Box<dyn Storage>, boot: String, bytes_max: ByteCount, file: Box<dyn LogFile>) -> Self {
@@ -394,6 +464,32 @@ impl UndoLog {
         self.bytes -= kept.bytes;
         self.kept.remove(path);
         true
+    }
+}
+
+/// What an epoch names in keep directories.
+fn kept_of(epoch: &ReadEpoch) -> impl Iterator<Item = &Path> {
+    epoch.records.iter().filter_map(|entry| match &entry.record {
+        AnyRecord::Linked(linked) => Some(record::path_of(&linked.link)),
+        AnyRecord::Whole(whole) => Some(record::path_of(&whole.file)),
+        _ => None,
+    })
+}
+
+/// Removes the files of epochs that lead nowhere, newest first, and what no other epoch names in keep directories.
+pub(crate) fn remove_leftovers(storage: &dyn Storage, read: &ReadLog) -> Result<()> {
+    for ordinal in &read.leftovers {
+        storage.remove(&epoch_name(*ordinal))?;
+    }
+    storage.sweep_kept(&read.epochs.iter().flat_map(kept_of).map(Path::to_path_buf).collect())
+}
+
+/// Empties the file that says that the subject has run without being watched.
+fn clear_mark(storage: &dyn Storage) -> Result<()> {
+    if storage.names()?.iter().any(|name| name == UNWATCHED) {
+        storage.open(UNWATCHED)?.truncate(0)
+    } else {
+        Ok(())
     }
 }
 

@@ -205,6 +205,9 @@ kinds! {
         is_forced: bool,
         #[prost(bool, tag = "5")]
         is_durable: bool,
+        /// The newest epoch. When a newer one is there, going back is done.
+        #[prost(uint64, tag = "6")]
+        ordinal: u64,
     }
     /// The journal of going back: these inodes are about to be changed.
     Touching "touching" {

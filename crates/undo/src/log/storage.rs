@@ -5,6 +5,7 @@
 //! written is in the page cache before the call returns.
 //! Does not: know what the bytes mean.
 
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::IoSlice;
@@ -44,8 +45,8 @@ pub(crate) trait Storage: Send + Debug {
     fn drop_kept(&self, path: &Path) -> Result<()>;
     /// Bytes on disk of a link or a file in a keep directory.
     fn kept_bytes(&self, path: &Path) -> Result<ByteCount>;
-    /// Removes all links and files in the keep directories of this log.
-    fn clear_kept(&self) -> Result<()>;
+    /// Removes all links and files in the keep directories of this log but those of these paths.
+    fn sweep_kept(&self, named: &HashSet<PathBuf>) -> Result<()>;
     /// The directory, for messages.
     fn path(&self) -> PathBuf;
 }
@@ -147,8 +148,8 @@ impl Storage for DiskStorage {
         Ok(ByteCount(stat.st_blocks as u64 * 512))
     }
 
-    fn clear_kept(&self) -> Result<()> {
-        keep::clear(&self.path)
+    fn sweep_kept(&self, named: &HashSet<PathBuf>) -> Result<()> {
+        keep::sweep(&self.path, named)
     }
 
     fn path(&self) -> PathBuf {

@@ -189,14 +189,9 @@ impl State {
             armed.how = armed.how.max(How::Mapped);
             return Ok(());
         }
-        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let opened = rustix::fs::open(file.path, flags, Mode::empty()).ok();
-        let opened = opened.and_then(|opened| stat(opened.as_fd()).ok().map(|stat| (opened, stat)));
-        // Removed since, so that its content belongs to the image; or another file, which nothing maps.
-        let Some((opened, stat)) = opened.filter(|(_, stat)| stat.st_ino == file.inode) else {
-            return Ok(());
-        };
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        let Some((opened, stat)) = self.find_mapped(file) else { return Ok(()) };
+        // Without a name, its content belongs to the image.
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink == 0 {
             return Ok(());
         }
         let key = key_of(opened.as_fd(), &stat)?;
@@ -205,6 +200,26 @@ impl State {
         let (attributes, path) = (Attributes::of(&stat), file.path.to_owned());
         found.armed.insert(id, (Armed { key, attributes, how, path }, opened));
         Ok(())
+    }
+
+    /// Opens a file that is only mapped: under its path, or by its handle if that name has gone and another is left.
+    fn find_mapped(&self, file: &MappedFile<'_>) -> Option<(OwnedFd, Stat)> {
+        let is_it = |(_, stat): &(OwnedFd, Stat)| {
+            stat.st_ino == file.inode && device_numbers(stat.st_dev) == file.device
+        };
+        let with_stat = |opened: OwnedFd| {
+            let stat = stat(opened.as_fd()).ok()?;
+            Some((opened, stat))
+        };
+        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let named = rustix::fs::open(file.path, flags, Mode::empty()).ok().and_then(with_stat).filter(is_it);
+        let by_handle = || {
+            let mut known = self.watched.values().map(|watched| &watched.key);
+            let key =
+                known.find(|key| key.inode == file.inode && device_numbers(key.device) == file.device)?;
+            self.open(key).ok().and_then(with_stat)
+        };
+        named.or_else(by_handle)
     }
 
     fn begin_epoch(&mut self, sequence: Sequence, found: Found) -> Result<()> {

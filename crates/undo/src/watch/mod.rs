@@ -234,8 +234,8 @@ impl Watch {
     pub fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<WentBack> {
         let mut state = self.shared.state();
         state.is_restoring = true;
-        let went = back::go_back(&self.options.directory, to, Conflicts::Refuse, leave)?;
-        state.log = UndoLog::reopen(&self.options.directory, to, self.options.bytes_max)?;
+        let went = back::go_back(&self.options.directory, to, Conflicts::Refuse)?;
+        state.log = UndoLog::open(&self.options.directory, self.options.bytes_max)?;
         state.epoch = Epoch::begin();
         state.boundaries.split_off(&Sequence(to.get() + 1));
         let armed = state.boundaries.get(&to).cloned().unwrap_or_default();
@@ -287,8 +287,10 @@ impl State {
     /// Prepares for what can happen to files that were open at a checkpoint that is being restored.
     fn arm_again(&mut self, list: &[Armed]) -> Result<()> {
         for armed in list {
-            let file = self.open(&armed.key)?;
-            self.arm(armed, file.as_fd())?;
+            // One that was made again has another inode, which the restore refuses.
+            if let Ok(file) = self.open(&armed.key) {
+                self.arm(armed, file.as_fd())?;
+            }
         }
         // The restore opens files for the subject: all of them have to be able to report.
         let mounts: Vec<_> = self.mounts.keys().copied().collect();

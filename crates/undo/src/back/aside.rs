@@ -1,0 +1,197 @@
+//! What the subject has made and going back has moved aside.
+//!
+//! Owns: the directories of each going back, their descriptions, listing, putting back, how many are kept.
+//! Invariants: nothing that has a name is overwritten; only the directories of older goings-back are removed, and
+//! without following a symbolic link.
+//! Does not: decide what is moved aside.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use model::ByteCount;
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::io::Errno;
+use sys::Error;
+
+use super::MovedAside;
+use crate::error::{Result, UndoError};
+use crate::log::keep::{self, KeepPlace};
+use crate::log::record::{self, AnyRecord};
+
+/// The directory of asides in a keep directory.
+pub(crate) const NAME: &str = "aside";
+/// The file that says where things were.
+pub(crate) const DESCRIPTION: &str = "description";
+/// Goings-back whose asides are kept. The next one removes those of older ones: a database that is restored every few
+/// seconds would fill the disk.
+const KEPT_MAX: usize = 8;
+/// Bytes of a description that are read: a million names of average length.
+const DESCRIPTION_BYTES_MAX: u64 = 256 << 20;
+
+/// The number of the next going back. Removes the asides of all but the newest ones, as far as that is possible.
+pub(crate) fn next_number(log: &Path) -> Result<u64> {
+    let places = keep::places(log)?;
+    let mut numbers = Vec::new();
+    for place in &places {
+        numbers.extend(numbers_in(place)?);
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    let next = numbers.last().map_or(1, |last| last + 1);
+    numbers.truncate(numbers.len().saturating_sub(KEPT_MAX - 1));
+    for place in &places {
+        for number in &numbers {
+            // An immutable file, or a mount point: it stays, and going back does not fail for it.
+            let _ = remove(place, *number);
+        }
+    }
+    Ok(next)
+}
+
+/// What is still aside, oldest going back first.
+pub(crate) fn list(log: &Path) -> Result<Vec<MovedAside>> {
+    let mut found = Vec::new();
+    for place in keep::places(log)? {
+        for number in numbers_in(&place)? {
+            found.extend(listed(&place, number)?.into_iter().map(|aside| (number, aside)));
+        }
+    }
+    found.sort_by_key(|(number, _)| *number);
+    Ok(found.into_iter().map(|(_, aside)| aside).collect())
+}
+
+/// Moves one thing back to where it was. `path` is where it was (of several, the newest is taken) or where it is.
+pub(crate) fn put_back(log: &Path, path: &Path) -> Result<MovedAside> {
+    let mut asides = list(log)?;
+    let found = asides.iter().rposition(|aside| aside.to == path || aside.path == path);
+    let Some(found) = found else { return Err(UndoError::NoAside { path: path.to_path_buf() }) };
+    let aside = asides.swap_remove(found);
+    let failed = |errno| Error::path("put back", &aside.path, errno);
+    let (Some(above), Some(name)) = (aside.path.parent(), aside.path.file_name()) else {
+        return Err(failed(Errno::INVAL).into());
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = |path: &Path| rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+    let from = open(aside.to.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
+    let to = open(above).map_err(failed)?;
+    let from_name = aside.to.file_name().unwrap_or_default();
+    rustix::fs::renameat_with(&from, from_name, &to, name, RenameFlags::NOREPLACE).map_err(failed)?;
+    Ok(aside)
+}
+
+/// Removes the directories of a going back that has moved nothing aside.
+pub(crate) fn remove_empty(log: &Path, number: u64) -> Result<()> {
+    for place in keep::places(log)? {
+        let Some(asides) = open_asides(&place)? else { continue };
+        match rustix::fs::unlinkat(&asides, number.to_string(), AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
+            Err(errno) => return Err(Error::path("remove", place.path.join(NAME), errno).into()),
+        }
+    }
+    Ok(())
+}
+
+fn open_asides(place: &KeepPlace) -> Result<Option<OwnedFd>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(&place.directory, NAME, flags, Mode::empty()) {
+        Ok(asides) => Ok(Some(asides)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(Error::path("open", place.path.join(NAME), errno).into()),
+    }
+}
+
+fn numbers_in(place: &KeepPlace) -> Result<Vec<u64>> {
+    let Some(asides) = open_asides(place)? else { return Ok(Vec::new()) };
+    let names = keep::names_in(asides.as_fd(), &place.path.join(NAME))?;
+    Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+}
+
+fn open_one(place: &KeepPlace, number: u64) -> Result<Option<(OwnedFd, PathBuf)>> {
+    let Some(asides) = open_asides(place)? else { return Ok(None) };
+    let path = place.path.join(NAME).join(number.to_string());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(&asides, number.to_string(), flags, Mode::empty()) {
+        Ok(directory) => Ok(Some((directory, path))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(Error::path("open", path, errno).into()),
+    }
+}
+
+fn listed(place: &KeepPlace, number: u64) -> Result<Vec<MovedAside>> {
+    let Some((directory, path)) = open_one(place, number)? else { return Ok(Vec::new()) };
+    let bytes = match keep::read_file(directory.as_fd(), DESCRIPTION, &path, DESCRIPTION_BYTES_MAX) {
+        Err(error) if error.errno == Errno::NOENT.into() => return Ok(Vec::new()),
+        result => result?,
+    };
+    let (mut found, mut rest) = (Vec::new(), &bytes[..]);
+    while let Some((frame, behind)) = record::split(rest) {
+        rest = behind;
+        let Some(Ok(AnyRecord::Aside(aside))) = record::verified(frame).map(record::decode) else { continue };
+        let name = aside.number.to_string();
+        if rustix::fs::statat(&directory, name.as_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+            let original = record::path_of(&aside.path).to_path_buf();
+            found.push(MovedAside { path: original, to: path.join(name), bytes: ByteCount(aside.bytes) });
+        }
+    }
+    Ok(found)
+}
+
+/// Removes the directory of a going back with all that is in it. Directories in it are moved to its top one after the
+/// other, so that neither the depth nor the width of a tree needs memory or descriptors.
+fn remove(place: &KeepPlace, number: u64) -> Result<()> {
+    let Some((top, path)) = open_one(place, number)? else { return Ok(()) };
+    let failed = |errno| Error::path("remove", &path, errno);
+    let mut moved = 0_u64;
+    loop {
+        let names = entries(top.as_fd()).map_err(failed)?;
+        if names.is_empty() {
+            break;
+        }
+        for (name, kind) in names {
+            if kind != FileType::Directory {
+                rustix::fs::unlinkat(&top, &name, AtFlags::empty()).map_err(failed)?;
+                continue;
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let directory = rustix::fs::openat(&top, &name, flags, Mode::empty()).map_err(failed)?;
+            for (child, kind) in entries(directory.as_fd()).map_err(failed)? {
+                if kind != FileType::Directory {
+                    rustix::fs::unlinkat(&directory, &child, AtFlags::empty()).map_err(failed)?;
+                    continue;
+                }
+                moved += 1;
+                let to = format!("removed-{moved}-{}", rustix::process::getpid().as_raw_pid());
+                rustix::fs::renameat_with(&directory, &child, &top, &to, RenameFlags::NOREPLACE)
+                    .map_err(failed)?;
+            }
+            rustix::fs::unlinkat(&top, &name, AtFlags::REMOVEDIR).map_err(failed)?;
+        }
+    }
+    remove_top(place, number, failed)
+}
+
+fn remove_top(place: &KeepPlace, number: u64, failed: impl Fn(Errno) -> Error) -> Result<()> {
+    let Some(asides) = open_asides(place)? else { return Ok(()) };
+    rustix::fs::unlinkat(&asides, number.to_string(), AtFlags::REMOVEDIR).map_err(failed)?;
+    Ok(())
+}
+
+fn entries(directory: impl AsFd) -> rustix::io::Result<Vec<(std::ffi::CString, FileType)>> {
+    let mut found = Vec::new();
+    for entry in Dir::read_from(&directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let kind = match entry.file_type() {
+            FileType::Unknown => {
+                let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                FileType::from_raw_mode(stat.st_mode)
+            }
+            kind => kind,
+        };
+        found.push((name.to_owned(), kind));
+    }
+    Ok(found)
+}

@@ -1,0 +1,347 @@
+//! The steps of going back.
+//!
+//! Owns: their order, and what each does.
+//! Invariants: each step is computed from the files as they are, so that all of them can be begun anew at any moment;
+//! an inode of the checkpoint has a name at every moment; what the subject has made is moved and not removed.
+//! Does not: decide what belongs to the checkpoint.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use model::ByteCount;
+use rustix::fs::FileType;
+
+use super::MovedAside;
+use super::files::{FileSystem, Status, Work};
+use super::journal::Journal;
+use super::survey::{self, Survey, WrongName};
+use crate::error::{Result, UndoError};
+use crate::key::Time;
+use crate::log::storage::{LogFile, Storage};
+use crate::log::target::{Index, Layer, Piece, Target};
+use crate::log::{epoch_name, record};
+
+/// Bytes of content that are copied at once.
+const BLOCK_BYTES: u64 = 1 << 20;
+
+/// One going back under way.
+pub(crate) struct Steps<'a, Files: FileSystem> {
+    files: &'a Files,
+    storage: &'a dyn Storage,
+    journal: &'a mut Journal,
+    target: &'a mut Target,
+    survey: Survey,
+    terms: Terms,
+    /// The number of the next entry of a work directory, by its path.
+    next: HashMap<PathBuf, u64>,
+    epochs: HashMap<u64, Box<dyn LogFile>>,
+    /// Changes that are left, for messages.
+    left: usize,
+    total: usize,
+    aside: Vec<MovedAside>,
+}
+
+/// What holds for all steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// Of this going back.
+    pub(crate) number: u64,
+    /// Whether a power cut must not take more than the steps since the last one.
+    pub(crate) is_durable: bool,
+    /// When it began.
+    pub(crate) time: Time,
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub(crate) struct Done {
+    pub(crate) changed: usize,
+    pub(crate) aside: Vec<MovedAside>,
+}
+
+impl<'a, Files: FileSystem> Steps<'a, Files> {
+    pub(crate) fn new(
+        files: &'a Files,
+        storage: &'a dyn Storage,
+        journal: &'a mut Journal,
+        target: &'a mut Target,
+        survey: Survey,
+        terms: Terms,
+    ) -> Self {
+        let (next, epochs, aside) = (HashMap::new(), HashMap::new(), Vec::new());
+        Self { files, storage, journal, target, survey, terms, next, epochs, left: 0, total: 0, aside }
+    }
+
+    /// Takes all files back.
+    pub(crate) fn run(mut self) -> Result<Done> {
+        let wrong = std::mem::take(&mut self.survey.wrong);
+        let mut changed: BTreeSet<Index> = self.survey.changed.iter().copied().collect();
+        // Steps move the modification time of these.
+        changed.extend(wrong.iter().map(|wrong| wrong.directory));
+        self.total = wrong.len() + changed.len();
+        self.left = self.total;
+        for wrong in wrong.iter().filter(|wrong| wrong.now.is_some()) {
+            let outcome = self.clear_name(wrong);
+            outcome.map_err(|error| self.failed(self.path_of(wrong), error))?;
+        }
+        self.place_all(&wrong)?;
+        if self.terms.is_durable {
+            self.journal.sync()?;
+            self.files.sync()?;
+        }
+        for work in self.files.works(self.terms.number)? {
+            self.empty(&work).map_err(|error| self.failed(work.path.clone(), error))?;
+        }
+        let is_directory = |index: &Index| self.kind(*index) == FileType::Directory;
+        let (directories, files): (Vec<Index>, Vec<Index>) = changed.iter().copied().partition(is_directory);
+        for index in files.iter().chain(&directories) {
+            let outcome = self.content(*index).and_then(|()| self.attributes(*index));
+            outcome.map_err(|error| self.failed(self.target.inodes[*index].path.clone(), error))?;
+            self.left -= 1;
+        }
+        if self.terms.is_durable {
+            self.files.sync()?;
+        }
+        Ok(Done { changed: self.total, aside: self.aside })
+    }
+
+    /// Moves away what a name leads to and should not.
+    fn clear_name(&mut self, wrong: &WrongName) -> Result<()> {
+        let Some(expected) = &wrong.now else { return Ok(()) };
+        let Some(directory) = self.node(wrong.directory)? else { return Ok(()) };
+        let Some(node) = self.files.lookup(&directory, &wrong.name)? else { return Ok(()) };
+        let now = self.files.status(&node)?;
+        let path = self.path_of(wrong);
+        if now.key != expected.key {
+            return Err(UndoError::Conflict { paths: vec![path] });
+        }
+        let work = self.files.work(&directory, self.terms.number)?;
+        let belongs = self.target.indices.get(&now.key).is_some_and(|index| self.survey.belongs[*index]);
+        if belongs {
+            let name = self.next_name(&work.transit, &work.path.join("transit"))?;
+            return self.files.rename(&directory, &wrong.name, &work.transit, name.as_bytes());
+        }
+        self.put_aside((&directory, &wrong.name), &work, &now, &path)
+    }
+
+    fn put_aside(
+        &mut self,
+        (directory, name): (&Files::Node, &[u8]),
+        work: &Work<Files::Node>,
+        now: &Status,
+        path: &Path,
+    ) -> Result<()> {
+        let number = self.next_number(&work.aside, &work.path)?;
+        let bytes = if now.is_file() { now.attributes.size } else { 0 };
+        let time = self.terms.time.into();
+        let frame = record::frame(&record::Aside { number, path: record::bytes_of(path), bytes, time }, &[]);
+        // Described first: what is described and not there is not listed.
+        self.files.describe(work, &frame)?;
+        self.files.rename(directory, name, &work.aside, number.to_string().as_bytes())?;
+        let to = work.path.join(number.to_string());
+        self.aside.push(MovedAside { path: path.to_path_buf(), to, bytes: ByteCount(bytes) });
+        Ok(())
+    }
+
+    /// Gives all inodes of the checkpoint their names. Directories that are made again come before what is in them.
+    fn place_all(&mut self, wrong: &[WrongName]) -> Result<()> {
+        let mut homes: HashMap<Index, &WrongName> = HashMap::new();
+        for wrong in wrong {
+            if let Some(before) = wrong.before.filter(|before| self.kind(*before) == FileType::Directory) {
+                homes.insert(before, wrong);
+            }
+        }
+        let mut placed = HashSet::new();
+        for first in wrong {
+            let mut chain = vec![first];
+            while let Some(lowest) = chain.last()
+                && self.node(lowest.directory)?.is_none()
+                && let Some(home) = homes.get(&lowest.directory)
+                // A log that is not damaged has no circles.
+                && chain.len() <= wrong.len()
+            {
+                chain.push(home);
+            }
+            for wrong in chain.into_iter().rev() {
+                if placed.insert((wrong.directory, &wrong.name)) {
+                    let outcome = self.place(wrong);
+                    outcome.map_err(|error| self.failed(self.path_of(wrong), error))?;
+                    self.left -= 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives an inode its name.
+    fn place(&mut self, wrong: &WrongName) -> Result<()> {
+        let Some(before) = wrong.before else { return Ok(()) };
+        let inode = &self.target.inodes[before];
+        let Some(directory) = self.node(wrong.directory)? else {
+            return Err(self.vanished(wrong.directory));
+        };
+        if let Some(there) = self.files.lookup(&directory, &wrong.name)? {
+            let is_right = self.files.status(&there)?.key == inode.key;
+            let paths = vec![self.path_of(wrong)];
+            return if is_right { Ok(()) } else { Err(UndoError::Conflict { paths }) };
+        }
+        match self.files.find(&inode.key, &inode.path)? {
+            Some(node) if inode.attributes.kind() == FileType::Directory => {
+                let Some((above, name)) = self.files.place_of(&node)? else {
+                    return Err(self.vanished(before));
+                };
+                self.files.rename(&above, &name, &directory, &wrong.name)
+            }
+            Some(node) => self.files.link(&node, &directory, &wrong.name),
+            None => self.make(before, &directory, &wrong.name),
+        }
+    }
+
+    /// Makes an inode again that has no name any more.
+    fn make(&mut self, index: Index, directory: &Files::Node, name: &[u8]) -> Result<()> {
+        let work = self.files.work(directory, self.terms.number)?;
+        let new_name = self.next_name(&work.new, &work.path.join("new"))?;
+        let inode = &mut self.target.inodes[index];
+        let node = self.files.make(&work.new, new_name.as_bytes(), &inode.attributes)?;
+        let status = self.files.status(&node)?;
+        self.journal.made(&inode.key, &status.key)?;
+        inode.key = status.key.clone();
+        self.target.indices.insert(status.key.clone(), index);
+        self.survey.now[index] = Some(status);
+        self.files.rename(&work.new, new_name.as_bytes(), directory, name)
+    }
+
+    /// Empties the directories in which inodes waited for their names.
+    fn empty(&mut self, work: &Work<Files::Node>) -> Result<()> {
+        for entry in self.files.names(&work.new)? {
+            let Some(node) = self.files.lookup(&work.new, &entry.name)? else { continue };
+            // What has no other name was made by an attempt that ended before it could use it.
+            if self.files.status(&node)?.is_directory() {
+                self.files.remove_directory(&work.new, &entry.name)?;
+            } else {
+                self.files.unlink(&work.new, &entry.name)?;
+            }
+        }
+        for entry in self.files.names(&work.transit)? {
+            let Some(node) = self.files.lookup(&work.transit, &entry.name)? else { continue };
+            let now = self.files.status(&node)?;
+            let index = self.target.indices.get(&now.key);
+            if !now.is_directory() && now.links > 1 && index.is_some_and(|index| self.survey.belongs[*index])
+            {
+                self.files.unlink(&work.transit, &entry.name)?;
+                continue;
+            }
+            // An attempt for another checkpoint has moved it, and it does not belong to this one.
+            let path = index.map_or(PathBuf::new(), |index| self.target.inodes[*index].path.clone());
+            self.put_aside((&work.transit, &entry.name), work, &now, &path)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the content of a file back: pieces newest epoch first, then its length.
+    fn content(&mut self, index: Index) -> Result<()> {
+        let inode = &self.target.inodes[index];
+        let Some(node) = self.node(index)? else { return Err(self.vanished(index)) };
+        if inode.attributes.kind() != FileType::RegularFile {
+            return Ok(());
+        }
+        let size = inode.attributes.size;
+        let mut layers = inode.content.clone();
+        // The oldest whole content replaces all that newer epochs have.
+        if let Some(oldest) = layers.iter().rposition(|layer| layer.whole.is_some()) {
+            layers.drain(..oldest);
+        }
+        for layer in layers {
+            if let Some(whole) = &layer.whole {
+                self.files.copy(&node, whole)?;
+            }
+            // Of two pieces that overlap, the first is right, and so is the last that is written.
+            for piece in layer.pieces.iter().rev() {
+                self.piece(&node, &layer, *piece, size)?;
+            }
+        }
+        if self.files.status(&node)?.attributes.size != size {
+            self.files.resize(&node, size)?;
+        }
+        Ok(())
+    }
+
+    fn piece(&mut self, node: &Files::Node, layer: &Layer, piece: Piece, size: u64) -> Result<()> {
+        let end = piece.offset.saturating_add(piece.length).min(size);
+        if end <= piece.offset {
+            return Ok(());
+        }
+        let Some(data_offset) = piece.data_offset else {
+            return self.files.punch(node, piece.offset, end - piece.offset);
+        };
+        if !self.epochs.contains_key(&layer.ordinal) {
+            self.epochs.insert(layer.ordinal, self.storage.open(&epoch_name(layer.ordinal))?);
+        }
+        let file = &self.epochs[&layer.ordinal];
+        let mut block = vec![0; BLOCK_BYTES.min(end - piece.offset) as usize];
+        let mut offset = piece.offset;
+        while offset < end {
+            let part = &mut block[..BLOCK_BYTES.min(end - offset) as usize];
+            if file.read(data_offset + (offset - piece.offset), part)? != part.len() {
+                return Err(UndoError::Torn { directory: self.storage.path() });
+            }
+            self.files.write(node, offset, part)?;
+            offset += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn attributes(&mut self, index: Index) -> Result<()> {
+        let Some(node) = self.node(index)? else { return Err(self.vanished(index)) };
+        let inode = &self.target.inodes[index];
+        let now = self.files.status(&node)?;
+        let is_accessed = now.attributes.accessed != inode.attributes.accessed;
+        if is_accessed || survey::differs(self.files, inode, &now)? {
+            self.files.set(&node, &inode.attributes)?;
+        }
+        Ok(())
+    }
+
+    fn node(&self, index: Index) -> Result<Option<Files::Node>> {
+        let inode = &self.target.inodes[index];
+        self.files.find(&inode.key, &inode.path)
+    }
+
+    fn kind(&self, index: Index) -> FileType {
+        self.target.inodes[index].attributes.kind()
+    }
+
+    fn path_of(&self, wrong: &WrongName) -> PathBuf {
+        self.target.path_of(wrong.directory, &wrong.name)
+    }
+
+    fn next_name(&mut self, directory: &Files::Node, path: &Path) -> Result<String> {
+        Ok(self.next_number(directory, path)?.to_string())
+    }
+
+    /// A number that no entry of a work directory has.
+    fn next_number(&mut self, directory: &Files::Node, path: &Path) -> Result<u64> {
+        if !self.next.contains_key(path) {
+            let names = self.files.names(directory)?;
+            let number = |name: &[u8]| std::str::from_utf8(name).ok()?.parse::<u64>().ok();
+            let last = names.iter().filter_map(|entry| number(&entry.name)).max().unwrap_or(0);
+            self.next.insert(path.to_path_buf(), last);
+        }
+        let next = self.next.entry(path.to_path_buf()).or_default();
+        *next += 1;
+        Ok(*next)
+    }
+
+    /// An inode that was there a moment ago.
+    fn vanished(&self, index: Index) -> UndoError {
+        UndoError::Conflict { paths: vec![self.target.inodes[index].path.clone()] }
+    }
+
+    fn failed(&self, path: PathBuf, error: UndoError) -> UndoError {
+        let left = format!("{} of {} changes are left", self.left, self.total);
+        match error {
+            UndoError::Step { .. } => error,
+            error => UndoError::Step { path, source: Box::new(error), left },
+        }
+    }
+}

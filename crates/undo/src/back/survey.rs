@@ -1,0 +1,324 @@
+//! The files as they are, compared with those of a checkpoint.
+//!
+//! Owns: which inodes belong to the checkpoint, which names hold something else, conflicts, what cannot be made again.
+//! Invariants: changes nothing; everything follows from the target, the present files and the journal.
+//! Does not: carry steps out.
+//!
+//! An inode that the log knows belongs to the checkpoint if one of its names led to it then. A name that the log does
+//! not know is as old as the checkpoint. So an inode that no recorded name led to belongs to the checkpoint if, and
+//! only if, it has a name now that is neither recorded, nor below a directory that the subject has made, nor in a keep
+//! directory.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+
+use rustix::fs::FileType;
+
+use super::files::{FileSystem, Status, Work};
+use crate::error::Result;
+use crate::key::{Attributes, FileKey, Time};
+use crate::log::target::{Index, Target, TargetInode};
+
+/// A name that holds something else than at the checkpoint.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct WrongName {
+    pub(crate) directory: Index,
+    pub(crate) name: Vec<u8>,
+    /// What it led to at the checkpoint.
+    pub(crate) before: Option<Index>,
+    /// What it leads to now.
+    pub(crate) now: Option<Status>,
+}
+
+/// The present state, as far as the target names it.
+#[derive(Debug, Default)]
+pub(crate) struct Survey {
+    /// By index of the target; `None` for an inode that has no name any more.
+    pub(crate) now: Vec<Option<Status>>,
+    /// Inodes that belong to the checkpoint.
+    pub(crate) belongs: Vec<bool>,
+    /// Names that change, in the order of the target.
+    pub(crate) wrong: Vec<WrongName>,
+    /// Inodes that belong to the checkpoint and whose content or attributes differ, or can.
+    pub(crate) changed: Vec<Index>,
+}
+
+impl Survey {
+    /// Compares the files with the target. `works` are the keep places that there are.
+    pub(crate) fn of<Files: FileSystem>(
+        files: &Files,
+        target: &Target,
+        works: &[Work<Files::Node>],
+    ) -> Result<Self> {
+        let mut survey = Self { belongs: vec![false; target.inodes.len()], ..Self::default() };
+        for inode in &target.inodes {
+            let node = files.find(&inode.key, &inode.path)?;
+            survey.now.push(node.map(|node| files.status(&node)).transpose()?);
+        }
+        for before in target.names.values().flatten() {
+            survey.belongs[*before] = true;
+        }
+        survey.judge_directories(files, target, works)?;
+        let counted = survey.compare_names(files, target)?;
+        survey.judge_files(files, target, works, &counted)?;
+        for (index, inode) in target.inodes.iter().enumerate() {
+            if survey.belongs[index] && survey.is_changed(files, index, inode)? {
+                survey.changed.push(index);
+            }
+        }
+        Ok(survey)
+    }
+
+    /// Directories that no recorded name led to belong to the checkpoint unless something above them has a recorded
+    /// name now, or was moved aside.
+    fn judge_directories<Files: FileSystem>(
+        &mut self,
+        files: &Files,
+        target: &Target,
+        works: &[Work<Files::Node>],
+    ) -> Result<()> {
+        let mut known = HashMap::new();
+        for work in works {
+            known.insert(files.status(&work.aside)?.key, false);
+        }
+        for (index, inode) in target.inodes.iter().enumerate() {
+            if self.belongs[index] || !self.now[index].as_ref().is_some_and(Status::is_directory) {
+                continue;
+            }
+            let Some(node) = files.find(&inode.key, &inode.path)? else { continue };
+            self.belongs[index] = self.directory_belongs(files, target, node, &mut known)?;
+        }
+        Ok(())
+    }
+
+    fn directory_belongs<Files: FileSystem>(
+        &self,
+        files: &Files,
+        target: &Target,
+        node: Files::Node,
+        known: &mut HashMap<FileKey, bool>,
+    ) -> Result<bool> {
+        let (mut node, mut passed) = (node, Vec::new());
+        let verdict = loop {
+            let key = files.status(&node)?.key;
+            if let Some(verdict) = known.get(&key) {
+                break *verdict;
+            }
+            let index = target.indices.get(&key);
+            if index.is_some_and(|index| self.belongs[*index]) {
+                break true;
+            }
+            passed.push(key);
+            let Some((above, name)) = files.place_of(&node)? else { break true };
+            let above_key = files.status(&above)?.key;
+            let above_index = target.indices.get(&above_key).copied();
+            if above_index.is_some_and(|index| target.names.contains_key(&(index, name))) {
+                break false;
+            }
+            node = above;
+        };
+        known.extend(passed.into_iter().map(|key| (key, verdict)));
+        Ok(verdict)
+    }
+
+    /// Compares the names in directories that belong to the checkpoint. Counts the names of each inode that the log
+    /// knows.
+    fn compare_names<Files: FileSystem>(
+        &mut self,
+        files: &Files,
+        target: &Target,
+    ) -> Result<HashMap<Index, u64>> {
+        let mut counted = HashMap::new();
+        let mut last: Option<(Index, Option<Files::Node>)> = None;
+        for ((directory, name), before) in &target.names {
+            if !self.belongs[*directory] {
+                continue;
+            }
+            if last.as_ref().is_none_or(|(index, _)| index != directory) {
+                let inode = &target.inodes[*directory];
+                last = Some((*directory, files.find(&inode.key, &inode.path)?));
+            }
+            let node = last.as_ref().and_then(|(_, node)| node.as_ref());
+            let found = node.map(|node| files.lookup(node, name)).transpose()?.flatten();
+            let now = found.map(|found| files.status(&found)).transpose()?;
+            let index = now.as_ref().and_then(|now| target.indices.get(&now.key)).copied();
+            if let Some(index) = index {
+                *counted.entry(index).or_default() += 1;
+            }
+            if index != *before || (index.is_none() && now.is_some()) {
+                let (directory, name, before) = (*directory, name.clone(), *before);
+                self.wrong.push(WrongName { directory, name, before, now });
+            }
+        }
+        Ok(counted)
+    }
+
+    /// Other inodes that no recorded name led to: see the module's documentation.
+    fn judge_files<Files: FileSystem>(
+        &mut self,
+        files: &Files,
+        target: &Target,
+        works: &[Work<Files::Node>],
+        counted: &HashMap<Index, u64>,
+    ) -> Result<()> {
+        let mut left = HashMap::new();
+        for (index, now) in self.now.iter().enumerate() {
+            let Some(now) = now.as_ref().filter(|now| !now.is_directory()) else { continue };
+            let names = now.links.saturating_sub(counted.get(&index).copied().unwrap_or(0));
+            if !self.belongs[index] && names > 0 {
+                left.insert(index, names);
+            }
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        let inodes = left.keys().map(|index| target.inodes[*index].key.inode).collect();
+        let mut walk = Walk { files, target, left, inodes };
+        for kept in files.kept()? {
+            walk.below(&kept, &self.belongs)?;
+        }
+        for work in works {
+            walk.below(&work.aside, &self.belongs)?;
+            walk.below(&work.transit, &self.belongs)?;
+        }
+        for wrong in &self.wrong {
+            let Some(now) = wrong.now.as_ref().filter(|now| now.is_directory()) else { continue };
+            if target.indices.get(&now.key).is_none_or(|index| !self.belongs[*index])
+                && let Some(node) = files.find(&now.key, &target.path_of(wrong.directory, &wrong.name))?
+            {
+                walk.below(&node, &self.belongs)?;
+            }
+        }
+        for (index, names) in walk.left {
+            self.belongs[index] = names > 0;
+        }
+        Ok(())
+    }
+
+    fn is_changed<Files: FileSystem>(
+        &self,
+        files: &Files,
+        index: Index,
+        inode: &TargetInode,
+    ) -> Result<bool> {
+        let Some(now) = &self.now[index] else { return Ok(true) };
+        let is_file = now.is_file();
+        if is_file && (!inode.content.is_empty() || now.attributes.size != inode.attributes.size) {
+            return Ok(true);
+        }
+        Ok(differs(files, inode, now)? || now.attributes.accessed != inode.attributes.accessed)
+    }
+
+    /// What will be changed, for the journal.
+    pub(crate) fn touching(&self, target: &Target) -> Vec<FileKey> {
+        let at_names = self.wrong.iter().filter_map(|wrong| wrong.now.as_ref()).map(|now| now.key.clone());
+        let before = self.wrong.iter().filter_map(|wrong| wrong.before);
+        let known = before.chain(self.changed.iter().copied()).map(|index| target.inodes[index].key.clone());
+        let keys: HashSet<FileKey> = at_names.chain(known).collect();
+        keys.into_iter().collect()
+    }
+
+    /// Files to be changed that were changed after the subject had ended, and not by an earlier attempt.
+    pub(crate) fn conflicts<Files: FileSystem>(
+        &self,
+        files: &Files,
+        target: &Target,
+        ended: Time,
+        touched: &HashSet<FileKey>,
+    ) -> Result<Vec<PathBuf>> {
+        let is_later = |now: &Status| now.changed > ended && !touched.contains(&now.key);
+        let mut paths = Vec::new();
+        for wrong in &self.wrong {
+            let before = wrong.before.and_then(|index| self.now[index].as_ref());
+            // The ctime of a directory moves with each name in it, of which others may have made some.
+            let before = before.filter(|now| !now.is_directory());
+            if wrong.now.as_ref().is_some_and(is_later) || before.is_some_and(is_later) {
+                paths.push(target.path_of(wrong.directory, &wrong.name));
+            }
+        }
+        for index in &self.changed {
+            let (inode, now) = (&target.inodes[*index], &self.now[*index]);
+            let Some(now) = now.as_ref().filter(|now| is_later(now)) else { continue };
+            if !now.is_directory() || (!inode.is_directory_only && differs_in_rights(files, inode, now)?) {
+                paths.push(inode.path.clone());
+            }
+        }
+        paths.sort();
+        paths.dedup();
+        Ok(paths)
+    }
+
+    /// Files that are gone and that the log cannot make again.
+    pub(crate) fn lost<Files: FileSystem>(&self, files: &Files, target: &Target) -> Vec<PathBuf> {
+        let mut paths = Vec::new();
+        for (index, inode) in target.inodes.iter().enumerate().filter(|(index, _)| self.belongs[*index]) {
+            let copy = inode.content.iter().rev().find_map(|layer| layer.whole.as_ref());
+            let is_gone = self.now[index].is_none();
+            let has_copy = copy.is_some_and(|copy| files.has_copy(copy));
+            let can_be_made = match inode.attributes.kind() {
+                FileType::RegularFile => has_copy || (copy.is_none() && inode.attributes.size == 0),
+                _ => true,
+            };
+            if (is_gone && !can_be_made) || (copy.is_some() && !has_copy) {
+                paths.push(inode.path.clone());
+            }
+        }
+        paths
+    }
+}
+
+/// Whether attributes other than the access time differ.
+pub(crate) fn differs<Files: FileSystem>(files: &Files, inode: &TargetInode, now: &Status) -> Result<bool> {
+    Ok(now.attributes.modified != inode.attributes.modified || differs_in_rights(files, inode, now)?)
+}
+
+fn differs_in_rights<Files: FileSystem>(files: &Files, inode: &TargetInode, now: &Status) -> Result<bool> {
+    let rights = |attributes: &Attributes| (attributes.mode, attributes.owner, attributes.group);
+    if rights(&now.attributes) != rights(&inode.attributes) {
+        return Ok(true);
+    }
+    let Some(node) = files.find(&inode.key, &inode.path)? else { return Ok(true) };
+    let mut wanted = inode.attributes.extended.clone();
+    wanted.sort_unstable();
+    Ok(files.extended(&node)? != wanted)
+}
+
+/// Takes names away from the counts of inodes.
+struct Walk<'a, Files> {
+    files: &'a Files,
+    target: &'a Target,
+    left: HashMap<Index, u64>,
+    inodes: HashSet<u64>,
+}
+
+impl<Files: FileSystem> Walk<'_, Files> {
+    /// Counts all names below a directory, but not below directories that belong to the checkpoint.
+    fn below(&mut self, directory: &Files::Node, belongs: &[bool]) -> Result<()> {
+        let top = self.files.status(directory)?.key;
+        // Keys, not nodes: a wide tree has more directories than this process may have descriptors.
+        let mut keys = Vec::new();
+        let mut next = Some(directory.clone());
+        while let Some(directory) = next {
+            for entry in self.files.names(&directory)? {
+                if !entry.may_be_directory && !self.inodes.contains(&entry.inode) {
+                    continue;
+                }
+                let Some(node) = self.files.lookup(&directory, &entry.name)? else { continue };
+                let status = self.files.status(&node)?;
+                let index = self.target.indices.get(&status.key).copied();
+                if let Some(left) = index.and_then(|index| self.left.get_mut(&index)) {
+                    *left = left.saturating_sub(1);
+                }
+                let belongs = index.is_some_and(|index| belongs[index]);
+                if status.is_directory() && !belongs && status.key.device == top.device {
+                    keys.push(status.key);
+                }
+            }
+            next = None;
+            while let (None, Some(key)) = (&next, keys.pop()) {
+                next = self.files.find(&key, &PathBuf::new())?;
+            }
+        }
+        Ok(())
+    }
+}

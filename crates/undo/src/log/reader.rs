@@ -1,0 +1,240 @@
+//! Reading a log: its epochs, from the newest to the oldest that still leads to now.
+//!
+//! Owns: which files are epochs, what makes an epoch broken, the records of each.
+//! Invariants: a record is used only after its checksum was found good; an epoch is whole or says why it is broken; a
+//! torn record at the end of the newest epoch is not there, since the call that wrote it never returned.
+//! Does not: change a file.
+
+use model::Sequence;
+
+use super::record::{self, AnyRecord, DATA_BYTES_MAX, HEAD_BYTES, Header, RECORD_BYTES_MAX};
+use super::storage::{LogFile, Storage};
+use super::{UNWATCHED, epoch_name, ordinals};
+use crate::error::Result;
+use crate::key::Time;
+
+/// Bytes that are read at once.
+const WINDOW_BYTES: usize = 1 << 20;
+
+/// A log as it was read.
+#[derive(Debug)]
+pub(crate) struct ReadLog {
+    /// Oldest first. The last is the present one.
+    pub(crate) epochs: Vec<ReadEpoch>,
+    /// Files of epochs that lead nowhere: going back has replaced them, or one in between is missing.
+    pub(crate) leftovers: Vec<u64>,
+}
+
+/// One epoch.
+#[derive(Debug, Default)]
+pub(crate) struct ReadEpoch {
+    pub(crate) ordinal: u64,
+    /// The epoch before; 0 for none.
+    pub(crate) after: u64,
+    pub(crate) boot: String,
+    /// The checkpoints whose files are those at its beginning.
+    pub(crate) sequences: Vec<Sequence>,
+    pub(crate) records: Vec<Entry>,
+    /// Why it cannot be crossed.
+    pub(crate) broken: Option<String>,
+    /// Bytes of its whole records.
+    pub(crate) length: u64,
+    /// Whether a torn record lies behind them.
+    pub(crate) is_torn: bool,
+}
+
+/// One record, and where its data is.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) record: AnyRecord,
+    /// Offset in the file of the epoch.
+    pub(crate) data_offset: u64,
+    pub(crate) data_length: u64,
+}
+
+impl ReadLog {
+    /// When the subject has ended, unless the log went on after that.
+    pub(crate) fn ended(&self) -> Option<Time> {
+        match &self.epochs.last()?.records.last()?.record {
+            AnyRecord::Ended(ended) => Some(ended.time.into()),
+            _ => None,
+        }
+    }
+
+    /// Checkpoints that the log leads back to, in rising order, and why no earlier ones. Epochs of an earlier run of
+    /// the kernel count only if it is `boot`.
+    pub(crate) fn reachable(&self, boot: &str) -> (Vec<Sequence>, Option<String>) {
+        let mut sequences = Vec::new();
+        let mut why = None;
+        for epoch in self.epochs.iter().rev() {
+            why = epoch.broken_at(boot);
+            if why.is_some() {
+                break;
+            }
+            sequences.extend(epoch.sequences.iter().copied());
+        }
+        sequences.sort_unstable();
+        (sequences, why)
+    }
+}
+
+impl ReadEpoch {
+    /// Why the epoch cannot be crossed by what it recorded while the kernel ran as `boot`.
+    pub(crate) fn broken_at(&self, boot: &str) -> Option<String> {
+        let is_older = || "it was written before the machine was last started".to_owned();
+        self.broken.clone().or_else(|| (self.boot != boot).then(is_older)).map(|why| {
+            let name = self.sequences.first().map_or("an epoch".to_owned(), |sequence| {
+                format!("the epoch since checkpoint {}", sequence.get())
+            });
+            format!("{name} of the undo log is broken: {why}")
+        })
+    }
+}
+
+/// Reads a log.
+///
+/// # Errors
+///
+/// When a file cannot be read. Damage is none: it is in the epoch.
+pub(crate) fn read(storage: &dyn Storage) -> Result<ReadLog> {
+    let mut ordinals = ordinals(storage)?;
+    ordinals.sort_unstable();
+    let mut epochs = Vec::new();
+    let mut leftovers = Vec::new();
+    let mut wanted = None;
+    while let Some(ordinal) = ordinals.pop() {
+        if wanted.is_some_and(|wanted| ordinal != wanted) {
+            leftovers.push(ordinal);
+            continue;
+        }
+        let file = storage.open(&epoch_name(ordinal))?;
+        let Some(epoch) = read_epoch(&*file, ordinal, wanted.is_none())? else { continue };
+        wanted = Some(epoch.after);
+        epochs.push(epoch);
+    }
+    if let Some(newest) = epochs.first_mut()
+        && newest.broken.is_none()
+        && storage.names()?.iter().any(|name| name == UNWATCHED)
+        && storage.open(UNWATCHED)?.length()? > 0
+    {
+        newest.broken = Some("the subject has run without being watched".to_owned());
+    }
+    epochs.reverse();
+    Ok(ReadLog { epochs, leftovers })
+}
+
+/// Reads one epoch; `None` for a file that is made ahead, whose header is not there yet.
+fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool) -> Result<Option<ReadEpoch>> {
+    let mut frames = Frames { file, length: file.length()?, window: Vec::new(), start: 0 };
+    let mut epoch = ReadEpoch { ordinal, ..ReadEpoch::default() };
+    match frames.next(0)? {
+        Frame::End | Frame::Torn if is_newest => return Ok(None),
+        Frame::Whole(Entry { record: AnyRecord::Header(header), .. }, end) if header.ordinal == ordinal => {
+            let Header { boot, after, sequences, .. } = header;
+            let sequences = sequences.into_iter().map(Sequence).collect();
+            epoch = ReadEpoch { boot, after, sequences, length: end, ..epoch };
+        }
+        Frame::Bad(why) => epoch.broken = Some(why),
+        _ => epoch.broken = Some("it has no clean header".to_owned()),
+    }
+    while epoch.broken.is_none() {
+        match frames.next(epoch.length)? {
+            Frame::End => break,
+            Frame::Torn if is_newest => {
+                epoch.is_torn = true;
+                break;
+            }
+            Frame::Torn => epoch.broken = Some("it ends in a torn record".to_owned()),
+            Frame::Bad(why) => epoch.broken = Some(why),
+            Frame::Whole(entry, end) => {
+                epoch.length = end;
+                match &entry.record {
+                    AnyRecord::Broken(broken) => epoch.broken = Some(broken.why.clone()),
+                    AnyRecord::Exact(exact) => epoch.sequences.push(Sequence(exact.sequence)),
+                    _ => {}
+                }
+                epoch.records.push(entry);
+            }
+        }
+    }
+    Ok(Some(epoch))
+}
+
+/// The records of a small file of frames, up to a torn one.
+pub(crate) fn read_frames(file: &dyn LogFile) -> Result<(Vec<AnyRecord>, u64)> {
+    let mut frames = Frames { file, length: file.length()?, window: Vec::new(), start: 0 };
+    let (mut records, mut at) = (Vec::new(), 0);
+    while let Frame::Whole(entry, end) = frames.next(at)? {
+        records.push(entry.record);
+        at = end;
+    }
+    Ok((records, at))
+}
+
+enum Frame {
+    /// The record and the offset behind its data.
+    Whole(Entry, u64),
+    End,
+    Torn,
+    Bad(String),
+}
+
+/// Reads frames through a window of the file.
+struct Frames<'a> {
+    file: &'a dyn LogFile,
+    length: u64,
+    window: Vec<u8>,
+    start: u64,
+}
+
+impl Frames<'_> {
+    fn next(&mut self, at: u64) -> Result<Frame> {
+        let rest = self.length.saturating_sub(at);
+        if rest == 0 {
+            return Ok(Frame::End);
+        }
+        if rest < HEAD_BYTES as u64 {
+            return Ok(Frame::Torn);
+        }
+        let head = self.bytes(at, HEAD_BYTES)?.to_vec();
+        let Some((record, data)) = record::lengths(&head) else { return Ok(Frame::Torn) };
+        if record > RECORD_BYTES_MAX || data > DATA_BYTES_MAX {
+            return Ok(Frame::Bad("it holds a damaged record".to_owned()));
+        }
+        let data_offset = at + (HEAD_BYTES + record) as u64;
+        let end = data_offset + data as u64;
+        if end > self.length {
+            return Ok(Frame::Torn);
+        }
+        let bytes = self.bytes(at + HEAD_BYTES as u64, record)?.to_vec();
+        let mut sum = crc32c::crc32c_append(crc32c::crc32c(&head[..8]), &bytes);
+        let mut offset = data_offset;
+        while offset < end {
+            let part = self.bytes(offset, WINDOW_BYTES.min((end - offset) as usize))?;
+            sum = crc32c::crc32c_append(sum, part);
+            offset += part.len() as u64;
+        }
+        if head[8..] != sum.to_le_bytes() {
+            return Ok(Frame::Bad("it holds a damaged record".to_owned()));
+        }
+        Ok(match record::decode(&bytes) {
+            Ok(record) => Frame::Whole(Entry { record, data_offset, data_length: data as u64 }, end),
+            Err(why) => Frame::Bad(format!("it {why}")),
+        })
+    }
+
+    /// Bytes that are known to be in the file.
+    fn bytes(&mut self, at: u64, length: usize) -> Result<&[u8]> {
+        let end = at + length as u64;
+        if at < self.start || end > self.start + self.window.len() as u64 {
+            self.window.resize(length.max(WINDOW_BYTES), 0);
+            let read = self.file.read(at, &mut self.window)?;
+            self.window.truncate(read);
+            self.start = at;
+            // A file that has become shorter since: zeros fail the checksum.
+            self.window.resize(read.max(length), 0);
+        }
+        let from = (at - self.start) as usize;
+        Ok(&self.window[from..from + length])
+    }
+}
