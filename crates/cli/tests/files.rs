@@ -76,7 +76,8 @@ fn a_log_is_not_cut_back_once_a_file_beside_it_was_removed() {
     }
     let lab = Lab::new();
     // No checkpoint comes between the merge and the death.
-    let mut command = lab.undying(["run", "--name", "job", "--every", "2s", "--", "sh", "-c", MERGING]);
+    let mut command =
+        lab.undying(["run", "--name", "job", "--every", "2s", "--files", "fresh", "--", "sh", "-c", MERGING]);
     let guarded = Guarded { lab: &lab, guardian: command.spawn().unwrap() };
     guarded.await_checkpoints(2);
     std::fs::write(lab.path("merge"), "").unwrap();
@@ -290,7 +291,7 @@ fn an_image_is_not_restored_over_files_that_have_moved_on() {
 }
 
 #[test]
-fn standard_streams_in_a_file_are_never_rewound() {
+fn standard_streams_in_a_file_stay_where_files_do_not_go_back() {
     if !supported() {
         return;
     }
@@ -299,7 +300,8 @@ fn standard_streams_in_a_file_are_never_rewound() {
     // As a shell opens it with `> FILE 2>&1`: one description, without O_APPEND.
     let file = std::fs::File::create(&path).unwrap();
     let script = counting("echo $n");
-    let mut command = lab.undying(["run", "--name", "job", "--every", "50ms", "--", "sh", "-c", &script]);
+    let mut command = lab
+        .undying(["run", "--name", "job", "--every", "50ms", "--files", "fresh", "--", "sh", "-c", &script]);
     command.stdout(file.try_clone().unwrap()).stderr(file);
     let guarded = Guarded { lab: &lab, guardian: command.spawn().unwrap() };
     guarded.await_checkpoints(2);

@@ -19,7 +19,7 @@ use crate::files::FilesReport;
 use crate::journal::{CheckpointEvent, EventReader, EventRow, What};
 use crate::location::StoreLocation;
 use crate::record::Record;
-use crate::run::{CHILDREN_UNSEEN, FILES_BROKEN, FILES_COMPARED};
+use crate::run::{CHILDREN_UNSEEN, files_broken, files_compared};
 use crate::time;
 
 /// The events of one subject or of all, from the oldest that are still there, and those that come.
@@ -315,18 +315,11 @@ impl std::fmt::Display for What {
                 };
                 report.fmt(f)
             }
-            Self::FilesCompared { reason } => write!(f, "{FILES_COMPARED}: {}", headline(reason)),
-            Self::FilesWentBack { seq, changed, aside, .. } => match seq {
-                0 => write!(f, "files went back to the beginning: {changed} changed, {aside} moved aside"),
-                seq => {
-                    write!(f, "files went back to checkpoint {seq}: {changed} changed, {aside} moved aside")
-                }
-            },
-            Self::FilesDeferred { seq, reason } => {
-                write!(f, "files cannot go back to checkpoint {seq}: {}", headline(reason))
-            }
-            Self::FilesBroken { reason } => write!(f, "{FILES_BROKEN}: {}", headline(reason)),
-            Self::FilesExactAgain { seq } => write!(f, "files can go back again, to checkpoint {seq}"),
+            Self::FilesCompared { .. }
+            | Self::FilesWentBack { .. }
+            | Self::FilesDeferred { .. }
+            | Self::FilesBroken { .. }
+            | Self::FilesExactAgain { .. } => files_text(self, f),
             Self::Adopted { pid } => write!(f, "adopted as pid {pid}"),
             Self::Checkpoint(one) => checkpoint_text(one, f),
             Self::Refused { reason } => {
@@ -370,6 +363,25 @@ impl std::fmt::Display for What {
                 write!(f, "pid {pid} ended with {}", cause(signal, exit))
             }
         }
+    }
+}
+
+/// What has happened to files that go back with the program.
+fn files_text(what: &What, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    match what {
+        What::FilesCompared { reason } => f.write_str(&files_compared(&headline(reason))),
+        What::FilesWentBack { seq, changed, aside, .. } => match seq {
+            0 => write!(f, "files went back to the beginning: {changed} changed, {aside} moved aside"),
+            seq => {
+                write!(f, "files went back to checkpoint {seq}: {changed} changed, {aside} moved aside")
+            }
+        },
+        What::FilesDeferred { seq, reason } => {
+            write!(f, "files cannot go back to checkpoint {seq}: {}", headline(reason))
+        }
+        What::FilesBroken { reason } => f.write_str(&files_broken(&headline(reason))),
+        What::FilesExactAgain { seq } => write!(f, "files can go back again, to checkpoint {seq}"),
+        _ => Ok(()),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
 use crate::guarded;
 use crate::location::StoreLocation;
-use crate::streams::Streams;
+use crate::streams::{self, Streams};
 
 /// Which checkpoint `preflight` answers for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -37,6 +37,9 @@ pub struct PreflightReport {
     pub ok: bool,
     /// What would.
     pub obstacles: Vec<ObstacleReport>,
+    /// Regular files that the tree has open for writing, 64 at most. Nothing watches them: they do not go back, and a
+    /// restore compares them.
+    pub compared: Vec<String>,
     /// The same as text, one string for all obstacles that differ in nothing but numbers.
     #[serde(skip)]
     pub groups: Vec<String>,
@@ -90,7 +93,8 @@ pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
     };
     let groups = engine::grouped(&obstacles);
     let obstacles: Vec<_> = obstacles.into_iter().map(ObstacleReport::from).collect();
-    Ok(PreflightReport { mode, ok: obstacles.is_empty(), obstacles, groups, code })
+    let compared = streams::files_written_by(pid);
+    Ok(PreflightReport { mode, ok: obstacles.is_empty(), obstacles, compared, groups, code })
 }
 
 /// An error that `checkpoint` would end with, as an obstacle.

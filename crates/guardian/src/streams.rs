@@ -5,17 +5,20 @@
 //! exec and are none of a subject's; no descriptor is changed.
 //! Does not: know what kind of file they are.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use model::{Fd, Inode, Pid};
 use rustix::fs::{FileType, OFlags, Stat};
 use sys::{Error, pidfd};
 use tracee::procfs::{self, DescriptorInfo};
+use tracee::tree;
 
 use crate::ancestry;
 use crate::error::Result;
 
+/// Paths that are listed at most.
+const LISTED_MAX: usize = 64;
 /// Copies are made above the numbers that stand for standard streams.
 const FIRST_COPY: i32 = 3;
 
@@ -102,6 +105,26 @@ pub(crate) fn written_by_others(files: &[(u64, u64)]) -> Vec<(u64, u64)> {
         }
     }
     files.iter().filter(|file| found.contains(file)).copied().collect()
+}
+
+/// Paths of regular files that a tree has open for writing, in order. Processes and descriptors that are gone by now, or
+/// may not be inspected, have none.
+pub(crate) fn files_written_by(root: Pid) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    for pid in tree::descendants(root).unwrap_or_default() {
+        for fd in procfs::descriptors(pid).unwrap_or_default() {
+            let stat = rustix::fs::stat(format!("/proc/{pid}/fd/{fd}"));
+            let is_regular =
+                stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+            match procfs::descriptor_info(pid, fd) {
+                Ok(info) if is_regular && may_write(&info) => {
+                    found.insert(info.target.display().to_string());
+                }
+                _ => {}
+            }
+        }
+    }
+    found.into_iter().take(LISTED_MAX).collect()
 }
 
 fn may_write(info: &DescriptorInfo) -> bool {

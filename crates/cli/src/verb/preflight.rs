@@ -50,6 +50,10 @@ impl Verb for Preflight {
             for group in &report.groups {
                 print::lines(group)?;
             }
+            if !report.compared.is_empty() {
+                let named = report.compared.join(", ");
+                print::say(format_args!("a restore compares these files, which do not go back: {named}"));
+            }
         }
         Ok(report.code.number())
     }

@@ -41,6 +41,10 @@ impl<'a> Guarded<'a> {
     pub(crate) fn run(lab: &'a Lab, options: &[&str], script: &str) -> Self {
         let mut words: Vec<&str> = vec!["run", "--name", "job", "--every", "50ms"];
         words.extend(options);
+        if !options.contains(&"--files") {
+            // A script tells by its files what has happened; these are not to go back.
+            words.extend(["--files", "fresh"]);
+        }
         words.extend(["--", "sh", "-c", script]);
         Self { lab, guardian: lab.undying(words).spawn().unwrap() }
     }

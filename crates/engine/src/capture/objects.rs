@@ -181,7 +181,7 @@ impl Objects {
     pub(super) fn is_memory_file(&self, key: ObjectKey) -> bool {
         let number = self.numbers.get(&key);
         let file = number.and_then(|number| self.files.get(number));
-        file.is_some_and(|file| resource::files::is_memory_file(file))
+        file.is_some_and(resource::files::is_memory_file)
     }
 
     /// Objects whose pages are saved.

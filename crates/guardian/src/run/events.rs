@@ -25,12 +25,6 @@ use crate::time::microseconds;
 pub(crate) const CHILDREN_UNSEEN: &str =
     "more processes were started and ended than could be followed; the death of a child may have been missed";
 
-/// How it is said that files do not go back in this run.
-pub(crate) const FILES_COMPARED: &str =
-    "files do not go back with the program; if it dies after they have changed, it starts from its beginning";
-/// How it is said that the way back is lost.
-pub(crate) const FILES_BROKEN: &str =
-    "files cannot go back to any checkpoint so far; a death now starts the program from its beginning";
 const KILLS_ITS_CHILDREN: &str =
     "; one that kills its own children has to run without --restart-on child-signal";
 /// What a process that has left the tree means for restarts, and at the end of the run.
@@ -38,6 +32,20 @@ const DEPARTED: &str = " has left the program's tree and is in no checkpoint: a 
                         running, one from the beginning ends it";
 const UNGUARDED: &str = ", which the program has started, goes on and is not guarded; a daemon is guarded when it \
                          stays in the foreground";
+
+/// How it is said that files do not go back in this run.
+pub(crate) fn files_compared(why: &str) -> String {
+    format!(
+        "files do not go back with the program: {why}; if they have changed when it dies, it starts from its beginning"
+    )
+}
+
+/// How it is said that the way back is lost.
+pub(crate) fn files_broken(why: &str) -> String {
+    format!(
+        "files cannot go back to any checkpoint so far: {why}; a death now starts the program from its beginning"
+    )
+}
 
 /// Something that whoever runs a subject wants to know.
 #[derive(Debug)]
@@ -295,12 +303,12 @@ impl fmt::Display for RunEvent<'_> {
                 )
             }
             Self::MovedAside(part) => RestoreEvent::MovedAside(part).fmt(f),
-            Self::FilesCompared(why) => write!(f, "{FILES_COMPARED}: {why}"),
+            Self::FilesCompared(why) => f.write_str(&files_compared(why)),
             Self::FilesWentBack(event) => event.fmt(f),
             Self::FilesDeferred(sequence, why) => {
                 write!(f, "files cannot go back to checkpoint {sequence}: {why}")
             }
-            Self::FilesBroken(why) => write!(f, "{FILES_BROKEN}: {why}"),
+            Self::FilesBroken(why) => f.write_str(&files_broken(why)),
             Self::FilesExactAgain(sequence) => write!(f, "files can go back again, to checkpoint {sequence}"),
             Self::Waited(text) => f.write_str(text),
             Self::FilesInPlace(files) => files.fmt(f),

@@ -48,7 +48,7 @@ use watching::Watching;
 
 pub(crate) use claim::{Claim, LOCK_FILE};
 pub use engine::{Preference, Tuning};
-pub(crate) use events::{CHILDREN_UNSEEN, FILES_BROKEN, FILES_COMPARED};
+pub(crate) use events::{CHILDREN_UNSEEN, files_broken, files_compared};
 pub use events::{RunEvent, WentBackEvent};
 pub use policy::{ChangedFiles, RestartLimit, RestartPolicy};
 pub(crate) use reasons::without_numbers;

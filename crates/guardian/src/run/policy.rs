@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use engine::FilePolicy;
 use model::{Sequence, Signal};
 
+use crate::error::{GuardianError, Result};
 use crate::subject::SubjectStatus;
 
 /// Signals by which programs are told to end, or end when their reader is gone: no failures. The same as in
@@ -106,13 +107,13 @@ impl ChangedFiles {
 ///
 /// # Errors
 ///
-/// The reason, if going back was asked for by name.
+/// `NoRewind` with the reason, if going back was asked for by name.
 pub(super) fn choose_files(
     asked: Option<ChangedFiles>,
     impossible: Option<String>,
-) -> Result<(ChangedFiles, Option<String>), String> {
+) -> Result<(ChangedFiles, Option<String>)> {
     match (asked, impossible) {
-        (Some(ChangedFiles::Rewind), Some(why)) => Err(why),
+        (Some(ChangedFiles::Rewind), Some(why)) => Err(GuardianError::NoRewind { why }),
         (None, Some(why)) => Ok((ChangedFiles::Fresh, Some(why))),
         (asked, _) => Ok((asked.unwrap_or_default(), None)),
     }
@@ -325,11 +326,13 @@ mod tests {
     #[test]
     fn files_go_back_where_they_can_and_nothing_else_was_asked_for() {
         let why = || Some("no such kernel".to_owned());
-        assert_eq!(choose_files(None, None), Ok((ChangedFiles::Rewind, None)));
-        assert_eq!(choose_files(None, why()), Ok((ChangedFiles::Fresh, why())));
-        assert_eq!(choose_files(Some(ChangedFiles::Rewind), why()), Err("no such kernel".to_owned()));
+        assert_eq!(choose_files(None, None).unwrap(), (ChangedFiles::Rewind, None));
+        assert_eq!(choose_files(None, why()).unwrap(), (ChangedFiles::Fresh, why()));
+        let refused = choose_files(Some(ChangedFiles::Rewind), why()).unwrap_err();
+        assert_eq!(refused.exit_code(), crate::ExitCode::Missing);
+        assert!(refused.to_string().contains("no such kernel"), "{refused}");
         for asked in [ChangedFiles::Keep, ChangedFiles::Refuse, ChangedFiles::Fresh] {
-            assert_eq!(choose_files(Some(asked), why()), Ok((asked, None)));
+            assert_eq!(choose_files(Some(asked), why()).unwrap(), (asked, None));
         }
     }
 

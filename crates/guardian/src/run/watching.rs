@@ -41,8 +41,7 @@ const RUNS_ALREADY: &str = "a program that runs already has files open that were
 pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<String>)> {
     let is_adopted = matches!(request.what, Guarded::Process(_));
     let impossible = if is_adopted { Some(RUNS_ALREADY.to_owned()) } else { Watch::missing() };
-    let (policy, why) =
-        choose_files(request.files, impossible).map_err(|why| GuardianError::NoRewind { why })?;
+    let (policy, why) = choose_files(request.files, impossible)?;
     if request.dry_run_tracking && policy == ChangedFiles::Rewind {
         // There is no checkpoint to go back to.
         return Ok((ChangedFiles::Fresh, None));

@@ -283,7 +283,7 @@ fn a_mapping_is_told_of_unless_the_image_has_its_content() {
         states.mapped_for_writing().iter().map(|file| file.path.clone()).collect::<Vec<_>>()
     };
     let text = path.to_str().unwrap();
-    assert_eq!(told(text, inode, "rw-s"), [path.clone()]);
+    assert_eq!(told(text, inode, "rw-s"), std::slice::from_ref(&path));
     assert!(told(text, inode, "r--s").is_empty() && told(text, inode, "rw-p").is_empty());
     // It may have lost its name since, and an earlier checkpoint needs its content.
     assert_eq!(told(&format!("{text} (deleted)"), inode, "rw-s").len(), 1);

@@ -233,21 +233,26 @@ impl<'a> Guard<'a> {
             streams,
             foreground,
         };
-        match request.what {
+        guard.tell_begin(no_rewind.as_deref());
+        Ok(guard)
+    }
+
+    /// Tells that there is a subject, and why its files do not go back where nothing else was asked for.
+    fn tell_begin(&mut self, no_rewind: Option<&str>) {
+        match self.request.what {
             Guarded::Process(pid) => {
-                let name = guard.claim.name.clone();
-                guard.report(&RunEvent::Adopted { pid, name: name.as_str() });
+                let name = self.claim.name.clone();
+                self.report(&RunEvent::Adopted { pid, name: name.as_str() });
             }
             Guarded::Command(_) => {
-                let pid = guard.subject.pid().get();
-                guard.journal.tell(SystemTime::now(), What::Started { pid, why: None });
+                let pid = self.subject.pid().get();
+                self.journal.tell(SystemTime::now(), What::Started { pid, why: None });
             }
         }
         if let Some(why) = no_rewind {
-            guard.report(&RunEvent::FilesCompared(&why));
+            self.report(&RunEvent::FilesCompared(why));
         }
-        guard.write_record();
-        Ok(guard)
+        self.write_record();
     }
 
     /// Guards until the subject has ended for good.
