@@ -185,6 +185,9 @@ fn unprotected(store: &Store, name: &SubjectName, record: &Record, state: &str) 
                 "no checkpoint can be restored, since {file} is mapped and can be written to unnoticed"
             )));
         }
+        if let Some(why) = record.files.lost() {
+            return Ok(Some(format!("its files cannot go back to any checkpoint: {}", headline(why))));
+        }
         return Ok(record.failing.as_ref().filter(|failing| is_stale(failing, record.requested_hz)).map(
             |failing| {
                 format!("no checkpoint could be taken since {}: {}", failing.since, headline(&failing.reason))

@@ -87,7 +87,7 @@ impl Verb for Status {
     }
 }
 
-/// Reports what is lost of the way back of a subject's files.
+/// Reports why files of a subject do not go back, or not to every checkpoint.
 fn tell_files(subject: &SubjectReport) {
     let (name, files) = (&subject.name, &subject.files);
     if !subject.is_watched() {
@@ -98,9 +98,6 @@ fn tell_files(subject: &SubjectReport) {
             "{name}: files do not go back with the program: {}",
             guardian::one_line(why)
         ));
-    }
-    if let Some(why) = files.lost() {
-        print::say(format_args!("{name}: files cannot go back now: {}", guardian::one_line(why)));
     }
     let apart = Duration::from_micros(files.apart_us);
     if apart.as_secs_f64() * subject.requested_hz > 1.0 {

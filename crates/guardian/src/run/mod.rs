@@ -140,20 +140,21 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
         guarded::refuse(pid)?;
     }
     let (files, no_rewind) = watching::choose(request)?;
-    let mut tracking = tracking(request)?;
+    let tracking = tracking(request)?;
     let store = request.store.create()?;
     let mut claim = claim(&store, request)?;
-    // A child of ours that is none of the subject's, and a copy of as little memory as possible.
+    // A copy of as little memory as possible.
     let holder = (files == ChangedFiles::Rewind).then(ListenerHolder::start).transpose()?;
-    let household = Household::found()?;
     // Before there is any thread, which would take signals with their usual actions.
     let signals = Signals::take()?;
     let foreground = Foreground::new();
-    let children = request.child_signals.then(Children::listen).transpose()?;
-    let log = Place::new(&store, &claim.name, request).open()?;
+    // Before the children of this program are counted that are none of the subject's.
     let undo = claim.directory.join(UNDO_DIRECTORY);
     let watching = holder.map(|holder| Watching::start(undo, request, holder)).transpose()?;
-    tracking.watch = watching.as_ref().map(Watching::shared);
+    let tracking = Tracking { watch: watching.as_ref().map(Watching::shared), ..tracking };
+    let household = Household::found()?;
+    let children = request.child_signals.then(Children::listen).transpose()?;
+    let log = Place::new(&store, &claim.name, request).open()?;
     let (subject, requests, first) = match &request.what {
         Guarded::Command(words) => {
             let requests = Requests::open(None)?;

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -182,14 +183,21 @@ impl State {
         if !file.is_writable {
             return Ok(());
         }
-        let known = found.armed.values_mut().find(|(armed, _)| {
-            armed.key.inode == file.inode && device_numbers(armed.key.device) == file.device
-        });
+        let known = found
+            .armed
+            .values_mut()
+            .find(|(armed, _)| armed.key.inode == file.inode && is_device(armed.key.device, file.device));
         if let Some((armed, _)) = known {
             armed.how = armed.how.max(How::Mapped);
             return Ok(());
         }
-        let Some((opened, stat)) = self.find_mapped(file) else { return Ok(()) };
+        let Some((opened, stat)) = self.find_mapped(file) else {
+            // Without a name, its content belongs to the image.
+            if !file.path.as_os_str().as_bytes().ends_with(b" (deleted)") {
+                found.missed = Some(format!("{} is mapped and was not found", file.path.display()));
+            }
+            return Ok(());
+        };
         // Without a name, its content belongs to the image.
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink == 0 {
             return Ok(());
@@ -204,9 +212,8 @@ impl State {
 
     /// Opens a file that is only mapped: under its path, or by its handle if that name has gone and another is left.
     fn find_mapped(&self, file: &MappedFile<'_>) -> Option<(OwnedFd, Stat)> {
-        let is_it = |(_, stat): &(OwnedFd, Stat)| {
-            stat.st_ino == file.inode && device_numbers(stat.st_dev) == file.device
-        };
+        let is_it =
+            |(_, stat): &(OwnedFd, Stat)| stat.st_ino == file.inode && is_device(stat.st_dev, file.device);
         let with_stat = |opened: OwnedFd| {
             let stat = stat(opened.as_fd()).ok()?;
             Some((opened, stat))
@@ -215,8 +222,7 @@ impl State {
         let named = rustix::fs::open(file.path, flags, Mode::empty()).ok().and_then(with_stat).filter(is_it);
         let by_handle = || {
             let mut known = self.watched.values().map(|watched| &watched.key);
-            let key =
-                known.find(|key| key.inode == file.inode && device_numbers(key.device) == file.device)?;
+            let key = known.find(|key| key.inode == file.inode && is_device(key.device, file.device))?;
             self.open(key).ok().and_then(with_stat)
         };
         named.or_else(by_handle)
@@ -317,9 +323,11 @@ fn are_same(one: &[Armed], other: &[Armed]) -> bool {
     one.iter().map(of).eq(other.iter().map(of))
 }
 
-/// Major and minor number, as in /proc/PID/maps.
-fn device_numbers(device: u64) -> (u32, u32) {
-    (rustix::fs::major(device), rustix::fs::minor(device))
+/// Whether a device is that of a mapping. For btrfs, maps of proc(5) name the file system, and stat(2) its subvolume;
+/// both numbers are made up.
+fn is_device(device: u64, (major, minor): (u32, u32)) -> bool {
+    let own = (rustix::fs::major(device), rustix::fs::minor(device));
+    own == (major, minor) || (own.0, major) == (0, 0)
 }
 
 /// A mapped file with which the pause would be too long.
