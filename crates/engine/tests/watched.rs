@@ -55,8 +55,9 @@ impl Watcher {
         Self { calls, thread }
     }
 
-    fn calls(&self) -> BTreeSet<i64> {
-        self.calls.lock().unwrap().clone()
+    /// Which calls there were since the last time.
+    fn take_calls(&self) -> BTreeSet<i64> {
+        std::mem::take(&mut self.calls.lock().unwrap())
     }
 }
 
@@ -71,6 +72,7 @@ impl Lab {
             println!("unsupported: root");
             return None;
         }
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
         let folder =
             tempfile::TempDir::with_prefix_in("undying-watched-", env!("CARGO_TARGET_TMPDIR")).unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/watched.c");
@@ -137,12 +139,10 @@ impl Lab {
         for pid in &tree {
             sys::signal::send(*pid, Signal(9)).unwrap();
         }
-        let raw = rustix::process::Pid::from_raw(root.get()).unwrap();
-        rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty()).unwrap();
-        let begun = Instant::now();
-        while tree.iter().any(|pid| procfs::stat(*pid).is_ok()) {
-            assert!(begun.elapsed() < LIMIT, "the children of {root} do not go");
-            std::thread::sleep(Duration::from_millis(1));
+        // Those whose parents are dead are children of this process.
+        for pid in tree {
+            let raw = rustix::process::Pid::from_raw(pid.get());
+            rustix::process::waitpid(raw, rustix::process::WaitOptions::empty()).unwrap();
         }
         std::fs::write(self.said(), format!("{:31}", 0)).unwrap();
     }
@@ -195,10 +195,11 @@ fn a_watched_subject_is_checkpointed_and_restored_under_a_new_watch() {
         assert_eq!(filters(pid), [[1, 1], [1, 1]], "life {life}");
         image = lab.checkpoint(pid, life);
         assert_eq!(records(&image), 0, "our filter is not the subject's");
+        let calls: Vec<i64> = watcher.take_calls().into_iter().filter(|call| *call != MMAP).collect();
+        assert!(calls.iter().all(|call| CALLS.contains(call)), "a checkpoint has made calls: {calls:?}");
         let rounds = lab.rounds();
         lab.await_rounds(rounds + 10);
-        let calls: Vec<i64> = watcher.calls().into_iter().filter(|call| *call != MMAP).collect();
-        assert!(calls.iter().all(|call| CALLS.contains(call)), "a checkpoint has made calls: {calls:?}");
+        assert_eq!(watcher.take_calls(), BTreeSet::from(CALLS), "it is watched behind a checkpoint");
         lab.kill(pid);
         watcher.thread.join().unwrap();
         let (root, listener) = lab.restore(&image, true);
@@ -212,7 +213,7 @@ fn a_watched_subject_is_checkpointed_and_restored_under_a_new_watch() {
         assert_eq!(listener.wait(Some(Duration::ZERO)), Ok(Waited::Ready));
         watcher = Watcher::start(listener);
         lab.await_rounds(rounds + 20);
-        assert_eq!(watcher.calls(), BTreeSet::from(CALLS), "life {life}");
+        assert_eq!(watcher.take_calls(), BTreeSet::from(CALLS), "life {life}");
     }
     lab.kill(pid);
     watcher.thread.join().unwrap();

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use common::Subject;
 use model::{ByteCount, Pid, Signal, Tid};
+use sys::Errno;
 use sys::ptrace::{self, Registers, XSTATE_BYTES_MAX};
+use sys::seccomp_listener::{Notification, Waited, watch_from_start, watch_program};
 use undying_tracee::remote::{KnownThread, Places, Query, RemoteContext, Room, SignalSets};
-use undying_tracee::{FreezeError, Gadgets, ProcessMemory, RemoteSession, StoppedTree, procfs};
+use undying_tracee::{FreezeError, Gadgets, ProcessMemory, RemoteError, RemoteSession, StoppedTree, procfs};
 
 const GETPID: i64 = 39;
 const GETTID: i64 = 186;
@@ -474,4 +476,44 @@ fn signals_on_the_way_home_harm_nothing() {
     }
     subject.goes_on();
     subject.finish();
+}
+
+/// A call that the filter of a watched subject reports is not reported, and does not wait, when it is made from outside.
+#[test]
+fn calls_in_a_watched_program_are_not_reported() {
+    const FTRUNCATE: i64 = 77;
+    const QUIET: Duration = Duration::from_millis(300);
+    let probe = sys::features::entry(sys::features::Feature::FileNotify).probe;
+    if let Err(error) = probe(&std::env::temp_dir()) {
+        return println!("unsupported: file-notify: {error}");
+    }
+    let mut command = std::process::Command::new("sleep");
+    let pending = watch_from_start(command.arg("600"), watch_program(), None).unwrap();
+    let mut child = command.spawn().unwrap();
+    let (pid, listener) = (Pid(child.id() as i32), pending.receive().unwrap());
+    let mut notification = Notification::default();
+    while listener.wait(Some(QUIET)).unwrap() == Waited::Ready {
+        listener.receive(&mut notification).unwrap();
+        listener.answer_continue(notification.id()).unwrap();
+    }
+    let memory = ProcessMemory::open(pid).unwrap();
+    let areas = procfs::areas(pid).unwrap();
+    let gadgets = Gadgets::find(&memory, &areas).unwrap();
+    for _ in 0..2 {
+        let mut tree = StoppedTree::stop(pid).unwrap();
+        let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
+        let mut session = RemoteSession::begin(&mut tree.processes[0].threads[0], &context).unwrap();
+        let arguments = [u64::MAX, 0, 0, 0, 0, 0];
+        let refused = session.call(FTRUNCATE, arguments).unwrap_err();
+        assert!(matches!(refused, RemoteError::Refused { errno: Errno::EBADF, .. }), "{refused}");
+        let signals = SignalSets { caught: 0, pending: 0 };
+        let query = Query { number: FTRUNCATE, arguments };
+        assert_eq!(session.batch(&[query; 3], signals).unwrap(), [Err(Errno::EBADF); 3]);
+        session.end().unwrap();
+        assert_eq!(listener.wait(Some(Duration::ZERO)), Ok(Waited::TimedOut));
+        tree.resume().unwrap();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(listener.wait(Some(Duration::from_secs(10))), Ok(Waited::Gone));
 }
