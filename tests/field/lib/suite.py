@@ -91,13 +91,16 @@ def rows_of(kind, options):
                "verdict": "unsupported", "reason": lacking or "", "restored": 0, "fresh": 0, "acknowledged": 0, "seconds": 0.0}
         if not lacking:
             begin = time.monotonic()
-            row.update(in_own_process(kind, trial, options))
+            row.update(in_own_process(kind.limit_s, lambda *place: try_out(kind, trial, options, *place), options.keep))
             row["seconds"] = round(time.monotonic() - begin, 1)
         yield row
 
 
-def in_own_process(kind, trial, options):
-    """Runs one trial in a child, which is the subreaper of all that it starts."""
+def in_own_process(limit_s, work, keep=False):
+    """Runs `work(folder, row)` in a child, which is the subreaper of all that it starts; gives the row that it filled in.
+
+    The verdict is `works` unless `work` raises or says otherwise. With `keep` the folder of a broken one stays.
+    """
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -106,8 +109,9 @@ def in_own_process(kind, trial, options):
         os.close(reader)
         status = 1
         try:
-            found = guarded_trial(kind, trial, options)
-            os.write(writer, json.dumps(found).encode())
+            found = guarded(limit_s, work, keep)
+            with os.fdopen(writer, "wb") as answer:
+                answer.write(json.dumps(found).encode())
             status = 0
         finally:
             os._exit(status)
@@ -123,60 +127,68 @@ def in_own_process(kind, trial, options):
     return json.loads(said) if said else {"verdict": "broken", "reason": "the process of the trial died"}
 
 
-def guarded_trial(kind, trial, options):
-    """The verdict of one trial; its processes and its folder are gone afterwards."""
+def guarded(limit_s, work, keep):
+    """The verdict of `work`; its processes and its folder are gone afterwards."""
     become_subreaper()
     own_shared_memory()
     end_with_parent()
     os.umask(0o022)
     signal.signal(signal.SIGALRM, raise_time_up)
     signal.signal(signal.SIGTERM, raise_time_up)
-    signal.alarm(kind.limit_s)
+    signal.alarm(limit_s)
     folder, found = tempfile.mkdtemp(prefix="undying-field-"), {"verdict": "broken", "reason": "interrupted"}
     os.chmod(folder, 0o711)
     try:
-        found = verdict_of(kind, trial, options, folder)
+        found = judged(limit_s, work, folder)
     finally:
         for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         end_everything()
-        if options.keep and found["verdict"] == "broken":
+        if keep and found["verdict"] == "broken":
             print("kept: %s" % folder, file=sys.stderr)
         else:
             remove(folder)
     return found
 
 
-def verdict_of(kind, trial, options, folder):
-    found = {"verdict": "broken", "reason": "", "version": ""}
+def try_out(kind, trial, options, folder, row):
+    """One trial of a program, whose row it fills in."""
+    place, own = os.path.join(folder, "p"), os.path.join(folder, "undying")
+    os.mkdir(place)
+    os.mkdir(own, 0o700)
+    draw = random.Random("%s %s %s" % (options.seed, kind.name, trial))
+    program, undying = kind(place, draw), Undying(options.undying, own)
+    program.give(place)
+    row["version"] = program.version()
+    program.prepare()
+    if trial == "run":
+        outcome = trials.run(program, undying, options.kills)
+    else:
+        outcome = trials.one_shot(program, undying)
+    row.update(restored=outcome.restored, fresh=outcome.fresh, reason=outcome.fresh_reason,
+               acknowledged=len(getattr(program, "acknowledged", ())))
+
+
+def judged(limit_s, work, folder):
+    """The row that `work` fills in, with the verdict and the reason of what it raises."""
+    found = {"verdict": "works", "reason": ""}
     try:
-        place, own = os.path.join(folder, "p"), os.path.join(folder, "undying")
-        os.mkdir(place)
-        os.mkdir(own, 0o700)
-        draw = random.Random("%s %s %s" % (options.seed, kind.name, trial))
-        program, undying = kind(place, draw), Undying(options.undying, own)
-        program.give(place)
-        found["version"] = program.version()
-        program.prepare()
-        if trial == "run":
-            outcome = trials.run(program, undying, options.kills)
-        else:
-            outcome = trials.one_shot(program, undying)
-        found.update(verdict="works", restored=outcome.restored, fresh=outcome.fresh, reason=outcome.fresh_reason,
-                     acknowledged=len(getattr(program, "acknowledged", ())))
+        work(folder, found)
     except Refused as refusal:
         found.update(verdict="refused", reason=str(refusal))
     except Unsupported as lacking:
         found.update(verdict="unsupported", reason=str(lacking))
     except Wrong as failure:
-        found["reason"] = str(failure)
+        found.update(verdict="broken", reason=str(failure))
     except TimeUp:
-        found["reason"] = "not done within %d s: %s" % (kind.limit_s, "".join(traceback.format_exc().splitlines()[-3:-1]))
+        place = "".join(traceback.format_exc().splitlines()[-3:-1])
+        found.update(verdict="broken", reason="not done within %d s: %s" % (limit_s, place))
     except (KeyboardInterrupt, SystemExit):
         raise
     except Exception as failure:  # A failure of the suite itself counts as broken, with its place.
         place = traceback.extract_tb(failure.__traceback__)[-1]
-        found["reason"] = "%r at %s:%d" % (failure, os.path.basename(place.filename), place.lineno)
+        where = "%s:%d" % (os.path.basename(place.filename), place.lineno)
+        found.update(verdict="broken", reason="%r at %s" % (failure, where))
     found["reason"] = found["reason"].replace(os.path.join(folder, "p") + os.sep, "")
     return found
 

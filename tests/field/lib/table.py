@@ -48,15 +48,19 @@ def head(seed):
             "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
 
 
-def markdown(rows, about):
-    lines = ["# Field suite", "", *("- %s: %s" % item for item in about.items()), "- " + summary(rows), "",
-             "| program | version | group | trial | verdict | acknowledged | restored | fresh | s |",
-             "|---|---|---|---|---|---|---|---|---|"]
-    for row in rows:
-        cells = [row["program"], row["version"], row["group"], row["trial"], verdict(row), row["acknowledged"], row["restored"], row["fresh"],
-                 row["seconds"]]
-        lines.append("| %s |" % " | ".join(str(cell).replace("|", "\\|") for cell in cells))
-    return "\n".join(lines) + "\n"
+COLUMNS = ("program", "version", "group", "trial", "verdict", "acknowledged", "restored", "fresh", "s")
+
+
+def cells(row):
+    return [row["program"], row["version"], row["group"], row["trial"], verdict(row), row["acknowledged"], row["restored"],
+            row["fresh"], row["seconds"]]
+
+
+def markdown(title, facts, columns, lines):
+    """A title, a list of facts, and a table."""
+    head = ["# " + title, "", *("- " + fact for fact in facts), "", "| %s |" % " | ".join(columns), "|---" * len(columns) + "|"]
+    rows = ["| %s |" % " | ".join(str(cell).replace("|", "\\|") for cell in line) for line in lines]
+    return "\n".join([*head, *rows]) + "\n"
 
 
 def write_report(path, rows, about):
@@ -66,4 +70,5 @@ def write_report(path, rows, about):
             json.dump({**about, "rows": rows}, file, indent=1)
             file.write("\n")
         else:
-            file.write(markdown(rows, about))
+            facts = [*("%s: %s" % item for item in about.items()), summary(rows)]
+            file.write(markdown("Field suite", facts, COLUMNS, map(cells, rows)))

@@ -33,10 +33,10 @@ class Outcome:
         self.restored, self.fresh, self.fresh_reason = 0, 0, ""
 
 
-def spawn(words, folder, environment, log):
+def spawn(words, folder, environment, log, output=None):
     """A process with closed descriptors and files as standard streams, in a session of its own."""
     with open(log, "ab") as out:
-        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder,
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output or out, stderr=out, cwd=folder,
                                 env={**os.environ, **environment}, start_new_session=True)
 
 

@@ -44,6 +44,10 @@ class Undying:
         except ValueError:
             return None
 
+    def lines(self, *words):
+        """The answer of a verb that prints one JSON value a line."""
+        return [json.loads(line) for line in self.call(*words, "--json").stdout.splitlines()]
+
     def checkpoint_and_kill(self, pid, image):
         """One image of the tree, which ends with it."""
         for attempt in range(ATTEMPTS_MAX):

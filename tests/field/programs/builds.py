@@ -6,30 +6,10 @@ is killed and started again by hand must not take half an object for a whole one
 import glob
 import os
 
+from lib import project
 from lib.program import Job, Wrong
 
 UNITS = 24
-UNIT = """
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <math.h>
-#include <time.h>
-{bodies}
-int unit_{unit}(int value) {{ return {calls}; }}
-"""
-BODY = """
-static int part_{part}(int value)
-{{
-    int table[64];
-    for (int at = 0; at < 64; at++)
-        table[at] = (value * {factor} + at * {part}) % 1000003;
-    for (int round = 0; round < 8; round++)
-        for (int at = 1; at < 64; at++)
-            table[at] = (table[at] + table[at - 1] * 3 + round) % 1000003;
-    return table[63];
-}}
-"""
 PARTS = 12
 
 
@@ -39,13 +19,8 @@ class Build(Job):
     every = "150ms"
 
     def prepare(self):
-        for unit in range(UNITS):
-            bodies = "".join(BODY.format(part=part, factor=unit + 7) for part in range(PARTS))
-            calls = " ^ ".join("part_%d(value)" % part for part in range(PARTS))
-            self.write("source/unit%d.c" % unit, UNIT.format(bodies=bodies, unit=unit, calls=calls))
-        names = ["unit_%d" % unit for unit in range(UNITS)]
-        self.write("source/main.c", "#include <stdio.h>\n%s\nint main(void) { printf(\"%%d\\n\", %s); return 0; }\n" % (
-            "\n".join("int %s(int);" % name for name in names), " ^ ".join("%s(5)" % name for name in names)))
+        for name, text in project.sources(UNITS, PARTS):
+            self.write("source/" + name, text)
 
     def built(self):
         return glob.glob(self.path("build", "**", "*.o"), recursive=True)
@@ -54,14 +29,7 @@ class Build(Job):
         return len(self.built()) / (UNITS + 1)
 
     def check_output(self):
-        due = 0
-        for unit in range(UNITS):
-            for part in range(PARTS):
-                table = [(5 * (unit + 7) + at * part) % 1000003 for at in range(64)]
-                for turn in range(8):
-                    for at in range(1, 64):
-                        table[at] = (table[at] + table[at - 1] * 3 + turn) % 1000003
-                due ^= table[63]
+        due = project.printed(UNITS, PARTS)
         found = self.tool(self.path("build", "program")).strip()
         if found != str(due):
             raise Wrong("the built program prints %s, not %d" % (found, due))

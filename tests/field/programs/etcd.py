@@ -53,13 +53,20 @@ class Etcd(Service):
             connection.close()
 
     def put(self, number):
-        self.ask("put", {"key": encoded("item/%08d" % number), "value": encoded("value %d" % number * 20)})
+        self.ask("put", self.entry("item", number))
+
+    def entry(self, prefix, number):
+        return {"key": encoded("%s/%08d" % (prefix, number)), "value": encoded("value %d" % number * 20)}
 
     def items(self):
-        found = self.ask("range", {"key": encoded("item/"), "range_end": encoded("item0")})
+        return self.numbers("item")
+
+    def numbers(self, prefix):
+        """The numbers of the entries below a prefix."""
+        found = self.ask("range", {"key": encoded(prefix + "/"), "range_end": encoded(prefix + "0")})
         numbers = []
         for entry in found.get("kvs", []):
-            number = int(base64.b64decode(entry["key"])[5:])
+            number = int(base64.b64decode(entry["key"])[len(prefix) + 1:])
             if base64.b64decode(entry["value"]).decode() != "value %d" % number * 20:
                 raise Wrong("item %d has another value" % number)
             numbers.append(number)

@@ -1,0 +1,209 @@
+"""A program under `undying run`, and its kills: of the root, of a child, of the guardian."""
+import os
+import signal
+import time
+
+from lib.system import Wrong, descendants, is_alive, reap, wait_for
+from lib.trials import last_lines, spawn
+from lib.undying import Undying
+
+NAME = "rewind"
+# Limits of single waits, and the pause between two questions to `undying`.
+FIRST_CHECKPOINT_LIMIT_S, RESTART_LIMIT_S, LEFT_LIMIT_S, ASK_S = 20, 40, 15, 0.03
+# How often the deaths are looked through for one that is not ours.
+DEATHS_EACH_S = 1
+# A child that had ended by itself when it was killed is no death.
+CHILD_LIMIT_S = 5
+# A second kill follows so soon after the first that it meets the restore, at this share of the kills of the root.
+AGAIN_SHARE, AGAIN_MAX_S = 0.15, 0.15
+
+
+class Setup:
+    """What holds for all programs."""
+
+    def __init__(self, chosen, seed):
+        self.undying, self.mode, self.every, self.kills = chosen.undying, chosen.mode, chosen.every, chosen.kills
+        self.options, self.keep, self.quick, self.seed = chosen.option, chosen.keep, chosen.quick, seed
+        self.from_start = chosen.from_start
+
+
+class Guarded:
+    """One call of `undying run` with a store of its own. `row` counts kills and what followed them."""
+
+    def __init__(self, program, setup, folder, row, draw):
+        self.program, self.setup, self.row, self.draw = program, setup, row, draw
+        os.makedirs(folder, mode=0o700)
+        self.undying, self.log = Undying(setup.undying, folder), os.path.join(folder, "log")
+        self.root, self.is_protected = None, True
+
+    def start(self, output=None):
+        words = ["run", "--name", NAME, "--every", self.setup.every, "--files", self.setup.mode, "--max-restarts", "1000/1m",
+                 *self.setup.options]
+        if getattr(self.program, "restart_on_child", False):
+            words += ["--restart-on", "child-signal"]
+        words = self.undying.words(*words, "--", *self.program.command())
+        self.guardian = spawn(words, self.program.folder, self.program.environment(), self.log, output)
+
+    def has_ended(self):
+        """Whether the program has: its guardian tells, or, once that was killed, the program itself."""
+        if self.is_protected:
+            return self.guardian.poll() is not None
+        self.status = reap().get(self.root, self.status)
+        return not is_alive(self.root)
+
+    def sleep(self, seconds):
+        """False where the program has ended by then."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self.has_ended():
+                return False
+            time.sleep(min(left, ASK_S))
+        return not self.has_ended()
+
+    def await_checkpoint(self):
+        """Waits for the first one that is committed; False where the program has ended before."""
+        begin = time.monotonic()
+        while not self.undying.checkpoints(NAME):
+            if self.has_ended():
+                return False
+            if time.monotonic() - begin > FIRST_CHECKPOINT_LIMIT_S:
+                status = self.undying.status(NAME) or {}
+                raise Wrong("no checkpoint: %s %s" % (status.get("refusals"), self.said()))
+            time.sleep(ASK_S)
+        return True
+
+    def await_checkpoints_from_now(self):
+        """Waits for a checkpoint that began after this call: the second new one."""
+        last = lambda: max((one["seq"] for one in self.undying.checkpoints(NAME)), default=-1)
+        before = last()
+        wait_for(lambda: last() >= before + 2, "a checkpoint", FIRST_CHECKPOINT_LIMIT_S, ASK_S)
+
+    def said(self):
+        return last_lines(self.log)
+
+    # Kills ----------------------------------------------------------------------------------------------------------
+
+    def kill(self, kind):
+        """Kills one process and waits for what follows; False where the program has ended before."""
+        status = self.undying.status(NAME)
+        if status is None or self.has_ended():
+            return False
+        self.root = status["pid"]
+        before = len(self.undying.deaths(NAME))
+        if kind == "guardian":
+            return self.kill_guardian()
+        if kind == "child":
+            return self.kill_child(before)
+        if not self.shoot(self.root, "root"):
+            return False
+        if self.draw.random() < AGAIN_SHARE:
+            time.sleep(self.draw.uniform(0, AGAIN_MAX_S))
+            self.shoot(self.root, "root")
+        self.await_followed(before + 1, RESTART_LIMIT_S)
+        return not self.has_ended()
+
+    def kill_child(self, before):
+        """A process of the tree at random; the root where it has none at the moment."""
+        children = [pid for pid in descendants(self.root) if is_alive(pid)]
+        target = self.draw.choice(children) if children else self.root
+        if not self.shoot(target, "child" if children else "root"):
+            return not self.has_ended()
+        if self.program.restart_on_child or not children:
+            self.await_followed(before + 1, CHILD_LIMIT_S if children else RESTART_LIMIT_S, must=not children)
+        return not self.has_ended()
+
+    def kill_guardian(self):
+        """From here on the program runs by itself. True: it may have ended in this moment, and is judged by its files."""
+        self.status = None
+        self.guardian.kill()
+        self.guardian.wait()
+        self.is_protected = False
+        self.count("guardian")
+        return True
+
+    def shoot(self, pid, kind):
+        """SIGKILL to a process that is a descendant of this one, through a descriptor that no other pid can take."""
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:
+            return False
+        try:
+            if not is_alive(pid) or pid not in descendants(os.getpid()):
+                return False
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(handle)
+        self.count(kind)
+        return True
+
+    def count(self, kind):
+        self.row["kills"] += 1
+        self.row[kind] += 1
+
+    def await_followed(self, number, limit_s, must=True):
+        """Waits until a death is followed by something, or the program has ended."""
+        begin = time.monotonic()
+        while not self.has_ended():
+            deaths = self.undying.deaths(NAME)
+            if len(deaths) >= number and deaths[-1]["followed_by"] != "nothing":
+                return
+            if time.monotonic() - begin > limit_s:
+                if must:
+                    raise Wrong("nothing follows death %d: %s" % (number, self.said()))
+                return
+            time.sleep(ASK_S)
+
+    # The end --------------------------------------------------------------------------------------------------------
+
+    def await_end(self, limit_s, must_succeed=True):
+        """Waits for the program's end, and for the end of all that was started with it."""
+        end, ask = time.monotonic() + limit_s, time.monotonic()
+        while not self.has_ended():
+            if time.monotonic() > end:
+                raise Wrong("the end of the program: not within %.0f s: %s" % (limit_s, self.said()))
+            if must_succeed and self.is_protected and time.monotonic() > ask:
+                self.see_no_failure()
+                ask += DEATHS_EACH_S
+            time.sleep(ASK_S)
+        if must_succeed and self.is_protected and self.guardian.returncode != 0:
+            raise Wrong("undying run ended with %d: %s" % (self.guardian.returncode, self.said()))
+        if must_succeed and not self.is_protected and self.status:
+            raise Wrong("after the guardian's death the program ended with wait status %#x: %s" % (
+                self.status, self.said()))
+        self.await_nothing_left()
+
+    def see_no_failure(self):
+        """An exit code other than 0 is the program's own: it would fail and be restored without end."""
+        for death in self.undying.deaths(NAME):
+            if death["exit"]:
+                raise Wrong("the program itself ended with %d: %s" % (death["exit"], self.said()))
+
+    def await_nothing_left(self):
+        left = []
+
+        def is_alone():
+            reap()
+            left[:] = [name_of(pid) for pid in descendants(os.getpid())]
+            return not left
+        try:
+            wait_for(is_alone, "the end of all processes", LEFT_LIMIT_S)
+        except Wrong:
+            raise Wrong("processes are left: %s" % ", ".join(left)) from None
+
+    def count_restarts(self):
+        for death in self.undying.deaths(NAME):
+            if death["followed_by"] == "restored":
+                self.row["restored"] += 1
+            elif death["followed_by"] not in ("nothing", "gave-up", "ended"):
+                self.row["fresh"] += 1
+                self.row["why_fresh"] = (death.get("why") or "").strip().splitlines()[-1:]
+
+
+def name_of(pid):
+    try:
+        with open("/proc/%d/comm" % pid) as file:
+            return "%s (%d)" % (file.read().strip(), pid)
+    except OSError:
+        return str(pid)
