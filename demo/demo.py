@@ -1,4 +1,4 @@
-"""The demo: redis-server and a python3 program are killed with SIGKILL and go on from their last checkpoint.
+"""The demo: redis-server, a python3 program and a build are killed with SIGKILL and go on from their last checkpoint.
 
 Usage: demo.py UNDYING. Started by run.sh. Exit status 0: everything that is promised was seen to hold.
 """
@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 
+import build_part
 import guarded
 import python_part
 import redis_part
@@ -22,10 +23,11 @@ def main():
     screen = Screen()
     folder = tempfile.mkdtemp(prefix="undying-demo-")
     began = time.monotonic()
-    screen.title("Two programs are killed with SIGKILL, and go on.")
+    screen.title("Three programs are killed with SIGKILL, and go on.")
     try:
         redis_part.run(screen, undying, os.path.join(folder, "redis"))
         python_part.run(screen, undying, os.path.join(folder, "python"))
+        build_part.run(screen, undying, os.path.join(folder, "build"))
     except Failure as failure:
         screen.failed(str(failure))
         return 1
@@ -35,7 +37,7 @@ def main():
     finally:
         guarded.end_all()
         shutil.rmtree(folder, ignore_errors=True)
-    screen.title(f"Both programs are the same processes as before, and go on. {time.monotonic() - began:.0f} s in all.")
+    screen.title(f"Each program was the same process as before, and went on. {time.monotonic() - began:.0f} s in all.")
     return 0
 
 

@@ -21,13 +21,14 @@ alive = []
 class Guarded:
     """One subject with its guardian."""
 
-    def __init__(self, undying, folder, name, command):
+    def __init__(self, undying, folder, name, command, every=EVERY, options=()):
         os.makedirs(folder)
         self.undying, self.folder, self.name = undying, folder, name
         self.store = os.path.join(folder, "store")
         self.log = os.path.join(folder, "log")
-        words = [undying, "run", "--name", name, "--every", EVERY, "--store", self.store, "--", *command]
-        self.words = f"undying run --every {EVERY} -- {os.path.basename(command[0])} …"
+        words = [undying, "run", "--name", name, "--every", every, *options, "--store", self.store, "--", *command]
+        shown = " ".join(["--every", every, *options])
+        self.words = f"undying run {shown} -- {os.path.basename(command[0])} …"
         with open(self.log, "wb") as log:
             self.guardian = subprocess.Popen(
                 words, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo: two programs are killed with SIGKILL and go on. `make demo` builds first and then runs this.
+# The demo: three programs are killed with SIGKILL and go on. `make demo` builds first and then runs this.
 #
 # Installs what is missing (Debian, Ubuntu), or says what to install. Everything it makes lies in one temporary
 # folder, and is gone when it ends.
@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly UNDYING="${UNDYING_BIN:-${CARGO_TARGET_DIR:-$PWD/target}/release/undying}"
 # A command, and the Debian package that brings it.
-readonly PROGRAMS=(redis-server:redis-server redis-cli:redis-tools python3:python3)
+readonly PROGRAMS=(redis-server:redis-server redis-cli:redis-tools python3:python3 make:make cc:build-essential)
 
 main() {
     become_root "$@"

@@ -18,6 +18,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -41,7 +42,9 @@ def options():
     parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat())
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="NAME", help="some of %s" % ", ".join(PROGRAMS))
-    parser.add_argument("--fs", type=listed, default=["ext4"], metavar="LIST", help="some of ext4,xfs,btrfs [ext4]")
+    here = disks.type_of(tempfile.gettempdir())
+    parser.add_argument("--fs", type=listed, default=[here], metavar="LIST",
+                        help="some of ext4,xfs,btrfs [that of the temporary folder, here %s]" % here)
     parser.add_argument("--kills", type=int, help="kills of each program on each file system [50, quick: 5]")
     parser.add_argument("--seed", type=int, help="repeats the random moments of an earlier call")
     parser.add_argument("--quick", action="store_true", help="the short form: %s, %d kills each" % (
@@ -53,7 +56,7 @@ def options():
     parser.add_argument("--install", action="store_true", help="install missing Debian packages first")
     parser.add_argument("--keep", action="store_true", help="keep the folders of what did not hold")
     chosen = parser.parse_args()
-    unknown = set(chosen.fs) - set(disks.MAKERS)
+    unknown = set(chosen.fs) - {here, *disks.MAKERS}
     if unknown:
         parser.error("no such file system: %s" % ", ".join(sorted(unknown)))
     chosen.only = chosen.only or (QUICK if chosen.quick else list(PROGRAMS))
@@ -104,7 +107,8 @@ def main():
     chosen = options()
     kinds = [PROGRAMS[name] for name in chosen.only]
     missing = suite.missing_packages(kinds)
-    missing += [disks.PACKAGES[disk] for disk in chosen.fs if not suite.has(disks.MAKERS[disk][0])]
+    missing += [disks.PACKAGES[disk] for disk in chosen.fs
+                if disk in disks.MAKERS and not suite.has(disks.MAKERS[disk][0])]
     if chosen.install and missing and os.geteuid() == 0:
         print("installing: %s" % " ".join(missing), flush=True)
         suite.install(missing)

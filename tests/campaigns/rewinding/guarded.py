@@ -114,12 +114,21 @@ class Guarded:
 
     def kill_guardian(self):
         """From here on the program runs by itself. True: it may have ended in this moment, and is judged by its files."""
+        wait_for(lambda: self.has_ended() or self.is_settled(), "the end of a restore", RESTART_LIMIT_S, ASK_S)
+        if self.has_ended():
+            return False
         self.status = None
         self.guardian.kill()
         self.guardian.wait()
         self.is_protected = False
         self.count("guardian")
         return True
+
+    def is_settled(self):
+        """Whether the program runs and every death was followed by something."""
+        status = self.undying.status(NAME)
+        return (status is not None and status["state"] == "running" and is_alive(status["pid"])
+                and all(death["followed_by"] != "nothing" for death in self.undying.deaths(NAME)))
 
     def shoot(self, pid, kind):
         """SIGKILL to a process that is a descendant of this one, through a descriptor that no other pid can take."""

@@ -58,3 +58,8 @@ fn no_checkpoint_differs_from_the_subject_page_by_page() {
 fn a_subject_with_threads_and_children_does_not_notice_that_undying_is_killed() {
     short_form("killed.py", &["--rounds", "15", "--judge", "5"], &[]);
 }
+
+#[test]
+fn files_of_a_build_two_tables_and_a_database_are_those_of_an_uninterrupted_run() {
+    short_form("rewind.py", &["--quick"], &["make", "ar"]);
+}
