@@ -61,8 +61,9 @@ class Trial:
         return time.time_ns()
 
     def output(self):
-        """The regular file that standard output is sent to, or the log."""
-        return open(self.program.path(self.program.output), "wb") if self.program.output else None
+        """The regular file that standard output is sent to, as by `>` and `>>` in turn; None where the log will do."""
+        mode = "ab" if self.row["runs"] % 2 else "wb"
+        return open(self.program.path(self.program.output), mode) if self.program.output else None
 
     def tree(self, root):
         return Tree(root, self.program.ignored, self.program.loose)
