@@ -11,7 +11,7 @@
 mod aside;
 mod disk;
 pub(crate) mod files;
-mod journal;
+pub(crate) mod journal;
 mod steps;
 mod survey;
 #[cfg(test)]
@@ -25,7 +25,7 @@ use model::{ByteCount, Sequence};
 use self::disk::DiskFiles;
 use self::files::FileSystem;
 use self::journal::{Begun, Journal};
-use self::steps::{Steps, Terms};
+use self::steps::{Attempt, Steps};
 use self::survey::Survey;
 use crate::error::{Result, UndoError};
 use crate::key::{FileKey, Time};
@@ -97,15 +97,21 @@ pub fn reachable(directory: &Path) -> Result<(Vec<Sequence>, Option<String>)> {
     reachable_on(&storage)
 }
 
-/// Takes all files back to a checkpoint. Goes on with an earlier call that was interrupted. The program that writes the
+/// Takes all files back to a checkpoint, but for those of `leave` (device and inode), whose content and attributes stay.
+/// Goes on with an earlier call that was interrupted. The program that writes the
 /// log has dropped its [`crate::log::UndoLog`], and opens it again afterwards.
 ///
 /// # Errors
 ///
 /// When the log does not lead there, or files are in conflict: nothing was changed. When a step fails (a full disk, an
 /// immutable file), the journal says what is left, and the next call goes on.
-pub fn go_back(directory: &Path, to: Sequence, conflicts: Conflicts) -> Result<WentBack> {
-    go_back_with(directory, to, conflicts, Durability::Kill)
+pub fn go_back(
+    directory: &Path,
+    to: Sequence,
+    conflicts: Conflicts,
+    leave: &[(u64, u64)],
+) -> Result<WentBack> {
+    go_back_with(directory, to, conflicts, leave, Durability::Kill)
 }
 
 /// As [`go_back`], with a choice of what it is safe against.
@@ -117,13 +123,14 @@ pub fn go_back_with(
     directory: &Path,
     to: Sequence,
     conflicts: Conflicts,
+    leave: &[(u64, u64)],
     durability: Durability,
 ) -> Result<WentBack> {
     let storage = DiskStorage::open(directory)?;
     let files = DiskFiles::new(directory)?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let time = Time { s: now.as_secs().cast_signed(), ns: now.subsec_nanos() };
-    go_back_on(&storage, &files, to, conflicts, durability, time)
+    go_back_on(&storage, &files, to, Terms { conflicts, leave, durability, time })
 }
 
 /// What [`go_back`] would do. Changes nothing outside of keep directories.
@@ -142,6 +149,20 @@ pub fn plan(directory: &Path, to: Sequence) -> Result<BackPlan> {
     let names = survey.wrong.iter().map(|wrong| way.target.path_of(wrong.directory, &wrong.name)).collect();
     let changed = survey.changed.iter().map(|index| way.target.inodes[*index].path.clone()).collect();
     Ok(BackPlan { names, changed, conflicts })
+}
+
+/// Removes the log in `directory` with the links and copies that it keeps on other file systems. What was moved aside
+/// stays. A directory that does not exist is none to remove.
+///
+/// # Errors
+///
+/// What cannot be removed.
+pub fn remove(directory: &Path) -> Result<()> {
+    if !directory.exists() {
+        return Ok(());
+    }
+    let storage = DiskStorage::open(directory)?;
+    crate::log::clear(&storage).map(drop)
 }
 
 /// What earlier calls have moved aside and what is still there, oldest first. The asides of the newest 8 goings-back
@@ -170,20 +191,29 @@ pub(crate) fn reachable_on(storage: &dyn Storage) -> Result<(Vec<Sequence>, Opti
     Ok((sequences, why.or_else(|| Some(interrupted()))))
 }
 
+/// How files go back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms<'a> {
+    pub(crate) conflicts: Conflicts,
+    pub(crate) leave: &'a [(u64, u64)],
+    pub(crate) durability: Durability,
+    pub(crate) time: Time,
+}
+
 pub(crate) fn go_back_on<Files: FileSystem>(
     storage: &dyn Storage,
     files: &Files,
     to: Sequence,
-    conflicts: Conflicts,
-    durability: Durability,
-    time: Time,
+    terms: Terms<'_>,
 ) -> Result<WentBack> {
+    let Terms { conflicts, leave, durability, time } = terms;
     let mut way = Way::find(storage, to, conflicts)?;
     let number = match &way.begun {
         Some(begun) => begun.number,
         None => files.next_number()?,
     };
-    let survey = Survey::of(files, &way.target, &files.works(number)?)?;
+    let mut survey = Survey::of(files, &way.target, &files.works(number)?)?;
+    survey.leave(&way.target, leave);
     let lost = survey.lost(files, &way.target);
     if !lost.is_empty() {
         return Err(UndoError::Lost { to, paths: lost });
@@ -204,8 +234,8 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     let attempt = journal::attempt(to, number, &way.boot, conflicts, durability, &way.log);
     let touching = survey.touching(&way.target);
     let mut journal = Journal::begin(storage, way.begun.as_ref(), attempt, &touching)?;
-    let terms = Terms { number, is_durable, time };
-    let done = Steps::new(files, storage, &mut journal, &mut way.target, survey, terms).run()?;
+    let attempt = Attempt { number, is_durable, time };
+    let done = Steps::new(files, storage, &mut journal, &mut way.target, survey, attempt).run()?;
     way.commit(storage, &journal, is_durable)?;
     files.tidy(number)?;
     Ok(WentBack { changed: done.changed, aside: done.aside, uncovered: way.target.uncovered })

@@ -31,7 +31,7 @@ pub(crate) struct Steps<'a, Files: FileSystem> {
     journal: &'a mut Journal,
     target: &'a mut Target,
     survey: Survey,
-    terms: Terms,
+    attempt: Attempt,
     /// The number of the next entry of a work directory, by its path.
     next: HashMap<PathBuf, u64>,
     epochs: HashMap<u64, Box<dyn LogFile>>,
@@ -43,7 +43,7 @@ pub(crate) struct Steps<'a, Files: FileSystem> {
 
 /// What holds for all steps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct Attempt {
     /// Of this going back.
     pub(crate) number: u64,
     /// Whether a power cut must not take more than the steps since the last one.
@@ -66,10 +66,10 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         journal: &'a mut Journal,
         target: &'a mut Target,
         survey: Survey,
-        terms: Terms,
+        attempt: Attempt,
     ) -> Self {
         let (next, epochs, aside) = (HashMap::new(), HashMap::new(), Vec::new());
-        Self { files, storage, journal, target, survey, terms, next, epochs, left: 0, total: 0, aside }
+        Self { files, storage, journal, target, survey, attempt, next, epochs, left: 0, total: 0, aside }
     }
 
     /// Takes all files back.
@@ -85,11 +85,11 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
             outcome.map_err(|error| self.failed(self.path_of(wrong), error))?;
         }
         self.place_all(&wrong)?;
-        if self.terms.is_durable {
+        if self.attempt.is_durable {
             self.journal.sync()?;
             self.files.sync()?;
         }
-        for work in self.files.works(self.terms.number)? {
+        for work in self.files.works(self.attempt.number)? {
             self.empty(&work).map_err(|error| self.failed(work.path.clone(), error))?;
         }
         let is_directory = |index: &Index| self.kind(*index) == FileType::Directory;
@@ -99,7 +99,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
             outcome.map_err(|error| self.failed(self.target.inodes[*index].path.clone(), error))?;
             self.left -= 1;
         }
-        if self.terms.is_durable {
+        if self.attempt.is_durable {
             self.files.sync()?;
         }
         Ok(Done { changed: self.total, aside: self.aside })
@@ -115,7 +115,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         if now.key != expected.key {
             return Err(UndoError::Conflict { paths: vec![path] });
         }
-        let work = self.files.work(&directory, self.terms.number)?;
+        let work = self.files.work(&directory, self.attempt.number)?;
         let belongs = self.target.indices.get(&now.key).is_some_and(|index| self.survey.belongs[*index]);
         if belongs {
             let name = self.next_name(&work.transit, &work.path.join("transit"))?;
@@ -133,7 +133,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
     ) -> Result<()> {
         let number = self.next_number(&work.aside, &work.path)?;
         let bytes = if now.is_file() { now.attributes.size } else { 0 };
-        let time = self.terms.time.into();
+        let time = self.attempt.time.into();
         let frame = record::frame(&record::Aside { number, path: record::bytes_of(path), bytes, time }, &[]);
         // Described first: what is described and not there is not listed.
         self.files.describe(work, &frame)?;
@@ -199,7 +199,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
 
     /// Makes an inode again that has no name any more.
     fn make(&mut self, index: Index, directory: &Files::Node, name: &[u8]) -> Result<()> {
-        let work = self.files.work(directory, self.terms.number)?;
+        let work = self.files.work(directory, self.attempt.number)?;
         let new_name = self.next_name(&work.new, &work.path.join("new"))?;
         let inode = &mut self.target.inodes[index];
         let node = self.files.make(&work.new, new_name.as_bytes(), &inode.attributes)?;

@@ -209,6 +209,14 @@ impl Survey {
         Ok(differs(files, inode, now)? || now.attributes.accessed != inode.attributes.accessed)
     }
 
+    /// Leaves the content and the attributes of some files as they are.
+    pub(crate) fn leave(&mut self, target: &Target, files: &[(u64, u64)]) {
+        self.changed.retain(|index| {
+            let key = &target.inodes[*index].key;
+            !files.contains(&(key.device, key.inode))
+        });
+    }
+
     /// What will be changed, for the journal.
     pub(crate) fn touching(&self, target: &Target) -> Vec<FileKey> {
         let at_names = self.wrong.iter().filter_map(|wrong| wrong.now.as_ref()).map(|now| now.key.clone());

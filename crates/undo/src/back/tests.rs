@@ -1,1 +1,435 @@
+//! Going back on a real file system.
+//!
+//! Owns: a recorder that keeps what a watch keeps, for changes that a test makes itself.
+//! Does not: interrupt; `simulated` does.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+
+use rustix::fs::{Mode, OFlags};
+use tempfile::TempDir;
+
+use super::*;
+use crate::key::Attributes;
+use crate::log::keep::KeepPlaces;
+use crate::log::{DirectoryId, InodeId, UndoLog};
+
+const MAX: ByteCount = ByteCount(1 << 40);
+
+/// A tree and its log.
+struct Bench {
+    directory: TempDir,
+    log: UndoLog,
+    keep: KeepPlaces,
+}
+
+impl Bench {
+    fn new() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            println!("unsupported: root");
+            return None;
+        }
+        let directory = TempDir::new().unwrap();
+        fs::create_dir(directory.path().join("tree")).unwrap();
+        let log = UndoLog::create(&directory.path().join("undo"), Sequence(0), MAX).unwrap();
+        let keep = KeepPlaces::new(&directory.path().join("undo")).unwrap();
+        Some(Self { directory, log, keep })
+    }
+
+    fn undo(&self) -> PathBuf {
+        self.directory.path().join("undo")
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join("tree").join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    fn tree(&self) -> BTreeMap<PathBuf, String> {
+        let mut found = BTreeMap::new();
+        describe(&self.path(""), &mut found);
+        found
+    }
+
+    fn inode(&mut self, name: &str) -> InodeId {
+        let (node, path) = (open(&self.path(name)), self.path(name));
+        let (key, attributes) = known(&node);
+        self.log.inode(&key, &attributes, &path).unwrap()
+    }
+
+    fn parent(&mut self, name: &str) -> (OwnedFd, DirectoryId) {
+        let path = self.path(name).parent().unwrap().to_path_buf();
+        let node = open(&path);
+        let (key, attributes) = known(&node);
+        let id = self.log.directory(&key, &attributes, &path).unwrap();
+        (node, id)
+    }
+
+    /// A name is about to lead to something else.
+    fn name(&mut self, name: &str) {
+        let path = self.path(name);
+        let is_there = fs::symlink_metadata(&path).is_ok();
+        let before = is_there.then(|| self.inode(name));
+        let (parent, directory) = self.parent(name);
+        let file_name = path.file_name().unwrap();
+        self.log.name(directory, file_name, before).unwrap();
+        if let Some(before) = before.filter(|_| !path.is_dir() || path.is_symlink()) {
+            let link = self.keep.link_name(parent.as_fd(), file_name).unwrap();
+            self.log.linked(before, &link).unwrap();
+        }
+    }
+
+    /// A range is about to be overwritten.
+    fn range(&mut self, name: &str, offset: u64, length: usize) {
+        let inode = self.inode(name);
+        let mut bytes = vec![0; length];
+        let read = File::open(self.path(name)).unwrap().read_at(&mut bytes, offset).unwrap();
+        self.log.range(inode, offset, &bytes[..read]).unwrap();
+    }
+
+    fn boundary(&mut self, sequence: u64) {
+        self.log.boundary(Sequence(sequence)).unwrap();
+        self.log.prepare().unwrap();
+    }
+
+    fn back(&self, to: u64) -> Result<WentBack> {
+        go_back(&self.undo(), Sequence(to), Conflicts::Refuse, &[])
+    }
+}
+
+fn open(path: &Path) -> OwnedFd {
+    rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).unwrap()
+}
+
+fn known(node: &OwnedFd) -> (FileKey, Attributes) {
+    let stat = rustix::fs::fstat(node).unwrap();
+    let mut attributes = Attributes::of(&stat);
+    if attributes.kind() == rustix::fs::FileType::Symlink {
+        attributes.link = rustix::fs::readlinkat(node, "", Vec::new()).unwrap().into_bytes();
+    }
+    (FileKey::of(node, &stat).unwrap(), attributes)
+}
+
+fn describe(path: &Path, found: &mut BTreeMap<PathBuf, String>) {
+    let data = fs::symlink_metadata(path).unwrap();
+    let content = if data.is_file() && data.len() < 1 << 20 {
+        format!("{:?}", fs::read(path).unwrap())
+    } else if data.is_symlink() {
+        format!("{:?}", fs::read_link(path).unwrap())
+    } else {
+        String::new()
+    };
+    let size = if data.is_dir() { 0 } else { data.len() };
+    let links = if data.is_dir() { 0 } else { data.ino() };
+    let (mode, owner, time) = (data.mode(), data.uid(), (data.mtime(), data.mtime_nsec()));
+    found.insert(path.to_path_buf(), format!("{mode:o} {owner} {time:?} {size} {links} {content}"));
+    if data.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            describe(&entry.unwrap().path(), found);
+        }
+    }
+}
+
+#[test]
+fn content_of_each_kind_comes_back() {
+    let Some(mut bench) = Bench::new() else { return };
+    for (name, text) in
+        [("ranges", "0123456789"), ("appended", "abc"), ("cut", "long content"), ("whole", "old")]
+    {
+        bench.write(name, text);
+    }
+    let before = bench.tree();
+
+    bench.range("ranges", 2, 3);
+    File::options().write(true).open(bench.path("ranges")).unwrap().write_all_at(b"xxx", 2).unwrap();
+    bench.inode("appended");
+    fs::write(bench.path("appended"), "abcdefgh").unwrap();
+    bench.range("cut", 4, 100);
+    File::options().write(true).open(bench.path("cut")).unwrap().set_len(4).unwrap();
+    let whole = bench.inode("whole");
+    let (mut copy, path) = bench.keep.file().unwrap();
+    std::io::copy(&mut File::open(bench.path("whole")).unwrap(), &mut copy).unwrap();
+    bench.log.whole_in(whole, &path).unwrap();
+    bench.write("whole", "something quite different");
+    bench.boundary(1);
+    let between = bench.tree();
+
+    bench.range("ranges", 0, 10);
+    bench.write("ranges", "second");
+    bench.boundary(2);
+    assert_eq!(reachable(&bench.undo()).unwrap().0, [0, 1, 2].map(Sequence));
+
+    bench.back(1).unwrap();
+    assert_eq!(bench.tree(), between);
+    bench.back(0).unwrap();
+    assert_eq!(bench.tree(), before);
+    assert_eq!(reachable(&bench.undo()).unwrap().0, [Sequence(0)]);
+    assert!(keep_is_empty(&bench));
+}
+
+fn keep_is_empty(bench: &Bench) -> bool {
+    fs::read_dir(bench.undo().join("keep/kept")).unwrap().next().is_none()
+}
+
+#[test]
+fn names_come_back_and_what_the_subject_made_is_aside() {
+    let Some(mut bench) = Bench::new() else { return };
+    bench.write("replaced", "old");
+    bench.write("removed", "gone soon");
+    bench.write("moved", "moves");
+    fs::set_permissions(bench.path("removed"), fs::Permissions::from_mode(0o4711)).unwrap();
+    symlink("removed", bench.path("symlink")).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, bench.path("fifo"), Mode::from_raw_mode(0o640)).unwrap();
+    let before = bench.tree();
+
+    for name in ["replaced", "replaced.new"] {
+        bench.name(name);
+    }
+    bench.write("replaced.new", "new");
+    fs::rename(bench.path("replaced.new"), bench.path("replaced")).unwrap();
+    for name in ["removed", "symlink", "fifo"] {
+        bench.name(name);
+        fs::remove_file(bench.path(name)).unwrap();
+    }
+    bench.name("moved");
+    bench.name("moved.away");
+    fs::rename(bench.path("moved"), bench.path("moved.away")).unwrap();
+    bench.name("made");
+    fs::create_dir(bench.path("made")).unwrap();
+    bench.write("made/in it", "text");
+    // A symbolic link where a file was is moved and not followed.
+    bench.write("outside", "untouched");
+    symlink(bench.path("outside"), bench.path("removed")).unwrap();
+    bench.name("outside");
+
+    let went = bench.back(0).unwrap();
+    let mut after = bench.tree();
+    after.remove(&bench.path("outside"));
+    let mut before = before;
+    // The directory's own time is compared elsewhere: `outside` was made behind the log's back.
+    before.remove(&bench.path(""));
+    after.remove(&bench.path(""));
+    assert_eq!(after, before);
+    assert_eq!(bench.read("outside"), "untouched");
+    let mut aside: Vec<_> = went.aside.iter().map(|aside| aside.path.clone()).collect();
+    aside.sort();
+    assert_eq!(aside, ["made", "removed", "replaced"].map(|name| bench.path(name)));
+
+    let listed = list_aside(&bench.undo()).unwrap();
+    assert_eq!(listed, went.aside);
+    assert!(
+        put_back(&bench.undo(), &bench.path("replaced")).unwrap_err().to_string().contains("File exists")
+    );
+    put_back(&bench.undo(), &bench.path("made")).unwrap();
+    assert_eq!(bench.read("made/in it"), "text");
+    let error = put_back(&bench.undo(), &bench.path("made")).unwrap_err();
+    assert!(matches!(error, UndoError::NoAside { .. }), "{error}");
+}
+
+#[test]
+fn removed_trees_and_links_across_directories_come_back() {
+    let Some(mut bench) = Bench::new() else { return };
+    for directory in ["a", "a/b", "a/b/c", "d"] {
+        fs::create_dir(bench.path(directory)).unwrap();
+    }
+    bench.write("a/b/c/file", "deep");
+    fs::hard_link(bench.path("a/b/c/file"), bench.path("d/link")).unwrap();
+    fs::hard_link(bench.path("a/b/c/file"), bench.path("d/other")).unwrap();
+    fs::set_permissions(bench.path("a/b"), fs::Permissions::from_mode(0o1750)).unwrap();
+    bench.boundary(1);
+    bench.name("d/later");
+    bench.write("d/later", "later");
+    bench.boundary(2);
+    let before = bench.tree();
+
+    for name in ["a/b/c/file", "d/link"] {
+        bench.name(name);
+        fs::remove_file(bench.path(name)).unwrap();
+    }
+    for name in ["a/b/c", "a/b", "a"] {
+        bench.name(name);
+        fs::remove_dir(bench.path(name)).unwrap();
+    }
+    bench.name("d");
+    bench.name("e");
+    fs::rename(bench.path("d"), bench.path("e")).unwrap();
+    bench.name("d");
+    bench.write("d", "a file where a directory was");
+
+    bench.back(2).unwrap();
+    assert_eq!(bench.tree(), before);
+    let went = bench.back(1).unwrap();
+    assert_eq!(went.aside.len(), 1);
+    assert!(!bench.path("d/later").exists() && bench.path("a/b/c/file").exists());
+}
+
+#[test]
+fn older_epochs_find_what_was_made_again() {
+    let Some(mut bench) = Bench::new() else { return };
+    fs::create_dir(bench.path("a")).unwrap();
+    bench.write("a/file", "first");
+    let first = bench.tree();
+    bench.range("a/file", 0, 5);
+    bench.name("a/new");
+    bench.write("a/file", "FIRST");
+    bench.write("a/new", "new");
+    bench.boundary(1);
+    let second = bench.tree();
+    for name in ["a/file", "a/new"] {
+        bench.name(name);
+        fs::remove_file(bench.path(name)).unwrap();
+    }
+    bench.name("a");
+    fs::remove_dir(bench.path("a")).unwrap();
+
+    bench.back(1).unwrap();
+    assert_eq!(bench.tree(), second);
+    let went = bench.back(0).unwrap();
+    assert_eq!(bench.tree(), first);
+    assert_eq!(went.aside.len(), 1);
+}
+
+#[test]
+fn a_sparse_file_of_a_tebibyte_comes_back() {
+    let Some(mut bench) = Bench::new() else { return };
+    let file = OpenOptions::new().write(true).create_new(true).open(bench.path("sparse")).unwrap();
+    file.write_all_at(b"start", 0).unwrap();
+    file.set_len(1 << 40).unwrap();
+    let before = bench.tree();
+    let inode = bench.inode("sparse");
+    bench.log.hole(inode, 1 << 39, ByteCount(1 << 20)).unwrap();
+    file.write_all_at(&[7; 4096], 1 << 39).unwrap();
+    bench.range("sparse", 0, 5);
+    bench.log.hole(inode, 5, ByteCount((1 << 40) - 5)).unwrap();
+    file.set_len(0).unwrap();
+    file.set_len(1 << 41).unwrap();
+    bench.back(0).unwrap();
+    assert_eq!(bench.tree(), before);
+    let data = fs::metadata(bench.path("sparse")).unwrap();
+    assert!(data.blocks() <= 16, "{} blocks", data.blocks());
+}
+
+#[test]
+fn a_change_by_somebody_else_is_named_and_nothing_is_touched() {
+    let Some(mut bench) = Bench::new() else { return };
+    for name in ["one", "two", "three"] {
+        bench.write(name, "old");
+        bench.range(name, 0, 3);
+        bench.write(name, "new");
+    }
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    bench.log.ended(Time { s: now.tv_sec, ns: now.tv_nsec as u32 }).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    bench.write("two", "by hand");
+    let before = bench.tree();
+    match bench.back(0).unwrap_err() {
+        UndoError::Conflict { paths } => assert_eq!(paths, [bench.path("two")]),
+        error => panic!("{error}"),
+    }
+    assert_eq!(bench.tree(), before);
+    assert_eq!(plan(&bench.undo(), Sequence(0)).unwrap().conflicts, [bench.path("two")]);
+    go_back(&bench.undo(), Sequence(0), Conflicts::Force, &[]).unwrap();
+    assert_eq!(bench.read("two"), "old");
+}
+
+#[test]
+fn an_immutable_file_stops_it_and_the_next_call_goes_on() {
+    let Some(mut bench) = Bench::new() else { return };
+    for name in ["first", "second"] {
+        bench.write(name, "old");
+        bench.range(name, 0, 3);
+        bench.write(name, "new");
+    }
+    let set = |is_set: &str| {
+        let path = bench.path("second");
+        std::process::Command::new("chattr")
+            .arg(is_set)
+            .arg(path)
+            .status()
+            .is_ok_and(|status| status.success())
+    };
+    if !set("+i") {
+        return println!("unsupported: chattr");
+    }
+    let error = bench.back(0).unwrap_err();
+    assert!(matches!(error, UndoError::Step { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("second") && text.contains("1 of 2 changes") && text.contains("help:"), "{text}");
+    let (_, why) = reachable(&bench.undo()).unwrap();
+    assert!(why.unwrap().contains("interrupted"));
+    let error = UndoLog::open(&bench.undo(), MAX).unwrap_err();
+    assert!(matches!(error, UndoError::HalfBack { .. }), "{error}");
+    assert!(set("-i"));
+    bench.back(0).unwrap();
+    assert_eq!((bench.read("first"), bench.read("second")), ("old".to_owned(), "old".to_owned()));
+    UndoLog::open(&bench.undo(), MAX).unwrap();
+}
+
+#[test]
+fn a_hundred_thousand_new_files_are_moved_aside() {
+    const COUNT: u32 = 100_000;
+    let Some(mut bench) = Bench::new() else { return };
+    let (_, directory) = bench.parent("file");
+    for number in 0..COUNT {
+        let name = format!("file-{number}");
+        bench.log.name(directory, OsStr::new(&name), None).unwrap();
+        File::create(bench.path(&name)).unwrap();
+    }
+    let start = std::time::Instant::now();
+    let went = bench.back(0).unwrap();
+    println!("{COUNT} new files went aside in {:?}", start.elapsed());
+    assert_eq!(went.aside.len(), COUNT as usize);
+    assert_eq!(fs::read_dir(bench.path("")).unwrap().count(), 0);
+    // The next run of this test finds an empty directory below its own.
+    drop(bench);
+}
+
+#[test]
+fn extended_attributes_owner_and_mode_come_back() {
+    let Some(mut bench) = Bench::new() else { return };
+    bench.write("file", "text");
+    let path = bench.path("file");
+    if rustix::fs::setxattr(&path, "user.colour", b"blue", rustix::fs::XattrFlags::empty()).is_err() {
+        return println!("unsupported: extended attributes");
+    }
+    std::os::unix::fs::chown(&path, Some(1234), Some(4321)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+    let before = bench.tree();
+    let (key, mut attributes) = known(&open(&path));
+    attributes.extended = vec![(b"user.colour".to_vec(), b"blue".to_vec())];
+    bench.log.inode(&key, &attributes, &path).unwrap();
+    rustix::fs::setxattr(&path, "user.colour", b"red", rustix::fs::XattrFlags::empty()).unwrap();
+    rustix::fs::setxattr(&path, "user.other", b"x", rustix::fs::XattrFlags::empty()).unwrap();
+    std::os::unix::fs::chown(&path, Some(0), Some(0)).unwrap();
+    bench.back(0).unwrap();
+    assert_eq!(bench.tree(), before);
+    let mut value = [0; 16];
+    let length = rustix::fs::getxattr(&path, "user.colour", &mut value[..]).unwrap();
+    assert_eq!(&value[..length], b"blue");
+    assert!(rustix::fs::getxattr(&path, "user.other", &mut value[..]).is_err());
+}
+
+#[test]
+fn an_epoch_of_another_boot_or_without_a_watch_is_broken() {
+    let Some(mut bench) = Bench::new() else { return };
+    bench.write("file", "old");
+    bench.range("file", 0, 3);
+    File::create(bench.undo().join(crate::log::UNWATCHED)).unwrap();
+    let error = bench.back(0).unwrap_err();
+    assert!(error.to_string().contains("without being watched"), "{error}");
+    let log = UndoLog::open(&bench.undo(), MAX).unwrap();
+    assert!(log.sequences().is_empty());
+    let error = bench.back(0).unwrap_err();
+    assert!(error.to_string().contains("without being watched"), "{error}");
+}

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use model::{ByteCount, Sequence};
 
+use crate::back::journal::{self, Journal};
 use crate::error::{Result, UndoError};
 use crate::key::{Attributes, FileKey, Time};
 use reader::{Entry, ReadEpoch, ReadLog};
@@ -91,15 +92,8 @@ impl UndoLog {
         start: Sequence,
         bytes_max: ByteCount,
     ) -> Result<Self> {
-        // Newest first: as long as one is there, the log leads nowhere without those after it.
-        let mut ordinals = ordinals(&*storage)?;
-        ordinals.sort_unstable();
-        for ordinal in ordinals.iter().rev() {
-            storage.remove(&epoch_name(*ordinal))?;
-        }
-        clear_mark(&*storage)?;
-        storage.sweep_kept(&HashSet::new())?;
-        let epoch = Epoch { ordinal: ordinals.last().map_or(1, |last| last + 1), ..Epoch::default() };
+        let newest = clear(&*storage)?;
+        let epoch = Epoch { ordinal: newest + 1, ..Epoch::default() };
         let file = new_file(&*storage, epoch.ordinal)?;
         let boot = storage.boot()?;
         let mut log = Self::on(storage, boot, bytes_max, file);
@@ -113,7 +107,7 @@ impl UndoLog {
     ///
     /// # Errors
     ///
-    /// When there is no epoch, or a file cannot be used.
+    /// When there is no epoch, a file cannot be used, or going back was interrupted.
     pub fn open(directory: &Path, bytes_max: ByteCount) -> Result<Self> {
         Self::open_on(Box::new(DiskStorage::open(directory)?), bytes_max)
     }
@@ -123,6 +117,12 @@ impl UndoLog {
         let Some(present) = read.epochs.last() else {
             return Err(UndoError::NoLog { directory: storage.path() });
         };
+        if let Some(begun) = journal::read(&*storage, &read)? {
+            return Err(UndoError::HalfBack {
+                to: begun.to,
+                why: "and nothing can be recorded before".to_owned(),
+            });
+        }
         remove_leftovers(&*storage, &read)?;
         let boot = storage.boot()?;
         let file = storage.open(&epoch_name(present.ordinal))?;
@@ -482,6 +482,20 @@ pub(crate) fn remove_leftovers(storage: &dyn Storage, read: &ReadLog) -> Result<
         storage.remove(&epoch_name(*ordinal))?;
     }
     storage.sweep_kept(&read.epochs.iter().flat_map(kept_of).map(Path::to_path_buf).collect())
+}
+
+/// Removes all epochs with what they keep; the newest ordinal that there was. What was moved aside stays.
+pub(crate) fn clear(storage: &dyn Storage) -> Result<u64> {
+    // Newest first: as long as one is there, the log leads nowhere without those after it.
+    let mut ordinals = ordinals(storage)?;
+    ordinals.sort_unstable();
+    for ordinal in ordinals.iter().rev() {
+        storage.remove(&epoch_name(*ordinal))?;
+    }
+    clear_mark(storage)?;
+    Journal::remove(storage)?;
+    storage.sweep_kept(&HashSet::new())?;
+    Ok(ordinals.last().copied().unwrap_or(0))
 }
 
 /// Empties the file that says that the subject has run without being watched.

@@ -8,8 +8,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use model::Sequence;
-
 use super::reader::{Entry, ReadEpoch};
 use super::record::{self, AnyRecord, KeyMessage};
 use crate::key::{Attributes, FileKey};

@@ -234,7 +234,7 @@ impl Watch {
     pub fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<WentBack> {
         let mut state = self.shared.state();
         state.is_restoring = true;
-        let went = back::go_back(&self.options.directory, to, Conflicts::Refuse)?;
+        let went = back::go_back(&self.options.directory, to, Conflicts::Refuse, leave)?;
         state.log = UndoLog::open(&self.options.directory, self.options.bytes_max)?;
         state.epoch = Epoch::begin();
         state.boundaries.split_off(&Sequence(to.get() + 1));
