@@ -7,7 +7,7 @@
 //! An inode that the log knows belongs to the checkpoint if one of its names led to it then. A name that the log does
 //! not know is as old as the checkpoint. So an inode that no recorded name led to belongs to the checkpoint if, and
 //! only if, it has a name now that is neither recorded, nor below a directory that the subject has made, nor in a keep
-//! directory.
+//! directory. An inode that an earlier epoch keeps by a link belongs to it as well: a later call may give it a name.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -57,6 +57,9 @@ impl Survey {
         }
         for before in target.names.values().flatten() {
             survey.belongs[*before] = true;
+        }
+        for (index, inode) in target.inodes.iter().enumerate() {
+            survey.belongs[index] |= survey.now[index].is_some() && target.kept_before.contains(&inode.key);
         }
         survey.judge_directories(files, target, works)?;
         let counted = survey.compare_names(files, target)?;

@@ -5,7 +5,7 @@
 //! in the order in which it is applied; keys are those of the inodes that exist now.
 //! Does not: look at files.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::reader::{Entry, ReadEpoch};
@@ -27,6 +27,8 @@ pub(crate) struct Target {
     pub(crate) names: BTreeMap<(Index, Vec<u8>), Option<Index>>,
     /// Files that can have changed without a trace: device and inode.
     pub(crate) uncovered: Vec<(u64, u64)>,
+    /// Inodes that earlier epochs keep by links: their content goes back, too, although no name leads to them.
+    pub(crate) kept_before: HashSet<FileKey>,
 }
 
 /// An inode at the checkpoint.
@@ -107,6 +109,26 @@ pub(crate) fn merge(epochs: &[ReadEpoch], aliases: &Aliases) -> Result<Target, S
         inode.content.reverse();
     }
     Ok(target)
+}
+
+/// The inodes that epochs keep by links.
+pub(crate) fn kept_by(epochs: &[ReadEpoch], aliases: &Aliases) -> HashSet<FileKey> {
+    let mut kept = HashSet::new();
+    for epoch in epochs {
+        let mut keys = HashMap::new();
+        for entry in &epoch.records {
+            match &entry.record {
+                AnyRecord::Inode(inode) => {
+                    keys.insert(inode.id, &inode.key);
+                }
+                AnyRecord::Linked(linked) => kept.extend(
+                    keys.get(&linked.inode).map(|key| aliases.resolve(FileKey::from((*key).clone()))),
+                ),
+                _ => {}
+            }
+        }
+    }
+    kept
 }
 
 /// What the ids of one epoch mean.
