@@ -97,6 +97,7 @@ impl Lab {
     }
 
     /// Starts the subject under a watch.
+    #[expect(clippy::zombie_processes, reason = "`kill` waits for it by its number")]
     fn start_watched(&self, mode: &str) -> (Pid, Watcher) {
         let mut command = self.command(mode);
         let pending = watch_from_start(&mut command, watch_program(), None).unwrap();

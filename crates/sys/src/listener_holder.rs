@@ -31,8 +31,8 @@ use crate::{pidfd, socket};
 
 /// Notifications that can be received and unanswered at a time.
 pub const BUFFERS_MAX: usize = 16;
-/// What the holder appends to the file of a listener when the guardian dies before the subject.
-pub const BROKEN_LINE: &[u8] = b"the guardian died before the subject\n";
+/// What the holder appends to the file of a listener when the guardian dies and the subject may have lived on.
+pub const BROKEN_LINE: &[u8] = b"the guardian died, and the subject went on unwatched\n";
 /// Bytes that the line is sure of on a full file system.
 const RESERVED_BYTES: i64 = 4096;
 /// How long an exit of the holder is waited for, so that it leaves no zombie.
@@ -120,7 +120,10 @@ impl ListenerHolder {
     }
 
     /// Has the process hold a listener until no task uses its filter, and append [`BROKEN_LINE`] to a file if this
-    /// process dies before. The file must be open for writing.
+    /// process dies before, or both at a time that cannot be told apart. The file must be open for writing.
+    ///
+    /// What else must stop watching with this process, such as fanotify groups, is to be opened after `start`: its
+    /// descriptors are closed in the order of their numbers.
     ///
     /// # Errors
     ///
@@ -144,7 +147,7 @@ pub(crate) fn reserve(broken: BorrowedFd<'_>) {
 
 impl Drop for ListenerHolder {
     fn drop(&mut self) {
-        // Without a live listener it ends; with one it stays, and lets the subject's calls continue after this process.
+        // Without a live listener it ends, and marks nothing; with one it stays, and lets the subject's calls continue after this process.
         let asked = send_descriptors(self.socket.as_fd(), &[]);
         if asked.is_err() || ends_within(self.handle.as_fd(), EXIT_LIMIT_MS) {
             // SAFETY: plain numbers; it does not wait. The holder is a child of ours, so its number is its own until

@@ -89,6 +89,24 @@ fn kill(pid: Pid) {
     }
 }
 
+fn signal(process: &OwnedFd, number: i32) {
+    // SAFETY: plain numbers and no structure.
+    let result = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), number, 0, 0) };
+    assert_eq!(result, 0);
+}
+
+/// Waits until a holder has left what it was born with.
+fn await_settled(holder: &OwnedFd) {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", holder.as_raw_fd())).unwrap();
+    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:")).unwrap().trim().to_owned();
+    let started = Instant::now();
+    // Its own socket and handle, and a listener with its file.
+    while std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count) > 4 {
+        assert!(started.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn pipe() -> (File, OwnedFd) {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     (File::from(read), write)
@@ -190,7 +208,11 @@ fn mark_in(directory: &Directory) -> String {
 }
 
 /// A guardian with its subject; how to know the end of the holder, and what the subject says.
-fn start_guardian(directory: &Directory, rounds: usize, then: impl FnOnce()) -> (Pid, OwnedFd, File) {
+fn start_guardian(
+    directory: &Directory,
+    rounds: usize,
+    then: impl FnOnce(ListenerHolder),
+) -> (Pid, OwnedFd, File) {
     let (results, result) = pipe();
     let (from, to) = pipe();
     let guardian = fork(|| {
@@ -199,7 +221,7 @@ fn start_guardian(directory: &Directory, rounds: usize, then: impl FnOnce()) -> 
         let listener = start_subject(&holder, directory, rounds, &result);
         drop(result);
         serve(&holder, &listener);
-        then();
+        then(holder);
     });
     let mut bytes = [0; 4];
     (&from).read_exact(&mut bytes).unwrap();
@@ -217,7 +239,7 @@ fn no_call_fails_or_hangs_when_the_guardian_is_killed() {
     let (mut finished, mut taken_over) = (0, 0);
     for round in 0..KILLS {
         let directory = Directory::new(&format!("holder-{round}"));
-        let (guardian, holder, results) = start_guardian(&directory, 100, || {});
+        let (guardian, holder, results) = start_guardian(&directory, 100, drop);
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         std::thread::sleep(Duration::from_micros((random >> 33) % 12_000));
         kill(guardian);
@@ -266,7 +288,7 @@ fn a_guardian_that_outlives_its_subject_leaves_no_mark_and_no_holder() {
     }
     let directory = Directory::new("holder-outlived");
     let (mut from, to) = pipe();
-    let (guardian, holder, results) = start_guardian(&directory, 3, || {
+    let (guardian, holder, results) = start_guardian(&directory, 3, |_holder| {
         write(&to, b"x");
         std::thread::sleep(LIMIT);
     });
@@ -276,6 +298,46 @@ fn a_guardian_that_outlives_its_subject_leaves_no_mark_and_no_holder() {
     kill(guardian);
     assert!(ends_within(holder.as_fd(), 10_000));
     assert_eq!(mark_in(&directory), "");
+}
+
+/// The holder finds both dead at once: it cannot know that nothing happened in between, unless the guardian said so.
+#[test]
+fn deaths_that_cannot_be_told_apart_leave_a_mark() {
+    if !is_supported() {
+        return;
+    }
+    for is_orderly in [false, true] {
+        let directory = Directory::new(&format!("holder-orderly-{is_orderly}"));
+        let (mut from, to) = pipe();
+        let (mut told, tell) = pipe();
+        let (results, result) = pipe();
+        let guardian = fork(|| {
+            let holder = ListenerHolder::start().unwrap();
+            write(&to, &holder.pid().get().to_ne_bytes());
+            let listener = start_subject(&holder, &directory, 3, &result);
+            drop(result);
+            told.read_exact(&mut [0]).unwrap();
+            serve(&holder, &listener);
+            // All calls are answered, and the holder has not looked since.
+            if is_orderly {
+                drop(holder);
+            }
+            write(&to, b"x");
+            std::thread::sleep(LIMIT);
+        });
+        let mut bytes = [0; 4];
+        from.read_exact(&mut bytes).unwrap();
+        let handle = pidfd::open(Pid(i32::from_ne_bytes(bytes))).unwrap();
+        await_settled(&handle);
+        signal(&handle, libc::SIGSTOP);
+        write(&tell, b"x");
+        assert_eq!(read_all(&results), [WELL, WELL]);
+        from.read_exact(&mut [0]).unwrap();
+        kill(guardian);
+        signal(&handle, libc::SIGCONT);
+        assert!(ends_within(handle.as_fd(), 10_000));
+        assert_eq!(mark_in(&directory).is_empty(), is_orderly);
+    }
 }
 
 #[test]

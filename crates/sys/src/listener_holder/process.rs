@@ -40,11 +40,12 @@ struct Holder {
 }
 
 /// What a wait has found.
-#[derive(Default)]
 struct Ready {
     guardian: bool,
     socket: bool,
     listeners: [bool; HELD_MAX],
+    /// Listeners of whose filter there is no task any more.
+    gone: [bool; HELD_MAX],
     is_late: bool,
 }
 
@@ -96,11 +97,17 @@ impl Holder {
     fn wait_for_the_end(&mut self) {
         loop {
             let ready = self.wait(libc::POLLIN, 0, -1);
-            if ready.socket {
-                self.take(0);
-            }
             if ready.guardian {
                 return;
+            }
+            if ready.gone.contains(&true) {
+                if !self.guardian_watches() {
+                    return self.await_death();
+                }
+                self.drop_listeners(ready.gone);
+            }
+            if ready.socket {
+                self.take(0);
             }
             if (self.is_dismissed || self.socket < 0) && self.held.iter().all(Option::is_none) {
                 exit();
@@ -108,13 +115,33 @@ impl Holder {
         }
     }
 
+    /// Whether the guardian has not begun to end. When it ends, its descriptors are closed in the order of their numbers
+    /// before its death shows, and what it watched happens unseen from then on. The socket is older than those by which
+    /// it watches.
+    fn guardian_watches(&self) -> bool {
+        let wait = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        let mut waits = [wait(self.guardian, libc::POLLIN), wait(self.socket, 0)];
+        // SAFETY: the kernel reads and writes two structures that live.
+        unsafe { libc::poll(waits.as_mut_ptr(), 2, 0) };
+        let has_closed = waits[1].revents != 0 || self.socket < 0;
+        waits[0].revents == 0 && (self.is_dismissed || !has_closed)
+    }
+
+    fn await_death(&self) {
+        let mut wait = libc::pollfd { fd: self.guardian, events: libc::POLLIN, revents: 0 };
+        // SAFETY: the kernel reads and writes one structure that lives.
+        while unsafe { libc::poll(&raw mut wait, 1, -1) } != 1 {}
+    }
+
     /// Marks the files, and answers what the guardian has left unanswered.
     fn take_over(&mut self) {
-        self.is_orphaned = true;
         while self.socket >= 0 && self.take(libc::MSG_DONTWAIT) {}
-        self.drop_gone();
+        self.is_orphaned = true;
         for held in self.held.iter().flatten() {
-            held.mark();
+            // Tasks that have ended may have ended after the guardian, unless it has said that all is well.
+            if !(self.is_dismissed && held.is_gone()) {
+                held.mark();
+            }
         }
         for index in 0..BUFFERS_MAX {
             // SAFETY: the mapping has BUFFERS_MAX notifications of plain numbers, and the only process beside this one
@@ -140,19 +167,20 @@ impl Holder {
             if is_empty && ready.is_late {
                 return;
             }
-            if ready.socket {
-                self.take(libc::MSG_DONTWAIT);
-            }
+            self.drop_listeners(ready.gone);
             for (held, is_ready) in self.held.iter().zip(ready.listeners) {
                 if let (Some(held), true) = (held, is_ready) {
                     held.let_continue();
                 }
             }
+            if ready.socket {
+                self.take(libc::MSG_DONTWAIT);
+            }
         }
     }
 
-    /// Waits for what there is, and drops listeners whose tasks have ended.
-    fn wait(&mut self, of_guardian: i16, of_listeners: i16, limit_ms: i32) -> Ready {
+    /// Waits for what there is.
+    fn wait(&self, of_guardian: i16, of_listeners: i16, limit_ms: i32) -> Ready {
         let none = libc::pollfd { fd: -1, events: 0, revents: 0 };
         let mut waits = [none; HELD_MAX + 2];
         if of_guardian != 0 {
@@ -165,19 +193,22 @@ impl Holder {
         }
         // SAFETY: the kernel reads and writes the structures of the live array.
         let count = unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, limit_ms) };
-        let mut ready = Ready {
+        let of = |wanted: fn(i16) -> bool| std::array::from_fn(|index| wanted(waits[index + 2].revents));
+        Ready {
             guardian: waits[0].revents != 0,
             socket: waits[1].revents != 0,
+            listeners: of(|events| events & libc::POLLIN != 0),
+            gone: of(|events| events != 0 && events & libc::POLLIN == 0),
             is_late: count == 0,
-            ..Ready::default()
-        };
-        for (index, wait) in waits[2..].iter().enumerate() {
-            ready.listeners[index] = wait.revents & libc::POLLIN != 0;
-            if !ready.listeners[index] && wait.revents != 0 {
-                self.held[index] = None;
+        }
+    }
+
+    fn drop_listeners(&mut self, gone: [bool; HELD_MAX]) {
+        for (held, is_gone) in self.held.iter_mut().zip(gone) {
+            if is_gone {
+                *held = None;
             }
         }
-        ready
     }
 
     /// Takes one message; whether there was one.
@@ -214,14 +245,6 @@ impl Holder {
         }
         if let Some(free) = self.held.iter_mut().find(|held| held.is_none()) {
             *free = Some(held);
-        }
-    }
-
-    fn drop_gone(&mut self) {
-        for held in &mut self.held {
-            if held.as_ref().is_some_and(Held::is_gone) {
-                *held = None;
-            }
         }
     }
 }
