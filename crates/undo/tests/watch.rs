@@ -2,6 +2,7 @@
 //!
 //! Owns: the comparison of a tree with what it was at a boundary.
 //! Does not: stop threads; the program waits for the next line of its input at each boundary.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -84,10 +85,10 @@ struct Subject {
 }
 
 impl Subject {
-    fn start(watch: &Watch, root: &Path, seed: u64) -> Self {
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/changing.py");
+    fn start(watch: &Watch, program: &str, root: &Path, more: &[&str]) -> Self {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(program);
         let mut command = Command::new("python3");
-        command.arg(program).arg(root).arg(seed.to_string()).arg("maps");
+        command.arg(program).arg(root).args(more);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let pending = watch.prepare(&mut command).unwrap();
         let mut child = command.spawn().unwrap();
@@ -179,18 +180,25 @@ impl Subject {
 const LIVES: u64 = 3;
 const EPOCHS: u64 = 5;
 
-fn lives(place: &Path, seed: u64) {
-    let mut random = fastrand::Rng::with_seed(seed);
+/// A watch, and the directory of the files.
+fn watch(place: &Path) -> (Watch, PathBuf) {
     let root = place.join("files");
     fs::create_dir(&root).unwrap();
     let directory = place.join("undo");
-    let options =
-        WatchOptions { directory, bytes_max: ByteCount(1 << 30), cost_max: 1e9, start: Sequence(0) };
-    let watch = Watch::start(options, ListenerHolder::start().unwrap()).unwrap();
+    let (bytes_max, start) = (ByteCount(1 << 30), Sequence(0));
+    // Every boundary is exact, whatever it costs.
+    let options = WatchOptions { directory, bytes_max, cost_max: 1e9, start };
+    (Watch::start(options, ListenerHolder::start().unwrap()).unwrap(), root)
+}
+
+fn lives(place: &Path, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (watch, root) = watch(place);
     let mut known = BTreeMap::from([(Sequence(0), tree(&root))]);
     let mut next = 1;
     for life in 0..LIVES {
-        let mut subject = Subject::start(&watch, &root, seed * 100 + life);
+        let mut subject =
+            Subject::start(&watch, "changing.py", &root, &[&(seed * 100 + life).to_string(), "maps"]);
         for _ in 0..EPOCHS {
             subject.order(random.usize(0..40));
             subject.wait();
@@ -225,4 +233,27 @@ fn files_go_back_to_any_checkpoint_of_any_incarnation() {
         let place = tempfile::tempdir().unwrap();
         lives(place.path(), seed);
     }
+}
+
+/// Files that the second program moves over one another.
+const CROSSINGS: usize = 300;
+
+#[test]
+fn a_file_that_is_moved_to_a_name_while_that_is_opened_goes_back() {
+    if let Some(missing) = Watch::missing() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (watch, root) = watch(place.path());
+    let mut subject = Subject::start(&watch, "crossing.py", &root, &[]);
+    subject.order(CROSSINGS);
+    subject.wait();
+    let before = tree(&root);
+    assert_eq!(subject.boundary(&watch, Sequence(1)), Boundary::Exact);
+    subject.order(0);
+    subject.wait();
+    subject.kill();
+    watch.subject_ended();
+    watch.go_back(Sequence(1), &[]).unwrap();
+    assert_eq!(difference(&before, &tree(&root)), None);
 }

@@ -33,6 +33,7 @@ impl State {
     /// Records what a call is about to change.
     pub(super) fn answer(&mut self, thread: Tid, call: &Call) {
         let change = change_of(call);
+        self.crossings.passed(thread);
         let outcome = self.before(thread, change);
         self.or_break(outcome, "what the program was about to change");
     }
@@ -58,7 +59,10 @@ impl State {
                 None => Ok(()),
             },
             Change::Rename(from, to) => match (self.entry(thread, &from)?, self.entry(thread, &to)?) {
-                (Some(from), Some(to)) => self.rename(&from, &to),
+                (Some(from), Some(to)) => {
+                    self.rename(&from, &to)?;
+                    self.moves(thread, &from, &to)
+                }
                 _ => Ok(()),
             },
             Change::Cut(file, length) => self.before_change(thread, file, Part::Behind(length)),
@@ -86,28 +90,35 @@ impl State {
         if !changes(flags) {
             return Ok(());
         }
-        let makes = flags.contains(OFlags::CREATE);
-        let is_exclusive = makes && flags.contains(OFlags::EXCL);
+        let is_exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
         let follows = !flags.contains(OFlags::NOFOLLOW) && !is_exclusive;
         match self.place(paths::find(thread, &PathAt { follows, ..at }))? {
             None => Ok(()),
             Some(Place::File(file)) if is_nameless(flags) => self.enable_at(file.as_fd()),
             Some(Place::File(file)) => self.change(file.as_fd(), part_of_open(flags)),
-            Some(Place::Entry(entry)) => match passed(entry.open())? {
-                Some(file) if is_nameless(flags) => self.enable_at(file.as_fd()),
-                Some(_) if is_exclusive => Ok(()),
-                Some(file) if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC) => {
-                    self.note_mount_of(&entry)?;
-                    self.change_named(&entry, file.as_fd(), part_of_open(flags))
-                }
-                Some(_) => Ok(()),
-                None if makes => {
-                    self.name(&entry)?;
-                    self.enable_at(entry.directory.as_fd())
-                }
-                None => Ok(()),
-            },
+            Some(Place::Entry(entry)) => self.before_open_name(thread, &entry, flags),
         }
+    }
+
+    fn before_open_name(&mut self, thread: Tid, entry: &Entry, flags: OFlags) -> Result<()> {
+        let makes = flags.contains(OFlags::CREATE);
+        let is_exclusive = makes && flags.contains(OFlags::EXCL);
+        let part = part_of_open(flags);
+        match passed(entry.open())? {
+            Some(file) if is_nameless(flags) => return self.enable_at(file.as_fd()),
+            Some(_) if is_exclusive => {}
+            Some(file) if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC) => {
+                self.note_mount_of(entry)?;
+                self.change_named(entry, file.as_fd(), part)?;
+            }
+            Some(_) => {}
+            None if makes => {
+                self.name(entry)?;
+                self.enable_at(entry.directory.as_fd())?;
+            }
+            None => {}
+        }
+        self.opens(thread, entry, part)
     }
 
     /// Where a path leads, unless it leads nowhere or to a file system that makes up its content.
@@ -144,7 +155,10 @@ impl State {
     fn before_link(&mut self, thread: Tid, from: &PathAt, to: &PathAt) -> Result<()> {
         let Some(to) = self.entry(thread, to)? else { return Ok(()) };
         match self.place(paths::find(thread, from))? {
-            Some(Place::Entry(from)) => self.link(&from, &to),
+            Some(Place::Entry(from)) => {
+                self.link(&from, &to)?;
+                self.moves(thread, &from, &to)
+            }
             Some(Place::File(file)) => {
                 let found = stat(file.as_fd())?;
                 // One that has no name yet was made in this epoch, or belongs to the image.

@@ -6,6 +6,7 @@
 //! Does not: find the files; the capture does.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -66,8 +67,9 @@ impl State {
         open: &[OpenFile<'_>],
         mapped: &[MappedFile<'_>],
     ) -> Boundary {
-        // No open is under way while all threads are stopped.
+        // No call is under way while all threads are stopped.
         self.disable();
+        self.crossings.clear();
         let found = match self.look(open, mapped) {
             Ok(found) => found,
             Err(error) => return Boundary::Deferred(error.to_string()),
@@ -230,7 +232,7 @@ impl State {
 
     fn begin_epoch(&mut self, sequence: Sequence, found: Found) -> Result<()> {
         let mut list: Vec<Armed> = found.armed.values().map(|(armed, _)| armed.clone()).collect();
-        list.sort_by(|one, other| (one.key.device, one.key.inode).cmp(&(other.key.device, other.key.inode)));
+        list.sort_by_key(|armed| (armed.key.device, armed.key.inode));
         let is_mapped = list.iter().any(|armed| armed.how == How::Mapped);
         let last = self.boundaries.values().next_back();
         if !self.epoch.is_touched && !is_mapped && last.is_some_and(|last| are_same(last, &list)) {
@@ -305,10 +307,10 @@ impl State {
 
     /// Remembers a file system, for its handles.
     pub(super) fn note_mount(&mut self, directory: BorrowedFd<'_>, device: u64) {
-        if !self.mounts.contains_key(&device) {
+        if let Entry::Vacant(new) = self.mounts.entry(device) {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             if let Ok(opened) = rustix::fs::openat(directory, ".", flags, Mode::empty()) {
-                self.mounts.insert(device, opened);
+                new.insert(opened);
             }
         }
     }

@@ -9,6 +9,7 @@ mod answer;
 mod boundary;
 mod calls;
 mod content;
+mod crossing;
 mod epoch;
 mod marks;
 mod names;

@@ -14,6 +14,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::boundary::Armed;
+use super::crossing::Crossings;
 use super::epoch::{Content, Epoch, Id, Old};
 use super::marks::ContentSource;
 use super::paths::path_of;
@@ -62,6 +63,8 @@ pub(super) struct State {
     pub(super) rates: Rates,
     pub(super) cost_max: f64,
     pub(super) uncovered: Vec<PathBuf>,
+    /// What its threads may be doing.
+    pub(super) crossings: Crossings,
     /// The subject is being restored: what is done to files is no change.
     pub(super) is_restoring: bool,
     pub(super) buffer: Vec<u8>,
@@ -93,6 +96,7 @@ impl State {
             rates: Rates::default(),
             cost_max,
             uncovered: Vec::new(),
+            crossings: Crossings::default(),
             is_restoring: false,
             buffer: vec![0; CHUNK],
         }
