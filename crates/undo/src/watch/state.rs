@@ -70,6 +70,9 @@ pub(super) struct State {
     pub(super) buffer: Vec<u8>,
 }
 
+/// Files that are held open for reading. A process that has no descriptor left cannot open the file of an event, and the
+/// kernel then fails the write of the subject; others are opened when they are read.
+const READERS_MAX: usize = 256;
 /// Bytes that are read at once.
 pub(super) const CHUNK: usize = 1 << 20;
 
@@ -170,7 +173,7 @@ impl State {
             Some(watched) if watched.key == key => watched.mark = mark,
             _ => {
                 // Before the mark: this description reports nothing, unless its mount was enabled.
-                let reader = reopen(file).ok();
+                let reader = if self.watched.len() < READERS_MAX { reopen(file).ok() } else { None };
                 self.watched.insert(id, Watched { mark, reader, key });
             }
         }
