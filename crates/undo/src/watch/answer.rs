@@ -161,8 +161,10 @@ impl State {
             }
             Some(Place::File(file)) => {
                 let found = stat(file.as_fd())?;
-                // One that has no name yet was made in this epoch, or belongs to the image.
-                if found.st_nlink > 0 && !self.is_made_file(file.as_fd(), &found)? {
+                if found.st_nlink == 0 {
+                    // It had no name when the epoch began, so that it counts as made in it.
+                    self.epoch.made.insert((found.st_dev, found.st_ino));
+                } else if !self.is_made_file(file.as_fd(), &found)? {
                     self.old(file.as_fd(), &found)?;
                 }
                 self.name(&to).map(drop)

@@ -175,7 +175,11 @@ impl State {
     /// Whether the watch has seen the open of a file, or its making.
     fn was_seen(&mut self, file: BorrowedFd<'_>, stat: &Stat, key: &FileKey) -> Result<bool> {
         let id = (stat.st_dev, stat.st_ino);
-        if self.watched.get(&id).is_some_and(|watched| watched.key == *key) {
+        let was_open = || {
+            let last = self.boundaries.values().next_back();
+            last.is_some_and(|last| last.iter().any(|armed| armed.key == *key))
+        };
+        if self.watched.get(&id).is_some_and(|watched| watched.key == *key) || was_open() {
             return Ok(true);
         }
         self.is_made_file(file, stat)

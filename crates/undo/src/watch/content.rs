@@ -109,7 +109,6 @@ impl State {
         let id = (found.st_dev, found.st_ino);
         let Some(old) = self.epoch.inodes.get(&id) else { return Ok(()) };
         let size = old.size;
-        let is_open = matches!(part, Part::Any | Part::End);
         match (&old.content, part) {
             (Content::Whole | Content::OfImage, _) => {}
             (Content::Untouched | Content::Appends, Part::End) => {
@@ -132,7 +131,7 @@ impl State {
             _ => self.whole(file, found)?,
         }
         // What is opened now can report in later epochs.
-        if reports && is_open && !self.is_watched_actively(found) {
+        if reports && !self.is_watched_actively(found) {
             self.mark(file, found, Mark::Silent)?;
         }
         Ok(())

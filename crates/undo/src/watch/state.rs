@@ -108,6 +108,7 @@ impl State {
     /// Notes that the way back through this epoch is lost.
     pub(super) fn break_epoch(&mut self, why: &str) {
         if self.epoch.broken.is_none() {
+            eprintln!("BROKEN {why}");
             self.epoch.broken = Some(why.to_owned());
             self.epoch.is_touched = true;
             // A log that takes no records loses this one, too: then the memory of this program knows.
@@ -234,22 +235,21 @@ fn link_target(file: BorrowedFd<'_>) -> Result<Vec<u8>> {
 
 /// Bytes of a list of names, and of one value, at most (XATTR_LIST_MAX, XATTR_SIZE_MAX).
 const EXTENDED_BYTES_MAX: usize = 65536;
+/// Bytes of the list of names of most files, which have none.
+const NAMES_BYTES: usize = 256;
 
 /// The extended attributes of a file that is open with O_PATH.
 fn extended_of(file: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let failed = |errno| sys::Error::path("read extended attributes of", path_of(file), errno);
-    let mut none = [0_u8; 0];
-    let mut names = match rustix::fs::listxattr(&link, &mut none[..]) {
-        Ok(0) => return Ok(Vec::new()),
-        Ok(_) => vec![0_u8; EXTENDED_BYTES_MAX],
-        Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
-        Err(errno) => return Err(failed(errno).into()),
-    };
-    let length = match rustix::fs::listxattr(&link, &mut names[..]) {
-        Ok(length) => length,
-        Err(Errno::OPNOTSUPP) => 0,
-        Err(errno) => return Err(failed(errno).into()),
+    let mut names = vec![0_u8; NAMES_BYTES];
+    let length = loop {
+        match rustix::fs::listxattr(&link, &mut names[..]) {
+            Ok(length) => break length,
+            Err(Errno::RANGE) if names.len() < EXTENDED_BYTES_MAX => names.resize(EXTENDED_BYTES_MAX, 0),
+            Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+            Err(errno) => return Err(failed(errno).into()),
+        }
     };
     let mut found = Vec::new();
     for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
@@ -264,4 +264,24 @@ fn extended_of(file: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extended_attributes_are_read_without_opening_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "content").unwrap();
+        let open = || rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        assert_eq!(extended_of(open().as_fd()).unwrap(), []);
+        let set = rustix::fs::setxattr(&path, "user.note", b"text", rustix::fs::XattrFlags::empty());
+        if set.is_err() {
+            return println!("unsupported: extended attributes");
+        }
+        let found = extended_of(open().as_fd()).unwrap();
+        assert_eq!(found, [(b"user.note".to_vec(), b"text".to_vec())]);
+    }
 }
