@@ -6,12 +6,14 @@
 //! step follows a symbolic link; what the subject has made is moved aside and never removed.
 //! Does not: watch.
 //!
-//! Proof: `tests.rs` in this directory, which ends and cuts the power at every operation.
+//! Proof: `simulated` in this directory, which kills and cuts the power at random operations.
 
 mod aside;
 mod disk;
 pub(crate) mod files;
 pub(crate) mod journal;
+#[cfg(test)]
+mod simulated;
 mod steps;
 mod survey;
 #[cfg(test)]

@@ -4,8 +4,8 @@
 //! Invariants: changes nothing; everything follows from the target, the present files and the journal.
 //! Does not: carry steps out.
 //!
-//! An inode that the log knows belongs to the checkpoint if one of its names led to it then. A name that the log does
-//! not know is as old as the checkpoint. So an inode that no recorded name led to belongs to the checkpoint if, and
+//! An inode that the log knows belongs to the checkpoint if a recorded name in a directory of the checkpoint led to it
+//! then. A name that is not recorded is as old as its directory. So any other inode belongs to the checkpoint if, and
 //! only if, it has a name now that is neither recorded, nor below a directory that the subject has made, nor in a keep
 //! directory. An inode that an earlier epoch keeps by a link belongs to it as well: a later call may give it a name.
 
@@ -55,9 +55,6 @@ impl Survey {
             let node = files.find(&inode.key, &inode.path)?;
             survey.now.push(node.map(|node| files.status(&node)).transpose()?);
         }
-        for before in target.names.values().flatten() {
-            survey.belongs[*before] = true;
-        }
         for (index, inode) in target.inodes.iter().enumerate() {
             survey.belongs[index] |= survey.now[index].is_some() && target.kept_before.contains(&inode.key);
         }
@@ -72,56 +69,48 @@ impl Survey {
         Ok(survey)
     }
 
-    /// Directories that no recorded name led to belong to the checkpoint unless something above them has a recorded
-    /// name now, or was moved aside.
+    /// A directory belongs to the checkpoint if a name led to it then, in a directory that belongs, or if it is below
+    /// one of those by names that are as old. Each decides over others, so that this is repeated until nothing follows.
     fn judge_directories<Files: FileSystem>(
         &mut self,
         files: &Files,
         target: &Target,
         works: &[Work<Files::Node>],
     ) -> Result<()> {
-        let mut known = HashMap::new();
-        for work in works {
-            known.insert(files.status(&work.aside)?.key, false);
+        let mut tops = HashSet::new();
+        for node in works.iter().flat_map(|work| [&work.aside, &work.transit, &work.new]) {
+            tops.insert(files.status(node)?.key);
         }
+        // Known directories that a directory is below by names that are as old, itself included.
+        let mut below: HashMap<Index, Vec<Index>> = HashMap::new();
         for (index, inode) in target.inodes.iter().enumerate() {
-            if self.belongs[index] || !self.now[index].as_ref().is_some_and(Status::is_directory) {
+            if !self.now[index].as_ref().is_some_and(Status::is_directory) {
                 continue;
             }
             let Some(node) = files.find(&inode.key, &inode.path)? else { continue };
-            self.belongs[index] = self.directory_belongs(files, target, node, &mut known)?;
+            let (above, is_root_reached) = old_path(files, target, node, &tops)?;
+            self.belongs[index] = is_root_reached;
+            for above in above {
+                below.entry(above).or_default().push(index);
+            }
         }
-        Ok(())
-    }
-
-    fn directory_belongs<Files: FileSystem>(
-        &self,
-        files: &Files,
-        target: &Target,
-        node: Files::Node,
-        known: &mut HashMap<FileKey, bool>,
-    ) -> Result<bool> {
-        let (mut node, mut passed) = (node, Vec::new());
-        let verdict = loop {
-            let key = files.status(&node)?.key;
-            if let Some(verdict) = known.get(&key) {
-                break *verdict;
+        let mut has_old_name = vec![false; target.inodes.len()];
+        loop {
+            let mut is_done = true;
+            for ((directory, _), before) in &target.names {
+                let Some(before) = before.filter(|before| self.belongs[*directory] && !has_old_name[*before])
+                else {
+                    continue;
+                };
+                (has_old_name[before], self.belongs[before], is_done) = (true, true, false);
+                for index in below.get(&before).into_iter().flatten() {
+                    self.belongs[*index] = true;
+                }
             }
-            let index = target.indices.get(&key);
-            if index.is_some_and(|index| self.belongs[*index]) {
-                break true;
+            if is_done {
+                return Ok(());
             }
-            passed.push(key);
-            let Some((above, name)) = files.place_of(&node)? else { break true };
-            let above_key = files.status(&above)?.key;
-            let above_index = target.indices.get(&above_key).copied();
-            if above_index.is_some_and(|index| target.names.contains_key(&(index, name))) {
-                break false;
-            }
-            node = above;
-        };
-        known.extend(passed.into_iter().map(|key| (key, verdict)));
-        Ok(verdict)
+        }
     }
 
     /// Compares the names in directories that belong to the checkpoint. Counts the names of each inode that the log
@@ -278,6 +267,31 @@ impl Survey {
     }
 }
 
+/// The known directories above a directory, itself first, up to the first that has a recorded name now; and whether
+/// there is none. What going back has moved, below one of `tops`, has no old path.
+fn old_path<Files: FileSystem>(
+    files: &Files,
+    target: &Target,
+    node: Files::Node,
+    tops: &HashSet<FileKey>,
+) -> Result<(Vec<Index>, bool)> {
+    let (mut node, mut passed) = (node, Vec::new());
+    loop {
+        let key = files.status(&node)?.key;
+        if tops.contains(&key) {
+            return Ok((passed, false));
+        }
+        passed.extend(target.indices.get(&key));
+        let Some((above, name)) = files.place_of(&node)? else { return Ok((passed, true)) };
+        let above_key = files.status(&above)?.key;
+        let above_index = target.indices.get(&above_key).copied();
+        if above_index.is_some_and(|index| target.names.contains_key(&(index, name))) {
+            return Ok((passed, false));
+        }
+        node = above;
+    }
+}
+
 /// Whether attributes other than the access time differ.
 pub(crate) fn differs<Files: FileSystem>(files: &Files, inode: &TargetInode, now: &Status) -> Result<bool> {
     Ok(now.attributes.modified != inode.attributes.modified || differs_in_rights(files, inode, now)?)
@@ -326,7 +340,9 @@ impl<Files: FileSystem> Walk<'_, Files> {
                 }
             }
             next = None;
-            while let (None, Some(key)) = (&next, keys.pop()) {
+            while next.is_none()
+                && let Some(key) = keys.pop()
+            {
                 next = self.files.find(&key, &PathBuf::new())?;
             }
         }

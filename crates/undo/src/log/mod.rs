@@ -134,6 +134,9 @@ impl UndoLog {
         for epoch in &read.epochs {
             log.take_over(epoch)?;
         }
+        for (epoch, read) in log.epochs.iter_mut().zip(&read.epochs).rev().skip(1) {
+            epoch.is_broken = read.broken_at(&log.boot).is_some();
+        }
         if let Some(why) = why {
             log.broken(&why)?;
         }

@@ -227,7 +227,8 @@ impl Frames<'_> {
     fn bytes(&mut self, at: u64, length: usize) -> Result<&[u8]> {
         let end = at + length as u64;
         if at < self.start || end > self.start + self.window.len() as u64 {
-            self.window.resize(length.max(WINDOW_BYTES), 0);
+            let rest = usize::try_from(self.length - at).unwrap_or(usize::MAX);
+            self.window.resize(length.max(WINDOW_BYTES.min(rest)), 0);
             let read = self.file.read(at, &mut self.window)?;
             self.window.truncate(read);
             self.start = at;

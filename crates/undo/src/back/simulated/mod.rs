@@ -1,0 +1,260 @@
+//! Schedules of changes, kills and power cuts on a simulated disk.
+//!
+//! Owns: what a schedule does and what must hold after it.
+//! Invariants: a schedule follows from its seed; `UNDYING_TEST_SEED` repeats one.
+
+mod disk;
+mod subject;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fastrand::Rng;
+use model::{ByteCount, Sequence};
+
+use self::disk::{ASIDE, Disk, Files, KEPT, LOG, NEW, ROOT, TRANSIT};
+use self::subject::{Picture, Subject, difference, picture};
+use super::{Conflicts, Durability, go_back_on, reachable_on};
+use crate::error::UndoError;
+use crate::log::UndoLog;
+
+const SCHEDULES: u64 = 10_000;
+/// Attempts at going back that are interrupted, at most.
+const INTERRUPTED_MAX: usize = 4;
+
+type Pictures = BTreeMap<Sequence, Picture>;
+
+/// What schedules have come to, so that a test sees that they do what they are for.
+#[derive(Debug, Default)]
+struct Tally {
+    went_back: usize,
+    interrupted: usize,
+    killed: usize,
+    power_cuts: usize,
+    after_power_cut: usize,
+    refused: usize,
+    full: usize,
+}
+
+struct Schedule<'a> {
+    disk: Disk,
+    files: Files,
+    subject: Subject,
+    random: Rng,
+    pictures: Pictures,
+    next: u64,
+    bytes_max: ByteCount,
+    cuts_power: bool,
+    tally: &'a mut Tally,
+}
+
+impl<'a> Schedule<'a> {
+    fn new(seed: u64, tally: &'a mut Tally) -> Self {
+        let mut random = Rng::with_seed(seed);
+        let cuts_power = random.u8(..4) == 0;
+        let disk = Disk::new(random.u64(..), cuts_power);
+        let subject = Subject::new(disk.clone(), random.fork());
+        let files = Files { disk: disk.clone() };
+        let bytes_max = ByteCount(if random.u8(..8) == 0 { random.u64(400..2500) } else { 1 << 30 });
+        Self {
+            disk,
+            files,
+            subject,
+            random,
+            pictures: Pictures::new(),
+            next: 0,
+            bytes_max,
+            cuts_power,
+            tally,
+        }
+    }
+
+    fn run(&mut self) {
+        for _ in 0..self.random.usize(..25) {
+            self.subject.change(&mut None).unwrap();
+        }
+        self.disk.sync_all();
+        self.subject.forget();
+        self.pictures.insert(Sequence(0), picture(&self.disk));
+        let mut log =
+            Some(UndoLog::create_on(Box::new(self.disk.clone()), Sequence(0), self.bytes_max).unwrap());
+        for _ in 0..self.random.usize(1..5) {
+            self.keep(log.take());
+            if !self.go_back() {
+                return;
+            }
+            let opened = UndoLog::open_on(Box::new(self.disk.clone()), self.bytes_max).unwrap();
+            assert_eq!(opened.sequences(), reachable_on(&self.disk).unwrap().0);
+            log = Some(opened);
+            self.subject.forget();
+        }
+    }
+
+    /// Lets the subject change files over some epochs, until it ends or the program that records is killed.
+    fn keep(&mut self, log: Option<UndoLog>) {
+        let mut log = log;
+        let is_killed = self.random.bool();
+        self.disk.end_after(is_killed.then(|| self.random.u64(..120)));
+        'epochs: for _ in 0..self.random.usize(1..6) {
+            for _ in 0..self.random.usize(..12) {
+                match self.subject.change(&mut log) {
+                    Ok(()) => {}
+                    Err(UndoError::Full { .. }) => {
+                        self.tally.full += 1;
+                        if log.as_mut().is_some_and(|log| log.broken("full").is_err()) {
+                            break 'epochs;
+                        }
+                    }
+                    Err(error) => {
+                        assert!(self.disk.is_dead(), "{error}");
+                        break 'epochs;
+                    }
+                }
+            }
+            self.next += 1;
+            self.pictures.insert(Sequence(self.next), picture(&self.disk));
+            let Some(present) = log.as_mut() else { break };
+            match present.boundary(Sequence(self.next)) {
+                Ok(true) => self.subject.forget(),
+                Ok(false) => {}
+                Err(_) => break,
+            }
+            if self.random.bool() && present.prepare().is_err() {
+                break;
+            }
+            if self.random.u8(..6) == 0 {
+                let oldest = present.sequences().first().copied().unwrap_or_default();
+                if present.forget_before(Sequence(oldest.get() + 1)).is_err() {
+                    break;
+                }
+            }
+        }
+        if let Some(log) = log.as_mut().filter(|_| self.random.bool()) {
+            // A program that has been killed meanwhile writes no end.
+            let _ = log.ended(self.disk.now());
+        }
+        let (is_dead, expected) = (self.disk.is_dead(), log.as_ref().map(UndoLog::sequences));
+        self.tally.killed += usize::from(is_dead);
+        drop(log);
+        self.disk.end_after(None);
+        let (reachable, _) = reachable_on(&self.disk).unwrap();
+        if !is_dead {
+            assert_eq!(Some(&reachable), expected.as_ref());
+        }
+        assert!(reachable.iter().all(|sequence| self.pictures.contains_key(sequence)));
+    }
+
+    /// Goes back to a random checkpoint, interrupted some times. `false` when the way is lost, as it has to be.
+    fn go_back(&mut self) -> bool {
+        if self.cuts_power && self.random.bool() {
+            self.disk.sync_all();
+        }
+        let (mut possible, _) = reachable_on(&self.disk).unwrap();
+        let present = picture(&self.disk);
+        let files = self.disk.files_below(ROOT);
+        let mut targets = BTreeSet::new();
+        let (mut was_cut, mut was_durable) = (false, false);
+        for attempt in 0..=INTERRUPTED_MAX {
+            if possible.is_empty() {
+                assert!(was_cut || picture(&self.disk) == present);
+                self.tally.refused += 1;
+                return false;
+            }
+            let to = possible[self.random.usize(..possible.len())];
+            targets.insert(to);
+            let is_interrupted = attempt < INTERRUPTED_MAX && self.random.u8(..4) > 0;
+            self.disk.end_after(is_interrupted.then(|| self.random.u64(..30)));
+            let durability = if self.cuts_power { Durability::PowerCut } else { Durability::Kill };
+            let durability = if self.random.u8(..8) == 0 { Durability::Kill } else { durability };
+            let outcome =
+                go_back_on(&self.disk, &self.files, to, Conflicts::Refuse, durability, self.disk.now());
+            let is_dead = self.disk.is_dead();
+            self.disk.end_after(None);
+            match outcome {
+                Ok(_) => {
+                    self.check(to);
+                    self.check_aside(&files, targets.len() == 1 && !was_cut);
+                    return true;
+                }
+                Err(error) => assert!(is_dead, "{error}"),
+            }
+            self.tally.interrupted += 1;
+            was_durable |= durability == Durability::PowerCut;
+            if self.cuts_power && self.random.bool() {
+                was_cut = true;
+                self.tally.power_cuts += 1;
+                self.disk.cut_power();
+                if !self.after_power_cut(to, was_durable) {
+                    return false;
+                }
+            }
+            possible = reachable_on(&self.disk).unwrap().0;
+        }
+        unreachable!("the last attempt is not interrupted")
+    }
+
+    /// Whether going back goes on after a power cut.
+    fn after_power_cut(&mut self, to: Sequence, was_durable: bool) -> bool {
+        let (possible, _) = reachable_on(&self.disk).unwrap();
+        if !possible.is_empty() {
+            assert!(was_durable);
+            self.tally.after_power_cut += 1;
+            return true;
+        }
+        let outcome =
+            go_back_on(&self.disk, &self.files, to, Conflicts::Refuse, Durability::Kill, self.disk.now());
+        let error = outcome.unwrap_err();
+        assert!(!matches!(error, UndoError::Step { .. }), "{error}");
+        self.tally.refused += 1;
+        false
+    }
+
+    /// What the subject has made is still there, as it was unless an attempt was for another checkpoint or the power was cut.
+    fn check_aside(&self, before: &BTreeMap<u64, Vec<u8>>, is_exact: bool) {
+        let (tree, aside) = (self.disk.files_below(ROOT), self.disk.files_below(ASIDE));
+        for (inode, data) in before.iter().filter(|(inode, _)| !tree.contains_key(inode)) {
+            let found = aside.get(inode);
+            assert!(
+                found.is_some_and(|found| !is_exact || found == data),
+                "inode {inode}: {found:?}, had {data:?}"
+            );
+        }
+        if self.disk.names_of(LOG).iter().filter(|name| name.ends_with(b".epoch")).count() == 1 {
+            assert!(self.disk.names_of(KEPT).is_empty());
+        }
+        assert!(self.disk.names_of(NEW).is_empty() && self.disk.names_of(TRANSIT).is_empty());
+    }
+
+    fn check(&mut self, to: Sequence) {
+        let (wanted, found) = (&self.pictures[&to], picture(&self.disk));
+        assert!(*wanted == found, "checkpoint {to}:\n{}", difference(wanted, &found));
+        // Several checkpoints can have the same files.
+        let (reachable, _) = reachable_on(&self.disk).unwrap();
+        assert!(reachable.contains(&to));
+        self.pictures.retain(|sequence, _| reachable.contains(sequence));
+        self.tally.went_back += 1;
+    }
+}
+
+fn run(seed: u64, tally: &mut Tally) {
+    Schedule::new(seed, tally).run();
+}
+
+#[test]
+fn ten_thousand_schedules_end_at_a_checkpoint() {
+    if let Ok(seed) = std::env::var("UNDYING_TEST_SEED") {
+        return run(seed.parse().unwrap(), &mut Tally::default());
+    }
+    let start = std::time::Instant::now();
+    let first = Rng::new().u64(..u64::MAX / 2);
+    let mut tally = Tally::default();
+    for seed in first..first + SCHEDULES {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed, &mut tally)));
+        if let Err(panic) = outcome {
+            println!("UNDYING_TEST_SEED={seed} repeats it");
+            std::panic::resume_unwind(panic);
+        }
+    }
+    println!("seeds from {first}: {tally:?} in {:?}", start.elapsed());
+    assert!(tally.went_back > 5_000 && tally.interrupted > 5_000 && tally.killed > 1_000, "{tally:?}");
+    assert!(tally.after_power_cut > 100 && tally.full > 100, "{tally:?}");
+}

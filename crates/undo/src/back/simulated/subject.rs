@@ -1,0 +1,285 @@
+//! A subject that changes files at random, recorded by the rules of a watch.
+//!
+//! Owns: what was recorded in the present epoch, the changes, pictures of the tree.
+//! Invariants: a change is made only after its records were written.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use fastrand::Rng;
+use model::ByteCount;
+use rustix::fs::FileType;
+
+use super::disk::{Disk, ROOT, key_of};
+use crate::error::Result;
+use crate::key::{Attributes, Time};
+use crate::log::{DirectoryId, InodeId, UndoLog};
+
+/// Bytes of what a test calls a page.
+const PAGE: u64 = 4;
+/// Longest file.
+const SIZE_MAX: u64 = 40;
+const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
+
+/// What a path leads to: mode, time, content or target, and the first path of the same inode.
+pub(super) type Picture = BTreeMap<PathBuf, (u32, Time, Vec<u8>, PathBuf)>;
+
+pub(super) struct Subject {
+    pub(super) disk: Disk,
+    pub(super) random: Rng,
+    /// Names below directories of this epoch are recorded too.
+    records_all: bool,
+    directories: HashMap<u64, DirectoryId>,
+    inodes: HashMap<u64, (InodeId, u64)>,
+    names: HashSet<(u64, Vec<u8>)>,
+    pages: HashSet<(u64, u64)>,
+    whole: HashSet<u64>,
+    linked: HashSet<u64>,
+    created: HashSet<u64>,
+}
+
+/// The tree as it is.
+pub(super) fn picture(disk: &Disk) -> Picture {
+    let (mut picture, mut first) = (Picture::new(), HashMap::new());
+    let mut left = vec![(ROOT, PathBuf::from("/"))];
+    while let Some((inode, path)) = left.pop() {
+        let found = disk.inode(inode).unwrap();
+        let first = first.entry(inode).or_insert_with(|| path.clone()).clone();
+        let content = if found.attributes.link.is_empty() { found.data } else { found.attributes.link };
+        picture.insert(path.clone(), (found.attributes.mode, found.attributes.modified, content, first));
+        for (name, child) in found.names.iter().rev() {
+            left.push((*child, path.join(OsStr::from_bytes(name))));
+        }
+    }
+    picture
+}
+
+impl Subject {
+    pub(super) fn new(disk: Disk, random: Rng) -> Self {
+        let mut random = random;
+        Self {
+            disk,
+            records_all: random.bool(),
+            random,
+            directories: HashMap::new(),
+            inodes: HashMap::new(),
+            names: HashSet::new(),
+            pages: HashSet::new(),
+            whole: HashSet::new(),
+            linked: HashSet::new(),
+            created: HashSet::new(),
+        }
+    }
+
+    /// An epoch begins.
+    pub(super) fn forget(&mut self) {
+        let (disk, random) = (self.disk.clone(), self.random.clone());
+        let records_all = self.records_all;
+        *self = Self { records_all, ..Self::new(disk, random) };
+    }
+
+    /// One random change, recorded unless there is no log. Some choices come to nothing.
+    pub(super) fn change(&mut self, log: &mut Option<UndoLog>) -> Result<()> {
+        let directories = self.all_directories();
+        let directory = directories[self.random.usize(..directories.len())];
+        let other = directories[self.random.usize(..directories.len())];
+        let name = NAMES[self.random.usize(..NAMES.len())];
+        let other_name = NAMES[self.random.usize(..NAMES.len())];
+        let found = self.disk.child(directory, name);
+        let kind = found.map(|inode| self.disk.inode(inode).unwrap().attributes.kind());
+        match (self.random.u8(..12), found, kind) {
+            (0..=2, None, _) => self.create(log, directory, name, FileType::RegularFile),
+            (3, None, _) => self.create(log, directory, name, FileType::Directory),
+            (4, None, _) => self.create(log, directory, name, FileType::Symlink),
+            (0..=3, Some(inode), Some(FileType::RegularFile)) => self.write(log, inode),
+            (4, Some(inode), Some(FileType::RegularFile)) => self.truncate(log, inode),
+            (5, Some(inode), Some(FileType::RegularFile)) => self.link(log, inode, other, other_name),
+            (6, Some(inode), Some(_)) => self.chmod(log, inode),
+            (7 | 8, Some(_), Some(_)) => self.rename(log, (directory, name), (other, other_name)),
+            (9.., Some(inode), Some(_)) if self.disk.inode(inode).unwrap().names.is_empty() => {
+                self.name(log, directory, name)?;
+                self.disk.remove(directory, name)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn all_directories(&self) -> Vec<u64> {
+        let mut found = vec![ROOT];
+        let mut at = 0;
+        while at < found.len() {
+            for child in self.disk.inode(found[at]).unwrap().names.values() {
+                if self.disk.inode(*child).unwrap().attributes.kind() == FileType::Directory {
+                    found.push(*child);
+                }
+            }
+            at += 1;
+        }
+        found
+    }
+
+    fn create(
+        &mut self,
+        log: &mut Option<UndoLog>,
+        directory: u64,
+        name: &[u8],
+        kind: FileType,
+    ) -> Result<()> {
+        self.name(log, directory, name)?;
+        let link = if kind == FileType::Symlink { b"somewhere".to_vec() } else { Vec::new() };
+        let mode = kind.as_raw_mode() | if self.random.bool() { 0o644 } else { 0o755 };
+        let inode = self.disk.create(directory, name, &Attributes { mode, link, ..Attributes::default() })?;
+        self.created.insert(inode);
+        Ok(())
+    }
+
+    fn write(&mut self, log: &mut Option<UndoLog>, inode: u64) -> Result<()> {
+        let size = self.disk.inode(inode).unwrap().attributes.size;
+        // Appended, inside, or behind a hole.
+        let offset = if self.random.bool() { size } else { self.random.u64(..SIZE_MAX) };
+        let length = self.random.u64(1..9);
+        let byte = if self.random.u8(..4) == 0 { 0 } else { self.random.u8(b'a'..=b'z') };
+        self.content(log, inode, offset, offset + length)?;
+        self.disk.write_at(inode, offset, &vec![byte; length as usize])
+    }
+
+    fn truncate(&mut self, log: &mut Option<UndoLog>, inode: u64) -> Result<()> {
+        let size = self.random.u64(..SIZE_MAX);
+        self.content(log, inode, size, u64::MAX)?;
+        self.disk.set_size(inode, size)
+    }
+
+    fn link(&mut self, log: &mut Option<UndoLog>, inode: u64, to: u64, name: &[u8]) -> Result<()> {
+        if self.disk.child(to, name).is_some() {
+            return Ok(());
+        }
+        self.name(log, to, name)?;
+        self.disk.add_link(inode, to, name)
+    }
+
+    fn chmod(&mut self, log: &mut Option<UndoLog>, inode: u64) -> Result<()> {
+        self.inode(log, inode)?;
+        let mut attributes = self.disk.inode(inode).unwrap().attributes;
+        attributes.mode ^= 0o022;
+        self.disk.set_attributes(inode, &attributes)
+    }
+
+    fn rename(&mut self, log: &mut Option<UndoLog>, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<()> {
+        let inode = self.disk.child(from.0, from.1).unwrap();
+        let is_directory =
+            |inode: u64| self.disk.inode(inode).unwrap().attributes.kind() == FileType::Directory;
+        if let Some(there) = self.disk.child(to.0, to.1) {
+            let is_empty = self.disk.inode(there).unwrap().names.is_empty();
+            if there == inode || is_directory(there) != is_directory(inode) || !is_empty {
+                return Ok(());
+            }
+        }
+        self.name(log, from.0, from.1)?;
+        self.name(log, to.0, to.1)?;
+        let replaces = true;
+        match self.disk.rename_to(from, to, replaces) {
+            // A directory into itself.
+            Err(crate::UndoError::Kernel(error)) if error.errno == sys::Errno::EINVAL => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// A name is about to lead to something else.
+    fn name(&mut self, log: &mut Option<UndoLog>, directory: u64, name: &[u8]) -> Result<()> {
+        let found = self.disk.child(directory, name);
+        let is_known = self.created.contains(&directory) && !self.records_all;
+        if !is_known && !self.names.contains(&(directory, name.to_vec())) {
+            let before = match found {
+                Some(inode) => self.inode(log, inode)?,
+                None => None,
+            };
+            let id = self.directory(log, directory)?;
+            if let (Some(log), Some(id)) = (log.as_mut(), id) {
+                log.name(id, OsStr::from_bytes(name), before)?;
+            }
+            self.names.insert((directory, name.to_vec()));
+        }
+        let Some(inode) = found else { return Ok(()) };
+        let is_directory = self.disk.inode(inode).unwrap().attributes.kind() == FileType::Directory;
+        if is_directory || self.created.contains(&inode) || self.linked.contains(&inode) {
+            return Ok(());
+        }
+        if let (Some(id), Some(log)) = (self.inode(log, inode)?, log.as_mut()) {
+            let (_, link) = self.disk.keep(Some(inode))?;
+            log.linked(id, &link)?;
+        }
+        self.linked.insert(inode);
+        Ok(())
+    }
+
+    fn directory(&mut self, log: &mut Option<UndoLog>, directory: u64) -> Result<Option<DirectoryId>> {
+        let Some(log) = log else { return Ok(None) };
+        if let Some(id) = self.directories.get(&directory) {
+            return Ok(Some(*id));
+        }
+        let attributes = self.disk.inode(directory).unwrap().attributes;
+        let id = log.directory(&key_of(directory), &attributes, &PathBuf::from(format!("/{directory}")))?;
+        self.directories.insert(directory, id);
+        Ok(Some(id))
+    }
+
+    /// The id of an inode that is older than the epoch.
+    fn inode(&mut self, log: &mut Option<UndoLog>, inode: u64) -> Result<Option<InodeId>> {
+        let Some(log) = log.as_mut().filter(|_| !self.created.contains(&inode)) else { return Ok(None) };
+        if let Some((id, _)) = self.inodes.get(&inode) {
+            return Ok(Some(*id));
+        }
+        let attributes = self.disk.inode(inode).unwrap().attributes;
+        let id = log.inode(&key_of(inode), &attributes, &PathBuf::from(format!("/{inode}")))?;
+        self.inodes.insert(inode, (id, attributes.size));
+        Ok(Some(id))
+    }
+
+    /// Content is about to change.
+    fn content(&mut self, log: &mut Option<UndoLog>, inode: u64, from: u64, to: u64) -> Result<()> {
+        let Some(id) = self.inode(log, inode)? else { return Ok(()) };
+        let size = self.inodes[&inode].1;
+        let data = self.disk.inode(inode).unwrap().data;
+        let (from, to) = (from / PAGE * PAGE, to.min(size));
+        if from >= to || self.whole.contains(&inode) {
+            return Ok(());
+        }
+        let Some(log) = log.as_mut() else { return Ok(()) };
+        if self.random.u8(..4) == 0 {
+            let (copy, path) = self.disk.keep(None)?;
+            if !data.is_empty() {
+                self.disk.write_at(copy, 0, &data)?;
+            }
+            log.whole_in(id, &path)?;
+            self.whole.insert(inode);
+            return Ok(());
+        }
+        for page in (from..to).step_by(PAGE as usize) {
+            let end = (page + PAGE).min(size).min(data.len() as u64);
+            if page >= end || self.pages.contains(&(inode, page)) {
+                continue;
+            }
+            let bytes = &data[page as usize..end as usize];
+            if bytes.iter().all(|byte| *byte == 0) {
+                log.hole(id, page, ByteCount(end - page))?;
+            } else {
+                log.range(id, page, bytes)?;
+            }
+            self.pages.insert((inode, page));
+        }
+        Ok(())
+    }
+}
+
+/// The difference of two pictures, for a message.
+pub(super) fn difference(left: &Picture, right: &Picture) -> String {
+    let paths: std::collections::BTreeSet<&PathBuf> = left.keys().chain(right.keys()).collect();
+    let mut text = String::new();
+    for path in paths.into_iter().filter(|path| left.get(*path) != right.get(*path)) {
+        let shown = |picture: &Picture| format!("{:?}", picture.get(path as &Path));
+        text += &format!("{}:\n  {}\n  {}\n", path.display(), shown(left), shown(right));
+    }
+    text
+}
