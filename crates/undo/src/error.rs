@@ -137,7 +137,7 @@ pub enum UndoError {
     ///
     /// Row: undo-no-aside
     #[error(
-        "nothing that was moved aside has the path {}\nhelp: `undying files NAME` lists what was moved aside",
+        "nothing that was moved aside has the path {}\nhelp: list what was moved aside, and give one of these paths",
         shown(path)
     )]
     NoAside {

@@ -278,7 +278,8 @@ impl Way {
         let Some(first) = first else {
             return Err(unreachable(why.unwrap_or_else(|| "the undo log does not begin there".to_owned())));
         };
-        let mut target = target::merge(&log.epochs[first..], &aliases).map_err(unreachable)?;
+        let mut target = target::merge(&log.epochs[first..], &aliases)
+            .map_err(|malformed| unreachable(malformed.to_string()))?;
         target.kept_before = target::kept_by(&log.epochs[..first], &aliases);
         Ok(Self { log, boot, begun, target, first })
     }

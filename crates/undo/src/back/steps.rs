@@ -5,7 +5,7 @@
 //! an inode of the checkpoint has a name at every moment; what the subject has made is moved and not removed.
 //! Does not: decide what belongs to the checkpoint.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use model::ByteCount;
@@ -84,9 +84,16 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
             let outcome = self.clear_name(wrong);
             outcome.map_err(|error| self.failed(self.path_of(wrong), error))?;
         }
-        self.place_all(&wrong)?;
+        self.make_all(&wrong)?;
         if self.attempt.is_durable {
             self.journal.sync()?;
+        }
+        for wrong in &wrong {
+            let outcome = self.place(wrong);
+            outcome.map_err(|error| self.failed(self.path_of(wrong), error))?;
+            self.left -= 1;
+        }
+        if self.attempt.is_durable {
             self.files.sync()?;
         }
         for work in self.files.works(self.attempt.number)? {
@@ -143,32 +150,32 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(())
     }
 
-    /// Gives all inodes of the checkpoint their names. Directories that are made again come before what is in them.
-    fn place_all(&mut self, wrong: &[WrongName]) -> Result<()> {
+    /// Makes all inodes again that have no name any more, without a name of the checkpoint yet: the journal has to be
+    /// durable in between, and syncing it once is enough.
+    fn make_all(&mut self, wrong: &[WrongName]) -> Result<()> {
         let mut homes: HashMap<Index, &WrongName> = HashMap::new();
         for wrong in wrong {
             if let Some(before) = wrong.before.filter(|before| self.kind(*before) == FileType::Directory) {
                 homes.insert(before, wrong);
             }
         }
-        let mut placed = HashSet::new();
-        for first in wrong {
-            let mut chain = vec![first];
-            while let Some(lowest) = chain.last()
-                && self.node(lowest.directory)?.is_none()
-                && let Some(home) = homes.get(&lowest.directory)
-                // A log that is not damaged has no circles.
-                && chain.len() <= wrong.len()
+        for wrong in wrong {
+            let Some(before) = wrong.before else { continue };
+            if self.node(before)?.is_some() {
+                continue;
+            }
+            // The lowest directory above it that is there, for its mount. A log that is not damaged has no circles.
+            let (mut above, mut levels) = (wrong.directory, 0);
+            while let (None, Some(home)) = (self.node(above)?, homes.get(&above))
+                && levels <= homes.len()
             {
-                chain.push(home);
+                (above, levels) = (home.directory, levels + 1);
             }
-            for wrong in chain.into_iter().rev() {
-                if placed.insert((wrong.directory, &wrong.name)) {
-                    let outcome = self.place(wrong);
-                    outcome.map_err(|error| self.failed(self.path_of(wrong), error))?;
-                    self.left -= 1;
-                }
-            }
+            let outcome = match self.node(above)? {
+                Some(near) => self.make(before, &near),
+                None => Err(self.vanished(above)),
+            };
+            outcome.map_err(|error| self.failed(self.path_of(wrong), error))?;
         }
         Ok(())
     }
@@ -193,13 +200,12 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
                 self.files.rename(&above, &name, &directory, &wrong.name)
             }
             Some(node) => self.files.link(&node, &directory, &wrong.name),
-            None => self.make(before, &directory, &wrong.name),
+            None => Err(self.vanished(before)),
         }
     }
 
-    /// Makes an inode again that has no name any more.
-    fn make(&mut self, index: Index, directory: &Files::Node, name: &[u8]) -> Result<()> {
-        let work = self.files.work(directory, self.attempt.number)?;
+    fn make(&mut self, index: Index, near: &Files::Node) -> Result<()> {
+        let work = self.files.work(near, self.attempt.number)?;
         let new_name = self.next_name(&work.new, &work.path.join("new"))?;
         let inode = &mut self.target.inodes[index];
         let node = self.files.make(&work.new, new_name.as_bytes(), &inode.attributes)?;
@@ -208,7 +214,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         inode.key = status.key.clone();
         self.target.indices.insert(status.key.clone(), index);
         self.survey.now[index] = Some(status);
-        self.files.rename(&work.new, new_name.as_bytes(), directory, name)
+        Ok(())
     }
 
     /// Empties the directories in which inodes waited for their names.
@@ -216,10 +222,13 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         for entry in self.files.names(&work.new)? {
             let Some(node) = self.files.lookup(&work.new, &entry.name)? else { continue };
             // What has no other name was made by an attempt that ended before it could use it.
-            if self.files.status(&node)?.is_directory() {
+            let now = self.files.status(&node)?;
+            if !now.is_directory() {
+                self.files.unlink(&work.new, &entry.name)?;
+            } else if self.files.names(&node)?.is_empty() {
                 self.files.remove_directory(&work.new, &entry.name)?;
             } else {
-                self.files.unlink(&work.new, &entry.name)?;
+                self.put_aside((&work.new, &entry.name), work, &now, &PathBuf::new())?;
             }
         }
         for entry in self.files.names(&work.transit)? {

@@ -172,6 +172,7 @@ impl Survey {
         for work in works {
             walk.below(&work.aside, &self.belongs)?;
             walk.below(&work.transit, &self.belongs)?;
+            walk.below(&work.new, &self.belongs)?;
         }
         for wrong in &self.wrong {
             let Some(now) = wrong.now.as_ref().filter(|now| now.is_directory()) else { continue };

@@ -18,6 +18,23 @@ const ALIASES_MAX: usize = 1 << 20;
 /// An inode of a [`Target`].
 pub(crate) type Index = usize;
 
+/// Records that contradict each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum Malformed {
+    /// No record has introduced the inode.
+    #[error("a record of the undo log names inode {0}, which it does not have")]
+    UnknownInode(u32),
+    /// No record has introduced the directory.
+    #[error("a record of the undo log names directory {0}, which it does not have")]
+    UnknownDirectory(u32),
+    /// A name is not one component of a path.
+    #[error("a record of the undo log holds a name that no directory can have")]
+    Name,
+    /// A kind of record that belongs into another file.
+    #[error("a record of the undo log is in the wrong file")]
+    WrongPlace,
+}
+
 /// What differs from now.
 #[derive(Debug, Default)]
 pub(crate) struct Target {
@@ -97,7 +114,7 @@ pub(crate) fn aliases(epochs: &[ReadEpoch]) -> Aliases {
 }
 
 /// Merges the epochs from the one that begins at the checkpoint, oldest first.
-pub(crate) fn merge(epochs: &[ReadEpoch], aliases: &Aliases) -> Result<Target, String> {
+pub(crate) fn merge(epochs: &[ReadEpoch], aliases: &Aliases) -> Result<Target, Malformed> {
     let mut target = Target::default();
     for epoch in epochs {
         let mut ids = Ids::default();
@@ -139,20 +156,23 @@ struct Ids {
 }
 
 impl Ids {
-    fn inode(&self, id: u32) -> Result<Index, String> {
-        self.inodes.get(&id).copied().ok_or_else(|| format!("a record names inode {id}, which has none"))
+    fn inode(&self, id: u32) -> Result<Index, Malformed> {
+        self.inodes.get(&id).copied().ok_or(Malformed::UnknownInode(id))
     }
 
-    fn directory(&self, id: u32) -> Result<Index, String> {
-        self.directories
-            .get(&id)
-            .copied()
-            .ok_or_else(|| format!("a record names directory {id}, which has none"))
+    fn directory(&self, id: u32) -> Result<Index, Malformed> {
+        self.directories.get(&id).copied().ok_or(Malformed::UnknownDirectory(id))
     }
 }
 
 impl Target {
-    fn add(&mut self, ordinal: u64, entry: &Entry, ids: &mut Ids, aliases: &Aliases) -> Result<(), String> {
+    fn add(
+        &mut self,
+        ordinal: u64,
+        entry: &Entry,
+        ids: &mut Ids,
+        aliases: &Aliases,
+    ) -> Result<(), Malformed> {
         match &entry.record {
             AnyRecord::Directory(directory) => {
                 let attributes = directory.attributes.clone().into();
@@ -168,7 +188,7 @@ impl Target {
                 let before = name.before.map(|id| ids.inode(id)).transpose()?;
                 let place = (ids.directory(name.directory)?, name.name.clone());
                 if !is_plain_name(&place.1) {
-                    return Err("a record holds a name that no directory can have".to_owned());
+                    return Err(Malformed::Name);
                 }
                 self.names.entry(place).or_insert(before);
             }
@@ -189,7 +209,7 @@ impl Target {
             // Links keep inodes, which are found by their handles.
             AnyRecord::Linked(linked) => drop(ids.inode(linked.inode)?),
             AnyRecord::Exact(_) | AnyRecord::Ended(_) | AnyRecord::Alias(_) => {}
-            _ => return Err("a record is at the wrong place".to_owned()),
+            _ => return Err(Malformed::WrongPlace),
         }
         Ok(())
     }

@@ -207,8 +207,16 @@ impl Subject {
             return Ok(());
         }
         if let (Some(id), Some(log)) = (self.inode(log, inode)?, log.as_mut()) {
-            let (_, link) = self.disk.keep(Some(inode))?;
-            log.linked(id, &link)?;
+            let is_file = self.disk.inode(inode).unwrap().attributes.kind() == FileType::RegularFile;
+            // A link, a copy of the content, or what the attributes of a symbolic link hold.
+            match (self.random.u8(..3) > 0, is_file) {
+                (true, _) => {
+                    let (_, link) = self.disk.keep(Some(inode))?;
+                    log.linked(id, &link)?;
+                }
+                (false, true) if !self.whole.contains(&inode) => self.copy(log, id, inode)?,
+                (false, _) => {}
+            }
         }
         self.linked.insert(inode);
         Ok(())
@@ -248,13 +256,7 @@ impl Subject {
         }
         let Some(log) = log.as_mut() else { return Ok(()) };
         if self.random.u8(..4) == 0 {
-            let (copy, path) = self.disk.keep(None)?;
-            if !data.is_empty() {
-                self.disk.write_at(copy, 0, &data)?;
-            }
-            log.whole_in(id, &path)?;
-            self.whole.insert(inode);
-            return Ok(());
+            return self.copy(log, id, inode);
         }
         for page in (from..to).step_by(PAGE as usize) {
             let end = (page + PAGE).min(size).min(data.len() as u64);
@@ -269,6 +271,20 @@ impl Subject {
             }
             self.pages.insert((inode, page));
         }
+        Ok(())
+    }
+}
+
+impl Subject {
+    /// Keeps all that an inode holds now.
+    fn copy(&mut self, log: &mut UndoLog, id: InodeId, inode: u64) -> Result<()> {
+        let data = self.disk.inode(inode).unwrap().data;
+        let (copy, path) = self.disk.keep(None)?;
+        if !data.is_empty() {
+            self.disk.write_at(copy, 0, &data)?;
+        }
+        log.whole_in(id, &path)?;
+        self.whole.insert(inode);
         Ok(())
     }
 }
