@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use image::{Owner, RecordSet};
 use resource::fd::envelope::Envelope;
 use resource::fd::{self, FdCreate, FdRecord};
+use resource::files::Covered;
 use resource::memory;
 use resource::{Opener, Shared};
 
@@ -54,6 +55,7 @@ fn create_of(input: &[u8], is_wanted: impl Fn(&str) -> bool) -> bool {
             .collect();
         let (rows, envelopes): (Vec<FdRecord>, Vec<Envelope>) = envelopes.into_iter().unzip();
         let mut context = FdCreate {
+            covered: &Covered::Nothing,
             created: &mut created,
             inherited: &[],
             handed_on: &mut HashSet::new(),

@@ -174,7 +174,7 @@ mod tests {
             broken: Some("full".to_owned()),
             uncovered: vec![PathBuf::from("/mnt/nfs/file")],
             newest_exact: Some(Sequence(7)),
-            apart_us: 3,
+            apart: std::time::Duration::from_micros(3),
             ..WatchReport::default()
         };
         report.note_watch(&watch);

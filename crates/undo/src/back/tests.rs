@@ -425,7 +425,7 @@ fn an_epoch_of_another_boot_or_without_a_watch_is_broken() {
     let Some(mut bench) = Bench::new() else { return };
     bench.write("file", "old");
     bench.range("file", 0, 3);
-    File::create(bench.undo().join(crate::log::UNWATCHED)).unwrap();
+    std::fs::write(bench.undo().join(crate::log::UNWATCHED), "died").unwrap();
     let error = bench.back(0).unwrap_err();
     assert!(error.to_string().contains("without being watched"), "{error}");
     let log = UndoLog::open(&bench.undo(), MAX).unwrap();
