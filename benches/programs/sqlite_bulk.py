@@ -1,0 +1,28 @@
+"""A bulk load into an SQLite database: python3 sqlite_bulk.py DATABASE JOURNAL TRANSACTIONS
+
+JOURNAL is wal or delete. Each transaction inserts 20 rows and changes 4 older ones, with synchronous=NORMAL. The
+database exists before, with its table `item`. The content follows from a fixed seed.
+"""
+import random
+import sqlite3
+import sys
+
+
+def main(path, journal, transactions):
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode=" + journal)
+    connection.execute("PRAGMA synchronous=NORMAL")
+    source = random.Random(1)
+    (rows,) = connection.execute("SELECT max(id) FROM item").fetchone()
+    for _ in range(transactions):
+        connection.execute("BEGIN")
+        connection.executemany("INSERT INTO item(text) VALUES (?)", [(source.randbytes(300),) for _ in range(20)])
+        for _ in range(4):
+            change = (source.randbytes(300), source.randint(1, rows))
+            connection.execute("UPDATE item SET text = ? WHERE id = ?", change)
+        connection.execute("COMMIT")
+    connection.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
