@@ -94,6 +94,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
             self.left -= 1;
         }
         if self.attempt.is_durable {
+            // For file systems that do not keep the order of names: the last name of an inode must not go first.
             self.files.sync()?;
         }
         for work in self.files.works(self.attempt.number)? {

@@ -13,6 +13,8 @@ pub(crate) mod reader;
 pub(crate) mod record;
 pub(crate) mod storage;
 pub(crate) mod target;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsStr;

@@ -83,7 +83,8 @@ impl<'a> Schedule<'a> {
             Some(UndoLog::create_on(Box::new(self.disk.clone()), Sequence(0), self.bytes_max).unwrap());
         for _ in 0..self.random.usize(1..5) {
             self.keep(log.take());
-            if !self.go_back() {
+            // The program that records can also be started again, and go on in the same epoch.
+            if self.random.u8(..4) > 0 && !self.go_back() {
                 return;
             }
             let opened = UndoLog::open_on(Box::new(self.disk.clone()), self.bytes_max).unwrap();
@@ -175,6 +176,12 @@ impl<'a> Schedule<'a> {
             match outcome {
                 Ok(_) => {
                     self.check(to);
+                    if self.cuts_power && durability == Durability::PowerCut && self.random.u8(..4) == 0 {
+                        self.disk.cut_power();
+                        let found = picture(&self.disk);
+                        assert!(self.pictures[&to] == found, "{}", difference(&self.pictures[&to], &found));
+                        return false;
+                    }
                     self.check_aside(&files, targets.len() == 1 && !was_cut);
                     return true;
                 }

@@ -1,0 +1,222 @@
+//! The log on a real file system.
+//!
+//! Owns: retention, bound, damage, keep directories.
+//! Does not: go back.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use model::{ByteCount, Sequence};
+use prost::Message;
+use tempfile::TempDir;
+
+use super::keep::KeepPlaces;
+use super::*;
+use crate::back::reachable;
+
+const LARGE: ByteCount = ByteCount(1 << 40);
+
+fn key(inode: u64) -> FileKey {
+    let handle = sys::file_handle::FileHandle { kind: 1, bytes: vec![7; 8] };
+    FileKey { device: 1, inode, handle }
+}
+
+fn new(max: ByteCount) -> (TempDir, UndoLog) {
+    let directory = TempDir::new().unwrap();
+    let log = UndoLog::create(&directory.path().join("undo"), Sequence(0), max).unwrap();
+    (directory, log)
+}
+
+fn undo(directory: &TempDir) -> PathBuf {
+    directory.path().join("undo")
+}
+
+/// Writes an epoch with a range of so many bytes, and begins the next one.
+fn epoch(log: &mut UndoLog, bytes: usize, next: u64) -> Result<()> {
+    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file"))?;
+    log.range(inode, 0, &vec![1; bytes])?;
+    log.boundary(Sequence(next))?;
+    log.prepare()
+}
+
+fn sequences(numbers: &[u64]) -> Vec<Sequence> {
+    numbers.iter().copied().map(Sequence).collect()
+}
+
+fn file_of(directory: &TempDir, ordinal: u64) -> PathBuf {
+    undo(directory).join(epoch_name(ordinal))
+}
+
+#[test]
+fn the_oldest_epochs_are_dropped_when_the_log_is_full_and_never_the_newest() {
+    let (directory, mut log) = new(ByteCount(10_000));
+    for next in 1..10 {
+        epoch(&mut log, 3000, next).unwrap();
+        assert!(log.bytes().get() <= 10_000 + 200);
+    }
+    assert_eq!(log.sequences(), sequences(&[6, 7, 8, 9]));
+    assert_eq!(reachable(&undo(&directory)).unwrap().0, sequences(&[6, 7, 8, 9]));
+    let error = epoch(&mut log, 20_000, 10).unwrap_err();
+    assert!(matches!(error, UndoError::Full { .. }), "{error}");
+    log.broken("full").unwrap();
+    log.boundary(Sequence(10)).unwrap();
+    assert_eq!(log.sequences(), sequences(&[10]));
+    let (found, why) = reachable(&undo(&directory)).unwrap();
+    assert_eq!(found, sequences(&[10]));
+    assert!(why.unwrap().contains("since checkpoint 9 of the undo log is broken: full"));
+}
+
+#[test]
+fn an_empty_epoch_is_the_way_back_to_several_checkpoints() {
+    let (directory, mut log) = new(LARGE);
+    assert!(!log.boundary(Sequence(1)).unwrap());
+    epoch(&mut log, 10, 2).unwrap();
+    assert!(!log.boundary(Sequence(3)).unwrap());
+    assert_eq!(reachable(&undo(&directory)).unwrap().0, sequences(&[0, 1, 2, 3]));
+    log.forget_before(Sequence(1)).unwrap();
+    assert_eq!(log.sequences(), sequences(&[0, 1, 2, 3]));
+    log.forget_before(Sequence(2)).unwrap();
+    assert_eq!(log.sequences(), sequences(&[2, 3]));
+    assert!(!file_of(&directory, 1).exists());
+}
+
+#[test]
+fn a_torn_record_is_not_there_at_the_end_and_breaks_an_older_epoch() {
+    let (directory, mut log) = new(LARGE);
+    epoch(&mut log, 100, 1).unwrap();
+    epoch(&mut log, 100, 2).unwrap();
+    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file")).unwrap();
+    log.range(inode, 0, &[1; 100]).unwrap();
+    drop(log);
+    let cut = |ordinal: u64, by: u64| {
+        let file = OpenOptions::new().write(true).open(file_of(&directory, ordinal)).unwrap();
+        file.set_len(file.metadata().unwrap().len() - by).unwrap();
+    };
+    cut(3, 50);
+    assert_eq!(reachable(&undo(&directory)).unwrap().0, sequences(&[0, 1, 2]));
+    let mut log = UndoLog::open(&undo(&directory), LARGE).unwrap();
+    epoch(&mut log, 10, 3).unwrap();
+    assert_eq!(reachable(&undo(&directory)).unwrap(), (sequences(&[0, 1, 2, 3]), None));
+    cut(2, 1);
+    let (found, why) = reachable(&undo(&directory)).unwrap();
+    assert_eq!(found, sequences(&[2, 3]));
+    assert!(why.unwrap().contains("torn"));
+}
+
+#[test]
+fn damage_and_unknown_records_break_an_epoch_by_name() {
+    let (directory, mut log) = new(LARGE);
+    epoch(&mut log, 100, 1).unwrap();
+    epoch(&mut log, 100, 2).unwrap();
+    let file = OpenOptions::new().write(true).read(true).open(file_of(&directory, 2)).unwrap();
+    let end = file.metadata().unwrap().len();
+    file.write_all_at(b"x", end - 5).unwrap();
+    let (found, why) = reachable(&undo(&directory)).unwrap();
+    assert_eq!(found, sequences(&[2]));
+    assert!(why.unwrap().contains("damaged record"));
+
+    let record = record::Record { kind: "colour".to_owned(), version: 1, body: Vec::new() }.encode_to_vec();
+    let mut frame = [(record.len() as u32).to_le_bytes(), [0; 4]].concat();
+    let sum = crc32c::crc32c_append(crc32c::crc32c(&frame), &record);
+    frame.extend(sum.to_le_bytes());
+    frame.extend(record);
+    let file = OpenOptions::new().append(true).open(file_of(&directory, 3)).unwrap();
+    std::io::Write::write_all(&mut &file, &frame).unwrap();
+    let (found, why) = reachable(&undo(&directory)).unwrap();
+    assert!(found.is_empty());
+    assert!(why.unwrap().contains("record colour (version 1)"));
+}
+
+#[test]
+fn a_header_of_another_boot_breaks_an_epoch() {
+    let (directory, mut log) = new(LARGE);
+    log.boot = "another".to_owned();
+    epoch(&mut log, 10, 1).unwrap();
+    let (found, why) = reachable(&undo(&directory)).unwrap();
+    assert!(found.is_empty());
+    assert!(why.unwrap().contains("before the machine was last started"));
+}
+
+#[test]
+fn links_and_copies_go_with_the_last_epoch_that_names_them() {
+    let (directory, mut log) = new(LARGE);
+    let keep = KeepPlaces::new(&undo(&directory)).unwrap();
+    let (_file, copy) = keep.file().unwrap();
+    for next in 1..4 {
+        let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file")).unwrap();
+        if next < 3 {
+            log.whole_in(inode, &copy).unwrap();
+        }
+        log.boundary(Sequence(next)).unwrap();
+    }
+    log.forget_before(Sequence(1)).unwrap();
+    assert!(copy.exists());
+    log.forget_before(Sequence(2)).unwrap();
+    assert!(!copy.exists());
+
+    // A broken epoch keeps nothing, and a failed record neither.
+    let (_file, copy) = keep.file().unwrap();
+    log.broken("a test").unwrap();
+    log.whole_in(InodeId(0), &copy).unwrap();
+    assert!(!copy.exists());
+}
+
+#[test]
+fn a_new_log_removes_the_old_one_and_leaves_what_was_moved_aside() {
+    let (directory, mut log) = new(LARGE);
+    let keep = KeepPlaces::new(&undo(&directory)).unwrap();
+    let (_file, copy) = keep.file().unwrap();
+    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file")).unwrap();
+    log.whole_in(inode, &copy).unwrap();
+    let (_file, orphan) = keep.file().unwrap();
+    let aside = undo(&directory).join("keep/aside/1");
+    fs::create_dir_all(&aside).unwrap();
+    fs::write(aside.join("1"), "made by the subject").unwrap();
+    drop(log);
+    let log = UndoLog::create(&undo(&directory), Sequence(5), LARGE).unwrap();
+    assert_eq!(log.sequences(), sequences(&[5]));
+    assert_eq!(reachable(&undo(&directory)).unwrap().0, sequences(&[5]));
+    assert!(!copy.exists() && !orphan.exists() && aside.join("1").exists());
+    let mode = fs::metadata(undo(&directory)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o700);
+}
+
+#[test]
+fn nothing_outside_of_a_keep_directory_is_removed() {
+    let (directory, mut log) = new(LARGE);
+    let keep = KeepPlaces::new(&undo(&directory)).unwrap();
+    let outside = directory.path().join("kept");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("file"), "not ours").unwrap();
+    assert!(keep.remove(&outside.join("file")).is_ok());
+    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file")).unwrap();
+    log.linked(inode, &outside.join("file")).unwrap();
+    log.boundary(Sequence(1)).unwrap();
+    log.forget_before(Sequence(1)).unwrap();
+    assert!(outside.join("file").exists());
+    // A keep directory that others can enter is not used.
+    let place = undo(&directory).join("keep");
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
+    let error = KeepPlaces::new(&undo(&directory)).unwrap_err();
+    assert!(matches!(error, UndoError::ForeignKeep { .. }), "{error}");
+}
+
+#[test]
+fn an_inode_on_the_device_of_the_log_is_linked_beside_it() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("unsupported: root");
+    }
+    let (directory, _log) = new(LARGE);
+    let keep = KeepPlaces::new(&undo(&directory)).unwrap();
+    fs::write(directory.path().join("file"), "text").unwrap();
+    let above = File::open(directory.path()).unwrap();
+    let link = keep.link_name(above.as_fd(), OsStr::new("file")).unwrap();
+    fs::remove_file(directory.path().join("file")).unwrap();
+    assert!(link.starts_with(undo(&directory).join("keep/kept")));
+    assert_eq!(fs::read_to_string(&link).unwrap(), "text");
+    keep.remove(&link).unwrap();
+    assert!(!link.exists());
+}
