@@ -175,7 +175,11 @@ fn of_undo(error: &UndoError) -> ExitCode {
     match error {
         UndoError::Kernel(error) => of_kernel(error),
         UndoError::Store(error) => of_store(error),
-        UndoError::Unreachable { .. } => ExitCode::Refused,
+        UndoError::Conflict { .. }
+        | UndoError::Lost { .. }
+        | UndoError::HalfBack { .. }
+        | UndoError::PowerCut { .. }
+        | UndoError::Unreachable { .. } => ExitCode::Refused,
         _ => ExitCode::Failure,
     }
 }

@@ -67,6 +67,12 @@ impl Streams {
         written.map(|(device, inode, _)| (*device, inode.get())).collect()
     }
 
+    /// Copies of the regular files among them that are open for writing.
+    pub(crate) fn written(&self) -> Result<Vec<OwnedFd>> {
+        let written = self.0.iter().filter(|(_, _, file)| is_written_file(file.as_fd()));
+        written.map(|(_, _, file)| copy(file.as_fd())).collect()
+    }
+
     /// Device, inode and another copy of each, to be given away.
     pub(crate) fn duplicates(&self) -> Result<Vec<(u64, Inode, OwnedFd)>> {
         let duplicate =

@@ -150,7 +150,7 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     let foreground = Foreground::new();
     // Before the children of this program are counted that are none of the subject's.
     let undo = claim.directory.join(UNDO_DIRECTORY);
-    let watching = holder.map(|holder| Watching::start(undo, request, holder)).transpose()?;
+    let watching = holder.map(|holder| Watching::start(undo, request, holder, &streams)).transpose()?;
     let tracking = Tracking { watch: watching.as_ref().map(Watching::shared), ..tracking };
     let household = Household::found()?;
     let children = request.child_signals.then(Children::listen).transpose()?;

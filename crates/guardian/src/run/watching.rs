@@ -7,21 +7,24 @@
 //! Does not: watch, or take files back; `undo` does. It does not choose what follows a death.
 
 use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
 use engine::{Covered, FilterInstall};
 use model::{Pid, Sequence};
+use rustix::fs::SeekFrom;
 use sys::listener_holder::ListenerHolder;
 use sys::{Errno, Error};
 use undo::UndoError;
 use undo::back::WentBack;
-use undo::watch::{Watch, WatchOptions, WatchReport};
+use undo::watch::{OpenFile, Watch, WatchOptions, WatchReport};
 
 use super::policy::choose_files;
 use super::{ChangedFiles, Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
+use crate::streams::Streams;
 
 /// The number that stands for the beginning of the program. No checkpoint has it.
 pub(super) const BEGINNING: Sequence = Sequence(0);
@@ -54,20 +57,66 @@ pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<Strin
 #[derive(Debug)]
 pub(super) struct Watching {
     watch: Arc<Watch>,
+    /// Regular files that the program is started with and may write to, each with its offset at the beginning.
+    streams: Vec<(OwnedFd, u64)>,
 }
 
 impl Watching {
     /// Begins the log. The files of now are those that the program starts with.
     ///
     /// `holder` lets every call of the program pass should this one die.
-    pub(super) fn start(directory: PathBuf, request: &RunRequest, holder: ListenerHolder) -> Result<Self> {
+    pub(super) fn start(
+        directory: PathBuf,
+        request: &RunRequest,
+        holder: ListenerHolder,
+        streams: &Streams,
+    ) -> Result<Self> {
         let options = WatchOptions {
             directory,
             bytes_max: request.files_undo_max,
             cost_max: request.files_cost_max,
             start: BEGINNING,
         };
-        Ok(Self { watch: Arc::new(Watch::start(options, holder)?) })
+        let offset = |file: OwnedFd| {
+            let offset = rustix::fs::tell(&file).unwrap_or(0);
+            (file, offset)
+        };
+        let streams = streams.written()?.into_iter().map(offset).collect();
+        let watching = Self { watch: Arc::new(Watch::start(options, holder)?), streams };
+        watching.bind_beginning();
+        Ok(watching)
+    }
+
+    /// Binds the files that the program starts with to its beginning.
+    fn bind_beginning(&self) {
+        let open = |(file, _): &(OwnedFd, u64)| {
+            let flags = rustix::fs::fcntl_getfl(file).map_or(0, |flags| flags.bits());
+            (flags, rustix::fs::tell(file).ok())
+        };
+        let states: Vec<(u32, Option<u64>)> = self.streams.iter().map(open).collect();
+        let files = self.streams.iter().zip(states);
+        let files: Vec<OpenFile<'_>> = files
+            .map(|((file, _), (flags, position))| OpenFile {
+                file: file.as_fd(),
+                flags,
+                position,
+                is_inherited: true,
+            })
+            .collect();
+        self.watch.boundary(BEGINNING, &files, &[]);
+        self.watch.after_pause();
+    }
+
+    /// Sets the offsets of files that have gone back to the beginning. The open file descriptions are shared with the
+    /// program.
+    fn seek_back(&self, leave: &[(u64, u64)]) {
+        for (file, offset) in &self.streams {
+            let stays = rustix::fs::fstat(file).is_ok_and(|stat| leave.contains(&(stat.st_dev, stat.st_ino)));
+            if !stays {
+                // A pipe in its place has no offset.
+                let _ = rustix::fs::seek(file, SeekFrom::Start(*offset));
+            }
+        }
     }
 
     /// For the thread that takes checkpoints.
@@ -121,13 +170,18 @@ impl Watching {
     /// Takes files back; those that did not go back are compared by the restore.
     pub(super) fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<(WentBack, Covered)> {
         let went = self.watch.go_back(to, leave)?;
+        if to == BEGINNING {
+            self.seek_back(leave);
+        }
         let covered = Covered::AllBut(went.uncovered.iter().chain(leave).copied().collect());
         Ok((went, covered))
     }
 
     /// The program starts from its beginning with the files as they are.
     pub(super) fn start_over(&self) -> Result<()> {
-        Ok(self.watch.start_over(BEGINNING)?)
+        self.watch.start_over(BEGINNING)?;
+        self.bind_beginning();
+        Ok(())
     }
 
     /// Forgets the way back to checkpoints that the store has dropped. The way to the beginning stays until there is an
