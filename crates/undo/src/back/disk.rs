@@ -26,16 +26,13 @@ use sys::{Error, file_handle};
 use super::aside;
 use super::files::{Entry, FileSystem, Status, Work};
 use crate::error::{Result, UndoError};
-use crate::key::{Attributes, FileKey, Time};
+use crate::key::{self, Attributes, FileKey, Time};
 use crate::log::keep::{self, KeepPlace, KeepPlaces};
 
 /// A file system answers this for the handle of an inode that is gone.
 const STALE: sys::Errno = sys::Errno(Errno::STALE.raw_os_error());
 /// Bytes that are copied at once.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Longest extended attribute (XATTR_SIZE_MAX), and longest list of their names.
-const EXTENDED_BYTES_MAX: usize = 64 << 10;
-
 type Node = Rc<OwnedFd>;
 
 /// The files of this machine.
@@ -134,23 +131,7 @@ impl FileSystem for DiskFiles {
     }
 
     fn extended(&self, node: &Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let link = link_of(node);
-        let mut names = vec![0; EXTENDED_BYTES_MAX];
-        let length = match rustix::fs::listxattr(&link, &mut names[..]) {
-            Ok(length) => length,
-            Err(Errno::OPNOTSUPP) => 0,
-            Err(errno) => return Err(Error::new("list extended attributes", errno).into()),
-        };
-        let mut extended = Vec::new();
-        for name in names[..length].split(|byte| *byte == 0).filter(|name| can_be_set(name)) {
-            let mut value = vec![0; EXTENDED_BYTES_MAX];
-            let length = rustix::fs::getxattr(&link, OsStr::from_bytes(name), &mut value[..])
-                .map_err(|errno| Error::new("read an extended attribute", errno))?;
-            value.truncate(length);
-            extended.push((name.to_vec(), value));
-        }
-        extended.sort_unstable();
-        Ok(extended)
+        key::extended(node)
     }
 
     fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Option<Node>> {
@@ -361,14 +342,6 @@ fn stat(node: impl AsFd) -> Result<rustix::fs::Stat> {
 /// A path that leads to the inode of a descriptor, also of one that is not open for anything.
 fn link_of(node: &Node) -> String {
     format!("/proc/thread-self/fd/{}", node.as_raw_fd())
-}
-
-/// Whether an extended attribute is one of those that the log records.
-fn can_be_set(name: &[u8]) -> bool {
-    name.starts_with(b"user.")
-        || name.starts_with(b"trusted.")
-        || name.starts_with(b"system.posix_acl_")
-        || name == b"security.capability"
 }
 
 fn has(extended: &[(Vec<u8>, Vec<u8>)], name: &[u8]) -> bool {

@@ -198,8 +198,21 @@ impl<'a> Schedule<'a> {
                 }
             }
             possible = reachable_on(&self.disk).unwrap().0;
+            self.refuse_others(&possible);
         }
         unreachable!("the last attempt is not interrupted")
+    }
+
+    /// What cannot be reached is refused, and nothing is changed.
+    fn refuse_others(&mut self, possible: &[Sequence]) {
+        let others: Vec<_> = self.pictures.keys().filter(|sequence| !possible.contains(sequence)).collect();
+        let Some(to) = self.random.choice(others) else { return };
+        let before = picture(&self.disk);
+        let (conflicts, durability) = (Conflicts::Refuse, Durability::Kill);
+        let outcome = go_back_on(&self.disk, &self.files, *to, conflicts, durability, self.disk.now());
+        let error = outcome.unwrap_err();
+        assert!(!matches!(error, UndoError::Step { .. } | UndoError::Kernel(_)), "{error}");
+        assert!(picture(&self.disk) == before);
     }
 
     /// Whether going back goes on after a power cut.
@@ -227,6 +240,7 @@ impl<'a> Schedule<'a> {
                 "inode {inode}: {found:?}, had {data:?}"
             );
         }
+        assert!(crate::log::reader::read(&self.disk).unwrap().leftovers.is_empty());
         if self.disk.names_of(LOG).iter().filter(|name| name.ends_with(b".epoch")).count() == 1 {
             assert!(self.disk.names_of(KEPT).is_empty());
         }

@@ -162,7 +162,12 @@ impl Subject {
     fn chmod(&mut self, log: &mut Option<UndoLog>, inode: u64) -> Result<()> {
         self.inode(log, inode)?;
         let mut attributes = self.disk.inode(inode).unwrap().attributes;
-        attributes.mode ^= 0o022;
+        if self.random.bool() {
+            attributes.mode ^= 0o022;
+        } else {
+            // As programs do that unpack an archive.
+            attributes.modified = Time { s: 500, ns: 0 };
+        }
         self.disk.set_attributes(inode, &attributes)
     }
 
