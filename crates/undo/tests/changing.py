@@ -167,8 +167,12 @@ def remove_folder():
 
 def attributes():
     if path := some("file"):
-        way = RANDOM.randrange(3)
-        if way == 0:
+        way = RANDOM.randrange(5)
+        if way == 3:
+            os.setxattr(path, "user.note", data(50))
+        elif way == 4:
+            os.removexattr(path, "user.note")
+        elif way == 0:
             os.chmod(path, RANDOM.choice([0o600, 0o644, 0o755, 0o4711]))
         elif way == 1:
             os.utime(path, (RANDOM.randrange(10**9), RANDOM.randrange(10**9)))

@@ -25,6 +25,7 @@ struct Found {
     owner: (u32, u32),
     modified: (i64, i64),
     content: Vec<u8>,
+    extended: Option<Vec<u8>>,
     /// The first name of the same inode.
     inode: PathBuf,
 }
@@ -53,12 +54,22 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, Found> {
         } else {
             Vec::new()
         };
+        let extended = extended(&path, &metadata);
         let inode = inodes.entry(metadata.ino()).or_insert_with(|| path.clone()).clone();
         let modified = (metadata.mtime(), metadata.mtime_nsec());
         let owner = (metadata.uid(), metadata.gid());
-        found.insert(path, Found { mode: metadata.mode(), owner, modified, content, inode });
+        found.insert(path, Found { mode: metadata.mode(), owner, modified, content, extended, inode });
     }
     found
+}
+
+/// The extended attribute that the program sets.
+fn extended(path: &Path, metadata: &fs::Metadata) -> Option<Vec<u8>> {
+    let mut value = vec![0; 256];
+    let length =
+        rustix::fs::getxattr(path, "user.note", &mut value[..]).ok().filter(|_| metadata.is_file())?;
+    value.truncate(length);
+    Some(value)
 }
 
 /// What is different, shortly.

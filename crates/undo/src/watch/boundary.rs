@@ -146,7 +146,7 @@ impl State {
             // Its open went to another file than the path led to when the watch looked.
             found.missed = Some(format!("{} was opened under a name that changed meanwhile", path.display()));
         }
-        let attributes = Attributes::of(stat);
+        let attributes = Attributes::read(&duplicate, stat)?;
         let armed = Armed { key, attributes, how, path };
         let entry = found.armed.entry(id).or_insert((armed, duplicate));
         entry.0.how = entry.0.how.max(how);
@@ -211,7 +211,7 @@ impl State {
         let key = key_of(opened.as_fd(), &stat)?;
         let id = (stat.st_dev, stat.st_ino);
         let how = if self.reports(opened.as_fd(), stat.st_dev) { How::Mapped } else { How::OfImage };
-        let (attributes, path) = (Attributes::of(&stat), file.path.to_owned());
+        let (attributes, path) = (Attributes::read(&opened, &stat)?, file.path.to_owned());
         found.armed.insert(id, (Armed { key, attributes, how, path }, opened));
         Ok(())
     }

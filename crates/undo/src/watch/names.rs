@@ -40,7 +40,7 @@ impl State {
         let key = key_of(entry.directory.as_fd(), &stat)?;
         if !self.epoch.directories.contains_key(&key) {
             let path = path_of(entry.directory.as_fd());
-            let id = self.log.directory(&key, &Attributes::of(&stat), &path)?;
+            let id = self.log.directory(&key, &Attributes::read(&entry.directory, &stat)?, &path)?;
             self.epoch.directories.insert(key.clone(), Names::new(id));
         }
         Ok(key)

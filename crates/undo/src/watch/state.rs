@@ -132,12 +132,7 @@ impl State {
         let id = (stat.st_dev, stat.st_ino);
         if !self.epoch.inodes.contains_key(&id) {
             let key = key_of(file, stat)?;
-            let mut attributes = Attributes::of(stat);
-            match attributes.kind() {
-                FileType::Symlink => attributes.link = link_target(file)?,
-                FileType::Directory | FileType::RegularFile => attributes.extended = extended_of(file)?,
-                _ => {}
-            }
+            let attributes = Attributes::read(file, stat)?;
             self.record(&key, &attributes, path_of(file))?;
             self.epoch.is_touched = true;
         }
@@ -225,63 +220,4 @@ pub(super) fn reopen(file: BorrowedFd<'_>) -> Result<OwnedFd> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let opened = rustix::fs::open(&link, READ, Mode::empty());
     Ok(opened.map_err(|errno| sys::Error::path("open for reading", path_of(file), errno))?)
-}
-
-fn link_target(file: BorrowedFd<'_>) -> Result<Vec<u8>> {
-    let target = rustix::fs::readlinkat(file, "", Vec::new())
-        .map_err(|errno| sys::Error::path("read the link", path_of(file), errno))?;
-    Ok(target.into_bytes())
-}
-
-/// Bytes of a list of names, and of one value, at most (XATTR_LIST_MAX, XATTR_SIZE_MAX).
-const EXTENDED_BYTES_MAX: usize = 65536;
-/// Bytes of the list of names of most files, which have none.
-const NAMES_BYTES: usize = 256;
-
-/// The extended attributes of a file that is open with O_PATH.
-fn extended_of(file: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let failed = |errno| sys::Error::path("read extended attributes of", path_of(file), errno);
-    let mut names = vec![0_u8; NAMES_BYTES];
-    let length = loop {
-        match rustix::fs::listxattr(&link, &mut names[..]) {
-            Ok(length) => break length,
-            Err(Errno::RANGE) if names.len() < EXTENDED_BYTES_MAX => names.resize(EXTENDED_BYTES_MAX, 0),
-            Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
-            Err(errno) => return Err(failed(errno).into()),
-        }
-    };
-    let mut found = Vec::new();
-    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        let mut value = vec![0_u8; EXTENDED_BYTES_MAX];
-        match rustix::fs::getxattr(&link, name, &mut value[..]) {
-            Ok(length) => {
-                value.truncate(length);
-                found.push((name.to_vec(), value));
-            }
-            Err(Errno::NODATA) => {}
-            Err(errno) => return Err(failed(errno).into()),
-        }
-    }
-    Ok(found)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn extended_attributes_are_read_without_opening_the_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        std::fs::write(&path, "content").unwrap();
-        let open = || rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        assert_eq!(extended_of(open().as_fd()).unwrap(), []);
-        let set = rustix::fs::setxattr(&path, "user.note", b"text", rustix::fs::XattrFlags::empty());
-        if set.is_err() {
-            return println!("unsupported: extended attributes");
-        }
-        let found = extended_of(open().as_fd()).unwrap();
-        assert_eq!(found, [(b"user.note".to_vec(), b"text".to_vec())]);
-    }
 }

@@ -209,7 +209,7 @@ impl<'a> Schedule<'a> {
         let Some(to) = self.random.choice(others) else { return };
         let before = picture(&self.disk);
         let (conflicts, durability) = (Conflicts::Refuse, Durability::Kill);
-        let outcome = go_back_on(&self.disk, &self.files, *to, conflicts, durability, self.disk.now());
+        let outcome = go_back_on(&self.disk, &self.files, *to, Terms { conflicts, ..self.terms(durability) });
         let error = outcome.unwrap_err();
         assert!(!matches!(error, UndoError::Step { .. } | UndoError::Kernel(_)), "{error}");
         assert!(picture(&self.disk) == before);
