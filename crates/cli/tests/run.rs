@@ -17,7 +17,8 @@ use serde_json::Value;
 const POISONINGS_MAX: usize = 10;
 
 fn run(lab: &Lab, options: &[&str], counter: &[&str]) -> std::process::Child {
-    let mut words: Vec<String> = ["run", "--name", "job"].map(str::to_owned).to_vec();
+    // The counters tell by their files what has happened to them.
+    let mut words: Vec<String> = ["run", "--name", "job", "--files", "fresh"].map(str::to_owned).to_vec();
     words.extend(options.iter().map(|word| (*word).to_owned()));
     words.push("--".to_owned());
     words.extend(lab.counter_words(counter));

@@ -118,13 +118,20 @@ pub struct Enabler {
 }
 
 impl ContentEvents {
-    /// A group without marks.
+    /// A group without marks. `enabler` marks the same files.
+    ///
+    /// An access that waits for one group holds the marks of both. The end of a group waits for such accesses, and that
+    /// of this one answers them: so this one has to end first. The kernel releases the descriptors of a process that
+    /// dies from the highest number down (task_work_run, Linux 6.18); this one gets the higher number.
     ///
     /// # Errors
     ///
     /// EPERM without CAP_SYS_ADMIN.
-    pub fn new() -> Result<Self> {
-        create().map(|group| Self { group })
+    pub fn new(enabler: &Enabler) -> Result<Self> {
+        let group = create()?;
+        let above = rustix::io::fcntl_dupfd_cloexec(&group, enabler.group.as_raw_fd() + 1);
+        let group = above.map_err(|errno| Error::new("duplicate a fanotify group", errno))?;
+        Ok(Self { group })
     }
 
     /// Has accesses to the content of a regular file reported from now on, by descriptors that were opened while a mark

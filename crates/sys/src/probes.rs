@@ -19,7 +19,7 @@ use model::{Address, ByteCount, Fd, PAGE_BYTES, PageCount, Pid, Signal};
 
 use crate::clone::{WantedPid, spawn_waiting};
 use crate::error::{Errno, Error, Result};
-use crate::fanotify::ContentEvents;
+use crate::fanotify::{ContentEvents, Enabler};
 use crate::pagemap::{PageEntry, Pagemap};
 use crate::ptrace::{self as trace, WaitStatus};
 use crate::scratch::Scratch;
@@ -252,7 +252,7 @@ pub(crate) fn file_notify(_: &Path) -> Result<String> {
 pub(crate) fn file_content(directory: &Path) -> Result<String> {
     let open = || OpenOptions::new().write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(directory);
     let unnamed = open().map_err(|error| Error::path("open a file in", directory, error))?;
-    let events = ContentEvents::new()?;
+    let events = ContentEvents::new(&Enabler::new()?)?;
     events.watch(unnamed.as_fd())?;
     // Opened under the mark.
     let path = format!("/proc/self/fd/{}", unnamed.as_raw_fd());

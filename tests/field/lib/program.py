@@ -27,6 +27,8 @@ class Program:
     user = None
     # Time between two checkpoints under `run`.
     every = "200ms"
+    # What a restart does with files: the default of `undying run`.
+    files = ()
     # The time limit of both trials together, and of a start.
     limit_s, start_limit_s = 120, 30
     # Whether it belongs to `make test`.
@@ -101,6 +103,9 @@ class Program:
 
 class Service(Program):
     """A program that answers clients. Items are the numbers 1, 2, 3 …; `put` returns once one is acknowledged."""
+
+    # Its clients have answers that came after the checkpoint, so that its files may not go back behind them.
+    files = ("--files", "fresh")
 
     # Whether an acknowledged item must survive the loss of the memory.
     durable = False

@@ -177,7 +177,7 @@ class Run:
     def start(self):
         program = self.program
         # The default of 5 restarts a minute is for programs that crash by themselves.
-        words = self.undying.words("run", "--name", "field", "--every", program.every, "--max-restarts",
+        words = self.undying.words("run", "--name", "field", "--every", program.every, *program.files, "--max-restarts",
                                    "%d/1m" % (2 * self.kills + 10), "--", *program.command())
         self.guardian = spawn(words, program.folder, program.environment(), self.log)
 

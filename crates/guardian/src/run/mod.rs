@@ -1,7 +1,8 @@
 //! `run`: a program and the one who keeps it alive.
 //!
 //! Owns: how a subject is started or adopted, and what the caller is told in the end.
-//! Invariants: this program may be killed or stopped at any instant; the subject then goes on unguarded.
+//! Invariants: this program may be killed at any instant, and stopped where no files are watched; the subject then goes
+//! on unguarded.
 //! Does not: checkpoint, restore or decide; its modules do.
 
 mod children;

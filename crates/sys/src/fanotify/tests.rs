@@ -116,7 +116,7 @@ fn each_kind_of_change_is_reported_before_it_happens() {
     ];
     for (name, change, offset, length) in changes {
         drop(fresh(&path));
-        let events = ContentEvents::new().unwrap();
+        let events = ContentEvents::new(&Enabler::new().unwrap()).unwrap();
         let marked = File::open(&path).unwrap();
         events.watch(marked.as_fd()).unwrap();
         let file = read_write().open(&path).unwrap();
@@ -134,7 +134,7 @@ fn an_append_is_reported_with_its_length() {
     let directory = Directory::new("fanotify-append");
     let path = directory.0.join("file");
     let marked = fresh(&path);
-    let events = ContentEvents::new().unwrap();
+    let events = ContentEvents::new(&Enabler::new().unwrap()).unwrap();
     events.watch(marked.as_fd()).unwrap();
     let file = OpenOptions::new().append(true).open(&path).unwrap();
     let found = seen(&events, || std::io::Write::write_all(&mut &file, b"x").unwrap());
@@ -151,7 +151,7 @@ fn a_silenced_file_is_silent_until_it_is_not() {
     let directory = Directory::new("fanotify-silence");
     let path = directory.0.join("file");
     let marked = fresh(&path);
-    let events = ContentEvents::new().unwrap();
+    let events = ContentEvents::new(&Enabler::new().unwrap()).unwrap();
     // What is silent from the start makes able to report as well.
     events.silence(marked.as_fd()).unwrap();
     let file = read_write().open(&path).unwrap();
@@ -179,7 +179,8 @@ fn an_enabler_of_a_mount_makes_files_able_and_says_nothing() {
         return;
     }
     let directory = Directory::new("fanotify-enabler");
-    let (events, enabler) = (ContentEvents::new().unwrap(), Enabler::new().unwrap());
+    let enabler = Enabler::new().unwrap();
+    let events = ContentEvents::new(&enabler).unwrap();
     let early = fresh(&directory.0.join("early"));
     events.watch(early.as_fd()).unwrap();
     assert_eq!(seen(&events, || early.write_all_at(b"new", PAGE).unwrap()), [], "opened under no mark");
@@ -204,7 +205,7 @@ fn what_waits_happens_when_reader_or_group_are_gone() {
     let directory = Directory::new("fanotify-gone");
     let path = directory.0.join("file");
     let marked = fresh(&path);
-    let events = ContentEvents::new().unwrap();
+    let events = ContentEvents::new(&Enabler::new().unwrap()).unwrap();
     events.watch(marked.as_fd()).unwrap();
     let open = || read_write().open(&path).unwrap();
     std::thread::scope(|scope| {
@@ -229,7 +230,7 @@ fn what_waits_happens_when_reader_or_group_are_gone() {
 
 #[test]
 fn a_file_system_without_events_is_named() {
-    let Ok(events) = ContentEvents::new() else {
+    let Ok(events) = Enabler::new().and_then(|enabler| ContentEvents::new(&enabler)) else {
         return println!("unsupported: CAP_SYS_ADMIN");
     };
     let path = Path::new("/proc/self/status");

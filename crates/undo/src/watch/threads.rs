@@ -37,7 +37,8 @@ pub(super) struct Fanotify {
 
 impl Fanotify {
     pub(super) fn new() -> sys::Result<Self> {
-        Ok(Self { events: Arc::new(ContentEvents::new()?), enabler: Enabler::new()? })
+        let enabler = Enabler::new()?;
+        Ok(Self { events: Arc::new(ContentEvents::new(&enabler)?), enabler })
     }
 
     pub(super) fn events(&self) -> Arc<ContentEvents> {
