@@ -11,11 +11,18 @@
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use crate::error::{Errno, Error, Result};
 
 /// Longest handle the kernel makes (MAX_HANDLE_SZ).
 const HANDLE_BYTES_MAX: usize = 128;
+
+/// Attempts to open a file by its handle. Where directories above it are being moved or leave the cache, the kernel's
+/// search for its path can fail with ENOMEM though there is memory.
+const ATTEMPTS_MAX: u32 = 20;
+/// Between two of them.
+const PAUSE: Duration = Duration::from_millis(1);
 
 #[repr(C)]
 struct RawHandle {
@@ -46,20 +53,28 @@ pub fn open(mount: BorrowedFd<'_>, handle: &FileHandle) -> Result<OwnedFd> {
     let mut raw =
         RawHandle { bytes: handle.bytes.len() as u32, kind: handle.kind, handle: [0; HANDLE_BYTES_MAX] };
     raw.handle[..handle.bytes.len()].copy_from_slice(&handle.bytes);
-    // SAFETY: the kernel reads the header and as many bytes as it says; the array holds at least that many.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_open_by_handle_at,
-            mount.as_raw_fd(),
-            &raw const raw,
-            libc::O_PATH | libc::O_CLOEXEC,
-        )
-    };
-    if result < 0 {
-        return Err(Error::new(name, Errno::last()));
+    let mut attempt = 1;
+    loop {
+        // SAFETY: the kernel reads the header and as many bytes as it says; the array holds at least that many.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_open_by_handle_at,
+                mount.as_raw_fd(),
+                &raw const raw,
+                libc::O_PATH | libc::O_CLOEXEC,
+            )
+        };
+        if result >= 0 {
+            // SAFETY: the kernel returned a new descriptor that nobody else owns.
+            return Ok(unsafe { OwnedFd::from_raw_fd(result as i32) });
+        }
+        let errno = Errno::last();
+        if errno.0 != libc::ENOMEM || attempt >= ATTEMPTS_MAX {
+            return Err(Error::new(name, errno));
+        }
+        attempt += 1;
+        std::thread::sleep(PAUSE);
     }
-    // SAFETY: the kernel returned a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
 /// The handle of an open file.
