@@ -191,12 +191,15 @@ impl Subject {
 const LIVES: u64 = 3;
 const EPOCHS: u64 = 5;
 
+/// Bytes that a log may take in most tests.
+const ROOMY: ByteCount = ByteCount(1 << 30);
+
 /// A watch, and the directory of the files.
-fn watch(place: &Path) -> (Watch, PathBuf) {
+fn watch(place: &Path, bytes_max: ByteCount) -> (Watch, PathBuf) {
     let root = place.join("files");
     fs::create_dir(&root).unwrap();
     let directory = place.join("undo");
-    let (bytes_max, start) = (ByteCount(1 << 30), Sequence(0));
+    let start = Sequence(0);
     // Every boundary is exact, whatever it costs.
     let options = WatchOptions { directory, bytes_max, cost_max: 1e9, start };
     (Watch::start(options, ListenerHolder::start().unwrap()).unwrap(), root)
@@ -204,7 +207,7 @@ fn watch(place: &Path) -> (Watch, PathBuf) {
 
 fn lives(place: &Path, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
-    let (watch, root) = watch(place);
+    let (watch, root) = watch(place, ROOMY);
     let mut known = BTreeMap::from([(Sequence(0), tree(&root))]);
     let mut next = 1;
     for life in 0..LIVES {
@@ -255,7 +258,7 @@ fn a_file_that_is_moved_to_a_name_while_that_is_opened_goes_back() {
         return println!("unsupported: {missing}");
     }
     let place = tempfile::tempdir().unwrap();
-    let (watch, root) = watch(place.path());
+    let (watch, root) = watch(place.path(), ROOMY);
     let mut subject = Subject::start(&watch, "crossing.py", &root, &[]);
     subject.order(CROSSINGS);
     subject.wait();
@@ -266,5 +269,31 @@ fn a_file_that_is_moved_to_a_name_while_that_is_opened_goes_back() {
     subject.kill();
     watch.subject_ended();
     watch.go_back(Sequence(1), &[]).unwrap();
+    assert_eq!(difference(&before, &tree(&root)), None);
+}
+
+#[test]
+fn a_log_without_room_loses_the_way_back_until_the_next_boundary() {
+    if let Some(missing) = Watch::missing() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (watch, root) = watch(place.path(), ByteCount(1 << 20));
+    let mut subject = Subject::start(&watch, "crossing.py", &root, &[]);
+    subject.order(CROSSINGS);
+    subject.wait();
+    assert_eq!(subject.boundary(&watch, Sequence(1)), Boundary::Exact);
+    // What is moved over one another takes more than the log may keep.
+    subject.order(0);
+    subject.wait();
+    let broken = watch.report().broken.unwrap();
+    assert!(broken.contains("undo log"), "{broken}");
+    assert_eq!(watch.exact(), []);
+    let before = tree(&root);
+    assert_eq!(subject.boundary(&watch, Sequence(2)), Boundary::Exact);
+    assert_eq!((watch.exact(), watch.report().broken), (vec![Sequence(2)], None));
+    subject.kill();
+    watch.subject_ended();
+    watch.go_back(Sequence(2), &[]).unwrap();
     assert_eq!(difference(&before, &tree(&root)), None);
 }
