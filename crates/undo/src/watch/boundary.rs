@@ -166,10 +166,10 @@ impl State {
             let is_at_end = file.position == Some(stat.st_size as u64);
             return (only_writes && is_at_end).then_some(How::Appends);
         }
-        if !self.reports(duplicate, stat.st_dev) {
-            return Some(How::OfImage);
+        if self.reports(duplicate, stat.st_dev) {
+            return Some(How::Reports);
         }
-        Some(How::Reports)
+        is_in_image(duplicate, stat).then_some(How::OfImage)
     }
 
     /// Whether the watch has seen the open of a file, or its making.
@@ -210,7 +210,14 @@ impl State {
         }
         let key = key_of(opened.as_fd(), &stat)?;
         let id = (stat.st_dev, stat.st_ino);
-        let how = if self.reports(opened.as_fd(), stat.st_dev) { How::Mapped } else { How::OfImage };
+        let how = if self.reports(opened.as_fd(), stat.st_dev) {
+            How::Mapped
+        } else if is_in_image(opened.as_fd(), &stat) {
+            How::OfImage
+        } else {
+            found.uncovered.push((id, file.path.to_owned()));
+            return Ok(());
+        };
         let (attributes, path) = (Attributes::read(&opened, &stat)?, file.path.to_owned());
         found.armed.insert(id, (Armed { key, attributes, how, path }, opened));
         Ok(())
@@ -334,6 +341,16 @@ fn are_same(one: &[Armed], other: &[Armed]) -> bool {
 fn is_device(device: u64, (major, minor): (u32, u32)) -> bool {
     let own = (rustix::fs::major(device), rustix::fs::minor(device));
     own == (major, minor) || (own.0, major) == (0, 0)
+}
+
+/// Whether the image of a checkpoint has the content of an open or mapped file: that of files of a tmpfs, which are
+/// memory. Other file systems without events are those of a network, or of another program (FUSE).
+fn is_in_image(file: BorrowedFd<'_>, stat: &Stat) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    /// Larger ones are not saved unless they are mapped.
+    const SAVED_BYTES_MAX: i64 = 64 << 20;
+    let is_on_tmpfs = rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS);
+    is_on_tmpfs && stat.st_size <= SAVED_BYTES_MAX
 }
 
 /// A mapped file with which the pause would be too long.
