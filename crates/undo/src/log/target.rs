@@ -71,6 +71,16 @@ pub(crate) struct Layer {
     pub(crate) pieces: Vec<Piece>,
 }
 
+impl Layer {
+    /// Adds a piece. What was recorded after all of the content is newer than the beginning of the epoch: a program
+    /// that goes on with a log in the same epoch does not know what was recorded before.
+    fn add(&mut self, piece: Piece) {
+        if self.whole.is_none() {
+            self.pieces.push(piece);
+        }
+    }
+}
+
 /// A range of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
@@ -195,11 +205,11 @@ impl Target {
             AnyRecord::Range(range) => {
                 let data_offset = Some(entry.data_offset);
                 let piece = Piece { offset: range.offset, length: entry.data_length, data_offset };
-                self.layer(ids.inode(range.inode)?, ordinal).pieces.push(piece);
+                self.layer(ids.inode(range.inode)?, ordinal).add(piece);
             }
             AnyRecord::Hole(hole) => {
                 let piece = Piece { offset: hole.offset, length: hole.length, data_offset: None };
-                self.layer(ids.inode(hole.inode)?, ordinal).pieces.push(piece);
+                self.layer(ids.inode(hole.inode)?, ordinal).add(piece);
             }
             AnyRecord::Whole(whole) => {
                 let layer = self.layer(ids.inode(whole.inode)?, ordinal);
