@@ -61,9 +61,9 @@ pub const EVERY_DEFAULT: Duration = Duration::from_secs(30);
 /// What is compressed has not changed for so long, when nobody says: what most programs write again, they write again
 /// before that.
 pub const COMPRESS_AFTER_DEFAULT: Duration = Duration::from_secs(60);
-/// Bytes that the undo log of files may take when nobody says.
+/// Default bound of the undo log of files, in bytes.
 pub const FILES_UNDO_MAX_DEFAULT: ByteCount = ByteCount(2 << 30);
-/// Part of the time that keeping files may cost when nobody says.
+/// Default part of the time that keeping files may cost.
 pub const FILES_COST_MAX_DEFAULT: f64 = 0.1;
 /// Checkpoints that are kept when nobody says.
 pub const KEEP_DEFAULT: usize = 8;

@@ -3,7 +3,7 @@
 //! Owns: how much of a file is kept at which change.
 //! Invariants: a change is answered only after the log has the old content of what it changes; a file whose content is
 //! in the log whole reports nothing more in the epoch; content behind the length at the epoch's beginning is never kept.
-//! Does not: know calls; `notify` and `events` do.
+//! Does not: know calls; `answer` does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};

@@ -235,7 +235,12 @@ impl Watch {
     #[must_use]
     pub fn exact(&self) -> Vec<Sequence> {
         let state = self.shared.state();
-        if state.epoch.broken.is_some() { Vec::new() } else { state.log.sequences() }
+        if state.epoch.broken.is_some() {
+            return Vec::new();
+        }
+        // What was open at a checkpoint has to be known, too.
+        let known = |sequence: &Sequence| state.boundaries.contains_key(sequence);
+        state.log.sequences().into_iter().filter(known).collect()
     }
 
     /// Takes files back to a checkpoint after `subject_ended`, but for those of `leave` (device and inode), and begins a

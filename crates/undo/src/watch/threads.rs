@@ -6,6 +6,7 @@
 //! Does not: record; `State` does.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -80,6 +81,13 @@ impl Shared {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Records a change. A panic is a defect of this program: it costs the way back, and not the call of the subject.
+    fn or_break(&self, record: impl FnOnce(&mut State)) {
+        if catch_unwind(AssertUnwindSafe(|| record(&mut self.state()))).is_err() {
+            self.state().break_epoch("a defect of undying kept a change from being recorded");
+        }
+    }
 }
 
 /// Answers the calls of one incarnation, until no task uses its filter.
@@ -88,13 +96,19 @@ pub(super) fn answer_calls(shared: &Shared, listener: &Listener, mut buffer: Not
         match listener.wait(None) {
             Ok(Waited::Ready) => {}
             Ok(Waited::TimedOut) => continue,
-            // Without a receiver calls would wait for ever; the holder answers them once the listener is closed here.
-            Ok(Waited::Gone) | Err(_) => return,
+            Ok(Waited::Gone) => return,
+            // The holder answers only once this program is dead: without a receiver, calls would wait.
+            Err(error) => {
+                shared.state().break_epoch(&error.to_string());
+                std::thread::sleep(RETRY);
+                continue;
+            }
         }
         if !matches!(listener.receive(&mut buffer), Ok(Receipt::Call)) {
             continue;
         }
-        shared.state().answer(buffer.tid(), &call_of(&buffer));
+        let (thread, call) = (buffer.tid(), call_of(&buffer));
+        shared.or_break(|state| state.answer(thread, &call));
         // A call whose thread was killed needs none.
         let _ = listener.answer_continue(buffer.id());
     }
@@ -118,9 +132,10 @@ pub(super) fn answer_events(shared: &Shared) {
                 if event.pid() != own {
                     let range =
                         event.range().map(|EventRange { offset, length }| (offset.get(), length.get()));
-                    let mut state = shared.state();
-                    let outcome = state.event(event.file().as_fd(), range);
-                    state.or_break(outcome, "the content of a file");
+                    shared.or_break(|state| {
+                        let outcome = state.event(event.file().as_fd(), range);
+                        state.or_break(outcome, "the content of a file");
+                    });
                 }
                 event.allow();
             }
