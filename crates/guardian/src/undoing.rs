@@ -14,7 +14,7 @@ use rustix::fs::{CWD, RenameFlags};
 use serde::Serialize;
 use store::{Store, SubjectName};
 use sys::Error;
-use undo::back::{self, Conflicts, MovedAside, WentBack};
+use undo::back::{self, Conflicts, Durability, MovedAside, WentBack};
 
 use crate::error::{GuardianError, Result};
 use crate::images;
@@ -119,7 +119,9 @@ impl Going {
         let inherited = recorded.iter().filter(|file| file.effect() == engine::Effect::Stays);
         let streams: Vec<(u64, u64)> = inherited.map(FileRecord::file).collect();
         let leave = streams::written_by_others(&streams);
-        let went = back::go_back(&self.directory, self.to, self.conflicts, &leave)?;
+        // By hand, it may well be what follows a power cut, and precede the next.
+        let durability = Durability::PowerCut;
+        let went = back::go_back_with(&self.directory, self.to, self.conflicts, &leave, durability)?;
         let uncovered: HashSet<(u64, u64)> = went.uncovered.iter().chain(&leave).copied().collect();
         Ok(Gone { went, covered: Covered::AllBut(uncovered), left: leave.len() })
     }

@@ -82,17 +82,6 @@ pub struct MovedAside {
     pub bytes: ByteCount,
 }
 
-/// What going back would do.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct BackPlan {
-    /// Names that would lead to something else.
-    pub names: Vec<PathBuf>,
-    /// Files and directories whose content or attributes would change.
-    pub changed: Vec<PathBuf>,
-    /// Files that were changed after the subject had ended.
-    pub conflicts: Vec<PathBuf>,
-}
-
 /// Checkpoints that the log in `directory` leads back to, in rising order, and why no earlier ones.
 pub fn reachable(directory: &Path) -> Result<(Vec<Sequence>, Option<String>)> {
     let storage = DiskStorage::open(directory)?;
@@ -133,24 +122,6 @@ pub fn go_back_with(
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let time = Time { s: now.as_secs().cast_signed(), ns: now.subsec_nanos() };
     go_back_on(&storage, &files, to, Terms { conflicts, leave, durability, time })
-}
-
-/// What [`go_back`] would do. Changes nothing outside of keep directories.
-///
-/// # Errors
-///
-/// As [`go_back`], but for conflicts.
-pub fn plan(directory: &Path, to: Sequence) -> Result<BackPlan> {
-    let storage = DiskStorage::open(directory)?;
-    let files = DiskFiles::new(directory)?;
-    let way = Way::find(&storage, to, Conflicts::Force)?;
-    let number = way.begun.as_ref().map_or(0, |begun| begun.number);
-    let survey = Survey::of(&files, &way.target, &files.works(number)?)?;
-    files.tidy(number)?;
-    let conflicts = way.conflicts(&files, &survey)?;
-    let names = survey.wrong.iter().map(|wrong| way.target.path_of(wrong.directory, &wrong.name)).collect();
-    let changed = survey.changed.iter().map(|index| way.target.inodes[*index].path.clone()).collect();
-    Ok(BackPlan { names, changed, conflicts })
 }
 
 /// Removes the log in `directory` with the links and copies that it keeps on other file systems. What was moved aside
