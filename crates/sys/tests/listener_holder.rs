@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -23,44 +23,17 @@ use std::time::{Duration, Instant};
 use model::Pid;
 use sys::listener_holder::{BROKEN_LINE, BUFFERS_MAX, ListenerHolder};
 use sys::seccomp_listener::{Listener, Receipt, Waited, watch_from_start, watch_program};
-use sys::{Errno, features, pidfd};
+use sys::{Errno, pidfd};
 use undying_sys as sys;
+
+mod common;
+
+use common::{Directory, is_supported};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// What a subject writes in the end.
 const WELL: u8 = b'.';
 const FAILED: u8 = b'F';
-
-/// Whether filters with a listener can be installed; says so if not.
-fn is_supported() -> bool {
-    match (features::entry(features::Feature::FileNotify).probe)(&std::env::temp_dir()) {
-        Ok(_) => true,
-        Err(error) => {
-            println!("unsupported: file-notify: {error}");
-            false
-        }
-    }
-}
-
-/// A directory that is removed in the end.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(name: &str) -> Self {
-        // In memory where there is such a place: the holder waits until its mark is on disk.
-        let memory = PathBuf::from("/dev/shm");
-        let place = if memory.is_dir() { memory } else { std::env::temp_dir() };
-        let path = place.join(format!("undying-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn ends_within(process: BorrowedFd<'_>, milliseconds: i32) -> bool {
     let mut wait = libc::pollfd { fd: process.as_raw_fd(), events: libc::POLLIN, revents: 0 };

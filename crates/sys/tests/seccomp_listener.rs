@@ -11,49 +11,24 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ffi::CString;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use sys::Errno;
 use sys::seccomp_listener::{
     CallTable, Listener, Notification, NotificationId, Receipt, Waited, install, watch_from_start,
     watch_program,
 };
-use sys::{Errno, features};
 use undying_sys as sys;
+
+mod common;
+
+use common::{Directory, is_supported};
 
 const LIMIT: Option<Duration> = Some(Duration::from_secs(10));
 
-/// Whether filters with a listener can be installed; says so if not.
-fn is_supported() -> bool {
-    match (features::entry(features::Feature::FileNotify).probe)(&std::env::temp_dir()) {
-        Ok(_) => true,
-        Err(error) => {
-            println!("unsupported: file-notify: {error}");
-            false
-        }
-    }
-}
-
-/// A directory that is removed in the end.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("undying-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn at(&self, name: &str) -> CString {
-        CString::new(self.0.join(name).to_str().unwrap()).unwrap()
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn at(directory: &Directory, name: &str) -> CString {
+    CString::new(directory.0.join(name).to_str().unwrap()).unwrap()
 }
 
 fn make_directory(path: &CString) -> i32 {
@@ -87,7 +62,7 @@ fn a_call_waits_for_its_answer_and_does_what_it_says() {
         return;
     }
     let directory = Directory::new("listener-answers");
-    let (refused, made) = (directory.at("refused"), directory.at("made"));
+    let (refused, made) = (at(&directory, "refused"), at(&directory, "made"));
     let address = refused.as_ptr() as u64;
     let (listener, thread) = watched(move || (make_directory(&refused), make_directory(&made)));
     let _ = listener.use_sync_wake_up();
@@ -114,7 +89,7 @@ fn without_a_receiver_a_call_fails() {
         return;
     }
     let directory = Directory::new("listener-gone");
-    let path = directory.at("made");
+    let path = at(&directory, "made");
     let (begin, begun) = std::sync::mpsc::channel();
     let (listener, thread) = watched(move || {
         begun.recv().unwrap();

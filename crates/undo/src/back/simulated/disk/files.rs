@@ -1,0 +1,142 @@
+//! The files of a simulated disk, as going back sees them.
+//!
+//! Owns: the trait `FileSystem` over a disk.
+//! Invariants: each operation is one step of the disk, at which it can end.
+//! Does not: hold state.
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+/// The files of a disk.
+#[derive(Debug)]
+pub(in crate::back::simulated) struct Files {
+    pub(in crate::back::simulated) disk: Disk,
+}
+
+impl FileSystem for Files {
+    type Node = u64;
+
+    fn find(&self, key: &FileKey, _path: &Path) -> Result<Option<u64>> {
+        Ok(self.disk.inode(key.inode).map(|_| key.inode))
+    }
+
+    fn status(&self, node: &u64) -> Result<Status> {
+        let inode = self.disk.inode(*node).unwrap();
+        let attributes = Attributes { link: Vec::new(), extended: Vec::new(), ..inode.attributes };
+        Ok(Status { key: key_of(*node), attributes, links: inode.links, changed: inode.changed })
+    }
+
+    fn extended(&self, node: &u64) -> Result<Extended> {
+        Ok(self.disk.inode(*node).unwrap().attributes.extended)
+    }
+
+    fn lookup(&self, directory: &u64, name: &[u8]) -> Result<Option<u64>> {
+        Ok(self.disk.child(*directory, name))
+    }
+
+    fn place_of(&self, directory: &u64) -> Result<Option<(u64, Vec<u8>)>> {
+        Ok(parent_of(&self.disk.state().now, *directory))
+    }
+
+    fn names(&self, directory: &u64) -> Result<Vec<Entry>> {
+        let state = self.disk.state();
+        let entry = |(name, inode): (&Vec<u8>, &u64)| {
+            let is_directory = state.now[inode].attributes.kind() == FileType::Directory;
+            Entry { name: name.clone(), inode: *inode, may_be_directory: is_directory }
+        };
+        Ok(state.now[directory].names.iter().map(entry).collect())
+    }
+
+    fn rename(&self, from: &u64, name: &[u8], to: &u64, to_name: &[u8]) -> Result<()> {
+        self.disk.rename_to((*from, name), (*to, to_name), false)
+    }
+
+    fn link(&self, node: &u64, directory: &u64, name: &[u8]) -> Result<()> {
+        self.disk.add_link(*node, *directory, name)
+    }
+
+    fn unlink(&self, directory: &u64, name: &[u8]) -> Result<()> {
+        let inode = self.disk.child(*directory, name).unwrap();
+        // Going back never takes the last name away.
+        assert!(*directory == NEW || self.disk.inode(inode).unwrap().links > 1);
+        self.disk.remove(*directory, name)
+    }
+
+    fn remove_directory(&self, directory: &u64, name: &[u8]) -> Result<()> {
+        self.disk.remove(*directory, name)
+    }
+
+    fn make(&self, directory: &u64, name: &[u8], attributes: &Attributes) -> Result<u64> {
+        let mode = FileType::from_raw_mode(attributes.mode).as_raw_mode() | 0o600;
+        self.disk.create(
+            *directory,
+            name,
+            &Attributes { mode, link: attributes.link.clone(), ..Attributes::default() },
+        )
+    }
+
+    fn write(&self, node: &u64, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.disk.write_at(*node, offset, bytes)
+    }
+
+    fn punch(&self, node: &u64, offset: u64, length: u64) -> Result<()> {
+        let size = self.disk.inode(*node).unwrap().attributes.size;
+        let end = (offset + length).min(size);
+        if offset < end {
+            self.disk.write_at(*node, offset, &vec![0; (end - offset) as usize])
+        } else {
+            Ok(())
+        }
+    }
+
+    fn resize(&self, node: &u64, size: u64) -> Result<()> {
+        self.disk.set_size(*node, size)
+    }
+
+    fn copy(&self, node: &u64, from: &Path) -> Result<()> {
+        let source = self.disk.child(KEPT, &kept_name(from)).unwrap();
+        let data = self.disk.inode(source).unwrap().data;
+        self.disk.set_size(*node, 0)?;
+        self.disk.write_at(*node, 0, &data)
+    }
+
+    fn set(&self, node: &u64, attributes: &Attributes) -> Result<()> {
+        self.disk.set_attributes(*node, attributes)
+    }
+
+    fn work(&self, _near: &u64, _number: u64) -> Result<Work<u64>> {
+        Ok(Work { new: NEW, transit: TRANSIT, aside: ASIDE, path: PathBuf::from("/aside") })
+    }
+
+    fn works(&self, number: u64) -> Result<Vec<Work<u64>>> {
+        Ok(vec![self.work(&ROOT, number)?])
+    }
+
+    fn kept(&self) -> Result<Vec<u64>> {
+        Ok(vec![KEPT])
+    }
+
+    fn has_copy(&self, path: &Path) -> bool {
+        self.disk.child(KEPT, &kept_name(path)).is_some()
+    }
+
+    fn next_number(&self) -> Result<u64> {
+        Ok(1)
+    }
+
+    fn tidy(&self, _number: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn describe(&self, _work: &Work<u64>, _frame: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        let mut state = self.disk.state();
+        state.tick()?;
+        state.sync(None);
+        Ok(())
+    }
+}
