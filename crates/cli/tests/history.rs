@@ -52,7 +52,9 @@ fn a_life_and_a_death_are_told_in_order() {
 
     let all = events(&lab);
     let kinds: Vec<&str> = all.iter().map(|event| event["event"].as_str().unwrap()).collect();
-    let others: Vec<&str> = kinds.iter().copied().filter(|kind| *kind != "checkpoint").collect();
+    // On a busy machine, some checkpoints are still being written at the death.
+    let is_other = |kind: &&str| *kind != "checkpoint" && *kind != "dropped";
+    let others: Vec<&str> = kinds.iter().copied().filter(is_other).collect();
     assert_eq!(others, ["started", "died", "restored", "ended"], "{kinds:?}");
     assert!(all.windows(2).all(|pair| pair[0]["time"].as_str() <= pair[1]["time"].as_str()));
     let restored = &of_kind(&lab, "restored")[0];
