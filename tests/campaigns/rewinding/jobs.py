@@ -215,7 +215,7 @@ class SqliteDelete(SqliteWal):
 class Lmdb(Work):
     """The bytes of the lock file hold pids and times."""
 
-    name, extra_packages = "lmdb", ("python3-lmdb",)
+    name, extra_packages, how = "lmdb", ("python3-lmdb",), "write"
     ignored = ("base/lock.mdb",)
 
     def prepare(self):
@@ -223,10 +223,14 @@ class Lmdb(Work):
         self.make_folder("base")
 
     def command(self):
-        return self.script("lmdb_job.py", self.path("base"), self.steps(3500), 0.001, python=python_with("lmdb"))
+        return self.script("lmdb_job.py", self.how, self.path("base"), self.steps(3500), 0.001, python=python_with("lmdb"))
 
     def facts(self):
-        return self.tool(*self.script("lmdb_job.py", "--dump", self.path("base"), python=python_with("lmdb")))
+        return self.tool(*self.script("lmdb_job.py", "dump", self.path("base"), python=python_with("lmdb")))
+
+
+class LmdbMapped(Lmdb):
+    name, how = "lmdb-writemap", "map"
 
 
 class RocksDb(Work):
@@ -251,4 +255,5 @@ class RocksDb(Work):
         return self.tool("ldb", "--db=" + self.path("base"), "scan")
 
 
-JOBS = {kind.name: kind for kind in (Make, CsvJson, Changes, Mix, Ffmpeg, Git, TarZstd, SqliteDelete, SqliteWal, Lmdb, RocksDb)}
+JOBS = {kind.name: kind for kind in (Make, CsvJson, Changes, Mix, Ffmpeg, Git, TarZstd, SqliteDelete, SqliteWal, Lmdb, LmdbMapped,
+                                    RocksDb)}

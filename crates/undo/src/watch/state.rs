@@ -108,7 +108,6 @@ impl State {
     /// Notes that the way back through this epoch is lost.
     pub(super) fn break_epoch(&mut self, why: &str) {
         if self.epoch.broken.is_none() {
-            eprintln!("BROKEN {why}");
             self.epoch.broken = Some(why.to_owned());
             self.epoch.is_touched = true;
             // A log that takes no records loses this one, too: then the memory of this program knows.

@@ -1,25 +1,28 @@
-"""Fills an LMDB environment by stores through a shared mapping (MDB_WRITEMAP), and deletes again what is old.
+"""Fills an LMDB environment, and deletes again what is old.
 
-Usage: lmdb_job.py FOLDER TRANSACTIONS PAUSE_S; with --dump FOLDER it prints the entries instead.
+Usage: lmdb_job.py write|map FOLDER TRANSACTIONS PAUSE_S: by calls, or by stores through a shared mapping (MDB_WRITEMAP).
+With dump FOLDER it prints the entries instead.
 """
 import sys
 import time
 
 import lmdb
 
-MAP_BYTES, KEPT = 32 << 20, 2000
+# What the pause of a checkpoint copies of mapped files is limited to 8 MiB.
+MAP_BYTES, KEPT = 7 << 20, 500
 
 
-def fill(folder, transactions, pause_s):
+def fill(how, folder, transactions, pause_s):
     total = 0
-    with lmdb.open(folder, map_size=MAP_BYTES, writemap=True) as base:
+    with lmdb.open(folder, map_size=MAP_BYTES, writemap=how == "map") as base:
         for number in range(1, transactions + 1):
             with base.begin(write=True) as change:
                 for part in range(4):
                     total += number * 7919 % 10007 + part
                     change.put(b"%08d.%d" % (number, part), b"%d " % total * 30)
-                if number > KEPT // 4:
-                    change.delete(b"%08d.0" % (number - KEPT // 4))
+                if number > KEPT:
+                    for part in range(4):
+                        change.delete(b"%08d.%d" % (number - KEPT, part))
                 change.put(b"total", b"%d" % total)
             time.sleep(pause_s)
 
@@ -31,7 +34,7 @@ def dump(folder):
         print(sorted(view.stat().items()))
 
 
-if sys.argv[1] == "--dump":
+if sys.argv[1] == "dump":
     dump(sys.argv[2])
 else:
-    fill(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    fill(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
