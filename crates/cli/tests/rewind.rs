@@ -250,6 +250,58 @@ fn an_output_that_another_program_writes_stays_as_it_is() {
     }
 }
 
+/// A file that cannot be changed as long as this lives.
+struct Immutable(PathBuf);
+
+impl Immutable {
+    fn make(path: PathBuf) -> Option<Self> {
+        Self::flag("+i", &path).then_some(Self(path))
+    }
+
+    fn flag(change: &str, path: &Path) -> bool {
+        Command::new("chattr").arg(change).arg(path).status().is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for Immutable {
+    fn drop(&mut self) {
+        Self::flag("-i", &self.0);
+    }
+}
+
+#[test]
+fn a_program_is_not_started_over_files_that_have_gone_back_in_part() {
+    let Some(lab) = lab() else { return };
+    let expected = uninterrupted(&lab);
+    let mut writing = Writing::begin(&lab, &["--every", "2s"]);
+    writing.await_exact();
+    std::thread::sleep(Duration::from_millis(300));
+    let root = writing.root().unwrap();
+    root.signal(Signal::STOP).unwrap();
+    let table = Immutable::make(lab.path("data").join("table"));
+    root.signal(Signal::KILL).unwrap();
+    if table.is_none() {
+        println!("unsupported: chattr");
+        return writing.end();
+    }
+    let status = wait(&mut writing.guardian);
+    drop(table);
+    let said = lab.told();
+    assert_eq!(status.code(), Some(125), "{said}");
+    assert!(said.contains("table goes back") && said.contains("changes are left"), "{said}");
+    assert_eq!(writing.status()["state"], "failed");
+    // A restore does what is left. The message of the failed run is in the program's standard error, a file that has
+    // changed since.
+    let pidfile = lab.path("pid");
+    let restore = ["restore", "job", "--detach", "--files", "force", "--pidfile", pidfile.to_str().unwrap()];
+    let said = lab.say(restore);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let pid: i32 = std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap();
+    let root = ProcessId::of(Pid(pid)).unwrap();
+    until("the end", || (!root.is_alive()).then_some(()));
+    assert_same(&expected, &lab.path("data"));
+}
+
 /// Runs the subject for a while, ends it, and gives the newest checkpoint that its files can go back to.
 fn ended_early(lab: &Lab) -> u64 {
     let mut writing = Writing::begin(lab, &["--every", "100ms", "--keep", "100"]);

@@ -173,6 +173,14 @@ pub enum UndoError {
     },
 }
 
+impl UndoError {
+    /// Whether files have gone back in part, or may have: they fit no checkpoint until the rest is done.
+    #[must_use]
+    pub fn is_half_way(&self) -> bool {
+        matches!(self, Self::Step { .. } | Self::HalfBack { .. } | Self::PowerCut { .. })
+    }
+}
+
 /// Most paths that a message lists.
 const LISTED_MAX: usize = 20;
 

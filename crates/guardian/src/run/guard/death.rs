@@ -94,6 +94,8 @@ impl Guard<'_> {
         let outcome = self.bring_back(status, noticed);
         if outcome.is_err() {
             self.record.state = "failed".to_owned();
+            // Its number is free for a restore by hand.
+            self.subject.release()?;
         }
         outcome?;
         self.begin_life()?;

@@ -36,7 +36,7 @@ impl Guard<'_> {
             self.household.clear(self.subject.pid(), &[], &spared)?;
             let covered = match self.take_files_back(sequence) {
                 Ok(covered) => covered,
-                Err(error) => return self.without_files(sequence, &error),
+                Err(error) => return self.without_files(sequence, error),
             };
             match self.restore(sequence, covered) {
                 Ok(()) => {
@@ -81,7 +81,7 @@ impl Guard<'_> {
         }
         self.household.clear(self.subject.pid(), &[], &std::collections::HashSet::new())?;
         if let Err(error) = self.take_files_back(BEGINNING) {
-            return self.without_files(BEGINNING, &error);
+            return self.without_files(BEGINNING, error);
         }
         if let Some(why) = why {
             self.note_fresh(why);
@@ -92,10 +92,14 @@ impl Guard<'_> {
         }
     }
 
-    /// Files could not go back: the program starts from its beginning with the files as they are.
-    fn without_files(&mut self, to: Sequence, error: &GuardianError) -> Result<()> {
+    /// Files could not go back: the program starts from its beginning with the files as they are, unless they are
+    /// half-way. No program expects that mixture, and the journal that leads out of it would be lost.
+    fn without_files(&mut self, to: Sequence, error: GuardianError) -> Result<()> {
+        if matches!(&error, GuardianError::Undo(error) if error.is_half_way()) {
+            return Err(error);
+        }
         let to = if to == BEGINNING { "the beginning".to_owned() } else { format!("checkpoint {to}") };
-        self.start_afresh_since(&format!("files cannot go back to {to}: {}", headline(error)))
+        self.start_afresh_since(&format!("files cannot go back to {to}: {}", headline(&error)))
     }
 
     /// Takes files back; the restore compares those that did not go.
