@@ -184,9 +184,10 @@ class Guarded:
         self.await_nothing_left()
 
     def see_no_failure(self):
-        """An exit code other than 0 is the program's own: it would fail and be restored without end."""
+        """An exit code other than 0 is the program's own, unless it follows from the kill of a child: it would fail and be
+        restored without end."""
         for death in self.undying.deaths(NAME):
-            if death["exit"]:
+            if death["exit"] and not death.get("child"):
                 raise Wrong("the program itself ended with %d: %s" % (death["exit"], self.said()))
 
     def await_nothing_left(self):
