@@ -6,6 +6,7 @@
 
 pub mod allocation_count;
 pub mod clear_refs;
+pub mod clock;
 pub mod clone;
 pub mod close_range;
 pub mod dead_man;

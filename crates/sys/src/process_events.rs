@@ -216,6 +216,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
+    use crate::clock::monotonic as now;
 
     fn subscribe() -> Option<ProcessEvents> {
         ProcessEvents::subscribe().map_err(|error| println!("unsupported: process-events: {error}")).ok()
@@ -248,11 +249,6 @@ mod tests {
         let (signal, at) = killed.expect("its end is reported");
         assert_eq!(signal, Signal(9));
         assert!((before..=now()).contains(&at), "{at:?} is not between {before:?} and now");
-    }
-
-    fn now() -> Duration {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
     }
 
     #[test]

@@ -87,6 +87,8 @@ pub struct Restored {
     /// The group of it that is to be in the foreground of our terminal, if it had a terminal; was put there, if one was
     /// given.
     pub foreground: Option<Pid>,
+    /// A time on CLOCK_MONOTONIC before the first thread was resumed, and after all zombies had ended.
+    pub resumed_after: Duration,
     /// From the call to the first instruction.
     pub total: Duration,
     /// From the call until all memory was there; later than the first instruction if some of it came later.
@@ -97,8 +99,9 @@ pub struct Restored {
 
 impl Restored {
     fn of(plan: &Plan, phases: RestorePhases) -> Self {
-        let (total, filled) = (Duration::ZERO, Duration::ZERO);
-        Self { root: plan.root(), pids: plan.pids(), foreground: None, total, filled, phases }
+        const NONE: Duration = Duration::ZERO;
+        let (root, pids) = (plan.root(), plan.pids());
+        Self { root, pids, foreground: None, resumed_after: NONE, total: NONE, filled: NONE, phases }
     }
 }
 
@@ -251,7 +254,7 @@ fn restore_with(
         open.complete(shared);
         Ok(())
     };
-    let mut restored = Restored::of(plan, phases);
+    let mut restored = Restored { resumed_after: sys::clock::monotonic(), ..Restored::of(plan, phases) };
     let has_begun = |restored: &mut Restored| {
         restored.foreground = given.get();
         restored.phases.finish = lap.take();

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::{Pid, ProcessKey, Sequence, Signal};
-use rustix::time::{ClockId, clock_gettime};
 use sys::features::{self, Feature};
 use sys::process_events::{ProcessEvent, ProcessEvents};
 use tracee::tree;
@@ -59,6 +58,8 @@ pub(super) enum Heard {
 pub(super) struct Children {
     events: ProcessEvents,
     family: Family,
+    /// What came before the incarnation was known here.
+    early: VecDeque<Heard>,
     taken: VecDeque<Taken>,
 }
 
@@ -68,13 +69,19 @@ impl Children {
         let subscribed =
             if features::enabled(Feature::ProcessEvents) { ProcessEvents::subscribe().ok() } else { None };
         let events = subscribed.ok_or_else(|| missing(Feature::ProcessEvents))?;
-        Ok(Self { events, family: Family::of_nobody(), taken: VecDeque::new() })
+        Ok(Self { events, family: Family::of(Pid(0)), early: VecDeque::new(), taken: VecDeque::new() })
     }
 
-    /// A life begins; the deaths of the one before count no more.
-    pub(super) fn begin(&mut self, root: Pid) -> Result<()> {
-        while self.events.poll()?.is_some() {}
+    /// Begins with an incarnation of which no process was resumed before `since`, a time on CLOCK_MONOTONIC: deaths of
+    /// the incarnation before, and of the construction of this one, do not count.
+    pub(super) fn begin(&mut self, root: Pid, since: Duration) -> Result<()> {
         self.family = Family::of(root);
+        self.early.clear();
+        while let Some(event) = self.events.poll()? {
+            self.early.extend(self.family.hear_since(event, since));
+        }
+        // Births before the subscription were not reported.
+        self.family.look();
         Ok(())
     }
 
@@ -84,6 +91,9 @@ impl Children {
 
     /// The next thing that counts, if something has come.
     pub(super) fn poll(&mut self) -> Result<Option<Heard>> {
+        if let Some(heard) = self.early.pop_front() {
+            return Ok(Some(heard));
+        }
         while let Some(event) = self.events.poll()? {
             if event == ProcessEvent::Lost {
                 // Those that were started meanwhile are found if they live.
@@ -99,8 +109,7 @@ impl Children {
 
     /// Records a checkpoint that was taken before this call.
     pub(super) fn note_taken(&mut self, sequence: Sequence, descendants: &[ProcessKey]) {
-        let now = clock_gettime(ClockId::Monotonic);
-        let stopped = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
+        let stopped = sys::clock::monotonic();
         let mut living: Vec<Pid> = descendants.iter().map(|key| key.pid).collect();
         living.sort_unstable();
         // Most checkpoints hold the same processes as the one before.
@@ -144,14 +153,8 @@ struct Family {
 }
 
 impl Family {
-    fn of_nobody() -> Self {
-        Self { root: Pid(0), members: HashMap::new() }
-    }
-
     fn of(root: Pid) -> Self {
-        let mut family = Self { root, members: HashMap::from([(root, None)]) };
-        family.look();
-        family
+        Self { root, members: HashMap::from([(root, None)]) }
     }
 
     fn look(&mut self) {
@@ -160,8 +163,19 @@ impl Family {
         }
     }
 
+    /// What counts of an event that came before its incarnation was known.
+    fn hear_since(&mut self, event: ProcessEvent, since: Duration) -> Option<Heard> {
+        match event {
+            ProcessEvent::Lost => Some(Heard::Lost),
+            ProcessEvent::Killed { at, .. } if at < since => None,
+            event => self.hear(event).map(Heard::Death),
+        }
+    }
+
     fn hear(&mut self, event: ProcessEvent) -> Option<ChildDeath> {
         match event {
+            // Its own birth, by the guardian.
+            ProcessEvent::Forked { child, .. } if child == self.root => None,
             ProcessEvent::Forked { parent, child, at } => {
                 if self.members.contains_key(&parent) {
                     self.members.insert(child, Some(at));
@@ -190,7 +204,7 @@ mod tests {
     const MOMENT: Duration = Duration::from_micros(1);
 
     fn family() -> Family {
-        Family { root: Pid(10), members: HashMap::from([(Pid(10), None)]) }
+        Family::of(Pid(10))
     }
 
     fn forked(parent: i32, child: i32) -> ProcessEvent {
@@ -209,6 +223,18 @@ mod tests {
             living: if holds_it { [Pid(11), Pid(12)].into() } else { [Pid(12)].into() },
         };
         of.iter().enumerate().map(taken).collect()
+    }
+
+    #[test]
+    fn a_child_that_dies_before_its_incarnation_is_known_counts_and_one_of_the_construction_does_not() {
+        let mut family = family();
+        for event in [forked(1, 10), forked(10, 11), forked(11, 12)] {
+            assert_eq!(family.hear_since(event, DEATH), None);
+        }
+        let early = ProcessEvent::Killed { pid: Pid(12), signal: SEGV, at: DEATH - MOMENT };
+        assert_eq!(family.hear_since(early, DEATH), None);
+        assert!(matches!(family.hear_since(killed(11, SEGV), DEATH), Some(Heard::Death(_))));
+        assert_eq!(family.hear_since(ProcessEvent::Lost, DEATH), Some(Heard::Lost));
     }
 
     #[test]

@@ -318,6 +318,7 @@ impl Guard<'_> {
             match outcome {
                 Ok(restored) => {
                     self.foreground.accepted(restored.foreground);
+                    self.resumed_after = restored.resumed_after;
                     self.subject = Subject::child(restored.root)?;
                     return Ok(());
                 }
@@ -347,6 +348,7 @@ impl Guard<'_> {
     pub(super) fn start_program(&mut self, words: &[OsString]) -> Result<()> {
         self.departed.forget();
         self.subject.release()?;
+        self.resumed_after = sys::clock::monotonic();
         self.subject = spawn(words, &self.signals, &self.requests, self.watching.as_ref())?;
         self.is_ready = !self.request.await_ready;
         self.descends = None;
@@ -360,7 +362,7 @@ impl Guard<'_> {
 
     fn begin_life(&mut self) -> Result<()> {
         if let Some(children) = &mut self.children {
-            children.begin(self.subject.pid())?;
+            children.begin(self.subject.pid(), self.resumed_after)?;
         }
         self.ending = None;
         self.forget_failures();
@@ -374,7 +376,7 @@ impl Guard<'_> {
         self.record.root = ProcessName::of(self.subject.key());
         self.record.first_sequence = self.first.get();
         self.write_record();
-        Ok(())
+        self.hear_children()
     }
 }
 

@@ -139,6 +139,8 @@ pub(super) struct Guard<'a> {
     restarts: Restarts,
     suspicion: Suspicion,
     back_off: BackOff,
+    /// No process of this incarnation ran before, on CLOCK_MONOTONIC.
+    resumed_after: Duration,
     /// When this incarnation began, and the checkpoints committed before it.
     began: Instant,
     checkpoints_before: u64,
@@ -179,7 +181,7 @@ impl<'a> Guard<'a> {
     ) -> Result<Self> {
         let Parts { store, claim, household, signals, requests, mut children, subject, .. } = parts;
         let Parts { first, streams, foreground, log, tracking, files, no_rewind, watching, .. } = parts;
-        children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid()))?;
+        children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
         let pace = Pace::new(request.every, Instant::now());
         let record = first_record(request, &claim, &subject, first, &tracking)?;
         let record = Record { files: FilesReport::first(files.name(), no_rewind.as_deref()), ..record };
@@ -212,6 +214,7 @@ impl<'a> Guard<'a> {
             restarts: Restarts::new(request.limit),
             suspicion: Suspicion::new(request.limit.window),
             back_off: BackOff::default(),
+            resumed_after: Duration::ZERO,
             began: Instant::now(),
             checkpoints_before: 0,
             fresh_reason: None,
