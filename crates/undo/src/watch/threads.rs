@@ -5,13 +5,15 @@
 //! answered without the lock, since a thread that holds it may wait for the answer.
 //! Does not: record; `State` does.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use model::Pid;
-use sys::fanotify::{ContentEvents, Enabler, EventRange};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sys::fanotify::{ContentEvents, Enabler, Event, EventRange, EventReader};
 use sys::listener_holder::NotificationBuffer;
 use sys::seccomp_listener::{CallTable, Listener, Notification, Receipt, Waited};
 
@@ -21,6 +23,8 @@ use super::state::State;
 
 /// How long a failure to read events is left alone: descriptors or memory are missing, and others may give some back.
 const RETRY: Duration = Duration::from_millis(1);
+/// How long an event is waited for while another thread holds the lock: about as long as most records take.
+const LOCK_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000 };
 
 /// What the threads share.
 #[derive(Debug)]
@@ -81,12 +85,12 @@ impl Shared {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Records a change. A panic is a defect of this program: it costs the way back, and not the call of the subject.
-    fn or_break(&self, record: impl FnOnce(&mut State)) {
-        if catch_unwind(AssertUnwindSafe(|| record(&mut self.state()))).is_err() {
-            self.state().break_epoch("a defect of undying kept a change from being recorded");
-        }
+/// Records a change. A panic is a defect of this program: it costs the way back, and not the call of the subject.
+fn or_break(mut state: MutexGuard<'_, State>, record: impl FnOnce(&mut State)) {
+    if catch_unwind(AssertUnwindSafe(|| record(&mut state))).is_err() {
+        state.break_epoch("a defect of undying kept a change from being recorded");
     }
 }
 
@@ -108,7 +112,7 @@ pub(super) fn answer_calls(shared: &Shared, listener: &Listener, mut buffer: Not
             continue;
         }
         let (thread, call) = (buffer.tid(), call_of(&buffer));
-        shared.or_break(|state| state.answer(thread, &call));
+        or_break(shared.state(), |state| state.answer(thread, &call));
         // A call whose thread was killed needs none.
         let _ = listener.answer_continue(buffer.id());
     }
@@ -124,26 +128,74 @@ fn call_of(notification: &Notification) -> Call {
 
 /// Answers events of files, as long as this program lives.
 pub(super) fn answer_events(shared: &Shared) {
-    let own = Pid(std::process::id() as i32);
-    let mut reader = shared.events.reader();
+    let reader = shared.events.reader();
+    let mut receiver = Receiver { shared, reader, queue: VecDeque::new(), failure: None };
     loop {
-        match reader.receive() {
-            Ok(Some(event)) => {
-                if event.pid() != own {
+        if receiver.queue.is_empty() && receiver.failure.is_none() {
+            receiver.receive();
+            continue;
+        }
+        let state = receiver.lock();
+        match (receiver.failure.take(), receiver.queue.pop_front()) {
+            (Some(why), event) => {
+                or_break(state, |state| state.break_epoch(&why));
+                receiver.queue.extend(event);
+            }
+            (None, Some(event)) => {
+                or_break(state, |state| {
                     let range =
                         event.range().map(|EventRange { offset, length }| (offset.get(), length.get()));
-                    shared.or_break(|state| {
-                        let outcome = state.event(event.file().as_fd(), range);
-                        state.or_break(outcome, "the content of a file");
-                    });
-                }
+                    let outcome = state.event(event.file().as_fd(), range);
+                    state.or_break(outcome, "the content of a file");
+                });
                 event.allow();
             }
-            Ok(None) => {}
+            (None, None) => {}
+        }
+    }
+}
+
+/// Receives events.
+///
+/// A thread that holds the lock may read a file that reports, and then waits for the answer to its own event. So the
+/// receiving thread never blocks on the lock: meanwhile it receives, answers events of this program, and queues others.
+struct Receiver<'a> {
+    shared: &'a Shared,
+    reader: EventReader<'a>,
+    /// Those of other programs.
+    queue: VecDeque<Event<'a>>,
+    /// Why an event could not be read.
+    failure: Option<String>,
+}
+
+impl<'a> Receiver<'a> {
+    /// Receives an event, and waits for it if there is none.
+    fn receive(&mut self) {
+        match self.reader.receive() {
+            Ok(Some(event)) if event.pid() == Pid(std::process::id() as i32) => event.allow(),
+            Ok(event) => self.queue.extend(event),
             Err(error) => {
-                shared.state().break_epoch(&error.to_string());
+                self.failure = Some(error.to_string());
                 std::thread::sleep(RETRY);
             }
         }
+    }
+
+    fn lock(&mut self) -> MutexGuard<'a, State> {
+        loop {
+            match self.shared.state.try_lock() {
+                Ok(state) => return state,
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if self.has_event() => self.receive(),
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
+    }
+
+    /// Whether there is an event; waits for one for a short time.
+    fn has_event(&self) -> bool {
+        let mut events = [PollFd::from_borrowed_fd(self.shared.events.as_fd(), PollFlags::IN)];
+        // A wait that fails has found nothing.
+        self.reader.has_read() || poll(&mut events, Some(&LOCK_POLL)).is_ok_and(|ready| ready > 0)
     }
 }
