@@ -273,6 +273,27 @@ fn a_file_that_is_moved_to_a_name_while_that_is_opened_goes_back() {
 }
 
 #[test]
+fn the_watch_reads_files_that_report_while_events_wait() {
+    if let Some(missing) = Watch::missing() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (watch, root) = watch(place.path(), ROOMY);
+    let mut subject = Subject::start(&watch, "reading.py", &root, &[]);
+    subject.order(0);
+    subject.wait();
+    let before = tree(&root);
+    assert_eq!(subject.boundary(&watch, Sequence(1)), Boundary::Exact);
+    subject.order(0);
+    // Without an answer to the watch's own reads nothing goes on.
+    subject.wait();
+    subject.kill();
+    watch.subject_ended();
+    watch.go_back(Sequence(1), &[]).unwrap();
+    assert_eq!(difference(&before, &tree(&root)), None);
+}
+
+#[test]
 fn a_log_without_room_loses_the_way_back_until_the_next_boundary() {
     if let Some(missing) = Watch::missing() {
         return println!("unsupported: {missing}");
