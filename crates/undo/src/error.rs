@@ -38,6 +38,17 @@ pub enum UndoError {
         directory: PathBuf,
     },
 
+    /// A file system gives its files no handles.
+    #[error(
+        "files below {} have no handles to be found by (overlayfs gives them with the mount options \
+         index=on,nfs_export=on)",
+        shown(mount)
+    )]
+    NoHandles {
+        /// Where it is mounted.
+        mount: PathBuf,
+    },
+
     /// The directory holds no epoch of a log.
     #[error("there is no undo log in {}", shown(directory))]
     NoLog {

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use model::Sequence;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -119,7 +119,7 @@ impl State {
     pub(super) fn or_break(&mut self, outcome: Result<()>, what: &str) {
         if let Err(error) = outcome {
             let why = match &error {
-                UndoError::Full { .. } => error.to_string(),
+                UndoError::Full { .. } | UndoError::NoHandles { .. } => error.to_string(),
                 _ => format!("{what} could not be kept: {error}"),
             };
             self.break_epoch(&why);
@@ -209,9 +209,18 @@ impl State {
 /// The key of an open file.
 pub(super) fn key_of(file: BorrowedFd<'_>, stat: &Stat) -> Result<FileKey> {
     FileKey::of(file, stat).map_err(|error| match error {
+        UndoError::Kernel(error) if error.errno == Errno::OPNOTSUPP.into() => {
+            UndoError::NoHandles { mount: mount_of(&path_of(file), stat.st_dev) }
+        }
         UndoError::Kernel(error) => sys::Error::path("get the handle of", path_of(file), error.errno).into(),
         other => other,
     })
+}
+
+/// The highest directory above a path on the same file system.
+fn mount_of(path: &Path, device: u64) -> PathBuf {
+    let is_there = |folder: &&Path| rustix::fs::stat(*folder).is_ok_and(|stat| stat.st_dev == device);
+    path.ancestors().skip(1).take_while(is_there).last().unwrap_or(path).to_owned()
 }
 
 /// Opens a file for reading that is open with O_PATH.

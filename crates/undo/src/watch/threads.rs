@@ -129,7 +129,8 @@ fn call_of(notification: &Notification) -> Call {
 /// Answers events of files, as long as this program lives.
 pub(super) fn answer_events(shared: &Shared) {
     let reader = shared.events.reader();
-    let mut receiver = Receiver { shared, reader, queue: VecDeque::new(), failure: None };
+    let own = Pid(std::process::id() as i32);
+    let mut receiver = Receiver { shared, reader, own, queue: VecDeque::new(), failure: None };
     loop {
         if receiver.queue.is_empty() && receiver.failure.is_none() {
             receiver.receive();
@@ -162,6 +163,7 @@ pub(super) fn answer_events(shared: &Shared) {
 struct Receiver<'a> {
     shared: &'a Shared,
     reader: EventReader<'a>,
+    own: Pid,
     /// Those of other programs.
     queue: VecDeque<Event<'a>>,
     /// Why an event could not be read.
@@ -172,7 +174,7 @@ impl<'a> Receiver<'a> {
     /// Receives an event, and waits for it if there is none.
     fn receive(&mut self) {
         match self.reader.receive() {
-            Ok(Some(event)) if event.pid() == Pid(std::process::id() as i32) => event.allow(),
+            Ok(Some(event)) if event.pid() == self.own => event.allow(),
             Ok(event) => self.queue.extend(event),
             Err(error) => {
                 self.failure = Some(error.to_string());

@@ -159,11 +159,12 @@ impl Guard<'_> {
     pub(super) fn note_boundary(&mut self, sequence: Sequence, boundary: Option<&Boundary>) {
         match boundary {
             None => return,
-            Some(Boundary::Exact) if self.told.is_broken => {
-                self.told.is_broken = false;
-                self.report(&RunEvent::FilesExactAgain(sequence));
+            Some(Boundary::Exact) => {
+                self.is_broken = false;
+                if std::mem::take(&mut self.told.is_broken) {
+                    self.report(&RunEvent::FilesExactAgain(sequence));
+                }
             }
-            Some(Boundary::Exact) => {}
             Some(Boundary::Deferred(why)) => {
                 if self.deferred.note(why) {
                     self.report(&RunEvent::FilesDeferred(sequence, why));
@@ -194,7 +195,11 @@ impl Guard<'_> {
     fn note_watch(&mut self) {
         let Some(watching) = &self.watching else { return };
         let report = watching.report();
-        if let Some(why) = report.broken.as_deref().filter(|_| !self.told.is_broken) {
+        if let Some(why) = report.broken.as_deref()
+            && !std::mem::replace(&mut self.is_broken, true)
+            // What comes and goes is told once.
+            && self.breaks.note(why)
+        {
             self.told.is_broken = true;
             self.report(&RunEvent::FilesBroken(why));
         }
