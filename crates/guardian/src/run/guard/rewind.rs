@@ -51,8 +51,13 @@ impl Guard<'_> {
                 }
             }
         }
-        let why = last.or_else(|| (!committed.is_empty()).then(|| NONE_EXACT.to_owned()));
+        let why = last.or_else(|| (!committed.is_empty()).then(|| self.why_none_exact()));
         self.start_from_beginning(why.as_deref())
+    }
+
+    fn why_none_exact(&self) -> String {
+        let broken = self.watching.as_ref().and_then(|watching| watching.report().broken);
+        broken.map_or_else(|| NONE_EXACT.to_owned(), |why| format!("{NONE_EXACT}: {why}"))
     }
 
     /// The newest checkpoint that is committed, exact and not suspected.
