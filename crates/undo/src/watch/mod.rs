@@ -95,6 +95,8 @@ pub enum Boundary {
 pub struct WatchReport {
     /// Why the way back is lost since the last exact checkpoint, if it is.
     pub broken: Option<String>,
+    /// Why the way back to earlier checkpoints was lost last, if it ever was.
+    pub last_break: Option<String>,
     /// Files that can be changed without a trace: they do not go back.
     pub uncovered: Vec<PathBuf>,
     /// The newest checkpoint that files can go back to.
@@ -292,6 +294,7 @@ impl Watch {
         let state = self.shared.state();
         WatchReport {
             broken: state.epoch.broken.clone(),
+            last_break: state.last_break.clone(),
             uncovered: state.uncovered.clone(),
             newest_exact: state.boundaries.keys().next_back().copied(),
             bytes: state.log.bytes(),

@@ -63,6 +63,8 @@ pub(super) struct State {
     pub(super) rates: Rates,
     pub(super) cost_max: f64,
     pub(super) uncovered: Vec<PathBuf>,
+    /// Why an epoch was broken last.
+    pub(super) last_break: Option<String>,
     /// What its threads may be doing.
     pub(super) crossings: Crossings,
     /// The subject is being restored: what is done to files is no change.
@@ -99,6 +101,7 @@ impl State {
             rates: Rates::default(),
             cost_max,
             uncovered: Vec::new(),
+            last_break: None,
             crossings: Crossings::default(),
             is_restoring: false,
             buffer: vec![0; CHUNK],
@@ -109,6 +112,7 @@ impl State {
     pub(super) fn break_epoch(&mut self, why: &str) {
         if self.epoch.broken.is_none() {
             self.epoch.broken = Some(why.to_owned());
+            self.last_break = Some(why.to_owned());
             self.epoch.is_touched = true;
             // A log that takes no records loses this one, too: then the memory of this program knows.
             let _ = self.log.broken(why);

@@ -56,8 +56,8 @@ impl Guard<'_> {
     }
 
     fn why_none_exact(&self) -> String {
-        let broken = self.watching.as_ref().and_then(|watching| watching.report().broken);
-        broken.map_or_else(|| NONE_EXACT.to_owned(), |why| format!("{NONE_EXACT}: {why}"))
+        let last = self.watching.as_ref().and_then(|watching| watching.report().last_break);
+        last.map_or_else(|| NONE_EXACT.to_owned(), |why| format!("{NONE_EXACT}: {why}"))
     }
 
     /// The newest checkpoint that is committed, exact and not suspected.
