@@ -114,9 +114,13 @@ impl Subject {
     }
 
     fn wait(&mut self) {
+        assert_eq!(self.read(), "done\n");
+    }
+
+    fn read(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
-        assert_eq!(line, "done\n");
+        line
     }
 
     /// What the capture of a checkpoint would hand to the watch.
@@ -291,6 +295,55 @@ fn the_watch_reads_files_that_report_while_events_wait() {
     watch.subject_ended();
     watch.go_back(Sequence(1), &[]).unwrap();
     assert_eq!(difference(&before, &tree(&root)), None);
+}
+
+#[test]
+fn a_file_with_the_inode_number_of_a_removed_directory_goes_back() {
+    if let Some(missing) = Watch::missing() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (watch, root) = watch(place.path(), ROOMY);
+    let mut subject = Subject::start(&watch, "reused.py", &root, &[]);
+    subject.order(0);
+    subject.wait();
+    let before = tree(&root);
+    assert_eq!(subject.boundary(&watch, Sequence(1)), Boundary::Exact);
+    subject.order(0);
+    let said = subject.read();
+    if said != "done\n" {
+        subject.kill();
+        return println!(
+            "unsupported: a file system that uses inode numbers again at once ({})",
+            said.trim()
+        );
+    }
+    assert_eq!(subject.boundary(&watch, Sequence(2)), Boundary::Exact);
+    assert_eq!(watch.report().last_break, None);
+    subject.kill();
+    watch.subject_ended();
+    assert_eq!(watch.exact(), [Sequence(0), Sequence(1), Sequence(2)]);
+    watch.go_back(Sequence(1), &[]).unwrap();
+    assert_eq!(difference(&before, &tree(&root)), None);
+}
+
+/// Children that are killed; each is at a call most of the time.
+const KILLED: usize = 2000;
+
+#[test]
+fn a_child_that_is_killed_in_a_call_costs_no_way_back() {
+    if let Some(missing) = Watch::missing() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (watch, root) = watch(place.path(), ROOMY);
+    let seed = fastrand::u32(..).to_string();
+    println!("seed {seed}");
+    let mut subject = Subject::start(&watch, "killed.py", &root, &[&seed]);
+    subject.order(KILLED);
+    subject.wait();
+    assert_eq!(watch.report().last_break, None);
+    subject.kill();
 }
 
 #[test]

@@ -30,11 +30,15 @@ const FAMILY_BYTES: usize = 2;
 const AF_UNIX: u16 = 1;
 
 impl State {
-    /// Records what a call is about to change.
-    pub(super) fn answer(&mut self, thread: Tid, call: &Call) {
+    /// Records what a call is about to change. What cannot be recorded does not matter if the call `is_over`: its thread
+    /// was killed, and what is asked about it in /proc fails in many ways.
+    pub(super) fn answer(&mut self, thread: Tid, call: &Call, is_over: impl FnOnce() -> bool) {
         let change = change_of(call);
         self.crossings.passed(thread);
         let outcome = self.before(thread, change);
+        if outcome.is_err() && is_over() {
+            return;
+        }
         self.or_break(outcome, "what the program was about to change");
     }
 
@@ -203,7 +207,7 @@ impl State {
             FileAt::Path(at) => match self.place(paths::find(thread, &at))? {
                 Some(Place::Entry(entry)) => match passed(entry.open())? {
                     Some(file) => {
-                        let is_made = self.is_made(&entry, &stat(file.as_fd())?)?;
+                        let is_made = self.is_made(&entry, file.as_fd(), &stat(file.as_fd())?)?;
                         (file, is_made)
                     }
                     None => return Ok(()),

@@ -55,7 +55,7 @@ impl State {
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return Ok(());
         }
-        if self.is_made(entry, &found)? {
+        if self.is_made(entry, file, &found)? {
             return self.mark(file, &found, Mark::Silent);
         }
         self.change_old(file, &found, part)
@@ -77,7 +77,7 @@ impl State {
     /// As `is_made`, for an open file: by the name that it was opened under.
     pub(super) fn is_made_file(&mut self, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
         let id = (found.st_dev, found.st_ino);
-        if self.epoch.inodes.contains_key(&id) {
+        if self.is_old(file, found)? {
             return Ok(false);
         }
         if self.epoch.made.contains(&id) {
@@ -91,7 +91,7 @@ impl State {
         };
         let entry = Entry { directory, name: name.to_owned() };
         match entry.stat() {
-            Ok(Some(named)) if (named.st_dev, named.st_ino) == id => self.is_made(&entry, found),
+            Ok(Some(named)) if (named.st_dev, named.st_ino) == id => self.is_made(&entry, file, found),
             _ => Ok(false),
         }
     }
@@ -148,7 +148,7 @@ impl State {
         if self.is_restoring || found.st_nlink == 0 {
             return Ok(());
         }
-        if self.epoch.made.contains(&id) {
+        if !self.is_old(file, &found)? && self.epoch.made.contains(&id) {
             return self.mark(file, &found, Mark::Silent);
         }
         let started = Instant::now();

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use crate::key::FileKey;
 use crate::log::{DirectoryId, InodeId};
 
-/// Device and inode number. Within an epoch no number is used twice: what loses its last name is kept by a link.
+/// Device and inode number. A file that loses its last name is kept by a link, so that its number is not used again
+/// within the epoch. A directory is not: see `Old::gone`.
 pub(super) type Id = (u64, u64);
 
 /// How much of the old content of a file is in the log.
@@ -98,6 +99,8 @@ pub(super) struct Old {
     pub(super) content: Content,
     /// A keep directory has a link to it, or all of it is in the log.
     pub(super) is_kept: bool,
+    /// It may be gone, and nothing holds its number: the key that tells it from the next inode with that number.
+    pub(super) gone: Option<FileKey>,
 }
 
 /// Names of one directory that were recorded.

@@ -70,7 +70,7 @@ impl State {
     pub(super) fn link(&mut self, from: &Entry, to: &Entry) -> Result<()> {
         // Recorded, so that it counts as old under its new name.
         if let Some((file, stat)) = open(from)?
-            && !self.is_made(from, &stat)?
+            && !self.is_made(from, file.as_fd(), &stat)?
         {
             self.old(file.as_fd(), &stat)?;
         }
@@ -78,9 +78,9 @@ impl State {
     }
 
     /// Whether what has a name was made in this epoch: the name has changed in it, and what it leads to is not old.
-    pub(super) fn is_made(&mut self, entry: &Entry, stat: &Stat) -> Result<bool> {
+    pub(super) fn is_made(&mut self, entry: &Entry, file: BorrowedFd<'_>, stat: &Stat) -> Result<bool> {
         let id = (stat.st_dev, stat.st_ino);
-        if self.epoch.inodes.contains_key(&id) {
+        if self.is_old(file, stat)? {
             return Ok(false);
         }
         if self.epoch.made.contains(&id) {
@@ -102,16 +102,19 @@ impl State {
         let Some(old) = self.epoch.inodes.get(&id).filter(|old| !old.is_kept) else { return Ok(()) };
         let number = old.id;
         // A directory is empty when it goes: its attributes are all there is.
-        if kind != FileType::Directory {
-            match self.keep.link(file, entry.directory.as_fd()) {
-                Ok(link) => self.log.linked(number, &link)?,
-                Err(_) if kind == FileType::RegularFile => self.whole(file, stat)?,
-                // Its attributes are in the log, and are all there is of it.
-                Err(_) => {}
-            }
+        let link = match kind {
+            FileType::Directory => None,
+            _ => self.keep.link(file, entry.directory.as_fd()).ok(),
+        };
+        match &link {
+            Some(link) => self.log.linked(number, link)?,
+            None if kind == FileType::RegularFile => self.whole(file, stat)?,
+            // Its attributes are in the log, and are all there is of it.
+            None => {}
         }
+        let gone = if link.is_none() { Some(key_of(file, stat)?) } else { None };
         if let Some(old) = self.epoch.inodes.get_mut(&id) {
-            old.is_kept = true;
+            (old.is_kept, old.gone) = (true, gone);
             debug_assert!(kind == FileType::RegularFile || old.content == Content::Whole);
         }
         Ok(())

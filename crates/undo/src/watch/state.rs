@@ -133,7 +133,7 @@ impl State {
     /// Records an inode that existed when the epoch began.
     pub(super) fn old(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<&mut Old> {
         let id = (stat.st_dev, stat.st_ino);
-        if !self.epoch.inodes.contains_key(&id) {
+        if !self.is_old(file, stat)? {
             let key = key_of(file, stat)?;
             let attributes = Attributes::read(file, stat)?;
             self.record(&key, &attributes, path_of(file))?;
@@ -142,12 +142,28 @@ impl State {
         Ok(self.epoch.inodes.get_mut(&id).expect("it was inserted if it was not there"))
     }
 
+    /// Whether an inode existed when the epoch began, and is recorded.
+    pub(super) fn is_old(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<bool> {
+        let id = (stat.st_dev, stat.st_ino);
+        match self.epoch.inodes.get(&id) {
+            None => Ok(false),
+            Some(Old { gone: None, .. }) => Ok(true),
+            Some(Old { gone: Some(key), .. }) if *key == key_of(file, stat)? => Ok(true),
+            Some(_) => {
+                // The number is that of a file which was made in this epoch.
+                self.epoch.inodes.remove(&id);
+                self.epoch.made.insert(id);
+                Ok(false)
+            }
+        }
+    }
+
     /// Writes the record of an old inode.
     pub(super) fn record(&mut self, key: &FileKey, attributes: &Attributes, path: PathBuf) -> Result<()> {
         let has_content = attributes.kind() == FileType::RegularFile && attributes.size > 0;
         let number = self.log.inode(key, attributes, &path)?;
         let content = if has_content { Content::Untouched } else { Content::Whole };
-        let old = Old { id: number, size: attributes.size, content, is_kept: false };
+        let old = Old { id: number, size: attributes.size, content, is_kept: false, gone: None };
         self.epoch.inodes.insert((key.device, key.inode), old);
         Ok(())
     }

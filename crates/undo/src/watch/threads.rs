@@ -112,7 +112,8 @@ pub(super) fn answer_calls(shared: &Shared, listener: &Listener, mut buffer: Not
             continue;
         }
         let (thread, call) = (buffer.tid(), call_of(&buffer));
-        or_break(shared.state(), |state| state.answer(thread, &call));
+        let is_over = || !listener.is_valid(buffer.id());
+        or_break(shared.state(), |state| state.answer(thread, &call, is_over));
         // A call whose thread was killed needs none.
         let _ = listener.answer_continue(buffer.id());
     }
