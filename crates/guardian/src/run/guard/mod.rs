@@ -152,8 +152,7 @@ pub(super) struct Guard<'a> {
     watching: Option<Watching>,
     /// Why checkpoints were taken that files cannot go back to.
     deferred: Reasons,
-    /// Files can go back to no checkpoint at present, and why they could not so far.
-    is_broken: bool,
+    /// Why the way back was lost so far.
     breaks: Reasons,
     /// Messages that wait until files have gone back, as they may go to one of them.
     waiting_messages: Option<Vec<String>>,
@@ -224,7 +223,6 @@ impl<'a> Guard<'a> {
             files,
             watching,
             deferred: Reasons::default(),
-            is_broken: false,
             breaks: Reasons::default(),
             waiting_messages: None,
             written: WrittenFiles::default(),

@@ -11,7 +11,7 @@ use model::Sequence;
 use undo::back::WentBack;
 
 use super::super::events::{RunEvent, WentBackEvent};
-use super::super::watching::BEGINNING;
+use super::super::watching::{BEGINNING, Watching};
 use super::super::{ChangedFiles, Guarded};
 use super::Guard;
 use crate::aside::Parts;
@@ -165,7 +165,7 @@ impl Guard<'_> {
         match boundary {
             None => return,
             Some(Boundary::Exact) => {
-                self.is_broken = false;
+                self.note_break();
                 if std::mem::take(&mut self.told.is_broken) {
                     self.report(&RunEvent::FilesExactAgain(sequence));
                 }
@@ -196,18 +196,21 @@ impl Guard<'_> {
         }
     }
 
-    /// Puts what the watch knows into the status, and tells once that the way back is lost.
-    fn note_watch(&mut self) {
-        let Some(watching) = &self.watching else { return };
-        let report = watching.report();
-        if let Some(why) = report.broken.as_deref()
-            && !std::mem::replace(&mut self.is_broken, true)
-            // What comes and goes is told once.
-            && self.breaks.note(why)
-        {
+    /// Tells that the way back was lost, also if it begins anew at the very boundary that has found this. Each reason is
+    /// told once.
+    fn note_break(&mut self) {
+        let Some(report) = self.watching.as_ref().map(Watching::report) else { return };
+        if let Some(why) = report.last_break.as_deref().filter(|why| self.breaks.note(why)) {
             self.told.is_broken = true;
             self.report(&RunEvent::FilesBroken(why));
         }
+    }
+
+    /// Puts what the watch knows into the status.
+    fn note_watch(&mut self) {
+        self.note_break();
+        let Some(watching) = &self.watching else { return };
+        let report = watching.report();
         self.record.files.note_watch(&report);
     }
 
