@@ -107,9 +107,9 @@ impl Children {
         Ok(None)
     }
 
-    /// Records a checkpoint that was taken before this call.
-    pub(super) fn note_taken(&mut self, sequence: Sequence, descendants: &[ProcessKey]) {
-        let stopped = sys::clock::monotonic();
+    /// Records a checkpoint for which the subject was stopped until some time ago.
+    pub(super) fn note_taken(&mut self, sequence: Sequence, descendants: &[ProcessKey], ago: Duration) {
+        let stopped = sys::clock::monotonic().saturating_sub(ago);
         let mut living: Vec<Pid> = descendants.iter().map(|key| key.pid).collect();
         living.sort_unstable();
         // Most checkpoints hold the same processes as the one before.

@@ -184,10 +184,11 @@ impl Watching {
         Ok(())
     }
 
-    /// Forgets the way back to checkpoints that the store has dropped. The way to the beginning stays until there is an
-    /// exact checkpoint.
+    /// Forgets the way back to checkpoints that the store has dropped. The way to the beginning stays until there are as
+    /// many exact checkpoints as are held: a single one can be unusable.
     pub(super) fn retain(&self, kept: &[Sequence]) {
-        if let Some(oldest) = self.exact(kept).first() {
+        let exact = self.exact(kept);
+        if let Some(oldest) = exact.first().filter(|_| exact.len() >= HELD) {
             self.watch.forget_before(*oldest);
         }
     }

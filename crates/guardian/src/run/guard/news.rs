@@ -97,7 +97,9 @@ impl Guard<'_> {
         self.record.tracker = tracker.to_owned();
         self.advance_number();
         if let Some(children) = &mut self.children {
-            children.note_taken(taken.ticket.sequence(), &descendants);
+            // A process that is born after the pause is in no doubt.
+            let ago = taken.phases.began.elapsed().saturating_sub(taken.phases.pause());
+            children.note_taken(taken.ticket.sequence(), &descendants, ago);
         }
         if let Some(found) = comparison {
             self.note_comparison(taken.ticket.sequence(), &found);
