@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, PipeReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Once;
 use std::time::Duration;
 
 use model::{ByteCount, Fd, Pid, Sequence};
@@ -92,21 +93,25 @@ fn difference(was: &BTreeMap<PathBuf, Found>, is: &BTreeMap<PathBuf, Found>) -> 
 struct Subject {
     child: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: BufReader<PipeReader>,
 }
 
 impl Subject {
     fn start(watch: &Watch, program: &str, root: &Path, more: &[&str]) -> Self {
+        // A file that the test has open for writing would count as one of the program, and go back with its files.
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| sys::close_range::close_on_exec_from(Fd(3)).unwrap());
+        let (output, written) = std::io::pipe().unwrap();
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(program);
         let mut command = Command::new("python3");
         command.arg(program).arg(root).args(more);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        command.stdin(Stdio::piped()).stdout(written.try_clone().unwrap()).stderr(written).process_group(0);
         let pending = watch.prepare(&mut command).unwrap();
         let mut child = command.spawn().unwrap();
         watch.started(pending).unwrap();
         let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, input, output }
+        drop(command);
+        Self { child, input, output: BufReader::new(output) }
     }
 
     fn order(&mut self, steps: usize) {
