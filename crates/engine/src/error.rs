@@ -126,6 +126,12 @@ pub enum EngineError {
         "{0}\nthe program had begun to run, and was killed since the rest of its memory could not be had\nhelp: restore an earlier checkpoint; without --lazy, an image is checked before anything of it runs"
     )]
     LazyLost(Box<EngineError>),
+    /// A living tree differs from the checkpoint in what cannot be set in it.
+    #[error("the tree differs from the checkpoint in more than memory and registers: {}", .0.join("; "))]
+    NotInPlace(Vec<String>),
+    /// A living tree was brought back to a checkpoint in part, and was killed.
+    #[error("{0}\nthe tree had been brought back to the checkpoint in part, and was killed")]
+    InPart(Box<EngineError>),
     /// A step on a kernel object failed.
     #[error(transparent)]
     Resource(#[from] resource::ResourceError),

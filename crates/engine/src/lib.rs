@@ -25,7 +25,7 @@ pub use obstacles::{grouped, preflight};
 pub use resource::Obstacle;
 pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{
-    Aside, FilePolicy, Files, FilterInstall, PidPolicy, RestoreOptions, RestorePhases, Restored, check_pids,
-    check_records, compare_files, recorded_files, restore, restore_lazily,
+    Applied, ApplyOptions, Aside, FilePolicy, Files, FilterInstall, PidPolicy, RestoreOptions, RestorePhases,
+    Restored, apply, check_pids, check_records, compare_files, recorded_files, restore, restore_lazily,
 };
 pub use undo::watch::Boundary;

@@ -14,6 +14,7 @@ mod layout_record;
 mod objects;
 mod own_watch;
 mod pages;
+mod present;
 mod reserve;
 mod threads;
 
@@ -30,6 +31,7 @@ use crate::capture::before::Before;
 pub use crate::capture::continuous::{
     Comparison, Continuous, Difference, Phases, Preference, Taken, Tracking, Tuning,
 };
+pub(crate) use crate::capture::present::{Present, Space, present};
 use crate::error::{EngineError, Result};
 use crate::obstacles;
 use crate::records::{DirectoriesMessage, EngineRecord, FilesMessage, TreeMessage};

@@ -184,6 +184,11 @@ impl Objects {
         file.is_some_and(resource::files::is_memory_file)
     }
 
+    /// The open files of objects whose pages are saved, by number.
+    pub(super) fn take_saved(&mut self) -> HashMap<u64, File> {
+        std::mem::take(&mut self.files).into_iter().collect()
+    }
+
     /// Objects whose pages are saved.
     pub(super) fn saved(&self) -> impl Iterator<Item = (u64, &File)> {
         self.files.iter().map(|(id, file)| (*id, file))

@@ -58,9 +58,9 @@ fn write_all(file: std::os::fd::BorrowedFd<'_>, bytes: &[u8], at: Address) -> Re
 }
 
 /// A process's memory, with what is needed to fill it.
-struct Target<'a> {
-    process: &'a PlannedProcess,
-    memory: &'a ProcessMemory,
+pub(super) struct Target<'a> {
+    pub(super) process: &'a PlannedProcess,
+    pub(super) memory: &'a ProcessMemory,
 }
 
 /// Writes the pages of all processes on several threads, apart from those that come later.
@@ -140,7 +140,7 @@ impl Target<'_> {
     }
 
     /// Writes pages that may lie in several areas.
-    fn write(&self, range: AddressRange, bytes: &[u8]) -> Result<()> {
+    pub(super) fn write(&self, range: AddressRange, bytes: &[u8]) -> Result<()> {
         self.each_part(range, bytes, |at, bytes, writable| {
             if writable { process_memory::write(self.pid(), at, bytes) } else { self.memory.write(at, bytes) }
         })

@@ -5,6 +5,7 @@
 //! made; processes under construction die with this program; none runs before all are whole.
 //! Does not: know kinds; it asks the registries.
 
+mod apply;
 mod check;
 mod compared;
 mod content;
@@ -35,6 +36,7 @@ use store::ImageReader;
 use tracee::{Escort, Stub};
 
 use crate::error::{EngineError, Result};
+pub use apply::{Applied, ApplyOptions, apply};
 use compared::Compared;
 pub use compared::{Aside, FilePolicy, Files};
 use fresh::FreshMemory;

@@ -1,0 +1,64 @@
+//! What a stopped tree is now, in the words of a checkpoint, without the bytes of its pages.
+//!
+//! Owns: the look at a tree that stands, for a comparison with a checkpoint of it.
+//! Invariants: the tree is as it was afterwards; what cannot be checkpointed refuses here, too.
+//! Does not: compare.
+
+use std::collections::HashMap;
+use std::fs::File;
+
+use image::{RecordSet, SpaceId};
+use model::{AddressRange, Pid};
+use tracee::procfs::Area;
+use tracee::{Gadgets, ProcessMemory, StoppedTree};
+
+use super::before::Before;
+use super::{CheckpointOptions, after, descriptors, look_while_it_stands, pages, threads};
+use crate::error::{EngineError, Result};
+
+/// A tree that stands.
+pub(crate) struct Present {
+    /// The records that a checkpoint of it would have.
+    pub(crate) records: RecordSet,
+    /// The pages that it would have, by the spaces that the records name.
+    pub(crate) pages: Vec<(SpaceId, AddressRange)>,
+    /// Open files of the objects whose pages it would have, by the numbers that the records name.
+    pub(crate) objects: HashMap<u64, File>,
+    /// What a remote call in each process needs.
+    pub(crate) spaces: HashMap<Pid, Space>,
+}
+
+/// The memory of a process.
+pub(crate) struct Space {
+    pub(crate) areas: Vec<Area>,
+    pub(crate) memory: ProcessMemory,
+    pub(crate) gadgets: Gadgets,
+}
+
+/// Looks at a tree that stands.
+pub(crate) fn present(tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
+    let root = tree.processes.first().map(|process| process.pid);
+    let root = root.ok_or_else(|| EngineError::Incomplete("a stopped tree has no process".to_owned()))?;
+    let mut before = look_while_it_stands(root, options)?;
+    let outcome = read(&mut before, tree, options);
+    let (records, plan) = outcome.inspect_err(|_| before.descriptors.release())?;
+    let objects = before.objects.take_saved();
+    let spaces = before.processes.into_iter().map(|(pid, process)| {
+        (pid, Space { areas: process.areas, memory: process.memory, gadgets: process.gadgets })
+    });
+    Ok(Present { records, pages: plan.ranges().collect(), objects, spaces: spaces.collect() })
+}
+
+fn read(
+    before: &mut Before,
+    tree: &mut StoppedTree,
+    options: &CheckpointOptions,
+) -> Result<(RecordSet, pages::PagePlan)> {
+    before.refresh(tree, options)?;
+    let plan = pages::scan(before)?;
+    before.objects.inside()?;
+    descriptors::inside(before)?;
+    descriptors::end_inside(before);
+    threads::inside(before, tree)?;
+    Ok((after(before)?, plan))
+}

@@ -1,0 +1,223 @@
+//! What differs between a stopped tree and a checkpoint of it.
+//!
+//! Owns: which differences can be set in a living tree.
+//! Invariants: everything that a restore would make is compared, or set later.
+//! Does not: compare pages and registers; they are set.
+
+use std::collections::HashMap;
+
+use model::{Fd, Pid};
+use resource::fd::envelope::Envelope;
+use resource::memory::{AreaRecord, ObjectRecord};
+
+use crate::error::{EngineError, Result};
+use crate::records::{DescriptorRow, ProcessMessage};
+use crate::restore::plan::{Plan, PlannedProcess, PlannedState};
+
+/// Differences that an operator is told of at most.
+const TOLD_MAX: usize = 16;
+
+/// A tree that differs from a checkpoint of it in nothing that cannot be set.
+pub(super) struct Comparison {
+    /// Descriptions to be set, each by a process and number that hold it now.
+    pub(super) descriptions: Vec<((Pid, Fd), Envelope)>,
+    /// The present number of each object of the checkpoint.
+    pub(super) objects: HashMap<u64, u64>,
+}
+
+/// Numbers of the same things in two sets of records.
+#[derive(Default)]
+struct Pairs {
+    wanted_of: HashMap<u64, u64>,
+    present_of: HashMap<u64, u64>,
+}
+
+/// The comparison under way.
+#[derive(Default)]
+struct Comparing {
+    objects: Pairs,
+    descriptions: Pairs,
+    found: Vec<String>,
+}
+
+impl Comparison {
+    /// Compares.
+    ///
+    /// # Errors
+    ///
+    /// `NotInPlace` with what differs and cannot be set.
+    pub(super) fn of(is: &Plan, wanted: &Plan) -> Result<Self> {
+        let mut comparing = Comparing::default();
+        comparing.processes(is, wanted);
+        // The numbers of objects and descriptions that differ for another reason say nothing.
+        if comparing.found.is_empty() {
+            comparing.objects(is, wanted);
+        }
+        let mut descriptions = Vec::new();
+        if comparing.found.is_empty() {
+            descriptions = comparing.descriptions(is, wanted);
+        }
+        if comparing.found.is_empty() {
+            Ok(Self { descriptions, objects: comparing.objects.present_of })
+        } else {
+            comparing.found.truncate(TOLD_MAX);
+            Err(EngineError::NotInPlace(comparing.found))
+        }
+    }
+}
+
+impl Pairs {
+    /// Whether two numbers may mean the same.
+    fn fit(&mut self, present: u64, wanted: u64) -> bool {
+        *self.wanted_of.entry(present).or_insert(wanted) == wanted
+            && *self.present_of.entry(wanted).or_insert(present) == present
+    }
+}
+
+impl Comparing {
+    fn same(&mut self, is_same: bool, what: impl FnOnce() -> String) {
+        if !is_same {
+            self.found.push(what());
+        }
+    }
+
+    fn processes(&mut self, is: &Plan, wanted: &Plan) {
+        for process in &is.processes {
+            let pid = process.pid;
+            let is_wanted = wanted.processes.iter().any(|other| other.pid == pid);
+            self.same(is_wanted, || format!("pid {pid} is new"));
+        }
+        for other in &wanted.processes {
+            match is.processes.iter().find(|process| process.pid == other.pid) {
+                Some(process) => self.process(process, other),
+                None => self.found.push(format!("pid {} has gone", other.pid)),
+            }
+        }
+    }
+
+    fn process(&mut self, is: &PlannedProcess, wanted: &PlannedProcess) {
+        let pid = is.pid;
+        self.same(relations(is) == relations(wanted), || {
+            format!("pid {pid} has other relations or has ended")
+        });
+        let threads = |process: &PlannedProcess| {
+            let mut tids: Vec<_> = process.threads.iter().map(|thread| thread.tid).collect();
+            tids.sort_unstable();
+            tids
+        };
+        self.same(threads(is) == threads(wanted), || format!("pid {pid} has other threads"));
+        self.same(is.layout == wanted.layout, || {
+            format!("pid {pid} has another layout of memory (brk, arguments)")
+        });
+        let is_same = self.objects.fit(is.message.executable, wanted.message.executable);
+        self.same(is_same, || format!("pid {pid} runs another program"));
+        self.areas(pid, &is.areas, &wanted.areas);
+        self.same(is.guards == wanted.guards, || format!("pid {pid} has other guard regions"));
+        self.table(pid, &is.descriptors, &wanted.descriptors);
+        self.states(&format!("pid {pid}"), &is.states, &wanted.states);
+        for thread in &is.threads {
+            if let Some(other) = wanted.threads.iter().find(|other| other.tid == thread.tid) {
+                self.states(&format!("thread {}", thread.tid), &thread.states, &other.states);
+            }
+        }
+    }
+
+    fn areas(&mut self, pid: Pid, is: &[AreaRecord], wanted: &[AreaRecord]) {
+        let without_object = |area: &AreaRecord| AreaRecord { object: 0, ..area.clone() };
+        let first = is.iter().zip(wanted).find(|(area, other)| {
+            without_object(area) != without_object(other) || !self.objects.fit(area.object, other.object)
+        });
+        let differs =
+            first.map(|(area, _)| area).or_else(|| is.get(wanted.len())).or_else(|| wanted.get(is.len()));
+        if let Some(area) = differs {
+            self.found.push(format!("pid {pid} has other areas of memory, at {}", area.range()));
+        }
+    }
+
+    fn table(&mut self, pid: Pid, is: &[DescriptorRow], wanted: &[DescriptorRow]) {
+        let sorted = |rows: &[DescriptorRow]| {
+            let mut rows = rows.to_vec();
+            rows.sort_unstable_by_key(|row| row.fd);
+            rows
+        };
+        let (is, wanted) = (sorted(is), sorted(wanted));
+        let first = is.iter().zip(&wanted).find(|(row, other)| {
+            (row.fd, row.close_on_exec) != (other.fd, other.close_on_exec)
+                || !self.descriptions.fit(row.description.into(), other.description.into())
+        });
+        let differs =
+            first.map(|(row, _)| row).or_else(|| is.get(wanted.len())).or_else(|| wanted.get(is.len()));
+        if let Some(row) = differs {
+            self.found.push(format!("pid {pid} has other descriptors, at {}", row.fd));
+        }
+    }
+
+    fn states(&mut self, whose: &str, is: &[PlannedState], wanted: &[PlannedState]) {
+        let of = |states: &[PlannedState]| {
+            let mut found: Vec<(&'static str, u32, Vec<u8>)> =
+                states.iter().map(|one| (one.kind.name(), one.version, one.payload.clone())).collect();
+            found.sort_unstable();
+            found
+        };
+        let (is, wanted) = (of(is), of(wanted));
+        let differs = is
+            .iter()
+            .find(|one| !wanted.contains(one))
+            .or_else(|| wanted.iter().find(|one| !is.contains(one)));
+        if let Some((kind, ..)) = differs {
+            self.found.push(format!("{whose} has another `{kind}`"));
+        }
+    }
+
+    fn objects(&mut self, is: &Plan, wanted: &Plan) {
+        for other in &wanted.objects {
+            let number = self.objects.present_of.get(&other.id);
+            let object = is.objects.iter().find(|object| number == Some(&object.id));
+            // Of one that no area shows, nothing is there to be set.
+            let Some(object) = object else { continue };
+            let without_number =
+                |object: &ObjectRecord| ObjectRecord { id: 0, writable: false, ..object.clone() };
+            let is_same = without_number(object) == without_number(other);
+            self.same(is_same, || format!("mapped object {} ({}) is another", other.id, other.kind));
+        }
+    }
+
+    /// What of the descriptions is to be set.
+    fn descriptions(&mut self, is: &Plan, wanted: &Plan) -> Vec<((Pid, Fd), Envelope)> {
+        let mut set = Vec::new();
+        for (id, other) in &wanted.envelopes {
+            let number = self.descriptions.present_of.get(&u64::from(*id)).copied();
+            let found = is.envelopes.iter().find(|(id, _)| number == Some(u64::from(*id)));
+            let (pid, fd) = other.holder;
+            let Some((_, envelope)) = found else {
+                self.found
+                    .push(format!("descriptor {fd} of pid {pid} ({}) is on its way in a socket", other.kind));
+                continue;
+            };
+            let settable = Envelope {
+                position: other.position,
+                flags: other.flags,
+                holder: other.holder,
+                ..envelope.clone()
+            };
+            let is_same = settable == *other && envelope.position.is_some() == other.position.is_some();
+            self.same(is_same, || format!("descriptor {fd} of pid {pid} ({}) has another state", other.kind));
+            if (envelope.position, envelope.flags) != (other.position, other.flags) {
+                set.push((envelope.holder, other.clone()));
+            }
+        }
+        set
+    }
+}
+
+/// What a process is to others.
+fn relations(process: &PlannedProcess) -> ProcessMessage {
+    ProcessMessage {
+        threads: Vec::new(),
+        executable: 0,
+        layout: None,
+        space: 0,
+        foreground: None,
+        ..process.message.clone()
+    }
+}

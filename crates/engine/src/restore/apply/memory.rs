@@ -1,0 +1,234 @@
+//! Memory of a stopped tree, brought back to a checkpoint.
+//!
+//! Owns: which pages are given back, and which are written because they differ.
+//! Invariants: bytes are checked before they are written; a page that is as it was is not written.
+//! Does not: map.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use image::{Extent, PageIndex, Source, SpaceId};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
+use rustix::fs::FallocateFlags;
+use store::ImageReader;
+use sys::Error;
+use tracee::StoppedTree;
+use tracee::arch::numbers::MADVISE;
+use tracee::remote::{RemoteContext, RemoteSession};
+
+use super::Comparison;
+use crate::capture::{Present, Space};
+use crate::error::Result;
+use crate::records::object_space;
+use crate::restore::THREADS;
+use crate::restore::content::Target;
+use crate::restore::plan::Plan;
+
+/// MADV_DONTNEED_LOCKED: forgets pages of locked memory, too.
+const MADV_DONTNEED_LOCKED: u64 = 24;
+/// Zeros that are compared at once.
+const ZEROS: ByteCount = ByteCount(1 << 20);
+const PAGE: usize = PAGE_BYTES as usize;
+
+/// Has processes give back the pages that the checkpoint does not have; how many.
+pub(super) fn give_back(
+    index: &PageIndex,
+    wanted: &Plan,
+    is: &Plan,
+    present: &Present,
+    tree: &mut StoppedTree,
+) -> Result<u64> {
+    let mut surplus: BTreeMap<Pid, Vec<AddressRange>> = BTreeMap::new();
+    for (space, range) in &present.pages {
+        let Some(pid) = is.space_owner(*space).map(|process| process.pid) else { continue };
+        let Some(process) = wanted.living().find(|process| process.pid == pid) else { continue };
+        let kept = index.of_space(SpaceId(process.message.space)).iter().map(Extent::range);
+        surplus.entry(pid).or_default().extend(without(*range, kept));
+    }
+    let mut pages = 0;
+    for process in &mut tree.processes {
+        let ranges = surplus.remove(&process.pid).unwrap_or_default();
+        let (Some(thread), Some(space)) = (process.threads.first_mut(), present.spaces.get(&process.pid))
+        else {
+            continue;
+        };
+        if ranges.is_empty() {
+            continue;
+        }
+        let context = RemoteContext { memory: &space.memory, areas: &space.areas, gadgets: space.gadgets };
+        let mut session = RemoteSession::begin(thread, &context).map_err(resource::ResourceError::from)?;
+        for range in ranges {
+            let arguments = [range.start.get(), range.len().get(), MADV_DONTNEED_LOCKED, 0, 0, 0];
+            session.call(MADVISE, arguments).map_err(resource::ResourceError::from)?;
+            pages += range.pages().get();
+        }
+        session.end().map_err(resource::ResourceError::from)?;
+    }
+    Ok(pages)
+}
+
+/// The parts of a range that none of these rising ranges covers.
+fn without(range: AddressRange, others: impl Iterator<Item = AddressRange>) -> Vec<AddressRange> {
+    let mut left = Vec::new();
+    let mut start = range.start;
+    for other in
+        others.skip_while(|other| other.end <= range.start).take_while(|other| other.start < range.end)
+    {
+        if start < other.start {
+            left.push(AddressRange::new(start, other.start));
+        }
+        start = start.max(other.end);
+    }
+    if start < range.end {
+        left.push(AddressRange::new(start, range.end));
+    }
+    left
+}
+
+/// Writes the pages of all processes that differ; how many.
+pub(super) fn write_processes(reader: &ImageReader, wanted: &Plan, present: &Present) -> Result<u64> {
+    let written = AtomicU64::new(0);
+    for process in wanted.living() {
+        let Some(Space { memory, .. }) = present.spaces.get(&process.pid) else { continue };
+        let target = Target { process, memory };
+        let extents = reader.index().of_space(SpaceId(process.message.space));
+        each_part(reader, extents, |at, bytes| {
+            // What cannot be read is written, and the write tells why if that cannot be done.
+            let is = memory.read_vec(at, ByteCount(bytes.len() as u64)).unwrap_or_default();
+            differing(&is, bytes).try_for_each(|part| {
+                let start = at + ByteCount(part.start as u64);
+                let range = AddressRange::new(start, start + ByteCount(part.len() as u64));
+                written.fetch_add(range.pages().get(), Ordering::Relaxed);
+                target.write(range, &bytes[part])
+            })
+        })?;
+    }
+    Ok(written.into_inner())
+}
+
+/// A shared object, open for writing.
+pub(super) struct OpenObject {
+    file: File,
+    /// Its number in the checkpoint, and now.
+    numbers: (u64, u64),
+    length: u64,
+}
+
+/// Opens the objects whose pages are in the checkpoint.
+pub(super) fn open_objects(
+    wanted: &Plan,
+    comparison: &Comparison,
+    present: &Present,
+) -> Result<Vec<OpenObject>> {
+    let mut found = Vec::new();
+    for object in &wanted.objects {
+        let number = comparison.objects.get(&object.id);
+        let Some((number, file)) = number.and_then(|number| Some((*number, present.objects.get(number)?)))
+        else {
+            continue;
+        };
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.map_err(|error| Error::path("open for writing", &path, error))?;
+        found.push(OpenObject { file, numbers: (object.id, number), length: object.length });
+    }
+    Ok(found)
+}
+
+/// Writes the pages of shared objects that differ, and removes those that the checkpoint does not have; how many.
+pub(super) fn write_objects(reader: &ImageReader, objects: &[OpenObject], present: &Present) -> Result<u64> {
+    let written = AtomicU64::new(0);
+    for OpenObject { file, numbers, length } in objects {
+        let extents = reader.index().of_space(object_space(numbers.0));
+        let here = object_space(numbers.1);
+        let pages = present.pages.iter().filter(|(space, _)| *space == here).map(|(_, range)| *range);
+        for range in pages.flat_map(|range| without(range, extents.iter().map(Extent::range))) {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(file, flags, range.start.get(), range.len().get())
+                .map_err(|errno| Error::new("remove pages of a memory object", errno))?;
+            written.fetch_add(range.pages().get(), Ordering::Relaxed);
+        }
+        each_part(reader, extents, |at, bytes| {
+            // The last page of a file may reach behind its end.
+            let bytes = &bytes[..length.saturating_sub(at.get()).min(bytes.len() as u64) as usize];
+            let mut is = vec![0; bytes.len()];
+            file.read_exact_at(&mut is, at.get())
+                .map_err(|error| Error::new("read a memory object", error))?;
+            differing(&is, bytes).try_for_each(|part| {
+                written.fetch_add(part.len().div_ceil(PAGE) as u64, Ordering::Relaxed);
+                file.write_all_at(&bytes[part.clone()], at.get() + part.start as u64)
+                    .map_err(|error| Error::new("fill a memory object", error).into())
+            })
+        })?;
+    }
+    Ok(written.into_inner())
+}
+
+/// Hands on the bytes of extents, zeros among them.
+fn each_part(
+    reader: &ImageReader,
+    extents: &[Extent],
+    sink: impl Fn(Address, &[u8]) -> Result<()> + Sync,
+) -> Result<()> {
+    reader
+        .load(extents, THREADS, |run| run.iter().try_for_each(|(extent, bytes)| sink(extent.start, bytes)))?;
+    let zeros = vec![0; ZEROS.get() as usize];
+    for extent in extents.iter().filter(|extent| extent.source == Source::Zero) {
+        for piece in extent.range().pieces(ZEROS) {
+            sink(piece.start, &zeros[..piece.len().get() as usize])?;
+        }
+    }
+    Ok(())
+}
+
+/// The runs of pages in which bytes are not as they are wanted.
+fn differing<'a>(is: &'a [u8], wanted: &'a [u8]) -> impl Iterator<Item = Range<usize>> + 'a {
+    let page = |at: usize| at..(at + PAGE).min(wanted.len());
+    let differs = move |at: usize| is.get(page(at)) != Some(&wanted[page(at)]);
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        while at < wanted.len() && !differs(at) {
+            at += PAGE;
+        }
+        let start = at;
+        while at < wanted.len() && differs(at) {
+            at += PAGE;
+        }
+        (start < wanted.len()).then(|| start..at.min(wanted.len()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> AddressRange {
+        AddressRange::new(Address(start * PAGE_BYTES), Address(end * PAGE_BYTES))
+    }
+
+    #[test]
+    fn what_others_cover_is_left_out() {
+        let others = [range(0, 2), range(3, 4), range(6, 9), range(20, 30)];
+        assert_eq!(without(range(1, 8), others.into_iter()), [range(2, 3), range(4, 6)]);
+        assert_eq!(without(range(10, 12), others.into_iter()), [range(10, 12)]);
+        assert_eq!(without(range(21, 30), others.into_iter()), []);
+    }
+
+    #[test]
+    fn runs_of_pages_that_differ_are_found() {
+        let is = vec![0; 5 * PAGE];
+        let mut wanted = is.clone();
+        assert_eq!(differing(&is, &wanted).count(), 0);
+        for at in [PAGE, 2 * PAGE + 5, 5 * PAGE - 1] {
+            wanted[at] = 1;
+        }
+        let found: Vec<_> = differing(&is, &wanted).collect();
+        assert_eq!(found, [PAGE..3 * PAGE, 4 * PAGE..5 * PAGE]);
+        // What could not be read differs.
+        assert!(differing(&[], &wanted[..PAGE + 1]).eq(std::iter::once(0..PAGE + 1)));
+    }
+}

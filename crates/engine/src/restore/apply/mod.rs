@@ -1,0 +1,102 @@
+//! A restore into the living processes: a stopped tree is brought back to a checkpoint of it.
+//!
+//! Owns: the order of the steps, and what becomes of a tree when one of them fails.
+//! Invariants: nothing is changed before all that differs is known to be what can be set; a tree that is changed in
+//! part never runs.
+//! Does not: bring files back, nor make or end processes, threads, descriptors or areas. A tree that differs in these
+//! is refused by name; it can be killed and built anew.
+
+mod compare;
+mod memory;
+
+use std::os::fd::AsFd;
+
+use model::{Fd, Inode, Pid};
+use resource::fd::envelope::Envelope;
+use store::ImageReader;
+use sys::{pidfd, ptrace};
+use tracee::arch::x86_64 as arch;
+use tracee::{StoppedTree, interruption};
+
+use super::plan::Plan;
+use super::read_plan;
+use crate::capture::{CheckpointOptions, Present, present};
+use crate::error::{EngineError, Result};
+use compare::Comparison;
+
+/// What an application is told: what the checkpoints of the subject were told, too.
+#[derive(Clone, Debug, Default)]
+pub struct ApplyOptions {
+    /// Files that a restorer would hold itself: device and inode.
+    pub inherited: Vec<(u64, Inode)>,
+    /// Connections to outside the tree are in the checkpoint as ended.
+    pub lose_connections: bool,
+}
+
+/// What was different, and was set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Applied {
+    /// Pages that were written or given back.
+    pub pages: u64,
+    /// Descriptions whose position or flags were set.
+    pub descriptions: u64,
+}
+
+/// Brings a stopped tree back to a checkpoint of it: registers, memory, positions and flags of its descriptors.
+///
+/// # Errors
+///
+/// `NotInPlace` with everything that differs and cannot be set: the tree goes on as it was. `InPart` when a step failed
+/// after the first change: the tree has been killed.
+pub fn apply(
+    mut reader: ImageReader,
+    mut tree: StoppedTree,
+    options: &ApplyOptions,
+) -> Result<(StoppedTree, Applied)> {
+    let wanted = read_plan(&mut reader)?;
+    let capture = CheckpointOptions {
+        lose_connections: options.lose_connections,
+        inherited: options.inherited.clone(),
+        ..CheckpointOptions::default()
+    };
+    let mut present = present(&mut tree, &capture)?;
+    let is = Plan::read(std::mem::take(&mut present.records))?;
+    let comparison = Comparison::of(&is, &wanted)?;
+    let objects = memory::open_objects(&wanted, &comparison, &present)?;
+    let mut change = || {
+        let mut pages = memory::give_back(reader.index(), &wanted, &is, &present, &mut tree)?;
+        pages += memory::write_processes(&reader, &wanted, &present)?;
+        pages += memory::write_objects(&reader, &objects, &present)?;
+        for (holder, envelope) in &comparison.descriptions {
+            set_description(*holder, envelope)?;
+        }
+        set_registers(&wanted, &present)?;
+        Ok(Applied { pages, descriptions: comparison.descriptions.len() as u64 })
+    };
+    match change() {
+        Ok(applied) => Ok((tree, applied)),
+        Err(error) => {
+            tree.kill()?;
+            Err(EngineError::InPart(Box::new(error)))
+        }
+    }
+}
+
+fn set_description((pid, fd): (Pid, Fd), envelope: &Envelope) -> Result<()> {
+    let handle = pidfd::open(pid)?;
+    let file = pidfd::duplicate(handle.as_fd(), pid, fd)?;
+    Ok(envelope.apply(file.as_fd(), false)?)
+}
+
+fn set_registers(wanted: &Plan, present: &Present) -> Result<()> {
+    for process in wanted.living() {
+        let Some(space) = present.spaces.get(&process.pid) else { continue };
+        for thread in &process.threads {
+            ptrace::set_extended_state(thread.tid, &thread.extended_state)?;
+            ptrace::set_signal_mask(thread.tid, thread.signal_mask)?;
+            let registers = interruption::named(&thread.registers, &space.memory);
+            ptrace::set_registers(thread.tid, &arch::restarted(&registers))?;
+        }
+    }
+    Ok(())
+}

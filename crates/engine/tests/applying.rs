@@ -1,0 +1,183 @@
+//! Living trees that are brought back to checkpoints of theirs, again and again.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use model::{Address, Pid, Sequence, Signal};
+use store::{ImageReader, ImageWriter, WriteOptions};
+use tracee::StoppedTree;
+use undying_engine::{Applied, ApplyOptions, CheckpointOptions, EngineError, Result, apply, checkpoint};
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How often the subject is brought back.
+const TIMES: u32 = 1000;
+
+struct Lab {
+    folder: tempfile::TempDir,
+    subject: Child,
+    /// Where each walker counts its steps.
+    counts: Vec<(Pid, Address)>,
+}
+
+impl Lab {
+    fn new() -> Option<Self> {
+        // A pipe that the test has inherited would be one of the subject's.
+        sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
+        let folder =
+            tempfile::TempDir::with_prefix_in("undying-applying-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/walker.c");
+        let program = folder.path().join("walker");
+        let mut compiler = Command::new("cc");
+        let Ok(status) = compiler.args(["-O2", "-Wall", "-pthread", "-o"]).arg(&program).arg(source).status()
+        else {
+            println!("unsupported: a C compiler");
+            return None;
+        };
+        assert!(status.success());
+        let said = folder.path().join("said");
+        let mut command = Command::new(program);
+        command.arg(&said).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let subject = command.spawn().unwrap();
+        let begun = Instant::now();
+        let text = loop {
+            let text = std::fs::read_to_string(&said).unwrap_or_default();
+            if text.lines().count() == 3 {
+                break text;
+            }
+            assert!(begun.elapsed() < LIMIT, "the subject has not begun");
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        let count = |line: &str| {
+            let (pid, address) = line.split_once(' ').unwrap();
+            (Pid(pid.parse().unwrap()), Address(address.parse().unwrap()))
+        };
+        let counts = text.lines().map(count).collect();
+        Some(Self { folder, subject, counts })
+    }
+
+    fn root(&self) -> Pid {
+        Pid(self.subject.id() as i32)
+    }
+
+    /// How many steps each walker has made.
+    fn steps(&self) -> Vec<u64> {
+        let steps = |(pid, address): &(Pid, Address)| {
+            let mut bytes = [0; 8];
+            sys::process_memory::read(*pid, *address, &mut bytes).unwrap();
+            u64::from_ne_bytes(bytes)
+        };
+        self.counts.iter().map(steps).collect()
+    }
+
+    /// Waits until each walker has gone on.
+    fn go_on(&self) {
+        let (before, begun) = (self.steps(), Instant::now());
+        while self.steps().iter().zip(&before).any(|(now, before)| now < &(before + 2)) {
+            assert!(begun.elapsed() < LIMIT, "a walker stands at {before:?}");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn checkpoint(&self, number: u64) -> PathBuf {
+        let image = self.folder.path().join(format!("image{number}"));
+        let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();
+        let options = CheckpointOptions { sequence: Sequence(number), ..CheckpointOptions::default() };
+        checkpoint(self.root(), writer, &options).unwrap();
+        image
+    }
+
+    /// Brings it back, and lets it go on; what was set and the steps that each walker had made then.
+    fn bring_back(&self, image: &Path) -> Result<(Applied, Vec<u64>)> {
+        let tree = StoppedTree::stop(self.root()).unwrap();
+        let (tree, applied) = apply(ImageReader::open(image).unwrap(), tree, &ApplyOptions::default())?;
+        let steps = self.steps();
+        tree.resume().unwrap();
+        Ok((applied, steps))
+    }
+
+    /// Has it judge itself.
+    fn judge(&mut self) {
+        sys::signal::send(self.root(), Signal(15)).unwrap();
+        let status = self.subject.wait().unwrap();
+        assert!(status.success(), "the subject ended with {status}");
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for pid in tracee::tree::descendants(self.root()).unwrap_or_default() {
+            let _ = sys::signal::send(pid, Signal(9));
+        }
+        let _ = self.subject.wait();
+    }
+}
+
+#[test]
+fn a_tree_is_brought_back_a_thousand_times_and_is_whole() {
+    let Some(mut lab) = Lab::new() else { return };
+    lab.go_on();
+    let first = lab.checkpoint(1);
+    lab.go_on();
+    let second = lab.checkpoint(2);
+    let steps = |image| lab.bring_back(image).unwrap().1;
+    let (at_first, at_second) = (steps(&first), steps(&second));
+    assert!(at_first.iter().zip(&at_second).all(|(first, second)| first < second));
+    let pids = tracee::tree::descendants(lab.root()).unwrap();
+    let mut took = Duration::ZERO;
+    for time in 0..TIMES {
+        lab.go_on();
+        let begun = Instant::now();
+        let (image, at) = if time % 3 == 0 { (&second, &at_second) } else { (&first, &at_first) };
+        let (applied, steps) = lab.bring_back(image).unwrap();
+        took += begun.elapsed();
+        assert_eq!(steps, *at, "time {time}");
+        assert!(applied.pages > 0);
+    }
+    println!("each took {:?}", took / TIMES);
+    lab.go_on();
+    assert_eq!(tracee::tree::descendants(lab.root()).unwrap(), pids);
+    lab.judge();
+}
+
+#[test]
+fn a_tree_with_another_descriptor_is_refused_by_name_and_goes_on() {
+    let Some(mut lab) = Lab::new() else { return };
+    lab.go_on();
+    let image = lab.checkpoint(1);
+    let folder = format!("/proc/{}/fd", lab.root());
+    let descriptors = || std::fs::read_dir(&folder).unwrap().count();
+    let (before, begun) = (descriptors(), Instant::now());
+    sys::signal::send(lab.root(), Signal(10)).unwrap();
+    while descriptors() == before {
+        assert!(begun.elapsed() < LIMIT, "the subject has opened nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let steps = lab.steps();
+    let refusal = lab.bring_back(&image).unwrap_err();
+    let EngineError::NotInPlace(found) = refusal else { panic!("{refusal}") };
+    assert_eq!(found, [format!("pid {} has other descriptors, at {before}", lab.root())]);
+    lab.go_on();
+    assert!(lab.steps().iter().zip(&steps).all(|(now, before)| now > before), "it was not brought back");
+    lab.judge();
+}
+
+#[test]
+fn a_tree_that_is_brought_back_in_part_does_not_run() {
+    let Some(lab) = Lab::new() else { return };
+    let image = lab.checkpoint(1);
+    lab.go_on();
+    let pages = std::fs::read_dir(&image).unwrap().map(|entry| entry.unwrap().path());
+    let pages = pages.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
+    let mut bytes = std::fs::read(&pages).unwrap();
+    bytes.iter_mut().skip(1 << 15).step_by(1 << 10).for_each(|byte| *byte ^= 1);
+    std::fs::write(&pages, bytes).unwrap();
+    let error = lab.bring_back(&image).unwrap_err();
+    assert!(matches!(error, EngineError::InPart(_)), "{error}");
+    for (pid, _) in &lab.counts {
+        assert!(tracee::procfs::stat(*pid).map_or(true, |stat| stat.is_zombie()), "pid {pid} lives");
+    }
+}
