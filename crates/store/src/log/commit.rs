@@ -13,11 +13,12 @@ use sys::Errno;
 
 use super::clean::Fill;
 use super::index::State;
-use super::queue::{Finish, LogCommitted, Promise};
+use super::queue::Finish;
 use super::records::RecordMap;
 use super::scribe::{Kept, OpenEpoch, Scribe};
 use super::table::{Cell, PageTable};
 use super::tail::Owner;
+use super::ticket::{LogCommitted, Promise};
 use crate::error::{Error, Result};
 use crate::writer::{CommitMeta, WriteTimings};
 

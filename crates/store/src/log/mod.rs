@@ -29,11 +29,13 @@ pub(crate) mod squash;
 mod status;
 mod table;
 mod tail;
+mod ticket;
 mod writer;
 
 pub use keep::Keep;
 pub(crate) use layout::LOG_DIRECTORY;
-pub use queue::{Completion, EPOCHS_IN_FLIGHT_MAX, LogCommitted};
+pub use queue::EPOCHS_IN_FLIGHT_MAX;
 pub use squash::Squashed;
 pub use status::LogStatus;
+pub use ticket::{Completion, LogCommitted};
 pub use writer::{ColdSegments, Epoch, LogOptions, LogThreads, LogWriter, Ticket};

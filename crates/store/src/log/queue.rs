@@ -1,6 +1,6 @@
 //! What passes between those who take checkpoints and the thread that writes them.
 //!
-//! Owns: the orders, the pool of buffers, tickets, the event that tells of completions.
+//! Owns: the orders, the pool of buffers, the event that tells of completions.
 //! Invariants: giving an order and taking a buffer neither allocate nor wait for the device; orders are
 //! carried out as they were given; every ticket is answered, also when the writer fails. There are no more buffers
 //! than the pool's limit, those in reserve, and those that one pause had to make; the last are the first to go, and
@@ -19,9 +19,10 @@ use rustix::event::EventfdFlags;
 use sys::page_buffer::PageBuffer;
 
 use super::status::LogStatus;
+use super::ticket::{Completion, LogCommitted, Promise, TicketState};
 use crate::batch::{Lent, PageBatch, Piece};
 use crate::error::{Error, Result};
-use crate::writer::{CommitMeta, WriteTimings};
+use crate::writer::CommitMeta;
 
 /// Epochs that may be under way at once, that is, finished and not yet durable: as many as one sync can cover
 /// while the next are copied. More would only be memory and lost time after a crash.
@@ -34,24 +35,6 @@ const DROPS_MAX: usize = 4096;
 /// Completions that wait for an event loop to look at most: many times those in flight; older ones are
 /// forgotten.
 const COMPLETIONS_MAX: usize = 16 * EPOCHS_IN_FLIGHT_MAX;
-
-/// A checkpoint that is durable.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LogCommitted {
-    /// Its number.
-    pub sequence: Sequence,
-    /// Its commit record.
-    pub commit: image::Commit,
-    /// Bytes written for it: pages, index, records, root and slot, and pages moved to keep the log short.
-    pub written: ByteCount,
-    /// Of these, pages that were moved.
-    pub moved: PageCount,
-    /// How long writing it took; `commit` counts from the call of `finish`.
-    pub timings: WriteTimings,
-}
-
-/// What became of an epoch.
-pub type Completion = (Sequence, Result<LogCommitted>);
 
 #[derive(Debug)]
 pub(super) enum Order {
@@ -69,21 +52,6 @@ pub(super) struct Finish {
     pub(super) meta: CommitMeta,
     pub(super) promise: Promise,
     pub(super) begun: Instant,
-}
-
-/// The duty to answer a ticket; dropped unanswered, as by a panic, it says so.
-#[derive(Debug)]
-pub(super) struct Promise {
-    shared: Arc<Shared>,
-    ticket: Arc<TicketState>,
-}
-
-/// An answer that is still to come.
-#[derive(Debug)]
-pub(super) struct TicketState {
-    pub(super) sequence: Sequence,
-    answer: Mutex<Option<Result<LogCommitted>>>,
-    answered: Condvar,
 }
 
 #[derive(Debug)]
@@ -105,10 +73,7 @@ struct State {
     queue: VecDeque<Order>,
     drops: usize,
     finishes: usize,
-    free: Vec<PageBuffer>,
-    pieces: Vec<Vec<Piece>>,
-    /// Buffers asked for last beside those of the pool, for a pause.
-    reserved: usize,
+    pool: Pool,
     in_flight: usize,
     completions: VecDeque<Completion>,
     failure: Option<Error>,
@@ -118,6 +83,15 @@ struct State {
     wait_max: Option<Duration>,
     closed: bool,
     status: LogStatus,
+}
+
+/// Buffers that nobody has.
+#[derive(Debug, Default)]
+struct Pool {
+    free: Vec<PageBuffer>,
+    pieces: Vec<Vec<Piece>>,
+    /// Buffers asked for last beside those of the pool, for a pause.
+    reserved: usize,
 }
 
 /// What the writer's thread does next.
@@ -134,8 +108,8 @@ impl Shared {
         let size = buffer_pages.bytes();
         let mut state = State::default();
         for _ in 0..limit {
-            state.free.push(PageBuffer::new(size)?);
-            state.pieces.push(Vec::with_capacity(buffer_pages.get() as usize));
+            state.pool.free.push(PageBuffer::new(size)?);
+            state.pool.pieces.push(Vec::with_capacity(buffer_pages.get() as usize));
         }
         let controls = 2 * (EPOCHS_IN_FLIGHT_MAX + 1);
         state.queue.reserve(limit + controls + DROPS_MAX);
@@ -229,14 +203,14 @@ impl Shared {
     /// Brings a buffer back.
     pub(super) fn give_buffer(&self, buffer: PageBuffer) {
         let mut state = self.state();
-        let limit = self.limit + state.reserved;
+        let limit = self.limit + state.pool.reserved;
         if buffer.size() != self.size {
             return;
         }
         if self.made.load(Ordering::Relaxed) > limit {
             self.made.fetch_sub(1, Ordering::Relaxed);
-        } else if state.free.len() < limit {
-            state.free.push(buffer);
+        } else if state.pool.free.len() < limit {
+            state.pool.free.push(buffer);
         }
         drop(state);
         // One who waits for a reserve may need more than this one.
@@ -254,8 +228,8 @@ impl Shared {
     pub(super) fn give_pieces(&self, mut pieces: Vec<Piece>) {
         pieces.clear();
         let mut state = self.state();
-        if state.pieces.len() < self.limit + state.reserved {
-            state.pieces.push(pieces);
+        if state.pool.pieces.len() < self.limit + state.pool.reserved {
+            state.pool.pieces.push(pieces);
         }
     }
 
@@ -315,7 +289,7 @@ impl Shared {
     }
 
     /// Answers a ticket, and tells the event loop.
-    fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
+    pub(super) fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
         let mut state = self.state();
         state.in_flight = state.in_flight.saturating_sub(1);
         if state.completions.len() == COMPLETIONS_MAX {
@@ -400,28 +374,28 @@ impl Shared {
 
     /// A buffer that is free, or one in place of one that was lost or went into the reserve.
     fn take_buffer(&self, state: &mut State) -> Result<Option<PageBatch>> {
-        if let Some(buffer) = state.free.pop() {
+        if let Some(buffer) = state.pool.free.pop() {
             let lent = Lent::again(&self.made);
-            return Ok(Some(PageBatch::lent(buffer, state.pieces.pop().unwrap_or_default(), lent)));
+            return Ok(Some(PageBatch::lent(buffer, state.pool.pieces.pop().unwrap_or_default(), lent)));
         }
-        let may_make = self.made.load(Ordering::Relaxed) < self.limit + state.reserved;
+        let may_make = self.made.load(Ordering::Relaxed) < self.limit + state.pool.reserved;
         if may_make { self.spare_buffer().map(Some) } else { Ok(None) }
     }
 
     fn take_reserve(&self, state: &mut State, count: usize) -> Result<Option<Vec<PageBatch>>> {
-        state.reserved = count;
+        state.pool.reserved = count;
         // One at a time of those that are too many now: to give memory back takes its time, too.
-        if state.free.len() > count && self.made.load(Ordering::Relaxed) > self.limit + count {
+        if state.pool.free.len() > count && self.made.load(Ordering::Relaxed) > self.limit + count {
             self.made.fetch_sub(1, Ordering::Relaxed);
-            state.free.pop();
+            state.pool.free.pop();
         }
-        let missing = count.saturating_sub(state.free.len());
+        let missing = count.saturating_sub(state.pool.free.len());
         if missing > 0 && self.made.load(Ordering::Relaxed) + missing > self.limit + count {
             return Ok(None);
         }
         let mut taken = Vec::with_capacity(count);
         while taken.len() < count {
-            let free = if state.free.is_empty() { None } else { self.take_buffer(state)? };
+            let free = if state.pool.free.is_empty() { None } else { self.take_buffer(state)? };
             taken.push(free.map_or_else(|| self.spare_buffer(), Ok)?);
         }
         Ok(Some(taken))
@@ -435,68 +409,6 @@ impl Shared {
 impl State {
     fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
-    }
-}
-
-impl Promise {
-    pub(super) const fn new(shared: Arc<Shared>, ticket: Arc<TicketState>) -> Self {
-        Self { shared, ticket }
-    }
-
-    /// Answers the ticket of an epoch that was not finished. It is no completion: the caller has the error.
-    fn refuse(self, error: Error) {
-        self.ticket.set(Err(error));
-    }
-
-    /// Keeps it.
-    pub(super) fn answer(self, result: Result<LogCommitted>) {
-        self.shared.answer(&self.ticket, result);
-    }
-}
-
-impl Drop for Promise {
-    fn drop(&mut self) {
-        if self.ticket.get().is_none() {
-            let gone = sys::Error::new("go on after a panic", sys::Errno::SHORT);
-            self.shared.answer(&self.ticket, Err(Error::Io(gone)));
-        }
-    }
-}
-
-impl TicketState {
-    pub(super) fn new(sequence: Sequence) -> Self {
-        Self { sequence, answer: Mutex::new(None), answered: Condvar::new() }
-    }
-
-    /// The answer, if there is one.
-    pub(super) fn get(&self) -> Option<Result<LogCommitted>> {
-        self.lock().clone()
-    }
-
-    /// The answer, waiting for it at most so long.
-    pub(super) fn wait(&self, timeout: Option<Duration>) -> Option<Result<LogCommitted>> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        let mut answer = self.lock();
-        while answer.is_none() {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            answer = match left {
-                Some(Duration::ZERO) => return None,
-                Some(left) => {
-                    self.answered.wait_timeout(answer, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.answered.wait(answer).unwrap_or_else(PoisonError::into_inner),
-            };
-        }
-        answer.clone()
-    }
-
-    fn set(&self, result: Result<LogCommitted>) {
-        *self.lock() = Some(result);
-        self.answered.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Result<LogCommitted>>> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

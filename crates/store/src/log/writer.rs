@@ -18,11 +18,10 @@ use model::{AddressRange, ByteCount, PageCount, Sequence};
 
 use super::keep::Keep;
 use super::open::{self, Opened};
-use super::queue::{
-    Completion, EPOCHS_IN_FLIGHT_MAX, Finish, LogCommitted, Order, Promise, Shared, TicketState,
-};
+use super::queue::{EPOCHS_IN_FLIGHT_MAX, Finish, Order, Shared};
 use super::scribe::Scribe;
 use super::status::LogStatus;
+use super::ticket::{Completion, LogCommitted, Promise, TicketState};
 use crate::batch::PageBatch;
 use crate::codec::Codec;
 use crate::error::{Error, Result};

@@ -7,271 +7,39 @@
 
 mod outside;
 mod pair;
+mod payload;
 mod queue;
+mod role;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use model::{Address, DescriptionId, Fd, Pid};
 use prost::Message;
-use rustix::event::PollFlags;
-use rustix::fs::{FileType, OFlags, Stat, major, makedev, minor};
-use rustix::termios::Winsize;
-use sys::terminal::{self, CONTROL_CHARACTERS, Modes};
-use sys::{Errno, Error};
+use rustix::fs::OFlags;
+use sys::Errno;
+use sys::terminal;
 use tracee::arch::numbers::IOCTL;
 use tracee::{RemoteError, Stub, procfs};
 
-use super::pipe::events;
 use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::support::outside as others;
 use crate::support::path::{self, Name};
-use crate::support::{opening, outside as others};
 use pair::PairFiles;
-use queue::{Pair, Queues};
+use payload::{Node, Slaves, State, TtyPayload, node_of};
+use queue::Pair;
+pub(super) use role::is_terminal;
+use role::{Role, device_of, has_slave, is_hung_up, is_terminal_that, master_number, role_of};
 
 const NAME: &str = "fd/tty";
 /// Major number of the slaves of pseudo terminals.
 const SLAVE_MAJOR: u32 = 136;
-/// Where slaves have their files.
-const SLAVES: &str = "/dev/pts";
-/// `/dev/tty`, `/dev/console`, `/dev/ptmx`.
-const FRONTS: std::ops::RangeInclusive<u32> = 0..=2;
-
-/// What a description is to its terminal.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
-#[repr(i32)]
-enum Role {
-    /// Somebody else's terminal.
-    Outside = 0,
-    /// The master of a pair whose slaves are the subject's.
-    Master = 1,
-    /// A slave of a pair whose master is the subject's, or is closed.
-    Slave = 2,
-}
-
-/// Whether slaves of a pair are open.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
-#[repr(i32)]
-enum Slaves {
-    /// None was ever opened.
-    Never = 0,
-    /// The subject has some open.
-    Open = 1,
-    /// All are closed again.
-    Closed = 2,
-}
-
-/// One open terminal as the image keeps it.
-#[derive(Clone, PartialEq, Message)]
-struct TtyPayload {
-    #[prost(bytes = "vec", tag = "1")]
-    path: Vec<u8>,
-    #[prost(enumeration = "Role", tag = "2")]
-    role: i32,
-    /// Device number of the terminal itself; the minor is the number of a pair.
-    #[prost(uint32, tag = "3")]
-    major: u32,
-    #[prost(uint32, tag = "4")]
-    minor: u32,
-    /// The file it was opened as, by which whoever restores may hold it already.
-    #[prost(uint64, tag = "5")]
-    file_system: u64,
-    #[prost(uint64, tag = "6")]
-    inode: u64,
-    #[prost(bool, tag = "7")]
-    inherited: bool,
-    /// Owner and mode of the file of a slave.
-    #[prost(message, optional, tag = "8")]
-    node: Option<Node>,
-    /// What a pair has; in the master's record. Of an outside terminal, only the modes.
-    #[prost(message, optional, tag = "9")]
-    state: Option<State>,
-    /// The session leader that it controls, 0 for none of the subject, and the foreground group.
-    #[prost(int32, tag = "10")]
-    session: i32,
-    #[prost(int32, tag = "11")]
-    foreground: i32,
-    /// Further opens are refused (TIOCEXCL).
-    #[prost(bool, tag = "12")]
-    exclusive: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-struct Node {
-    #[prost(uint32, tag = "1")]
-    user: u32,
-    #[prost(uint32, tag = "2")]
-    group: u32,
-    #[prost(uint32, tag = "3")]
-    mode: u32,
-    /// When the terminal was made (or its owner changed): the time of the last change of the file's attributes.
-    #[prost(int64, tag = "4")]
-    changed_s: i64,
-    #[prost(uint64, tag = "5")]
-    changed_ns: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct State {
-    /// Input, output, control, local modes, line, input speed, output speed.
-    #[prost(uint32, repeated, tag = "1")]
-    modes: Vec<u32>,
-    #[prost(bytes = "vec", tag = "2")]
-    characters: Vec<u8>,
-    /// Rows, columns, width and height in pixels.
-    #[prost(uint32, repeated, tag = "3")]
-    window: Vec<u32>,
-    #[prost(bool, tag = "4")]
-    packets: bool,
-    #[prost(bool, tag = "5")]
-    locked: bool,
-    #[prost(enumeration = "Slaves", tag = "6")]
-    slaves: i32,
-    #[prost(message, optional, tag = "7")]
-    queues: Option<Queues>,
-}
-
-impl Node {
-    fn of(stat: &Stat) -> Self {
-        Self {
-            user: stat.st_uid,
-            group: stat.st_gid,
-            mode: stat.st_mode & 0o7777,
-            changed_s: stat.st_ctime,
-            changed_ns: stat.st_ctime_nsec,
-        }
-    }
-}
-
-/// The file of the slave with that device number. A descriptor of `/dev/tty` has the status of that file instead.
-fn node_of(opened: &Stat, device: (u32, u32)) -> Option<Node> {
-    let is_slave =
-        |stat: &Stat| (major(stat.st_rdev), minor(stat.st_rdev)) == device && device.0 == SLAVE_MAJOR;
-    if is_slave(opened) {
-        return Some(Node::of(opened));
-    }
-    let stat = rustix::fs::stat(slave_path(device.1)).ok()?;
-    is_slave(&stat).then(|| Node::of(&stat))
-}
-
-/// The usual file of a slave.
-fn slave_path(number: u32) -> PathBuf {
-    Path::new(SLAVES).join(number.to_string())
-}
-
-impl State {
-    /// Modes and window of a terminal; asked of a master, those of its slave.
-    fn of(terminal: BorrowedFd<'_>) -> Result<Self> {
-        let modes = terminal::modes(terminal)?;
-        let window = rustix::termios::tcgetwinsize(terminal)
-            .map_err(|errno| Error::new("get the window size of a terminal", errno))?;
-        let words = [
-            modes.input,
-            modes.output,
-            modes.control,
-            modes.local,
-            u32::from(modes.line),
-            modes.input_speed,
-            modes.output_speed,
-        ];
-        let sides = [window.ws_row, window.ws_col, window.ws_xpixel, window.ws_ypixel];
-        Ok(Self {
-            modes: words.to_vec(),
-            characters: modes.characters.to_vec(),
-            window: sides.map(u32::from).to_vec(),
-            ..Self::default()
-        })
-    }
-
-    fn modes(&self) -> Result<Modes> {
-        let malformed =
-            || ResourceError::Malformed { kind: NAME, why: "modes of a terminal are incomplete".to_owned() };
-        let words: [u32; 7] = self.modes.as_slice().try_into().map_err(|_| malformed())?;
-        let characters: [u8; CONTROL_CHARACTERS] =
-            self.characters.as_slice().try_into().map_err(|_| malformed())?;
-        let [input, output, control, local, line, input_speed, output_speed] = words;
-        let line = line as u8;
-        Ok(Modes { input, output, control, local, line, characters, input_speed, output_speed })
-    }
-
-    fn window(&self) -> Winsize {
-        let side = |index: usize| self.window.get(index).map_or(0, |side| *side as u16);
-        Winsize { ws_row: side(0), ws_col: side(1), ws_xpixel: side(2), ws_ypixel: side(3) }
-    }
-}
 
 /// The kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Tty;
-
-/// Whether a description is of a terminal.
-pub(super) fn is_terminal(description: &Description) -> bool {
-    let number = description.stat.st_rdev;
-    let is_known = match major(number) {
-        SLAVE_MAJOR => true,
-        5 => FRONTS.contains(&minor(number)),
-        _ => false,
-    };
-    FileType::from_raw_mode(description.stat.st_mode) == FileType::CharacterDevice
-        && !opening::is_path_only(description.info.flags)
-        && (is_known || terminal::modes(description.as_fd()).is_ok())
-}
-
-/// Whether another description is of a terminal and of such a one.
-fn is_terminal_that(
-    other: &Arc<Known>,
-    scope: &CaptureScope<'_>,
-    is_such: impl FnOnce(&Description) -> bool,
-) -> bool {
-    FileType::from_raw_mode(other.stat.st_mode) == FileType::CharacterDevice
-        && scope.ask(other, |other| is_terminal(other) && is_such(other)).unwrap_or(false)
-}
-
-/// The number of the pair of which a description is the master.
-fn master_number(description: &Description) -> Option<u32> {
-    let is_front = description.stat.st_rdev == makedev(5, 2);
-    is_front.then(|| terminal::pair_number(description.as_fd()).ok())?
-}
-
-/// The device of the terminal behind a description that is no master, `/dev/tty` looked through.
-fn device_of(description: &Description) -> (u32, u32) {
-    let number = description.stat.st_rdev;
-    terminal::device(description.as_fd()).unwrap_or((major(number), minor(number)))
-}
-
-fn is_hung_up(description: &Description) -> bool {
-    events(description).contains(PollFlags::HUP)
-}
-
-fn master_of<'a>(number: u32, scope: &'a CaptureScope<'_>) -> Option<&'a Arc<Known>> {
-    scope
-        .descriptions
-        .iter()
-        .find(|other| is_terminal_that(other, scope, |other| master_number(other) == Some(number)))
-}
-
-fn role_of(description: &Description, scope: &CaptureScope<'_>) -> Role {
-    if master_number(description).is_some() {
-        return Role::Master;
-    }
-    let (major, minor) = device_of(description);
-    if major == SLAVE_MAJOR && (master_of(minor, scope).is_some() || is_hung_up(description)) {
-        Role::Slave
-    } else {
-        Role::Outside
-    }
-}
-
-/// Whether some slave of the pair is among the subject's descriptions.
-fn has_slave(number: u32, scope: &CaptureScope<'_>) -> bool {
-    let is_slave =
-        |other: &Description| master_number(other).is_none() && device_of(other) == (SLAVE_MAJOR, number);
-    scope.descriptions.iter().any(|other| is_terminal_that(other, scope, is_slave))
-}
 
 impl FdKind for Tty {
     fn name(&self) -> &'static str {

@@ -16,7 +16,9 @@ use rustix::fs::{FileType, major, minor};
 use sys::terminal;
 use tracee::procfs;
 
-use super::{Node, Role, SLAVE_MAJOR, TtyPayload, device_of, encode, slave_path};
+use super::payload::{Node, TtyPayload, slave_path};
+use super::role::{Role, device_of};
+use super::{SLAVE_MAJOR, encode};
 use crate::error::{ResourceError, Result};
 use crate::fd::{Description, FdCreate, FdRecord};
 use crate::obstacle::Obstacle;

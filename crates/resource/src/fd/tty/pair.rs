@@ -13,8 +13,10 @@ use model::{DescriptionId, Fd, Pid};
 use rustix::fs::{FileType, Mode, OFlags, Stat, major, minor};
 use sys::{Error, terminal};
 
+use super::payload::{Node, Slaves, State, TtyPayload, slave_path};
 use super::queue::Pair;
-use super::{NAME, Node, Role, SLAVE_MAJOR, Slaves, State, TtyPayload, slave_path};
+use super::role::Role;
+use super::{NAME, SLAVE_MAJOR};
 use crate::error::{ResourceError, Result};
 use crate::fd::{FdCreate, FdRecord};
 use crate::opener::Opener;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use model::Inode;
 use rustix::pty::{OpenptFlags, openpt};
+use rustix::termios::Winsize;
 
 use super::*;
 use crate::support::testing::{Subject, describe, flags};

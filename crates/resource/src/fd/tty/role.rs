@@ -1,0 +1,96 @@
+//! What a description is to its terminal: a master, a slave, or the terminal of somebody else.
+//!
+//! Owns: telling these apart, and finding the other end of a pair.
+//! Does not: read what a terminal holds.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::event::PollFlags;
+use rustix::fs::{FileType, major, makedev, minor};
+use sys::terminal;
+
+use super::SLAVE_MAJOR;
+use crate::fd::pipe::events;
+use crate::fd::{CaptureScope, Description, Known};
+use crate::support::opening;
+
+/// `/dev/tty`, `/dev/console`, `/dev/ptmx`.
+const FRONTS: std::ops::RangeInclusive<u32> = 0..=2;
+
+/// What a description is to its terminal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
+#[repr(i32)]
+pub(super) enum Role {
+    /// Somebody else's terminal.
+    Outside = 0,
+    /// The master of a pair whose slaves are the subject's.
+    Master = 1,
+    /// A slave of a pair whose master is the subject's, or is closed.
+    Slave = 2,
+}
+
+/// Whether a description is of a terminal.
+pub(in crate::fd) fn is_terminal(description: &Description) -> bool {
+    let number = description.stat.st_rdev;
+    let is_known = match major(number) {
+        SLAVE_MAJOR => true,
+        5 => FRONTS.contains(&minor(number)),
+        _ => false,
+    };
+    FileType::from_raw_mode(description.stat.st_mode) == FileType::CharacterDevice
+        && !opening::is_path_only(description.info.flags)
+        && (is_known || terminal::modes(description.as_fd()).is_ok())
+}
+
+/// Whether another description is of a terminal and of such a one.
+pub(super) fn is_terminal_that(
+    other: &Arc<Known>,
+    scope: &CaptureScope<'_>,
+    is_such: impl FnOnce(&Description) -> bool,
+) -> bool {
+    FileType::from_raw_mode(other.stat.st_mode) == FileType::CharacterDevice
+        && scope.ask(other, |other| is_terminal(other) && is_such(other)).unwrap_or(false)
+}
+
+/// The number of the pair of which a description is the master.
+pub(super) fn master_number(description: &Description) -> Option<u32> {
+    let is_front = description.stat.st_rdev == makedev(5, 2);
+    is_front.then(|| terminal::pair_number(description.as_fd()).ok())?
+}
+
+/// The device of the terminal behind a description that is no master, `/dev/tty` looked through.
+pub(super) fn device_of(description: &Description) -> (u32, u32) {
+    let number = description.stat.st_rdev;
+    terminal::device(description.as_fd()).unwrap_or((major(number), minor(number)))
+}
+
+pub(super) fn is_hung_up(description: &Description) -> bool {
+    events(description).contains(PollFlags::HUP)
+}
+
+fn master_of<'a>(number: u32, scope: &'a CaptureScope<'_>) -> Option<&'a Arc<Known>> {
+    scope
+        .descriptions
+        .iter()
+        .find(|other| is_terminal_that(other, scope, |other| master_number(other) == Some(number)))
+}
+
+pub(super) fn role_of(description: &Description, scope: &CaptureScope<'_>) -> Role {
+    if master_number(description).is_some() {
+        return Role::Master;
+    }
+    let (major, minor) = device_of(description);
+    if major == SLAVE_MAJOR && (master_of(minor, scope).is_some() || is_hung_up(description)) {
+        Role::Slave
+    } else {
+        Role::Outside
+    }
+}
+
+/// Whether some slave of the pair is among the subject's descriptions.
+pub(super) fn has_slave(number: u32, scope: &CaptureScope<'_>) -> bool {
+    let is_slave =
+        |other: &Description| master_number(other).is_none() && device_of(other) == (SLAVE_MAJOR, number);
+    scope.descriptions.iter().any(|other| is_terminal_that(other, scope, is_slave))
+}

@@ -1,0 +1,109 @@
+//! What becomes of an epoch that was given to the writer.
+//!
+//! Owns: the ticket of whoever finished the epoch, and the promise to answer it.
+//! Invariants: every ticket is answered, also when the writer panics.
+//! Does not: order or write.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use model::{ByteCount, PageCount, Sequence};
+
+use super::queue::Shared;
+use crate::error::{Error, Result};
+use crate::writer::WriteTimings;
+
+/// A checkpoint that is durable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogCommitted {
+    /// Its number.
+    pub sequence: Sequence,
+    /// Its commit record.
+    pub commit: image::Commit,
+    /// Bytes written for it: pages, index, records, root and slot, and pages moved to keep the log short.
+    pub written: ByteCount,
+    /// Of these, pages that were moved.
+    pub moved: PageCount,
+    /// How long writing it took; `commit` counts from the call of `finish`.
+    pub timings: WriteTimings,
+}
+
+/// What became of an epoch.
+pub type Completion = (Sequence, Result<LogCommitted>);
+
+/// The duty to answer a ticket; dropped unanswered, as by a panic, it says so.
+#[derive(Debug)]
+pub(super) struct Promise {
+    shared: Arc<Shared>,
+    ticket: Arc<TicketState>,
+}
+
+/// An answer that is still to come.
+#[derive(Debug)]
+pub(super) struct TicketState {
+    pub(super) sequence: Sequence,
+    answer: Mutex<Option<Result<LogCommitted>>>,
+    answered: Condvar,
+}
+
+impl Promise {
+    pub(super) const fn new(shared: Arc<Shared>, ticket: Arc<TicketState>) -> Self {
+        Self { shared, ticket }
+    }
+
+    /// Answers the ticket of an epoch that was not finished. It is no completion: the caller has the error.
+    pub(super) fn refuse(self, error: Error) {
+        self.ticket.set(Err(error));
+    }
+
+    /// Keeps it.
+    pub(super) fn answer(self, result: Result<LogCommitted>) {
+        self.shared.answer(&self.ticket, result);
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if self.ticket.get().is_none() {
+            let gone = sys::Error::new("go on after a panic", sys::Errno::SHORT);
+            self.shared.answer(&self.ticket, Err(Error::Io(gone)));
+        }
+    }
+}
+
+impl TicketState {
+    pub(super) fn new(sequence: Sequence) -> Self {
+        Self { sequence, answer: Mutex::new(None), answered: Condvar::new() }
+    }
+
+    /// The answer, if there is one.
+    pub(super) fn get(&self) -> Option<Result<LogCommitted>> {
+        self.lock().clone()
+    }
+
+    /// The answer, waiting for it at most so long.
+    pub(super) fn wait(&self, timeout: Option<Duration>) -> Option<Result<LogCommitted>> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut answer = self.lock();
+        while answer.is_none() {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            answer = match left {
+                Some(Duration::ZERO) => return None,
+                Some(left) => {
+                    self.answered.wait_timeout(answer, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.answered.wait(answer).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        answer.clone()
+    }
+
+    pub(super) fn set(&self, result: Result<LogCommitted>) {
+        *self.lock() = Some(result);
+        self.answered.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Result<LogCommitted>>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
