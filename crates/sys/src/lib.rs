@@ -52,6 +52,7 @@ pub mod tcp_repair;
 pub mod terminal;
 pub mod timerfd;
 pub mod userfaultfd;
+pub mod wait_timer;
 mod watch_filter;
 pub mod working_directory;
 pub mod xsave;

@@ -425,11 +425,33 @@ pub fn poll(tid: Tid) -> Result<Option<WaitStatus>> {
 /// A stop that was taken carries no signal any more: should the tracer die right then, the signal that the
 /// tracee stopped at would be lost. One that was only looked at is delivered.
 pub fn peek(tid: Tid) -> Result<Option<WaitStatus>> {
+    inspect(libc::P_PID, tid, libc::WNOHANG).map(|seen| seen.map(|(_, status)| status))
+}
+
+/// Blocks until a tracee of the calling thread is stopped or has ended, and takes neither; `None` when a signal
+/// interrupted the wait.
+pub fn await_change(tid: Tid) -> Result<Option<WaitStatus>> {
+    await_one(libc::P_PID, tid).map(|seen| seen.map(|(_, status)| status))
+}
+
+/// Blocks until any tracee or child of the calling thread is stopped or has ended, and takes neither; `None` when a
+/// signal interrupted the wait.
+pub fn await_any() -> Result<Option<Tid>> {
+    await_one(libc::P_ALL, Tid(0)).map(|seen| seen.map(|(tid, _)| tid))
+}
+
+fn await_one(kind: libc::idtype_t, tid: Tid) -> Result<Option<(Tid, WaitStatus)>> {
+    match inspect(kind, tid, libc::__WNOTHREAD) {
+        Err(error) if error.errno.0 == libc::EINTR => Ok(None),
+        outcome => outcome,
+    }
+}
+
+fn inspect(kind: libc::idtype_t, tid: Tid, flags: libc::c_int) -> Result<Option<(Tid, WaitStatus)>> {
     let mut information = MaybeUninit::<libc::siginfo_t>::zeroed();
-    let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WALL | flags;
     // SAFETY: `information` is writable for one siginfo_t; the kernel checks the number.
-    let result =
-        unsafe { libc::waitid(libc::P_PID, tid.get() as libc::id_t, information.as_mut_ptr(), flags) };
+    let result = unsafe { libc::waitid(kind, tid.get() as libc::id_t, information.as_mut_ptr(), flags) };
     if result == -1 {
         return Err(Error::thread("wait for a change", tid, Errno::last()));
     }
@@ -437,14 +459,15 @@ pub fn peek(tid: Tid) -> Result<Option<WaitStatus>> {
     let information = unsafe { information.assume_init() };
     // SAFETY: the fields of a child's change; all bytes are initialised whatever the kernel filled in.
     let (changed, status) = unsafe { (information.si_pid(), information.si_status()) };
-    match information.si_code {
-        _ if changed == 0 => Ok(None),
+    let seen = match information.si_code {
+        _ if changed == 0 => return Ok(None),
         libc::CLD_TRAPPED | libc::CLD_STOPPED => {
-            Ok(Some(WaitStatus::Stopped { signal: Signal(status & 0xff), event: status >> 8 }))
+            WaitStatus::Stopped { signal: Signal(status & 0xff), event: status >> 8 }
         }
-        libc::CLD_EXITED => Ok(Some(WaitStatus::Exited(status))),
-        _ => Ok(Some(WaitStatus::Killed(Signal(status & 0x7f)))),
-    }
+        libc::CLD_EXITED => WaitStatus::Exited(status),
+        _ => WaitStatus::Killed(Signal(status & 0x7f)),
+    };
+    Ok(Some((Tid(changed), seen)))
 }
 
 fn wait_with(tid: Tid, flags: libc::c_int) -> Result<Option<WaitStatus>> {

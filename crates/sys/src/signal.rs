@@ -60,6 +60,11 @@ pub fn block(signals: u64) -> Result<u64> {
     change_mask(libc::SIG_BLOCK, signals)
 }
 
+/// Unblocks the signals of a set in the calling thread, and gives the set that was blocked before. Bit 0 is signal 1.
+pub fn unblock(signals: u64) -> Result<u64> {
+    change_mask(libc::SIG_UNBLOCK, signals)
+}
+
 /// Lets a program that is about to be started block the signals of one set, and no others, and meet those of another
 /// with their default actions. Bit 0 is signal 1.
 pub fn start_with(

@@ -18,6 +18,7 @@ use model::{Pid, Signal, Tid};
 use sys::clone::WantedPid;
 use sys::dead_man::DeadManSwitch;
 use sys::ptrace::{self, OPTION_EXIT, OPTION_EXIT_KILL, WaitStatus};
+use sys::wait_timer::Ticks;
 use sys::{Errno, Error};
 
 use crate::procfs;
@@ -25,11 +26,10 @@ use crate::remote::RemoteError;
 use crate::stub::Stub;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
 
-/// How long one sleep between two rounds lasts at least, and at most once nothing has happened for a while.
-const NAP_MIN: Duration = Duration::from_micros(50);
-const NAP_MAX: Duration = Duration::from_micros(400);
+/// How often a wait comes back without a change, for the caller to see to other things.
+const TICK: Duration = Duration::from_millis(1);
 /// The same where a thread cannot be let go yet: its leader has ended before it.
-const NAP_LONG: Duration = Duration::from_millis(10);
+const TICK_LONG: Duration = Duration::from_millis(10);
 /// Numbers tried until one is not among those that the tree needs.
 const NUMBERS_MAX: usize = 64;
 const KILL: Signal = Signal(9);
@@ -87,7 +87,6 @@ pub struct Escort {
     running: Vec<Thread<Running>>,
     /// Created, and not seen to stand yet.
     unborn: HashSet<Tid>,
-    nap: Duration,
 }
 
 impl Escort {
@@ -107,8 +106,8 @@ impl Escort {
         self.running.is_empty()
     }
 
-    /// Serves what the threads stop for: signals, births, ends. Before a new process runs, `born` is called; sleeps
-    /// when there was nothing to do.
+    /// Serves what the threads stop for: signals, births, ends. Before a new process runs, `born` is called; blocks
+    /// for a millisecond at most when there was nothing to do.
     ///
     /// # Errors
     ///
@@ -116,12 +115,9 @@ impl Escort {
     pub fn round(&mut self, born: &dyn Fn()) -> Result<(), Error> {
         let before = self.running.len();
         if self.look_at_all(born, |thread| thread.resume().map(Some))? || before != self.running.len() {
-            self.nap = NAP_MIN;
             return Ok(());
         }
-        std::thread::sleep(self.nap);
-        self.nap = (self.nap * 2).clamp(NAP_MIN, NAP_MAX);
-        Ok(())
+        self.await_change(TICK)
     }
 
     /// Lets every thread go for good, each as soon as it stands. A process whose leader has ended before its other
@@ -135,7 +131,6 @@ impl Escort {
         let pids: BTreeSet<Pid> = self.running.iter().map(Thread::pid).collect();
         let switch = DeadManSwitch::arm(pids)?;
         let mut asked = HashSet::new();
-        let mut nap = NAP_MIN;
         loop {
             for thread in &self.running {
                 if asked.insert(thread.tid()) {
@@ -147,8 +142,7 @@ impl Escort {
             if self.running.is_empty() {
                 break;
             }
-            std::thread::sleep(nap);
-            nap = (nap * 2).min(NAP_LONG);
+            self.await_change(TICK_LONG)?;
         }
         switch.disarm();
         Ok(())
@@ -164,8 +158,29 @@ impl Escort {
             let resume = |thread: Thread<Stopped>| thread.resume().map(Some);
             // An error leaves threads in the list that are killed and looked at again.
             let _ = self.look_at_all(&|| (), resume);
-            std::thread::sleep(NAP_MIN);
+            if self.await_change(TICK).is_err() {
+                std::thread::sleep(TICK);
+            }
         }
+    }
+
+    /// Blocks until a thread is stopped or has ended, or a tick has passed.
+    fn await_change(&self, tick: Duration) -> Result<(), Error> {
+        if self.running.is_empty() {
+            return Ok(());
+        }
+        let ticks = Ticks::start(tick)?;
+        let changed = ptrace::await_any();
+        drop(ticks);
+        match changed {
+            // Nothing takes the end of a child that is none of the threads, or the last stop of the keeper.
+            Ok(Some(tid)) if !self.running.iter().any(|thread| thread.tid() == tid) => {
+                std::thread::sleep(tick);
+            }
+            Err(error) if error.errno != Errno::ECHILD => return Err(error),
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Looks at each thread once, and does `step` with those that stand. Whether anything had happened.

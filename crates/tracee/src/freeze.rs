@@ -393,7 +393,8 @@ impl Progress {
                 helped = waiter.waited();
                 self.help_those_held_up()?;
             }
-            if !waiter.pause() {
+            let Some(first) = self.pending.first().map(Thread::tid) else { continue };
+            if !waiter.block(first)? {
                 return Err(self.stuck());
             }
         }
@@ -516,7 +517,8 @@ impl Progress {
                     Ok(StopOutcome::Gone) | Err(_) => {}
                 }
             }
-            if !waiter.pause() {
+            let Some(first) = self.pending.first().map(Thread::tid) else { return };
+            if !matches!(waiter.block(first), Ok(true)) {
                 return;
             }
         }

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use model::{Pid, Signal, Tid};
 use sys::ptrace::{self, WaitStatus};
+use sys::wait_timer::Ticks;
 use sys::{Errno, Error, Result};
 
 use crate::reaper;
 use crate::steps;
-use crate::urgency::is_urgent;
 use crate::waits;
 
 /// PTRACE_EVENT_STOP.
@@ -27,10 +27,9 @@ pub(crate) const TRAP: Signal = Signal(5);
 /// ECHILD: nothing of that number is ours to wait for.
 const NO_SUCH_CHILD: Errno = Errno(10);
 
-/// How long a wait spins before it starts to sleep: waking a halted virtual CPU costs more than this.
-const SPIN: Duration = Duration::from_micros(300);
-/// How long one sleep between looks lasts then.
-const NAP: Duration = Duration::from_micros(50);
+/// How often a wait comes back to see what the kernel does not report: a limit that has passed, the end of a leader
+/// before that of its other threads.
+const TICK: Duration = Duration::from_millis(1);
 
 /// The thread runs, or is about to.
 #[derive(Debug)]
@@ -51,12 +50,6 @@ pub struct Thread<State> {
     state: State,
     bound_to_tracer: PhantomData<*const ()>,
 }
-
-/// The same for a tracer with real-time priority: what it waits for may need this very processor, and does not get it
-/// by a yield.
-const SPIN_URGENT: Duration = Duration::from_micros(10);
-/// How long such a tracer sleeps between looks; with its priority, the kernel adds no slack.
-const NAP_URGENT: Duration = Duration::from_micros(5);
 
 /// What came of waiting for a stop.
 #[derive(Debug)]
@@ -187,15 +180,44 @@ impl Thread<Stopped> {
     }
 }
 
-/// Waits in small steps up to a limit: spinning first, then sleeping.
+/// Blocks until a traced thread is stopped, and leaves the stop untaken; `None` when the thread has ended.
+///
+/// # Errors
+///
+/// ETIMEDOUT, with this operation, when it does neither within the limit.
+pub(crate) fn await_stop(
+    (pid, tid): (Pid, Tid),
+    limit: Duration,
+    operation: &'static str,
+) -> Result<Option<(Signal, i32)>> {
+    let mut waiter = Waiter::new(limit);
+    loop {
+        match reaper::look(pid, tid)? {
+            Some(WaitStatus::Stopped { signal, event }) => return Ok(Some((signal, event))),
+            Some(_) => return Ok(None),
+            None if reaper::has_ended_unseen(pid, tid, waiter.waited()) => {
+                reaper::bury(pid, tid);
+                return Ok(None);
+            }
+            None if waiter.block(tid)? => {}
+            None => return Err(Error::thread(operation, tid, Errno::ETIMEDOUT)),
+        }
+    }
+}
+
+/// Waits in the kernel for changes of traced threads, up to a limit.
+///
+/// The tracer must not spin or sleep instead: with its real-time priority it keeps the processor that a tracee may need
+/// to come to its stop. A stop wakes a tracer that blocks at once.
 pub(crate) struct Waiter {
     started: Instant,
     limit: Duration,
+    ticks: Option<Ticks>,
 }
 
 impl Waiter {
     pub(crate) fn new(limit: Duration) -> Self {
-        Self { started: Instant::now(), limit }
+        Self { started: Instant::now(), limit, ticks: None }
     }
 
     /// How long it has been waiting.
@@ -203,15 +225,16 @@ impl Waiter {
         self.started.elapsed()
     }
 
-    /// One step; false once the limit has passed.
-    pub(crate) fn pause(&mut self) -> bool {
-        let waited = self.started.elapsed();
-        match is_urgent() {
-            true if waited < SPIN_URGENT => std::hint::spin_loop(),
-            true if waited < SPIN => std::thread::sleep(NAP_URGENT),
-            false if waited < SPIN => std::thread::yield_now(),
-            _ => std::thread::sleep(NAP),
+    /// Blocks until a thread is stopped or has ended, a millisecond at most; false once the limit has passed.
+    pub(crate) fn block(&mut self, tid: Tid) -> Result<bool> {
+        if self.ticks.is_none() {
+            self.ticks = Some(Ticks::start(TICK)?);
         }
-        waited < self.limit
+        match ptrace::await_change(tid) {
+            // Whoever inspects it next meets the same.
+            Err(error) if error.errno != NO_SUCH_CHILD => return Err(error),
+            _ => {}
+        }
+        Ok(self.waited() < self.limit)
     }
 }

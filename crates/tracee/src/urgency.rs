@@ -8,8 +8,6 @@
 //! A thread that is let go preempts an ordinary tracer that has others to let go; anything else that runs does too. A
 //! thread of real-time priority must not spin where what it waits for may need the same processor: see `Waiter`.
 
-use std::cell::Cell;
-
 use model::Tid;
 use sys::scheduling::{self, Attributes};
 
@@ -21,10 +19,6 @@ const PRIORITY: u32 = 1;
 const RESET_ON_FORK: u64 = 1;
 /// The calling thread.
 const SELF: Tid = Tid(0);
-
-thread_local! {
-    static URGENT: Cell<bool> = const { Cell::new(false) };
-}
 
 /// The calling thread runs before all ordinary ones as long as this lives.
 #[derive(Debug)]
@@ -41,7 +35,6 @@ impl Urgent {
         let ordinary = |before: &Attributes| matches!(before.policy, ORDINARY | BATCH);
         let before = scheduling::attributes(SELF).ok().filter(ordinary);
         let before = before.filter(|_| scheduling::set_attributes(SELF, &raised).is_ok());
-        URGENT.set(before.is_some());
         Self { before }
     }
 }
@@ -51,14 +44,8 @@ impl Drop for Urgent {
         if let Some(before) = self.before {
             // Giving up a priority is always allowed.
             let _ = scheduling::set_attributes(SELF, &before);
-            URGENT.set(false);
         }
     }
-}
-
-/// Whether the calling thread runs before all ordinary ones.
-pub(crate) fn is_urgent() -> bool {
-    URGENT.get()
 }
 
 #[cfg(test)]
@@ -70,12 +57,10 @@ mod tests {
         let before = scheduling::attributes(SELF).unwrap();
         let urgent = Urgent::begin();
         let inside = scheduling::attributes(SELF).unwrap();
-        assert_eq!(inside.policy == FIFO, is_urgent());
-        if !is_urgent() {
+        if inside.policy != FIFO {
             println!("unsupported: real-time priority");
         }
         drop(urgent);
         assert_eq!(scheduling::attributes(SELF).unwrap(), before);
-        assert!(!is_urgent());
     }
 }

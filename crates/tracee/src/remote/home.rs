@@ -6,13 +6,12 @@
 //! Does not: know what the earlier tracer was doing.
 
 use model::{Address, Signal};
-use sys::ptrace::{self, Registers, WaitStatus};
+use sys::ptrace::{self, Registers};
 use sys::{Errno, Error, process_memory};
 
 use super::{CALL_LIMIT, Room, STOP, chain, opened};
 use crate::arch::x86_64 as arch;
-use crate::reaper;
-use crate::thread::{EVENT_STOP, Stopped, Thread, Waiter};
+use crate::thread::{EVENT_STOP, Stopped, Thread, await_stop};
 
 /// Stops on the way of one thread: each frame of a chain has four, and no chain has more frames than this.
 const STOPS_MAX: usize = 4 * 64;
@@ -54,18 +53,8 @@ pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
 }
 
 fn next_stop(thread: &Thread<Stopped>) -> Result<(Signal, i32), Error> {
-    let mut waiter = Waiter::new(CALL_LIMIT);
-    loop {
-        match reaper::look(thread.pid(), thread.tid())? {
-            Some(WaitStatus::Stopped { signal, event }) => return Ok((signal, event)),
-            Some(_) => return Err(Error::thread("come home", thread.tid(), Errno::ESRCH)),
-            None if reaper::has_ended_unseen(thread.pid(), thread.tid(), waiter.waited()) => {
-                return Err(Error::thread("come home", thread.tid(), Errno::ESRCH));
-            }
-            None if waiter.pause() => {}
-            None => return Err(Error::thread("come home", thread.tid(), Errno::ETIMEDOUT)),
-        }
-    }
+    let ended = || Error::thread("come home", thread.tid(), Errno::ESRCH);
+    await_stop((thread.pid(), thread.tid()), CALL_LIMIT, "come home")?.ok_or_else(ended)
 }
 
 /// Whether nothing but the end of a chain is let through.

@@ -19,7 +19,7 @@ mod place;
 use std::time::Duration;
 
 use model::{Address, ByteCount, Pid, Signal, Tid};
-use sys::ptrace::{self, OPTION_SUSPEND_SECCOMP, Registers, WaitStatus};
+use sys::ptrace::{self, OPTION_SUSPEND_SECCOMP, Registers};
 use sys::signal;
 use sys::{Errno, Error};
 
@@ -29,9 +29,8 @@ use crate::freeze::OPTIONS;
 use crate::interruption;
 use crate::memory::ProcessMemory;
 use crate::procfs::Area;
-use crate::reaper;
 use crate::steps;
-use crate::thread::{EVENT_STOP, SYSCALL_STOP, Stopped, TRAP, Thread, Waiter};
+use crate::thread::{EVENT_STOP, SYSCALL_STOP, Stopped, TRAP, Thread, await_stop};
 
 pub use batch::Batch;
 pub use chain::{Query, SignalSets};
@@ -363,29 +362,13 @@ impl<'a> RemoteSession<'a> {
     }
 
     fn next_stop(&mut self) -> Result<(Signal, i32), RemoteError> {
-        let tid = self.thread.tid();
-        let mut waiter = Waiter::new(CALL_LIMIT);
-        loop {
-            match reaper::look(self.thread.pid(), tid)? {
-                Some(WaitStatus::Stopped { signal, event }) => {
-                    self.is_running = false;
-                    return Ok((signal, event));
-                }
-                Some(_) => {
-                    self.ended = true;
-                    return Err(RemoteError::Ended(tid));
-                }
-                None if reaper::has_ended_unseen(self.thread.pid(), tid, waiter.waited()) => {
-                    reaper::bury(self.thread.pid(), tid);
-                    self.ended = true;
-                    return Err(RemoteError::Ended(tid));
-                }
-                None if waiter.pause() => {}
-                None => {
-                    return Err(Error::thread("finish a remote system call", tid, Errno::ETIMEDOUT).into());
-                }
-            }
-        }
+        let thread = (self.thread.pid(), self.thread.tid());
+        let Some(stop) = await_stop(thread, CALL_LIMIT, "finish a remote system call")? else {
+            self.ended = true;
+            return Err(RemoteError::Ended(thread.1));
+        };
+        self.is_running = false;
+        Ok(stop)
     }
 
     /// The thread goes back into an event stop, where the kernel still restarts what the first stop broke off.
