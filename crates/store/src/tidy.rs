@@ -139,7 +139,7 @@ impl Store {
             garbage.busy.push(name.clone());
             return Ok(());
         };
-        for path in log::garbage::unreferenced(&*self.medium, &directory)? {
+        for path in log::space::garbage(&*self.medium, &directory)? {
             let length = self.medium.open_pages(&path)?.length()?;
             if remove {
                 self.medium.remove_file(&path)?;

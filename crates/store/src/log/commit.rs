@@ -15,7 +15,8 @@ use super::clean::Fill;
 use super::index::State;
 use super::queue::Finish;
 use super::records::RecordMap;
-use super::scribe::{Kept, OpenEpoch, Scribe};
+use super::scribe::{OpenEpoch, Scribe};
+use super::space::{self, Kept};
 use super::table::{Cell, PageTable};
 use super::tail::Owner;
 use super::ticket::{LogCommitted, Promise};
@@ -105,12 +106,11 @@ impl Scribe {
         let written = self.tail.written() - epoch.begun_at + part.bytes.len() as u64;
         let commit = self.commit_record(epoch, meta, &blob, written);
         let root = self.root(&commit)?;
-        let kept =
-            Kept { segments: self.segments_of(&root.parts), ..self.kept_entry(&commit, Blob::default()) };
-        let bytes = self.encode_root(root, kept.segments.clone())?;
+        let named = self.segments_of(&root.parts);
+        let bytes = self.encode_root(root, named.clone())?;
         let place = self.tail.blob(&bytes)?;
         self.tail.flush()?;
-        self.enter_kept(kept, place.clone())?;
+        self.enter_kept(Kept::new(entry_of(&commit, place.clone()), named))?;
         self.slot(epoch.sequence, place)?;
         Ok((commit, moved))
     }
@@ -188,10 +188,9 @@ impl Scribe {
 
     /// A root that names the parts, and of the older checkpoints those that stay.
     fn root(&mut self, commit: &Commit) -> Result<LogRoot> {
-        let newest = self.kept_entry(commit, Blob::default());
         let mut times: Vec<Duration> =
             self.kept.iter().map(|kept| Duration::from_nanos(kept.entry.time_unix_ns)).collect();
-        times.push(Duration::from_nanos(newest.entry.time_unix_ns));
+        times.push(Duration::from_nanos(unix_ns(commit)));
         let stays = self.keep.choose(&times);
         let held = self.shared.held();
         let mut place = 0;
@@ -207,15 +206,10 @@ impl Scribe {
         })
     }
 
-    fn kept_entry(&self, commit: &Commit, root: Blob) -> Kept {
-        let time_unix_ns = unix_ns(commit);
-        Kept { entry: LogKept { sequence: commit.sequence, time_unix_ns, root }, segments: Vec::new() }
-    }
-
     /// The segments that hold pages of the newest state or these parts.
     fn segments_of(&self, parts: &[LogPartRef]) -> Vec<LogSegment> {
         let live = self.segments.iter().filter(|state| state.live > 0).map(|state| state.number);
-        let pieces = parts.iter().flat_map(|part| part.blob.pieces.iter().map(|piece| piece.segment));
+        let pieces = parts.iter().flat_map(|part| space::segments_of(&part.blob));
         live.chain(pieces).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
@@ -224,23 +218,21 @@ impl Scribe {
         root.encode(self.may_be_compressed()).map_err(|error| Error::encoding(self.tail.directory(), error))
     }
 
-    /// Notes the new checkpoint as one that is kept, its root included.
-    fn enter_kept(&mut self, mut kept: Kept, root: Blob) -> Result<()> {
-        let mut segments: BTreeSet<LogSegment> = kept.segments.into_iter().collect();
-        for piece in &root.pieces {
-            segments.insert(piece.segment);
-        }
+    /// Notes the new checkpoint as one that is kept.
+    fn enter_kept(&mut self, kept: Kept) -> Result<()> {
         // Segments that hold blobs alone are known too, so that they are removed when nothing needs them.
-        for number in &segments {
+        for number in &kept.segments {
             if self.segments.add(*number).is_none() {
                 return Err(sys::Error::new("count a log of more than 16 TiB", Errno::ENOSPC).into());
             }
         }
-        kept.segments = segments.into_iter().collect();
-        kept.entry.root = root;
         self.kept.push(kept);
         Ok(())
     }
+}
+
+fn entry_of(commit: &Commit, root: Blob) -> LogKept {
+    LogKept { sequence: commit.sequence, time_unix_ns: unix_ns(commit), root }
 }
 
 /// When a checkpoint was taken, in nanoseconds since 1970.

@@ -1,30 +1,28 @@
 //! Opening a log for writing: from what the last writer left, to a scribe that goes on.
 //!
-//! Owns: the lock, removing what nothing refers to, reading the newest state.
+//! Owns: the lock, reading the newest state.
 //! Invariants: one writer at a time; what an earlier writer left behind is durable before anything is built
 //! upon it; no segment of an earlier writer is written to again.
 //! Does not: start a thread.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use image::{Blob, LogId, LogPlace, LogSegment};
+use image::{LogId, LogPlace, LogSegment};
 use model::{ByteCount, PAGE_BYTES};
 
 use super::clean::Cleaner;
 use super::cold::Cold;
 use super::helper::Helper;
 use super::index::Parts;
-use super::layout::{
-    self, FIRST_BLOCK, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SegmentFiles, Shape, segment_path,
-};
+use super::layout::{self, FIRST_BLOCK, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path};
 use super::load::{LogFiles, Newest};
 use super::pack::Packed;
 use super::queue::Shared;
 use super::records::RecordMap;
-use super::scribe::{Kept, Scribe};
+use super::scribe::Scribe;
 use super::segments::{Compressed, Segments};
+use super::space::Inventory;
 use super::status::LogStatus;
 use super::table::PageTable;
 use super::tail::Tail;
@@ -58,11 +56,13 @@ pub(super) fn open(
     let there = layout::files(&**medium, directory)?;
     let first = there.keys().last().map_or(Some(1), |last| last.0.checked_add(1));
     let first = LogSegment(first.ok_or_else(|| too_many(directory))?);
-    let kept = match &newest {
-        Some(newest) => kept(&mut files, newest)?,
-        None => Vec::new(),
-    };
-    sweep(&**medium, directory, &there, &kept, newest.as_ref())?;
+    let Inventory { kept, live, garbage } = Inventory::take(&mut files, directory, newest.as_ref(), &there)?;
+    garbage.iter().try_for_each(|path| medium.remove_file(path))?;
+    // One that was compressed was durable before.
+    let durable = newest.as_ref().map_or(LogSegment(0), |newest| newest.slot.durable.segment);
+    let unsure = there.iter().filter(|(number, files)| files.is_plain && **number >= durable);
+    let mut unsure = unsure.filter(|(number, _)| live.contains(number));
+    unsure.try_for_each(|(number, _)| medium.sync_file(&segment_path(directory, *number)))?;
     let log = match &newest {
         Some(newest) => newest.slot.log,
         None => new_id()?,
@@ -125,62 +125,6 @@ fn lock(medium: &dyn Medium, directory: &Path) -> Result<Box<dyn Lock>> {
     }
     medium.check_directory(directory)?;
     medium.lock(directory)?.ok_or_else(|| Error::LogBusy { path: directory.to_path_buf() })
-}
-
-/// What is kept, with the segments that it needs.
-pub(super) fn kept(files: &mut LogFiles<'_>, newest: &Newest) -> Result<Vec<Kept>> {
-    let mut entries = newest.root.kept.clone();
-    let time_unix_ns = super::commit::unix_ns(&newest.root.commit);
-    entries.push(image::LogKept {
-        sequence: newest.slot.sequence,
-        time_unix_ns,
-        root: newest.slot.root.clone(),
-    });
-    let mut kept = Vec::with_capacity(entries.len());
-    for entry in entries {
-        let root = files.root(newest, entry.sequence)?;
-        let named = root.map(|root| root.segments).unwrap_or_default();
-        kept.push(Kept { segments: with_root(named, &entry.root), entry });
-    }
-    Ok(kept)
-}
-
-/// Segments of a checkpoint, those of its root among them.
-pub(super) fn with_root(named: Vec<LogSegment>, root: &Blob) -> Vec<LogSegment> {
-    let pieces = root.pieces.iter().map(|piece| piece.segment);
-    named.into_iter().chain(pieces).collect::<BTreeSet<_>>().into_iter().collect()
-}
-
-/// Segments that something refers to.
-pub(super) fn needed(kept: &[Kept], newest: Option<&Newest>) -> BTreeSet<LogSegment> {
-    let mut needed: BTreeSet<LogSegment> =
-        kept.iter().flat_map(|kept| kept.segments.iter().copied()).collect();
-    // The slot by which the newest was found.
-    needed.extend(newest.map(|newest| newest.slot.segment));
-    needed
-}
-
-/// Removes segments that nothing refers to, and makes the others durable where they may not be.
-fn sweep(
-    medium: &dyn Medium,
-    directory: &Path,
-    there: &BTreeMap<LogSegment, SegmentFiles>,
-    kept: &[Kept],
-    newest: Option<&Newest>,
-) -> Result<()> {
-    let needed = needed(kept, newest);
-    let durable = newest.map_or(LogSegment(0), |newest| newest.slot.durable.segment);
-    for (number, files) in there {
-        let is_needed = needed.contains(number);
-        let gone =
-            if is_needed { files.leftovers(directory, *number) } else { files.paths(directory, *number) };
-        gone.iter().try_for_each(|path| medium.remove_file(path))?;
-        // One that was compressed was durable before.
-        if is_needed && files.is_plain && *number >= durable {
-            medium.sync_file(&segment_path(directory, *number))?;
-        }
-    }
-    Ok(())
 }
 
 fn segment_length(options: &LogOptions) -> ByteCount {

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use model::{PageCount, Sequence};
 
-use super::open::{self, Opened, with_root};
+use super::open::{self, Opened};
 use super::queue::Shared;
 use super::scribe::Scribe;
+use super::space::Kept;
 use super::writer::{LogOptions, LogThreads};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
@@ -46,8 +47,8 @@ impl Scribe {
         let place = self.tail.blob(&bytes)?;
         self.tail.flush()?;
         if let Some(newest) = self.kept.last_mut() {
-            newest.segments = with_root(root.segments.clone(), &place);
-            newest.entry.root = place.clone();
+            let entry = image::LogKept { root: place.clone(), ..newest.entry.clone() };
+            *newest = Kept::new(entry, root.segments.iter().copied());
         }
         self.slot(root.commit.sequence, place)?;
         self.settle()

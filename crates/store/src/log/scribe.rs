@@ -5,11 +5,10 @@
 //! durable; a segment is removed only after a commit that does not need it is durable.
 //! Does not: copy from a subject.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use image::{LogId, LogKept, LogPlace, LogSegment, LogSlot};
+use image::{LogId, LogPlace, LogSegment, LogSlot};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
 
@@ -23,18 +22,12 @@ use super::pack::{Packed, pack};
 use super::queue::{Next, Order, Shared};
 use super::records::RecordMap;
 use super::segments::{Compressed, Segments};
+use super::space::{self, Kept};
 use super::status::LogStatus;
 use super::table::{Cell, PageTable};
 use super::tail::{Owner, Tail};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
-
-/// A checkpoint that can be restored, and what stays for it.
-#[derive(Clone, Debug)]
-pub(super) struct Kept {
-    pub(super) entry: LogKept,
-    pub(super) segments: Vec<LogSegment>,
-}
 
 /// An epoch that is being copied.
 #[derive(Debug)]
@@ -253,11 +246,9 @@ impl Scribe {
 
     /// Removes the segments that nothing kept needs.
     fn release(&mut self) {
-        let mut needed: BTreeSet<LogSegment> =
-            self.kept.iter().flat_map(|kept| kept.segments.iter().copied()).collect();
-        needed.extend(self.tail.place().map(|place| place.segment));
+        let live = space::live(&self.kept, self.tail.place().map(|place| place.segment));
         let open = self.epoch.as_ref().map(|epoch| epoch.first);
-        let dead = |number: &LogSegment| !needed.contains(number) && open.is_none_or(|open| *number < open);
+        let dead = |number: &LogSegment| !live.contains(number) && open.is_none_or(|open| *number < open);
         let gone: Vec<LogSegment> = self.segments.iter().map(|state| state.number).filter(dead).collect();
         gone.iter().for_each(|number| self.segments.remove(*number));
         self.tail.helper().remove(gone);
