@@ -41,8 +41,8 @@ pub(crate) const ROWS: &[Row] = &[
     row("L2", "resource", &["tracee", "image", "sys", "model"]),
     row("L3", "engine", &["undo", "store", "track", "resource", "tracee", "image", "sys", "model"]),
     row("L3", "replica", &["engine", "track", "resource", "tracee", "sys", "model"]),
-    row("L4", "supervise", &["replica", "engine", "undo", "store", "model"]),
-    row("L4", "power", &["engine", "undo", "store", "model"]),
+    row("L4", "supervise", &["replica", "engine", "undo", "store", "resource", "tracee", "sys", "model"]),
+    row("L4", "power", &["engine", "undo", "store", "resource", "tracee", "sys", "model"]),
     row(
         "L5",
         "guardian",

@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use model::{Pid, Signal};
 use rustix::fs::{Mode, OFlags};
+use supervise::SubjectStatus;
 use sys::terminal::{self, Modes};
 use sys::{session, signal};
 use tracee::{procfs, tree};
 
 use crate::error::Result;
 use crate::signals::{self, CONT};
-use crate::subject::{Subject, SubjectStatus};
+use crate::subject::Subject;
 
 const HUP: Signal = Signal(1);
 const INT: Signal = Signal(2);

@@ -55,7 +55,7 @@ pub use run::{
     RunRequest, TRACKER_DEFAULT, Tuning, WentBackEvent, run,
 };
 pub use status::{SubjectReport, status};
-pub use subject::SubjectStatus;
+pub use supervise::SubjectStatus;
 pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
     store_copy,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use engine::{Covered, FilePolicy, Files, PidPolicy, RestoreOptions, Restored};
 use model::Pid;
 use rustix::event::{PollFd, PollFlags, poll};
+use supervise::SubjectStatus;
 use sys::Error;
 
 use crate::aside::MovedPart;
@@ -21,7 +22,7 @@ use crate::location::StoreLocation;
 use crate::run::WentBackEvent;
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
-use crate::subject::{Subject, SubjectStatus};
+use crate::subject::Subject;
 use crate::undoing::{Going, Gone, RestoredFiles};
 
 /// Which process numbers a restored tree gets.

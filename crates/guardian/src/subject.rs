@@ -9,80 +9,17 @@ use std::time::{Duration, Instant};
 
 use model::{Pid, ProcessKey, Signal};
 use rustix::process::{WaitId, WaitIdOptions};
+use supervise::SubjectStatus;
 use sys::{Error, pidfd};
 use tracee::procfs;
 
 use crate::error::Result;
 use crate::time;
 
-/// What a shell adds to the number of a signal to make an exit code of it.
-const KILLED: i32 = 128;
-
 /// How long the parent of an adopted subject may take to reap it. Some init programs look every second or two.
 const PARENT_PATIENCE: Duration = Duration::from_secs(15);
 /// How often it is looked meanwhile.
 const PARENT_NAP: Duration = Duration::from_millis(1);
-
-/// How a subject ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SubjectStatus {
-    /// It exited with this code.
-    Exited(i32),
-    /// It was killed by this signal.
-    Killed(Signal),
-    /// It ended, and whoever knows how did not tell: it was no child of ours.
-    Unknown,
-}
-
-impl SubjectStatus {
-    /// What a shell would report: the code itself, or 128 + the signal. An unknown end counts as a failure of
-    /// undying (125): nobody may take it for success.
-    #[must_use]
-    pub fn code(self) -> u8 {
-        match self {
-            Self::Exited(code) => code as u8,
-            Self::Killed(signal) => (KILLED + signal.get()) as u8,
-            Self::Unknown => crate::ExitCode::Failure.number(),
-        }
-    }
-
-    /// Its exit code, if it exited.
-    #[must_use]
-    pub fn exit(self) -> Option<i32> {
-        if let Self::Exited(code) = self { Some(code) } else { None }
-    }
-
-    /// The number of the signal that killed it, if one did.
-    #[must_use]
-    pub fn signal(self) -> Option<i32> {
-        if let Self::Killed(signal) = self { Some(signal.get()) } else { None }
-    }
-
-    /// Whether it ended as programs end that have done what they were asked.
-    #[must_use]
-    pub fn is_success(self) -> bool {
-        self == Self::Exited(0)
-    }
-
-    /// From the status that wait(2) fills in.
-    fn from_wait(status: i32) -> Self {
-        const SIGNAL_BITS: i32 = 0x7f;
-        match status & SIGNAL_BITS {
-            0 => Self::Exited((status >> 8) & 0xff),
-            signal => Self::Killed(Signal(signal)),
-        }
-    }
-}
-
-impl std::fmt::Display for SubjectStatus {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Exited(code) => write!(f, "exited with {code}"),
-            Self::Killed(signal) => write!(f, "was killed by signal {signal}"),
-            Self::Unknown => write!(f, "ended; it was no child of undying, so how is not known"),
-        }
-    }
-}
 
 /// A handle on the root process.
 #[derive(Debug)]
@@ -229,16 +166,5 @@ mod tests {
         assert_eq!(wait_for_end(&subject), SubjectStatus::Exited(7));
         subject.release().unwrap();
         assert!(procfs::stat(subject.pid()).is_err());
-    }
-
-    #[test]
-    fn codes_are_those_of_a_shell() {
-        assert_eq!(SubjectStatus::Exited(3).code(), 3);
-        assert_eq!(SubjectStatus::Killed(Signal(9)).code(), 137);
-        assert_eq!(SubjectStatus::from_wait(11), SubjectStatus::Killed(Signal(11)));
-        assert_eq!(SubjectStatus::from_wait(0x80 | 6), SubjectStatus::Killed(Signal(6)));
-        assert_eq!(SubjectStatus::from_wait(2 << 8), SubjectStatus::Exited(2));
-        assert!(!SubjectStatus::Unknown.is_success());
-        assert_ne!(SubjectStatus::Unknown.code(), 0);
     }
 }

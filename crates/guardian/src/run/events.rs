@@ -9,16 +9,15 @@ use std::time::Duration;
 use engine::{Comparison, Difference};
 use model::{Escaped, Pid, Sequence, Signal};
 
+use supervise::{RestartLimit, SubjectStatus};
 use undo::back::WentBack;
 
-use super::policy::RestartLimit;
 use super::watching::BEGINNING;
 use crate::aside::MovedPart;
 use crate::error::GuardianError;
 use crate::files::FilesReport;
 use crate::journal::What;
 use crate::restoring::RestoreEvent;
-use crate::subject::SubjectStatus;
 use crate::time::microseconds;
 
 /// How it is said that events of processes were lost.

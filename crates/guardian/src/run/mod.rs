@@ -11,8 +11,6 @@ mod departed;
 mod events;
 mod guard;
 mod leftovers;
-mod pace;
-mod policy;
 mod reasons;
 mod requests;
 mod tracer;
@@ -26,6 +24,7 @@ use std::time::Duration;
 
 use model::{ByteCount, Pid};
 use store::{Store, SubjectName};
+use supervise::SubjectStatus;
 use sys::listener_holder::ListenerHolder;
 use tracee::procfs;
 
@@ -39,7 +38,7 @@ use crate::location::StoreLocation;
 use crate::record::{ProcessName, Record};
 use crate::signals::Signals;
 use crate::streams::Streams;
-use crate::subject::{Subject, SubjectStatus};
+use crate::subject::Subject;
 use children::Children;
 use guard::{Guard, Parts};
 use leftovers::Household;
@@ -51,8 +50,8 @@ pub(crate) use claim::{Claim, LOCK_FILE};
 pub use engine::{Preference, Tuning};
 pub(crate) use events::{CHILDREN_UNSEEN, files_broken, files_compared};
 pub use events::{RunEvent, WentBackEvent};
-pub use policy::{ChangedFiles, RestartLimit, RestartPolicy};
 pub(crate) use reasons::without_numbers;
+pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy};
 
 /// The shortest time between two checkpoints.
 pub const EVERY_MIN: Duration = Duration::from_millis(10);

@@ -21,7 +21,6 @@ use undo::UndoError;
 use undo::back::WentBack;
 use undo::watch::{OpenFile, Watch, WatchOptions, WatchReport};
 
-use super::policy::choose_files;
 use super::{ChangedFiles, Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
 use crate::streams::Streams;
@@ -51,6 +50,23 @@ pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<Strin
     }
     // An adopted program was never promised more.
     Ok((policy, why.filter(|_| !is_adopted)))
+}
+
+/// Chooses the policy of a run; `impossible` is the reason why files cannot go back, if they cannot. Where nothing was
+/// asked for, the second value is that reason, for the operator.
+///
+/// # Errors
+///
+/// `NoRewind` with the reason, if going back was asked for by name.
+fn choose_files(
+    asked: Option<ChangedFiles>,
+    impossible: Option<String>,
+) -> Result<(ChangedFiles, Option<String>)> {
+    match (asked, impossible) {
+        (Some(ChangedFiles::Rewind), Some(why)) => Err(GuardianError::NoRewind { why }),
+        (None, Some(why)) => Ok((ChangedFiles::Fresh, Some(why))),
+        (asked, _) => Ok((asked.unwrap_or_default(), None)),
+    }
 }
 
 /// The watch of one run.
@@ -217,12 +233,25 @@ mod tests {
 
     use model::Signal;
 
-    use super::super::policy::Suspicion;
+    use supervise::{SubjectStatus, Suspicion};
+
     use super::*;
-    use crate::subject::SubjectStatus;
 
     fn sequences(numbers: &[u64]) -> Vec<Sequence> {
         numbers.iter().copied().map(Sequence).collect()
+    }
+
+    #[test]
+    fn files_go_back_where_they_can_and_nothing_else_was_asked_for() {
+        let why = || Some("no such kernel".to_owned());
+        assert_eq!(choose_files(None, None).unwrap(), (ChangedFiles::Rewind, None));
+        assert_eq!(choose_files(None, why()).unwrap(), (ChangedFiles::Fresh, why()));
+        let refused = choose_files(Some(ChangedFiles::Rewind), why()).unwrap_err();
+        assert_eq!(refused.exit_code(), crate::ExitCode::Missing);
+        assert!(refused.to_string().contains("no such kernel"), "{refused}");
+        for asked in [ChangedFiles::Keep, ChangedFiles::Refuse, ChangedFiles::Fresh] {
+            assert_eq!(choose_files(Some(asked), why()).unwrap(), (asked, None));
+        }
     }
 
     #[test]

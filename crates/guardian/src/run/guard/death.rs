@@ -13,19 +13,20 @@ use std::time::{Duration, Instant, SystemTime};
 use engine::{Covered, EngineError, RestoreOptions};
 use model::{Sequence, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
+use supervise::SubjectStatus;
 
 use super::super::children::{Children, Heard};
 use super::super::events::RunEvent;
 use super::super::leftovers::descendants;
 use super::super::tracer::patience;
 use super::super::watching::Watching;
-use super::super::{ChangedFiles, Guarded, policy, spawn};
+use super::super::{ChangedFiles, Guarded, spawn};
 use super::{Ending, Guard, InFlight};
 use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::record::{Death, FreshReport, ProcessName};
 use crate::signals::KILL;
-use crate::subject::{Subject, SubjectStatus};
+use crate::subject::Subject;
 use crate::time;
 
 /// How long a death counts as asked for after a signal that programs may also survive, like Ctrl-C.
@@ -128,7 +129,7 @@ impl Guard<'_> {
             self.suspicion.unusable(sequence);
         }
         // The root may have ended well by itself in the same moment, its work done.
-        if policy::is_clean(own) { own } else { SubjectStatus::Killed(death.signal) }
+        if own.is_clean() { own } else { SubjectStatus::Killed(death.signal) }
     }
 
     /// Waits before the restart of a program that has hardly lived; false when the run was told to end meanwhile.
@@ -170,7 +171,7 @@ impl Guard<'_> {
 
     /// Makes the subject run again: from a checkpoint, or from its beginning.
     fn bring_back(&mut self, status: SubjectStatus, noticed: Instant) -> Result<()> {
-        if policy::is_clean(status) {
+        if status.is_clean() {
             self.leave_behind();
             return self.start_afresh();
         }

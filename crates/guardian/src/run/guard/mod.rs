@@ -17,6 +17,7 @@ use engine::{CheckpointOptions, Phases};
 use model::{PageCount, ProcessKey, Sequence, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 use store::{Completion, EPOCHS_IN_FLIGHT_MAX, LogWriter, Store};
+use supervise::{BackOff, Pace, Restarts, SubjectStatus, Suspicion};
 use sys::Error;
 
 use self::death::Next;
@@ -26,8 +27,6 @@ use super::claim::Claim;
 use super::departed::Departed;
 use super::events::RunEvent;
 use super::leftovers::{Household, descendants};
-use super::pace::Pace;
-use super::policy::{BackOff, Restarts, Suspicion};
 use super::reasons::Reasons;
 use super::requests::{Asked, Requests, Word};
 use super::tracer::{Place, Tracer, Tracking};
@@ -41,7 +40,7 @@ use crate::record::Record;
 use crate::restoring::hand_on;
 use crate::signals::{Request, Signals};
 use crate::streams::Streams;
-use crate::subject::{Subject, SubjectStatus};
+use crate::subject::Subject;
 use crate::time;
 
 /// Checkpoints that were due while the one before was still being copied.

@@ -6,7 +6,7 @@
 //! end of going back if that is a file, which may be one of those that go back.
 //! Does not: know how files go back.
 
-use engine::{Boundary, Covered, FileRecord, Files};
+use engine::{Boundary, Covered, FilePolicy, FileRecord, Files};
 use model::Sequence;
 use undo::back::WentBack;
 
@@ -141,7 +141,7 @@ impl Guard<'_> {
     /// What the restore does with files.
     pub(super) fn files_at_restore(&self, sequence: Sequence, parts: &Parts, covered: Covered) -> Files {
         Files {
-            policy: self.files.at_restore(),
+            policy: at_restore(self.files),
             aside: Some(parts.keeper()),
             opened_later: self.written.later_than(sequence),
             covered,
@@ -249,6 +249,14 @@ impl Guard<'_> {
             Some(waiting) => waiting.push(event.to_string()),
             None => (self.tell)(event),
         }
+    }
+}
+
+/// What the restore does with files; after files went back, with those that did not.
+const fn at_restore(files: ChangedFiles) -> FilePolicy {
+    match files {
+        ChangedFiles::Rewind | ChangedFiles::Fresh | ChangedFiles::Refuse => FilePolicy::Compare,
+        ChangedFiles::Keep => FilePolicy::Keep,
     }
 }
 

@@ -17,7 +17,7 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// The schedule of checkpoints.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub struct Pace {
     every: Duration,
     next: Instant,
     retry: Duration,
@@ -27,14 +27,19 @@ pub(super) struct Pace {
 
 /// Percentiles of the last pauses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Pauses {
-    pub(super) p50: Duration,
-    pub(super) p99: Duration,
-    pub(super) max: Duration,
+pub struct Pauses {
+    /// Half of them are no longer.
+    pub p50: Duration,
+    /// 99 of a hundred are no longer.
+    pub p99: Duration,
+    /// The longest one.
+    pub max: Duration,
 }
 
 impl Pace {
-    pub(super) fn new(every: Duration, now: Instant) -> Self {
+    /// The first checkpoint is due after `every`.
+    #[must_use]
+    pub fn new(every: Duration, now: Instant) -> Self {
         Self {
             every,
             next: now + every,
@@ -45,36 +50,37 @@ impl Pace {
     }
 
     /// When the next checkpoint is due.
-    pub(super) fn next(&self) -> Instant {
+    #[must_use]
+    pub fn next(&self) -> Instant {
         self.next
     }
 
-    /// A new life has begun, or this program was stopped meanwhile: rounds that have passed do not count.
-    pub(super) fn begin(&mut self, now: Instant) {
+    /// A new incarnation has begun, or this program was stopped meanwhile: rounds that have passed do not count.
+    pub fn begin(&mut self, now: Instant) {
         self.next = now + self.every;
         self.retry = self.every;
         self.commits.clear();
     }
 
-    /// The subject stood still for so long beside a checkpoint.
-    pub(super) fn paused(&mut self, pause: Duration) {
+    /// The subject was stopped for so long, beside a checkpoint.
+    pub fn paused(&mut self, pause: Duration) {
         push(&mut self.pauses, pause, PAUSES_MAX);
     }
 
     /// A checkpoint was taken; it may not be committed yet. How many rounds have passed over it.
-    pub(super) fn taken(&mut self, pause: Duration, now: Instant) -> u32 {
+    pub fn taken(&mut self, pause: Duration, now: Instant) -> u32 {
         self.paused(pause);
         self.retry = self.every;
         self.advance(now, pause)
     }
 
     /// A checkpoint was committed.
-    pub(super) fn committed(&mut self, now: Instant) {
+    pub fn committed(&mut self, now: Instant) {
         push(&mut self.commits, now, COMMITS_MAX);
     }
 
     /// A checkpoint was refused or failed.
-    pub(super) fn failed(&mut self, now: Instant) {
+    pub fn failed(&mut self, now: Instant) {
         self.retry = (self.retry * 2).min(RETRY_MAX.max(self.every));
         self.next = now + self.retry;
     }
@@ -93,7 +99,8 @@ impl Pace {
     }
 
     /// Checkpoints taken per second, of late.
-    pub(super) fn achieved_hz(&self) -> f64 {
+    #[must_use]
+    pub fn achieved_hz(&self) -> f64 {
         match (self.commits.front(), self.commits.back()) {
             (Some(first), Some(last)) if last > first => {
                 (self.commits.len() - 1) as f64 / last.duration_since(*first).as_secs_f64()
@@ -102,8 +109,9 @@ impl Pace {
         }
     }
 
-    /// How long the subject stood still of late.
-    pub(super) fn pauses(&self) -> Pauses {
+    /// How long the subject was stopped of late.
+    #[must_use]
+    pub fn pauses(&self) -> Pauses {
         let mut sorted: Vec<Duration> = self.pauses.iter().copied().collect();
         sorted.sort_unstable();
         let at = |share: usize| sorted.get(sorted.len().saturating_sub(1) * share / 100).copied();

@@ -1,0 +1,24 @@
+//! The life of a subject as a state machine.
+//!
+//! Owns: when a checkpoint is due, what follows a death, which checkpoint a restart uses, when to give up.
+//! Invariants: pure. Time is a parameter, and the only results are a new state and actions; nothing here reads a
+//! clock, sleeps, sends a signal or opens a file.
+//! Does not: carry out an action. The guardian does, and reports the outcome as the next event.
+#![forbid(unsafe_code)]
+
+mod pace;
+mod policy;
+mod restarts;
+mod status;
+mod subject;
+mod suspicion;
+
+pub use pace::{Pace, Pauses};
+pub use policy::{ChangedFiles, RestartPolicy};
+pub use restarts::{BACK_OFF_MAX, BackOff, RestartLimit, Restarts};
+pub use status::SubjectStatus;
+pub use subject::{
+    Action, Beginning, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, Plan,
+    RestoreError, State, Step, Subject, Survey,
+};
+pub use suspicion::Suspicion;

@@ -1,0 +1,216 @@
+//! When a checkpoint is taken, and the way of each one until it is durable.
+//!
+//! Owns: the numbers of checkpoints, those in flight, checkpoints that are late.
+//! Invariants: one is taken at a time, of a subject that runs; at most `Plan::in_flight_max` are in flight; a number
+//! rises with each attempt that may have used it.
+//! Does not: judge deaths.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use model::Sequence;
+
+use super::event::{Action, LateReason, NotTaken};
+use super::state::{State, Step};
+use super::{Beginning, Subject};
+
+/// The checkpoints of one subject.
+#[derive(Debug)]
+pub(super) struct Checkpoints {
+    /// The number of the next one.
+    pub(super) next: Sequence,
+    /// The first one of this program.
+    pub(super) first: Sequence,
+    /// The newest one that this incarnation descends from.
+    pub(super) descends: Option<Sequence>,
+    /// Those that are being written, rising.
+    pub(super) in_flight: VecDeque<Sequence>,
+    /// The log is being opened anew.
+    pub(super) is_opening: bool,
+    /// The due time that passed without a checkpoint, as far as it was counted.
+    late: Option<Instant>,
+}
+
+impl Checkpoints {
+    pub(super) fn new(beginning: Beginning) -> Self {
+        let Beginning { next, first, newest } = beginning;
+        Self {
+            next,
+            first,
+            descends: newest.filter(|newest| *newest >= first),
+            in_flight: VecDeque::new(),
+            is_opening: false,
+            late: None,
+        }
+    }
+
+    /// What older incarnations have left is not the past of this one.
+    pub(super) fn begin_anew(&mut self) {
+        self.first = self.next;
+        self.descends = None;
+    }
+
+    /// Takes one out of those in flight; `false` if it was left behind.
+    pub(super) fn remove(&mut self, sequence: Sequence) -> bool {
+        let place = self.in_flight.iter().position(|found| *found == sequence);
+        place.and_then(|place| self.in_flight.remove(place)).is_some()
+    }
+
+    /// The log takes no number twice, whatever became of it.
+    pub(super) fn advance(&mut self) {
+        self.next = Sequence(self.next.get().saturating_add(1));
+    }
+}
+
+impl Subject {
+    /// Whether a checkpoint would be taken now if it were due.
+    pub(super) fn can_take(&self) -> bool {
+        self.state == State::Running
+            && !self.checkpoints.is_opening
+            && self.checkpoints.in_flight.len() < self.plan.in_flight_max
+            && self.incarnation.failed_child.is_none()
+    }
+
+    /// When the next checkpoint is due.
+    pub(super) fn due_time(&self, now: Instant) -> Option<Instant> {
+        if self.incarnation.is_wanted {
+            return Some(now);
+        }
+        self.incarnation.is_ready.then(|| self.pace.next())
+    }
+
+    pub(super) fn take_if_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let Some(due) = self.due_time(now).filter(|due| *due <= now) else { return };
+        if self.can_take() {
+            let (sequence, is_wanted) = (self.checkpoints.next, self.incarnation.is_wanted);
+            self.incarnation.is_wanted = false;
+            self.state = State::Checkpointing { sequence, is_wanted };
+            actions.push(Action::Take(sequence));
+            return;
+        }
+        // The rate falls, and nothing piles up. Rounds that pass while one is taken are counted when it was.
+        let is_idle = matches!(self.state, State::Running | State::Held) && !self.checkpoints.is_opening;
+        let is_round = due == self.pace.next() && is_idle;
+        if is_round && self.checkpoints.late.replace(due) != Some(due) {
+            let reason = if self.incarnation.is_held { LateReason::Held } else { LateReason::Writing };
+            actions.push(Action::Late(reason, 1));
+        }
+    }
+
+    /// Whether `Take` was waiting for this answer; the subject is at rest then.
+    fn answered(&mut self) -> Option<bool> {
+        let State::Checkpointing { is_wanted, .. } = self.state else { return None };
+        self.rest();
+        Some(is_wanted)
+    }
+
+    pub(super) fn taken(
+        &mut self,
+        now: Instant,
+        (pause, arming): (Duration, Duration),
+        is_store_slow: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.answered().is_none() {
+            return;
+        }
+        self.checkpoints.in_flight.push_back(self.checkpoints.next);
+        self.checkpoints.advance();
+        if arming > Duration::ZERO {
+            self.pace.paused(arming);
+        }
+        self.pass(now, pause, if is_store_slow { LateReason::Writing } else { LateReason::Copying }, actions);
+    }
+
+    pub(super) fn looked(&mut self, now: Instant, pause: Duration, actions: &mut Vec<Action>) {
+        if self.answered().is_some() {
+            self.pass(now, pause, LateReason::Copying, actions);
+            self.pace.committed(now);
+        }
+    }
+
+    /// One was taken, and rounds may have passed meanwhile. If it began late, they were counted with the reason of that.
+    fn pass(&mut self, now: Instant, pause: Duration, reason: LateReason, actions: &mut Vec<Action>) {
+        let began_late = self.checkpoints.late == Some(self.pace.next());
+        let passed = self.pace.taken(pause, now);
+        if passed > 0 && !began_late {
+            actions.push(Action::Late(reason, passed));
+        }
+    }
+
+    pub(super) fn not_taken(&mut self, now: Instant, why: NotTaken, actions: &mut Vec<Action>) {
+        let Some(was_wanted) = self.answered() else { return };
+        match why {
+            NotTaken::Behind => {
+                self.incarnation.is_wanted |= was_wanted;
+                actions.push(Action::Late(LateReason::Writing, 1));
+                return;
+            }
+            NotTaken::TrackerReplaced => self.incarnation.is_wanted |= was_wanted,
+            NotTaken::Refused => self.pace.failed(now),
+            NotTaken::Dying => {}
+        }
+        self.checkpoints.advance();
+    }
+
+    pub(super) fn log_lost(&mut self, actions: &mut Vec<Action>) {
+        let Some(was_wanted) = self.answered() else { return };
+        self.incarnation.is_wanted |= was_wanted;
+        self.checkpoints.in_flight.clear();
+        self.checkpoints.is_opening = true;
+        actions.push(Action::OpenLog);
+    }
+
+    pub(super) fn log_not_opened(&mut self, now: Instant, is_dying: bool) {
+        if !std::mem::take(&mut self.checkpoints.is_opening) {
+            return;
+        }
+        // Or it would be opened again at once, for those that wait.
+        self.incarnation.is_wanted = false;
+        self.checkpoints.advance();
+        if !is_dying {
+            self.pace.failed(now);
+        }
+    }
+
+    pub(super) fn committed(
+        &mut self,
+        now: Instant,
+        sequence: Sequence,
+        oldest: Option<Sequence>,
+        actions: &mut Vec<Action>,
+    ) {
+        if !self.checkpoints.remove(sequence) {
+            return;
+        }
+        self.pace.committed(now);
+        self.checkpoints.descends = Some(sequence);
+        self.suspicion.committed(sequence);
+        self.incarnation.has_checkpoint = true;
+        if let Some(oldest) = oldest {
+            self.suspicion.forget_below(oldest);
+        }
+        self.judge_if_settled(actions);
+    }
+
+    pub(super) fn not_committed(
+        &mut self,
+        now: Instant,
+        sequence: Sequence,
+        is_failure: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        self.checkpoints.remove(sequence);
+        if is_failure {
+            self.pace.failed(now);
+        }
+        self.judge_if_settled(actions);
+    }
+
+    fn judge_if_settled(&mut self, actions: &mut Vec<Action>) {
+        let is_settling = matches!(self.state, State::Restoring { step: Step::Settling(_), .. });
+        if is_settling && self.checkpoints.in_flight.is_empty() {
+            self.judge(actions);
+        }
+    }
+}

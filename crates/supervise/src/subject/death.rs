@@ -1,0 +1,302 @@
+//! What follows a death.
+//!
+//! Owns: the decisions between the notice of a death and the next incarnation.
+//! Invariants: a checkpoint is restored only if it was committed before that, belongs to this program, was not passed
+//! over, and, where files go back, if they can go back to it. What is still being written is waited for, or left
+//! behind, before a new incarnation begins.
+//! Does not: end a process, or build one.
+
+use std::time::{Duration, Instant};
+
+use model::{Sequence, Signal};
+
+use super::Subject;
+use super::event::{Action, FreshReason, Notice, RestoreError, Survey};
+use super::state::{Death, End, Failure, State, Step};
+use crate::policy::ChangedFiles;
+use crate::status::SubjectStatus;
+
+/// How long a death counts as asked for after a signal that programs may also survive, like Ctrl-C.
+const SOFT_REQUEST: Duration = Duration::from_secs(60);
+/// How long the only checkpoint is waited for: a disk that takes longer has failed, and an hour's work is worth it.
+const NO_OTHER_PATIENCE: Duration = Duration::from_secs(600);
+/// The part of the time between two checkpoints that a dead subject waits for one in flight: so a wait costs at most a
+/// tenth of what it saves.
+const EPOCH_SHARE: u32 = 10;
+/// Waited for even at high rates: a fraction of what any restore takes.
+const PATIENCE_MIN: Duration = Duration::from_millis(20);
+/// The longest such wait, however much it would save: below what people notice, and of the order of a restore.
+const PATIENCE_MAX: Duration = Duration::from_millis(100);
+/// Stands for the beginning of the program. No checkpoint has this number.
+const BEGINNING: Sequence = Sequence(0);
+
+const HUP: Signal = Signal(1);
+const INT: Signal = Signal(2);
+const QUIT: Signal = Signal(3);
+
+/// How long a dead subject waits for checkpoints in flight, while there is another one.
+fn patience(every: Duration) -> Duration {
+    (every / EPOCH_SHARE).clamp(PATIENCE_MIN, PATIENCE_MAX)
+}
+
+impl Subject {
+    pub(super) fn end_requested(&mut self, now: Instant, signal: Signal) {
+        self.incarnation.ending = Some((signal, now));
+        if let State::BackingOff(death, _) = self.state {
+            self.state = State::Ended(End::Over(death.status));
+        }
+    }
+
+    /// The first failure of a process is what the restart goes back behind.
+    pub(super) fn child_failed(&mut self, signal: Signal, actions: &mut Vec<Action>) {
+        let is_first = self.incarnation.failed_child.is_none() && self.incarnation.ending.is_none();
+        if self.state.is_alive() && is_first {
+            self.incarnation.failed_child = Some(signal);
+            actions.extend([Action::Tell(Notice::ChildFailed), Action::KillRoot]);
+        }
+    }
+
+    pub(super) fn died(
+        &mut self,
+        now: Instant,
+        own: SubjectStatus,
+        has_terminal: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        if !self.state.is_alive() {
+            return;
+        }
+        if matches!(self.state, State::Checkpointing { .. }) {
+            // What became of it was not reported: its number may be used.
+            self.checkpoints.advance();
+        }
+        // The root may have ended well by itself in the moment in which a child failed, its work done.
+        let child = self.incarnation.failed_child.take().filter(|_| !own.is_clean());
+        let status = child.map_or(own, SubjectStatus::Killed);
+        let was_asked_for = self.was_asked_for(now, status, has_terminal);
+        self.incarnation.ending = None;
+        if was_asked_for || !self.plan.restart.restarts(status) {
+            self.state = State::Ended(End::Over(status));
+            return;
+        }
+        self.state = State::Dying(Death { status, noticed: now });
+        // Nothing of an incarnation that is to be taken back goes on serving or writing meanwhile.
+        actions.extend([Action::Tell(Notice::Died(own)), Action::Clear]);
+    }
+
+    /// Whether the subject was asked to end: by a signal to the guardian, or by its terminal, whose signals reach only
+    /// the foreground group.
+    fn was_asked_for(&self, now: Instant, status: SubjectStatus, has_terminal: bool) -> bool {
+        let is_death_by = |signal| status == SubjectStatus::Killed(signal);
+        match self.incarnation.ending {
+            None => has_terminal && [HUP, INT, QUIT].into_iter().any(is_death_by),
+            Some((signal, at)) => {
+                let is_soft = signal == INT || signal == QUIT;
+                !is_soft || is_death_by(signal) || now.saturating_duration_since(at) < SOFT_REQUEST
+            }
+        }
+    }
+
+    pub(super) fn cleared(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let State::Dying(death) = self.state else { return };
+        if self.incarnation.ending.is_some() {
+            self.state = State::Ended(End::Over(death.status));
+            return;
+        }
+        if !self.restarts.admit(death.noticed) {
+            actions.push(Action::Tell(Notice::GaveUp(self.plan.limit)));
+            self.state = State::Ended(End::GaveUp(death.status));
+            return;
+        }
+        let lived = now.saturating_duration_since(self.incarnation.began);
+        let wait = self.back_off.died(lived, death.status, self.incarnation.has_checkpoint);
+        if wait.is_zero() {
+            self.begin_restore(death, actions);
+        } else {
+            self.state = State::BackingOff(death, now + wait);
+            actions.push(Action::Tell(Notice::BacksOff(wait)));
+        }
+    }
+
+    pub(super) fn begin_restore(&mut self, death: Death, actions: &mut Vec<Action>) {
+        self.restart_count += 1;
+        let step = if self.checkpoints.in_flight.is_empty() { Step::Judging } else { Step::Weighing };
+        self.state = State::Restoring { death, step, has_failed: false };
+        if death.status.is_clean() {
+            self.leave_behind(actions);
+            self.start(false, None, actions);
+        } else {
+            actions.push(Action::Survey);
+        }
+    }
+
+    pub(super) fn surveyed(&mut self, now: Instant, survey: &Survey, actions: &mut Vec<Action>) {
+        let State::Restoring { death, step, has_failed } = self.state else { return };
+        match step {
+            Step::Weighing => self.weigh(now, survey, death, actions),
+            Step::Judging if self.is_better_begun_anew(survey, death, actions) => {
+                self.start_with_files(Some(FreshReason::LastRestart), survey, actions);
+            }
+            Step::Judging | Step::Choosing => self.choose(survey, death, has_failed, actions),
+            Step::Settling(_) | Step::Building(_) => {}
+        }
+    }
+
+    /// Decides about the checkpoints that were being written when the subject died. They are waited for while that
+    /// costs little, or when there are no others; else they are left behind.
+    fn weigh(&mut self, now: Instant, survey: &Survey, death: Death, actions: &mut Vec<Action>) {
+        let in_flight: Vec<Sequence> = self.checkpoints.in_flight.iter().copied().collect();
+        let is_worth_it = !self.usable(survey, &in_flight).is_empty();
+        // A reader may find those in flight whole already.
+        let mut others = self.own(survey);
+        others.retain(|sequence| !in_flight.contains(sequence));
+        let has_other = self.suspicion.choose(&self.usable(survey, &others)).is_some() || !is_worth_it;
+        let until = death.noticed + if has_other { patience(self.plan.every) } else { NO_OTHER_PATIENCE };
+        self.state = State::Restoring { death, step: Step::Settling(until), has_failed: false };
+        if in_flight.is_empty() || now >= until {
+            self.judge(actions);
+        }
+    }
+
+    /// Ends the wait for checkpoints in flight.
+    pub(super) fn judge(&mut self, actions: &mut Vec<Action>) {
+        let State::Restoring { death, .. } = self.state else { return };
+        self.leave_behind(actions);
+        self.state = State::Restoring { death, step: Step::Judging, has_failed: false };
+        actions.push(Action::Survey);
+    }
+
+    /// Invalidates the checkpoints in flight, since an older one is restored.
+    fn leave_behind(&mut self, actions: &mut Vec<Action>) {
+        let dropped: Vec<Sequence> = self.checkpoints.in_flight.drain(..).collect();
+        dropped.iter().for_each(|sequence| self.suspicion.unusable(*sequence));
+        let newest = self.checkpoints.descends.unwrap_or(BEGINNING);
+        actions.push(Action::LeaveBehind { dropped, newest });
+    }
+
+    /// Judges the checkpoint that the death speaks against. Gives whether the program starts from its beginning since
+    /// going on step by step would end in giving up, with no try left for the beginning.
+    fn is_better_begun_anew(&mut self, survey: &Survey, death: Death, actions: &mut Vec<Action>) -> bool {
+        let blamed = if self.goes_back() {
+            self.suspicion.choose(&self.usable(survey, &self.own(survey)))
+        } else {
+            self.checkpoints.descends
+        };
+        let poisoned = blamed.and_then(|from| self.suspicion.died(from, death.status, death.noticed));
+        actions.extend(poisoned.map(|poisoned| Action::Tell(Notice::Poisoned(poisoned))));
+        self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.plan.can_start
+    }
+
+    /// Restores the newest checkpoint that may be used, else starts the program from its beginning.
+    fn choose(&mut self, survey: &Survey, death: Death, has_failed: bool, actions: &mut Vec<Action>) {
+        let committed = self.own(survey);
+        // Going back drops what came later from the undo log: a later checkpoint is never chosen after an earlier one.
+        if let Some(sequence) = self.suspicion.choose(&self.usable(survey, &committed)) {
+            self.state = State::Restoring { death, step: Step::Building(sequence), has_failed };
+            actions.push(Action::Restore(sequence));
+            return;
+        }
+        let tried = committed.len();
+        let why = if has_failed {
+            Some(FreshReason::NotRestorable { tried })
+        } else {
+            (self.goes_back() && tried > 0).then_some(FreshReason::NoneExact)
+        };
+        if has_failed && !self.plan.can_start {
+            self.state = State::Ended(End::Failed(Failure::LastError));
+        } else {
+            self.start_with_files(why, survey, actions);
+        }
+    }
+
+    /// Starts the program from its beginning, with its files of then where these can go back to it.
+    fn start_with_files(&mut self, why: Option<FreshReason>, survey: &Survey, actions: &mut Vec<Action>) {
+        self.start(self.goes_back() && survey.reaches_beginning, why, actions);
+    }
+
+    fn start(&mut self, is_with_files: bool, why: Option<FreshReason>, actions: &mut Vec<Action>) {
+        if self.plan.can_start {
+            self.state = State::Starting { is_with_files };
+            actions.push(Action::Start { is_with_files, why });
+        } else {
+            self.state = State::Ended(End::Failed(Failure::NoWayBack));
+        }
+    }
+
+    pub(super) fn restored(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let State::Restoring { death, step: Step::Building(sequence), .. } = self.state else { return };
+        self.suspicion.begins(sequence, now);
+        self.checkpoints.descends = Some(sequence);
+        let took = now.saturating_duration_since(death.noticed);
+        actions.push(Action::Tell(Notice::Restored(sequence, took)));
+        // Where it is now, it has been checkpointed before.
+        self.begin_incarnation(now, true, actions);
+    }
+
+    pub(super) fn not_restored(&mut self, error: RestoreError, actions: &mut Vec<Action>) {
+        let State::Restoring { death, step: Step::Building(sequence), .. } = self.state else { return };
+        let is_of_files = error == RestoreError::FilesChanged && !self.goes_back();
+        let notice = Notice::NotRestored { sequence, is_explained_next: is_of_files };
+        match error {
+            RestoreError::FilesHalfWay => self.state = State::Ended(End::Failed(Failure::LastError)),
+            RestoreError::FilesStay => self.start(false, Some(FreshReason::FilesStay(sequence)), actions),
+            RestoreError::FilesChanged if is_of_files => {
+                actions.push(Action::Tell(notice));
+                if self.plan.files == ChangedFiles::Refuse || !self.plan.can_start {
+                    self.state = State::Ended(End::Failed(Failure::LastError));
+                } else {
+                    self.start(false, Some(FreshReason::FilesChanged), actions);
+                }
+            }
+            RestoreError::FilesChanged | RestoreError::Unusable => {
+                self.suspicion.unusable(sequence);
+                self.state = State::Restoring { death, step: Step::Choosing, has_failed: true };
+                actions.extend([Action::Tell(notice), Action::Survey]);
+            }
+        }
+    }
+
+    pub(super) fn not_started(&mut self, error: RestoreError, actions: &mut Vec<Action>) {
+        match (self.state, error) {
+            (State::Starting { is_with_files: true }, RestoreError::FilesStay) => {
+                self.start(false, Some(FreshReason::FilesStay(BEGINNING)), actions);
+            }
+            (State::Starting { .. }, _) => self.state = State::Ended(End::Failed(Failure::LastError)),
+            _ => {}
+        }
+    }
+
+    /// An action could not be carried out.
+    pub(super) fn fail(&mut self) {
+        let is_restart = matches!(self.state, State::Starting { .. } | State::Restoring { .. });
+        self.state = State::Ended(if is_restart { End::Failed(Failure::LastError) } else { End::Left });
+    }
+
+    fn goes_back(&self) -> bool {
+        self.plan.files == ChangedFiles::Rewind
+    }
+
+    /// This program's own checkpoints.
+    fn own(&self, survey: &Survey) -> Vec<Sequence> {
+        let own = survey.committed.iter().filter(|sequence| **sequence >= self.checkpoints.first);
+        own.copied().collect()
+    }
+
+    /// Those of some checkpoints that a restart may use: all, or those that files can go back to.
+    fn usable(&self, survey: &Survey, checkpoints: &[Sequence]) -> Vec<Sequence> {
+        let is_usable = |sequence: &&Sequence| !self.goes_back() || survey.exact.contains(sequence);
+        checkpoints.iter().filter(is_usable).copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_costs_little_and_is_never_long() {
+        assert_eq!(patience(Duration::from_millis(10)), PATIENCE_MIN);
+        assert_eq!(patience(Duration::from_millis(500)), Duration::from_millis(50));
+        assert_eq!(patience(Duration::from_secs(3600)), PATIENCE_MAX);
+    }
+}

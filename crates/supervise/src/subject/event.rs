@@ -1,0 +1,220 @@
+//! What can happen to a subject, and what is to be done.
+//!
+//! Owns: the events that a host reports, the actions that it carries out.
+//! Invariants: actions are carried out in their order. Each of `Take`, `OpenLog`, `Clear`, `Survey`, `Restore` and
+//! `Start` is answered by one event; until then there is no second one of these, `OpenLog` apart.
+//! Does not: word anything.
+
+use std::time::Duration;
+
+use model::{Sequence, Signal};
+
+use crate::restarts::RestartLimit;
+use crate::status::SubjectStatus;
+
+/// Something that has happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// The program was started from its beginning, or adopted. Answers `Action::Start`, and is the first event.
+    Started,
+    /// The program has said that its initialisation is over.
+    Ready,
+    /// Whether any of its processes holds checkpoints back.
+    Holds(bool),
+    /// A process has asked for a checkpoint.
+    Wanted,
+    /// Everything that has arrived was reported: what is due is to be done.
+    Due,
+    /// The guardian and the subject were stopped together, and go on.
+    Continued,
+    /// A checkpoint has left the subject and is being written. Answers `Action::Take`.
+    Taken {
+        /// How long the subject was stopped for it.
+        pause: Duration,
+        /// How long it was stopped before that, for trackers of new processes.
+        arming: Duration,
+        /// Most of the time was spent waiting for the store.
+        is_store_slow: bool,
+    },
+    /// Dirty pages were looked for, and no checkpoint was taken. Answers `Action::Take` in a dry run.
+    Looked {
+        /// How long the subject was stopped for it.
+        pause: Duration,
+    },
+    /// No checkpoint was taken. Answers `Action::Take`.
+    NotTaken(NotTaken),
+    /// The log takes no checkpoints any more, and what it was writing is lost. Answers `Action::Take`.
+    LogLost,
+    /// The log was opened anew. Answers `Action::OpenLog`.
+    LogOpened,
+    /// It could not be opened. Answers `Action::OpenLog`.
+    LogNotOpened {
+        /// The subject has died meanwhile.
+        is_dying: bool,
+    },
+    /// A checkpoint is durable.
+    Committed {
+        /// Its number.
+        sequence: Sequence,
+        /// The oldest one that the log keeps.
+        oldest: Option<Sequence>,
+    },
+    /// A checkpoint could not be written.
+    WriteFailed(Sequence),
+    /// A checkpoint was given up by the log, as it had been told.
+    CalledOff(Sequence),
+    /// A checkpoint differs from the subject.
+    Differs(Sequence),
+    /// The guardian got a signal that asks the subject to end.
+    EndRequested(Signal),
+    /// A process of the subject other than its root has failed by this signal.
+    ChildFailed(Signal),
+    /// The root has ended. Everything else that had arrived by then was reported before.
+    Died {
+        /// How.
+        status: SubjectStatus,
+        /// The subject has the terminal in the foreground.
+        has_terminal: bool,
+        /// Checkpoints that may have been taken after the failure of one of its other processes.
+        after_child: Vec<Sequence>,
+    },
+    /// Nothing of the dead subject is left. Answers `Action::Clear`.
+    Cleared,
+    /// Which checkpoints there are. Answers `Action::Survey`.
+    Surveyed(Survey),
+    /// The subject runs again, from the checkpoint that was asked for. Answers `Action::Restore`.
+    Restored,
+    /// It does not, and nothing of the attempt is left. Answers `Action::Restore`.
+    NotRestored(RestoreError),
+    /// The program was not started, since its files could not go back. Answers `Action::Start`.
+    NotStarted(RestoreError),
+    /// An action could not be carried out for any other reason.
+    Failed,
+}
+
+/// Why no checkpoint was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotTaken {
+    /// The log has as much to write as it takes.
+    Behind,
+    /// The tracker could not be attached; another one is used from now on.
+    TrackerReplaced,
+    /// It was refused, or has failed.
+    Refused,
+    /// The subject was dying.
+    Dying,
+}
+
+/// Why a checkpoint could not be restored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RestoreError {
+    /// An older one may be restored.
+    Unusable,
+    /// Files have changed since the checkpoint; older ones know even less of them.
+    FilesChanged,
+    /// Files could not go back, and none has.
+    FilesStay,
+    /// Some files have gone back and others have not: they fit nothing.
+    FilesHalfWay,
+}
+
+/// The checkpoints of a subject.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Survey {
+    /// Those that are committed, rising.
+    pub committed: Vec<Sequence>,
+    /// Those that files can go back to, committed or in flight. Unused where files do not go back.
+    pub exact: Vec<Sequence>,
+    /// Files can go back to the beginning of the program.
+    pub reaches_beginning: bool,
+}
+
+/// Something to be done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Take a checkpoint with this number. It answers all processes that have asked for one until now.
+    Take(Sequence),
+    /// Open the log anew, whose checkpoints in flight are lost.
+    OpenLog,
+    /// Kill the root.
+    KillRoot,
+    /// Send the program a signal that came while there was none to take it.
+    Signal(Signal),
+    /// Count checkpoints that were due and are not taken.
+    Late(LateReason, u32),
+    /// Tell the operator.
+    Tell(Notice),
+    /// End everything that the dead root has left.
+    Clear,
+    /// List the checkpoints.
+    Survey,
+    /// Give up the checkpoints that are still being written.
+    LeaveBehind {
+        /// Their numbers, rising.
+        dropped: Vec<Sequence>,
+        /// The newest checkpoint that stays; 0 for none.
+        newest: Sequence,
+    },
+    /// Take files back if they go back, and build the processes of this checkpoint.
+    Restore(Sequence),
+    /// Start the program from its beginning.
+    Start {
+        /// Files go back to the beginning first; else the program finds them as they are.
+        is_with_files: bool,
+        /// Why no checkpoint is used; `None` if there is none.
+        why: Option<FreshReason>,
+    },
+}
+
+/// Why checkpoints that were due are not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LateReason {
+    /// The one before was still being copied.
+    Copying,
+    /// The store was still writing earlier ones.
+    Writing,
+    /// The program holds them back.
+    Held,
+}
+
+/// Why a program starts from its beginning although it had checkpoints.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FreshReason {
+    /// Those that it was restored from led to death, and no later restart is allowed.
+    LastRestart,
+    /// None of them could be restored.
+    NotRestorable {
+        /// How many there are.
+        tried: usize,
+    },
+    /// Files have changed since the newest one.
+    FilesChanged,
+    /// Files can go back to none of them.
+    NoneExact,
+    /// Files could not go back to this one; 0 stands for the beginning of the program.
+    FilesStay(Sequence),
+}
+
+/// Something that the operator wants to know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// The subject died, and a restart may follow.
+    Died(SubjectStatus),
+    /// A process other than its root has failed, and the root is ended for it.
+    ChildFailed,
+    /// There were more restarts than allowed.
+    GaveUp(RestartLimit),
+    /// The restart waits for so long.
+    BacksOff(Duration),
+    /// A checkpoint leads to death again, and is not used any more.
+    Poisoned(Sequence),
+    /// A checkpoint could not be restored, for the reason of the last error.
+    NotRestored {
+        /// Its number.
+        sequence: Sequence,
+        /// The next message has the same reason.
+        is_explained_next: bool,
+    },
+    /// The subject runs again.
+    Restored(Sequence, Duration),
+}

@@ -1,0 +1,274 @@
+//! The state machine.
+//!
+//! Owns: the state of one subject, and which part of it an event concerns.
+//! Invariants: `step` is total: an event that does not belong to the state changes nothing. An end is final. The
+//! number of a checkpoint is used once.
+//! Does not: know how an action is carried out.
+
+mod checkpoints;
+mod death;
+mod event;
+mod state;
+
+use std::time::{Duration, Instant};
+
+use model::{Sequence, Signal};
+
+use crate::pace::{Pace, Pauses};
+use crate::policy::{ChangedFiles, RestartPolicy};
+use crate::restarts::{BackOff, RestartLimit, Restarts};
+use crate::suspicion::Suspicion;
+use checkpoints::Checkpoints;
+
+pub use event::{Action, Event, FreshReason, LateReason, NotTaken, Notice, RestoreError, Survey};
+pub use state::{Death, End, Failure, State, Step};
+
+/// What is decided before a run begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Time between two checkpoints.
+    pub every: Duration,
+    /// No checkpoint is due before the program has said that it is ready.
+    pub awaits_ready: bool,
+    /// Which deaths are followed by a restart.
+    pub restart: RestartPolicy,
+    /// How many restarts are allowed.
+    pub limit: RestartLimit,
+    /// What a restart does with changed files. With `Rewind` they go back before the processes are built.
+    pub files: ChangedFiles,
+    /// The program can be started from its beginning. One that was adopted cannot.
+    pub can_start: bool,
+    /// Checkpoints that are being written at the same time, at most.
+    pub in_flight_max: usize,
+}
+
+/// The checkpoints that a store has when a run begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Beginning {
+    /// The number of the next one.
+    pub next: Sequence,
+    /// The first one that is one of this program's; older ones are of others.
+    pub first: Sequence,
+    /// The newest one.
+    pub newest: Option<Sequence>,
+}
+
+/// One subject, from the start of a run to its end.
+#[derive(Debug)]
+pub struct Subject {
+    plan: Plan,
+    state: State,
+    pace: Pace,
+    checkpoints: Checkpoints,
+    incarnation: Incarnation,
+    restarts: Restarts,
+    back_off: BackOff,
+    suspicion: Suspicion,
+    /// Restarts that were begun.
+    restart_count: u64,
+}
+
+/// What is known of the present incarnation of the program.
+#[derive(Debug)]
+struct Incarnation {
+    /// From 1.
+    number: u64,
+    began: Instant,
+    /// It has committed a checkpoint.
+    has_checkpoint: bool,
+    /// Checkpoints are due by the clock.
+    is_ready: bool,
+    /// One of its processes holds checkpoints back.
+    is_held: bool,
+    /// A checkpoint is asked for that is not being taken.
+    is_wanted: bool,
+    /// A signal has asked it to end.
+    ending: Option<(Signal, Instant)>,
+    /// The root is killed since another process has failed by this signal.
+    failed_child: Option<Signal>,
+}
+
+impl Incarnation {
+    fn begin(number: u64, is_ready: bool, now: Instant) -> Self {
+        Self {
+            number,
+            began: now,
+            has_checkpoint: false,
+            is_ready,
+            is_held: false,
+            is_wanted: false,
+            ending: None,
+            failed_child: None,
+        }
+    }
+}
+
+impl Subject {
+    /// A subject that is being started or adopted; `Event::Started` says that it runs.
+    #[must_use]
+    pub fn new(plan: Plan, beginning: Beginning, now: Instant) -> Self {
+        Self {
+            plan,
+            state: State::Starting { is_with_files: false },
+            pace: Pace::new(plan.every, now),
+            checkpoints: Checkpoints::new(beginning),
+            incarnation: Incarnation::begin(0, true, now),
+            restarts: Restarts::new(plan.limit),
+            back_off: BackOff::default(),
+            suspicion: Suspicion::new(plan.limit.window),
+            restart_count: 0,
+        }
+    }
+
+    /// Takes note of an event; gives what is to be done now, in this order.
+    pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
+        if matches!(self.state, State::Ended(_)) {
+            self.after_end(&event, now);
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        match event {
+            Event::Started => self.started(now, &mut actions),
+            Event::Ready => self.incarnation.is_ready = true,
+            Event::Holds(is_held) => self.holds(is_held),
+            Event::Wanted => self.incarnation.is_wanted |= self.state.is_alive(),
+            Event::Due => self.due(now, &mut actions),
+            Event::Continued => self.pace.begin(now),
+            Event::Taken { pause, arming, is_store_slow } => {
+                self.taken(now, (pause, arming), is_store_slow, &mut actions);
+            }
+            Event::Looked { pause } => self.looked(now, pause, &mut actions),
+            Event::NotTaken(why) => self.not_taken(now, why, &mut actions),
+            Event::LogLost => self.log_lost(&mut actions),
+            Event::LogOpened => self.checkpoints.is_opening = false,
+            Event::LogNotOpened { is_dying } => self.log_not_opened(now, is_dying),
+            Event::Committed { sequence, oldest } => self.committed(now, sequence, oldest, &mut actions),
+            Event::WriteFailed(sequence) => self.not_committed(now, sequence, true, &mut actions),
+            Event::CalledOff(sequence) => self.not_committed(now, sequence, false, &mut actions),
+            Event::Differs(sequence) => self.suspicion.unusable(sequence),
+            Event::EndRequested(signal) => self.end_requested(now, signal),
+            Event::ChildFailed(signal) => self.child_failed(signal, &mut actions),
+            Event::Died { status, has_terminal, after_child } => {
+                after_child.iter().for_each(|sequence| self.suspicion.unusable(*sequence));
+                self.died(now, status, has_terminal, &mut actions);
+            }
+            Event::Cleared => self.cleared(now, &mut actions),
+            Event::Surveyed(survey) => self.surveyed(now, &survey, &mut actions),
+            Event::Restored => self.restored(now, &mut actions),
+            Event::NotRestored(error) => self.not_restored(error, &mut actions),
+            Event::NotStarted(error) => self.not_started(error, &mut actions),
+            Event::Failed => self.fail(),
+        }
+        actions
+    }
+
+    /// What it is doing.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// When `Event::Due` has something to do, if nothing else happens before.
+    #[must_use]
+    pub fn wake(&self, now: Instant) -> Option<Instant> {
+        match self.state {
+            State::BackingOff(_, until) | State::Restoring { step: Step::Settling(until), .. } => Some(until),
+            _ if self.can_take() => self.due_time(now),
+            _ => None,
+        }
+    }
+
+    /// The number of the next checkpoint.
+    #[must_use]
+    pub fn next_sequence(&self) -> Sequence {
+        self.checkpoints.next
+    }
+
+    /// The first checkpoint that is one of this program's.
+    #[must_use]
+    pub fn first_sequence(&self) -> Sequence {
+        self.checkpoints.first
+    }
+
+    /// Checkpoints that are being written, rising.
+    pub fn in_flight(&self) -> impl ExactSizeIterator<Item = Sequence> + '_ {
+        self.checkpoints.in_flight.iter().copied()
+    }
+
+    /// Which incarnation of the program this is, from 1; 0 before the first.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation.number
+    }
+
+    /// Restarts that were begun.
+    #[must_use]
+    pub fn restart_count(&self) -> u64 {
+        self.restart_count
+    }
+
+    /// Checkpoints committed per second, of late.
+    #[must_use]
+    pub fn achieved_hz(&self) -> f64 {
+        self.pace.achieved_hz()
+    }
+
+    /// How long the subject was stopped of late.
+    #[must_use]
+    pub fn pauses(&self) -> Pauses {
+        self.pace.pauses()
+    }
+
+    fn started(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if !matches!(self.state, State::Starting { .. }) {
+            return;
+        }
+        if self.incarnation.number > 0 {
+            self.checkpoints.begin_anew();
+            self.suspicion.begins_afresh();
+        }
+        let is_ready = !self.plan.awaits_ready || !self.plan.can_start;
+        self.begin_incarnation(now, is_ready, actions);
+    }
+
+    fn begin_incarnation(&mut self, now: Instant, is_ready: bool, actions: &mut Vec<Action>) {
+        let ending = self.incarnation.ending.take();
+        self.incarnation = Incarnation::begin(self.incarnation.number + 1, is_ready, now);
+        self.pace.begin(now);
+        self.state = State::Running;
+        if let Some((signal, _)) = ending {
+            self.incarnation.ending = Some((signal, now));
+            actions.push(Action::Signal(signal));
+        }
+    }
+
+    fn holds(&mut self, is_held: bool) {
+        self.incarnation.is_held = is_held && self.state.is_alive();
+        if matches!(self.state, State::Running | State::Held) {
+            self.rest();
+        }
+    }
+
+    /// No checkpoint is being taken.
+    fn rest(&mut self) {
+        self.state = if self.incarnation.is_held { State::Held } else { State::Running };
+    }
+
+    fn due(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        match self.state {
+            State::BackingOff(death, until) if now >= until => self.begin_restore(death, actions),
+            State::Restoring { step: Step::Settling(until), .. } if now >= until => self.judge(actions),
+            _ if self.state.is_alive() => self.take_if_due(now, actions),
+            _ => {}
+        }
+    }
+
+    /// What was being written at the end may still be committed.
+    fn after_end(&mut self, event: &Event, now: Instant) {
+        if let Event::Committed { sequence, .. } = event
+            && self.checkpoints.remove(*sequence)
+        {
+            self.pace.committed(now);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! What must hold after every step.
+//!
+//! Owns: the invariants of a subject, and the memory of what it was told that they need.
+//! Does not: make anything happen.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use model::Sequence;
+use undying_supervise::{
+    Action, BACK_OFF_MAX, ChangedFiles, End, Event, Notice, Plan, State, Step, Subject, SubjectStatus, Survey,
+};
+
+/// Events and actions that a failure shows.
+const SHOWN: usize = 40;
+/// The longest wait for a checkpoint in flight.
+const SETTLING_MAX: Duration = Duration::from_secs(600);
+
+/// An action that has not been answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Work {
+    Clear,
+    Survey,
+    Restore(Sequence),
+    Start,
+}
+
+/// Knows what was done, and what may be done.
+pub(super) struct Judge {
+    /// Checkpoints that are never restored.
+    pub(super) unusable: BTreeSet<Sequence>,
+    seed: u64,
+    base: Instant,
+    plan: Plan,
+    /// What has happened of late.
+    shown: VecDeque<(Instant, Heard)>,
+    state: State,
+    is_taking: bool,
+    is_opening: bool,
+    work: Option<Work>,
+    death: LastDeath,
+    /// The last number that was used.
+    used: Option<Sequence>,
+    restarts: (u64, VecDeque<Instant>),
+}
+
+/// An event or what followed it.
+enum Heard {
+    Event(Event),
+    Actions(Vec<Action>, State),
+}
+
+/// The death that is being judged.
+struct LastDeath {
+    status: SubjectStatus,
+    has_terminal: bool,
+    /// Checkpoints of this number and above are later.
+    next: Sequence,
+    at: Instant,
+    is_end_asked: bool,
+    /// The checkpoint that was tried last.
+    tried: Option<Sequence>,
+    reaches_beginning: bool,
+}
+
+impl Judge {
+    pub(super) fn new(seed: u64, plan: Plan, base: Instant) -> Self {
+        let death = LastDeath {
+            status: SubjectStatus::Unknown,
+            has_terminal: false,
+            next: Sequence(0),
+            at: base,
+            is_end_asked: false,
+            tried: None,
+            reaches_beginning: false,
+        };
+        Self {
+            unusable: BTreeSet::new(),
+            seed,
+            base,
+            plan,
+            shown: VecDeque::new(),
+            state: State::Starting { is_with_files: false },
+            is_taking: false,
+            is_opening: false,
+            work: None,
+            death,
+            used: None,
+            restarts: (0, VecDeque::new()),
+        }
+    }
+
+    /// Another guardian has adopted the subject, and knows nothing of what the first one has learned.
+    pub(super) fn guardian_restarted(&mut self, plan: Plan, now: Instant) {
+        let (seed, base) = (self.seed, self.base);
+        let (shown, used) = (std::mem::take(&mut self.shown), self.used);
+        *self = Self { shown, used, ..Self::new(seed, plan, base) };
+        self.death.at = now;
+    }
+
+    pub(super) fn died(&mut self, status: SubjectStatus, has_terminal: bool, next: Sequence, now: Instant) {
+        let is_end_asked = self.death.is_end_asked;
+        self.death = LastDeath {
+            status,
+            has_terminal,
+            next,
+            at: now,
+            is_end_asked,
+            tried: None,
+            reaches_beginning: false,
+        };
+    }
+
+    pub(super) fn surveyed(&mut self, survey: &Survey) {
+        self.death.reaches_beginning = survey.reaches_beginning;
+    }
+
+    /// Takes note of an event before the subject does.
+    pub(super) fn heard(&mut self, now: Instant, event: &Event) {
+        match event {
+            Event::Taken { .. } | Event::Looked { .. } | Event::NotTaken(_) => self.is_taking = false,
+            Event::LogLost => self.is_taking = false,
+            Event::LogOpened | Event::LogNotOpened { .. } => self.is_opening = false,
+            Event::EndRequested(_) => self.death.is_end_asked = true,
+            Event::Differs(sequence) => {
+                self.unusable.insert(*sequence);
+            }
+            Event::NotRestored(_) => {
+                if let Some(Work::Restore(sequence)) = self.work.take() {
+                    self.unusable.insert(sequence);
+                }
+            }
+            Event::Cleared | Event::Surveyed(_) | Event::Restored | Event::Started | Event::NotStarted(_) => {
+                self.work = None;
+            }
+            _ => {}
+        }
+        self.show(now, Heard::Event(event.clone()));
+    }
+
+    /// Checks a step.
+    pub(super) fn check(
+        &mut self,
+        subject: &Subject,
+        now: Instant,
+        actions: &[Action],
+        store: &BTreeSet<Sequence>,
+        exact: &BTreeSet<Sequence>,
+    ) {
+        let state = subject.state();
+        self.show(now, Heard::Actions(actions.to_vec(), state));
+        let is_of_dead = |action: &Action| {
+            let clear = matches!(action, Action::Clear | Action::Survey | Action::LeaveBehind { .. });
+            clear || matches!(action, Action::Restore(_) | Action::Start { .. })
+        };
+        let is_of_living =
+            |action: &Action| matches!(action, Action::Take(_) | Action::KillRoot | Action::Signal(_));
+        let contradict = actions.iter().any(is_of_dead) && actions.iter().any(is_of_living);
+        self.assert(!contradict, "actions for a living subject and for a dead one");
+        for action in actions {
+            self.check_action(action, subject, store, exact);
+        }
+        self.check_state(subject, state, now);
+        if matches!(self.state, State::Starting { .. } | State::Restoring { .. }) && state.is_alive() {
+            self.death.is_end_asked = actions.iter().any(|action| matches!(action, Action::Signal(_)));
+        }
+        self.state = state;
+    }
+
+    fn check_action(
+        &mut self,
+        action: &Action,
+        subject: &Subject,
+        store: &BTreeSet<Sequence>,
+        exact: &BTreeSet<Sequence>,
+    ) {
+        let is_alive = subject.state().is_alive();
+        match action {
+            Action::Take(sequence) => {
+                let is_free = !self.is_taking && !self.is_opening && self.work.is_none();
+                self.assert(is_free && is_alive, "a checkpoint is taken beside other work");
+                self.assert(self.state != State::Held, "a checkpoint is taken of a held subject");
+                self.assert(self.used.is_none_or(|used| used <= *sequence), "a number is used again");
+                self.assert(subject.in_flight().len() < self.plan.in_flight_max, "too many in flight");
+                (self.is_taking, self.used) = (true, Some(*sequence));
+            }
+            Action::OpenLog => {
+                self.assert(!self.is_taking && !self.is_opening, "the log is opened beside other work");
+                self.assert(subject.in_flight().len() == 0, "what a lost log was writing is in flight");
+                self.is_opening = true;
+            }
+            Action::KillRoot | Action::Signal(_) => self.assert(is_alive, "a signal to a dead subject"),
+            Action::Clear => self.begin_work(Work::Clear, is_alive),
+            Action::Survey => self.begin_work(Work::Survey, is_alive),
+            Action::Restore(sequence) => {
+                self.check_restore(*sequence, subject, store, exact);
+                self.begin_work(Work::Restore(*sequence), is_alive);
+                self.death.tried = Some(*sequence);
+            }
+            Action::Start { is_with_files, .. } => {
+                self.assert(self.plan.can_start, "an adopted program is started");
+                let goes_back = self.plan.files == ChangedFiles::Rewind && self.death.reaches_beginning;
+                self.assert(!is_with_files || goes_back, "files go back where they cannot");
+                self.assert(subject.in_flight().len() == 0, "a start beside checkpoints in flight");
+                self.begin_work(Work::Start, is_alive);
+            }
+            Action::Tell(Notice::Poisoned(sequence)) => {
+                self.unusable.insert(*sequence);
+            }
+            Action::LeaveBehind { .. } | Action::Late(..) | Action::Tell(_) => {}
+        }
+    }
+
+    fn check_restore(
+        &mut self,
+        sequence: Sequence,
+        subject: &Subject,
+        store: &BTreeSet<Sequence>,
+        exact: &BTreeSet<Sequence>,
+    ) {
+        let is_exact = self.plan.files != ChangedFiles::Rewind || exact.contains(&sequence);
+        self.assert(store.contains(&sequence), "a checkpoint is restored that is not committed");
+        self.assert(is_exact, "a checkpoint is restored that files cannot go back to");
+        self.assert(sequence >= subject.first_sequence(), "a checkpoint of another program is restored");
+        self.assert(sequence < self.death.next, "a checkpoint is restored that is newer than the death");
+        self.assert(!self.unusable.contains(&sequence), "a checkpoint is restored that is not to be used");
+        let is_older = self.death.tried.is_none_or(|tried| sequence < tried);
+        self.assert(is_older, "a later checkpoint is tried after an earlier one");
+        self.assert(subject.in_flight().len() == 0, "a restore beside checkpoints in flight");
+    }
+
+    fn begin_work(&mut self, work: Work, is_alive: bool) {
+        self.assert(!is_alive, "work on a dead subject that lives");
+        self.assert(self.work.is_none(), "two things are done at once");
+        self.assert(!self.is_taking, "work on a dead subject that is being checkpointed");
+        self.work = Some(work);
+    }
+
+    fn check_state(&mut self, subject: &Subject, state: State, now: Instant) {
+        match state {
+            State::BackingOff(_, until) => {
+                let is_bounded = until.saturating_duration_since(now) <= BACK_OFF_MAX;
+                self.assert(is_bounded, "a back-off is too long");
+            }
+            State::Restoring { step: Step::Settling(until), death, .. } => {
+                self.assert(until <= death.noticed + SETTLING_MAX, "a wait is too long");
+            }
+            State::Ended(End::Over(_)) => {
+                let is_meant = !self.plan.restart.restarts(self.death.status);
+                let is_asked = self.death.is_end_asked || self.death.has_terminal;
+                // A child's failure counts as the root's, which may be one that the policy lets pass.
+                let is_of_child =
+                    matches!(self.death.status, SubjectStatus::Killed(signal) if signal.get() == 9);
+                self.assert(is_meant || is_asked || is_of_child, "a restart was due");
+            }
+            _ => {}
+        }
+        let in_flight: Vec<Sequence> = subject.in_flight().collect();
+        self.assert(in_flight.is_sorted(), "checkpoints in flight are out of order");
+        self.assert(in_flight.len() <= self.plan.in_flight_max, "too many are in flight");
+        self.count_restart(subject.restart_count());
+    }
+
+    fn count_restart(&mut self, count: u64) {
+        let (before, times) = &mut self.restarts;
+        if count == *before {
+            return;
+        }
+        *before = count;
+        let (at, limit) = (self.death.at, self.plan.limit);
+        times.push_back(at);
+        while times.front().is_some_and(|time| at.duration_since(*time) > limit.window) {
+            times.pop_front();
+        }
+        let is_allowed = times.len() <= limit.count;
+        self.assert(is_allowed, "more restarts than the limit allows");
+    }
+
+    /// A subject waits for an answer, for a time, or for its own death.
+    pub(super) fn is_not_stuck(&self, subject: &Subject, wake: Option<Instant>, coming: usize) {
+        self.assert(wake.is_some() || coming > 0, "nothing can happen any more");
+        let waits = self.work.is_some() || wake.is_some() || subject.state().is_alive();
+        self.assert(waits, "it waits for nothing");
+    }
+
+    pub(super) fn is_final(&self, subject: &Subject, end: State, actions: &[Action]) {
+        self.assert(actions.is_empty() && subject.state() == end, "an end is not final");
+    }
+
+    fn show(&mut self, now: Instant, heard: Heard) {
+        if self.shown.len() == SHOWN {
+            self.shown.pop_front();
+        }
+        self.shown.push_back((now, heard));
+    }
+
+    #[track_caller]
+    fn assert(&self, holds: bool, what: &str) {
+        if !holds {
+            self.fail(what);
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn fail(&self, what: &str) -> ! {
+        let mut text = format!("seed {}: {what}; {:?}\n", self.seed, self.plan);
+        for (time, heard) in &self.shown {
+            let at = time.duration_since(self.base).as_secs_f64();
+            let _ = match heard {
+                Heard::Event(event) => writeln!(text, "{at:12.6} {event:?}"),
+                Heard::Actions(actions, state) => writeln!(text, "             -> {actions:?} {state:?}"),
+            };
+        }
+        panic!("{text}");
+    }
+}

@@ -1,0 +1,495 @@
+//! A made-up machine: a program that dies, a tracer, a log and a store that fail.
+//!
+//! Owns: what happens, when, and how the actions of a subject are answered.
+//! Invariants: all randomness comes from the seed; a host's promises hold, as that a checkpoint's outcome is reported
+//! before the death.
+//! Does not: judge; `judge` does.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use model::{Sequence, Signal};
+use undying_supervise::{
+    Action, Beginning, ChangedFiles, End, Event, NotTaken, Plan, RestartLimit, RestartPolicy, RestoreError,
+    State, Subject, SubjectStatus, Survey,
+};
+
+use super::judge::Judge;
+
+/// Events of one life, before it is asked to end.
+const STEPS: usize = 150;
+/// Events until it has ended then.
+const LAST_STEPS: usize = 200;
+/// Checkpoints that the store keeps.
+const KEPT: usize = 4;
+const TERM: Signal = Signal(15);
+/// How programs end.
+const ENDS: [SubjectStatus; 8] = [
+    SubjectStatus::Exited(0),
+    SubjectStatus::Exited(1),
+    SubjectStatus::Killed(Signal(2)),
+    SubjectStatus::Killed(Signal(9)),
+    SubjectStatus::Killed(Signal(11)),
+    SubjectStatus::Killed(Signal(11)),
+    SubjectStatus::Killed(TERM),
+    SubjectStatus::Unknown,
+];
+
+/// How often things have happened.
+#[derive(Default, Debug)]
+pub(super) struct Counts {
+    steps: u64,
+    checkpoints: u64,
+    deaths: u64,
+    restores: u64,
+    failed_restores: u64,
+    fresh_starts: u64,
+    back_offs: u64,
+    guardian_restarts: u64,
+    logs_lost: u64,
+    ended: u64,
+    gave_up: u64,
+    failed: u64,
+}
+
+impl Counts {
+    fn all(&mut self) -> [&mut u64; 12] {
+        let Self { steps, checkpoints, deaths, restores, failed_restores, fresh_starts, .. } = self;
+        let Self { back_offs, guardian_restarts, logs_lost, ended, gave_up, failed, .. } = self;
+        [
+            steps,
+            checkpoints,
+            deaths,
+            restores,
+            failed_restores,
+            fresh_starts,
+            back_offs,
+            guardian_restarts,
+            logs_lost,
+            ended,
+            gave_up,
+            failed,
+        ]
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.checkpoints += other.checkpoints;
+        self.deaths += other.deaths;
+        self.restores += other.restores;
+        self.failed_restores += other.failed_restores;
+        self.fresh_starts += other.fresh_starts;
+        self.back_offs += other.back_offs;
+        self.guardian_restarts += other.guardian_restarts;
+        self.logs_lost += other.logs_lost;
+        self.ended += other.ended;
+        self.gave_up += other.gave_up;
+        self.failed += other.failed;
+    }
+
+    /// A search that never sees one of them looks in the wrong place.
+    pub(super) fn assert_all_seen(&mut self) {
+        let text = format!("{self:?}");
+        assert!(self.all().into_iter().all(|count| *count > 0), "{text}");
+    }
+}
+
+/// Something that is going to happen.
+#[derive(Clone, Debug)]
+enum Coming {
+    /// The root ends.
+    Death(SubjectStatus),
+    /// Something is reported.
+    Report(Event),
+    /// The log has written a checkpoint, or fails to.
+    Write(Sequence),
+    /// A signal asks for the end; most programs follow.
+    EndRequest(Signal),
+    /// A child fails.
+    ChildFailure,
+    /// The guardian is killed, and another one adopts the subject.
+    GuardianRestart,
+}
+
+/// The machine.
+pub(super) struct World {
+    pub(super) counts: Counts,
+    random: Rng,
+    now: Instant,
+    subject: Subject,
+    judge: Judge,
+    coming: Vec<(Instant, Coming)>,
+    store: BTreeSet<Sequence>,
+    exact: BTreeSet<Sequence>,
+    /// Used numbers are below.
+    next: Sequence,
+    child_failed_at: Option<Sequence>,
+    plan: Plan,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, base: Instant) -> Self {
+        let mut random = Rng::with_seed(seed);
+        let plan = plan(&mut random);
+        let (first, next) = (Sequence(random.u64(1..5)), Sequence(random.u64(5..8)));
+        let store: BTreeSet<Sequence> = (1..next.get()).filter(|_| random.bool()).map(Sequence).collect();
+        let beginning = Beginning { next, first, newest: store.last().copied() };
+        // Some subjects are adopted with checkpoints of their own, others begin with those of others.
+        let beginning = if plan.can_start { Beginning { first: next, ..beginning } } else { beginning };
+        let subject = Subject::new(plan, beginning, base);
+        let judge = Judge::new(seed, plan, base);
+        Self {
+            counts: Counts::default(),
+            random,
+            now: base,
+            subject,
+            judge,
+            coming: Vec::new(),
+            exact: store.clone(),
+            store,
+            next,
+            child_failed_at: None,
+            plan,
+        }
+    }
+
+    /// Lives until the end.
+    pub(super) fn live(&mut self) {
+        self.report(Event::Started);
+        for step in 0..STEPS + LAST_STEPS {
+            if matches!(self.subject.state(), State::Ended(_)) {
+                return self.after_end();
+            }
+            if step >= STEPS && step % 20 == 0 {
+                self.happen(Coming::EndRequest(TERM));
+                continue;
+            }
+            self.next_thing();
+        }
+        self.judge.fail("it does not end");
+    }
+
+    /// Lets time pass until something happens.
+    fn next_thing(&mut self) {
+        let earliest = (0..self.coming.len()).min_by_key(|index| self.coming[*index].0);
+        let wake = self.subject.wake(self.now);
+        self.judge.is_not_stuck(&self.subject, wake, self.coming.len());
+        match (earliest, wake) {
+            (Some(index), wake) if wake.is_none_or(|wake| self.coming[index].0 < wake) => {
+                let (time, thing) = self.coming.swap_remove(index);
+                self.now = self.now.max(time);
+                self.happen(thing);
+            }
+            (_, Some(wake)) => {
+                // The loop is late now and then.
+                let late = if self.random.u8(..20) == 0 { self.delay() } else { Duration::ZERO };
+                self.now = self.now.max(wake) + late;
+                self.report(Event::Due);
+            }
+            (_, None) => {}
+        }
+    }
+
+    fn happen(&mut self, thing: Coming) {
+        match thing {
+            Coming::Report(event) => self.report(event),
+            Coming::Death(status) if self.is_alive() => self.die(status),
+            Coming::EndRequest(signal) => {
+                self.report(Event::EndRequested(signal));
+                if self.is_alive() && self.random.u8(..4) > 0 {
+                    self.come_soon(Coming::Death(SubjectStatus::Killed(signal)));
+                }
+            }
+            Coming::ChildFailure if self.is_alive() => {
+                self.child_failed_at
+                    .get_or_insert(Sequence(self.next.get().saturating_sub(self.random.u64(..2))));
+                self.report(Event::ChildFailed(Signal(11)));
+            }
+            Coming::GuardianRestart if self.is_alive() => self.restart_guardian(),
+            Coming::Write(sequence) => self.write(sequence),
+            Coming::Death(_) | Coming::ChildFailure | Coming::GuardianRestart => {}
+        }
+        // What has arrived together is judged together.
+        if self.random.bool() {
+            self.report(Event::Due);
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.subject.state().is_alive()
+    }
+
+    /// Reports the outcome of a checkpoint that is being taken, then the death.
+    fn die(&mut self, status: SubjectStatus) {
+        let is_answer =
+            |(_, thing): &(Instant, Coming)| matches!(thing, Coming::Report(event) if answers_take(event));
+        if let Some(index) = self.coming.iter().position(is_answer) {
+            let (_, thing) = self.coming.swap_remove(index);
+            let event = match thing {
+                Coming::Report(event @ Event::Taken { .. }) if self.random.bool() => event,
+                _ => Event::NotTaken(NotTaken::Dying),
+            };
+            self.report(event);
+        }
+        self.counts.deaths += 1;
+        let failed_at = self.child_failed_at.take().unwrap_or(self.next);
+        let after_child: Vec<Sequence> = (failed_at.get()..self.next.get()).map(Sequence).collect();
+        self.judge.unusable.extend(&after_child);
+        let has_terminal = self.random.u8(..10) == 0;
+        self.judge.died(status, has_terminal, self.next, self.now);
+        self.report(Event::Died { status, has_terminal, after_child });
+    }
+
+    fn write(&mut self, sequence: Sequence) {
+        if self.random.u8(..8) == 0 {
+            return self.report(Event::WriteFailed(sequence));
+        }
+        self.store.insert(sequence);
+        while self.store.len() > KEPT {
+            self.store.pop_first();
+        }
+        self.counts.checkpoints += 1;
+        self.report(Event::Committed { sequence, oldest: self.store.first().copied() });
+    }
+
+    fn restart_guardian(&mut self) {
+        self.counts.guardian_restarts += 1;
+        let plan = Plan { can_start: false, files: kept(&mut self.random), ..self.plan };
+        self.plan = plan;
+        let first = self.subject.first_sequence();
+        let beginning = Beginning { next: self.next, first, newest: self.store.last().copied() };
+        self.coming.retain(|(_, thing)| matches!(thing, Coming::Death(_)));
+        self.subject = Subject::new(plan, beginning, self.now);
+        self.child_failed_at = None;
+        self.judge.guardian_restarted(plan, self.now);
+        self.report(Event::Started);
+    }
+
+    /// Reports an event, and carries out what follows.
+    fn report(&mut self, event: Event) {
+        self.counts.steps += 1;
+        self.note(&event);
+        let before = self.subject.state();
+        self.judge.heard(self.now, &event);
+        let actions = self.subject.step(self.now, event);
+        self.judge.check(&self.subject, self.now, &actions, &self.store, &self.exact);
+        for action in &actions {
+            self.carry_out(action);
+        }
+        if !before.is_alive() && self.is_alive() {
+            self.begin_incarnation();
+        }
+        if self.subject.state() != before {
+            self.count_state();
+        }
+    }
+
+    /// What an event means for the machine.
+    fn note(&mut self, event: &Event) {
+        let is_used = match event {
+            Event::Taken { .. } => {
+                let sequence = self.next;
+                self.come_later(Coming::Write(sequence));
+                if self.random.u8(..3) > 0 {
+                    self.exact.insert(sequence);
+                }
+                true
+            }
+            Event::NotTaken(why) => *why != NotTaken::Behind,
+            Event::LogNotOpened { .. } => true,
+            _ => false,
+        };
+        if is_used {
+            self.next = Sequence(self.next.get() + 1);
+        }
+    }
+
+    fn begin_incarnation(&mut self) {
+        let lives = self.plan.every.mul_f64(self.random.f64() * 8.0);
+        let status = ENDS[self.random.usize(..ENDS.len())];
+        self.coming.push((self.now + lives, Coming::Death(status)));
+        let others = [
+            (20, Coming::Report(Event::Ready)),
+            (3, Coming::Report(Event::Wanted)),
+            (2, Coming::Report(Event::Holds(true))),
+            (2, Coming::Report(Event::Continued)),
+            (2, Coming::EndRequest(Signal(2))),
+            (1, Coming::EndRequest(TERM)),
+            (2, Coming::ChildFailure),
+            (2, Coming::GuardianRestart),
+        ];
+        for (chance, thing) in others {
+            if self.random.u8(..20) < chance {
+                let at = self.now + lives.mul_f64(self.random.f64());
+                self.coming.push((at, thing));
+            }
+        }
+    }
+
+    fn carry_out(&mut self, action: &Action) {
+        match action {
+            Action::Take(_) => {
+                let answer = self.answer_to_take();
+                self.come_soon(Coming::Report(answer));
+            }
+            Action::OpenLog => {
+                self.counts.logs_lost += 1;
+                self.coming.retain(|(_, thing)| !matches!(thing, Coming::Write(_)));
+                let is_dying = !self.is_alive();
+                let failed = self.random.u8(..4) == 0;
+                let answer = if failed { Event::LogNotOpened { is_dying } } else { Event::LogOpened };
+                self.come_later(Coming::Report(answer));
+            }
+            Action::KillRoot => self.come_soon(Coming::Death(SubjectStatus::Killed(Signal(9)))),
+            Action::Signal(signal) => self.come_soon(Coming::Death(SubjectStatus::Killed(*signal))),
+            Action::Clear => {
+                let event = if self.random.u8(..100) == 0 { Event::Failed } else { Event::Cleared };
+                self.come_later(Coming::Report(event));
+            }
+            Action::Survey => {
+                let survey = self.survey();
+                self.judge.surveyed(&survey);
+                self.come_soon(Coming::Report(Event::Surveyed(survey)));
+            }
+            Action::LeaveBehind { dropped, .. } => self.leave_behind(dropped),
+            Action::Restore(sequence) => self.restore(*sequence),
+            Action::Start { is_with_files, .. } => self.start(*is_with_files),
+            Action::Late(..) | Action::Tell(_) => {}
+        }
+    }
+
+    fn answer_to_take(&mut self) -> Event {
+        let pause = Duration::from_micros(self.random.u64(..5_000));
+        match self.random.u8(..20) {
+            0 => Event::NotTaken(NotTaken::Behind),
+            1 => Event::NotTaken(NotTaken::TrackerReplaced),
+            2 | 3 => Event::NotTaken(NotTaken::Refused),
+            4 => Event::LogLost,
+            5 => Event::Looked { pause },
+            _ => Event::Taken { pause, arming: Duration::ZERO, is_store_slow: self.random.bool() },
+        }
+    }
+
+    fn survey(&mut self) -> Survey {
+        let committed: Vec<Sequence> = self.store.iter().copied().collect();
+        let exact = self.exact.iter().copied().collect();
+        Survey { committed, exact, reaches_beginning: self.random.bool() }
+    }
+
+    /// Some are whole in the store all the same, and are reported too late.
+    fn leave_behind(&mut self, dropped: &[Sequence]) {
+        self.coming.retain(|(_, thing)| !matches!(thing, Coming::Write(_)));
+        for sequence in dropped {
+            self.judge.unusable.insert(*sequence);
+            let event = if self.random.bool() {
+                self.store.insert(*sequence);
+                Event::Committed { sequence: *sequence, oldest: None }
+            } else {
+                Event::CalledOff(*sequence)
+            };
+            self.come_later(Coming::Report(event));
+        }
+    }
+
+    fn restore(&mut self, sequence: Sequence) {
+        let event = match self.random.u8(..12) {
+            0..=2 => Event::NotRestored(RestoreError::Unusable),
+            3 => Event::NotRestored(RestoreError::FilesChanged),
+            4 => Event::NotRestored(RestoreError::FilesStay),
+            5 if self.random.bool() => Event::NotRestored(RestoreError::FilesHalfWay),
+            _ => Event::Restored,
+        };
+        match event {
+            Event::Restored => self.counts.restores += 1,
+            _ => self.counts.failed_restores += 1,
+        }
+        if self.plan.files == ChangedFiles::Rewind {
+            // Going back drops what came later.
+            self.exact.retain(|exact| *exact <= sequence);
+        }
+        self.come_later(Coming::Report(event));
+    }
+
+    fn start(&mut self, is_with_files: bool) {
+        self.counts.fresh_starts += 1;
+        let event = match self.random.u8(..8) {
+            0 if is_with_files => Event::NotStarted(RestoreError::FilesStay),
+            1 if is_with_files => Event::NotStarted(RestoreError::FilesHalfWay),
+            2 if self.random.u8(..10) == 0 => Event::Failed,
+            _ => Event::Started,
+        };
+        self.come_later(Coming::Report(event));
+    }
+
+    fn count_state(&mut self) {
+        match self.subject.state() {
+            State::BackingOff(..) => self.counts.back_offs += 1,
+            State::Ended(End::Over(_)) => self.counts.ended += 1,
+            State::Ended(End::GaveUp(_)) => self.counts.gave_up += 1,
+            State::Ended(_) => self.counts.failed += 1,
+            _ => {}
+        }
+    }
+
+    /// An end is final, whatever is still reported.
+    fn after_end(&mut self) {
+        let end = self.subject.state();
+        let late = [
+            Event::Due,
+            Event::Started,
+            Event::Restored,
+            Event::Cleared,
+            Event::Wanted,
+            Event::Committed { sequence: self.next, oldest: None },
+            Event::Died { status: SubjectStatus::Exited(1), has_terminal: false, after_child: Vec::new() },
+        ];
+        for event in late {
+            let actions = self.subject.step(self.now, event);
+            self.judge.is_final(&self.subject, end, &actions);
+        }
+    }
+
+    /// Mostly short, seldom of minutes.
+    fn delay(&mut self) -> Duration {
+        let most = [1, 1, 10, 10, 100, 1_000, 20_000, 200_000][self.random.usize(..8)];
+        Duration::from_micros(self.random.u64(..most * 1_000))
+    }
+
+    fn come_later(&mut self, thing: Coming) {
+        let at = self.now + self.delay();
+        self.coming.push((at, thing));
+    }
+
+    fn come_soon(&mut self, thing: Coming) {
+        let at = self.now + Duration::from_micros(self.random.u64(..20_000));
+        self.coming.push((at, thing));
+    }
+}
+
+fn answers_take(event: &Event) -> bool {
+    matches!(event, Event::Taken { .. } | Event::Looked { .. } | Event::NotTaken(_) | Event::LogLost)
+}
+
+fn plan(random: &mut Rng) -> Plan {
+    let restart = RestartPolicy::ALL[random.usize(..RestartPolicy::ALL.len())];
+    let restart = if random.bool() { RestartPolicy::OnFailure } else { restart };
+    let can_start = random.u8(..4) > 0;
+    let files =
+        if can_start { ChangedFiles::ALL[random.usize(..ChangedFiles::ALL.len())] } else { kept(random) };
+    let window = Duration::from_secs([1, 60, 3_600][random.usize(..3)]);
+    Plan {
+        every: Duration::from_millis([10, 100, 1_000, 30_000][random.usize(..4)]),
+        awaits_ready: random.u8(..4) == 0,
+        restart,
+        limit: RestartLimit { count: random.usize(..7), window },
+        files,
+        can_start,
+        in_flight_max: 4,
+    }
+}
+
+/// A policy of a subject whose files do not go back.
+fn kept(random: &mut Rng) -> ChangedFiles {
+    [ChangedFiles::Keep, ChangedFiles::Refuse, ChangedFiles::Fresh][random.usize(..3)]
+}
