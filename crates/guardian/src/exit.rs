@@ -105,14 +105,15 @@ impl GuardianError {
 
 fn of_engine(error: &EngineError) -> ExitCode {
     match error {
-        EngineError::Refused(_) | EngineError::FilesChanged(_) | EngineError::FilesNotRecorded => {
-            ExitCode::Refused
-        }
+        EngineError::Refused(_)
+        | EngineError::NotInPlace(_)
+        | EngineError::FilesChanged(_)
+        | EngineError::FilesNotRecorded => ExitCode::Refused,
         EngineError::Permission { .. }
         | EngineError::KernelDiffers(_)
         | EngineError::NotBuilt(_)
         | EngineError::LazyMissing(_) => ExitCode::Missing,
-        EngineError::LazyLost(cause) => of_engine(cause),
+        EngineError::LazyLost(cause) | EngineError::InPart(cause) => of_engine(cause),
         EngineError::UnknownRecord { .. } | EngineError::Incomplete(_) => ExitCode::Damaged,
         EngineError::NoProcess(_)
         | EngineError::PidTaken(_)
