@@ -302,6 +302,26 @@ fn a_program_is_not_started_over_files_that_have_gone_back_in_part() {
     assert_same(&expected, &lab.path("data"));
 }
 
+#[test]
+fn show_names_the_files_that_do_not_go_back_with_the_others() {
+    let Some(lab) = lab() else { return };
+    let input = lab.path("in");
+    let mut writing = Writing::with(&lab, &["--every", "100ms"], |command, out| {
+        // Open before the program begins, for writing anywhere in it.
+        command.stdout(out);
+        command.stdin(File::options().read(true).write(true).create_new(true).open(&input).unwrap());
+    });
+    writing.await_exact();
+    writing.end();
+    let rows = lab.json(&["ls", "job"]);
+    let exact = rows.as_array().unwrap().iter().rfind(|row| row["files_exact"] == true).unwrap();
+    let image = format!("job@{}", exact["seq"]);
+    assert_eq!(lab.json(&["show", &image])["uncovered"], serde_json::json!([input.to_str().unwrap()]));
+    let said = lab.say(["show", &image]);
+    let line = format!("files    go back with the program; compared: {}", input.display());
+    assert!(said.stdout.lines().any(|found| found == line), "{said:?}");
+}
+
 /// Runs the subject for a while, ends it, and gives the newest checkpoint that its files can go back to.
 fn ended_early(lab: &Lab) -> u64 {
     let mut writing = Writing::begin(lab, &["--every", "100ms", "--keep", "100"]);

@@ -79,6 +79,8 @@ pub struct ImageReport {
     /// Regular files that a restore compares, unless files go back to this checkpoint; `None` in an image of an earlier
     /// version.
     pub compared: Option<Vec<String>>,
+    /// Files that do not go back where the others do, since they can be changed without a trace. A restore compares them.
+    pub uncovered: Vec<String>,
 }
 
 /// An image that was found good.
@@ -165,19 +167,20 @@ pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
         *records.entry(record.kind.clone()).or_insert(0) += 1;
     }
     let commit = reader.commit();
-    let reached = match location.subject_of(image)? {
-        Some((store, name)) => undoing::reached(&store, &name),
-        None => Vec::new(),
-    };
     let checkpoint = row(commit);
+    let reached = match location.subject_of(image)? {
+        Some((store, name)) => undoing::reach(&store, &name, commit.sequence),
+        None => None,
+    };
     let files = engine::recorded_files(location.read(image)?).ok();
     let compared = |file: &&FileRecord| file.effect() != Effect::Stays;
     let compared = files.map(|files| files.iter().filter(compared).map(path_of).collect());
     Ok(ImageReport {
         path: reader.path().display().to_string(),
         subject: commit.subject.clone(),
-        checkpoint: CheckpointRow { files_exact: is_reached(&checkpoint, &reached), ..checkpoint },
+        checkpoint: CheckpointRow { files_exact: reached.is_some(), ..checkpoint },
         compared,
+        uncovered: reached.unwrap_or_default().iter().map(|path| path.display().to_string()).collect(),
         pids: commit.pids.iter().map(|pid| pid.get()).collect(),
         kernel: commit.kernel_release.clone(),
         tool_version: commit.tool_version.clone(),

@@ -162,6 +162,12 @@ pub(crate) fn reached(store: &Store, name: &SubjectName) -> Vec<Sequence> {
     back::reachable(&directory).map(|(reached, _)| reached).unwrap_or_default()
 }
 
+/// Whether files of a subject can go back to a checkpoint: the files that stay as they are.
+pub(crate) fn reach(store: &Store, name: &SubjectName, to: Sequence) -> Option<Vec<PathBuf>> {
+    let is_reached = reached(store, name).contains(&to);
+    is_reached.then(|| back::uncovered_since(&log_of(store, name), to).unwrap_or_default())
+}
+
 /// Removes the undo log of a subject that has no checkpoint left, unless a guardian writes it.
 pub(crate) fn remove_unused_log(store: &Store, name: &SubjectName) -> Result<()> {
     match Claim::named(store, name) {

@@ -16,17 +16,24 @@ const NAMED_MAX: usize = 5;
 
 /// What a restore does with files.
 fn files(report: &guardian::ImageReport) -> String {
-    if report.checkpoint.files_exact {
+    if report.checkpoint.files_exact && report.uncovered.is_empty() {
         return "go back with the program".to_owned();
+    }
+    if report.checkpoint.files_exact {
+        return format!("go back with the program; compared: {}", named(&report.uncovered));
     }
     match report.compared.as_deref() {
         None => "not recorded; a restore needs --files keep".to_owned(),
         Some([]) => "none is compared".to_owned(),
-        Some(compared) => {
-            let rest = compared.len().saturating_sub(NAMED_MAX);
-            let named = compared.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
-            if rest > 0 { format!("compared: {named} and {rest} more") } else { format!("compared: {named}") }
-        }
+        Some(compared) => format!("compared: {}", named(compared)),
+    }
+}
+
+fn named(paths: &[String]) -> String {
+    let named = paths.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    match paths.len().saturating_sub(NAMED_MAX) {
+        0 => named,
+        rest => format!("{named} and {rest} more"),
     }
 }
 

@@ -19,7 +19,7 @@ mod survey;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use model::{ByteCount, Sequence};
@@ -86,6 +86,19 @@ pub struct MovedAside {
 pub fn reachable(directory: &Path) -> Result<(Vec<Sequence>, Option<String>)> {
     let storage = DiskStorage::open(directory)?;
     reachable_on(&storage)
+}
+
+/// Files that can have changed without a trace since a checkpoint that the log in `directory` leads back to: going back
+/// leaves them as they are.
+pub fn uncovered_since(directory: &Path, to: Sequence) -> Result<Vec<PathBuf>> {
+    let log = reader::read(&DiskStorage::open(directory)?)?;
+    let Some(first) = position(&log, to) else { return Ok(Vec::new()) };
+    let records = log.epochs[first..].iter().flat_map(|epoch| &epoch.records);
+    let uncovered = records.filter_map(|entry| match &entry.record {
+        AnyRecord::Uncovered(file) => Some(record::path_of(&file.path).to_path_buf()),
+        _ => None,
+    });
+    Ok(uncovered.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
 /// Takes all files back to a checkpoint, but for those of `leave` (device and inode), whose content and attributes stay.
