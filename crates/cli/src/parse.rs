@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches};
-use guardian::{Compression, EVERY_MIN, RestartLimit};
+use guardian::{Compression, EVERY_MIN, MAX_PAUSE_MIN, RestartLimit};
 use model::{ByteCount, Pid};
 
 /// A positional PID.
@@ -107,6 +107,14 @@ pub(crate) fn every(text: &str) -> Result<Duration, Malformed> {
     }
 }
 
+/// A pause budget.
+pub(crate) fn max_pause(text: &str) -> Result<Duration, Malformed> {
+    match duration(text)? {
+        limit if limit >= MAX_PAUSE_MIN => Ok(limit),
+        _ => Err(Malformed("a pause budget is 1ms at least")),
+    }
+}
+
 /// A limit on restarts: `5/1m`.
 pub(crate) fn limit(text: &str) -> Result<RestartLimit, Malformed> {
     const MALFORMED: Malformed = Malformed("a limit is a number, a slash and a duration, like 5/1m");
@@ -176,6 +184,14 @@ mod tests {
         assert_eq!(duration("1h 30m").unwrap(), Duration::from_secs(5400));
         for bad in ["", "10", "ms", "-1s", "1 parsec", "99999999999999999999s", "9999999999999999999h"] {
             assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_pause_budget_leaves_room_for_a_stop() {
+        assert_eq!(max_pause("20ms").unwrap(), Duration::from_millis(20));
+        for bad in ["0.5ms", "999us", "5", "0s"] {
+            assert!(max_pause(bad).is_err(), "{bad}");
         }
     }
 

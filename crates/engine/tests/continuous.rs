@@ -16,8 +16,8 @@ use sys::features::Feature;
 use tracee::procfs::Area;
 use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 use undying_engine::{
-    CheckpointOptions, Continuous, FilePolicy, Files, PidPolicy, Preference, RestoreOptions, Tuning,
-    checkpoint, restore,
+    CheckpointOptions, Continuous, FilePolicy, Files, MAX_PAUSE_MIN, PidPolicy, Preference, RestoreOptions,
+    Tuning, checkpoint, restore,
 };
 
 /// Time between two checkpoints.
@@ -303,6 +303,7 @@ fn whatever_is_tuned_nothing_differs() {
         Tuning { copiers: NonZeroUsize::new(4).unwrap(), processors: vec![1], ..standard() },
         Tuning { granularity: NonZeroU64::new(16).unwrap(), ..standard() },
         Tuning { prefer: Preference::Throughput, ..standard() },
+        Tuning { max_pause: Some(MAX_PAUSE_MIN), ..standard() },
     ] {
         let subject = Continuous::new(pid, best()).tuned(tuning.clone());
         let (pages, differences) = differences_with(subject, &lab, COMPARISONS_LARGE);

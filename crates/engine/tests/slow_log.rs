@@ -17,7 +17,7 @@ use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
 use sys::features::Feature;
 use tracee::procfs::Area;
 use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
-use undying_engine::{CheckpointOptions, Continuous, Taken};
+use undying_engine::{CheckpointOptions, Continuous, Taken, Tuning};
 
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -153,7 +153,9 @@ fn a_pause_does_not_wait_for_a_disk_that_takes_nothing() {
     let Some(lab) = Lab::new() else { return };
     lab.await_rounds(1);
     let log = lab.log();
-    let mut subject = Continuous::new(Pid(lab.child.id() as i32), &Late);
+    // All of its pages in one pause, however long that takes.
+    let tuning = Tuning { max_pause: None, ..Tuning::default() };
+    let mut subject = Continuous::new(Pid(lab.child.id() as i32), &Late).tuned(tuning);
     lab.take(&mut subject, &log, 1).ticket.wait().unwrap();
 
     lab.gate.close();

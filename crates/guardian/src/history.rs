@@ -389,7 +389,13 @@ fn checkpoint_text(one: &CheckpointEvent, f: &mut std::fmt::Formatter<'_>) -> st
     let kind = if one.full { "full" } else { "delta" };
     let (copied, pause) = (one.precopied_pages + one.residual_pages, one.pause_us);
     write!(f, "checkpoint {} ({kind}): {} pages, {copied} of them copied, ", one.seq, one.pages)?;
-    write!(f, "{} in the pause of {pause} us; durable after ", one.residual_pages)?;
+    write!(f, "{} in the pause of {pause} us; ", one.residual_pages)?;
+    if one.slices.count > 0 {
+        write!(f, "{} slices before it, the longest {} us", one.slices.count, one.slices.longest_us)?;
+        one.max_pause_us.map_or(Ok(()), |budget| write!(f, " (budget {budget} us)"))?;
+        f.write_str("; ")?;
+    }
+    f.write_str("durable after ")?;
     write!(f, "{} us", one.commit_us)
 }
 
@@ -404,6 +410,7 @@ fn cause(signal: &Option<i32>, exit: &Option<i32>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::SlicesReport;
 
     #[test]
     fn reasons_of_several_lines_fit_on_one() {
@@ -444,8 +451,13 @@ mod tests {
             residual_pages: 3,
             ..CheckpointEvent::default()
         };
-        let text = What::Checkpoint(checkpoint).to_string();
+        let text = What::Checkpoint(checkpoint.clone()).to_string();
         assert!(text.contains("400 pages, 23 of them copied, 3 in the pause"), "{text}");
+        assert!(!text.contains("slices"), "{text}");
+        let slices = SlicesReport { count: 4, total_us: 15_000, longest_us: 4_900 };
+        let checkpoint = CheckpointEvent { slices, max_pause_us: Some(5_000), ..checkpoint };
+        let text = What::Checkpoint(checkpoint).to_string();
+        assert!(text.contains("4 slices before it, the longest 4900 us (budget 5000 us)"), "{text}");
     }
 
     #[test]

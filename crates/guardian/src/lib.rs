@@ -47,12 +47,12 @@ pub use inspection::{
 pub use journal::{CheckpointEvent, EventRow, What};
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, checkpoint};
-pub use record::{Death, FreshReport, PauseMicroseconds, RefusalReport, VerifiedReport};
+pub use record::{Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, VerifiedReport};
 pub use restoring::{Numbers, RestoreEvent, RestoreRequest, Resumed, restore};
 pub use run::{
     COMPRESS_AFTER_DEFAULT, ChangedFiles, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,
-    FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, Preference, RestartLimit, RestartPolicy, RunEvent,
-    RunRequest, TRACKER_DEFAULT, Tuning, WentBackEvent, run,
+    FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference,
+    RestartLimit, RestartPolicy, RunEvent, RunRequest, TRACKER_DEFAULT, Tuning, WentBackEvent, run,
 };
 pub use status::{SubjectReport, status};
 pub use supervise::SubjectStatus;

@@ -7,6 +7,7 @@
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use engine::Slices;
 use model::{Pid, ProcessKey, StartTime};
 use serde::{Deserialize, Serialize};
 use store::trust;
@@ -15,6 +16,7 @@ use tracee::procfs;
 
 use crate::error::{GuardianError, Result};
 use crate::files::FilesReport;
+use crate::time;
 
 const FILE: &str = "status.json";
 /// Bytes of it that are read at most: a thousand times what a status takes.
@@ -45,6 +47,22 @@ pub struct PauseMicroseconds {
     pub p50: u64,
     pub p99: u64,
     pub max: u64,
+}
+
+/// Stops of one checkpoint before its last one, which keep each stop within the pause budget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct SlicesReport {
+    pub count: u32,
+    pub total_us: u64,
+    pub longest_us: u64,
+}
+
+impl SlicesReport {
+    pub(crate) fn of(slices: Slices) -> Self {
+        let Slices { count, total, longest } = slices;
+        Self { count, total_us: time::microseconds(total), longest_us: time::microseconds(longest) }
+    }
 }
 
 /// Checkpoints that were compared with the subject, page by page.
@@ -106,6 +124,12 @@ pub(crate) struct Record {
     pub(crate) requested_hz: f64,
     pub(crate) achieved_hz: f64,
     pub(crate) pause_us: PauseMicroseconds,
+    /// The pause budget.
+    #[serde(default)]
+    pub(crate) max_pause_us: Option<u64>,
+    /// Of the last checkpoint.
+    #[serde(default)]
+    pub(crate) slices: SlicesReport,
     /// What comparisons with the subject have found.
     #[serde(default)]
     pub(crate) verified: VerifiedReport,

@@ -14,7 +14,9 @@ use crate::files::FilesReport;
 use crate::history::headline;
 use crate::images;
 use crate::location::StoreLocation;
-use crate::record::{Death, Failing, FreshReport, PauseMicroseconds, Record, RefusalReport, VerifiedReport};
+use crate::record::{
+    Death, Failing, FreshReport, PauseMicroseconds, Record, RefusalReport, SlicesReport, VerifiedReport,
+};
 use crate::run::without_numbers;
 use crate::time;
 
@@ -53,6 +55,10 @@ pub struct SubjectReport {
     pub achieved_hz: f64,
     /// How long it stood still for them.
     pub pause_us: PauseMicroseconds,
+    /// The pause budget: the longest that one stop should last.
+    pub max_pause_us: Option<u64>,
+    /// Stops of its last checkpoint before the one that completed it.
+    pub slices: SlicesReport,
     /// How old the newest is; `None` when there is none.
     pub checkpoint_age_us: Option<u64>,
     /// Bytes of all its checkpoints.
@@ -142,6 +148,8 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         requested_hz: record.requested_hz,
         achieved_hz: if record.failing.is_some() { 0.0 } else { record.achieved_hz },
         pause_us: record.pause_us,
+        max_pause_us: record.max_pause_us,
+        slices: record.slices,
         checkpoint_age_us: age.map(time::microseconds),
         store_bytes,
         guardian: record.guardian.pid,

@@ -74,6 +74,12 @@ impl Pace {
         self.advance(now, pause)
     }
 
+    /// A checkpoint was taken in slices. The subject was stopped in turns, and runs as long before the next one.
+    pub(super) fn sliced(&mut self, longest: Duration, total: Duration, now: Instant) {
+        self.paused(longest);
+        self.next = self.next.max(now + total);
+    }
+
     /// A checkpoint was committed.
     pub fn committed(&mut self, now: Instant) {
         push(&mut self.commits, now, COMMITS_MAX);
@@ -165,6 +171,17 @@ mod tests {
         let end = start + Duration::from_millis(290);
         pace.taken(Duration::from_millis(180), end);
         assert_eq!(pace.next(), end + Duration::from_millis(180));
+    }
+
+    #[test]
+    fn a_subject_that_was_stopped_in_slices_runs_as_long() {
+        let start = Instant::now();
+        let mut pace = Pace::new(EVERY, start);
+        let end = start + EVERY;
+        pace.taken(Duration::from_millis(1), end);
+        pace.sliced(Duration::from_millis(5), Duration::from_millis(400), end);
+        assert_eq!(pace.next(), end + Duration::from_millis(400));
+        assert_eq!(pace.pauses().max, Duration::from_millis(5));
     }
 
     #[test]

@@ -99,6 +99,15 @@ const COPIERS_MAX: i64 = 64;
 /// A huge page.
 const GRANULARITY_MAX: i64 = 512;
 
+const MAX_PAUSE: &str = "\
+The longest that one stop of the program may last, at least 1ms [default: 5ms]";
+
+const MAX_PAUSE_LONG: &str = "\
+The longest that one stop of the program may last, at least 1ms [default: 5ms]. A program that writes faster than its \
+pages are copied is stopped several times for one checkpoint, each time for at most this long, and runs in between. \
+What does not depend on pages, like hundreds of threads, can take longer; so can trackers other than pagemap-scan and \
+write-protect, files opened with O_DIRECT, and shared memory";
+
 const PREFER: &str = "\
 What counts: pause (changed pages are copied before it, too) or throughput (up to 512 are left to the pause)";
 
@@ -161,6 +170,7 @@ fn with_tuning(command: Command) -> Command {
             option("granularity", "G", "Copy changed pages in groups of so many [default: 1]")
                 .value_parser(value_parser!(u32).range(1..=GRANULARITY_MAX)),
         )
+        .arg(option("max-pause", "DUR", MAX_PAUSE).long_help(MAX_PAUSE_LONG).value_parser(parse::max_pause))
         .arg(
             option("prefer", "WHAT", PREFER)
                 .default_value(Preference::default().name())
@@ -209,6 +219,7 @@ fn tuning(matches: &ArgMatches) -> Tuning {
             .get_one::<Processors>("copier-cpus")
             .map_or(standard.processors, |list| list.0.clone()),
         granularity: given("granularity").map_or(standard.granularity, NonZeroU64::from),
+        max_pause: matches.get_one("max-pause").copied().or(standard.max_pause),
         prefer: Preference::ALL.into_iter().find(|one| Some(one.name()) == wanted).unwrap_or_default(),
     }
 }

@@ -49,6 +49,7 @@ impl Verb for Status {
             "AGE",
             "RATE",
             "PAUSE P99",
+            "MAX PAUSE",
             "SIZE",
             "LAST DEATH",
         ];
@@ -63,6 +64,7 @@ impl Verb for Status {
                     guardian::one_line(&fresh.reason)
                 ));
             }
+            tell_slices(subject);
             tell_files(subject);
             let names_files = subject.is_watched() && !subject.files.is_empty();
             if names_files && subject.files.policy != ChangedFiles::Keep.name() {
@@ -84,6 +86,21 @@ impl Verb for Status {
             }
         }
         Ok(report_left_out(&found.failed))
+    }
+}
+
+/// Reports that the last checkpoint needed more than one stop.
+fn tell_slices(subject: &SubjectReport) {
+    let (name, slices) = (&subject.name, subject.slices);
+    if subject.is_watched() && slices.count > 0 {
+        let time = |microseconds| print::duration(Duration::from_micros(microseconds));
+        print::say(format_args!(
+            "{name}: the last checkpoint was taken in {} slices of {} at most, {} in all: the program writes faster than \
+             its pages can be copied in one pause",
+            slices.count,
+            time(slices.longest_us),
+            time(slices.total_us)
+        ));
     }
 }
 
@@ -152,6 +169,7 @@ fn row(subject: &SubjectReport) -> Vec<String> {
         subject.checkpoint_age_us.map_or("-".to_owned(), time),
         rate(subject),
         time(subject.pause_us.p99),
+        subject.max_pause_us.map_or("-".to_owned(), time),
         print::bytes(subject.store_bytes),
         death,
     ]

@@ -223,17 +223,42 @@ impl<'a, S: PageSink + ?Sized> Copier<'a, S> {
         self.failed.get_or_insert_default().append(&mut failed);
     }
 
+    /// Pages that the buffer takes before it is handed on.
+    pub(super) fn room(&self) -> PageCount {
+        self.batch.room()
+    }
+
+    /// Hands on a full buffer of which all is read; false if that needs a wait for the next one and `may_wait` is not
+    /// set.
+    pub(super) fn make_room(&mut self, may_wait: bool) -> Result<bool> {
+        if self.room() > PageCount(0) {
+            return Ok(true);
+        }
+        if may_wait || self.batch.is_empty() {
+            return self.send().map(|()| true);
+        }
+        let next = self.sink.free_buffer()?;
+        let has_next = next.is_some();
+        next.map_or(Ok(()), |next| self.send_for(next))?;
+        Ok(has_next)
+    }
+
     pub(super) fn send(&mut self) -> Result<()> {
         if self.batch.is_empty() {
             // What was left out has taken room all the same.
             self.batch.clear();
             self.filled = 0;
-        } else {
-            let full = std::mem::replace(&mut self.batch, self.sink.buffer()?);
-            self.sink.append(full)?;
-            self.filled = self.batch.filled().bytes().get() as usize;
-            self.is_continued = false;
+            return Ok(());
         }
+        let next = self.sink.buffer()?;
+        self.send_for(next)
+    }
+
+    fn send_for(&mut self, next: PageBatch) -> Result<()> {
+        let full = std::mem::replace(&mut self.batch, next);
+        self.sink.append(full)?;
+        self.filled = self.batch.filled().bytes().get() as usize;
+        self.is_continued = false;
         Ok(())
     }
 

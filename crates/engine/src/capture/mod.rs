@@ -29,7 +29,8 @@ use track::{Moment, TrackerKind};
 
 use crate::capture::before::Before;
 pub use crate::capture::continuous::{
-    Comparison, Continuous, Difference, Phases, Preference, Taken, Tracking, Tuning,
+    Comparison, Continuous, Difference, MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phases, Preference, Slices, Taken,
+    Tracking, Tuning,
 };
 pub(crate) use crate::capture::present::{Present, Space, present};
 use crate::error::{EngineError, Result};

@@ -72,6 +72,8 @@ pub(super) struct Reserve<'a> {
     /// Free ones that are kept for the pause.
     for_pause: usize,
     held_buffers: Cell<usize>,
+    /// Buffers made for slices, beyond the pool.
+    spares: Cell<usize>,
     is_standing: Cell<bool>,
 }
 
@@ -86,8 +88,8 @@ impl<'a> Reserve<'a> {
         let for_pause = count - before;
         let free = RefCell::new(sink.reserve(count)?);
         let (open, held) = (RefCell::default(), RefCell::default());
-        let (held_buffers, is_standing) = (Cell::new(0), Cell::new(false));
-        Ok(Self { sink, free, open, held, for_pause, held_buffers, is_standing })
+        let (held_buffers, spares, is_standing) = (Cell::new(0), Cell::new(0), Cell::new(false));
+        Ok(Self { sink, free, open, held, for_pause, held_buffers, spares, is_standing })
     }
 
     /// The subject is about to stand still, and so many pages are to be copied then: takes what is missing for them,
@@ -105,6 +107,12 @@ impl<'a> Reserve<'a> {
         Ok(())
     }
 
+    /// Hands on what was kept back: the subject runs, and will be stopped once more for this checkpoint.
+    pub(super) fn run_on(&self) -> Result<()> {
+        self.held_buffers.set(0);
+        self.hand_on()
+    }
+
     /// Hands on everything; the subject goes on, or may stand still for it.
     pub(super) fn end(self) -> Result<()> {
         self.hand_on()?;
@@ -116,6 +124,12 @@ impl<'a> Reserve<'a> {
             }
             None => Ok(()),
         }
+    }
+
+    /// A free buffer that is not kept for the pause.
+    fn spared(&self) -> Option<PageBatch> {
+        let mut free = self.free.borrow_mut();
+        if free.len() > self.for_pause { free.pop() } else { None }
     }
 
     /// Hands on what was kept back, and keeps back nothing any more.
@@ -137,10 +151,8 @@ impl PageSink for Reserve<'_> {
             return Ok(open);
         }
         if !self.is_standing.get() {
-            let here = self.sink.free_buffer()?;
-            let mut free = self.free.borrow_mut();
-            let spared = || if free.len() > self.for_pause { free.pop() } else { None };
-            return here.or_else(spared).map_or_else(|| self.sink.buffer(), Ok);
+            let here = self.sink.free_buffer()?.or_else(|| self.spared());
+            return here.map_or_else(|| self.sink.buffer(), Ok);
         }
         if let Some(free) = self.free.borrow_mut().pop() {
             return Ok(free);
@@ -150,6 +162,23 @@ impl PageSink for Reserve<'_> {
         }
         self.hand_on()?;
         self.sink.buffer()
+    }
+
+    /// Makes a buffer where none is free, up to `STANDING_MAX` pages: a store that does not keep up must not decide how
+    /// long the subject is throttled.
+    fn free_buffer(&self) -> Result<Option<PageBatch>> {
+        if self.is_standing.get() {
+            return self.buffer().map(Some);
+        }
+        if let Some(here) = self.open.take() {
+            return Ok(Some(here));
+        }
+        let here = self.sink.free_buffer()?.or_else(|| self.spared());
+        if here.is_some() || (self.spares.get() as u64 * self.buffer_pages().get()) >= STANDING_MAX.get() {
+            return Ok(here);
+        }
+        self.spares.set(self.spares.get() + 1);
+        self.sink.spare().map(Some)
     }
 
     fn append(&self, batch: PageBatch) -> Result<()> {

@@ -15,6 +15,7 @@ use store::trust;
 use sys::Error;
 
 use crate::error::Result;
+use crate::record::SlicesReport;
 
 /// Bytes after which a file of events is put aside; the one that was put aside before goes. At a hundred checkpoints
 /// a second the two hold more than a minute of them.
@@ -115,6 +116,12 @@ pub struct CheckpointEvent {
     /// An earlier pause, in which trackers were attached to new processes.
     pub arming_us: u64,
     pub pause_us: u64,
+    /// The pause budget.
+    #[serde(default)]
+    pub max_pause_us: Option<u64>,
+    /// Earlier stops of this checkpoint, each within the budget.
+    #[serde(default)]
+    pub slices: SlicesReport,
     /// Looking at the running tree.
     pub look_us: u64,
     pub precopy_us: u64,

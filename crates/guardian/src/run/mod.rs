@@ -47,7 +47,7 @@ use tracer::{Place, Tracking};
 use watching::Watching;
 
 pub(crate) use claim::{Claim, LOCK_FILE};
-pub use engine::{Preference, Tuning};
+pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
 pub(crate) use events::{CHILDREN_UNSEEN, files_broken, files_compared};
 pub use events::{RunEvent, WentBackEvent};
 pub(crate) use reasons::without_numbers;

@@ -6,12 +6,16 @@
 //! that has not changed since it was copied last.
 //! Does not: decide when the next checkpoint is due, or write.
 
+mod budget;
 mod crew;
+mod deferred;
 mod hot;
 mod pace;
 mod patience;
 mod pause;
 mod phases;
+mod rounds;
+mod slices;
 mod taken;
 mod tracked;
 mod tuning;
@@ -31,14 +35,16 @@ use tracee::{Freezer, StoppedTree, Urgent};
 use track::{DirtyPages, Moment, TrackerKind};
 use undo::watch::Watch;
 
+use self::budget::Budget;
 use self::crew::CrewOf;
 use self::pace::Pace;
-use self::pause::{cover, leave_ended, prepare};
+use self::pause::{Extent, cover, leave_ended, prepare};
 use self::phases::Laps;
 pub use self::phases::Phases;
-pub use self::taken::{Taken, Tracking};
+use self::rounds::{Counts, LAST_ROUND_MAX, RESIDUAL_GOAL};
+pub use self::taken::{Slices, Taken, Tracking};
 use self::tracked::{EVERYTHING, Tracked};
-pub use self::tuning::{Preference, Tuning};
+pub use self::tuning::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
 use self::watched::Watched;
 use super::before::Before;
@@ -47,10 +53,6 @@ use super::reserve::{Expected, Reserve};
 use super::{CheckpointOptions, look_while_it_runs, look_while_it_stands, meta};
 use crate::error::{EngineError, Result};
 
-/// A residual that is small enough: some 30 microseconds of copying.
-const RESIDUAL_GOAL: PageCount = PageCount(32);
-/// Pages that one more round may have to copy while descriptors are held, which the subject may want closed: some 5 ms.
-const LAST_ROUND_MAX: PageCount = PageCount(4096);
 /// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 2.5 ms.
 const URGENT_ROUND_MAX: PageCount = PageCount(2048);
 /// Such rounds: what the subject dirties in one, the next copies in a quarter of the time.
@@ -92,6 +94,7 @@ pub struct Continuous {
     /// What pre-copy may.
     expected_before: Expected,
     pace: Pace,
+    budget: Budget,
     /// Files that the subject may write, as the last checkpoint recorded them.
     written: Vec<FileRecord>,
     /// Binds the state of files to each checkpoint, if files are watched.
@@ -128,21 +131,6 @@ pub(super) fn resume((tree, urgent): (StoppedTree, Urgent), phases: &mut Phases)
     Ok(phases.timings())
 }
 
-/// Whether one more round, after one of so many pages and one of so many before it, leaves less to the pause. Where the
-/// processor or the store is busy, rounds get less only slowly, and a pause that copies thousands of pages is long.
-fn is_worth_another(round: PageCount, before: PageCount) -> bool {
-    let shrinks_to = if round > LAST_ROUND_MAX { before.get() - before.get() / 8 } else { before.get() / 2 };
-    round.get() <= shrinks_to
-}
-
-/// What one round or one pause copied.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    rounds: usize,
-    precopied: PageCount,
-    residual: PageCount,
-}
-
 impl Continuous {
     /// Prepares for a subject; nothing of it is touched before the first checkpoint.
     #[must_use]
@@ -164,6 +152,7 @@ impl Continuous {
             expected: Expected::default(),
             expected_before: Expected::default(),
             pace: Pace::default(),
+            budget: Budget::new(Tuning::default().max_pause),
             written: Vec::new(),
             watched: Watched::default(),
         }
@@ -172,7 +161,7 @@ impl Continuous {
     /// With choices of an operator.
     #[must_use]
     pub fn tuned(self, tuning: Tuning) -> Self {
-        Self { tuning, ..self }
+        Self { budget: Budget::new(tuning.max_pause), tuning, ..self }
     }
 
     /// With a watch over the files of the subject: each checkpoint is bound to their state inside its pause.
@@ -305,11 +294,12 @@ impl Continuous {
         let before = self.before.as_mut().expect("it was looked at first");
         let comparison = verify::compare(before, &tree.0, &image)?;
         resume(tree, &mut phases)?;
-        let Counts { rounds, precopied, residual } = counts;
+        let Counts { rounds, precopied, residual, slices, .. } = counts;
         let arming = arming + std::mem::take(&mut self.stood_in_vain);
         let files = std::mem::take(&mut self.written);
         let boundary = self.watched.take();
-        let taken = Taken { ticket, timings, phases, arming, rounds, precopied, residual, files, boundary };
+        let taken =
+            Taken { ticket, timings, phases, arming, slices, rounds, precopied, residual, files, boundary };
         Ok((taken, comparison))
     }
 
@@ -318,6 +308,7 @@ impl Continuous {
             let Stood { tree, reserve, mut phases, time, counts, arming } = subject.stop(&epoch, options)?;
             let timings = resume(tree, &mut phases)?;
             subject.watched.resumed();
+            subject.note_stop(&phases);
             let mut laps = Laps::from(Instant::now());
             // First of all: should what follows fail, the next attempt has to find it in the epoch.
             reserve.end()?;
@@ -328,11 +319,11 @@ impl Continuous {
         })?;
         let (records, mut phases, time, counts, arming, timings) = taken;
         let ticket = self.hand_over(epoch, records, options, time, timings, &mut phases)?;
-        let Counts { rounds, precopied, residual } = counts;
+        let Counts { rounds, precopied, residual, slices, .. } = counts;
         let arming = arming + std::mem::take(&mut self.stood_in_vain);
         let files = std::mem::take(&mut self.written);
         let boundary = self.watched.take();
-        Ok(Taken { ticket, timings, phases, arming, rounds, precopied, residual, files, boundary })
+        Ok(Taken { ticket, timings, phases, arming, slices, rounds, precopied, residual, files, boundary })
     }
 
     /// All that is not pages. Nothing of it needs the subject to stand still.
@@ -371,7 +362,7 @@ impl Continuous {
     /// For a single checkpoint of a subject that has been looked at.
     pub(super) fn once(root: Pid, kind: &'static dyn TrackerKind, looked: Before) -> Self {
         let before = Some(Before { is_continuous: true, ..looked });
-        Self { before, ..Self::new(root, kind) }
+        Self { before, budget: Budget::new(None), ..Self::new(root, kind) }
     }
 
     /// As `stop`, for a single checkpoint; `None` when the subject cannot be tracked, and nothing was copied.
@@ -473,43 +464,55 @@ impl Continuous {
         if has_more && self.has_dirtied(least, LAST_ROUND_MAX) {
             self.round(reserve, &mut counts)?;
         }
+        loop {
+            self.slice(reserve, &mut counts)?;
+            let before_urgent = counts.precopied;
+            let urgent = self.approach(reserve, may_hurry, &mut counts)?;
+            phases.precopy += laps.lap();
+            reserve.limit_waits(Some(STANDING_WAIT_MAX));
+            let time = SystemTime::now();
+            let mut tree = self.freezer.stop(self.root)?;
+            phases.began = tree.began;
+            phases.stop = tree.began.elapsed();
+            match self.inside(reserve, &mut tree, options, &mut counts, phases) {
+                Ok(Extent::Whole) => {
+                    let urgently = counts.precopied.get() - before_urgent.get();
+                    self.expected.note(counts.residual + PageCount(urgently));
+                    if !is_new {
+                        self.expected_before.note(before_urgent);
+                    }
+                    return Ok(((tree, urgent), time, counts));
+                }
+                Ok(Extent::Part) => {
+                    self.resume_part((tree, urgent), &mut counts, phases)?;
+                    reserve.limit_waits(None);
+                    reserve.run_on()?;
+                    laps.lap();
+                }
+                Err(error) => {
+                    drop(tree);
+                    self.watched.resumed();
+                    self.stood_in_vain += phases.began.elapsed();
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Prepares all that a stop needs, and copies once more with the priority of the stop.
+    fn approach(&mut self, reserve: &Reserve<'_>, may_hurry: bool, counts: &mut Counts) -> Result<Urgent> {
         let before = self.before.as_mut().expect("it was looked at first");
         self.crew.gather(before, &mut self.tracked, &self.tuning);
-        let dirtied = self.pace.since(Instant::now());
+        let dirtied = self.pace.since(Instant::now()) + self.deferred();
         // From here on nothing is handed on: that wakes threads.
         reserve.stand(self.expected.pages().max(dirtied))?;
-        let before_urgent = counts.precopied;
         let urgent = Urgent::begin();
         for _ in 0..URGENT_ROUNDS_MAX {
             if may_hurry && self.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {
-                self.round(reserve, &mut counts)?;
+                self.round(reserve, counts)?;
             }
         }
-        phases.precopy += laps.lap();
-        reserve.limit_waits(Some(STANDING_WAIT_MAX));
-        let time = SystemTime::now();
-        let mut tree = self.freezer.stop(self.root)?;
-        phases.began = tree.began;
-        phases.stop = tree.began.elapsed();
-        if let Err(error) = self.inside(reserve, &mut tree, options, &mut counts, phases) {
-            drop(tree);
-            self.watched.resumed();
-            self.stood_in_vain += phases.began.elapsed();
-            return Err(error);
-        }
-        self.pace.scanned(phases.began, counts.residual);
-        let urgently = counts.precopied.get() - before_urgent.get();
-        self.expected.note(counts.residual + PageCount(urgently));
-        if !is_new {
-            self.expected_before.note(before_urgent);
-        }
-        Ok(((tree, urgent), time, counts))
-    }
-
-    /// Whether the subject has probably dirtied more than some pages by now, and at most others.
-    fn has_dirtied(&self, least: PageCount, most: PageCount) -> bool {
-        let dirtied = self.pace.since(Instant::now());
-        least < dirtied && dirtied <= most
+        Ok(urgent)
     }
 
     /// Looks at the subject before anything is done. Descriptors are held for the first time to refuse in time, and
@@ -555,45 +558,5 @@ impl Continuous {
         tree.resume()?;
         self.is_orderly = true;
         Ok(began.elapsed())
-    }
-
-    /// Copies what is dirty while the subject runs, until little is left or it does not get less.
-    fn precopy(&mut self, sink: &dyn PageSink, is_new: bool) -> Result<Counts> {
-        let mut counts = Counts::default();
-        if !self.kind.properties().rearms_running {
-            return Ok(counts);
-        }
-        // A page that such a read has pinned changes without a fault.
-        if self.bypasses_cache {
-            return Ok(counts);
-        }
-        // Of a process that was never copied, all is.
-        let dirty = if is_new { PageCount(u64::MAX) } else { self.pace.since(Instant::now()) };
-        let mut last = PageCount(u64::MAX);
-        while counts.rounds < self.tuning.prefer.rounds_max(dirty) {
-            let round = self.round(sink, &mut counts)?;
-            if round <= RESIDUAL_GOAL || !is_worth_another(round, last) {
-                break;
-            }
-            last = round;
-        }
-        Ok(counts)
-    }
-
-    /// Copies what is dirty now; how many pages that were.
-    fn round(&mut self, sink: &dyn PageSink, counts: &mut Counts) -> Result<PageCount> {
-        let Some(before) = &self.before else { return Ok(PageCount(0)) };
-        let begun = Instant::now();
-        let mut pages = PageCount(0);
-        self.is_orderly = false;
-        for (pid, tracked) in &mut self.tracked {
-            let Some(process) = before.processes.get(pid) else { continue };
-            pages += tracked.copy_dirty(process, Moment::Running, &mut self.dirty, sink)?.pages;
-        }
-        self.is_orderly = true;
-        self.pace.scanned(begun, pages);
-        counts.rounds += 1;
-        counts.precopied += pages;
-        Ok(pages)
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use model::Pid;
+use model::{PageCount, Pid};
 use tracee::StoppedTree;
 use tracee::procfs::Stat;
 use track::{Attach, Moment, TrackerKind};
@@ -23,6 +23,15 @@ use super::{Continuous, Counts, Phases, Tuning};
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
 
+/// How much one stop has taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Extent {
+    /// Everything: the checkpoint is complete.
+    Whole,
+    /// Some of the pages. The others did not fit into the pause budget.
+    Part,
+}
+
 impl Continuous {
     /// Takes all of a tree that stands. One that goes on without a checkpoint may close what it likes.
     pub(super) fn inside(
@@ -32,9 +41,9 @@ impl Continuous {
         options: &CheckpointOptions,
         counts: &mut Counts,
         phases: &mut Phases,
-    ) -> Result<()> {
+    ) -> Result<Extent> {
         let outcome = self.take_all(sink, tree, options, counts, phases);
-        if outcome.is_err()
+        if !matches!(outcome, Ok(Extent::Whole))
             && !options.kill
             && let Some(before) = &mut self.before
         {
@@ -50,13 +59,13 @@ impl Continuous {
         options: &CheckpointOptions,
         counts: &mut Counts,
         phases: &mut Phases,
-    ) -> Result<()> {
+    ) -> Result<Extent> {
         let mut laps = Laps::from(phases.began + phases.stop);
         let before = self.before.as_mut().expect("it was looked at first");
         before.refresh_processes(tree)?;
         self.is_orderly = false;
         leave_ended(&mut self.tracked, before, sink);
-        cover(self.kind, &self.tuning, &mut self.tracked, before, Prepared::new(), tree, sink)?;
+        let fresh = cover(self.kind, &self.tuning, &mut self.tracked, before, Prepared::new(), tree, sink)?;
         // A scan that is begun and not ended loses nothing.
         self.crew.begin(before, &mut self.tracked);
         self.is_orderly = true;
@@ -66,6 +75,11 @@ impl Continuous {
             return Err(EngineError::Unsteady);
         }
         phases.tables = laps.lap();
+        // Pages of new mappings are found and protected while the subject runs.
+        if self.defers_fresh(fresh, counts) {
+            return Ok(Extent::Part);
+        }
+        let before = self.before.as_mut().expect("it was looked at first");
         // Remote calls use memory of the subject; what was there before is there again afterwards. Where a handler lifts
         // protection, they come after the scan: what a thread needs to go on (its stack, its restartable sequence) is
         // open again then. Else it would sleep once more, which looks as if it had begun another wait (`tracee::waits`).
@@ -74,23 +88,52 @@ impl Continuous {
         if !scan_first {
             beside_memory(before, tree, &mut self.watched, phases, &mut laps)?;
         }
-        self.is_orderly = false;
-        for (pid, tracked) in &mut self.tracked {
-            let Some(process) = before.processes.get_mut(pid) else { continue };
-            let copied = tracked.copy_dirty(process, Moment::Stopped, &mut self.dirty, sink)?;
-            counts.residual += copied.pages;
-            phases.scan += copied.scan;
-            phases.scanned += tracked.watched();
-            tracked.guards().as_slice().clone_into(&mut process.guards);
+        let extent = self.copy_pages(sink, counts, phases, &mut laps)?;
+        if extent == Extent::Part {
+            return Ok(extent);
         }
-        phases.copy = laps.lap().saturating_sub(phases.scan);
+        let before = self.before.as_mut().expect("it was looked at first");
         copy_objects(before, sink)?;
         phases.objects = laps.lap();
         if scan_first {
             beside_memory(before, tree, &mut self.watched, phases, &mut laps)?;
         }
+        Ok(extent)
+    }
+
+    /// Finds what has changed since the last scan, and copies that and what was deferred, as long as the budget lasts.
+    fn copy_pages(
+        &mut self,
+        sink: &dyn PageSink,
+        counts: &mut Counts,
+        phases: &mut Phases,
+        laps: &mut Laps,
+    ) -> Result<Extent> {
+        let before = self.before.as_mut().expect("it was looked at first");
+        self.is_orderly = false;
+        let mut dirtied = PageCount(0);
+        for (pid, tracked) in &mut self.tracked {
+            let Some(process) = before.processes.get(pid) else { continue };
+            let found = tracked.find(process, Moment::Stopped, &mut self.dirty, sink)?;
+            dirtied += found.pages;
+            phases.scan += found.scan;
+            phases.scanned += tracked.watched();
+        }
+        self.pace.scanned(phases.began, dirtied);
+        let until = if counts.throttle.is_bound() { self.copy_end(phases.began) } else { None };
+        let before = self.before.as_mut().expect("it was looked at first");
+        for (pid, tracked) in &mut self.tracked {
+            let Some(process) = before.processes.get_mut(pid) else { continue };
+            counts.residual += tracked.copy_deferred(process, sink, until)?;
+            if tracked.deferred() == PageCount(0) {
+                tracked.copy_unread(process, sink)?;
+            }
+            tracked.guards().as_slice().clone_into(&mut process.guards);
+        }
+        phases.copy = laps.lap().saturating_sub(phases.scan);
         self.is_orderly = true;
-        Ok(())
+        self.budget.note_copied(counts.residual, phases.copy);
+        Ok(if self.deferred() == PageCount(0) { Extent::Whole } else { Extent::Part })
     }
 }
 
@@ -143,7 +186,8 @@ pub(super) fn prepare(
     new.filter_map(prepare).collect()
 }
 
-/// Attaches trackers to processes that have none, and tells all of them which areas there are.
+/// Attaches trackers to processes that have none, and tells all of them which areas there are. Returns the pages of
+/// areas that no scan has seen.
 pub(super) fn cover(
     kind: &'static dyn TrackerKind,
     tuning: &Tuning,
@@ -152,7 +196,8 @@ pub(super) fn cover(
     mut prepared: Prepared,
     tree: &mut StoppedTree,
     sink: &dyn PageSink,
-) -> Result<()> {
+) -> Result<PageCount> {
+    let mut fresh = PageCount(0);
     leave_replaced(tracked, before, sink);
     for stopped in &mut tree.processes {
         let Some(process) = before.processes.get_mut(&stopped.pid) else { continue };
@@ -170,11 +215,11 @@ pub(super) fn cover(
             }
         };
         if !process.is_covered {
-            known.cover(process, sink)?;
+            fresh += known.cover(process, sink)?;
             process.is_covered = true;
         }
     }
-    Ok(())
+    Ok(fresh)
 }
 
 /// Takes the pages of programs that exec has replaced out of the checkpoint: the new program may have another space, and

@@ -75,6 +75,18 @@ impl Phases {
         }
     }
 
+    /// Those before the pause: the subject is stopped once more.
+    pub(super) fn again(&self) -> Self {
+        let Self { look, room, precopy, prepare, .. } = *self;
+        Self { look, room, precopy, prepare, ..Self::new() }
+    }
+
+    /// The part of the pause that follows the copying of pages.
+    pub(super) fn after_copy(&self) -> Duration {
+        let state = self.descriptors + self.files + self.threads;
+        self.objects + self.resume + if self.memory_first { state } else { Duration::ZERO }
+    }
+
     /// From the first thread that was told to stop to the last that went on.
     #[must_use]
     pub fn pause(&self) -> Duration {

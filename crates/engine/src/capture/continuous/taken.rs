@@ -1,6 +1,6 @@
 //! What a checkpoint, or tracking alone, gives to its caller.
 //!
-//! Owns: the two reports.
+//! Owns: the reports.
 //! Does not: fill them.
 
 use std::time::Duration;
@@ -25,9 +25,11 @@ pub struct Taken {
     /// How long it stood still before that, for trackers to be attached to new processes, and to find that something
     /// stood in the way that was then gone; mostly zero.
     pub arming: Duration,
+    /// Earlier stops of this checkpoint, in which pages were copied.
+    pub slices: Slices,
     /// Rounds of pre-copy.
     pub rounds: usize,
-    /// Pages copied while the subject ran.
+    /// Pages copied while the subject ran, and in slices.
     pub precopied: PageCount,
     /// Pages copied inside the pause.
     pub residual: PageCount,
@@ -35,6 +37,25 @@ pub struct Taken {
     pub files: Vec<FileRecord>,
     /// Whether files can go back to this checkpoint exactly; `None` without a watch.
     pub boundary: Option<Boundary>,
+}
+
+/// Stops before the last one of a checkpoint, which keep each stop within the pause budget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Slices {
+    /// How many.
+    pub count: u32,
+    /// How long the subject was stopped for all of them.
+    pub total: Duration,
+    /// The longest of them.
+    pub longest: Duration,
+}
+
+impl Slices {
+    pub(super) fn note(&mut self, stopped: Duration) {
+        self.count += 1;
+        self.total += stopped;
+        self.longest = self.longest.max(stopped);
+    }
 }
 
 /// What tracking alone has found and cost.

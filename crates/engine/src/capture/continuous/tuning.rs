@@ -5,6 +5,7 @@
 //! Does not: act on them.
 
 use std::num::{NonZeroU64, NonZeroUsize};
+use std::time::Duration;
 
 use model::PageCount;
 
@@ -18,9 +19,16 @@ pub struct Tuning {
     pub processors: Vec<u64>,
     /// Dirty pages are copied in aligned groups of so many, as far as they are of one area.
     pub granularity: NonZeroU64,
+    /// The longest that one stop of the subject may last. `None` for as long as it takes.
+    pub max_pause: Option<Duration>,
     /// What pre-copy is for.
     pub prefer: Preference,
 }
+
+/// The pause budget without a choice: below what people and most timeouts notice.
+pub const MAX_PAUSE_DEFAULT: Duration = Duration::from_millis(5);
+/// The smallest budget: what the stop of a few threads takes without any page.
+pub const MAX_PAUSE_MIN: Duration = Duration::from_millis(1);
 
 /// What the time of undying's own processor is spent on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -71,6 +79,7 @@ impl Default for Tuning {
             copiers: const { NonZeroUsize::new(2).expect("2 is not zero") },
             processors: Vec::new(),
             granularity: NonZeroU64::MIN,
+            max_pause: Some(MAX_PAUSE_DEFAULT),
             prefer: Preference::default(),
         }
     }

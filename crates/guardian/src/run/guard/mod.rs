@@ -13,7 +13,7 @@ mod telling;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
-use engine::{CheckpointOptions, Phases};
+use engine::{CheckpointOptions, Phases, Slices};
 use model::{PageCount, ProcessKey, Sequence, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 use store::{Completion, EPOCHS_IN_FLIGHT_MAX, LogWriter, Store};
@@ -66,6 +66,7 @@ struct InFlight {
     sequence: Sequence,
     arming: Duration,
     phases: Phases,
+    slices: Slices,
     rounds: usize,
     precopied: PageCount,
     residual: PageCount,

@@ -18,7 +18,7 @@ use super::telling::{checkpoint_event, refusal};
 use super::{DYING, Guard, InFlight, SLOW_COPY, SLOW_STORE};
 use crate::error::GuardianError;
 use crate::journal::What;
-use crate::record::{Failing, PauseMicroseconds};
+use crate::record::{Failing, PauseMicroseconds, SlicesReport};
 use crate::time;
 
 impl Guard<'_> {
@@ -108,6 +108,7 @@ impl Guard<'_> {
             sequence: taken.ticket.sequence(),
             arming: taken.arming,
             phases: taken.phases,
+            slices: taken.slices,
             rounds: taken.rounds,
             precopied: taken.precopied,
             residual: taken.residual,
@@ -121,6 +122,10 @@ impl Guard<'_> {
             self.pace.paused(taken.arming);
         }
         self.advance(taken.timings.pause, slowest_of(&taken.phases));
+        if taken.slices.count > 0 {
+            self.pace.sliced(taken.slices.longest, taken.slices.total, Instant::now());
+        }
+        self.record.slices = SlicesReport::of(taken.slices);
         self.note_pauses();
         self.journal.set(&self.record);
         if let Some(completion) = self.early.take() {
@@ -143,7 +148,9 @@ impl Guard<'_> {
         self.record.in_flight = self.pending.len();
         match (outcome, found) {
             (Ok(committed), Some(taken)) => {
-                self.journal.tell(committed.commit.time, checkpoint_event(&committed, taken));
+                let max_pause = self.request.tuning.max_pause;
+                let event = checkpoint_event(&committed, taken, max_pause);
+                self.journal.tell(committed.commit.time, event);
                 self.note_commit(sequence);
             }
             // Left behind with the life that it is of.

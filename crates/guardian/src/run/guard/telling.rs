@@ -3,7 +3,7 @@
 //! Owns: the first status, the event of a checkpoint, the words of a refusal.
 //! Does not: write any of it down.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine::FileRecord;
 use image::ImageKind;
@@ -17,7 +17,7 @@ use super::super::{ChangedFiles, RunRequest};
 use super::{Guard, InFlight};
 use crate::error::{GuardianError, Result};
 use crate::journal::{CheckpointEvent, What};
-use crate::record::{ProcessName, Record, boot};
+use crate::record::{ProcessName, Record, SlicesReport, boot};
 use crate::subject::Subject;
 use crate::time;
 
@@ -38,6 +38,7 @@ pub(super) fn first_record(
         policy: request.policy.name().to_owned(),
         incarnation: 1,
         first_sequence: first.get(),
+        max_pause_us: request.tuning.max_pause.map(time::microseconds),
         requested_hz: 1.0 / request.every.as_secs_f64(),
         tracker: tracking.kind.name().to_owned(),
         ..Record::default()
@@ -80,13 +81,19 @@ pub(super) fn refusal(error: &GuardianError) -> String {
     format!("error {}\n", error.to_string().lines().next().unwrap_or_default())
 }
 
-pub(super) fn checkpoint_event(committed: &LogCommitted, taken: InFlight) -> What {
+pub(super) fn checkpoint_event(
+    committed: &LogCommitted,
+    taken: InFlight,
+    max_pause: Option<Duration>,
+) -> What {
     let (commit, phases, us) = (&committed.commit, &taken.phases, time::microseconds);
     What::Checkpoint(CheckpointEvent {
         seq: committed.sequence.get(),
         full: commit.kind == ImageKind::Full,
         arming_us: us(taken.arming),
         pause_us: us(commit.timings.pause),
+        max_pause_us: max_pause.map(us),
+        slices: SlicesReport::of(taken.slices),
         look_us: us(phases.look),
         // Waiting for room comes right before it.
         precopy_us: us(phases.room + phases.precopy),

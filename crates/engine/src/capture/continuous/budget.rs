@@ -1,0 +1,299 @@
+//! The pause budget: how long one stop of the subject may last, and how the subject is throttled to keep it.
+//!
+//! Owns: the measured costs of a stop; the prediction; the steps that lead to a stop that fits.
+//! Invariants: a stop copies no page after its deadline. The subject runs ever shorter between two stops, so that the
+//! deferred pages become fewer, whatever it writes. Without progress the number of steps is bounded.
+//! Does not: read a clock, stop or copy.
+//!
+//! A subject that dirties pages faster than they are copied is throttled, as live migration does it (QEMU:
+//! auto-converge). It is stopped for at most the budget while pages are copied, then runs for a while. Each round that
+//! does not halve the deferred pages halves that while.
+
+use std::time::Duration;
+
+use model::PageCount;
+
+/// Cost of a page before one was measured: scattered pages take 0.3 to 1.2 µs (docs/design/0011).
+const PAGE_FIRST: Duration = Duration::from_nanos(1200);
+/// The part of a stop that does not depend on pages, before one was measured.
+const FIXED_FIRST: Duration = Duration::from_millis(1);
+/// Fewer copied pages say nothing about the cost of one.
+const PAGES_MEASURED_MIN: PageCount = PageCount(64);
+/// A new measurement counts as one of so many.
+const MEMORY: u32 = 8;
+/// The part of the budget that pages get at least, where the fixed part would take all of it.
+const COPY_SHARE_MIN: u32 = 4;
+/// Shorter than a resume and a stop take: the subject is stopped again at once.
+const RUN_MIN: Duration = Duration::from_micros(100);
+/// Rounds of slices before a last stop is tried in any case.
+const ROUNDS_MAX: u32 = 32;
+/// Last stops in a row that did not reduce the deferred pages. The next one copies all of them: the fixed part, or
+/// pages that no tracker can protect, take more than the budget.
+const STALLED_MAX: u32 = 8;
+
+/// The budget of one subject, and what its stops have cost of late (moving averages).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Budget {
+    limit: Option<Duration>,
+    page: Duration,
+    /// All of a stop but the copying of pages.
+    fixed: Duration,
+    /// The part of it that follows the copying.
+    after: Duration,
+}
+
+impl Budget {
+    /// `None`: a stop may last as long as it takes.
+    pub(super) fn new(limit: Option<Duration>) -> Self {
+        Self { limit, page: PAGE_FIRST, fixed: FIXED_FIRST, after: Duration::ZERO }
+    }
+
+    /// The longest stop; `None` without a budget.
+    pub(super) fn limit(&self) -> Option<Duration> {
+        self.limit
+    }
+
+    /// Whether a stop that copies so many pages probably keeps the budget.
+    pub(super) fn fits(&self, pages: PageCount) -> bool {
+        self.limit.is_none_or(|limit| {
+            let room = limit.saturating_sub(self.fixed).max(limit / COPY_SHARE_MIN);
+            self.cost(pages) <= room
+        })
+    }
+
+    /// How long after its begin a last stop may copy, when copying begins `spent` after it.
+    pub(super) fn copy_end(&self, spent: Duration) -> Option<Duration> {
+        self.limit.map(|limit| limit.saturating_sub(self.after).max(spent + limit / COPY_SHARE_MIN))
+    }
+
+    /// A stop took so long before and after it copied.
+    pub(super) fn note_fixed(&mut self, before: Duration, after: Duration) {
+        self.fixed = average(self.fixed, before + after);
+        self.after = average(self.after, after);
+    }
+
+    /// So many pages were copied in so much time.
+    pub(super) fn note_copied(&mut self, pages: PageCount, took: Duration) {
+        if pages >= PAGES_MEASURED_MIN {
+            let each = took.as_nanos() / u128::from(pages.get());
+            self.page = average(self.page, Duration::from_nanos(u64::try_from(each).unwrap_or(u64::MAX)));
+        }
+    }
+
+    fn cost(&self, pages: PageCount) -> Duration {
+        let nanos = self.page.as_nanos() * u128::from(pages.get());
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+/// What to do about deferred pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Take the last stop.
+    Last,
+    /// Copy all of them in slices: the subject is stopped for at most the budget, then runs for `run`, and again.
+    Slices { run: Duration },
+}
+
+/// How one checkpoint throttles its subject.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Throttle {
+    run: Duration,
+    rounds: u32,
+    left: PageCount,
+    stalled: u32,
+    left_by_last: PageCount,
+}
+
+impl Throttle {
+    pub(super) fn new() -> Self {
+        const MOST: PageCount = PageCount(u64::MAX);
+        Self { run: Duration::MAX, rounds: 0, left: MOST, stalled: 0, left_by_last: MOST }
+    }
+
+    /// The next step, when so many pages are dirty.
+    pub(super) fn step(&mut self, budget: &Budget, pages: PageCount) -> Step {
+        let Some(limit) = budget.limit.filter(|_| !budget.fits(pages) && self.rounds < ROUNDS_MAX) else {
+            return Step::Last;
+        };
+        self.run = self.run.min(limit);
+        if self.rounds > 0 && pages.get() > self.left.get() / 2 {
+            self.run = if self.run / 2 < RUN_MIN { Duration::ZERO } else { self.run / 2 };
+        }
+        self.rounds += 1;
+        self.left = pages;
+        Step::Slices { run: self.run }
+    }
+
+    /// A last stop has left so many pages to another one.
+    pub(super) fn note_last(&mut self, left: PageCount) {
+        self.stalled = if left < self.left_by_last { 0 } else { self.stalled + 1 };
+        self.left_by_last = left;
+    }
+
+    /// Whether the next last stop keeps the budget. If not, it copies everything.
+    pub(super) fn is_bound(&self) -> bool {
+        self.stalled < STALLED_MAX
+    }
+}
+
+fn average(old: Duration, new: Duration) -> Duration {
+    old - old / MEMORY + new / MEMORY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(5);
+
+    /// A subject and its machine: rates in pages a second.
+    #[derive(Clone, Copy)]
+    struct Machine {
+        dirties: u64,
+        copies: u64,
+        /// Pages that it writes, over and over.
+        memory: u64,
+        fixed: Duration,
+        /// From a resume to the next stop, at least.
+        gap: Duration,
+    }
+
+    #[derive(Debug, Default)]
+    struct Outcome {
+        longest: Duration,
+        stopped: Duration,
+        ran: Duration,
+        stops: u32,
+    }
+
+    impl Machine {
+        fn dirtied(&self, ran: Duration) -> u64 {
+            ((ran.as_secs_f64() * self.dirties as f64) as u64).min(self.memory)
+        }
+
+        fn copied(&self, time: Duration) -> u64 {
+            (time.as_secs_f64() * self.copies as f64) as u64
+        }
+
+        fn copying(&self, pages: u64) -> Duration {
+            Duration::from_secs_f64(pages as f64 / self.copies as f64)
+        }
+
+        /// One checkpoint, from `dirty` pages after pre-copy.
+        fn checkpoint(&self, budget: &mut Budget, mut dirty: u64) -> Outcome {
+            let (mut throttle, mut outcome) = (Throttle::new(), Outcome::default());
+            loop {
+                if let Step::Slices { run } = throttle.step(budget, PageCount(dirty)) {
+                    dirty = self.slices(budget, &mut outcome, dirty, run);
+                    continue;
+                }
+                let bound = budget.copy_end(self.fixed).filter(|_| throttle.is_bound());
+                let room = bound.map_or(u64::MAX, |end| self.copied(end.saturating_sub(self.fixed)));
+                let copies = dirty.min(room);
+                let stop = self.fixed + self.copying(copies);
+                budget.note_copied(PageCount(copies), self.copying(copies));
+                budget.note_fixed(self.fixed, Duration::ZERO);
+                outcome.stops += 1;
+                outcome.longest = outcome.longest.max(stop);
+                outcome.stopped += stop;
+                dirty -= copies;
+                if dirty == 0 {
+                    return outcome;
+                }
+                throttle.note_last(PageCount(dirty));
+                outcome.ran += self.gap;
+                dirty = (dirty + self.dirtied(self.gap)).min(self.memory);
+                assert!(outcome.stops < 100_000, "it does not converge: {outcome:?}");
+            }
+        }
+
+        /// Copies `dirty` pages; how many are dirty then.
+        fn slices(&self, budget: &mut Budget, outcome: &mut Outcome, mut dirty: u64, run: Duration) -> u64 {
+            let mut ran = Duration::ZERO;
+            while dirty > 0 {
+                let end = budget.copy_end(self.gap).unwrap();
+                let copies = dirty.min(self.copied(end - self.gap));
+                let took = self.copying(copies) + self.gap;
+                budget.note_copied(PageCount(copies), self.copying(copies));
+                outcome.longest = outcome.longest.max(took);
+                outcome.stopped += took;
+                outcome.stops += 1;
+                dirty -= copies;
+                let turn = run + self.gap;
+                dirty -= dirty.min(self.copied(run));
+                ran += turn;
+            }
+            outcome.ran += ran;
+            self.dirtied(ran)
+        }
+    }
+
+    const FILLER: Machine = Machine {
+        dirties: 800_000,
+        copies: 900_000,
+        memory: 1 << 20,
+        fixed: Duration::from_micros(700),
+        gap: Duration::from_micros(200),
+    };
+
+    #[test]
+    fn no_stop_is_longer_than_the_budget_whatever_is_written() {
+        for (dirties, copies) in
+            [(10_000, 900_000), (800_000, 900_000), (4_000_000, 900_000), (8_000_000, 400_000)]
+        {
+            for memory in [1 << 10, 1 << 18, 1 << 20] {
+                let machine = Machine { dirties, copies, memory, ..FILLER };
+                let mut budget = Budget::new(Some(LIMIT));
+                for _ in 0..20 {
+                    let outcome = machine.checkpoint(&mut budget, memory);
+                    assert!(outcome.longest <= LIMIT, "{dirties}/s, {memory} pages: {outcome:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_subject_that_fits_is_stopped_once() {
+        let machine = Machine { dirties: 10_000, ..FILLER };
+        let mut budget = Budget::new(Some(LIMIT));
+        for _ in 0..20 {
+            assert_eq!(machine.checkpoint(&mut budget, 1000).stops, 1);
+        }
+        let mut budget = Budget::new(None);
+        let outcome = machine.checkpoint(&mut budget, 1 << 20);
+        assert!(outcome.stops == 1 && outcome.longest > Duration::from_secs(1), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_throttled_subject_goes_on() {
+        let mut budget = Budget::new(Some(LIMIT));
+        let outcome = FILLER.checkpoint(&mut budget, FILLER.memory);
+        assert!(outcome.ran > outcome.stopped / 4, "{outcome:?}");
+    }
+
+    #[test]
+    fn a_fixed_part_above_the_budget_is_exceeded_by_little() {
+        let fixed = LIMIT * 3;
+        let machine = Machine { fixed, ..FILLER };
+        let mut budget = Budget::new(Some(LIMIT));
+        for _ in 0..20 {
+            let outcome = machine.checkpoint(&mut budget, 1 << 18);
+            assert!(outcome.longest <= fixed + LIMIT / 2, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn pages_that_are_always_dirty_are_copied_in_one_stop_in_the_end() {
+        let (mut throttle, budget) = (Throttle::new(), Budget::new(Some(LIMIT)));
+        let always = PageCount(1 << 20);
+        let mut steps = 0;
+        while throttle.is_bound() {
+            if throttle.step(&budget, always) == Step::Last {
+                throttle.note_last(always);
+            }
+            steps += 1;
+            assert!(steps < 100);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Slices: stops that copy for at most the pause budget, until what is left fits into one last stop.
+//!
+//! Owns: the loop that alternates between the stopped and the running subject.
+//! Invariants: a page is copied in a slice only after the tracker was told to report its next change. No wait for the
+//! store happens while the subject is stopped, beyond the budget.
+//! Does not: decide; `budget` does.
+
+use std::time::{Duration, Instant};
+
+use model::PageCount;
+use tracee::{StoppedTree, Urgent};
+use track::Moment;
+
+use super::super::copier::PageSink;
+use super::budget::Step;
+use super::phases::{Laps, Phases};
+use super::rounds::Counts;
+use super::{Continuous, STANDING_WAIT_MAX};
+use crate::error::Result;
+
+/// How long to sleep where no buffer is free: a fraction of the time in which a disk takes one.
+const BUFFER_POLL: Duration = Duration::from_micros(200);
+
+impl Continuous {
+    /// Copies dirty pages in slices until a last stop probably fits into the pause budget.
+    pub(super) fn slice(&mut self, sink: &dyn PageSink, counts: &mut Counts) -> Result<()> {
+        if !self.can_slice() || (self.budget.fits(self.due()) && !counts.has_deferred_fresh) {
+            return Ok(());
+        }
+        loop {
+            self.find_running(sink)?;
+            match counts.throttle.step(&self.budget, self.due()) {
+                Step::Last => return Ok(()),
+                Step::Slices { run } => self.copy_in_slices(sink, run, counts)?,
+            }
+        }
+    }
+
+    /// Whether pages that change after they were copied are reported while the subject runs, and a budget is set. With
+    /// O_DIRECT, pages change unnoticed.
+    fn can_slice(&self) -> bool {
+        self.budget.limit().is_some() && self.kind.properties().rearms_running && !self.bypasses_cache
+    }
+
+    /// Whether new mappings of so many pages should be scanned before the last stop. At most once in a checkpoint.
+    pub(super) fn defers_fresh(&self, fresh: PageCount, counts: &mut Counts) -> bool {
+        let defers = !counts.has_deferred_fresh && self.can_slice() && !self.budget.fits(fresh);
+        counts.has_deferred_fresh |= defers;
+        defers
+    }
+
+    /// Until when a last stop copies that began then. `None`: until all is copied.
+    pub(super) fn copy_end(&self, began: Instant) -> Option<Instant> {
+        let end = if self.can_slice() { self.budget.copy_end(began.elapsed()) } else { None };
+        end.map(|end| began + end)
+    }
+
+    /// Deferred pages of all processes.
+    pub(super) fn deferred(&self) -> PageCount {
+        let known = self.before.iter().flat_map(|before| before.processes.keys());
+        known
+            .filter_map(|pid| self.tracked.get(pid))
+            .fold(PageCount(0), |sum, tracked| sum + tracked.deferred())
+    }
+
+    /// Pages that a stop would copy now, as far as that can be told.
+    fn due(&self) -> PageCount {
+        self.deferred() + self.pace.since(Instant::now())
+    }
+
+    /// Scans the running subject, and defers what is dirty.
+    fn find_running(&mut self, sink: &dyn PageSink) -> Result<()> {
+        let Some(before) = &self.before else { return Ok(()) };
+        let begun = Instant::now();
+        let mut pages = PageCount(0);
+        self.is_orderly = false;
+        for (pid, tracked) in &mut self.tracked {
+            let Some(process) = before.processes.get(pid) else { continue };
+            pages += tracked.find(process, Moment::Running, &mut self.dirty, sink)?.pages;
+        }
+        self.is_orderly = true;
+        self.pace.scanned(begun, pages);
+        Ok(())
+    }
+
+    /// Copies all deferred pages, in turns with the subject.
+    fn copy_in_slices(&mut self, sink: &dyn PageSink, run: Duration, counts: &mut Counts) -> Result<()> {
+        let mut progress = Instant::now();
+        while self.deferred() > PageCount(0) {
+            let mut copied = self.stop_and_copy(sink, counts)?;
+            if !run.is_zero() {
+                copied += self.copy_until(sink, Instant::now() + run)?;
+            }
+            counts.precopied += copied;
+            if copied > PageCount(0) {
+                progress = Instant::now();
+            } else if progress.elapsed() > STANDING_WAIT_MAX {
+                // The store takes nothing. The subject runs until it does.
+                sink.keep(sink.buffer()?)?;
+                progress = Instant::now();
+            }
+        }
+        Ok(())
+    }
+
+    /// One slice. How many pages it has copied.
+    fn stop_and_copy(&mut self, sink: &dyn PageSink, counts: &mut Counts) -> Result<PageCount> {
+        let urgent = Urgent::begin();
+        let tree = self.freezer.stop(self.root)?;
+        let began = tree.began;
+        let copying = Instant::now();
+        let until = self.copy_end(began).unwrap_or(copying);
+        let copied = self.copy_until(sink, until)?;
+        self.budget.note_copied(copied, copying.elapsed());
+        tree.resume()?;
+        drop(urgent);
+        counts.slices.note(began.elapsed());
+        Ok(copied)
+    }
+
+    fn copy_until(&mut self, sink: &dyn PageSink, until: Instant) -> Result<PageCount> {
+        let Some(before) = &self.before else { return Ok(PageCount(0)) };
+        let mut pages = PageCount(0);
+        loop {
+            self.is_orderly = false;
+            let mut left = PageCount(0);
+            for (pid, tracked) in &mut self.tracked {
+                let Some(process) = before.processes.get(pid) else { continue };
+                pages += tracked.copy_deferred(process, sink, Some(until))?;
+                left += tracked.deferred();
+            }
+            self.is_orderly = true;
+            let rest = until.saturating_duration_since(Instant::now());
+            if left == PageCount(0) || rest.is_zero() {
+                return Ok(pages);
+            }
+            std::thread::sleep(rest.min(BUFFER_POLL));
+        }
+    }
+
+    /// Ends a stop that was meant to be the last one and has taken a part of the pages: it was a slice.
+    pub(super) fn resume_part(
+        &mut self,
+        (tree, urgent): (StoppedTree, Urgent),
+        counts: &mut Counts,
+        phases: &mut Phases,
+    ) -> Result<()> {
+        let mut laps = Laps::from(Instant::now());
+        tree.resume()?;
+        phases.resume = laps.lap();
+        drop(urgent);
+        self.watched.resumed();
+        counts.slices.note(phases.began.elapsed());
+        counts.precopied += std::mem::take(&mut counts.residual);
+        counts.throttle.note_last(self.deferred());
+        *phases = phases.again();
+        Ok(())
+    }
+
+    /// Learns from a stop that has taken everything.
+    pub(super) fn note_stop(&mut self, phases: &Phases) {
+        let after = phases.after_copy();
+        self.budget.note_fixed(phases.pause().saturating_sub(phases.copy + after), after);
+    }
+}

@@ -1,0 +1,185 @@
+//! A program that fills memory as fast as it can is stopped for no longer than the pause budget at a time; each of its
+//! checkpoints is as the program was, and restores.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use model::{PageCount, Pid, Sequence, Signal};
+use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
+use undying_engine::{
+    CheckpointOptions, Continuous, FilePolicy, Files, MAX_PAUSE_DEFAULT, PidPolicy, RestoreOptions, Taken,
+    restore,
+};
+
+/// 256 MiB: 65,536 pages, many times what one stop copies.
+const MIB: u64 = 256;
+const EVERY: Duration = Duration::from_millis(50);
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Checkpoints that are taken, and of these, one in so many is compared or restored.
+const CHECKPOINTS: u64 = 12;
+const COMPARED_EACH: u64 = 4;
+
+struct Lab {
+    folder: tempfile::TempDir,
+    store: Store,
+    name: SubjectName,
+    program: PathBuf,
+}
+
+impl Lab {
+    fn new() -> Option<Self> {
+        let folder =
+            tempfile::TempDir::with_prefix_in("undying-budget-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let store = Store::open(&folder.path().join("store")).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/filler.c");
+        let program = folder.path().join("filler");
+        let outcome = Command::new("cc").args(["-O2", "-Wall", "-o"]).arg(&program).arg(source).status();
+        if !outcome.is_ok_and(|status| status.success()) {
+            println!("unsupported: a C compiler");
+            return None;
+        }
+        Some(Self { folder, store, name: "filler".parse().unwrap(), program })
+    }
+
+    fn start(&self, passes: u64) -> Child {
+        // A pipe that the test has inherited would be one of the subject's.
+        sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
+        let mut command = Command::new(&self.program);
+        command.arg(self.said()).arg(MIB.to_string()).arg(passes.to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().unwrap()
+    }
+
+    fn said(&self) -> PathBuf {
+        self.folder.path().join("said")
+    }
+
+    fn await_pass(&self) {
+        let begun = Instant::now();
+        while !std::fs::read_to_string(self.said()).unwrap_or_default().starts_with("pass") {
+            assert!(begun.elapsed() < LIMIT, "it does not fill its memory");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn log(&self) -> LogWriter {
+        let options = LogOptions { keep: Keep::newest(2), ..LogOptions::default() };
+        self.store.open_log(&self.name, options).unwrap()
+    }
+
+    fn options(&self, number: u64) -> CheckpointOptions {
+        CheckpointOptions {
+            sequence: Sequence(number),
+            name: self.name.to_string(),
+            ..CheckpointOptions::default()
+        }
+    }
+}
+
+fn tell(taken: &Taken) {
+    println!(
+        "{} slices, {:?} in all, {:?} the longest; {} pages before the last stop of {:?}, {} in it",
+        taken.slices.count,
+        taken.slices.total,
+        taken.slices.longest,
+        taken.precopied,
+        taken.timings.pause,
+        taken.residual
+    );
+}
+
+fn kill(pid: Pid) {
+    sys::signal::send(pid, Signal(9)).unwrap();
+    let raw = rustix::process::Pid::from_raw(pid.get()).unwrap();
+    rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty()).unwrap();
+}
+
+/// Ends a restored program when it has made one more pass over all of its memory.
+fn await_pass_of(lab: &Lab, pid: Pid) {
+    std::fs::write(lab.said(), format!("{:26}", "")).unwrap();
+    lab.await_pass();
+    kill(pid);
+}
+
+#[test]
+fn a_program_that_fills_its_memory_is_captured_in_slices() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("unsupported: root");
+    }
+    let tracker = match track::choose("pagemap-scan") {
+        Ok(chosen) => chosen.kind,
+        Err(error) => return println!("unsupported: {error}"),
+    };
+    let Some(lab) = Lab::new() else { return };
+    let pid = Pid(lab.start(0).id() as i32);
+    let log = lab.log();
+    let mut subject = Continuous::new(pid, tracker);
+    let read = |sequence| lab.store.image(&lab.name, sequence);
+    let (mut slices, mut last, mut number) = (0, None, 0);
+    let begun = Instant::now();
+    while number < CHECKPOINTS {
+        assert!(begun.elapsed() < LIMIT, "the log takes no more");
+        let options = lab.options(number + 1);
+        let taken = if number % COMPARED_EACH == COMPARED_EACH - 1 {
+            let taken = subject.checkpoint_and_verify(&log, &read, &options).unwrap();
+            taken.map(|(taken, found)| {
+                assert_eq!(found.differences, PageCount(0), "{found:?}");
+                taken
+            })
+        } else {
+            subject.checkpoint(&log, &options).unwrap()
+        };
+        if let Some(taken) = taken {
+            tell(&taken);
+            number += 1;
+            slices += taken.slices.count;
+            // One stop copies as much as fits. How long it takes on a loaded machine is not judged here.
+            assert!(taken.residual < PageCount((MIB << 20) >> 12), "{taken:?}");
+            last = Some(taken);
+        }
+        std::thread::sleep(EVERY);
+    }
+    assert!(slices > 0, "the budget of {MAX_PAUSE_DEFAULT:?} was kept without a slice");
+    let committed = last.unwrap().ticket.wait().unwrap();
+    kill(pid);
+    drop(subject);
+    log.close().unwrap();
+    let reader = lab.store.image(&lab.name, committed.sequence).unwrap();
+    let files = Files { policy: FilePolicy::Keep, ..Files::default() };
+    let options = RestoreOptions { pid: PidPolicy::Same, files, ..RestoreOptions::default() };
+    await_pass_of(&lab, restore(reader, options).unwrap().root);
+}
+
+#[test]
+fn a_throttled_program_ends_by_itself() {
+    /// Enough for a few checkpoints.
+    const PASSES: u64 = 20;
+    if !rustix::process::geteuid().is_root() {
+        return println!("unsupported: root");
+    }
+    let Some(lab) = Lab::new() else { return };
+    let mut child = lab.start(PASSES);
+    let log = lab.log();
+    let mut subject = Continuous::new(Pid(child.id() as i32), track::choose("auto").unwrap().kind);
+    let (mut number, mut taken) = (0, 0);
+    let begun = Instant::now();
+    let status = loop {
+        assert!(begun.elapsed() < LIMIT, "it does not end");
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        number += 1;
+        // It may end at any time.
+        if let Ok(Some(one)) = subject.checkpoint(&log, &lab.options(number)) {
+            tell(&one);
+            taken += 1;
+        }
+        std::thread::sleep(EVERY);
+    };
+    assert!(status.success(), "{status:?}, {:?}", std::fs::read_to_string(lab.said()));
+    assert!(taken > 0);
+}
