@@ -75,7 +75,7 @@ impl Pace {
     }
 
     /// A checkpoint was taken in slices. The subject was stopped in turns, and runs as long before the next one.
-    pub(super) fn sliced(&mut self, longest: Duration, total: Duration, now: Instant) {
+    pub fn sliced(&mut self, longest: Duration, total: Duration, now: Instant) {
         self.paused(longest);
         self.next = self.next.max(now + total);
     }
