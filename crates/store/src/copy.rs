@@ -13,13 +13,12 @@ use model::ByteCount;
 use sys::Errno;
 
 use crate::error::{Error, Result};
+use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions};
 use crate::medium::Medium;
 use crate::publish::parent;
 use crate::reader::ImageReader;
 use crate::staging::{self, Staging};
-use crate::writer::{
-    COMMIT_FILE, CommitMeta, Committed, Files, INDEX_FILE, ImageWriter, RECORDS_FILE, WriteOptions,
-};
+use crate::writer::{CommitMeta, Committed, Files, ImageWriter};
 
 /// Times that a copy begins anew because the writer of a log removed what was about to be shared.
 const RETRIES_MAX: usize = 64;

@@ -12,10 +12,12 @@ mod codec;
 mod compressed;
 mod copy;
 mod error;
+mod layout;
 mod load;
 mod log;
 mod medium;
 mod name;
+mod opening;
 mod pages;
 mod pool;
 mod publish;
@@ -34,6 +36,7 @@ pub use backend::{BACKENDS, Backend};
 pub use batch::{PageBatch, Piece};
 pub use codec::{CODECS, Codec, Compressor, codec};
 pub use error::{Error, Result};
+pub use layout::WriteOptions;
 pub use load::LoadedRun;
 pub use log::{
     ColdSegments, Completion, EPOCHS_IN_FLIGHT_MAX, Epoch, Keep, LogCommitted, LogOptions, LogStatus,
@@ -46,4 +49,4 @@ pub use staging::is_staging_name;
 pub use store::{Store, StoreEntry};
 pub use tidy::Garbage;
 pub use verify::{VerifyReport, verify, verify_on};
-pub use writer::{CommitMeta, Committed, ImageWriter, Prepared, WriteOptions, WriteTimings};
+pub use writer::{CommitMeta, Committed, ImageWriter, Prepared, WriteTimings};

@@ -12,10 +12,10 @@ use std::thread::JoinHandle;
 
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
+use crate::layout::WriteOptions;
 use crate::medium::Medium;
 use crate::pool::Pool;
 use crate::worker::{Finished, Order, Worker};
-use crate::writer::WriteOptions;
 
 /// Orders that wait for the worker at most; every buffer of a pool can wait, and more would be memory that nobody has
 /// granted.

@@ -1,6 +1,6 @@
-//! Opening an image: nothing of it is believed before its checksums were found good.
+//! An open image.
 //!
-//! Owns: the order of the checks; the image's open segments.
+//! Owns: its records, its index, its open segments.
 //! Invariants: an open image has a good commit record, record file and index; every extent lies inside a
 //! segment of the right length. The image stays readable when it is pruned meanwhile.
 //! Does not: check pages before they are read; `load` and `verify` do.
@@ -9,23 +9,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use image::{
-    Checksum, ChunkTable, Commit, Extent, Packing, PageIndex, Part, RecordSet, SealedFile, SegmentFile,
-    SegmentId, Source,
+    Checksum, ChunkTable, Commit, Extent, Packing, PageIndex, Part, RecordSet, SegmentFile, SegmentId, Source,
 };
 use model::{ByteCount, PAGE_BYTES};
 use sys::Errno;
 
-use crate::backend::directory::Directory;
 use crate::codec;
 use crate::compressed::CompressedSource;
 use crate::error::{Error, Result};
-use crate::log::read as log;
-use crate::medium::{Kind, Medium, PageSource};
+use crate::medium::PageSource;
 use crate::publish::parent;
-use crate::writer::COMMIT_FILE;
-
-/// The longest commit record that is read: far above one with 100,000 processes.
-const COMMIT_BYTES_MAX: ByteCount = ByteCount(16 << 20);
 
 /// A committed image, open for reading by any number of threads.
 #[derive(Debug)]
@@ -96,47 +89,6 @@ impl Segment {
 }
 
 impl ImageReader {
-    /// Opens the image in this directory.
-    ///
-    /// # Errors
-    ///
-    /// `NoPath`, `NotCommitted`, `Foreign`, `Newer`, `Damaged`, `WrongLength`: the first check that failed; or `Io`.
-    pub fn open(path: &Path) -> Result<Self> {
-        Self::open_on(&Directory::default(), path)
-    }
-
-    /// As `open`, on any medium.
-    ///
-    /// # Errors
-    ///
-    /// As `open`.
-    pub fn open_on(medium: &dyn Medium, path: &Path) -> Result<Self> {
-        let path = &*medium.resolve(path)?;
-        if let Some((log, sequence)) = log::locate(medium, path)? {
-            let not_committed = || Error::NotCommitted { path: path.to_path_buf() };
-            return log::open(medium, path, &log, sequence)?.ok_or_else(not_committed);
-        }
-        match Self::open_files(medium, path) {
-            Err(error @ Error::NoPath { .. }) => Err(error),
-            // Pruned between two of its files: not damage.
-            Err(error) if error.is_damage() && medium.kind(path)?.is_none() => {
-                Err(Error::NotCommitted { path: path.to_path_buf() })
-            }
-            result => result,
-        }
-    }
-
-    fn open_files(medium: &dyn Medium, path: &Path) -> Result<Self> {
-        let commit = read_commit(medium, path)?;
-        let records = read_sealed(medium, path, &commit.records, Part::Records, RecordSet::decode)?;
-        let index = read_sealed(medium, path, &commit.index, Part::Index, PageIndex::decode)?;
-        let mut segments = BTreeMap::new();
-        for segment in &commit.segments {
-            segments.insert(segment.id, open_segment(medium, path, segment)?);
-        }
-        Self::from_parts(path.to_path_buf(), commit, records, index, segments)
-    }
-
     /// An image of what was read and opened elsewhere.
     pub(crate) fn from_parts(
         path: PathBuf,
@@ -218,29 +170,6 @@ impl ImageReader {
     }
 }
 
-/// The commit record of the image in this directory.
-pub(crate) fn read_commit(medium: &dyn Medium, directory: &Path) -> Result<Commit> {
-    let directory = &*medium.resolve(directory)?;
-    if let Some((log, sequence)) = log::locate(medium, directory)? {
-        let not_committed = || Error::NotCommitted { path: directory.to_path_buf() };
-        return log::commit(medium, &log, sequence)?.ok_or_else(not_committed);
-    }
-    let path = directory.join(COMMIT_FILE);
-    match medium.kind(directory)? {
-        None => return Err(Error::NoPath { path: directory.to_path_buf() }),
-        // Without a commit record it is no image, and its permission bits do not matter.
-        Some(Kind::Directory { .. }) if medium.kind(&path)?.is_some() => medium.check_directory(directory)?,
-        Some(_) => {}
-    }
-    match medium.read_file(&path, COMMIT_BYTES_MAX) {
-        Ok(bytes) => Commit::decode(&bytes).map_err(|error| Error::decoding(&path, error)),
-        Err(Error::Io(error)) if is_absent(error.errno) => {
-            Err(Error::NotCommitted { path: directory.to_path_buf() })
-        }
-        Err(error) => Err(error),
-    }
-}
-
 /// Whether an extent's bytes are those that were written.
 pub(crate) fn check_pages(segment: &Segment, extent: &Extent, bytes: &[u8]) -> Result<()> {
     let Source::Stored { offset, checksum: stored, .. } = extent.source else { return Ok(()) };
@@ -249,50 +178,6 @@ pub(crate) fn check_pages(segment: &Segment, extent: &Extent, bytes: &[u8]) -> R
         return Ok(());
     }
     Err(Error::PagesDamaged { path: segment.path.clone(), offset, extent: *extent, stored, computed })
-}
-
-fn read_sealed<T>(
-    medium: &dyn Medium,
-    directory: &Path,
-    file: &SealedFile,
-    part: Part,
-    decode: impl FnOnce(&[u8]) -> image::Result<T>,
-) -> Result<T> {
-    let path = directory.join(&file.name);
-    let wrong_length = |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
-    // One byte more than it should have shows that it is longer.
-    let bytes = match medium.read_file(&path, ByteCount(file.length.get().saturating_add(1))) {
-        Ok(bytes) => bytes,
-        Err(Error::Io(error)) if is_absent(error.errno) => return Err(wrong_length(None)),
-        Err(error) => return Err(error),
-    };
-    if bytes.len() as u64 != file.length.get() {
-        return Err(wrong_length(Some(ByteCount(bytes.len() as u64))));
-    }
-    let computed = Checksum::of(&bytes);
-    if computed != file.checksum {
-        let source =
-            image::Error::ChecksumMismatch { part, offset: ByteCount(0), stored: file.checksum, computed };
-        return Err(Error::Damaged { path, source });
-    }
-    decode(&bytes).map_err(|error| Error::decoding(&path, error))
-}
-
-fn open_segment(medium: &dyn Medium, directory: &Path, file: &SegmentFile) -> Result<Segment> {
-    let path = directory.join(&file.name);
-    let wrong_length = |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
-    let pages = match medium.open_pages(&path) {
-        Ok(pages) => pages,
-        Err(Error::Io(error)) if is_absent(error.errno) => return Err(wrong_length(None)),
-        Err(error) => return Err(error),
-    };
-    let found = pages.length()?;
-    if found != file.length {
-        return Err(wrong_length(Some(found)));
-    }
-    let Some(packing) = &file.packing else { return Segment::new(path, pages) };
-    let table = read_sealed(medium, directory, &packing.chunks, Part::Chunks, ChunkTable::decode)?;
-    Segment::compressed(path, pages, table, packing.clone())
 }
 
 /// Whether every stored extent lies inside a segment.
@@ -316,8 +201,4 @@ fn check_places(
         debug_assert!(bytes.start.is_multiple_of(PAGE_BYTES), "decoding checks the alignment");
     }
     Ok(())
-}
-
-fn is_absent(errno: Errno) -> bool {
-    errno == Errno::ENOENT || errno == Errno::from(rustix::io::Errno::NOTDIR)
 }

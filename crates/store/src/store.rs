@@ -15,14 +15,16 @@ use crate::backend;
 use crate::codec::Codec;
 use crate::copy;
 use crate::error::{Error, Result};
+use crate::layout::{COMMIT_FILE, WriteOptions};
 use crate::log::{self, LogOptions, LogWriter};
 use crate::medium::{Kind, Medium};
 use crate::name::{SubjectName, parse_sequence, parse_spec};
+use crate::opening;
 use crate::publish::parent;
-use crate::reader::{self, ImageReader};
+use crate::reader::ImageReader;
 use crate::staging;
 use crate::verify::{VerifyReport, verify_on};
-use crate::writer::{COMMIT_FILE, Committed, ImageWriter, WriteOptions};
+use crate::writer::{Committed, ImageWriter};
 
 /// Permission bits that nobody but the owner may have.
 const OTHERS: u32 = 0o077;
@@ -145,7 +147,7 @@ impl Store {
     pub fn entries(&self, name: &SubjectName) -> Result<Vec<StoreEntry>> {
         let entry = |sequence| {
             let path = self.image_path(name, sequence);
-            let commit = reader::read_commit(&*self.medium, &path);
+            let commit = opening::read_commit(&*self.medium, &path);
             StoreEntry { sequence, path, commit }
         };
         let mut entries: Vec<StoreEntry> = self.directories(name)?.into_iter().map(entry).collect();
@@ -175,7 +177,7 @@ impl Store {
     /// When the subject's directory cannot be listed.
     pub fn newest(&self, name: &SubjectName) -> Result<Option<(Sequence, PathBuf)>> {
         let newest = |sequence: &Sequence| {
-            reader::read_commit(&*self.medium, &self.image_path(name, *sequence)).is_ok()
+            opening::read_commit(&*self.medium, &self.image_path(name, *sequence)).is_ok()
         };
         let found = self.sequences(name)?.into_iter().rev().find(newest);
         Ok(found.map(|sequence| (sequence, self.image_path(name, sequence))))
@@ -191,7 +193,7 @@ impl Store {
         if !self.sequences(name)?.contains(&sequence) {
             return Err(self.not_found(name, Some(sequence)));
         }
-        reader::read_commit(&*self.medium, &path)?;
+        opening::read_commit(&*self.medium, &path)?;
         Ok(path)
     }
 
@@ -205,7 +207,7 @@ impl Store {
         let path = Path::new(spec);
         let only_path = spec.contains('/') || !matches!(path.components().next(), Some(Component::Normal(_)));
         if !spec.is_empty() && (only_path || self.medium.kind(&path.join(COMMIT_FILE))?.is_some()) {
-            reader::read_commit(&*self.medium, path)?;
+            opening::read_commit(&*self.medium, path)?;
             return Ok(path.to_path_buf());
         }
         match parse_spec(spec)? {
@@ -251,7 +253,7 @@ impl Store {
     ///
     /// `Exists` when the name has an image of this number; what is wrong with the image; or `Io`.
     pub fn link(&self, image: &Path, name: &SubjectName) -> Result<PathBuf> {
-        let sequence = reader::read_commit(&*self.medium, image)?.sequence;
+        let sequence = opening::read_commit(&*self.medium, image)?.sequence;
         if self.sequences(name)?.contains(&sequence) {
             return Err(Error::Exists { path: self.image_path(name, sequence) });
         }
@@ -305,7 +307,7 @@ impl Store {
         for sequence in self.sequences(name)?.into_iter().rev() {
             let path = self.image_path(name, sequence);
             if kept < keep {
-                kept += usize::from(reader::read_commit(&*self.medium, &path).is_ok());
+                kept += usize::from(opening::read_commit(&*self.medium, &path).is_ok());
                 kept_of_log += usize::from(logged.contains(&sequence));
             } else if self.medium.kind(&path)?.is_some() && staging::retire(&*self.medium, &path)? {
                 removed.push(sequence);

@@ -1,11 +1,10 @@
 //! Writing one image: pages while they come, then records and index, then the commit record.
 //!
-//! Owns: the names of an image's files, the order in which they are written, the commit record's content.
+//! Owns: the order in which an image's files are written, the commit record's content.
 //! Invariants: nothing is visible before `finish`; dropping the writer, or an error at any step, leaves
 //! nothing behind; all files are durable before the directory gets its name.
 //! Does not: choose a sequence number or a place; `Store` or the caller does.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,31 +16,16 @@ use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
 
 use crate::backend::directory::Directory;
 use crate::batch::PageBatch;
-use crate::codec::Codec;
 use crate::error::{Error, Result};
+use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions};
 use crate::medium::{Medium, NewFile};
 use crate::pages::PagesWriter;
 use crate::publish::parent;
 use crate::staging::{self, Staging};
 use crate::worker::{Finished, Order, SEGMENT};
 
-/// The commit record's name.
-pub(crate) const COMMIT_FILE: &str = "commit";
-pub(crate) const RECORDS_FILE: &str = "records";
-pub(crate) const INDEX_FILE: &str = "index";
 const SEGMENT_FILE: &str = "pages-0.seg";
 const CHUNKS_FILE: &str = "chunks-0";
-
-/// How an image is written.
-#[derive(Clone, Copy, Debug)]
-pub struct WriteOptions {
-    /// Buffers in circulation at most.
-    pub buffers: NonZeroUsize,
-    /// Pages that a buffer holds.
-    pub buffer_pages: PageCount,
-    /// What compresses the pages; none, and they are stored as they are.
-    pub codec: Option<&'static dyn Codec>,
-}
 
 /// What the caller knows of an image and the commit record repeats.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -102,15 +86,6 @@ pub struct ImageWriter {
     staging: Staging,
     medium: Arc<dyn Medium>,
     target: PathBuf,
-}
-
-impl Default for WriteOptions {
-    /// 8 buffers of 2 MiB: a huge page each, which the device reads fastest, and enough to keep it busy while
-    /// some are filled and one is hashed; measured with `examples/throughput.rs`.
-    fn default() -> Self {
-        const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
-        Self { buffers: BUFFERS, buffer_pages: PageCount(512), codec: None }
-    }
 }
 
 impl ImageWriter {

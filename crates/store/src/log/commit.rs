@@ -5,7 +5,7 @@
 //! Does not: sync; the scribe does, once for all that are waiting.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::Duration;
 
 use image::{Blob, Commit, ImageKind, LogKept, LogPartRef, LogRoot, LogSegment, SealedFile};
 use model::{ByteCount, PageCount};
@@ -13,49 +13,18 @@ use sys::Errno;
 
 use super::clean::Fill;
 use super::index::State;
+use super::pending::Pending;
 use super::queue::Finish;
 use super::records::RecordMap;
 use super::scribe::{OpenEpoch, Scribe};
-use super::space::{self, Kept};
+use super::space::{self, Kept, unix_ns};
 use super::table::{Cell, PageTable};
 use super::tail::Owner;
-use super::ticket::{LogCommitted, Promise};
 use crate::error::{Error, Result};
-use crate::writer::{CommitMeta, WriteTimings};
+use crate::writer::CommitMeta;
 
 /// What a checkpoint's own bytes are called where a file of an image would be.
 const LOG_FILE: &str = "log";
-
-/// A checkpoint that is written and not synced.
-#[derive(Debug)]
-pub(super) struct Pending {
-    pub(super) promise: Promise,
-    commit: Commit,
-    written: u64,
-    moved: u64,
-    hash: Duration,
-    write: Duration,
-    begun: Instant,
-}
-
-impl Pending {
-    /// Answers its ticket, now that it is durable.
-    pub(super) fn settle(self, sync: Duration) {
-        let committed = LogCommitted {
-            sequence: self.commit.sequence,
-            commit: self.commit,
-            written: ByteCount(self.written),
-            moved: PageCount(self.moved),
-            timings: WriteTimings {
-                hash: self.hash,
-                compress: Duration::ZERO,
-                write: self.write + sync,
-                commit: self.begun.elapsed(),
-            },
-        };
-        self.promise.answer(Ok(committed));
-    }
-}
 
 impl Scribe {
     /// Writes everything that makes a checkpoint of the open epoch.
@@ -233,12 +202,6 @@ impl Scribe {
 
 fn entry_of(commit: &Commit, root: Blob) -> LogKept {
     LogKept { sequence: commit.sequence, time_unix_ns: unix_ns(commit), root }
-}
-
-/// When a checkpoint was taken, in nanoseconds since 1970.
-pub(super) fn unix_ns(commit: &Commit) -> u64 {
-    let since = commit.time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn enter(

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use model::{PageCount, Sequence};
 
 use super::open::{self, Opened};
+use super::options::{LogOptions, LogThreads};
 use super::queue::Shared;
 use super::scribe::Scribe;
 use super::space::Kept;
-use super::writer::{LogOptions, LogThreads};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 

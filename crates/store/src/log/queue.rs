@@ -19,7 +19,7 @@ use rustix::event::EventfdFlags;
 use sys::page_buffer::PageBuffer;
 
 use super::status::LogStatus;
-use super::ticket::{Completion, LogCommitted, Promise, TicketState};
+use super::ticket::{Completion, LogCommitted, TicketState};
 use crate::batch::{Lent, PageBatch, Piece};
 use crate::error::{Error, Result};
 use crate::writer::CommitMeta;
@@ -52,6 +52,13 @@ pub(super) struct Finish {
     pub(super) meta: CommitMeta,
     pub(super) promise: Promise,
     pub(super) begun: Instant,
+}
+
+/// The duty to answer a ticket; dropped unanswered, as by a panic, it says so.
+#[derive(Debug)]
+pub(super) struct Promise {
+    shared: Arc<Shared>,
+    ticket: Arc<TicketState>,
 }
 
 #[derive(Debug)]
@@ -289,7 +296,7 @@ impl Shared {
     }
 
     /// Answers a ticket, and tells the event loop.
-    pub(super) fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
+    fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
         let mut state = self.state();
         state.in_flight = state.in_flight.saturating_sub(1);
         if state.completions.len() == COMPLETIONS_MAX {
@@ -409,6 +416,31 @@ impl Shared {
 impl State {
     fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Promise {
+    pub(super) const fn new(shared: Arc<Shared>, ticket: Arc<TicketState>) -> Self {
+        Self { shared, ticket }
+    }
+
+    /// Answers the ticket of an epoch that was not finished. It is no completion: the caller has the error.
+    fn refuse(self, error: Error) {
+        self.ticket.set(Err(error));
+    }
+
+    /// Keeps it.
+    pub(super) fn answer(self, result: Result<LogCommitted>) {
+        self.shared.answer(&self.ticket, result);
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if self.ticket.get().is_none() {
+            let gone = sys::Error::new("go on after a panic", sys::Errno::SHORT);
+            self.shared.answer(&self.ticket, Err(Error::Io(gone)));
+        }
     }
 }
 

@@ -14,11 +14,11 @@ use sys::Errno;
 
 use super::clean::{Cleaner, Fill};
 use super::cold::Cold;
-use super::commit::Pending;
 use super::delta::Delta;
 use super::index::Parts;
 use super::keep::Keep;
 use super::pack::{Packed, pack};
+use super::pending::Pending;
 use super::queue::{Next, Order, Shared};
 use super::records::RecordMap;
 use super::segments::{Compressed, Segments};

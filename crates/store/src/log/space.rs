@@ -8,8 +8,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
-use image::{Blob, LogKept, LogSegment};
+use image::{Blob, Commit, LogKept, LogSegment};
 
 use super::layout::{self, SegmentFiles};
 use super::load::{LogFiles, Newest};
@@ -79,7 +80,7 @@ pub(crate) fn garbage(medium: &dyn Medium, directory: &Path) -> Result<Vec<PathB
 
 fn kept_of(files: &mut LogFiles<'_>, newest: &Newest) -> Result<Vec<Kept>> {
     let mut entries = newest.root.kept.clone();
-    let time_unix_ns = super::commit::unix_ns(&newest.root.commit);
+    let time_unix_ns = unix_ns(&newest.root.commit);
     let (sequence, root) = (newest.slot.sequence, newest.slot.root.clone());
     entries.push(LogKept { sequence, time_unix_ns, root });
     let mut kept = Vec::with_capacity(entries.len());
@@ -88,4 +89,10 @@ fn kept_of(files: &mut LogFiles<'_>, newest: &Newest) -> Result<Vec<Kept>> {
         kept.push(Kept::new(entry, root.map(|root| root.segments).unwrap_or_default()));
     }
     Ok(kept)
+}
+
+/// When a checkpoint was taken, in nanoseconds since 1970.
+pub(super) fn unix_ns(commit: &Commit) -> u64 {
+    let since = commit.time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

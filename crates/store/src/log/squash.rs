@@ -15,11 +15,11 @@ use sys::Errno;
 
 use super::keep::Keep;
 use super::open::{self, Opened};
+use super::options::{LogOptions, LogThreads};
 use super::queue::Shared;
 use super::read;
 use super::scribe::{OpenEpoch, Scribe};
 use super::table::Cell;
-use super::writer::{LogOptions, LogThreads};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::medium::Medium;

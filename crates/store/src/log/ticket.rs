@@ -1,16 +1,14 @@
 //! What becomes of an epoch that was given to the writer.
 //!
-//! Owns: the ticket of whoever finished the epoch, and the promise to answer it.
-//! Invariants: every ticket is answered, also when the writer panics.
+//! Owns: the ticket of whoever finished the epoch, and the answer.
 //! Does not: order or write.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use model::{ByteCount, PageCount, Sequence};
 
-use super::queue::Shared;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::writer::WriteTimings;
 
 /// A checkpoint that is durable.
@@ -31,44 +29,12 @@ pub struct LogCommitted {
 /// What became of an epoch.
 pub type Completion = (Sequence, Result<LogCommitted>);
 
-/// The duty to answer a ticket; dropped unanswered, as by a panic, it says so.
-#[derive(Debug)]
-pub(super) struct Promise {
-    shared: Arc<Shared>,
-    ticket: Arc<TicketState>,
-}
-
 /// An answer that is still to come.
 #[derive(Debug)]
 pub(super) struct TicketState {
     pub(super) sequence: Sequence,
     answer: Mutex<Option<Result<LogCommitted>>>,
     answered: Condvar,
-}
-
-impl Promise {
-    pub(super) const fn new(shared: Arc<Shared>, ticket: Arc<TicketState>) -> Self {
-        Self { shared, ticket }
-    }
-
-    /// Answers the ticket of an epoch that was not finished. It is no completion: the caller has the error.
-    pub(super) fn refuse(self, error: Error) {
-        self.ticket.set(Err(error));
-    }
-
-    /// Keeps it.
-    pub(super) fn answer(self, result: Result<LogCommitted>) {
-        self.shared.answer(&self.ticket, result);
-    }
-}
-
-impl Drop for Promise {
-    fn drop(&mut self) {
-        if self.ticket.get().is_none() {
-            let gone = sys::Error::new("go on after a panic", sys::Errno::SHORT);
-            self.shared.answer(&self.ticket, Err(Error::Io(gone)));
-        }
-    }
 }
 
 impl TicketState {

@@ -5,7 +5,6 @@
 //! allocates nor waits for the device while the pool has a buffer.
 //! Does not: copy from a subject, or decide when the next checkpoint is due.
 
-use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,55 +13,18 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use image::{RecordSet, SpaceId};
-use model::{AddressRange, ByteCount, PageCount, Sequence};
+use model::{AddressRange, PageCount, Sequence};
 
-use super::keep::Keep;
 use super::open::{self, Opened};
-use super::queue::{EPOCHS_IN_FLIGHT_MAX, Finish, Order, Shared};
+use super::options::{LogOptions, LogThreads};
+use super::queue::{EPOCHS_IN_FLIGHT_MAX, Finish, Order, Promise, Shared};
 use super::scribe::Scribe;
 use super::status::LogStatus;
-use super::ticket::{Completion, LogCommitted, Promise, TicketState};
+use super::ticket::{Completion, LogCommitted, TicketState};
 use crate::batch::PageBatch;
-use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::medium::{Lock, Medium};
 use crate::writer::CommitMeta;
-
-/// Who does the work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LogThreads {
-    /// Two threads of the writer's own: one writes, one makes segments and reads what is moved.
-    Own,
-    /// The caller, whenever it waits: for tools, and for tests that must go the same way twice.
-    Caller,
-}
-
-/// How a log is written.
-#[derive(Clone, Copy, Debug)]
-pub struct LogOptions {
-    /// Buffers in circulation; all are made when the log is opened. Those that an epoch reserves for what it copies
-    /// while its subject is stopped come on top.
-    pub buffers: NonZeroUsize,
-    /// Pages that a buffer holds.
-    pub buffer_pages: PageCount,
-    /// Size of a segment of a new log.
-    pub segment: ByteCount,
-    /// Which checkpoints stay restorable.
-    pub keep: Keep,
-    /// Whether segments are compressed, and which.
-    pub cold: Option<ColdSegments>,
-    /// Who does the work.
-    pub threads: LogThreads,
-}
-
-/// Segments that are compressed: those that have been full for a while, and have lost little of what lived in them.
-#[derive(Clone, Copy, Debug)]
-pub struct ColdSegments {
-    /// How.
-    pub codec: &'static dyn Codec,
-    /// How long a segment is watched, from when it is full.
-    pub after: Duration,
-}
 
 /// A log being written. Copiers on several threads may share it by reference.
 #[derive(Debug)]
@@ -101,22 +63,6 @@ pub struct Epoch {
 pub struct Ticket {
     state: Arc<TicketState>,
     here: Arc<Here>,
-}
-
-impl Default for LogOptions {
-    /// 8 buffers of 2 MiB and segments of 16 MiB: a segment lasts 40 ms at the highest rate asked for, and
-    /// cleaning by segments of that size keeps a subject of 64 MiB on twice its size.
-    fn default() -> Self {
-        const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
-        Self {
-            buffers: BUFFERS,
-            buffer_pages: PageCount(512),
-            segment: ByteCount(16 << 20),
-            keep: Keep::default(),
-            cold: None,
-            threads: LogThreads::Own,
-        }
-    }
 }
 
 impl LogWriter {

@@ -1,0 +1,136 @@
+//! Opening an image by its path: in a directory of its own, or as a checkpoint of a log.
+//!
+//! Owns: the order of the checks.
+//! Invariants: nothing of an image is believed before its checksums were found good.
+//! Does not: check pages before they are read; `load` and `verify` do.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use image::{Checksum, ChunkTable, Commit, PageIndex, Part, RecordSet, SealedFile, SegmentFile};
+use model::ByteCount;
+use sys::Errno;
+
+use crate::backend::directory::Directory;
+use crate::error::{Error, Result};
+use crate::layout::COMMIT_FILE;
+use crate::log::read as log;
+use crate::medium::{Kind, Medium};
+use crate::reader::{ImageReader, Segment};
+
+/// The longest commit record that is read: far above one with 100,000 processes.
+const COMMIT_BYTES_MAX: ByteCount = ByteCount(16 << 20);
+
+impl ImageReader {
+    /// Opens the image in this directory.
+    ///
+    /// # Errors
+    ///
+    /// `NoPath`, `NotCommitted`, `Foreign`, `Newer`, `Damaged`, `WrongLength`: the first check that failed; or `Io`.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::open_on(&Directory::default(), path)
+    }
+
+    /// As `open`, on any medium.
+    ///
+    /// # Errors
+    ///
+    /// As `open`.
+    pub fn open_on(medium: &dyn Medium, path: &Path) -> Result<Self> {
+        let path = &*medium.resolve(path)?;
+        if let Some((log, sequence)) = log::locate(medium, path)? {
+            let not_committed = || Error::NotCommitted { path: path.to_path_buf() };
+            return log::open(medium, path, &log, sequence)?.ok_or_else(not_committed);
+        }
+        match Self::open_files(medium, path) {
+            Err(error @ Error::NoPath { .. }) => Err(error),
+            // Pruned between two of its files: not damage.
+            Err(error) if error.is_damage() && medium.kind(path)?.is_none() => {
+                Err(Error::NotCommitted { path: path.to_path_buf() })
+            }
+            result => result,
+        }
+    }
+
+    fn open_files(medium: &dyn Medium, path: &Path) -> Result<Self> {
+        let commit = read_commit(medium, path)?;
+        let records = read_sealed(medium, path, &commit.records, Part::Records, RecordSet::decode)?;
+        let index = read_sealed(medium, path, &commit.index, Part::Index, PageIndex::decode)?;
+        let mut segments = BTreeMap::new();
+        for segment in &commit.segments {
+            segments.insert(segment.id, open_segment(medium, path, segment)?);
+        }
+        Self::from_parts(path.to_path_buf(), commit, records, index, segments)
+    }
+}
+
+/// The commit record of the image in this directory.
+pub(crate) fn read_commit(medium: &dyn Medium, directory: &Path) -> Result<Commit> {
+    let directory = &*medium.resolve(directory)?;
+    if let Some((log, sequence)) = log::locate(medium, directory)? {
+        let not_committed = || Error::NotCommitted { path: directory.to_path_buf() };
+        return log::commit(medium, &log, sequence)?.ok_or_else(not_committed);
+    }
+    let path = directory.join(COMMIT_FILE);
+    match medium.kind(directory)? {
+        None => return Err(Error::NoPath { path: directory.to_path_buf() }),
+        // Without a commit record it is no image, and its permission bits do not matter.
+        Some(Kind::Directory { .. }) if medium.kind(&path)?.is_some() => medium.check_directory(directory)?,
+        Some(_) => {}
+    }
+    match medium.read_file(&path, COMMIT_BYTES_MAX) {
+        Ok(bytes) => Commit::decode(&bytes).map_err(|error| Error::decoding(&path, error)),
+        Err(Error::Io(error)) if is_absent(error.errno) => {
+            Err(Error::NotCommitted { path: directory.to_path_buf() })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn read_sealed<T>(
+    medium: &dyn Medium,
+    directory: &Path,
+    file: &SealedFile,
+    part: Part,
+    decode: impl FnOnce(&[u8]) -> image::Result<T>,
+) -> Result<T> {
+    let path = directory.join(&file.name);
+    let wrong_length = |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
+    // One byte more than it should have shows that it is longer.
+    let bytes = match medium.read_file(&path, ByteCount(file.length.get().saturating_add(1))) {
+        Ok(bytes) => bytes,
+        Err(Error::Io(error)) if is_absent(error.errno) => return Err(wrong_length(None)),
+        Err(error) => return Err(error),
+    };
+    if bytes.len() as u64 != file.length.get() {
+        return Err(wrong_length(Some(ByteCount(bytes.len() as u64))));
+    }
+    let computed = Checksum::of(&bytes);
+    if computed != file.checksum {
+        let source =
+            image::Error::ChecksumMismatch { part, offset: ByteCount(0), stored: file.checksum, computed };
+        return Err(Error::Damaged { path, source });
+    }
+    decode(&bytes).map_err(|error| Error::decoding(&path, error))
+}
+
+fn open_segment(medium: &dyn Medium, directory: &Path, file: &SegmentFile) -> Result<Segment> {
+    let path = directory.join(&file.name);
+    let wrong_length = |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
+    let pages = match medium.open_pages(&path) {
+        Ok(pages) => pages,
+        Err(Error::Io(error)) if is_absent(error.errno) => return Err(wrong_length(None)),
+        Err(error) => return Err(error),
+    };
+    let found = pages.length()?;
+    if found != file.length {
+        return Err(wrong_length(Some(found)));
+    }
+    let Some(packing) = &file.packing else { return Segment::new(path, pages) };
+    let table = read_sealed(medium, directory, &packing.chunks, Part::Chunks, ChunkTable::decode)?;
+    Segment::compressed(path, pages, table, packing.clone())
+}
+
+fn is_absent(errno: Errno) -> bool {
+    errno == Errno::ENOENT || errno == Errno::from(rustix::io::Errno::NOTDIR)
+}
