@@ -5,7 +5,6 @@
 //! Does not: hold logic; nothing runs before the verb is known, so that a small checkpoint stays fast.
 #![forbid(unsafe_code)]
 
-mod command;
 mod failure;
 mod parse;
 mod print;
@@ -22,7 +21,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<u8, failure::Failure> {
     let words: Vec<std::ffi::OsString> = std::env::args_os().collect();
-    let matches = match command::command().try_get_matches_from(&words) {
+    let matches = match verb::command().try_get_matches_from(&words) {
         Ok(matches) => matches,
         // Help and version are answers, all else is a mistake; clap knows which stream and code each has.
         Err(error) => error.exit(),

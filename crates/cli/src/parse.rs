@@ -3,12 +3,31 @@
 //! Owns: pids, images, names, durations and rates as they are written on the command line.
 //! Does not: check that what they name exists.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgAction, ArgMatches};
-use guardian::{Compression, EVERY_MIN, MAX_PAUSE_MIN, RestartLimit};
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use guardian::{Compression, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, RestartLimit, StoreLocation};
 use model::{ByteCount, Pid};
+
+const STORE: &str = "store";
+
+/// `--store`, which every verb has.
+pub(crate) fn store() -> Arg {
+    Arg::new(STORE)
+        .long("store")
+        .value_name("DIR")
+        .value_parser(value_parser!(PathBuf))
+        .global(true)
+        .help("Where images live [default: $XDG_STATE_HOME/undying, for root /var/lib/undying]")
+}
+
+/// The store that was given, or the default one.
+pub(crate) fn given_store(matches: &ArgMatches) -> Result<StoreLocation, GuardianError> {
+    let named = matches.get_one::<PathBuf>(STORE);
+    StoreLocation::new(named.map(PathBuf::as_path))
+}
 
 /// A positional PID.
 pub(crate) fn pid(help: &'static str) -> Arg {

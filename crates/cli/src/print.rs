@@ -10,8 +10,6 @@ use std::time::Duration;
 
 use model::{Escaped, EscapedLines};
 
-use crate::failure::Failure;
-
 /// A duration with three figures or so: `843 µs`, `12.3 ms`, `4.56 s`.
 pub(crate) fn duration(duration: Duration) -> String {
     let microseconds = duration.as_secs_f64() * 1e6;
@@ -45,18 +43,18 @@ pub(crate) fn say_if_missing(store: &guardian::StoreLocation) {
 }
 
 /// Prints text of several lines that escapes what it quotes itself.
-pub(crate) fn lines(text: &str) -> Result<(), Failure> {
+pub(crate) fn lines(text: &str) -> std::io::Result<()> {
     Ok(writeln!(std::io::stdout().lock(), "{}", EscapedLines(text))?)
 }
 
 /// Prints one line of an answer, with control characters escaped, line breaks included.
-pub(crate) fn line(what: std::fmt::Arguments<'_>) -> Result<(), Failure> {
+pub(crate) fn line(what: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     let text = what.to_string();
     Ok(writeln!(std::io::stdout().lock(), "{}", Escaped(&text))?)
 }
 
 /// Prints a value as JSON.
-pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
+pub(crate) fn json(value: &impl serde::Serialize) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer_pretty(&mut out, value)?;
     writeln!(out)?;
@@ -64,7 +62,7 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
 }
 
 /// Prints rows with their columns below each other; the last column is not padded. Control characters are escaped.
-pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
+pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> std::io::Result<()> {
     let escaped = |row: &Vec<String>| row.iter().map(|cell| Escaped(cell).to_string()).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(escaped).collect();
     let mut widths: Vec<usize> = head.iter().map(|name| name.chars().count()).collect();

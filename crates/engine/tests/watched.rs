@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use model::{Pid, Sequence, Signal};
 use store::{ImageReader, ImageWriter, WriteOptions};
 use sys::features::{self, Feature};
-use sys::seccomp_listener::{Listener, Notification, Receipt, Waited, watch_from_start, watch_program};
+use sys::seccomp_listener::{Listener, Notification, Receipt, Waited, watch_program};
+use sys::watched_start::watch_from_start;
 use tracee::procfs;
 use undying_engine::{
     CheckpointOptions, FilePolicy, Files, FilterInstall, PidPolicy, RestoreOptions, checkpoint, restore,

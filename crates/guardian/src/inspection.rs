@@ -184,7 +184,7 @@ pub(crate) fn require_features() -> Result<()> {
         .find(|entry| entry.need == Need::Required && !features::enabled(entry.feature));
     match missing {
         Some(entry) => Err(GuardianError::FeatureMissing {
-            name: entry.name,
+            name: entry.name(),
             purpose: entry.purpose,
             fix: "take it out of UNDYING_FEATURES_OFF",
         }),
@@ -195,7 +195,7 @@ pub(crate) fn require_features() -> Result<()> {
 /// The refusal of what was asked for by an option, for want of a feature.
 pub(crate) fn missing(feature: Feature) -> GuardianError {
     let entry = features::entry(feature);
-    GuardianError::FeatureMissing { name: entry.name, purpose: entry.purpose, fix: entry.fix }
+    GuardianError::FeatureMissing { name: entry.name(), purpose: entry.purpose, fix: entry.fix }
 }
 
 /// Refuses to make a checkpoint that this user could not restore: choosing process numbers needs a capability. Asked by
@@ -223,7 +223,7 @@ fn check(entry: &FeatureEntry, directory: &Path) -> DoctorCheck {
         Ok(detail) => (CheckState::Ok, format!("{}: {detail}", entry.purpose), ""),
         Err((detail, fix)) => (without, format!("{}: {detail}", entry.purpose), fix),
     };
-    DoctorCheck { name: entry.name.to_owned(), state, detail, fix: fix.to_owned() }
+    DoctorCheck { name: entry.name().to_owned(), state, detail, fix: fix.to_owned() }
 }
 
 fn check_store(location: &StoreLocation, directory: &Path) -> DoctorCheck {

@@ -23,7 +23,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::process::Resource;
 
 use crate::error::{Errno, Error, Result};
-use crate::features::{self, Feature};
+use crate::feature::{self, Feature};
 use crate::page_buffer::PageBuffer;
 
 /// The least space taken ahead of the writes; below it a file is not worth preallocating.
@@ -65,7 +65,7 @@ impl Method {
     /// The best method that is not switched off.
     #[must_use]
     pub fn best() -> Self {
-        match (features::enabled(Feature::DirectIo), features::enabled(Feature::IoUring)) {
+        match (feature::enabled(Feature::DirectIo), feature::enabled(Feature::IoUring)) {
             (false, _) => Self::Buffered,
             (true, false) => Self::Direct,
             (true, true) => Self::Ring,

@@ -1,59 +1,13 @@
 //! What this kernel and this user offer, feature by feature.
 //!
-//! Owns: the registry of kernel features with their probes, and the switch that forces one off.
-//! Invariants: a feature that is forced off is never used; `UNDYING_FEATURES_OFF` names them, comma-separated.
+//! Owns: the registry of kernel features with their probes.
 //! Does not: decide what to do without a feature; the code that uses it falls back or refuses.
 
 use std::path::Path;
-use std::sync::OnceLock;
 
 use crate::error::{Errno, Result};
+pub use crate::feature::{Feature, enabled};
 use crate::probes;
-
-/// A kernel feature.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Feature {
-    /// Stopping and steering other processes.
-    Ptrace,
-    /// Reading and writing their memory in bulk.
-    ProcessMemory,
-    /// Handles on processes and duplicates of their descriptors.
-    Pidfd,
-    /// Telling shared descriptions from equal ones.
-    Kcmp,
-    /// Listing the children of a process.
-    ProcChildren,
-    /// Processes with a chosen number.
-    SetTid,
-    /// The links to what areas map.
-    MapFiles,
-    /// Re-creating TCP connections.
-    TcpRepair,
-    /// The PAGEMAP_SCAN request.
-    PagemapScan,
-    /// Write protection that the kernel lifts and remembers by itself.
-    UserfaultfdAsync,
-    /// Write protection that a handler lifts.
-    UserfaultfdSync,
-    /// Filling pages when they are first used.
-    UserfaultfdMissing,
-    /// Bits in the page map that tell written pages.
-    SoftDirty,
-    /// io_uring for writing images.
-    IoUring,
-    /// O_DIRECT on the store's file system.
-    DirectIo,
-    /// Telling how much of a file is in the page cache.
-    Cachestat,
-    /// Tracing processes that are no children.
-    PtraceScope,
-    /// Telling the starts and the deaths of processes.
-    ProcessEvents,
-    /// Telling of calls that change files, before they happen.
-    FileNotify,
-    /// Telling of changes of a file's content, before they happen.
-    FileContent,
-}
 
 /// What happens without a feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,8 +23,6 @@ pub enum Need {
 pub struct FeatureEntry {
     /// The feature.
     pub feature: Feature,
-    /// Its name in `doctor` and in `UNDYING_FEATURES_OFF`.
-    pub name: &'static str,
     /// What happens without it.
     pub need: Need,
     /// What it is for, and what happens without it.
@@ -86,6 +38,12 @@ const FILTERED: &str =
     "allow the call in the seccomp filter of this container or service: this kernel has it, and refused it";
 
 impl FeatureEntry {
+    /// Its name in `doctor`.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.feature.name()
+    }
+
     /// How to get it after its probe has failed so. A kernel without a system call fails with ENOSYS; EPERM from one that
     /// needs no privilege comes from a filter.
     #[must_use]
@@ -107,7 +65,6 @@ impl FeatureEntry {
 pub const REGISTRY: &[FeatureEntry] = &[
     FeatureEntry {
         feature: Feature::Ptrace,
-        name: "ptrace",
         need: Need::Required,
         purpose: "stops and steers the subject",
         fix: "lift the seccomp filter or security module that forbids ptrace(2)",
@@ -115,7 +72,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::ProcessMemory,
-        name: "process-memory",
         need: Need::Required,
         purpose: "reads and writes the subject's memory",
         fix: "use a kernel with CONFIG_CROSS_MEMORY_ATTACH",
@@ -123,7 +79,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::Pidfd,
-        name: "pidfd",
         need: Need::Required,
         purpose: "duplicates the subject's descriptors",
         fix: "use Linux 5.6 or later",
@@ -131,7 +86,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::Kcmp,
-        name: "kcmp",
         need: Need::Required,
         purpose: "tells which descriptors share one description",
         fix: "use a kernel with CONFIG_KCMP",
@@ -139,7 +93,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::ProcChildren,
-        name: "proc-children",
         need: Need::Required,
         purpose: "finds the processes of the subject",
         fix: "use a kernel with CONFIG_PROC_CHILDREN, and mount /proc",
@@ -147,7 +100,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::SetTid,
-        name: "set-tid",
         need: Need::Required,
         purpose: "restores processes under their own numbers",
         fix: "run as root or with CAP_CHECKPOINT_RESTORE, on Linux 5.9 or later",
@@ -155,7 +107,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::MapFiles,
-        name: "map-files",
         need: Need::Optional,
         purpose: "reaches memory that processes share; without it subjects that share memory are refused",
         fix: "run as root or with CAP_CHECKPOINT_RESTORE",
@@ -163,7 +114,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::TcpRepair,
-        name: "tcp-repair",
         need: Need::Optional,
         purpose: "keeps TCP connections; without it subjects with established connections are refused",
         fix: "run as root or with CAP_NET_ADMIN",
@@ -171,7 +121,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::PtraceScope,
-        name: "ptrace-scope",
         need: Need::Optional,
         purpose: "checkpoints programs that undying has not started; without it only those under `undying run`",
         fix: "run as root or with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope to 0",
@@ -179,7 +128,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::PagemapScan,
-        name: "pagemap-scan",
         need: Need::Optional,
         purpose: "finds pages by ranges; without it every page entry is read (slower)",
         fix: "use Linux 6.7 or later",
@@ -187,7 +135,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::UserfaultfdAsync,
-        name: "userfaultfd-async",
         need: Need::Optional,
         purpose: "finds dirty pages without stopping writers; without it soft-dirty bits, or full copies",
         fix: "use Linux 6.7 or later with CONFIG_USERFAULTFD and CONFIG_PTE_MARKER_UFFD_WP",
@@ -195,7 +142,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::UserfaultfdSync,
-        name: "userfaultfd-sync",
         need: Need::Optional,
         purpose: "copies pages before they change (tracker write-protect); nothing else needs it",
         fix: "use Linux 6.7 or later, and run undying and the subject as root or with CAP_SYS_PTRACE, or set \
@@ -204,7 +150,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::UserfaultfdMissing,
-        name: "userfaultfd-missing",
         need: Need::Optional,
         purpose: "lets a program run before its memory is there, and fills memory faster; without it `restore --lazy` is \
               refused",
@@ -213,7 +158,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::SoftDirty,
-        name: "soft-dirty",
         need: Need::Optional,
         purpose: "finds dirty pages on kernels before 6.7; without it full copies",
         fix: "use a kernel with CONFIG_MEM_SOFT_DIRTY, or Linux 6.7 or later",
@@ -221,7 +165,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::IoUring,
-        name: "io-uring",
         need: Need::Optional,
         purpose: "keeps several writes of an image in flight; without it they go one by one",
         fix: "use a kernel with CONFIG_IO_URING, and set kernel.io_uring_disabled to 0",
@@ -229,7 +172,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::DirectIo,
-        name: "direct-io",
         need: Need::Optional,
         purpose: "writes images past the page cache; without it through the cache with fdatasync",
         fix: "put the store on a file system that takes O_DIRECT (ext4, XFS, Btrfs …)",
@@ -237,7 +179,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::Cachestat,
-        name: "cachestat",
         need: Need::Optional,
         purpose: "reads images past the page cache where they are not in it; without it through the cache",
         fix: "use Linux 6.5 or later",
@@ -245,7 +186,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::ProcessEvents,
-        name: "process-events",
         need: Need::Optional,
         purpose: "tells when a child of the program dies; without it `run --restart-on child-signal` is refused",
         fix: "use a kernel with CONFIG_PROC_EVENTS, and run as root or with CAP_NET_ADMIN, outside of containers",
@@ -253,7 +193,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::FileNotify,
-        name: "file-notify",
         need: Need::Optional,
         purpose: "sees calls that change files before they happen; without it files do not go back with the program",
         fix: "use Linux 5.5 or later with CONFIG_SECCOMP_FILTER, and run as root or with CAP_SYS_ADMIN, outside of any \
@@ -262,7 +201,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
     FeatureEntry {
         feature: Feature::FileContent,
-        name: "file-content",
         need: Need::Optional,
         purpose: "sees content of files before it changes; without it files whose content is overwritten do not go back \
                   with the program",
@@ -278,24 +216,6 @@ pub fn entry(feature: Feature) -> &'static FeatureEntry {
     REGISTRY.iter().find(|entry| entry.feature == feature).expect("every feature has a row")
 }
 
-/// Whether a feature may be used: it is not forced off.
-#[must_use]
-pub fn enabled(feature: Feature) -> bool {
-    !forced_off().contains(&feature)
-}
-
-fn forced_off() -> &'static [Feature] {
-    static OFF: OnceLock<Vec<Feature>> = OnceLock::new();
-    OFF.get_or_init(|| {
-        let names = std::env::var("UNDYING_FEATURES_OFF").unwrap_or_default();
-        REGISTRY
-            .iter()
-            .filter(|entry| names.split(',').any(|name| name.trim() == entry.name))
-            .map(|entry| entry.feature)
-            .collect()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,8 +223,8 @@ mod tests {
     #[test]
     fn names_are_unique_and_every_feature_has_a_fix() {
         for (index, entry) in REGISTRY.iter().enumerate() {
-            assert!(REGISTRY[..index].iter().all(|other| other.name != entry.name), "{}", entry.name);
-            assert!(!entry.fix.is_empty() && !entry.purpose.is_empty(), "{}", entry.name);
+            assert!(REGISTRY[..index].iter().all(|other| other.name() != entry.name()), "{}", entry.name());
+            assert!(!entry.fix.is_empty() && !entry.purpose.is_empty(), "{}", entry.name());
         }
     }
 
@@ -321,8 +241,8 @@ mod tests {
     fn a_probe_answers_or_names_what_failed() {
         for entry in REGISTRY {
             match (entry.probe)(&std::env::temp_dir()) {
-                Ok(detail) => assert!(!detail.is_empty(), "{}", entry.name),
-                Err(error) => println!("unsupported: {}: {error}", entry.name),
+                Ok(detail) => assert!(!detail.is_empty(), "{}", entry.name()),
+                Err(error) => println!("unsupported: {}: {error}", entry.name()),
             }
         }
     }

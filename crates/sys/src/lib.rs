@@ -16,6 +16,7 @@ pub mod epoll;
 pub mod error;
 pub mod fanotify;
 mod fd_passing;
+mod feature;
 pub mod features;
 pub mod file_handle;
 pub mod file_lock;
@@ -54,6 +55,7 @@ pub mod timerfd;
 pub mod userfaultfd;
 pub mod wait_timer;
 mod watch_filter;
+pub mod watched_start;
 pub mod working_directory;
 pub mod xsave;
 

@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
 
 use crate::error::{Errno, Error, Result};
-use crate::features;
+use crate::feature;
 use crate::residence;
 
 /// Regions one request returns at most; more are fetched by further requests.
@@ -233,7 +233,7 @@ impl Pagemap {
     /// As `look`, for many ranges one after the other.
     pub fn look_with(&self, range: AddressRange, regions: &mut PageRegions) -> Result<FoundPages> {
         let mut found = FoundPages::default();
-        if features::enabled(features::Feature::PagemapScan) {
+        if feature::enabled(feature::Feature::PagemapScan) {
             for guard in [Categories::GUARD, Categories::NONE] {
                 match self.scan(range, guard, regions, &mut found) {
                     Err(error) if error.errno == Errno::EINVAL || error.errno.0 == libc::ENOTTY => {}

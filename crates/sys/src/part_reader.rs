@@ -24,7 +24,7 @@ use model::{ByteCount, PAGE_BYTES};
 use rustix::fs::OFlags;
 
 use crate::error::{Errno, Error, Result};
-use crate::features::{self, Feature};
+use crate::feature::{self, Feature};
 use crate::page_buffer::PageBuffer;
 
 /// Reads in flight of one reader. The device here gives 17,000 pages a second at 32 of them, and 108,000 at
@@ -124,7 +124,7 @@ impl PartReader {
             return read_one_by_one(file, parts, buffer);
         }
         if matches!(self.ring, Ring::NotTried) {
-            let wanted = features::enabled(Feature::IoUring);
+            let wanted = feature::enabled(Feature::IoUring);
             let ring = wanted.then(|| IoUring::new(IN_FLIGHT as u32).ok()).flatten();
             self.ring = ring.map_or(Ring::None, Ring::Some);
         }
@@ -160,7 +160,7 @@ impl std::fmt::Debug for Ring {
 /// can tell.
 fn is_mostly_cached(file: &File, parts: &[Range<ByteCount>]) -> bool {
     let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return true };
-    if !features::enabled(Feature::Cachestat) || !features::enabled(Feature::DirectIo) {
+    if !feature::enabled(Feature::Cachestat) || !feature::enabled(Feature::DirectIo) {
         return true;
     }
     let length = ByteCount(last.end.get().saturating_sub(first.start.get()));

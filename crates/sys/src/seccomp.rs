@@ -15,10 +15,8 @@ use std::ptr;
 use model::Tid;
 
 use crate::error::{Errno, Error, Result};
+pub use crate::watch_filter::INSTRUCTION_BYTES;
 use crate::watch_filter::{OWN_INSTRUCTIONS_MAX, is_own};
-
-/// Bytes of one instruction (`struct sock_filter`).
-pub const INSTRUCTION_BYTES: usize = 8;
 
 const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
 const PTRACE_SECCOMP_GET_METADATA: libc::c_uint = 0x420d;

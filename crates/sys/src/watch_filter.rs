@@ -8,8 +8,6 @@
 
 use std::mem::{offset_of, size_of};
 
-use crate::seccomp::INSTRUCTION_BYTES;
-
 /// Instructions that a filter of ours has at most; a longer filter of a thread is not ours.
 pub(crate) const OWN_INSTRUCTIONS_MAX: usize = 512;
 
@@ -75,6 +73,9 @@ const REQUESTS: &[u32] = &[
     0x5000_9418, // BTRFS_IOC_SUBVOL_CREATE_V2
     0x5000_943f, // BTRFS_IOC_SNAP_DESTROY_V2
 ];
+
+/// Bytes of one instruction (`struct sock_filter`).
+pub const INSTRUCTION_BYTES: usize = 8;
 
 /// One instruction (`struct sock_filter`).
 #[repr(C)]

@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 
 use model::Pid;
 use sys::listener_holder::{BROKEN_LINE, BUFFERS_MAX, ListenerHolder};
-use sys::seccomp_listener::{Listener, Receipt, Waited, watch_from_start, watch_program};
+use sys::seccomp_listener::{Listener, Receipt, Waited, watch_program};
+use sys::watched_start::watch_from_start;
 use sys::{Errno, pidfd};
 use undying_sys as sys;
 

@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use sys::Errno;
 use sys::seccomp_listener::{
-    CallTable, Listener, Notification, NotificationId, Receipt, Waited, install, watch_from_start,
-    watch_program,
+    CallTable, Listener, Notification, NotificationId, Receipt, Waited, install, watch_program,
 };
+use sys::watched_start::watch_from_start;
 use undying_sys as sys;
 
 mod common;

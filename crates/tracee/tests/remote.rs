@@ -11,7 +11,8 @@ use common::Subject;
 use model::{ByteCount, Pid, Signal, Tid};
 use sys::Errno;
 use sys::ptrace::{self, Registers, XSTATE_BYTES_MAX};
-use sys::seccomp_listener::{Notification, Waited, watch_from_start, watch_program};
+use sys::seccomp_listener::{Notification, Waited, watch_program};
+use sys::watched_start::watch_from_start;
 use undying_tracee::remote::{KnownThread, Places, Query, RemoteContext, Room, SignalSets};
 use undying_tracee::{FreezeError, Gadgets, ProcessMemory, RemoteError, RemoteSession, StoppedTree, procfs};
 

@@ -58,7 +58,7 @@ pub fn next_best(failed: &'static dyn TrackerKind) -> Option<&'static dyn Tracke
 fn check(kind: &'static dyn TrackerKind) -> Result<(), TrackError> {
     // What was asked for comes before what is found: the answer is the same on every kernel.
     if let Some(entry) = entries(kind).find(|entry| !features::enabled(entry.feature)) {
-        return Err(TrackError::ForcedOff { tracker: kind.name(), feature: entry.name });
+        return Err(TrackError::ForcedOff { tracker: kind.name(), feature: entry.name() });
     }
     for entry in entries(kind) {
         // No probe of a tracker's features uses the directory.

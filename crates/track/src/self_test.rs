@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn a_kernel_that_hides_what_was_given_back_is_found_out() {
         for feature in ["pagemap-scan", "userfaultfd-async"] {
-            let entry = REGISTRY.iter().find(|entry| entry.name == feature).unwrap();
+            let entry = REGISTRY.iter().find(|entry| entry.name() == feature).unwrap();
             if let Err(error) = (entry.probe)(Path::new("/")) {
                 return println!("unsupported: {feature}: {error}");
             }

@@ -9,7 +9,7 @@ use super::{Report, Rule};
 
 const FOLDER: &str = "crates/sys/src/";
 /// Where the probes are registered.
-const REGISTRY: &str = "crates/sys/src/features.rs";
+const REGISTRY: &str = "crates/sys/src/feature.rs";
 /// What a `Probe:` line holds when the quoted names in it are entries of the registry.
 const REGISTRY_NAME: &str = "features::REGISTRY";
 

@@ -7,7 +7,6 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 
 use super::Verb;
-use crate::command;
 use crate::failure::Failure;
 
 pub(super) struct Completions;
@@ -28,7 +27,7 @@ impl Verb for Completions {
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         if let Some(shell) = matches.get_one::<Shell>("SHELL") {
             let mut text = Vec::new();
-            clap_complete::generate(*shell, &mut command::command(), "undying", &mut text);
+            clap_complete::generate(*shell, &mut super::command(), "undying", &mut text);
             std::io::Write::write_all(&mut std::io::stdout().lock(), &text)?;
         }
         Ok(0)

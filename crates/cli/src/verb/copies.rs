@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 pub(super) struct StoreCopy;
 pub(super) struct GetCopy;
@@ -31,7 +31,7 @@ impl Verb for StoreCopy {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let image = parse::given_image(matches);
-        tell(guardian::store_copy(&command::store(matches)?, &image, &parse::given(matches, "COPY"))?)
+        tell(guardian::store_copy(&parse::given_store(matches)?, &image, &parse::given(matches, "COPY"))?)
     }
 }
 
@@ -54,7 +54,7 @@ impl Verb for GetCopy {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let directory = matches.get_one::<PathBuf>("DIR").cloned().unwrap_or_default();
-        let (store, image) = (command::store(matches)?, parse::given_image(matches));
+        let (store, image) = (parse::given_store(matches)?, parse::given_image(matches));
         tell(guardian::get_copy(&store, &image, &directory, parse::given_compress(matches))?)
     }
 }
@@ -75,7 +75,7 @@ impl Verb for LinkCopy {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let (copy, new) = (parse::given(matches, "COPY"), parse::given(matches, "NEW"));
-        tell(guardian::link_copy(&command::store(matches)?, &copy, &new)?)
+        tell(guardian::link_copy(&parse::given_store(matches)?, &copy, &new)?)
     }
 }
 
@@ -94,7 +94,7 @@ impl Verb for DelCopy {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let copy = parse::given(matches, "COPY");
-        guardian::remove_copy(&command::store(matches)?, &copy)?;
+        guardian::remove_copy(&parse::given_store(matches)?, &copy)?;
         print::line(format_args!("removed {copy}"))?;
         Ok(0)
     }

@@ -10,7 +10,7 @@ use guardian::{DeathRow, History};
 
 use super::Verb;
 use crate::failure::{Failure, report_left_out};
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 pub(super) struct Deaths;
 
@@ -29,7 +29,7 @@ impl Verb for Deaths {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let name = matches.get_one::<String>("NAME").map(String::as_str);
-        let mut history = History::open(&command::store(matches)?, name)?;
+        let mut history = History::open(&parse::given_store(matches)?, name)?;
         let found = guardian::deaths(&history.read()?);
         if matches.get_flag("json") {
             print::json(&found)?;

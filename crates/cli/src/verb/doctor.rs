@@ -8,7 +8,7 @@ use guardian::{CheckState, ExitCode};
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 pub(super) struct Doctor;
 
@@ -26,7 +26,7 @@ impl Verb for Doctor {
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let report = guardian::doctor(&command::store(matches)?);
+        let report = guardian::doctor(&parse::given_store(matches)?);
         if matches.get_flag("json") {
             print::json(&report)?;
         } else {

@@ -12,7 +12,7 @@ use guardian::{EventRow, History};
 
 use super::Verb;
 use crate::failure::{Failure, report_left_out};
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 /// How often it is looked for new events: as often as they are written.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -51,7 +51,7 @@ impl Verb for Events {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let name = matches.get_one::<String>("NAME").map(String::as_str);
-        let mut history = History::open(&command::store(matches)?, name)?;
+        let mut history = History::open(&parse::given_store(matches)?, name)?;
         if let Some(path) = matches.get_one::<PathBuf>("trace") {
             let rows = history.read()?;
             guardian::write_trace(path, &rows)?;

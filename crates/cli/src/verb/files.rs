@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 pub(super) struct Files;
 
@@ -38,7 +38,7 @@ impl Verb for Files {
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let (store, name) = (command::store(matches)?, parse::given(matches, "NAME"));
+        let (store, name) = (parse::given_store(matches)?, parse::given(matches, "NAME"));
         let json = matches.get_flag("json");
         if let Some(path) = matches.get_one::<PathBuf>("put-back") {
             let row = guardian::put_back(&store, &name, path)?;

@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 pub(super) struct Gc;
 
@@ -26,7 +26,7 @@ impl Verb for Gc {
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let report = guardian::gc(&command::store(matches)?, matches.get_flag("dry-run"))?;
+        let report = guardian::gc(&parse::given_store(matches)?, matches.get_flag("dry-run"))?;
         if matches.get_flag("json") {
             print::json(&report)?;
             return Ok(report.code.number());

@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::Verb;
 use crate::failure::{Failure, report_left_out};
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 pub(super) struct Ls;
 
@@ -27,7 +27,7 @@ impl Verb for Ls {
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let store = command::store(matches)?;
+        let store = parse::given_store(matches)?;
         let json = matches.get_flag("json");
         match matches.get_one::<String>("NAME") {
             Some(name) => {
@@ -44,7 +44,7 @@ impl Verb for Ls {
     }
 }
 
-fn list_subjects(subjects: &[guardian::SubjectRow], json: bool) -> Result<(), Failure> {
+fn list_subjects(subjects: &[guardian::SubjectRow], json: bool) -> std::io::Result<()> {
     if json {
         return print::json(&subjects);
     }
@@ -61,7 +61,7 @@ fn list_subjects(subjects: &[guardian::SubjectRow], json: bool) -> Result<(), Fa
     print::table(&["NAME", "CHECKPOINTS", "NEWEST", "TIME", "SIZE", "COPY OF"], &rows)
 }
 
-fn list_checkpoints(checkpoints: &[guardian::CheckpointRow], json: bool) -> Result<(), Failure> {
+fn list_checkpoints(checkpoints: &[guardian::CheckpointRow], json: bool) -> std::io::Result<()> {
     if json {
         return print::json(&checkpoints);
     }

@@ -9,7 +9,6 @@ use clap::{ArgMatches, Command};
 use clap_mangen::Man;
 
 use super::Verb;
-use crate::command;
 use crate::failure::Failure;
 
 pub(super) struct ManPage;
@@ -28,7 +27,7 @@ impl Verb for ManPage {
     }
 
     fn run(&self, _: &ArgMatches) -> Result<u8, Failure> {
-        let mut whole = command::command();
+        let mut whole = super::command();
         whole.build();
         let mut text = Vec::new();
         let verbs: Vec<Command> = whole.get_subcommands().cloned().collect();

@@ -1,12 +1,14 @@
 //! The registry of verbs: a new one is a file here and a line in `REGISTRY`.
 //!
-//! Owns: what a verb is.
-//! Invariants: names are those of the contract and never change.
+//! Owns: what a verb is, and the command line as a whole: the program's name, its version, what every verb has.
+//! Invariants: names are those of the contract and never change; help, completions and manual pages are all made from
+//! this.
 //! Does not: parse; clap does.
 
 use clap::{ArgMatches, Command};
 
 use crate::failure::Failure;
+use crate::parse;
 
 mod checkpoint;
 mod completions;
@@ -70,3 +72,26 @@ pub(crate) trait Verb: Sync {
 pub(crate) fn named(name: &str) -> Option<&'static dyn Verb> {
     REGISTRY.iter().find(|verb| verb.name() == name).copied()
 }
+
+/// The whole command line.
+pub(crate) fn command() -> Command {
+    Command::new("undying")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Keeps unmodified Linux programs alive: checkpoint, restore, restart")
+        .after_help(AFTER)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .arg(parse::store())
+        .subcommands(
+            REGISTRY.iter().map(|verb| verb.arguments(Command::new(verb.name()).about(verb.about()))),
+        )
+}
+
+const AFTER: &str = "\
+An IMAGE is a directory, NAME (its newest committed checkpoint) or NAME@SEQ. DUR is 10ms, 2s, 1m.
+
+Exit codes: 0 done, 2 usage, 3 refused (nothing was changed), 4 missing permission or kernel feature,
+5 image damaged or not committed, 125 any other failure. `run` and `restore` end with the program's own
+status, 128 + the signal's number if it was killed; `run` with 127 if there is no such program, with 126
+if it cannot be executed.";

@@ -7,7 +7,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, print};
+use crate::{parse, print};
 
 pub(super) struct Prune;
 
@@ -34,7 +34,7 @@ impl Verb for Prune {
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let name = matches.get_one::<String>("NAME").map_or("", String::as_str);
         let keep = matches.get_one::<u32>("keep").copied().unwrap_or(u32::MAX);
-        let removed = guardian::prune(&command::store(matches)?, name, keep as usize)?;
+        let removed = guardian::prune(&parse::given_store(matches)?, name, keep as usize)?;
         for sequence in &removed {
             print::line(format_args!("removed {name}@{sequence}"))?;
         }

@@ -11,7 +11,7 @@ use guardian::{Numbers, RestoreEvent, RestoreRequest, RestoredFiles};
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 /// The values of `--pid`.
 const NUMBERS: [(&str, Numbers); 4] =
@@ -98,7 +98,7 @@ impl Verb for Restore {
         let numbers = NUMBERS.iter().find(|(name, _)| *name == wanted);
         let request = RestoreRequest {
             image: parse::given_image(matches),
-            store: command::store(matches)?,
+            store: parse::given_store(matches)?,
             numbers: numbers.map_or(Numbers::Auto, |(_, numbers)| *numbers),
             files: RestoredFiles::NAMED
                 .into_iter()

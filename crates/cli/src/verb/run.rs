@@ -14,7 +14,7 @@ use model::Pid;
 use super::Verb;
 use crate::failure::Failure;
 use crate::parse::Processors;
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 pub(super) struct Run;
 
@@ -239,7 +239,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         every: matches.get_one("every").copied().unwrap_or(guardian::EVERY_DEFAULT),
         await_ready: matches.get_flag("await-ready"),
         lose_connections: matches.get_flag("lose-connections"),
-        store: command::store(matches)?,
+        store: parse::given_store(matches)?,
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
         compression: parse::given_compress(matches),
         compress_after: matches

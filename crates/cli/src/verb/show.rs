@@ -9,7 +9,7 @@ use clap::{ArgMatches, Command};
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 /// Files that are named.
 const NAMED_MAX: usize = 5;
@@ -53,7 +53,7 @@ impl Verb for Show {
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let report = guardian::show(&command::store(matches)?, &parse::given_image(matches))?;
+        let report = guardian::show(&parse::given_store(matches)?, &parse::given_image(matches))?;
         if matches.get_flag("json") {
             print::json(&report)?;
             return Ok(0);

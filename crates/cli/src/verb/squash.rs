@@ -7,7 +7,7 @@ use clap::{ArgMatches, Command};
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 pub(super) struct Squash;
 
@@ -25,7 +25,7 @@ impl Verb for Squash {
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let report = guardian::squash(&command::store(matches)?, &parse::given(matches, "NAME"))?;
+        let report = guardian::squash(&parse::given_store(matches)?, &parse::given(matches, "NAME"))?;
         if matches.get_flag("json") {
             print::json(&report)?;
             return Ok(0);

@@ -10,7 +10,7 @@ use guardian::{ChangedFiles, RefusalReport, SubjectReport};
 
 use super::Verb;
 use crate::failure::{Failure, report_left_out};
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 pub(super) struct Status;
 
@@ -29,7 +29,7 @@ impl Verb for Status {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let name = matches.get_one::<String>("NAME").map(String::as_str);
-        let store = command::store(matches)?;
+        let store = parse::given_store(matches)?;
         if name.is_none() {
             print::say_if_missing(&store);
         }

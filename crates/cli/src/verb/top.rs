@@ -12,7 +12,7 @@ use guardian::{CheckpointEvent, History, SubjectReport, What};
 
 use super::Verb;
 use crate::failure::{Failure, report_left_out};
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 /// Time between two looks when nobody says.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ impl Verb for Top {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let name = matches.get_one::<String>("NAME").map(String::as_str);
-        let store = command::store(matches)?;
+        let store = parse::given_store(matches)?;
         let interval = matches.get_one("interval").copied().unwrap_or(INTERVAL_DEFAULT);
         let is_live = std::io::stdout().is_terminal() && !matches.get_flag("once");
         let mut history = History::open(&store, name)?;

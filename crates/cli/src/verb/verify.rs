@@ -11,7 +11,7 @@ use model::ByteCount;
 
 use super::Verb;
 use crate::failure::Failure;
-use crate::{command, parse, print};
+use crate::{parse, print};
 
 pub(super) struct Verify;
 
@@ -29,7 +29,7 @@ impl Verb for Verify {
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let store = command::store(matches)?;
+        let store = parse::given_store(matches)?;
         let image = parse::given_image(matches);
         let report = if std::io::stderr().is_terminal() {
             let bar = bar();

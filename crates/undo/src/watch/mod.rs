@@ -30,7 +30,8 @@ use model::{ByteCount, Sequence};
 use rustix::fs::OFlags;
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
-use sys::seccomp_listener::{self, FilterProgram, Listener, PendingListener};
+use sys::seccomp_listener::{self, FilterProgram, Listener};
+use sys::watched_start::PendingListener;
 
 use self::boundary::Armed;
 use self::epoch::Epoch;
@@ -129,7 +130,7 @@ impl Watch {
         [Feature::FileNotify, Feature::FileContent].into_iter().find_map(|feature| {
             let entry = features::entry(feature);
             if !features::enabled(feature) {
-                return Some(format!("{} is forced off", entry.name));
+                return Some(format!("{} is forced off", entry.name()));
             }
             // Some file systems have no events, a tmpfs among them; the subject may use others.
             let own = std::env::current_dir().ok();
@@ -141,7 +142,7 @@ impl Watch {
                     Err(error) => failed = failed.or(Some(error)),
                 }
             }
-            failed.map(|error| format!("{}: {error}", entry.name))
+            failed.map(|error| format!("{}: {error}", entry.name()))
         })
     }
 
@@ -178,7 +179,7 @@ impl Watch {
     pub fn prepare(&self, command: &mut Command) -> Result<PendingListener> {
         let program = seccomp_listener::watch_program();
         let held = Some((&self.holder, self.mark.as_fd()));
-        Ok(seccomp_listener::watch_from_start(command, program, held)?)
+        Ok(sys::watched_start::watch_from_start(command, program, held)?)
     }
 
     /// Answers the filter of a command that was prepared and started. The holder has its listener already.
