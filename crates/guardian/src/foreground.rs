@@ -20,9 +20,6 @@ use crate::error::Result;
 use crate::signals::{self, CONT};
 use crate::subject::Subject;
 
-const HUP: Signal = Signal(1);
-const INT: Signal = Signal(2);
-const QUIT: Signal = Signal(3);
 const TSTP: Signal = Signal(20);
 const TTIN: Signal = Signal(21);
 const TTOU: Signal = Signal(22);
@@ -84,11 +81,9 @@ impl Foreground {
         self.given = group.filter(|group| self.is_job && *group != self.own);
     }
 
-    /// Whether a subject that ended so was ended by its terminal: the signals of Ctrl-C, Ctrl-\ and a hangup reach only
-    /// the foreground group.
-    pub(crate) fn has_ended(&self, status: SubjectStatus) -> bool {
-        let is_of_terminal = |signal| [HUP, INT, QUIT].contains(&Signal(signal));
-        self.given.is_some() && status.signal().is_some_and(is_of_terminal)
+    /// Whether the subject has the terminal, or is to have it once this job has.
+    pub(crate) fn is_given(&self) -> bool {
+        self.given.is_some()
     }
 
     /// The subject has ended: its terminal is ours again. One that was killed may have left it in any mode; then it gets

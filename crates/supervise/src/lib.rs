@@ -13,12 +13,11 @@ mod status;
 mod subject;
 mod suspicion;
 
-pub use pace::{Pace, Pauses};
+pub use pace::Pauses;
 pub use policy::{ChangedFiles, RestartPolicy};
-pub use restarts::{BACK_OFF_MAX, BackOff, RestartLimit, Restarts};
+pub use restarts::{BACK_OFF_MAX, RestartLimit};
 pub use status::SubjectStatus;
 pub use subject::{
     Action, Beginning, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, Plan,
-    RestoreError, State, Step, Subject, Survey,
+    RestoreError, Sliced, State, Step, Subject, Survey,
 };
-pub use suspicion::Suspicion;

@@ -17,7 +17,7 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// The schedule of checkpoints.
 #[derive(Debug)]
-pub struct Pace {
+pub(crate) struct Pace {
     every: Duration,
     next: Instant,
     retry: Duration,
@@ -38,8 +38,7 @@ pub struct Pauses {
 
 impl Pace {
     /// The first checkpoint is due after `every`.
-    #[must_use]
-    pub fn new(every: Duration, now: Instant) -> Self {
+    pub(crate) fn new(every: Duration, now: Instant) -> Self {
         Self {
             every,
             next: now + every,
@@ -50,43 +49,42 @@ impl Pace {
     }
 
     /// When the next checkpoint is due.
-    #[must_use]
-    pub fn next(&self) -> Instant {
+    pub(crate) fn next(&self) -> Instant {
         self.next
     }
 
     /// A new incarnation has begun, or this program was stopped meanwhile: rounds that have passed do not count.
-    pub fn begin(&mut self, now: Instant) {
+    pub(crate) fn begin(&mut self, now: Instant) {
         self.next = now + self.every;
         self.retry = self.every;
         self.commits.clear();
     }
 
     /// The subject was stopped for so long, beside a checkpoint.
-    pub fn paused(&mut self, pause: Duration) {
+    pub(crate) fn paused(&mut self, pause: Duration) {
         push(&mut self.pauses, pause, PAUSES_MAX);
     }
 
     /// A checkpoint was taken; it may not be committed yet. How many rounds have passed over it.
-    pub fn taken(&mut self, pause: Duration, now: Instant) -> u32 {
+    pub(crate) fn taken(&mut self, pause: Duration, now: Instant) -> u32 {
         self.paused(pause);
         self.retry = self.every;
         self.advance(now, pause)
     }
 
     /// A checkpoint was taken in slices. The subject was stopped in turns, and runs as long before the next one.
-    pub fn sliced(&mut self, longest: Duration, total: Duration, now: Instant) {
+    pub(crate) fn sliced(&mut self, longest: Duration, total: Duration, now: Instant) {
         self.paused(longest);
         self.next = self.next.max(now + total);
     }
 
     /// A checkpoint was committed.
-    pub fn committed(&mut self, now: Instant) {
+    pub(crate) fn committed(&mut self, now: Instant) {
         push(&mut self.commits, now, COMMITS_MAX);
     }
 
     /// A checkpoint was refused or failed.
-    pub fn failed(&mut self, now: Instant) {
+    pub(crate) fn failed(&mut self, now: Instant) {
         self.retry = (self.retry * 2).min(RETRY_MAX.max(self.every));
         self.next = now + self.retry;
     }
@@ -105,8 +103,7 @@ impl Pace {
     }
 
     /// Checkpoints taken per second, of late.
-    #[must_use]
-    pub fn achieved_hz(&self) -> f64 {
+    pub(crate) fn achieved_hz(&self) -> f64 {
         match (self.commits.front(), self.commits.back()) {
             (Some(first), Some(last)) if last > first => {
                 (self.commits.len() - 1) as f64 / last.duration_since(*first).as_secs_f64()
@@ -116,8 +113,7 @@ impl Pace {
     }
 
     /// How long the subject was stopped of late.
-    #[must_use]
-    pub fn pauses(&self) -> Pauses {
+    pub(crate) fn pauses(&self) -> Pauses {
         let mut sorted: Vec<Duration> = self.pauses.iter().copied().collect();
         sorted.sort_unstable();
         let at = |share: usize| sorted.get(sorted.len().saturating_sub(1) * share / 100).copied();

@@ -21,14 +21,14 @@ const HEALTHY: Duration = Duration::from_secs(10);
 /// How long a restart waits. The first one after a healthy incarnation does not wait at all. Then the time grows, so
 /// that a program that waits for a port or a file does not use up its restarts in a second.
 #[derive(Debug, Default)]
-pub struct BackOff {
+pub(crate) struct BackOff {
     next: Duration,
 }
 
 impl BackOff {
     /// The time to wait after an incarnation has ended. SIGKILL comes from outside: an incarnation that it ended after a
     /// checkpoint was healthy.
-    pub fn died(&mut self, lived: Duration, status: SubjectStatus, has_checkpoint: bool) -> Duration {
+    pub(crate) fn died(&mut self, lived: Duration, status: SubjectStatus, has_checkpoint: bool) -> Duration {
         let was_healthy = lived >= HEALTHY || (has_checkpoint && status == SubjectStatus::Killed(KILL));
         let wait = if was_healthy { Duration::ZERO } else { self.next };
         self.next = if wait.is_zero() { BACK_OFF_MIN } else { (wait * BACK_OFF_FACTOR).min(BACK_OFF_MAX) };
@@ -53,20 +53,19 @@ impl Default for RestartLimit {
 
 /// The restarts so far, as far as they count.
 #[derive(Debug)]
-pub struct Restarts {
+pub(crate) struct Restarts {
     limit: RestartLimit,
     times: VecDeque<Instant>,
 }
 
 impl Restarts {
     /// None so far.
-    #[must_use]
-    pub fn new(limit: RestartLimit) -> Self {
+    pub(crate) fn new(limit: RestartLimit) -> Self {
         Self { limit, times: VecDeque::new() }
     }
 
     /// Asks for one more; `false` when there were too many.
-    pub fn admit(&mut self, now: Instant) -> bool {
+    pub(crate) fn admit(&mut self, now: Instant) -> bool {
         while self.times.front().is_some_and(|time| now.duration_since(*time) > self.limit.window) {
             self.times.pop_front();
         }
@@ -78,8 +77,7 @@ impl Restarts {
     }
 
     /// Whether the next death would be one too many.
-    #[must_use]
-    pub fn is_exhausted(&self) -> bool {
+    pub(crate) fn is_exhausted(&self) -> bool {
         self.times.len() >= self.limit.count
     }
 }

@@ -18,7 +18,7 @@ use crate::status::{KILL, SubjectStatus};
 /// fallback. An incarnation that began at a fallback and ends within the window discredits the fallback at once, with
 /// all that it has committed. Deaths by SIGKILL are no evidence.
 #[derive(Debug)]
-pub struct Suspicion {
+pub(crate) struct Suspicion {
     window: Duration,
     /// Where and when this incarnation began; nowhere for one from the program's beginning.
     incarnation: (Option<Sequence>, Option<Instant>),
@@ -32,8 +32,7 @@ pub struct Suspicion {
 
 impl Suspicion {
     /// Nothing is suspected; two deaths count as in a row within `window`.
-    #[must_use]
-    pub fn new(window: Duration) -> Self {
+    pub(crate) fn new(window: Duration) -> Self {
         Self {
             window,
             incarnation: (None, None),
@@ -46,7 +45,7 @@ impl Suspicion {
     }
 
     /// An incarnation begins at a checkpoint; those newer than it may be avoided.
-    pub fn begins(&mut self, at: Sequence, now: Instant) {
+    pub(crate) fn begins(&mut self, at: Sequence, now: Instant) {
         self.incarnation = (Some(at), Some(now));
         if self.avoided.range(at..).next().is_some() {
             self.fallbacks.insert(at);
@@ -54,19 +53,19 @@ impl Suspicion {
     }
 
     /// An incarnation begins at the program's beginning.
-    pub fn begins_afresh(&mut self) {
+    pub(crate) fn begins_afresh(&mut self) {
         *self = Self::new(self.window);
     }
 
     /// This incarnation has committed a checkpoint.
-    pub fn committed(&mut self, sequence: Sequence) {
+    pub(crate) fn committed(&mut self, sequence: Sequence) {
         if let Some(origin) = self.incarnation.0 {
             self.origins.insert(sequence, origin);
         }
     }
 
     /// An incarnation that descended from a checkpoint has ended; gives the checkpoint that is passed over from now on.
-    pub fn died(&mut self, from: Sequence, status: SubjectStatus, now: Instant) -> Option<Sequence> {
+    pub(crate) fn died(&mut self, from: Sequence, status: SubjectStatus, now: Instant) -> Option<Sequence> {
         if status == SubjectStatus::Killed(KILL) {
             return None;
         }
@@ -87,26 +86,24 @@ impl Suspicion {
     }
 
     /// Whether some checkpoint was passed over since the program's beginning.
-    #[must_use]
-    pub fn has_avoided(&self) -> bool {
+    pub(crate) fn has_avoided(&self) -> bool {
         !self.avoided.is_empty()
     }
 
     /// A checkpoint cannot be restored.
-    pub fn unusable(&mut self, sequence: Sequence) {
+    pub(crate) fn unusable(&mut self, sequence: Sequence) {
         self.unusable.insert(sequence);
     }
 
     /// The newest of the checkpoints that may be used.
-    #[must_use]
-    pub fn choose(&self, committed: &[Sequence]) -> Option<Sequence> {
+    pub(crate) fn choose(&self, committed: &[Sequence]) -> Option<Sequence> {
         let usable =
             |sequence: &&Sequence| !self.avoided.contains(sequence) && !self.unusable.contains(sequence);
         committed.iter().rev().find(usable).copied()
     }
 
     /// Forgets what is older than the oldest checkpoint that is left.
-    pub fn forget_below(&mut self, oldest: Sequence) {
+    pub(crate) fn forget_below(&mut self, oldest: Sequence) {
         self.origins = self.origins.split_off(&oldest);
         self.deaths = self.deaths.split_off(&oldest);
         self.fallbacks = self.fallbacks.split_off(&oldest);

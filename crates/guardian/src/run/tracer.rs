@@ -23,7 +23,6 @@ use undo::watch::Watch;
 use super::RunRequest;
 use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
-use crate::time::timespec;
 
 /// Where checkpoints go, so that the log can be opened anew.
 #[derive(Clone, Debug)]
@@ -154,11 +153,6 @@ impl Tracer {
         Ok(Self { orders, news, alarm, work: Work::Nothing, log: Some(log), thread: Some(thread) })
     }
 
-    /// Whether it does nothing.
-    pub(super) fn is_idle(&self) -> bool {
-        self.work == Work::Nothing
-    }
-
     /// Whether it may be tracing the subject.
     pub(super) fn is_tracing(&self) -> bool {
         self.work == Work::Taking
@@ -211,18 +205,17 @@ impl Tracer {
         while self.is_tracing() && self.thread.is_some() {
             match self.hear() {
                 Some(news) => told.push(news),
-                None => ring_of(self.handle(), None),
+                None => ring_of(self.handle()),
             }
         }
         self.call_off_waits(false);
         told
     }
 
-    /// Waits until the log has answered or a time has come.
-    pub(super) fn await_log(&self, deadline: Option<Instant>) {
+    /// Waits until the log has answered.
+    pub(super) fn await_log(&self) {
         if let Some(log) = &self.log {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            ring_of(log.event(), left);
+            ring_of(log.event());
         }
     }
 
@@ -257,9 +250,9 @@ impl Tracer {
 }
 
 /// Waits until a descriptor is readable. Whatever ends the wait, the next look tells.
-fn ring_of(handle: BorrowedFd<'_>, timeout: Option<Duration>) {
+fn ring_of(handle: BorrowedFd<'_>) {
     let mut waiting = [PollFd::from_borrowed_fd(handle, PollFlags::IN)];
-    let _ = poll(&mut waiting, timeout.map(timespec).as_ref());
+    let _ = poll(&mut waiting, None);
 }
 
 /// The thread's own.
@@ -426,30 +419,5 @@ impl Drop for Teller {
     fn drop(&mut self) {
         self.sender = None;
         self.ring();
-    }
-}
-
-/// The part of the work in flight that a dead subject may wait for it: so a wait costs at most a tenth of what it
-/// saves.
-const EPOCH_SHARE: u32 = 10;
-/// Waited for even at high rates: a fraction of what any restore takes.
-const PATIENCE_MIN: Duration = Duration::from_millis(20);
-/// The longest such wait, however much it would save: below what people notice, and of the order of a restore.
-const PATIENCE_MAX: Duration = Duration::from_millis(100);
-
-/// How long a dead subject waits for checkpoints that are being written, while there is another.
-pub(super) fn patience(every: Duration) -> Duration {
-    (every / EPOCH_SHARE).clamp(PATIENCE_MIN, PATIENCE_MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wait_costs_little_and_is_never_long() {
-        assert_eq!(patience(Duration::from_millis(10)), PATIENCE_MIN);
-        assert_eq!(patience(Duration::from_millis(500)), Duration::from_millis(50));
-        assert_eq!(patience(Duration::from_secs(3600)), PATIENCE_MAX);
     }
 }

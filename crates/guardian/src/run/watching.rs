@@ -229,12 +229,6 @@ fn exact_of(committed: &[Sequence], exact: &[Sequence]) -> Vec<Sequence> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
-    use model::Signal;
-
-    use supervise::{SubjectStatus, Suspicion};
-
     use super::*;
 
     fn sequences(numbers: &[u64]) -> Vec<Sequence> {
@@ -255,25 +249,10 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_takes_the_newest_checkpoint_that_is_committed_exact_and_not_suspected() {
-        let (committed, exact) = (sequences(&[3, 4, 5, 6]), sequences(&[0, 2, 3, 5, 7]));
-        let usable = exact_of(&committed, &exact);
-        assert_eq!(usable, sequences(&[3, 5]));
-        let mut suspicion = Suspicion::new(Duration::from_secs(60));
-        assert_eq!(suspicion.choose(&usable), Some(Sequence(5)));
-        let (crash, now) = (SubjectStatus::Killed(Signal(11)), Instant::now());
-        // Lives that descend from a checkpoint that is not exact begin at the exact one before it.
-        suspicion.died(Sequence(5), crash, now);
-        suspicion.begins(Sequence(5), now);
-        assert_eq!(suspicion.died(Sequence(5), crash, now), Some(Sequence(5)));
-        assert_eq!(suspicion.choose(&usable), Some(Sequence(3)));
-        suspicion.unusable(Sequence(3));
-        assert_eq!(suspicion.choose(&usable), None);
-    }
-
-    #[test]
     fn what_is_exact_and_not_committed_is_never_gone_back_to() {
         assert!(exact_of(&[], &sequences(&[0, 1, 2])).is_empty());
         assert!(exact_of(&sequences(&[1, 2]), &[]).is_empty());
+        let (committed, exact) = (sequences(&[3, 4, 5, 6]), sequences(&[0, 2, 3, 5, 7]));
+        assert_eq!(exact_of(&committed, &exact), sequences(&[3, 5]));
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use model::Sequence;
 
-use super::event::{Action, LateReason, NotTaken};
+use super::event::{Action, LateReason, NotTaken, Sliced};
 use super::state::{State, Step};
 use super::{Beginning, Subject};
 
@@ -108,6 +108,7 @@ impl Subject {
         &mut self,
         now: Instant,
         (pause, arming): (Duration, Duration),
+        sliced: Option<Sliced>,
         is_store_slow: bool,
         actions: &mut Vec<Action>,
     ) {
@@ -120,6 +121,9 @@ impl Subject {
             self.pace.paused(arming);
         }
         self.pass(now, pause, if is_store_slow { LateReason::Writing } else { LateReason::Copying }, actions);
+        if let Some(Sliced { longest, total }) = sliced {
+            self.pace.sliced(longest, total, now);
+        }
     }
 
     pub(super) fn looked(&mut self, now: Instant, pause: Duration, actions: &mut Vec<Action>) {

@@ -203,7 +203,7 @@ impl Subject {
             (self.goes_back() && tried > 0).then_some(FreshReason::NoneExact)
         };
         if has_failed && !self.plan.can_start {
-            self.state = State::Ended(End::Failed(Failure::LastError));
+            self.state = State::Ended(End::Failed(Failure::NotRestorable { tried }));
         } else {
             self.start_with_files(why, survey, actions);
         }
@@ -291,7 +291,59 @@ impl Subject {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Beginning, Event, Plan};
     use super::*;
+    use crate::policy::RestartPolicy;
+    use crate::restarts::RestartLimit;
+
+    fn subject(files: ChangedFiles, now: Instant) -> Subject {
+        let plan = Plan {
+            every: Duration::from_secs(1),
+            awaits_ready: false,
+            restart: RestartPolicy::OnFailure,
+            limit: RestartLimit::default(),
+            files,
+            can_start: true,
+            in_flight_max: 4,
+        };
+        let beginning = Beginning { next: Sequence(7), first: Sequence(1), newest: Some(Sequence(6)) };
+        let mut subject = Subject::new(plan, beginning, now);
+        assert!(subject.step(now, Event::Started).is_empty());
+        subject
+    }
+
+    /// Lets a subject crash; gives what is done once its checkpoints are known.
+    fn crash(subject: &mut Subject, survey: &Survey, now: Instant) -> Vec<Action> {
+        let status = SubjectStatus::Killed(Signal(11));
+        subject.step(now, Event::Died { status, has_terminal: false, after_child: Vec::new() });
+        subject.step(now, Event::Cleared);
+        if let Some(until) = subject.wake(now) {
+            subject.step(until, Event::Due);
+        }
+        subject.step(now, Event::Surveyed(survey.clone()))
+    }
+
+    #[test]
+    fn a_restart_takes_the_newest_checkpoint_that_is_committed_exact_and_not_suspected() {
+        let now = Instant::now();
+        let mut subject = subject(ChangedFiles::Rewind, now);
+        let numbers = |numbers: &[u64]| numbers.iter().copied().map(Sequence).collect();
+        let survey = Survey {
+            committed: numbers(&[3, 4, 5, 6]),
+            exact: numbers(&[0, 2, 3, 5, 7]),
+            reaches_beginning: true,
+        };
+        assert_eq!(crash(&mut subject, &survey, now), [Action::Restore(Sequence(5))]);
+        subject.step(now, Event::Restored);
+        // Incarnations that descend from a checkpoint that is not exact begin at the exact one before it.
+        let poisoned = Action::Tell(Notice::Poisoned(Sequence(5)));
+        assert_eq!(crash(&mut subject, &survey, now), [poisoned, Action::Restore(Sequence(3))]);
+        let failed = subject.step(now, Event::NotRestored(RestoreError::Unusable));
+        assert_eq!(failed.last(), Some(&Action::Survey));
+        let why = Some(FreshReason::NotRestorable { tried: 4 });
+        let start = Action::Start { is_with_files: true, why };
+        assert_eq!(subject.step(now, Event::Surveyed(survey)), [start]);
+    }
 
     #[test]
     fn a_wait_costs_little_and_is_never_long() {

@@ -33,6 +33,8 @@ pub enum Event {
         pause: Duration,
         /// How long it was stopped before that, for trackers of new processes.
         arming: Duration,
+        /// It was stopped in turns before that.
+        sliced: Option<Sliced>,
         /// Most of the time was spent waiting for the store.
         is_store_slow: bool,
     },
@@ -90,6 +92,15 @@ pub enum Event {
     NotStarted(RestoreError),
     /// An action could not be carried out for any other reason.
     Failed,
+}
+
+/// How long a subject was stopped in turns that copied a part each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sliced {
+    /// The longest turn.
+    pub longest: Duration,
+    /// All of them.
+    pub total: Duration,
 }
 
 /// Why no checkpoint was taken.

@@ -20,7 +20,7 @@ use crate::restarts::{BackOff, RestartLimit, Restarts};
 use crate::suspicion::Suspicion;
 use checkpoints::Checkpoints;
 
-pub use event::{Action, Event, FreshReason, LateReason, NotTaken, Notice, RestoreError, Survey};
+pub use event::{Action, Event, FreshReason, LateReason, NotTaken, Notice, RestoreError, Sliced, Survey};
 pub use state::{Death, End, Failure, State, Step};
 
 /// What is decided before a run begins.
@@ -134,8 +134,8 @@ impl Subject {
             Event::Wanted => self.incarnation.is_wanted |= self.state.is_alive(),
             Event::Due => self.due(now, &mut actions),
             Event::Continued => self.pace.begin(now),
-            Event::Taken { pause, arming, is_store_slow } => {
-                self.taken(now, (pause, arming), is_store_slow, &mut actions);
+            Event::Taken { pause, arming, sliced, is_store_slow } => {
+                self.taken(now, (pause, arming), sliced, is_store_slow, &mut actions);
             }
             Event::Looked { pause } => self.looked(now, pause, &mut actions),
             Event::NotTaken(why) => self.not_taken(now, why, &mut actions),
@@ -193,6 +193,12 @@ impl Subject {
     /// Checkpoints that are being written, rising.
     pub fn in_flight(&self) -> impl ExactSizeIterator<Item = Sequence> + '_ {
         self.checkpoints.in_flight.iter().copied()
+    }
+
+    /// Whether the root is being killed since another process has failed.
+    #[must_use]
+    pub fn has_failed_child(&self) -> bool {
+        self.incarnation.failed_child.is_some()
     }
 
     /// Which incarnation of the program this is, from 1; 0 before the first.
@@ -265,10 +271,14 @@ impl Subject {
 
     /// What was being written at the end may still be committed.
     fn after_end(&mut self, event: &Event, now: Instant) {
-        if let Event::Committed { sequence, .. } = event
-            && self.checkpoints.remove(*sequence)
-        {
-            self.pace.committed(now);
+        match event {
+            Event::Committed { sequence, .. } if self.checkpoints.remove(*sequence) => {
+                self.pace.committed(now);
+            }
+            Event::WriteFailed(sequence) | Event::CalledOff(sequence) => {
+                self.checkpoints.remove(*sequence);
+            }
+            _ => {}
         }
     }
 }

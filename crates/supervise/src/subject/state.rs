@@ -87,6 +87,12 @@ pub enum End {
 pub enum Failure {
     /// The error of the action that failed last.
     LastError,
+    /// None of its checkpoints could be restored, the oldest one for the last error, and undying has not started the
+    /// program.
+    NotRestorable {
+        /// How many there are.
+        tried: usize,
+    },
     /// There is no checkpoint, and undying has not started the program.
     NoWayBack,
 }

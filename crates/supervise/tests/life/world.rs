@@ -12,7 +12,7 @@ use fastrand::Rng;
 use model::{Sequence, Signal};
 use undying_supervise::{
     Action, Beginning, ChangedFiles, End, Event, NotTaken, Plan, RestartLimit, RestartPolicy, RestoreError,
-    State, Subject, SubjectStatus, Survey,
+    Sliced, State, Subject, SubjectStatus, Survey,
 };
 
 use super::judge::Judge;
@@ -367,7 +367,10 @@ impl World {
             2 | 3 => Event::NotTaken(NotTaken::Refused),
             4 => Event::LogLost,
             5 => Event::Looked { pause },
-            _ => Event::Taken { pause, arming: Duration::ZERO, is_store_slow: self.random.bool() },
+            _ => {
+                let sliced = self.random.bool().then_some(Sliced { longest: pause, total: pause * 20 });
+                Event::Taken { pause, arming: Duration::ZERO, sliced, is_store_slow: self.random.bool() }
+            }
         }
     }
 

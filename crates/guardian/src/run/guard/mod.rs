@@ -1,10 +1,11 @@
-//! The event loop: one subject, its checkpoints, its deaths.
+//! The event loop: hosts the state machine of one subject.
 //!
-//! Owns: what happens in which order, and the record for `status`.
-//! Invariants: this thread waits for no disk while the subject runs; signals and commits that have arrived are seen
-//! before a death is judged; no child is reaped that may be traced.
-//! Does not: trace a subject that runs, know policy, pace or the file's shape, or what news mean; their modules do.
+//! Owns: in which order events are reported to the state machine, and the record for `status`.
+//! Invariants: this thread waits for no disk while the subject runs; signals and commits that have arrived are reported
+//! before a death; no child is reaped that may be traced.
+//! Does not: trace a subject that runs, decide, carry out actions, or know the file's shape; their modules do.
 
+mod actions;
 mod death;
 mod news;
 mod rewind;
@@ -13,14 +14,13 @@ mod telling;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
-use engine::{CheckpointOptions, Phases, Slices};
-use model::{PageCount, ProcessKey, Sequence, Signal};
+use engine::{Phases, Slices};
+use model::{PageCount, ProcessKey, Sequence};
 use rustix::event::{PollFd, PollFlags, poll};
 use store::{Completion, EPOCHS_IN_FLIGHT_MAX, LogWriter, Store};
-use supervise::{BackOff, Pace, Restarts, SubjectStatus, Suspicion};
+use supervise::{Action, Beginning, End, Event, Failure, Plan, State, Step, SubjectStatus};
 use sys::Error;
 
-use self::death::Next;
 use self::telling::first_record;
 use super::children::{ChildDeath, Children};
 use super::claim::Claim;
@@ -32,7 +32,7 @@ use super::requests::{Asked, Requests, Word};
 use super::tracer::{Place, Tracer, Tracking};
 use super::watching::Watching;
 use super::{ChangedFiles, Guarded, RunRequest};
-use crate::error::Result;
+use crate::error::{GuardianError, Result};
 use crate::files::{FilesReport, WrittenFiles};
 use crate::foreground::Foreground;
 use crate::journal::{Journal, What};
@@ -42,23 +42,6 @@ use crate::signals::{Request, Signals};
 use crate::streams::Streams;
 use crate::subject::Subject;
 use crate::time;
-
-/// Checkpoints that were due while the one before was still being copied.
-const SLOW_COPY: &str = "the checkpoint before was still being copied";
-/// Checkpoints that were due while the log had as much to write as it takes.
-const SLOW_STORE: &str = "the store was still writing earlier checkpoints";
-
-/// Checkpoints that were due while the subject had asked for none to be taken.
-const HELD: &str = "the program holds checkpoints back";
-/// How long a process takes to die at most, as far as it is waited for.
-const DYING: Duration = Duration::from_millis(20);
-
-/// Who was asked to end, and when.
-#[derive(Clone, Copy, Debug)]
-struct Ending {
-    signal: Signal,
-    at: Instant,
-}
 
 /// A checkpoint that was taken and is not durable yet.
 #[derive(Clone, Copy, Debug)]
@@ -119,33 +102,26 @@ pub(super) struct Guard<'a> {
     children: Option<Children>,
     /// The death in the tree for which the root is being ended.
     child_death: Option<ChildDeath>,
-    /// The subject has said that it is, or is taken for it.
-    is_ready: bool,
+    /// Decides what is done.
+    machine: supervise::Subject,
+    /// What it has decided, and is not done yet.
+    actions: VecDeque<Action>,
+    /// The incarnation that the rest of this guard knows.
+    incarnation: u64,
+    /// The error of the action that failed last.
+    last_error: Option<GuardianError>,
     subject: Subject,
     /// Processes of the subject at its last checkpoint, for one that is no child of ours.
     known: Vec<ProcessKey>,
     /// Processes that have left its tree.
     departed: Departed,
-    pace: Pace,
     tracer: Tracer,
     /// Checkpoints that were taken and are not durable yet, rising.
     pending: VecDeque<InFlight>,
     /// What the log has told of a checkpoint before the tracer has.
     early: Option<Completion>,
-    /// The number of the next one.
-    next: Sequence,
-    /// The due time that passed without a checkpoint, as far as it was counted.
-    held_back: Option<Instant>,
-    restarts: Restarts,
-    suspicion: Suspicion,
-    back_off: BackOff,
     /// No process of this incarnation ran before, on CLOCK_MONOTONIC.
     resumed_after: Duration,
-    /// When this incarnation began, and the checkpoints committed before it.
-    began: Instant,
-    checkpoints_before: u64,
-    /// Why the next incarnation begins anew although there are checkpoints.
-    fresh_reason: Option<String>,
     /// What a restart does with files that have changed.
     files: ChangedFiles,
     /// The watch over them, if they go back.
@@ -159,11 +135,6 @@ pub(super) struct Guard<'a> {
     /// Files that checkpoints have recorded.
     written: WrittenFiles,
     told: Told,
-    /// The newest checkpoint that this life descends from.
-    descends: Option<Sequence>,
-    /// The first checkpoint that is one of this program's.
-    first: Sequence,
-    ending: Option<Ending>,
     reasons: Reasons,
     slowness: Reasons,
     /// A failure was reported, and no checkpoint after it.
@@ -184,15 +155,15 @@ impl<'a> Guard<'a> {
         let Parts { store, claim, household, signals, requests, mut children, subject, .. } = parts;
         let Parts { first, streams, foreground, log, tracking, files, no_rewind, watching, .. } = parts;
         children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
-        let pace = Pace::new(request.every, Instant::now());
         let record = first_record(request, &claim, &subject, first, &tracking)?;
         let record = Record { files: FilesReport::first(files.name(), no_rewind.as_deref()), ..record };
         let record = Record { requests: requests.name().to_owned(), ..record };
         let journal = Journal::start(&claim.directory, claim.name.as_str())?;
-        let descends =
-            store.newest(&claim.name)?.map(|(sequence, _)| sequence).filter(|found| *found >= first);
         let place = Place::new(&store, &claim.name, request);
-        let next = store.next_sequence(&claim.name)?;
+        let newest = store.newest(&claim.name)?.map(|(sequence, _)| sequence);
+        let beginning = Beginning { next: store.next_sequence(&claim.name)?, first, newest };
+        let mut machine = supervise::Subject::new(plan(request, files), beginning, Instant::now());
+        let actions = machine.step(Instant::now(), Event::Started).into();
         let mut guard = Self {
             request,
             tell,
@@ -203,23 +174,17 @@ impl<'a> Guard<'a> {
             requests,
             children,
             child_death: None,
-            is_ready: !request.await_ready || matches!(request.what, Guarded::Process(_)),
+            incarnation: machine.incarnation(),
+            machine,
+            actions,
+            last_error: None,
             known: descendants(subject.pid()),
             departed: Departed::default(),
             subject,
-            pace,
             tracer: Tracer::start(place, log, tracking)?,
             pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX),
             early: None,
-            next,
-            held_back: None,
-            restarts: Restarts::new(request.limit),
-            suspicion: Suspicion::new(request.limit.window),
-            back_off: BackOff::default(),
             resumed_after: Duration::ZERO,
-            began: Instant::now(),
-            checkpoints_before: 0,
-            fresh_reason: None,
             files,
             watching,
             deferred: Reasons::default(),
@@ -227,9 +192,6 @@ impl<'a> Guard<'a> {
             waiting_messages: None,
             written: WrittenFiles::default(),
             told: Told::default(),
-            descends,
-            first,
-            ending: None,
             reasons: Reasons::default(),
             slowness: Reasons::default(),
             has_told_failure: false,
@@ -264,24 +226,78 @@ impl<'a> Guard<'a> {
     /// Guards until the subject has ended for good.
     pub(super) fn watch(&mut self) -> Result<SubjectStatus> {
         loop {
-            let signalled = self.wait()?;
-            if signalled {
-                self.take_signals()?;
+            if let Err(error) = self.turn() {
+                // A checkpoint that is being taken is still one of this subject's.
+                self.leave_subject();
+                self.last_error = Some(error);
+                self.feed(Event::Failed);
             }
-            self.take_requests();
-            self.hear();
-            self.hear_children()?;
-            if let Some(status) = self.subject.ended()? {
-                match self.after_death(status)? {
-                    Next::End(status) => return Ok(status),
-                    Next::GoOn => continue,
-                }
+            let state = self.machine.state();
+            if state.is_alive() || matches!(state, State::Ended(_)) {
+                self.release_messages();
             }
-            if !self.tracer.is_tracing() && self.foreground.follow_stop(&self.subject)? {
-                self.pace.begin(Instant::now());
+            if let State::Ended(end) = state {
+                return self.outcome(end);
             }
-            self.checkpoint_if_due();
-            self.hear_journal();
+        }
+    }
+
+    /// Waits, reports everything that has arrived, and does what is due.
+    fn turn(&mut self) -> Result<()> {
+        if self.wait()? {
+            self.take_signals()?;
+        }
+        if !self.machine.state().is_alive() {
+            self.hear_log();
+            self.feed(Event::Due);
+            return self.act();
+        }
+        self.take_requests();
+        self.hear();
+        self.hear_children()?;
+        self.act()?;
+        if let Some(status) = self.subject.ended()? {
+            return self.died(status);
+        }
+        if !self.tracer.is_tracing() && self.foreground.follow_stop(&self.subject)? {
+            self.feed(Event::Continued);
+        }
+        self.feed(Event::Due);
+        self.act()?;
+        self.hear_journal();
+        Ok(())
+    }
+
+    /// What the caller of the run is told.
+    fn outcome(&mut self, end: End) -> Result<SubjectStatus> {
+        let no_way_back = GuardianError::NoWayBack { name: self.claim.name.to_string() };
+        let last = self.last_error.take();
+        let error = match end {
+            End::Over(status) | End::GaveUp(status) => return Ok(status),
+            End::Left => return Err(last.unwrap_or(no_way_back)),
+            End::Failed(Failure::NoWayBack) => no_way_back,
+            End::Failed(Failure::LastError) => last.unwrap_or(no_way_back),
+            End::Failed(Failure::NotRestorable { tried }) => {
+                last.map_or(no_way_back, |last| self.not_restorable(tried, last))
+            }
+        };
+        // Its number is free for a restore by hand.
+        self.subject.release()?;
+        Err(error)
+    }
+
+    /// Reports an event to the state machine. What follows is done by `act`.
+    fn feed(&mut self, event: Event) {
+        self.actions.extend(self.machine.step(Instant::now(), event));
+        let state = self.machine.state();
+        self.record.in_flight = self.machine.in_flight().len();
+        if self.record.state != state.name() {
+            self.record.state = state.name().to_owned();
+            self.record.restarts = self.machine.restart_count();
+            // The rest is written with what else changes then.
+            if !state.is_alive() && !matches!(state, State::Ended(_)) {
+                self.write_record();
+            }
         }
     }
 
@@ -289,38 +305,41 @@ impl<'a> Guard<'a> {
     pub(super) fn leave(&mut self, status: Option<SubjectStatus>) {
         self.leave_subject();
         // The newest state of a program that was told to end is worth as much as any.
-        self.await_commits(None);
+        self.await_commits();
         self.tracer.end();
         if let Some(status) = status {
             let (pid, signal, exit) = (self.subject.pid().get(), status.signal(), status.exit());
             self.journal.tell(SystemTime::now(), What::Ended { pid, signal, exit });
             self.household.reap_orphans(model::Pid(0));
             self.files_ended();
-            self.report_departed(self.next, true);
-        } else if self.record.state == "running" {
-            self.record.state = "unprotected".to_owned();
+            self.report_departed(self.machine.next_sequence(), true);
         }
         self.write_record();
         self.journal.end();
     }
 
     /// Waits for a signal, the subject's end, news or the next thing that is due. True when there is a signal.
+    ///
+    /// A signal that arrives while the subject is being restored waits for its next incarnation.
     fn wait(&self) -> Result<bool> {
-        let due = if self.can_take() { self.due() } else { None };
-        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
-        let timeout = left.into_iter().chain(self.requests.look()).min().map(time::timespec);
-        let mut waiting = vec![
-            PollFd::from_borrowed_fd(self.signals.handle(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.subject.handle(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.tracer.handle(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.requests.handle(), PollFlags::IN),
-        ];
-        waiting.extend(
-            self.children.iter().map(|children| PollFd::from_borrowed_fd(children.handle(), PollFlags::IN)),
-        );
-        waiting.extend(self.tracer.log().map(|log| PollFd::from_borrowed_fd(log.event(), PollFlags::IN)));
+        let (state, now) = (self.machine.state(), Instant::now());
+        let due = self.machine.wake(now).map(|due| due.saturating_duration_since(now));
+        let timeout = due.into_iter().chain(self.requests.look()).min().map(time::timespec);
+        let is_settling = matches!(state, State::Restoring { step: Step::Settling(_), .. });
+        let mut waiting = Vec::new();
+        let mut add = |handle| waiting.push(PollFd::from_borrowed_fd(handle, PollFlags::IN));
+        if !is_settling {
+            add(self.signals.handle());
+        }
+        if state.is_alive() {
+            [self.subject.handle(), self.tracer.handle(), self.requests.handle()]
+                .into_iter()
+                .for_each(&mut add);
+            self.children.iter().map(Children::handle).for_each(&mut add);
+        }
+        self.tracer.log().map(LogWriter::event).into_iter().for_each(&mut add);
         match poll(&mut waiting, timeout.as_ref()) {
-            Ok(_) => Ok(!waiting[0].revents().is_empty()),
+            Ok(_) => Ok(!is_settling && !waiting[0].revents().is_empty()),
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(errno) => Err(Error::process("watch", self.subject.pid(), errno).into()),
         }
@@ -332,11 +351,11 @@ impl<'a> Guard<'a> {
                 self.has_orphans = true;
             }
             if let Request::End { signal, .. } = request {
-                self.ending = Some(Ending { signal, at: Instant::now() });
+                self.feed(Event::EndRequested(signal));
             }
             hand_on(request, &self.subject)?;
             if matches!(request, Request::Stop { .. }) {
-                self.pace.begin(Instant::now());
+                self.feed(Event::Continued);
             }
         }
         self.reap_orphans();
@@ -349,64 +368,6 @@ impl<'a> Guard<'a> {
             self.has_orphans = false;
             self.household.reap_orphans(self.subject.pid());
         }
-    }
-
-    /// Whether a checkpoint would be taken now if it were due.
-    fn can_take(&self) -> bool {
-        self.tracer.is_idle()
-            && self.pending.len() < EPOCHS_IN_FLIGHT_MAX
-            && !self.requests.is_held()
-            && self.child_death.is_none()
-    }
-
-    /// When the next checkpoint is due.
-    fn due(&self) -> Option<Instant> {
-        if self.requests.wants_checkpoint() {
-            return Some(Instant::now());
-        }
-        self.is_ready.then(|| self.pace.next())
-    }
-
-    fn checkpoint_if_due(&mut self) {
-        let Some(due) = self.due().filter(|due| *due <= Instant::now()) else { return };
-        if !self.can_take() {
-            // The rate falls, and nothing piles up. What passes while one is taken is counted when it was.
-            let is_round = due == self.pace.next() && self.tracer.is_idle();
-            if is_round && self.held_back.replace(due) != Some(due) {
-                let reason = if self.requests.is_held() { HELD } else { SLOW_STORE };
-                self.hold_back(reason, 1);
-            }
-        } else if self.tracer.log().is_none_or(|log| log.check().is_err()) {
-            self.hear_log();
-            self.pending.clear();
-            self.tracer.open_again();
-        } else {
-            let options = CheckpointOptions {
-                kill: false,
-                lose_connections: self.request.lose_connections,
-                name: self.claim.name.to_string(),
-                sequence: self.next,
-                inherited: self.streams.identities(),
-            };
-            self.requests.taking(self.next);
-            self.tracer.take(self.subject.key(), options);
-        }
-    }
-
-    /// A checkpoint was taken, and rounds may have passed meanwhile. If it began late, they are told with the reason of
-    /// that.
-    fn advance(&mut self, pause: Duration, reason: &str) {
-        let began_late = self.held_back == Some(self.pace.next());
-        let passed = self.pace.taken(pause, Instant::now());
-        if passed > 0 && !began_late {
-            self.hold_back(reason, passed);
-        }
-    }
-
-    fn hold_back(&mut self, reason: &str, rounds: u32) {
-        self.slowness.note_many(reason, rounds);
-        self.record.held_back = self.slowness.counts();
-        self.journal.set(&self.record);
     }
 
     /// Takes note of what the tracer and the log have told so far.
@@ -426,11 +387,16 @@ impl<'a> Guard<'a> {
         let now = Instant::now();
         while let Some(Asked { word, asker }) = self.requests.poll(self.subject.pid()) {
             match word {
-                Word::Checkpoint => self.requests.want(asker),
+                Word::Checkpoint => {
+                    self.requests.want(asker);
+                    if self.requests.wants_checkpoint() {
+                        self.feed(Event::Wanted);
+                    }
+                }
                 Word::Hold => self.requests.hold(asker, now),
                 Word::Release => self.requests.release(&asker),
                 Word::Ready => {
-                    self.is_ready = true;
+                    self.feed(Event::Ready);
                     self.requests.answer(&asker, "ok\n");
                 }
                 Word::Unknown => self.requests.answer(&asker, "error unknown request\n"),
@@ -441,6 +407,7 @@ impl<'a> Guard<'a> {
                 self.report(&RunEvent::HoldEnded(pid));
             }
         }
+        self.feed(Event::Holds(self.requests.is_held()));
     }
 
     fn hear_log(&mut self) {
@@ -458,14 +425,11 @@ impl<'a> Guard<'a> {
         self.reap_orphans();
     }
 
-    /// Waits until nothing is being written any more, at most until a deadline.
-    fn await_commits(&mut self, deadline: Option<Instant>) {
+    /// Waits until nothing is being written any more.
+    fn await_commits(&mut self) {
         self.hear_log();
-        while !self.pending.is_empty()
-            && self.tracer.log().is_some()
-            && deadline.is_none_or(|deadline| Instant::now() < deadline)
-        {
-            self.tracer.await_log(deadline);
+        while self.machine.in_flight().len() > 0 && self.tracer.log().is_some() {
+            self.tracer.await_log();
             self.hear_log();
         }
     }
@@ -478,7 +442,7 @@ impl<'a> Guard<'a> {
     /// only until that has failed, which is told as well.
     fn hear_journal(&mut self) {
         if let Some(error) = self.journal.take_error()
-            && self.pending.is_empty()
+            && self.machine.in_flight().len() == 0
             && !std::mem::replace(&mut self.told.status, true)
         {
             self.say(&RunEvent::StatusUnwritable(&error));
@@ -489,5 +453,17 @@ impl<'a> Guard<'a> {
     fn report(&mut self, event: &RunEvent<'_>) {
         self.journal.tell(SystemTime::now(), event.what());
         self.say(event);
+    }
+}
+
+fn plan(request: &RunRequest, files: ChangedFiles) -> Plan {
+    Plan {
+        every: request.every,
+        awaits_ready: request.await_ready,
+        restart: request.policy,
+        limit: request.limit,
+        files,
+        can_start: matches!(request.what, Guarded::Command(_)),
+        in_flight_max: EPOCHS_IN_FLIGHT_MAX,
     }
 }

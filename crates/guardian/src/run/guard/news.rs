@@ -5,36 +5,42 @@
 //! Invariants: each one that was taken is told of once, as durable, as failed or as left behind.
 //! Does not: take checkpoints, or judge deaths.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use engine::{Comparison, Phases};
+use engine::{Comparison, Phases, Slices};
 use model::{PageCount, Sequence};
 use store::{Completion, LogWriter};
+use supervise::{Event, NotTaken, Sliced, State};
 
 use super::super::events::RunEvent;
 use super::super::reasons::Reasons;
 use super::super::tracer::{News, TakenNews};
 use super::telling::{checkpoint_event, refusal};
-use super::{DYING, Guard, InFlight, SLOW_COPY, SLOW_STORE};
+use super::{Guard, InFlight};
 use crate::error::GuardianError;
 use crate::journal::What;
 use crate::record::{Failing, PauseMicroseconds, SlicesReport};
 use crate::time;
+
+/// How long a process takes to die at most, as far as it is waited for.
+const DYING: Duration = Duration::from_millis(20);
 
 impl Guard<'_> {
     pub(super) fn note_news(&mut self, news: News) {
         match news {
             News::Taken(news) => self.note_taken(*news),
             News::Looked(found) => self.note_look(found),
-            // As many as it takes are counted here too; between two looks it may be one more.
             News::Behind => {
-                self.requests.not_taken(self.next);
-                self.hold_back(SLOW_STORE, 1);
+                self.requests.not_taken(self.machine.next_sequence());
+                self.feed(Event::NotTaken(NotTaken::Behind));
             }
-            News::Opened(_) => self.hold_exact(),
+            News::Opened(_) => {
+                self.feed(Event::LogOpened);
+                self.hold_exact();
+            }
             News::Tracking(name, error) => {
-                self.requests.not_taken(self.next);
-                self.advance_number();
+                self.requests.not_taken(self.machine.next_sequence());
+                self.feed(Event::NotTaken(NotTaken::TrackerReplaced));
                 self.record.tracker = name.to_owned();
                 let event = RunEvent::TrackerReplaced { name, error: &error };
                 // The one before is tried again now and then.
@@ -43,18 +49,28 @@ impl Guard<'_> {
                 }
                 self.record.refusals = self.reasons.counts();
             }
-            News::Failed(error) => {
-                if self.tracer.log().is_none() {
-                    // Or it would be opened again at once, for those who wait.
-                    self.requests.taking(self.next);
-                }
-                self.requests.answer_for(self.next, &refusal(&error));
-                self.advance_number();
-                // One that has died is no reason against checkpoints; the loop will see.
-                if !self.has_died_of(&error) {
-                    self.note_failure(&error);
-                }
-            }
+            News::Failed(error) => self.note_failed(&error),
+        }
+    }
+
+    /// A checkpoint was not taken, or the log not opened.
+    fn note_failed(&mut self, error: &GuardianError) {
+        let next = self.machine.next_sequence();
+        let was_taking = matches!(self.machine.state(), State::Checkpointing { .. });
+        if !was_taking {
+            // They would wait for the log for ever.
+            self.requests.taking(next);
+        }
+        self.requests.answer_for(next, &refusal(error));
+        // One that has died is no reason against checkpoints; the loop will see.
+        let is_dying = self.has_died_of(error);
+        self.feed(match (was_taking, is_dying) {
+            (true, true) => Event::NotTaken(NotTaken::Dying),
+            (true, false) => Event::NotTaken(NotTaken::Refused),
+            (false, is_dying) => Event::LogNotOpened { is_dying },
+        });
+        if !is_dying {
+            self.note_failure(error);
         }
     }
 
@@ -71,10 +87,10 @@ impl Guard<'_> {
         let (pages, scan_us, pause_us) = (found.pages.get(), us(found.scan), us(found.pause));
         let arming_us = us(found.arming);
         self.journal.tell(SystemTime::now(), What::Scan { pages, scan_us, pause_us, arming_us });
-        self.requests.answer_for(self.next, "error a dry run takes no checkpoints\n");
-        self.advance(found.pause + found.arming, SLOW_COPY);
-        self.pace.committed(Instant::now());
-        self.record.achieved_hz = self.pace.achieved_hz();
+        let next = self.machine.next_sequence();
+        self.requests.answer_for(next, "error a dry run takes no checkpoints\n");
+        self.feed(Event::Looked { pause: found.pause + found.arming });
+        self.record.achieved_hz = self.machine.achieved_hz();
         self.note_pauses();
         self.journal.set(&self.record);
     }
@@ -88,24 +104,28 @@ impl Guard<'_> {
             self.journal.tell(SystemTime::now(), event.what());
         } else {
             self.report(&event);
-            self.suspicion.unusable(sequence);
+            self.feed(Event::Differs(sequence));
         }
     }
 
     fn note_taken(&mut self, news: TakenNews) {
         let TakenNews { taken, descendants, comparison, tracker } = news;
+        let sequence = taken.ticket.sequence();
         self.record.tracker = tracker.to_owned();
-        self.advance_number();
         if let Some(children) = &mut self.children {
             // A process that is born after the pause is in no doubt.
             let ago = taken.phases.began.elapsed().saturating_sub(taken.phases.pause());
-            children.note_taken(taken.ticket.sequence(), &descendants, ago);
+            children.note_taken(sequence, &descendants, ago);
         }
+        let is_store_slow = waited_for_store(&taken.phases);
+        let Slices { count, longest, total } = taken.slices;
+        let sliced = (count > 0).then_some(Sliced { longest, total });
+        self.feed(Event::Taken { pause: taken.timings.pause, arming: taken.arming, sliced, is_store_slow });
         if let Some(found) = comparison {
-            self.note_comparison(taken.ticket.sequence(), &found);
+            self.note_comparison(sequence, &found);
         }
         self.pending.push_back(InFlight {
-            sequence: taken.ticket.sequence(),
+            sequence,
             arming: taken.arming,
             phases: taken.phases,
             slices: taken.slices,
@@ -113,18 +133,10 @@ impl Guard<'_> {
             precopied: taken.precopied,
             residual: taken.residual,
         });
-        self.record.in_flight = self.pending.len();
         self.known = descendants;
-        self.report_departed(taken.ticket.sequence(), false);
-        self.note_files(taken.ticket.sequence(), &taken.files);
-        self.note_boundary(taken.ticket.sequence(), taken.boundary.as_ref());
-        if taken.arming > Duration::ZERO {
-            self.pace.paused(taken.arming);
-        }
-        self.advance(taken.timings.pause, slowest_of(&taken.phases));
-        if taken.slices.count > 0 {
-            self.pace.sliced(taken.slices.longest, taken.slices.total, Instant::now());
-        }
+        self.report_departed(sequence, false);
+        self.note_files(sequence, &taken.files);
+        self.note_boundary(sequence, taken.boundary.as_ref());
         self.record.slices = SlicesReport::of(taken.slices);
         self.note_pauses();
         self.journal.set(&self.record);
@@ -133,19 +145,13 @@ impl Guard<'_> {
         }
     }
 
-    /// The log takes no number twice, whatever became of it.
-    fn advance_number(&mut self) {
-        self.next = Sequence(self.next.get().saturating_add(1));
-    }
-
     pub(super) fn note_completion(&mut self, (sequence, outcome): Completion) {
-        if sequence >= self.next {
+        if sequence >= self.machine.next_sequence() {
             self.early = Some((sequence, outcome));
             return;
         }
         let place = self.pending.iter().position(|pending| pending.sequence == sequence);
         let found = place.and_then(|place| self.pending.remove(place));
-        self.record.in_flight = self.pending.len();
         match (outcome, found) {
             (Ok(committed), Some(taken)) => {
                 let max_pause = self.request.tuning.max_pause;
@@ -153,11 +159,12 @@ impl Guard<'_> {
                 self.journal.tell(committed.commit.time, event);
                 self.note_commit(sequence);
             }
-            // Left behind with the life that it is of.
-            (Ok(_), None) | (Err(store::Error::CalledOff), _) => {}
+            // Left behind with the incarnation that it is of.
+            (Ok(_), None) | (Err(store::Error::CalledOff), _) => self.feed(Event::CalledOff(sequence)),
             (Err(error), _) => {
                 let error = error.into();
                 self.requests.answer_for(sequence, &refusal(&error));
+                self.feed(Event::WriteFailed(sequence));
                 self.note_failure(&error);
             }
         }
@@ -165,17 +172,14 @@ impl Guard<'_> {
 
     fn note_commit(&mut self, sequence: Sequence) {
         self.requests.answer_for(sequence, &format!("ok {sequence}\n"));
-        self.pace.committed(Instant::now());
-        self.record.achieved_hz = self.pace.achieved_hz();
-        self.descends = Some(sequence);
-        self.suspicion.committed(sequence);
+        let status = self.tracer.log().map(LogWriter::status);
+        let oldest = status.as_ref().and_then(|status| status.kept.first().copied());
+        self.feed(Event::Committed { sequence, oldest });
+        self.record.achieved_hz = self.machine.achieved_hz();
         self.record.checkpoints += 1;
         self.record.last_checkpoint = Some(time::rfc3339(SystemTime::now()));
-        if let Some(status) = self.tracer.log().map(LogWriter::status) {
+        if let Some(status) = status {
             self.record.store_bytes = Some(status.disk.get());
-            if let Some(oldest) = status.kept.first() {
-                self.suspicion.forget_below(*oldest);
-            }
             self.retain_files(&status.kept);
         }
         self.hold_exact();
@@ -187,7 +191,6 @@ impl Guard<'_> {
     }
 
     fn note_failure(&mut self, error: &GuardianError) {
-        self.pace.failed(Instant::now());
         let reason = error.to_string();
         if self.reasons.note(&reason) {
             self.has_told_failure = true;
@@ -200,7 +203,7 @@ impl Guard<'_> {
         self.journal.set(&self.record);
     }
 
-    /// A new life is not refused for what the one before held.
+    /// A new incarnation is not refused for what the one before held.
     pub(super) fn forget_failures(&mut self) {
         self.reasons = Reasons::default();
         self.has_told_failure = false;
@@ -209,7 +212,7 @@ impl Guard<'_> {
     }
 
     fn note_pauses(&mut self) {
-        let pauses = self.pace.pauses();
+        let pauses = self.machine.pauses();
         self.record.pause_us = PauseMicroseconds {
             p50: time::microseconds(pauses.p50),
             p99: time::microseconds(pauses.p99),
@@ -218,7 +221,7 @@ impl Guard<'_> {
     }
 }
 
-/// What most of a checkpoint that took longer than its round was spent on: buffers come back as the store writes.
-fn slowest_of(phases: &Phases) -> &'static str {
-    if phases.room > phases.precopy + phases.prepare + phases.pause() { SLOW_STORE } else { SLOW_COPY }
+/// Whether most of a checkpoint's time was spent waiting for the store: buffers come back as it writes.
+fn waited_for_store(phases: &Phases) -> bool {
+    phases.room > phases.precopy + phases.prepare + phases.pause()
 }

@@ -1,8 +1,7 @@
 //! Taking files back with the memory of a subject.
 //!
-//! Owns: the order after a death of a subject whose files are watched, what is told of its files, messages that wait.
-//! Invariants: files go back to a checkpoint before the tree is built, and never forward: when a restore fails after
-//! that, an earlier checkpoint is next; nothing is written to standard error between the end of the subject and the
+//! Owns: taking files back, what is told of the files of a subject, messages that wait.
+//! Invariants: nothing is written to standard error between the end of the subject and the
 //! end of going back if that is a file, which may be one of those that go back.
 //! Does not: know how files go back.
 
@@ -10,9 +9,9 @@ use engine::{Boundary, Covered, FilePolicy, FileRecord, Files};
 use model::Sequence;
 use undo::back::WentBack;
 
+use super::super::ChangedFiles;
 use super::super::events::{RunEvent, WentBackEvent};
 use super::super::watching::{BEGINNING, Watching};
-use super::super::{ChangedFiles, Guarded};
 use super::Guard;
 use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
@@ -23,97 +22,18 @@ use crate::streams;
 const NONE_EXACT: &str = "there is no checkpoint that its files can go back to";
 
 impl Guard<'_> {
-    /// Restores the newest checkpoint that files can go back to, else starts the program from its beginning.
-    pub(super) fn bring_back_with_files(
-        &mut self,
-        committed: &[Sequence],
-        noticed: std::time::Instant,
-    ) -> Result<()> {
-        let mut last: Option<String> = None;
-        // Going back drops what came later from the log: a later checkpoint is never chosen after an earlier one.
-        while let Some(sequence) = self.choose_exact(committed) {
-            let spared = self.departed.before(sequence);
-            self.household.clear(self.subject.pid(), &[], &spared)?;
-            let covered = match self.take_files_back(sequence) {
-                Ok(covered) => covered,
-                Err(error) => return self.without_files(sequence, error),
-            };
-            match self.restore(sequence, covered) {
-                Ok(()) => {
-                    self.restored(sequence, noticed);
-                    return Ok(());
-                }
-                Err(error) => {
-                    self.household.clear_construction(&spared)?;
-                    self.report(&RunEvent::RestoreFailed(sequence, &error));
-                    self.suspicion.unusable(sequence);
-                    last = Some(headline(&error));
-                }
-            }
-        }
-        let why = last.or_else(|| (!committed.is_empty()).then(|| self.why_none_exact()));
-        self.start_from_beginning(why.as_deref())
-    }
-
-    fn why_none_exact(&self) -> String {
+    pub(super) fn why_none_exact(&self) -> String {
         let last = self.watching.as_ref().and_then(|watching| watching.report().last_break);
         last.map_or_else(|| NONE_EXACT.to_owned(), |why| format!("{NONE_EXACT}: {why}"))
     }
 
-    /// The newest checkpoint that is committed, exact and not suspected.
-    fn choose_exact(&self, committed: &[Sequence]) -> Option<Sequence> {
-        self.suspicion.choose(&self.watching.as_ref()?.exact(committed))
-    }
-
-    /// Those of some checkpoints that a restart may use: all, or those that files can go back to.
-    pub(super) fn usable(&self, checkpoints: &[Sequence]) -> Vec<Sequence> {
-        let exact = self.watching.as_ref().map(|watching| watching.exact(checkpoints));
-        exact.unwrap_or_else(|| checkpoints.to_vec())
-    }
-
-    /// The checkpoint that a death speaks against: the one that the restart would use.
-    pub(super) fn blamed(&self, committed: &[Sequence]) -> Option<Sequence> {
-        if self.watching.is_some() { self.choose_exact(committed) } else { self.descends }
-    }
-
-    /// Starts the program from its beginning, with its files of then where these can go back to it.
-    pub(super) fn start_from_beginning(&mut self, why: Option<&str>) -> Result<()> {
-        if !self.watching.as_ref().is_some_and(|watching| watching.reaches_beginning()) {
-            return match why {
-                Some(why) => self.start_afresh_since(why),
-                None => self.start_afresh(),
-            };
-        }
-        self.household.clear(self.subject.pid(), &[], &std::collections::HashSet::new())?;
-        if let Err(error) = self.take_files_back(BEGINNING) {
-            return self.without_files(BEGINNING, error);
-        }
-        if let Some(why) = why {
-            self.note_fresh(why);
-        }
-        match self.request.what.clone() {
-            Guarded::Command(words) => self.start_program(&words),
-            Guarded::Process(_) => Err(GuardianError::NoWayBack { name: self.claim.name.to_string() }),
-        }
-    }
-
-    /// Files could not go back: the program starts from its beginning with the files as they are, unless they are
-    /// half-way. No program expects that mixture, and the journal that leads out of it would be lost.
-    fn without_files(&mut self, to: Sequence, error: GuardianError) -> Result<()> {
-        if matches!(&error, GuardianError::Undo(error) if error.is_half_way()) {
-            return Err(error);
-        }
-        let to = if to == BEGINNING { "the beginning".to_owned() } else { format!("checkpoint {to}") };
-        self.start_afresh_since(&format!("files cannot go back to {to}: {}", headline(&error)))
-    }
-
-    /// Takes files back; the restore compares those that did not go.
-    fn take_files_back(&mut self, to: Sequence) -> Result<Covered> {
+    /// Takes files back, if they are watched; the restore compares those that did not go.
+    pub(super) fn take_files_back(&mut self, to: Sequence) -> Result<Covered> {
+        let Some(watching) = &self.watching else { return Ok(Covered::Nothing) };
         let leave = streams::written_by_others(&self.streams.written_files());
         if to != BEGINNING {
             self.compare_uncovered(to)?;
         }
-        let Some(watching) = &self.watching else { return Ok(Covered::Nothing) };
         let (went, covered) = watching.go_back(to, &leave)?;
         self.report_went_back(to, &went, &leave);
         Ok(covered)
@@ -184,7 +104,7 @@ impl Guard<'_> {
     pub(super) fn hold_exact(&mut self) {
         let (Some(watching), Some(log)) = (&self.watching, self.tracer.log()) else { return };
         let mut taken = log.status().kept;
-        taken.extend(self.pending.iter().map(|pending| pending.sequence));
+        taken.extend(self.machine.in_flight());
         taken.dedup();
         log.hold(&watching.held(&taken));
     }
@@ -261,7 +181,7 @@ const fn at_restore(files: ChangedFiles) -> FilePolicy {
 }
 
 /// An error without its advice.
-fn headline(error: &GuardianError) -> String {
+pub(super) fn headline(error: &GuardianError) -> String {
     let text = error.to_string();
     text.split("\nhelp:").next().unwrap_or_default().to_owned()
 }
