@@ -17,7 +17,7 @@ mod restore;
 mod sharing;
 
 pub use capture::{
-    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, MAX_PAUSE_DEFAULT,
+    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, Held, MAX_PAUSE_DEFAULT,
     MAX_PAUSE_MIN, Phases, Preference, Slices, Taken, Tracking, Tuning, checkpoint,
 };
 pub use error::{EngineError, Result};

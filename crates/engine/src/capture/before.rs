@@ -233,12 +233,6 @@ impl Before {
         self.objects.keep_those_of(areas)
     }
 
-    /// Brings everything up to date with a tree that stands.
-    pub(super) fn refresh(&mut self, stopped: &StoppedTree, options: &CheckpointOptions) -> Result<()> {
-        self.refresh_processes(stopped)?;
-        self.refresh_descriptors(options)
-    }
-
     /// Brings the descriptors up to date with a tree that stands and whose processes are known.
     pub(super) fn refresh_descriptors(&mut self, options: &CheckpointOptions) -> Result<()> {
         let changed = self.descriptors.refresh(&self.processes, &self.order)?;

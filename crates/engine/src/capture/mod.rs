@@ -14,6 +14,8 @@ mod layout_record;
 mod objects;
 mod own_watch;
 mod pages;
+mod phases;
+mod pipeline;
 mod present;
 mod reserve;
 mod threads;
@@ -23,15 +25,19 @@ use std::time::{Duration, Instant, SystemTime};
 use image::{Commit, RecordSet, Timings};
 use model::{Inode, PageCount, Pid, Sequence};
 use resource::Obstacle;
-use store::{CommitMeta, ImageWriter, PageBatch};
-use tracee::{StoppedTree, Urgent, procfs};
+use store::{CommitMeta, ImageWriter};
+use tracee::{Freezer, StoppedTree, Urgent, procfs};
 use track::{Moment, TrackerKind};
 
 use crate::capture::before::Before;
 pub use crate::capture::continuous::{
-    Comparison, Continuous, Difference, MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phases, Preference, Slices, Taken,
+    Comparison, Continuous, Difference, MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Slices, Taken,
     Tracking, Tuning,
 };
+use crate::capture::pages::WholeMemory;
+pub use crate::capture::phases::Phases;
+pub use crate::capture::pipeline::Held;
+use crate::capture::pipeline::{Capture, Captured, Stopped};
 pub(crate) use crate::capture::present::{Present, Space, present};
 use crate::error::{EngineError, Result};
 use crate::obstacles;
@@ -76,40 +82,34 @@ const LOADING: Duration = Duration::from_millis(1);
 const CAPTURES_MAX: usize = 4;
 
 /// A checkpoint that has left its subject: all of it is here or with the writer, and nothing is visible yet.
-#[derive(Debug)]
-struct Captured {
+struct Recorded {
     records: RecordSet,
     meta: CommitMeta,
+    before: Before,
+    /// The subject, if it is to be killed once the image is committed.
+    held: Option<Held>,
 }
 
 /// Takes one checkpoint of a process and all its descendants.
 pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -> Result<CheckpointReport> {
     let started = Instant::now();
-    let (captured, mut before, held) = take(root, &writer, options)?;
-    let Captured { records, meta } = captured;
+    let Recorded { records, meta, mut before, held } = take(root, &writer, options)?;
     let committed = writer
         .prepare(&records, meta)
         .and_then(store::Prepared::publish)
         .inspect_err(|_| before.descriptors.release())?;
-    if let Some((tree, _urgent)) = held {
-        tree.kill()?;
+    if let Some(held) = held {
+        held.kill()?;
     }
     Ok(CheckpointReport { commit: committed.commit, total: started.elapsed() })
 }
 
-/// A tree that a checkpoint leaves stopped, and the priority it was stopped with.
-type Held = (StoppedTree, Urgent);
-
-/// Stops the tree and takes everything from it. With `kill` it stands still afterwards.
-fn take(
-    root: Pid,
-    writer: &ImageWriter,
-    options: &CheckpointOptions,
-) -> Result<(Captured, Before, Option<Held>)> {
+/// Stops the tree and takes everything from it. With `kill` it is held afterwards.
+fn take(root: Pid, writer: &ImageWriter, options: &CheckpointOptions) -> Result<Recorded> {
     let looked = look_while_it_runs(root, options)?;
     match looked {
         Some(looked) => match worth_tracking(&looked) {
-            Some(kind) => take_tracked(Continuous::once(root, kind, looked), writer, options),
+            Some(kind) => take_tracked(root, kind, looked, writer, options),
             None => take_whole_unchanged(root, Some(looked), writer, options),
         },
         None => take_whole_unchanged(root, None, writer, options),
@@ -123,7 +123,7 @@ fn take_whole_unchanged(
     mut looked: Option<Before>,
     writer: &ImageWriter,
     options: &CheckpointOptions,
-) -> Result<(Captured, Before, Option<Held>)> {
+) -> Result<Recorded> {
     again_while_changing(|| {
         let looked =
             looked.take().map_or_else(|| look_while_it_runs(root, options), |found| Ok(Some(found)))?;
@@ -160,52 +160,37 @@ fn worth_tracking(looked: &Before) -> Option<&'static dyn TrackerKind> {
 
 /// Most of the pages are copied while the subject runs.
 fn take_tracked(
-    mut subject: Continuous,
+    root: Pid,
+    kind: &'static dyn TrackerKind,
+    mut before: Before,
     writer: &ImageWriter,
     options: &CheckpointOptions,
-) -> Result<(Captured, Before, Option<Held>)> {
-    let stood = match subject.stop_once(writer, options) {
+) -> Result<Recorded> {
+    let mut subject = Continuous::once(root, kind);
+    let stood = match subject.stop_once(&mut before, writer, options) {
         Ok(Some(stood)) => stood,
         // It cannot be tracked, or has begun to read past the cache: the plain way does without.
         Ok(None) | Err(EngineError::Unsteady | EngineError::Changed(_)) => {
-            subject.take_back(writer)?;
-            let root = subject.root();
-            drop(subject);
+            Continuous::take_back(&before, writer)?;
+            drop((subject, before));
             return take_whole_unchanged(root, None, writer, options);
         }
         Err(error) => {
-            release(&mut subject);
+            before.descriptors.release();
             return Err(error);
         }
     };
-    let continuous::Stood { tree, mut phases, time, arming, reserve, .. } = stood;
-    let mut held = Some(tree);
-    let mut timings = phases.timings();
-    if !options.kill
-        && let Some(tree) = held.take()
-    {
-        timings = continuous::resume(tree, &mut phases)?;
-    }
+    let continuous::Stood { captured, arming, reserve, .. } = stood;
+    let time = captured.time();
+    let (mut timings, held) = leave(captured, options)?;
     timings.pause += arming;
-    reserve.end().inspect_err(|_| release(&mut subject))?;
+    reserve.end().inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
         // It may have ended by now, and the trackers with it.
         timings.pause += subject.untrack().unwrap_or_default();
     }
-    let mut before = subject.finish();
-    let completed = before.complete_areas().and_then(|()| after(&mut before));
-    let records = completed.inspect_err(|_| before.descriptors.release())?;
-    if !options.kill {
-        before.descriptors.forget();
-    }
-    let meta = meta(&before, options, time, timings);
-    Ok((Captured { records, meta }, before, held))
-}
-
-fn release(subject: &mut Continuous) {
-    if let Some(before) = subject.before() {
-        before.descriptors.release();
-    }
+    drop(subject);
+    record(before, held, time, timings, options)
 }
 
 /// All pages are copied inside the pause.
@@ -214,7 +199,7 @@ fn take_whole(
     looked: Option<Before>,
     writer: &ImageWriter,
     options: &CheckpointOptions,
-) -> Result<(Captured, Before, Option<Held>)> {
+) -> Result<Recorded> {
     // The first buffer is made, and touched, before the pause.
     let first = match &looked {
         Some(looked) if looked.objects.saved().next().is_none() => {
@@ -223,32 +208,44 @@ fn take_whole(
         }
         _ => writer.buffer()?,
     };
-    // Before the stop: what the subject has done by then is in the checkpoint.
-    let time = SystemTime::now();
-    let urgent = Urgent::begin();
-    let mut tree = StoppedTree::stop(root)?;
-    let stopping = tree.began;
-    let stop = stopping.elapsed();
+    let mut memory = WholeMemory::new(writer, first);
+    let stopped = Stopped::stop(&mut Freezer::default(), root, Urgent::begin(), Phases::new())?;
     let mut before = looked.map_or_else(|| look_while_it_stands(root, options), Ok)?;
-    let times = inside(&mut before, &mut tree, writer, first, options)
-        .inspect_err(|_| before.descriptors.release())?;
-    let held = if options.kill {
-        Some((tree, urgent))
-    } else {
-        tree.resume()?;
-        drop(urgent);
-        None
+    let capture = stopped.capture(&mut before, &mut memory, options);
+    let captured = match capture.inspect_err(|_| before.descriptors.release())? {
+        Capture::Whole(captured) => captured,
+        Capture::Part(_, never) => match never {},
     };
-    let pause = stopping.elapsed();
-    let timings = Timings { pause, stop, scan: times.scan, copy: times.copy };
-    writer.append(times.rest).inspect_err(|_| before.descriptors.release())?;
-    let records = after(&mut before).inspect_err(|_| before.descriptors.release())?;
+    let time = captured.time();
+    let (timings, held) = leave(captured, options)?;
+    memory.hand_on().inspect_err(|_| before.descriptors.release())?;
+    record(before, held, time, timings, options)
+}
+
+/// Resumes a subject, or holds the one that is to be killed.
+fn leave(captured: Captured, options: &CheckpointOptions) -> Result<(Timings, Option<Held>)> {
+    if options.kill {
+        return Ok((captured.phases().timings(), Some(captured.hold(None))));
+    }
+    Ok((captured.resume()?.timings(), None))
+}
+
+/// Makes the records of a capture.
+fn record(
+    mut before: Before,
+    held: Option<Held>,
+    time: SystemTime,
+    timings: Timings,
+    options: &CheckpointOptions,
+) -> Result<Recorded> {
+    let completed = before.complete_areas().and_then(|()| after(&mut before));
+    let records = completed.inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
         // The subject runs on: what it closes from now on has to be closed.
         before.descriptors.forget();
     }
     let meta = meta(&before, options, time, timings);
-    Ok((Captured { records, meta }, before, held))
+    Ok(Recorded { records, meta, before, held })
 }
 
 /// Runs everything that comes before the pause, and nothing else.
@@ -314,34 +311,6 @@ fn look_while_it_stands(root: Pid, options: &CheckpointOptions) -> Result<Before
 
 fn is_alive(pid: Pid) -> bool {
     procfs::stat(pid).is_ok_and(|stat| !stat.is_zombie())
-}
-
-struct InsideTimes {
-    scan: Duration,
-    copy: Duration,
-    /// Pages still to be handed on.
-    rest: PageBatch,
-}
-
-fn inside(
-    before: &mut Before,
-    tree: &mut StoppedTree,
-    writer: &ImageWriter,
-    first: PageBatch,
-    options: &CheckpointOptions,
-) -> Result<InsideTimes> {
-    before.refresh(tree, options)?;
-    let scanning = Instant::now();
-    let plan = pages::scan(before)?;
-    let scan = scanning.elapsed();
-    let copying = Instant::now();
-    before.objects.inside()?;
-    let rest = pages::copy(&plan, before, writer, first)?;
-    let copy = copying.elapsed();
-    descriptors::inside(before)?;
-    descriptors::end_inside(before);
-    threads::inside(before, tree)?;
-    Ok(InsideTimes { scan, copy, rest })
 }
 
 fn after(before: &mut Before) -> Result<RecordSet> {

@@ -4,8 +4,10 @@
 //! Invariants: every page that an area's content names is in the image or was never touched.
 //! Does not: hash, compress or write; the writer's threads do.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::time::Instant;
 
 use image::SpaceId;
 use model::{Address, AddressRange, PAGE_BYTES, Pid};
@@ -14,13 +16,58 @@ use rustix::fs::SeekFrom;
 use store::{ImageWriter, PageBatch};
 use sys::pagemap::PageRegions;
 use sys::{Errno, Error};
+use tracee::StoppedTree;
 
 use super::before::Before;
 use super::copier::{Copier, PageSink};
+use super::phases::Phases;
+use super::pipeline::Memory;
 use crate::error::Result;
 use crate::records::object_space;
 
+/// Memory of which all pages are found and copied in the stop.
+pub(super) struct WholeMemory<'a> {
+    writer: &'a ImageWriter,
+    /// The buffer that is filled next.
+    batch: Option<PageBatch>,
+}
+
+impl<'a> WholeMemory<'a> {
+    pub(super) fn new(writer: &'a ImageWriter, first: PageBatch) -> Self {
+        Self { writer, batch: Some(first) }
+    }
+
+    /// Hands the last buffer on, after the pause: that wakes threads, which would run before it ends.
+    pub(super) fn hand_on(self) -> Result<()> {
+        Ok(self.batch.map_or(Ok(()), |rest| self.writer.append(rest))?)
+    }
+}
+
+impl Memory for WholeMemory<'_> {
+    type Part = Infallible;
+
+    fn settle(&mut self, _: &mut Before, _: &mut StoppedTree) -> Result<Option<Infallible>> {
+        Ok(None)
+    }
+
+    fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<Infallible>> {
+        let scanning = Instant::now();
+        let plan = scan(before)?;
+        phases.scan = scanning.elapsed();
+        before.objects.inside()?;
+        let first = self.batch.take().map_or_else(|| self.writer.buffer(), Ok)?;
+        self.batch = Some(copy(&plan, before, self.writer, first)?);
+        Ok(None)
+    }
+
+    /// They are among the pages.
+    fn write_objects(&mut self, _: &mut Before) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// Page ranges to copy.
+#[derive(Default)]
 pub(super) struct PagePlan {
     processes: Vec<ProcessPages>,
     objects: Vec<(u64, Vec<AddressRange>)>,
@@ -75,12 +122,7 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
 }
 
 /// Copies what `scan` found; what is still to be handed on.
-pub(super) fn copy(
-    plan: &PagePlan,
-    before: &Before,
-    writer: &ImageWriter,
-    first: PageBatch,
-) -> Result<PageBatch> {
+fn copy(plan: &PagePlan, before: &Before, writer: &ImageWriter, first: PageBatch) -> Result<PageBatch> {
     let mut copier = Copier::new(writer, first);
     for process in &plan.processes {
         for range in &process.readable {

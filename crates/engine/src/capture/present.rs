@@ -5,6 +5,7 @@
 //! Does not: compare.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fs::File;
 
 use image::{RecordSet, SpaceId};
@@ -13,7 +14,10 @@ use tracee::procfs::Area;
 use tracee::{Gadgets, ProcessMemory, StoppedTree};
 
 use super::before::Before;
-use super::{CheckpointOptions, after, descriptors, look_while_it_stands, pages, threads};
+use super::pages::{self, PagePlan};
+use super::phases::Phases;
+use super::pipeline::{self, Memory};
+use super::{CheckpointOptions, after, look_while_it_stands};
 use crate::error::{EngineError, Result};
 
 /// A tree that stands.
@@ -53,12 +57,30 @@ fn read(
     before: &mut Before,
     tree: &mut StoppedTree,
     options: &CheckpointOptions,
-) -> Result<(RecordSet, pages::PagePlan)> {
-    before.refresh(tree, options)?;
-    let plan = pages::scan(before)?;
-    before.objects.inside()?;
-    descriptors::inside(before)?;
-    descriptors::end_inside(before);
-    threads::inside(before, tree)?;
-    Ok((after(before)?, plan))
+) -> Result<(RecordSet, PagePlan)> {
+    let mut pages = Pages(None);
+    match pipeline::take(tree, &mut Phases::new(), before, &mut pages, options)? {
+        None => Ok((after(before)?, pages.0.unwrap_or_default())),
+        Some(never) => match never {},
+    }
+}
+
+/// Finds pages, and copies none.
+struct Pages(Option<PagePlan>);
+
+impl Memory for Pages {
+    type Part = Infallible;
+
+    fn settle(&mut self, _: &mut Before, _: &mut StoppedTree) -> Result<Option<Infallible>> {
+        Ok(None)
+    }
+
+    fn write(&mut self, before: &mut Before, _: &mut Phases) -> Result<Option<Infallible>> {
+        self.0 = Some(pages::scan(before)?);
+        Ok(None)
+    }
+
+    fn write_objects(&mut self, before: &mut Before) -> Result<()> {
+        before.objects.inside()
+    }
 }

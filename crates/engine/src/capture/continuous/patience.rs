@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::is_alive;
 use super::Continuous;
@@ -23,21 +24,21 @@ impl Continuous {
     /// copies what has changed since.
     pub(super) fn patiently<T>(
         &mut self,
+        before: &mut Before,
         sink: &dyn PageSink,
-        mut attempt: impl FnMut(&mut Self) -> Result<T>,
+        mut attempt: impl FnMut(&mut Self, &mut Before) -> Result<T>,
     ) -> Result<T> {
-        self.stood_in_vain = Duration::ZERO;
+        self.aborted = Duration::ZERO;
         for _ in 0..RETRIES_MAX {
-            match attempt(self) {
-                Err(error) if self.is_orderly && error.may_pass() && is_alive(self.root) => {}
+            match attempt(self, before) {
+                Err(error) if self.spaces.is_orderly && error.may_pass() && is_alive(self.root) => {}
                 outcome => return outcome,
             }
-            if let Some(before) = &mut self.before {
-                before.descriptors.forget();
-            }
+            before.descriptors.forget();
             sink.limit_waits(None);
             std::thread::sleep(RETRY_NAP);
+            before.look_at_tree_again()?;
         }
-        attempt(self)
+        attempt(self, before)
     }
 }

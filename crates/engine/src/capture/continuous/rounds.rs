@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use model::PageCount;
 
+use super::super::before::Before;
 use super::super::copier::PageSink;
-use super::Continuous;
 use super::budget::Throttle;
+use super::spaces::Spaces;
 use super::taken::Slices;
 use crate::error::Result;
 
@@ -51,7 +52,7 @@ fn is_worth_another(round: PageCount, before: PageCount) -> bool {
     round.get() <= shrinks_to
 }
 
-impl Continuous {
+impl Spaces {
     /// Whether the subject has probably dirtied more than some pages by now, and at most others.
     pub(super) fn has_dirtied(&self, least: PageCount, most: PageCount) -> bool {
         let dirtied = self.pace.since(Instant::now());
@@ -59,7 +60,7 @@ impl Continuous {
     }
 
     /// Copies what is dirty while the subject runs, until little is left or it does not get less.
-    pub(super) fn precopy(&mut self, sink: &dyn PageSink, is_new: bool) -> Result<Counts> {
+    pub(super) fn precopy(&mut self, before: &Before, sink: &dyn PageSink, is_new: bool) -> Result<Counts> {
         let mut counts = Counts::new();
         if !self.kind.properties().rearms_running {
             return Ok(counts);
@@ -72,7 +73,7 @@ impl Continuous {
         let dirty = if is_new { PageCount(u64::MAX) } else { self.pace.since(Instant::now()) };
         let mut last = PageCount(u64::MAX);
         while counts.rounds < self.tuning.prefer.rounds_max(dirty) {
-            let round = self.round(sink, &mut counts)?;
+            let round = self.round(before, sink, &mut counts)?;
             if round <= RESIDUAL_GOAL || !is_worth_another(round, last) {
                 break;
             }
@@ -82,8 +83,12 @@ impl Continuous {
     }
 
     /// Copies what is dirty now; how many pages that were.
-    pub(super) fn round(&mut self, sink: &dyn PageSink, counts: &mut Counts) -> Result<PageCount> {
-        let Some(before) = &self.before else { return Ok(PageCount(0)) };
+    pub(super) fn round(
+        &mut self,
+        before: &Before,
+        sink: &dyn PageSink,
+        counts: &mut Counts,
+    ) -> Result<PageCount> {
         let begun = Instant::now();
         let mut pages = PageCount(0);
         self.is_orderly = false;

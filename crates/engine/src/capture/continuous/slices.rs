@@ -8,30 +8,38 @@
 use std::time::{Duration, Instant};
 
 use model::PageCount;
-use tracee::{StoppedTree, Urgent};
+use tracee::{Freezer, Urgent};
 use track::Moment;
 
+use super::super::before::Before;
 use super::super::copier::PageSink;
+use super::super::phases::Phases;
+use super::STANDING_WAIT_MAX;
 use super::budget::Step;
-use super::phases::{Laps, Phases};
 use super::rounds::Counts;
-use super::{Continuous, STANDING_WAIT_MAX};
+use super::spaces::Spaces;
 use crate::error::Result;
 
 /// How long to sleep where no buffer is free: a fraction of the time in which a disk takes one.
 const BUFFER_POLL: Duration = Duration::from_micros(200);
 
-impl Continuous {
+impl Spaces {
     /// Copies dirty pages in slices until a last stop probably fits into the pause budget.
-    pub(super) fn slice(&mut self, sink: &dyn PageSink, counts: &mut Counts) -> Result<()> {
-        if !self.can_slice() || (self.budget.fits(self.due()) && !counts.has_deferred_fresh) {
+    pub(super) fn slice(
+        &mut self,
+        before: &Before,
+        freezer: &mut Freezer,
+        sink: &dyn PageSink,
+        counts: &mut Counts,
+    ) -> Result<()> {
+        if !self.can_slice() || (self.budget.fits(self.due(before)) && !counts.has_deferred_fresh) {
             return Ok(());
         }
         loop {
-            self.find_running(sink)?;
-            match counts.throttle.step(&self.budget, self.due()) {
+            self.find_running(before, sink)?;
+            match counts.throttle.step(&self.budget, self.due(before)) {
                 Step::Last => return Ok(()),
-                Step::Slices { run } => self.copy_in_slices(sink, run, counts)?,
+                Step::Slices { run } => self.copy_in_slices(before, freezer, sink, run, counts)?,
             }
         }
     }
@@ -56,21 +64,20 @@ impl Continuous {
     }
 
     /// Deferred pages of all processes.
-    pub(super) fn deferred(&self) -> PageCount {
-        let known = self.before.iter().flat_map(|before| before.processes.keys());
+    pub(super) fn deferred(&self, before: &Before) -> PageCount {
+        let known = before.processes.keys();
         known
             .filter_map(|pid| self.tracked.get(pid))
             .fold(PageCount(0), |sum, tracked| sum + tracked.deferred())
     }
 
     /// Pages that a stop would copy now, as far as that can be told.
-    fn due(&self) -> PageCount {
-        self.deferred() + self.pace.since(Instant::now())
+    pub(super) fn due(&self, before: &Before) -> PageCount {
+        self.deferred(before) + self.pace.since(Instant::now())
     }
 
     /// Scans the running subject, and defers what is dirty.
-    fn find_running(&mut self, sink: &dyn PageSink) -> Result<()> {
-        let Some(before) = &self.before else { return Ok(()) };
+    fn find_running(&mut self, before: &Before, sink: &dyn PageSink) -> Result<()> {
         let begun = Instant::now();
         let mut pages = PageCount(0);
         self.is_orderly = false;
@@ -84,12 +91,19 @@ impl Continuous {
     }
 
     /// Copies all deferred pages, in turns with the subject.
-    fn copy_in_slices(&mut self, sink: &dyn PageSink, run: Duration, counts: &mut Counts) -> Result<()> {
+    fn copy_in_slices(
+        &mut self,
+        before: &Before,
+        freezer: &mut Freezer,
+        sink: &dyn PageSink,
+        run: Duration,
+        counts: &mut Counts,
+    ) -> Result<()> {
         let mut progress = Instant::now();
-        while self.deferred() > PageCount(0) {
-            let mut copied = self.stop_and_copy(sink, counts)?;
+        while self.deferred(before) > PageCount(0) {
+            let mut copied = self.stop_and_copy(before, freezer, sink, counts)?;
             if !run.is_zero() {
-                copied += self.copy_until(sink, Instant::now() + run)?;
+                copied += self.copy_until(before, sink, Instant::now() + run)?;
             }
             counts.precopied += copied;
             if copied > PageCount(0) {
@@ -104,13 +118,19 @@ impl Continuous {
     }
 
     /// One slice. How many pages it has copied.
-    fn stop_and_copy(&mut self, sink: &dyn PageSink, counts: &mut Counts) -> Result<PageCount> {
+    fn stop_and_copy(
+        &mut self,
+        before: &Before,
+        freezer: &mut Freezer,
+        sink: &dyn PageSink,
+        counts: &mut Counts,
+    ) -> Result<PageCount> {
         let urgent = Urgent::begin();
-        let tree = self.freezer.stop(self.root)?;
+        let tree = freezer.stop(before.root)?;
         let began = tree.began;
         let copying = Instant::now();
         let until = self.copy_end(began).unwrap_or(copying);
-        let copied = self.copy_until(sink, until)?;
+        let copied = self.copy_until(before, sink, until)?;
         self.budget.note_copied(copied, copying.elapsed());
         tree.resume()?;
         drop(urgent);
@@ -118,8 +138,7 @@ impl Continuous {
         Ok(copied)
     }
 
-    fn copy_until(&mut self, sink: &dyn PageSink, until: Instant) -> Result<PageCount> {
-        let Some(before) = &self.before else { return Ok(PageCount(0)) };
+    fn copy_until(&mut self, before: &Before, sink: &dyn PageSink, until: Instant) -> Result<PageCount> {
         let mut pages = PageCount(0);
         loop {
             self.is_orderly = false;
@@ -136,25 +155,6 @@ impl Continuous {
             }
             std::thread::sleep(rest.min(BUFFER_POLL));
         }
-    }
-
-    /// Ends a stop that was meant to be the last one and has taken a part of the pages: it was a slice.
-    pub(super) fn resume_part(
-        &mut self,
-        (tree, urgent): (StoppedTree, Urgent),
-        counts: &mut Counts,
-        phases: &mut Phases,
-    ) -> Result<()> {
-        let mut laps = Laps::from(Instant::now());
-        tree.resume()?;
-        phases.resume = laps.lap();
-        drop(urgent);
-        self.watched.resumed();
-        counts.slices.note(phases.began.elapsed());
-        counts.precopied += std::mem::take(&mut counts.residual);
-        counts.throttle.note_last(self.deferred());
-        *phases = phases.again();
-        Ok(())
     }
 
     /// Learns from a stop that has taken everything.

@@ -13,6 +13,15 @@ use undo::watch::{Boundary, MappedFile, OpenFile, Watch};
 
 use super::super::before::Before;
 
+/// Tells the watch that the tree runs again, when it is dropped.
+pub(in super::super) struct AfterPause(Arc<Watch>);
+
+impl Drop for AfterPause {
+    fn drop(&mut self) {
+        self.0.after_pause();
+    }
+}
+
 /// The watch over the files of a subject, if there is one.
 #[derive(Default)]
 pub(super) struct Watched {
@@ -64,6 +73,13 @@ impl Watched {
             self.is_stopped = false;
             watch.after_pause();
         }
+    }
+
+    /// The tree stays stopped. What is returned tells the watch when that ends.
+    pub(super) fn hold(&mut self) -> Option<AfterPause> {
+        let watch = self.watch.as_ref().filter(|_| self.is_stopped)?;
+        self.is_stopped = false;
+        Some(AfterPause(Arc::clone(watch)))
     }
 
     /// The answer for the checkpoint that was taken.

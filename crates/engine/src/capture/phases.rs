@@ -75,12 +75,6 @@ impl Phases {
         }
     }
 
-    /// Those before the pause: the subject is stopped once more.
-    pub(super) fn again(&self) -> Self {
-        let Self { look, room, precopy, prepare, .. } = *self;
-        Self { look, room, precopy, prepare, ..Self::new() }
-    }
-
     /// The part of the pause that follows the copying of pages.
     pub(super) fn after_copy(&self) -> Duration {
         let state = self.descriptors + self.files + self.threads;

@@ -1,0 +1,234 @@
+//! The address spaces of a subject: what trackers and copies have of each from one checkpoint to the next.
+//!
+//! Owns: the trackers, what they have found, the measured rates.
+//! Invariants: no page is copied in a stop that has not changed since it was copied last.
+//! Does not: stop the subject, but for slices.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::time::Instant;
+
+use model::{PageCount, Pid};
+use tracee::StoppedTree;
+use tracee::procfs::Stat;
+use track::{Attach, DirtyPages, Moment, TrackerKind};
+
+use super::super::before::{Before, ProcessBefore};
+use super::super::copier::{Copier, PageSink};
+use super::super::pages;
+use super::super::phases::Phases;
+use super::super::pipeline::Memory;
+use super::Tuning;
+use super::budget::Budget;
+use super::crew::CrewOf;
+use super::pace::Pace;
+use super::rounds::Counts;
+use super::tracked::{EVERYTHING, Tracked};
+use super::watched::Watched;
+use crate::error::{EngineError, Result};
+use crate::records::object_space;
+
+/// All address spaces of one subject.
+pub(super) struct Spaces {
+    pub(super) kind: &'static dyn TrackerKind,
+    pub(super) tuning: Tuning,
+    pub(super) tracked: HashMap<Pid, Tracked>,
+    pub(super) dirty: DirtyPages,
+    crew: CrewOf,
+    pub(super) pace: Pace,
+    pub(super) budget: Budget,
+    /// At the last look, a descriptor had O_DIRECT.
+    pub(super) bypasses_cache: bool,
+    /// What was reported as dirty is in the epoch or deferred, and no tracker is half told of anything.
+    pub(super) is_orderly: bool,
+}
+
+/// The address spaces in a stop of one checkpoint.
+pub(super) struct Writing<'a> {
+    pub(super) spaces: &'a mut Spaces,
+    pub(super) watched: &'a mut Watched,
+    pub(super) sink: &'a dyn PageSink,
+    pub(super) counts: &'a mut Counts,
+}
+
+/// Pages are left that did not fit into the pause budget.
+pub(super) struct PagesLeft;
+
+impl Memory for Writing<'_> {
+    type Part = PagesLeft;
+
+    /// Pages of new mappings that exceed the budget are found and protected while the subject runs.
+    fn settle(&mut self, before: &mut Before, tree: &mut StoppedTree) -> Result<Option<PagesLeft>> {
+        let fresh = self.spaces.settle(before, Prepared::new(), tree, self.sink)?;
+        if self.spaces.defers_fresh(fresh, self.counts) {
+            return Ok(Some(PagesLeft));
+        }
+        // A scan that is begun and not ended loses nothing.
+        self.spaces.crew.begin(before, &mut self.spaces.tracked);
+        Ok(None)
+    }
+
+    fn check(&self, before: &Before) -> Result<()> {
+        let was_precopied = self.counts.rounds > 0 && before.descriptors.bypass_cache();
+        if was_precopied { Err(EngineError::Unsteady) } else { Ok(()) }
+    }
+
+    fn comes_first(&self) -> bool {
+        self.spaces.kind.properties().sees_before
+    }
+
+    fn bind(&mut self, before: &Before) {
+        self.watched.bind(before);
+    }
+
+    fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<PagesLeft>> {
+        self.spaces.write(before, self.sink, self.counts, phases)
+    }
+
+    fn write_objects(&mut self, before: &mut Before) -> Result<()> {
+        copy_objects(before, self.sink)
+    }
+}
+
+impl Spaces {
+    pub(super) fn new(kind: &'static dyn TrackerKind, tuning: Tuning) -> Self {
+        Self {
+            kind,
+            budget: Budget::new(tuning.max_pause),
+            tuning,
+            tracked: HashMap::new(),
+            dirty: DirtyPages::new(),
+            crew: CrewOf::default(),
+            pace: Pace::default(),
+            bypasses_cache: false,
+            is_orderly: false,
+        }
+    }
+
+    /// Whether a living process is not tracked yet.
+    pub(super) fn lacks_any(&self, before: &Before) -> bool {
+        before.processes.keys().any(|pid| !self.tracked.contains_key(pid))
+    }
+
+    /// Prepares trackers of processes that have none, while these run. What is opened of one that has its parent's
+    /// memory yet, stays with that: it finds nothing, and nothing tells.
+    pub(super) fn prepare(&self, before: &Before) -> Prepared {
+        let new = before.processes.iter();
+        let new = new.filter(|(pid, process)| !self.tracked.contains_key(pid) && !process.is_borrowed);
+        // One that ends meanwhile is missed by nobody.
+        let prepare = |(pid, process): (&Pid, &ProcessBefore)| {
+            Some((*pid, (process.stat.clone(), self.kind.prepare(*pid, &process.areas).ok()?)))
+        };
+        new.filter_map(prepare).collect()
+    }
+
+    /// Has everything ready that a stop reads and scans beside what the tracer does.
+    pub(super) fn gather(&mut self, before: &mut Before) {
+        self.crew.gather(before, &mut self.tracked, &self.tuning);
+    }
+
+    /// Takes in the processes and mappings of a stopped tree: ends what has ended, attaches trackers to processes that
+    /// have none, and tells all of them which areas there are. Returns the pages of areas that no scan has seen.
+    pub(super) fn settle(
+        &mut self,
+        before: &mut Before,
+        mut prepared: Prepared,
+        tree: &mut StoppedTree,
+        sink: &dyn PageSink,
+    ) -> Result<PageCount> {
+        self.is_orderly = false;
+        // Before new ones are covered: these may have been given the same space.
+        self.leave(sink, |pid, tracked| before.processes.get(pid).is_some_and(|now| tracked.is_of(now)));
+        let mut fresh = PageCount(0);
+        for stopped in &mut tree.processes {
+            let Some(process) = before.processes.get_mut(&stopped.pid) else { continue };
+            let known = match self.tracked.entry(stopped.pid) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => {
+                    let leader = stopped.threads.first_mut().expect("a stopped process has threads");
+                    let attach = match prepared.remove(&stopped.pid) {
+                        Some((stat, attach)) if stat.may_be_program_of(&process.stat) => attach,
+                        _ => self.kind.prepare(stopped.pid, &[])?,
+                    };
+                    let attached = Tracked::attach(attach, process, leader, sink)?;
+                    before.attached.insert(stopped.pid);
+                    new.insert(attached.grouped(self.tuning.granularity))
+                }
+            };
+            if !process.is_covered {
+                fresh += known.cover(process, sink)?;
+                process.is_covered = true;
+            }
+        }
+        self.is_orderly = true;
+        Ok(fresh)
+    }
+
+    /// Takes the pages of processes that have ended, and of programs that exec has replaced, out of the checkpoint: the
+    /// new program may have another space. An image with pages of a space that no process has cannot be restored.
+    fn leave(&mut self, sink: &dyn PageSink, is_current: impl Fn(&Pid, &Tracked) -> bool) {
+        self.tracked.retain(|pid, tracked| {
+            let is_current = is_current(pid, tracked);
+            if !is_current {
+                tracked.leave(sink);
+            }
+            is_current
+        });
+    }
+
+    /// Finds what has changed since the last scan, and copies that and what was deferred, as long as the budget lasts.
+    fn write(
+        &mut self,
+        before: &mut Before,
+        sink: &dyn PageSink,
+        counts: &mut Counts,
+        phases: &mut Phases,
+    ) -> Result<Option<PagesLeft>> {
+        self.is_orderly = false;
+        let mut dirtied = PageCount(0);
+        for (pid, tracked) in &mut self.tracked {
+            let Some(process) = before.processes.get(pid) else { continue };
+            let found = tracked.find(process, Moment::Stopped, &mut self.dirty, sink)?;
+            dirtied += found.pages;
+            phases.scan += found.scan;
+            phases.scanned += tracked.watched();
+        }
+        self.pace.scanned(phases.began, dirtied);
+        let copying = Instant::now();
+        let until = if counts.throttle.is_bound() { self.copy_end(phases.began) } else { None };
+        for (pid, tracked) in &mut self.tracked {
+            let Some(process) = before.processes.get_mut(pid) else { continue };
+            counts.residual += tracked.copy_deferred(process, sink, until)?;
+            if tracked.deferred() == PageCount(0) {
+                tracked.copy_unread(process, sink)?;
+            }
+            tracked.guards().as_slice().clone_into(&mut process.guards);
+        }
+        self.budget.note_copied(counts.residual, copying.elapsed());
+        self.is_orderly = true;
+        Ok((self.deferred(before) > PageCount(0)).then_some(PagesLeft))
+    }
+}
+
+/// Trackers that were prepared before their processes were stopped for them, each with what it was prepared for.
+pub(super) type Prepared = HashMap<Pid, (Stat, Attach)>;
+
+/// Copies shared objects whole: other processes and descriptors change them too, past any tracker of one address
+/// space.
+fn copy_objects(before: &mut Before, sink: &dyn PageSink) -> Result<()> {
+    for gone in before.forget_objects() {
+        sink.discard(object_space(gone), EVERYTHING)?;
+    }
+    before.objects.inside()?;
+    let saved: Vec<u64> = before.objects.saved().map(|(id, _)| id).collect();
+    if saved.is_empty() {
+        return Ok(());
+    }
+    for id in saved {
+        // What is a hole now was none before.
+        sink.discard(object_space(id), EVERYTHING)?;
+    }
+    let mut copier = Copier::new(sink, sink.buffer()?);
+    pages::copy_objects(before, &mut copier)?;
+    copier.finish()
+}

@@ -1,0 +1,232 @@
+//! The capture of one stopped subject, as values: `Stopped`, then `Captured`, which is resumed, held or killed.
+//!
+//! Owns: the order inside a stop, written here once: processes and mappings, descriptor tables, state of descriptors
+//! and files, threads, pages, objects.
+//! Invariants: each step consumes the one before. Dropping a value of any step resumes the subject. Remote calls are over
+//! before a page that they use is copied.
+//! Does not: know how pages are found and copied; a `Memory` does.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::{Instant, SystemTime};
+
+use model::Pid;
+use tracee::{Freezer, StoppedTree, Urgent};
+
+use super::before::Before;
+use super::continuous::AfterPause;
+use super::phases::{Laps, Phases};
+use super::{CheckpointOptions, descriptors, threads};
+use crate::error::Result;
+
+/// How the pages of a subject are captured.
+pub(super) trait Memory {
+    /// What tells that one stop has taken only some of the pages.
+    type Part;
+
+    /// Takes in the mappings as they are in this stop.
+    fn settle(&mut self, before: &mut Before, tree: &mut StoppedTree) -> Result<Option<Self::Part>>;
+
+    /// Takes in the descriptors as they are in this stop.
+    fn check(&self, _before: &Before) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether pages come before descriptors and threads: a handler lifts protection, and what a thread needs to go on
+    /// (its stack, its restartable sequence) is open after the scan only. Else the thread would sleep once more, which
+    /// looks as if it had begun another wait (`tracee::waits`).
+    fn comes_first(&self) -> bool {
+        false
+    }
+
+    /// Binds the state of watched files to the checkpoint, while duplicates of descriptors are open.
+    fn bind(&mut self, _before: &Before) {}
+
+    /// Copies pages.
+    fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<Self::Part>>;
+
+    /// Copies shared objects.
+    fn write_objects(&mut self, before: &mut Before) -> Result<()>;
+}
+
+/// A subject of which every thread is stopped.
+pub(super) struct Stopped {
+    /// Dropped in this order: the tree is resumed first.
+    tree: StoppedTree,
+    urgent: Urgent,
+    time: SystemTime,
+    phases: Phases,
+}
+
+/// What one stop has taken.
+pub(super) enum Capture<P> {
+    /// Everything.
+    Whole(Captured),
+    /// Some of the pages.
+    Part(Stopped, P),
+}
+
+/// A stopped subject of which everything is taken.
+pub(super) struct Captured(Stopped);
+
+/// A subject that is stopped and captured, and was neither resumed nor killed yet. Dropping it resumes the subject.
+///
+/// It belongs to the thread that stopped the subject: ptrace(2) takes requests of no other.
+pub struct Held {
+    /// Dropped in this order: the tree is resumed first.
+    tree: StoppedTree,
+    watch: Option<AfterPause>,
+    thread: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("tree", &self.tree).finish_non_exhaustive()
+    }
+}
+
+impl Stopped {
+    /// Stops a subject. `phases` are those before the stop.
+    pub(super) fn stop(freezer: &mut Freezer, root: Pid, urgent: Urgent, phases: Phases) -> Result<Self> {
+        // Before the stop: what the subject has done by then is in the checkpoint.
+        let time = SystemTime::now();
+        let tree = freezer.stop(root)?;
+        let phases = Phases { began: tree.began, stop: tree.began.elapsed(), ..phases };
+        Ok(Self { tree, urgent, time, phases })
+    }
+
+    /// Captures it. A subject that goes on without a checkpoint may close what it likes.
+    pub(super) fn capture<M: Memory>(
+        mut self,
+        before: &mut Before,
+        memory: &mut M,
+        options: &CheckpointOptions,
+    ) -> Result<Capture<M::Part>> {
+        let outcome = take(&mut self.tree, &mut self.phases, before, memory, options);
+        if !matches!(outcome, Ok(None)) && !options.kill {
+            before.descriptors.let_go();
+        }
+        Ok(match outcome? {
+            Some(part) => Capture::Part(self, part),
+            None => Capture::Whole(Captured(self)),
+        })
+    }
+
+    /// When the first thread was told to stop.
+    pub(super) fn began(&self) -> Instant {
+        self.phases.began
+    }
+
+    /// Resumes it, captured or not.
+    pub(super) fn resume(self) -> Result<Phases> {
+        let Self { tree, urgent, mut phases, .. } = self;
+        let mut laps = Laps::from(phases.began + phases.pause());
+        tree.resume()?;
+        phases.resume = laps.lap();
+        drop(urgent);
+        Ok(phases)
+    }
+}
+
+/// Takes everything of a stopped tree, in this order.
+pub(super) fn take<M: Memory>(
+    tree: &mut StoppedTree,
+    phases: &mut Phases,
+    before: &mut Before,
+    memory: &mut M,
+    options: &CheckpointOptions,
+) -> Result<Option<M::Part>> {
+    let mut laps = Laps::from(phases.began + phases.stop);
+    before.refresh_processes(tree)?;
+    let part = memory.settle(before, tree)?;
+    phases.areas = laps.lap();
+    if part.is_some() {
+        return Ok(part);
+    }
+    before.refresh_descriptors(options)?;
+    memory.check(before)?;
+    phases.tables = laps.lap();
+    phases.memory_first = memory.comes_first();
+    if !phases.memory_first {
+        take_state(before, tree, memory, phases, &mut laps)?;
+    }
+    let part = memory.write(before, phases)?;
+    phases.copy = laps.lap().saturating_sub(phases.scan);
+    if part.is_some() {
+        return Ok(part);
+    }
+    memory.write_objects(before)?;
+    phases.objects = laps.lap();
+    if phases.memory_first {
+        take_state(before, tree, memory, phases, &mut laps)?;
+    }
+    Ok(None)
+}
+
+/// Takes what a tree has beside its memory.
+fn take_state<M: Memory>(
+    before: &mut Before,
+    tree: &mut StoppedTree,
+    memory: &mut M,
+    phases: &mut Phases,
+    laps: &mut Laps,
+) -> Result<()> {
+    descriptors::inside(before)?;
+    phases.descriptors = laps.lap();
+    memory.bind(before);
+    descriptors::end_inside(before);
+    phases.files = laps.lap();
+    threads::inside(before, tree)?;
+    phases.threads = laps.lap();
+    Ok(())
+}
+
+impl Captured {
+    /// The stopped tree.
+    pub(super) fn tree(&self) -> &StoppedTree {
+        &self.0.tree
+    }
+
+    /// When the subject was as it is captured.
+    pub(super) fn time(&self) -> SystemTime {
+        self.0.time
+    }
+
+    /// What the stop was spent on so far.
+    pub(super) fn phases(&self) -> Phases {
+        self.0.phases
+    }
+
+    /// Resumes the subject.
+    pub(super) fn resume(self) -> Result<Phases> {
+        self.0.resume()
+    }
+
+    /// Leaves the subject stopped, and gives the priority of the stop back.
+    pub(super) fn hold(self, watch: Option<AfterPause>) -> Held {
+        Held { tree: self.0.tree, watch, thread: PhantomData }
+    }
+}
+
+impl Held {
+    /// Resumes the subject.
+    ///
+    /// # Errors
+    ///
+    /// When a thread cannot be detached. All others are.
+    pub fn resume(self) -> Result<()> {
+        let Self { tree, watch, .. } = self;
+        tree.resume()?;
+        drop(watch);
+        Ok(())
+    }
+
+    /// Kills every process of the subject, and returns when all have ended.
+    ///
+    /// # Errors
+    ///
+    /// When a process cannot be killed.
+    pub fn kill(self) -> Result<()> {
+        Ok(self.tree.kill()?)
+    }
+}

@@ -1,0 +1,170 @@
+//! Subjects that are stopped and captured, held, and then resumed, or killed and restored: what was under way between
+//! their processes is neither lost nor doubled.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use model::{Pid, Sequence, Signal};
+use store::{LogOptions, LogWriter, Store, SubjectName};
+use undying_engine::{
+    CheckpointOptions, Continuous, FilePolicy, Files, Held, PidPolicy, RestoreOptions, Taken, restore,
+};
+
+/// How long a subject is held; 5 s with `UNDYING_LONG_TESTS`.
+const HELD: Duration = Duration::from_millis(300);
+const HELD_LONG: Duration = Duration::from_secs(5);
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Three connected processes.
+struct Ring {
+    store: Store,
+    name: SubjectName,
+    said: PathBuf,
+    child: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl Ring {
+    fn start() -> Option<Self> {
+        let folder = tempfile::TempDir::with_prefix_in("undying-hold-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let program = folder.path().join("ring");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/subjects/ring.c");
+        let outcome = Command::new("cc").args(["-O1", "-Wall", "-o"]).arg(&program).arg(source).status();
+        if !outcome.is_ok_and(|status| status.success()) {
+            println!("unsupported: a C compiler");
+            return None;
+        }
+        // A pipe that the test has inherited would be one of the subject's.
+        sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
+        let said = folder.path().join("said");
+        let mut command = Command::new(program);
+        command.arg(&said).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        let store = Store::open(&folder.path().join("store")).unwrap();
+        let ring = Self { store, name: "ring".parse().unwrap(), said, child, _folder: folder };
+        ring.await_more_than(0);
+        Some(ring)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid(self.child.id() as i32)
+    }
+
+    fn subject(&self) -> Continuous {
+        Continuous::new(self.pid(), track::choose("auto").unwrap().kind)
+    }
+
+    fn log(&self) -> LogWriter {
+        self.store.open_log(&self.name, LogOptions::default()).unwrap()
+    }
+
+    fn options(&self, number: u64) -> CheckpointOptions {
+        CheckpointOptions {
+            sequence: Sequence(number),
+            name: self.name.to_string(),
+            ..CheckpointOptions::default()
+        }
+    }
+
+    /// The last number that has come round.
+    fn number(&self) -> u64 {
+        let text = std::fs::read_to_string(&self.said).unwrap_or_default();
+        let mut words = text.split_whitespace();
+        assert_ne!(words.next(), Some("broken"), "a message is lost or doubled: {text}");
+        words.next().and_then(|word| word.parse().ok()).unwrap_or(0)
+    }
+
+    fn await_more_than(&self, number: u64) {
+        let begun = Instant::now();
+        while self.number() <= number {
+            assert!(begun.elapsed() < LIMIT, "nothing comes round after {number}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The subject has been killed: waits until all its process numbers are free.
+    fn await_end(&mut self, processes: &[Pid]) {
+        // Whoever killed it as its tracer may have reaped it: both are this process.
+        let _ = self.child.wait();
+        let begun = Instant::now();
+        while processes.iter().any(|pid| tracee::procfs::stat(*pid).is_ok()) {
+            assert!(begun.elapsed() < LIMIT, "processes are left");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Restores a checkpoint, and has it go on for a while.
+    fn restore(&self, sequence: Sequence) {
+        let reader = self.store.image(&self.name, sequence).unwrap();
+        let files = Files { policy: FilePolicy::Keep, ..Files::default() };
+        let options = RestoreOptions { pid: PidPolicy::Same, files, ..RestoreOptions::default() };
+        let root = restore(reader, options).unwrap().root;
+        let number = self.number();
+        self.await_more_than(number + 10_000);
+        sys::signal::send(root, Signal(9)).unwrap();
+        let raw = rustix::process::Pid::from_raw(root.get()).unwrap();
+        rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty()).unwrap();
+    }
+}
+
+fn is_supported() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("unsupported: root");
+    }
+    is_root
+}
+
+fn held_for() -> Duration {
+    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { HELD_LONG } else { HELD }
+}
+
+/// Nothing moves for a while.
+fn assert_held(ring: &Ring) {
+    let before = ring.number();
+    std::thread::sleep(held_for());
+    assert_eq!(ring.number(), before, "a held subject runs");
+}
+
+fn hold(ring: &Ring, subject: &mut Continuous, log: &LogWriter, number: u64) -> (Taken, Held) {
+    subject.checkpoint_and_hold(log, &ring.options(number)).unwrap().expect("the log is not far behind")
+}
+
+#[test]
+fn connected_processes_are_held_and_resumed_or_killed_and_restored() {
+    if !is_supported() {
+        return;
+    }
+    let Some(mut ring) = Ring::start() else { return };
+    let log = ring.log();
+    let mut subject = ring.subject();
+    subject.checkpoint(&log, &ring.options(1)).unwrap();
+    for number in [2, 3] {
+        let (taken, held) = hold(&ring, &mut subject, &log, number);
+        assert_held(&ring);
+        // It is durable while the subject is held.
+        assert_eq!(taken.ticket.wait().unwrap().sequence, Sequence(number));
+        let number = ring.number();
+        held.resume().unwrap();
+        ring.await_more_than(number + 10_000);
+    }
+    // One that is dropped is resumed.
+    let (_, held) = hold(&ring, &mut subject, &log, 4);
+    let number = ring.number();
+    drop(held);
+    ring.await_more_than(number);
+
+    let (taken, held) = hold(&ring, &mut subject, &log, 5);
+    let committed = taken.ticket.wait().unwrap();
+    let processes = tracee::tree::descendants(ring.pid()).unwrap();
+    assert_eq!(processes.len(), 3);
+    held.kill().unwrap();
+    ring.await_end(&processes);
+    drop(subject);
+    log.close().unwrap();
+    ring.restore(committed.sequence);
+}
