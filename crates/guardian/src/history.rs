@@ -1,18 +1,15 @@
 //! What has happened to subjects, told from what their guardians have written down.
 //!
-//! Owns: the answers of `events` and `deaths`, and the same as a trace for viewers of the Chrome format.
+//! Owns: the answers of `events` and `deaths`.
 //! Invariants: reads only.
 //! Does not: ask a guardian.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use model::Escaped;
 use serde::Serialize;
-use serde_json::{Value, json};
 use store::SubjectName;
-use sys::Error;
 
 use crate::error::{GuardianError, Result};
 use crate::files::FilesReport;
@@ -49,14 +46,37 @@ pub struct DeathRow {
     pub exit: Option<i32>,
     /// The child whose failure ended it, under `--restart-on child-signal`.
     pub child: Option<FailedChild>,
-    /// `restored`, `started`, `gave-up`, `ended`, or `nothing` so far.
-    pub followed_by: &'static str,
+    /// What followed it.
+    pub followed_by: FollowedBy,
     /// The checkpoint that it was restored from.
     pub seq: Option<u64>,
     /// From the notice of the death to the first instruction.
     pub took_us: Option<u64>,
     /// Why the program was started from its beginning although it had checkpoints.
     pub why: Option<String>,
+}
+
+/// What has followed a death.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FollowedBy {
+    /// Nothing so far.
+    Nothing,
+    /// A restart from a checkpoint.
+    Restored,
+    /// A restart from the beginning of the program.
+    Started,
+    /// There were too many restarts.
+    GaveUp,
+    /// The end of the run.
+    Ended,
+}
+
+impl std::fmt::Display for FollowedBy {
+    /// The name that is serialised.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.serialize(f)
+    }
 }
 
 /// A process of a subject that is not its root, and has failed.
@@ -146,23 +166,28 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
                 signal: *signal,
                 exit: *exit,
                 child: failed.remove(&row.name),
-                followed_by: "nothing",
+                followed_by: FollowedBy::Nothing,
                 seq: None,
                 took_us: None,
                 why: None,
             }),
-            (What::Restored { seq, took_us, .. }, Some(death)) if death.followed_by == "nothing" => {
-                (death.followed_by, death.seq, death.took_us) = ("restored", Some(*seq), Some(*took_us));
+            (What::Restored { seq, took_us, .. }, Some(death))
+                if death.followed_by == FollowedBy::Nothing =>
+            {
+                (death.followed_by, death.seq, death.took_us) =
+                    (FollowedBy::Restored, Some(*seq), Some(*took_us));
             }
-            (What::Started { why, .. }, Some(death)) if death.followed_by == "nothing" => {
-                (death.followed_by, death.why) = ("started", why.clone());
+            (What::Started { why, .. }, Some(death)) if death.followed_by == FollowedBy::Nothing => {
+                (death.followed_by, death.why) = (FollowedBy::Started, why.clone());
             }
-            (What::GaveUp { .. }, Some(death)) if death.followed_by == "nothing" => {
-                death.followed_by = "gave-up";
+            (What::GaveUp { .. }, Some(death)) if death.followed_by == FollowedBy::Nothing => {
+                death.followed_by = FollowedBy::GaveUp;
             }
             (What::Ended { pid, signal, exit }, last) => match last {
-                Some(death) if death.followed_by == "nothing" => death.followed_by = "ended",
-                Some(death) if death.followed_by == "gave-up" => {}
+                Some(death) if death.followed_by == FollowedBy::Nothing => {
+                    death.followed_by = FollowedBy::Ended
+                }
+                Some(death) if death.followed_by == FollowedBy::GaveUp => {}
                 _ => found.push(DeathRow {
                     name: row.name.clone(),
                     time: row.time.clone(),
@@ -170,7 +195,7 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
                     signal: *signal,
                     exit: *exit,
                     child: failed.remove(&row.name),
-                    followed_by: "ended",
+                    followed_by: FollowedBy::Ended,
                     seq: None,
                     took_us: None,
                     why: None,
@@ -186,81 +211,6 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
 #[must_use]
 pub fn age(time: &str) -> Option<Duration> {
     SystemTime::now().duration_since(time::parse(time)?).ok()
-}
-
-/// Writes events to a file as `trace` gives them.
-///
-/// # Errors
-///
-/// When the file cannot be written.
-pub fn write_trace(path: &Path, rows: &[EventRow]) -> Result<()> {
-    let text = trace(rows).to_string();
-    Ok(std::fs::write(path, text).map_err(|error| Error::path("write", path, error))?)
-}
-
-/// The rows of a trace: where a phase is drawn.
-const SUBJECT: u32 = 1;
-const CAPTURE: u32 = 2;
-const LOG: u32 = 3;
-
-/// Events as a trace in the JSON format of Chrome's trace viewer, which Perfetto reads as well: a process for each
-/// subject, with a row for its pauses, one for what happens inside them, and one for the log.
-fn trace(rows: &[EventRow]) -> Value {
-    let mut names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
-    names.sort_unstable();
-    names.dedup();
-    let mut events = Vec::new();
-    for (number, name) in names.iter().enumerate() {
-        let process = number + 1;
-        events.push(
-            json!({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}),
-        );
-        for (row, what) in [(SUBJECT, "subject"), (CAPTURE, "capture"), (LOG, "log")] {
-            let args = json!({"name": what});
-            events.push(json!({"ph": "M", "name": "thread_name", "pid": process, "tid": row, "args": args}));
-        }
-        for row in rows.iter().filter(|row| row.name == **name) {
-            let Some(at) = since_epoch(&row.time) else { continue };
-            match &row.what {
-                What::Checkpoint(checkpoint) => draw(checkpoint, process, at, &mut events),
-                what => events.push(json!({
-                    "ph": "i", "s": "p", "name": what.to_string(), "pid": process, "tid": SUBJECT, "ts": at,
-                })),
-            }
-        }
-    }
-    json!({"traceEvents": events, "displayTimeUnit": "ms"})
-}
-
-fn draw(checkpoint: &CheckpointEvent, process: usize, at: u64, events: &mut Vec<Value>) {
-    let mut add = |row: u32, name: &str, from: u64, length: u64| {
-        events.push(json!({
-            "ph": "X", "name": name, "pid": process, "tid": row, "ts": from, "dur": length,
-            "args": {"seq": checkpoint.seq},
-        }));
-    };
-    let CheckpointEvent { look_us, precopy_us, prepare_us, pause_us, .. } = *checkpoint;
-    add(SUBJECT, "pause", at, pause_us);
-    let running = [("look", look_us), ("pre-copy", precopy_us), ("prepare", prepare_us)];
-    let memory =
-        [("scan", checkpoint.scan_us), ("copy", checkpoint.copy_us), ("objects", checkpoint.objects_us)];
-    let state = [
-        ("descriptors", checkpoint.descriptors_us),
-        ("files", checkpoint.files_us),
-        ("threads", checkpoint.threads_us),
-    ];
-    let stopping =
-        [("stop", checkpoint.stop_us), ("areas", checkpoint.areas_us), ("tables", checkpoint.tables_us)];
-    let ending = [("resume", checkpoint.resume_us), ("finish", checkpoint.finish_us)];
-    let taken: [&[(&str, u64)]; 2] =
-        if checkpoint.memory_first { [&memory, &state] } else { [&state, &memory] };
-    let phases = running.iter().chain(&stopping).chain(taken.into_iter().flatten()).chain(&ending);
-    let mut from = at.saturating_sub(look_us + precopy_us + prepare_us);
-    for &(name, length) in phases {
-        add(CAPTURE, name, from, length);
-        from += length;
-    }
-    add(LOG, "commit", at + pause_us, checkpoint.commit_us);
 }
 
 /// A reason of several lines as one.
@@ -287,11 +237,6 @@ pub fn one_line(text: &str) -> String {
 pub fn headline(reason: &str) -> String {
     let count = if reason.lines().next().is_some_and(|line| line.trim_end().ends_with(':')) { 2 } else { 1 };
     one_line(&reason.lines().take(count).collect::<Vec<_>>().join("\n"))
-}
-
-fn since_epoch(text: &str) -> Option<u64> {
-    let since = time::parse(text)?.duration_since(UNIX_EPOCH).ok()?;
-    Some(time::microseconds(since))
 }
 
 impl std::fmt::Display for What {
@@ -409,6 +354,8 @@ fn cause(signal: &Option<i32>, exit: &Option<i32>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
     use crate::record::SlicesReport;
 
@@ -436,7 +383,7 @@ mod tests {
             row(6, What::Ended { pid: 9, signal: None, exit: Some(0) }),
         ];
         let found = deaths(&rows);
-        let followed: Vec<&str> = found.iter().map(|death| death.followed_by).collect();
+        let followed: Vec<String> = found.iter().map(|death| death.followed_by.to_string()).collect();
         assert_eq!(followed, ["restored", "started", "ended"]);
         assert_eq!((found[0].seq, found[0].took_us), (Some(4), Some(900)));
         assert_eq!((found[1].why.as_deref(), found[2].exit), (Some("files"), Some(0)));
@@ -458,53 +405,5 @@ mod tests {
         let checkpoint = CheckpointEvent { slices, max_pause_us: Some(5_000), ..checkpoint };
         let text = What::Checkpoint(checkpoint).to_string();
         assert!(text.contains("4 slices before it, the longest 4900 us (budget 5000 us)"), "{text}");
-    }
-
-    #[test]
-    fn a_trace_draws_the_phases_in_the_order_of_the_tracker() {
-        let order = |memory_first| {
-            let checkpoint = CheckpointEvent {
-                memory_first,
-                pause_us: 30,
-                scan_us: 10,
-                descriptors_us: 10,
-                resume_us: 10,
-                ..CheckpointEvent::default()
-            };
-            let trace = trace(&[row(2, What::Checkpoint(checkpoint))]);
-            let events = trace["traceEvents"].as_array().unwrap();
-            let is_phase =
-                |event: &&Value| event["ph"] == "X" && event["dur"] != 0 && event["tid"] == CAPTURE;
-            let mut found: Vec<&Value> = events.iter().filter(is_phase).collect();
-            found.sort_by_key(|event| event["ts"].as_u64());
-            found.iter().map(|event| event["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-        };
-        assert_eq!(order(false), ["descriptors", "scan", "resume"]);
-        assert_eq!(order(true), ["scan", "descriptors", "resume"]);
-    }
-
-    #[test]
-    fn a_trace_draws_the_phases_inside_the_pause() {
-        let checkpoint = CheckpointEvent {
-            seq: 7,
-            precopy_us: 70,
-            pause_us: 100,
-            stop_us: 20,
-            scan_us: 30,
-            threads_us: 50,
-            finish_us: 5,
-            commit_us: 500,
-            ..CheckpointEvent::default()
-        };
-        let trace =
-            trace(&[row(2, What::Checkpoint(checkpoint)), row(3, What::Started { pid: 5, why: None })]);
-        let events = trace["traceEvents"].as_array().unwrap();
-        let spans: Vec<(i64, i64)> = events
-            .iter()
-            .filter(|event| event["ph"] == "X" && event["dur"] != 0)
-            .map(|event| (event["ts"].as_i64().unwrap() - 2_000_000, event["dur"].as_i64().unwrap()))
-            .collect();
-        assert_eq!(spans, [(0, 100), (-70, 70), (0, 20), (20, 50), (70, 30), (100, 5), (100, 500)]);
-        assert!(events.iter().any(|event| event["ph"] == "i" && event["ts"] == 3_000_000));
     }
 }

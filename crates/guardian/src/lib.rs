@@ -29,6 +29,7 @@ mod streams;
 mod subject;
 mod tidying;
 mod time;
+mod trace;
 mod undoing;
 
 pub use aside::MovedPart;
@@ -36,7 +37,7 @@ pub use compression::Compression;
 pub use error::{Found, GuardianError, Result};
 pub use exit::ExitCode;
 pub use files::FilesReport;
-pub use history::{DeathRow, FailedChild, History, age, deaths, headline, one_line, write_trace};
+pub use history::{DeathRow, FailedChild, FollowedBy, History, age, deaths, headline, one_line};
 pub use images::{
     CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects,
     verify,
@@ -47,7 +48,9 @@ pub use inspection::{
 pub use journal::{CheckpointEvent, EventRow, What};
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, checkpoint};
-pub use record::{Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, VerifiedReport};
+pub use record::{
+    Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, SubjectState, VerifiedReport,
+};
 pub use restoring::{Numbers, RestoreEvent, RestoreRequest, Resumed, restore};
 pub use run::{
     COMPRESS_AFTER_DEFAULT, ChangedFiles, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,
@@ -60,4 +63,5 @@ pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
     store_copy,
 };
+pub use trace::write_trace;
 pub use undoing::{AsideRow, RestoredFiles, moved_aside, put_back};

@@ -11,6 +11,7 @@ use engine::Slices;
 use model::{Pid, ProcessKey, StartTime};
 use serde::{Deserialize, Serialize};
 use store::trust;
+use supervise::{End, State};
 use sys::Error;
 use tracee::procfs;
 
@@ -29,7 +30,65 @@ pub(crate) struct ProcessName {
     pub(crate) start: u64,
 }
 
-/// How a life has ended.
+/// What a subject is doing, and whether anything guards it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SubjectState {
+    /// It runs and is guarded.
+    #[default]
+    Running,
+    /// It has died, and its restart waits.
+    BackingOff,
+    /// It has died, and is being brought back.
+    Restoring,
+    /// It has ended, and is not restarted.
+    Ended,
+    /// It has died more often than is allowed.
+    GaveUp,
+    /// It has died, and could not be brought back.
+    Failed,
+    /// Its guardian has ended, and it goes on.
+    Unprotected,
+    /// Its guardian has ended, and so has it.
+    Dead,
+}
+
+impl SubjectState {
+    /// Whether there is a guardian that restarts it, should it die now.
+    #[must_use]
+    pub const fn is_watched(self) -> bool {
+        matches!(self, Self::Running | Self::Restoring | Self::BackingOff)
+    }
+
+    /// Whether it runs no more, and nothing brings it back.
+    #[must_use]
+    pub const fn is_over(self) -> bool {
+        matches!(self, Self::Ended | Self::GaveUp | Self::Failed | Self::Dead)
+    }
+}
+
+impl From<State> for SubjectState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Running | State::Checkpointing { .. } | State::Held | State::Dying(_) => Self::Running,
+            State::BackingOff(..) => Self::BackingOff,
+            State::Starting { .. } | State::Restoring { .. } => Self::Restoring,
+            State::Ended(End::Over(_)) => Self::Ended,
+            State::Ended(End::GaveUp(_)) => Self::GaveUp,
+            State::Ended(End::Failed(_)) => Self::Failed,
+            State::Ended(End::Left) => Self::Unprotected,
+        }
+    }
+}
+
+impl std::fmt::Display for SubjectState {
+    /// The name that is serialised.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// How an incarnation has ended.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct Death {
@@ -105,7 +164,7 @@ pub(crate) struct Record {
     pub(crate) boot: String,
     pub(crate) guardian: ProcessName,
     pub(crate) root: ProcessName,
-    pub(crate) state: String,
+    pub(crate) state: SubjectState,
     pub(crate) policy: String,
     pub(crate) incarnation: u64,
     pub(crate) restarts: u64,

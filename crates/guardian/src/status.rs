@@ -15,7 +15,8 @@ use crate::history::headline;
 use crate::images;
 use crate::location::StoreLocation;
 use crate::record::{
-    Death, Failing, FreshReport, PauseMicroseconds, Record, RefusalReport, SlicesReport, VerifiedReport,
+    Death, Failing, FreshReport, PauseMicroseconds, Record, RefusalReport, SlicesReport, SubjectState,
+    VerifiedReport,
 };
 use crate::run::without_numbers;
 use crate::time;
@@ -31,9 +32,8 @@ pub struct SubjectReport {
     pub name: String,
     /// Its root, or what that was when it lived.
     pub pid: i32,
-    /// `running`, `backing-off`, `restoring`, `ended`, `gave-up` or `failed`; `unprotected` when it runs and its guardian is gone;
-    /// `dead` when both are gone.
-    pub state: String,
+    /// What it is doing.
+    pub state: SubjectState,
     /// Why the subject would not come back from a checkpoint, or only from an old one since no more can be taken, if it
     /// died now; `None` when it would, or has ended.
     pub unprotected_because: Option<String>,
@@ -80,12 +80,6 @@ pub struct SubjectReport {
 }
 
 impl SubjectReport {
-    /// Whether its guardian restarts it, should it die now.
-    #[must_use]
-    pub fn is_watched(&self) -> bool {
-        matches!(self.state.as_str(), "running" | "restoring" | "backing-off")
-    }
-
     /// Whether `unprotected_because` names this reason, as far as numbers do not matter.
     #[must_use]
     pub fn is_unprotected_because(&self, reason: &str) -> bool {
@@ -130,8 +124,8 @@ fn subject(store: &Store, name: &SubjectName) -> Result<Option<SubjectReport>> {
 }
 
 fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectReport> {
-    let state = state(&record).to_owned();
-    let unprotected_because = unprotected(store, name, &record, &state)?;
+    let state = state(&record);
+    let unprotected_because = unprotected(store, name, &record, state)?;
     let (taken, store_bytes) = stored(store, name, &record)?;
     let age = taken.and_then(|taken| SystemTime::now().duration_since(taken).ok());
     Ok(SubjectReport {
@@ -176,14 +170,19 @@ fn stored(store: &Store, name: &SubjectName, record: &Record) -> Result<(Option<
 
 /// The reason why a subject that runs would not come back from a checkpoint: its guardian has ended, no checkpoint of
 /// this program is committed, or one of its files prevents every restart.
-fn unprotected(store: &Store, name: &SubjectName, record: &Record, state: &str) -> Result<Option<String>> {
+fn unprotected(
+    store: &Store,
+    name: &SubjectName,
+    record: &Record,
+    state: SubjectState,
+) -> Result<Option<String>> {
     match state {
-        "unprotected" => {
+        SubjectState::Unprotected => {
             let (guardian, pid) = (record.guardian.pid, record.root.pid);
             let way = format!("`undying run --adopt {pid}` guards it again");
             return Ok(Some(format!("its guardian, pid {guardian}, has ended; {way}")));
         }
-        "running" | "restoring" => {}
+        SubjectState::Running | SubjectState::Restoring => {}
         _ => return Ok(None),
     }
     let newest = store.newest(name)?.map(|(sequence, _)| sequence.get());
@@ -217,11 +216,10 @@ fn is_stale(failing: &Failing, requested_hz: f64) -> bool {
 }
 
 /// What the file says, unless the one who wrote it has gone without a word.
-fn state(record: &Record) -> &str {
-    let is_open = matches!(record.state.as_str(), "running" | "backing-off" | "restoring" | "unprotected");
-    match (is_open, record.is_guarded(), record.has_root()) {
-        (true, false, true) => "unprotected",
-        (true, false, false) => "dead",
-        _ => &record.state,
+fn state(record: &Record) -> SubjectState {
+    match (record.state.is_over(), record.is_guarded(), record.has_root()) {
+        (false, false, true) => SubjectState::Unprotected,
+        (false, false, false) => SubjectState::Dead,
+        _ => record.state,
     }
 }

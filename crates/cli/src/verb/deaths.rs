@@ -59,7 +59,7 @@ fn row(death: &DeathRow) -> Vec<String> {
                 print::duration(Duration::from_micros(took))
             )
         }
-        _ => death.followed_by.to_owned(),
+        _ => death.followed_by.to_string(),
     };
     let followed = match &death.why {
         Some(why) => format!("{followed}: {}", guardian::one_line(why)),

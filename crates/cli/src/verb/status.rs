@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command};
-use guardian::{ChangedFiles, RefusalReport, SubjectReport};
+use guardian::{ChangedFiles, RefusalReport, SubjectReport, SubjectState};
 
 use super::Verb;
 use crate::failure::{Failure, report_left_out};
@@ -66,7 +66,7 @@ impl Verb for Status {
             }
             tell_slices(subject);
             tell_files(subject);
-            let names_files = subject.is_watched() && !subject.files.is_empty();
+            let names_files = subject.state.is_watched() && !subject.files.is_empty();
             if names_files && subject.files.policy != ChangedFiles::Keep.name() {
                 print::say(format_args!("{}: {}", subject.name, subject.files));
             }
@@ -107,7 +107,7 @@ fn tell_slices(subject: &SubjectReport) {
 /// Reports why files of a subject do not go back, or not to every checkpoint.
 fn tell_files(subject: &SubjectReport) {
     let (name, files) = (&subject.name, &subject.files);
-    if !subject.is_watched() {
+    if !subject.state.is_watched() {
         return;
     }
     if let Some(why) = &files.because {
@@ -128,7 +128,8 @@ fn tell_files(subject: &SubjectReport) {
 
 /// What the column for the state shows.
 pub(super) fn state(subject: &SubjectReport) -> String {
-    if subject.unprotected_because.is_some() { "unprotected".to_owned() } else { subject.state.clone() }
+    let is_unprotected = subject.unprotected_because.is_some();
+    if is_unprotected { SubjectState::Unprotected } else { subject.state }.to_string()
 }
 
 /// Prints a line for each subject that would not come back from a checkpoint.
@@ -143,7 +144,7 @@ pub(super) fn tell_unprotected(found: &[SubjectReport]) -> Result<(), Failure> {
 
 /// The rate of checkpoints beside the one asked for.
 pub(super) fn rate(subject: &SubjectReport) -> String {
-    if ["ended", "gave-up", "failed", "dead"].contains(&subject.state.as_str()) {
+    if subject.state.is_over() {
         return "-".to_owned();
     }
     // Less than one in ten seconds would be 0.0.

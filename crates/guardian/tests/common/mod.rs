@@ -22,7 +22,9 @@ use undying_guardian as guardian;
 
 pub(crate) use testkit::until;
 
-use guardian::{ChangedFiles, Guarded, RestartLimit, RestartPolicy, RunEvent, RunRequest, StoreLocation};
+use guardian::{
+    ChangedFiles, Guarded, RestartLimit, RestartPolicy, RunEvent, RunRequest, StoreLocation, SubjectState,
+};
 
 /// The longest that anything may take on a loaded machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -212,7 +214,7 @@ impl Lab {
     fn is_guarded(&self) -> bool {
         let status = guardian::status(&self.location(), Some(NAME));
         status.is_ok_and(|status| {
-            status.rows.iter().any(|one| ["running", "restoring"].contains(&one.state.as_str()))
+            status.rows.iter().any(|one| matches!(one.state, SubjectState::Running | SubjectState::Restoring))
         })
     }
 }

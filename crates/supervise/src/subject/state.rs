@@ -1,6 +1,6 @@
 //! What a subject is doing.
 //!
-//! Owns: the states, the ways in which a run ends, their names in `status`.
+//! Owns: the states, the ways in which a run ends.
 //! Does not: change a state; `Subject` does.
 
 use std::time::Instant;
@@ -98,20 +98,6 @@ pub enum Failure {
 }
 
 impl State {
-    /// Its name in `status`.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Running | Self::Checkpointing { .. } | Self::Held | Self::Dying(_) => "running",
-            Self::BackingOff(..) => "backing-off",
-            Self::Starting { .. } | Self::Restoring { .. } => "restoring",
-            Self::Ended(End::Over(_)) => "ended",
-            Self::Ended(End::GaveUp(_)) => "gave-up",
-            Self::Ended(End::Failed(_)) => "failed",
-            Self::Ended(End::Left) => "unprotected",
-        }
-    }
-
     /// Whether the program runs.
     #[must_use]
     pub const fn is_alive(&self) -> bool {

@@ -36,7 +36,7 @@ use crate::error::{GuardianError, Result};
 use crate::files::{FilesReport, WrittenFiles};
 use crate::foreground::Foreground;
 use crate::journal::{Journal, What};
-use crate::record::Record;
+use crate::record::{Record, SubjectState};
 use crate::restoring::hand_on;
 use crate::signals::{Request, Signals};
 use crate::streams::Streams;
@@ -291,8 +291,9 @@ impl<'a> Guard<'a> {
         self.actions.extend(self.machine.step(Instant::now(), event));
         let state = self.machine.state();
         self.record.in_flight = self.machine.in_flight().len();
-        if self.record.state != state.name() {
-            self.record.state = state.name().to_owned();
+        let shown = SubjectState::from(state);
+        if self.record.state != shown {
+            self.record.state = shown;
             self.record.restarts = self.machine.restart_count();
             // The rest is written with what else changes then.
             if !state.is_alive() && !matches!(state, State::Ended(_)) {

@@ -34,7 +34,6 @@ pub(super) fn first_record(
         boot: boot(),
         guardian: ProcessName::of(own),
         root: ProcessName::of(subject.key()),
-        state: "running".to_owned(),
         policy: request.policy.name().to_owned(),
         incarnation: 1,
         first_sequence: first.get(),
