@@ -92,7 +92,7 @@ impl Verb for Status {
 /// Reports that the last checkpoint needed more than one stop.
 fn tell_slices(subject: &SubjectReport) {
     let (name, slices) = (&subject.name, subject.slices);
-    if subject.is_watched() && slices.count > 0 {
+    if subject.state.is_watched() && slices.count > 0 {
         let time = |microseconds| print::duration(Duration::from_micros(microseconds));
         print::say(format_args!(
             "{name}: the last checkpoint was taken in {} slices of {} at most, {} in all: the program writes faster than \
