@@ -11,7 +11,6 @@
 mod aside;
 mod disk;
 pub(crate) mod files;
-pub(crate) mod journal;
 #[cfg(test)]
 mod simulated;
 mod steps;
@@ -26,11 +25,12 @@ use model::{ByteCount, Sequence};
 
 use self::disk::DiskFiles;
 use self::files::FileSystem;
-use self::journal::{Begun, Journal};
 use self::steps::{Attempt, Steps};
 use self::survey::Survey;
 use crate::error::{Result, UndoError};
 use crate::key::{FileKey, Time};
+use crate::log::journal::{self, Begun, Journal};
+pub use crate::log::journal::{Conflicts, Durability};
 use crate::log::reader::{self, ReadEpoch, ReadLog};
 use crate::log::record::{self, Alias, AnyRecord, Header};
 use crate::log::storage::{DiskStorage, Storage};
@@ -39,26 +39,6 @@ use crate::log::{epoch_name, remove_leftovers};
 
 /// The file of the next epoch until it has its name.
 const NEXT_NAME: &str = "next";
-
-/// What happens when a file was changed after the subject had ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Conflicts {
-    /// Nothing is changed; the error names all of them.
-    #[default]
-    Refuse,
-    /// They go back as all others.
-    Force,
-}
-
-/// What going back is safe against.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Durability {
-    /// The end of this program at any moment.
-    #[default]
-    Kill,
-    /// That of the kernel as well: file systems are synced before the first step and after the last one.
-    PowerCut,
-}
 
 /// What going back has done.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -13,10 +13,10 @@ use rustix::fs::FileType;
 
 use super::MovedAside;
 use super::files::{FileSystem, Status, Work};
-use super::journal::Journal;
 use super::survey::{self, Survey, WrongName};
 use crate::error::{Result, UndoError};
 use crate::key::Time;
+use crate::log::journal::Journal;
 use crate::log::storage::{LogFile, Storage};
 use crate::log::target::{Index, Layer, Piece, Target};
 use crate::log::{epoch_name, record};

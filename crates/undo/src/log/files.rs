@@ -10,8 +10,8 @@ use std::path::Path;
 use super::reader::{ReadEpoch, ReadLog};
 use super::record::{self, AnyRecord};
 use super::storage::{LogFile, Storage};
-use crate::back::journal::Journal;
 use crate::error::{Result, UndoError};
+use crate::log::journal::Journal;
 
 /// A file of this name, once it has content, says that the subject has run without being watched: the newest epoch is
 /// broken. The holder of the listener, which lets calls of the subject continue without a record, writes to it first; it

@@ -20,8 +20,10 @@ use rustix::io::Errno;
 use sys::{Error, file_handle};
 
 use super::record::{self, AnyRecord, Place};
-use super::storage::DIRECTORY_MODE;
 use crate::error::{Result, UndoError};
+
+/// Permission bits of the log's directories.
+pub(crate) const DIRECTORY_MODE: u32 = 0o700;
 
 /// The directory below the mount point of a file system that is not that of the log.
 pub(crate) const ROOT_NAME: &str = ".undying";

@@ -9,6 +9,7 @@
 //! before it. A file without content is the next epoch, made ahead.
 
 mod files;
+pub(crate) mod journal;
 pub mod keep;
 pub(crate) mod reader;
 pub(crate) mod record;
@@ -24,7 +25,6 @@ use std::path::{Path, PathBuf};
 
 use model::{ByteCount, Sequence};
 
-use crate::back::journal;
 use crate::error::{Result, UndoError};
 use crate::key::{Attributes, FileKey, Time};
 pub use files::UNWATCHED;

@@ -22,8 +22,6 @@ use crate::error::Result;
 
 /// Room that a new file of the log takes ahead, so that its header never meets a full disk.
 const HEADER_ROOM_BYTES: u64 = 4096;
-/// Permission bits of the log's directories.
-pub(crate) const DIRECTORY_MODE: u32 = 0o700;
 
 /// A directory of log files.
 pub(crate) trait Storage: Send + Debug {
@@ -88,7 +86,7 @@ impl DiskStorage {
 
     /// Opens it, created with mode 0700 if it is missing.
     pub(crate) fn open_or_create(path: &Path) -> Result<Self> {
-        match rustix::fs::mkdir(path, Mode::from_raw_mode(DIRECTORY_MODE)) {
+        match rustix::fs::mkdir(path, Mode::from_raw_mode(keep::DIRECTORY_MODE)) {
             Ok(()) | Err(Errno::EXIST) => Self::open(path),
             Err(errno) => Err(Error::path("create", path, errno).into()),
         }

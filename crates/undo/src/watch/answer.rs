@@ -16,7 +16,8 @@ use rustix::io::Errno;
 use sys::process_memory;
 
 use super::calls::{Call, Change, FileAt, PathAt, change_of, changes, is_nameless};
-use super::content::{Part, part_of_open};
+use super::content::part_of_open;
+use super::epoch::Part;
 use super::names::stat;
 use super::paths::{self, Entry, Place};
 use super::state::State;

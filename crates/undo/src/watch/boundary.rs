@@ -15,7 +15,7 @@ use std::time::Duration;
 use model::Sequence;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
-use super::epoch::{Content, Epoch, Id};
+use super::epoch::{Armed, Content, Epoch, How, Id};
 use super::names::stat;
 use super::paths::path_of;
 use super::state::{Mark, State, key_of};
@@ -27,28 +27,6 @@ use crate::key::{Attributes, FileKey};
 const MAPPED_BYTES_MAX: u64 = 8 << 20;
 /// The longest time between two boundaries that the cost of keeping asks for: a restart loses as much.
 const APART_MAX: Duration = Duration::from_secs(30);
-
-/// What can happen to a file in the next epoch without an open.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum How {
-    /// It is only appended to.
-    Appends,
-    /// Writes, which it reports.
-    Reports,
-    /// Stores through a mapping.
-    Mapped,
-    /// Anything, without a report: the image has its content.
-    OfImage,
-}
-
-/// A file that is open for writing or mapped at a boundary.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Armed {
-    pub(super) key: FileKey,
-    pub(super) attributes: Attributes,
-    pub(super) how: How,
-    pub(super) path: PathBuf,
-}
 
 /// What a look at the open files has found.
 #[derive(Default)]

@@ -10,26 +10,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, OFlags, Stat};
 
-use super::epoch::{Content, Pages};
+use super::epoch::{Content, Pages, Part};
 use super::names::stat;
 use super::paths::{Entry, path_of};
 use super::state::{CHUNK, Mark, State, key_of, reopen};
 use crate::error::Result;
-
-/// What is about to be changed in a file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Part {
-    /// Anything, at any time from now on: it is being opened for writing.
-    Any,
-    /// Only what is behind its end: it is being opened to append.
-    End,
-    /// All behind an offset.
-    Behind(u64),
-    /// A range: offset and length in bytes.
-    Range(u64, u64),
-    /// All of it.
-    All,
-}
 
 /// A file that is opened for writing and not longer than this is copied at once: that costs less than one event.
 const COPIED_AT_OPEN_MAX: u64 = 64 << 10;

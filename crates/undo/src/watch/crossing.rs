@@ -6,44 +6,16 @@
 //! Does not: follow directories that are renamed while a path through them is opened; such a file is found at the next
 //! boundary if it is still open then.
 
-use std::collections::HashMap;
-use std::ffi::OsString;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use model::Tid;
 
-use super::content::Part;
-use super::epoch::Id;
+use super::crossings::{Doing, Place};
+use super::epoch::Part;
 use super::names::stat;
 use super::paths::Entry;
 use super::state::State;
 use crate::error::Result;
-
-/// A name: the directory, and the component.
-type Place = (Id, OsString);
-
-/// What a thread may be doing since its last call was answered.
-#[derive(Debug)]
-enum Doing {
-    Opens(Place, Part),
-    Moves(Place, OwnedFd),
-}
-
-/// What the threads of the subject may be doing.
-#[derive(Debug, Default)]
-pub(super) struct Crossings(HashMap<Tid, Doing>);
-
-impl Crossings {
-    /// The thread makes another call: the one before is over.
-    pub(super) fn passed(&mut self, thread: Tid) {
-        self.0.remove(&thread);
-    }
-
-    /// Every thread is stopped: no call is under way.
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
-    }
-}
 
 impl State {
     /// A thread is about to open a name. Files that another thread is about to move there are kept.

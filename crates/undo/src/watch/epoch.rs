@@ -1,19 +1,58 @@
 //! What is known of the present epoch.
 //!
-//! Owns: the names and inodes that were recorded since the epoch began, and how much of their content was.
+//! Owns: the names and inodes that were recorded since the epoch began, and how much of their content was; what can
+//! change in a file, by a call and without one.
 //! Invariants: an inode is either old (it existed when the epoch began, and is recorded) or made in the epoch.
 //! Does not: look at files or write records.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::key::FileKey;
+use crate::key::{Attributes, FileKey};
 use crate::log::{DirectoryId, InodeId};
 
 /// Device and inode number. A file that loses its last name is kept by a link, so that its number is not used again
 /// within the epoch. A directory is not: see `Old::gone`.
 pub(super) type Id = (u64, u64);
+
+/// What is about to be changed in a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    /// Anything, at any time from now on: it is being opened for writing.
+    Any,
+    /// Only what is behind its end: it is being opened to append.
+    End,
+    /// All behind an offset.
+    Behind(u64),
+    /// A range: offset and length in bytes.
+    Range(u64, u64),
+    /// All of it.
+    All,
+}
+
+/// What can happen to a file in the next epoch without an open.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum How {
+    /// It is only appended to.
+    Appends,
+    /// Writes, which it reports.
+    Reports,
+    /// Stores through a mapping.
+    Mapped,
+    /// Anything, without a report: the image has its content.
+    OfImage,
+}
+
+/// A file that is open for writing or mapped at a boundary.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Armed {
+    pub(super) key: FileKey,
+    pub(super) attributes: Attributes,
+    pub(super) how: How,
+    pub(super) path: PathBuf,
+}
 
 /// How much of the old content of a file is in the log.
 #[derive(Clone, PartialEq, Eq, Debug)]

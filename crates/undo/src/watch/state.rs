@@ -13,12 +13,11 @@ use model::Sequence;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::boundary::Armed;
-use super::crossing::Crossings;
-use super::epoch::{Content, Epoch, Id, Old};
+use super::crossings::Crossings;
+use super::epoch::{Armed, Content, Epoch, Id, Old};
 use super::marks::ContentSource;
 use super::paths::path_of;
-use super::whole::Rates;
+use super::rates::Rates;
 use crate::error::{Result, UndoError};
 use crate::key::{Attributes, FileKey};
 use crate::log::UndoLog;

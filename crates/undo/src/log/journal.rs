@@ -8,13 +8,32 @@ use std::collections::HashSet;
 
 use model::Sequence;
 
-use super::{Conflicts, Durability};
+use super::reader::{self, ReadLog};
+use super::record::{self, Alias, AnyRecord, Attempt, KeyMessage, Kind, Touching};
+use super::storage::{LogFile, Storage};
+use super::target::Aliases;
 use crate::error::Result;
 use crate::key::FileKey;
-use crate::log::reader::{self, ReadLog};
-use crate::log::record::{self, Alias, AnyRecord, Attempt, KeyMessage, Kind, Touching};
-use crate::log::storage::{LogFile, Storage};
-use crate::log::target::Aliases;
+
+/// What happens when a file was changed after the subject had ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Conflicts {
+    /// Nothing is changed; the error names all of them.
+    #[default]
+    Refuse,
+    /// They go back as all others.
+    Force,
+}
+
+/// What going back is safe against.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Durability {
+    /// The end of this program at any moment.
+    #[default]
+    Kill,
+    /// That of the kernel as well: file systems are synced before the first step and after the last one.
+    PowerCut,
+}
 
 /// The name of the journal.
 const NAME: &str = "going-back";
