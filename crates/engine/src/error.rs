@@ -138,6 +138,9 @@ pub enum EngineError {
     /// The subject opened a file with O_DIRECT while it was being copied.
     #[error("the program began to read past the page cache while its memory was copied")]
     Unsteady,
+    /// Another subject of its group could not be stopped in time.
+    #[error("another subject of the group could not be stopped in time; this one runs on")]
+    GroupBroken,
     /// A tracker failed.
     #[error(transparent)]
     Track(#[from] track::TrackError),

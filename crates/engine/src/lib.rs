@@ -17,8 +17,8 @@ mod restore;
 mod sharing;
 
 pub use capture::{
-    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, Held, MAX_PAUSE_DEFAULT,
-    MAX_PAUSE_MIN, Phases, Preference, Slices, Taken, Tracking, Tuning, checkpoint,
+    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, GroupMember, Held,
+    MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phases, Preference, Slices, Taken, Tracking, Tuning, checkpoint,
 };
 pub use error::{EngineError, Result};
 pub use obstacles::{grouped, preflight};

@@ -5,12 +5,14 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence, Signal};
 use store::{LogOptions, LogWriter, Store, SubjectName};
 use undying_engine::{
-    CheckpointOptions, Continuous, FilePolicy, Files, Held, PidPolicy, RestoreOptions, Taken, restore,
+    CheckpointOptions, Continuous, FilePolicy, Files, GroupMember, Held, PidPolicy, RestoreOptions, Taken,
+    restore,
 };
 
 /// How long a subject is held; 5 s with `UNDYING_LONG_TESTS`.
@@ -167,4 +169,51 @@ fn connected_processes_are_held_and_resumed_or_killed_and_restored() {
     drop(subject);
     log.close().unwrap();
     ring.restore(committed.sequence);
+}
+
+/// Captures subjects as a group, each by a thread of its own, holds them, and kills or resumes all.
+fn capture_group(rings: &[&Ring], logs: &[LogWriter], number: u64, is_killed: bool) {
+    let all_captured = Barrier::new(rings.len());
+    let moments = Mutex::new(Vec::new());
+    let (all_captured, moments) = (&all_captured, &moments);
+    std::thread::scope(|scope| {
+        for ((member, ring), log) in GroupMember::of_group(rings.len()).into_iter().zip(rings).zip(logs) {
+            scope.spawn(move || {
+                let mut subject = ring.subject();
+                let captured = subject.checkpoint_of_group(log, &ring.options(number), member);
+                let (taken, held) = captured.unwrap().expect("the log is not far behind");
+                let began = taken.phases.began;
+                moments.lock().unwrap().push((began + taken.phases.stop, began + taken.phases.pause()));
+                all_captured.wait();
+                assert_held(ring);
+                assert_eq!(taken.ticket.wait().unwrap().sequence, Sequence(number));
+                all_captured.wait();
+                if is_killed { held.kill().unwrap() } else { held.resume().unwrap() }
+            });
+        }
+    });
+    let moments = moments.lock().unwrap();
+    let (stopped, captured) = (moments.iter().map(|one| one.0), moments.iter().map(|one| one.1));
+    // The last one was stopped before the first one was captured.
+    assert!(stopped.max() <= captured.min(), "{moments:?}");
+}
+
+#[test]
+fn a_group_is_stopped_before_any_of_it_is_captured() {
+    if !is_supported() {
+        return;
+    }
+    let (Some(mut one), Some(mut other)) = (Ring::start(), Ring::start()) else { return };
+    let logs = [one.log(), other.log()];
+    capture_group(&[&one, &other], &logs, 1, false);
+    for ring in [&one, &other] {
+        ring.await_more_than(ring.number() + 1_000);
+    }
+    let processes = [&one, &other].map(|ring| tracee::tree::descendants(ring.pid()).unwrap());
+    capture_group(&[&one, &other], &logs, 2, true);
+    logs.into_iter().for_each(|log| log.close().unwrap());
+    for (ring, processes) in [&mut one, &mut other].into_iter().zip(processes) {
+        ring.await_end(&processes);
+        ring.restore(Sequence(2));
+    }
 }

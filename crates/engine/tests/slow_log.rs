@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
+#[path = "common/late.rs"]
+mod late;
 #[path = "../../guardian/tests/common/medium.rs"]
 mod medium;
 
@@ -11,12 +13,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use late::Late;
 use medium::{Gate, GatedMedium};
 use model::{PageCount, Pid, Sequence};
 use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
-use sys::features::Feature;
-use tracee::procfs::Area;
-use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 use undying_engine::{CheckpointOptions, Continuous, Taken, Tuning};
 
 /// How long anything may take.
@@ -25,54 +25,6 @@ const LIMIT: Duration = Duration::from_secs(30);
 const PAGES: u64 = 20_000;
 /// How long the disk takes nothing while somebody waits for it: longer than anybody stands still for a buffer.
 const BLOCKED: Duration = Duration::from_millis(600);
-
-/// A tracker that finds nothing while the subject runs: all that changes does so between pre-copy and pause.
-#[derive(Debug)]
-struct Late;
-
-#[derive(Debug)]
-struct LateTracker(Box<dyn Tracker>);
-
-impl TrackerKind for Late {
-    fn name(&self) -> &'static str {
-        "late"
-    }
-
-    fn purpose(&self) -> &'static str {
-        "to have the pause copy everything"
-    }
-
-    fn features(&self) -> &'static [Feature] {
-        &[]
-    }
-
-    fn properties(&self) -> Properties {
-        Properties { rearms_running: true, sees_before: false, automatic: false }
-    }
-
-    fn self_test(&self) -> Result<(), TrackError> {
-        Ok(())
-    }
-
-    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError> {
-        let best = track::choose("auto").unwrap().kind.prepare(pid, areas)?;
-        Ok(Box::new(|session| Ok(Box::new(LateTracker(best(session)?)))))
-    }
-}
-
-impl Tracker for LateTracker {
-    fn kind(&self) -> &'static dyn TrackerKind {
-        &Late
-    }
-
-    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
-        self.0.cover(areas)
-    }
-
-    fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
-        if moment == Moment::Running { Ok(()) } else { self.0.scan(moment, into) }
-    }
-}
 
 struct Lab {
     folder: tempfile::TempDir,

@@ -121,6 +121,7 @@ fn of_engine(error: &EngineError) -> ExitCode {
         | EngineError::Changed(_)
         | EngineError::NotBuildable(_)
         | EngineError::PidOfGroup { .. }
+        | EngineError::GroupBroken
         | EngineError::Unsteady => ExitCode::Failure,
         EngineError::Freeze(error) => of_freeze(error),
         EngineError::Resource(error) => of_resource(error),

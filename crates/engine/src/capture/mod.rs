@@ -10,6 +10,7 @@ mod before;
 mod continuous;
 mod copier;
 mod descriptors;
+mod group;
 mod layout_record;
 mod objects;
 mod own_watch;
@@ -19,6 +20,7 @@ mod pipeline;
 mod present;
 mod reserve;
 mod threads;
+mod watched;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -34,6 +36,7 @@ pub use crate::capture::continuous::{
     Comparison, Continuous, Difference, MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Slices, Taken,
     Tracking, Tuning,
 };
+pub use crate::capture::group::GroupMember;
 use crate::capture::pages::WholeMemory;
 pub use crate::capture::phases::Phases;
 pub use crate::capture::pipeline::Held;

@@ -14,8 +14,8 @@ use model::Pid;
 use tracee::{Freezer, StoppedTree, Urgent};
 
 use super::before::Before;
-use super::continuous::AfterPause;
 use super::phases::{Laps, Phases};
+use super::watched::AfterPause;
 use super::{CheckpointOptions, descriptors, threads};
 use crate::error::Result;
 
@@ -110,6 +110,11 @@ impl Stopped {
             Some(part) => Capture::Part(self, part),
             None => Capture::Whole(Captured(self)),
         })
+    }
+
+    /// Others are stopped by now, too: that time counts as a part of the stop.
+    pub(super) fn note_stopped(&mut self) {
+        self.phases.stop = self.phases.began.elapsed();
     }
 
     /// When the first thread was told to stop.

@@ -131,6 +131,11 @@ impl Throttle {
         self.left_by_last = left;
     }
 
+    /// The next last stop copies everything.
+    pub(super) fn give_up(&mut self) {
+        self.stalled = STALLED_MAX;
+    }
+
     /// Whether the next last stop keeps the budget. If not, it copies everything.
     pub(super) fn is_bound(&self) -> bool {
         self.stalled < STALLED_MAX

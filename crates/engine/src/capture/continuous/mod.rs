@@ -19,7 +19,6 @@ mod taken;
 mod tracked;
 mod tuning;
 mod verify;
-mod watched;
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,13 +38,13 @@ pub use self::taken::{Slices, Taken, Tracking};
 use self::tracked::{EVERYTHING, Tracked};
 pub use self::tuning::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
-pub(super) use self::watched::AfterPause;
-use self::watched::Watched;
 use super::before::Before;
 use super::copier::{Nowhere, PageSink};
+use super::group::GroupMember;
 use super::phases::{Laps, Phases};
 use super::pipeline::{Capture, Captured, Held, Stopped};
 use super::reserve::{Expected, Reserve};
+use super::watched::Watched;
 use super::{CheckpointOptions, look_while_it_runs, look_while_it_stands, meta};
 use crate::error::{EngineError, Result};
 
@@ -86,6 +85,8 @@ pub struct Continuous {
     written: Vec<FileRecord>,
     /// Binds the state of files to each checkpoint, if files are watched.
     watched: Watched,
+    /// Where its checkpoint waits for those of other subjects.
+    member: Option<GroupMember>,
 }
 
 impl fmt::Debug for Continuous {
@@ -133,6 +134,7 @@ impl Continuous {
             expected_before: Expected::default(),
             written: Vec::new(),
             watched: Watched::default(),
+            member: None,
         }
     }
 
@@ -194,6 +196,24 @@ impl Continuous {
                 Ok((captured.phases(), captured.hold(subject.watched.hold())))
             })
         })
+    }
+
+    /// As `checkpoint_and_hold`, as one of several subjects that are all stopped before any of them is captured. The
+    /// last stop has no pause budget, and is not repeated.
+    ///
+    /// # Errors
+    ///
+    /// As `checkpoint`, or `GroupBroken` when another subject could not be stopped in time.
+    pub fn checkpoint_of_group(
+        &mut self,
+        log: &LogWriter,
+        options: &CheckpointOptions,
+        member: GroupMember,
+    ) -> Result<Option<(Taken, Held)>> {
+        self.member = Some(member);
+        let outcome = self.checkpoint_and_hold(log, options);
+        self.member = None;
+        outcome
     }
 
     /// As `checkpoint`, and compares it with the subject before that goes on: for as long as it takes to write the
@@ -489,21 +509,24 @@ impl Continuous {
         counts: &mut Counts,
         (urgent, phases): (Urgent, Phases),
     ) -> Result<Option<Captured>> {
-        let stopped = Stopped::stop(&mut self.freezer, self.root, urgent, phases)?;
+        let mut stopped = Stopped::stop(&mut self.freezer, self.root, urgent, phases)?;
+        if let Some(member) = &mut self.member {
+            member.pass()?;
+            stopped.note_stopped();
+            counts.complete();
+        }
         let began = stopped.began();
         let (spaces, watched) = (&mut self.spaces, &mut self.watched);
         let mut memory = Writing { spaces, watched, sink, counts };
         let outcome = match stopped.capture(before, &mut memory, options) {
             Ok(Capture::Whole(captured)) => return Ok(Some(captured)),
-            Ok(Capture::Part(stopped, _)) => stopped.resume().map(|_| None),
+            Ok(Capture::Part(stopped, _)) => {
+                stopped.resume().map(|phases| counts.slices.note(phases.pause()))
+            }
             Err(error) => Err(error),
         };
         self.watched.resumed();
-        match &outcome {
-            Ok(_) => counts.slices.note(began.elapsed()),
-            Err(_) => self.aborted += began.elapsed(),
-        }
-        outcome
+        outcome.inspect_err(|_| self.aborted += began.elapsed()).map(|()| None)
     }
 
     /// What is known of the running subject: looked at closely for the first time, followed later.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::super::before::Before;
 use super::super::copier::PageSink;
+use super::super::group::GroupMember;
 use super::super::is_alive;
 use super::Continuous;
 use crate::error::Result;
@@ -31,6 +32,8 @@ impl Continuous {
         self.aborted = Duration::ZERO;
         for _ in 0..RETRIES_MAX {
             match attempt(self, before) {
+                // The others of its group have been captured by now, or wait no longer.
+                Err(error) if self.member.as_ref().is_some_and(GroupMember::has_passed) => return Err(error),
                 Err(error) if self.spaces.is_orderly && error.may_pass() && is_alive(self.root) => {}
                 outcome => return outcome,
             }

@@ -45,6 +45,14 @@ impl Counts {
     }
 }
 
+impl Counts {
+    /// The next stop takes everything, however long that takes.
+    pub(super) fn complete(&mut self) {
+        self.has_deferred_fresh = true;
+        self.throttle.give_up();
+    }
+}
+
 /// Whether one more round, after one of so many pages and one of so many before it, leaves less to the pause. Where the
 /// processor or the store is busy, rounds get less only slowly, and a pause that copies thousands of pages is long.
 fn is_worth_another(round: PageCount, before: PageCount) -> bool {

@@ -133,8 +133,8 @@ impl Spaces {
         let copied = self.copy_until(before, sink, until)?;
         self.budget.note_copied(copied, copying.elapsed());
         tree.resume()?;
-        drop(urgent);
         counts.slices.note(began.elapsed());
+        drop(urgent);
         Ok(copied)
     }
 

@@ -18,13 +18,13 @@ use super::super::copier::{Copier, PageSink};
 use super::super::pages;
 use super::super::phases::Phases;
 use super::super::pipeline::Memory;
+use super::super::watched::Watched;
 use super::Tuning;
 use super::budget::Budget;
 use super::crew::CrewOf;
 use super::pace::Pace;
 use super::rounds::Counts;
 use super::tracked::{EVERYTHING, Tracked};
-use super::watched::Watched;
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
 

@@ -11,10 +11,10 @@ use model::Sequence;
 use resource::files::MappedForWriting;
 use undo::watch::{Boundary, MappedFile, OpenFile, Watch};
 
-use super::super::before::Before;
+use super::before::Before;
 
 /// Tells the watch that the tree runs again, when it is dropped.
-pub(in super::super) struct AfterPause(Arc<Watch>);
+pub(super) struct AfterPause(Arc<Watch>);
 
 impl Drop for AfterPause {
     fn drop(&mut self) {

@@ -1,0 +1,129 @@
+//! Several subjects captured as they are at one moment: all are stopped before any of them is captured.
+//!
+//! Owns: the point at which the threads that trace them wait for each other.
+//! Invariants: all members are stopped at one moment, or none of them is captured. No stopped subject waits longer than
+//! `GATE_WAIT_MAX`.
+//! Does not: decide what becomes of the captured subjects. The caller resumes all of them if one has failed, since the
+//! checkpoints of the others are not consistent with each other then.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::error::{EngineError, Result};
+
+/// How long a stopped subject waits for the others to stop: more than a thread takes in an uninterruptible wait.
+const GATE_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Where the members of a group wait until all are stopped.
+struct Gate {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy)]
+struct State {
+    missing: usize,
+    is_broken: bool,
+}
+
+impl Gate {
+    fn new(members: usize) -> Self {
+        Self { state: Mutex::new(State { missing: members, is_broken: false }), changed: Condvar::new() }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_all();
+    }
+}
+
+/// One subject of a group, for the thread that traces it: see [`Continuous::checkpoint_of_group`].
+///
+/// A member that is dropped before its subject was stopped breaks the group: no other member waits any longer.
+///
+/// [`Continuous::checkpoint_of_group`]: super::Continuous::checkpoint_of_group
+pub struct GroupMember {
+    gate: Arc<Gate>,
+    has_passed: bool,
+}
+
+impl fmt::Debug for GroupMember {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupMember").field("has_passed", &self.has_passed).finish_non_exhaustive()
+    }
+}
+
+impl GroupMember {
+    /// The members of a group of so many subjects.
+    #[must_use]
+    pub fn of_group(subjects: usize) -> Vec<Self> {
+        let gate = Arc::new(Gate::new(subjects));
+        (0..subjects).map(|_| Self { gate: Arc::clone(&gate), has_passed: false }).collect()
+    }
+
+    /// Waits until all members are stopped, as the caller's is. A subject passes once: what follows cannot be repeated.
+    pub(super) fn pass(&mut self) -> Result<()> {
+        if self.has_passed {
+            return Err(EngineError::GroupBroken);
+        }
+        self.has_passed = true;
+        self.gate.change(|state| state.missing -= 1);
+        let state = self.gate.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_waiting = |state: &mut State| state.missing > 0 && !state.is_broken;
+        let waited = self.gate.changed.wait_timeout_while(state, GATE_WAIT_MAX, is_waiting);
+        let state = *waited.unwrap_or_else(PoisonError::into_inner).0;
+        if state.missing == 0 && !state.is_broken {
+            return Ok(());
+        }
+        self.gate.change(|state| state.is_broken = true);
+        Err(EngineError::GroupBroken)
+    }
+
+    pub(super) fn has_passed(&self) -> bool {
+        self.has_passed
+    }
+}
+
+impl Drop for GroupMember {
+    fn drop(&mut self) {
+        if !self.has_passed {
+            self.gate.change(|state| state.is_broken = true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// The outcomes of members that pass, or give up, after so many milliseconds.
+    fn outcomes(members: &[(u64, bool)]) -> Vec<bool> {
+        let group = GroupMember::of_group(members.len()).into_iter().zip(members);
+        let threads = group.map(|(mut member, &(after, passes))| {
+            thread::spawn(move || {
+                thread::sleep(Duration::from_millis(after));
+                passes && member.pass().is_ok()
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    }
+
+    #[test]
+    fn all_members_pass_or_none() {
+        assert_eq!(outcomes(&[(0, true), (20, true), (5, true)]), [true; 3]);
+        assert_eq!(outcomes(&[(0, true), (20, false), (5, true)]), [false; 3]);
+        assert_eq!(outcomes(&[(0, false), (20, true)]), [false; 2]);
+        assert_eq!(outcomes(&[(0, true)]), [true]);
+    }
+
+    #[test]
+    fn a_member_passes_once() {
+        let mut member = GroupMember::of_group(1).remove(0);
+        assert!(member.pass().is_ok() && member.has_passed());
+        assert!(matches!(member.pass(), Err(EngineError::GroupBroken)));
+    }
+}

@@ -1,0 +1,57 @@
+//! A tracker for tests of the pause.
+//!
+//! Owns: the tracker `late`.
+//! Does not: choose when it is used.
+
+use model::Pid;
+use sys::features::Feature;
+use tracee::procfs::Area;
+use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
+
+/// A tracker that finds nothing while the subject runs: all that changes does so between pre-copy and pause.
+#[derive(Debug)]
+pub(crate) struct Late;
+
+#[derive(Debug)]
+struct LateTracker(Box<dyn Tracker>);
+
+impl TrackerKind for Late {
+    fn name(&self) -> &'static str {
+        "late"
+    }
+
+    fn purpose(&self) -> &'static str {
+        "to have the pause copy everything"
+    }
+
+    fn features(&self) -> &'static [Feature] {
+        &[]
+    }
+
+    fn properties(&self) -> Properties {
+        Properties { rearms_running: true, sees_before: false, automatic: false }
+    }
+
+    fn self_test(&self) -> Result<(), TrackError> {
+        Ok(())
+    }
+
+    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError> {
+        let best = track::choose("auto").unwrap().kind.prepare(pid, areas)?;
+        Ok(Box::new(|session| Ok(Box::new(LateTracker(best(session)?)))))
+    }
+}
+
+impl Tracker for LateTracker {
+    fn kind(&self) -> &'static dyn TrackerKind {
+        &Late
+    }
+
+    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
+        self.0.cover(areas)
+    }
+
+    fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
+        if moment == Moment::Running { Ok(()) } else { self.0.scan(moment, into) }
+    }
+}
