@@ -9,17 +9,19 @@ use std::time::{Duration, Instant};
 
 use model::{Pid, Signal, Tid};
 use sys::kcmp::{self, Shared};
-use sys::ptrace::{self, OPTION_CLONE, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK, WaitStatus};
+use sys::ptrace::{self, Options, WaitStatus};
+use sys::wait_timer::{Ticks, taking_ends};
 use sys::{Errno, Error};
 
 use crate::procfs::{self, KeptFiles, Status};
-use crate::reaper::{self, Watch};
 use crate::remote::home;
-use crate::thread::{Running, StopOutcome, Stopped, Thread, Waiter};
+use crate::thread::{Running, StopOutcome, Stopped, Thread};
+use crate::tracer::{self, Waiter};
 use crate::tree;
 
 /// Options a subject's threads are seized with while they are being stopped.
-pub(crate) const OPTIONS: u64 = OPTION_SYSCALL_GOOD | OPTION_CLONE | OPTION_FORK | OPTION_VFORK;
+pub(crate) const OPTIONS: Options =
+    Options::SYSCALL_GOOD.with(Options::CLONE).with(Options::FORK).with(Options::VFORK);
 /// Times the tree is listed again because it grew; a tree that outgrows this is refused.
 const ROUNDS_MAX: usize = 200;
 /// The same before anything stands; what is found later is found while the rest stands.
@@ -33,6 +35,8 @@ const CHANGES_MAX: usize = 10;
 const STOP_LIMIT: Duration = Duration::from_millis(250);
 /// How long a thread may take before it is looked at what holds it.
 const PATIENCE: Duration = Duration::from_millis(1);
+/// How long an attach may wait for an exec before the ends that the exec waits for are taken.
+const ATTACH_TICK: Duration = Duration::from_millis(2);
 /// How long a failed stop waits for the rest to come to its stop, to let it go properly.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// Attempts before a tree that does not stop in time is given up.
@@ -113,7 +117,8 @@ struct Progress {
     changing: HashMap<Tid, usize>,
     zombies: Vec<Pid>,
     order: Vec<Pid>,
-    ends: Watch,
+    /// Attached threads other than leaders: an exec of another thread waits for their ends.
+    mortal: Vec<Tid>,
     began: Option<Instant>,
 }
 
@@ -160,6 +165,7 @@ impl StoppedTree {
                 outcome = Err(error);
             }
         }
+        tracer::take_ends();
         outcome
     }
 }
@@ -193,7 +199,7 @@ impl Freezer {
 fn await_end(tid: Tid) -> Result<(), Error> {
     loop {
         match ptrace::wait(tid) {
-            Ok(WaitStatus::Stopped { .. }) => {}
+            Ok(WaitStatus::Stopped(_)) => {}
             Ok(_) => return Ok(()),
             Err(error) if matches!(error.errno, Errno::ECHILD | Errno::ESRCH) => return Ok(()),
             Err(error) => return Err(error),
@@ -293,7 +299,7 @@ impl Progress {
         for thread in self.stopped.values().flatten() {
             if gone_is_none(home::arrive(thread))?.is_none() {
                 lost.push(thread.tid());
-                reaper::bury(thread.pid(), thread.tid());
+                tracer::note_end(thread.pid(), thread.tid());
             }
         }
         for tid in &lost {
@@ -306,6 +312,7 @@ impl Progress {
     }
 
     fn attach_new(&mut self, root: Pid) -> Result<(), FreezeError> {
+        let _ticks = Ticks::start(ATTACH_TICK)?;
         self.order = tree::descendants(root).map_err(|error| ended_or(root, error))?;
         self.zombies.clear();
         for pid in self.order.clone() {
@@ -315,7 +322,7 @@ impl Progress {
                     return Err(FreezeError::Ended(root));
                 }
                 if gone_is_none(procfs::status(pid))?.is_some_and(|status| is_ours(&status)) {
-                    reaper::bury(pid, pid.leader());
+                    tracer::note_end(pid, pid.leader());
                 }
                 self.zombies.push(pid);
                 continue;
@@ -331,7 +338,7 @@ impl Progress {
         if self.seen.contains(&tid) {
             return Ok(());
         }
-        match Thread::seize(pid, tid, OPTIONS) {
+        match taking_ends(&self.mortal, || Thread::seize(pid, tid, OPTIONS)) {
             Ok(thread) => {
                 self.expect(thread);
                 Ok(())
@@ -345,7 +352,9 @@ impl Progress {
     fn expect(&mut self, thread: Thread<Running>) {
         self.changed = true;
         self.seen.insert(thread.tid());
-        self.ends.add(thread.pid(), thread.tid());
+        if thread.tid() != thread.pid().leader() {
+            self.mortal.push(thread.tid());
+        }
         self.unasked.push(thread.tid());
         self.pending.push(thread);
     }
@@ -356,10 +365,10 @@ impl Progress {
         if is_ours(&status) {
             if ended && tid == pid.leader() {
                 // A leader ends for good with the last of its threads.
-                reaper::bury(pid, tid);
+                tracer::note_end(pid, tid);
                 return Ok(());
             }
-            self.expect(Thread::attached(pid, tid));
+            self.expect(Thread::attached(pid, tid, OPTIONS));
             return Ok(());
         }
         if ended {
@@ -420,6 +429,13 @@ impl Progress {
         }
         let mut parents: Vec<Pid> = self.pending.iter().map(Thread::pid).collect();
         parents.dedup();
+        // One that was stopped and then killed by an exec of another thread, which waits for its end.
+        for thread in parents.iter().filter_map(|pid| self.stopped.get(pid)).flatten() {
+            if thread.tid() != thread.pid().leader() {
+                // It lives, as a rule.
+                let _ = ptrace::take_end(thread.tid());
+            }
+        }
         for child in self.stopped.keys().copied().collect::<Vec<_>>() {
             if parents.iter().any(|parent| runs_in_memory_of(child, *parent)) {
                 for thread in self.stopped.remove(&child).unwrap_or_default() {
@@ -447,7 +463,7 @@ impl Progress {
                 }
                 Err(error) => {
                     // It stays attached, so it is let go with the others.
-                    self.pending.push(Thread::attached(pid, tid));
+                    self.pending.push(Thread::attached(pid, tid, OPTIONS));
                     outcome = Err(error.into());
                 }
             }
@@ -461,7 +477,7 @@ impl Progress {
         let tgid = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
         match tgid {
             Some(tgid) if !self.seen.contains(&tid) => {
-                self.expect(Thread::attached(Pid(tgid), tid));
+                self.expect(Thread::attached(Pid(tgid), tid, OPTIONS));
                 self.interrupt_all()
             }
             _ => Ok(()),
@@ -492,11 +508,17 @@ impl Progress {
             // A thread that cannot be detached has died.
             let _ = thread.detach();
         }
+        tracer::take_ends();
         self.pending.append(&mut self.let_go);
         for thread in &self.pending {
             // One that has been let go before is asked to stop again, so that it can be detached.
             let _ = thread.interrupt();
         }
+        self.drain();
+        tracer::take_ends();
+    }
+
+    fn drain(&mut self) {
         let mut waiter = Waiter::new(DRAIN_LIMIT);
         while !self.pending.is_empty() {
             for thread in std::mem::take(&mut self.pending) {
@@ -504,15 +526,15 @@ impl Progress {
                     Ok(StopOutcome::Stopped(stopped)) => drop(stopped.detach()),
                     Ok(StopOutcome::Pending(thread)) => {
                         let (pid, tid) = (thread.pid(), thread.tid());
-                        if reaper::has_ended_unseen(pid, tid, waiter.waited()) {
-                            reaper::bury(pid, tid);
+                        if tracer::has_ended_unseen(pid, tid, waiter.waited()) {
+                            tracer::note_end(pid, tid);
                         } else {
                             self.pending.push(thread);
                         }
                     }
                     Ok(StopOutcome::Created(thread, tid)) => {
                         let pid = thread.pid();
-                        self.pending.extend([thread, Thread::attached(pid, tid)]);
+                        self.pending.extend([thread, Thread::attached(pid, tid, OPTIONS)]);
                     }
                     Ok(StopOutcome::Gone) | Err(_) => {}
                 }

@@ -217,7 +217,7 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
 }
 
 fn await_end_of_traced(tid: Tid) -> Result<()> {
-    while let ptrace::WaitStatus::Stopped { .. } = ptrace::wait(tid)? {}
+    while let ptrace::WaitStatus::Stopped(_) = ptrace::wait(tid)? {}
     Ok(())
 }
 
