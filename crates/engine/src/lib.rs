@@ -11,6 +11,7 @@ mod capture;
 mod descriptor_limit;
 mod error;
 mod obstacles;
+mod preflight;
 mod records;
 mod relations;
 mod restore;
@@ -21,7 +22,8 @@ pub use capture::{
     MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phases, Preference, Slices, Taken, Tracking, Tuning, checkpoint,
 };
 pub use error::{EngineError, Result};
-pub use obstacles::{grouped, preflight};
+pub use obstacles::grouped;
+pub use preflight::preflight;
 pub use resource::Obstacle;
 pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{

@@ -9,10 +9,7 @@ use model::{Escaped, Pid};
 use resource::fd::{self, CaptureScope, Description};
 use resource::{Obstacle, memory, state};
 use tracee::procfs::{self, Area};
-use tracee::tree;
 
-use crate::capture::{CheckpointOptions, look_for_preflight};
-use crate::error::{EngineError, Result};
 use crate::relations::{Births, Homeless, Relation};
 use crate::sharing;
 
@@ -107,16 +104,6 @@ fn without_numbers(text: &str) -> String {
     let plain: Vec<&str> =
         words.filter(|word| !word.is_empty() && !word.bytes().any(|byte| byte.is_ascii_digit())).collect();
     plain.join(" ")
-}
-
-/// Lists everything that would stop a checkpoint of a process and its descendants.
-pub fn preflight(root: Pid, options: &CheckpointOptions) -> Result<Vec<Obstacle>> {
-    tree::descendants(root).map_err(|_| EngineError::NoProcess(root))?;
-    match look_for_preflight(root, options) {
-        Ok(()) => Ok(Vec::new()),
-        Err(EngineError::Refused(obstacles)) => Ok(obstacles),
-        Err(error) => Err(error),
-    }
 }
 
 /// Obstacles of a whole subject but those of its descriptors.

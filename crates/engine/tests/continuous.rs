@@ -277,6 +277,10 @@ fn a_comparison_finds_what_a_tracker_misses_and_nothing_else() {
     lab.await_rounds(5);
     let (pages, differences) = differences_with(Continuous::new(pid, best()), &lab, COMPARISONS);
     assert!(pages > 1_000 && differences == 0, "{differences} of {pages} pages");
+    let tuning = Tuning { max_pause: Some(MAX_PAUSE_MIN), ..Tuning::default() };
+    let sliced = Continuous::new(pid, best()).tuned(tuning);
+    let (pages, differences) = differences_with(sliced, &lab, COMPARISONS_LARGE);
+    assert!(pages > 100 && differences == 0, "{differences} of {pages} pages");
     let (pages, differences) = differences_with(Continuous::new(pid, &Blind), &lab, COMPARISONS);
     println!("blind: {differences} of {pages} pages");
     assert!(differences > 0, "{pages} pages");
@@ -303,7 +307,6 @@ fn whatever_is_tuned_nothing_differs() {
         Tuning { copiers: NonZeroUsize::new(4).unwrap(), processors: vec![1], ..standard() },
         Tuning { granularity: NonZeroU64::new(16).unwrap(), ..standard() },
         Tuning { prefer: Preference::Throughput, ..standard() },
-        Tuning { max_pause: Some(MAX_PAUSE_MIN), ..standard() },
     ] {
         let subject = Continuous::new(pid, best()).tuned(tuning.clone());
         let (pages, differences) = differences_with(subject, &lab, COMPARISONS_LARGE);

@@ -5,7 +5,7 @@
 //! except that a list grows when it outgrows its room.
 //! Does not: attach values to ranges.
 
-use crate::{AddressRange, PageCount};
+use crate::address::{AddressRange, PageCount};
 
 /// A set of addresses.
 ///

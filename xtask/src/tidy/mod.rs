@@ -7,6 +7,7 @@
 //! A new rule is one file here and one line in [`RULES`].
 
 mod bare_numbers;
+mod circles;
 mod edges;
 mod error_rows;
 mod errors;
@@ -54,6 +55,7 @@ const RULES: &[&dyn Rule] = &[
     &workplace::Workplace,
     &names::Names,
     &language::Language,
+    &circles::Circles,
 ];
 
 /// The rule number of a file that cannot be looked at.

@@ -29,8 +29,8 @@ use tracee::Crew;
 use tracee::procfs::{self, Area, ReadAhead};
 use undo::watch::OpenFile;
 
-use super::CheckpointOptions;
-use super::before::{Before, ProcessBefore};
+use super::options::CheckpointOptions;
+use super::process::ProcessBefore;
 use crate::descriptor_limit::RaisedLimit;
 use crate::error::{EngineError, Result};
 use crate::obstacles;
@@ -346,6 +346,68 @@ impl Descriptors {
         Ok(!is_current || had_hidden || self.known.len() > self.held)
     }
 
+    /// Takes what may have changed of every description.
+    pub(super) fn take(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<()> {
+        self.look_inside()?;
+        self.sockets.begin_pause();
+        self.tell();
+        let mut states = FileStates::begin(self.options.kill);
+        for description in &self.open {
+            if let Some(capture) = self.captures.get_mut(&description.id) {
+                capture.inside(description)?;
+            }
+            let envelope = Envelope::inside(description)?;
+            let is_inherited = self.options.inherited.contains(&description.file());
+            states.add(description, &envelope, is_inherited, self.leased.contains(&description.id))?;
+            self.envelopes.insert(description.id, envelope);
+        }
+        let areas = areas_of(processes, order);
+        areas.iter().flat_map(|(_, areas)| areas.iter()).for_each(|area| states.add_mapping(area));
+        states.add_directories(&self.directories);
+        self.states = Some(states);
+        self.relate(order, areas)
+    }
+
+    /// Closes the duplicates once nothing more is asked of them. A subject that is to end keeps what was done to its
+    /// connections until it has ended.
+    pub(super) fn end_take(&mut self) {
+        if !self.options.kill {
+            self.let_go();
+        }
+    }
+
+    /// Adds the records of descriptions and tables.
+    pub(super) fn put(
+        &mut self,
+        processes: &HashMap<Pid, ProcessBefore>,
+        order: &[Pid],
+        records: &mut RecordSet,
+    ) -> Result<()> {
+        let mut locks = self.locks()?;
+        let Self { rows, texts, known, captures, envelopes, .. } = self;
+        for description in known.iter() {
+            let found =
+                (description.kind(), captures.get_mut(&description.id), envelopes.remove(&description.id));
+            let (Some(kind), Some(capture), Some(mut envelope)) = found else { continue };
+            envelope.locks = locks.remove(&description.id).unwrap_or_default();
+            let payload = capture.after(description)?;
+            records.push(envelope.complete(kind, payload).into_record(of_description(description.id.get())));
+        }
+        for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
+            let mut found = Vec::new();
+            for (row, one) in rows.iter().zip(&*texts).filter(|(row, _)| row.pid == *pid) {
+                let close_on_exec =
+                    procfs::closes_on_exec(&String::from_utf8_lossy(&one.text)).ok_or_else(|| {
+                        Error::descriptor("understand fdinfo of", row.pid, row.fd, Errno::EINVAL)
+                    })?;
+                let (fd, description) = (row.fd.get(), row.description.get());
+                found.push(DescriptorRow { fd, close_on_exec, description });
+            }
+            DescriptorsMessage { rows: found }.put(records, of_process(*pid));
+        }
+        Ok(())
+    }
+
     /// Closes every duplicate. As long as one is open, a last close inside the subject is none: the reader of a pipe
     /// sees no end, a port and a lock stay taken, a program that was just written cannot be started.
     pub(super) fn let_go(&mut self) {
@@ -520,60 +582,4 @@ pub(super) fn areas_of<'a>(
 ) -> Vec<(Pid, Cow<'a, [Area]>)> {
     let known = order.iter().filter_map(|pid| processes.get(pid).map(|process| (*pid, process)));
     known.map(|(pid, process)| (pid, process.areas.as_slice().into())).collect()
-}
-
-/// Takes what may have changed of every description.
-pub(super) fn inside(before: &mut Before) -> Result<()> {
-    let Before { descriptors, processes, order, .. } = before;
-    descriptors.look_inside()?;
-    descriptors.sockets.begin_pause();
-    descriptors.tell();
-    let mut states = FileStates::begin(descriptors.options.kill);
-    for description in &descriptors.open {
-        if let Some(capture) = descriptors.captures.get_mut(&description.id) {
-            capture.inside(description)?;
-        }
-        let envelope = Envelope::inside(description)?;
-        let is_inherited = descriptors.options.inherited.contains(&description.file());
-        states.add(description, &envelope, is_inherited, descriptors.leased.contains(&description.id))?;
-        descriptors.envelopes.insert(description.id, envelope);
-    }
-    let areas = areas_of(processes, order);
-    areas.iter().flat_map(|(_, areas)| areas.iter()).for_each(|area| states.add_mapping(area));
-    states.add_directories(&descriptors.directories);
-    descriptors.states = Some(states);
-    descriptors.relate(order, areas)
-}
-
-/// Closes the duplicates once nothing more is asked of them.
-pub(super) fn end_inside(before: &mut Before) {
-    // A subject that is to end keeps what was done to its connections until it has ended.
-    if !before.descriptors.options.kill {
-        before.descriptors.let_go();
-    }
-}
-
-/// Adds the records of descriptions and tables.
-pub(super) fn after(before: &mut Before, records: &mut RecordSet) -> Result<()> {
-    let mut locks = before.descriptors.locks()?;
-    let Descriptors { rows, texts, known, captures, envelopes, .. } = &mut before.descriptors;
-    for description in known.iter() {
-        let found =
-            (description.kind(), captures.get_mut(&description.id), envelopes.remove(&description.id));
-        let (Some(kind), Some(capture), Some(mut envelope)) = found else { continue };
-        envelope.locks = locks.remove(&description.id).unwrap_or_default();
-        let payload = capture.after(description)?;
-        records.push(envelope.complete(kind, payload).into_record(of_description(description.id.get())));
-    }
-    for pid in before.order.iter().filter(|pid| before.processes.contains_key(pid)) {
-        let mut found = Vec::new();
-        for (row, one) in rows.iter().zip(&*texts).filter(|(row, _)| row.pid == *pid) {
-            let close_on_exec = procfs::closes_on_exec(&String::from_utf8_lossy(&one.text))
-                .ok_or_else(|| Error::descriptor("understand fdinfo of", row.pid, row.fd, Errno::EINVAL))?;
-            let (fd, description) = (row.fd.get(), row.description.get());
-            found.push(DescriptorRow { fd, close_on_exec, description });
-        }
-        DescriptorsMessage { rows: found }.put(records, of_process(*pid));
-    }
-    Ok(())
 }

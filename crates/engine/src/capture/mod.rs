@@ -12,12 +12,16 @@ mod copier;
 mod descriptors;
 mod group;
 mod layout_record;
+mod look;
 mod objects;
+mod options;
 mod own_watch;
 mod pages;
 mod phases;
 mod pipeline;
 mod present;
+mod process;
+mod record;
 mod reserve;
 mod threads;
 mod watched;
@@ -25,11 +29,10 @@ mod watched;
 use std::time::{Duration, Instant, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
-use model::{Inode, PageCount, Pid, Sequence};
-use resource::Obstacle;
+use model::{PageCount, Pid};
 use store::{CommitMeta, ImageWriter};
-use tracee::{Freezer, StoppedTree, Urgent, procfs};
-use track::{Moment, TrackerKind};
+use tracee::{Freezer, Urgent};
+use track::TrackerKind;
 
 use crate::capture::before::Before;
 pub use crate::capture::continuous::{
@@ -37,29 +40,16 @@ pub use crate::capture::continuous::{
     Tracking, Tuning,
 };
 pub use crate::capture::group::GroupMember;
+pub(crate) use crate::capture::look::look_for_preflight;
+use crate::capture::look::{LOADING, look_while_it_runs, look_while_it_stands};
+pub use crate::capture::options::CheckpointOptions;
 use crate::capture::pages::WholeMemory;
 pub use crate::capture::phases::Phases;
 pub use crate::capture::pipeline::Held;
 use crate::capture::pipeline::{Capture, Captured, Stopped};
 pub(crate) use crate::capture::present::{Present, Space, present};
+use crate::capture::record::{meta, records};
 use crate::error::{EngineError, Result};
-use crate::obstacles;
-use crate::records::{DirectoriesMessage, EngineRecord, FilesMessage, TreeMessage};
-
-/// What a checkpoint is told.
-#[derive(Clone, Debug, Default)]
-pub struct CheckpointOptions {
-    /// End the subject once the image is committed.
-    pub kill: bool,
-    /// Accept that connections to outside the tree come back as ended by the peer.
-    pub lose_connections: bool,
-    /// The subject's name in the commit record; empty for one without a name.
-    pub name: String,
-    /// The checkpoint's number.
-    pub sequence: Sequence,
-    /// Files that the restorer will hold itself (its standard streams): device and inode.
-    pub inherited: Vec<(u64, Inode)>,
-}
 
 /// What a checkpoint did.
 #[derive(Clone, Debug)]
@@ -69,16 +59,6 @@ pub struct CheckpointReport {
     /// From the first look at the subject to the durable image.
     pub total: Duration,
 }
-
-/// Looks at a running subject before it is stopped for the look: each takes a few milliseconds, and a program that
-/// lives shorter between two execs is no rare sight in a build.
-const LOOKS_MAX: usize = 5;
-/// How many of them must find the same in the way, one after the other, to refuse; less than all, as each look is one
-/// at all the memory of the subject.
-const REFUSING_LOOKS: usize = 3;
-/// About how long a program takes from exec until its C library is mapped, and longer than most hold what is held for a
-/// moment only.
-const LOADING: Duration = Duration::from_millis(1);
 
 /// Captures of a tree that changes meanwhile, before the checkpoint fails. Each failed one costs the subject a pause; a
 /// process is seldom reparented during two of them in a row.
@@ -241,7 +221,7 @@ fn record(
     timings: Timings,
     options: &CheckpointOptions,
 ) -> Result<Recorded> {
-    let completed = before.complete_areas().and_then(|()| after(&mut before));
+    let completed = before.complete_areas().and_then(|()| records(&mut before));
     let records = completed.inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
         // The subject runs on: what it closes from now on has to be closed.
@@ -249,104 +229,6 @@ fn record(
     }
     let meta = meta(&before, options, time, timings);
     Ok(Recorded { records, meta, before, held })
-}
-
-/// Runs everything that comes before the pause, and nothing else.
-pub(crate) fn look_for_preflight(root: Pid, options: &CheckpointOptions) -> Result<()> {
-    match look_while_it_runs(root, options)? {
-        Some(_) => Ok(()),
-        None => {
-            let _stopped = StoppedTree::stop(root)?;
-            look_while_it_stands(root, options).map(drop)
-        }
-    }
-}
-
-/// Looks at a subject that may replace itself by exec under the look, and may hold for a moment what cannot be saved;
-/// `None` when it does so again and again, and can only be looked at once it stands.
-fn look_while_it_runs(root: Pid, options: &CheckpointOptions) -> Result<Option<Before>> {
-    let mut refusals = Refusals::default();
-    for _ in 0..LOOKS_MAX {
-        match Before::look(root, options, Moment::Running) {
-            Err(error) if error.says_gone() && is_alive(root) => {}
-            Err(EngineError::Changed(_)) => std::thread::sleep(LOADING),
-            Err(EngineError::Refused(found)) => {
-                refusals.note(found)?;
-                std::thread::sleep(LOADING);
-            }
-            // It may stand between exec and the loading of its libraries.
-            Err(error) if error.lacks_code().is_some() => std::thread::sleep(LOADING),
-            outcome => return outcome.map(Some),
-        }
-    }
-    Ok(None)
-}
-
-/// What looks at a running subject have found in the way.
-#[derive(Default)]
-struct Refusals {
-    looks: usize,
-    /// Found by all of them.
-    lasting: Vec<Obstacle>,
-}
-
-impl Refusals {
-    /// Takes in one more look; refuses when enough of them have found the same.
-    fn note(&mut self, mut found: Vec<Obstacle>) -> Result<()> {
-        if self.looks > 0 {
-            found.retain(|obstacle| self.lasting.contains(obstacle));
-        }
-        self.lasting = found;
-        self.looks += 1;
-        if self.looks >= REFUSING_LOOKS && !self.lasting.is_empty() {
-            return Err(EngineError::Refused(std::mem::take(&mut self.lasting)));
-        }
-        Ok(())
-    }
-}
-
-fn look_while_it_stands(root: Pid, options: &CheckpointOptions) -> Result<Before> {
-    Before::look(root, options, Moment::Stopped).map_err(|error| match error.lacks_code() {
-        Some(pid) => EngineError::Refused(vec![obstacles::of_code(pid)]),
-        None => error,
-    })
-}
-
-fn is_alive(pid: Pid) -> bool {
-    procfs::stat(pid).is_ok_and(|stat| !stat.is_zombie())
-}
-
-fn after(before: &mut Before) -> Result<RecordSet> {
-    let mut records = RecordSet::new();
-    let tree = TreeMessage {
-        pids: before.order.iter().map(|pid| pid.get()).collect(),
-        vdso_checksum: before.vdso_checksum,
-    };
-    tree.put(&mut records, image::Owner::Tree);
-    before.put_processes(&mut records);
-    objects::put(before, &mut records);
-    let (files, directories) = before.descriptors.take_files();
-    let files = FilesMessage { files };
-    files.put(&mut records, image::Owner::Tree);
-    before.descriptors.written = files.files;
-    if !directories.is_empty() {
-        DirectoriesMessage { directories }.put(&mut records, image::Owner::Tree);
-    }
-    descriptors::after(before, &mut records)?;
-    threads::after(before, &mut records)?;
-    Ok(records)
-}
-
-fn meta(before: &Before, options: &CheckpointOptions, time: SystemTime, timings: Timings) -> CommitMeta {
-    CommitMeta {
-        sequence: options.sequence,
-        time,
-        subject: options.name.clone(),
-        pids: before.order.clone(),
-        kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
-        tool_version: env!("CARGO_PKG_VERSION").to_owned(),
-        timings,
-    }
 }
 
 #[cfg(test)]

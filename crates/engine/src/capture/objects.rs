@@ -16,7 +16,6 @@ use sys::{Errno, Error};
 use tracee::procfs::Area;
 use track::Moment;
 
-use super::before::Before;
 use crate::error::Result;
 use crate::records::{EngineRecord, ObjectsMessage};
 
@@ -34,6 +33,17 @@ pub(super) struct Objects {
 }
 
 impl Objects {
+    /// Adds the record of all objects, with the lengths they have now.
+    pub(super) fn put(&self, records: &mut RecordSet) {
+        let mut objects: Vec<ObjectRecord> = self.records.values().cloned().collect();
+        for object in &mut objects {
+            if let Some(length) = self.files.get(&object.id).and_then(|file| file.metadata().ok()) {
+                object.length = length.len();
+            }
+        }
+        ObjectsMessage { objects }.put(records, image::Owner::Tree);
+    }
+
     /// Learns the objects behind the areas of a process; whether all areas were still there.
     pub(super) fn look(&mut self, pid: Pid, areas: &[Area]) -> bool {
         let gone_before = self.gone.len();
@@ -218,17 +228,6 @@ fn shows_another(file: &File, key: ObjectKey) -> Result<bool> {
     let found = file.metadata().map_err(|error| Error::new("look at a memory object", error))?;
     let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
     Ok(device == key.device && found.ino() != key.inode.get())
-}
-
-/// Adds the record of all objects, with the lengths they have now.
-pub(super) fn put(before: &Before, records: &mut RecordSet) {
-    let mut objects: Vec<ObjectRecord> = before.objects.records.values().cloned().collect();
-    for object in &mut objects {
-        if let Some(length) = before.objects.files.get(&object.id).and_then(|file| file.metadata().ok()) {
-            object.length = length.len();
-        }
-    }
-    ObjectsMessage { objects }.put(records, image::Owner::Tree);
 }
 
 #[cfg(test)]

@@ -14,9 +14,10 @@ use model::Pid;
 use tracee::{Freezer, StoppedTree, Urgent};
 
 use super::before::Before;
+use super::options::CheckpointOptions;
 use super::phases::{Laps, Phases};
+use super::threads;
 use super::watched::AfterPause;
-use super::{CheckpointOptions, descriptors, threads};
 use crate::error::Result;
 
 /// How the pages of a subject are captured.
@@ -176,12 +177,14 @@ fn take_state<M: Memory>(
     phases: &mut Phases,
     laps: &mut Laps,
 ) -> Result<()> {
-    descriptors::inside(before)?;
+    let Before { order, processes, descriptors, .. } = before;
+    descriptors.take(processes, order)?;
     phases.descriptors = laps.lap();
     memory.bind(before);
-    descriptors::end_inside(before);
+    before.descriptors.end_take();
     phases.files = laps.lap();
-    threads::inside(before, tree)?;
+    let Before { processes, descriptors, files, .. } = before;
+    threads::take(processes, descriptors, files, tree)?;
     phases.threads = laps.lap();
     Ok(())
 }

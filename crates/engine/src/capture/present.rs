@@ -14,10 +14,12 @@ use tracee::procfs::Area;
 use tracee::{Gadgets, ProcessMemory, StoppedTree};
 
 use super::before::Before;
+use super::look::look_while_it_stands;
+use super::options::CheckpointOptions;
 use super::pages::{self, PagePlan};
 use super::phases::Phases;
 use super::pipeline::{self, Memory};
-use super::{CheckpointOptions, after, look_while_it_stands};
+use super::record::records;
 use crate::error::{EngineError, Result};
 
 /// A tree that stands.
@@ -60,7 +62,7 @@ fn read(
 ) -> Result<(RecordSet, PagePlan)> {
     let mut pages = Pages(None);
     match pipeline::take(tree, &mut Phases::new(), before, &mut pages, options)? {
-        None => Ok((after(before)?, pages.0.unwrap_or_default())),
+        None => Ok((records(before)?, pages.0.unwrap_or_default())),
         Some(never) => match never {},
     }
 }

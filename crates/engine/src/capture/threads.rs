@@ -6,28 +6,20 @@
 //! Does not: parse what a state kind took.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use image::{Owner, Record, RecordSet};
-use model::Tid;
+use model::Pid;
 use resource::state::{self, DescriptorText, Level, RawState, StateCapture, StateKind};
 use sys::ptrace::Registers;
 use tracee::procfs::KeptFiles;
 use tracee::remote::{KnownThread, Places, RemoteContext};
 use tracee::{RemoteError, StoppedProcess, StoppedTree, Thread};
 
-use super::before::{Before, ProcessBefore};
+use super::descriptors::Descriptors;
+use super::process::{ProcessBefore, ThreadState};
 use crate::error::Result;
 use crate::records::{EngineRecord, ThreadMessage, of_process};
-
-/// What is taken of one thread.
-pub(super) struct ThreadState {
-    pub(super) tid: Tid,
-    registers: Registers,
-    extended_state: Vec<u8>,
-    signal_mask: u64,
-    /// Raw bytes by position in the registry of state kinds.
-    raw: Vec<Option<RawState>>,
-}
 
 /// A thread that is being read.
 struct Reading<'a> {
@@ -37,8 +29,12 @@ struct Reading<'a> {
 }
 
 /// Reads every thread of a stopped tree.
-pub(super) fn inside(before: &mut Before, tree: &mut StoppedTree) -> Result<()> {
-    let Before { processes, descriptors, files, .. } = before;
+pub(super) fn take(
+    processes: &mut HashMap<Pid, ProcessBefore>,
+    descriptors: &Descriptors,
+    files: &mut KeptFiles,
+    tree: &mut StoppedTree,
+) -> Result<()> {
     let shared = RefCell::new(std::mem::take(files));
     let mut outcome = Ok(());
     for stopped in &mut tree.processes {
@@ -126,8 +122,8 @@ impl Reading<'_> {
 }
 
 /// Adds the records of threads and of all state kinds.
-pub(super) fn after(before: &Before, records: &mut RecordSet) -> Result<()> {
-    for (pid, process) in &before.processes {
+pub(super) fn put(processes: &HashMap<Pid, ProcessBefore>, records: &mut RecordSet) -> Result<()> {
+    for (pid, process) in processes {
         for thread in &process.threads {
             let message = ThreadMessage {
                 registers: words(&thread.registers).to_vec(),

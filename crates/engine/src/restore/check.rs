@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use image::RecordSet;
 use model::{Address, AddressRange, Pid};
 use tracee::arch::x86_64 as arch;
 
@@ -24,12 +25,18 @@ const AUXILIARY_VECTOR_BYTES_MAX: usize = 2048;
 /// Highest signal number.
 const SIGNAL_MAX: i32 = 64;
 
-/// Checks a plan.
+/// Reads a plan and checks it.
 ///
 /// # Errors
 ///
-/// `Incomplete` with the first thing that cannot be.
-pub(super) fn check(plan: &Plan) -> Result<()> {
+/// Why the records are none of a tree that can be built: `Incomplete` with the first thing that cannot be.
+pub(super) fn read(records: RecordSet) -> Result<Plan> {
+    let plan = Plan::read(records)?;
+    check(&plan)?;
+    Ok(plan)
+}
+
+fn check(plan: &Plan) -> Result<()> {
     check_objects(plan)?;
     check_numbers(plan)?;
     check_family(plan)?;

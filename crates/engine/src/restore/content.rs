@@ -15,13 +15,15 @@ use sys::Error;
 use sys::process_memory::{self, RANGES_PER_CALL};
 use tracee::ProcessMemory;
 
+use super::built::Built;
 use super::files::OpenFiles;
 use super::fresh::FreshMemory;
 use super::plan::{Plan, PlannedProcess};
-use super::tree::Built;
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
 
+/// Threads that fill memory.
+pub(super) const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 const PROT_WRITE: u32 = 2;
 /// Zeros that are written at once: an extent of zero pages has any length.
 const CLEARED_BYTES: ByteCount = ByteCount(1 << 20);

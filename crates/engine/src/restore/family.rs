@@ -12,9 +12,9 @@ use model::{ByteCount, Pid};
 use tracee::arch::numbers as nr;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
+use super::built::{Built, BuiltProcess, SIGCHLD};
 use super::files::{self, OpenFiles};
 use super::plan::{Plan, PlannedProcess};
-use super::tree::{Built, BuiltProcess, SIGCHLD};
 use crate::error::{EngineError, Result};
 use crate::relations::{Birth, Births, Relation};
 

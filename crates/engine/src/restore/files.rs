@@ -17,10 +17,10 @@ use sys::Error;
 use tracee::Stub;
 use tracee::arch::numbers as nr;
 
+use super::built::Built;
 use super::holders::Holders;
 use super::plan::Plan;
 use super::segments::Unfinished;
-use super::tree::Built;
 use crate::descriptor_limit::RaisedLimit;
 use crate::error::{EngineError, Result};
 

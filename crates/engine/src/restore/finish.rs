@@ -13,9 +13,9 @@ use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
 use tracee::{Stub, interruption};
 
+use super::built::{Built, BuiltProcess};
 use super::files::{self, OpenFiles};
 use super::plan::{Plan, PlannedProcess, PlannedState, own_vdso};
-use super::tree::{Built, BuiltProcess};
 use crate::error::{EngineError, Result};
 
 const STAGES: [Stage; 5] = [Stage::Setup, Stage::Timers, Stage::Credentials, Stage::Sealing, Stage::Signals];

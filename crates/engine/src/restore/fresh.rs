@@ -15,9 +15,9 @@ use sys::features::{self, Feature};
 use sys::{Errno, Error, huge_pages, userfaultfd};
 use tracee::RemoteError;
 
+use super::built::Built;
 use super::lazy;
 use super::plan::Plan;
-use super::tree::Built;
 use crate::error::Result;
 
 /// What is filled that way.

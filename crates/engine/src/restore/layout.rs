@@ -12,10 +12,10 @@ use tracee::Stub;
 use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
 
+use super::built::{Built, BuiltProcess};
 use super::files::OpenFiles;
 use super::plan::{Plan, PlannedProcess};
 use super::segments;
-use super::tree::{Built, BuiltProcess};
 use crate::error::{EngineError, Result};
 
 const ARCH_MAP_VDSO_64: u64 = 0x2003;

@@ -6,6 +6,7 @@
 //! Does not: know kinds; it asks the registries.
 
 mod apply;
+mod built;
 mod check;
 mod compared;
 mod content;
@@ -24,7 +25,6 @@ mod tree;
 mod watch;
 
 use std::cell::Cell;
-use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -37,12 +37,12 @@ use tracee::{Escort, Stub};
 
 use crate::error::{EngineError, Result};
 pub use apply::{Applied, ApplyOptions, apply};
+use built::Built;
 use compared::Compared;
 pub use compared::{Aside, FilePolicy, Files};
 use fresh::FreshMemory;
 use lazy::Lazy;
 use plan::Plan;
-use tree::Built;
 pub use watch::FilterInstall;
 
 /// Which process numbers a restored tree gets.
@@ -58,9 +58,6 @@ pub enum PidPolicy {
     /// Whatever pids are free; refused, as it is not built yet.
     Any,
 }
-
-/// Threads that fill memory.
-const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 
 /// What a restore is told.
 #[derive(Debug, Default)]
@@ -141,7 +138,7 @@ impl Lap {
 ///
 /// `Incomplete`, `UnknownRecord`, or a record that its kind cannot decode.
 pub fn check_records(records: image::RecordSet) -> Result<()> {
-    Plan::read(records).map(drop)
+    check::read(records).map(drop)
 }
 
 /// The regular files that an image has recorded.
@@ -150,7 +147,7 @@ pub fn check_records(records: image::RecordSet) -> Result<()> {
 ///
 /// `FilesNotRecorded` for an image of an earlier version; as `check_records`.
 pub fn recorded_files(mut reader: ImageReader) -> Result<Vec<FileRecord>> {
-    read_plan(&mut reader)?.files.ok_or(EngineError::FilesNotRecorded)
+    Plan::of(&mut reader)?.files.ok_or(EngineError::FilesNotRecorded)
 }
 
 /// Compares files as a restore does before it makes or changes anything.
@@ -159,7 +156,7 @@ pub fn recorded_files(mut reader: ImageReader) -> Result<Vec<FileRecord>> {
 ///
 /// `FilesChanged` with every file that does not fit; as `check_records`.
 pub fn compare_files(mut reader: ImageReader, files: Files) -> Result<()> {
-    let plan = read_plan(&mut reader)?;
+    let plan = Plan::of(&mut reader)?;
     Compared::compare(&plan, reader.commit().time, files).map(drop)
 }
 
@@ -169,7 +166,7 @@ pub fn compare_files(mut reader: ImageReader, files: Files) -> Result<()> {
 ///
 /// The first pid that is not; as `check_records`.
 pub fn check_pids(mut reader: ImageReader) -> Result<()> {
-    read_plan(&mut reader)?.check_pids()
+    Plan::of(&mut reader)?.check_pids()
 }
 
 /// Builds the tree of an image and lets it run.
@@ -195,12 +192,6 @@ pub fn restore_lazily(
     restore_with(reader, options, Some(&mut running))
 }
 
-fn read_plan(reader: &mut ImageReader) -> Result<Plan> {
-    let plan = Plan::read(reader.take_records())?;
-    plan.check_kernel()?;
-    Ok(plan)
-}
-
 /// Makes the files in /proc of this process, and of those that it makes, belong to its user: PR_SET_DUMPABLE of
 /// prctl(2). They belong to root when the file of this program has capabilities (setcap). Other processes of the user
 /// gain nothing: to trace this one takes the same capabilities.
@@ -221,7 +212,7 @@ fn restore_with(
     own_files_in_proc()?;
     let mut lap = Lap(started);
     let mut phases = RestorePhases::default();
-    let plan = read_plan(&mut reader)?;
+    let plan = Plan::of(&mut reader)?;
     // A program that still runs has changed its files, too.
     plan.check_pids()?;
     let covered = options.files.covered.clone();
@@ -241,7 +232,7 @@ fn restore_with(
         None => FreshMemory::prepare(&plan, reader.index(), &mut built)?,
         Some(_) => FreshMemory::default(),
     };
-    content::fill_processes(&reader, &plan, &built, &fresh, THREADS, comes_later)?;
+    content::fill_processes(&reader, &plan, &built, &fresh, content::THREADS, comes_later)?;
     fresh.end()?;
     phases.fill = lap.take();
     let plan = &plan;
@@ -273,7 +264,7 @@ fn restore_with(
         Some(lazy) => {
             let complete =
                 |built, escort: &mut Escort| complete(built, &mut |stub, signal| escort.take(stub, signal));
-            lazy::run(lazy, &reader, THREADS, built, complete, || has_begun(&mut restored))?;
+            lazy::run(lazy, &reader, content::THREADS, built, complete, || has_begun(&mut restored))?;
         }
     }
     restored.filled = started.elapsed();

@@ -11,10 +11,10 @@ use resource::fd::envelope::Envelope;
 use resource::files::{DirectoryRecord, FileRecord};
 use resource::memory::{self, AreaRecord, ObjectRecord};
 use resource::state::{self, Level, StateKind};
+use store::ImageReader;
 use sys::ptrace::Registers;
 use tracee::procfs;
 
-use super::check;
 use super::numbers;
 use crate::error::{EngineError, Result};
 use crate::records::{
@@ -65,6 +65,13 @@ pub(super) struct PlannedState {
 }
 
 impl Plan {
+    /// The plan of an image, whose records it takes, for this kernel.
+    pub(super) fn of(reader: &mut ImageReader) -> Result<Self> {
+        let plan = Self::read(reader.take_records())?;
+        plan.check_kernel()?;
+        Ok(plan)
+    }
+
     /// Decodes all records.
     pub(super) fn read(mut records: RecordSet) -> Result<Self> {
         let tree = TreeMessage::take(&mut records, Owner::Tree)?;
@@ -141,7 +148,7 @@ impl Plan {
             })?;
             kind.check(object)?;
         }
-        check::check(self)
+        Ok(())
     }
 
     /// Code addresses in the vDSO may stand on stacks, so it must be the same code.

@@ -15,6 +15,7 @@ use tracee::arch::numbers as nr;
 use tracee::arch::x86_64 as arch;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
+use super::built::{Built, BuiltProcess};
 use super::family;
 use super::files::OpenFiles;
 use super::numbers;
@@ -30,24 +31,9 @@ const LOWEST_ADDRESS: u64 = 0x1_0000;
 const PROT_ALL: u64 = 7;
 const MAP_PRIVATE_ANONYMOUS_FIXED: u64 = 0x02 | 0x20 | 0x0010_0000;
 const CLONE_THREAD_FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
-pub(super) const SIGCHLD: u64 = 17;
 const PR_SET_PDEATHSIG: u64 = 1;
 const RSEQ_UNREGISTER: u64 = 1;
 const WAIT_STATUS_SIGNAL: i32 = 0x7f;
-
-/// A tree under construction.
-pub(super) struct Built {
-    /// Stubs of each living process, leader first.
-    pub(super) processes: HashMap<Pid, BuiltProcess>,
-    /// The scratch pages, at the same place in every process.
-    pub(super) scratch: AddressRange,
-}
-
-/// One process under construction.
-pub(super) struct BuiltProcess {
-    pub(super) memory: ProcessMemory,
-    pub(super) threads: Vec<Stub>,
-}
 
 /// Creates all processes and threads.
 pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>) -> Result<Built> {

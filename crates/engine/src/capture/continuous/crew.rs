@@ -14,8 +14,8 @@ use sys::scheduling;
 use tracee::Crew;
 
 use super::super::before::Before;
-use super::Tuning;
 use super::tracked::Tracked;
+use super::tuning::Tuning;
 
 /// The calling thread.
 const SELF: Tid = Tid(0);

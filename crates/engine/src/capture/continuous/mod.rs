@@ -7,6 +7,7 @@
 //! Does not: decide when the next checkpoint is due, or write.
 
 mod budget;
+mod counts;
 mod crew;
 mod deferred;
 mod hot;
@@ -32,7 +33,8 @@ use tracee::{Freezer, StoppedTree, Urgent};
 use track::{Moment, TrackerKind};
 use undo::watch::Watch;
 
-use self::rounds::{Counts, LAST_ROUND_MAX, RESIDUAL_GOAL};
+use self::counts::Counts;
+use self::rounds::{LAST_ROUND_MAX, RESIDUAL_GOAL};
 use self::spaces::{Spaces, Writing};
 pub use self::taken::{Slices, Taken, Tracking};
 use self::tracked::{EVERYTHING, Tracked};
@@ -41,11 +43,13 @@ pub use self::verify::{Comparison, Difference};
 use super::before::Before;
 use super::copier::{Nowhere, PageSink};
 use super::group::GroupMember;
+use super::look::{look_while_it_runs, look_while_it_stands};
+use super::options::CheckpointOptions;
 use super::phases::{Laps, Phases};
 use super::pipeline::{Capture, Captured, Held, Stopped};
+use super::record;
 use super::reserve::{Expected, Reserve};
 use super::watched::Watched;
-use super::{CheckpointOptions, look_while_it_runs, look_while_it_stands, meta};
 use crate::error::{EngineError, Result};
 
 /// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 2.5 ms.
@@ -339,7 +343,7 @@ impl Continuous {
     /// All that is not pages. Nothing of it needs the subject to stand still.
     fn records(&mut self, before: &mut Before) -> Result<RecordSet> {
         before.complete_areas()?;
-        let records = super::after(before)?;
+        let records = record::records(before)?;
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         self.written = std::mem::take(&mut before.descriptors.written);
         before.descriptors.forget();
@@ -358,7 +362,7 @@ impl Continuous {
         let mut laps = Laps::from(Instant::now());
         let Complete { records, time, mut phases, arming, counts } = complete;
         let timings = phases.timings();
-        let ticket = epoch.finish(records, meta(before, options, time, timings))?;
+        let ticket = epoch.finish(records, record::meta(before, options, time, timings))?;
         phases.finish += laps.lap();
         self.spaces.dirty.make_room();
         self.spaces.tracked.values_mut().for_each(Tracked::learn);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::group::GroupMember;
-use super::super::is_alive;
+use super::super::look::is_alive;
 use super::Continuous;
 use crate::error::Result;
 

@@ -10,48 +10,14 @@ use model::PageCount;
 
 use super::super::before::Before;
 use super::super::copier::PageSink;
-use super::budget::Throttle;
+use super::counts::Counts;
 use super::spaces::Spaces;
-use super::taken::Slices;
 use crate::error::Result;
 
 /// A residual that is small enough: some 30 microseconds of copying.
 pub(super) const RESIDUAL_GOAL: PageCount = PageCount(32);
 /// Pages that one more round may have to copy while descriptors are held, which the subject may want closed: some 5 ms.
 pub(super) const LAST_ROUND_MAX: PageCount = PageCount(4096);
-
-/// What one checkpoint has done to pages so far.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Counts {
-    pub(super) rounds: usize,
-    pub(super) precopied: PageCount,
-    pub(super) residual: PageCount,
-    pub(super) slices: Slices,
-    pub(super) throttle: Throttle,
-    /// New mappings were left to the running scans once.
-    pub(super) has_deferred_fresh: bool,
-}
-
-impl Counts {
-    fn new() -> Self {
-        Self {
-            rounds: 0,
-            precopied: PageCount(0),
-            residual: PageCount(0),
-            slices: Slices::default(),
-            throttle: Throttle::new(),
-            has_deferred_fresh: false,
-        }
-    }
-}
-
-impl Counts {
-    /// The next stop takes everything, however long that takes.
-    pub(super) fn complete(&mut self) {
-        self.has_deferred_fresh = true;
-        self.throttle.give_up();
-    }
-}
 
 /// Whether one more round, after one of so many pages and one of so many before it, leaves less to the pause. Where the
 /// processor or the store is busy, rounds get less only slowly, and a pause that copies thousands of pages is long.

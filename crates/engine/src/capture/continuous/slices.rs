@@ -16,7 +16,7 @@ use super::super::copier::PageSink;
 use super::super::phases::Phases;
 use super::STANDING_WAIT_MAX;
 use super::budget::Step;
-use super::rounds::Counts;
+use super::counts::Counts;
 use super::spaces::Spaces;
 use crate::error::Result;
 

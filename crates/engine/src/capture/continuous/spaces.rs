@@ -13,18 +13,19 @@ use tracee::StoppedTree;
 use tracee::procfs::Stat;
 use track::{Attach, DirtyPages, Moment, TrackerKind};
 
-use super::super::before::{Before, ProcessBefore};
+use super::super::before::Before;
 use super::super::copier::{Copier, PageSink};
 use super::super::pages;
 use super::super::phases::Phases;
 use super::super::pipeline::Memory;
+use super::super::process::ProcessBefore;
 use super::super::watched::Watched;
-use super::Tuning;
 use super::budget::Budget;
+use super::counts::Counts;
 use super::crew::CrewOf;
 use super::pace::Pace;
-use super::rounds::Counts;
 use super::tracked::{EVERYTHING, Tracked};
+use super::tuning::Tuning;
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
 

@@ -11,7 +11,7 @@ use resource::files::FileRecord;
 use store::Ticket;
 use undo::watch::Boundary;
 
-use super::Phases;
+use super::super::phases::Phases;
 
 /// A checkpoint that has left its subject; the log makes it durable.
 #[derive(Debug)]

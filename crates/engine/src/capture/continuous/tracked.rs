@@ -17,8 +17,8 @@ use tracee::remote::RemoteContext;
 use tracee::{Crew, RemoteSession, Stopped, Thread};
 use track::{AHEAD_MIN, Attach, Content, DirtyPages, Moment, TrackError, Tracker};
 
-use super::super::before::ProcessBefore;
 use super::super::copier::{Copier, PageSink};
+use super::super::process::ProcessBefore;
 use super::deferred::Deferred;
 use super::hot::HotPages;
 use crate::error::Result;

@@ -20,12 +20,11 @@ use tracee::StoppedTree;
 use tracee::arch::numbers::MADVISE;
 use tracee::remote::{RemoteContext, RemoteSession};
 
-use super::Comparison;
+use super::compare::Comparison;
 use crate::capture::{Present, Space};
 use crate::error::Result;
 use crate::records::object_space;
-use crate::restore::THREADS;
-use crate::restore::content::Target;
+use crate::restore::content::{THREADS, Target};
 use crate::restore::plan::Plan;
 
 /// MADV_DONTNEED_LOCKED: forgets pages of locked memory, too.

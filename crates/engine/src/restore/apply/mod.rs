@@ -19,7 +19,6 @@ use tracee::arch::x86_64 as arch;
 use tracee::{StoppedTree, interruption};
 
 use super::plan::Plan;
-use super::read_plan;
 use crate::capture::{CheckpointOptions, Present, present};
 use crate::error::{EngineError, Result};
 use compare::Comparison;
@@ -53,7 +52,7 @@ pub fn apply(
     mut tree: StoppedTree,
     options: &ApplyOptions,
 ) -> Result<(StoppedTree, Applied)> {
-    let wanted = read_plan(&mut reader)?;
+    let wanted = Plan::of(&mut reader)?;
     let capture = CheckpointOptions {
         lose_connections: options.lose_connections,
         inherited: options.inherited.clone(),

@@ -22,8 +22,8 @@ use sys::features::{self, Feature};
 use sys::{Errno, Error, userfaultfd};
 use tracee::{Escort, Keeper};
 
+use super::built::Built;
 use super::plan::{Plan, PlannedProcess};
-use super::tree::Built;
 use crate::error::{EngineError, Result};
 use filler::Filler;
 use spaces::LiveSpace;

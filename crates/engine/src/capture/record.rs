@@ -1,0 +1,56 @@
+//! The records of a capture.
+//!
+//! Owns: which records there are beside pages, and the content of the commit record.
+//! Does not: ask the subject anything.
+
+use std::time::SystemTime;
+
+use image::{RecordSet, Timings};
+use store::CommitMeta;
+
+use super::before::Before;
+use super::options::CheckpointOptions;
+use super::threads;
+use crate::error::Result;
+use crate::records::{DirectoriesMessage, EngineRecord, FilesMessage, TreeMessage};
+
+/// All records of a capture. Nothing of it needs the subject to be stopped.
+pub(super) fn records(before: &mut Before) -> Result<RecordSet> {
+    let mut records = RecordSet::new();
+    let tree = TreeMessage {
+        pids: before.order.iter().map(|pid| pid.get()).collect(),
+        vdso_checksum: before.vdso_checksum,
+    };
+    tree.put(&mut records, image::Owner::Tree);
+    before.put_processes(&mut records);
+    before.objects.put(&mut records);
+    let (files, directories) = before.descriptors.take_files();
+    let files = FilesMessage { files };
+    files.put(&mut records, image::Owner::Tree);
+    before.descriptors.written = files.files;
+    if !directories.is_empty() {
+        DirectoriesMessage { directories }.put(&mut records, image::Owner::Tree);
+    }
+    let Before { order, processes, descriptors, .. } = before;
+    descriptors.put(processes, order, &mut records)?;
+    threads::put(processes, &mut records)?;
+    Ok(records)
+}
+
+/// What the commit record has beside them.
+pub(super) fn meta(
+    before: &Before,
+    options: &CheckpointOptions,
+    time: SystemTime,
+    timings: Timings,
+) -> CommitMeta {
+    CommitMeta {
+        sequence: options.sequence,
+        time,
+        subject: options.name.clone(),
+        pids: before.order.clone(),
+        kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
+        tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+        timings,
+    }
+}
