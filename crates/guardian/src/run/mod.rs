@@ -40,7 +40,7 @@ use crate::signals::Signals;
 use crate::streams::Streams;
 use crate::subject::Subject;
 use children::Children;
-use guard::{Guard, Parts};
+use guard::{Guard, Host, Parts};
 use leftovers::Household;
 use requests::Requests;
 use tracer::{Place, Tracking};
@@ -167,14 +167,11 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<
     let parts = Parts {
         store,
         claim,
-        household,
-        signals,
+        host: Host { household, signals, streams, foreground, has_orphans: false },
         requests,
         children,
         subject,
         first,
-        streams,
-        foreground,
         log,
         tracking,
         files,

@@ -28,11 +28,11 @@ const LAST_RESTART: &str =
 impl Guard<'_> {
     /// Carries out what was decided, and what follows from that.
     pub(super) fn act(&mut self) -> Result<()> {
-        while let Some(action) = self.actions.pop_front() {
+        while let Some(action) = self.driver.actions.pop_front() {
             if let Some(answer) = self.carry_out(action)? {
                 self.feed(answer);
             }
-            if self.actions.is_empty() && self.machine.incarnation() > self.incarnation {
+            if self.driver.actions.is_empty() && self.driver.machine.incarnation() > self.driver.incarnation {
                 self.begin_incarnation()?;
             }
         }
@@ -42,14 +42,14 @@ impl Guard<'_> {
     fn carry_out(&mut self, action: Action) -> Result<Option<Event>> {
         match action {
             Action::Take(sequence) => return Ok(self.take(sequence)),
-            Action::OpenLog => self.tracer.open_again(),
+            Action::OpenLog => self.taking.tracer.open_again(),
             Action::KillRoot => self.subject.signal(KILL)?,
             Action::Signal(signal) => self.subject.signal(signal)?,
             Action::Late(reason, rounds) => self.hold_back(reason, rounds),
             Action::Tell(notice) => self.tell_notice(notice),
             Action::Clear => {
-                let spared = self.departed.before(Sequence(u64::MAX));
-                self.household.clear(self.subject.pid(), &self.known, &spared)?;
+                let spared = self.tree.departed.before(Sequence(u64::MAX));
+                self.host.household.clear(self.subject.pid(), &self.tree.known, &spared)?;
                 self.files_ended();
                 return Ok(Some(Event::Cleared));
             }
@@ -62,9 +62,9 @@ impl Guard<'_> {
     }
 
     fn take(&mut self, sequence: Sequence) -> Option<Event> {
-        if self.tracer.log().is_none_or(|log| log.check().is_err()) {
+        if self.taking.tracer.log().is_none_or(|log| log.check().is_err()) {
             self.hear_log();
-            self.pending.clear();
+            self.taking.pending.clear();
             return Some(Event::LogLost);
         }
         let options = CheckpointOptions {
@@ -72,10 +72,10 @@ impl Guard<'_> {
             lose_connections: self.request.lose_connections,
             name: self.claim.name.to_string(),
             sequence,
-            inherited: self.streams.identities(),
+            inherited: self.host.streams.identities(),
         };
         self.requests.taking(sequence);
-        self.tracer.take(self.subject.key(), options);
+        self.taking.tracer.take(self.subject.key(), options);
         None
     }
 
@@ -85,9 +85,9 @@ impl Guard<'_> {
             LateReason::Writing => "the store was still writing earlier checkpoints",
             LateReason::Held => "the program holds checkpoints back",
         };
-        self.slowness.note_many(reason, rounds);
-        self.record.held_back = self.slowness.counts();
-        self.journal.set(&self.record);
+        self.refusals.late.note_many(reason, rounds);
+        self.voice.record.held_back = self.refusals.late.counts();
+        self.voice.journal.set(&self.voice.record);
     }
 
     fn tell_notice(&mut self, notice: Notice) {
@@ -95,8 +95,8 @@ impl Guard<'_> {
         match notice {
             Notice::Died(status) => self.report(&RunEvent::Died { pid, status }),
             Notice::ChildFailed => {
-                if let Some(death) = self.child_death {
-                    let again = std::mem::replace(&mut self.told.child, true);
+                if let Some(death) = self.tree.child_death {
+                    let again = std::mem::replace(&mut self.voice.told.child, true);
                     self.report(&RunEvent::ChildDied { pid: death.pid, signal: death.signal, again });
                 }
             }
@@ -104,18 +104,18 @@ impl Guard<'_> {
             Notice::BacksOff(wait) => self.report(&RunEvent::BacksOff(wait)),
             Notice::Poisoned(sequence) => self.report(&RunEvent::Poisoned(sequence)),
             Notice::NotRestored { sequence, is_explained_next } => {
-                let Some(error) = self.last_error.take() else { return };
+                let Some(error) = self.driver.last_error.take() else { return };
                 let event = RunEvent::RestoreFailed(sequence, &error);
                 if is_explained_next {
-                    self.journal.tell(SystemTime::now(), event.what());
+                    self.voice.journal.tell(SystemTime::now(), event.what());
                 } else {
                     self.report(&event);
                 }
-                self.last_error = Some(error);
+                self.driver.last_error = Some(error);
             }
             Notice::Restored(sequence, took) => {
                 self.report(&RunEvent::Restored { pid, sequence, took });
-                self.foreground.draw_again();
+                self.host.foreground.draw_again();
             }
         }
     }
@@ -124,8 +124,8 @@ impl Guard<'_> {
         let found = self.store.list(&self.claim.name)?;
         let committed: Vec<Sequence> = found.into_iter().map(|(sequence, _)| sequence).collect();
         let mut known = committed.clone();
-        known.extend(self.machine.in_flight());
-        let watching = self.watching.as_ref();
+        known.extend(self.driver.machine.in_flight());
+        let watching = self.files.watching.as_ref();
         Ok(Survey {
             committed,
             exact: watching.map(|watching| watching.exact(&known)).unwrap_or_default(),
@@ -135,25 +135,25 @@ impl Guard<'_> {
 
     /// The log drops what it has not written; an incarnation that begins at an older checkpoint has other ones.
     fn leave_behind(&mut self, dropped: &[Sequence], newest: Sequence) {
-        self.pending.clear();
+        self.taking.pending.clear();
         dropped.iter().for_each(|sequence| self.report(&RunEvent::CheckpointDropped(*sequence)));
-        if let Some(log) = self.tracer.log() {
+        if let Some(log) = self.taking.tracer.log() {
             // One that has failed writes nothing any more, and is opened anew.
             let _ = log.void_above(newest);
         }
     }
 
     fn restore(&mut self, sequence: Sequence) -> Result<Event> {
-        let spared = self.departed.before(sequence);
-        self.household.clear(self.subject.pid(), &[], &spared)?;
+        let spared = self.tree.departed.before(sequence);
+        self.host.household.clear(self.subject.pid(), &[], &spared)?;
         let covered = match self.take_files_back(sequence) {
             Ok(covered) => covered,
             Err(error) => return Ok(Event::NotRestored(self.files_stay(error))),
         };
         let Err(error) = self.build(sequence, covered) else { return Ok(Event::Restored) };
-        self.household.clear_construction(&spared)?;
+        self.host.household.clear_construction(&spared)?;
         let is_of_files = error.names_changed_files();
-        self.last_error = Some(error);
+        self.driver.last_error = Some(error);
         let why = if is_of_files { RestoreError::FilesChanged } else { RestoreError::Unusable };
         Ok(Event::NotRestored(why))
     }
@@ -162,7 +162,7 @@ impl Guard<'_> {
         let Guarded::Command(words) = self.request.what.clone() else {
             return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
         };
-        self.household.clear(self.subject.pid(), &[], &HashSet::new())?;
+        self.host.household.clear(self.subject.pid(), &[], &HashSet::new())?;
         if is_with_files {
             if let Err(error) = self.take_files_back(BEGINNING) {
                 return Ok(Event::NotStarted(self.files_stay(error)));
@@ -173,7 +173,7 @@ impl Guard<'_> {
         let why = why.map(|why| self.words_of(why));
         if let Some(why) = &why {
             let time = time::rfc3339(SystemTime::now());
-            self.record.fresh = Some(FreshReport { reason: why.clone(), time });
+            self.voice.record.fresh = Some(FreshReport { reason: why.clone(), time });
         }
         self.start_program(&words, why.as_deref())?;
         Ok(Event::Started)
@@ -181,17 +181,17 @@ impl Guard<'_> {
 
     fn files_stay(&mut self, error: GuardianError) -> RestoreError {
         let is_half_way = matches!(&error, GuardianError::Undo(error) if error.is_half_way());
-        self.last_error = Some(error);
+        self.driver.last_error = Some(error);
         // No program expects that mixture, and the journal that leads out of it would be lost.
         if is_half_way { RestoreError::FilesHalfWay } else { RestoreError::FilesStay }
     }
 
     fn words_of(&mut self, why: FreshReason) -> String {
-        let last = self.last_error.take();
+        let last = self.driver.last_error.take();
         let headline = |error: Option<GuardianError>| error.as_ref().map(headline).unwrap_or_default();
         match why {
             FreshReason::LastRestart => LAST_RESTART.to_owned(),
-            FreshReason::NotRestorable { tried } if self.watching.is_none() => {
+            FreshReason::NotRestorable { tried } if self.files.watching.is_none() => {
                 headline(last.map(|last| self.not_restorable(tried, last)))
             }
             FreshReason::NotRestorable { .. } | FreshReason::FilesChanged => headline(last),

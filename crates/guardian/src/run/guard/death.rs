@@ -38,14 +38,14 @@ impl Guard<'_> {
         self.take_signals()?;
         // What a failed child has caused may be seen before the failure.
         self.hear_children()?;
-        self.record.last_death = Some(Death {
+        self.voice.record.last_death = Some(Death {
             signal: status.signal(),
             exit: status.exit(),
             time: time::rfc3339(SystemTime::now()),
         });
-        let has_terminal = self.foreground.is_given();
-        self.foreground.take_back(Some(status));
-        let child = self.children.as_ref().zip(self.child_death.take());
+        let has_terminal = self.host.foreground.is_given();
+        self.host.foreground.take_back(Some(status));
+        let child = self.tree.children.as_ref().zip(self.tree.child_death.take());
         // Checkpoints that may know the tree without the failed process.
         let after_child = child.map(|(children, death)| children.taken_after(death)).unwrap_or_default();
         self.feed(Event::Died { status, has_terminal, after_child });
@@ -54,13 +54,13 @@ impl Guard<'_> {
 
     /// Reports failures of other processes of the subject.
     pub(super) fn hear_children(&mut self) -> Result<()> {
-        while let Some(heard) = self.children.as_mut().map(Children::poll).transpose()?.flatten() {
+        while let Some(heard) = self.tree.children.as_mut().map(Children::poll).transpose()?.flatten() {
             match heard {
                 Heard::Lost => self.report(&RunEvent::ChildrenUnseen),
                 Heard::Death(death) => {
                     self.feed(Event::ChildFailed(death.signal));
-                    if self.machine.has_failed_child() {
-                        self.child_death.get_or_insert(death);
+                    if self.driver.machine.has_failed_child() {
+                        self.tree.child_death.get_or_insert(death);
                     }
                     self.act()?;
                 }
@@ -78,11 +78,11 @@ impl Guard<'_> {
             let parts = Parts::of_subject(&self.claim.directory);
             let options = RestoreOptions {
                 pid: engine::PidPolicy::Same,
-                inherited: self.streams.duplicates()?,
+                inherited: self.host.streams.duplicates()?,
                 files: self.files_at_restore(sequence, &parts, covered.clone()),
                 connections_lost: true,
-                terminal: self.foreground.offer(),
-                watch: self.watching.as_ref().map(Watching::filter),
+                terminal: self.host.foreground.offer(),
+                watch: self.files.watching.as_ref().map(Watching::filter),
             };
             // Until here the dead root has kept its pid from others.
             self.subject.release()?;
@@ -90,8 +90,8 @@ impl Guard<'_> {
             parts.take().iter().for_each(|part| self.report(&RunEvent::MovedAside(part)));
             match outcome {
                 Ok(restored) => {
-                    self.foreground.accepted(restored.foreground);
-                    self.resumed_after = restored.resumed_after;
+                    self.host.foreground.accepted(restored.foreground);
+                    self.tree.resumed_after = restored.resumed_after;
                     self.subject = Subject::child(restored.root)?;
                     return Ok(());
                 }
@@ -100,7 +100,7 @@ impl Guard<'_> {
                     | EngineError::PidUnreaped { .. }
                     | EngineError::PidOfGroup { .. },
                 ) if started.elapsed() < PID_PATIENCE => {
-                    self.household.clear_construction(&self.departed.before(sequence))?;
+                    self.host.household.clear_construction(&self.tree.departed.before(sequence))?;
                     std::thread::sleep(PID_NAP);
                 }
                 Err(error) => return Err(error.into()),
@@ -110,27 +110,27 @@ impl Guard<'_> {
 
     /// Starts the program from its beginning, with files that are its own by now.
     pub(super) fn start_program(&mut self, words: &[OsString], why: Option<&str>) -> Result<()> {
-        self.departed.forget();
+        self.tree.departed.forget();
         self.subject.release()?;
-        self.resumed_after = sys::clock::monotonic();
-        self.subject = spawn(words, &self.signals, &self.requests, self.watching.as_ref())?;
+        self.tree.resumed_after = sys::clock::monotonic();
+        self.subject = spawn(words, &self.host.signals, &self.requests, self.files.watching.as_ref())?;
         self.report(&RunEvent::StartedAfresh { pid: self.subject.pid(), why });
         Ok(())
     }
 
     /// Forgets what was of the incarnation before.
     pub(super) fn begin_incarnation(&mut self) -> Result<()> {
-        self.incarnation = self.machine.incarnation();
-        if let Some(children) = &mut self.children {
-            children.begin(self.subject.pid(), self.resumed_after)?;
+        self.driver.incarnation = self.driver.machine.incarnation();
+        if let Some(children) = &mut self.tree.children {
+            children.begin(self.subject.pid(), self.tree.resumed_after)?;
         }
-        self.child_death = None;
+        self.tree.child_death = None;
         self.forget_failures();
         self.requests.forget();
-        self.known = descendants(self.subject.pid());
-        self.record.incarnation = self.incarnation;
-        self.record.root = ProcessName::of(self.subject.key());
-        self.record.first_sequence = self.machine.first_sequence().get();
+        self.tree.known = descendants(self.subject.pid());
+        self.voice.record.incarnation = self.driver.incarnation;
+        self.voice.record.root = ProcessName::of(self.subject.key());
+        self.voice.record.first_sequence = self.driver.machine.first_sequence().get();
         self.write_record();
         self.hear_children()
     }

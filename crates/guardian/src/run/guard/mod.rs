@@ -8,142 +8,54 @@
 mod actions;
 mod death;
 mod news;
+mod parts;
 mod rewind;
 mod telling;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
-use engine::{Phases, Slices};
-use model::{PageCount, ProcessKey, Sequence};
 use rustix::event::{PollFd, PollFlags, poll};
-use store::{Completion, EPOCHS_IN_FLIGHT_MAX, LogWriter, Store};
-use supervise::{Action, Beginning, End, Event, Failure, Plan, State, Step, SubjectStatus};
+use store::{EPOCHS_IN_FLIGHT_MAX, LogWriter, Store};
+use supervise::{Beginning, End, Event, Failure, Plan, State, Step, SubjectStatus};
 use sys::Error;
 
+use self::parts::{Driver, Refusals, Taking, Told, Tree, Voice, WatchedFiles};
 use self::telling::first_record;
-use super::children::{ChildDeath, Children};
+use super::children::Children;
 use super::claim::Claim;
 use super::departed::Departed;
 use super::events::RunEvent;
-use super::leftovers::{Household, descendants};
+use super::leftovers::descendants;
 use super::reasons::Reasons;
 use super::requests::{Asked, Requests, Word};
-use super::tracer::{Place, Tracer, Tracking};
-use super::watching::Watching;
+use super::tracer::{Place, Tracer};
 use super::{ChangedFiles, Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
 use crate::files::{FilesReport, WrittenFiles};
-use crate::foreground::Foreground;
 use crate::journal::{Journal, What};
 use crate::record::{Record, SubjectState};
 use crate::restoring::hand_on;
-use crate::signals::{Request, Signals};
-use crate::streams::Streams;
+use crate::signals::Request;
 use crate::subject::Subject;
 use crate::time;
 
-/// A checkpoint that was taken and is not durable yet.
-#[derive(Clone, Copy, Debug)]
-struct InFlight {
-    sequence: Sequence,
-    arming: Duration,
-    phases: Phases,
-    slices: Slices,
-    rounds: usize,
-    precopied: PageCount,
-    residual: PageCount,
-}
-
-/// What is told once in a run, and was.
-#[derive(Clone, Copy, Default, Debug)]
-struct Told {
-    /// That the status cannot be written.
-    status: bool,
-    /// Files that can prevent a restart.
-    files: bool,
-    /// Files that prevent every restart.
-    unknown_files: bool,
-    /// What can be done about a program that kills its own children.
-    child: bool,
-    /// That the way back of files is lost, and not yet that there is one again.
-    is_broken: bool,
-}
-
-/// What a guard is made of, each by one step of `run`.
-pub(super) struct Parts {
-    pub(super) store: Store,
-    pub(super) claim: Claim,
-    pub(super) household: Household,
-    pub(super) signals: Signals,
-    pub(super) requests: Requests,
-    pub(super) children: Option<Children>,
-    pub(super) subject: Subject,
-    pub(super) first: Sequence,
-    pub(super) streams: Streams,
-    pub(super) foreground: Foreground,
-    pub(super) log: LogWriter,
-    pub(super) tracking: Tracking,
-    pub(super) files: ChangedFiles,
-    pub(super) no_rewind: Option<String>,
-    pub(super) watching: Option<Watching>,
-}
+pub(super) use self::parts::{Host, Parts};
 
 /// A subject being guarded.
 pub(super) struct Guard<'a> {
     request: &'a RunRequest,
-    tell: &'a mut dyn FnMut(&RunEvent<'_>),
     store: Store,
     claim: Claim,
-    household: Household,
-    signals: Signals,
+    host: Host,
     requests: Requests,
-    /// Hears of deaths in the tree, if they count.
-    children: Option<Children>,
-    /// The death in the tree for which the root is being ended.
-    child_death: Option<ChildDeath>,
-    /// Decides what is done.
-    machine: supervise::Subject,
-    /// What it has decided, and is not done yet.
-    actions: VecDeque<Action>,
-    /// The incarnation that the rest of this guard knows.
-    incarnation: u64,
-    /// The error of the action that failed last.
-    last_error: Option<GuardianError>,
     subject: Subject,
-    /// Processes of the subject at its last checkpoint, for one that is no child of ours.
-    known: Vec<ProcessKey>,
-    /// Processes that have left its tree.
-    departed: Departed,
-    tracer: Tracer,
-    /// Checkpoints that were taken and are not durable yet, rising.
-    pending: VecDeque<InFlight>,
-    /// What the log has told of a checkpoint before the tracer has.
-    early: Option<Completion>,
-    /// No process of this incarnation ran before, on CLOCK_MONOTONIC.
-    resumed_after: Duration,
-    /// What a restart does with files that have changed.
-    files: ChangedFiles,
-    /// The watch over them, if they go back.
-    watching: Option<Watching>,
-    /// Why checkpoints were taken that files cannot go back to.
-    deferred: Reasons,
-    /// Why the way back was lost so far.
-    breaks: Reasons,
-    /// Messages that wait until files have gone back, as they may go to one of them.
-    waiting_messages: Option<Vec<String>>,
-    /// Files that checkpoints have recorded.
-    written: WrittenFiles,
-    told: Told,
-    reasons: Reasons,
-    slowness: Reasons,
-    /// A failure was reported, and no checkpoint after it.
-    has_told_failure: bool,
-    has_orphans: bool,
-    record: Record,
-    journal: Journal,
-    streams: Streams,
-    foreground: Foreground,
+    driver: Driver,
+    tree: Tree,
+    taking: Taking,
+    refusals: Refusals,
+    files: WatchedFiles,
+    voice: Voice<'a>,
 }
 
 impl<'a> Guard<'a> {
@@ -152,54 +64,45 @@ impl<'a> Guard<'a> {
         parts: Parts,
         tell: &'a mut dyn FnMut(&RunEvent<'_>),
     ) -> Result<Self> {
-        let Parts { store, claim, household, signals, requests, mut children, subject, .. } = parts;
-        let Parts { first, streams, foreground, log, tracking, files, no_rewind, watching, .. } = parts;
+        let Parts { store, claim, host, requests, mut children, subject, first, log, .. } = parts;
+        let Parts { tracking, files: policy, no_rewind, watching, .. } = parts;
         children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
         let record = first_record(request, &claim, &subject, first, &tracking)?;
-        let record = Record { files: FilesReport::first(files.name(), no_rewind.as_deref()), ..record };
+        let record = Record { files: FilesReport::first(policy.name(), no_rewind.as_deref()), ..record };
         let record = Record { requests: requests.name().to_owned(), ..record };
         let journal = Journal::start(&claim.directory, claim.name.as_str())?;
         let place = Place::new(&store, &claim.name, request);
         let newest = store.newest(&claim.name)?.map(|(sequence, _)| sequence);
         let beginning = Beginning { next: store.next_sequence(&claim.name)?, first, newest };
-        let mut machine = supervise::Subject::new(plan(request, files), beginning, Instant::now());
-        let actions = machine.step(Instant::now(), Event::Started).into();
         let mut guard = Self {
             request,
-            tell,
             store,
             claim,
-            household,
-            signals,
+            host,
             requests,
-            children,
-            child_death: None,
-            incarnation: machine.incarnation(),
-            machine,
-            actions,
-            last_error: None,
-            known: descendants(subject.pid()),
-            departed: Departed::default(),
+            driver: Driver::begin(plan(request, policy), beginning),
+            tree: Tree {
+                children,
+                child_death: None,
+                known: descendants(subject.pid()),
+                departed: Departed::default(),
+                resumed_after: Duration::ZERO,
+            },
             subject,
-            tracer: Tracer::start(place, log, tracking)?,
-            pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX),
-            early: None,
-            resumed_after: Duration::ZERO,
-            files,
-            watching,
-            deferred: Reasons::default(),
-            breaks: Reasons::default(),
-            waiting_messages: None,
-            written: WrittenFiles::default(),
-            told: Told::default(),
-            reasons: Reasons::default(),
-            slowness: Reasons::default(),
-            has_told_failure: false,
-            has_orphans: false,
-            record,
-            journal,
-            streams,
-            foreground,
+            taking: Taking {
+                tracer: Tracer::start(place, log, tracking)?,
+                pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX),
+                early: None,
+            },
+            refusals: Refusals::default(),
+            files: WatchedFiles {
+                policy,
+                watching,
+                written: WrittenFiles::default(),
+                deferred: Reasons::default(),
+                breaks: Reasons::default(),
+            },
+            voice: Voice { tell, journal, record, told: Told::default(), waiting: None },
         };
         guard.tell_begin(no_rewind.as_deref());
         Ok(guard)
@@ -214,7 +117,7 @@ impl<'a> Guard<'a> {
             }
             Guarded::Command(_) => {
                 let pid = self.subject.pid().get();
-                self.journal.tell(SystemTime::now(), What::Started { pid, why: None });
+                self.voice.journal.tell(SystemTime::now(), What::Started { pid, why: None });
             }
         }
         if let Some(why) = no_rewind {
@@ -229,10 +132,10 @@ impl<'a> Guard<'a> {
             if let Err(error) = self.turn() {
                 // A checkpoint that is being taken is still one of this subject's.
                 self.leave_subject();
-                self.last_error = Some(error);
+                self.driver.last_error = Some(error);
                 self.feed(Event::Failed);
             }
-            let state = self.machine.state();
+            let state = self.driver.machine.state();
             if state.is_alive() || matches!(state, State::Ended(_)) {
                 self.release_messages();
             }
@@ -247,7 +150,7 @@ impl<'a> Guard<'a> {
         if self.wait()? {
             self.take_signals()?;
         }
-        if !self.machine.state().is_alive() {
+        if !self.driver.machine.state().is_alive() {
             self.hear_log();
             self.feed(Event::Due);
             return self.act();
@@ -259,7 +162,7 @@ impl<'a> Guard<'a> {
         if let Some(status) = self.subject.ended()? {
             return self.died(status);
         }
-        if !self.tracer.is_tracing() && self.foreground.follow_stop(&self.subject)? {
+        if !self.taking.tracer.is_tracing() && self.host.foreground.follow_stop(&self.subject)? {
             self.feed(Event::Continued);
         }
         self.feed(Event::Due);
@@ -271,7 +174,7 @@ impl<'a> Guard<'a> {
     /// What the caller of the run is told.
     fn outcome(&mut self, end: End) -> Result<SubjectStatus> {
         let no_way_back = GuardianError::NoWayBack { name: self.claim.name.to_string() };
-        let last = self.last_error.take();
+        let last = self.driver.last_error.take();
         let error = match end {
             End::Over(status) | End::GaveUp(status) => return Ok(status),
             End::Left => return Err(last.unwrap_or(no_way_back)),
@@ -288,13 +191,13 @@ impl<'a> Guard<'a> {
 
     /// Reports an event to the state machine. What follows is done by `act`.
     fn feed(&mut self, event: Event) {
-        self.actions.extend(self.machine.step(Instant::now(), event));
-        let state = self.machine.state();
-        self.record.in_flight = self.machine.in_flight().len();
+        self.driver.actions.extend(self.driver.machine.step(Instant::now(), event));
+        let state = self.driver.machine.state();
+        self.voice.record.in_flight = self.driver.machine.in_flight().len();
         let shown = SubjectState::from(state);
-        if self.record.state != shown {
-            self.record.state = shown;
-            self.record.restarts = self.machine.restart_count();
+        if self.voice.record.state != shown {
+            self.voice.record.state = shown;
+            self.voice.record.restarts = self.driver.machine.restart_count();
             // The rest is written with what else changes then.
             if !state.is_alive() && !matches!(state, State::Ended(_)) {
                 self.write_record();
@@ -307,38 +210,38 @@ impl<'a> Guard<'a> {
         self.leave_subject();
         // The newest state of a program that was told to end is worth as much as any.
         self.await_commits();
-        self.tracer.end();
+        self.taking.tracer.end();
         if let Some(status) = status {
             let (pid, signal, exit) = (self.subject.pid().get(), status.signal(), status.exit());
-            self.journal.tell(SystemTime::now(), What::Ended { pid, signal, exit });
-            self.household.reap_orphans(model::Pid(0));
+            self.voice.journal.tell(SystemTime::now(), What::Ended { pid, signal, exit });
+            self.host.household.reap_orphans(model::Pid(0));
             self.files_ended();
-            self.report_departed(self.machine.next_sequence(), true);
+            self.report_departed(self.driver.machine.next_sequence(), true);
         }
         self.write_record();
-        self.journal.end();
+        self.voice.journal.end();
     }
 
     /// Waits for a signal, the subject's end, news or the next thing that is due. True when there is a signal.
     ///
     /// A signal that arrives while the subject is being restored waits for its next incarnation.
     fn wait(&self) -> Result<bool> {
-        let (state, now) = (self.machine.state(), Instant::now());
-        let due = self.machine.wake(now).map(|due| due.saturating_duration_since(now));
+        let (state, now) = (self.driver.machine.state(), Instant::now());
+        let due = self.driver.machine.wake(now).map(|due| due.saturating_duration_since(now));
         let timeout = due.into_iter().chain(self.requests.look()).min().map(time::timespec);
         let is_settling = matches!(state, State::Restoring { step: Step::Settling(_), .. });
         let mut waiting = Vec::new();
         let mut add = |handle| waiting.push(PollFd::from_borrowed_fd(handle, PollFlags::IN));
         if !is_settling {
-            add(self.signals.handle());
+            add(self.host.signals.handle());
         }
         if state.is_alive() {
-            [self.subject.handle(), self.tracer.handle(), self.requests.handle()]
+            [self.subject.handle(), self.taking.tracer.handle(), self.requests.handle()]
                 .into_iter()
                 .for_each(&mut add);
-            self.children.iter().map(Children::handle).for_each(&mut add);
+            self.tree.children.iter().map(Children::handle).for_each(&mut add);
         }
-        self.tracer.log().map(LogWriter::event).into_iter().for_each(&mut add);
+        self.taking.tracer.log().map(LogWriter::event).into_iter().for_each(&mut add);
         match poll(&mut waiting, timeout.as_ref()) {
             Ok(_) => Ok(!is_settling && !waiting[0].revents().is_empty()),
             Err(rustix::io::Errno::INTR) => Ok(false),
@@ -347,9 +250,9 @@ impl<'a> Guard<'a> {
     }
 
     fn take_signals(&mut self) -> Result<()> {
-        while let Some(request) = self.signals.poll()? {
+        while let Some(request) = self.host.signals.poll()? {
             if request == Request::Child {
-                self.has_orphans = true;
+                self.host.has_orphans = true;
             }
             if let Request::End { signal, .. } = request {
                 self.feed(Event::EndRequested(signal));
@@ -365,20 +268,20 @@ impl<'a> Guard<'a> {
 
     /// An orphan that is being traced is its tracer's to wait for.
     fn reap_orphans(&mut self) {
-        if self.has_orphans && !self.tracer.is_tracing() {
-            self.has_orphans = false;
-            self.household.reap_orphans(self.subject.pid());
+        if self.host.has_orphans && !self.taking.tracer.is_tracing() {
+            self.host.has_orphans = false;
+            self.host.household.reap_orphans(self.subject.pid());
         }
     }
 
     /// Takes note of what the tracer and the log have told so far.
     fn hear(&mut self) {
-        while let Some(news) = self.tracer.hear() {
+        while let Some(news) = self.taking.tracer.hear() {
             self.note_news(news);
         }
         self.hear_log();
         self.reap_orphans();
-        if !self.tracer.is_tracing() {
+        if !self.taking.tracer.is_tracing() {
             self.requests.tell_quiet();
         }
     }
@@ -412,7 +315,7 @@ impl<'a> Guard<'a> {
     }
 
     fn hear_log(&mut self) {
-        let completions = self.tracer.log().map(LogWriter::take_completions).unwrap_or_default();
+        let completions = self.taking.tracer.log().map(LogWriter::take_completions).unwrap_or_default();
         for completion in completions {
             self.note_completion(completion);
         }
@@ -420,7 +323,7 @@ impl<'a> Guard<'a> {
 
     /// Keeps the tracer off the subject.
     fn leave_subject(&mut self) {
-        for news in self.tracer.leave_subject() {
+        for news in self.taking.tracer.leave_subject() {
             self.note_news(news);
         }
         self.reap_orphans();
@@ -429,22 +332,22 @@ impl<'a> Guard<'a> {
     /// Waits until nothing is being written any more.
     fn await_commits(&mut self) {
         self.hear_log();
-        while self.machine.in_flight().len() > 0 && self.tracer.log().is_some() {
-            self.tracer.await_log();
+        while self.driver.machine.in_flight().len() > 0 && self.taking.tracer.log().is_some() {
+            self.taking.tracer.await_log();
             self.hear_log();
         }
     }
 
     fn write_record(&self) {
-        self.journal.set_now(&self.record);
+        self.voice.journal.set_now(&self.voice.record);
     }
 
     /// Tells once that the status cannot be written. While a checkpoint is being written the disk may be full of it
     /// only until that has failed, which is told as well.
     fn hear_journal(&mut self) {
-        if let Some(error) = self.journal.take_error()
-            && self.machine.in_flight().len() == 0
-            && !std::mem::replace(&mut self.told.status, true)
+        if let Some(error) = self.voice.journal.take_error()
+            && self.driver.machine.in_flight().len() == 0
+            && !std::mem::replace(&mut self.voice.told.status, true)
         {
             self.say(&RunEvent::StatusUnwritable(&error));
         }
@@ -452,7 +355,7 @@ impl<'a> Guard<'a> {
 
     /// Tells whoever runs us, and writes it down.
     fn report(&mut self, event: &RunEvent<'_>) {
-        self.journal.tell(SystemTime::now(), event.what());
+        self.voice.journal.tell(SystemTime::now(), event.what());
         self.say(event);
     }
 }

@@ -15,8 +15,9 @@ use supervise::{Event, NotTaken, Sliced, State};
 use super::super::events::RunEvent;
 use super::super::reasons::Reasons;
 use super::super::tracer::{News, TakenNews};
+use super::Guard;
+use super::parts::InFlight;
 use super::telling::{checkpoint_event, refusal};
-use super::{Guard, InFlight};
 use crate::error::GuardianError;
 use crate::journal::What;
 use crate::record::{Failing, PauseMicroseconds, SlicesReport};
@@ -31,7 +32,7 @@ impl Guard<'_> {
             News::Taken(news) => self.note_taken(*news),
             News::Looked(found) => self.note_look(found),
             News::Behind => {
-                self.requests.not_taken(self.machine.next_sequence());
+                self.requests.not_taken(self.driver.machine.next_sequence());
                 self.feed(Event::NotTaken(NotTaken::Behind));
             }
             News::Opened(_) => {
@@ -39,15 +40,15 @@ impl Guard<'_> {
                 self.hold_exact();
             }
             News::Tracking(name, error) => {
-                self.requests.not_taken(self.machine.next_sequence());
+                self.requests.not_taken(self.driver.machine.next_sequence());
                 self.feed(Event::NotTaken(NotTaken::TrackerReplaced));
-                self.record.tracker = name.to_owned();
+                self.voice.record.tracker = name.to_owned();
                 let event = RunEvent::TrackerReplaced { name, error: &error };
                 // The one before is tried again now and then.
-                if self.reasons.note(&event.to_string()) {
+                if self.refusals.reasons.note(&event.to_string()) {
                     self.report(&event);
                 }
-                self.record.refusals = self.reasons.counts();
+                self.voice.record.refusals = self.refusals.reasons.counts();
             }
             News::Failed(error) => self.note_failed(&error),
         }
@@ -55,8 +56,8 @@ impl Guard<'_> {
 
     /// A checkpoint was not taken, or the log not opened.
     fn note_failed(&mut self, error: &GuardianError) {
-        let next = self.machine.next_sequence();
-        let was_taking = matches!(self.machine.state(), State::Checkpointing { .. });
+        let next = self.driver.machine.next_sequence();
+        let was_taking = matches!(self.driver.machine.state(), State::Checkpointing { .. });
         if !was_taking {
             // They would wait for the log for ever.
             self.requests.taking(next);
@@ -86,22 +87,22 @@ impl Guard<'_> {
         let us = time::microseconds;
         let (pages, scan_us, pause_us) = (found.pages.get(), us(found.scan), us(found.pause));
         let arming_us = us(found.arming);
-        self.journal.tell(SystemTime::now(), What::Scan { pages, scan_us, pause_us, arming_us });
-        let next = self.machine.next_sequence();
+        self.voice.journal.tell(SystemTime::now(), What::Scan { pages, scan_us, pause_us, arming_us });
+        let next = self.driver.machine.next_sequence();
         self.requests.answer_for(next, "error a dry run takes no checkpoints\n");
         self.feed(Event::Looked { pause: found.pause + found.arming });
-        self.record.achieved_hz = self.machine.achieved_hz();
+        self.voice.record.achieved_hz = self.driver.machine.achieved_hz();
         self.note_pauses();
-        self.journal.set(&self.record);
+        self.voice.journal.set(&self.voice.record);
     }
 
     fn note_comparison(&mut self, sequence: Sequence, found: &Comparison) {
-        self.record.verified.checkpoints += 1;
-        self.record.verified.pages += found.pages.get();
-        self.record.verified.differences += found.differences.get();
+        self.voice.record.verified.checkpoints += 1;
+        self.voice.record.verified.pages += found.pages.get();
+        self.voice.record.verified.differences += found.differences.get();
         let event = RunEvent::Verified(sequence, found);
         if found.differences == PageCount(0) {
-            self.journal.tell(SystemTime::now(), event.what());
+            self.voice.journal.tell(SystemTime::now(), event.what());
         } else {
             self.report(&event);
             self.feed(Event::Differs(sequence));
@@ -111,8 +112,8 @@ impl Guard<'_> {
     fn note_taken(&mut self, news: TakenNews) {
         let TakenNews { taken, descendants, comparison, tracker } = news;
         let sequence = taken.ticket.sequence();
-        self.record.tracker = tracker.to_owned();
-        if let Some(children) = &mut self.children {
+        self.voice.record.tracker = tracker.to_owned();
+        if let Some(children) = &mut self.tree.children {
             // A process that is born after the pause is in no doubt.
             let ago = taken.phases.began.elapsed().saturating_sub(taken.phases.pause());
             children.note_taken(sequence, &descendants, ago);
@@ -124,7 +125,7 @@ impl Guard<'_> {
         if let Some(found) = comparison {
             self.note_comparison(sequence, &found);
         }
-        self.pending.push_back(InFlight {
+        self.taking.pending.push_back(InFlight {
             sequence,
             arming: taken.arming,
             phases: taken.phases,
@@ -133,30 +134,30 @@ impl Guard<'_> {
             precopied: taken.precopied,
             residual: taken.residual,
         });
-        self.known = descendants;
+        self.tree.known = descendants;
         self.report_departed(sequence, false);
         self.note_files(sequence, &taken.files);
         self.note_boundary(sequence, taken.boundary.as_ref());
-        self.record.slices = SlicesReport::of(taken.slices);
+        self.voice.record.slices = SlicesReport::of(taken.slices);
         self.note_pauses();
-        self.journal.set(&self.record);
-        if let Some(completion) = self.early.take() {
+        self.voice.journal.set(&self.voice.record);
+        if let Some(completion) = self.taking.early.take() {
             self.note_completion(completion);
         }
     }
 
     pub(super) fn note_completion(&mut self, (sequence, outcome): Completion) {
-        if sequence >= self.machine.next_sequence() {
-            self.early = Some((sequence, outcome));
+        if sequence >= self.driver.machine.next_sequence() {
+            self.taking.early = Some((sequence, outcome));
             return;
         }
-        let place = self.pending.iter().position(|pending| pending.sequence == sequence);
-        let found = place.and_then(|place| self.pending.remove(place));
+        let place = self.taking.pending.iter().position(|pending| pending.sequence == sequence);
+        let found = place.and_then(|place| self.taking.pending.remove(place));
         match (outcome, found) {
             (Ok(committed), Some(taken)) => {
                 let max_pause = self.request.tuning.max_pause;
                 let event = checkpoint_event(&committed, taken, max_pause);
-                self.journal.tell(committed.commit.time, event);
+                self.voice.journal.tell(committed.commit.time, event);
                 self.note_commit(sequence);
             }
             // Left behind with the incarnation that it is of.
@@ -172,48 +173,48 @@ impl Guard<'_> {
 
     fn note_commit(&mut self, sequence: Sequence) {
         self.requests.answer_for(sequence, &format!("ok {sequence}\n"));
-        let status = self.tracer.log().map(LogWriter::status);
+        let status = self.taking.tracer.log().map(LogWriter::status);
         let oldest = status.as_ref().and_then(|status| status.kept.first().copied());
         self.feed(Event::Committed { sequence, oldest });
-        self.record.achieved_hz = self.machine.achieved_hz();
-        self.record.checkpoints += 1;
-        self.record.last_checkpoint = Some(time::rfc3339(SystemTime::now()));
+        self.voice.record.achieved_hz = self.driver.machine.achieved_hz();
+        self.voice.record.checkpoints += 1;
+        self.voice.record.last_checkpoint = Some(time::rfc3339(SystemTime::now()));
         if let Some(status) = status {
-            self.record.store_bytes = Some(status.disk.get());
+            self.voice.record.store_bytes = Some(status.disk.get());
             self.retain_files(&status.kept);
         }
         self.hold_exact();
-        self.journal.set(&self.record);
-        self.record.failing = None;
-        if std::mem::take(&mut self.has_told_failure) {
+        self.voice.journal.set(&self.voice.record);
+        self.voice.record.failing = None;
+        if std::mem::take(&mut self.refusals.is_told) {
             self.report(&RunEvent::CheckpointsAgain(sequence));
         }
     }
 
     fn note_failure(&mut self, error: &GuardianError) {
         let reason = error.to_string();
-        if self.reasons.note(&reason) {
-            self.has_told_failure = true;
+        if self.refusals.reasons.note(&reason) {
+            self.refusals.is_told = true;
             self.report(&RunEvent::CheckpointFailed(error));
         }
-        let since = self.record.failing.take().map(|failing| failing.since);
+        let since = self.voice.record.failing.take().map(|failing| failing.since);
         let since = since.unwrap_or_else(|| time::rfc3339(SystemTime::now()));
-        self.record.failing = Some(Failing { reason, since });
-        self.record.refusals = self.reasons.counts();
-        self.journal.set(&self.record);
+        self.voice.record.failing = Some(Failing { reason, since });
+        self.voice.record.refusals = self.refusals.reasons.counts();
+        self.voice.journal.set(&self.voice.record);
     }
 
     /// A new incarnation is not refused for what the one before held.
     pub(super) fn forget_failures(&mut self) {
-        self.reasons = Reasons::default();
-        self.has_told_failure = false;
-        self.record.failing = None;
-        self.record.refusals.clear();
+        self.refusals.reasons = Reasons::default();
+        self.refusals.is_told = false;
+        self.voice.record.failing = None;
+        self.voice.record.refusals.clear();
     }
 
     fn note_pauses(&mut self) {
-        let pauses = self.machine.pauses();
-        self.record.pause_us = PauseMicroseconds {
+        let pauses = self.driver.machine.pauses();
+        self.voice.record.pause_us = PauseMicroseconds {
             p50: time::microseconds(pauses.p50),
             p99: time::microseconds(pauses.p99),
             max: time::microseconds(pauses.max),

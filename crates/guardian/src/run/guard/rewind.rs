@@ -23,14 +23,14 @@ const NONE_EXACT: &str = "there is no checkpoint that its files can go back to";
 
 impl Guard<'_> {
     pub(super) fn why_none_exact(&self) -> String {
-        let last = self.watching.as_ref().and_then(|watching| watching.report().last_break);
+        let last = self.files.watching.as_ref().and_then(|watching| watching.report().last_break);
         last.map_or_else(|| NONE_EXACT.to_owned(), |why| format!("{NONE_EXACT}: {why}"))
     }
 
     /// Takes files back, if they are watched; the restore compares those that did not go.
     pub(super) fn take_files_back(&mut self, to: Sequence) -> Result<Covered> {
-        let Some(watching) = &self.watching else { return Ok(Covered::Nothing) };
-        let leave = streams::written_by_others(&self.streams.written_files());
+        let Some(watching) = &self.files.watching else { return Ok(Covered::Nothing) };
+        let leave = streams::written_by_others(&self.host.streams.written_files());
         if to != BEGINNING {
             self.compare_uncovered(to)?;
         }
@@ -46,7 +46,7 @@ impl Guard<'_> {
     /// Refuses before any file goes back when a file that cannot has changed.
     fn compare_uncovered(&self, sequence: Sequence) -> Result<()> {
         let uncovered =
-            self.watching.as_ref().map(|watching| watching.report().uncovered).unwrap_or_default();
+            self.files.watching.as_ref().map(|watching| watching.report().uncovered).unwrap_or_default();
         let named = uncovered.iter().filter_map(|path| rustix::fs::stat(path).ok());
         let named: std::collections::HashSet<(u64, u64)> =
             named.map(|stat| (stat.st_dev, stat.st_ino)).collect();
@@ -61,23 +61,23 @@ impl Guard<'_> {
     /// What the restore does with files.
     pub(super) fn files_at_restore(&self, sequence: Sequence, parts: &Parts, covered: Covered) -> Files {
         Files {
-            policy: at_restore(self.files),
+            policy: at_restore(self.files.policy),
             aside: Some(parts.keeper()),
-            opened_later: self.written.later_than(sequence),
+            opened_later: self.files.written.later_than(sequence),
             covered,
         }
     }
 
     /// Every process of the tree has ended.
     pub(super) fn files_ended(&self) {
-        if let Some(watching) = &self.watching {
+        if let Some(watching) = &self.files.watching {
             watching.ended();
         }
     }
 
     /// The program starts with the files as they are.
     pub(super) fn files_start_over(&self) -> Result<()> {
-        self.watching.as_ref().map_or(Ok(()), |watching| watching.start_over())
+        self.files.watching.as_ref().map_or(Ok(()), |watching| watching.start_over())
     }
 
     /// Takes note of whether files can go back to a checkpoint that was just taken.
@@ -86,12 +86,12 @@ impl Guard<'_> {
             None => return,
             Some(Boundary::Exact) => {
                 self.note_break();
-                if std::mem::take(&mut self.told.is_broken) {
+                if std::mem::take(&mut self.voice.told.is_broken) {
                     self.report(&RunEvent::FilesExactAgain(sequence));
                 }
             }
             Some(Boundary::Deferred(why)) => {
-                if self.deferred.note(why) {
+                if self.files.deferred.note(why) {
                     self.report(&RunEvent::FilesDeferred(sequence, why));
                 }
             }
@@ -102,16 +102,16 @@ impl Guard<'_> {
 
     /// Has the store keep the newest checkpoints that files can go back to, those that are being written included.
     pub(super) fn hold_exact(&mut self) {
-        let (Some(watching), Some(log)) = (&self.watching, self.tracer.log()) else { return };
+        let (Some(watching), Some(log)) = (&self.files.watching, self.taking.tracer.log()) else { return };
         let mut taken = log.status().kept;
-        taken.extend(self.machine.in_flight());
+        taken.extend(self.driver.machine.in_flight());
         taken.dedup();
         log.hold(&watching.held(&taken));
     }
 
     /// Forgets the way back to checkpoints that the store has dropped.
     pub(super) fn retain_files(&self, kept: &[Sequence]) {
-        if let Some(watching) = &self.watching {
+        if let Some(watching) = &self.files.watching {
             watching.retain(kept);
         }
     }
@@ -119,9 +119,9 @@ impl Guard<'_> {
     /// Tells that the way back was lost, also if it begins anew at the very boundary that has found this. Each reason is
     /// told once.
     fn note_break(&mut self) {
-        let Some(report) = self.watching.as_ref().map(Watching::report) else { return };
-        if let Some(why) = report.last_break.as_deref().filter(|why| self.breaks.note(why)) {
-            self.told.is_broken = true;
+        let Some(report) = self.files.watching.as_ref().map(Watching::report) else { return };
+        if let Some(why) = report.last_break.as_deref().filter(|why| self.files.breaks.note(why)) {
+            self.voice.told.is_broken = true;
             self.report(&RunEvent::FilesBroken(why));
         }
     }
@@ -129,15 +129,15 @@ impl Guard<'_> {
     /// Puts what the watch knows into the status.
     fn note_watch(&mut self) {
         self.note_break();
-        let Some(watching) = &self.watching else { return };
+        let Some(watching) = &self.files.watching else { return };
         let report = watching.report();
-        self.record.files.note_watch(&report);
+        self.voice.record.files.note_watch(&report);
     }
 
     /// The report on the files of a checkpoint. Where files go back, it names only those that do not.
     pub(super) fn files_report(&self, files: &[FileRecord]) -> FilesReport {
-        let mut report = match &self.watching {
-            None => FilesReport::of(self.files.name(), files),
+        let mut report = match &self.files.watching {
+            None => FilesReport::of(self.files.policy.name(), files),
             Some(watching) => {
                 let uncovered = watching.report().uncovered;
                 let compared: Vec<FileRecord> =
@@ -145,29 +145,29 @@ impl Guard<'_> {
                 FilesReport::of(ChangedFiles::Rewind.name(), &compared)
             }
         };
-        report.keep_watch_of(&self.record.files);
+        report.keep_watch_of(&self.voice.record.files);
         report
     }
 
     /// From now on messages wait if they may go to a file that goes back.
     pub(super) fn hold_messages(&mut self) {
-        if self.watching.is_some() && streams::says_into_file() {
-            self.waiting_messages = Some(Vec::new());
+        if self.files.watching.is_some() && streams::says_into_file() {
+            self.voice.waiting = Some(Vec::new());
         }
     }
 
     /// Tells what has waited.
     pub(super) fn release_messages(&mut self) {
-        for text in self.waiting_messages.take().unwrap_or_default() {
-            (self.tell)(&RunEvent::Waited(&text));
+        for text in self.voice.waiting.take().unwrap_or_default() {
+            (self.voice.tell)(&RunEvent::Waited(&text));
         }
     }
 
     /// Tells the operator, now or when messages need not wait any more.
     pub(super) fn say(&mut self, event: &RunEvent<'_>) {
-        match &mut self.waiting_messages {
+        match &mut self.voice.waiting {
             Some(waiting) => waiting.push(event.to_string()),
-            None => (self.tell)(event),
+            None => (self.voice.tell)(event),
         }
     }
 }

@@ -14,7 +14,8 @@ use super::super::claim::Claim;
 use super::super::events::RunEvent;
 use super::super::tracer::Tracking;
 use super::super::{ChangedFiles, RunRequest};
-use super::{Guard, InFlight};
+use super::Guard;
+use super::parts::InFlight;
 use crate::error::{GuardianError, Result};
 use crate::journal::{CheckpointEvent, What};
 use crate::record::{ProcessName, Record, SlicesReport, boot};
@@ -48,27 +49,27 @@ impl Guard<'_> {
     /// Takes note of the files that a checkpoint has recorded; the first that knows some reports those that can
     /// prevent a restart.
     pub(super) fn note_files(&mut self, sequence: Sequence, files: &[FileRecord]) {
-        self.written.note(sequence, files);
-        let policy = self.files;
+        self.files.written.note(sequence, files);
+        let policy = self.files.policy;
         let report = self.files_report(files);
         // Once in a run, and once more when a file has come that prevents every restart.
         let has_unknown = !report.unknown.is_empty();
-        let is_news = !self.told.files || (has_unknown && !self.told.unknown_files);
+        let is_news = !self.voice.told.files || (has_unknown && !self.voice.told.unknown_files);
         if is_news && policy != ChangedFiles::Keep && !report.is_empty() {
-            self.told.files = true;
-            self.told.unknown_files |= has_unknown;
+            self.voice.told.files = true;
+            self.voice.told.unknown_files |= has_unknown;
             self.report(&RunEvent::FilesInPlace(&report));
         }
-        self.record.files = report;
+        self.voice.record.files = report;
     }
 
     /// Reports the processes that have left the tree since the last call: after a checkpoint, or at the end of the run.
     pub(super) fn report_departed(&mut self, sequence: Sequence, is_end: bool) {
-        if !self.departed.is_due(Instant::now()) && !is_end {
+        if !self.tree.departed.is_due(Instant::now()) && !is_end {
             return;
         }
-        let listed = self.household.departed(self.subject.pid());
-        for key in self.departed.note(sequence, &listed) {
+        let listed = self.host.household.departed(self.subject.pid());
+        for key in self.tree.departed.note(sequence, &listed) {
             let name = tracee::procfs::stat(key.pid).map_or_else(|_| String::new(), |stat| stat.comm);
             self.report(&RunEvent::Departed { pid: key.pid, name: &name, is_end });
         }

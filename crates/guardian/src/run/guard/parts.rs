@@ -1,0 +1,161 @@
+//! What a guard consists of, by topic.
+//!
+//! Owns: the values; who changes each of them is told by the modules beside this one.
+//! Does not: do anything.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use engine::{Phases, Slices};
+use model::{PageCount, ProcessKey, Sequence};
+use store::{Completion, LogWriter, Store};
+use supervise::{Action, Beginning, Event, Plan};
+
+use super::super::ChangedFiles;
+use super::super::children::{ChildDeath, Children};
+use super::super::claim::Claim;
+use super::super::departed::Departed;
+use super::super::events::RunEvent;
+use super::super::leftovers::Household;
+use super::super::reasons::Reasons;
+use super::super::requests::Requests;
+use super::super::tracer::{Tracer, Tracking};
+use super::super::watching::Watching;
+use crate::error::GuardianError;
+use crate::files::WrittenFiles;
+use crate::foreground::Foreground;
+use crate::journal::Journal;
+use crate::record::Record;
+use crate::signals::Signals;
+use crate::streams::Streams;
+use crate::subject::Subject;
+
+/// A checkpoint that was taken and is not durable yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InFlight {
+    pub(super) sequence: Sequence,
+    pub(super) arming: Duration,
+    pub(super) phases: Phases,
+    pub(super) slices: Slices,
+    pub(super) rounds: usize,
+    pub(super) precopied: PageCount,
+    pub(super) residual: PageCount,
+}
+
+/// What a guard is made of, each by one step of `run`.
+pub(in crate::run) struct Parts {
+    pub(in crate::run) store: Store,
+    pub(in crate::run) claim: Claim,
+    pub(in crate::run) host: Host,
+    pub(in crate::run) requests: Requests,
+    pub(in crate::run) children: Option<Children>,
+    pub(in crate::run) subject: Subject,
+    pub(in crate::run) first: Sequence,
+    pub(in crate::run) log: LogWriter,
+    pub(in crate::run) tracking: Tracking,
+    pub(in crate::run) files: ChangedFiles,
+    pub(in crate::run) no_rewind: Option<String>,
+    pub(in crate::run) watching: Option<Watching>,
+}
+
+/// What a process has once, however many subjects it guards.
+pub(in crate::run) struct Host {
+    pub(in crate::run) household: Household,
+    pub(in crate::run) signals: Signals,
+    pub(in crate::run) streams: Streams,
+    pub(in crate::run) foreground: Foreground,
+    /// A child has changed, and the dead ones were not reaped since.
+    pub(in crate::run) has_orphans: bool,
+}
+
+/// The state machine, and what it has decided.
+pub(super) struct Driver {
+    pub(super) machine: supervise::Subject,
+    /// What is decided, and not done yet.
+    pub(super) actions: VecDeque<Action>,
+    /// The incarnation that the rest of the guard knows.
+    pub(super) incarnation: u64,
+    /// The error of the action that failed last.
+    pub(super) last_error: Option<GuardianError>,
+}
+
+/// The processes of the subject besides its root.
+pub(super) struct Tree {
+    /// Reports failures among them, if these count.
+    pub(super) children: Option<Children>,
+    /// The failure for which the root is being ended.
+    pub(super) child_death: Option<ChildDeath>,
+    /// Those at the last checkpoint, for a root that is no child of ours.
+    pub(super) known: Vec<ProcessKey>,
+    /// Those that have left the tree.
+    pub(super) departed: Departed,
+    /// None of this incarnation ran before, on CLOCK_MONOTONIC.
+    pub(super) resumed_after: Duration,
+}
+
+/// How checkpoints are taken and written.
+pub(super) struct Taking {
+    pub(super) tracer: Tracer,
+    /// Those that were taken and are not durable yet, rising.
+    pub(super) pending: VecDeque<InFlight>,
+    /// What the log has told of a checkpoint before the tracer has.
+    pub(super) early: Option<Completion>,
+}
+
+/// Why checkpoints were not taken, or late.
+#[derive(Default)]
+pub(super) struct Refusals {
+    pub(super) reasons: Reasons,
+    pub(super) late: Reasons,
+    /// A failure was reported, and no checkpoint after it.
+    pub(super) is_told: bool,
+}
+
+/// The files that the subject changes.
+pub(super) struct WatchedFiles {
+    /// What a restart does with those that have changed.
+    pub(super) policy: ChangedFiles,
+    /// The watch over them, if they go back.
+    pub(super) watching: Option<Watching>,
+    /// Those that checkpoints have recorded.
+    pub(super) written: WrittenFiles,
+    /// Why checkpoints were taken that files cannot go back to.
+    pub(super) deferred: Reasons,
+    /// Why the way back was lost so far.
+    pub(super) breaks: Reasons,
+}
+
+/// What is told to the operator, and written down for those who ask later.
+pub(super) struct Voice<'a> {
+    pub(super) tell: &'a mut dyn FnMut(&RunEvent<'_>),
+    pub(super) journal: Journal,
+    pub(super) record: Record,
+    pub(super) told: Told,
+    /// Messages that wait until files have gone back, as they may go to one of them.
+    pub(super) waiting: Option<Vec<String>>,
+}
+
+/// What is told once in a run, and was.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Told {
+    /// That the status cannot be written.
+    pub(super) status: bool,
+    /// Files that can prevent a restart.
+    pub(super) files: bool,
+    /// Files that prevent every restart.
+    pub(super) unknown_files: bool,
+    /// What can be done about a program that kills its own children.
+    pub(super) child: bool,
+    /// That the way back of files is lost, and not yet that there is one again.
+    pub(super) is_broken: bool,
+}
+
+impl Driver {
+    /// The subject runs already.
+    pub(super) fn begin(plan: Plan, beginning: Beginning) -> Self {
+        let now = Instant::now();
+        let mut machine = supervise::Subject::new(plan, beginning, now);
+        let actions = machine.step(now, Event::Started).into();
+        Self { incarnation: machine.incarnation(), machine, actions, last_error: None }
+    }
+}
