@@ -1,14 +1,16 @@
 //! Processes that a dead subject has left behind.
 //!
-//! Owns: finding, ending and reaping them.
-//! Invariants: children that this program had before its subject are never killed; the dead root is not reaped; all
-//! are stopped before the first is killed, so that none acts on the end of another.
+//! Owns: which subject a process belongs to; finding, ending and reaping those of one subject.
+//! Invariants: children that this program had before its first subject are never killed, and neither are those of
+//! another subject; a dead root is not reaped; all are stopped before the first is killed, so that none acts on the end
+//! of another.
 //! Does not: decide when; after a death and before a restore is when.
 
-use std::collections::HashSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use model::{Pid, ProcessKey, Tid};
+use model::{Pid, ProcessKey};
 use rustix::process::{WaitId, WaitIdOptions};
 use tracee::{procfs, tree};
 
@@ -20,42 +22,90 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked whether they have gone.
 const NAP: Duration = Duration::from_micros(200);
 
-/// What is not a subject's.
+/// One subject among those of this program.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Owner(u32);
+
+/// The children of this program, and whose they are.
 #[derive(Debug)]
 pub(super) struct Household {
     own: Pid,
     foreign: HashSet<Pid>,
+    table: RefCell<Table>,
+}
+
+/// Which subject a process belongs to.
+#[derive(Default, Debug)]
+struct Table {
+    roots: BTreeMap<Owner, ProcessKey>,
+    /// Descendants of the roots, as found by the last survey: also those whose parents have ended since.
+    members: HashMap<ProcessKey, Owner>,
+}
+
+impl Table {
+    /// Finds the descendants of all roots, and forgets processes that are gone.
+    fn survey(&mut self) {
+        self.members.retain(|key, _| procfs::key(key.pid).is_ok_and(|found| found == *key));
+        for (owner, root) in &self.roots {
+            let found = descendants(root.pid).into_iter().map(|key| (key, *owner));
+            self.members.extend(found);
+        }
+    }
+
+    fn owner_of(&self, key: ProcessKey) -> Option<Owner> {
+        let root = self.roots.iter().find(|(_, root)| **root == key).map(|(owner, _)| *owner);
+        root.or_else(|| self.members.get(&key).copied())
+    }
 }
 
 impl Household {
     /// Takes note of the children that are there before there is a subject, and becomes the one to whom the
-    /// orphans of the subject fall.
+    /// orphans of the subjects fall.
     pub(super) fn found() -> Result<Self> {
         let own = Pid(std::process::id() as i32);
         let foreign = procfs::children(own)?.into_iter().collect();
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(|errno| sys::Error::new("become a subreaper", errno))?;
-        Ok(Self { own, foreign })
+        Ok(Self { own, foreign, table: RefCell::default() })
     }
 
-    /// Takes the status of every dead child but the root.
-    pub(super) fn reap_orphans(&self, root: Pid) {
-        for pid in self.children() {
+    /// There is another subject.
+    pub(super) fn admit(&self, root: ProcessKey) -> Owner {
+        let mut table = self.table.borrow_mut();
+        let owner = Owner(table.roots.last_key_value().map_or(0, |(last, _)| last.0 + 1));
+        table.roots.insert(owner, root);
+        owner
+    }
+
+    /// A subject has a new root.
+    pub(super) fn begin(&self, owner: Owner, root: ProcessKey) {
+        self.table.borrow_mut().roots.insert(owner, root);
+    }
+
+    /// Takes the status of every dead child of a subject but the root.
+    pub(super) fn reap_orphans(&self, owner: Owner, root: Pid) {
+        for pid in self.children(owner) {
             if pid != root && procfs::stat(pid).is_ok_and(|stat| stat.is_zombie()) {
                 reap(pid);
             }
         }
     }
 
-    /// Ends everything that a dead root has left: our descendants, and those of an adopted root that were known.
-    /// Their numbers are free afterwards. Spares some of our children and their descendants.
-    pub(super) fn clear(&self, root: Pid, known: &[ProcessKey], spared: &HashSet<ProcessKey>) -> Result<()> {
-        self.repeat(root, known, spared, || self.reap_orphans(root))
+    /// Ends everything that a dead root has left: descendants of ours, and those of an adopted root that were known.
+    /// Their pids are free afterwards. Spares some of our children and their descendants.
+    pub(super) fn clear(
+        &self,
+        owner: Owner,
+        root: Pid,
+        known: &[ProcessKey],
+        spared: &HashSet<ProcessKey>,
+    ) -> Result<()> {
+        self.repeat((owner, root), known, spared, || self.reap_orphans(owner, root))
     }
 
-    /// Our living children besides the root: those that have left its tree.
-    pub(super) fn departed(&self, root: Pid) -> Vec<ProcessKey> {
-        let children = self.children().into_iter().filter(|pid| *pid != root);
+    /// Our living children of a subject besides the root: those that have left its tree.
+    pub(super) fn departed(&self, owner: Owner, root: Pid) -> Vec<ProcessKey> {
+        let children = self.children(owner).into_iter().filter(|pid| *pid != root);
         children
             .filter_map(|pid| procfs::stat(pid).ok())
             .filter(|stat| !stat.is_zombie())
@@ -65,15 +115,20 @@ impl Household {
 
     /// Ends what a restore that failed may have left: processes under construction, traced by us. The dead root has
     /// been reaped by then.
-    pub(super) fn clear_construction(&self, spared: &HashSet<ProcessKey>) -> Result<()> {
-        // Threads of a tracee have to be waited for one by one.
-        self.repeat(Pid(0), &[], spared, || while let Ok(Some(_)) = sys::ptrace::poll(Tid(-1)) {})
+    pub(super) fn clear_construction(&self, owner: Owner, spared: &HashSet<ProcessKey>) -> Result<()> {
+        self.repeat((owner, Pid(0)), &[], spared, || {
+            // Threads of a tracee have to be waited for one by one.
+            let threads = |pid: Pid| procfs::threads(pid).unwrap_or_default();
+            for tid in self.children(owner).into_iter().flat_map(threads) {
+                while let Ok(Some(_)) = sys::ptrace::poll(tid) {}
+            }
+        })
     }
 
     /// Stops, kills and reaps until no process is left.
     fn repeat(
         &self,
-        root: Pid,
+        (owner, root): (Owner, Pid),
         known: &[ProcessKey],
         spared: &HashSet<ProcessKey>,
         reap: impl Fn(),
@@ -82,7 +137,7 @@ impl Household {
         let is_spared =
             |pid: &Pid| !spared.is_empty() && procfs::key(*pid).is_ok_and(|key| spared.contains(&key));
         loop {
-            let mut left = self.living(root, is_spared);
+            let mut left = self.living(owner, root, is_spared);
             left.extend(known.iter().filter(|key| is_alive(**key)).map(|key| key.pid));
             for signal in [STOP, KILL] {
                 for pid in &left {
@@ -92,7 +147,7 @@ impl Household {
             }
             reap();
             // Those that were reaped as children may have left children, and the dead hold their numbers still.
-            left.extend(self.children().into_iter().filter(|pid| *pid != root && !is_spared(pid)));
+            left.extend(self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid)));
             let Some(first) = left.first() else { return Ok(()) };
             if started.elapsed() > PATIENCE {
                 return Err(GuardianError::Leftover { pid: *first });
@@ -101,9 +156,9 @@ impl Household {
         }
     }
 
-    /// Descendants of ours that are neither foreign nor spared nor dead.
-    fn living(&self, root: Pid, is_spared: impl Fn(&Pid) -> bool) -> Vec<Pid> {
-        let children = self.children().into_iter().filter(|pid| *pid != root && !is_spared(pid));
+    /// Descendants of ours that belong to a subject and are neither spared nor dead.
+    fn living(&self, owner: Owner, root: Pid, is_spared: impl Fn(&Pid) -> bool) -> Vec<Pid> {
+        let children = self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid));
         let mut found = Vec::new();
         for child in children {
             // A child that has gone meanwhile has left its own to us; the next list has them.
@@ -113,10 +168,27 @@ impl Household {
         found
     }
 
-    fn children(&self) -> Vec<Pid> {
-        let children = procfs::children(self.own).unwrap_or_default();
-        children.into_iter().filter(|pid| !self.foreign.contains(pid)).collect()
+    /// Our children that belong to a subject.
+    fn children(&self, owner: Owner) -> Vec<Pid> {
+        let mut children = procfs::children(self.own).unwrap_or_default();
+        children.retain(|pid| !self.foreign.contains(pid));
+        let mut table = self.table.borrow_mut();
+        // All are those of an only subject, also an orphan that no survey has seen in its tree.
+        if table.roots.len() > 1 {
+            table.survey();
+            children.retain(|pid| match procfs::key(*pid).ok().and_then(|key| table.owner_of(key)) {
+                Some(found) => found == owner,
+                None => is_traced_by_us(*pid),
+            });
+        }
+        children
     }
+}
+
+/// Whether this thread traces a process: one that it is restoring.
+fn is_traced_by_us(pid: Pid) -> bool {
+    let own = rustix::thread::gettid().as_raw_nonzero().get();
+    procfs::status(pid).is_ok_and(|status| status.tracer.get() == own)
 }
 
 /// The descendants of a root, by their lasting names.
@@ -133,5 +205,101 @@ fn reap(pid: Pid) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid.get()) {
         // Reaped by somebody else is reaped as well.
         let _ = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    /// Set in a process that has nothing but one test in it.
+    const ALONE: &str = "UNDYING_TEST_ALONE";
+    /// A root, its child, and two children of that.
+    const TREE: &str = "sh -c 'sleep 600 & sleep 600 & wait' & exec sleep 600";
+
+    /// Runs a test in a process of its own: it becomes a subreaper, and its children are all that there is.
+    fn alone(name: &str, test: impl Fn()) {
+        if std::env::var_os(ALONE).is_some() {
+            return test();
+        }
+        let program = std::env::current_exe().unwrap();
+        let output = Command::new(program).args(["--exact", name, "--nocapture"]).env(ALONE, "1").output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    struct Subject {
+        root: Child,
+        pid: Pid,
+        owner: Owner,
+        middle: Pid,
+        leaves: Vec<ProcessKey>,
+    }
+
+    impl Subject {
+        fn start(household: &Household) -> Self {
+            let root = Command::new("sh").args(["-c", TREE]).spawn().unwrap();
+            let pid = Pid(root.id() as i32);
+            await_that(|| descendants(pid).len() == 3);
+            let middle = procfs::children(pid).unwrap()[0];
+            let leaves = descendants(middle);
+            Self { owner: household.admit(procfs::key(pid).unwrap()), root, pid, middle, leaves }
+        }
+
+        /// Kills the process in the middle, so that its children become ours.
+        fn orphan_leaves(&self) {
+            sys::signal::send(self.middle, KILL).unwrap();
+            await_that(|| {
+                let children = procfs::children(Pid(std::process::id() as i32)).unwrap();
+                self.leaves.iter().all(|leaf| children.contains(&leaf.pid))
+            });
+        }
+
+        fn kill_root(&self) {
+            sys::signal::send(self.pid, KILL).unwrap();
+            await_that(|| procfs::stat(self.pid).unwrap().is_zombie());
+        }
+
+        fn status(mut self) -> Option<i32> {
+            self.root.wait().unwrap().signal()
+        }
+    }
+
+    #[track_caller]
+    fn await_that(holds: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !holds() {
+            assert!(started.elapsed() < PATIENCE, "it takes too long");
+            std::thread::sleep(NAP);
+        }
+    }
+
+    #[test]
+    fn what_one_subject_leaves_is_ended_and_the_other_is_left_alone() {
+        alone("run::leftovers::tests::what_one_subject_leaves_is_ended_and_the_other_is_left_alone", || {
+            let household = Household::found().unwrap();
+            let (one, other) = (Subject::start(&household), Subject::start(&household));
+            assert_eq!(household.departed(one.owner, one.pid), []);
+            one.orphan_leaves();
+            other.orphan_leaves();
+            assert_eq!(household.departed(one.owner, one.pid), one.leaves);
+            one.kill_root();
+            household.clear(one.owner, one.pid, &[], &HashSet::new()).unwrap();
+            assert!(one.leaves.iter().all(|leaf| procfs::key(leaf.pid).is_err()), "a process is left");
+            assert!(other.leaves.iter().all(|leaf| is_alive(*leaf)), "one of the other subject is gone");
+            // The dead of the other subject are its own to reap.
+            sys::signal::send(other.leaves[0].pid, KILL).unwrap();
+            other.kill_root();
+            await_that(|| procfs::stat(other.leaves[0].pid).unwrap().is_zombie());
+            household.reap_orphans(one.owner, one.pid);
+            household.clear_construction(one.owner, &HashSet::new()).unwrap();
+            assert!(procfs::stat(other.leaves[0].pid).unwrap().is_zombie());
+            household.clear(other.owner, other.pid, &[], &HashSet::new()).unwrap();
+            assert_eq!((other.status(), household.departed(one.owner, Pid(0))), (Some(9), Vec::new()));
+            assert_eq!(procfs::children(household.own).unwrap().len(), 0);
+        });
     }
 }

@@ -49,7 +49,7 @@ impl Guard<'_> {
             Action::Tell(notice) => self.tell_notice(notice),
             Action::Clear => {
                 let spared = self.tree.departed.before(Sequence(u64::MAX));
-                self.host.household.clear(self.subject.pid(), &self.tree.known, &spared)?;
+                self.host.household.clear(self.tree.owner, self.subject.pid(), &self.tree.known, &spared)?;
                 self.files_ended();
                 return Ok(Some(Event::Cleared));
             }
@@ -145,13 +145,13 @@ impl Guard<'_> {
 
     fn restore(&mut self, sequence: Sequence) -> Result<Event> {
         let spared = self.tree.departed.before(sequence);
-        self.host.household.clear(self.subject.pid(), &[], &spared)?;
+        self.host.household.clear(self.tree.owner, self.subject.pid(), &[], &spared)?;
         let covered = match self.take_files_back(sequence) {
             Ok(covered) => covered,
             Err(error) => return Ok(Event::NotRestored(self.files_stay(error))),
         };
         let Err(error) = self.build(sequence, covered) else { return Ok(Event::Restored) };
-        self.host.household.clear_construction(&spared)?;
+        self.host.household.clear_construction(self.tree.owner, &spared)?;
         let is_of_files = error.names_changed_files();
         self.driver.last_error = Some(error);
         let why = if is_of_files { RestoreError::FilesChanged } else { RestoreError::Unusable };
@@ -162,7 +162,7 @@ impl Guard<'_> {
         let Guarded::Command(words) = self.request.what.clone() else {
             return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
         };
-        self.host.household.clear(self.subject.pid(), &[], &HashSet::new())?;
+        self.host.household.clear(self.tree.owner, self.subject.pid(), &[], &HashSet::new())?;
         if is_with_files {
             if let Err(error) = self.take_files_back(BEGINNING) {
                 return Ok(Event::NotStarted(self.files_stay(error)));

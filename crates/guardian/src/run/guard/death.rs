@@ -100,7 +100,9 @@ impl Guard<'_> {
                     | EngineError::PidUnreaped { .. }
                     | EngineError::PidOfGroup { .. },
                 ) if started.elapsed() < PID_PATIENCE => {
-                    self.host.household.clear_construction(&self.tree.departed.before(sequence))?;
+                    self.host
+                        .household
+                        .clear_construction(self.tree.owner, &self.tree.departed.before(sequence))?;
                     std::thread::sleep(PID_NAP);
                 }
                 Err(error) => return Err(error.into()),
@@ -124,6 +126,7 @@ impl Guard<'_> {
         if let Some(children) = &mut self.tree.children {
             children.begin(self.subject.pid(), self.tree.resumed_after)?;
         }
+        self.host.household.begin(self.tree.owner, self.subject.key());
         self.tree.child_death = None;
         self.forget_failures();
         self.requests.forget();

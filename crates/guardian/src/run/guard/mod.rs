@@ -75,19 +75,20 @@ impl<'a> Guard<'a> {
         let newest = store.newest(&claim.name)?.map(|(sequence, _)| sequence);
         let beginning = Beginning { next: store.next_sequence(&claim.name)?, first, newest };
         let mut guard = Self {
-            request,
-            store,
-            claim,
-            host,
-            requests,
-            driver: Driver::begin(plan(request, policy), beginning),
             tree: Tree {
+                owner: host.household.admit(subject.key()),
                 children,
                 child_death: None,
                 known: descendants(subject.pid()),
                 departed: Departed::default(),
                 resumed_after: Duration::ZERO,
             },
+            request,
+            store,
+            claim,
+            host,
+            requests,
+            driver: Driver::begin(plan(request, policy), beginning),
             subject,
             taking: Taking {
                 tracer: Tracer::start(place, log, tracking)?,
@@ -214,7 +215,7 @@ impl<'a> Guard<'a> {
         if let Some(status) = status {
             let (pid, signal, exit) = (self.subject.pid().get(), status.signal(), status.exit());
             self.voice.journal.tell(SystemTime::now(), What::Ended { pid, signal, exit });
-            self.host.household.reap_orphans(model::Pid(0));
+            self.host.household.reap_orphans(self.tree.owner, model::Pid(0));
             self.files_ended();
             self.report_departed(self.driver.machine.next_sequence(), true);
         }
@@ -270,7 +271,7 @@ impl<'a> Guard<'a> {
     fn reap_orphans(&mut self) {
         if self.host.has_orphans && !self.taking.tracer.is_tracing() {
             self.host.has_orphans = false;
-            self.host.household.reap_orphans(self.subject.pid());
+            self.host.household.reap_orphans(self.tree.owner, self.subject.pid());
         }
     }
 

@@ -16,7 +16,7 @@ use super::super::children::{ChildDeath, Children};
 use super::super::claim::Claim;
 use super::super::departed::Departed;
 use super::super::events::RunEvent;
-use super::super::leftovers::Household;
+use super::super::leftovers::{Household, Owner};
 use super::super::reasons::Reasons;
 use super::super::requests::Requests;
 use super::super::tracer::{Tracer, Tracking};
@@ -81,6 +81,8 @@ pub(super) struct Driver {
 
 /// The processes of the subject besides its root.
 pub(super) struct Tree {
+    /// Names the subject to the household.
+    pub(super) owner: Owner,
     /// Reports failures among them, if these count.
     pub(super) children: Option<Children>,
     /// The failure for which the root is being ended.
