@@ -1,18 +1,19 @@
-//! Stopping a whole process tree, and letting it go on.
+//! One attempt to stop a tree: rounds of attaching, interrupting and waiting, until no new thread turns up.
 //!
-//! Owns: the loop that stops every thread of every process until no new one turns up.
-//! Invariants: dropping a stopped tree lets every thread of it go on; a failed stop does too.
-//! Does not: read any state of what it stopped.
+//! Owns: the threads of the attempt until all are stopped.
+//! Invariants: a failed attempt resumes every thread, also those that come to their stop later.
+//! Does not: try again; `Freezer` does.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use model::{Pid, Signal, Tid};
+use model::{Pid, Tid};
 use sys::kcmp::{self, Shared};
-use sys::ptrace::{self, Options, WaitStatus};
+use sys::ptrace::{self, Options};
 use sys::wait_timer::{Ticks, taking_ends};
 use sys::{Errno, Error};
 
+use super::stopped::{FreezeError, StoppedProcess, StoppedTree};
 use crate::procfs::{self, KeptFiles, Status};
 use crate::remote::home;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
@@ -39,71 +40,9 @@ const PATIENCE: Duration = Duration::from_millis(1);
 const ATTACH_TICK: Duration = Duration::from_millis(2);
 /// How long a failed stop waits for the rest to come to its stop, to let it go properly.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
-/// Attempts before a tree that does not stop in time is given up.
-const ATTEMPTS_MAX: usize = 20;
-
-const KILL: Signal = Signal(9);
-
-/// Why a tree could not be stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum FreezeError {
-    /// The root process ended meanwhile.
-    #[error("pid {0} ended while it was being stopped")]
-    Ended(Pid),
-    /// A thread did not stop in time, attempt after attempt.
-    #[error("thread {tid} of pid {pid} did not stop (in {place})")]
-    Stuck {
-        /// Its process.
-        pid: Pid,
-        /// The thread.
-        tid: Tid,
-        /// The kernel function it waits in.
-        place: String,
-    },
-    /// Another program traces a process of the tree.
-    #[error("pid {pid} is already traced by pid {tracer}")]
-    Traced {
-        /// The traced process.
-        pid: Pid,
-        /// Its tracer.
-        tracer: Pid,
-    },
-    /// The tree grew faster than it could be stopped.
-    #[error("the process tree of pid {0} grows faster than it can be stopped")]
-    Growing(Pid),
-    /// A kernel call failed.
-    #[error(transparent)]
-    Kernel(#[from] Error),
-}
-
-/// One process with all its threads stopped, leader first.
-#[derive(Debug)]
-pub struct StoppedProcess {
-    /// Its number.
-    pub pid: Pid,
-    /// Its threads; never empty.
-    pub threads: Vec<Thread<Stopped>>,
-}
-
-/// A tree of which every thread is stopped.
-#[derive(Debug)]
-pub struct StoppedTree {
-    /// Living processes, parents first.
-    pub processes: Vec<StoppedProcess>,
-    /// Processes that ended and wait to be reaped by a parent in the tree.
-    pub zombies: Vec<Pid>,
-    /// When the first thread was told to stop.
-    pub began: Instant,
-}
-
-/// Stops trees, the same one again and again; keeps what it needs of `/proc` open meanwhile.
-#[derive(Debug, Default)]
-pub struct Freezer {
-    files: KeptFiles,
-}
 
 #[derive(Default)]
-struct Progress {
+pub(super) struct Attempt {
     stopped: HashMap<Pid, Vec<Thread<Stopped>>>,
     pending: Vec<Thread<Running>>,
     /// Those of them that have not been asked to stop yet.
@@ -122,100 +61,8 @@ struct Progress {
     began: Option<Instant>,
 }
 
-impl StoppedTree {
-    /// Stops a process and all its descendants.
-    pub fn stop(root: Pid) -> Result<Self, FreezeError> {
-        Freezer::default().stop(root)
-    }
-
-    /// The stopped process of a number.
-    #[must_use]
-    pub fn process(&self, pid: Pid) -> Option<&StoppedProcess> {
-        self.processes.iter().find(|process| process.pid == pid)
-    }
-
-    /// Lets every thread go on, detached.
-    pub fn resume(mut self) -> Result<(), Error> {
-        self.detach_all()
-    }
-
-    /// Kills every process. The end of every thread has been taken afterwards: only then are their parents told.
-    pub fn kill(mut self) -> Result<(), Error> {
-        for process in &self.processes {
-            match sys::signal::send(process.pid, KILL) {
-                Err(error) if error.errno != Errno::ESRCH => return Err(error),
-                _ => {}
-            }
-        }
-        for process in &self.processes {
-            // The kernel reports a leader's end only when its other threads have been waited for.
-            for thread in process.threads.iter().rev() {
-                await_end(thread.tid())?;
-            }
-        }
-        // Nobody is left to be let go.
-        self.processes.clear();
-        Ok(())
-    }
-
-    fn detach_all(&mut self) -> Result<(), Error> {
-        let mut outcome = Ok(());
-        for thread in self.processes.drain(..).flat_map(|process| process.threads) {
-            if let Err(error) = thread.detach() {
-                outcome = Err(error);
-            }
-        }
-        tracer::take_ends();
-        outcome
-    }
-}
-
-impl Freezer {
-    /// Stops a process and all its descendants.
-    pub fn stop(&mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
-        let mut last = FreezeError::Growing(root);
-        for _ in 0..ATTEMPTS_MAX {
-            let mut progress = Progress::default();
-            match progress.run(root, &mut self.files) {
-                Ok(()) => {
-                    self.files.sweep();
-                    return progress.finish(root);
-                }
-                Err(error @ FreezeError::Stuck { .. }) => {
-                    progress.release();
-                    last = error;
-                }
-                Err(error) => {
-                    progress.release();
-                    return Err(error);
-                }
-            }
-        }
-        Err(last)
-    }
-}
-
-/// Waits until a thread that was killed has ended.
-fn await_end(tid: Tid) -> Result<(), Error> {
-    loop {
-        match ptrace::wait(tid) {
-            Ok(WaitStatus::Stopped(_)) => {}
-            Ok(_) => return Ok(()),
-            Err(error) if matches!(error.errno, Errno::ECHILD | Errno::ESRCH) => return Ok(()),
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-impl Drop for StoppedTree {
-    fn drop(&mut self) {
-        // Nobody is left to report to; a thread that cannot be detached has died.
-        let _ = self.detach_all();
-    }
-}
-
-impl Progress {
-    fn run(&mut self, root: Pid, files: &mut KeptFiles) -> Result<(), FreezeError> {
+impl Attempt {
+    pub(super) fn run(&mut self, root: Pid, files: &mut KeptFiles) -> Result<(), FreezeError> {
         self.attach_running(root, files)?;
         self.began = Some(Instant::now());
         self.interrupt_all()?;
@@ -484,7 +331,7 @@ impl Progress {
         }
     }
 
-    fn finish(mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
+    pub(super) fn finish(mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
         let mut processes = Vec::new();
         for pid in &self.order {
             if let Some(mut threads) = self.stopped.remove(pid) {
@@ -503,7 +350,7 @@ impl Progress {
     }
 
     /// Lets everything go: what stands at once, what is still on its way as soon as it stands.
-    fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         for thread in self.stopped.drain().flat_map(|(_, threads)| threads) {
             // A thread that cannot be detached has died.
             let _ = thread.detach();
