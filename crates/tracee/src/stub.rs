@@ -12,7 +12,7 @@ use sys::clone::{WantedPid, spawn_waiting};
 use sys::ptrace::{self, Options, Registers, Stop, WaitStatus};
 use sys::{Errno, Error};
 
-use crate::arch::x86_64 as arch;
+use crate::arch;
 use crate::freeze;
 use crate::memory::ProcessMemory;
 use crate::procfs;

@@ -17,7 +17,7 @@ use rustix::net::sockopt::{self, Timeout};
 use sys::ptrace::{self, Registers};
 use sys::{Result, pidfd, process_memory};
 
-use crate::arch::x86_64::{self as arch, WaitLimit};
+use crate::arch::{self, WaitLimit};
 use crate::procfs;
 
 /// Waits remembered before those that are over are swept out; threads end without saying so.

@@ -11,8 +11,8 @@ use model::{Address, AddressRange, ByteCount, Fd, PAGE_BYTES, Pid, Tid};
 use resource::ResourceError;
 use sys::clone::{CloneArguments, WantedPid};
 use sys::{ptrace, userfaultfd};
+use tracee::arch;
 use tracee::arch::numbers as nr;
-use tracee::arch::x86_64 as arch;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
 use super::built::{Built, BuiltProcess};

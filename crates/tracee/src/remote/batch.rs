@@ -11,7 +11,7 @@ use sys::{Errno, Error};
 
 use super::chain::{self, Chain, HomePlace, Query, SignalSets, Slots};
 use super::{GETPID, Intercepted, RemoteError, RemoteSession, STOP};
-use crate::arch::x86_64 as arch;
+use crate::arch;
 use crate::steps;
 
 /// `si_code` in `siginfo_t`, and its value for tkill(2).

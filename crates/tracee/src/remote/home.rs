@@ -10,7 +10,7 @@ use sys::ptrace::{self, Registers, Stop};
 use sys::{Errno, Error, process_memory};
 
 use super::{CALL_LIMIT, Room, STOP, chain, opened};
-use crate::arch::x86_64 as arch;
+use crate::arch;
 use crate::thread::{Stopped, Thread};
 use crate::tracer::await_stop;
 

@@ -23,8 +23,8 @@ use sys::ptrace::{self, Options, Registers, Stop};
 use sys::signal;
 use sys::{Errno, Error};
 
+use crate::arch;
 use crate::arch::numbers::{GETPID, Named, RT_SIGPROCMASK};
-use crate::arch::x86_64 as arch;
 use crate::interruption;
 use crate::memory::ProcessMemory;
 use crate::procfs::Area;
