@@ -9,19 +9,19 @@ use std::marker::PhantomData;
 
 use model::{Address, AddressRange, ByteCount, Pid, Signal, Tid};
 use sys::clone::{WantedPid, spawn_waiting};
-use sys::ptrace::{self, Options, Registers, Stop, WaitStatus};
+use sys::ptrace::{
+    self, OPTION_CLONE, OPTION_EXIT_KILL, OPTION_FORK, OPTION_SUSPEND_SECCOMP, OPTION_SYSCALL_GOOD,
+    OPTION_VFORK, Registers, WaitStatus,
+};
 use sys::{Errno, Error};
 
-use crate::arch;
-use crate::freeze;
+use crate::arch::x86_64 as arch;
 use crate::memory::ProcessMemory;
 use crate::procfs;
 use crate::remote::RemoteError;
-use crate::thread::{Running, Thread};
+use crate::thread::{EVENT_STOP, Running, SYSCALL_STOP, TRAP, Thread};
 
-const OPTIONS: Options = freeze::OPTIONS.with(Options::EXIT_KILL);
-/// SIGTRAP.
-const TRAP: Signal = Signal(5);
+const OPTIONS: u64 = OPTION_EXIT_KILL | OPTION_CLONE | OPTION_FORK | OPTION_VFORK | OPTION_SYSCALL_GOOD;
 
 const E2BIG: Errno = Errno(7);
 
@@ -44,7 +44,6 @@ pub struct Stub {
     instruction: Address,
     data: AddressRange,
     stepping: Stepping,
-    options: Options,
     bound_to_tracer: PhantomData<*const ()>,
 }
 
@@ -64,7 +63,7 @@ impl Stub {
     }
 
     fn adopt(pid: Pid, tid: Tid) -> Result<Self, RemoteError> {
-        await_event_stop(tid)?;
+        wait_for(tid, |signal, event| signal == TRAP && event == EVENT_STOP)?;
         // What is sent to the number meanwhile waits for the program that comes back under it.
         ptrace::set_signal_mask(tid, ALL_BUT_TRAP)?;
         let base = ptrace::registers(tid)?;
@@ -76,7 +75,6 @@ impl Stub {
             instruction: Address(0),
             data: nothing,
             stepping: Stepping::SingleStep,
-            options: OPTIONS,
             bound_to_tracer: PhantomData,
         })
     }
@@ -108,14 +106,7 @@ impl Stub {
 
     /// Seccomp filters do not judge the stub's calls until it is let go; needs CAP_SYS_ADMIN.
     pub fn suspend_seccomp(&self) -> Result<(), Error> {
-        ptrace::set_options(self.tid, self.options.with(Options::SUSPEND_SECCOMP))
-    }
-
-    /// Adds options to those of other clients.
-    pub(crate) fn add_options(&mut self, options: Options) -> Result<(), Error> {
-        ptrace::set_options(self.tid, self.options.with(options))?;
-        self.options = self.options.with(options);
-        Ok(())
+        ptrace::set_options(self.tid, OPTIONS | OPTION_SUSPEND_SECCOMP)
     }
 
     /// The range for arguments and results.
@@ -176,11 +167,11 @@ impl Stub {
                 Stepping::SyscallStops => ptrace::resume_to_syscall(self.tid)?,
             }
             match ptrace::wait(self.tid)? {
-                WaitStatus::Stopped(stop) if stop == self.expected() => stops_left -= 1,
-                WaitStatus::Stopped(Stop::Creation) => {
+                WaitStatus::Stopped { signal, event: 0 } if signal == self.expected() => stops_left -= 1,
+                WaitStatus::Stopped { event, .. } if event != 0 && event != EVENT_STOP => {
                     created = Some(Tid(ptrace::event_message(self.tid)? as i32));
                 }
-                WaitStatus::Stopped(_) => {}
+                WaitStatus::Stopped { .. } => {}
                 WaitStatus::Exited(_) | WaitStatus::Killed(_) => return Err(RemoteError::Ended(self.tid)),
             }
         }
@@ -191,10 +182,10 @@ impl Stub {
         Ok((result as u64, created))
     }
 
-    fn expected(&self) -> Stop {
+    fn expected(&self) -> Signal {
         match self.stepping {
-            Stepping::SingleStep => Stop::Delivery(TRAP),
-            Stepping::SyscallStops => Stop::Syscall,
+            Stepping::SingleStep => TRAP,
+            Stepping::SyscallStops => SYSCALL_STOP,
         }
     }
 
@@ -211,9 +202,9 @@ impl Stub {
     /// Lets the thread run, still held: the kernel kills it when this program ends.
     pub(crate) fn run(self, signal: Option<Signal>) -> Result<Thread<Running>, Error> {
         // Its filters judge it from now on.
-        ptrace::set_options(self.tid, self.options)?;
+        ptrace::set_options(self.tid, OPTIONS)?;
         ptrace::resume(self.tid, signal)?;
-        Ok(Thread::attached(self.pid, self.tid, self.options))
+        Ok(Thread::attached(self.pid, self.tid))
     }
 
     /// Lets the thread run, detached, into a call from which it does not come back.
@@ -224,11 +215,11 @@ impl Stub {
     }
 }
 
-fn await_event_stop(tid: Tid) -> Result<(), RemoteError> {
+fn wait_for(tid: Tid, wanted: impl Fn(Signal, i32) -> bool) -> Result<(), RemoteError> {
     loop {
         match ptrace::wait(tid)? {
-            WaitStatus::Stopped(Stop::Event) => return Ok(()),
-            WaitStatus::Stopped(_) => {
+            WaitStatus::Stopped { signal, event } if wanted(signal, event) => return Ok(()),
+            WaitStatus::Stopped { .. } => {
                 ptrace::interrupt(tid)?;
                 ptrace::resume(tid, None)?;
             }
