@@ -86,7 +86,7 @@ impl Before {
         Ok(before)
     }
 
-    /// Opens what will be read of each thread. One that ends meanwhile is missed by nobody.
+    /// Opens what will be read of each thread. One that has ended meanwhile is not needed.
     fn open_files(&mut self) {
         for pid in self.processes.keys() {
             for tid in procfs::threads(*pid).unwrap_or_default() {

@@ -92,7 +92,7 @@ struct State {
     status: LogStatus,
 }
 
-/// Buffers that nobody has.
+/// Buffers that are free.
 #[derive(Debug, Default)]
 struct Pool {
     free: Vec<PageBuffer>,

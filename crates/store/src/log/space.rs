@@ -43,7 +43,7 @@ pub(super) fn live(kept: &[Kept], slot: Option<LogSegment>) -> BTreeSet<LogSegme
     kept.iter().flat_map(|kept| kept.segments.iter().copied()).chain(slot).collect()
 }
 
-/// What a log that nobody writes holds.
+/// What a log without a writer holds.
 pub(super) struct Inventory {
     /// Oldest first.
     pub(super) kept: Vec<Kept>,
@@ -53,7 +53,7 @@ pub(super) struct Inventory {
 }
 
 impl Inventory {
-    /// Takes it, of the files that are there. Only while nobody writes the log, which the caller's lock says.
+    /// Takes it, of the files that are there. Only while the log has no writer, which the caller's lock says.
     pub(super) fn take(
         files: &mut LogFiles<'_>,
         directory: &Path,

@@ -235,7 +235,7 @@ impl Continuous {
         self.begin_and(log, options, |subject, epoch, options| {
             let (taken, captured) =
                 subject.take(epoch, options, |_, captured| Ok((captured.phases(), captured)))?;
-            // It stands still for this.
+            // The subject stays stopped meanwhile.
             let Some(committed) = taken.ticket.wait_for(VERIFY_WAIT_MAX)? else {
                 return Err(store::Error::Slow { waited: VERIFY_WAIT_MAX }.into());
             };
@@ -535,7 +535,7 @@ impl Continuous {
 
     /// What is known of the running subject: looked at closely for the first time, followed later.
     ///
-    /// Descriptors are held for the first time to refuse in time, and let go of at once: pre-copy can be long, and what
+    /// Descriptors are held for the first time to refuse in time, and closed at once: pre-copy can be long, and what
     /// the subject closes meanwhile has to be closed.
     fn survey(&mut self, options: &CheckpointOptions) -> Result<Before> {
         if let Some(mut before) = self.before.take() {

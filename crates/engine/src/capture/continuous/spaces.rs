@@ -116,7 +116,7 @@ impl Spaces {
     pub(super) fn prepare(&self, before: &Before) -> Prepared {
         let new = before.processes.iter();
         let new = new.filter(|(pid, process)| !self.tracked.contains_key(pid) && !process.is_borrowed);
-        // One that ends meanwhile is missed by nobody.
+        // One that has ended meanwhile is not needed.
         let prepare = |(pid, process): (&Pid, &ProcessBefore)| {
             Some((*pid, (process.stat.clone(), self.kind.prepare(*pid, &process.areas).ok()?)))
         };
