@@ -8,6 +8,7 @@
 
 mod bare_numbers;
 mod circles;
+mod clocks;
 mod edges;
 mod error_rows;
 mod errors;
@@ -56,6 +57,7 @@ const RULES: &[&dyn Rule] = &[
     &names::Names,
     &language::Language,
     &circles::Circles,
+    &clocks::Clocks,
 ];
 
 /// The rule number of a file that cannot be looked at.

@@ -1,0 +1,77 @@
+//! Rule 20: clocks are read in one module, so that what decides by time can be given the time.
+//!
+//! Owns: the crates where it holds.
+//! Does not: see a clock read through another crate (`elapsed` of an `Instant` that was passed in).
+//!
+//! A crate is listed here once it reads no clock.
+
+use syn::Path;
+use syn::spanned::Spanned as _;
+use syn::visit::{self, Visit};
+
+use super::tree::{SourceFile, Tree};
+use super::{Report, Rule};
+
+/// The crates that read no clock elsewhere.
+const READ_NONE: &[&str] = &["image", "model"];
+/// The module that reads clocks.
+const CLOCK: &str = "crates/sys/src/clock.rs";
+/// The types of the standard library whose `now` reads one.
+const CLOCKS: &[&str] = &["Instant", "SystemTime"];
+
+pub(super) struct Clocks;
+
+impl Rule for Clocks {
+    fn number(&self) -> u8 {
+        20
+    }
+
+    fn check(&self, tree: &Tree, report: &mut Report) {
+        let listed = |file: &SourceFile| {
+            READ_NONE.iter().any(|name| file.path.starts_with(&format!("crates/{name}/src/")))
+        };
+        for file in tree.rust().filter(|file| file.path != CLOCK && listed(file)) {
+            file.syntax.iter().for_each(|syntax| Readings { file, report }.visit_file(syntax));
+        }
+    }
+}
+
+struct Readings<'run> {
+    file: &'run SourceFile,
+    report: &'run mut Report,
+}
+
+impl<'ast> Visit<'ast> for Readings<'_> {
+    fn visit_path(&mut self, path: &'ast Path) {
+        let line = path.span().start().line;
+        let names: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        if let [.., of, now] = names.as_slice()
+            && now == "now"
+            && CLOCKS.contains(&of.as_str())
+            && !self.file.is_test(line)
+        {
+            let what = format!("`{of}::now` outside {CLOCK}");
+            self.report.add(&self.file.path, line, what, "take a Clock, a Deadline or a Stopwatch");
+        }
+        visit::visit_path(self, path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::findings;
+    use super::*;
+
+    #[test]
+    fn a_clock_read_in_a_listed_crate_is_a_finding() {
+        let code = "//! x\nuse std::time;\nfn f() -> time::Instant {\n    time::Instant::now()\n}\n";
+        let found = findings(&Clocks, &[("crates/image/src/a.rs", code), ("crates/none/src/a.rs", code)]);
+        assert_eq!(found, [format!("crates/image/src/a.rs:4: `Instant::now` outside {CLOCK}")]);
+    }
+
+    #[test]
+    fn tests_and_passed_times_are_none() {
+        let code = "//! x\nfn f(now: Instant) -> bool {\n    now.elapsed().is_zero()\n}\n#[cfg(test)]\nmod tests {\n    fn g() {\n        Instant::now();\n    }\n}\n";
+        assert!(findings(&Clocks, &[("crates/image/src/a.rs", code)]).is_empty());
+    }
+}
