@@ -107,6 +107,11 @@ impl<'a> Reserve<'a> {
         Ok(())
     }
 
+    /// Whether half of what is kept back at most is.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.held_buffers.get() as u64 * self.buffer_pages().get() >= STANDING_MAX.get() / 2
+    }
+
     /// Hands on what was kept back: the subject runs, and will be stopped once more for this checkpoint.
     pub(super) fn run_on(&self) -> Result<()> {
         self.held_buffers.set(0);

@@ -30,6 +30,9 @@ const ROUNDS_MAX: u32 = 32;
 /// Last stops in a row that did not reduce the deferred pages. The next one copies all of them: the fixed part, or
 /// pages that no tracker can protect, take more than the budget.
 const STALLED_MAX: u32 = 8;
+/// Last stops that may follow each other at once to copy what the first of them has left. Slices copy more pages in the
+/// same time, but the scan before them lets the subject run.
+const REPEATS_MAX: u64 = 8;
 
 /// The budget of one subject, and what its stops have cost of late (moving averages).
 #[derive(Clone, Copy, Debug)]
@@ -116,8 +119,13 @@ impl Throttle {
         let Some(limit) = budget.limit.filter(|_| !budget.fits(pages) && self.rounds < ROUNDS_MAX) else {
             return Step::Last;
         };
+        let has_halved = self.rounds == 0 || pages.get() <= self.left.get() / 2;
+        if self.run.is_zero() && !has_halved && is_little(budget, pages) {
+            // The scan alone lets it dirty as much. The scan of a last stop does not.
+            return Step::Last;
+        }
         self.run = self.run.min(limit);
-        if self.rounds > 0 && pages.get() > self.left.get() / 2 {
+        if !has_halved {
             self.run = if self.run / 2 < RUN_MIN { Duration::ZERO } else { self.run / 2 };
         }
         self.rounds += 1;
@@ -125,10 +133,17 @@ impl Throttle {
         Step::Slices { run: self.run }
     }
 
-    /// A last stop has left so many pages to another one.
-    pub(super) fn note_last(&mut self, left: PageCount) {
-        self.stalled = if left < self.left_by_last { 0 } else { self.stalled + 1 };
-        self.left_by_last = left;
+    /// A last stop has left so many pages. Whether another one follows at once, without slices.
+    pub(super) fn repeats(&mut self, budget: &Budget, left: PageCount) -> bool {
+        let repeats = is_little(budget, left) || self.rounds >= ROUNDS_MAX;
+        if repeats {
+            self.stalled = if left < self.left_by_last { 0 } else { self.stalled + 1 };
+            self.left_by_last = left;
+        } else {
+            self.rounds += 1;
+            self.left_by_last = PageCount(u64::MAX);
+        }
+        repeats
     }
 
     /// The next last stop copies everything.
@@ -140,6 +155,11 @@ impl Throttle {
     pub(super) fn is_bound(&self) -> bool {
         self.stalled < STALLED_MAX
     }
+}
+
+/// Whether so many pages fit into a few last stops.
+fn is_little(budget: &Budget, pages: PageCount) -> bool {
+    budget.fits(PageCount(pages.get() / REPEATS_MAX))
 }
 
 fn average(old: Duration, new: Duration) -> Duration {
@@ -162,6 +182,8 @@ mod tests {
         fixed: Duration,
         /// From a resume to the next stop, at least.
         gap: Duration,
+        /// A scan of the running subject, and what is prepared before a last stop.
+        scan: Duration,
     }
 
     #[derive(Debug, Default)]
@@ -190,9 +212,25 @@ mod tests {
             let (mut throttle, mut outcome) = (Throttle::new(), Outcome::default());
             loop {
                 if let Step::Slices { run } = throttle.step(budget, PageCount(dirty)) {
-                    dirty = self.slices(budget, &mut outcome, dirty, run);
+                    dirty = self.slices(budget, &mut outcome, dirty, run) + self.dirtied(self.scan);
                     continue;
                 }
+                dirty = self.last_stops(budget, &mut throttle, &mut outcome, dirty + self.dirtied(self.scan));
+                if dirty == 0 {
+                    return outcome;
+                }
+            }
+        }
+
+        /// Last stops that follow each other at once; how many pages they leave.
+        fn last_stops(
+            &self,
+            budget: &mut Budget,
+            throttle: &mut Throttle,
+            outcome: &mut Outcome,
+            mut dirty: u64,
+        ) -> u64 {
+            loop {
                 let bound = budget.copy_end(self.fixed).filter(|_| throttle.is_bound());
                 let room = bound.map_or(u64::MAX, |end| self.copied(end.saturating_sub(self.fixed)));
                 let copies = dirty.min(room);
@@ -203,10 +241,9 @@ mod tests {
                 outcome.longest = outcome.longest.max(stop);
                 outcome.stopped += stop;
                 dirty -= copies;
-                if dirty == 0 {
-                    return outcome;
+                if dirty == 0 || !throttle.repeats(budget, PageCount(dirty)) {
+                    return dirty;
                 }
-                throttle.note_last(PageCount(dirty));
                 outcome.ran += self.gap;
                 dirty = (dirty + self.dirtied(self.gap)).min(self.memory);
                 assert!(outcome.stops < 100_000, "it does not converge: {outcome:?}");
@@ -240,6 +277,7 @@ mod tests {
         memory: 1 << 20,
         fixed: Duration::from_micros(700),
         gap: Duration::from_micros(200),
+        scan: Duration::from_micros(500),
     };
 
     #[test]
@@ -254,6 +292,21 @@ mod tests {
                     let outcome = machine.checkpoint(&mut budget, memory);
                     assert!(outcome.longest <= LIMIT, "{dirties}/s, {memory} pages: {outcome:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_scan_in_which_more_is_dirtied_than_fits_leads_to_no_long_stop() {
+        for scan_ms in [2, 6, 30, 200] {
+            let scan = Duration::from_millis(scan_ms);
+            let fixed = Duration::from_micros(3500);
+            let machine = Machine { dirties: 1_000_000, copies: 640_000, scan, fixed, ..FILLER };
+            let mut budget = Budget::new(Some(LIMIT));
+            for _ in 0..5 {
+                let outcome = machine.checkpoint(&mut budget, 1 << 20);
+                assert!(outcome.longest <= LIMIT, "{scan_ms} ms: {outcome:?}");
+                assert!(outcome.stopped < Duration::from_secs(20), "{scan_ms} ms: {outcome:?}");
             }
         }
     }
@@ -295,7 +348,7 @@ mod tests {
         let mut steps = 0;
         while throttle.is_bound() {
             if throttle.step(&budget, always) == Step::Last {
-                throttle.note_last(always);
+                throttle.repeats(&budget, always);
             }
             steps += 1;
             assert!(steps < 100);

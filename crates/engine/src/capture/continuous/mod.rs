@@ -468,7 +468,7 @@ impl Continuous {
             let urgent = self.approach(before, reserve, may_hurry, &mut counts)?;
             phases.precopy += laps.lap();
             reserve.limit_waits(Some(STANDING_WAIT_MAX));
-            if let Some(captured) = self.capture(before, reserve, options, &mut counts, (urgent, phases))? {
+            if let Some(captured) = self.stop_last(before, reserve, options, &mut counts, (urgent, phases))? {
                 let urgently = counts.precopied.get() - before_urgent.get();
                 self.expected.note(counts.residual + PageCount(urgently));
                 if !is_new {
@@ -476,8 +476,6 @@ impl Continuous {
                 }
                 return Ok((captured, counts));
             }
-            counts.precopied += std::mem::take(&mut counts.residual);
-            counts.throttle.note_last(self.spaces.deferred(before));
             reserve.limit_waits(None);
             reserve.run_on()?;
             laps.lap();
@@ -502,6 +500,30 @@ impl Continuous {
             }
         }
         Ok(urgent)
+    }
+
+    /// Last stops, until one has taken everything. `None` if slices should come first again.
+    fn stop_last(
+        &mut self,
+        before: &mut Before,
+        reserve: &Reserve<'_>,
+        options: &CheckpointOptions,
+        counts: &mut Counts,
+        (mut urgent, phases): (Urgent, Phases),
+    ) -> Result<Option<Captured>> {
+        loop {
+            let captured = self.capture(before, reserve, options, counts, (urgent, phases))?;
+            if captured.is_some() {
+                return Ok(captured);
+            }
+            counts.precopied += std::mem::take(&mut counts.residual);
+            let left = self.spaces.deferred(before);
+            if !counts.throttle.repeats(&self.spaces.budget, left) || reserve.is_half_full() {
+                return Ok(None);
+            }
+            urgent = Urgent::begin();
+            self.spaces.gather(before);
+        }
     }
 
     /// One stop. `None` if not all pages fitted into the budget: the subject runs again, and the stop was a slice.
