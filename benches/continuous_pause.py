@@ -9,7 +9,7 @@ Rows: one per window. `stall_*` is what the subject saw, `pause_*` what undying 
 """
 import sys
 
-from lib.harness import (Rows, Subject, arguments, main, middle, plotter, processors, quantile, read_rows, save,
+from lib.harness import (PHASES, Rows, Subject, arguments, main, middle, plotter, processors, quantile, read_rows, save,
                          with_checkpoints, without)
 
 QUESTION = "continuous_pause"
@@ -22,7 +22,7 @@ LABELS = {"mib": "resident memory, MiB", "rate": "pages dirtied per second", "th
 SHARES = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
 COLUMNS = [*CENTRE, "hz", "with", "round", "seconds", "checkpoints", "achieved_hz",
            *("stall_us_" + name for name in SHARES), *("pause_us_" + name for name in SHARES),
-           "stop_us_p50", "scan_us_p50", "copy_us_p50", "residual_p50", "pages_each", "dirtied",
+           *(phase + "_us_p50" for phase in PHASES), "residual_p50", "pages_each", "dirtied",
            "written", "behind", "failed", "driver_cpu", "peak_rss_mib", "peak_anon_mib"]
 GOAL_US = 1000
 
@@ -44,7 +44,7 @@ def row(point, turn, window, record):
     found = {"stall_us_" + name: quantile(seen, share) for name, share in SHARES.items()}
     if window.has_checkpoints:
         found.update({"pause_us_" + name: done.pause_us(share) for name, share in SHARES.items()})
-        found.update({step + "_us_p50": done.figure(step) / 1000 for step in ("stop", "scan", "copy")},
+        found.update({phase + "_us_p50": done.figure(phase) / 1000 for phase in PHASES},
                      residual_p50=done.figure("residual"), pages_each=done.pages() / max(1, done.count))
     return dict(point, hz=window.hz, **{"with": int(window.has_checkpoints)}, round=turn, seconds=window.seconds,
                 checkpoints=done.count, achieved_hz=window.achieved_hz, written=window.written,

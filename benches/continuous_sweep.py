@@ -17,8 +17,8 @@ import os
 import signal
 import sys
 
-from lib.harness import (Rows, Subject, arguments, attach, main, middle, plotter, processors, read_rows, save, spread,
-                         wait_for)
+from lib.harness import (PHASES, Rows, Subject, arguments, attach, main, middle, plotter, processors, read_rows, save,
+                         spread, wait_for)
 
 QUESTION = "continuous_sweep"
 SIZES_KIB = [4, 64, 1024, 10240, 65536, 1 << 20, 4 << 20]
@@ -27,7 +27,7 @@ COUNTS = [1, 10, 100]
 PERCENTS = [100, 10]
 TRACKERS = ["auto", "full"]
 KIB_MAX = 4 << 20
-STEPS = ["total", "took", "pause", "arming", "stop", "scan", "copy", "hash", "write", "commit"]
+STEPS = ["total", "took", "pause", "arming", *PHASES, "hash", "write", "commit"]
 COLUMNS = ["kib", "count", "percent", "granularity", "copiers", "tracker", "round", "checkpoint",
            *(step + "_ms" for step in STEPS), "marshal_ms", "precopied", "residual", "written"]
 

@@ -170,6 +170,9 @@ def redis_answers(port):
 
 # Drivers ------------------------------------------------------------------------------------------------------------
 
+# Of the phases that a driver tells, those that results have a column of.
+PHASES = ["stop", "scan", "copy"]
+
 Taken = collections.namedtuple("Taken", "at figures")
 Taken.__doc__ = "One checkpoint that the driver told of: when (CLOCK_MONOTONIC, ns), and its figures."
 

@@ -133,16 +133,13 @@ impl Bench<'_> {
 
 /// Times in nanoseconds; `total` ends when this knows that it is durable, which at a rate is at the next checkpoint.
 fn tell(one: &Waiting, committed: &LogCommitted) -> Result<(), Failure> {
-    let (taken, pause, written) = (&one.taken, &one.taken.timings, &committed.timings);
+    let (taken, written) = (&one.taken, &committed.timings);
     let figures = [
         ("at", unix_ns(one.at)),
         ("took", one.took.as_nanos()),
         ("total", one.began.elapsed().as_nanos()),
         ("arming", taken.arming.as_nanos()),
-        ("pause", pause.pause.as_nanos()),
-        ("stop", pause.stop.as_nanos()),
-        ("scan", pause.scan.as_nanos()),
-        ("copy", pause.copy.as_nanos()),
+        ("pause", taken.timings.pause.as_nanos()),
         ("slices", taken.slices.count.into()),
         ("slice_max", taken.slices.longest.as_nanos()),
         ("sliced", taken.slices.total.as_nanos()),
@@ -155,7 +152,9 @@ fn tell(one: &Waiting, committed: &LogCommitted) -> Result<(), Failure> {
         ("written", committed.written.get().into()),
         ("moved", committed.moved.get().into()),
     ];
-    let line: Vec<String> = figures.iter().map(|(name, figure)| format!("\"{name}\":{figure}")).collect();
+    let phases = taken.phases.iter().map(|(phase, took)| (phase.name(), took.as_nanos()));
+    let figures = figures.into_iter().chain(phases);
+    let line: Vec<String> = figures.map(|(name, figure)| format!("\"{name}\":{figure}")).collect();
     say(&format!("{{{}}}", line.join(",")))
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence};
 use store::{LogOptions, LogWriter, Store, SubjectName};
-use undying_engine::{CheckpointOptions, Continuous, Taken};
+use undying_engine::{CheckpointOptions, Continuous, Phase, Taken};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -73,28 +73,17 @@ fn report(taken: &[Taken]) {
         first.timings, first.precopied, first.residual
     );
     println!("trackers attached in a pause of {:?}", first.arming);
-    let spread = |what: &str, of: fn(&Taken) -> Duration| {
+    let spread = |what: &str, of: &dyn Fn(&Taken) -> Duration| {
         let mut all: Vec<Duration> = others.iter().map(of).collect();
         all.sort_unstable();
         if let (Some(middle), Some(longest)) = (all.get(all.len() / 2), all.last()) {
             println!("{what}: p50 {middle:?} p99 {:?} max {longest:?}", all[(all.len() - 1) * 99 / 100]);
         }
     };
-    spread("pause", |one| one.timings.pause);
-    spread("  stop", |one| one.phases.stop);
-    spread("  areas", |one| one.phases.areas);
-    spread("  tables", |one| one.phases.tables);
-    spread("  scan", |one| one.phases.scan);
-    spread("  copy", |one| one.phases.copy);
-    spread("  objects", |one| one.phases.objects);
-    spread("  descriptors", |one| one.phases.descriptors);
-    spread("  threads", |one| one.phases.threads);
-    spread("  resume", |one| one.phases.resume);
-    spread("look", |one| one.phases.look);
-    spread("room", |one| one.phases.room);
-    spread("precopy", |one| one.phases.precopy);
-    spread("prepare", |one| one.phases.prepare);
-    spread("finish", |one| one.phases.finish);
+    spread("pause", &|one| one.timings.pause);
+    for phase in Phase::ALL {
+        spread(phase.name(), &|one| one.phases[*phase]);
+    }
     let mut residuals: Vec<u64> = others.iter().map(|one| one.residual.get()).collect();
     residuals.sort_unstable();
     if let (Some(middle), Some(most)) = (residuals.get(residuals.len() / 2), residuals.last()) {

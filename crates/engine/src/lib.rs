@@ -19,7 +19,7 @@ mod sharing;
 
 pub use capture::{
     CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, GroupMember, Held,
-    MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phases, Preference, Slices, Taken, Tracking, Tuning, checkpoint,
+    MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phase, Phases, Preference, Slices, Taken, Tracking, Tuning, checkpoint,
 };
 pub use error::{EngineError, Result};
 pub use obstacles::grouped;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use model::{Pid, Sequence, Signal};
 use store::{LogOptions, LogWriter, Store, SubjectName};
 use undying_engine::{
-    CheckpointOptions, Continuous, FilePolicy, Files, GroupMember, Held, PidPolicy, RestoreOptions, Taken,
-    restore,
+    CheckpointOptions, Continuous, FilePolicy, Files, GroupMember, Held, Phase, PidPolicy, RestoreOptions,
+    Taken, restore,
 };
 
 /// How long a subject is held; 5 s with `UNDYING_LONG_TESTS`.
@@ -183,7 +183,10 @@ fn capture_group(rings: &[&Ring], logs: &[LogWriter], number: u64, is_killed: bo
                 let captured = subject.checkpoint_of_group(log, &ring.options(number), member);
                 let (taken, held) = captured.unwrap().expect("the log is not far behind");
                 let began = taken.phases.began;
-                moments.lock().unwrap().push((began + taken.phases.stop, began + taken.phases.pause()));
+                moments
+                    .lock()
+                    .unwrap()
+                    .push((began + taken.phases[Phase::Stop], began + taken.phases.pause()));
                 all_captured.wait();
                 assert_held(ring);
                 assert_eq!(taken.ticket.wait().unwrap().sequence, Sequence(number));

@@ -45,7 +45,7 @@ pub use images::{
 pub use inspection::{
     CheckState, DoctorCheck, DoctorReport, ObstacleReport, PreflightMode, PreflightReport, doctor, preflight,
 };
-pub use journal::{CheckpointEvent, EventRow, What};
+pub use journal::{CheckpointEvent, EventRow, PhaseTimes, What};
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, checkpoint};
 pub use record::{

@@ -64,28 +64,15 @@ fn draw(checkpoint: &CheckpointEvent, process: usize, at: u64, events: &mut Vec<
             "args": {"seq": checkpoint.seq},
         }));
     };
-    let CheckpointEvent { look_us, precopy_us, prepare_us, pause_us, .. } = *checkpoint;
-    add(SUBJECT, "pause", at, pause_us);
-    let running = [("look", look_us), ("pre-copy", precopy_us), ("prepare", prepare_us)];
-    let memory =
-        [("scan", checkpoint.scan_us), ("copy", checkpoint.copy_us), ("objects", checkpoint.objects_us)];
-    let state = [
-        ("descriptors", checkpoint.descriptors_us),
-        ("files", checkpoint.files_us),
-        ("threads", checkpoint.threads_us),
-    ];
-    let stopping =
-        [("stop", checkpoint.stop_us), ("areas", checkpoint.areas_us), ("tables", checkpoint.tables_us)];
-    let ending = [("resume", checkpoint.resume_us), ("finish", checkpoint.finish_us)];
-    let taken: [&[(&str, u64)]; 2] =
-        if checkpoint.memory_first { [&memory, &state] } else { [&state, &memory] };
-    let phases = running.iter().chain(&stopping).chain(taken.into_iter().flatten()).chain(&ending);
-    let mut from = at.saturating_sub(look_us + precopy_us + prepare_us);
-    for &(name, length) in phases {
-        add(CAPTURE, name, from, length);
+    let CheckpointEvent { phases, pause_us, .. } = checkpoint;
+    add(SUBJECT, "pause", at, *pause_us);
+    let ahead = phases.iter().filter(|(phase, _)| phase.precedes_pause()).map(|(_, us)| us).sum();
+    let mut from = at.saturating_sub(ahead);
+    for (phase, length) in phases.iter() {
+        add(CAPTURE, phase.name(), from, length);
         from += length;
     }
-    add(LOG, "commit", at + pause_us, checkpoint.commit_us);
+    add(LOG, "commit", at + *pause_us, checkpoint.commit_us);
 }
 
 fn since_epoch(text: &str) -> Option<u64> {
@@ -97,7 +84,10 @@ fn since_epoch(text: &str) -> Option<u64> {
 mod tests {
     use std::time::Duration;
 
+    use engine::Phase;
+
     use super::*;
+    use crate::journal::PhaseTimes;
 
     fn row(second: u64, what: What) -> EventRow {
         let time = time::rfc3339(UNIX_EPOCH + Duration::from_secs(second));
@@ -107,14 +97,9 @@ mod tests {
     #[test]
     fn a_trace_draws_the_phases_in_the_order_of_the_tracker() {
         let order = |memory_first| {
-            let checkpoint = CheckpointEvent {
-                memory_first,
-                pause_us: 30,
-                scan_us: 10,
-                descriptors_us: 10,
-                resume_us: 10,
-                ..CheckpointEvent::default()
-            };
+            let phases = [(Phase::Scan, 10), (Phase::Descriptors, 10), (Phase::Resume, 10)];
+            let phases = PhaseTimes::with(memory_first, &phases);
+            let checkpoint = CheckpointEvent { phases, pause_us: 30, ..CheckpointEvent::default() };
             let trace = trace(&[row(2, What::Checkpoint(checkpoint))]);
             let events = trace["traceEvents"].as_array().unwrap();
             let is_phase =
@@ -129,14 +114,17 @@ mod tests {
 
     #[test]
     fn a_trace_draws_the_phases_inside_the_pause() {
+        let phases = [
+            (Phase::Precopy, 70),
+            (Phase::Stop, 20),
+            (Phase::Scan, 30),
+            (Phase::Threads, 50),
+            (Phase::Finish, 5),
+        ];
         let checkpoint = CheckpointEvent {
             seq: 7,
-            precopy_us: 70,
             pause_us: 100,
-            stop_us: 20,
-            scan_us: 30,
-            threads_us: 50,
-            finish_us: 5,
+            phases: PhaseTimes::with(false, &phases),
             commit_us: 500,
             ..CheckpointEvent::default()
         };

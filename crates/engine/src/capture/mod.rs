@@ -44,7 +44,7 @@ pub(crate) use crate::capture::look::look_for_preflight;
 use crate::capture::look::{LOADING, look_while_it_runs, look_while_it_stands};
 pub use crate::capture::options::CheckpointOptions;
 use crate::capture::pages::WholeMemory;
-pub use crate::capture::phases::Phases;
+pub use crate::capture::phases::{Phase, Phases};
 pub use crate::capture::pipeline::Held;
 use crate::capture::pipeline::{Capture, Captured, Stopped};
 pub(crate) use crate::capture::present::{Present, Space, present};

@@ -20,7 +20,7 @@ use tracee::StoppedTree;
 
 use super::before::Before;
 use super::copier::{Copier, PageSink};
-use super::phases::Phases;
+use super::phases::{Phase, Phases};
 use super::pipeline::Memory;
 use crate::error::Result;
 use crate::records::object_space;
@@ -53,7 +53,7 @@ impl Memory for WholeMemory<'_> {
     fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<Infallible>> {
         let scanning = Instant::now();
         let plan = scan(before)?;
-        phases.scan = scanning.elapsed();
+        phases[Phase::Scan] = scanning.elapsed();
         before.objects.inside()?;
         let first = self.batch.take().map_or_else(|| self.writer.buffer(), Ok)?;
         self.batch = Some(copy(&plan, before, self.writer, first)?);

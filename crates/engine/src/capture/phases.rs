@@ -1,119 +1,196 @@
-//! What a continuous checkpoint did, and for how long.
+//! The phases of a checkpoint, and how long each took.
 //!
-//! Owns: the phases, and the clock that tells them apart; it is always on: a reading takes some 30 nanoseconds.
-//! Invariants: phases inside the pause add up to the pause.
+//! Owns: the table of phases, which all that reports or draws phases iterates.
+//! Invariants: the phases inside the pause add up to the pause.
 //! Does not: keep those of earlier checkpoints.
 
+use std::fmt;
+use std::ops::{Index, IndexMut};
 use std::time::{Duration, Instant};
 
 use image::Timings;
 use model::PageCount;
 
-/// How long each phase took. `inside` gives those of the pause in the order in which they came.
-#[derive(Clone, Copy, Debug)]
+/// Declares the phases by stage, in the order of a checkpoint whose state is captured before its memory.
+macro_rules! phases {
+    ($($stage:ident { $($(#[$covers:meta])* $phase:ident = $name:literal,)* })*) => {
+        /// A phase of a checkpoint.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Phase {
+            $($($(#[$covers])* $phase,)*)*
+        }
+
+        impl Phase {
+            /// All phases.
+            pub const ALL: &[Self] = &[$($(Self::$phase,)*)*];
+
+            /// Its name.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($(Self::$phase => $name,)*)*
+                }
+            }
+
+            /// The key of its duration in microseconds.
+            #[must_use]
+            pub const fn key(self) -> &'static str {
+                match self {
+                    $($(Self::$phase => concat!($name, "_us"),)*)*
+                }
+            }
+
+            const fn stage(self) -> Stage {
+                match self {
+                    $($(Self::$phase => Stage::$stage,)*)*
+                }
+            }
+        }
+    };
+}
+
+phases! {
+    Running {
+        /// Scan of the running tree.
+        Look = "look",
+        /// Wait until the log has room for what the pause will copy.
+        Room = "room",
+        /// Pre-copy: all rounds, also those that follow `Prepare`.
+        Precopy = "precopy",
+        /// Scan of the descriptors of the running tree.
+        Prepare = "prepare",
+    }
+    Stopping {
+        /// From the first thread that is stopped to the last.
+        Stop = "stop",
+        /// Comparison of processes and mappings with what is known; reports to the trackers.
+        Areas = "areas",
+        /// Comparison of the descriptor tables with what is known.
+        Tables = "tables",
+    }
+    State {
+        /// State of the open file descriptions.
+        Descriptors = "descriptors",
+        /// Binding of the state of watched files to the checkpoint.
+        Files = "files",
+        /// Registers and state of threads and processes.
+        Threads = "threads",
+    }
+    Memory {
+        /// The last scan for dirty pages, as far as it was not done beside earlier phases.
+        Scan = "scan",
+        /// Copies of the pages that pre-copy has left.
+        Copy = "copy",
+        /// Copies of shared objects.
+        Objects = "objects",
+    }
+    Resuming {
+        /// From the first thread that is resumed to the last.
+        Resume = "resume",
+    }
+    After {
+        /// Parsing of what was captured, and its submission to the log.
+        Finish = "finish",
+    }
+}
+
+/// Phases that follow each other whatever the tracker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Running,
+    Stopping,
+    State,
+    Memory,
+    Resuming,
+    After,
+}
+
+impl Phase {
+    /// All phases in the order in which they come. With `memory_first`, memory is captured before state.
+    pub fn in_order(memory_first: bool) -> impl Iterator<Item = Self> {
+        use Stage::{After, Memory, Resuming, Running, State, Stopping};
+        let (one, other) = if memory_first { (Memory, State) } else { (State, Memory) };
+        let stages = [Running, Stopping, one, other, Resuming, After];
+        stages
+            .into_iter()
+            .flat_map(|stage| Self::ALL.iter().copied().filter(move |phase| phase.stage() == stage))
+    }
+
+    /// Whether the subject runs before this phase, and is stopped in the pause only later.
+    #[must_use]
+    pub fn precedes_pause(self) -> bool {
+        self.stage() == Stage::Running
+    }
+
+    fn is_in_pause(self) -> bool {
+        !matches!(self.stage(), Stage::Running | Stage::After)
+    }
+}
+
+/// How long each phase of one checkpoint took; indexed by phase.
+#[derive(Clone, Copy)]
 pub struct Phases {
-    /// Looking at the running tree.
-    pub look: Duration,
-    /// Waiting until the log has room for what the pause will copy.
-    pub room: Duration,
-    /// Pre-copy, all rounds, that after the look at the descriptors included.
-    pub precopy: Duration,
-    /// Looking at the descriptors of the running tree.
-    pub prepare: Duration,
-    /// When the threads were told to stop.
+    /// Begin of the stop; before it, the begin of the checkpoint.
     pub began: Instant,
-    /// Until all stood.
-    pub stop: Duration,
-    /// Comparing processes and areas with what they were; telling trackers.
-    pub areas: Duration,
-    /// Comparing the descriptor tables.
-    pub tables: Duration,
-    /// Scan, copy and objects came before descriptors and threads, as the tracker needs it.
+    /// Memory was captured before state, as the tracker needs it.
     pub memory_first: bool,
-    /// State of the descriptions.
-    pub descriptors: Duration,
-    /// Binding the state of watched files to the checkpoint.
-    pub files: Duration,
-    /// Registers and state of threads and processes.
-    pub threads: Duration,
-    /// The last scan, as far as it was not done beside what comes before.
-    pub scan: Duration,
-    /// Copying the residual.
-    pub copy: Duration,
-    /// Copying shared objects.
-    pub objects: Duration,
-    /// Letting all threads go on.
-    pub resume: Duration,
-    /// Parsing what was taken, handing it to the log.
-    pub finish: Duration,
     /// Pages that the scan inside the pause went over.
     pub scanned: PageCount,
+    took: [Duration; Phase::ALL.len()],
 }
 
 impl Phases {
     pub(super) fn new() -> Self {
-        const NONE: Duration = Duration::ZERO;
-        Self {
-            look: NONE,
-            room: NONE,
-            precopy: NONE,
-            prepare: NONE,
-            began: Instant::now(),
-            stop: NONE,
-            areas: NONE,
-            tables: NONE,
-            memory_first: false,
-            scan: NONE,
-            copy: NONE,
-            objects: NONE,
-            descriptors: NONE,
-            files: NONE,
-            threads: NONE,
-            resume: NONE,
-            finish: NONE,
-            scanned: PageCount(0),
-        }
+        let took = [Duration::ZERO; Phase::ALL.len()];
+        Self { began: Instant::now(), memory_first: false, scanned: PageCount(0), took }
+    }
+
+    /// Each phase with its duration, in the order in which they came.
+    pub fn iter(&self) -> impl Iterator<Item = (Phase, Duration)> {
+        Phase::in_order(self.memory_first).map(|phase| (phase, self[phase]))
     }
 
     /// The part of the pause that follows the copying of pages.
     pub(super) fn after_copy(&self) -> Duration {
-        let state = self.descriptors + self.files + self.threads;
-        self.objects + self.resume + if self.memory_first { state } else { Duration::ZERO }
+        let after = self.iter().skip_while(|(phase, _)| *phase != Phase::Copy).skip(1);
+        after.filter(|(phase, _)| phase.is_in_pause()).map(|(_, took)| took).sum()
     }
 
-    /// From the first thread that was told to stop to the last that went on.
+    /// From the first thread that was stopped to the last that was resumed.
     #[must_use]
     pub fn pause(&self) -> Duration {
-        self.inside().iter().map(|(_, took)| *took).sum()
+        Phase::ALL.iter().filter(|phase| phase.is_in_pause()).map(|phase| self[*phase]).sum()
     }
 
     /// The summary that a commit record has.
     #[must_use]
     pub fn timings(&self) -> Timings {
-        let Self { stop, scan, copy, objects, .. } = *self;
-        Timings { pause: self.pause(), stop, scan, copy: copy + objects }
-    }
-
-    /// The phases of the pause by name, in the order in which they came.
-    #[must_use]
-    pub fn inside(&self) -> [(&'static str, Duration); 10] {
-        let mut phases = [
-            ("stop", self.stop),
-            ("areas", self.areas),
-            ("tables", self.tables),
-            ("descriptors", self.descriptors),
-            ("files", self.files),
-            ("threads", self.threads),
-            ("scan", self.scan),
-            ("copy", self.copy),
-            ("objects", self.objects),
-            ("resume", self.resume),
-        ];
-        if self.memory_first {
-            // Behind stop, areas and tables: three phases of state, then three of memory.
-            phases[3..9].rotate_left(3);
+        Timings {
+            pause: self.pause(),
+            stop: self[Phase::Stop],
+            scan: self[Phase::Scan],
+            copy: self[Phase::Copy] + self[Phase::Objects],
         }
-        phases
+    }
+}
+
+impl Index<Phase> for Phases {
+    type Output = Duration;
+
+    fn index(&self, phase: Phase) -> &Duration {
+        &self.took[phase as usize]
+    }
+}
+
+impl IndexMut<Phase> for Phases {
+    fn index_mut(&mut self, phase: Phase) -> &mut Duration {
+        &mut self.took[phase as usize]
+    }
+}
+
+impl fmt::Debug for Phases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter().map(|(phase, took)| (phase.name(), took))).finish()
     }
 }
 
@@ -136,36 +213,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_phases_of_the_pause_come_in_the_order_of_the_tracker() {
-        let names = |memory_first| {
-            let phases = Phases { memory_first, ..Phases::new() };
-            phases.inside().map(|(name, _)| name)
-        };
-        let state_first = [
-            "stop",
-            "areas",
-            "tables",
-            "descriptors",
-            "files",
-            "threads",
-            "scan",
-            "copy",
-            "objects",
-            "resume",
-        ];
-        assert_eq!(names(false), state_first);
-        let memory_first = [
-            "stop",
-            "areas",
-            "tables",
-            "scan",
-            "copy",
-            "objects",
-            "descriptors",
-            "files",
-            "threads",
-            "resume",
-        ];
-        assert_eq!(names(true), memory_first);
+    fn each_phase_comes_once_in_the_order_of_the_tracker() {
+        let names =
+            |memory_first| Phase::in_order(memory_first).map(Phase::name).collect::<Vec<_>>().join(" ");
+        let (state, memory) = ("descriptors files threads", "scan copy objects");
+        let with =
+            |one, other| format!("look room precopy prepare stop areas tables {one} {other} resume finish");
+        assert_eq!(names(false), with(state, memory));
+        assert_eq!(names(true), with(memory, state));
+        assert!(Phase::ALL.iter().enumerate().all(|(place, phase)| *phase as usize == place));
+    }
+
+    #[test]
+    fn what_follows_the_copies_depends_on_the_order() {
+        let mut phases = Phases::new();
+        Phase::ALL.iter().for_each(|phase| phases[*phase] = Duration::from_millis(1));
+        assert_eq!(phases.pause(), Duration::from_millis(10));
+        assert_eq!(phases.after_copy(), Duration::from_millis(2));
+        phases.memory_first = true;
+        assert_eq!(phases.after_copy(), Duration::from_millis(5));
     }
 }

@@ -15,7 +15,7 @@ use tracee::{Freezer, StoppedTree, Urgent};
 
 use super::before::Before;
 use super::options::CheckpointOptions;
-use super::phases::{Laps, Phases};
+use super::phases::{Laps, Phase, Phases};
 use super::threads;
 use super::watched::AfterPause;
 use crate::error::Result;
@@ -88,11 +88,12 @@ impl fmt::Debug for Held {
 
 impl Stopped {
     /// Stops a subject. `phases` are those before the stop.
-    pub(super) fn stop(freezer: &mut Freezer, root: Pid, urgent: Urgent, phases: Phases) -> Result<Self> {
+    pub(super) fn stop(freezer: &mut Freezer, root: Pid, urgent: Urgent, mut phases: Phases) -> Result<Self> {
         // Before the stop: what the subject has done by then is in the checkpoint.
         let time = SystemTime::now();
         let tree = freezer.stop(root)?;
-        let phases = Phases { began: tree.began, stop: tree.began.elapsed(), ..phases };
+        phases.began = tree.began;
+        phases[Phase::Stop] = tree.began.elapsed();
         Ok(Self { tree, urgent, time, phases })
     }
 
@@ -115,7 +116,7 @@ impl Stopped {
 
     /// Others are stopped by now, too: that time counts as a part of the stop.
     pub(super) fn note_stopped(&mut self) {
-        self.phases.stop = self.phases.began.elapsed();
+        self.phases[Phase::Stop] = self.phases.began.elapsed();
     }
 
     /// When the first thread was told to stop.
@@ -128,7 +129,7 @@ impl Stopped {
         let Self { tree, urgent, mut phases, .. } = self;
         let mut laps = Laps::from(phases.began + phases.pause());
         tree.resume()?;
-        phases.resume = laps.lap();
+        phases[Phase::Resume] = laps.lap();
         drop(urgent);
         Ok(phases)
     }
@@ -142,27 +143,27 @@ pub(super) fn take<M: Memory>(
     memory: &mut M,
     options: &CheckpointOptions,
 ) -> Result<Option<M::Part>> {
-    let mut laps = Laps::from(phases.began + phases.stop);
+    let mut laps = Laps::from(phases.began + phases[Phase::Stop]);
     before.refresh_processes(tree)?;
     let part = memory.settle(before, tree)?;
-    phases.areas = laps.lap();
+    phases[Phase::Areas] = laps.lap();
     if part.is_some() {
         return Ok(part);
     }
     before.refresh_descriptors(options)?;
     memory.check(before)?;
-    phases.tables = laps.lap();
+    phases[Phase::Tables] = laps.lap();
     phases.memory_first = memory.comes_first();
     if !phases.memory_first {
         take_state(before, tree, memory, phases, &mut laps)?;
     }
     let part = memory.write(before, phases)?;
-    phases.copy = laps.lap().saturating_sub(phases.scan);
+    phases[Phase::Copy] = laps.lap().saturating_sub(phases[Phase::Scan]);
     if part.is_some() {
         return Ok(part);
     }
     memory.write_objects(before)?;
-    phases.objects = laps.lap();
+    phases[Phase::Objects] = laps.lap();
     if phases.memory_first {
         take_state(before, tree, memory, phases, &mut laps)?;
     }
@@ -179,13 +180,13 @@ fn take_state<M: Memory>(
 ) -> Result<()> {
     let Before { order, processes, descriptors, .. } = before;
     descriptors.take(processes, order)?;
-    phases.descriptors = laps.lap();
+    phases[Phase::Descriptors] = laps.lap();
     memory.bind(before);
     before.descriptors.end_take();
-    phases.files = laps.lap();
+    phases[Phase::Files] = laps.lap();
     let Before { processes, descriptors, files, .. } = before;
     threads::take(processes, descriptors, files, tree)?;
-    phases.threads = laps.lap();
+    phases[Phase::Threads] = laps.lap();
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use store::trust;
 use sys::Error;
 
+use super::phases::PhaseTimes;
 use crate::error::Result;
 use crate::record::SlicesReport;
 
@@ -105,9 +106,7 @@ pub enum What {
 
 /// A checkpoint with the time that each phase took.
 ///
-/// `look_us`, `precopy_us` and `prepare_us` pass while the subject runs; pre-copy goes on after `prepare_us`. The pause
-/// `pause_us` is the sum of `stop_us` to `resume_us`. Most trackers take descriptors and threads first, then scan, copy
-/// and objects. With `memory_first` (tracker `write-protect`) it is the other way round.
+/// The pause `pause_us` is the sum of the phases from `stop_us` to `resume_us`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct CheckpointEvent {
@@ -122,31 +121,8 @@ pub struct CheckpointEvent {
     /// Earlier stops of this checkpoint, each within the budget.
     #[serde(default)]
     pub slices: SlicesReport,
-    /// Looking at the running tree.
-    pub look_us: u64,
-    pub precopy_us: u64,
-    /// Looking at the descriptors of the running tree.
-    pub prepare_us: u64,
-    pub stop_us: u64,
-    /// Comparing areas with what they were.
-    pub areas_us: u64,
-    /// Comparing descriptor tables with what they were.
-    pub tables_us: u64,
-    /// Scan, copy and objects came before descriptors and threads.
-    #[serde(default)]
-    pub memory_first: bool,
-    pub descriptors_us: u64,
-    /// Binding the state of watched files to the checkpoint.
-    #[serde(default)]
-    pub files_us: u64,
-    pub threads_us: u64,
-    pub scan_us: u64,
-    pub copy_us: u64,
-    /// Copying shared objects.
-    pub objects_us: u64,
-    pub resume_us: u64,
-    /// Parsing what was taken.
-    pub finish_us: u64,
+    #[serde(flatten)]
+    pub phases: PhaseTimes,
     pub hash_us: u64,
     pub write_us: u64,
     /// From the end of the pause until it was durable.

@@ -6,6 +6,7 @@
 //! Does not: word events, or know the shape of the status.
 
 mod event;
+mod phases;
 
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,7 @@ use sys::Error;
 use self::event::EventFiles;
 pub(crate) use self::event::EventReader;
 pub use self::event::{CheckpointEvent, EventRow, What};
+pub use self::phases::PhaseTimes;
 use crate::error::{GuardianError, Result};
 use crate::record::{Record, RecordFile};
 use crate::time;

@@ -45,7 +45,7 @@ use super::copier::{Nowhere, PageSink};
 use super::group::GroupMember;
 use super::look::{look_while_it_runs, look_while_it_stands};
 use super::options::CheckpointOptions;
-use super::phases::{Laps, Phases};
+use super::phases::{Laps, Phase, Phases};
 use super::pipeline::{Capture, Captured, Held, Stopped};
 use super::record;
 use super::reserve::{Expected, Reserve};
@@ -322,7 +322,7 @@ impl Continuous {
     ) -> Result<(Taken, L)> {
         let mut phases = Phases::new();
         let mut before = self.survey(options)?;
-        phases.look = phases.began.elapsed();
+        phases[Phase::Look] = phases.began.elapsed();
         let (complete, left) = self.patiently(&mut before, &epoch, |subject, before| {
             let Stood { captured, reserve, arming, counts } =
                 subject.stop(before, &epoch, options, phases)?;
@@ -332,7 +332,7 @@ impl Continuous {
             // First of all: should what follows fail, the next attempt has to find it in the epoch.
             reserve.end()?;
             let records = subject.records(before).inspect_err(|_| subject.aborted += phases.pause())?;
-            phases.finish = laps.lap();
+            phases[Phase::Finish] = laps.lap();
             Ok((Complete { records, time, phases, arming, counts }, left))
         })?;
         let taken = self.hand_over(&before, epoch, options, complete)?;
@@ -363,7 +363,7 @@ impl Continuous {
         let Complete { records, time, mut phases, arming, counts } = complete;
         let timings = phases.timings();
         let ticket = epoch.finish(records, record::meta(before, options, time, timings))?;
-        phases.finish += laps.lap();
+        phases[Phase::Finish] += laps.lap();
         self.spaces.dirty.make_room();
         self.spaces.tracked.values_mut().for_each(Tracked::learn);
         let Counts { rounds, precopied, residual, slices, .. } = counts;
@@ -428,7 +428,7 @@ impl Continuous {
         let mut laps = Laps::from(Instant::now());
         // Here a store that does not keep up lowers the rate, while the subject runs.
         let reserve = Reserve::new(sink, self.expected_before.average(), self.expected.pages())?;
-        phases.room = laps.lap();
+        phases[Phase::Room] = laps.lap();
         let is_new = self.is_whole || !arming.is_zero();
         match self.copy_and_stop(before, &reserve, options, is_new, phases) {
             Ok((captured, counts)) => Ok(Stood { captured, reserve, arming, counts }),
@@ -451,9 +451,9 @@ impl Continuous {
     ) -> Result<(Captured, Counts)> {
         let mut laps = Laps::from(Instant::now());
         let mut counts = self.spaces.precopy(before, reserve, is_new)?;
-        phases.precopy = laps.lap();
+        phases[Phase::Precopy] = laps.lap();
         before.look_at_descriptors_again(options)?;
-        phases.prepare = laps.lap();
+        phases[Phase::Prepare] = laps.lap();
         // Looking at descriptors takes as long as a round or two, in which the subject goes on.
         let has_more = counts.rounds > 0 && self.spaces.tuning.prefer.has_last_round();
         // A handler that has to let others go on first may wait for this very processor.
@@ -466,7 +466,7 @@ impl Continuous {
             self.spaces.slice(before, &mut self.freezer, reserve, &mut counts)?;
             let before_urgent = counts.precopied;
             let urgent = self.approach(before, reserve, may_hurry, &mut counts)?;
-            phases.precopy += laps.lap();
+            phases[Phase::Precopy] += laps.lap();
             reserve.limit_waits(Some(STANDING_WAIT_MAX));
             if let Some(captured) = self.stop_last(before, reserve, options, &mut counts, (urgent, phases))? {
                 let urgently = counts.precopied.get() - before_urgent.get();

@@ -13,7 +13,7 @@ use track::Moment;
 
 use super::super::before::Before;
 use super::super::copier::PageSink;
-use super::super::phases::Phases;
+use super::super::phases::{Phase, Phases};
 use super::STANDING_WAIT_MAX;
 use super::budget::Step;
 use super::counts::Counts;
@@ -160,6 +160,6 @@ impl Spaces {
     /// Learns from a stop that has taken everything.
     pub(super) fn note_stop(&mut self, phases: &Phases) {
         let after = phases.after_copy();
-        self.budget.note_fixed(phases.pause().saturating_sub(phases.copy + after), after);
+        self.budget.note_fixed(phases.pause().saturating_sub(phases[Phase::Copy] + after), after);
     }
 }

@@ -16,7 +16,7 @@ use track::{Attach, DirtyPages, Moment, TrackerKind};
 use super::super::before::Before;
 use super::super::copier::{Copier, PageSink};
 use super::super::pages;
-use super::super::phases::Phases;
+use super::super::phases::{Phase, Phases};
 use super::super::pipeline::Memory;
 use super::super::process::ProcessBefore;
 use super::super::watched::Watched;
@@ -191,7 +191,7 @@ impl Spaces {
             let Some(process) = before.processes.get(pid) else { continue };
             let found = tracked.find(process, Moment::Stopped, &mut self.dirty, sink)?;
             dirtied += found.pages;
-            phases.scan += found.scan;
+            phases[Phase::Scan] += found.scan;
             phases.scanned += tracked.watched();
         }
         self.pace.scanned(phases.began, dirtied);

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use engine::{Comparison, Phases, Slices};
+use engine::{Comparison, Phase, Phases, Slices};
 use model::{PageCount, Sequence};
 use store::{Completion, LogWriter};
 use supervise::{Event, NotTaken, Sliced, State};
@@ -224,5 +224,5 @@ impl Guard<'_> {
 
 /// Whether most of a checkpoint's time was spent waiting for the store: buffers come back as it writes.
 fn waited_for_store(phases: &Phases) -> bool {
-    phases.room > phases.precopy + phases.prepare + phases.pause()
+    phases[Phase::Room] > phases[Phase::Precopy] + phases[Phase::Prepare] + phases.pause()
 }

@@ -17,7 +17,7 @@ use super::super::{ChangedFiles, RunRequest};
 use super::Guard;
 use super::parts::InFlight;
 use crate::error::{GuardianError, Result};
-use crate::journal::{CheckpointEvent, What};
+use crate::journal::{CheckpointEvent, PhaseTimes, What};
 use crate::record::{ProcessName, Record, SlicesReport, boot};
 use crate::subject::Subject;
 use crate::time;
@@ -94,22 +94,7 @@ pub(super) fn checkpoint_event(
         pause_us: us(commit.timings.pause),
         max_pause_us: max_pause.map(us),
         slices: SlicesReport::of(taken.slices),
-        look_us: us(phases.look),
-        // Waiting for room comes right before it.
-        precopy_us: us(phases.room + phases.precopy),
-        prepare_us: us(phases.prepare),
-        stop_us: us(phases.stop),
-        areas_us: us(phases.areas),
-        tables_us: us(phases.tables),
-        memory_first: phases.memory_first,
-        scan_us: us(phases.scan),
-        copy_us: us(phases.copy),
-        objects_us: us(phases.objects),
-        descriptors_us: us(phases.descriptors),
-        files_us: us(phases.files),
-        threads_us: us(phases.threads),
-        resume_us: us(phases.resume),
-        finish_us: us(phases.finish),
+        phases: PhaseTimes::of(phases),
         hash_us: us(committed.timings.hash),
         write_us: us(committed.timings.write),
         commit_us: us(committed.timings.commit),
