@@ -10,6 +10,7 @@ mod ancestry;
 mod aside;
 mod compression;
 mod error;
+mod event;
 mod exit;
 mod files;
 mod foreground;
@@ -35,9 +36,10 @@ mod undoing;
 pub use aside::MovedPart;
 pub use compression::Compression;
 pub use error::{Found, GuardianError, Result};
+pub use event::{CheckpointEvent, PhaseTimes, RunEvent, headline, one_line};
 pub use exit::ExitCode;
 pub use files::FilesReport;
-pub use history::{DeathRow, FailedChild, FollowedBy, History, age, deaths, headline, one_line};
+pub use history::{DeathRow, FailedChild, FollowedBy, History, age, deaths};
 pub use images::{
     CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects,
     verify,
@@ -45,17 +47,17 @@ pub use images::{
 pub use inspection::{
     CheckState, DoctorCheck, DoctorReport, ObstacleReport, PreflightMode, PreflightReport, doctor, preflight,
 };
-pub use journal::{CheckpointEvent, EventRow, PhaseTimes, What};
+pub use journal::EventRow;
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, checkpoint};
 pub use record::{
     Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, SubjectState, VerifiedReport,
 };
-pub use restoring::{Numbers, RestoreEvent, RestoreRequest, Resumed, restore};
+pub use restoring::{Numbers, RestoreRequest, Resumed, restore};
 pub use run::{
     COMPRESS_AFTER_DEFAULT, ChangedFiles, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,
     FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference,
-    RestartLimit, RestartPolicy, RunEvent, RunRequest, TRACKER_DEFAULT, Tuning, WentBackEvent, run,
+    RestartLimit, RestartPolicy, RunRequest, TRACKER_DEFAULT, Tuning, run,
 };
 pub use status::{SubjectReport, status};
 pub use supervise::SubjectStatus;

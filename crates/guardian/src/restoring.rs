@@ -3,7 +3,6 @@
 //! Owns: what the parent of a restored tree does: signals go to the root, its status becomes ours.
 //! Does not: restart; `run` does.
 
-use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,12 +13,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use supervise::SubjectStatus;
 use sys::Error;
 
-use crate::aside::MovedPart;
 use crate::error::Result;
+use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::require_features;
 use crate::location::StoreLocation;
-use crate::run::WentBackEvent;
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
 use crate::subject::Subject;
@@ -75,32 +73,12 @@ pub struct Resumed {
     pub status: Option<SubjectStatus>,
 }
 
-/// Something that a restore reports before it ends.
-#[derive(Clone, Copy, Debug)]
-pub enum RestoreEvent<'a> {
-    /// The end of a file that only grew was cut off.
-    MovedAside(&'a MovedPart),
-    /// Files were taken back.
-    FilesWentBack(WentBackEvent<'a>),
-}
-
-impl fmt::Display for RestoreEvent<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MovedPart { path, bytes, to } = match self {
-            Self::MovedAside(part) => part,
-            Self::FilesWentBack(event) => return event.fmt(f),
-        };
-        let (path, to) = (path.display(), to.display());
-        write!(f, "{path} was taken back to the checkpoint; the {bytes} bytes that went are in {to}")
-    }
-}
-
 /// Restores an image.
 ///
 /// # Errors
 ///
 /// Why there is no tree. Once it runs, only a failure to watch it is an error.
-pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>)) -> Result<Resumed> {
+pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<Resumed> {
     let streams = Streams::inherited()?;
     require_features()?;
     let reader = request.store.read(&request.image)?;
@@ -127,7 +105,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
     };
     let mut written = Ok(());
     let mut running = |restored: &Restored| {
-        parts.take().iter().for_each(|part| tell(RestoreEvent::MovedAside(part)));
+        parts.take().iter().for_each(|part| tell(&RunEvent::moved_aside(part)));
         if let Some(pidfile) = &request.pidfile {
             written = write_pid(pidfile, restored.root);
         }
@@ -157,12 +135,12 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(RestoreEvent<'_>))
 fn go_back(
     request: &RestoreRequest,
     going: Option<&Going>,
-    tell: &mut dyn FnMut(RestoreEvent<'_>),
+    tell: &mut dyn FnMut(&RunEvent),
 ) -> Result<Covered> {
     let Some(going) = going else { return Ok(Covered::Nothing) };
     let recorded = engine::recorded_files(request.store.read(&request.image)?)?;
     let Gone { went, covered, left } = going.go(&recorded)?;
-    tell(RestoreEvent::FilesWentBack(WentBackEvent { to: going.to(), went: &went, left }));
+    tell(&RunEvent::went_back(going.to(), &went, left));
     Ok(covered)
 }
 

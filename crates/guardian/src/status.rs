@@ -10,8 +10,8 @@ use serde::Serialize;
 use store::{Store, SubjectName};
 
 use crate::error::{Found, Result};
+use crate::event::headline;
 use crate::files::FilesReport;
-use crate::history::headline;
 use crate::images;
 use crate::location::StoreLocation;
 use crate::record::{

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use sys::Error;
 
 use crate::error::Result;
-use crate::journal::{CheckpointEvent, EventRow, What};
+use crate::event::{CheckpointEvent, RunEvent};
+use crate::journal::EventRow;
 use crate::time;
 
 /// Writes events to a file as `trace` gives them.
@@ -47,7 +48,7 @@ fn trace(rows: &[EventRow]) -> Value {
         for row in rows.iter().filter(|row| row.name == **name) {
             let Some(at) = since_epoch(&row.time) else { continue };
             match &row.what {
-                What::Checkpoint(checkpoint) => draw(checkpoint, process, at, &mut events),
+                RunEvent::Checkpoint(checkpoint) => draw(checkpoint, process, at, &mut events),
                 what => events.push(json!({
                     "ph": "i", "s": "p", "name": what.to_string(), "pid": process, "tid": SUBJECT, "ts": at,
                 })),
@@ -87,9 +88,9 @@ mod tests {
     use engine::Phase;
 
     use super::*;
-    use crate::journal::PhaseTimes;
+    use crate::event::PhaseTimes;
 
-    fn row(second: u64, what: What) -> EventRow {
+    fn row(second: u64, what: RunEvent) -> EventRow {
         let time = time::rfc3339(UNIX_EPOCH + Duration::from_secs(second));
         EventRow { time, name: "job".to_owned(), what }
     }
@@ -100,7 +101,7 @@ mod tests {
             let phases = [(Phase::Scan, 10), (Phase::Descriptors, 10), (Phase::Resume, 10)];
             let phases = PhaseTimes::with(memory_first, &phases);
             let checkpoint = CheckpointEvent { phases, pause_us: 30, ..CheckpointEvent::default() };
-            let trace = trace(&[row(2, What::Checkpoint(checkpoint))]);
+            let trace = trace(&[row(2, RunEvent::Checkpoint(checkpoint))]);
             let events = trace["traceEvents"].as_array().unwrap();
             let is_phase =
                 |event: &&Value| event["ph"] == "X" && event["dur"] != 0 && event["tid"] == CAPTURE;
@@ -128,8 +129,10 @@ mod tests {
             commit_us: 500,
             ..CheckpointEvent::default()
         };
-        let trace =
-            trace(&[row(2, What::Checkpoint(checkpoint)), row(3, What::Started { pid: 5, why: None })]);
+        let trace = trace(&[
+            row(2, RunEvent::Checkpoint(checkpoint)),
+            row(3, RunEvent::Started { pid: 5, why: None }),
+        ]);
         let events = trace["traceEvents"].as_array().unwrap();
         let spans: Vec<(i64, i64)> = events
             .iter()

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use guardian::{Numbers, RestoreEvent, RestoreRequest, RestoredFiles};
+use guardian::{Numbers, RestoreRequest, RestoredFiles, RunEvent};
 
 use super::Verb;
 use crate::failure::Failure;
@@ -109,7 +109,7 @@ impl Verb for Restore {
             detach: matches.get_flag("detach"),
             pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),
         };
-        let mut tell = |event: RestoreEvent<'_>| print::say(format_args!("undying: {event}"));
+        let mut tell = |event: &RunEvent| print::say(format_args!("undying: {event:#}"));
         let resumed = guardian::restore(&request, &mut tell)?;
         if request.detach {
             print::say(format_args!(

@@ -78,7 +78,7 @@ impl Verb for Run {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let request = request(matches)?;
-        let status = guardian::run(&request, &mut |event| print::say(format_args!("undying: {event}")))?;
+        let status = guardian::run(&request, &mut |event| print::say(format_args!("undying: {event:#}")))?;
         if status == guardian::SubjectStatus::Unknown {
             print::say(format_args!("undying: the subject {status}"));
         }

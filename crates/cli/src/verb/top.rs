@@ -8,7 +8,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use guardian::{CheckpointEvent, History, SubjectReport, What};
+use guardian::{CheckpointEvent, History, RunEvent, SubjectReport};
 
 use super::Verb;
 use crate::failure::{Failure, report_left_out};
@@ -99,7 +99,9 @@ impl Recent {
         self.begun.get_or_insert(now);
         for event in history.read()? {
             // What was there before the first look is older than it says.
-            if let (What::Checkpoint(checkpoint), Some(at)) = (event.what, seen(&event.time, is_first, now)) {
+            if let (RunEvent::Checkpoint(checkpoint), Some(at)) =
+                (event.what, seen(&event.time, is_first, now))
+            {
                 self.heard.entry(event.name).or_default().push((at, checkpoint));
             }
         }

@@ -5,8 +5,7 @@
 //! every 200 ms at most, unless something has happened.
 //! Does not: word events, or know the shape of the status.
 
-mod event;
-mod phases;
+mod files;
 
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,11 +14,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sys::Error;
 
-use self::event::EventFiles;
-pub(crate) use self::event::EventReader;
-pub use self::event::{CheckpointEvent, EventRow, What};
-pub use self::phases::PhaseTimes;
+use self::files::EventFiles;
+pub(crate) use self::files::EventReader;
+pub use self::files::EventRow;
 use crate::error::{GuardianError, Result};
+use crate::event::RunEvent;
 use crate::record::{Record, RecordFile};
 use crate::time;
 
@@ -75,8 +74,8 @@ impl Journal {
     }
 
     /// Writes down what has happened at a time.
-    pub(crate) fn tell(&self, time: SystemTime, what: What) {
-        let is_urgent = !matches!(what, What::Checkpoint(_) | What::Scan { .. } | What::Verified { .. });
+    pub(crate) fn tell(&self, time: SystemTime, what: RunEvent) {
+        let is_urgent = !what.is_frequent();
         let row = EventRow { time: time::rfc3339(time), name: self.name.clone(), what };
         self.update(
             |state| {
@@ -159,6 +158,7 @@ fn write(shared: &Shared, file: &RecordFile, mut events: EventFiles) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::CheckpointEvent;
 
     #[test]
     fn everything_is_written_in_the_end_and_a_failure_is_told() {
@@ -167,9 +167,9 @@ mod tests {
         for number in 1..=100 {
             journal.set(&Record { checkpoints: number, ..Record::default() });
             let checkpoint = CheckpointEvent { seq: number, ..CheckpointEvent::default() };
-            journal.tell(SystemTime::now(), What::Checkpoint(checkpoint));
+            journal.tell(SystemTime::now(), RunEvent::Checkpoint(checkpoint));
         }
-        journal.tell(SystemTime::now(), What::Died { pid: 3, signal: None, exit: Some(1) });
+        journal.tell(SystemTime::now(), RunEvent::Died { pid: 3, signal: None, exit: Some(1) });
         journal.end();
         assert_eq!(Record::read(folder.path()).unwrap().unwrap().checkpoints, 100);
         assert_eq!(EventReader::new(folder.path()).read().unwrap().len(), 101);

@@ -8,7 +8,6 @@
 mod children;
 mod claim;
 mod departed;
-mod events;
 mod guard;
 mod leftovers;
 mod reasons;
@@ -31,6 +30,7 @@ use tracee::procfs;
 use crate::ancestry;
 use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
+use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::guarded;
 use crate::inspection::{require_features, require_restorable};
@@ -48,8 +48,6 @@ use watching::Watching;
 
 pub(crate) use claim::{Claim, LOCK_FILE};
 pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
-pub(crate) use events::{CHILDREN_UNSEEN, files_broken, files_compared};
-pub use events::{RunEvent, WentBackEvent};
 pub(crate) use reasons::without_numbers;
 pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy};
 
@@ -131,7 +129,7 @@ pub enum Guarded {
 /// # Errors
 ///
 /// When it cannot be started, watched or, once dead, restored. A program that runs goes on.
-pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent<'_>)) -> Result<SubjectStatus> {
+pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<SubjectStatus> {
     let streams = Streams::inherited()?;
     require_features()?;
     require_restorable()?;

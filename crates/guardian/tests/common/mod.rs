@@ -219,12 +219,14 @@ impl Lab {
     }
 }
 
-fn of_event(event: &RunEvent<'_>) -> Option<Told> {
+fn of_event(event: &RunEvent) -> Option<Told> {
     match event {
         RunEvent::Died { .. } => Some(Told::Died),
-        RunEvent::CheckpointDropped(number) => Some(Told::Dropped(*number)),
-        RunEvent::Restored { sequence, took, .. } => Some(Told::Restored(*sequence, *took)),
-        RunEvent::StartedAfresh { pid, .. } => Some(Told::StartedAfresh(*pid)),
+        RunEvent::Dropped { seq } => Some(Told::Dropped(Sequence(*seq))),
+        RunEvent::Restored { seq, took_us, .. } => {
+            Some(Told::Restored(Sequence(*seq), Duration::from_micros(*took_us)))
+        }
+        RunEvent::Started { pid, .. } => Some(Told::StartedAfresh(Pid(*pid))),
         _ => None,
     }
 }

@@ -9,14 +9,13 @@ use std::time::SystemTime;
 
 use engine::CheckpointOptions;
 use model::Sequence;
-use supervise::{Action, Event, FreshReason, LateReason, Notice, RestoreError, Survey};
+use supervise::{Action, Event, FreshReason, LateReason, Notice, RestartLimit, RestoreError, Survey};
 
 use super::super::Guarded;
-use super::super::events::RunEvent;
 use super::super::watching::{BEGINNING, Watching};
 use super::Guard;
-use super::rewind::headline;
 use crate::error::{GuardianError, Result};
+use crate::event::{RunEvent, headline_of};
 use crate::record::FreshReport;
 use crate::signals::KILL;
 use crate::time;
@@ -93,28 +92,32 @@ impl Guard<'_> {
     fn tell_notice(&mut self, notice: Notice) {
         let pid = self.subject.pid();
         match notice {
-            Notice::Died(status) => self.report(&RunEvent::Died { pid, status }),
+            Notice::Died(status) => self.report(RunEvent::died(pid, status)),
             Notice::ChildFailed => {
                 if let Some(death) = self.tree.child_death {
                     let again = std::mem::replace(&mut self.voice.told.child, true);
-                    self.report(&RunEvent::ChildDied { pid: death.pid, signal: death.signal, again });
+                    let (pid, signal) = (death.pid.get(), death.signal.get());
+                    self.report(RunEvent::ChildDied { pid, signal, again });
                 }
             }
-            Notice::GaveUp(limit) => self.report(&RunEvent::GaveUp(limit)),
-            Notice::BacksOff(wait) => self.report(&RunEvent::BacksOff(wait)),
-            Notice::Poisoned(sequence) => self.report(&RunEvent::Poisoned(sequence)),
+            Notice::GaveUp(RestartLimit { count, window }) => {
+                let within_us = time::microseconds(window);
+                self.report(RunEvent::GaveUp { restarts: count, within_us });
+            }
+            Notice::BacksOff(wait) => self.report(RunEvent::BackOff { wait_us: time::microseconds(wait) }),
+            Notice::Poisoned(sequence) => self.report(RunEvent::Poisoned { seq: sequence.get() }),
             Notice::NotRestored { sequence, is_explained_next } => {
-                let Some(error) = self.driver.last_error.take() else { return };
-                let event = RunEvent::RestoreFailed(sequence, &error);
+                let Some(error) = &self.driver.last_error else { return };
+                let event = RunEvent::RestoreFailed { seq: sequence.get(), reason: error.to_string() };
                 if is_explained_next {
-                    self.voice.journal.tell(SystemTime::now(), event.what());
+                    self.voice.journal.tell(SystemTime::now(), event);
                 } else {
-                    self.report(&event);
+                    self.report(event);
                 }
-                self.driver.last_error = Some(error);
             }
             Notice::Restored(sequence, took) => {
-                self.report(&RunEvent::Restored { pid, sequence, took });
+                let (pid, took_us) = (pid.get(), time::microseconds(took));
+                self.report(RunEvent::Restored { pid, seq: sequence.get(), took_us });
                 self.host.foreground.draw_again();
             }
         }
@@ -136,7 +139,7 @@ impl Guard<'_> {
     /// The log drops what it has not written; an incarnation that begins at an older checkpoint has other ones.
     fn leave_behind(&mut self, dropped: &[Sequence], newest: Sequence) {
         self.taking.pending.clear();
-        dropped.iter().for_each(|sequence| self.report(&RunEvent::CheckpointDropped(*sequence)));
+        dropped.iter().for_each(|sequence| self.report(RunEvent::Dropped { seq: sequence.get() }));
         if let Some(log) = self.taking.tracer.log() {
             // One that has failed writes nothing any more, and is opened anew.
             let _ = log.void_above(newest);
@@ -188,7 +191,7 @@ impl Guard<'_> {
 
     fn words_of(&mut self, why: FreshReason) -> String {
         let last = self.driver.last_error.take();
-        let headline = |error: Option<GuardianError>| error.as_ref().map(headline).unwrap_or_default();
+        let headline = |error: Option<GuardianError>| error.as_ref().map(headline_of).unwrap_or_default();
         match why {
             FreshReason::LastRestart => LAST_RESTART.to_owned(),
             FreshReason::NotRestorable { tried } if self.files.watching.is_none() => {

@@ -13,13 +13,13 @@ use model::Sequence;
 use supervise::{Event, SubjectStatus};
 
 use super::super::children::{Children, Heard};
-use super::super::events::RunEvent;
 use super::super::leftovers::descendants;
 use super::super::spawn;
 use super::super::watching::Watching;
 use super::Guard;
 use crate::aside::Parts;
 use crate::error::Result;
+use crate::event::RunEvent;
 use crate::record::{Death, ProcessName};
 use crate::subject::Subject;
 use crate::time;
@@ -56,7 +56,7 @@ impl Guard<'_> {
     pub(super) fn hear_children(&mut self) -> Result<()> {
         while let Some(heard) = self.tree.children.as_mut().map(Children::poll).transpose()?.flatten() {
             match heard {
-                Heard::Lost => self.report(&RunEvent::ChildrenUnseen),
+                Heard::Lost => self.report(RunEvent::ChildrenUnseen),
                 Heard::Death(death) => {
                     self.feed(Event::ChildFailed(death.signal));
                     if self.driver.machine.has_failed_child() {
@@ -87,7 +87,7 @@ impl Guard<'_> {
             // Until here the dead root has kept its pid from others.
             self.subject.release()?;
             let outcome = engine::restore(reader, options);
-            parts.take().iter().for_each(|part| self.report(&RunEvent::MovedAside(part)));
+            parts.take().iter().for_each(|part| self.report(RunEvent::moved_aside(part)));
             match outcome {
                 Ok(restored) => {
                     self.host.foreground.accepted(restored.foreground);
@@ -116,7 +116,8 @@ impl Guard<'_> {
         self.subject.release()?;
         self.tree.resumed_after = sys::clock::monotonic();
         self.subject = spawn(words, &self.host.signals, &self.requests, self.files.watching.as_ref())?;
-        self.report(&RunEvent::StartedAfresh { pid: self.subject.pid(), why });
+        let pid = self.subject.pid().get();
+        self.report(RunEvent::Started { pid, why: why.map(str::to_owned) });
         Ok(())
     }
 

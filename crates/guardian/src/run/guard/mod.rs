@@ -25,15 +25,15 @@ use self::telling::first_record;
 use super::children::Children;
 use super::claim::Claim;
 use super::departed::Departed;
-use super::events::RunEvent;
 use super::leftovers::descendants;
 use super::reasons::Reasons;
 use super::requests::{Asked, Requests, Word};
 use super::tracer::{Place, Tracer};
 use super::{ChangedFiles, Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
+use crate::event::RunEvent;
 use crate::files::{FilesReport, WrittenFiles};
-use crate::journal::{Journal, What};
+use crate::journal::Journal;
 use crate::record::{Record, SubjectState};
 use crate::restoring::hand_on;
 use crate::signals::Request;
@@ -62,7 +62,7 @@ impl<'a> Guard<'a> {
     pub(super) fn new(
         request: &'a RunRequest,
         parts: Parts,
-        tell: &'a mut dyn FnMut(&RunEvent<'_>),
+        tell: &'a mut dyn FnMut(&RunEvent),
     ) -> Result<Self> {
         let Parts { store, claim, host, requests, mut children, subject, first, log, .. } = parts;
         let Parts { tracking, files: policy, no_rewind, watching, .. } = parts;
@@ -113,16 +113,16 @@ impl<'a> Guard<'a> {
     fn tell_begin(&mut self, no_rewind: Option<&str>) {
         match self.request.what {
             Guarded::Process(pid) => {
-                let name = self.claim.name.clone();
-                self.report(&RunEvent::Adopted { pid, name: name.as_str() });
+                let subject = self.claim.name.to_string();
+                self.report(RunEvent::Adopted { pid: pid.get(), subject });
             }
             Guarded::Command(_) => {
                 let pid = self.subject.pid().get();
-                self.voice.journal.tell(SystemTime::now(), What::Started { pid, why: None });
+                self.voice.journal.tell(SystemTime::now(), RunEvent::Started { pid, why: None });
             }
         }
         if let Some(why) = no_rewind {
-            self.report(&RunEvent::FilesCompared(why));
+            self.report(RunEvent::FilesCompared { reason: why.to_owned() });
         }
         self.write_record();
     }
@@ -213,8 +213,7 @@ impl<'a> Guard<'a> {
         self.await_commits();
         self.taking.tracer.end();
         if let Some(status) = status {
-            let (pid, signal, exit) = (self.subject.pid().get(), status.signal(), status.exit());
-            self.voice.journal.tell(SystemTime::now(), What::Ended { pid, signal, exit });
+            self.voice.journal.tell(SystemTime::now(), RunEvent::ended(self.subject.pid(), status));
             self.host.household.reap_orphans(self.tree.owner, model::Pid(0));
             self.files_ended();
             self.report_departed(self.driver.machine.next_sequence(), true);
@@ -309,7 +308,7 @@ impl<'a> Guard<'a> {
         }
         if self.requests.is_held() {
             for pid in self.requests.end_stale_holds(now) {
-                self.report(&RunEvent::HoldEnded(pid));
+                self.report(RunEvent::HoldEnded { pid: pid.get() });
             }
         }
         self.feed(Event::Holds(self.requests.is_held()));
@@ -350,13 +349,13 @@ impl<'a> Guard<'a> {
             && self.driver.machine.in_flight().len() == 0
             && !std::mem::replace(&mut self.voice.told.status, true)
         {
-            self.say(&RunEvent::StatusUnwritable(&error));
+            self.say(RunEvent::StatusUnwritable { reason: error.to_string() });
         }
     }
 
     /// Tells whoever runs us, and writes it down.
-    fn report(&mut self, event: &RunEvent<'_>) {
-        self.voice.journal.tell(SystemTime::now(), event.what());
+    fn report(&mut self, event: RunEvent) {
+        self.voice.journal.tell(SystemTime::now(), event.clone());
         self.say(event);
     }
 }

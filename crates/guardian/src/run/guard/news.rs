@@ -12,14 +12,13 @@ use model::{PageCount, Sequence};
 use store::{Completion, LogWriter};
 use supervise::{Event, NotTaken, Sliced, State};
 
-use super::super::events::RunEvent;
 use super::super::reasons::Reasons;
 use super::super::tracer::{News, TakenNews};
 use super::Guard;
 use super::parts::InFlight;
 use super::telling::{checkpoint_event, refusal};
 use crate::error::GuardianError;
-use crate::journal::What;
+use crate::event::RunEvent;
 use crate::record::{Failing, PauseMicroseconds, SlicesReport};
 use crate::time;
 
@@ -43,10 +42,10 @@ impl Guard<'_> {
                 self.requests.not_taken(self.driver.machine.next_sequence());
                 self.feed(Event::NotTaken(NotTaken::TrackerReplaced));
                 self.voice.record.tracker = name.to_owned();
-                let event = RunEvent::TrackerReplaced { name, error: &error };
+                let event = RunEvent::Tracker { tracker: name.to_owned(), reason: error.to_string() };
                 // The one before is tried again now and then.
-                if self.refusals.reasons.note(&event.to_string()) {
-                    self.report(&event);
+                if self.refusals.reasons.note(&format!("{event:#}")) {
+                    self.report(event);
                 }
                 self.voice.record.refusals = self.refusals.reasons.counts();
             }
@@ -87,7 +86,7 @@ impl Guard<'_> {
         let us = time::microseconds;
         let (pages, scan_us, pause_us) = (found.pages.get(), us(found.scan), us(found.pause));
         let arming_us = us(found.arming);
-        self.voice.journal.tell(SystemTime::now(), What::Scan { pages, scan_us, pause_us, arming_us });
+        self.voice.journal.tell(SystemTime::now(), RunEvent::Scan { pages, scan_us, pause_us, arming_us });
         let next = self.driver.machine.next_sequence();
         self.requests.answer_for(next, "error a dry run takes no checkpoints\n");
         self.feed(Event::Looked { pause: found.pause + found.arming });
@@ -100,11 +99,11 @@ impl Guard<'_> {
         self.voice.record.verified.checkpoints += 1;
         self.voice.record.verified.pages += found.pages.get();
         self.voice.record.verified.differences += found.differences.get();
-        let event = RunEvent::Verified(sequence, found);
+        let event = RunEvent::verified(sequence, found);
         if found.differences == PageCount(0) {
-            self.voice.journal.tell(SystemTime::now(), event.what());
+            self.voice.journal.tell(SystemTime::now(), event);
         } else {
-            self.report(&event);
+            self.report(event);
             self.feed(Event::Differs(sequence));
         }
     }
@@ -187,7 +186,7 @@ impl Guard<'_> {
         self.voice.journal.set(&self.voice.record);
         self.voice.record.failing = None;
         if std::mem::take(&mut self.refusals.is_told) {
-            self.report(&RunEvent::CheckpointsAgain(sequence));
+            self.report(RunEvent::Resumed { seq: sequence.get() });
         }
     }
 
@@ -195,7 +194,7 @@ impl Guard<'_> {
         let reason = error.to_string();
         if self.refusals.reasons.note(&reason) {
             self.refusals.is_told = true;
-            self.report(&RunEvent::CheckpointFailed(error));
+            self.report(RunEvent::Refused { reason: reason.clone() });
         }
         let since = self.voice.record.failing.take().map(|failing| failing.since);
         let since = since.unwrap_or_else(|| time::rfc3339(SystemTime::now()));

@@ -15,13 +15,13 @@ use super::super::ChangedFiles;
 use super::super::children::{ChildDeath, Children};
 use super::super::claim::Claim;
 use super::super::departed::Departed;
-use super::super::events::RunEvent;
 use super::super::leftovers::{Household, Owner};
 use super::super::reasons::Reasons;
 use super::super::requests::Requests;
 use super::super::tracer::{Tracer, Tracking};
 use super::super::watching::Watching;
 use crate::error::GuardianError;
+use crate::event::RunEvent;
 use crate::files::WrittenFiles;
 use crate::foreground::Foreground;
 use crate::journal::Journal;
@@ -129,12 +129,12 @@ pub(super) struct WatchedFiles {
 
 /// What is told to the operator, and written down for those who ask later.
 pub(super) struct Voice<'a> {
-    pub(super) tell: &'a mut dyn FnMut(&RunEvent<'_>),
+    pub(super) tell: &'a mut dyn FnMut(&RunEvent),
     pub(super) journal: Journal,
     pub(super) record: Record,
     pub(super) told: Told,
     /// Messages that wait until files have gone back, as they may go to one of them.
-    pub(super) waiting: Option<Vec<String>>,
+    pub(super) waiting: Option<Vec<RunEvent>>,
 }
 
 /// What is told once in a run, and was.

@@ -10,11 +10,11 @@ use model::Sequence;
 use undo::back::WentBack;
 
 use super::super::ChangedFiles;
-use super::super::events::{RunEvent, WentBackEvent};
 use super::super::watching::{BEGINNING, Watching};
 use super::Guard;
 use crate::aside::Parts;
-use crate::error::{GuardianError, Result};
+use crate::error::Result;
+use crate::event::RunEvent;
 use crate::files::FilesReport;
 use crate::streams;
 
@@ -40,7 +40,7 @@ impl Guard<'_> {
     }
 
     fn report_went_back(&mut self, to: Sequence, went: &WentBack, leave: &[(u64, u64)]) {
-        self.report(&RunEvent::FilesWentBack(WentBackEvent { to, went, left: leave.len() }));
+        self.report(RunEvent::went_back(to, went, leave.len()));
     }
 
     /// Refuses before any file goes back when a file that cannot has changed.
@@ -87,12 +87,12 @@ impl Guard<'_> {
             Some(Boundary::Exact) => {
                 self.note_break();
                 if std::mem::take(&mut self.voice.told.is_broken) {
-                    self.report(&RunEvent::FilesExactAgain(sequence));
+                    self.report(RunEvent::FilesExactAgain { seq: sequence.get() });
                 }
             }
             Some(Boundary::Deferred(why)) => {
                 if self.files.deferred.note(why) {
-                    self.report(&RunEvent::FilesDeferred(sequence, why));
+                    self.report(RunEvent::FilesDeferred { seq: sequence.get(), reason: why.clone() });
                 }
             }
         }
@@ -122,7 +122,7 @@ impl Guard<'_> {
         let Some(report) = self.files.watching.as_ref().map(Watching::report) else { return };
         if let Some(why) = report.last_break.as_deref().filter(|why| self.files.breaks.note(why)) {
             self.voice.told.is_broken = true;
-            self.report(&RunEvent::FilesBroken(why));
+            self.report(RunEvent::FilesBroken { reason: why.to_owned() });
         }
     }
 
@@ -158,16 +158,16 @@ impl Guard<'_> {
 
     /// Tells what has waited.
     pub(super) fn release_messages(&mut self) {
-        for text in self.voice.waiting.take().unwrap_or_default() {
-            (self.voice.tell)(&RunEvent::Waited(&text));
+        for event in self.voice.waiting.take().unwrap_or_default() {
+            (self.voice.tell)(&event);
         }
     }
 
     /// Tells the operator, now or when messages need not wait any more.
-    pub(super) fn say(&mut self, event: &RunEvent<'_>) {
+    pub(super) fn say(&mut self, event: RunEvent) {
         match &mut self.voice.waiting {
-            Some(waiting) => waiting.push(event.to_string()),
-            None => (self.voice.tell)(event),
+            Some(waiting) => waiting.push(event),
+            None => (self.voice.tell)(&event),
         }
     }
 }
@@ -178,10 +178,4 @@ const fn at_restore(files: ChangedFiles) -> FilePolicy {
         ChangedFiles::Rewind | ChangedFiles::Fresh | ChangedFiles::Refuse => FilePolicy::Compare,
         ChangedFiles::Keep => FilePolicy::Keep,
     }
-}
-
-/// An error without its advice.
-pub(super) fn headline(error: &GuardianError) -> String {
-    let text = error.to_string();
-    text.split("\nhelp:").next().unwrap_or_default().to_owned()
 }

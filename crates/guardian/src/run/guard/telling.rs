@@ -11,13 +11,12 @@ use model::Sequence;
 use store::LogCommitted;
 
 use super::super::claim::Claim;
-use super::super::events::RunEvent;
 use super::super::tracer::Tracking;
 use super::super::{ChangedFiles, RunRequest};
 use super::Guard;
 use super::parts::InFlight;
 use crate::error::{GuardianError, Result};
-use crate::journal::{CheckpointEvent, PhaseTimes, What};
+use crate::event::{CheckpointEvent, PhaseTimes, RunEvent};
 use crate::record::{ProcessName, Record, SlicesReport, boot};
 use crate::subject::Subject;
 use crate::time;
@@ -58,7 +57,8 @@ impl Guard<'_> {
         if is_news && policy != ChangedFiles::Keep && !report.is_empty() {
             self.voice.told.files = true;
             self.voice.told.unknown_files |= has_unknown;
-            self.report(&RunEvent::FilesInPlace(&report));
+            let (in_place, unknown) = (report.in_place.clone(), report.unknown.clone());
+            self.report(RunEvent::FilesInPlace { in_place, unknown });
         }
         self.voice.record.files = report;
     }
@@ -70,8 +70,8 @@ impl Guard<'_> {
         }
         let listed = self.host.household.departed(self.tree.owner, self.subject.pid());
         for key in self.tree.departed.note(sequence, &listed) {
-            let name = tracee::procfs::stat(key.pid).map_or_else(|_| String::new(), |stat| stat.comm);
-            self.report(&RunEvent::Departed { pid: key.pid, name: &name, is_end });
+            let program = tracee::procfs::stat(key.pid).map_or_else(|_| String::new(), |stat| stat.comm);
+            self.report(RunEvent::Departed { pid: key.pid.get(), program, is_end });
         }
     }
 }
@@ -85,9 +85,9 @@ pub(super) fn checkpoint_event(
     committed: &LogCommitted,
     taken: InFlight,
     max_pause: Option<Duration>,
-) -> What {
+) -> RunEvent {
     let (commit, phases, us) = (&committed.commit, &taken.phases, time::microseconds);
-    What::Checkpoint(CheckpointEvent {
+    RunEvent::Checkpoint(CheckpointEvent {
         seq: committed.sequence.get(),
         full: commit.kind == ImageKind::Full,
         arming_us: us(taken.arming),

@@ -1,6 +1,6 @@
 //! What has happened to a subject, as lines in files beside its images.
 //!
-//! Owns: the events in their contract's shape, the two files, reading them back in order.
+//! Owns: the two files, reading them back in order.
 //! Invariants: checkpoints, which are many, push out no death, which is not; a line that was cut short is passed
 //! over; nobody but the owner may read them.
 //! Does not: survive a power cut in the newest lines; nothing that a restore needs is in them.
@@ -14,9 +14,8 @@ use serde::{Deserialize, Serialize};
 use store::trust;
 use sys::Error;
 
-use super::phases::PhaseTimes;
 use crate::error::Result;
-use crate::record::SlicesReport;
+use crate::event::RunEvent;
 
 /// Bytes after which a file of events is put aside; the one that was put aside before goes. At a hundred checkpoints
 /// a second the two hold more than a minute of them.
@@ -35,118 +34,7 @@ pub struct EventRow {
     pub name: String,
     /// What.
     #[serde(flatten)]
-    pub what: What,
-}
-
-/// What has happened.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the keys of the contract")]
-pub enum What {
-    /// The program was started, at first or again from its beginning.
-    Started {
-        pid: i32,
-        /// Why no checkpoint was used, if there were any.
-        #[serde(skip_serializing_if = "Option::is_none", default)]
-        why: Option<String>,
-    },
-    /// The restart waits, since the program has hardly lived.
-    BackOff { wait_us: u64 },
-    /// The end of a file that only grew was cut off at a restore.
-    MovedAside { path: String, bytes: u64, to: String },
-    /// Files that prevent a restart once they have changed, and files that prevent every restart.
-    FilesInPlace { in_place: Vec<String>, unknown: Vec<String> },
-    /// Files of this run do not go back with the program.
-    FilesCompared { reason: String },
-    /// Files were taken back; `seq` 0 is the beginning of the program.
-    FilesWentBack { seq: u64, changed: usize, aside: usize, uncovered: usize, left: usize },
-    /// Files cannot go back to this checkpoint.
-    FilesDeferred { seq: u64, reason: String },
-    /// The way back of files is lost.
-    FilesBroken { reason: String },
-    /// Files can go back again.
-    FilesExactAgain { seq: u64 },
-    /// A running program is guarded from now on.
-    Adopted { pid: i32 },
-    /// A checkpoint was committed.
-    Checkpoint(CheckpointEvent),
-    /// Dirty pages were looked for, and no checkpoint was taken.
-    Scan { pages: u64, scan_us: u64, pause_us: u64, arming_us: u64 },
-    /// A checkpoint was compared with the subject, page by page.
-    Verified { seq: u64, pages: u64, differences: u64 },
-    /// Checkpoints are not taken, for a reason that was not told yet.
-    Refused { reason: String },
-    /// They can be taken again.
-    Resumed { seq: u64 },
-    /// A checkpoint was still being written when the subject died, and is left behind.
-    Dropped { seq: u64 },
-    /// A process has held checkpoints back for too long.
-    HoldEnded { pid: i32 },
-    /// Another tracker is used.
-    Tracker { tracker: String, reason: String },
-    /// The subject died.
-    Died { pid: i32, signal: Option<i32>, exit: Option<i32> },
-    /// A process that is not the root has failed, and the root is ended for it.
-    ChildDied { pid: i32, signal: i32 },
-    /// The kernel could not tell all starts and deaths of processes.
-    ChildrenUnseen,
-    /// A process has left the tree of the subject and is in no checkpoint.
-    Departed { pid: i32, program: String },
-    /// A checkpoint leads to death again and is passed over.
-    Poisoned { seq: u64 },
-    /// A checkpoint could not be restored.
-    RestoreFailed { seq: u64, reason: String },
-    /// The subject runs again.
-    Restored { pid: i32, seq: u64, took_us: u64 },
-    /// Too many restarts.
-    GaveUp { restarts: usize, within_us: u64 },
-    /// The subject has ended for good.
-    Ended { pid: i32, signal: Option<i32>, exit: Option<i32> },
-}
-
-/// A checkpoint with the time that each phase took.
-///
-/// The pause `pause_us` is the sum of the phases from `stop_us` to `resume_us`.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the keys of the contract")]
-pub struct CheckpointEvent {
-    pub seq: u64,
-    pub full: bool,
-    /// An earlier pause, in which trackers were attached to new processes.
-    pub arming_us: u64,
-    pub pause_us: u64,
-    /// The pause budget.
-    #[serde(default)]
-    pub max_pause_us: Option<u64>,
-    /// Earlier stops of this checkpoint, each within the budget.
-    #[serde(default)]
-    pub slices: SlicesReport,
-    #[serde(flatten)]
-    pub phases: PhaseTimes,
-    pub hash_us: u64,
-    pub write_us: u64,
-    /// From the end of the pause until it was durable.
-    pub commit_us: u64,
-    /// Pages that the scan inside the pause went over.
-    pub scanned_pages: u64,
-    /// Rounds of pre-copy.
-    pub rounds: usize,
-    /// Pages copied before the pause; a page that was dirtied again counts again.
-    pub precopied_pages: u64,
-    /// Pages copied inside the pause.
-    pub residual_pages: u64,
-    /// Pages of the subject.
-    pub pages: u64,
-    /// Bytes written for it.
-    pub bytes: u64,
-    /// Of these, pages that were moved to keep the log short.
-    pub moved_pages: u64,
-}
-
-impl What {
-    fn file(&self) -> usize {
-        usize::from(matches!(self, Self::Checkpoint(_) | Self::Scan { .. } | Self::Verified { .. }))
-    }
+    pub what: RunEvent,
 }
 
 /// The files being written.
@@ -165,7 +53,7 @@ impl EventFiles {
     pub(super) fn append(&mut self, rows: &[EventRow]) -> Result<()> {
         for (number, (name, _)) in FILES.iter().enumerate() {
             let mut text = Vec::new();
-            for row in rows.iter().filter(|row| row.what.file() == number) {
+            for row in rows.iter().filter(|row| usize::from(row.what.is_frequent()) == number) {
                 serde_json::to_writer(&mut text, row).map_err(|error| {
                     Error::path("write", self.directory.join(name), std::io::Error::from(error))
                 })?;
@@ -271,21 +159,22 @@ fn read_from(mut file: File, path: &Path, from: u64, rows: &mut Vec<EventRow>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::CheckpointEvent;
 
-    fn row(number: u64, what: What) -> EventRow {
+    fn row(number: u64, what: RunEvent) -> EventRow {
         let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_micros(number);
         EventRow { time: crate::time::rfc3339(time), name: "job".to_owned(), what }
     }
 
     fn checkpoint(number: u64) -> EventRow {
-        row(number, What::Checkpoint(CheckpointEvent { seq: number, ..CheckpointEvent::default() }))
+        row(number, RunEvent::Checkpoint(CheckpointEvent { seq: number, ..CheckpointEvent::default() }))
     }
 
     #[test]
     fn checkpoints_push_out_checkpoints_only() {
         let folder = tempfile::tempdir().unwrap();
         let mut files = EventFiles::new(folder.path());
-        let death = row(0, What::Died { pid: 7, signal: Some(9), exit: None });
+        let death = row(0, RunEvent::Died { pid: 7, signal: Some(9), exit: None });
         files.append(std::slice::from_ref(&death)).unwrap();
         let line = serde_json::to_vec(&checkpoint(100_000)).unwrap().len() as u64 + 1;
         let many = 3 * FILE_BYTES_MAX / line;
@@ -322,7 +211,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILES[0].0);
         let mut reader = EventReader::new(folder.path());
-        let started = row(5, What::Started { pid: 7, why: None });
+        let started = row(5, RunEvent::Started { pid: 7, why: None });
         let line = serde_json::to_string(&started).unwrap();
         drop(trust::open_or_create(&path, trust::Access::Write).unwrap());
         std::fs::write(&path, format!("nonsense\n{}", &line[..20])).unwrap();

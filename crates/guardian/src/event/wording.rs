@@ -1,0 +1,292 @@
+//! Events as text.
+//!
+//! Owns: the wording of each event; reasons of several lines as one.
+//! Invariants: `{}` is one line; `{:#}` has the advice and the lists as well, for the operator of a run.
+//! Does not: print.
+
+use std::fmt::{self, Display as _};
+use std::time::Duration;
+
+use model::{Escaped, Signal};
+use supervise::SubjectStatus;
+
+use super::{CheckpointEvent, RunEvent};
+use crate::error::GuardianError;
+use crate::files::FilesReport;
+
+const CHILDREN_UNSEEN: &str =
+    "more processes were started and ended than could be followed; the death of a child may have been missed";
+const KILLS_ITS_CHILDREN: &str =
+    "; one that kills its own children has to run without --restart-on child-signal";
+/// What a process that has left the tree means for restarts, and at the end of the run.
+const DEPARTED: &str = " has left the program's tree and is in no checkpoint: a restart from a checkpoint leaves it \
+                        running, one from the beginning ends it";
+const UNGUARDED: &str = ", which the program has started, goes on and is not guarded; a daemon is guarded when it \
+                         stays in the foreground";
+
+/// A reason of several lines as one.
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    let mut joined = String::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        // What ends with a colon leads to the next line; others are items of a list.
+        let between = if joined.is_empty() {
+            ""
+        } else if joined.ends_with(':') {
+            " "
+        } else {
+            "; "
+        };
+        joined.push_str(between);
+        joined.push_str(line);
+    }
+    joined
+}
+
+/// A reason without its help and its list: its first line, with the next where that only leads to it.
+#[must_use]
+pub fn headline(reason: &str) -> String {
+    let count = if reason.lines().next().is_some_and(|line| line.trim_end().ends_with(':')) { 2 } else { 1 };
+    one_line(&reason.lines().take(count).collect::<Vec<_>>().join("\n"))
+}
+
+/// An error without its advice.
+pub(crate) fn headline_of(error: &GuardianError) -> String {
+    let text = error.to_string();
+    text.split("\nhelp:").next().unwrap_or_default().to_owned()
+}
+
+/// A reason: whole for the operator, else in one line.
+struct Reason<'a>(&'a str);
+
+impl fmt::Display for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() { f.write_str(self.0) } else { f.write_str(&headline(self.0)) }
+    }
+}
+
+fn status(signal: Option<i32>, exit: Option<i32>) -> SubjectStatus {
+    match (signal, exit) {
+        (Some(signal), _) => SubjectStatus::Killed(Signal(signal)),
+        (None, Some(exit)) => SubjectStatus::Exited(exit),
+        (None, None) => SubjectStatus::Unknown,
+    }
+}
+
+impl fmt::Display for RunEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Started { pid, why: None } => write!(f, "started from the beginning as pid {pid}"),
+            Self::Started { pid, why: Some(why) } => {
+                let why = if f.alternate() { why.clone() } else { one_line(why) };
+                write!(f, "started from the beginning as pid {pid}: {why}")
+            }
+            Self::Adopted { pid, subject } => write!(f, "pid {pid} is guarded as {subject}"),
+            Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
+                write!(f, "pid {pid} {}", status(*signal, *exit))
+            }
+            Self::BackOff { wait_us } => {
+                let wait = Duration::from_micros(*wait_us).as_secs_f64();
+                write!(f, "the restart waits {wait:.2} s, since this life and the one before were short")
+            }
+            Self::Restored { pid, seq, took_us } => {
+                let took = Duration::from_micros(*took_us).as_secs_f64() * 1e3;
+                write!(f, "pid {pid} is back at checkpoint {seq} after {took:.1} ms")
+            }
+            Self::RestoreFailed { seq, reason } => {
+                write!(f, "checkpoint {seq} cannot be restored: ")?;
+                Reason(reason).fmt(f)
+            }
+            Self::Poisoned { seq } => {
+                write!(f, "checkpoint {seq} leads to death again; the one before it is used")
+            }
+            Self::GaveUp { restarts, within_us } => {
+                let within = Duration::from_micros(*within_us).as_secs();
+                write!(f, "gave up after {restarts} restarts within {within} s")
+            }
+            Self::StatusUnwritable { reason } => {
+                f.write_str("the status cannot be written: ")?;
+                Reason(reason).fmt(f)
+            }
+            Self::ChildDied { .. } | Self::ChildrenUnseen | Self::Departed { .. } => of_processes(self, f),
+            Self::MovedAside { .. }
+            | Self::FilesInPlace { .. }
+            | Self::FilesCompared { .. }
+            | Self::FilesWentBack { .. }
+            | Self::FilesDeferred { .. }
+            | Self::FilesBroken { .. }
+            | Self::FilesExactAgain { .. } => of_files(self, f),
+            _ => of_checkpoints(self, f),
+        }
+    }
+}
+
+/// What has happened to processes other than the root.
+fn of_processes(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match event {
+        RunEvent::ChildDied { pid, signal, again } => {
+            write!(f, "child pid {pid} was killed by signal {signal}; the program is ended for it")?;
+            f.write_str(if *again && f.alternate() { KILLS_ITS_CHILDREN } else { "" })
+        }
+        RunEvent::Departed { pid, program, is_end } => {
+            write!(f, "pid {pid} ({}){}", Escaped(program), if *is_end { UNGUARDED } else { DEPARTED })
+        }
+        _ => f.write_str(CHILDREN_UNSEEN),
+    }
+}
+
+/// What has happened to files.
+fn of_files(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match event {
+        RunEvent::MovedAside { path, bytes, to } => {
+            write!(f, "{path} was taken back to the checkpoint; the {bytes} bytes that went are in {to}")
+        }
+        RunEvent::FilesInPlace { in_place, unknown } => {
+            let (in_place, unknown) = (in_place.clone(), unknown.clone());
+            FilesReport { in_place, unknown, ..FilesReport::default() }.fmt(f)
+        }
+        RunEvent::FilesCompared { reason } => {
+            f.write_str("files do not go back with the program: ")?;
+            Reason(reason).fmt(f)?;
+            f.write_str("; if they have changed when it dies, it starts from its beginning")
+        }
+        RunEvent::FilesDeferred { seq, reason } => {
+            write!(f, "files cannot go back to checkpoint {seq}: ")?;
+            Reason(reason).fmt(f)
+        }
+        RunEvent::FilesBroken { reason } => {
+            f.write_str("files cannot go back to any checkpoint so far: ")?;
+            Reason(reason).fmt(f)?;
+            f.write_str("; a death now starts the program from its beginning")
+        }
+        RunEvent::FilesExactAgain { seq } => write!(f, "files can go back again, to checkpoint {seq}"),
+        _ => went_back(event, f),
+    }
+}
+
+fn went_back(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let RunEvent::FilesWentBack { seq, changed, aside, aside_paths, left, .. } = event else { return Ok(()) };
+    match seq {
+        0 => write!(f, "files went back to the beginning: {changed} changed")?,
+        seq => write!(f, "files went back to checkpoint {seq}: {changed} changed")?,
+    }
+    if *aside > 0 {
+        write!(f, ", {aside} moved aside: {}", aside_paths.join(", "))?;
+        let rest = aside.saturating_sub(aside_paths.len());
+        if rest > 0 {
+            write!(f, " and {rest} more")?;
+        }
+    }
+    if *left > 0 {
+        write!(f, "; {left} standard streams stayed, since other programs write to their files")?;
+    }
+    Ok(())
+}
+
+fn of_checkpoints(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match event {
+        RunEvent::Checkpoint(one) => checkpoint_text(one, f),
+        RunEvent::Scan { pages, scan_us, .. } => write!(f, "{pages} pages were dirty, found in {scan_us} us"),
+        RunEvent::Verified { seq, pages, differences, examples } => {
+            write!(f, "checkpoint {seq}: {differences} of {pages} pages differ from the subject")?;
+            let shown = if f.alternate() { examples.as_slice() } else { &[] };
+            shown.iter().try_for_each(|example| write!(f, "\n  {example}"))
+        }
+        RunEvent::Refused { reason } => {
+            f.write_str("no checkpoint: ")?;
+            Reason(reason).fmt(f)
+        }
+        RunEvent::Resumed { seq } => write!(f, "checkpoint {seq} could be taken again"),
+        RunEvent::Dropped { seq } => write!(f, "checkpoint {seq} was still being written and is dropped"),
+        RunEvent::HoldEnded { pid } => {
+            write!(f, "pid {pid} has held checkpoints back for too long; they are taken again")
+        }
+        RunEvent::Tracker { tracker, reason } => {
+            write!(f, "tracker {tracker} is used: ")?;
+            Reason(reason).fmt(f)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn checkpoint_text(one: &CheckpointEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let kind = if one.full { "full" } else { "delta" };
+    let (copied, pause) = (one.precopied_pages + one.residual_pages, one.pause_us);
+    write!(f, "checkpoint {} ({kind}): {} pages, {copied} of them copied, ", one.seq, one.pages)?;
+    write!(f, "{} in the pause of {pause} us; ", one.residual_pages)?;
+    if one.slices.count > 0 {
+        write!(f, "{} slices before it, the longest {} us", one.slices.count, one.slices.longest_us)?;
+        one.max_pause_us.map_or(Ok(()), |budget| write!(f, " (budget {budget} us)"))?;
+        f.write_str("; ")?;
+    }
+    write!(f, "durable after {} us", one.commit_us)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use model::{ByteCount, Sequence};
+    use undo::back::{MovedAside, WentBack};
+
+    use super::*;
+    use crate::record::SlicesReport;
+
+    #[test]
+    fn reasons_of_several_lines_fit_on_one() {
+        let reason = "files do not fit:\n  /a was written to\n  /b is gone\nhelp: none";
+        assert_eq!(one_line(reason), "files do not fit: /a was written to; /b is gone; help: none");
+        assert_eq!(headline(reason), "files do not fit: /a was written to");
+        assert_eq!(headline("no room\nhelp: make some"), "no room");
+    }
+
+    #[test]
+    fn advice_is_for_the_operator_of_the_run() {
+        let event = RunEvent::FilesDeferred { seq: 4, reason: "mapped\nhelp: none".to_owned() };
+        assert_eq!(event.to_string(), "files cannot go back to checkpoint 4: mapped");
+        assert_eq!(format!("{event:#}"), "files cannot go back to checkpoint 4: mapped\nhelp: none");
+    }
+
+    #[test]
+    fn a_checkpoint_is_told_with_the_pages_that_ls_lists() {
+        let checkpoint = CheckpointEvent {
+            seq: 7,
+            pages: 400,
+            precopied_pages: 20,
+            residual_pages: 3,
+            ..CheckpointEvent::default()
+        };
+        let text = RunEvent::Checkpoint(checkpoint.clone()).to_string();
+        assert!(text.contains("400 pages, 23 of them copied, 3 in the pause"), "{text}");
+        assert!(!text.contains("slices"), "{text}");
+        let slices = SlicesReport { count: 4, total_us: 15_000, longest_us: 4_900 };
+        let checkpoint = CheckpointEvent { slices, max_pause_us: Some(5_000), ..checkpoint };
+        let text = RunEvent::Checkpoint(checkpoint).to_string();
+        assert!(text.contains("4 slices before it, the longest 4900 us (budget 5000 us)"), "{text}");
+    }
+
+    fn moved(count: usize) -> Vec<MovedAside> {
+        let one = |number| MovedAside {
+            path: PathBuf::from(format!("/data/{number}")),
+            to: PathBuf::from(format!("/aside/{number}")),
+            bytes: ByteCount(7),
+        };
+        (1..=count).map(one).collect()
+    }
+
+    #[test]
+    fn what_went_back_is_counted_and_a_few_are_named() {
+        let text = |to, changed, aside, left| {
+            let went = WentBack { changed, aside: moved(aside), uncovered: Vec::new() };
+            RunEvent::went_back(Sequence(to), &went, left).to_string()
+        };
+        assert_eq!(text(7, 3, 0, 0), "files went back to checkpoint 7: 3 changed");
+        assert_eq!(text(0, 1, 1, 0), "files went back to the beginning: 1 changed, 1 moved aside: /data/1");
+        let many = text(9, 12, 5, 1);
+        assert!(many.contains("5 moved aside: /data/1, /data/2, /data/3 and 2 more"), "{many}");
+        assert!(
+            many.ends_with("; 1 standard streams stayed, since other programs write to their files"),
+            "{many}"
+        );
+    }
+}
