@@ -40,6 +40,11 @@ pub(super) trait PageSink {
     fn spare(&self) -> Result<PageBatch> {
         self.buffer()
     }
+    /// Has buffers at hand for so many pages, as far as limits allow without a wait: to make one inside a stop takes
+    /// as long as to copy hundreds of pages, and many times that where memory has to be compacted for it.
+    fn prepare(&self, _pages: PageCount) -> Result<()> {
+        Ok(())
+    }
     /// Takes back one that was not needed.
     fn put_back(&self, batch: PageBatch);
     /// How many pages a buffer holds.

@@ -137,6 +137,16 @@ impl<'a> Reserve<'a> {
         if free.len() > self.for_pause { free.pop() } else { None }
     }
 
+    /// A free buffer of the sink, or one made beyond its pool, up to `STANDING_MAX` pages.
+    fn extra(&self) -> Result<Option<PageBatch>> {
+        let here = self.sink.free_buffer()?;
+        if here.is_some() || (self.spares.get() as u64 * self.buffer_pages().get()) >= STANDING_MAX.get() {
+            return Ok(here);
+        }
+        self.spares.set(self.spares.get() + 1);
+        self.sink.spare().map(Some)
+    }
+
     /// Hands on what was kept back, and keeps back nothing any more.
     fn hand_on(&self) -> Result<()> {
         self.is_standing.set(false);
@@ -175,15 +185,20 @@ impl PageSink for Reserve<'_> {
         if self.is_standing.get() {
             return self.buffer().map(Some);
         }
-        if let Some(here) = self.open.take() {
-            return Ok(Some(here));
+        match self.open.take().or_else(|| self.spared()) {
+            Some(here) => Ok(Some(here)),
+            None => self.extra(),
         }
-        let here = self.sink.free_buffer()?.or_else(|| self.spared());
-        if here.is_some() || (self.spares.get() as u64 * self.buffer_pages().get()) >= STANDING_MAX.get() {
-            return Ok(here);
+    }
+
+    fn prepare(&self, pages: PageCount) -> Result<()> {
+        let count = self.for_pause + buffers_for(self.sink, pages);
+        while self.free.borrow().len() < count
+            && let Some(batch) = self.extra()?
+        {
+            self.free.borrow_mut().push(batch);
         }
-        self.spares.set(self.spares.get() + 1);
-        self.sink.spare().map(Some)
+        Ok(())
     }
 
     fn append(&self, batch: PageBatch) -> Result<()> {
@@ -395,6 +410,22 @@ mod tests {
         assert_eq!(told[told.len() - 3..], ["buffer", "buffer", "1 2 3 4"]);
         drop(reserve);
         assert_eq!(witness.out.get(), 0, "what a failed checkpoint held goes back");
+    }
+
+    #[test]
+    fn what_was_prepared_is_taken_without_making_a_buffer_and_the_rest_is_limited() {
+        let witness = Witness::default();
+        let reserve = Reserve::new(&witness, PageCount(0), PageCount(1)).unwrap();
+        reserve.prepare(PageCount(9)).unwrap();
+        let made = witness.out.get();
+        let taken: Vec<PageBatch> = (0..3).map(|_| reserve.free_buffer().unwrap().unwrap()).collect();
+        assert_eq!(witness.out.get(), made, "three hold nine pages");
+        let more = std::iter::from_fn(|| reserve.free_buffer().unwrap()).count() as u64;
+        assert_eq!(witness.out.get() as u64, made as u64 + more);
+        reserve.prepare(PageCount(u64::MAX)).unwrap();
+        assert_eq!(witness.out.get() as u64, made as u64 + more, "no more than a limit is made");
+        assert!(more <= STANDING_MAX.get() / BUFFER.get());
+        taken.into_iter().for_each(|batch| reserve.put_back(batch));
     }
 
     #[test]

@@ -64,6 +64,13 @@ impl Budget {
         })
     }
 
+    /// Pages that one stop copies at most.
+    pub(super) fn pages_max(&self) -> PageCount {
+        let each = self.page.as_nanos().max(1);
+        let most = self.limit.map_or(0, |limit| limit.as_nanos() / each);
+        PageCount(u64::try_from(most).unwrap_or(u64::MAX))
+    }
+
     /// How long after its begin a last stop may copy, when copying begins `spent` after it.
     pub(super) fn copy_end(&self, spent: Duration) -> Option<Duration> {
         self.limit.map(|limit| limit.saturating_sub(self.after).max(spent + limit / COPY_SHARE_MIN))

@@ -101,6 +101,7 @@ impl Spaces {
     ) -> Result<()> {
         let mut progress = Instant::now();
         while self.deferred(before) > PageCount(0) {
+            sink.prepare(self.deferred(before).min(self.budget.pages_max()))?;
             let mut copied = self.stop_and_copy(before, freezer, sink, counts)?;
             if !run.is_zero() {
                 copied += self.copy_until(before, sink, Instant::now() + run)?;
