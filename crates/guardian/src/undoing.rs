@@ -121,7 +121,7 @@ impl Going {
         let leave = streams::written_by_others(&streams);
         // By hand, it may well be what follows a power cut, and precede the next.
         let durability = Durability::PowerCut;
-        let went = back::go_back_with(&self.directory, self.to, self.conflicts, &leave, durability)?;
+        let went = back::go_back(&self.directory, self.to, self.conflicts, &leave, durability)?;
         let uncovered: HashSet<(u64, u64)> = went.uncovered.iter().chain(&leave).copied().collect();
         Ok(Gone { went, covered: Covered::AllBut(uncovered), left: leave.len() })
     }

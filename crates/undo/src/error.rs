@@ -144,18 +144,6 @@ pub enum UndoError {
         device: u64,
     },
 
-    /// Nothing that was moved aside has this path.
-    ///
-    /// Row: undo-no-aside
-    #[error(
-        "nothing that was moved aside has the path {}\nhelp: list what was moved aside, and give one of these paths",
-        shown(path)
-    )]
-    NoAside {
-        /// The path.
-        path: PathBuf,
-    },
-
     /// A keep directory can be another user's, or is that of another log.
     ///
     /// Row: undo-keep-foreign

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use guardian::CheckpointRequest;
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 

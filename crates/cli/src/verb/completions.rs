@@ -6,10 +6,13 @@
 use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 
-pub(super) struct Completions;
+pub(super) struct Completions {
+    /// Makes the command line as a whole.
+    pub(super) command: fn() -> Command,
+}
 
 impl Verb for Completions {
     fn name(&self) -> &'static str {
@@ -27,7 +30,7 @@ impl Verb for Completions {
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         if let Some(shell) = matches.get_one::<Shell>("SHELL") {
             let mut text = Vec::new();
-            clap_complete::generate(*shell, &mut super::command(), "undying", &mut text);
+            clap_complete::generate(*shell, &mut (self.command)(), "undying", &mut text);
             std::io::Write::write_all(&mut std::io::stdout().lock(), &text)?;
         }
         Ok(0)

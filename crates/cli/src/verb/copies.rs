@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 

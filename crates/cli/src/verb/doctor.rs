@@ -6,7 +6,7 @@
 use clap::{ArgMatches, Command};
 use guardian::{CheckState, ExitCode};
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use guardian::{EventRow, History};
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
 use crate::{parse, print};
 

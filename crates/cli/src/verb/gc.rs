@@ -5,7 +5,7 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 

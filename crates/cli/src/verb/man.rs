@@ -8,10 +8,13 @@ use std::io::Write;
 use clap::{ArgMatches, Command};
 use clap_mangen::Man;
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 
-pub(super) struct ManPage;
+pub(super) struct ManPage {
+    /// Makes the command line as a whole.
+    pub(super) command: fn() -> Command,
+}
 
 impl Verb for ManPage {
     fn name(&self) -> &'static str {
@@ -27,7 +30,7 @@ impl Verb for ManPage {
     }
 
     fn run(&self, _: &ArgMatches) -> Result<u8, Failure> {
-        let mut whole = super::command();
+        let mut whole = (self.command)();
         whole.build();
         let mut text = Vec::new();
         let verbs: Vec<Command> = whole.get_subcommands().cloned().collect();

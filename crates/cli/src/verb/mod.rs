@@ -1,13 +1,13 @@
 //! The registry of verbs: a new one is a file here and a line in `REGISTRY`.
 //!
-//! Owns: what a verb is, and the command line as a whole: the program's name, its version, what every verb has.
+//! Owns: the command line as a whole: the program's name, its version, what every verb has.
 //! Invariants: names are those of the contract and never change; help, completions and manual pages are all made from
 //! this.
 //! Does not: parse; clap does.
 
-use clap::{ArgMatches, Command};
+use clap::Command;
 
-use crate::failure::Failure;
+use self::interface::Verb;
 use crate::parse;
 
 mod checkpoint;
@@ -18,6 +18,7 @@ mod doctor;
 mod events;
 mod files;
 mod gc;
+mod interface;
 mod ls;
 mod man;
 mod preflight;
@@ -52,21 +53,9 @@ pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &top::Top,
     &events::Events,
     &deaths::Deaths,
-    &completions::Completions,
-    &man::ManPage,
+    &completions::Completions { command },
+    &man::ManPage { command },
 ];
-
-/// One verb of the command line.
-pub(crate) trait Verb: Sync {
-    /// Its name.
-    fn name(&self) -> &'static str;
-    /// One line of help.
-    fn about(&self) -> &'static str;
-    /// Adds its arguments.
-    fn arguments(&self, command: Command) -> Command;
-    /// Does it; gives the code to exit with.
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure>;
-}
 
 /// The verb of a name.
 pub(crate) fn named(name: &str) -> Option<&'static dyn Verb> {

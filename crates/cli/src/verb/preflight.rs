@@ -6,7 +6,7 @@
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use guardian::PreflightMode;
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 

@@ -9,7 +9,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use guardian::{Numbers, RestoreRequest, RestoredFiles, RunEvent};
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 

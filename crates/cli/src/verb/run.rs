@@ -11,7 +11,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use guardian::{ChangedFiles, Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, Tuning};
 use model::Pid;
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 use crate::parse::Processors;
 use crate::{parse, print};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgMatches, Command};
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 

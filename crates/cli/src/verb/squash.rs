@@ -5,7 +5,7 @@
 
 use clap::{ArgMatches, Command};
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 

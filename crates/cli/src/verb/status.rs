@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Arg, ArgMatches, Command};
 use guardian::{ChangedFiles, RefusalReport, SubjectReport, SubjectState};
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
 use crate::{parse, print};
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use guardian::{CheckpointEvent, History, RunEvent, SubjectReport};
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
 use crate::{parse, print};
 

@@ -9,7 +9,7 @@ use clap::{ArgMatches, Command};
 use indicatif::{ProgressBar, ProgressStyle};
 use model::ByteCount;
 
-use super::Verb;
+use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 

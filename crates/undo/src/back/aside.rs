@@ -1,6 +1,6 @@
 //! What the subject has made and going back has moved aside.
 //!
-//! Owns: the directories of each going back, their descriptions, listing, putting back, how many are kept.
+//! Owns: the directories of each going back, their descriptions, listing, how many are kept.
 //! Invariants: nothing that has a name is overwritten; only the directories of older goings-back are removed, and
 //! without following a symbolic link.
 //! Does not: decide what is moved aside.
@@ -9,12 +9,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use model::ByteCount;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use sys::Error;
 
-use super::MovedAside;
-use crate::error::{Result, UndoError};
+use crate::error::Result;
 use crate::log::keep::{self, KeepPlace};
 use crate::log::record::{self, AnyRecord};
 
@@ -27,6 +26,17 @@ pub(crate) const DESCRIPTION: &str = "description";
 const KEPT_MAX: usize = 8;
 /// Bytes of a description that are read: a million names of average length.
 const DESCRIPTION_BYTES_MAX: u64 = 256 << 20;
+
+/// Something that was moved aside.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MovedAside {
+    /// Where it was.
+    pub path: PathBuf,
+    /// Where it is.
+    pub to: PathBuf,
+    /// Its length; 0 for what is no regular file.
+    pub bytes: ByteCount,
+}
 
 /// The number of the next going back. Removes the asides of all but the newest ones, as far as that is possible.
 pub(crate) fn next_number(log: &Path) -> Result<u64> {
@@ -48,8 +58,9 @@ pub(crate) fn next_number(log: &Path) -> Result<u64> {
     Ok(next)
 }
 
-/// What is still aside, oldest going back first.
-pub(crate) fn list(log: &Path) -> Result<Vec<MovedAside>> {
+/// What earlier calls have moved aside and what is still there, oldest first. The asides of the newest 8 goings-back
+/// are kept; the next one removes older ones when it begins.
+pub fn list_aside(log: &Path) -> Result<Vec<MovedAside>> {
     let mut found = Vec::new();
     for place in keep::places(log)? {
         for number in numbers_in(&place)? {
@@ -58,25 +69,6 @@ pub(crate) fn list(log: &Path) -> Result<Vec<MovedAside>> {
     }
     found.sort_by_key(|(number, _)| *number);
     Ok(found.into_iter().map(|(_, aside)| aside).collect())
-}
-
-/// Moves one thing back to where it was. `path` is where it was (of several, the newest is taken) or where it is.
-pub(crate) fn put_back(log: &Path, path: &Path) -> Result<MovedAside> {
-    let mut asides = list(log)?;
-    let found = asides.iter().rposition(|aside| aside.to == path || aside.path == path);
-    let Some(found) = found else { return Err(UndoError::NoAside { path: path.to_path_buf() }) };
-    let aside = asides.swap_remove(found);
-    let failed = |errno| Error::path("put back", &aside.path, errno);
-    let (Some(above), Some(name)) = (aside.path.parent(), aside.path.file_name()) else {
-        return Err(failed(Errno::INVAL).into());
-    };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open = |path: &Path| rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
-    let from = open(aside.to.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
-    let to = open(above).map_err(failed)?;
-    let from_name = aside.to.file_name().unwrap_or_default();
-    rustix::fs::renameat_with(&from, from_name, &to, name, RenameFlags::NOREPLACE).map_err(failed)?;
-    Ok(aside)
 }
 
 /// Removes the directories of a going back that has moved nothing aside.

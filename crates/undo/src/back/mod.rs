@@ -21,8 +21,9 @@ mod tests;
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
-use model::{ByteCount, Sequence};
+use model::Sequence;
 
+pub use self::aside::{MovedAside, list_aside};
 use self::disk::DiskFiles;
 use self::files::FileSystem;
 use self::steps::{Attempt, Steps};
@@ -49,17 +50,6 @@ pub struct WentBack {
     pub aside: Vec<MovedAside>,
     /// Files that can have changed without a trace since the checkpoint: device and inode. The restore compares them.
     pub uncovered: Vec<(u64, u64)>,
-}
-
-/// Something that was moved aside.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MovedAside {
-    /// Where it was.
-    pub path: PathBuf,
-    /// Where it is.
-    pub to: PathBuf,
-    /// Its length; 0 for what is no regular file.
-    pub bytes: ByteCount,
 }
 
 /// Checkpoints that the log in `directory` leads back to, in rising order, and why no earlier ones.
@@ -94,20 +84,6 @@ pub fn go_back(
     to: Sequence,
     conflicts: Conflicts,
     leave: &[(u64, u64)],
-) -> Result<WentBack> {
-    go_back_with(directory, to, conflicts, leave, Durability::Kill)
-}
-
-/// As [`go_back`], with a choice of what it is safe against.
-///
-/// # Errors
-///
-/// As [`go_back`].
-pub fn go_back_with(
-    directory: &Path,
-    to: Sequence,
-    conflicts: Conflicts,
-    leave: &[(u64, u64)],
     durability: Durability,
 ) -> Result<WentBack> {
     let storage = DiskStorage::open(directory)?;
@@ -129,21 +105,6 @@ pub fn remove(directory: &Path) -> Result<()> {
     }
     let storage = DiskStorage::open(directory)?;
     crate::log::clear(&storage).map(drop)
-}
-
-/// What earlier calls have moved aside and what is still there, oldest first. The asides of the newest 8 goings-back
-/// are kept; the next one removes older ones when it begins.
-pub fn list_aside(directory: &Path) -> Result<Vec<MovedAside>> {
-    aside::list(directory)
-}
-
-/// Moves one thing back to where it was. `path` is where it was (of several, the newest is taken) or where it is.
-///
-/// # Errors
-///
-/// When nothing aside has that path; EEXIST when something has its place: nothing is overwritten.
-pub fn put_back(directory: &Path, path: &Path) -> Result<MovedAside> {
-    aside::put_back(directory, path)
 }
 
 pub(crate) fn reachable_on(storage: &dyn Storage) -> Result<(Vec<Sequence>, Option<String>)> {

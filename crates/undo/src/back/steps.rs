@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use model::ByteCount;
 use rustix::fs::FileType;
 
-use super::MovedAside;
+use super::aside::MovedAside;
 use super::files::{FileSystem, Status, Work};
 use super::survey::{self, Survey, WrongName};
 use crate::error::{Result, UndoError};

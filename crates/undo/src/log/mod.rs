@@ -13,6 +13,7 @@ pub(crate) mod journal;
 pub mod keep;
 pub(crate) mod reader;
 pub(crate) mod record;
+mod removal;
 pub(crate) mod storage;
 pub(crate) mod target;
 #[cfg(test)]
@@ -28,10 +29,12 @@ use model::{ByteCount, Sequence};
 use crate::error::{Result, UndoError};
 use crate::key::{Attributes, FileKey, Time};
 pub use files::UNWATCHED;
-pub(crate) use files::{clear, epoch_name, ordinals, remove_leftovers};
-use files::{clear_mark, kept_of, new_file};
+pub(crate) use files::epoch_name;
+use files::{clear_mark, new_file};
 use reader::{Entry, ReadEpoch};
 use record::{AnyRecord, DATA_BYTES_MAX, Kind};
+use removal::kept_of;
+pub(crate) use removal::{clear, remove_leftovers};
 use storage::{DiskStorage, LogFile, Storage};
 
 /// A directory that records of the present epoch refer to.

@@ -7,9 +7,9 @@
 
 use model::Sequence;
 
+use super::files::{UNWATCHED, epoch_name, ordinals};
 use super::record::{self, AnyRecord, DATA_BYTES_MAX, HEAD_BYTES, Header, RECORD_BYTES_MAX};
 use super::storage::{LogFile, Storage};
-use super::{UNWATCHED, epoch_name, ordinals};
 use crate::error::Result;
 use crate::key::Time;
 

@@ -38,7 +38,7 @@ use sys::watched_start::PendingListener;
 use self::epoch::{Armed, Epoch};
 use self::state::State;
 use self::threads::{Fanotify, Shared, answer_calls, answer_events};
-use crate::back::{self, Conflicts, WentBack};
+use crate::back::{self, Conflicts, Durability, WentBack};
 use crate::error::Result;
 use crate::key::Time;
 use crate::log::keep::KeepPlaces;
@@ -256,7 +256,7 @@ impl Watch {
     pub fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<WentBack> {
         let mut state = self.shared.state();
         state.is_restoring = true;
-        let went = back::go_back(&self.options.directory, to, Conflicts::Refuse, leave)?;
+        let went = back::go_back(&self.options.directory, to, Conflicts::Refuse, leave, Durability::Kill)?;
         state.log = UndoLog::open(&self.options.directory, self.options.bytes_max)?;
         state.epoch = Epoch::begin();
         state.boundaries.split_off(&Sequence(to.get() + 1));
