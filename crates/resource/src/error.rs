@@ -54,3 +54,8 @@ pub enum ResourceError {
 
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, ResourceError>;
+
+/// Decodes the payload of a record.
+pub fn decode<Message: prost::Message + Default>(kind: &'static str, payload: &[u8]) -> Result<Message> {
+    Message::decode(payload).map_err(|error| ResourceError::Malformed { kind, why: error.to_string() })
+}

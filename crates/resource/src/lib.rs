@@ -16,12 +16,7 @@ pub mod shared;
 pub mod state;
 mod support;
 
-pub use error::{ResourceError, Result};
+pub use error::{ResourceError, Result, decode};
 pub use obstacle::Obstacle;
 pub use opener::Opener;
 pub use shared::Shared;
-
-/// Decodes the payload of a record.
-pub fn decode<Message: prost::Message + Default>(kind: &'static str, payload: &[u8]) -> Result<Message> {
-    Message::decode(payload).map_err(|error| ResourceError::Malformed { kind, why: error.to_string() })
-}

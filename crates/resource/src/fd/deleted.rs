@@ -99,7 +99,7 @@ impl FdKind for Deleted {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<FilePayload>(NAME, payload).map(drop)
+        crate::error::decode::<FilePayload>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -564,7 +564,7 @@ mod tests {
         let built = subject.build(&Deleted, &envelopes, &[]).unwrap();
         assert_eq!(rustix::fs::fstat(&built[0]).unwrap().st_ino, rustix::fs::fstat(&object).unwrap().st_ino);
         subject.objects.clear();
-        let mut payload: FilePayload = crate::decode(NAME, &envelopes[0].payload).unwrap();
+        let mut payload: FilePayload = crate::error::decode(NAME, &envelopes[0].payload).unwrap();
         payload.nameless.as_mut().unwrap().content = None;
         envelopes[0].payload = prost::Message::encode_to_vec(&payload);
         let error = subject.build(&Deleted, &envelopes, &[]).unwrap_err().to_string();

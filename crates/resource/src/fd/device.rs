@@ -103,13 +103,13 @@ impl FdKind for Device {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<DevicePayload>(NAME, payload).map(drop)
+        crate::error::decode::<DevicePayload>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut nodes: HashMap<(u64, u64), OwnedFd> = HashMap::new();
         for record in records {
-            let payload: DevicePayload = crate::decode(NAME, &record.payload)?;
+            let payload: DevicePayload = crate::error::decode(NAME, &record.payload)?;
             let opened = match &payload.nameless {
                 None => open(record, &payload)?,
                 Some(nameless) => {
@@ -261,7 +261,7 @@ mod tests {
         let null = File::open("/dev/null").unwrap();
         let subject = Subject::new(&[&null]);
         let mut envelopes = subject.capture(&Device, || {}).unwrap();
-        let mut payload: DevicePayload = crate::decode(NAME, &envelopes[0].payload).unwrap();
+        let mut payload: DevicePayload = crate::error::decode(NAME, &envelopes[0].payload).unwrap();
         payload.path = path::to_bytes(file.path());
         envelopes[0].payload = payload.encode_to_vec();
         let built = subject.build(&Device, &envelopes, &[]).unwrap();

@@ -86,12 +86,12 @@ impl FdKind for Directory {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<DirectoryPayload>(NAME, payload).map(drop)
+        crate::error::decode::<DirectoryPayload>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
-            let payload: DirectoryPayload = crate::decode(NAME, &record.payload)?;
+            let payload: DirectoryPayload = crate::error::decode(NAME, &record.payload)?;
             let directory = match &payload.removed {
                 None => open(record, &payload)?,
                 Some(removed) => {

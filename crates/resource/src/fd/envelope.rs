@@ -141,7 +141,7 @@ impl Envelope {
 
     /// Reads the record of the image back.
     pub fn from_record(record: &Record) -> Result<Self> {
-        let message: EnvelopeMessage = crate::decode("fd/*", &record.payload)?;
+        let message: EnvelopeMessage = crate::error::decode("fd/*", &record.payload)?;
         Ok(Self {
             kind: record.kind.clone(),
             version: record.version,

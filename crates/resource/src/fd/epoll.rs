@@ -103,7 +103,7 @@ impl FdKind for Epoll {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<State>(NAME, payload).map(drop)
+        crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -118,7 +118,7 @@ impl FdKind for Epoll {
     fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
         let mut registrations = Vec::new();
         for record in records {
-            let mut state: State = crate::decode(NAME, &record.payload)?;
+            let mut state: State = crate::error::decode(NAME, &record.payload)?;
             state.members.retain(|member| !member.late);
             state.members.sort_by_key(|member| !is_spent(member.events));
             for member in state.members {
@@ -136,7 +136,7 @@ impl FdKind for Epoll {
 
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
+            let state: State = crate::error::decode(NAME, &record.payload)?;
             let set = context.table.iter().find(|row| row.1 == record.id).map(|row| row.0);
             for member in state.members.iter().filter(|member| member.late) {
                 let is_here = context.table.contains(&(Fd(member.number), DescriptionId(member.target)));

@@ -55,12 +55,12 @@ impl FdKind for Eventfd {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<State>(NAME, payload).map(drop)
+        crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
+            let state: State = crate::error::decode(NAME, &record.payload)?;
             let mut flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             flags.set(EventfdFlags::SEMAPHORE, state.semaphore);
             let counter = eventfd(0, flags).map_err(|errno| Error::new("create an eventfd", errno))?;
@@ -179,7 +179,7 @@ mod tests {
     fn other_anonymous_files_are_not_claimed_and_damage_is_named() {
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
         assert!(!Eventfd.claims(&describe(0, &epoll)));
-        let broken = crate::decode::<State>(NAME, &[0xff]).unwrap_err();
+        let broken = crate::error::decode::<State>(NAME, &[0xff]).unwrap_err();
         assert!(broken.to_string().contains(NAME), "{broken}");
     }
 }

@@ -101,13 +101,13 @@ impl FdKind for Fifo {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<FifoPayload>(NAME, payload).map(drop)
+        crate::error::decode::<FifoPayload>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut fifos: BTreeMap<(u64, u64), FifoEnds> = BTreeMap::new();
         for record in records {
-            let payload: FifoPayload = crate::decode(NAME, &record.payload)?;
+            let payload: FifoPayload = crate::error::decode(NAME, &record.payload)?;
             let fifo = fifos.entry((payload.device, payload.inode)).or_default();
             fifo.ends.push(End {
                 id: record.id,

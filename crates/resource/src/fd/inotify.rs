@@ -107,12 +107,12 @@ impl FdKind for Inotify {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<State>(NAME, payload).map(drop)
+        crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
+            let state: State = crate::error::decode(NAME, &record.payload)?;
             let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
                 .map_err(|errno| Error::new("create an inotify instance", errno))?;
             if state.had_events {
@@ -125,7 +125,7 @@ impl FdKind for Inotify {
 
     fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
+            let state: State = crate::error::decode(NAME, &record.payload)?;
             if let Some(instance) = created.get(&record.id) {
                 state.watches.iter().try_for_each(|watch| add(instance, watch, &record.opener))?;
             }

@@ -122,13 +122,13 @@ impl FdKind for Memfd {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<MemfdPayload>(NAME, payload).map(drop)
+        crate::error::decode::<MemfdPayload>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut files: BTreeMap<u64, MemoryFile> = BTreeMap::new();
         for record in records {
-            let payload: MemfdPayload = crate::decode(NAME, &record.payload)?;
+            let payload: MemfdPayload = crate::error::decode(NAME, &record.payload)?;
             let file = files.entry(payload.inode).or_default();
             file.records.push((record.id, record.flags));
             if file.records.len() == 1 || payload.content.is_some() {
@@ -143,7 +143,7 @@ impl FdKind for Memfd {
 
     fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
         for record in records {
-            let payload: MemfdPayload = crate::decode(NAME, &record.payload)?;
+            let payload: MemfdPayload = crate::error::decode(NAME, &record.payload)?;
             if let Some(file) = created.get(&record.id) {
                 seal(file, SealFlags::from_bits_retain(payload.seals))?;
             }

@@ -103,13 +103,13 @@ impl FdKind for Pidfd {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<State>(NAME, payload).map(drop)
+        crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut dead: BTreeMap<u64, Vec<DescriptionId>> = BTreeMap::new();
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
+            let state: State = crate::error::decode(NAME, &record.payload)?;
             if is_dead(Pid(state.pid)) {
                 dead.entry(state.inode).or_default().push(record.id);
             } else {
@@ -125,7 +125,7 @@ impl FdKind for Pidfd {
 
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
+            let state: State = crate::error::decode(NAME, &record.payload)?;
             if !is_dead(Pid(state.pid)) {
                 connect(record, Pid(state.pid), context)?;
             }

@@ -100,14 +100,14 @@ impl FdKind for Pipe {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<PipePayload>(NAME, payload).map(drop)
+        crate::error::decode::<PipePayload>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut inherited = Inherited::default();
         let mut pipes: BTreeMap<(u64, u64), PipeEnds> = BTreeMap::new();
         for record in records {
-            let payload: PipePayload = crate::decode(NAME, &record.payload)?;
+            let payload: PipePayload = crate::error::decode(NAME, &record.payload)?;
             if payload.inherited {
                 let inode = Inode(payload.inode);
                 let file = inherited.take(context, payload.device, inode, record.flags)?;

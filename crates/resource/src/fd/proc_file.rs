@@ -97,7 +97,7 @@ impl FdKind for ProcFile {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let State { path } = crate::decode(NAME, payload)?;
+        let State { path } = crate::error::decode(NAME, payload)?;
         match std::str::from_utf8(&path).ok().and_then(process_of) {
             Some(_) => Ok(()),
             None => Err(ResourceError::Malformed { kind: NAME, why: "its path is of no process".to_owned() }),
@@ -114,7 +114,7 @@ impl FdKind for ProcFile {
 
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         for record in records {
-            let State { path } = crate::decode(NAME, &record.payload)?;
+            let State { path } = crate::error::decode(NAME, &record.payload)?;
             let file = if context.stub.pid() == record.holder.0 {
                 open(record, &path, context)?
             } else {

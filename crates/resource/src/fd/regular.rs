@@ -114,7 +114,7 @@ impl FdKind for Regular {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<FilePayload>(NAME, payload).map(drop)
+        crate::error::decode::<FilePayload>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
@@ -235,7 +235,7 @@ pub(super) fn create(kind: &'static str, records: &[FdRecord], context: &mut FdC
     let mut written = WrittenFiles::default();
     let mut payloads = Vec::new();
     for record in records {
-        let payload: FilePayload = crate::decode(kind, &record.payload)?;
+        let payload: FilePayload = crate::error::decode(kind, &record.payload)?;
         if let Some(saved) = &payload.saved {
             written.write((payload.device, payload.inode), saved)?;
         }

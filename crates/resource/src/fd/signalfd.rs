@@ -45,12 +45,12 @@ impl FdKind for Signalfd {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<State>(NAME, payload).map(drop)
+        crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
+            let state: State = crate::error::decode(NAME, &record.payload)?;
             context.created.insert(record.id, sys::signalfd::create(state.signals)?);
         }
         Ok(())

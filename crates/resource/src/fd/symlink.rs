@@ -100,13 +100,13 @@ impl FdKind for Symlink {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<SymlinkPayload>(NAME, payload).map(drop)
+        crate::error::decode::<SymlinkPayload>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut nameless: BTreeMap<(u64, u64), (SymlinkPayload, Vec<&FdRecord>)> = BTreeMap::new();
         for record in records {
-            let payload: SymlinkPayload = crate::decode(NAME, &record.payload)?;
+            let payload: SymlinkPayload = crate::error::decode(NAME, &record.payload)?;
             let Some(state) = &payload.nameless else {
                 let file = open(&path::from_bytes(&payload.path), payload.identity, record)?;
                 context.created.insert(record.id, file);

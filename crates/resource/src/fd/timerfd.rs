@@ -105,14 +105,14 @@ impl FdKind for Timerfd {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let state: State = crate::decode(NAME, payload)?;
+        let state: State = crate::error::decode(NAME, payload)?;
         clocks(state.clock).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let boot = boot()?;
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
+            let state: State = crate::error::decode(NAME, &record.payload)?;
             let (id, _) = clocks(state.clock)?;
             let timer = timerfd_create(id, TimerfdFlags::CLOEXEC)
                 .map_err(|errno| Error::new("create a timerfd", errno))?;
@@ -330,7 +330,7 @@ mod tests {
             Time::from(clock_gettime(ClockId::Monotonic)).plus(Time { seconds: 100, nanoseconds: 0 });
         let original = timer(TimerfdTimerFlags::ABSTIME, (target.seconds, target.nanoseconds), (0, 0));
         let records = capture(&Timerfd, &[describe(0, &original)], false).unwrap();
-        let mut state: State = crate::decode(NAME, &records[0].payload).unwrap();
+        let mut state: State = crate::error::decode(NAME, &records[0].payload).unwrap();
         let boot = boot().unwrap();
         let distance = |state: &State, boot: &str| {
             let (flags, spec) = setting(state, boot).unwrap();

@@ -131,13 +131,13 @@ impl FdKind for Udp {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<State>(NAME, payload).map(drop)
+        crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut shared: HashMap<Vec<u8>, u32> = HashMap::new();
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
+            let state: State = crate::error::decode(NAME, &record.payload)?;
             let socket = match state.inherited {
                 Some(inherited) => inherited.take(context)?,
                 None if state.shares_port() => {
@@ -494,7 +494,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut records = capture(&Udp, &describe_all(&[socket.as_fd()]), true).unwrap();
         drop(socket);
-        let mut state: State = crate::decode(NAME, &records[0].payload).unwrap();
+        let mut state: State = crate::error::decode(NAME, &records[0].payload).unwrap();
         let from = super::super::inet_address::encode("127.0.0.1:9".parse().unwrap()).0;
         // An address that is not the socket's.
         let datagram = Datagram { bytes: Vec::new(), from, to: vec![127, 0, 0, 77] };

@@ -8,7 +8,9 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::{AreaOf, Content, MemoryKind, ObjectRecord, is_gone, source_file};
+use super::kind::{AreaOf, Content, MemoryKind, is_gone};
+use super::record::ObjectRecord;
+use super::source_file;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::{Opener, nearest_directory};
@@ -104,11 +106,11 @@ impl MemoryKind for DeletedFile {
     }
 
     fn check(&self, record: &ObjectRecord) -> Result<()> {
-        crate::decode::<DeletedFileObject>(NAME, &record.payload).map(drop)
+        crate::error::decode::<DeletedFileObject>(NAME, &record.payload).map(drop)
     }
 
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
-        let object: DeletedFileObject = crate::decode(NAME, &record.payload)?;
+        let object: DeletedFileObject = crate::error::decode(NAME, &record.payload)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(object.mode & 0o7777);
         let home = nearest_directory(Path::new(&object.path)).ok();

@@ -1,12 +1,13 @@
 //! Protection and flags of areas: from `/proc` to mmap(2), madvise(2) and mlock2(2).
 //!
-//! Owns: the tables between smaps flags and the calls that set them.
+//! Owns: the tables between smaps flags and the calls that set them; how an area becomes its record.
 //! Does not: know kinds.
 
 use model::Pid;
 use tracee::procfs::{Area, AreaFlags, Protection};
 
-use super::{AreaOf, AreaRecord};
+use super::kind::AreaOf;
+use super::record::{AreaRecord, NAMED_SHARED};
 use crate::obstacle::Obstacle;
 
 const PROT_READ: u32 = 1;
@@ -169,7 +170,26 @@ fn advice_of(area: &AreaRecord, table: &[(&str, u64)]) -> Vec<Advice> {
     table.iter().filter(|(flag, _)| area.has(flag)).map(|(_, advice)| Advice::Advise(*advice)).collect()
 }
 
-pub(super) fn kept(flags: &AreaFlags) -> Vec<String> {
+impl AreaRecord {
+    /// The record of an area with the object behind it.
+    #[must_use]
+    pub fn new(area: &Area, object: u64) -> Self {
+        let given = ["[anon:", NAMED_SHARED].iter().find_map(|prefix| area.name.strip_prefix(prefix));
+        let given = given.and_then(|name| name.strip_suffix(']'));
+        Self {
+            start: area.range.start.get(),
+            end: area.range.end.get(),
+            protection: protection_bits(area.protection),
+            shared: area.protection.shared,
+            offset: area.offset,
+            object,
+            flags: kept(&area.flags),
+            name: given.unwrap_or_default().to_owned(),
+        }
+    }
+}
+
+fn kept(flags: &AreaFlags) -> Vec<String> {
     let advised = ADVICE_BEFORE_PAGES.iter().chain(ADVICE).map(|(flag, _)| *flag);
     let wanted = |flag: &str| advised.clone().any(|known| known == flag) || MAPPING.contains(&flag);
     let mut kept: Vec<String> = flags.iter().filter(|flag| wanted(flag)).map(str::to_owned).collect();

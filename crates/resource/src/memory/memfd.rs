@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::MemfdFlags;
 
-use super::{AreaOf, Content, MemoryKind, ObjectRecord, is_gone};
+use super::kind::{AreaOf, Content, MemoryKind, is_gone};
+use super::record::ObjectRecord;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
@@ -62,11 +63,11 @@ impl MemoryKind for Memfd {
     }
 
     fn check(&self, record: &ObjectRecord) -> Result<()> {
-        crate::decode::<MemfdObject>(NAME, &record.payload).map(drop)
+        crate::error::decode::<MemfdObject>(NAME, &record.payload).map(drop)
     }
 
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
-        let object: MemfdObject = crate::decode(NAME, &record.payload)?;
+        let object: MemfdObject = crate::error::decode(NAME, &record.payload)?;
         let file =
             rustix::fs::memfd_create(object.name.as_str(), MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
                 .map_err(|errno| Error::path("create the memory file", &object.name, errno))?;

@@ -6,7 +6,8 @@
 use std::os::fd::OwnedFd;
 
 use super::flags::DROPPABLE;
-use super::{AreaOf, Content, MemoryKind, ObjectRecord};
+use super::kind::{AreaOf, Content, MemoryKind};
+use super::record::ObjectRecord;
 use crate::error::{ResourceError, Result};
 use crate::opener::Opener;
 use tracee::procfs::Backing;

@@ -5,7 +5,8 @@
 
 use std::os::fd::OwnedFd;
 
-use super::{AreaOf, Content, MemoryKind, ObjectRecord};
+use super::kind::{AreaOf, Content, MemoryKind};
+use super::record::ObjectRecord;
 use crate::error::{ResourceError, Result};
 use crate::opener::Opener;
 use sys::Error;
@@ -25,7 +26,7 @@ impl MemoryKind for SharedAnonymous {
     }
 
     fn claims(&self, of: AreaOf<'_>) -> bool {
-        let has_name = of.area.name.starts_with(super::NAMED_SHARED);
+        let has_name = of.area.name.starts_with(super::record::NAMED_SHARED);
         (of.area.name == "/dev/zero (deleted)" || has_name) && of.area.protection.shared
     }
 

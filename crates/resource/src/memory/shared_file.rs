@@ -7,8 +7,9 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::FileType;
 
+use super::kind::{AreaOf, Content, MemoryKind};
+use super::record::ObjectRecord;
 use super::source_file::{self, Sameness};
-use super::{AreaOf, Content, MemoryKind, ObjectRecord};
 use crate::error::Result;
 use crate::opener::Opener;
 use tracee::procfs::Backing;

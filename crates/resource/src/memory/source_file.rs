@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, Stat, major, minor};
 use sys::Error;
 
-use super::{AreaOf, ObjectRecord};
+use super::kind::AreaOf;
+use super::record::ObjectRecord;
 use crate::error::{ResourceError, Result};
 use crate::opener::{Opener, Refusal};
 use crate::support::identity::Identity;
@@ -100,7 +101,7 @@ pub(super) fn open(
     sameness: Sameness,
     opener: &Opener,
 ) -> Result<OwnedFd> {
-    let source: SourceFile = crate::decode(kind, &record.payload)?;
+    let source: SourceFile = crate::error::decode(kind, &record.payload)?;
     let path = Path::new(&source.path);
     let access = if record.writable { OFlags::RDWR } else { OFlags::RDONLY };
     let cannot = |refusal: Refusal| {
@@ -115,7 +116,7 @@ pub(super) fn open(
 
 /// Decodes the payload of a record.
 pub(super) fn check(kind: &'static str, payload: &[u8]) -> Result<()> {
-    crate::decode::<SourceFile>(kind, payload).map(drop)
+    crate::error::decode::<SourceFile>(kind, payload).map(drop)
 }
 
 fn compare(source: &SourceFile, stat: &Stat, sameness: Sameness) -> Result<()> {

@@ -15,7 +15,8 @@ use sys::segment::{self, Segment, SegmentId, SegmentKey};
 use sys::{Errno, Error};
 use tracee::procfs::{self, Backing};
 
-use super::{AreaOf, Content, MemoryKind, ObjectRecord};
+use super::kind::{AreaOf, Content, MemoryKind};
+use super::record::ObjectRecord;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
@@ -113,7 +114,7 @@ impl MemoryKind for SysvShm {
     }
 
     fn inside(&self, record: &mut ObjectRecord) -> Result<()> {
-        let object: SegmentObject = crate::decode(NAME, &record.payload)?;
+        let object: SegmentObject = crate::error::decode(NAME, &record.payload)?;
         let id = SegmentId(object.id);
         let tail = segment::tail(id)?;
         record.payload =
@@ -126,11 +127,11 @@ impl MemoryKind for SysvShm {
     }
 
     fn check(&self, record: &ObjectRecord) -> Result<()> {
-        crate::decode::<SegmentObject>(NAME, &record.payload).map(drop)
+        crate::error::decode::<SegmentObject>(NAME, &record.payload).map(drop)
     }
 
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
-        let object: SegmentObject = crate::decode(NAME, &record.payload)?;
+        let object: SegmentObject = crate::error::decode(NAME, &record.payload)?;
         let id = SegmentId(object.id);
         match segment::status(id) {
             Ok(found) => object.accept(&found)?,
@@ -152,12 +153,12 @@ impl MemoryKind for SysvShm {
     }
 
     fn segment(&self, record: &ObjectRecord) -> Result<Option<SegmentId>> {
-        let object: SegmentObject = crate::decode(NAME, &record.payload)?;
+        let object: SegmentObject = crate::error::decode(NAME, &record.payload)?;
         Ok(Some(SegmentId(object.id)))
     }
 
     fn attached(&self, record: &ObjectRecord) -> Result<()> {
-        let object: SegmentObject = crate::decode(NAME, &record.payload)?;
+        let object: SegmentObject = crate::error::decode(NAME, &record.payload)?;
         let id = SegmentId(object.id);
         segment::set_tail(id, &object.tail)?;
         if object.removed {
@@ -167,7 +168,7 @@ impl MemoryKind for SysvShm {
     }
 
     fn abandon(&self, record: &ObjectRecord) {
-        let Ok(object) = crate::decode::<SegmentObject>(NAME, &record.payload) else { return };
+        let Ok(object) = crate::error::decode::<SegmentObject>(NAME, &record.payload) else { return };
         let id = SegmentId(object.id);
         let ourselves = Pid(std::process::id() as i32);
         let is_ours =

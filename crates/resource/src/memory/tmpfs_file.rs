@@ -13,7 +13,9 @@ use rustix::fs::Stat;
 use sys::{Errno, Error};
 use tracee::procfs::Backing;
 
-use super::{AreaOf, Content, MemoryKind, ObjectRecord, source_file};
+use super::kind::{AreaOf, Content, MemoryKind};
+use super::record::ObjectRecord;
+use super::source_file;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
@@ -69,11 +71,11 @@ impl MemoryKind for TmpfsFile {
     }
 
     fn check(&self, record: &ObjectRecord) -> Result<()> {
-        crate::decode::<NamedFile>(NAME, &record.payload).map(drop)
+        crate::error::decode::<NamedFile>(NAME, &record.payload).map(drop)
     }
 
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
-        let file: NamedFile = crate::decode(NAME, &record.payload)?;
+        let file: NamedFile = crate::error::decode(NAME, &record.payload)?;
         match file.find_or_make()? {
             Found::Ready(opened) => Ok(opened),
             Found::Shared(user, _) => {

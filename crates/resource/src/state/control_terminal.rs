@@ -15,7 +15,7 @@ use sys::{Errno, terminal};
 use tracee::arch::numbers as nr;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -108,7 +108,7 @@ impl StateKind for ControlTerminal {
     }
 
     fn lead(&self, _version: u32, payload: &[u8], stub: &mut Stub, memory: &ProcessMemory) -> Result<()> {
-        let message: ControlTerminalMessage = crate::decode(NAME, payload)?;
+        let message: ControlTerminalMessage = crate::error::decode(NAME, payload)?;
         let pid = stub.pid();
         if procfs::stat(pid)?.tty_nr != 0 {
             return Ok(());
@@ -137,12 +137,12 @@ impl StateKind for ControlTerminal {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<ControlTerminalMessage>(NAME, payload).map(drop)
+        crate::error::decode::<ControlTerminalMessage>(NAME, payload).map(drop)
     }
 
     /// Process groups exist by now: the leader names the one in the foreground.
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: ControlTerminalMessage = crate::decode(NAME, payload)?;
+        let message: ControlTerminalMessage = crate::error::decode(NAME, payload)?;
         let StateRestore { stub, memory, .. } = restore;
         if message.foreground <= 0 {
             return Ok(());

@@ -10,7 +10,7 @@ use prost::Message;
 use sys::Errno;
 use tracee::procfs;
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/coredump_filter";
@@ -60,11 +60,11 @@ impl StateKind for CoredumpFilter {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<CoredumpFilterMessage>(NAME, payload).map(drop)
+        crate::error::decode::<CoredumpFilterMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let CoredumpFilterMessage { bits } = crate::decode(NAME, payload)?;
+        let CoredumpFilterMessage { bits } = crate::error::decode(NAME, payload)?;
         let path = format!("/proc/{}/coredump_filter", restore.stub.pid());
         match procfs::read(&path) {
             Ok(now) if parse(&now)? == bits => Ok(()),

@@ -14,8 +14,8 @@ use tracee::arch::numbers as nr;
 use tracee::{RemoteError, procfs};
 
 use super::capability;
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use super::questions::Questions;
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/credentials";
@@ -137,7 +137,7 @@ impl StateKind for Credentials {
 
 impl CredentialsMessage {
     fn decode_whole(payload: &[u8]) -> Result<Self> {
-        let message: Self = crate::decode(NAME, payload)?;
+        let message: Self = crate::error::decode(NAME, payload)?;
         if message.users.len() != 4 || message.groups.len() != 4 {
             return Err(incomplete("it has not four users and groups"));
         }

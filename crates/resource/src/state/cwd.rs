@@ -14,7 +14,7 @@ use sys::Error;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::fd::directory::MADE_UP_FOR_SOMETHING;
 use crate::fd::regular;
@@ -126,7 +126,7 @@ impl StateKind for Cwd {
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
         let end = raw.iter().position(|byte| *byte == END_OF_PATH).unwrap_or(raw.len());
         let (path, rest) = raw.split_at(end);
-        let RawMessage { removed, identity } = crate::decode(NAME, rest.get(1..).unwrap_or_default())?;
+        let RawMessage { removed, identity } = crate::error::decode(NAME, rest.get(1..).unwrap_or_default())?;
         Ok(Some(CwdMessage { path: path.to_vec(), removed, identity }.encode_to_vec()))
     }
 
@@ -159,7 +159,7 @@ impl StateKind for Cwd {
 fn decoded(version: u32, payload: &[u8]) -> Result<CwdMessage> {
     match version {
         1 => Ok(CwdMessage { path: payload.to_vec(), removed: None, identity: None }),
-        _ => crate::decode(NAME, payload),
+        _ => crate::error::decode(NAME, payload),
     }
 }
 

@@ -8,8 +8,9 @@ use model::ByteCount;
 use prost::Message;
 use tracee::arch::numbers as nr;
 
+use super::hold;
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use super::questions::Questions;
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore, hold};
 use crate::error::Result;
 
 const NAME: &str = "state/itimers";
@@ -89,11 +90,11 @@ impl StateKind for Itimers {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<ItimersMessage>(NAME, payload).map(drop)
+        crate::error::decode::<ItimersMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: ItimersMessage = crate::decode(NAME, payload)?;
+        let message: ItimersMessage = crate::error::decode(NAME, payload)?;
         hold::in_process(restore.stub)?;
         for timer in message.timers {
             restore.stub.call_with(restore.memory, nr::SETITIMER, &timer.setting(), |at| {

@@ -9,7 +9,7 @@ use model::Pid;
 use prost::Message;
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/limits";
@@ -91,13 +91,13 @@ impl StateKind for Limits {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let message: LimitsMessage = crate::decode(NAME, payload)?;
+        let message: LimitsMessage = crate::error::decode(NAME, payload)?;
         let unknown = message.limits.iter().find(|limit| limit.resource as usize >= LIMITS.len());
         unknown.map_or(Ok(()), |limit| Err(malformed(format!("there is no limit {}", limit.resource))))
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: LimitsMessage = crate::decode(NAME, payload)?;
+        let message: LimitsMessage = crate::error::decode(NAME, payload)?;
         let pid = restore.stub.pid();
         for limit in message.limits {
             let entry = LIMITS.get(limit.resource as usize);

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use prost::Message;
 use tracee::arch::numbers as nr;
 
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use super::questions::Questions;
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/membarrier";
@@ -76,11 +76,11 @@ impl StateKind for Membarrier {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<MembarrierMessage>(NAME, payload).map(drop)
+        crate::error::decode::<MembarrierMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: MembarrierMessage = crate::decode(NAME, payload)?;
+        let message: MembarrierMessage = crate::error::decode(NAME, payload)?;
         for bit in (0..u32::BITS).map(|shift| 1_u32 << shift).filter(|bit| message.registrations & bit != 0) {
             restore.stub.call(nr::MEMBARRIER, [u64::from(bit), 0, 0, 0, 0, 0])?;
         }

@@ -1,7 +1,6 @@
-//! State of processes and threads that is neither memory nor a descriptor: the interface and the registry.
+//! State of processes and threads that is neither memory nor a descriptor: the registry.
 //!
-//! Owns: what a state kind is asked, in which order.
-//! Invariants: inside the pause a kind copies raw bytes; it parses them after.
+//! Owns: the order in which state kinds are asked; which files they read of a thread.
 //! Does not: create processes or threads; the engine does.
 
 mod capability;
@@ -12,6 +11,7 @@ mod credentials;
 mod cwd;
 mod hold;
 mod itimers;
+mod kind;
 mod limits;
 mod membarrier;
 mod oom_score;
@@ -33,21 +33,11 @@ mod thread_name;
 mod tid_address;
 mod umask;
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use model::{Pid, Tid};
+use tracee::procfs::KeptFiles;
 
-use model::{Fd, Pid, Tid};
-use sys::file_rights::FileRights;
-use sys::ptrace::RseqConfiguration;
-use tracee::procfs::{CallStatus, KeptFiles};
-use tracee::remote::{KnownThread, Places, RemoteContext, SignalSets};
-use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
-
+pub use self::kind::{DescriptorText, Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::Result;
-use crate::obstacle::Obstacle;
-use crate::opener::Opener;
-use crate::shared::Shared;
-use questions::{Answer, Answers, Asking, Questions};
 
 /// Every state kind. Within one stage a restore goes in this order.
 pub const REGISTRY: &[&dyn StateKind] = &[
@@ -78,200 +68,9 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &scheduling::Scheduling,
 ];
 
-/// Whether a kind has one record for each process or for each thread.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Level {
-    /// One record for each process; captured and restored through its leader.
-    Process,
-    /// One record for each thread.
-    Thread,
-}
-
-/// When a kind is restored. All processes pass a stage before any enters the next.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Stage {
-    /// Descriptors and memory are in place, threads exist; privileges are still the restorer's.
-    Setup,
-    /// Clocks that start to run: as late as possible.
-    Timers,
-    /// Privileges become the subject's; what needs more was done before.
-    Credentials,
-    /// What a change of privileges resets (dumpable, parent-death signal), and what forbids calls (seccomp).
-    Sealing,
-    /// Signals that were waiting are queued again; nothing but registers comes after.
-    Signals,
-}
-
-/// Reusable memory for what one kind takes inside the pause from one process or thread.
-pub type RawState = Vec<u8>;
-
-/// What a state kind works with inside the pause: one stopped thread (the leader, for process-level kinds).
-#[derive(Debug)]
-pub struct StateCapture<'a> {
-    /// The process.
-    pub pid: Pid,
-    /// The thread.
-    pub tid: Tid,
-    thread: Option<&'a mut Thread<Stopped>>,
-    context: &'a RemoteContext<'a>,
-    session: Option<RemoteSession<'a>>,
-    files: HashMap<&'static str, Vec<u8>>,
-    /// Files held open from one capture to the next.
-    kept: Option<&'a RefCell<KeptFiles>>,
-    /// fdinfo of all descriptors of the process, if it has been read already in this pause.
-    descriptors: Option<&'a [DescriptorText]>,
-    /// The restartable sequence, if it has been read already.
-    sequence: Option<RseqConfiguration>,
-    questions: Questions,
-    /// Questions that are on their way.
-    asking: Option<Asking>,
-    answers: Answers,
-}
-
-/// The text of fdinfo of one descriptor.
-#[derive(Debug)]
-pub struct DescriptorText {
-    /// The process.
-    pub pid: Pid,
-    /// The descriptor.
-    pub fd: Fd,
-    /// The text.
-    pub text: Vec<u8>,
-}
-
-impl<'a> StateCapture<'a> {
-    /// A capture of one stopped thread.
-    pub fn new(thread: &'a mut Thread<Stopped>, context: &'a RemoteContext<'a>) -> Self {
-        let (pid, tid) = (thread.pid(), thread.tid());
-        Self {
-            pid,
-            tid,
-            thread: Some(thread),
-            context,
-            session: None,
-            files: HashMap::new(),
-            kept: None,
-            descriptors: None,
-            sequence: None,
-            questions: Questions::default(),
-            asking: None,
-            answers: Answers::new(),
-        }
-    }
-
-    /// Reads files of `/proc` through these.
-    #[must_use]
-    pub fn with_files(self, kept: &'a RefCell<KeptFiles>) -> Self {
-        Self { kept: Some(kept), ..self }
-    }
-
-    /// fdinfo of all descriptors of the process has been read already in this pause.
-    #[must_use]
-    pub fn with_descriptors(self, descriptors: &'a [DescriptorText]) -> Self {
-        Self { descriptors: Some(descriptors), ..self }
-    }
-
-    /// fdinfo of all descriptors of the process, if somebody has read it already.
-    #[must_use]
-    pub fn descriptors(&self) -> Option<&'a [DescriptorText]> {
-        self.descriptors
-    }
-
-    pub(super) fn known_sequence(&self) -> Option<RseqConfiguration> {
-        self.sequence
-    }
-
-    /// The process's memory.
-    #[must_use]
-    pub fn memory(&self) -> &'a ProcessMemory {
-        self.context.memory
-    }
-
-    /// A session for remote calls in this thread, begun at first use and shared by all kinds.
-    /// Registers and signal mask must have been read before: a session changes both until it ends.
-    pub fn remote(&mut self) -> Result<&mut RemoteSession<'a>> {
-        if self.session.is_none() {
-            let thread = self.thread.take().expect("the thread is taken only when a session begins");
-            self.session = Some(RemoteSession::begin(thread, self.context)?);
-        }
-        Ok(self.session.as_mut().expect("begun above"))
-    }
-
-    /// Takes down the questions of all these kinds; to be called once, before any of them is asked for its state.
-    pub fn prepare(&mut self, kinds: impl Iterator<Item = &'static dyn StateKind>) -> Result<()> {
-        let mut questions = Questions::default();
-        for kind in kinds {
-            questions.of(kind.name());
-            kind.ask(self, &mut questions)?;
-        }
-        self.questions = questions;
-        Ok(())
-    }
-
-    /// Has the thread set off to answer; false when there is no place left for that until sessions of other threads
-    /// have ended. The thread is as it was `known`.
-    pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
-        if self.questions.is_empty() {
-            return Ok(true);
-        }
-        let room = self.questions.room();
-        let Some(top) = places.take(room.bytes(known)) else { return Ok(false) };
-        let CallStatus { caught, pending, is_filtered } = procfs::call_status(self.file("status")?);
-        self.sequence = known.sequence;
-        let thread = self.thread.take().expect("the thread is taken only when a session begins");
-        let session = self.session.insert(RemoteSession::begin_at(
-            thread,
-            self.context,
-            known,
-            top,
-            room,
-            is_filtered,
-        )?);
-        let signals = SignalSets { caught, pending };
-        self.asking = Some(self.questions.begin(session, signals)?);
-        Ok(true)
-    }
-
-    /// Waits for the answers.
-    pub fn collect(&mut self) -> Result<()> {
-        if let (Some(asking), Some(session)) = (self.asking.take(), &mut self.session) {
-            self.answers = self.questions.finish(session, asking)?;
-        }
-        Ok(())
-    }
-
-    /// The answers to the questions of a kind, in their order.
-    pub fn answers(&mut self, kind: &'static str) -> Vec<Answer> {
-        self.answers.remove(kind).unwrap_or_default()
-    }
-
-    /// The bytes of `/proc/PID/task/TID/NAME`, or of `/proc/TID/NAME` where only that is there, read once for all
-    /// kinds.
-    pub fn file(&mut self, name: &'static str) -> Result<&[u8]> {
-        if !self.files.contains_key(name) {
-            let bytes = match self.kept {
-                Some(kept) => kept.borrow_mut().read(self.pid, self.tid, name)?.to_vec(),
-                None => procfs::read(procfs::path_of_thread(self.pid, self.tid, name))?,
-            };
-            self.files.insert(name, bytes);
-        }
-        Ok(&self.files[name])
-    }
-
-    /// Ends the session, if one was begun, and reports when the thread could not be brought back.
-    pub fn finish(self) -> Result<()> {
-        match self.session {
-            Some(session) => Ok(session.end()?),
-            None => Ok(()),
-        }
-    }
-}
-
 /// Files that kinds read of every thread, and of leaders: those of others are opened inside the pause.
 const FILES: [&str; 4] = ["status", "comm", "cgroup", "personality"];
 const LEADER_FILES: [&str; 4] = ["limits", "oom_score_adj", "timers", "coredump_filter"];
-/// Not every kernel, and not everybody, may read it.
-const SLACK_FILE: &str = "timerslack_ns";
 
 /// Opens what kinds will read of a thread, before the pause.
 pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
@@ -279,94 +78,8 @@ pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
     for name in FILES.iter().chain(more) {
         kept.open(pid, tid, name)?;
     }
-    let _ = kept.open(pid, tid, SLACK_FILE);
+    let _ = kept.open(pid, tid, scheduling::SLACK_FILE);
     Ok(())
-}
-
-/// What a state kind works with during a restore: one stub thread (the leader, for process-level kinds).
-#[derive(Debug)]
-pub struct StateRestore<'a> {
-    /// The thread under construction.
-    pub stub: &'a mut Stub,
-    /// Its process's memory.
-    pub memory: &'a ProcessMemory,
-    /// What this kind may build together with others.
-    pub shared: &'a mut Shared,
-    /// Opens files for this process.
-    pub opener: &'a Opener,
-}
-
-/// A kind of process or thread state.
-pub trait StateKind: Sync {
-    /// The name of its records: `state/` and the name of the file that implements it.
-    fn name(&self) -> &'static str;
-
-    /// The version of the payload it writes; it reads this and all earlier ones.
-    fn version(&self) -> u32 {
-        1
-    }
-
-    /// One line for the tables in docs and `doctor`: what comes back.
-    fn summary(&self) -> &'static str;
-
-    /// One record a process, or one a thread.
-    fn level(&self) -> Level;
-
-    /// When it is restored.
-    fn stage(&self) -> Stage;
-
-    /// Before the pause: what of this process would stop a checkpoint.
-    fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
-        let _ = pid;
-        Vec::new()
-    }
-
-    /// Inside the pause, before any kind's state is taken: which calls the thread should make for this kind. Those
-    /// of all kinds are made together, because every stop costs.
-    fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
-        let _ = (capture, questions);
-        Ok(())
-    }
-
-    /// Inside the pause: copies raw state into `raw`, which is empty but keeps its capacity.
-    fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()>;
-
-    /// After the pause: turns raw state into the payload of the record; `None` when there is nothing to save.
-    fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
-        Ok(Some(raw.to_vec()))
-    }
-
-    /// Restore, before anything is opened or made: decodes a payload, and refuses what no restore can use. Changes
-    /// nothing.
-    fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
-
-    /// Restore, before anything is opened or made: what must be there for that. All records of this kind, with the
-    /// process, the version and the payload of each.
-    fn prepare(&self, payloads: &[(Pid, u32, &[u8])]) -> Result<()> {
-        let _ = payloads;
-        Ok(())
-    }
-
-    /// Restore, once the areas of a process are mapped: what must hold before they are filled. Called for each record.
-    fn before_pages(&self, version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
-        let _ = (version, payload, stub);
-        Ok(())
-    }
-
-    /// The rights to open files that a record gives a thread; `None` from kinds that are no credentials.
-    fn file_rights(&self, version: u32, payload: &[u8]) -> Result<Option<FileRights>> {
-        let _ = (version, payload);
-        Ok(None)
-    }
-
-    /// Restore, when a process has become the leader of its session and has no children yet: what these inherit.
-    fn lead(&self, version: u32, payload: &[u8], stub: &mut Stub, memory: &ProcessMemory) -> Result<()> {
-        let _ = (version, payload, stub, memory);
-        Ok(())
-    }
-
-    /// Brings the state back in a thread under construction.
-    fn restore(&self, version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()>;
 }
 
 /// The kind of a record.

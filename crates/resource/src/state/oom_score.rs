@@ -9,7 +9,7 @@ use std::fs;
 use prost::Message;
 use tracee::procfs;
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/oom_score";
@@ -51,11 +51,11 @@ impl StateKind for OomScore {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<OomScoreMessage>(NAME, payload).map(drop)
+        crate::error::decode::<OomScoreMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let OomScoreMessage { adjustment } = crate::decode(NAME, payload)?;
+        let OomScoreMessage { adjustment } = crate::error::decode(NAME, payload)?;
         let own = parse(&procfs::read("/proc/self/oom_score_adj")?)?;
         if adjustment == own {
             return Ok(());

@@ -10,7 +10,7 @@ use prost::Message;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/personality";
@@ -51,11 +51,11 @@ impl StateKind for Personality {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<PersonalityMessage>(NAME, payload).map(drop)
+        crate::error::decode::<PersonalityMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: PersonalityMessage = crate::decode(NAME, payload)?;
+        let message: PersonalityMessage = crate::error::decode(NAME, payload)?;
         if message.flags != own()? {
             restore.stub.call(nr::PERSONALITY, [u64::from(message.flags), 0, 0, 0, 0, 0])?;
         }

@@ -14,8 +14,8 @@ use prost::Message;
 use tracee::arch::numbers as nr;
 use tracee::{Stub, procfs};
 
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use super::questions::Questions;
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::Result;
 
 const NAME: &str = "state/prctl";
@@ -207,7 +207,7 @@ impl StateKind for Prctl {
 
     /// A page that is filled would otherwise become a huge one where the system prefers them.
     fn before_pages(&self, _version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
-        let message: PrctlMessage = crate::decode(NAME, payload)?;
+        let message: PrctlMessage = crate::error::decode(NAME, payload)?;
         if message.process.is_some_and(|process| process.huge_pages_disabled) {
             set(stub, PR_SET_THP_DISABLE, 1)?;
         }
@@ -215,11 +215,11 @@ impl StateKind for Prctl {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<PrctlMessage>(NAME, payload).map(drop)
+        crate::error::decode::<PrctlMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: PrctlMessage = crate::decode(NAME, payload)?;
+        let message: PrctlMessage = crate::error::decode(NAME, payload)?;
         if let Some(process) = &message.process {
             restore_process(process, restore.stub)?;
             if message.thread.is_none() {

@@ -12,7 +12,7 @@ use sys::file_lock::{RangeLock, SET_RECORD_LOCK_COMMAND};
 use tracee::arch::numbers::FCNTL;
 use tracee::{RemoteError, procfs};
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::support::lock_line::{LockLine, POSIX};
 
@@ -100,11 +100,11 @@ impl StateKind for RecordLocks {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<LocksMessage>(NAME, payload).map(drop)
+        crate::error::decode::<LocksMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: LocksMessage = crate::decode(NAME, payload)?;
+        let message: LocksMessage = crate::error::decode(NAME, payload)?;
         for lock in message.locks {
             let set = |at: model::Address| [lock.fd as u64, SET_RECORD_LOCK_COMMAND, at.get(), 0, 0, 0];
             match restore.stub.call_with(restore.memory, FCNTL, &lock.to_bytes(), set) {

@@ -6,7 +6,7 @@
 use prost::Message;
 use tracee::arch::numbers as nr;
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::Result;
 
 const NAME: &str = "state/robust_list";
@@ -53,11 +53,11 @@ impl StateKind for RobustList {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<RobustListMessage>(NAME, payload).map(drop)
+        crate::error::decode::<RobustListMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: RobustListMessage = crate::decode(NAME, payload)?;
+        let message: RobustListMessage = crate::error::decode(NAME, payload)?;
         restore.stub.call(nr::SET_ROBUST_LIST, [message.head, message.length, 0, 0, 0, 0])?;
         Ok(())
     }

@@ -10,7 +10,7 @@ use sys::ptrace;
 use tracee::ProcessMemory;
 use tracee::arch::numbers as nr;
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/rseq";
@@ -81,7 +81,7 @@ impl StateKind for Rseq {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let message: RseqMessage = crate::decode(NAME, payload)?;
+        let message: RseqMessage = crate::error::decode(NAME, payload)?;
         match message.address.checked_add(SEQUENCE_OFFSET) {
             Some(_) => Ok(()),
             None => Err(ResourceError::Malformed { kind: NAME, why: "its address cannot be".to_owned() }),
@@ -89,7 +89,7 @@ impl StateKind for Rseq {
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: RseqMessage = crate::decode(NAME, payload)?;
+        let message: RseqMessage = crate::error::decode(NAME, payload)?;
         let arguments = [message.address, u64::from(message.length), 0, u64::from(message.signature), 0, 0];
         restore.stub.call(nr::RSEQ, arguments)?;
         let at = Address(message.address + SEQUENCE_OFFSET);

@@ -15,11 +15,13 @@ use sys::scheduling::{self, Attributes};
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use super::{Level, RawState, SLACK_FILE, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/scheduling";
 
+/// Not every kernel, and not everybody, may read it.
+pub(super) const SLACK_FILE: &str = "timerslack_ns";
 const PR_SET_TIMERSLACK: u64 = 29;
 const PR_GET_TIMERSLACK: u64 = 30;
 /// SCHED_FIFO, SCHED_RR, SCHED_DEADLINE: the nice value is kept beside the policy.
@@ -110,7 +112,7 @@ impl StateKind for Scheduling {
     }
 
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
-        let mut message: SchedulingMessage = crate::decode(NAME, raw)?;
+        let mut message: SchedulingMessage = crate::error::decode(NAME, raw)?;
         if covers(&message.affinity, &online()?) {
             message.affinity.clear();
         }
@@ -118,11 +120,11 @@ impl StateKind for Scheduling {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<SchedulingMessage>(NAME, payload).map(drop)
+        crate::error::decode::<SchedulingMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let wanted: SchedulingMessage = crate::decode(NAME, payload)?;
+        let wanted: SchedulingMessage = crate::error::decode(NAME, payload)?;
         let (pid, tid) = (restore.stub.pid(), restore.stub.tid());
         set_affinity(tid, &wanted.affinity)?;
         set_attributes(pid, tid, &wanted)?;

@@ -16,7 +16,7 @@ use tracee::arch::numbers as nr;
 use tracee::procfs;
 
 use super::capability;
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -131,7 +131,7 @@ impl StateKind for Seccomp {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let message: SeccompMessage = crate::decode(NAME, payload)?;
+        let message: SeccompMessage = crate::error::decode(NAME, payload)?;
         if ![STRICT, FILTERS].contains(&message.mode) {
             return Err(malformed("its mode is unknown"));
         }
@@ -139,7 +139,7 @@ impl StateKind for Seccomp {
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: SeccompMessage = crate::decode(NAME, payload)?;
+        let message: SeccompMessage = crate::error::decode(NAME, payload)?;
         let (pid, tid) = (restore.stub.pid(), restore.stub.tid());
         require_lift(pid)?;
         restore.stub.suspend_seccomp()?;

@@ -9,8 +9,8 @@ use prost::Message;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use super::questions::Questions;
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/sigactions";
@@ -82,7 +82,7 @@ impl StateKind for Sigactions {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let message: ActionsMessage = crate::decode(NAME, payload)?;
+        let message: ActionsMessage = crate::error::decode(NAME, payload)?;
         if message.actions.iter().any(|action| action.action.len() != ACTION_BYTES) {
             return Err(ResourceError::Malformed { kind: NAME, why: "an action is not one".to_owned() });
         }
@@ -90,7 +90,7 @@ impl StateKind for Sigactions {
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: ActionsMessage = crate::decode(NAME, payload)?;
+        let message: ActionsMessage = crate::error::decode(NAME, payload)?;
         for action in message.actions {
             let signal = action.signal as u64;
             restore.stub.call_with(restore.memory, nr::RT_SIGACTION, &action.action, |at| {

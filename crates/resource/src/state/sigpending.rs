@@ -14,7 +14,8 @@ use sys::ptrace::{self, SiginfoBytes, SignalQueue};
 use tracee::RemoteError;
 use tracee::arch::numbers as nr;
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore, hold};
+use super::hold;
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/sigpending";
@@ -93,7 +94,7 @@ impl StateKind for Sigpending {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let message: PendingMessage = crate::decode(NAME, payload)?;
+        let message: PendingMessage = crate::error::decode(NAME, payload)?;
         let mut signals = message.thread.iter().chain(&message.process);
         if signals.any(|information| information.len() != INFORMATION_BYTES) {
             return Err(ResourceError::Malformed { kind: NAME, why: "a signal is not one".to_owned() });
@@ -102,7 +103,7 @@ impl StateKind for Sigpending {
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: PendingMessage = crate::decode(NAME, payload)?;
+        let message: PendingMessage = crate::error::decode(NAME, payload)?;
         // SIGTRAP as well: the stub's stops need it no longer.
         hold::in_thread(restore.stub)?;
         let (pid, tid) = (restore.stub.pid().get() as u64, restore.stub.tid().get() as u64);

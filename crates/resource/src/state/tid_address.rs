@@ -6,8 +6,8 @@
 use model::ByteCount;
 use tracee::arch::numbers as nr;
 
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use super::questions::Questions;
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/tid_address";

@@ -7,7 +7,7 @@ use prost::Message;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::Result;
 
 const NAME: &str = "state/umask";
@@ -49,11 +49,11 @@ impl StateKind for Umask {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<UmaskMessage>(NAME, payload).map(drop)
+        crate::error::decode::<UmaskMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: UmaskMessage = crate::decode(NAME, payload)?;
+        let message: UmaskMessage = crate::error::decode(NAME, payload)?;
         restore.stub.call(nr::UMASK, [u64::from(message.mask), 0, 0, 0, 0, 0])?;
         Ok(())
     }

@@ -111,7 +111,7 @@ impl FdKind for Tcp {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let state: state::State = crate::decode(NAME, payload)?;
+        let state: state::State = crate::error::decode(NAME, payload)?;
         state.listener.map_or(Ok(()), |listener| waiting::check(NAME, &listener.waiting))
     }
 
@@ -158,7 +158,8 @@ fn unreadable(description: &Description, scope: &CaptureScope<'_>) -> Option<Obs
         unspecified[2..].fill(0);
         socket::SocketAddress(unspecified)
     });
-    let has_keys = || scope.sockets.diag()?.has_md5_keys(&local, &peer).map_err(crate::ResourceError::from);
+    let has_keys =
+        || scope.sockets.diag()?.has_md5_keys(&local, &peer).map_err(crate::error::ResourceError::from);
     if socket_option::get(socket, AUTHENTICATION, &mut bytes).is_ok() || has_keys().unwrap_or(false) {
         return Some(connection_obstacle(
             description,

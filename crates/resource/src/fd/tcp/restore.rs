@@ -41,7 +41,7 @@ impl Image {
     fn read(records: &[FdRecord]) -> Result<Self> {
         let mut image = Self { states: Vec::new(), ends: HashSet::new(), waiting: HashSet::new() };
         for record in records {
-            let state: State = crate::decode(NAME, &record.payload)?;
+            let state: State = crate::error::decode(NAME, &record.payload)?;
             if state.connection.is_some() {
                 image.ends.extend(ends(&state.local(), &state.peer()));
             }

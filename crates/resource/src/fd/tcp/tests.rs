@@ -305,7 +305,7 @@ fn an_address_in_use_is_named() {
 const KEEP_COUNT: SocketOption = SocketOption { level: IPPROTO_TCP, number: 6, name: "TCP_KEEPCNT" };
 
 fn keep_counts(records: &[FdRecord]) -> Vec<Option<i32>> {
-    let read = |record: &FdRecord| crate::decode::<state::State>(NAME, &record.payload).unwrap();
+    let read = |record: &FdRecord| crate::error::decode::<state::State>(NAME, &record.payload).unwrap();
     records.iter().map(|record| read(record).options.int(KEEP_COUNT)).collect()
 }
 

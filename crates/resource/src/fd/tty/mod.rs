@@ -94,7 +94,7 @@ impl FdKind for Tty {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let payload: TtyPayload = crate::decode(NAME, payload)?;
+        let payload: TtyPayload = crate::error::decode(NAME, payload)?;
         payload.state.map_or(Ok(()), |state| state.modes().map(drop))
     }
 
@@ -102,7 +102,7 @@ impl FdKind for Tty {
         let mut pairs = PairFiles::default();
         let mut decoded = Vec::new();
         for record in records {
-            decoded.push((record, crate::decode::<TtyPayload>(NAME, &record.payload)?));
+            decoded.push((record, crate::error::decode::<TtyPayload>(NAME, &record.payload)?));
         }
         let mut outsiders = outside::Outsiders::of(&decoded);
         for (record, payload) in decoded {
@@ -124,7 +124,7 @@ impl FdKind for Tty {
         leader: &mut Stub,
     ) -> Result<()> {
         for record in records {
-            let payload: TtyPayload = crate::decode(NAME, &record.payload)?;
+            let payload: TtyPayload = crate::error::decode(NAME, &record.payload)?;
             if payload.session == leader.pid().get()
                 && payload.role() != Role::Master
                 && let Some(file) = created.get(&record.id)
@@ -139,7 +139,7 @@ impl FdKind for Tty {
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         let leader = context.stub.pid();
         for record in records {
-            let payload: TtyPayload = crate::decode(NAME, &record.payload)?;
+            let payload: TtyPayload = crate::error::decode(NAME, &record.payload)?;
             let held = context.table.iter().find(|(_, id)| *id == record.id);
             if let Some((fd, _)) = held
                 && payload.session == leader.get()

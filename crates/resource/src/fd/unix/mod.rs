@@ -85,7 +85,7 @@ impl FdKind for Unix {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let state: state::State = crate::decode(NAME, payload)?;
+        let state: state::State = crate::error::decode(NAME, payload)?;
         state.listener.map_or(Ok(()), |listener| waiting::check(NAME, &listener.waiting))
     }
 

@@ -29,7 +29,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     let mut states = HashMap::new();
     let mut order = Vec::new();
     for record in records {
-        let state: State = crate::decode(NAME, &record.payload)?;
+        let state: State = crate::error::decode(NAME, &record.payload)?;
         order.push(record.id);
         states.insert(record.id, state);
     }

@@ -586,7 +586,7 @@ fn a_queue_that_does_not_fit_is_refused_and_not_waited_for() {
     let (left, right) = UnixDatagram::pair().unwrap();
     left.send(b"one").unwrap();
     let mut records = capture(&Unix, &describe_all(&[left.as_fd(), right.as_fd()]), true).unwrap();
-    let mut state: state::State = crate::decode(NAME, &records[1].payload).unwrap();
+    let mut state: state::State = crate::error::decode(NAME, &records[1].payload).unwrap();
     // net.unix.max_dgram_qlen is 10 or 512.
     state.queue = vec![state.queue[0].clone(); 100_000];
     records[1].payload = prost::Message::encode_to_vec(&state);
@@ -604,7 +604,7 @@ fn more_clients_than_may_wait_are_refused_and_not_waited_for() {
     let mut records = capture(&Unix, &describe_all(&[listener.as_fd(), client.as_fd()]), true).unwrap();
     drop((listener, client));
     std::fs::remove_file(path).unwrap();
-    let mut state: state::State = crate::decode(NAME, &records[0].payload).unwrap();
+    let mut state: state::State = crate::error::decode(NAME, &records[0].payload).unwrap();
     // net.core.somaxconn is 128 or 4096.
     state.listener.as_mut().unwrap().waiting = vec![1; 10_000];
     records[0].payload = prost::Message::encode_to_vec(&state);

@@ -17,7 +17,7 @@ use prost::Message;
 use tracee::procfs;
 
 use self::tree::{Failure, Group};
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -97,7 +97,7 @@ impl StateKind for Cgroup {
 
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
         let (lines, with_groups) = match raw.iter().position(|byte| *byte == END_OF_LINES) {
-            Some(end) => (&raw[..end], crate::decode(NAME, &raw[end + 1..])?),
+            Some(end) => (&raw[..end], crate::error::decode(NAME, &raw[end + 1..])?),
             None => (raw, CgroupMessage::default()),
         };
         let own = procfs::read("/proc/self/cgroup")?;
@@ -117,7 +117,7 @@ impl StateKind for Cgroup {
     fn prepare(&self, payloads: &[(Pid, u32, &[u8])]) -> Result<()> {
         let mut missing = Vec::new();
         for (pid, _version, payload) in payloads {
-            let message: CgroupMessage = crate::decode(NAME, payload)?;
+            let message: CgroupMessage = crate::error::decode(NAME, payload)?;
             for membership in message.memberships.into_iter().filter(|one| !one.groups.is_empty()) {
                 // All are looked at before any is made: one group may lie in another.
                 if mounted_at(&membership)?.is_some_and(|directory| !directory.is_dir()) {
@@ -129,11 +129,11 @@ impl StateKind for Cgroup {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<CgroupMessage>(NAME, payload).map(drop)
+        crate::error::decode::<CgroupMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: CgroupMessage = crate::decode(NAME, payload)?;
+        let message: CgroupMessage = crate::error::decode(NAME, payload)?;
         let (pid, tid) = (restore.stub.pid(), restore.stub.tid());
         let now = parse(&of_thread(pid, tid)?);
         for wanted in message.memberships.iter().filter(|wanted| !now.iter().any(|one| one.is_same(wanted))) {

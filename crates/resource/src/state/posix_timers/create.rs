@@ -8,8 +8,9 @@ use model::ByteCount;
 use tracee::arch::numbers as nr;
 use tracee::{RemoteError, procfs};
 
+use super::super::kind::StateRestore;
 use super::list::{SIGEV_NONE, SIGEV_THREAD_ID};
-use super::{StateRestore, TimerMessage};
+use super::message::TimerMessage;
 use crate::error::{ResourceError, Result};
 
 /// timer_create(2) takes the id from where it would store it.

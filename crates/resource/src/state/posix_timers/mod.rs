@@ -8,61 +8,25 @@
 
 mod create;
 mod list;
+mod message;
 
 use model::{ByteCount, Pid};
-use prost::Message;
+use prost::Message as _;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use self::list::{Listed, Notice};
+use self::list::Listed;
+use self::message::{SETTING_BYTES, TimerMessage, TimersMessage};
+use super::hold;
+use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use super::questions::Questions;
-use super::{Level, RawState, Stage, StateCapture, StateKind, StateRestore, hold};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
 const NAME: &str = "state/posix_timers";
 
-/// Bytes of `struct itimerspec`: seconds and nanoseconds of the interval, then of what is left.
-const SETTING_BYTES: usize = 32;
-
 /// The kind.
 pub(super) struct PosixTimers;
-
-#[derive(Clone, PartialEq, Message)]
-struct TimersMessage {
-    /// Rising by id.
-    #[prost(message, repeated, tag = "1")]
-    timers: Vec<TimerMessage>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TimerMessage {
-    #[prost(int32, tag = "1")]
-    id: i32,
-    /// The clock, as timer_create(2) takes it.
-    #[prost(int32, tag = "2")]
-    clock: i32,
-    /// SIGEV_SIGNAL, SIGEV_NONE, SIGEV_THREAD, or SIGEV_THREAD_ID.
-    #[prost(int32, tag = "3")]
-    notice: i32,
-    #[prost(int32, tag = "4")]
-    signal: i32,
-    #[prost(uint64, tag = "5")]
-    value: u64,
-    /// The thread that SIGEV_THREAD_ID names; 0 otherwise.
-    #[prost(int32, tag = "6")]
-    thread: i32,
-    #[prost(int64, tag = "7")]
-    interval_s: i64,
-    /// Nanoseconds below one second.
-    #[prost(int64, tag = "8")]
-    interval_ns: i64,
-    #[prost(int64, tag = "9")]
-    left_s: i64,
-    /// Nanoseconds below one second.
-    #[prost(int64, tag = "10")]
-    left_ns: i64,
-}
 
 impl StateKind for PosixTimers {
     fn name(&self) -> &'static str {
@@ -135,11 +99,11 @@ impl StateKind for PosixTimers {
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::decode::<TimersMessage>(NAME, payload).map(drop)
+        crate::error::decode::<TimersMessage>(NAME, payload).map(drop)
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
-        let message: TimersMessage = crate::decode(NAME, payload)?;
+        let message: TimersMessage = crate::error::decode(NAME, payload)?;
         hold::in_process(restore.stub)?;
         create::create_all(&message.timers, restore)?;
         for timer in message.timers.iter().filter(|timer| timer.is_set()) {
@@ -148,48 +112,6 @@ impl StateKind for PosixTimers {
             })?;
         }
         Ok(())
-    }
-}
-
-impl TimerMessage {
-    fn new(timer: &Listed, setting: &[u8]) -> Self {
-        let word = |index: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&setting[index * 8..][..8]);
-            i64::from_ne_bytes(word)
-        };
-        let (notice, thread) = match timer.notice {
-            Notice::Process(notice) => (notice, 0),
-            Notice::Thread(tid) => (list::SIGEV_THREAD_ID, tid.get()),
-        };
-        Self {
-            id: timer.id,
-            clock: timer.clock_by_name(),
-            notice,
-            signal: timer.signal,
-            value: timer.value,
-            thread,
-            interval_s: word(0),
-            interval_ns: word(1),
-            left_s: word(2),
-            left_ns: word(3),
-        }
-    }
-
-    fn words(&self) -> [i64; 4] {
-        [self.interval_s, self.interval_ns, self.left_s, self.left_ns]
-    }
-
-    fn is_set(&self) -> bool {
-        self.words() != [0; 4]
-    }
-
-    fn setting(&self) -> [u8; SETTING_BYTES] {
-        let mut setting = [0; SETTING_BYTES];
-        for (slot, word) in setting.chunks_exact_mut(8).zip(self.words()) {
-            slot.copy_from_slice(&word.to_ne_bytes());
-        }
-        setting
     }
 }
 

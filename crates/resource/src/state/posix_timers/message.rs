@@ -1,0 +1,88 @@
+//! The record of the timers of a process.
+//!
+//! Does not: ask the kernel.
+
+use prost::Message;
+
+use super::list::{self, Listed, Notice};
+
+/// Bytes of `struct itimerspec`: seconds and nanoseconds of the interval, then of what is left.
+pub(super) const SETTING_BYTES: usize = 32;
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TimersMessage {
+    /// Rising by id.
+    #[prost(message, repeated, tag = "1")]
+    pub(super) timers: Vec<TimerMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TimerMessage {
+    #[prost(int32, tag = "1")]
+    pub(super) id: i32,
+    /// The clock, as timer_create(2) takes it.
+    #[prost(int32, tag = "2")]
+    pub(super) clock: i32,
+    /// SIGEV_SIGNAL, SIGEV_NONE, SIGEV_THREAD, or SIGEV_THREAD_ID.
+    #[prost(int32, tag = "3")]
+    pub(super) notice: i32,
+    #[prost(int32, tag = "4")]
+    pub(super) signal: i32,
+    #[prost(uint64, tag = "5")]
+    pub(super) value: u64,
+    /// The thread that SIGEV_THREAD_ID names; 0 otherwise.
+    #[prost(int32, tag = "6")]
+    pub(super) thread: i32,
+    #[prost(int64, tag = "7")]
+    pub(super) interval_s: i64,
+    /// Nanoseconds below one second.
+    #[prost(int64, tag = "8")]
+    pub(super) interval_ns: i64,
+    #[prost(int64, tag = "9")]
+    pub(super) left_s: i64,
+    /// Nanoseconds below one second.
+    #[prost(int64, tag = "10")]
+    pub(super) left_ns: i64,
+}
+
+impl TimerMessage {
+    pub(super) fn new(timer: &Listed, setting: &[u8]) -> Self {
+        let word = |index: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&setting[index * 8..][..8]);
+            i64::from_ne_bytes(word)
+        };
+        let (notice, thread) = match timer.notice {
+            Notice::Process(notice) => (notice, 0),
+            Notice::Thread(tid) => (list::SIGEV_THREAD_ID, tid.get()),
+        };
+        Self {
+            id: timer.id,
+            clock: timer.clock_by_name(),
+            notice,
+            signal: timer.signal,
+            value: timer.value,
+            thread,
+            interval_s: word(0),
+            interval_ns: word(1),
+            left_s: word(2),
+            left_ns: word(3),
+        }
+    }
+
+    pub(super) fn words(&self) -> [i64; 4] {
+        [self.interval_s, self.interval_ns, self.left_s, self.left_ns]
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.words() != [0; 4]
+    }
+
+    pub(super) fn setting(&self) -> [u8; SETTING_BYTES] {
+        let mut setting = [0; SETTING_BYTES];
+        for (slot, word) in setting.chunks_exact_mut(8).zip(self.words()) {
+            slot.copy_from_slice(&word.to_ne_bytes());
+        }
+        setting
+    }
+}
