@@ -170,15 +170,6 @@ impl EngineError {
         error.errno == sys::Errno::ESRCH || error.errno == sys::Errno::ENOENT
     }
 
-    /// Whether what stands in the way may be gone in a moment.
-    pub(crate) fn may_pass(&self) -> bool {
-        matches!(
-            self,
-            Self::Refused(_) | Self::Changed(_) | Self::Resource(ResourceError::Unsupported { .. })
-        ) || self.says_gone()
-            || self.lacks_code().is_some()
-    }
-
     /// The process whose code cannot be borrowed for remote calls, if it says that.
     pub(crate) fn lacks_code(&self) -> Option<Pid> {
         match self {

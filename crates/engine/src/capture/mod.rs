@@ -23,6 +23,7 @@ mod present;
 mod process;
 mod record;
 mod reserve;
+mod retry;
 mod threads;
 mod watched;
 
@@ -30,7 +31,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
 use model::{PageCount, Pid};
-use store::{CommitMeta, ImageWriter};
+use store::{CommitMeta, ImageWriter, PageBatch};
 use tracee::{Freezer, Urgent};
 use track::TrackerKind;
 
@@ -41,7 +42,7 @@ pub use crate::capture::continuous::{
 };
 pub use crate::capture::group::GroupMember;
 pub(crate) use crate::capture::look::look_for_preflight;
-use crate::capture::look::{LOADING, look_while_it_runs, look_while_it_stands};
+use crate::capture::look::{look_while_it_runs, look_while_it_stands};
 pub use crate::capture::options::CheckpointOptions;
 use crate::capture::pages::WholeMemory;
 pub use crate::capture::phases::{Phase, Phases};
@@ -49,7 +50,8 @@ pub use crate::capture::pipeline::Held;
 use crate::capture::pipeline::{Capture, Captured, Stopped};
 pub(crate) use crate::capture::present::{Present, Space, present};
 use crate::capture::record::{meta, records};
-use crate::error::{EngineError, Result};
+use crate::capture::retry::Retries;
+use crate::error::Result;
 
 /// What a checkpoint did.
 #[derive(Clone, Debug)]
@@ -59,10 +61,6 @@ pub struct CheckpointReport {
     /// From the first look at the subject to the durable image.
     pub total: Duration,
 }
-
-/// Captures of a tree that changes meanwhile, before the checkpoint fails. Each failed one costs the subject a pause; a
-/// process is seldom reparented during two of them in a row.
-const CAPTURES_MAX: usize = 4;
 
 /// A checkpoint that has left its subject: all of it is here or with the writer, and nothing is visible yet.
 struct Recorded {
@@ -90,39 +88,11 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
 /// Stops the tree and takes everything from it. With `kill` it is held afterwards.
 fn take(root: Pid, writer: &ImageWriter, options: &CheckpointOptions) -> Result<Recorded> {
     let looked = look_while_it_runs(root, options)?;
-    match looked {
-        Some(looked) => match worth_tracking(&looked) {
-            Some(kind) => take_tracked(root, kind, looked, writer, options),
-            None => take_whole_unchanged(root, Some(looked), writer, options),
-        },
-        None => take_whole_unchanged(root, None, writer, options),
+    let kind = looked.as_ref().and_then(worth_tracking);
+    match (kind, looked) {
+        (Some(kind), Some(looked)) => take_tracked(root, kind, looked, writer, options),
+        (_, looked) => take_whole(root, looked, writer, options),
     }
-}
-
-/// As `take_whole`, and again while the tree changes during the capture. The tree is listed before any page is copied,
-/// so that a failed attempt leaves nothing in the image.
-fn take_whole_unchanged(
-    root: Pid,
-    mut looked: Option<Before>,
-    writer: &ImageWriter,
-    options: &CheckpointOptions,
-) -> Result<Recorded> {
-    again_while_changing(|| {
-        let looked =
-            looked.take().map_or_else(|| look_while_it_runs(root, options), |found| Ok(Some(found)))?;
-        take_whole(root, looked, writer, options)
-    })
-}
-
-/// Repeats a capture that fails because the tree changed, `CAPTURES_MAX` times at most.
-fn again_while_changing<T>(mut capture: impl FnMut() -> Result<T>) -> Result<T> {
-    for _ in 1..CAPTURES_MAX {
-        match capture() {
-            Err(EngineError::Changed(_)) => std::thread::sleep(LOADING),
-            outcome => return outcome,
-        }
-    }
-    capture()
 }
 
 /// Pages of a subject from which on pre-copy pays: copying so many takes about as long as attaching a tracker.
@@ -150,18 +120,9 @@ fn take_tracked(
     options: &CheckpointOptions,
 ) -> Result<Recorded> {
     let mut subject = Continuous::once(root, kind);
-    let stood = match subject.stop_once(&mut before, writer, options) {
-        Ok(Some(stood)) => stood,
-        // It cannot be tracked, or has begun to read past the cache: the plain way does without.
-        Ok(None) | Err(EngineError::Unsteady | EngineError::Changed(_)) => {
-            Continuous::take_back(&before, writer)?;
-            drop((subject, before));
-            return take_whole_unchanged(root, None, writer, options);
-        }
-        Err(error) => {
-            before.descriptors.release();
-            return Err(error);
-        }
+    let Some(stood) = subject.stop_once(&mut before, writer, options)? else {
+        drop((subject, before));
+        return take_whole(root, look_while_it_runs(root, options)?, writer, options);
     };
     let continuous::Stood { captured, arming, reserve, .. } = stood;
     let time = captured.time();
@@ -176,33 +137,55 @@ fn take_tracked(
     record(before, held, time, timings, options)
 }
 
-/// All pages are copied inside the pause.
+/// All pages are copied inside the pause. Most failures come before the first page is copied; such an attempt leaves
+/// nothing in the image, and can be repeated.
 fn take_whole(
     root: Pid,
-    looked: Option<Before>,
+    mut looked: Option<Before>,
     writer: &ImageWriter,
     options: &CheckpointOptions,
 ) -> Result<Recorded> {
-    // The first buffer is made, and touched, before the pause.
-    let first = match &looked {
+    let mut retries = Retries::of_captures(root);
+    loop {
+        let mut memory = WholeMemory::new(writer, first_buffer(looked.as_ref(), writer)?);
+        match capture_whole(root, looked, &mut memory, options) {
+            Ok((captured, mut before)) => {
+                let time = captured.time();
+                let (timings, held) = leave(captured, options)?;
+                memory.hand_on().inspect_err(|_| before.descriptors.release())?;
+                return record(before, held, time, timings, options);
+            }
+            Err(error) if memory.is_empty() => std::thread::sleep(retries.after(error).again()?),
+            Err(error) => return Err(error),
+        }
+        looked = look_while_it_runs(root, options)?;
+    }
+}
+
+/// The first buffer is made, and touched, before the pause.
+fn first_buffer(looked: Option<&Before>, writer: &ImageWriter) -> Result<PageBatch> {
+    Ok(match looked {
         Some(looked) if looked.objects.saved().next().is_none() => {
             let own = looked.own_pages();
             writer.buffer_for(PageCount(own.get() + own.get() / 4) + SLACK)?
         }
         _ => writer.buffer()?,
-    };
-    let mut memory = WholeMemory::new(writer, first);
+    })
+}
+
+fn capture_whole(
+    root: Pid,
+    looked: Option<Before>,
+    memory: &mut WholeMemory<'_>,
+    options: &CheckpointOptions,
+) -> Result<(Captured, Before)> {
     let stopped = Stopped::stop(&mut Freezer::default(), root, Urgent::begin(), Phases::new())?;
     let mut before = looked.map_or_else(|| look_while_it_stands(root, options), Ok)?;
-    let capture = stopped.capture(&mut before, &mut memory, options);
-    let captured = match capture.inspect_err(|_| before.descriptors.release())? {
-        Capture::Whole(captured) => captured,
+    let capture = stopped.capture(&mut before, memory, options);
+    match capture.inspect_err(|_| before.descriptors.release())? {
+        Capture::Whole(captured) => Ok((captured, before)),
         Capture::Part(_, never) => match never {},
-    };
-    let time = captured.time();
-    let (timings, held) = leave(captured, options)?;
-    memory.hand_on().inspect_err(|_| before.descriptors.release())?;
-    record(before, held, time, timings, options)
+    }
 }
 
 /// Resumes a subject, or holds the one that is to be killed.
@@ -229,41 +212,4 @@ fn record(
     }
     let meta = meta(&before, options, time, timings);
     Ok(Recorded { records, meta, before, held })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn changed() -> EngineError {
-        EngineError::Changed("pid 7 left the tree".to_owned())
-    }
-
-    #[test]
-    fn a_capture_is_repeated_while_the_tree_changes() {
-        let mut captures = 0;
-        let outcome = again_while_changing(|| {
-            captures += 1;
-            if captures < CAPTURES_MAX { Err(changed()) } else { Ok(captures) }
-        });
-        assert_eq!(outcome.unwrap(), CAPTURES_MAX);
-    }
-
-    #[test]
-    fn a_capture_is_repeated_a_limited_number_of_times_and_for_no_other_reason() {
-        let mut captures = 0;
-        let outcome: Result<()> = again_while_changing(|| {
-            captures += 1;
-            Err(changed())
-        });
-        assert_eq!(captures, CAPTURES_MAX);
-        assert!(matches!(outcome, Err(EngineError::Changed(_))));
-        captures = 0;
-        let outcome: Result<()> = again_while_changing(|| {
-            captures += 1;
-            Err(EngineError::Incomplete(String::new()))
-        });
-        assert_eq!(captures, 1);
-        assert!(matches!(outcome, Err(EngineError::Incomplete(_))));
-    }
 }

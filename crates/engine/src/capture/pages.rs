@@ -30,11 +30,17 @@ pub(super) struct WholeMemory<'a> {
     writer: &'a ImageWriter,
     /// The buffer that is filled next.
     batch: Option<PageBatch>,
+    is_empty: bool,
 }
 
 impl<'a> WholeMemory<'a> {
     pub(super) fn new(writer: &'a ImageWriter, first: PageBatch) -> Self {
-        Self { writer, batch: Some(first) }
+        Self { writer, batch: Some(first), is_empty: true }
+    }
+
+    /// Whether no page is copied yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.is_empty
     }
 
     /// Hands the last buffer on, after the pause: that wakes threads, which would run before it ends.
@@ -55,6 +61,7 @@ impl Memory for WholeMemory<'_> {
         let plan = scan(before)?;
         phases[Phase::Scan] = scanning.elapsed();
         before.objects.inside()?;
+        self.is_empty = false;
         let first = self.batch.take().map_or_else(|| self.writer.buffer(), Ok)?;
         self.batch = Some(copy(&plan, before, self.writer, first)?);
         Ok(None)

@@ -20,6 +20,7 @@ use super::pages::{self, PagePlan};
 use super::phases::Phases;
 use super::pipeline::{self, Memory};
 use super::record::records;
+use super::retry::Retries;
 use crate::error::{EngineError, Result};
 
 /// A tree that stands.
@@ -41,10 +42,20 @@ pub(crate) struct Space {
     pub(crate) gadgets: Gadgets,
 }
 
-/// Looks at a tree that stands.
+/// Looks at a tree that stands. Transient failures are retried: the kernel still ends what the tree had begun.
 pub(crate) fn present(tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
     let root = tree.processes.first().map(|process| process.pid);
-    let root = root.ok_or_else(|| EngineError::Incomplete("a stopped tree has no process".to_owned()))?;
+    let root = root.ok_or_else(|| EngineError::Changed("no process of it is left".to_owned()))?;
+    let mut retries = Retries::of_captures(root);
+    loop {
+        match look(root, tree, options) {
+            Ok(present) => return Ok(present),
+            Err(error) => std::thread::sleep(retries.after(error).again()?),
+        }
+    }
+}
+
+fn look(root: Pid, tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
     let mut before = look_while_it_stands(root, options)?;
     let outcome = read(&mut before, tree, options);
     let (records, plan) = outcome.inspect_err(|_| before.descriptors.release())?;

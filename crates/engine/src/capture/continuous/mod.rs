@@ -37,7 +37,7 @@ use self::counts::Counts;
 use self::rounds::{LAST_ROUND_MAX, RESIDUAL_GOAL};
 use self::spaces::{Spaces, Writing};
 pub use self::taken::{Slices, Taken, Tracking};
-use self::tracked::{EVERYTHING, Tracked};
+use self::tracked::Tracked;
 pub use self::tuning::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
 use super::before::Before;
@@ -378,7 +378,7 @@ impl Continuous {
     }
 
     /// As `stop`, for a single checkpoint of a subject that has been looked at; `None` when the subject cannot be
-    /// tracked, and nothing was copied.
+    /// tracked, or has begun to read past the page cache. Nothing of it is in the checkpoint then.
     pub(super) fn stop_once<'a>(
         &mut self,
         before: &mut Before,
@@ -388,17 +388,21 @@ impl Continuous {
         before.is_continuous = true;
         // Pre-copy takes a while: what the subject closes meanwhile has to be closed.
         before.descriptors.forget();
-        let arming = match self.arm(before, sink) {
-            Err(EngineError::Track(_)) => return Ok(None),
-            armed => armed?,
+        let stood = self.patiently(before, sink, |subject, before| {
+            let arming = subject.arm(before, sink)?;
+            before.look_at_tree_again()?;
+            let stood = subject.stop(before, sink, options, Phases::new())?;
+            Ok(Stood { arming: arming + stood.arming + subject.aborted, ..stood })
+        });
+        let outcome = match stood {
+            Ok(stood) => return Ok(Some(stood)),
+            Err(EngineError::Track(_) | EngineError::Unsteady) => {
+                self.spaces.tracked.values().try_for_each(|tracked| tracked.take_back(sink))
+            }
+            Err(error) => Err(error),
         };
-        before.look_at_tree_again()?;
-        self.stop(before, sink, options, Phases::new()).map(|stood| Some(Stood { arming, ..stood }))
-    }
-
-    /// Takes all that was copied out of a checkpoint that is to be begun anew.
-    pub(super) fn take_back(before: &Before, sink: &dyn PageSink) -> Result<()> {
-        before.processes.values().try_for_each(|process| sink.discard(process.space, EVERYTHING))
+        before.descriptors.release();
+        outcome.map(|()| None)
     }
 
     /// Ends all tracking of a subject that runs on, in a pause of its own; how long that was.
@@ -423,7 +427,6 @@ impl Continuous {
         options: &CheckpointOptions,
         mut phases: Phases,
     ) -> Result<Stood<'a>> {
-        self.spaces.is_orderly = true;
         let arming = self.arm(before, sink)?;
         let mut laps = Laps::from(Instant::now());
         // Here a store that does not keep up lowers the rate, while the subject runs.

@@ -1,28 +1,21 @@
-//! A checkpoint that is not given up at once.
+//! Attempts to capture a subject, all into one epoch.
 //!
-//! Owns: how often one is begun again, and when that is right.
-//! Invariants: all attempts go into one epoch, and none begins before everything that the one before was told of as
-//! dirty is in it.
-//! Does not: judge what stands in the way.
+//! Owns: what happens between two attempts, and when another one is right.
+//! Invariants: none begins before everything that the one before was told of as dirty is in the epoch.
+//! Does not: judge failures; `retry` does.
 
 use std::time::Duration;
 
 use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::group::GroupMember;
-use super::super::look::is_alive;
+use super::super::retry::Retries;
 use super::Continuous;
 use crate::error::Result;
 
-/// Times a checkpoint is begun again, within the same epoch, because of what may just be going away.
-const RETRIES_MAX: usize = 3;
-/// How long is waited before: many times what is held for a moment only takes, and short beside an epoch.
-const RETRY_NAP: Duration = Duration::from_millis(2);
-
 impl Continuous {
-    /// Tries anew, within the same epoch, as long as only something stands in the way that may just be going away: a
-    /// file that is open for a moment, a child that ends. What was copied before is in the epoch, and the next attempt
-    /// copies what has changed since.
+    /// Tries anew, within the same epoch, after a failure that is transient: a file that is open for a moment, a child
+    /// that ends. What was copied before is in the epoch, and the next attempt copies what has changed since.
     pub(super) fn patiently<T>(
         &mut self,
         before: &mut Before,
@@ -30,18 +23,23 @@ impl Continuous {
         mut attempt: impl FnMut(&mut Self, &mut Before) -> Result<T>,
     ) -> Result<T> {
         self.aborted = Duration::ZERO;
-        for _ in 0..RETRIES_MAX {
-            match attempt(self, before) {
-                // The others of its group have been captured by now, or wait no longer.
-                Err(error) if self.member.as_ref().is_some_and(GroupMember::has_passed) => return Err(error),
-                Err(error) if self.spaces.is_orderly && error.may_pass() && is_alive(self.root) => {}
-                outcome => return outcome,
+        self.spaces.is_orderly = true;
+        let mut retries = Retries::of_captures(self.root);
+        loop {
+            let error = match attempt(self, before) {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            // The others of its group have been captured by now, or wait no longer.
+            if !self.spaces.is_orderly || self.member.as_ref().is_some_and(GroupMember::has_passed) {
+                return Err(error);
             }
+            let wait = retries.after(error).again()?;
+            before.descriptors.release();
             before.descriptors.forget();
             sink.limit_waits(None);
-            std::thread::sleep(RETRY_NAP);
+            std::thread::sleep(wait);
             before.look_at_tree_again()?;
         }
-        attempt(self, before)
     }
 }

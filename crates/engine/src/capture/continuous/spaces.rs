@@ -171,7 +171,8 @@ impl Spaces {
         self.tracked.retain(|pid, tracked| {
             let is_current = is_current(pid, tracked);
             if !is_current {
-                tracked.leave(sink);
+                // A log that takes no more orders has failed, and says so when the epoch is finished.
+                let _ = tracked.take_back(sink);
             }
             is_current
         });

@@ -110,10 +110,9 @@ impl Tracked {
         self.tracker.leave();
     }
 
-    /// The process has ended.
-    pub(super) fn leave(&self, sink: &dyn PageSink) {
-        // A log that takes no more orders has failed, and says so when the epoch is finished.
-        let _ = sink.discard(self.space, EVERYTHING);
+    /// Takes all pages of the process out of the checkpoint.
+    pub(super) fn take_back(&self, sink: &dyn PageSink) -> Result<()> {
+        sink.discard(self.space, EVERYTHING)
     }
 
     /// Pages of the areas that the tracker was told of.

@@ -59,7 +59,7 @@ pub fn apply(
         ..CheckpointOptions::default()
     };
     let mut present = present(&mut tree, &capture)?;
-    let is = Plan::read(std::mem::take(&mut present.records))?;
+    let is = Plan::read(std::mem::take(&mut present.records)).map_err(of_living)?;
     let comparison = Comparison::of(&is, &wanted)?;
     let objects = memory::open_objects(&wanted, &comparison, &present)?;
     let mut change = || {
@@ -81,6 +81,14 @@ pub fn apply(
     }
 }
 
+/// What the records of a living tree lack has ended meanwhile: the image is not damaged.
+fn of_living(error: EngineError) -> EngineError {
+    match error {
+        EngineError::Incomplete(why) => EngineError::Changed(why),
+        other => other,
+    }
+}
+
 fn set_description((pid, fd): (Pid, Fd), envelope: &Envelope) -> Result<()> {
     let handle = pidfd::open(pid)?;
     let file = pidfd::duplicate(handle.as_fd(), pid, fd)?;
@@ -98,4 +106,16 @@ fn set_registers(wanted: &Plan, present: &Present) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_living_tree_that_lacks_something_is_no_damaged_image() {
+        let error = Plan::read(image::RecordSet::new()).map(drop).unwrap_err();
+        assert!(matches!(error, EngineError::Incomplete(_)));
+        assert!(matches!(of_living(error), EngineError::Changed(_)));
+    }
 }
