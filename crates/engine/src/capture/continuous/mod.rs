@@ -495,10 +495,7 @@ impl Continuous {
     ) -> Result<Urgent> {
         self.spaces.gather(before);
         // From here on nothing is handed on: that wakes threads.
-        let due = self.spaces.due(before);
-        // After slices it writes a lot, and more than one last stop may follow.
-        let due = if counts.slices.count > 0 { due.max(self.spaces.budget.pages_max()) } else { due };
-        reserve.stand(self.expected.pages().max(due))?;
+        reserve.stand(self.expected.pages().max(self.spaces.due_in_last(before, counts)))?;
         let urgent = Urgent::begin();
         for _ in 0..URGENT_ROUNDS_MAX {
             if may_hurry && self.spaces.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {

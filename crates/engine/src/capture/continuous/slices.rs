@@ -76,6 +76,12 @@ impl Spaces {
         self.deferred(before) + self.pace.since(Instant::now())
     }
 
+    /// Pages that last stops will probably copy: more than one may follow slices, since such a subject writes a lot.
+    pub(super) fn due_in_last(&self, before: &Before, counts: &Counts) -> PageCount {
+        let due = self.due(before);
+        if counts.slices.count > 0 { due.max(self.budget.pages_max()) } else { due }
+    }
+
     /// Scans the running subject, and defers what is dirty.
     fn find_running(&mut self, before: &Before, sink: &dyn PageSink) -> Result<()> {
         let begun = Instant::now();
