@@ -6,16 +6,17 @@
 //! that has not changed since it was copied last.
 //! Does not: decide when the next checkpoint is due, or write.
 
+mod attempt;
 mod budget;
 mod counts;
 mod crew;
 mod deferred;
 mod hot;
 mod pace;
-mod patience;
 mod rounds;
 mod slices;
 mod spaces;
+mod stood;
 mod taken;
 mod tracked;
 mod tuning;
@@ -26,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use image::RecordSet;
-use model::{PageCount, Pid, ProcessKey, Sequence};
+use model::{Pid, ProcessKey, Sequence};
 use resource::files::FileRecord;
 use store::{Epoch, ImageReader, LogWriter};
 use tracee::{Freezer, StoppedTree, Urgent};
@@ -34,8 +35,8 @@ use track::{Moment, TrackerKind};
 use undo::watch::Watch;
 
 use self::counts::Counts;
-use self::rounds::{LAST_ROUND_MAX, RESIDUAL_GOAL};
-use self::spaces::{Spaces, Writing};
+use self::spaces::Spaces;
+pub(super) use self::stood::Stood;
 pub use self::taken::{Slices, Taken, Tracking};
 use self::tracked::Tracked;
 pub use self::tuning::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
@@ -46,20 +47,11 @@ use super::group::GroupMember;
 use super::look::{look_while_it_runs, look_while_it_stands};
 use super::options::CheckpointOptions;
 use super::phases::{Laps, Phase, Phases};
-use super::pipeline::{Capture, Captured, Held, Stopped};
+use super::pipeline::{Captured, Held};
 use super::record;
-use super::reserve::{Expected, Reserve};
+use super::reserve::Expected;
 use super::watched::Watched;
 use crate::error::{EngineError, Result};
-
-/// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 2.5 ms.
-const URGENT_ROUND_MAX: PageCount = PageCount(2048);
-/// Such rounds: what the subject dirties in one, the next copies in a quarter of the time.
-const URGENT_ROUNDS_MAX: usize = 2;
-
-/// How long a subject stands still for one buffer of a store that does not keep up: many times what a disk takes that
-/// works, and short enough for those who wait for the subject.
-const STANDING_WAIT_MAX: Duration = Duration::from_millis(250);
 
 /// How long a subject stands still for a checkpoint that is to be compared with it: seconds are what was asked for, a
 /// disk that has failed is not.
@@ -100,17 +92,6 @@ impl fmt::Debug for Continuous {
             .field("tracked", &self.spaces.tracked)
             .finish_non_exhaustive()
     }
-}
-
-/// A subject that is stopped and captured.
-pub(super) struct Stood<'a> {
-    /// Dropped in this order: the tree goes on first.
-    pub(super) captured: Captured,
-    /// What was copied inside the pause.
-    pub(super) reserve: Reserve<'a>,
-    /// An earlier pause, in which trackers were attached.
-    pub(super) arming: Duration,
-    counts: Counts,
 }
 
 /// A capture of which all records are made.
@@ -417,145 +398,6 @@ impl Continuous {
         drop(urgent);
         self.spaces.tracked.clear();
         Ok(pause)
-    }
-
-    /// Everything up to the end of the pause: the tree stands, and all of it is taken.
-    fn stop<'a>(
-        &mut self,
-        before: &mut Before,
-        sink: &'a dyn PageSink,
-        options: &CheckpointOptions,
-        mut phases: Phases,
-    ) -> Result<Stood<'a>> {
-        let arming = self.arm(before, sink)?;
-        let mut laps = Laps::from(Instant::now());
-        // Here a store that does not keep up lowers the rate, while the subject runs.
-        let reserve = Reserve::new(sink, self.expected_before.average(), self.expected.pages())?;
-        phases[Phase::Room] = laps.lap();
-        let is_new = self.is_whole || !arming.is_zero();
-        match self.copy_and_stop(before, &reserve, options, is_new, phases) {
-            Ok((captured, counts)) => Ok(Stood { captured, reserve, arming, counts }),
-            Err(error) => {
-                // Trackers hold for told what was copied: it has to be in the epoch, should another attempt follow.
-                self.spaces.is_orderly &= reserve.end().is_ok();
-                Err(error)
-            }
-        }
-    }
-
-    /// Pre-copy, and all that is inside the pause; `is_new` when a process was never copied.
-    fn copy_and_stop(
-        &mut self,
-        before: &mut Before,
-        reserve: &Reserve<'_>,
-        options: &CheckpointOptions,
-        is_new: bool,
-        mut phases: Phases,
-    ) -> Result<(Captured, Counts)> {
-        let mut laps = Laps::from(Instant::now());
-        let mut counts = self.spaces.precopy(before, reserve, is_new)?;
-        phases[Phase::Precopy] = laps.lap();
-        before.look_at_descriptors_again(options)?;
-        phases[Phase::Prepare] = laps.lap();
-        // Looking at descriptors takes as long as a round or two, in which the subject goes on.
-        let has_more = counts.rounds > 0 && self.spaces.tuning.prefer.has_last_round();
-        // A handler that has to let others go on first may wait for this very processor.
-        let may_hurry = has_more && !self.spaces.kind.properties().sees_before;
-        let least = if may_hurry { URGENT_ROUND_MAX } else { RESIDUAL_GOAL };
-        if has_more && self.spaces.has_dirtied(least, LAST_ROUND_MAX) {
-            self.spaces.round(before, reserve, &mut counts)?;
-        }
-        loop {
-            self.spaces.slice(before, &mut self.freezer, reserve, &mut counts)?;
-            let before_urgent = counts.precopied;
-            let urgent = self.approach(before, reserve, may_hurry, &mut counts)?;
-            phases[Phase::Precopy] += laps.lap();
-            reserve.limit_waits(Some(STANDING_WAIT_MAX));
-            if let Some(captured) = self.stop_last(before, reserve, options, &mut counts, (urgent, phases))? {
-                let urgently = counts.precopied.get() - before_urgent.get();
-                self.expected.note(counts.residual + PageCount(urgently));
-                if !is_new {
-                    self.expected_before.note(before_urgent);
-                }
-                return Ok((captured, counts));
-            }
-            reserve.limit_waits(None);
-            reserve.run_on()?;
-            laps.lap();
-        }
-    }
-
-    /// Prepares all that a stop needs, and copies once more with the priority of the stop.
-    fn approach(
-        &mut self,
-        before: &mut Before,
-        reserve: &Reserve<'_>,
-        may_hurry: bool,
-        counts: &mut Counts,
-    ) -> Result<Urgent> {
-        self.spaces.gather(before);
-        // From here on nothing is handed on: that wakes threads.
-        reserve.stand(self.expected.pages().max(self.spaces.due_in_last(before, counts)))?;
-        let urgent = Urgent::begin();
-        for _ in 0..URGENT_ROUNDS_MAX {
-            if may_hurry && self.spaces.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {
-                self.spaces.round(before, reserve, counts)?;
-            }
-        }
-        Ok(urgent)
-    }
-
-    /// Last stops, until one has taken everything. `None` if slices should come first again.
-    fn stop_last(
-        &mut self,
-        before: &mut Before,
-        reserve: &Reserve<'_>,
-        options: &CheckpointOptions,
-        counts: &mut Counts,
-        (mut urgent, phases): (Urgent, Phases),
-    ) -> Result<Option<Captured>> {
-        loop {
-            let captured = self.capture(before, reserve, options, counts, (urgent, phases))?;
-            if captured.is_some() {
-                return Ok(captured);
-            }
-            counts.precopied += std::mem::take(&mut counts.residual);
-            let left = self.spaces.deferred(before);
-            if !counts.throttle.repeats(&self.spaces.budget, left) || reserve.is_half_full() {
-                return Ok(None);
-            }
-            urgent = Urgent::begin();
-            self.spaces.gather(before);
-        }
-    }
-
-    /// One stop. `None` if not all pages fitted into the budget: the subject runs again, and the stop was a slice.
-    fn capture(
-        &mut self,
-        before: &mut Before,
-        sink: &dyn PageSink,
-        options: &CheckpointOptions,
-        counts: &mut Counts,
-        (urgent, phases): (Urgent, Phases),
-    ) -> Result<Option<Captured>> {
-        let mut stopped = Stopped::stop(&mut self.freezer, self.root, urgent, phases)?;
-        if let Some(member) = &mut self.member {
-            member.pass()?;
-            stopped.note_stopped();
-            counts.complete();
-        }
-        let began = stopped.began();
-        let (spaces, watched) = (&mut self.spaces, &mut self.watched);
-        let mut memory = Writing { spaces, watched, sink, counts };
-        let outcome = match stopped.capture(before, &mut memory, options) {
-            Ok(Capture::Whole(captured)) => return Ok(Some(captured)),
-            Ok(Capture::Part(stopped, _)) => {
-                stopped.resume().map(|phases| counts.slices.note(phases.pause()))
-            }
-            Err(error) => Err(error),
-        };
-        self.watched.resumed();
-        outcome.inspect_err(|_| self.aborted += began.elapsed()).map(|()| None)
     }
 
     /// What is known of the running subject: looked at closely for the first time, followed later.

@@ -14,7 +14,7 @@ use track::Moment;
 use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::phases::{Phase, Phases};
-use super::STANDING_WAIT_MAX;
+use super::attempt::STANDING_WAIT_MAX;
 use super::budget::Step;
 use super::counts::Counts;
 use super::spaces::Spaces;

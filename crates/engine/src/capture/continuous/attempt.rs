@@ -1,0 +1,204 @@
+//! Attempts to capture a subject, all into one epoch: pre-copy, then stops until one has captured everything.
+//!
+//! Owns: the order of an attempt, what happens between two of them, and when another one is right.
+//! Invariants: no attempt begins before everything that the one before was told of as dirty is in the epoch.
+//! Does not: judge failures; `retry` does. Copy; `spaces` does.
+
+use std::time::{Duration, Instant};
+
+use model::PageCount;
+use tracee::Urgent;
+
+use super::super::before::Before;
+use super::super::copier::PageSink;
+use super::super::group::GroupMember;
+use super::super::options::CheckpointOptions;
+use super::super::phases::{Laps, Phase, Phases};
+use super::super::pipeline::{Capture, Captured, Stopped};
+use super::super::reserve::Reserve;
+use super::super::retry::Retries;
+use super::Continuous;
+use super::counts::Counts;
+use super::rounds::{LAST_ROUND_MAX, RESIDUAL_GOAL};
+use super::spaces::Writing;
+use super::stood::Stood;
+use crate::error::Result;
+
+/// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 2.5 ms.
+const URGENT_ROUND_MAX: PageCount = PageCount(2048);
+/// Such rounds: what the subject dirties in one, the next copies in a quarter of the time.
+const URGENT_ROUNDS_MAX: usize = 2;
+
+/// How long a subject stands still for one buffer of a store that does not keep up: many times what a disk takes that
+/// works, and short enough for those who wait for the subject.
+pub(super) const STANDING_WAIT_MAX: Duration = Duration::from_millis(250);
+
+impl Continuous {
+    /// Tries anew, within the same epoch, after a failure that is transient: a file that is open for a moment, a child
+    /// that ends. What was copied before is in the epoch, and the next attempt copies what has changed since.
+    pub(super) fn patiently<T>(
+        &mut self,
+        before: &mut Before,
+        sink: &dyn PageSink,
+        mut attempt: impl FnMut(&mut Self, &mut Before) -> Result<T>,
+    ) -> Result<T> {
+        self.aborted = Duration::ZERO;
+        self.spaces.is_orderly = true;
+        let mut retries = Retries::of_captures(self.root);
+        loop {
+            let error = match attempt(self, before) {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            // The others of its group have been captured by now, or wait no longer.
+            if !self.spaces.is_orderly || self.member.as_ref().is_some_and(GroupMember::has_passed) {
+                return Err(error);
+            }
+            let wait = retries.after(error).again()?;
+            before.descriptors.release();
+            before.descriptors.forget();
+            sink.limit_waits(None);
+            std::thread::sleep(wait);
+            before.look_at_tree_again()?;
+        }
+    }
+
+    /// Everything up to the end of the pause: the tree stands, and all of it is taken.
+    pub(super) fn stop<'a>(
+        &mut self,
+        before: &mut Before,
+        sink: &'a dyn PageSink,
+        options: &CheckpointOptions,
+        mut phases: Phases,
+    ) -> Result<Stood<'a>> {
+        let arming = self.arm(before, sink)?;
+        let mut laps = Laps::from(Instant::now());
+        // Here a store that does not keep up lowers the rate, while the subject runs.
+        let reserve = Reserve::new(sink, self.expected_before.average(), self.expected.pages())?;
+        phases[Phase::Room] = laps.lap();
+        let is_new = self.is_whole || !arming.is_zero();
+        match self.copy_and_stop(before, &reserve, options, is_new, phases) {
+            Ok((captured, counts)) => Ok(Stood { captured, reserve, arming, counts }),
+            Err(error) => {
+                // Trackers hold for told what was copied: it has to be in the epoch, should another attempt follow.
+                self.spaces.is_orderly &= reserve.end().is_ok();
+                Err(error)
+            }
+        }
+    }
+
+    /// Pre-copy, and all that is inside the pause; `is_new` when a process was never copied.
+    fn copy_and_stop(
+        &mut self,
+        before: &mut Before,
+        reserve: &Reserve<'_>,
+        options: &CheckpointOptions,
+        is_new: bool,
+        mut phases: Phases,
+    ) -> Result<(Captured, Counts)> {
+        let mut laps = Laps::from(Instant::now());
+        let mut counts = self.spaces.precopy(before, reserve, is_new)?;
+        phases[Phase::Precopy] = laps.lap();
+        before.look_at_descriptors_again(options)?;
+        phases[Phase::Prepare] = laps.lap();
+        // Looking at descriptors takes as long as a round or two, in which the subject goes on.
+        let has_more = counts.rounds > 0 && self.spaces.tuning.prefer.has_last_round();
+        // A handler that has to let others go on first may wait for this very processor.
+        let may_hurry = has_more && !self.spaces.kind.properties().sees_before;
+        let least = if may_hurry { URGENT_ROUND_MAX } else { RESIDUAL_GOAL };
+        if has_more && self.spaces.has_dirtied(least, LAST_ROUND_MAX) {
+            self.spaces.round(before, reserve, &mut counts)?;
+        }
+        loop {
+            self.spaces.slice(before, &mut self.freezer, reserve, &mut counts)?;
+            let before_urgent = counts.precopied;
+            let urgent = self.approach(before, reserve, may_hurry, &mut counts)?;
+            phases[Phase::Precopy] += laps.lap();
+            reserve.limit_waits(Some(STANDING_WAIT_MAX));
+            if let Some(captured) = self.stop_last(before, reserve, options, &mut counts, (urgent, phases))? {
+                let urgently = counts.precopied.get() - before_urgent.get();
+                self.expected.note(counts.residual + PageCount(urgently));
+                if !is_new {
+                    self.expected_before.note(before_urgent);
+                }
+                return Ok((captured, counts));
+            }
+            reserve.limit_waits(None);
+            reserve.run_on()?;
+            laps.lap();
+        }
+    }
+
+    /// Prepares all that a stop needs, and copies once more with the priority of the stop.
+    fn approach(
+        &mut self,
+        before: &mut Before,
+        reserve: &Reserve<'_>,
+        may_hurry: bool,
+        counts: &mut Counts,
+    ) -> Result<Urgent> {
+        self.spaces.gather(before);
+        // From here on nothing is handed on: that wakes threads.
+        reserve.stand(self.expected.pages().max(self.spaces.due_in_last(before, counts)))?;
+        let urgent = Urgent::begin();
+        for _ in 0..URGENT_ROUNDS_MAX {
+            if may_hurry && self.spaces.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {
+                self.spaces.round(before, reserve, counts)?;
+            }
+        }
+        Ok(urgent)
+    }
+
+    /// Last stops, until one has taken everything. `None` if slices should come first again.
+    fn stop_last(
+        &mut self,
+        before: &mut Before,
+        reserve: &Reserve<'_>,
+        options: &CheckpointOptions,
+        counts: &mut Counts,
+        (mut urgent, phases): (Urgent, Phases),
+    ) -> Result<Option<Captured>> {
+        loop {
+            let captured = self.capture(before, reserve, options, counts, (urgent, phases))?;
+            if captured.is_some() {
+                return Ok(captured);
+            }
+            counts.precopied += std::mem::take(&mut counts.residual);
+            let left = self.spaces.deferred(before);
+            if !counts.throttle.repeats(&self.spaces.budget, left) || reserve.is_half_full() {
+                return Ok(None);
+            }
+            urgent = Urgent::begin();
+            self.spaces.gather(before);
+        }
+    }
+
+    /// One stop. `None` if not all pages fitted into the budget: the subject runs again, and the stop was a slice.
+    fn capture(
+        &mut self,
+        before: &mut Before,
+        sink: &dyn PageSink,
+        options: &CheckpointOptions,
+        counts: &mut Counts,
+        (urgent, phases): (Urgent, Phases),
+    ) -> Result<Option<Captured>> {
+        let mut stopped = Stopped::stop(&mut self.freezer, self.root, urgent, phases)?;
+        if let Some(member) = &mut self.member {
+            member.pass()?;
+            stopped.note_stopped();
+            counts.complete();
+        }
+        let began = stopped.began();
+        let (spaces, watched) = (&mut self.spaces, &mut self.watched);
+        let mut memory = Writing { spaces, watched, sink, counts };
+        let outcome = match stopped.capture(before, &mut memory, options) {
+            Ok(Capture::Whole(captured)) => return Ok(Some(captured)),
+            Ok(Capture::Part(stopped, _)) => {
+                stopped.resume().map(|phases| counts.slices.note(phases.pause()))
+            }
+            Err(error) => Err(error),
+        };
+        self.watched.resumed();
+        outcome.inspect_err(|_| self.aborted += began.elapsed()).map(|()| None)
+    }
+}
