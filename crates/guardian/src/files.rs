@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use engine::{Effect, FileRecord};
 use model::Sequence;
 use serde::{Deserialize, Serialize};
+use supervise::ChangedFiles;
 use undo::watch::WatchReport;
 
-use crate::run::ChangedFiles;
 use crate::time::microseconds;
 
 /// Paths that a status holds of either kind. The status file is written at each checkpoint, so it stays short.

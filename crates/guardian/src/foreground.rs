@@ -57,6 +57,11 @@ impl Foreground {
         foreground
     }
 
+    /// For a subject that has no terminal.
+    pub(crate) const fn none() -> Self {
+        Self { own: Pid(0), is_offered: false, is_job: false, given: None, restored: None, modes: None }
+    }
+
     /// The terminal, for a tree that is about to be restored, if it is ours to give.
     pub(crate) fn offer(&mut self) -> Option<OwnedFd> {
         self.is_offered = false;

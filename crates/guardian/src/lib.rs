@@ -16,6 +16,7 @@ mod files;
 mod foreground;
 mod guarded;
 mod history;
+mod host;
 mod images;
 mod inspection;
 mod journal;
@@ -35,11 +36,13 @@ mod undoing;
 
 pub use aside::MovedPart;
 pub use compression::Compression;
+pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
 pub use error::{Found, GuardianError, Result};
 pub use event::{CheckpointEvent, PhaseTimes, RunEvent, headline, one_line};
 pub use exit::ExitCode;
 pub use files::FilesReport;
 pub use history::{DeathRow, FailedChild, FollowedBy, History, age, deaths};
+pub use host::{Host, SubjectId, Tell, run};
 pub use images::{
     CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects,
     verify,
@@ -55,12 +58,11 @@ pub use record::{
 };
 pub use restoring::{Numbers, RestoreRequest, Resumed, restore};
 pub use run::{
-    COMPRESS_AFTER_DEFAULT, ChangedFiles, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,
-    FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference,
-    RestartLimit, RestartPolicy, RunRequest, TRACKER_DEFAULT, Tuning, run,
+    COMPRESS_AFTER_DEFAULT, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT, FILES_UNDO_MAX_DEFAULT,
+    Guarded, KEEP_DEFAULT, RunRequest, TRACKER_DEFAULT,
 };
 pub use status::{SubjectReport, status};
-pub use supervise::SubjectStatus;
+pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus};
 pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
     store_copy,

@@ -6,11 +6,11 @@
 //! of another.
 //! Does not: decide when; after a death and before a restore is when.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use model::{Pid, ProcessKey};
+use model::{Pid, ProcessKey, StartTime};
 use rustix::process::{WaitId, WaitIdOptions};
 use tracee::{procfs, tree};
 
@@ -24,19 +24,22 @@ const NAP: Duration = Duration::from_micros(200);
 
 /// One subject among those of this program.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Owner(u32);
+pub(crate) struct Owner(u32);
 
 /// The children of this program, and whose they are.
 #[derive(Debug)]
-pub(super) struct Household {
+pub(crate) struct Household {
     own: Pid,
-    foreign: HashSet<Pid>,
-    table: RefCell<Table>,
+    table: Mutex<Table>,
 }
 
 /// Which subject a process belongs to.
 #[derive(Default, Debug)]
 struct Table {
+    /// Children of this program that are of no subject, by their start times.
+    foreign: HashMap<Pid, StartTime>,
+    /// Subjects so far, those included that are gone.
+    admitted: u32,
     roots: BTreeMap<Owner, ProcessKey>,
     /// Descendants of the roots, as found by the last survey: also those whose parents have ended since.
     members: HashMap<ProcessKey, Owner>,
@@ -56,30 +59,93 @@ impl Table {
         let root = self.roots.iter().find(|(_, root)| **root == key).map(|(owner, _)| *owner);
         root.or_else(|| self.members.get(&key).copied())
     }
+
+    fn is_foreign(&self, key: ProcessKey) -> bool {
+        self.foreign.get(&key.pid) == Some(&key.start)
+    }
 }
 
 impl Household {
     /// Takes note of the children that are there before there is a subject, and becomes the one to whom the
     /// orphans of the subjects fall.
-    pub(super) fn found() -> Result<Self> {
+    pub(crate) fn found() -> Result<Self> {
         let own = Pid(std::process::id() as i32);
-        let foreign = procfs::children(own)?.into_iter().collect();
+        let keys = procfs::children(own)?.into_iter().filter_map(|pid| procfs::key(pid).ok());
+        let foreign = keys.map(|key| (key.pid, key.start)).collect();
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(|errno| sys::Error::new("become a subreaper", errno))?;
-        Ok(Self { own, foreign, table: RefCell::default() })
+        Ok(Self { own, table: Mutex::new(Table { foreign, ..Table::default() }) })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A child of this program is of no subject.
+    pub(super) fn exempt(&self, pid: Pid) {
+        if let Ok(key) = procfs::key(pid) {
+            self.table().foreign.insert(pid, key.start);
+        }
     }
 
     /// There is another subject.
     pub(super) fn admit(&self, root: ProcessKey) -> Owner {
-        let mut table = self.table.borrow_mut();
-        let owner = Owner(table.roots.last_key_value().map_or(0, |(last, _)| last.0 + 1));
+        let mut table = self.table();
+        let owner = Owner(table.admitted);
+        table.admitted += 1;
         table.roots.insert(owner, root);
         owner
     }
 
     /// A subject has a new root.
     pub(super) fn begin(&self, owner: Owner, root: ProcessKey) {
-        self.table.borrow_mut().roots.insert(owner, root);
+        self.table().roots.insert(owner, root);
+    }
+
+    /// These were found in the tree of a subject.
+    pub(super) fn note(&self, owner: Owner, found: &[ProcessKey]) {
+        let mut table = self.table();
+        // An only subject has everything that is there.
+        if table.admitted > 1 {
+            table.members.extend(found.iter().map(|key| (*key, owner)));
+        }
+    }
+
+    /// A subject has ended for good.
+    pub(super) fn dismiss(&self, owner: Owner) {
+        let mut table = self.table();
+        table.roots.remove(&owner);
+        table.members.retain(|_, found| *found != owner);
+    }
+
+    /// Takes the status of dead children that are neither a root nor traced; gives whether some had to be left, since
+    /// they may be roots that are being started: `is_building`.
+    pub(crate) fn reap(&self, is_building: bool) -> bool {
+        let mut is_left = false;
+        // Orphans fall to the first thread of this program.
+        let path = format!("/proc/{0}/task/{0}/children", self.own);
+        let children = procfs::read_text(&path).unwrap_or_default();
+        for pid in children.split_whitespace().filter_map(|word| word.parse().ok()).map(Pid) {
+            let Ok(stat) = procfs::stat(pid) else { continue };
+            let key = stat.key();
+            if !stat.is_zombie() {
+                continue;
+            }
+            let table = self.table();
+            let is_root = table.roots.values().any(|root| *root == key);
+            let is_known = table.members.contains_key(&key);
+            let is_foreign = table.is_foreign(key);
+            drop(table);
+            if is_root || is_foreign || procfs::status(pid).is_ok_and(|status| status.tracer.get() != 0) {
+                continue;
+            }
+            if is_building && !is_known {
+                is_left = true;
+            } else {
+                reap(pid);
+            }
+        }
+        is_left
     }
 
     /// Takes the status of every dead child of a subject but the root.
@@ -170,18 +236,20 @@ impl Household {
 
     /// Our children that belong to a subject.
     fn children(&self, owner: Owner) -> Vec<Pid> {
-        let mut children = procfs::children(self.own).unwrap_or_default();
-        children.retain(|pid| !self.foreign.contains(pid));
-        let mut table = self.table.borrow_mut();
+        let children = procfs::children(self.own).unwrap_or_default();
+        let keys = children.into_iter().filter_map(|pid| procfs::key(pid).ok());
+        let mut table = self.table();
         // All are those of an only subject, also an orphan that no survey has seen in its tree.
-        if table.roots.len() > 1 {
+        let is_only = table.admitted <= 1;
+        if !is_only {
             table.survey();
-            children.retain(|pid| match procfs::key(*pid).ok().and_then(|key| table.owner_of(key)) {
-                Some(found) => found == owner,
-                None => is_traced_by_us(*pid),
-            });
         }
-        children
+        let is_its_own = |key: &ProcessKey| match table.owner_of(*key) {
+            _ if is_only => true,
+            Some(found) => found == owner,
+            None => is_traced_by_us(key.pid),
+        };
+        keys.filter(|key| !table.is_foreign(*key) && is_its_own(key)).map(|key| key.pid).collect()
     }
 }
 

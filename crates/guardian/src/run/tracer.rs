@@ -20,7 +20,7 @@ use sys::Error;
 use track::{TrackError, TrackerKind};
 use undo::watch::Watch;
 
-use super::RunRequest;
+use super::request::RunRequest;
 use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
 
@@ -227,7 +227,8 @@ impl Tracer {
         self.log = None;
     }
 
-    fn call_off_waits(&self, called_off: bool) {
+    /// Has the thread give up waiting for buffers, now and until this is called with `false`.
+    pub(super) fn call_off_waits(&self, called_off: bool) {
         if let Some(log) = &self.log {
             log.call_off_waits(called_off);
         }

@@ -15,18 +15,22 @@ use std::sync::Arc;
 use engine::{Covered, FilterInstall};
 use model::{Pid, Sequence};
 use rustix::fs::SeekFrom;
+use supervise::ChangedFiles;
 use sys::listener_holder::ListenerHolder;
 use sys::{Errno, Error};
 use undo::UndoError;
 use undo::back::WentBack;
 use undo::watch::{OpenFile, Watch, WatchOptions, WatchReport};
 
-use super::{ChangedFiles, Guarded, RunRequest};
+use super::request::{Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
 use crate::streams::Streams;
 
 /// The number that stands for the beginning of the program. No checkpoint has it.
 pub(super) const BEGINNING: Sequence = Sequence(0);
+
+/// The undo log of files, below the directory of a subject.
+pub(crate) const UNDO_DIRECTORY: &str = "undo";
 
 /// Exact checkpoints that the store keeps whatever its policy says: the newest one, and one to fall back to when that
 /// leads to death again.

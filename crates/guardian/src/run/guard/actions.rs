@@ -1,19 +1,22 @@
 //! What the state machine has decided, done.
 //!
 //! Owns: how each action is carried out, and the event that answers it.
-//! Invariants: actions are carried out in their order; one that fails ends the run.
+//! Invariants: actions are carried out in their order; one that fails ends the run; one that may block is ordered from
+//! a worker.
 //! Does not: decide.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use engine::CheckpointOptions;
-use model::Sequence;
-use supervise::{Action, Event, FreshReason, LateReason, Notice, RestartLimit, RestoreError, Survey};
+use model::{ProcessKey, Sequence};
+use supervise::{Action, Event, FreshReason, LateReason, Notice, RestartLimit};
 
-use super::super::Guarded;
-use super::super::watching::{BEGINNING, Watching};
-use super::Guard;
+use super::super::rebuild::{Attempt, Rebuild, lock};
+use super::super::request::Guarded;
+use super::super::watching::BEGINNING;
+use super::parts::{After, Guard, Progress};
 use crate::error::{GuardianError, Result};
 use crate::event::{RunEvent, headline_of};
 use crate::record::FreshReport;
@@ -24,18 +27,22 @@ use crate::time;
 const LAST_RESTART: &str =
     "restarts from its checkpoints end soon, and this is the last one that --max-restarts permits";
 
-impl Guard<'_> {
-    /// Carries out what was decided, and what follows from that.
+impl Guard {
+    /// Carries out what was decided, and what follows from that, until something is a worker's.
     pub(super) fn act(&mut self) -> Result<()> {
-        while let Some(action) = self.driver.actions.pop_front() {
-            if let Some(answer) = self.carry_out(action)? {
-                self.feed(answer);
+        loop {
+            while matches!(self.driver.progress, Progress::Own)
+                && let Some(action) = self.driver.actions.pop_front()
+            {
+                if let Some(answer) = self.carry_out(action)? {
+                    self.feed(answer);
+                }
             }
-            if self.driver.actions.is_empty() && self.driver.machine.incarnation() > self.driver.incarnation {
-                self.begin_incarnation()?;
+            if self.driver.machine.incarnation() == self.driver.incarnation {
+                return Ok(());
             }
+            self.begin_incarnation()?;
         }
-        Ok(())
     }
 
     fn carry_out(&mut self, action: Action) -> Result<Option<Event>> {
@@ -46,16 +53,11 @@ impl Guard<'_> {
             Action::Signal(signal) => self.subject.signal(signal)?,
             Action::Late(reason, rounds) => self.hold_back(reason, rounds),
             Action::Tell(notice) => self.tell_notice(notice),
-            Action::Clear => {
-                let spared = self.tree.departed.before(Sequence(u64::MAX));
-                self.host.household.clear(self.tree.owner, self.subject.pid(), &self.tree.known, &spared)?;
-                self.files_ended();
-                return Ok(Some(Event::Cleared));
-            }
-            Action::Survey => return Ok(Some(Event::Surveyed(self.survey()?))),
+            Action::Clear => self.clear(),
+            Action::Survey => self.survey(),
             Action::LeaveBehind { dropped, newest } => self.leave_behind(&dropped, newest),
-            Action::Restore(sequence) => return self.restore(sequence).map(Some),
-            Action::Start { is_with_files, why } => return self.start(is_with_files, why).map(Some),
+            Action::Restore(sequence) => self.restore(sequence),
+            Action::Start { is_with_files, why } => self.start(is_with_files, why)?,
         }
         Ok(None)
     }
@@ -118,22 +120,49 @@ impl Guard<'_> {
             Notice::Restored(sequence, took) => {
                 let (pid, took_us) = (pid.get(), time::microseconds(took));
                 self.report(RunEvent::Restored { pid, seq: sequence.get(), took_us });
-                self.host.foreground.draw_again();
+                lock(&self.tree.foreground).draw_again();
             }
         }
     }
 
-    fn survey(&self) -> Result<Survey> {
-        let found = self.store.list(&self.claim.name)?;
-        let committed: Vec<Sequence> = found.into_iter().map(|(sequence, _)| sequence).collect();
-        let mut known = committed.clone();
-        known.extend(self.driver.machine.in_flight());
-        let watching = self.files.watching.as_ref();
-        Ok(Survey {
-            committed,
-            exact: watching.map(|watching| watching.exact(&known)).unwrap_or_default(),
-            reaches_beginning: watching.is_some_and(Watching::reaches_beginning),
-        })
+    /// Has a worker do something, and `after` what follows from it.
+    fn order<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&Rebuild) -> T + Send + 'static,
+        after: impl FnOnce(&mut Self, T) -> Result<Event> + Send + 'static,
+    ) {
+        let rebuild = self.rebuild();
+        self.driver.progress = Progress::Ordered(Box::new(move || -> After {
+            let done = work(&rebuild);
+            Box::new(move |guard| after(guard, done))
+        }));
+    }
+
+    fn rebuild(&self) -> Rebuild {
+        Rebuild {
+            host: Arc::clone(&self.host),
+            store: self.store.clone(),
+            name: self.claim.name.clone(),
+            directory: self.claim.directory.clone(),
+            subject: Arc::clone(&self.subject),
+            owner: self.tree.owner,
+            policy: self.files.policy,
+            watching: self.files.watching.clone(),
+            foreground: Arc::clone(&self.tree.foreground),
+        }
+    }
+
+    fn clear(&mut self) {
+        let spared = self.tree.departed.before(Sequence(u64::MAX));
+        let known = self.tree.known.clone();
+        let work = move |rebuild: &Rebuild| rebuild.clear(&known, &spared);
+        self.order(work, |_, cleared| cleared.map(|()| Event::Cleared));
+    }
+
+    fn survey(&mut self) {
+        let in_flight: Vec<Sequence> = self.driver.machine.in_flight().collect();
+        let work = move |rebuild: &Rebuild| rebuild.survey(&in_flight);
+        self.order(work, |_, survey| survey.map(Event::Surveyed));
     }
 
     /// The log drops what it has not written; an incarnation that begins at an older checkpoint has other ones.
@@ -146,47 +175,58 @@ impl Guard<'_> {
         }
     }
 
-    fn restore(&mut self, sequence: Sequence) -> Result<Event> {
-        let spared = self.tree.departed.before(sequence);
-        self.host.household.clear(self.tree.owner, self.subject.pid(), &[], &spared)?;
-        let covered = match self.take_files_back(sequence) {
-            Ok(covered) => covered,
-            Err(error) => return Ok(Event::NotRestored(self.files_stay(error))),
-        };
-        let Err(error) = self.build(sequence, covered) else { return Ok(Event::Restored) };
-        self.host.household.clear_construction(self.tree.owner, &spared)?;
-        let is_of_files = error.names_changed_files();
-        self.driver.last_error = Some(error);
-        let why = if is_of_files { RestoreError::FilesChanged } else { RestoreError::Unusable };
-        Ok(Event::NotRestored(why))
+    fn restore(&mut self, sequence: Sequence) {
+        let spared: HashSet<ProcessKey> = self.tree.departed.before(sequence);
+        let opened_later = self.files.written.later_than(sequence);
+        let work = move |rebuild: &Rebuild| rebuild.restore(sequence, &opened_later, &spared);
+        self.order(work, |guard, attempt| {
+            Ok(guard.take_built(attempt?).map_or(Event::Restored, Event::NotRestored))
+        });
     }
 
-    fn start(&mut self, is_with_files: bool, why: Option<FreshReason>) -> Result<Event> {
+    fn start(&mut self, is_with_files: bool, why: Option<FreshReason>) -> Result<()> {
         let Guarded::Command(words) = self.request.what.clone() else {
             return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
         };
-        self.host.household.clear(self.tree.owner, self.subject.pid(), &[], &HashSet::new())?;
-        if is_with_files {
-            if let Err(error) = self.take_files_back(BEGINNING) {
-                return Ok(Event::NotStarted(self.files_stay(error)));
+        let requests = self.requests.name().to_owned();
+        let work = move |rebuild: &Rebuild| rebuild.start(&words, &requests, is_with_files);
+        self.order(work, move |guard, attempt| {
+            // What has failed before is the reason, and an attempt that fails has another.
+            let before = guard.driver.last_error.take();
+            if let Some(error) = guard.take_built(attempt?) {
+                return Ok(Event::NotStarted(error));
             }
-        } else {
-            self.files_start_over()?;
+            guard.driver.last_error = before;
+            guard.started(why);
+            Ok(Event::Started)
+        });
+        Ok(())
+    }
+
+    /// Takes over the subject that an attempt has brought back; else gives why there is none.
+    fn take_built(&mut self, attempt: Attempt) -> Option<supervise::RestoreError> {
+        attempt.events.into_iter().for_each(|event| self.report(event));
+        match attempt.outcome {
+            Ok(built) => {
+                self.subject = Arc::new(built.subject);
+                self.tree.resumed_after = built.resumed_after;
+                None
+            }
+            Err((why, error)) => {
+                self.driver.last_error = Some(error);
+                Some(why)
+            }
         }
+    }
+
+    fn started(&mut self, why: Option<FreshReason>) {
+        self.tree.departed.forget();
         let why = why.map(|why| self.words_of(why));
         if let Some(why) = &why {
             let time = time::rfc3339(SystemTime::now());
             self.voice.record.fresh = Some(FreshReport { reason: why.clone(), time });
         }
-        self.start_program(&words, why.as_deref())?;
-        Ok(Event::Started)
-    }
-
-    fn files_stay(&mut self, error: GuardianError) -> RestoreError {
-        let is_half_way = matches!(&error, GuardianError::Undo(error) if error.is_half_way());
-        self.driver.last_error = Some(error);
-        // No program expects that mixture, and the journal that leads out of it would be lost.
-        if is_half_way { RestoreError::FilesHalfWay } else { RestoreError::FilesStay }
+        self.report(RunEvent::Started { pid: self.subject.pid().get(), why });
     }
 
     fn words_of(&mut self, why: FreshReason) -> String {

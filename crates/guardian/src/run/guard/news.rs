@@ -5,7 +5,7 @@
 //! Invariants: each one that was taken is told of once, as durable, as failed or as left behind.
 //! Does not: take checkpoints, or judge deaths.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use engine::{Comparison, Phase, Phases, Slices};
 use model::{PageCount, Sequence};
@@ -14,8 +14,7 @@ use supervise::{Event, NotTaken, Sliced, State};
 
 use super::super::reasons::Reasons;
 use super::super::tracer::{News, TakenNews};
-use super::Guard;
-use super::parts::InFlight;
+use super::parts::{Guard, InFlight};
 use super::telling::{checkpoint_event, refusal};
 use crate::error::GuardianError;
 use crate::event::RunEvent;
@@ -25,7 +24,7 @@ use crate::time;
 /// How long a process takes to die at most, as far as it is waited for.
 const DYING: Duration = Duration::from_millis(20);
 
-impl Guard<'_> {
+impl Guard {
     pub(super) fn note_news(&mut self, news: News) {
         match news {
             News::Taken(news) => self.note_taken(*news),
@@ -49,12 +48,38 @@ impl Guard<'_> {
                 }
                 self.voice.record.refusals = self.refusals.reasons.counts();
             }
-            News::Failed(error) => self.note_failed(&error),
+            News::Failed(error) => self.note_failed(error),
         }
     }
 
-    /// A checkpoint was not taken, or the log not opened.
-    fn note_failed(&mut self, error: &GuardianError) {
+    /// A checkpoint was not taken, or the log not opened. What a dying process is asked fails a little before it has
+    /// ended, so such a failure is judged a little later.
+    fn note_failed(&mut self, error: GuardianError) {
+        let says_gone = matches!(&error, GuardianError::Engine(error) if error.says_gone());
+        if says_gone && !self.has_ended() {
+            self.taking.doubt = Some((error, Instant::now() + DYING));
+        } else {
+            self.judge_failure(&error);
+        }
+    }
+
+    /// Judges a failure that may have been the death of the subject.
+    pub(super) fn settle_doubt(&mut self) {
+        let is_settled = |(_, until): &mut (GuardianError, Instant)| *until <= Instant::now();
+        if self.has_ended()
+            && let Some((error, _)) = self.taking.doubt.take()
+        {
+            self.judge_failure(&error);
+        } else if let Some((error, _)) = self.taking.doubt.take_if(is_settled) {
+            self.judge_failure(&error);
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.subject.ends_within(Duration::ZERO)
+    }
+
+    fn judge_failure(&mut self, error: &GuardianError) {
         let next = self.driver.machine.next_sequence();
         let was_taking = matches!(self.driver.machine.state(), State::Checkpointing { .. });
         if !was_taking {
@@ -63,7 +88,7 @@ impl Guard<'_> {
         }
         self.requests.answer_for(next, &refusal(error));
         // One that has died is no reason against checkpoints; the loop will see.
-        let is_dying = self.has_died_of(error);
+        let is_dying = self.has_ended();
         self.feed(match (was_taking, is_dying) {
             (true, true) => Event::NotTaken(NotTaken::Dying),
             (true, false) => Event::NotTaken(NotTaken::Refused),
@@ -72,13 +97,6 @@ impl Guard<'_> {
         if !is_dying {
             self.note_failure(error);
         }
-    }
-
-    /// Whether a failure was the subject's death. What a dying process is asked fails a little before it has ended.
-    fn has_died_of(&self, error: &GuardianError) -> bool {
-        let says_gone = matches!(error, GuardianError::Engine(error) if error.says_gone());
-        let patience = if says_gone { DYING } else { Duration::ZERO };
-        self.subject.ends_within(patience)
     }
 
     /// Dirty pages were looked for, and there is no checkpoint of it.
@@ -133,6 +151,7 @@ impl Guard<'_> {
             precopied: taken.precopied,
             residual: taken.residual,
         });
+        self.host.household.note(self.tree.owner, &descendants);
         self.tree.known = descendants;
         self.report_departed(sequence, false);
         self.note_files(sequence, &taken.files);

@@ -4,31 +4,72 @@
 //! Does not: do anything.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Phases, Slices};
 use model::{PageCount, ProcessKey, Sequence};
 use store::{Completion, LogWriter, Store};
-use supervise::{Action, Beginning, Event, Plan};
+use supervise::{Action, Beginning, ChangedFiles, Event, Plan, SubjectStatus};
 
-use super::super::ChangedFiles;
 use super::super::children::{ChildDeath, Children};
 use super::super::claim::Claim;
 use super::super::departed::Departed;
-use super::super::leftovers::{Household, Owner};
+use super::super::leftovers::Owner;
 use super::super::reasons::Reasons;
+use super::super::rebuild::SharedForeground;
+use super::super::request::RunRequest;
 use super::super::requests::Requests;
+use super::super::shared::Shared;
 use super::super::tracer::{Tracer, Tracking};
 use super::super::watching::Watching;
-use crate::error::GuardianError;
+use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::files::WrittenFiles;
 use crate::foreground::Foreground;
 use crate::journal::Journal;
 use crate::record::Record;
-use crate::signals::Signals;
-use crate::streams::Streams;
+use crate::signals::Request;
 use crate::subject::Subject;
+
+/// A subject being guarded.
+pub(crate) struct Guard {
+    pub(super) request: RunRequest,
+    pub(super) store: Store,
+    pub(super) claim: Claim,
+    pub(super) host: Arc<Shared>,
+    pub(super) requests: Requests,
+    pub(super) subject: Arc<Subject>,
+    pub(super) driver: Driver,
+    pub(super) tree: Tree,
+    pub(super) taking: Taking,
+    pub(super) refusals: Refusals,
+    pub(super) files: WatchedFiles,
+    pub(super) voice: Voice,
+}
+
+/// What a guard is made of, each by one step of `starting`.
+pub(in crate::run) struct Parts {
+    pub(in crate::run) store: Store,
+    pub(in crate::run) claim: Claim,
+    pub(in crate::run) host: Arc<Shared>,
+    pub(in crate::run) foreground: Foreground,
+    pub(in crate::run) requests: Requests,
+    pub(in crate::run) children: Option<Children>,
+    pub(in crate::run) subject: Subject,
+    pub(in crate::run) beginning: Beginning,
+    pub(in crate::run) log: LogWriter,
+    pub(in crate::run) tracking: Tracking,
+    /// What a restart does with changed files, and why they do not go back where nothing else was asked for.
+    pub(in crate::run) files: (ChangedFiles, Option<String>),
+    pub(in crate::run) watching: Option<Arc<Watching>>,
+}
+
+/// Work of a subject that may block.
+pub(crate) type Work = Box<dyn FnOnce() -> After + Send>;
+
+/// What the guard makes of the work when it is done.
+pub(crate) type After = Box<dyn FnOnce(&mut Guard) -> Result<Event> + Send>;
 
 /// A checkpoint that was taken and is not durable yet.
 #[derive(Clone, Copy, Debug)]
@@ -42,32 +83,6 @@ pub(super) struct InFlight {
     pub(super) residual: PageCount,
 }
 
-/// What a guard is made of, each by one step of `run`.
-pub(in crate::run) struct Parts {
-    pub(in crate::run) store: Store,
-    pub(in crate::run) claim: Claim,
-    pub(in crate::run) host: Host,
-    pub(in crate::run) requests: Requests,
-    pub(in crate::run) children: Option<Children>,
-    pub(in crate::run) subject: Subject,
-    pub(in crate::run) first: Sequence,
-    pub(in crate::run) log: LogWriter,
-    pub(in crate::run) tracking: Tracking,
-    pub(in crate::run) files: ChangedFiles,
-    pub(in crate::run) no_rewind: Option<String>,
-    pub(in crate::run) watching: Option<Watching>,
-}
-
-/// What a process has once, however many subjects it guards.
-pub(in crate::run) struct Host {
-    pub(in crate::run) household: Household,
-    pub(in crate::run) signals: Signals,
-    pub(in crate::run) streams: Streams,
-    pub(in crate::run) foreground: Foreground,
-    /// A child has changed, and the dead ones were not reaped since.
-    pub(in crate::run) has_orphans: bool,
-}
-
 /// The state machine, and what it has decided.
 pub(super) struct Driver {
     pub(super) machine: supervise::Subject,
@@ -77,6 +92,21 @@ pub(super) struct Driver {
     pub(super) incarnation: u64,
     /// The error of the action that failed last.
     pub(super) last_error: Option<GuardianError>,
+    /// Signals to the host that were not handed on yet.
+    pub(super) signals: VecDeque<Request>,
+    pub(super) progress: Progress,
+}
+
+/// Who is at work for the subject.
+pub(super) enum Progress {
+    /// The guard itself.
+    Own,
+    /// A worker, as soon as it gets this.
+    Ordered(Work),
+    /// A worker.
+    Away,
+    /// Nobody: an action has failed, and the tracer is still to leave the subject.
+    Failing,
 }
 
 /// The processes of the subject besides its root.
@@ -93,6 +123,9 @@ pub(super) struct Tree {
     pub(super) departed: Departed,
     /// None of this incarnation ran before, on CLOCK_MONOTONIC.
     pub(super) resumed_after: Duration,
+    /// The root has ended, and this was not reported yet.
+    pub(super) death: Option<SubjectStatus>,
+    pub(super) foreground: SharedForeground,
 }
 
 /// How checkpoints are taken and written.
@@ -102,6 +135,8 @@ pub(super) struct Taking {
     pub(super) pending: VecDeque<InFlight>,
     /// What the log has told of a checkpoint before the tracer has.
     pub(super) early: Option<Completion>,
+    /// A failure that may be the death of the subject, and how long that is waited for.
+    pub(super) doubt: Option<(GuardianError, Instant)>,
 }
 
 /// Why checkpoints were not taken, or late.
@@ -118,7 +153,7 @@ pub(super) struct WatchedFiles {
     /// What a restart does with those that have changed.
     pub(super) policy: ChangedFiles,
     /// The watch over them, if they go back.
-    pub(super) watching: Option<Watching>,
+    pub(super) watching: Option<Arc<Watching>>,
     /// Those that checkpoints have recorded.
     pub(super) written: WrittenFiles,
     /// Why checkpoints were taken that files cannot go back to.
@@ -128,13 +163,14 @@ pub(super) struct WatchedFiles {
 }
 
 /// What is told to the operator, and written down for those who ask later.
-pub(super) struct Voice<'a> {
-    pub(super) tell: &'a mut dyn FnMut(&RunEvent),
+pub(super) struct Voice {
     pub(super) journal: Journal,
     pub(super) record: Record,
     pub(super) told: Told,
-    /// Messages that wait until files have gone back, as they may go to one of them.
-    pub(super) waiting: Option<Vec<RunEvent>>,
+    /// What the operator was not told yet.
+    pub(super) outbox: Vec<RunEvent>,
+    /// Messages wait until files have gone back, as they may go to one of them.
+    pub(super) is_holding: bool,
 }
 
 /// What is told once in a run, and was.
@@ -158,6 +194,13 @@ impl Driver {
         let now = Instant::now();
         let mut machine = supervise::Subject::new(plan, beginning, now);
         let actions = machine.step(now, Event::Started).into();
-        Self { incarnation: machine.incarnation(), machine, actions, last_error: None }
+        Self {
+            incarnation: machine.incarnation(),
+            machine,
+            actions,
+            last_error: None,
+            signals: VecDeque::new(),
+            progress: Progress::Own,
+        }
     }
 }

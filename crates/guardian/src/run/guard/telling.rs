@@ -9,12 +9,12 @@ use engine::FileRecord;
 use image::ImageKind;
 use model::Sequence;
 use store::LogCommitted;
+use supervise::ChangedFiles;
 
 use super::super::claim::Claim;
+use super::super::request::RunRequest;
 use super::super::tracer::Tracking;
-use super::super::{ChangedFiles, RunRequest};
-use super::Guard;
-use super::parts::InFlight;
+use super::parts::{Guard, InFlight};
 use crate::error::{GuardianError, Result};
 use crate::event::{CheckpointEvent, PhaseTimes, RunEvent};
 use crate::record::{ProcessName, Record, SlicesReport, boot};
@@ -44,7 +44,7 @@ pub(super) fn first_record(
     })
 }
 
-impl Guard<'_> {
+impl Guard {
     /// Takes note of the files that a checkpoint has recorded; the first that knows some reports those that can
     /// prevent a restart.
     pub(super) fn note_files(&mut self, sequence: Sequence, files: &[FileRecord]) {

@@ -1,0 +1,284 @@
+//! One turn of a guard: everything that has arrived is reported to the state machine, and what is due is begun.
+//!
+//! Owns: the order in which events are reported; what a guard waits for.
+//! Invariants: a turn waits for nothing. A death is reported in the turn after it was noticed, so that signals and
+//! commits that had arrived are reported before it, and only when no thread of ours traces the dead.
+//! Does not: carry out actions.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Instant, SystemTime};
+
+use store::LogWriter;
+use supervise::{Event, State, Step};
+
+use super::super::children::Children;
+use super::super::rebuild::lock;
+use super::super::requests::{Asked, Word};
+use super::parts::{After, Guard, Progress, Work};
+use crate::error::{GuardianError, Result};
+use crate::event::RunEvent;
+use crate::record::SubjectState;
+use crate::restoring::hand_on;
+use crate::signals::Request;
+
+impl Guard {
+    /// Takes note of everything that has arrived, and does what is due.
+    pub(crate) fn step(&mut self) {
+        match self.driver.progress {
+            Progress::Own => {
+                if let Err(error) = self.turn() {
+                    self.fail(error);
+                }
+            }
+            Progress::Ordered(_) | Progress::Away => return,
+            Progress::Failing => {}
+        }
+        if matches!(self.driver.progress, Progress::Failing) {
+            // A checkpoint that is being taken is still one of this subject's.
+            self.hear();
+            if !self.taking.tracer.is_tracing() {
+                self.driver.progress = Progress::Own;
+                self.feed(Event::Failed);
+            }
+        }
+        self.release_messages();
+    }
+
+    /// Whether the run of this subject is over.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.driver.machine.state(), State::Ended(_))
+    }
+
+    /// The subject.
+    pub(crate) fn name(&self) -> &str {
+        self.claim.name.as_str()
+    }
+
+    /// Work for a worker, if there is some. The guard does nothing until it is done.
+    pub(crate) fn take_work(&mut self) -> Option<Work> {
+        match std::mem::replace(&mut self.driver.progress, Progress::Away) {
+            Progress::Ordered(work) => Some(work),
+            other => {
+                self.driver.progress = other;
+                None
+            }
+        }
+    }
+
+    /// The work is done.
+    pub(crate) fn work_done(&mut self, after: After) {
+        self.driver.progress = Progress::Own;
+        let outcome = after(self).and_then(|event| {
+            self.feed(event);
+            self.act()
+        });
+        if let Err(error) = outcome {
+            self.fail(error);
+        }
+    }
+
+    /// What the operator is to be told now.
+    pub(crate) fn take_told(&mut self) -> Vec<RunEvent> {
+        if self.voice.is_holding { Vec::new() } else { std::mem::take(&mut self.voice.outbox) }
+    }
+
+    /// The host has received a signal.
+    pub(crate) fn signal(&mut self, request: Request) {
+        self.driver.signals.push_back(request);
+    }
+
+    /// Whether a signal that stops the host has to be sent to the subject as well. One that comes while there is no
+    /// subject stops the host alone.
+    pub(crate) fn is_to_stop(&self, from_terminal: bool) -> bool {
+        let has_it = from_terminal && crate::signals::shares_group(self.subject.pid());
+        self.driver.machine.state().is_alive() && !has_it
+    }
+
+    /// Sends the subject a signal.
+    pub(crate) fn send(&self, signal: model::Signal) {
+        // One that has ended meanwhile needs none; the loop will see.
+        let _ = self.subject.signal(signal);
+    }
+
+    /// The host and the subject were stopped together, and go on.
+    pub(crate) fn continued(&mut self) {
+        self.feed(Event::Continued);
+    }
+
+    /// What a turn is due for.
+    pub(crate) fn handles(&self) -> Vec<BorrowedFd<'_>> {
+        let (tracer, tree) = (&self.taking.tracer, &self.tree);
+        let mut handles = Vec::new();
+        let is_own = match self.driver.progress {
+            Progress::Ordered(_) | Progress::Away => return handles,
+            Progress::Own => true,
+            Progress::Failing => false,
+        };
+        let is_alive = self.driver.machine.state().is_alive();
+        if is_alive || !is_own {
+            handles.push(tracer.handle());
+        }
+        if is_alive && is_own && tree.death.is_none() {
+            handles.extend([self.subject.handle(), self.requests.handle()]);
+            handles.extend(tree.children.as_ref().map(Children::handle));
+        }
+        handles.extend(tracer.log().map(LogWriter::event));
+        handles
+    }
+
+    /// When a turn is due, whatever else happens.
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+        if !matches!(self.driver.progress, Progress::Own) {
+            return None;
+        }
+        let is_pressing = self.tree.death.is_some() && !self.taking.tracer.is_tracing()
+            || !self.driver.signals.is_empty() && !self.is_settling();
+        let doubt = self.taking.doubt.as_ref().map(|(_, until)| *until);
+        let look = self.requests.look().map(|look| now + look);
+        let times = [is_pressing.then_some(now), self.driver.machine.wake(now), doubt, look];
+        times.into_iter().flatten().min()
+    }
+
+    /// A signal that arrives while the subject is being restored waits for its next incarnation.
+    fn is_settling(&self) -> bool {
+        matches!(self.driver.machine.state(), State::Restoring { step: Step::Settling(_), .. })
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        if !self.is_settling() {
+            self.take_signals()?;
+        }
+        if !self.driver.machine.state().is_alive() {
+            self.hear_log();
+            self.feed(Event::Due);
+            return self.act();
+        }
+        self.take_requests();
+        self.hear();
+        self.settle_doubt();
+        self.hear_children()?;
+        self.act()?;
+        let is_tracing = self.taking.tracer.is_tracing();
+        if let Some(status) = self.tree.death {
+            return if is_tracing { Ok(()) } else { self.died(status) };
+        }
+        if let Some(status) = self.subject.ended()? {
+            self.tree.death = Some(status);
+            self.hold_messages();
+            self.taking.tracer.call_off_waits(true);
+            return Ok(());
+        }
+        if !is_tracing && lock(&self.tree.foreground).follow_stop(&self.subject)? {
+            self.feed(Event::Continued);
+        }
+        self.feed(Event::Due);
+        self.act()?;
+        self.hear_journal();
+        Ok(())
+    }
+
+    /// An action could not be carried out.
+    fn fail(&mut self, error: GuardianError) {
+        self.driver.last_error = Some(error);
+        self.driver.progress = Progress::Failing;
+        self.taking.tracer.call_off_waits(true);
+    }
+
+    /// Reports an event to the state machine. What follows is done by `act`.
+    pub(super) fn feed(&mut self, event: Event) {
+        self.driver.actions.extend(self.driver.machine.step(Instant::now(), event));
+        let state = self.driver.machine.state();
+        self.voice.record.in_flight = self.driver.machine.in_flight().len();
+        let shown = SubjectState::from(state);
+        if self.voice.record.state != shown {
+            self.voice.record.state = shown;
+            self.voice.record.restarts = self.driver.machine.restart_count();
+            // The rest is written with what else changes then.
+            if !state.is_alive() && !matches!(state, State::Ended(_)) {
+                self.write_record();
+            }
+        }
+    }
+
+    fn take_signals(&mut self) -> Result<()> {
+        while let Some(request) = self.driver.signals.pop_front() {
+            if let Request::End { signal, .. } = request {
+                self.feed(Event::EndRequested(signal));
+            }
+            hand_on(request, &self.subject)?;
+        }
+        Ok(())
+    }
+
+    /// Takes note of what the tracer and the log have told so far.
+    fn hear(&mut self) {
+        while let Some(news) = self.taking.tracer.hear() {
+            self.note_news(news);
+        }
+        self.hear_log();
+        if !self.taking.tracer.is_tracing() {
+            self.requests.tell_quiet();
+        }
+    }
+
+    /// Does what the subject asks for.
+    fn take_requests(&mut self) {
+        let now = Instant::now();
+        while let Some(Asked { word, asker }) = self.requests.poll(self.subject.pid()) {
+            match word {
+                Word::Checkpoint => {
+                    self.requests.want(asker);
+                    if self.requests.wants_checkpoint() {
+                        self.feed(Event::Wanted);
+                    }
+                }
+                Word::Hold => self.requests.hold(asker, now),
+                Word::Release => self.requests.release(&asker),
+                Word::Ready => {
+                    self.feed(Event::Ready);
+                    self.requests.answer(&asker, "ok\n");
+                }
+                Word::Unknown => self.requests.answer(&asker, "error unknown request\n"),
+            }
+        }
+        if self.requests.is_held() {
+            for pid in self.requests.end_stale_holds(now) {
+                self.report(RunEvent::HoldEnded { pid: pid.get() });
+            }
+        }
+        self.feed(Event::Holds(self.requests.is_held()));
+    }
+
+    pub(super) fn hear_log(&mut self) {
+        let completions = self.taking.tracer.log().map(LogWriter::take_completions).unwrap_or_default();
+        for completion in completions {
+            self.note_completion(completion);
+        }
+    }
+
+    pub(super) fn write_record(&self) {
+        self.voice.journal.set_now(&self.voice.record);
+    }
+
+    /// Tells once that the status cannot be written. While a checkpoint is being written the disk may be full of it
+    /// only until that has failed, which is told as well.
+    fn hear_journal(&mut self) {
+        if let Some(error) = self.voice.journal.take_error()
+            && self.driver.machine.in_flight().len() == 0
+            && !std::mem::replace(&mut self.voice.told.status, true)
+        {
+            self.say(RunEvent::StatusUnwritable { reason: error.to_string() });
+        }
+    }
+
+    /// Tells whoever runs us, now or when messages need not wait any more.
+    fn say(&mut self, event: RunEvent) {
+        self.voice.outbox.push(event);
+    }
+
+    /// Tells whoever runs us, and writes it down.
+    pub(super) fn report(&mut self, event: RunEvent) {
+        self.voice.journal.tell(SystemTime::now(), event.clone());
+        self.say(event);
+    }
+}

@@ -1,0 +1,236 @@
+//! Bringing a subject back: the part that may block, on a worker.
+//!
+//! Owns: the end of what a dead incarnation has left, taking files back, building or starting processes.
+//! Invariants: no process of the subject runs while files go back; a dead root keeps its pid until the restore is about
+//! to need it; nothing of an attempt that failed is left.
+//! Does not: decide which checkpoint is restored, or know the guard.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::{Covered, EngineError, FilePolicy, Files, RestoreOptions};
+use model::{ProcessKey, Sequence};
+use store::{Store, SubjectName};
+use supervise::{ChangedFiles, RestoreError, Survey};
+
+use super::leftovers::Owner;
+use super::program::spawn;
+use super::shared::Shared;
+use super::watching::{BEGINNING, Watching};
+use crate::aside::Parts;
+use crate::error::{GuardianError, Result};
+use crate::event::RunEvent;
+use crate::foreground::Foreground;
+use crate::streams;
+use crate::subject::Subject;
+
+/// How long a pid that is taken is waited for: its holder may be a process that is just ending.
+const PID_PATIENCE: Duration = Duration::from_secs(2);
+/// How often it is tried meanwhile.
+const PID_NAP: Duration = Duration::from_millis(20);
+
+/// The terminal of the host, as a subject has it.
+pub(super) type SharedForeground = Arc<Mutex<Foreground>>;
+
+pub(super) fn lock(foreground: &Mutex<Foreground>) -> MutexGuard<'_, Foreground> {
+    foreground.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is needed to bring a dead subject back.
+pub(super) struct Rebuild {
+    pub(super) host: Arc<Shared>,
+    pub(super) store: Store,
+    pub(super) name: SubjectName,
+    /// Where images and status of the subject live.
+    pub(super) directory: PathBuf,
+    /// The dead root.
+    pub(super) subject: Arc<Subject>,
+    pub(super) owner: Owner,
+    /// What a restart does with files that have changed.
+    pub(super) policy: ChangedFiles,
+    pub(super) watching: Option<Arc<Watching>>,
+    pub(super) foreground: SharedForeground,
+}
+
+/// A subject that runs again.
+pub(super) struct Built {
+    pub(super) subject: Subject,
+    /// None of its processes ran before, on CLOCK_MONOTONIC.
+    pub(super) resumed_after: Duration,
+}
+
+/// An attempt to bring a subject back.
+pub(super) struct Attempt {
+    /// What has happened on the way.
+    pub(super) events: Vec<RunEvent>,
+    pub(super) outcome: std::result::Result<Built, (RestoreError, GuardianError)>,
+}
+
+impl Rebuild {
+    /// Ends everything that the dead root has left, also processes of an adopted root that were `known`.
+    pub(super) fn clear(&self, known: &[ProcessKey], spared: &HashSet<ProcessKey>) -> Result<()> {
+        self.host.household.clear(self.owner, self.subject.pid(), known, spared)?;
+        if let Some(watching) = &self.watching {
+            watching.ended();
+        }
+        Ok(())
+    }
+
+    /// Lists the checkpoints; those `in_flight` may be committed at any time.
+    pub(super) fn survey(&self, in_flight: &[Sequence]) -> Result<Survey> {
+        let found = self.store.list(&self.name)?;
+        let committed: Vec<Sequence> = found.into_iter().map(|(sequence, _)| sequence).collect();
+        let known: Vec<Sequence> = committed.iter().chain(in_flight).copied().collect();
+        let watching = self.watching.as_ref();
+        Ok(Survey {
+            committed,
+            exact: watching.map(|watching| watching.exact(&known)).unwrap_or_default(),
+            reaches_beginning: watching.is_some_and(|watching| watching.reaches_beginning()),
+        })
+    }
+
+    /// Takes files back and builds the processes of a checkpoint. `opened_later` are files that later ones have recorded.
+    pub(super) fn restore(
+        &self,
+        sequence: Sequence,
+        opened_later: &[PathBuf],
+        spared: &HashSet<ProcessKey>,
+    ) -> Result<Attempt> {
+        let mut events = Vec::new();
+        self.host.household.clear(self.owner, self.subject.pid(), &[], spared)?;
+        let covered = match self.take_files_back(sequence, opened_later, &mut events) {
+            Ok(covered) => covered,
+            Err(error) => return Ok(Attempt::refused(events, files_stay(&error), error)),
+        };
+        match self.build(sequence, opened_later, covered, spared, &mut events) {
+            Ok(built) => Ok(Attempt { events, outcome: Ok(built) }),
+            Err(error) => {
+                self.host.household.clear_construction(self.owner, spared)?;
+                let is_of_files = error.names_changed_files();
+                let why = if is_of_files { RestoreError::FilesChanged } else { RestoreError::Unusable };
+                Ok(Attempt::refused(events, why, error))
+            }
+        }
+    }
+
+    /// Starts the program from its beginning, with the files of then or with those of now.
+    pub(super) fn start(&self, words: &[OsString], requests: &str, is_with_files: bool) -> Result<Attempt> {
+        let mut events = Vec::new();
+        self.host.household.clear(self.owner, self.subject.pid(), &[], &HashSet::new())?;
+        if is_with_files {
+            if let Err(error) = self.take_files_back(BEGINNING, &[], &mut events) {
+                return Ok(Attempt::refused(events, files_stay(&error), error));
+            }
+        } else if let Some(watching) = &self.watching {
+            watching.start_over()?;
+        }
+        self.subject.release()?;
+        let resumed_after = sys::clock::monotonic();
+        let subject = spawn(words, &self.host, requests, self.watching.as_deref())?;
+        Ok(Attempt { events, outcome: Ok(Built { subject, resumed_after }) })
+    }
+
+    /// Builds the tree of a checkpoint; `covered` are the files that went back to it.
+    fn build(
+        &self,
+        sequence: Sequence,
+        opened_later: &[PathBuf],
+        covered: Covered,
+        spared: &HashSet<ProcessKey>,
+        events: &mut Vec<RunEvent>,
+    ) -> Result<Built> {
+        let path = self.store.get(&self.name, sequence)?;
+        let started = Instant::now();
+        loop {
+            let reader = self.store.read(&path)?;
+            let parts = Parts::of_subject(&self.directory);
+            let options = RestoreOptions {
+                pid: engine::PidPolicy::Same,
+                inherited: self.host.streams.duplicates()?,
+                files: self.files(&parts, opened_later, covered.clone()),
+                connections_lost: true,
+                terminal: lock(&self.foreground).offer(),
+                watch: self.watching.as_deref().map(Watching::filter),
+            };
+            // Until here the dead root has kept its pid from others.
+            self.subject.release()?;
+            let outcome = engine::restore(reader, options);
+            events.extend(parts.take().iter().map(RunEvent::moved_aside));
+            match outcome {
+                Ok(restored) => {
+                    lock(&self.foreground).accepted(restored.foreground);
+                    let subject = Subject::child(restored.root)?;
+                    return Ok(Built { subject, resumed_after: restored.resumed_after });
+                }
+                Err(
+                    EngineError::PidTaken(_)
+                    | EngineError::PidUnreaped { .. }
+                    | EngineError::PidOfGroup { .. },
+                ) if started.elapsed() < PID_PATIENCE => {
+                    self.host.household.clear_construction(self.owner, spared)?;
+                    std::thread::sleep(PID_NAP);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Takes files back, if they are watched; the restore compares those that did not go.
+    fn take_files_back(
+        &self,
+        to: Sequence,
+        opened_later: &[PathBuf],
+        events: &mut Vec<RunEvent>,
+    ) -> Result<Covered> {
+        let Some(watching) = &self.watching else { return Ok(Covered::Nothing) };
+        let leave = streams::written_by_others(&self.host.streams.written_files());
+        if to != BEGINNING {
+            self.compare_uncovered(watching, to, opened_later)?;
+        }
+        let (went, covered) = watching.go_back(to, &leave)?;
+        events.push(RunEvent::went_back(to, &went, leave.len()));
+        Ok(covered)
+    }
+
+    /// Refuses before any file goes back when a file that cannot has changed.
+    fn compare_uncovered(
+        &self,
+        watching: &Watching,
+        sequence: Sequence,
+        opened_later: &[PathBuf],
+    ) -> Result<()> {
+        let uncovered = watching.report().uncovered;
+        let named = uncovered.iter().filter_map(|path| rustix::fs::stat(path).ok());
+        let named: HashSet<(u64, u64)> = named.map(|stat| (stat.st_dev, stat.st_ino)).collect();
+        if named.is_empty() {
+            return Ok(());
+        }
+        let reader = self.store.read(&self.store.get(&self.name, sequence)?)?;
+        let parts = Parts::of_subject(&self.directory);
+        Ok(engine::compare_files(reader, self.files(&parts, opened_later, Covered::AllBut(named)))?)
+    }
+
+    /// What the restore does with files; after files went back, with those that did not.
+    fn files(&self, parts: &Parts, opened_later: &[PathBuf], covered: Covered) -> Files {
+        let policy = match self.policy {
+            ChangedFiles::Rewind | ChangedFiles::Fresh | ChangedFiles::Refuse => FilePolicy::Compare,
+            ChangedFiles::Keep => FilePolicy::Keep,
+        };
+        Files { policy, aside: Some(parts.keeper()), opened_later: opened_later.to_vec(), covered }
+    }
+}
+
+impl Attempt {
+    fn refused(events: Vec<RunEvent>, why: RestoreError, error: GuardianError) -> Self {
+        Self { events, outcome: Err((why, error)) }
+    }
+}
+
+fn files_stay(error: &GuardianError) -> RestoreError {
+    // No program expects that mixture, and the journal that leads out of it would be lost.
+    let is_half_way = matches!(error, GuardianError::Undo(error) if error.is_half_way());
+    if is_half_way { RestoreError::FilesHalfWay } else { RestoreError::FilesStay }
+}

@@ -1,0 +1,85 @@
+//! What `run` is asked.
+//!
+//! Owns: the request and its defaults.
+//! Does not: carry it out.
+
+use std::ffi::OsString;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use engine::Tuning;
+use model::{ByteCount, Pid};
+use supervise::{ChangedFiles, RestartLimit, RestartPolicy};
+
+use crate::compression::Compression;
+use crate::location::StoreLocation;
+
+/// The shortest time between two checkpoints.
+pub const EVERY_MIN: Duration = Duration::from_millis(10);
+/// The time between two checkpoints when nobody says.
+pub const EVERY_DEFAULT: Duration = Duration::from_secs(30);
+/// What is compressed has not changed for so long, when nobody says: what most programs write again, they write again
+/// before that.
+pub const COMPRESS_AFTER_DEFAULT: Duration = Duration::from_secs(60);
+/// Default bound of the undo log of files, in bytes.
+pub const FILES_UNDO_MAX_DEFAULT: ByteCount = ByteCount(2 << 30);
+/// Default part of the time that keeping files may cost.
+pub const FILES_COST_MAX_DEFAULT: f64 = 0.1;
+/// Checkpoints that are kept when nobody says.
+pub const KEEP_DEFAULT: usize = 8;
+
+/// The tracker when nobody says: the best that works.
+pub const TRACKER_DEFAULT: &str = "auto";
+
+/// What `run` is asked.
+#[derive(Clone, Debug)]
+pub struct RunRequest {
+    /// What is guarded.
+    pub what: Guarded,
+    /// The subject's name; without one it is named after its program.
+    pub name: Option<String>,
+    /// Time between two checkpoints.
+    pub every: Duration,
+    /// Take no checkpoint by the clock before the subject has said that it is ready.
+    pub await_ready: bool,
+    /// Accept that connections to outside the tree come back as ended by the peer.
+    pub lose_connections: bool,
+    /// Where its images live.
+    pub store: StoreLocation,
+    /// How many of them are kept.
+    pub keep: usize,
+    /// How what has not changed for a while is compressed in the store, if it is.
+    pub compression: Option<Compression>,
+    /// How long that while is.
+    pub compress_after: Duration,
+    /// Compare every so many checkpoints with the subject, page by page, before it goes on.
+    pub verify_every: Option<NonZeroU64>,
+    /// Look for dirty pages, and take no checkpoint: what tracking alone costs.
+    pub dry_run_tracking: bool,
+    /// How dirty pages are found: a tracker's name, or `auto`.
+    pub tracker: String,
+    /// How the pause and the copies are made.
+    pub tuning: Tuning,
+    /// Which deaths are followed by a restart.
+    pub policy: RestartPolicy,
+    /// The death of a process by SIGKILL, SIGSEGV, SIGBUS or SIGABRT counts as one of the whole subject.
+    pub child_signals: bool,
+    /// What a restart does with files that the subject has changed; `None` for going back where that is possible, else
+    /// a start from the beginning when they have changed.
+    pub files: Option<ChangedFiles>,
+    /// Bytes that the undo log of files may take.
+    pub files_undo_max: ByteCount,
+    /// Part of the time that keeping files may cost, 0.1 for a tenth.
+    pub files_cost_max: f64,
+    /// How often at most.
+    pub limit: RestartLimit,
+}
+
+/// What `run` guards.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Guarded {
+    /// A program, started for the purpose: its name and arguments.
+    Command(Vec<OsString>),
+    /// A process that runs already.
+    Process(Pid),
+}

@@ -1,0 +1,225 @@
+//! Two subjects under one guardian, each killed a hundred times at random moments while the other goes on.
+//!
+//! One program without a harness: the guard forks, and owns the signals of its process.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use guardian::{
+    ChangedFiles, Guarded, Host, RestartLimit, RestartPolicy, RunEvent, RunRequest, StoreLocation,
+    SubjectState, SubjectStatus,
+};
+use model::Pid;
+use tempfile::TempDir;
+use testkit::{ProcessId, moment, seeded, until};
+use undying_guardian as guardian;
+
+/// Deaths of each subject.
+const KILLS: usize = 100;
+const NAMES: [&str; 2] = ["one", "other"];
+/// Between two checkpoints.
+const EVERY: Duration = Duration::from_millis(25);
+/// From the return of a subject to its next death at most: some deaths come before the first checkpoint after it.
+const LIFE_MAX: Duration = Duration::from_millis(180);
+/// The longest that a return may take on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(60);
+const KILL: rustix::process::Signal = rustix::process::Signal::KILL;
+const TERM: rustix::process::Signal = rustix::process::Signal::TERM;
+
+fn main() -> ExitCode {
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: root");
+        return ExitCode::SUCCESS;
+    }
+    let mut random = seeded("two_subjects");
+    let folder = TempDir::with_prefix_in("undying-host-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let lab = Lab { program: compile(folder.path()), folder };
+    // What the process opens once and keeps.
+    let _ = guardian::doctor(&lab.store());
+    let before = Held::now();
+    let begun = Instant::now();
+    let kills = lab.run(&mut random);
+    println!("{} deaths in {:.1} s", kills.len(), begun.elapsed().as_secs_f64());
+    for name in NAMES {
+        lab.judge(name);
+    }
+    assert_eq!(Held::now(), before, "the guardian holds more than before");
+    ExitCode::SUCCESS
+}
+
+/// What this process holds.
+#[derive(PartialEq, Eq, Debug)]
+struct Held {
+    descriptors: usize,
+    threads: Vec<String>,
+    children: String,
+}
+
+impl Held {
+    fn now() -> Self {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let name = |thread: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(thread.unwrap().path().join("comm")).unwrap().trim().to_owned()
+        };
+        let mut threads: Vec<String> = threads.map(name).collect();
+        // One for the whole process, from its first tracer on.
+        threads.retain(|name| name != "reaper");
+        let children = std::fs::read_to_string(format!("/proc/self/task/{}/children", std::process::id()));
+        Self {
+            descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count(),
+            threads,
+            children: children.unwrap(),
+        }
+    }
+}
+
+struct Lab {
+    folder: TempDir,
+    program: PathBuf,
+}
+
+/// What the killer of a subject hears.
+#[derive(Debug)]
+enum News {
+    Back(Pid),
+    /// It died of something else, or began anew.
+    Wrong,
+}
+
+impl Lab {
+    /// Guards both subjects until each has been killed often enough.
+    fn run(&self, random: &mut Rng) -> Vec<Duration> {
+        let mut host = Host::new().unwrap();
+        let ids = NAMES.map(|name| host.add(self.request(name)));
+        let (senders, receivers): (Vec<Sender<News>>, Vec<Receiver<News>>) =
+            NAMES.map(|_| mpsc::channel()).into_iter().unzip();
+        let taken = std::thread::scope(|scope| {
+            let killers: Vec<_> = NAMES
+                .into_iter()
+                .zip(receivers)
+                .map(|(name, news)| {
+                    let random = random.fork();
+                    scope.spawn(move || self.kill(name, &news, random))
+                })
+                .collect();
+            let outcomes = host.run(&mut |name, event| {
+                let place = NAMES.iter().position(|known| *known == name).unwrap();
+                // A killer that has seen enough does not listen.
+                news_of(event).map(|news| senders[place].send(news));
+            });
+            let taken: Vec<Duration> =
+                killers.into_iter().flat_map(|killer| killer.join().unwrap()).collect();
+            let outcomes = outcomes.unwrap();
+            for id in ids {
+                assert!(matches!(outcomes[&id], Ok(SubjectStatus::Exited(0))), "{:?}", outcomes[&id]);
+            }
+            taken
+        });
+        drop(host);
+        taken
+    }
+
+    /// Kills one subject again and again, and ends it.
+    fn kill(&self, name: &str, news: &Receiver<News>, mut random: Rng) -> Vec<Duration> {
+        let mut taken = Vec::new();
+        let mut root = until("the first checkpoint", || {
+            let status = guardian::status(&self.store(), Some(name)).ok()?;
+            let row = status.rows.first()?;
+            (row.checkpoints > 0 && row.state == SubjectState::Running).then_some(Pid(row.pid))
+        });
+        for number in 0..KILLS {
+            std::thread::sleep(moment(&mut random, LIFE_MAX));
+            let begun = Instant::now();
+            ProcessId::of(root).unwrap().signal(KILL).unwrap();
+            root = match news.recv_timeout(LIMIT) {
+                Ok(News::Back(pid)) => pid,
+                other => panic!("{name} after death {number}: {other:?}"),
+            };
+            taken.push(begun.elapsed());
+        }
+        std::thread::sleep(moment(&mut random, LIFE_MAX));
+        ProcessId::of(root).unwrap().signal(TERM).unwrap();
+        taken
+    }
+
+    /// The count in the file of a subject goes on one by one, and back only where it was killed.
+    fn judge(&self, name: &str) {
+        let text = std::fs::read_to_string(self.file(name)).unwrap();
+        let lines: Vec<(i32, u64)> = text
+            .lines()
+            .map(|line| {
+                let (pid, count) = line.split_once(' ').unwrap();
+                (pid.parse().unwrap(), count.parse().unwrap())
+            })
+            .collect();
+        let mut backwards = 0;
+        for pair in lines.windows(2) {
+            let ((pid, before), (next_pid, count)) = (pair[0], pair[1]);
+            assert_eq!(pid, next_pid, "{name} has another pid");
+            assert!(count <= before + 1, "{name} has left out {before} to {count}");
+            backwards += usize::from(count <= before);
+        }
+        println!("{name}: {} lines, back {backwards} times", lines.len());
+        assert!(backwards <= KILLS, "{name} has gone back {backwards} times after {KILLS} deaths");
+        assert!(lines.len() > KILLS);
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn store(&self) -> StoreLocation {
+        StoreLocation::new(Some(&self.folder.path().join("store"))).unwrap()
+    }
+
+    fn request(&self, name: &str) -> RunRequest {
+        RunRequest {
+            what: Guarded::Command(vec![self.program.clone().into(), self.file(name).into()]),
+            name: Some(name.to_owned()),
+            every: EVERY,
+            await_ready: false,
+            lose_connections: false,
+            store: self.store(),
+            keep: 4,
+            compression: None,
+            compress_after: guardian::COMPRESS_AFTER_DEFAULT,
+            verify_every: None,
+            dry_run_tracking: false,
+            tracker: guardian::TRACKER_DEFAULT.to_owned(),
+            tuning: guardian::Tuning::default(),
+            policy: RestartPolicy::OnFailure,
+            child_signals: false,
+            files: Some(ChangedFiles::Keep),
+            files_undo_max: guardian::FILES_UNDO_MAX_DEFAULT,
+            files_cost_max: guardian::FILES_COST_MAX_DEFAULT,
+            limit: RestartLimit { count: 10 * KILLS, window: LIMIT },
+        }
+    }
+}
+
+fn news_of(event: &RunEvent) -> Option<News> {
+    match event {
+        RunEvent::Restored { pid, .. } => Some(News::Back(Pid(*pid))),
+        RunEvent::Died { signal: Some(9), .. } | RunEvent::BackOff { .. } | RunEvent::Dropped { .. } => None,
+        other => {
+            println!("    {other}");
+            let is_wrong = matches!(other, RunEvent::Died { .. } | RunEvent::Started { .. });
+            is_wrong.then_some(News::Wrong)
+        }
+    }
+}
+
+fn compile(folder: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/family.c");
+    let program = folder.join("family");
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let status =
+        Command::new(compiler).args(["-O1", "-pthread", "-o"]).arg(&program).arg(&source).status().unwrap();
+    assert!(status.success(), "the subject does not compile");
+    program
+}
