@@ -19,9 +19,8 @@ use model::{DescriptionId, Fd, Inode, Pid};
 use resource::Obstacle;
 use resource::fd::envelope::Envelope;
 use resource::fd::locks::{self, Lock};
-use resource::fd::scope_index::ScopeIndex;
 use resource::fd::sockets::Sockets;
-use resource::fd::{self, CaptureScope, Description, FdCapture, Known, in_flight};
+use resource::fd::{self, CaptureScope, Description, FdCapture, Known, ScopeIndex, in_flight};
 use resource::files::{Directories, DirectoryRecord, FileRecord, FileStates, MappedForWriting};
 use resource::state::DescriptorText;
 use sys::{Errno, Error, pidfd};
@@ -386,8 +385,11 @@ impl Descriptors {
         let mut locks = self.locks()?;
         let Self { rows, texts, known, captures, envelopes, .. } = self;
         for description in known.iter() {
-            let found =
-                (description.kind(), captures.get_mut(&description.id), envelopes.remove(&description.id));
+            let found = (
+                fd::known_kind(description),
+                captures.get_mut(&description.id),
+                envelopes.remove(&description.id),
+            );
             let (Some(kind), Some(capture), Some(mut envelope)) = found else { continue };
             envelope.locks = locks.remove(&description.id).unwrap_or_default();
             let payload = capture.after(description)?;

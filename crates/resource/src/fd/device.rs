@@ -13,8 +13,10 @@ use prost::Message;
 use rustix::fs::{FileType, Mode, Stat, major, makedev, minor, mknodat};
 use sys::{Errno, Error};
 
+use super::description::{Description, Known};
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use super::tty::is_terminal;
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::opener::{Found, Opener};

@@ -13,11 +13,14 @@ use prost::Message;
 use rustix::fs::{FileType, RawDir, Stat};
 use sys::{Errno, Error};
 
-use super::regular::{belongs_to_process, is_made_up};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use super::description::{Description, Known};
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::regular::belongs_to_process;
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::opener::Refusal;
+use crate::support::file_system::is_made_up;
 use crate::support::identity::Identity;
 use crate::support::nameless::Removed;
 use crate::support::opening;

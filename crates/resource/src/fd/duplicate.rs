@@ -13,7 +13,8 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Mode, OFlags};
 use sys::{Errno, Error, Result, pidfd};
 
-use super::{Description, Known};
+use super::description::{Description, Known};
+use crate::support::identity::FORMAT_MASK;
 
 /// What a descriptor opened anew under the same number may have for the same file, while all else is read in the pause:
 /// not the same reading and writing.
@@ -64,10 +65,7 @@ fn still(known: &Arc<Known>, opened: Result<OwnedFd>) -> Result<Option<Descripti
     };
     let stat = rustix::fs::fstat(opened.as_fd())
         .map_err(|errno| Error::descriptor("look at the file", known.pid, known.fd, errno))?;
-    let is_same = (stat.st_dev, stat.st_ino, stat.st_mode & FORMAT)
-        == (known.stat.st_dev, known.stat.st_ino, known.stat.st_mode & FORMAT);
+    let is_same = (stat.st_dev, stat.st_ino, stat.st_mode & FORMAT_MASK)
+        == (known.stat.st_dev, known.stat.st_ino, known.stat.st_mode & FORMAT_MASK);
     Ok(is_same.then(|| Description::new(Arc::clone(known), opened)))
 }
-
-/// S_IFMT.
-const FORMAT: u32 = 0o170_000;

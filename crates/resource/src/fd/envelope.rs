@@ -16,9 +16,11 @@ use sys::{Errno, Error};
 use tracee::arch::numbers::FCNTL;
 use tracee::{ProcessMemory, Stub, procfs};
 
+use super::description::{Description, Known};
+use super::kind::{FdKind, FdRecord};
 use super::locks::Holding;
 use super::locks::{self, Lock};
-use super::{CaptureScope, Description, FdKind, FdRecord, Known};
+use super::scope::CaptureScope;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;

@@ -19,8 +19,10 @@ use sys::epoll::{Registration, is_spent, register, watches};
 use sys::{Errno, Error};
 use tracee::arch::numbers::EPOLL_CTL;
 
+use super::description::{Description, Known};
 use super::fdinfo::{FdInfo, not_understood};
-use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known, kind_of};
+use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -32,7 +34,10 @@ const ORPHAN_FIX: &str = "close the set, or checkpoint the process that holds th
 
 /// Epoll sets.
 #[derive(Debug)]
-pub struct Epoll;
+pub struct Epoll {
+    /// Finds the kind of a description that a set watches.
+    pub kind_of: fn(&Description) -> Option<&'static dyn FdKind>,
+}
 
 #[derive(Clone, PartialEq, Eq, Message)]
 struct State {
@@ -68,8 +73,9 @@ struct Line {
     index: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Capture {
+    kind_of: fn(&Description) -> Option<&'static dyn FdKind>,
     info: FdInfo,
     members: Vec<Member>,
 }
@@ -99,7 +105,7 @@ impl FdKind for Epoll {
     }
 
     fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        Ok(Box::<Capture>::default())
+        Ok(Box::new(Capture { kind_of: self.kind_of, info: FdInfo::default(), members: Vec::new() }))
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
@@ -165,8 +171,9 @@ impl FdCapture for Capture {
                 Some(target) => target,
                 None => find_target(description, &line, scope)?.ok_or_else(|| orphan(description, &line))?,
             };
-            let late = scope
-                .ask(target, |target| kind_of(target).is_some_and(|kind| kind.completes_in_connect(target)));
+            let late = scope.ask(target, |target| {
+                (self.kind_of)(target).is_some_and(|kind| kind.completes_in_connect(target))
+            });
             let late = late.unwrap_or(false);
             self.members.push(Member {
                 number: line.number.get(),
@@ -315,6 +322,9 @@ mod tests {
 
     use super::super::test_support::{capture, create as create_all, describe_all, known_of};
     use super::*;
+    use crate::fd::kind_of;
+
+    const EPOLL: Epoll = Epoll { kind_of };
     use rustix::event::epoll::{self, Event, EventData, EventFlags};
     use rustix::event::{EventfdFlags, Timespec, eventfd};
     use rustix::fs::{major, minor};
@@ -338,13 +348,13 @@ mod tests {
 
     fn restore(originals: &[&OwnedFd], others: &[usize]) -> HashMap<DescriptionId, OwnedFd> {
         let fds: Vec<_> = originals.iter().map(|fd| fd.as_fd()).collect();
-        let records = capture(&Epoll, &describe_all(&fds), false).unwrap();
+        let records = capture(&EPOLL, &describe_all(&fds), false).unwrap();
         let existing = others
             .iter()
             .map(|index| (DescriptionId(*index as u32), originals[*index].try_clone().unwrap()))
             .collect();
-        let created = create_all(&Epoll, &records, existing, false).unwrap();
-        Epoll.start(&records, &created).unwrap();
+        let created = create_all(&EPOLL, &records, existing, false).unwrap();
+        EPOLL.start(&records, &created).unwrap();
         created
     }
 
@@ -397,7 +407,7 @@ mod tests {
         let elsewhere = rustix::io::fcntl_dupfd_cloexec(&lost, 900).unwrap();
         drop(lost);
         let descriptions = describe_all(&[watching.as_fd()]);
-        let error = capture(&Epoll, &descriptions, false).unwrap_err().to_string();
+        let error = capture(&EPOLL, &descriptions, false).unwrap_err().to_string();
         assert!(error.contains(&format!("registered as fd {number}")), "{error}");
         let (pids, table) = ([], []);
         let scope = CaptureScope {
@@ -412,7 +422,7 @@ mod tests {
             areas: Vec::new(),
             index: Default::default(),
         };
-        let obstacles = Epoll.obstacles(&descriptions[0], &scope);
+        let obstacles = EPOLL.obstacles(&descriptions[0], &scope);
         assert_eq!(obstacles.len(), 1, "{obstacles:?}");
         drop(elsewhere);
     }
@@ -437,7 +447,7 @@ mod tests {
                 areas: Vec::new(),
                 index: Default::default(),
             };
-            Epoll.obstacles(&descriptions[0], &scope).len()
+            EPOLL.obstacles(&descriptions[0], &scope).len()
         };
         let known = known_of(&descriptions);
         assert_eq!((obstacles(&known), obstacles(&known[..1])), (0, 1));

@@ -10,8 +10,10 @@ use prost::Message;
 use rustix::event::{EventfdFlags, eventfd};
 use sys::Error;
 
+use super::description::{Description, Known};
 use super::fdinfo::FdInfo;
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use crate::error::Result;
 
 const NAME: &str = "fd/eventfd";

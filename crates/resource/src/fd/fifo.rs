@@ -15,8 +15,10 @@ use prost::Message;
 use rustix::event::PollFlags;
 use rustix::fs::{FileType, Mode, OFlags, mkfifoat};
 
+use super::description::{Description, Known};
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
 use super::pipe::{content, events, is_carrier};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::opener::{Found, Opener, Refusal};

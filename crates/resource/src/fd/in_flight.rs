@@ -5,15 +5,16 @@
 //! which it was found, and stands in no process's table.
 //! Does not: know where a kind hides them.
 
-use std::cmp::Ordering;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Pid};
-use sys::{Error, kcmp};
+use sys::Error;
 use tracee::procfs;
 
-use super::{Description, Known, kind_of};
+use super::description::{Description, Known};
+use super::identify::identify;
+use super::kind_of;
 use crate::error::Result;
 
 /// The most descriptions that are followed; sockets that carry each other could go on for ever.
@@ -29,7 +30,7 @@ pub fn discover(descriptions: &mut Vec<Description>, takes: bool) -> Result<()> 
         };
         let (pid, fd) = (descriptions[next].pid, descriptions[next].fd);
         for duplicate in found {
-            if identify(descriptions, std::os::fd::AsFd::as_fd(&duplicate))?.is_none() {
+            if identify(descriptions, duplicate.as_fd())?.is_none() {
                 let id = DescriptionId(descriptions.len() as u32);
                 descriptions.push(describe(id, pid, fd, duplicate)?);
             }
@@ -37,21 +38,6 @@ pub fn discover(descriptions: &mut Vec<Description>, takes: bool) -> Result<()> 
         next += 1;
     }
     Ok(())
-}
-
-/// The description that a descriptor of ours refers to.
-pub fn identify(descriptions: &[Description], descriptor: BorrowedFd<'_>) -> Result<Option<DescriptionId>> {
-    let stat = rustix::fs::fstat(descriptor).map_err(|errno| Error::new("look at a descriptor", errno))?;
-    let own = (ourselves(), Fd(descriptor.as_raw_fd()));
-    let same_file =
-        |known: &&Description| (known.stat.st_dev, known.stat.st_ino) == (stat.st_dev, stat.st_ino);
-    for known in descriptions.iter().filter(same_file) {
-        let other = (ourselves(), Fd(known.duplicate.as_raw_fd()));
-        if kcmp::compare_files(own, other)? == Ordering::Equal {
-            return Ok(Some(known.id));
-        }
-    }
-    Ok(None)
 }
 
 fn describe(id: DescriptionId, pid: Pid, fd: Fd, duplicate: OwnedFd) -> Result<Description> {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 
 use sys::socket::SocketAddress;
 
-use super::socket_options::{AF_INET, AF_INET6};
+use super::socket_family::{AF_INET, AF_INET6};
 
 const IPV4_BYTES: usize = 16;
 

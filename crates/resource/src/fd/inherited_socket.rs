@@ -9,7 +9,9 @@ use std::os::fd::OwnedFd;
 use prost::Message;
 use sys::Error;
 
-use super::{CaptureScope, Description, FdCreate};
+use super::description::Description;
+use super::kind::FdCreate;
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 
 /// A socket that the restorer hands on.

@@ -22,8 +22,10 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, makedev, mknodat};
 use sys::Error;
 use sys::file_handle::{self, FileHandle};
 
+use super::description::{Description, Known};
 use super::fdinfo::{FdInfo, not_understood};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::opener::{Opener, Refusal};

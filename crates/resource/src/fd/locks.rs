@@ -16,7 +16,7 @@ use sys::{Errno, Error};
 use tracee::arch::numbers::{FCNTL, FLOCK};
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
-use super::Known;
+use super::description::Known;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::lock_line::{LockLine, POSIX};

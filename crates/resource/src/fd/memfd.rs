@@ -14,11 +14,13 @@ use prost::Message;
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags, Stat};
 use sys::{Errno, Error};
 
-use super::deleted::reader;
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use super::description::{Description, Known};
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::content::{Content, ContentCopy, Copied, DATA_BYTES_MAX, data_bytes};
+use crate::support::opening::reader;
 use crate::support::opening::{flags_for, own_link, reopen};
 use crate::support::ownership::owner;
 

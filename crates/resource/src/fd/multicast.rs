@@ -12,7 +12,7 @@ use sys::socket_option::{self, SocketOption};
 use sys::{Errno, Error};
 use tracee::procfs;
 
-use super::socket_options::{AF_INET, AF_INET6, Family, IPPROTO_IP, IPPROTO_IPV6};
+use super::socket_family::{AF_INET, AF_INET6, Family, IPPROTO_IP, IPPROTO_IPV6};
 use crate::error::{ResourceError, Result};
 
 /// More sources than a filter can have by default (net.ipv4.igmp_max_msf is 10, net.ipv6.mld_max_msf is 64).

@@ -19,10 +19,13 @@ use sys::socket_option::{self, SocketOption};
 use sys::{Errno, Error};
 use tracee::procfs;
 
+use super::description::{Description, Known};
 use super::inherited_socket::InheritedSocket;
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use super::socket_events::events;
-use super::socket_options::{self, AF_NETLINK, Family, Fresh, Options, RECEIVE_BUFFER, SOL_NETLINK};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use super::socket_family::{AF_NETLINK, Family, SOL_NETLINK};
+use super::socket_options::{self, Fresh, Options, RECEIVE_BUFFER};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 

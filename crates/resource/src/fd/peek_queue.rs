@@ -13,11 +13,10 @@ use sys::socket::{self, Credentials, Peeked, SocketAddress};
 use sys::socket_option;
 
 use super::socket_events::events;
+use super::socket_family::{SOCK_SEQPACKET, SOCK_STREAM};
 use super::socket_options::PEEK_OFFSET;
 use crate::error::Result;
 
-const SOCK_STREAM: i32 = 1;
-const SOCK_SEQPACKET: i32 = 5;
 /// The first size of the buffer for one look; messages that are longer make it grow.
 const LOOK_BYTES: usize = 64 * 1024;
 /// No message and no queue is longer than the largest buffer a socket can have.

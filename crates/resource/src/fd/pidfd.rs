@@ -15,8 +15,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use sys::Error;
 use tracee::arch::numbers as nr;
 
+use super::description::{Description, Known};
 use super::fdinfo::FdInfo;
-use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known};
+use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::support::outside;

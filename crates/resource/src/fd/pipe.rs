@@ -17,7 +17,9 @@ use rustix::fs::{FileType, OFlags};
 use rustix::pipe::PipeFlags;
 use sys::Error;
 
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use super::description::{Description, Known};
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::inherited::Inherited;

@@ -15,8 +15,10 @@ use sys::{Errno, Error};
 use tracee::RemoteError;
 use tracee::arch::numbers::{LSEEK, OPENAT2};
 
+use super::description::{Description, Known};
+use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
 use super::pidfd::{fetch, put};
-use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known};
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::{outside, path};

@@ -11,10 +11,9 @@ use sys::socket::{self, Message};
 use sys::{Errno, Error};
 
 use super::inet_address::encode;
-use super::socket_options::{AF_INET, AF_INET6};
+use super::socket_family::{AF_INET, AF_INET6, SOCK_RAW};
 use crate::error::Result;
 
-const SOCK_RAW: i32 = 3;
 const IPPROTO_RAW: i32 = 255;
 const IPV4_HEADER_BYTES: u16 = 20;
 const TIME_TO_LIVE: u8 = 64;

@@ -1,78 +1,22 @@
 //! Regular files under their name, and whatever else was opened with O_PATH, directories apart.
 //!
-//! Owns: the payload and the capture of files that have a path, and opening them again.
-//! Invariants: files are opened as they are found and never created, truncated or changed; one that is missing, or is
-//! of another type, refuses the restore.
-//! Does not: compare the content with the checkpoint; [`crate::files`] does so for files that the subject may write,
-//! before any descriptor is opened.
+//! Owns: which descriptions these are, and which of them cannot be saved.
+//! Does not: open them again; `file_state` does, also for files whose name is gone.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use model::{Inode, Pid};
-use prost::Message;
-use rustix::fs::{FileType, SeekFrom, Stat};
-use sys::{Errno, Error};
+use rustix::fs::FileType;
 
-use super::deleted::{Nameless, NamelessCapture, NamelessFiles};
-use super::tmpfs_content::{SavedFile, TmpfsCapture, WrittenFiles};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
-use crate::error::{ResourceError, Result};
+use super::description::Description;
+use super::file_state::{self, FileCapture, FilePayload};
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
+use crate::error::Result;
 use crate::obstacle::Obstacle;
-use crate::opener::Refusal;
-use crate::support::identity::Identity;
-use crate::support::inherited::Inherited;
-use crate::support::opening::{self, is_path_only, may_write};
-use crate::support::path::{self, Link, Name};
+use crate::support::opening::is_path_only;
+use crate::support::path::{self, Name};
 
 const NAME: &str = "fd/regular";
-const FORMAT_MASK: u32 = 0o170_000;
-
-const PROC: i64 = 0x9fa0;
-/// File systems whose files the kernel makes up when they are read; size and time say nothing.
-const MADE_UP: &[i64] = &[PROC, 0x6265_6572, 0x27_e0eb, 0x6367_7270, 0x6462_6720, 0x7472_6163];
-
-/// One open file as the image keeps it.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct FilePayload {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(super) path: Vec<u8>,
-    /// S_IFMT bits.
-    #[prost(uint32, tag = "2")]
-    format: u32,
-    #[prost(uint64, tag = "3")]
-    size: u64,
-    #[prost(int64, tag = "4")]
-    modified_s: i64,
-    #[prost(uint64, tag = "5")]
-    modified_ns: u64,
-    #[prost(uint64, tag = "6")]
-    pub(super) device: u64,
-    #[prost(uint64, tag = "7")]
-    pub(super) inode: u64,
-    /// The kernel makes its content up.
-    #[prost(bool, tag = "8")]
-    made_up: bool,
-    /// Whoever restores may hold it already.
-    #[prost(bool, tag = "9")]
-    inherited: bool,
-    /// Set when no name leads to it any more.
-    #[prost(message, optional, tag = "10")]
-    pub(super) nameless: Option<Nameless>,
-    /// Which file it was; images of earlier versions keep device and inode alone.
-    #[prost(message, optional, tag = "20")]
-    identity: Option<Identity>,
-    /// Set in one record of each named file of a tmpfs whose content the image holds.
-    #[prost(message, optional, tag = "21")]
-    saved: Option<SavedFile>,
-}
-
-impl FilePayload {
-    fn identity(&self) -> Identity {
-        let format = FileType::from_raw_mode(self.format);
-        self.identity.unwrap_or_else(|| Identity::from_numbers(self.device, self.inode, format))
-    }
-}
 
 /// The kind.
 #[derive(Clone, Copy, Debug)]
@@ -118,13 +62,8 @@ impl FdKind for Regular {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-        create(NAME, records, context)
+        file_state::create(NAME, records, context)
     }
-}
-
-/// Whether the file system of an open file makes up what is in it.
-pub(crate) fn is_made_up(file: impl AsFd) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|system| MADE_UP.contains(&system.f_type))
 }
 
 /// Whether a path lies below `/proc/PID`, or is one of the links that lead there.
@@ -134,177 +73,18 @@ pub(super) fn belongs_to_process(path: &Path) -> bool {
     first.is_some_and(|part| !part.is_empty() && part.bytes().all(|letter| letter.is_ascii_digit()))
 }
 
-/// State of one open file, with or without a name: a name may be removed at any time.
-#[derive(Debug)]
-pub(super) struct FileCapture {
-    pid: Pid,
-    link: Link,
-    stat: Stat,
-    made_up: bool,
-    inherited: bool,
-    nameless: NamelessCapture,
-    identity: Identity,
-    tmpfs: Option<TmpfsCapture>,
-}
-
-impl FileCapture {
-    pub(super) fn new(description: &Description, scope: &CaptureScope<'_>) -> Result<Self> {
-        let system = rustix::fs::fstatfs(&description.duplicate)
-            .map_err(|errno| Error::path("look at the file system of", description.target(), errno))?;
-        Ok(Self {
-            pid: description.pid,
-            link: Link::new(),
-            stat: description.stat,
-            made_up: MADE_UP.contains(&system.f_type),
-            inherited: scope.is_inherited(&description.stat),
-            nameless: NamelessCapture::new(description, scope)?,
-            identity: Identity::with(description, &description.stat),
-            tmpfs: TmpfsCapture::new(description, system.f_type, scope)?,
-        })
-    }
-}
-
-impl FdCapture for FileCapture {
-    fn inside(&mut self, description: &Description) -> Result<()> {
-        let file = description.duplicate.as_fd();
-        self.stat = rustix::fs::fstat(file).map_err(|errno| {
-            Error::descriptor("look at the file", description.pid, description.fd, Errno::from(errno))
-        })?;
-        self.link.read(description)?;
-        let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
-        if is_regular && matches!(Name::new(self.link.bytes(), &self.stat), Name::Gone(_)) {
-            self.nameless.inside(file, &self.stat)?;
-        } else if let Some(tmpfs) = &mut self.tmpfs {
-            tmpfs.inside()?;
-        }
-        Ok(())
-    }
-
-    fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
-        let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
-        if is_regular && matches!(Name::new(self.link.bytes(), &self.stat), Name::Gone(_)) {
-            self.nameless.relate(description, &self.stat, scope)?;
-        } else if let Some(tmpfs) = &mut self.tmpfs {
-            tmpfs.relate(description, scope)?;
-        }
-        Ok(())
-    }
-
-    fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
-        let name = Name::new(self.link.bytes(), &self.stat);
-        let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
-        if !is_regular && matches!(name, Name::Gone(_)) {
-            return Err(ResourceError::Unsupported {
-                pid: self.pid,
-                what: description.named("deleted file"),
-                why: "it was only named (O_PATH), and its name was removed while the checkpoint was taken"
-                    .to_owned(),
-                fix: "let the program close it".to_owned(),
-            });
-        }
-        let nameless = match &name {
-            Name::Gone(_) => Some(self.nameless.after(self.pid, description, &self.stat)?),
-            Name::Live(_) | Name::None => None,
-        };
-        let saved = match (&name, &self.tmpfs) {
-            (Name::Live(path), Some(tmpfs)) => tmpfs.after(path, &self.stat)?,
-            _ => None,
-        };
-        let payload = FilePayload {
-            path: path::to_bytes(name.path()),
-            format: self.stat.st_mode & FORMAT_MASK,
-            size: self.stat.st_size as u64,
-            modified_s: self.stat.st_mtime,
-            modified_ns: self.stat.st_mtime_nsec,
-            device: self.stat.st_dev,
-            inode: self.stat.st_ino,
-            made_up: self.made_up,
-            inherited: self.inherited,
-            nameless,
-            identity: Some(self.identity),
-            saved,
-        };
-        Ok(payload.encode_to_vec())
-    }
-}
-
-/// Opens the files of all records of a kind that writes [`FilePayload`].
-pub(super) fn create(kind: &'static str, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-    let mut inherited = Inherited::default();
-    let mut nameless = NamelessFiles::default();
-    let mut written = WrittenFiles::default();
-    let mut payloads = Vec::new();
-    for record in records {
-        let payload: FilePayload = crate::error::decode(kind, &record.payload)?;
-        if let Some(saved) = &payload.saved {
-            written.write((payload.device, payload.inode), saved)?;
-        }
-        payloads.push((record, payload));
-    }
-    for (record, payload) in payloads {
-        if payload.nameless.is_some() {
-            nameless.add(record, payload);
-            continue;
-        }
-        let handed_on = if payload.inherited {
-            inherited.take(context, payload.device, Inode(payload.inode), record.flags)?
-        } else {
-            None
-        };
-        let file = match handed_on {
-            Some(file) => file,
-            None => open(record, &payload)?,
-        };
-        // The content of a covered file was cut back to the checkpoint: the position follows it.
-        let went_back = context.covered.has(payload.device, payload.inode);
-        if payload.inherited && may_write(record.flags) && !went_back {
-            stay_behind_others(&file, record)?;
-            context.handed_on.insert(record.id);
-        }
-        context.created.insert(record.id, file);
-    }
-    nameless.create(kind, context)
-}
-
-/// Sets the position of a file that others write to as well behind what they wrote. A description shared with them has
-/// it already; one that was opened anew has none.
-fn stay_behind_others(file: &OwnedFd, record: &FdRecord) -> Result<()> {
-    if rustix::fs::tell(file).is_ok_and(|position| position < record.position) {
-        rustix::fs::seek(file, SeekFrom::End(0))
-            .map_err(|errno| Error::new("seek to the end of a stream", errno))?;
-    }
-    Ok(())
-}
-
-fn open(record: &FdRecord, payload: &FilePayload) -> Result<OwnedFd> {
-    let path = path::from_bytes(&payload.path);
-    let cannot = |refusal: Refusal| {
-        refusal.of(&path, "the program has this file open", "bring the file back, or restore where it is")
-    };
-    let found = record.opener.find(&path, Some(payload.identity())).map_err(cannot)?;
-    let stat = found.stat().map_err(cannot)?;
-    if stat.st_mode & FORMAT_MASK != payload.format {
-        let why = "it is no longer a file of the same type".to_owned();
-        return Err(refused(&path, why, "bring the file back as it was at the checkpoint"));
-    }
-    found.open(opening::flags_for(record.flags)).map_err(cannot)
-}
-
-fn refused(path: &Path, why: String, fix: &str) -> ResourceError {
-    let path: PathBuf = path.to_owned();
-    ResourceError::File { path: path.display().to_string(), why, fix: fix.to_owned() }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
     use std::fs::{self, File, OpenOptions};
     use std::io::{Read, Seek, SeekFrom, Write};
+    use std::os::fd::{AsFd, OwnedFd};
 
+    use model::{Inode, Pid};
     use rustix::fs::{Mode, OFlags};
 
     use super::*;
-    use crate::fd::kind_of;
+    use crate::fd::{Known, kind_of};
     use crate::files::Covered;
     use crate::support::testing::{Subject, describe, flags, position};
 

@@ -8,7 +8,7 @@
 
 use sys::socket_option::SocketOption;
 
-use super::socket_options::{
+use super::socket_family::{
     AF_INET, AF_INET6, AF_NETLINK, Family, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_MPTCP, IPPROTO_TCP, IPPROTO_UDP,
     IPPROTO_UDPLITE, SOL_NETLINK, SOL_SOCKET,
 };
@@ -242,7 +242,7 @@ mod tests {
 
     use sys::socket_option;
 
-    use super::super::socket_options::{AF_UNIX, Family};
+    use super::super::socket_family::{AF_UNIX, Family};
     use super::*;
     use crate::support::kernel_headers::Verdict::{
         Action, Derived, Ignored, Kept, Lost, Refused, Same, Value,
@@ -260,6 +260,7 @@ mod tests {
     ];
 
     const SOCKET_OPTIONS: &str = "crates/resource/src/fd/socket_options.rs";
+    const SOCKET_FAMILY: &str = "crates/resource/src/fd/socket_family.rs";
     const MULTICAST: &str = "crates/resource/src/fd/multicast.rs";
     const NETLINK_KIND: &str = "crates/resource/src/fd/netlink.rs";
     const UNIX_STATE: &str = "crates/resource/src/fd/unix/state.rs";
@@ -269,9 +270,9 @@ mod tests {
 
     /// Names of the headers, up to Linux 6.18, that have no row.
     const VERDICTS: &[(&str, Verdict)] = &[
-        ("SO_TYPE", Kept(SOCKET_OPTIONS)),
-        ("SO_PROTOCOL", Kept(SOCKET_OPTIONS)),
-        ("SO_DOMAIN", Kept(SOCKET_OPTIONS)),
+        ("SO_TYPE", Kept(SOCKET_FAMILY)),
+        ("SO_PROTOCOL", Kept(SOCKET_FAMILY)),
+        ("SO_DOMAIN", Kept(SOCKET_FAMILY)),
         ("SO_ERROR", Lost("an error that waits in `SO_ERROR`")),
         ("SO_SNDBUFFORCE", Same("SO_SNDBUF")),
         ("SO_RCVBUFFORCE", Same("SO_RCVBUF")),

@@ -11,24 +11,12 @@ use prost::Message;
 use sys::socket_option::{self, SocketOption};
 use sys::{Errno, Error};
 
-use super::Description;
+use super::description::Description;
+use super::socket_family::{AF_INET6, Family, IPPROTO_IP, SOL_SOCKET};
 use super::socket_option_table::{When, rows};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::support::ownership::owner;
-
-pub(crate) const SOL_SOCKET: i32 = 1;
-pub(crate) const IPPROTO_IP: i32 = 0;
-pub(crate) const IPPROTO_TCP: i32 = 6;
-pub(crate) const IPPROTO_UDP: i32 = 17;
-pub(crate) const IPPROTO_IPV6: i32 = 41;
-pub(crate) const IPPROTO_UDPLITE: i32 = 136;
-pub(crate) const IPPROTO_MPTCP: i32 = 262;
-pub(crate) const SOL_NETLINK: i32 = 270;
-pub(crate) const AF_UNIX: i32 = 1;
-pub(crate) const AF_INET: i32 = 2;
-pub(crate) const AF_INET6: i32 = 10;
-pub(crate) const AF_NETLINK: i32 = 16;
 
 /// No option here is longer.
 const VALUE_BYTES_MAX: usize = 64;
@@ -50,20 +38,6 @@ pub(crate) const REUSE_ADDRESS: SocketOption =
 
 pub(crate) const REUSE_PORT: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 15, name: "SO_REUSEPORT" };
-
-/// What a socket was created as.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
-pub(crate) struct Family {
-    /// AF_UNIX, AF_INET or AF_INET6.
-    #[prost(int32, tag = "1")]
-    pub(crate) domain: i32,
-    /// SOCK_STREAM …
-    #[prost(int32, tag = "2")]
-    pub(crate) kind: i32,
-    /// IPPROTO_TCP …
-    #[prost(int32, tag = "3")]
-    pub(crate) protocol: i32,
-}
 
 /// The options of one socket that are not a new socket's.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -116,25 +90,6 @@ struct Value {
     number: i32,
     #[prost(bytes = "vec", tag = "3")]
     bytes: Vec<u8>,
-}
-
-impl Family {
-    /// What an open socket was created as.
-    pub(crate) fn of(socket: impl AsFd) -> Result<Self> {
-        let ask = |number, name| {
-            socket_option::get_int(socket.as_fd(), SocketOption { level: SOL_SOCKET, number, name })
-        };
-        Ok(Self {
-            domain: ask(39, "SO_DOMAIN")?,
-            kind: ask(3, "SO_TYPE")?,
-            protocol: ask(38, "SO_PROTOCOL")?,
-        })
-    }
-
-    /// A new socket of this family.
-    pub(crate) fn create(self) -> Result<std::os::fd::OwnedFd> {
-        Ok(sys::socket::create(self.domain, self.kind, self.protocol)?)
-    }
 }
 
 /// Obstacles that lie in the options of a socket: a filter of SO_ATTACH_BPF.
@@ -349,6 +304,7 @@ mod tests {
     use std::net::TcpListener;
     use std::os::unix::net::UnixDatagram;
 
+    use super::super::socket_family::{AF_INET, IPPROTO_TCP, IPPROTO_UDP};
     use super::*;
 
     fn read_options(socket: impl AsFd, family: Family) -> Result<Options> {

@@ -13,11 +13,12 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use model::Inode;
+use model::{Inode, Pid};
+use sys::clock::Clock;
 use sys::sock_diag::SockDiag;
 
-use super::socket_options::{Family, Fresh, Options};
-use super::tcp;
+use super::socket_family::Family;
+use super::socket_options::{Fresh, Options};
 use crate::error::Result;
 
 /// How old options may be that need not be those of the pause.
@@ -29,6 +30,7 @@ pub struct Sockets(Rc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
+    clock: Clock,
     diag: RefCell<Option<Rc<SockDiag>>>,
     fresh: RefCell<HashMap<Family, Aged<Fresh>>>,
     options: RefCell<HashMap<Inode, Aged<Options>>>,
@@ -73,7 +75,7 @@ impl Sockets {
     /// The options of a new socket.
     pub(crate) fn fresh(&self, family: Family) -> Result<Rc<Fresh>> {
         let mut all = self.0.fresh.borrow_mut();
-        let now = Instant::now();
+        let now = self.0.clock.now();
         if let Some(known) = all.get(&family).filter(|known| now - known.read < AGE_MAX) {
             return Ok(Rc::clone(&known.value));
         }
@@ -91,7 +93,7 @@ impl Sockets {
         family: Family,
     ) -> Result<Rc<Options>> {
         let mut all = self.0.options.borrow_mut();
-        let now = Instant::now();
+        let now = self.0.clock.now();
         if let Some(known) = all.get_mut(&inode).filter(|known| now - known.read < AGE_MAX) {
             known.is_used = true;
             return Ok(Rc::clone(&known.value));
@@ -114,10 +116,17 @@ impl Sockets {
 
     /// Whether this process has CAP_NET_ADMIN.
     pub(crate) fn may_repair(&self) -> bool {
-        let may = self.0.may_repair.get().unwrap_or_else(tcp::may_repair);
+        let may = self.0.may_repair.get().unwrap_or_else(may_repair);
         self.0.may_repair.set(Some(may));
         may
     }
+}
+
+/// Whether this process has CAP_NET_ADMIN.
+pub(super) fn may_repair() -> bool {
+    const CAP_NET_ADMIN: u64 = 1 << 12;
+    let us = Pid(std::process::id() as i32);
+    tracee::procfs::status(us).is_ok_and(|status| status.cap_effective & CAP_NET_ADMIN != 0)
 }
 
 #[cfg(test)]
@@ -132,16 +141,14 @@ mod tests {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let family = Family::of(&socket).unwrap();
         let inode = describe(0, &socket).inode();
-        let sockets = Sockets::default();
+        let clock = Clock::by_hand();
+        let sockets = Sockets(Rc::new(Shared { clock: clock.clone(), ..Shared::default() }));
         let ask = || sockets.recent_options(inode, &socket, family).unwrap();
         let first = ask();
         rustix::net::sockopt::set_tcp_keepcnt(&socket, 3).unwrap();
         sockets.begin_preparing();
         assert!(Rc::ptr_eq(&first, &ask()));
-        let later = Instant::now() + AGE_MAX;
-        while Instant::now() < later {
-            std::thread::sleep(later - Instant::now());
-        }
+        clock.advance(AGE_MAX);
         let second = ask();
         assert_ne!(first, second);
         sockets.begin_preparing();

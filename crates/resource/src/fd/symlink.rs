@@ -13,7 +13,9 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno as E;
 use sys::{Errno, Error};
 
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use super::description::{Description, Known};
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::opener::Refusal;

@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::{DescriptionId, Fd, Pid};
 
+use super::description::{Description, Known};
+use super::kind::{FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use super::sockets::Sockets;
-use super::{CaptureScope, Description, FdCreate, FdKind, FdRecord, Known};
 use crate::{Opener, Result};
 
 /// Held by tests that start programs, or that close sockets and build them again: a program that is being started

@@ -15,8 +15,10 @@ use rustix::time::{
 };
 use sys::Error;
 
+use super::description::{Description, Known};
 use super::fdinfo::FdInfo;
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "fd/timerfd";

@@ -12,11 +12,12 @@ use std::path::Path;
 use rustix::fs::{Stat, Timespec, Timestamps, UTIME_OMIT};
 use sys::Error;
 
-use super::deleted::reader;
-use super::{CaptureScope, Description};
+use super::description::Description;
+use super::scope::CaptureScope;
 use crate::error::Result;
 use crate::support::content::{Content, ContentCopy, Copied};
 use crate::support::opening::may_write;
+use crate::support::opening::reader;
 use crate::support::tmpfs::{self, Found, TmpfsFile};
 
 /// A named file of a tmpfs with its content as the image keeps it.

@@ -9,32 +9,34 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prost::Message;
 use rustix::fs::FileType;
 use rustix::net::Shutdown;
+use sys::clock::Deadline;
 use sys::sock_diag::SockDiag;
 use sys::socket::{self, SocketAddress};
 use sys::socket_option::{self, SocketOption};
 use sys::{Errno, Error};
 
+use super::description::{Description, Known};
 use super::inet_address::{parse, parse_plain, plain, show};
 use super::inherited_socket::InheritedSocket;
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
 use super::multicast::{self, Membership};
 use super::peek_queue::{Seen, look};
 use super::raw_packet::inject;
+use super::scope::CaptureScope;
 use super::socket_events::events;
-use super::socket_options::{
-    self, AF_INET, AF_INET6, Family, Fresh, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, IPPROTO_UDPLITE, Options,
-    RECEIVE_BUFFER, REUSE_PORT, SOL_SOCKET, make_room,
+use super::socket_family::{
+    AF_INET, AF_INET6, Family, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, IPPROTO_UDPLITE, SOCK_DGRAM, SOL_SOCKET,
 };
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
+use super::socket_options::{self, Fresh, Options, RECEIVE_BUFFER, REUSE_PORT, make_room};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
 const NAME: &str = "fd/udp";
-const SOCK_DGRAM: i32 = 2;
 const HEADER_BYTES: usize = 8;
 const CHECKSUM_AT: usize = 6;
 const ROOM_EXTRA: usize = 64 * 1024;
@@ -279,9 +281,9 @@ fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) -> bool {
     if inject(from, to, state.family.protocol as u8, content, CHECKSUM_AT).is_err() {
         return false;
     }
-    let started = Instant::now();
+    let deadline = Deadline::after(PATIENCE);
     while used(socket) <= before {
-        if started.elapsed() > PATIENCE {
+        if deadline.has_passed() {
             return false;
         }
         std::thread::yield_now();
@@ -500,7 +502,7 @@ mod tests {
         let datagram = Datagram { bytes: Vec::new(), from, to: vec![127, 0, 0, 77] };
         state.queue = vec![datagram; 10 * LOST_MAX];
         records[0].payload = state.encode_to_vec();
-        let begun = Instant::now();
+        let begun = std::time::Instant::now();
         create(&Udp, &records, HashMap::new(), false).unwrap();
         assert!(begun.elapsed() < PATIENCE * 10 * LOST_MAX as u32, "{:?}", begun.elapsed());
     }

@@ -4,19 +4,11 @@
 //! Invariants: an answer for everything; what is not known is named as the kernel names it.
 //! Does not: decide that it is refused; the engine does.
 
-use std::os::fd::AsFd;
-
 use rustix::fs::FileType;
-use sys::socket_option::{SocketOption, get_int};
 
-use super::Description;
+use super::description::Description;
+use super::socket_family::{AF_INET, AF_INET6, Family, SOCK_RAW};
 
-const SOL_SOCKET: i32 = 1;
-const DOMAIN: SocketOption = SocketOption { level: SOL_SOCKET, number: 39, name: "SO_DOMAIN" };
-const KIND: SocketOption = SocketOption { level: SOL_SOCKET, number: 3, name: "SO_TYPE" };
-const PROTOCOL: SocketOption = SocketOption { level: SOL_SOCKET, number: 38, name: "SO_PROTOCOL" };
-
-const SOCK_RAW: i32 = 3;
 /// Address families and what they are for.
 const FAMILIES: &[(i32, &str)] = &[
     (1, "Unix socket"),
@@ -71,10 +63,9 @@ pub fn describe_unclaimed(description: &Description) -> String {
 }
 
 fn describe_socket(description: &Description) -> String {
-    let ask = |option| get_int(description.as_fd(), option).unwrap_or(-1);
-    let (domain, kind, protocol) = (ask(DOMAIN), ask(KIND), ask(PROTOCOL));
+    let Ok(Family { domain, kind, protocol }) = Family::of(description) else { return "socket".to_owned() };
     let family = FAMILIES.iter().find(|row| row.0 == domain).map_or("socket", |row| row.1);
-    let is_ip = domain == 2 || domain == 10;
+    let is_ip = domain == AF_INET || domain == AF_INET6;
     match PROTOCOLS.iter().find(|row| row.0 == protocol) {
         _ if is_ip && kind == SOCK_RAW => format!("raw {family} of protocol {protocol}"),
         Some(row) if is_ip => format!("{} {family}", row.1),

@@ -14,14 +14,15 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use tracee::procfs::{Area, Backing};
 
 use super::directory::{Directories, DirectoryRecord};
+use super::record::{Effect, FileRecord};
+use super::sample;
 use super::times::Clock;
-use super::{Effect, FileRecord, sample};
 use crate::error::Result;
-use crate::fd::Description;
+use crate::fd::description::Description;
 use crate::fd::envelope::Envelope;
-use crate::fd::regular::is_made_up;
 use crate::memory::ObjectKey;
 use crate::support::content::DATA_BYTES_MAX;
+use crate::support::file_system::is_made_up;
 use crate::support::opening::{self, is_path_only, may_read, may_write};
 use crate::support::path::{Link, Name};
 use crate::support::tmpfs;

@@ -13,9 +13,11 @@ use std::time::SystemTime;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use sys::file_lock;
 
+use super::covered::Covered;
 use super::cut::Cut;
 use super::directory::{DirectoryRecord, Neighbours};
-use super::{Covered, FileRecord, sample};
+use super::record::FileRecord;
+use super::sample;
 use crate::support::opening;
 
 /// A file that does not fit the memory of the checkpoint.

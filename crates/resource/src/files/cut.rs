@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 use sys::Error;
 
-use super::FileRecord;
+use super::record::FileRecord;
 use crate::error::Result;
 use crate::support::opening;
 

@@ -20,8 +20,8 @@ use model::Inode;
 use rustix::fs::{Dir, FileType, Mode, OFlags, Stat};
 
 use super::times::Clock;
-use crate::fd::Known;
-use crate::fd::regular::is_made_up;
+use crate::fd::description::Known;
+use crate::support::file_system::is_made_up;
 use crate::support::opening::{may_read, may_write};
 use crate::support::path;
 

@@ -18,9 +18,6 @@ mod source_file;
 mod sysv_shm;
 mod tmpfs_file;
 
-use std::collections::HashMap;
-use std::os::fd::OwnedFd;
-
 use model::Pid;
 use tracee::procfs::Area;
 
@@ -100,6 +97,3 @@ fn unclaimed(of: AreaOf<'_>) -> Obstacle {
     };
     of.obstacle(what, why, fix)
 }
-
-/// Descriptors of opened objects by object number.
-pub type OpenObjects = HashMap<u64, OwnedFd>;

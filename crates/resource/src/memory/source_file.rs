@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, Stat, major, minor};
+use rustix::fs::{FileType, Mode, OFlags, Stat, major, minor};
 use sys::Error;
 
 use super::kind::AreaOf;
@@ -122,7 +122,7 @@ pub(super) fn check(kind: &'static str, payload: &[u8]) -> Result<()> {
 fn compare(source: &SourceFile, stat: &Stat, sameness: Sameness) -> Result<()> {
     let size = stat.st_size as u64;
     let modified = (stat.st_mtime, stat.st_mtime_nsec);
-    let is_file = stat.st_mode & 0o170_000 == 0o100_000;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     if sameness == Sameness::Identity && size < source.size {
         let why = format!("the file shrank from {} to {size} bytes while the program maps it", source.size);
         return Err(refused(&source.path, why, "bring the file back as it was at the checkpoint"));

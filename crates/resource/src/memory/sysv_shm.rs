@@ -7,10 +7,11 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{ByteCount, Pid};
 use prost::Message;
+use sys::clock::Deadline;
 use sys::segment::{self, Segment, SegmentId, SegmentKey};
 use sys::{Errno, Error};
 use tracee::procfs::{self, Backing};
@@ -210,9 +211,9 @@ impl SegmentObject {
             let fix = format!("remove it with `ipcrm -m {}` if it is not needed, and restore again", self.id);
             return Err(self.refused(why.to_owned(), &fix));
         }
-        let began = Instant::now();
+        let deadline = Deadline::after(DETACH_LIMIT);
         while segment::status(SegmentId(self.id)).is_ok_and(|now| now.attachments > 0) {
-            if began.elapsed() > DETACH_LIMIT {
+            if deadline.has_passed() {
                 let user = outside::describe(attached_by(self.id));
                 let why = format!("{user} has it attached as well, and going back would change its memory");
                 return Err(self.refused(why, "end that process first, and restore again"));

@@ -17,9 +17,9 @@ use tracee::procfs;
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::fd::directory::MADE_UP_FOR_SOMETHING;
-use crate::fd::regular;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
+use crate::support::file_system;
 use crate::support::identity::Identity;
 use crate::support::nameless::Removed;
 use crate::support::path::{self, Name};
@@ -192,7 +192,7 @@ fn look(pid: Pid) -> Result<(Name, Stat, OwnedFd)> {
 
 fn is_made_up(pid: Pid) -> bool {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(format!("/proc/{pid}/cwd"), flags, Mode::empty()).is_ok_and(regular::is_made_up)
+    rustix::fs::open(format!("/proc/{pid}/cwd"), flags, Mode::empty()).is_ok_and(file_system::is_made_up)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
 use sys::{Error, Result};
 
 /// S_IFMT.
-const FORMAT_MASK: u32 = 0o170_000;
+pub(crate) const FORMAT_MASK: u32 = 0o170_000;
 
 /// Device, inode, type and birth of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]

@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 use sys::{Error, Result};
 
 use super::opening::{access_mode, flags_for, reopen};
-use crate::fd::FdCreate;
+use crate::fd::kind::FdCreate;
 
 /// Hands out inherited files, each once.
 #[derive(Debug, Default)]

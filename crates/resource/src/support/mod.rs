@@ -4,6 +4,7 @@
 //! Does not: know kinds.
 
 pub(crate) mod content;
+pub(crate) mod file_system;
 pub(crate) mod identity;
 pub(crate) mod inherited;
 pub(crate) mod lock_line;

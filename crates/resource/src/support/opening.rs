@@ -4,7 +4,7 @@
 //! Invariants: an open never creates, truncates or waits, and never takes a controlling terminal.
 //! Does not: set flags that fcntl(2) can change later; the envelope does.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
@@ -51,6 +51,12 @@ pub(crate) fn may_write(flags: u32) -> bool {
 /// Whether a description only names its file (O_PATH).
 pub(crate) fn is_path_only(flags: u32) -> bool {
     OFlags::from_bits_retain(flags).contains(OFlags::PATH)
+}
+
+/// A description of our own of the same file, whatever the subject's may do.
+pub(crate) fn reader(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    reopen(file, flags | OFlags::NOATIME).or_else(|_| reopen(file, flags))
 }
 
 /// Opens a path as a saved description had it open.

@@ -11,7 +11,7 @@ use model::{Fd, Pid};
 use rustix::fs::Stat;
 use tracee::procfs;
 
-use crate::fd::CaptureScope;
+use crate::fd::scope::CaptureScope;
 
 /// A process outside of the subject, ourselves apart, that holds a descriptor whose link reads `target`.
 pub(crate) fn holder(scope: &CaptureScope<'_>, target: &str) -> Option<Pid> {

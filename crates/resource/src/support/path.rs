@@ -14,7 +14,8 @@ use rustix::fs::{CWD, FileType, Stat};
 use sys::{Errno, Error, Result};
 
 use super::outside;
-use crate::fd::{CaptureScope, Description, Known};
+use crate::fd::description::{Description, Known};
+use crate::fd::scope::CaptureScope;
 use crate::obstacle::Obstacle;
 
 const MARK: &[u8] = b" (deleted)";

@@ -14,10 +14,12 @@ use rustix::fs::inotify::{self, ReadFlags, WatchFlags};
 use tracee::procfs;
 
 use crate::error::Result;
+use crate::fd::description::{Description, Known};
 use crate::fd::envelope::Envelope;
+use crate::fd::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use crate::fd::scope::CaptureScope;
 use crate::fd::sockets::Sockets;
 use crate::fd::test_support::known_of;
-use crate::fd::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, Known};
 use crate::files::Covered;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;

@@ -13,11 +13,12 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prost::Message;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags, XattrFlags};
 use rustix::io::Errno as E;
+use sys::clock::Deadline;
 use sys::{Errno, Error, file_lock};
 
 use super::opening::reopen;
@@ -176,9 +177,9 @@ impl TmpfsFile {
             let why = "another file has the name of the program's shared memory file now".to_owned();
             return Err(self.refused(why, "move it away, and restore again"));
         }
-        let began = Instant::now();
+        let deadline = Deadline::after(CLOSE_LIMIT);
         while file_lock::is_open_for_writing(file.as_fd())? {
-            if began.elapsed() > CLOSE_LIMIT {
+            if deadline.has_passed() {
                 return Ok(Found::Shared(outside::describe(outside::user_of(&stat)), file));
             }
             std::thread::sleep(CLOSE_POLL);

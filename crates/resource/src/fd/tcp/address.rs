@@ -8,9 +8,10 @@
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::Inode;
+use sys::clock::Deadline;
 use sys::sock_diag::{SockDiag, TcpSocket, TcpSocketOfPort};
 use sys::socket::{self, SocketAddress};
 use sys::socket_option;
@@ -18,7 +19,8 @@ use sys::tcp_repair::State as TcpState;
 use sys::{Errno, Error};
 
 use super::super::inet_address::{parse_plain, show};
-use super::super::socket_options::{AF_INET, AF_INET6, REUSE_ADDRESS};
+use super::super::socket_family::{AF_INET, AF_INET6};
+use super::super::socket_options::REUSE_ADDRESS;
 use super::state::State;
 use crate::error::{ResourceError, Result};
 
@@ -109,27 +111,27 @@ struct Claim<'a> {
 
 impl Claim<'_> {
     fn run(mut self) -> Result<()> {
-        let started = Instant::now();
+        let Limits { held, unsent, ended } = self.limits;
+        let [held, unsent, ended] = [held, unsent, ended].map(Deadline::after);
         loop {
             match self.attempt() {
                 Err(ResourceError::Kernel(error)) if error.errno.0 == EADDRINUSE => {}
                 outcome => return outcome.map_err(|error| refused(self.state, error)),
             }
-            let waited = started.elapsed();
             let diag = SockDiag::open()?;
             let holders = self.holders(&diag)?;
             if holders.is_empty() || holders.iter().any(|one| !has_ended(one.socket)) {
-                if waited >= self.limits.held {
+                if held.has_passed() {
                     return Err(refused(self.state, Error::new("bind a socket", Errno(EADDRINUSE)).into()));
                 }
-            } else if waited >= self.limits.ended {
+            } else if ended.has_passed() {
                 return Err(in_use(
                     self.state,
                     "connections of it that have ended are still known to the kernel (TIME-WAIT, FIN-WAIT)",
                     "wait a minute until `ss -tan` lists them no more, or restore as root",
                 ));
             } else {
-                self.end(&diag, &holders, waited);
+                end(&diag, &holders, unsent.has_passed());
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -156,17 +158,15 @@ impl Claim<'_> {
         });
         Ok(found)
     }
+}
 
-    /// Ends the holders that may be ended by now. One that cannot be is waited for.
-    fn end(&self, diag: &SockDiag, holders: &[TcpSocketOfPort], waited: Duration) {
-        for one in holders {
-            let is_finished = matches!(
-                TcpState::from_number(one.socket.state),
-                Some(TcpState::TimeWait | TcpState::FinWait2)
-            );
-            if is_finished || waited >= self.limits.unsent {
-                let _ = diag.destroy_tcp(one.socket, &one.local, &one.peer);
-            }
+/// Ends the holders that may be ended by now. One that cannot be is waited for.
+fn end(diag: &SockDiag, holders: &[TcpSocketOfPort], is_late: bool) {
+    for one in holders {
+        let is_finished =
+            matches!(TcpState::from_number(one.socket.state), Some(TcpState::TimeWait | TcpState::FinWait2));
+        if is_finished || is_late {
+            let _ = diag.destroy_tcp(one.socket, &one.local, &one.peer);
         }
     }
 }
@@ -197,7 +197,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::{AsFd, OwnedFd};
 
-    use super::super::super::socket_options::Family;
+    use super::super::super::socket_family::Family;
     use super::super::super::test_support::alone;
     use super::*;
 
@@ -240,7 +240,7 @@ mod tests {
         let diag = SockDiag::open().unwrap();
         let own = diag.tcp_sockets_of_port(AF_INET, listener.local_addr().unwrap().port()).unwrap();
         let outcome = diag.destroy_tcp(own[0].socket, &own[0].local, &own[0].peer);
-        super::super::may_repair() && !outcome.is_err_and(|error| error.errno.0 == EOPNOTSUPP)
+        crate::fd::sockets::may_repair() && !outcome.is_err_and(|error| error.errno.0 == EOPNOTSUPP)
     }
 
     #[test]

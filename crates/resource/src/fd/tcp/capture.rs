@@ -17,16 +17,25 @@ use sys::socket::{self, SocketAddress};
 use sys::socket_option::{self, FILTER_DROPS_ALL};
 use sys::tcp_repair::{self, Info, Repair, State as TcpState};
 
+use super::super::description::{Description, Known};
 use super::super::inet_address::{encode, parse_plain};
 use super::super::inherited_socket::InheritedSocket;
+use super::super::kind::FdCapture;
+use super::super::scope::CaptureScope;
 use super::super::socket_events::events;
-use super::super::socket_options::{Family, Fresh, IPPROTO_MPTCP, IPPROTO_TCP, Options, REUSE_ADDRESS};
+use super::super::socket_family::{Family, IPPROTO_MPTCP, IPPROTO_TCP};
+use super::super::socket_options::{Fresh, Options, REUSE_ADDRESS};
 use super::super::sockets::Sockets;
-use super::super::{CaptureScope, Description, FdCapture, Known};
 use super::connection::{self, After};
-use super::state::{Ended, Listener, State};
-use super::{MULTIPATH, lock};
+use super::lock;
+use super::state::{Ended, Listener, NAME, State};
 use crate::error::{ResourceError, Result};
+
+/// Why an MPTCP connection is refused, and what to do.
+pub(super) const MULTIPATH: (&str, &str) = (
+    "it is an MPTCP connection, whose sequence numbers the kernel does not show",
+    "let the program use TCP (GODEBUG=multipathtcp=0 for a Go program), or its client",
+);
 
 /// Connections whose packets have to be held back before their process is killed. One run of the packet filter
 /// command locks all that are here, whichever socket's turn it is.
@@ -217,7 +226,7 @@ impl FdCapture for Capture {
         let waiting = std::mem::take(&mut *TO_LOCK.lock().unwrap_or_else(PoisonError::into_inner));
         lock::lock(&waiting)?;
         let missing = || ResourceError::Malformed {
-            kind: super::NAME,
+            kind: NAME,
             why: format!("fd {} was not read inside the pause", description.fd),
         };
         let mut state = self.state.take().ok_or_else(missing)?;

@@ -11,13 +11,13 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::Shutdown;
 use sys::Error;
+use sys::clock::Deadline;
 use sys::socket::{self, Message, SocketAddress};
 use sys::socket_option::{self, SocketOption};
 
 use super::super::inet_address::encode;
-use super::super::socket_options::{
-    AF_INET6, Family, Options, RECEIVE_BUFFER, SEND_BUFFER, SOL_SOCKET, make_room,
-};
+use super::super::socket_family::{AF_INET6, Family, SOL_SOCKET};
+use super::super::socket_options::{Options, RECEIVE_BUFFER, SEND_BUFFER, make_room};
 use crate::error::Result;
 
 /// How long a packet may take from us to us.
@@ -88,8 +88,8 @@ fn bind_to_loopback(listener: BorrowedFd<'_>, family: Family) -> Result<SocketAd
 }
 
 fn await_bytes(socket: &OwnedFd, count: usize) -> Result<()> {
-    let started = std::time::Instant::now();
-    while socket::readable_bytes(socket.as_fd())? < count && started.elapsed() < PATIENCE {
+    let deadline = Deadline::after(PATIENCE);
+    while socket::readable_bytes(socket.as_fd())? < count && !deadline.has_passed() {
         await_event(socket, PollFlags::IN)?;
         std::thread::yield_now();
     }

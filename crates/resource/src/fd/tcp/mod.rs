@@ -28,13 +28,16 @@ use sys::socket;
 use sys::socket_option::{self, SocketOption};
 use sys::tcp_repair::{self, State as TcpState};
 
-use super::socket_options::{self, AF_INET, AF_INET6, Family, IPPROTO_MPTCP, IPPROTO_TCP};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, inet_address, waiting};
+use self::state::NAME;
+use super::description::Description;
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
+use super::socket_family::{AF_INET, AF_INET6, Family, IPPROTO_MPTCP, IPPROTO_TCP, SOCK_STREAM};
+use super::socket_options;
+use super::{inet_address, waiting};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 
-pub(super) const NAME: &str = "fd/tcp";
-const SOCK_STREAM: i32 = 1;
 const UPPER_PROTOCOL: SocketOption = SocketOption { level: IPPROTO_TCP, number: 31, name: "TCP_ULP" };
 
 const AUTHENTICATION: SocketOption = SocketOption { level: IPPROTO_TCP, number: 40, name: "TCP_AO_INFO" };
@@ -74,7 +77,7 @@ impl FdKind for Tcp {
         if is_multipath(description) {
             let is_taken = takes_outside(scope) || capture::has_peer_inside(description, scope);
             if capture::is_connected(state) && is_taken {
-                found.push(connection_obstacle(description, MULTIPATH.0, MULTIPATH.1));
+                found.push(connection_obstacle(description, capture::MULTIPATH.0, capture::MULTIPATH.1));
             }
             return found;
         }
@@ -129,12 +132,6 @@ fn takes_outside(scope: &CaptureScope<'_>) -> bool {
     scope.kills && !scope.loses_connections
 }
 
-/// Why an MPTCP connection is refused, and what to do.
-pub(super) const MULTIPATH: (&str, &str) = (
-    "it is an MPTCP connection, whose sequence numbers the kernel does not show",
-    "let the program use TCP (GODEBUG=multipathtcp=0 for a Go program), or its client",
-);
-
 /// Whether a socket is one of MPTCP. A connection that was accepted from a TCP client by an MPTCP listener is not.
 fn is_multipath(description: &Description) -> bool {
     Family::of(description).is_ok_and(|family| family.protocol == IPPROTO_MPTCP)
@@ -176,11 +173,4 @@ fn connection_obstacle(description: &Description, why: &str, fix: &str) -> Obsta
     let local = show(socket::local(socket).ok());
     let peer = show(socket::peer(socket).ok().flatten());
     Obstacle { place: format!("{local} - {peer}"), ..description.obstacle("TCP connection", why, fix) }
-}
-
-/// Whether this process has CAP_NET_ADMIN.
-pub(super) fn may_repair() -> bool {
-    const CAP_NET_ADMIN: u64 = 1 << 12;
-    let us = model::Pid(std::process::id() as i32);
-    tracee::procfs::status(us).is_ok_and(|status| status.cap_effective & CAP_NET_ADMIN != 0)
 }

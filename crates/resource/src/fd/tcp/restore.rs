@@ -17,12 +17,13 @@ use sys::tcp_repair::{self, Repair, State as TcpState};
 use sys::{Errno, Error};
 
 use super::super::inet_address::parse;
-use super::super::socket_options::{IPPROTO_TCP, REUSE_ADDRESS, REUSE_PORT};
-use super::super::{FdCreate, FdRecord};
+use super::super::kind::{FdCreate, FdRecord};
+use super::super::socket_family::IPPROTO_TCP;
+use super::super::socket_options::{REUSE_ADDRESS, REUSE_PORT};
 use super::capture::ends;
 use super::ended::{self, End};
-use super::state::{Connection, Listener, State};
-use super::{NAME, address, connection, lock};
+use super::state::{Connection, Listener, NAME, State};
+use super::{address, connection, lock};
 use crate::error::Result;
 
 const REPAIR: SocketOption = SocketOption { level: IPPROTO_TCP, number: 19, name: "TCP_REPAIR" };

@@ -6,7 +6,7 @@
 
 use super::super::inet_address::parse_plain;
 use super::super::raw_packet::inject;
-use super::state::{Connection, State};
+use super::state::{Connection, NAME, State};
 use crate::error::{ResourceError, Result};
 
 const IPPROTO_TCP: u8 = 6;
@@ -17,7 +17,7 @@ const FIN_ACK: u8 = 0x11;
 /// Lets a started socket receive the FIN that its peer had sent before the checkpoint.
 pub(super) fn inject_fin(state: &State, connection: &Connection) -> Result<()> {
     let (Some(local), Some(peer)) = (parse_plain(&state.local()), parse_plain(&state.peer())) else {
-        return Err(ResourceError::Malformed { kind: super::NAME, why: "addresses are no IP".to_owned() });
+        return Err(ResourceError::Malformed { kind: NAME, why: "addresses are no IP".to_owned() });
     };
     let acknowledged = connection.send_end.wrapping_sub(connection.written.len() as u32);
     let window = (connection.window_send >> connection.send_scale).min(u32::from(u16::MAX)) as u16;

@@ -9,7 +9,10 @@ use sys::socket::SocketAddress;
 use sys::tcp_repair::{Agreement, State as TcpState, Window};
 
 use super::super::inherited_socket::InheritedSocket;
-use super::super::socket_options::{Family, Options};
+use super::super::socket_family::Family;
+use super::super::socket_options::Options;
+
+pub(super) const NAME: &str = "fd/tcp";
 
 /// One TCP socket.
 #[derive(Clone, PartialEq, Message)]

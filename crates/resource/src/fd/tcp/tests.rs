@@ -11,8 +11,8 @@ use rustix::event::PollFlags;
 
 use super::super::in_flight::discover;
 use super::super::socket_events::events;
-use super::super::socket_options::IPPROTO_TCP;
-use super::super::sockets::Sockets;
+use super::super::socket_family::IPPROTO_TCP;
+use super::super::sockets::{Sockets, may_repair};
 use super::super::test_support::{
     alone, capture, capture_again, capture_losing, create, describe_all, known_of,
 };

@@ -22,20 +22,20 @@ use sys::terminal;
 use tracee::arch::numbers::IOCTL;
 use tracee::{RemoteError, Stub, procfs};
 
-use super::{CaptureScope, Description, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Known};
+use super::description::{Description, Known};
+use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::outside as others;
 use crate::support::path::{self, Name};
 use pair::PairFiles;
-use payload::{Node, Slaves, State, TtyPayload, node_of};
+use payload::{NAME, Node, Slaves, State, TtyPayload, node_of};
 use queue::Pair;
 pub(super) use role::is_terminal;
-use role::{Role, device_of, has_slave, is_hung_up, is_terminal_that, master_number, role_of};
-
-const NAME: &str = "fd/tty";
-/// Major number of the slaves of pseudo terminals.
-const SLAVE_MAJOR: u32 = 136;
+use role::{
+    Role, SLAVE_MAJOR, device_of, encode, has_slave, is_hung_up, is_terminal_that, master_number, role_of,
+};
 
 /// The kind.
 #[derive(Clone, Copy, Debug)]
@@ -196,11 +196,6 @@ fn leader_of(device: (u32, u32), scope: &CaptureScope<'_>) -> Option<Pid> {
         .iter()
         .copied()
         .find(|pid| procfs::stat(*pid).is_ok_and(|stat| stat.session == *pid && stat.tty_nr == number))
-}
-
-/// Device numbers as `/proc/PID/stat` tells them.
-fn encode((major, minor): (u32, u32)) -> i32 {
-    ((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)).cast_signed()
 }
 
 /// The foreground group of a session leader's terminal: field 8 of `/proc/PID/stat`.

@@ -17,10 +17,10 @@ use sys::terminal;
 use tracee::procfs;
 
 use super::payload::{Node, TtyPayload, slave_path};
-use super::role::{Role, device_of};
-use super::{SLAVE_MAJOR, encode};
+use super::role::{Role, SLAVE_MAJOR, device_of, encode};
 use crate::error::{ResourceError, Result};
-use crate::fd::{Description, FdCreate, FdRecord};
+use crate::fd::description::Description;
+use crate::fd::kind::{FdCreate, FdRecord};
 use crate::obstacle::Obstacle;
 use crate::support::inherited::Inherited;
 use crate::support::opening;

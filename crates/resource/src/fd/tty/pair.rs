@@ -13,12 +13,11 @@ use model::{DescriptionId, Fd, Pid};
 use rustix::fs::{FileType, Mode, OFlags, Stat, major, minor};
 use sys::{Error, terminal};
 
-use super::payload::{Node, Slaves, State, TtyPayload, slave_path};
+use super::payload::{NAME, Node, Slaves, State, TtyPayload, slave_path};
 use super::queue::Pair;
-use super::role::Role;
-use super::{NAME, SLAVE_MAJOR};
+use super::role::{Role, SLAVE_MAJOR};
 use crate::error::{ResourceError, Result};
-use crate::fd::{FdCreate, FdRecord};
+use crate::fd::kind::{FdCreate, FdRecord};
 use crate::opener::Opener;
 use crate::support::opening::{self, flags_for};
 use crate::support::ownership::owner;
@@ -66,7 +65,7 @@ impl PairFiles {
         for (number, pair) in self.pairs {
             let master = match masters.open(number, &pair.path)? {
                 Some(master) => master,
-                None if pair.master.is_none() => masters.open_any(&pair.path)?,
+                None if pair.master.is_none() => open_master(&pair.path)?,
                 None => return Err(pair.taken(number)),
             };
             pair.create(master, context)?;
@@ -95,10 +94,6 @@ impl Masters {
                 return Ok(None);
             }
         }
-    }
-
-    fn open_any(&mut self, path: &Path) -> Result<OwnedFd> {
-        open_master(path)
     }
 }
 

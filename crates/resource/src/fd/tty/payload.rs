@@ -13,9 +13,10 @@ use sys::Error;
 use sys::terminal::{self, CONTROL_CHARACTERS, Modes};
 
 use super::queue::Queues;
-use super::role::Role;
-use super::{NAME, SLAVE_MAJOR};
+use super::role::{Role, SLAVE_MAJOR};
 use crate::error::{ResourceError, Result};
+
+pub(super) const NAME: &str = "fd/tty";
 
 /// Where slaves have their files.
 const SLAVES: &str = "/dev/pts";

@@ -9,10 +9,11 @@
 //! and putting back, a few microseconds, they are lost to the subject.
 
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as E;
+use sys::clock::Deadline;
 use sys::terminal::{self, Modes, NO_CHARACTER};
 use sys::{Errno, Error, Result};
 
@@ -140,9 +141,9 @@ impl Pair<'_> {
     /// A worker of the kernel hands bytes over, and applies the modes of that moment.
     fn await_input(&self, inputs: &[Input]) -> Result<()> {
         let wanted: usize = inputs.iter().map(|input| input.bytes.len()).sum();
-        let since = Instant::now();
+        let deadline = Deadline::after(HAND_OVER_MAX);
         while (wanted == 0 && !ready(self.slave, PollFlags::IN)) || waiting(self.slave)? < wanted {
-            if since.elapsed() > HAND_OVER_MAX {
+            if deadline.has_passed() {
                 return Err(Error::new("hand bytes to a terminal", Errno::SHORT));
             }
             std::thread::yield_now();
@@ -282,12 +283,12 @@ fn read(terminal: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
 }
 
 fn write(terminal: BorrowedFd<'_>, bytes: &[u8]) -> Result<()> {
-    let since = Instant::now();
+    let deadline = Deadline::after(HAND_OVER_MAX);
     let mut done = 0;
     while done < bytes.len() {
         match rustix::io::write(terminal, &bytes[done..]) {
             Ok(count) => done += count,
-            Err(E::AGAIN) if since.elapsed() < HAND_OVER_MAX => std::thread::yield_now(),
+            Err(E::AGAIN) if !deadline.has_passed() => std::thread::yield_now(),
             Err(E::INTR) => {}
             Err(errno) => return Err(Error::new("write to a terminal", errno)),
         }

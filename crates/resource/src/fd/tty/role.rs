@@ -10,11 +10,13 @@ use rustix::event::PollFlags;
 use rustix::fs::{FileType, major, makedev, minor};
 use sys::terminal;
 
-use super::SLAVE_MAJOR;
+use crate::fd::description::{Description, Known};
 use crate::fd::pipe::events;
-use crate::fd::{CaptureScope, Description, Known};
+use crate::fd::scope::CaptureScope;
 use crate::support::opening;
 
+/// Major number of the slaves of pseudo terminals.
+pub(super) const SLAVE_MAJOR: u32 = 136;
 /// `/dev/tty`, `/dev/console`, `/dev/ptmx`.
 const FRONTS: std::ops::RangeInclusive<u32> = 0..=2;
 
@@ -31,7 +33,7 @@ pub(super) enum Role {
 }
 
 /// Whether a description is of a terminal.
-pub(in crate::fd) fn is_terminal(description: &Description) -> bool {
+pub(crate) fn is_terminal(description: &Description) -> bool {
     let number = description.stat.st_rdev;
     let is_known = match major(number) {
         SLAVE_MAJOR => true,
@@ -93,4 +95,9 @@ pub(super) fn has_slave(number: u32, scope: &CaptureScope<'_>) -> bool {
     let is_slave =
         |other: &Description| master_number(other).is_none() && device_of(other) == (SLAVE_MAJOR, number);
     scope.descriptions.iter().any(|other| is_terminal_that(other, scope, is_slave))
+}
+
+/// Device numbers as `/proc/PID/stat` tells them.
+pub(super) fn encode((major, minor): (u32, u32)) -> i32 {
+    ((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)).cast_signed()
 }

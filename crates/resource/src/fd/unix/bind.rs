@@ -16,8 +16,8 @@ use rustix::io::Errno as E;
 use sys::socket::{self, SocketAddress};
 use sys::{Errno, Error, working_directory};
 
-use super::super::socket_options::AF_UNIX;
-use super::state::{BoundFile, Place, SOCK_DGRAM, is_path, show, text};
+use super::super::socket_family::{AF_UNIX, SOCK_DGRAM};
+use super::state::{BoundFile, Place, is_path, show, text};
 use crate::error::{ResourceError, Result};
 use crate::shared::Shared;
 use crate::support::making::{self, Ownership, Placed, PrivateDirectory};

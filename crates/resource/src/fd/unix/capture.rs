@@ -10,19 +10,29 @@ use std::sync::Arc;
 
 use model::{Fd, Inode, Pid};
 use prost::Message;
+use rustix::event::PollFlags;
 use sys::sock_diag::{self, SockDiag, UnixSocket};
 use sys::socket;
 use sys::{Errno, Error};
 
-use super::super::in_flight::identify;
+use super::super::description::{Description, Known};
+use super::super::identify::identify;
 use super::super::inherited_socket::InheritedSocket;
+use super::super::kind::FdCapture;
 use super::super::peek_queue::{Seen, look};
-use super::super::socket_options::{Family, Fresh, Options};
-use super::super::{CaptureScope, Description, FdCapture, Known};
+use super::super::scope::CaptureScope;
+use super::super::socket_events::events;
+use super::super::socket_family::{Family, SOCK_DGRAM, SOCK_STREAM};
+use super::super::socket_options::{Fresh, Options};
+use super::names;
 use super::queue;
-use super::state::{Listener, Peer, Queued, SOCK_STREAM, Sender, State};
-use super::{URGENT, URGENT_FIX, is_server, is_urgent, names};
+use super::state::{Listener, NAME, Peer, Queued, Sender, State};
 use crate::error::{ResourceError, Result};
+
+/// Why a socket with an urgent byte is refused: a look at its queue shows neither the byte nor its place.
+pub(super) const URGENT: &str =
+    "an urgent byte (MSG_OOB) waits in it, whose place among the others cannot be seen";
+pub(super) const URGENT_FIX: &str = "try again when the program has read it";
 
 #[derive(Debug)]
 pub(super) struct Capture {
@@ -101,7 +111,7 @@ impl Capture {
             return Ok(Some(Peer::Inside(inside.id.get())));
         }
         let is_named = socket::peer(description.as_fd())?.is_some_and(|name| !name.body().is_empty());
-        if i32::from(self.socket.kind) == super::state::SOCK_DGRAM && is_named {
+        if i32::from(self.socket.kind) == SOCK_DGRAM && is_named {
             return Ok(Some(Peer::Outside(true)));
         }
         // A client from outside goes away as clients do; preflight refuses what is more than that.
@@ -181,7 +191,7 @@ impl FdCapture for Capture {
 
     fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let missing = || ResourceError::Malformed {
-            kind: super::NAME,
+            kind: NAME,
             why: format!("fd {} was not read inside the pause", description.fd),
         };
         Ok(self.state.take().ok_or_else(missing)?.encode_to_vec())
@@ -236,4 +246,18 @@ pub(super) fn look_up(diag: &SockDiag, description: &Description) -> Result<Unix
 /// The description of the subject that is the socket with this inode.
 pub(super) fn find<'a>(scope: &CaptureScope<'a>, inode: Inode) -> Option<&'a Arc<Known>> {
     scope.socket(inode)
+}
+
+/// Whether an urgent byte waits in a socket.
+pub(super) fn is_urgent(description: &Description) -> Result<bool> {
+    Ok(events(description)?.contains(PollFlags::PRI))
+}
+
+/// Whether a socket was accepted from a listener: it is connected and shares the name of one.
+pub(super) fn is_server(diag: &SockDiag, own: &UnixSocket) -> Result<bool> {
+    if own.state != sock_diag::CONNECTED || own.name.is_none() || i32::from(own.kind) == SOCK_DGRAM {
+        return Ok(false);
+    }
+    let listeners = diag.unix_sockets(1 << sock_diag::LISTENING)?;
+    Ok(listeners.iter().any(|listener| listener.name == own.name && listener.kind == own.kind))
 }

@@ -23,15 +23,18 @@ use rustix::fs::FileType;
 use sys::sock_diag::{self, SockDiag, UnixSocket};
 use sys::socket;
 
+use self::state::NAME;
+use super::description::Description;
+use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
 use super::peek_queue::look;
+use super::scope::CaptureScope;
 use super::socket_events::events;
-use super::socket_options::{self, AF_UNIX, Family};
-use super::{CaptureScope, Description, FdCapture, FdCreate, FdKind, FdRecord, waiting};
+use super::socket_family::{AF_UNIX, Family, SOCK_DGRAM};
+use super::socket_options;
+use super::waiting;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::support::outside;
-
-pub(super) const NAME: &str = "fd/unix";
 
 /// Unix sockets.
 #[derive(Debug)]
@@ -94,18 +97,9 @@ impl FdKind for Unix {
     }
 }
 
-/// Why a socket with an urgent byte is refused: a look at its queue shows neither the byte nor its place.
-const URGENT: &str = "an urgent byte (MSG_OOB) waits in it, whose place among the others cannot be seen";
-const URGENT_FIX: &str = "try again when the program has read it";
-
-/// Whether an urgent byte waits in a socket.
-fn is_urgent(description: &Description) -> Result<bool> {
-    Ok(events(description)?.contains(PollFlags::PRI))
-}
-
 fn urgent_byte(description: &Description) -> Option<Obstacle> {
-    let is_urgent = is_urgent(description).unwrap_or(false);
-    is_urgent.then(|| description.obstacle("Unix socket", URGENT, URGENT_FIX))
+    let is_urgent = capture::is_urgent(description).unwrap_or(false);
+    is_urgent.then(|| description.obstacle("Unix socket", capture::URGENT, capture::URGENT_FIX))
 }
 
 /// The obstacle of a client that has sent something and is not accepted yet.
@@ -132,14 +126,14 @@ fn outside_peer(
 ) -> Option<Obstacle> {
     let peer = own.peer.filter(|peer| *peer != Inode(0))?;
     let name = socket::peer(description.as_fd()).ok().flatten().unwrap_or_default();
-    let is_datagram = i32::from(own.kind) == state::SOCK_DGRAM;
+    let is_datagram = i32::from(own.kind) == SOCK_DGRAM;
     if capture::find(scope, peer).is_some() || (is_datagram && !name.body().is_empty()) {
         return None;
     }
     if scope.loses_connections {
         return None;
     }
-    if capture::may_end(description, scope) && is_server(diag, own).unwrap_or(false) {
+    if capture::may_end(description, scope) && capture::is_server(diag, own).unwrap_or(false) {
         return None;
     }
     let link = format!("socket:[{peer}]");
@@ -167,13 +161,4 @@ fn holds(pid: Pid, link: &str) -> bool {
     let numbers = tracee::procfs::descriptors(pid).unwrap_or_default();
     let links = numbers.iter().map(|fd| tracee::procfs::link(format!("/proc/{pid}/fd/{fd}")));
     links.flatten().any(|found| found.as_os_str() == link)
-}
-
-/// Whether a socket was accepted from a listener: it is connected and shares the name of one.
-fn is_server(diag: &SockDiag, own: &UnixSocket) -> Result<bool> {
-    if own.state != sock_diag::CONNECTED || own.name.is_none() || i32::from(own.kind) == state::SOCK_DGRAM {
-        return Ok(false);
-    }
-    let listeners = diag.unix_sockets(1 << sock_diag::LISTENING)?;
-    Ok(listeners.iter().any(|listener| listener.name == own.name && listener.kind == own.kind))
 }

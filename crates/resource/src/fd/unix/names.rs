@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat, lstat, openat, stat, statat};
 use sys::Error;
 use sys::socket::{self, SocketAddress};
 
-use super::super::Description;
+use super::super::description::Description;
 use super::state::{BoundFile, Place, is_path, text};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;

@@ -14,9 +14,9 @@ use sys::stand_in::{Act, perform};
 use sys::{Errno, Error};
 
 use super::super::peek_queue::Seen;
+use super::super::socket_family::SOCK_STREAM;
 use super::super::socket_options::{SEND_BUFFER, make_room};
-use super::NAME;
-use super::state::{Queued, SOCK_STREAM};
+use super::state::{NAME, Queued};
 use crate::error::{ResourceError, Result};
 
 /// The kernel accounts for messages with their administration.

@@ -14,11 +14,10 @@ use sys::socket::{self, SocketAddress};
 use sys::stand_in::{Act, perform};
 use sys::{Errno, Error};
 
-use super::super::{FdCreate, FdRecord};
-use super::NAME;
+use super::super::kind::{FdCreate, FdRecord};
 use super::bind::{self, Bound, bind};
 use super::queue::{Way, fill};
-use super::state::{Listener, Maker, Peer, Queued, State, is_path};
+use super::state::{Listener, Maker, NAME, Peer, Queued, State, is_path};
 use crate::error::{ResourceError, Result};
 
 /// Clients that may wait while all are connected; afterwards the program's own limit applies.

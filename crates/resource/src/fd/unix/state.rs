@@ -11,11 +11,11 @@ use sys::sock_diag;
 use sys::socket::{Credentials, SocketAddress};
 
 use super::super::inherited_socket::InheritedSocket;
-use super::super::socket_options::{Family, Options};
+use super::super::socket_family::{Family, SOCK_DGRAM};
+use super::super::socket_options::Options;
 use crate::support::path;
 
-pub(super) const SOCK_STREAM: i32 = 1;
-pub(super) const SOCK_DGRAM: i32 = 2;
+pub(super) const NAME: &str = "fd/unix";
 
 /// One Unix socket.
 #[derive(Clone, PartialEq, Message)]

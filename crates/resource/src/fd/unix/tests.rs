@@ -13,11 +13,10 @@ use rustix::fs::inotify::ReadFlags;
 use sys::socket::Message;
 
 use super::super::in_flight::discover;
+use super::super::socket_family::{SOCK_SEQPACKET, SOCK_STREAM};
 use super::super::test_support::{alone, capture, create, describe_all, known_of, us};
 use super::*;
 use crate::support::testing::Watched;
-
-const SOCK_SEQPACKET: i32 = 5;
 
 /// Captures, closes and builds again; the result is in the order of the sockets, then what was hidden.
 fn end_and_restore(sockets: Vec<OwnedFd>, others: Vec<OwnedFd>) -> Vec<Option<OwnedFd>> {
@@ -77,8 +76,8 @@ fn a_pair_comes_back_with_both_queues_borders_and_descriptors() {
 #[test]
 fn a_socket_in_flight_that_nobody_else_holds_is_found_and_comes_back() {
     let _alone = alone();
-    let (left, right) = sys::socket::pair(state::SOCK_STREAM).unwrap();
-    let (near, far) = sys::socket::pair(state::SOCK_STREAM).unwrap();
+    let (left, right) = sys::socket::pair(SOCK_STREAM).unwrap();
+    let (near, far) = sys::socket::pair(SOCK_STREAM).unwrap();
     send(&near, b"inside");
     let rights = [far.as_fd()];
     sys::socket::send(left.as_fd(), &Message { bytes: b"x", rights: &rights, ..Message::default() }).unwrap();
@@ -292,7 +291,7 @@ fn a_relative_name_stays_relative() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap();
-    let socket = sys::socket::create(AF_UNIX, state::SOCK_STREAM, 0).unwrap();
+    let socket = sys::socket::create(AF_UNIX, SOCK_STREAM, 0).unwrap();
     let mut name = sys::socket::SocketAddress((AF_UNIX as u16).to_ne_bytes().to_vec());
     name.0.extend(b"./relative\0");
     let bound = sys::working_directory::within(&path, || sys::socket::bind(socket.as_fd(), &name));
@@ -553,7 +552,7 @@ fn the_groups_of_whoever_connected_come_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
-    let client = sys::socket::create(AF_UNIX, state::SOCK_STREAM, 0).unwrap();
+    let client = sys::socket::create(AF_UNIX, SOCK_STREAM, 0).unwrap();
     let mut address = (AF_UNIX as u16).to_ne_bytes().to_vec();
     address.extend(path.as_os_str().as_encoded_bytes());
     address.push(0);

@@ -1,0 +1,161 @@
+//! What a kind may know of the rest of the subject while it captures.
+//!
+//! Owns: questions about all descriptions and areas, and indexes for them: no kind searches all descriptions for each
+//! description.
+//! Invariants: each index is built at its first use, from a scope that does not change.
+//! Does not: know kinds.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use model::{DescriptionId, Fd, Inode, Pid};
+use rustix::fs::Stat;
+use tracee::procfs::{Area, Backing};
+
+use super::description::{Description, GONE, Known, path_of};
+use super::sockets::Sockets;
+
+/// What a kind may know of the rest of the subject while it captures.
+#[derive(Debug)]
+pub struct CaptureScope<'a> {
+    /// Processes of the subject.
+    pub pids: &'a [Pid],
+    /// All descriptions of the subject, by number.
+    pub descriptions: &'a [Arc<Known>],
+    /// Duplicates of all of them, in the same order, while the subject stands; of none while it runs.
+    pub open: &'a [Description],
+    /// Files that whoever restores will hold itself (its own standard streams): device and inode.
+    pub inherited: &'a [(u64, Inode)],
+    /// Every descriptor of every process, with the description behind it; the rows of a process stand together, by
+    /// rising number.
+    pub table: &'a [(Pid, Fd, DescriptionId)],
+    /// The checkpoint ends the subject, so that its TCP connections may be taken over.
+    pub kills: bool,
+    /// Connections to outside the tree come back as ended by the peer.
+    pub loses_connections: bool,
+    /// What its sockets share.
+    pub sockets: &'a Sockets,
+    /// The areas of every process: as they are in the pause, before it as far as they are known.
+    pub areas: Vec<(Pid, Cow<'a, [Area]>)>,
+    /// Answers questions about all descriptions without a search.
+    pub index: ScopeIndex,
+}
+
+impl CaptureScope<'_> {
+    /// Whether the restorer will hold this very file itself.
+    #[must_use]
+    pub fn is_inherited(&self, stat: &Stat) -> bool {
+        self.inherited.contains(&(stat.st_dev, Inode(stat.st_ino)))
+    }
+
+    /// Whether memory of the subject shows the file of a description, so that the memory kinds save its content. Inode
+    /// numbers repeat between file systems, so the name must be the same too, there or gone.
+    #[must_use]
+    pub fn maps(&self, description: &Known) -> bool {
+        let name = path_of(description);
+        let is_shown = |area: &Area| match &area.backing {
+            Backing::File { inode, path, .. } if *inode == description.inode() => {
+                path == &description.info.target
+                    || path.to_str().is_some_and(|path| Path::new(path.trim_end_matches(GONE)) == name)
+            }
+            _ => false,
+        };
+        self.areas.iter().any(|(_, areas)| areas.iter().any(is_shown))
+    }
+
+    /// Whether memory of the subject can write to the file of a description through a shared mapping, so that the
+    /// memory kinds save the content of a file that has a name. Flags of mappings that are new in the pause are unknown.
+    #[must_use]
+    pub(crate) fn saves_shared(&self, description: &Known) -> bool {
+        let name = path_of(description);
+        let saves = |area: &Area| match &area.backing {
+            Backing::File { inode, path, .. } if *inode == description.inode() && *path == name => {
+                area.protection.shared && (area.flags.has("mw") || area.flags.is_empty())
+            }
+            _ => false,
+        };
+        self.areas.iter().any(|(_, areas)| areas.iter().any(saves))
+    }
+
+    /// Asks a duplicate: the one of the pause, else one for this question. `None` when there is no such description any
+    /// more.
+    pub(crate) fn ask<T>(&self, known: &Arc<Known>, ask: impl FnOnce(&Description) -> T) -> Option<T> {
+        if let Some(open) = self.open.get(known.id.get() as usize) {
+            return Some(ask(open));
+        }
+        let handle = sys::pidfd::open(known.pid).ok()?;
+        Description::beside(known, handle.as_fd()).ok()?.map(|description| ask(&description))
+    }
+
+    /// A descriptor of a description, of ours where there is a duplicate. One of the subject may be another's by now
+    /// while it runs.
+    pub(crate) fn place_of(&self, known: &Known) -> (Pid, Fd) {
+        let open = self.open.get(known.id.get() as usize);
+        let own = open.map(|open| (Pid(std::process::id() as i32), Fd(open.duplicate.as_raw_fd())));
+        own.unwrap_or((known.pid, known.fd))
+    }
+}
+
+/// The indexes of one scope; `default()` has none yet.
+#[derive(Debug, Default)]
+pub struct ScopeIndex {
+    by_file: OnceCell<HashMap<(u64, Inode), Vec<usize>>>,
+    sockets: OnceCell<HashMap<Inode, usize>>,
+    held: OnceCell<HashSet<DescriptionId>>,
+    first_rows: OnceCell<HashMap<Pid, usize>>,
+}
+
+impl<'a> CaptureScope<'a> {
+    /// The descriptions of one file (device and inode), by rising number.
+    pub fn of_file(&self, file: (u64, Inode)) -> impl Iterator<Item = &'a Arc<Known>> + use<'a, '_> {
+        let by_file = self.index.by_file.get_or_init(|| {
+            let mut found: HashMap<_, Vec<usize>> = HashMap::new();
+            for (index, known) in self.descriptions.iter().enumerate() {
+                found.entry(known.file()).or_default().push(index);
+            }
+            found
+        });
+        let descriptions = self.descriptions;
+        by_file.get(&file).into_iter().flatten().map(move |index| &descriptions[*index])
+    }
+
+    /// The description of the subject that is the socket with this inode.
+    #[must_use]
+    pub fn socket(&self, inode: Inode) -> Option<&'a Arc<Known>> {
+        let sockets = self.index.sockets.get_or_init(|| {
+            let mut found = HashMap::new();
+            for (index, known) in self.descriptions.iter().enumerate() {
+                if known.target().starts_with("socket:") {
+                    found.entry(known.inode()).or_insert(index);
+                }
+            }
+            found
+        });
+        sockets.get(&inode).map(|index| &self.descriptions[*index])
+    }
+
+    /// Whether some process has a descriptor of a description; one in flight in a socket may have none.
+    #[must_use]
+    pub fn is_held(&self, id: DescriptionId) -> bool {
+        self.index.held.get_or_init(|| self.table.iter().map(|row| row.2).collect()).contains(&id)
+    }
+
+    /// The description behind a descriptor of a process.
+    #[must_use]
+    pub fn description_of(&self, pid: Pid, fd: Fd) -> Option<DescriptionId> {
+        let first_rows = self.index.first_rows.get_or_init(|| {
+            let mut found = HashMap::new();
+            for (index, row) in self.table.iter().enumerate() {
+                found.entry(row.0).or_insert(index);
+            }
+            found
+        });
+        let rows = &self.table[*first_rows.get(&pid)?..];
+        let place = rows.partition_point(|row| row.0 == pid && row.1 < fd);
+        rows.get(place).filter(|row| (row.0, row.1) == (pid, fd)).map(|row| row.2)
+    }
+}

@@ -1,0 +1,61 @@
+//! What a socket is created as.
+//!
+//! Owns: families, types, protocols and levels of options by their numbers in the headers of the kernel.
+//! Does not: know options.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use prost::Message;
+use sys::socket_option::{self, SocketOption};
+
+use crate::error::Result;
+
+pub(crate) const SOL_SOCKET: i32 = 1;
+pub(crate) const IPPROTO_IP: i32 = 0;
+pub(crate) const IPPROTO_TCP: i32 = 6;
+pub(crate) const IPPROTO_UDP: i32 = 17;
+pub(crate) const IPPROTO_IPV6: i32 = 41;
+pub(crate) const IPPROTO_UDPLITE: i32 = 136;
+pub(crate) const IPPROTO_MPTCP: i32 = 262;
+pub(crate) const SOL_NETLINK: i32 = 270;
+pub(crate) const AF_UNIX: i32 = 1;
+pub(crate) const AF_INET: i32 = 2;
+pub(crate) const AF_INET6: i32 = 10;
+pub(crate) const AF_NETLINK: i32 = 16;
+pub(crate) const SOCK_STREAM: i32 = 1;
+pub(crate) const SOCK_DGRAM: i32 = 2;
+pub(crate) const SOCK_RAW: i32 = 3;
+pub(crate) const SOCK_SEQPACKET: i32 = 5;
+
+/// What a socket was created as.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
+pub(crate) struct Family {
+    /// AF_UNIX, AF_INET or AF_INET6.
+    #[prost(int32, tag = "1")]
+    pub(crate) domain: i32,
+    /// SOCK_STREAM …
+    #[prost(int32, tag = "2")]
+    pub(crate) kind: i32,
+    /// IPPROTO_TCP …
+    #[prost(int32, tag = "3")]
+    pub(crate) protocol: i32,
+}
+
+impl Family {
+    /// What an open socket was created as.
+    pub(crate) fn of(socket: impl AsFd) -> Result<Self> {
+        let ask = |number, name| {
+            socket_option::get_int(socket.as_fd(), SocketOption { level: SOL_SOCKET, number, name })
+        };
+        Ok(Self {
+            domain: ask(39, "SO_DOMAIN")?,
+            kind: ask(3, "SO_TYPE")?,
+            protocol: ask(38, "SO_PROTOCOL")?,
+        })
+    }
+
+    /// A new socket of this family.
+    pub(crate) fn create(self) -> Result<OwnedFd> {
+        Ok(sys::socket::create(self.domain, self.kind, self.protocol)?)
+    }
+}

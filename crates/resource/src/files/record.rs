@@ -1,0 +1,114 @@
+//! The record of a file that the subject may write.
+//!
+//! Owns: what the image keeps of its state, and what a later change of it means.
+//! Does not: compare.
+
+use std::path::{Path, PathBuf};
+
+use crate::support::path;
+
+/// State of one file at a checkpoint, merged from all descriptors and mappings of the subject.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct FileRecord {
+    /// Absolute path, as bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) path: Vec<u8>,
+    /// `st_dev`.
+    #[prost(uint64, tag = "2")]
+    pub(super) device: u64,
+    /// `st_ino`.
+    #[prost(uint64, tag = "3")]
+    pub(super) inode: u64,
+    /// Length in bytes.
+    #[prost(uint64, tag = "4")]
+    pub(super) size: u64,
+    /// `st_mtime`, seconds.
+    #[prost(int64, tag = "5")]
+    pub(super) modified_s: i64,
+    /// `st_mtime`, nanoseconds.
+    #[prost(uint64, tag = "6")]
+    pub(super) modified_ns: u64,
+    /// `st_ctime`, seconds.
+    #[prost(int64, tag = "7")]
+    pub(super) changed_s: i64,
+    /// `st_ctime`, nanoseconds.
+    #[prost(uint64, tag = "8")]
+    pub(super) changed_ns: u64,
+    /// Some descriptor may write anywhere in it.
+    #[prost(bool, tag = "9")]
+    pub(super) in_place: bool,
+    /// Some mapping may write to it.
+    #[prost(bool, tag = "10")]
+    pub(super) mapped: bool,
+    /// The guardian was started with it and hands it on: others write to it, too.
+    #[prost(bool, tag = "11")]
+    pub(super) inherited: bool,
+    /// Checksum of the first and the last page, of a file that is only appended to.
+    #[prost(uint32, optional, tag = "12")]
+    pub(super) ends: Option<u32>,
+    /// Checksum of the whole content, of a mapped file up to [`super::sample::WHOLE_BYTES_MAX`].
+    #[prost(uint32, optional, tag = "13")]
+    pub(super) whole: Option<u32>,
+    /// The times are too close to the checkpoint to show a change that came right after it.
+    #[prost(bool, tag = "14")]
+    pub(super) times_are_coarse: bool,
+    /// The checkpoint ended the subject, so that no store through a mapping followed.
+    #[prost(bool, tag = "15")]
+    pub(super) ended: bool,
+    /// The whole content of a file that is written through mappings alone, up to [`super::sample::KEPT_BYTES_MAX`].
+    #[prost(bytes = "vec", optional, tag = "16")]
+    pub(super) content: Option<Vec<u8>>,
+}
+
+/// What a later change of a file means for a restart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effect {
+    /// It is cut back to its recorded length when it only grew, and no name has gone from its directory.
+    CutBack,
+    /// It is given the content of the checkpoint, which the image holds.
+    GoesBack,
+    /// It prevents the restart as soon as it is changed.
+    Prevents,
+    /// It prevents every restart: stores through a large mapping leave no trace.
+    AlwaysPrevents,
+    /// It stays as it is: the guardian was started with it, and others write to it, too.
+    Stays,
+}
+
+impl FileRecord {
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        path::from_bytes(&self.path)
+    }
+
+    /// Its device and inode.
+    #[must_use]
+    pub fn file(&self) -> (u64, u64) {
+        (self.device, self.inode)
+    }
+
+    /// What a change of it means for a restart.
+    #[must_use]
+    pub fn effect(&self) -> Effect {
+        if self.inherited {
+            Effect::Stays
+        } else if self.content.is_some() {
+            Effect::GoesBack
+        } else if self.mapped && self.whole.is_none() && !self.ended {
+            Effect::AlwaysPrevents
+        } else if self.mapped || self.in_place || self.ends.is_none() {
+            Effect::Prevents
+        } else {
+            Effect::CutBack
+        }
+    }
+
+    pub(super) fn is_file(&self, device: u64, inode: u64) -> bool {
+        (self.device, self.inode) == (device, inode)
+    }
+
+    pub(super) fn with_path(path: &Path) -> Self {
+        Self { path: path::to_bytes(path), ..Self::default() }
+    }
+}
