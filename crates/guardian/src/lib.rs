@@ -63,6 +63,7 @@ pub use run::{
 };
 pub use status::{SubjectReport, status};
 pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus};
+pub use sys::clock::Clock;
 pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
     store_copy,

@@ -7,6 +7,7 @@
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
@@ -36,6 +37,13 @@ pub struct Time {
     pub s: i64,
     /// Nanoseconds, below 1,000,000,000.
     pub ns: u32,
+}
+
+impl From<SystemTime> for Time {
+    fn from(time: SystemTime) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { s: since.as_secs().cast_signed(), ns: since.subsec_nanos() }
+    }
 }
 
 /// Attributes of an inode at one moment.

@@ -16,6 +16,7 @@ use std::sync::Once;
 use std::time::Duration;
 
 use model::{ByteCount, Fd, Pid, Sequence};
+use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
 use undying_undo::watch::{Boundary, MappedFile, OpenFile, Watch, WatchOptions};
 
@@ -210,7 +211,7 @@ fn watch(place: &Path, bytes_max: ByteCount) -> (Watch, PathBuf) {
     let directory = place.join("undo");
     let start = Sequence(0);
     // Every boundary is exact, whatever it costs.
-    let options = WatchOptions { directory, bytes_max, cost_max: 1e9, start };
+    let options = WatchOptions { directory, bytes_max, cost_max: 1e9, start, clock: Clock::default() };
     (Watch::start(options, ListenerHolder::start().unwrap()).unwrap(), root)
 }
 

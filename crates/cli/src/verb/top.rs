@@ -8,7 +8,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use guardian::{CheckpointEvent, History, RunEvent, SubjectReport};
+use guardian::{CheckpointEvent, Clock, History, RunEvent, SubjectReport};
 
 use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
@@ -88,15 +88,15 @@ const HEAD: [&str; 12] = [
 /// The checkpoints of the last seconds, by subject.
 #[derive(Default)]
 struct Recent {
+    clock: Clock,
     heard: BTreeMap<String, Vec<(Instant, CheckpointEvent)>>,
-    begun: Option<Instant>,
+    has_looked: bool,
 }
 
 impl Recent {
     fn add(&mut self, history: &mut History) -> Result<(), Failure> {
-        let now = Instant::now();
-        let is_first = self.begun.is_none();
-        self.begun.get_or_insert(now);
+        let now = self.clock.now();
+        let is_first = !std::mem::replace(&mut self.has_looked, true);
         for event in history.read()? {
             // What was there before the first look is older than it says.
             if let (RunEvent::Checkpoint(checkpoint), Some(at)) =
@@ -124,7 +124,7 @@ fn seen(time: &str, is_first: bool, now: Instant) -> Option<Instant> {
 fn row(subject: &SubjectReport, recent: &Recent) -> Vec<String> {
     let empty = Vec::new();
     let heard = recent.heard.get(&subject.name).unwrap_or(&empty);
-    let span = heard.first().map_or(WINDOW, |(at, _)| at.elapsed().max(Duration::from_secs(1)));
+    let span = heard.first().map_or(WINDOW, |(at, _)| (recent.clock.now() - *at).max(Duration::from_secs(1)));
     let mut pauses: Vec<u64> = heard.iter().map(|(_, one)| one.pause_us).collect();
     pauses.sort_unstable();
     let at = |share: usize| pauses.get(pauses.len().saturating_sub(1) * share / 100);

@@ -16,6 +16,7 @@ use engine::{Covered, FilterInstall};
 use model::{Pid, Sequence};
 use rustix::fs::SeekFrom;
 use supervise::ChangedFiles;
+use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
 use sys::{Errno, Error};
 use undo::UndoError;
@@ -96,6 +97,7 @@ impl Watching {
             bytes_max: request.files_undo_max,
             cost_max: request.files_cost_max,
             start: BEGINNING,
+            clock: Clock::default(),
         };
         let offset = |file: OwnedFd| {
             let offset = rustix::fs::tell(&file).unwrap_or(0);

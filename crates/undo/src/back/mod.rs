@@ -22,6 +22,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use model::Sequence;
+use sys::clock::Clock;
 
 pub use self::aside::{MovedAside, list_aside};
 use self::disk::DiskFiles;
@@ -88,8 +89,7 @@ pub fn go_back(
 ) -> Result<WentBack> {
     let storage = DiskStorage::open(directory)?;
     let files = DiskFiles::new(directory)?;
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let time = Time { s: now.as_secs().cast_signed(), ns: now.subsec_nanos() };
+    let time = Clock::default().wall().into();
     go_back_on(&storage, &files, to, Terms { conflicts, leave, durability, time })
 }
 

@@ -17,8 +17,8 @@ use sys::process_memory;
 
 use super::calls::{Call, Change, FileAt, PathAt, change_of, changes, is_nameless};
 use super::content::part_of_open;
+use super::descriptors::stat;
 use super::epoch::Part;
-use super::names::stat;
 use super::paths::{self, Entry, Place};
 use super::state::State;
 use crate::error::Result;
@@ -134,8 +134,7 @@ impl State {
             Place::File(file) => file.as_fd(),
         };
         let device = stat(file)?.st_dev;
-        let is_made_up = *self.made_up.entry(device).or_insert_with(|| paths::is_made_up(file));
-        Ok((!is_made_up).then_some(place))
+        Ok((!self.file_systems.is_made_up(file, device)).then_some(place))
     }
 
     /// The entry that a path leads to, if it leads to one.
@@ -148,12 +147,12 @@ impl State {
 
     fn enable_at(&mut self, directory: BorrowedFd<'_>) -> Result<()> {
         let device = stat(directory)?.st_dev;
-        self.enable(directory, device)
+        self.file_systems.enable(self.watched.source(), directory, device)
     }
 
     fn note_mount_of(&mut self, entry: &Entry) -> Result<()> {
         let device = stat(entry.directory.as_fd())?.st_dev;
-        self.note_mount(entry.directory.as_fd(), device);
+        self.file_systems.note_mount(entry.directory.as_fd(), device);
         Ok(())
     }
 

@@ -1,32 +1,29 @@
 //! The boundary between two epochs, inside the pause of a checkpoint.
 //!
-//! Owns: which files can change in the next epoch without an open, and what is kept of them; how far epochs are apart.
+//! Owns: which files can change in the next epoch without an open, and what is kept of them.
 //! Invariants: every thread of the subject is stopped; what is deferred leaves the present epoch as it is; a file that
 //! can change without an event is kept whole, or named as uncovered.
 //! Does not: find the files; the capture does.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use model::Sequence;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
-use super::epoch::{Armed, Content, Epoch, How, Id};
-use super::names::stat;
+use super::descriptors::{duplicate, key_of, stat};
+use super::epoch::{Armed, Content, How, Id};
 use super::paths::path_of;
-use super::state::{Mark, State, key_of};
+use super::state::State;
+use super::watched::Mark;
 use super::{Boundary, MappedFile, OpenFile};
 use crate::error::Result;
 use crate::key::{Attributes, FileKey};
 
 /// Bytes of mapped files that one boundary copies: some 2 ms of the pause.
 const MAPPED_BYTES_MAX: u64 = 8 << 20;
-/// The longest time between two boundaries that the cost of keeping asks for: a restart loses as much.
-const APART_MAX: Duration = Duration::from_secs(30);
 
 /// What a look at the open files has found.
 #[derive(Default)]
@@ -46,7 +43,7 @@ impl State {
         mapped: &[MappedFile<'_>],
     ) -> Boundary {
         // No call is under way while all threads are stopped.
-        self.disable();
+        self.file_systems.disable(self.watched.source());
         self.crossings.clear();
         let found = match self.look(open, mapped) {
             Ok(found) => found,
@@ -56,8 +53,10 @@ impl State {
             self.break_epoch(why);
         }
         self.uncovered = found.uncovered.iter().map(|(_, path)| path.clone()).collect();
-        if let Some(why) = self.too_early() {
-            return Boundary::Deferred(why);
+        if self.epoch.is_touched && self.epoch.broken.is_none() && self.costs.are_too_high() {
+            return Boundary::Deferred(
+                "keeping files would cost more than --files-cost-max allows".to_owned(),
+            );
         }
         if let Some(path) = too_large(&found) {
             return Boundary::Deferred(format!(
@@ -65,29 +64,13 @@ impl State {
                 path.display()
             ));
         }
-        match self.begin_epoch(sequence, found) {
+        match self.cross(sequence, found) {
             Ok(()) => Boundary::Exact,
             Err(error) => {
                 self.break_epoch(&error.to_string());
                 Boundary::Deferred(error.to_string())
             }
         }
-    }
-
-    /// Whether the last boundary is too short ago for what keeping has cost since.
-    fn too_early(&self) -> Option<String> {
-        if !self.epoch.is_touched || self.epoch.broken.is_some() {
-            return None;
-        }
-        let apart = self.apart();
-        (self.epoch.began.elapsed() < apart)
-            .then(|| "keeping files would cost more than --files-cost-max allows".to_owned())
-    }
-
-    /// How far apart boundaries are, so that keeping takes no larger part of the time than allowed.
-    pub(super) fn apart(&self) -> Duration {
-        // What keeping has cost so far in this epoch, it costs again in the next.
-        self.epoch.kept.div_f64(self.cost_max.max(f64::MIN_POSITIVE)).min(APART_MAX)
     }
 
     fn look(&mut self, open: &[OpenFile<'_>], mapped: &[MappedFile<'_>]) -> Result<Found> {
@@ -108,8 +91,7 @@ impl State {
 
     fn look_at_open(&mut self, file: &OpenFile<'_>, stat: &Stat, found: &mut Found) -> Result<()> {
         let id = (stat.st_dev, stat.st_ino);
-        let duplicate = rustix::io::fcntl_dupfd_cloexec(file.file, 3)
-            .map_err(|errno| sys::Error::new("duplicate a descriptor", errno))?;
+        let duplicate = duplicate(file.file)?;
         let path = path_of(file.file);
         if found.uncovered.iter().any(|(known, _)| *known == id) {
             return Ok(());
@@ -144,7 +126,7 @@ impl State {
             let is_at_end = file.position == Some(stat.st_size as u64);
             return (only_writes && is_at_end).then_some(How::Appends);
         }
-        if self.reports(duplicate, stat.st_dev) {
+        if self.file_systems.reports(self.watched.source(), duplicate, stat.st_dev) {
             return Some(How::Reports);
         }
         is_in_image(duplicate, stat).then_some(How::OfImage)
@@ -152,12 +134,11 @@ impl State {
 
     /// Whether the watch has seen the open of a file, or its making.
     fn was_seen(&mut self, file: BorrowedFd<'_>, stat: &Stat, key: &FileKey) -> Result<bool> {
-        let id = (stat.st_dev, stat.st_ino);
         let was_open = || {
-            let last = self.boundaries.values().next_back();
+            let last = self.boundaries.newest_open();
             last.is_some_and(|last| last.iter().any(|armed| armed.key == *key))
         };
-        if self.watched.get(&id).is_some_and(|watched| watched.key == *key) || was_open() {
+        if self.watched.has(key) || was_open() {
             return Ok(true);
         }
         self.is_made_file(file, stat)
@@ -188,7 +169,7 @@ impl State {
         }
         let key = key_of(opened.as_fd(), &stat)?;
         let id = (stat.st_dev, stat.st_ino);
-        let how = if self.reports(opened.as_fd(), stat.st_dev) {
+        let how = if self.file_systems.reports(self.watched.source(), opened.as_fd(), stat.st_dev) {
             How::Mapped
         } else if is_in_image(opened.as_fd(), &stat) {
             How::OfImage
@@ -212,25 +193,26 @@ impl State {
         let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let named = rustix::fs::open(file.path, flags, Mode::empty()).ok().and_then(with_stat).filter(is_it);
         let by_handle = || {
-            let mut known = self.watched.values().map(|watched| &watched.key);
+            let mut known = self.watched.keys();
             let key = known.find(|key| key.inode == file.inode && is_device(key.device, file.device))?;
-            self.open(key).ok().and_then(with_stat)
+            self.file_systems.open(key).ok().and_then(with_stat)
         };
         named.or_else(by_handle)
     }
 
-    fn begin_epoch(&mut self, sequence: Sequence, found: Found) -> Result<()> {
+    /// Ends the present epoch, unless nothing has happened in it.
+    fn cross(&mut self, sequence: Sequence, found: Found) -> Result<()> {
         let mut list: Vec<Armed> = found.armed.values().map(|(armed, _)| armed.clone()).collect();
         list.sort_by_key(|armed| (armed.key.device, armed.key.inode));
         let is_mapped = list.iter().any(|armed| armed.how == How::Mapped);
-        let last = self.boundaries.values().next_back();
+        let last = self.boundaries.newest_open();
         if !self.epoch.is_touched && !is_mapped && last.is_some_and(|last| are_same(last, &list)) {
             self.log.same(sequence)?;
             self.boundaries.insert(sequence, list);
             return Ok(());
         }
         self.log.boundary(sequence)?;
-        self.epoch = Epoch::begin();
+        self.begin_epoch();
         for ((device, inode), path) in &found.uncovered {
             self.log.uncovered(*device, *inode, path)?;
         }
@@ -247,7 +229,7 @@ impl State {
         let id = (armed.key.device, armed.key.inode);
         let found = stat(file)?;
         match armed.how {
-            How::Reports => self.mark(file, &found, Mark::Active)?,
+            How::Reports => self.watched.mark(file, &found, Mark::Active)?,
             How::Appends | How::OfImage => {
                 self.record(&armed.key, &armed.attributes, armed.path.clone())?;
                 if let Some(old) = self.epoch.inodes.get_mut(&id) {
@@ -256,8 +238,8 @@ impl State {
             }
             How::Mapped => {
                 self.record(&armed.key, &armed.attributes, armed.path.clone())?;
-                if !self.watched.get(&id).is_some_and(|watched| watched.key == armed.key) {
-                    self.mark(file, &found, Mark::Silent)?;
+                if !self.watched.has(&armed.key) {
+                    self.watched.mark(file, &found, Mark::Silent)?;
                 }
                 self.whole(file, &found)?;
             }
@@ -267,41 +249,11 @@ impl State {
 
     /// Ends the marks of files that nothing of the subject has open any more.
     pub(super) fn sweep(&mut self) {
-        let Some(list) = self.boundaries.values().next_back() else { return };
-        let open: std::collections::HashSet<Id> =
-            list.iter().map(|armed| (armed.key.device, armed.key.inode)).collect();
-        let gone: Vec<Id> = self
-            .watched
-            .keys()
-            .filter(|id| !open.contains(*id) && !self.epoch.inodes.contains_key(*id))
-            .copied()
-            .collect();
-        for id in gone {
-            if let Some(watched) = self.watched.remove(&id) {
-                let file = watched.reader.or_else(|| self.open(&watched.key).ok());
-                // A file that is gone has taken its mark with it.
-                let _ = file.map(|file| self.marks.forget(file.as_fd()));
-            }
-        }
-    }
-
-    /// Opens a file by its key, with O_PATH.
-    pub(super) fn open(&self, key: &FileKey) -> Result<OwnedFd> {
-        let mount = self
-            .mounts
-            .get(&key.device)
-            .ok_or_else(|| sys::Error::new("find the file system of a file", sys::Errno::ENOENT))?;
-        Ok(sys::file_handle::open(mount.as_fd(), &key.handle)?)
-    }
-
-    /// Remembers a file system, for its handles.
-    pub(super) fn note_mount(&mut self, directory: BorrowedFd<'_>, device: u64) {
-        if let Entry::Vacant(new) = self.mounts.entry(device) {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            if let Ok(opened) = rustix::fs::openat(directory, ".", flags, Mode::empty()) {
-                new.insert(opened);
-            }
-        }
+        let Some(list) = self.boundaries.newest_open() else { return };
+        let open: HashSet<Id> = list.iter().map(|armed| (armed.key.device, armed.key.inode)).collect();
+        let inodes = &self.epoch.inodes;
+        let is_needed = |id: &Id| open.contains(id) || inodes.contains_key(id);
+        self.watched.sweep(is_needed, |key| self.file_systems.open(key).ok());
     }
 }
 

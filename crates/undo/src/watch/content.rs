@@ -5,15 +5,16 @@
 //! in the log whole reports nothing more in the epoch; content behind the length at the epoch's beginning is never kept.
 //! Does not: know calls; `answer` does.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::fs::{FileType, OFlags, Stat};
 
+use super::descriptors::{duplicate, key_of, reopen, stat};
 use super::epoch::{Content, Pages, Part};
-use super::names::stat;
 use super::paths::{Entry, path_of};
-use super::state::{CHUNK, Mark, State, key_of, reopen};
+use super::state::{CHUNK, State};
+use super::watched::Mark;
 use crate::error::Result;
 
 /// A file that is opened for writing and not longer than this is copied at once: that costs less than one event.
@@ -41,7 +42,7 @@ impl State {
             return Ok(());
         }
         if self.is_made(entry, file, &found)? {
-            return self.mark(file, &found, Mark::Silent);
+            return self.watched.mark(file, &found, Mark::Silent);
         }
         self.change_old(file, &found, part)
     }
@@ -82,11 +83,11 @@ impl State {
     }
 
     fn change_old(&mut self, file: BorrowedFd<'_>, found: &Stat, part: Part) -> Result<()> {
-        let started = Instant::now();
-        let reports = self.reports(file, found.st_dev);
+        let started = self.costs.clock().now();
+        let reports = self.file_systems.reports(self.watched.source(), file, found.st_dev);
         self.old(file, found)?;
         let outcome = self.keep_part(file, found, part, reports);
-        self.epoch.kept += started.elapsed();
+        self.costs.note_kept(self.costs.clock().now() - started);
         outcome
     }
 
@@ -104,7 +105,7 @@ impl State {
             // The pages that are not saved yet are still reported.
             (Content::Pages(_), Part::End) => {}
             (_, Part::Any) if reports && size > COPIED_AT_OPEN_MAX => {
-                return self.mark(file, found, Mark::Active);
+                return self.watched.mark(file, found, Mark::Active);
             }
             (_, Part::Behind(offset)) if offset >= size => {}
             (_, Part::Behind(offset)) if size > COPIED_AT_CHANGE_MAX => {
@@ -116,14 +117,10 @@ impl State {
             _ => self.whole(file, found)?,
         }
         // What is opened now can report in later epochs.
-        if reports && !self.is_watched_actively(found) {
-            self.mark(file, found, Mark::Silent)?;
+        if reports && !self.watched.is_active(id) {
+            self.watched.mark(file, found, Mark::Silent)?;
         }
         Ok(())
-    }
-
-    fn is_watched_actively(&self, found: &Stat) -> bool {
-        self.watched.get(&(found.st_dev, found.st_ino)).is_some_and(|watched| watched.mark == Mark::Active)
     }
 
     /// An event: a range of a file is about to change, or to be read.
@@ -134,17 +131,17 @@ impl State {
             return Ok(());
         }
         if !self.is_old(file, &found)? && self.epoch.made.contains(&id) {
-            return self.mark(file, &found, Mark::Silent);
+            return self.watched.mark(file, &found, Mark::Silent);
         }
-        let started = Instant::now();
+        let started = self.costs.clock().now();
         self.old(file, &found)?;
         let size = self.epoch.inodes.get(&id).map_or(0, |old| old.size);
         let outcome = match range {
             Some((offset, length)) if size > COPIED_AT_CHANGE_MAX => self.save(file, &found, offset, length),
             _ => self.whole(file, &found),
         };
-        let took = started.elapsed();
-        self.epoch.kept += took + self.rates.event;
+        let took = self.costs.clock().now() - started;
+        self.costs.note_kept(took + self.costs.rates.event);
         outcome?;
         self.whole_if_cheaper(file, &found, took)
     }
@@ -152,7 +149,7 @@ impl State {
     /// Copies the rest of a file once its events have cost as much as that: at most twice the cheapest choice, whatever
     /// follows (the ski rental problem).
     fn whole_if_cheaper(&mut self, file: BorrowedFd<'_>, found: &Stat, took: Duration) -> Result<()> {
-        let rate = self.rates;
+        let rate = self.costs.rates;
         let Some(old) = self.epoch.inodes.get_mut(&(found.st_dev, found.st_ino)) else { return Ok(()) };
         let size = old.size;
         let Content::Pages(pages) = &mut old.content else { return Ok(()) };
@@ -192,8 +189,8 @@ impl State {
         let Some(number) = self.epoch.inodes.get(&id).map(|old| old.id) else { return Ok(()) };
         let reader = match of_event(file)? {
             Some(reader) => reader,
-            None => match self.watched.get(&id).and_then(|watched| watched.reader.as_ref()) {
-                Some(reader) => duplicate(reader.as_fd())?,
+            None => match self.watched.reader(id) {
+                Some(reader) => duplicate(reader)?,
                 None => reopen(file)?,
             },
         };
@@ -215,10 +212,8 @@ impl State {
     /// A file that is only appended to is about to be written anywhere.
     pub(super) fn appends_no_more(&mut self, file: BorrowedFd<'_>) -> Result<()> {
         let found = stat(file)?;
-        let is_ours = self
-            .watched
-            .get(&(found.st_dev, found.st_ino))
-            .is_some_and(|watched| key_of(file, &found).is_ok_and(|key| key == watched.key));
+        let is_ours = self.watched.has_number((found.st_dev, found.st_ino))
+            && key_of(file, &found).is_ok_and(|key| self.watched.has(&key));
         if is_ours { self.change(file, Part::Any) } else { Ok(()) }
     }
 }
@@ -230,9 +225,4 @@ fn of_event(file: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
         rustix::fs::fcntl_getfl(file).map_err(|errno| sys::Error::new("inspect a descriptor", errno))?;
     let is_of_event = !flags.contains(OFlags::PATH) && flags & OFlags::ACCMODE == OFlags::RDONLY;
     is_of_event.then(|| duplicate(file)).transpose()
-}
-
-pub(super) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
-    let copy = rustix::io::fcntl_dupfd_cloexec(file, 3);
-    Ok(copy.map_err(|errno| sys::Error::new("duplicate a descriptor", errno))?)
 }

@@ -11,8 +11,8 @@ use std::os::fd::AsFd;
 use model::Tid;
 
 use super::crossings::{Doing, Place};
+use super::descriptors::{duplicate, stat};
 use super::epoch::Part;
-use super::names::stat;
 use super::paths::Entry;
 use super::state::State;
 use crate::error::Result;
@@ -26,7 +26,7 @@ impl State {
             if let Doing::Moves(to, file) = doing
                 && *to == place
             {
-                moving.push(super::content::duplicate(file.as_fd())?);
+                moving.push(duplicate(file.as_fd())?);
             }
         }
         self.crossings.0.insert(thread, Doing::Opens(place, part));

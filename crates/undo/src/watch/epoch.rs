@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::key::{Attributes, FileKey};
 use crate::log::{DirectoryId, InodeId};
@@ -165,11 +165,8 @@ impl Names {
 }
 
 /// The present epoch.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Epoch {
-    pub(super) began: Instant,
-    /// Time that keeping content has taken.
-    pub(super) kept: Duration,
     /// Something was recorded after the records of the boundary itself.
     pub(super) is_touched: bool,
     /// Why the way back through it is lost.
@@ -177,20 +174,6 @@ pub(super) struct Epoch {
     pub(super) directories: HashMap<FileKey, Names>,
     pub(super) inodes: HashMap<Id, Old>,
     pub(super) made: HashSet<Id>,
-}
-
-impl Epoch {
-    pub(super) fn begin() -> Self {
-        Self {
-            began: Instant::now(),
-            kept: Duration::ZERO,
-            is_touched: false,
-            broken: None,
-            directories: HashMap::new(),
-            inodes: HashMap::new(),
-            made: HashSet::new(),
-        }
-    }
 }
 
 #[cfg(test)]

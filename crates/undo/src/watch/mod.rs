@@ -6,18 +6,23 @@
 //! Does not: go back.
 
 mod answer;
+mod boundaries;
 mod boundary;
 mod calls;
 mod content;
+mod costs;
 mod crossing;
 mod crossings;
+mod descriptors;
 mod epoch;
+mod file_systems;
 mod marks;
 mod names;
 mod paths;
 mod rates;
 mod state;
 mod threads;
+mod watched;
 mod whole;
 
 use std::fs::{File, OpenOptions};
@@ -26,21 +31,22 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use model::{ByteCount, Sequence};
 use rustix::fs::OFlags;
+use sys::clock::Clock;
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
 use sys::seccomp_listener::{self, FilterProgram, Listener};
 use sys::watched_start::PendingListener;
 
-use self::epoch::{Armed, Epoch};
+use self::boundaries::Boundaries;
+use self::costs::Costs;
+use self::epoch::Armed;
 use self::state::State;
 use self::threads::{Fanotify, Shared, answer_calls, answer_events};
 use crate::back::{self, Conflicts, Durability, WentBack};
 use crate::error::Result;
-use crate::key::Time;
 use crate::log::keep::KeepPlaces;
 use crate::log::{UNWATCHED, UndoLog};
 
@@ -55,6 +61,8 @@ pub struct WatchOptions {
     pub cost_max: f64,
     /// The checkpoint whose files are those of now: the one that the subject starts from, 0 for its beginning.
     pub start: Sequence,
+    /// Where the time is taken from that decides how far apart exact checkpoints are.
+    pub clock: Clock,
 }
 
 /// A description of the subject that may write to a regular file, as the capture holds it inside the pause.
@@ -158,8 +166,8 @@ impl Watch {
         let keep = KeepPlaces::new(&options.directory)?;
         let marks = Fanotify::new()?;
         let events = marks.events();
-        let mut state = State::new(log, keep, Box::new(marks), options.cost_max);
-        state.boundaries.insert(options.start, Vec::new());
+        let costs = Costs::new(options.clock.clone(), options.cost_max);
+        let state = State::new(log, keep, Box::new(marks), options.start, costs);
         let shared = Arc::new(Shared::new(state, events));
         let threads = Arc::clone(&shared);
         spawn("undying-content", move || answer_events(&threads))?;
@@ -231,7 +239,8 @@ impl Watch {
     /// The subject has ended and no process of it is left. Nothing is watched until `attach`.
     pub fn subject_ended(&self) {
         let mut state = self.shared.state();
-        let ended = state.log.ended(now());
+        let now = self.options.clock.wall().into();
+        let ended = state.log.ended(now);
         state.or_break(ended, "the time of the end");
     }
 
@@ -243,7 +252,7 @@ impl Watch {
             return Vec::new();
         }
         // What was open at a checkpoint has to be known, too.
-        let known = |sequence: &Sequence| state.boundaries.contains_key(sequence);
+        let known = |sequence: &Sequence| state.boundaries.has(*sequence);
         state.log.sequences().into_iter().filter(known).collect()
     }
 
@@ -258,9 +267,8 @@ impl Watch {
         state.is_restoring = true;
         let went = back::go_back(&self.options.directory, to, Conflicts::Refuse, leave, Durability::Kill)?;
         state.log = UndoLog::open(&self.options.directory, self.options.bytes_max)?;
-        state.epoch = Epoch::begin();
-        state.boundaries.split_off(&Sequence(to.get() + 1));
-        let armed = state.boundaries.get(&to).cloned().unwrap_or_default();
+        state.begin_epoch();
+        let armed = state.boundaries.go_back(to);
         let outcome = state.arm_again(&armed);
         state.or_break(outcome, "what was open at the checkpoint");
         state.epoch.is_touched = false;
@@ -275,9 +283,8 @@ impl Watch {
     pub fn start_over(&self, start: Sequence) -> Result<()> {
         let mut state = self.shared.state();
         state.log = UndoLog::create(&self.options.directory, start, self.options.bytes_max)?;
-        state.epoch = Epoch::begin();
-        state.boundaries.clear();
-        state.boundaries.insert(start, Vec::new());
+        state.begin_epoch();
+        state.boundaries = Boundaries::starting_at(start);
         state.is_restoring = false;
         Ok(())
     }
@@ -287,7 +294,7 @@ impl Watch {
         let mut state = self.shared.state();
         let outcome = state.log.forget_before(oldest);
         state.or_break(outcome, "older epochs");
-        state.boundaries = state.boundaries.split_off(&oldest);
+        state.boundaries.forget_before(oldest);
     }
 
     /// For `status`.
@@ -298,10 +305,10 @@ impl Watch {
             broken: state.epoch.broken.clone(),
             last_break: state.last_break.clone(),
             uncovered: state.uncovered.clone(),
-            newest_exact: state.boundaries.keys().next_back().copied(),
+            newest_exact: state.boundaries.newest(),
             bytes: state.log.bytes(),
-            cost: state.epoch.kept.as_secs_f64() / state.epoch.began.elapsed().as_secs_f64().max(1e-3),
-            apart: state.apart(),
+            cost: state.costs.share(),
+            apart: state.costs.apart(),
         }
     }
 }
@@ -311,18 +318,12 @@ impl State {
     fn arm_again(&mut self, list: &[Armed]) -> Result<()> {
         for armed in list {
             // One that was made again has another inode, which the restore refuses.
-            if let Ok(file) = self.open(&armed.key) {
+            if let Ok(file) = self.file_systems.open(&armed.key) {
                 self.arm(armed, file.as_fd())?;
             }
         }
         // The restore opens files for the subject: all of them have to be able to report.
-        let mounts: Vec<_> = self.mounts.keys().copied().collect();
-        for device in mounts {
-            let Some(mount) = self.mounts.get(&device) else { continue };
-            let mount = content::duplicate(mount.as_fd())?;
-            self.enable(mount.as_fd(), device)?;
-        }
-        Ok(())
+        self.file_systems.enable_all(self.watched.source())
     }
 }
 
@@ -342,9 +343,4 @@ fn open_mark(directory: &Path) -> Result<File> {
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
     started.map(drop).map_err(|error| sys::Error::new("start a thread", error).into())
-}
-
-fn now() -> Time {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Time { s: since.as_secs() as i64, ns: since.subsec_nanos() }
 }

@@ -9,9 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
+use super::descriptors::{self, key_of, stat};
 use super::epoch::{Content, Names};
 use super::paths::{Entry, path_of};
-use super::state::{State, key_of};
+use super::state::State;
 use crate::error::Result;
 use crate::key::{Attributes, FileKey};
 
@@ -36,7 +37,7 @@ impl State {
     /// Records the directory of a name.
     fn directory(&mut self, entry: &Entry) -> Result<FileKey> {
         let stat = stat(entry.directory.as_fd())?;
-        self.note_mount(entry.directory.as_fd(), stat.st_dev);
+        self.file_systems.note_mount(entry.directory.as_fd(), stat.st_dev);
         let key = key_of(entry.directory.as_fd(), &stat)?;
         if !self.epoch.directories.contains_key(&key) {
             let path = path_of(entry.directory.as_fd());
@@ -86,7 +87,7 @@ impl State {
         if self.epoch.made.contains(&id) {
             return Ok(true);
         }
-        let directory = self::stat(entry.directory.as_fd())?;
+        let directory = descriptors::stat(entry.directory.as_fd())?;
         let key = key_of(entry.directory.as_fd(), &directory)?;
         let is_made = self.epoch.directories.get(&key).is_some_and(|names| names.has(&entry.name));
         if is_made {
@@ -133,9 +134,4 @@ fn open(entry: &Entry) -> Result<Option<(OwnedFd, Stat)>> {
             Err(sys::Error::path("inspect", path, errno).into())
         }
     }
-}
-
-pub(super) fn stat(file: BorrowedFd<'_>) -> Result<Stat> {
-    let found = rustix::fs::fstat(file);
-    Ok(found.map_err(|errno| sys::Error::path("inspect", path_of(file), errno))?)
 }

@@ -1,66 +1,39 @@
 //! What a watch knows, behind one lock.
 //!
-//! Owns: the log of the present epoch, marks of files, and what becomes of a failure to keep.
-//! Invariants: whatever cannot be kept breaks the epoch, with the reason, and never stops the subject; a file that was
-//! opened for writing stays marked until no description of it is left at a boundary.
+//! Owns: the log of the present epoch, and what becomes of a failure to keep.
+//! Invariants: whatever cannot be kept breaks the epoch, with the reason, and never stops the subject.
 //! Does not: decide what a call changes; `names` and `content` do.
 
-use std::collections::{BTreeMap, HashMap};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 
 use model::Sequence;
-use rustix::fs::{FileType, Mode, OFlags, Stat};
-use rustix::io::Errno;
+use rustix::fs::{FileType, Stat};
 
+use super::boundaries::Boundaries;
+use super::costs::Costs;
 use super::crossings::Crossings;
-use super::epoch::{Armed, Content, Epoch, Id, Old};
+use super::descriptors::key_of;
+use super::epoch::{Content, Epoch, Old};
+use super::file_systems::FileSystems;
 use super::marks::ContentSource;
 use super::paths::path_of;
-use super::rates::Rates;
+use super::watched::WatchedFiles;
 use crate::error::{Result, UndoError};
 use crate::key::{Attributes, FileKey};
 use crate::log::UndoLog;
 use crate::log::keep::KeepPlaces;
 
-/// Whether changes of a file are reported.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Mark {
-    Active,
-    Silent,
-}
-
-/// A file that was opened for writing under the watch.
-#[derive(Debug)]
-pub(super) struct Watched {
-    pub(super) mark: Mark,
-    /// For reading old content. Opened before the mark was set, so that reading mostly reports nothing.
-    pub(super) reader: Option<OwnedFd>,
-    pub(super) key: FileKey,
-}
-
-/// Where content is kept and what it may cost.
+/// What a watch knows.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) log: UndoLog,
     pub(super) keep: KeepPlaces,
-    pub(super) marks: Box<dyn ContentSource>,
     pub(super) epoch: Epoch,
-    pub(super) watched: HashMap<Id, Watched>,
-    /// Directories on whose mounts opens can report later, by device.
-    pub(super) enabled: HashMap<u64, OwnedFd>,
-    /// A descriptor of each file system, for handles.
-    pub(super) mounts: HashMap<u64, OwnedFd>,
-    /// Whether a file system reports changes of content.
-    pub(super) reports: HashMap<u64, bool>,
-    /// Whether a file system clones files, once it was tried.
-    pub(super) clones: HashMap<u64, bool>,
-    /// Whether a file system makes up its content, as proc(5) does: nothing in it goes back.
-    pub(super) made_up: HashMap<u64, bool>,
-    /// Files that were open at each boundary.
-    pub(super) boundaries: BTreeMap<Sequence, Vec<Armed>>,
-    pub(super) rates: Rates,
-    pub(super) cost_max: f64,
+    pub(super) watched: WatchedFiles,
+    pub(super) file_systems: FileSystems,
+    pub(super) boundaries: Boundaries,
+    pub(super) costs: Costs,
     pub(super) uncovered: Vec<PathBuf>,
     /// Why an epoch was broken last.
     pub(super) last_break: Option<String>,
@@ -71,40 +44,37 @@ pub(super) struct State {
     pub(super) buffer: Vec<u8>,
 }
 
-/// Files that are held open for reading. A process that has no descriptor left cannot open the file of an event, and the
-/// kernel then fails the write of the subject; others are opened when they are read.
-const READERS_MAX: usize = 256;
 /// Bytes that are read at once.
 pub(super) const CHUNK: usize = 1 << 20;
 
-const READ: OFlags = OFlags::RDONLY
-    .union(OFlags::CLOEXEC)
-    .union(OFlags::NONBLOCK)
-    .union(OFlags::NOCTTY)
-    .union(OFlags::NOATIME);
-
 impl State {
-    pub(super) fn new(log: UndoLog, keep: KeepPlaces, marks: Box<dyn ContentSource>, cost_max: f64) -> Self {
+    pub(super) fn new(
+        log: UndoLog,
+        keep: KeepPlaces,
+        source: Box<dyn ContentSource>,
+        start: Sequence,
+        costs: Costs,
+    ) -> Self {
         Self {
             log,
             keep,
-            marks,
-            epoch: Epoch::begin(),
-            watched: HashMap::new(),
-            enabled: HashMap::new(),
-            mounts: HashMap::new(),
-            reports: HashMap::new(),
-            clones: HashMap::new(),
-            made_up: HashMap::new(),
-            boundaries: BTreeMap::new(),
-            rates: Rates::default(),
-            cost_max,
+            epoch: Epoch::default(),
+            watched: WatchedFiles::new(source),
+            file_systems: FileSystems::default(),
+            boundaries: Boundaries::starting_at(start),
+            costs,
             uncovered: Vec::new(),
             last_break: None,
             crossings: Crossings::default(),
             is_restoring: false,
             buffer: vec![0; CHUNK],
         }
+    }
+
+    /// Forgets the present epoch.
+    pub(super) fn begin_epoch(&mut self) {
+        self.epoch = Epoch::default();
+        self.costs.begin_epoch();
     }
 
     /// Notes that the way back through this epoch is lost.
@@ -166,85 +136,4 @@ impl State {
         self.epoch.inodes.insert((key.device, key.inode), old);
         Ok(())
     }
-
-    /// Whether a file system reports changes of content, by trying it once.
-    pub(super) fn reports(&mut self, file: BorrowedFd<'_>, device: u64) -> bool {
-        if let Some(known) = self.reports.get(&device) {
-            return *known;
-        }
-        let found = self.marks.watch(file).and_then(|()| self.marks.forget(file)).is_ok();
-        self.reports.insert(device, found);
-        found
-    }
-
-    /// Sets the mark of a file, so that a description that is opened now can report.
-    pub(super) fn mark(&mut self, file: BorrowedFd<'_>, stat: &Stat, mark: Mark) -> Result<()> {
-        let id = (stat.st_dev, stat.st_ino);
-        let key = key_of(file, stat)?;
-        match self.watched.get_mut(&id) {
-            Some(watched) if watched.key == key && watched.mark == mark => return Ok(()),
-            // The number may be that of a file which is gone, and its mark with it.
-            Some(watched) if watched.key == key => watched.mark = mark,
-            _ => {
-                // Before the mark: this description reports nothing, unless its mount was enabled.
-                let reader = if self.watched.len() < READERS_MAX { reopen(file).ok() } else { None };
-                self.watched.insert(id, Watched { mark, reader, key });
-            }
-        }
-        match mark {
-            Mark::Active => self.marks.watch(file)?,
-            Mark::Silent => self.marks.silence(file)?,
-        }
-        Ok(())
-    }
-
-    /// Lets what is opened or made on the mount of a directory report later.
-    pub(super) fn enable(&mut self, directory: BorrowedFd<'_>, device: u64) -> Result<()> {
-        if !self.enabled.contains_key(&device) && self.reports.get(&device) != Some(&false) {
-            if let Err(error) = self.marks.enable(directory) {
-                // A file system without such events says so at its first mark.
-                self.reports.insert(device, false);
-                if error.errno != sys::Errno::EINVAL && error.errno != Errno::OPNOTSUPP.into() {
-                    return Err(error.into());
-                }
-                return Ok(());
-            }
-            let kept = rustix::io::fcntl_dupfd_cloexec(directory, 3)
-                .map_err(|errno| sys::Error::new("duplicate a directory", errno))?;
-            self.enabled.insert(device, kept);
-        }
-        Ok(())
-    }
-
-    /// Ends `enable`. Only while no open of the subject is under way.
-    pub(super) fn disable(&mut self) {
-        for (_, directory) in self.enabled.drain() {
-            // What stays enabled costs a little time, and nothing else.
-            let _ = self.marks.disable(directory.as_fd());
-        }
-    }
-}
-
-/// The key of an open file.
-pub(super) fn key_of(file: BorrowedFd<'_>, stat: &Stat) -> Result<FileKey> {
-    FileKey::of(file, stat).map_err(|error| match error {
-        UndoError::Kernel(error) if error.errno == Errno::OPNOTSUPP.into() => {
-            UndoError::NoHandles { mount: mount_of(&path_of(file), stat.st_dev) }
-        }
-        UndoError::Kernel(error) => sys::Error::path("get the handle of", path_of(file), error.errno).into(),
-        other => other,
-    })
-}
-
-/// The highest directory above a path on the same file system.
-fn mount_of(path: &Path, device: u64) -> PathBuf {
-    let is_there = |folder: &&Path| rustix::fs::stat(*folder).is_ok_and(|stat| stat.st_dev == device);
-    path.ancestors().skip(1).take_while(is_there).last().unwrap_or(path).to_owned()
-}
-
-/// Opens a file for reading that is open with O_PATH.
-pub(super) fn reopen(file: BorrowedFd<'_>) -> Result<OwnedFd> {
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let opened = rustix::fs::open(&link, READ, Mode::empty());
-    Ok(opened.map_err(|errno| sys::Error::path("open for reading", path_of(file), errno))?)
 }

@@ -6,14 +6,16 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{SeekFrom, Stat};
 use rustix::io::Errno;
 
+use super::descriptors::reopen;
 use super::epoch::{Content, Id, Pages};
 use super::paths::path_of;
-use super::state::{Mark, State, reopen};
+use super::state::State;
+use super::watched::Mark;
 use crate::error::Result;
 
 const PAGE: u64 = 4096;
@@ -59,21 +61,13 @@ impl State {
         {
             old.content = Content::Whole;
         }
-        if let Some(watched) = self.watched.get_mut(&id) {
-            // Nothing more is read of it in this epoch, and many files may be kept in one.
-            watched.reader = None;
-            if watched.mark == Mark::Active {
-                self.mark(file, found, Mark::Silent)?;
-            }
-        }
-        Ok(())
+        self.watched.note_kept(file, found)
     }
 }
 
 impl Keeping for Clone {
     fn cost(&self, state: &State, bytes: u64, device: u64) -> Option<Duration> {
-        let clones = state.clones.get(&device).copied().unwrap_or(true);
-        (bytes > 0 && clones && state.mounts.contains_key(&device)).then_some(state.rates.clone)
+        (bytes > 0 && state.file_systems.may_clone(device)).then_some(state.costs.rates.clone)
     }
 
     fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
@@ -84,21 +78,22 @@ impl Keeping for Clone {
             return Ok(false);
         }
         let number = old.id;
-        let started = Instant::now();
-        if state.watched.contains_key(&id) {
+        let started = state.costs.clock().now();
+        if state.watched.has_number(id) {
             // Cloning reads the file, and this thread may be the one that would have to answer.
-            state.mark(file, found, Mark::Silent)?;
+            state.watched.mark(file, found, Mark::Silent)?;
         }
         let source = reopen(file)?;
-        let Some(mount) = state.mounts.get(&found.st_dev) else { return Ok(false) };
-        let (target, path) = state.keep.file_near(mount.as_fd())?;
+        let Some(mount) = state.file_systems.mount(found.st_dev) else { return Ok(false) };
+        let (target, path) = state.keep.file_near(mount)?;
         if rustix::fs::ioctl_ficlone(&target, &source).is_err() {
             // Asked once a file system.
-            state.clones.insert(found.st_dev, false);
+            state.file_systems.note_no_clone(found.st_dev);
             state.keep.remove(&path)?;
             return Ok(false);
         }
-        state.rates.note_clone(started.elapsed());
+        let took = state.costs.clock().now() - started;
+        state.costs.rates.note_clone(took);
         state.log.whole_in(number, &path)?;
         Ok(true)
     }
@@ -106,7 +101,7 @@ impl Keeping for Clone {
 
 impl Keeping for Copy {
     fn cost(&self, state: &State, bytes: u64, _device: u64) -> Option<Duration> {
-        Some(state.rates.copy_of(bytes))
+        Some(state.costs.rates.copy_of(bytes))
     }
 
     fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
@@ -116,7 +111,7 @@ impl Keeping for Copy {
         if matches!(old.content, Content::Untouched | Content::Appends) {
             old.content = Content::Pages(Pages::default());
         }
-        let started = Instant::now();
+        let started = state.costs.clock().now();
         let source = reopen(file)?;
         let mut copied = 0;
         let mut at = 0;
@@ -131,7 +126,8 @@ impl Keeping for Copy {
             }
             at = end.max(data);
         }
-        state.rates.note_copy(copied, started.elapsed());
+        let took = state.costs.clock().now() - started;
+        state.costs.rates.note_copy(copied, took);
         Ok(true)
     }
 }

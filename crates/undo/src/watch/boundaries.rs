@@ -1,0 +1,48 @@
+//! The checkpoints that files can go back to, and the files that were open at each.
+//!
+//! Does not: find open files; `boundary` does.
+
+use std::collections::BTreeMap;
+
+use model::Sequence;
+
+use super::epoch::Armed;
+
+/// Files that were open for writing or mapped at each boundary.
+#[derive(Debug, Default)]
+pub(super) struct Boundaries(BTreeMap<Sequence, Vec<Armed>>);
+
+impl Boundaries {
+    /// No boundary but the one from which the subject starts, with nothing open.
+    pub(super) fn starting_at(start: Sequence) -> Self {
+        Self(BTreeMap::from([(start, Vec::new())]))
+    }
+
+    pub(super) fn insert(&mut self, sequence: Sequence, open: Vec<Armed>) {
+        self.0.insert(sequence, open);
+    }
+
+    pub(super) fn has(&self, sequence: Sequence) -> bool {
+        self.0.contains_key(&sequence)
+    }
+
+    pub(super) fn newest(&self) -> Option<Sequence> {
+        self.0.keys().next_back().copied()
+    }
+
+    /// What was open at the newest one.
+    pub(super) fn newest_open(&self) -> Option<&[Armed]> {
+        self.0.values().next_back().map(Vec::as_slice)
+    }
+
+    /// Forgets those after one, and gives what was open there.
+    pub(super) fn go_back(&mut self, to: Sequence) -> Vec<Armed> {
+        self.0.split_off(&Sequence(to.get() + 1));
+        self.0.get(&to).cloned().unwrap_or_default()
+    }
+
+    /// Forgets those before one.
+    pub(super) fn forget_before(&mut self, oldest: Sequence) {
+        self.0 = self.0.split_off(&oldest);
+    }
+}

@@ -1,0 +1,53 @@
+//! Descriptors of files of the subject, as all of the watch uses them.
+//!
+//! Does not: remember any.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::paths::path_of;
+use crate::error::{Result, UndoError};
+use crate::key::FileKey;
+
+const READ: OFlags = OFlags::RDONLY
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::NOATIME);
+
+pub(super) fn stat(file: BorrowedFd<'_>) -> Result<Stat> {
+    let found = rustix::fs::fstat(file);
+    Ok(found.map_err(|errno| sys::Error::path("inspect", path_of(file), errno))?)
+}
+
+/// The key of an open file.
+pub(super) fn key_of(file: BorrowedFd<'_>, stat: &Stat) -> Result<FileKey> {
+    FileKey::of(file, stat).map_err(|error| match error {
+        UndoError::Kernel(error) if error.errno == Errno::OPNOTSUPP.into() => {
+            UndoError::NoHandles { mount: mount_of(&path_of(file), stat.st_dev) }
+        }
+        UndoError::Kernel(error) => sys::Error::path("get the handle of", path_of(file), error.errno).into(),
+        other => other,
+    })
+}
+
+/// The highest directory above a path on the same file system.
+fn mount_of(path: &Path, device: u64) -> PathBuf {
+    let is_there = |folder: &&Path| rustix::fs::stat(*folder).is_ok_and(|stat| stat.st_dev == device);
+    path.ancestors().skip(1).take_while(is_there).last().unwrap_or(path).to_owned()
+}
+
+/// Opens a file for reading that is open with O_PATH.
+pub(super) fn reopen(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let opened = rustix::fs::open(&link, READ, Mode::empty());
+    Ok(opened.map_err(|errno| sys::Error::path("open for reading", path_of(file), errno))?)
+}
+
+pub(super) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let copy = rustix::io::fcntl_dupfd_cloexec(file, 3);
+    Ok(copy.map_err(|errno| sys::Error::new("duplicate a descriptor", errno))?)
+}

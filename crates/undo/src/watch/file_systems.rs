@@ -1,0 +1,127 @@
+//! What is known of the file systems of the subject, by device.
+//!
+//! Owns: descriptors on their mounts, and what each was found to be capable of.
+//! Invariants: a file system is tried once.
+//! Does not: know the files on them.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::descriptors::duplicate;
+use super::marks::ContentSource;
+use super::paths;
+use crate::error::Result;
+use crate::key::FileKey;
+
+/// The file systems of the subject.
+#[derive(Debug, Default)]
+pub(super) struct FileSystems(HashMap<u64, FileSystem>);
+
+#[derive(Debug, Default)]
+struct FileSystem {
+    /// For handles.
+    mount: Option<OwnedFd>,
+    /// A directory on a mount on which opens can report later.
+    enabled: Option<OwnedFd>,
+    /// Whether it reports changes of content, once that was tried.
+    reports: Option<bool>,
+    /// Whether a clone of a file has failed.
+    clones_none: bool,
+    /// Whether it makes up its content, as proc(5) does: nothing in it goes back.
+    is_made_up: Option<bool>,
+}
+
+impl FileSystems {
+    fn at(&mut self, device: u64) -> &mut FileSystem {
+        self.0.entry(device).or_default()
+    }
+
+    /// Remembers a file system, for its handles.
+    pub(super) fn note_mount(&mut self, directory: BorrowedFd<'_>, device: u64) {
+        let known = self.at(device);
+        if known.mount.is_none() {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            known.mount = rustix::fs::openat(directory, ".", flags, Mode::empty()).ok();
+        }
+    }
+
+    /// A directory on a file system.
+    pub(super) fn mount(&self, device: u64) -> Option<BorrowedFd<'_>> {
+        Some(self.0.get(&device)?.mount.as_ref()?.as_fd())
+    }
+
+    /// Opens a file by its key, with O_PATH.
+    pub(super) fn open(&self, key: &FileKey) -> Result<OwnedFd> {
+        let mount = self
+            .mount(key.device)
+            .ok_or_else(|| sys::Error::new("find the file system of a file", sys::Errno::ENOENT))?;
+        Ok(sys::file_handle::open(mount, &key.handle)?)
+    }
+
+    /// Whether the file system of a file reports changes of content.
+    pub(super) fn reports(&mut self, source: &dyn ContentSource, file: BorrowedFd<'_>, device: u64) -> bool {
+        let try_it = || source.watch(file).and_then(|()| source.forget(file)).is_ok();
+        *self.at(device).reports.get_or_insert_with(try_it)
+    }
+
+    /// Whether the file system of a file makes up its content.
+    pub(super) fn is_made_up(&mut self, file: BorrowedFd<'_>, device: u64) -> bool {
+        *self.at(device).is_made_up.get_or_insert_with(|| paths::is_made_up(file))
+    }
+
+    /// Whether a file may be cloned, as far as that is known.
+    pub(super) fn may_clone(&self, device: u64) -> bool {
+        self.0.get(&device).is_some_and(|known| known.mount.is_some() && !known.clones_none)
+    }
+
+    /// A clone has failed.
+    pub(super) fn note_no_clone(&mut self, device: u64) {
+        self.at(device).clones_none = true;
+    }
+
+    /// Lets what is opened or made on the mount of a directory report later.
+    pub(super) fn enable(
+        &mut self,
+        source: &dyn ContentSource,
+        directory: BorrowedFd<'_>,
+        device: u64,
+    ) -> Result<()> {
+        let known = self.at(device);
+        if known.enabled.is_some() || known.reports == Some(false) {
+            return Ok(());
+        }
+        match source.enable(directory) {
+            Ok(()) => known.enabled = Some(duplicate(directory)?),
+            // A file system without such events says so at its first mark.
+            Err(error) => {
+                known.reports = Some(false);
+                if error.errno != sys::Errno::EINVAL && error.errno != Errno::OPNOTSUPP.into() {
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// As `enable`, for every known mount.
+    pub(super) fn enable_all(&mut self, source: &dyn ContentSource) -> Result<()> {
+        let devices: Vec<u64> = self.0.keys().copied().collect();
+        for device in devices {
+            let Some(mount) = self.mount(device) else { continue };
+            let mount = duplicate(mount)?;
+            self.enable(source, mount.as_fd(), device)?;
+        }
+        Ok(())
+    }
+
+    /// Ends `enable`. Only while no open of the subject is under way.
+    pub(super) fn disable(&mut self, source: &dyn ContentSource) {
+        for directory in self.0.values_mut().filter_map(|known| known.enabled.take()) {
+            // What stays enabled costs a little time, and nothing else.
+            let _ = source.disable(directory.as_fd());
+        }
+    }
+}
