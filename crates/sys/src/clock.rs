@@ -85,6 +85,12 @@ impl Stopwatch {
         Self(Instant::now())
     }
 
+    /// Has begun to measure at a time that was read earlier.
+    #[must_use]
+    pub fn since(began: Instant) -> Self {
+        Self(began)
+    }
+
     /// The time since it was started, or since the last lap.
     #[must_use]
     pub fn elapsed(&self) -> Duration {

@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use model::Pid;
+use sys::clock::Clock;
 use tracee::procfs::{self, Area, AreaFlags};
 
 use crate::error::Result;
@@ -24,15 +25,16 @@ const SOFT_DIRTY: &str = "sd";
 pub(super) struct FlagState {
     /// The flags of some areas are those of what was there before.
     has_old: bool,
+    clock: Clock,
     read_at: Instant,
     cost: Duration,
 }
 
 impl FlagState {
     /// They were read from `began` until now.
-    pub(super) fn read_since(began: Instant) -> Self {
-        let read_at = Instant::now();
-        Self { has_old: false, read_at, cost: read_at - began }
+    pub(super) fn read_since(clock: Clock, began: Instant) -> Self {
+        let read_at = clock.now();
+        Self { has_old: false, clock, read_at, cost: read_at - began }
     }
 
     /// Areas are new, and have the flags of what was there before.
@@ -48,12 +50,12 @@ impl FlagState {
     /// Reads them again where that is due; whether anything may have changed.
     pub(super) fn complete(&mut self, pid: Pid, areas: &mut [Area]) -> Result<bool> {
         let had_old = std::mem::take(&mut self.has_old);
-        if !had_old && self.read_at.elapsed() < INTERVAL_MIN.max(self.cost * COST_PART) {
+        if !had_old && self.clock.now() - self.read_at < INTERVAL_MIN.max(self.cost * COST_PART) {
             return Ok(false);
         }
-        let began = Instant::now();
+        let began = self.clock.now();
         let now = procfs::areas_with_flags(pid)?;
-        *self = Self::read_since(began);
+        *self = Self::read_since(self.clock.clone(), began);
         let has_changed = take_over(areas, now, had_old);
         Ok(had_old || has_changed)
     }
@@ -114,16 +116,18 @@ mod tests {
     #[test]
     fn flags_are_read_again_when_they_are_old_and_when_their_time_has_come() {
         let pid = Pid(std::process::id() as i32);
-        let long_ago = Instant::now() - 2 * INTERVAL_MIN;
+        let clock = Clock::by_hand();
         let mut areas = procfs::areas(pid).unwrap_or_default();
-        let mut state = FlagState { has_old: false, read_at: long_ago, cost: Duration::ZERO };
+        let mut state = FlagState::read_since(clock.clone(), clock.now());
+        clock.advance(2 * INTERVAL_MIN);
         assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| has_changed));
-        assert!(state.read_at > long_ago && areas.iter().any(|area| area.flags.has("rd")));
-        let mut state = FlagState { has_old: false, read_at: Instant::now(), cost: LIMIT };
+        assert!(areas.iter().any(|area| area.flags.has("rd")));
+        assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| !has_changed));
+        // What costs much is read seldom.
+        clock.advance(2 * INTERVAL_MIN);
+        let mut state = FlagState { cost: INTERVAL_MIN, ..state };
         assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| !has_changed));
         state.expire();
         assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| has_changed) && !state.has_old());
     }
-
-    const LIMIT: Duration = Duration::from_secs(60);
 }

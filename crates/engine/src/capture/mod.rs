@@ -27,11 +27,12 @@ mod retry;
 mod threads;
 mod watched;
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
 use model::{PageCount, Pid};
 use store::{CommitMeta, ImageWriter, PageBatch};
+use sys::clock::Stopwatch;
 use tracee::{Freezer, Urgent};
 use track::TrackerKind;
 
@@ -73,7 +74,7 @@ struct Recorded {
 
 /// Takes one checkpoint of a process and all its descendants.
 pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -> Result<CheckpointReport> {
-    let started = Instant::now();
+    let started = Stopwatch::start();
     let Recorded { records, meta, mut before, held } = take(root, &writer, options)?;
     let committed = writer
         .prepare(&records, meta)

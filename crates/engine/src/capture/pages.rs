@@ -7,13 +7,13 @@
 use std::convert::Infallible;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::time::Instant;
 
 use image::SpaceId;
 use model::{Address, AddressRange, PAGE_BYTES, Pid};
 use resource::memory::Content;
 use rustix::fs::SeekFrom;
 use store::{ImageWriter, PageBatch};
+use sys::clock::Stopwatch;
 use sys::pagemap::PageRegions;
 use sys::{Errno, Error};
 use tracee::StoppedTree;
@@ -57,7 +57,7 @@ impl Memory for WholeMemory<'_> {
     }
 
     fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<Infallible>> {
-        let scanning = Instant::now();
+        let scanning = Stopwatch::start();
         let plan = scan(before)?;
         phases[Phase::Scan] = scanning.elapsed();
         before.objects.inside()?;

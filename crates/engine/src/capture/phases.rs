@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use image::Timings;
 use model::PageCount;
+use sys::clock::Clock;
 
 /// Declares the phases by stage, in the order of a checkpoint whose state is captured before its memory.
 macro_rules! phases {
@@ -140,9 +141,10 @@ pub struct Phases {
 }
 
 impl Phases {
+    /// Those of a checkpoint that begins now.
     pub(super) fn new() -> Self {
         let took = [Duration::ZERO; Phase::ALL.len()];
-        Self { began: Instant::now(), memory_first: false, scanned: PageCount(0), took }
+        Self { began: Clock::default().now(), memory_first: false, scanned: PageCount(0), took }
     }
 
     /// Each phase with its duration, in the order in which they came.
@@ -191,20 +193,6 @@ impl IndexMut<Phase> for Phases {
 impl fmt::Debug for Phases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter().map(|(phase, took)| (phase.name(), took))).finish()
-    }
-}
-
-/// Tells how long it is since it was asked last.
-pub(super) struct Laps(Instant);
-
-impl Laps {
-    pub(super) fn from(start: Instant) -> Self {
-        Self(start)
-    }
-
-    pub(super) fn lap(&mut self) -> Duration {
-        let now = Instant::now();
-        now - std::mem::replace(&mut self.0, now)
     }
 }
 

@@ -11,11 +11,12 @@ use std::marker::PhantomData;
 use std::time::{Instant, SystemTime};
 
 use model::Pid;
+use sys::clock::{Clock, Stopwatch};
 use tracee::{Freezer, StoppedTree, Urgent};
 
 use super::before::Before;
 use super::options::CheckpointOptions;
-use super::phases::{Laps, Phase, Phases};
+use super::phases::{Phase, Phases};
 use super::threads;
 use super::watched::AfterPause;
 use crate::error::Result;
@@ -90,7 +91,7 @@ impl Stopped {
     /// Stops a subject. `phases` are those before the stop.
     pub(super) fn stop(freezer: &mut Freezer, root: Pid, urgent: Urgent, mut phases: Phases) -> Result<Self> {
         // Before the stop: what the subject has done by then is in the checkpoint.
-        let time = SystemTime::now();
+        let time = Clock::default().wall();
         let tree = freezer.stop(root)?;
         phases.began = tree.began;
         phases[Phase::Stop] = tree.began.elapsed();
@@ -127,7 +128,7 @@ impl Stopped {
     /// Resumes it, captured or not.
     pub(super) fn resume(self) -> Result<Phases> {
         let Self { tree, urgent, mut phases, .. } = self;
-        let mut laps = Laps::from(phases.began + phases.pause());
+        let mut laps = Stopwatch::since(phases.began + phases.pause());
         tree.resume()?;
         phases[Phase::Resume] = laps.lap();
         drop(urgent);
@@ -143,7 +144,7 @@ pub(super) fn take<M: Memory>(
     memory: &mut M,
     options: &CheckpointOptions,
 ) -> Result<Option<M::Part>> {
-    let mut laps = Laps::from(phases.began + phases[Phase::Stop]);
+    let mut laps = Stopwatch::since(phases.began + phases[Phase::Stop]);
     before.refresh_processes(tree)?;
     let part = memory.settle(before, tree)?;
     phases[Phase::Areas] = laps.lap();
@@ -176,7 +177,7 @@ fn take_state<M: Memory>(
     tree: &mut StoppedTree,
     memory: &mut M,
     phases: &mut Phases,
-    laps: &mut Laps,
+    laps: &mut Stopwatch,
 ) -> Result<()> {
     let Before { order, processes, descriptors, .. } = before;
     descriptors.take(processes, order)?;

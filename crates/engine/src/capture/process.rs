@@ -5,13 +5,13 @@
 //! Does not: know other processes, or descriptors.
 
 use std::collections::HashSet;
-use std::time::Instant;
 
 use image::SpaceId;
 use model::{AddressRange, Pid, Signal, Tid};
 use resource::Obstacle;
 use resource::memory::{self, AreaOf, Content};
 use resource::state::RawState;
+use sys::clock::Clock;
 use sys::kcmp;
 use sys::pagemap::Pagemap;
 use sys::ptrace::Registers;
@@ -86,9 +86,10 @@ impl ProcessBefore {
         }
         let memory = ProcessMemory::open(pid).map_err(|error| permission(pid, error))?;
         let mut layout_watch = Layout::open(pid).map_err(|error| permission(pid, error))?;
-        let reading = Instant::now();
+        let clock = Clock::default();
+        let reading = clock.now();
         let mut areas = procfs::areas_with_flags(pid).map_err(|error| permission(pid, error))?;
-        let flags = FlagState::read_since(reading);
+        let flags = FlagState::read_since(clock, reading);
         forget_own_watch(pid, &mut areas, tracked);
         layout_watch.changed()?;
         let is_listed = are_listed(&areas, &layout_watch);

@@ -26,13 +26,14 @@ mod watch;
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{Inode, Pid, Signal};
 use resource::Shared;
 use resource::files::FileRecord;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use store::ImageReader;
+use sys::clock::Stopwatch;
 use tracee::{Escort, Stub};
 
 use crate::error::{EngineError, Result};
@@ -122,16 +123,6 @@ pub struct RestorePhases {
 /// How a thread is let go.
 type LetGo<'a> = &'a mut dyn FnMut(Stub, Option<Signal>) -> std::result::Result<(), sys::Error>;
 
-/// Measures phases that follow one another.
-struct Lap(Instant);
-
-impl Lap {
-    fn take(&mut self) -> Duration {
-        let now = Instant::now();
-        now.duration_since(std::mem::replace(&mut self.0, now))
-    }
-}
-
 /// Decodes and checks the records of an image, as a restore does before it opens or makes anything.
 ///
 /// # Errors
@@ -205,28 +196,28 @@ fn restore_with(
     options: RestoreOptions,
     running: Option<&mut dyn FnMut(&Restored)>,
 ) -> Result<Restored> {
-    let started = Instant::now();
+    let started = Stopwatch::start();
     if matches!(options.pid, PidPolicy::Namespace | PidPolicy::Any) {
         return Err(EngineError::NotBuilt("restoring with other pids (--pid ns, --pid any)"));
     }
     own_files_in_proc()?;
-    let mut lap = Lap(started);
+    let mut lap = started;
     let mut phases = RestorePhases::default();
     let plan = Plan::of(&mut reader)?;
     // A program that still runs has changed its files, too.
     plan.check_pids()?;
     let covered = options.files.covered.clone();
     let mut compared = Compared::compare(&plan, reader.commit().time, options.files)?;
-    phases.plan = lap.take();
+    phases.plan = lap.lap();
     let lazy = if running.is_some() { Lazy::prepare(&plan, reader.index())? } else { None };
     finish::prepare(&plan)?;
     let mut shared = Shared::default();
     let open = files::open(&plan, options.inherited, &covered, options.connections_lost, &mut shared)?;
     content::fill_objects(&reader, &plan, &open)?;
-    phases.open = lap.take();
+    phases.open = lap.lap();
     let mut built = tree::build(&plan, &open, options.watch)?;
     layout::lay_out(&plan, &open, &mut built)?;
-    phases.build = lap.take();
+    phases.build = lap.lap();
     let comes_later = |extent: &_| lazy.as_ref().is_some_and(|lazy| lazy.has(extent));
     let fresh = match lazy {
         None => FreshMemory::prepare(&plan, reader.index(), &mut built)?,
@@ -234,7 +225,7 @@ fn restore_with(
     };
     content::fill_processes(&reader, &plan, &built, &fresh, content::THREADS, comes_later)?;
     fresh.end()?;
-    phases.fill = lap.take();
+    phases.fill = lap.lap();
     let plan = &plan;
     let given = &Cell::new(None);
     let complete = move |mut built: Built, let_go: LetGo<'_>| {
@@ -250,7 +241,7 @@ fn restore_with(
     let mut restored = Restored { resumed_after: sys::clock::monotonic(), ..Restored::of(plan, phases) };
     let has_begun = |restored: &mut Restored| {
         restored.foreground = given.get();
-        restored.phases.finish = lap.take();
+        restored.phases.finish = lap.lap();
         restored.total = started.elapsed();
         if let Some(running) = running {
             running(restored);

@@ -5,10 +5,11 @@
 //! waited for, also after `/proc` has lost sight of it: the kernel frees a number a moment later.
 //! Does not: end anything.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::Pid;
 use sys::Errno;
+use sys::clock::Deadline;
 use tracee::{RemoteError, procfs};
 
 use crate::error::{EngineError, Result};
@@ -57,14 +58,11 @@ pub(super) fn await_free(number: Pid) -> Result<()> {
 }
 
 fn wait_while(number: Pid, holder: impl Fn() -> Option<Holder>) -> Result<()> {
-    let begun = Instant::now();
-    let mut living_since = None;
+    let end = Deadline::after(END_LIMIT);
+    let mut living: Option<Deadline> = None;
     while let Some(holder) = holder() {
-        let since =
-            if holder.is_living() { Some(*living_since.get_or_insert_with(Instant::now)) } else { None };
-        living_since = since;
-        let lives = since.is_some_and(|since| since.elapsed() > LIVING_LIMIT);
-        if lives || begun.elapsed() > END_LIMIT {
+        living = holder.is_living().then(|| living.unwrap_or_else(|| Deadline::after(LIVING_LIMIT)));
+        if living.is_some_and(Deadline::has_passed) || end.has_passed() {
             return Err(holder.error(number));
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -77,12 +75,12 @@ pub(super) fn create<T>(
     number: Pid,
     mut create: impl FnMut() -> std::result::Result<T, RemoteError>,
 ) -> Result<T> {
-    let begun = Instant::now();
+    let end = Deadline::after(END_LIMIT);
     loop {
         match create() {
             Err(error) if says_taken(&error) => {
                 wait_while(number, || task_of(number).or_else(|| member_of(number)))?;
-                if begun.elapsed() > END_LIMIT {
+                if end.has_passed() {
                     return Err(EngineError::PidTaken(number));
                 }
                 std::thread::sleep(POLL_INTERVAL);
@@ -136,6 +134,7 @@ fn member_of(number: Pid) -> Option<Holder> {
 #[cfg(test)]
 mod tests {
     use std::process::{Child, Command, Stdio};
+    use std::time::Instant;
 
     use sys::clone::WantedPid;
     use tracee::Stub;

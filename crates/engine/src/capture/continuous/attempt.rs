@@ -4,16 +4,17 @@
 //! Invariants: no attempt begins before everything that the one before was told of as dirty is in the epoch.
 //! Does not: judge failures; `retry` does. Copy; `spaces` does.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::PageCount;
+use sys::clock::Stopwatch;
 use tracee::Urgent;
 
 use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::group::GroupMember;
 use super::super::options::CheckpointOptions;
-use super::super::phases::{Laps, Phase, Phases};
+use super::super::phases::{Phase, Phases};
 use super::super::pipeline::{Capture, Captured, Stopped};
 use super::super::reserve::Reserve;
 use super::super::retry::Retries;
@@ -72,7 +73,7 @@ impl Continuous {
         mut phases: Phases,
     ) -> Result<Stood<'a>> {
         let arming = self.arm(before, sink)?;
-        let mut laps = Laps::from(Instant::now());
+        let mut laps = Stopwatch::start();
         // Here a store that does not keep up lowers the rate, while the subject runs.
         let reserve = Reserve::new(sink, self.expected_before.average(), self.expected.pages())?;
         phases[Phase::Room] = laps.lap();
@@ -96,7 +97,7 @@ impl Continuous {
         is_new: bool,
         mut phases: Phases,
     ) -> Result<(Captured, Counts)> {
-        let mut laps = Laps::from(Instant::now());
+        let mut laps = Stopwatch::start();
         let mut counts = self.spaces.precopy(before, reserve, is_new)?;
         phases[Phase::Precopy] = laps.lap();
         before.look_at_descriptors_again(options)?;

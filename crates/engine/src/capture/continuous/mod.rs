@@ -24,12 +24,13 @@ mod verify;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use image::RecordSet;
 use model::{Pid, ProcessKey, Sequence};
 use resource::files::FileRecord;
 use store::{Epoch, ImageReader, LogWriter};
+use sys::clock::Stopwatch;
 use tracee::{Freezer, StoppedTree, Urgent};
 use track::{Moment, TrackerKind};
 use undo::watch::Watch;
@@ -46,7 +47,7 @@ use super::copier::{Nowhere, PageSink};
 use super::group::GroupMember;
 use super::look::{look_while_it_runs, look_while_it_stands};
 use super::options::CheckpointOptions;
-use super::phases::{Laps, Phase, Phases};
+use super::phases::{Phase, Phases};
 use super::pipeline::{Captured, Held};
 use super::record;
 use super::reserve::Expected;
@@ -253,7 +254,7 @@ impl Continuous {
         if self.looks.is_multiple_of(LOOKS_EACH_COVER) {
             found.arming += self.cover_all(&mut before, &Nowhere)?;
         }
-        let began = Instant::now();
+        let began = Stopwatch::start();
         let stopped = if self.spaces.kind.properties().rearms_running {
             None
         } else {
@@ -309,7 +310,7 @@ impl Continuous {
                 subject.stop(before, &epoch, options, phases)?;
             let time = captured.time();
             let (mut phases, left) = leave(subject, captured)?;
-            let mut laps = Laps::from(Instant::now());
+            let mut laps = Stopwatch::start();
             // First of all: should what follows fail, the next attempt has to find it in the epoch.
             reserve.end()?;
             let records = subject.records(before).inspect_err(|_| subject.aborted += phases.pause())?;
@@ -340,7 +341,7 @@ impl Continuous {
         options: &CheckpointOptions,
         complete: Complete,
     ) -> Result<Taken> {
-        let mut laps = Laps::from(Instant::now());
+        let mut laps = Stopwatch::start();
         let Complete { records, time, mut phases, arming, counts } = complete;
         let timings = phases.timings();
         let ticket = epoch.finish(records, record::meta(before, options, time, timings))?;

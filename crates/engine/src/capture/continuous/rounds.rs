@@ -4,8 +4,6 @@
 //! Invariants: a round copies all that its scan has found.
 //! Does not: stop the subject.
 
-use std::time::Instant;
-
 use model::PageCount;
 
 use super::super::before::Before;
@@ -29,7 +27,7 @@ fn is_worth_another(round: PageCount, before: PageCount) -> bool {
 impl Spaces {
     /// Whether the subject has probably dirtied more than some pages by now, and at most others.
     pub(super) fn has_dirtied(&self, least: PageCount, most: PageCount) -> bool {
-        let dirtied = self.pace.since(Instant::now());
+        let dirtied = self.pace.since(self.clock.now());
         least < dirtied && dirtied <= most
     }
 
@@ -44,7 +42,7 @@ impl Spaces {
             return Ok(counts);
         }
         // Of a process that was never copied, all is.
-        let dirty = if is_new { PageCount(u64::MAX) } else { self.pace.since(Instant::now()) };
+        let dirty = if is_new { PageCount(u64::MAX) } else { self.pace.since(self.clock.now()) };
         let mut last = PageCount(u64::MAX);
         while counts.rounds < self.tuning.prefer.rounds_max(dirty) {
             let round = self.round(before, sink, &mut counts)?;
@@ -63,7 +61,7 @@ impl Spaces {
         sink: &dyn PageSink,
         counts: &mut Counts,
     ) -> Result<PageCount> {
-        let begun = Instant::now();
+        let begun = self.clock.now();
         let mut pages = PageCount(0);
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {

@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use model::PageCount;
+use sys::clock::{Deadline, Stopwatch};
 use tracee::{Freezer, Urgent};
 use track::Moment;
 
@@ -58,9 +59,10 @@ impl Spaces {
     }
 
     /// Until when a last stop copies that began then. `None`: until all is copied.
-    pub(super) fn copy_end(&self, began: Instant) -> Option<Instant> {
-        let end = if self.can_slice() { self.budget.copy_end(began.elapsed()) } else { None };
-        end.map(|end| began + end)
+    pub(super) fn copy_end(&self, began: Instant) -> Option<Deadline> {
+        let spent = self.clock.now().saturating_duration_since(began);
+        let end = if self.can_slice() { self.budget.copy_end(spent) } else { None };
+        end.map(|end| Deadline::after(end.saturating_sub(spent)))
     }
 
     /// Deferred pages of all processes.
@@ -73,7 +75,7 @@ impl Spaces {
 
     /// Pages that a stop would copy now, as far as that can be told.
     pub(super) fn due(&self, before: &Before) -> PageCount {
-        self.deferred(before) + self.pace.since(Instant::now())
+        self.deferred(before) + self.pace.since(self.clock.now())
     }
 
     /// Pages that last stops will probably copy: more than one may follow slices, since such a subject writes a lot.
@@ -84,7 +86,7 @@ impl Spaces {
 
     /// Scans the running subject, and defers what is dirty.
     fn find_running(&mut self, before: &Before, sink: &dyn PageSink) -> Result<()> {
-        let begun = Instant::now();
+        let begun = self.clock.now();
         let mut pages = PageCount(0);
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
@@ -105,20 +107,20 @@ impl Spaces {
         run: Duration,
         counts: &mut Counts,
     ) -> Result<()> {
-        let mut progress = Instant::now();
+        let mut progress = Stopwatch::start();
         while self.deferred(before) > PageCount(0) {
             sink.prepare(self.deferred(before).min(self.budget.pages_max()))?;
             let mut copied = self.stop_and_copy(before, freezer, sink, counts)?;
             if !run.is_zero() {
-                copied += self.copy_until(before, sink, Instant::now() + run)?;
+                copied += self.copy_until(before, sink, Deadline::after(run))?;
             }
             counts.precopied += copied;
             if copied > PageCount(0) {
-                progress = Instant::now();
+                progress = Stopwatch::start();
             } else if progress.elapsed() > STANDING_WAIT_MAX {
                 // The store takes nothing. The subject runs until it does.
                 sink.keep(sink.buffer()?)?;
-                progress = Instant::now();
+                progress = Stopwatch::start();
             }
         }
         Ok(())
@@ -135,8 +137,8 @@ impl Spaces {
         let urgent = Urgent::begin();
         let tree = freezer.stop(before.root)?;
         let began = tree.began;
-        let copying = Instant::now();
-        let until = self.copy_end(began).unwrap_or(copying);
+        let copying = Stopwatch::start();
+        let until = self.copy_end(began).unwrap_or_else(|| Deadline::after(Duration::ZERO));
         let copied = self.copy_until(before, sink, until)?;
         self.budget.note_copied(copied, copying.elapsed());
         tree.resume()?;
@@ -145,7 +147,7 @@ impl Spaces {
         Ok(copied)
     }
 
-    fn copy_until(&mut self, before: &Before, sink: &dyn PageSink, until: Instant) -> Result<PageCount> {
+    fn copy_until(&mut self, before: &Before, sink: &dyn PageSink, until: Deadline) -> Result<PageCount> {
         let mut pages = PageCount(0);
         loop {
             self.is_orderly = false;
@@ -156,7 +158,7 @@ impl Spaces {
                 left += tracked.deferred();
             }
             self.is_orderly = true;
-            let rest = until.saturating_duration_since(Instant::now());
+            let rest = until.left();
             if left == PageCount(0) || rest.is_zero() {
                 return Ok(pages);
             }

@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::time::Instant;
 
 use model::{PageCount, Pid};
+use sys::clock::{Clock, Stopwatch};
 use tracee::StoppedTree;
 use tracee::procfs::Stat;
 use track::{Attach, DirtyPages, Moment, TrackerKind};
@@ -36,6 +36,8 @@ pub(super) struct Spaces {
     pub(super) tracked: HashMap<Pid, Tracked>,
     pub(super) dirty: DirtyPages,
     crew: CrewOf,
+    /// What decides how long stops and slices last reads the time from it.
+    pub(super) clock: Clock,
     pub(super) pace: Pace,
     pub(super) budget: Budget,
     /// At the last look, a descriptor had O_DIRECT.
@@ -100,6 +102,7 @@ impl Spaces {
             tracked: HashMap::new(),
             dirty: DirtyPages::new(),
             crew: CrewOf::default(),
+            clock: Clock::default(),
             pace: Pace::default(),
             bypasses_cache: false,
             is_orderly: false,
@@ -196,7 +199,7 @@ impl Spaces {
             phases.scanned += tracked.watched();
         }
         self.pace.scanned(phases.began, dirtied);
-        let copying = Instant::now();
+        let copying = Stopwatch::start();
         let until = if counts.throttle.is_bound() { self.copy_end(phases.began) } else { None };
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.get_mut(pid) else { continue };

@@ -7,11 +7,12 @@
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use image::SpaceId;
 use model::{Address, AddressRange, PageCount, ProcessKey, RangeSet};
 use resource::memory::Content as Wanted;
+use sys::clock::{Deadline, Stopwatch};
 use tracee::procfs::{Area, Backing};
 use tracee::remote::RemoteContext;
 use tracee::{Crew, RemoteSession, Stopped, Thread};
@@ -209,7 +210,7 @@ impl Tracked {
         let mut found = Found::default();
         for _ in 0..SCANS_MAX {
             dirty.clear();
-            let scanning = Instant::now();
+            let scanning = Stopwatch::start();
             match self.tracker.scan(moment, dirty) {
                 // While it runs it may end, or be replaced by exec; the stop tells.
                 Err(TrackError::Gone(_)) if moment == Moment::Running => return Ok(found),
@@ -258,7 +259,7 @@ impl Tracked {
         &mut self,
         process: &ProcessBefore,
         sink: &dyn PageSink,
-        until: Option<Instant>,
+        until: Option<Deadline>,
     ) -> Result<PageCount> {
         let before = self.deferred.pages();
         if before == PageCount(0) {
@@ -277,7 +278,7 @@ impl Tracked {
                 room = PageCount(room.get() - range.pages().get());
             }
             copier.flush(pid)?;
-            if until.is_some_and(|until| Instant::now() >= until) {
+            if until.is_some_and(Deadline::has_passed) {
                 break;
             }
         }
