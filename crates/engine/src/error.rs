@@ -199,6 +199,15 @@ impl From<tracee::FreezeError> for EngineError {
     }
 }
 
+/// An error of an inspection of a process.
+pub(crate) fn permission(pid: Pid, error: sys::Error) -> EngineError {
+    if error.errno == sys::Errno::EACCES || error.errno == sys::Errno::EPERM {
+        EngineError::Permission { pid, why: error.to_string() }
+    } else {
+        error.into()
+    }
+}
+
 /// What the operator can do about a tree that did not stop.
 fn after_freeze(error: &FreezeError) -> String {
     match error {

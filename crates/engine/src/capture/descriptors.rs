@@ -7,7 +7,6 @@
 
 mod order;
 
-use std::borrow::Cow;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -25,11 +24,11 @@ use resource::files::{Directories, DirectoryRecord, FileRecord, FileStates, Mapp
 use resource::state::DescriptorText;
 use sys::{Errno, Error, pidfd};
 use tracee::Crew;
-use tracee::procfs::{self, Area, ReadAhead};
+use tracee::procfs::{self, ReadAhead};
 use undo::watch::OpenFile;
 
 use super::options::CheckpointOptions;
-use super::process::ProcessBefore;
+use super::processes::Processes;
 use crate::descriptor_limit::RaisedLimit;
 use crate::error::{EngineError, Result};
 use crate::obstacles;
@@ -111,12 +110,7 @@ type Files = HashMap<(u64, Inode), Vec<usize>>;
 
 impl Descriptors {
     /// Lists every descriptor.
-    pub(super) fn look(
-        &mut self,
-        processes: &HashMap<Pid, ProcessBefore>,
-        order: &[Pid],
-        hold: Hold,
-    ) -> Result<()> {
+    pub(super) fn survey(&mut self, processes: &Processes, hold: Hold) -> Result<()> {
         self.let_go();
         self.rows.clear();
         self.files.clear();
@@ -126,8 +120,8 @@ impl Descriptors {
         self.captures.clear();
         self.limit = (hold == Hold::All).then(RaisedLimit::new);
         let mut files = Files::new();
-        for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
-            match self.look_at_process(*pid, &mut files, hold) {
+        for pid in processes.pids() {
+            match self.look_at_process(pid, &mut files, hold) {
                 // Ended between the listing and now; `refresh` compares again inside the pause.
                 Err(error) if is_gone(&error) => {}
                 outcome => outcome?,
@@ -216,14 +210,9 @@ impl Descriptors {
     }
 
     /// What kinds may know of the subject.
-    fn scope_of<'a>(
-        &'a self,
-        pids: &'a [Pid],
-        areas: Vec<(Pid, Cow<'a, [Area]>)>,
-        options: &'a CheckpointOptions,
-    ) -> CaptureScope<'a> {
+    fn scope_of<'a>(&'a self, processes: &'a Processes, options: &'a CheckpointOptions) -> CaptureScope<'a> {
         CaptureScope {
-            pids,
+            pids: &processes.order,
             descriptions: &self.known,
             open: &self.open,
             inherited: &options.inherited,
@@ -231,7 +220,7 @@ impl Descriptors {
             kills: options.kill,
             loses_connections: options.lose_connections,
             sockets: &self.sockets,
-            areas,
+            areas: processes.view().into_iter().map(|(pid, areas)| (pid, areas.into())).collect(),
             index: ScopeIndex::default(),
         }
     }
@@ -264,14 +253,13 @@ impl Descriptors {
     /// Lets each kind prepare what it needs inside the pause, and tells what stands in the way.
     pub(super) fn prepare(
         &mut self,
-        pids: &[Pid],
-        areas: Vec<(Pid, Cow<'_, [Area]>)>,
+        processes: &Processes,
         options: &CheckpointOptions,
     ) -> Result<Vec<Obstacle>> {
         let mut captures = HashMap::new();
         let mut found = Vec::new();
         self.sockets.begin_preparing();
-        let scope = self.scope_of(pids, areas, options);
+        let scope = self.scope_of(processes, options);
         let all = self.each(|description| {
             found.extend(obstacles::of_descriptor(description, &scope));
             if found.is_empty()
@@ -313,9 +301,9 @@ impl Descriptors {
     }
 
     /// Lets each kind look at the descriptors of the whole subject, once all have taken their own state.
-    fn relate(&mut self, pids: &[Pid], areas: Vec<(Pid, Cow<'_, [Area]>)>) -> Result<()> {
+    fn relate(&mut self, processes: &Processes) -> Result<()> {
         let mut captures = std::mem::take(&mut self.captures);
-        let scope = self.scope_of(pids, areas, &self.options);
+        let scope = self.scope_of(processes, &self.options);
         let foreign =
             self.open.iter().filter_map(|open| self.envelopes.get(&open.id)?.obstacle(open, &scope));
         let foreign: Vec<_> = foreign.collect();
@@ -328,15 +316,15 @@ impl Descriptors {
     }
 
     /// Holds everything of the stopped tree; looks again at all of it when something changed, and says so.
-    pub(super) fn refresh(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {
+    pub(super) fn settle(&mut self, processes: &Processes) -> Result<bool> {
         // What is in flight has no descriptor by which it could be compared.
         let had_hidden = self.known.len() > self.held;
         self.known.truncate(self.held);
-        let is_current = self.is_prepared && self.hold_again(processes, order)?;
+        let is_current = self.is_prepared && self.hold_again(processes)?;
         if is_current {
             self.discover(self.options.kill)?;
         } else {
-            self.look(processes, order, Hold::All)?;
+            self.survey(processes, Hold::All)?;
             if self.options.kill {
                 self.open.truncate(self.held);
                 self.discover(true)?;
@@ -346,7 +334,7 @@ impl Descriptors {
     }
 
     /// Takes what may have changed of every description.
-    pub(super) fn take(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<()> {
+    pub(super) fn take(&mut self, processes: &Processes) -> Result<()> {
         self.look_inside()?;
         self.sockets.begin_pause();
         self.tell();
@@ -360,11 +348,11 @@ impl Descriptors {
             states.add(description, &envelope, is_inherited, self.leased.contains(&description.id))?;
             self.envelopes.insert(description.id, envelope);
         }
-        let areas = areas_of(processes, order);
-        areas.iter().flat_map(|(_, areas)| areas.iter()).for_each(|area| states.add_mapping(area));
+        let areas = processes.pids().flat_map(|pid| &processes.living[&pid].space.areas);
+        areas.for_each(|area| states.add_mapping(area));
         states.add_directories(&self.directories);
         self.states = Some(states);
-        self.relate(order, areas)
+        self.relate(processes)
     }
 
     /// Closes the duplicates once nothing more is asked of them. A subject that is to end keeps what was done to its
@@ -376,12 +364,7 @@ impl Descriptors {
     }
 
     /// Adds the records of descriptions and tables.
-    pub(super) fn put(
-        &mut self,
-        processes: &HashMap<Pid, ProcessBefore>,
-        order: &[Pid],
-        records: &mut RecordSet,
-    ) -> Result<()> {
+    pub(super) fn write(&mut self, processes: &Processes, records: &mut RecordSet) -> Result<()> {
         let mut locks = self.locks()?;
         let Self { rows, texts, known, captures, envelopes, .. } = self;
         for description in known.iter() {
@@ -395,9 +378,9 @@ impl Descriptors {
             let payload = capture.after(description)?;
             records.push(envelope.complete(kind, payload).into_record(of_description(description.id.get())));
         }
-        for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
+        for pid in processes.pids() {
             let mut found = Vec::new();
-            for (row, one) in rows.iter().zip(&*texts).filter(|(row, _)| row.pid == *pid) {
+            for (row, one) in rows.iter().zip(&*texts).filter(|(row, _)| row.pid == pid) {
                 let close_on_exec =
                     procfs::closes_on_exec(&String::from_utf8_lossy(&one.text)).ok_or_else(|| {
                         Error::descriptor("understand fdinfo of", row.pid, row.fd, Errno::EINVAL)
@@ -405,7 +388,7 @@ impl Descriptors {
                 let (fd, description) = (row.fd.get(), row.description.get());
                 found.push(DescriptorRow { fd, close_on_exec, description });
             }
-            DescriptorsMessage { rows: found }.put(records, of_process(*pid));
+            DescriptorsMessage { rows: found }.put(records, of_process(pid));
         }
         Ok(())
     }
@@ -530,31 +513,26 @@ impl Descriptors {
     }
 
     /// Duplicates all that is known of the stopped tree; `false` when its descriptors are not those that were listed.
-    fn hold_again(&mut self, processes: &HashMap<Pid, ProcessBefore>, order: &[Pid]) -> Result<bool> {
+    fn hold_again(&mut self, processes: &Processes) -> Result<bool> {
         self.let_go();
         self.limit = Some(RaisedLimit::new());
         let rows = std::mem::take(&mut self.rows);
-        let is_current = self.hold_rows(&rows, processes, order);
+        let is_current = self.hold_rows(&rows, processes);
         self.rows = rows;
         Ok(is_current? && self.are_distinct()?)
     }
 
-    fn hold_rows(
-        &mut self,
-        rows: &[Row],
-        processes: &HashMap<Pid, ProcessBefore>,
-        order: &[Pid],
-    ) -> Result<bool> {
+    fn hold_rows(&mut self, rows: &[Row], processes: &Processes) -> Result<bool> {
         let mut rows = rows.iter();
-        for pid in order.iter().filter(|pid| processes.contains_key(pid)) {
-            let handle = pidfd::open(*pid)?;
-            for number in procfs::descriptors(*pid)? {
-                let Some(row) = rows.next().filter(|row| (row.pid, row.fd) == (*pid, number)) else {
+        for pid in processes.pids() {
+            let handle = pidfd::open(pid)?;
+            for number in procfs::descriptors(pid)? {
+                let Some(row) = rows.next().filter(|row| (row.pid, row.fd) == (pid, number)) else {
                     return Ok(false);
                 };
                 let known = &self.known[row.description.get() as usize];
-                if (known.pid, known.fd) != (*pid, number) {
-                    if !self.is_same(known, (*pid, number))? {
+                if (known.pid, known.fd) != (pid, number) {
+                    if !self.is_same(known, (pid, number))? {
                         return Ok(false);
                     }
                     continue;
@@ -575,13 +553,4 @@ fn ourselves() -> Pid {
 
 fn is_gone(error: &Error) -> bool {
     matches!(error.errno, Errno::ESRCH | Errno::ENOENT | Errno::EBADF)
-}
-
-/// What a scope knows of areas.
-pub(super) fn areas_of<'a>(
-    processes: &'a HashMap<Pid, ProcessBefore>,
-    order: &[Pid],
-) -> Vec<(Pid, Cow<'a, [Area]>)> {
-    let known = order.iter().filter_map(|pid| processes.get(pid).map(|process| (*pid, process)));
-    known.map(|(pid, process)| (pid, process.areas.as_slice().into())).collect()
 }

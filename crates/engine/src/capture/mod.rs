@@ -5,6 +5,7 @@
 //! `kill` it is killed only after the image is committed.
 //! Does not: know kinds; it asks the registries.
 
+mod address_space;
 mod area_flags;
 mod before;
 mod continuous;
@@ -21,6 +22,7 @@ mod phases;
 mod pipeline;
 mod present;
 mod process;
+mod processes;
 mod record;
 mod reserve;
 mod retry;
@@ -49,7 +51,7 @@ use crate::capture::pages::WholeMemory;
 pub use crate::capture::phases::{Phase, Phases};
 pub use crate::capture::pipeline::Held;
 use crate::capture::pipeline::{Capture, Captured, Stopped};
-pub(crate) use crate::capture::present::{Present, Space, present};
+pub(crate) use crate::capture::present::{Present, present};
 use crate::capture::record::{meta, records};
 use crate::capture::retry::Retries;
 use crate::error::Result;
@@ -105,7 +107,7 @@ const SLACK: PageCount = PageCount(16);
 
 /// A tracker, if the subject is large enough for one and it would not forbid pre-copy.
 fn worth_tracking(looked: &Before) -> Option<&'static dyn TrackerKind> {
-    if looked.own_pages() < TRACKED_MIN || looked.descriptors.bypass_cache() {
+    if looked.processes.own_pages() < TRACKED_MIN || looked.descriptors.bypass_cache() {
         return None;
     }
     let kind = track::choose(track::AUTO).ok()?.kind;
@@ -167,7 +169,7 @@ fn take_whole(
 fn first_buffer(looked: Option<&Before>, writer: &ImageWriter) -> Result<PageBatch> {
     Ok(match looked {
         Some(looked) if looked.objects.saved().next().is_none() => {
-            let own = looked.own_pages();
+            let own = looked.processes.own_pages();
             writer.buffer_for(PageCount(own.get() + own.get() / 4) + SLACK)?
         }
         _ => writer.buffer()?,

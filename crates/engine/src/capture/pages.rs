@@ -105,20 +105,20 @@ impl PagePlan {
 pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
     let mut processes = Vec::new();
     let mut regions = PageRegions::new();
-    for pid in &before.order {
-        let Some(process) = before.processes.get_mut(pid) else { continue };
+    for pid in &before.processes.order {
+        let Some(process) = before.processes.living.get_mut(pid) else { continue };
         let mut found =
-            ProcessPages { pid: *pid, space: process.space, readable: Vec::new(), hidden: Vec::new() };
+            ProcessPages { pid: *pid, space: process.space.id, readable: Vec::new(), hidden: Vec::new() };
         let mut guards = Vec::new();
-        for (area, content) in process.areas.iter().zip(&process.contents) {
+        for (area, content) in process.space.areas.iter().zip(&process.space.contents) {
             if matches!(content, Some(Content::Private | Content::PrivateAndObject)) {
                 let ranges = if area.protection.read { &mut found.readable } else { &mut found.hidden };
-                let mut pages = process.pagemap.look_with(area.range, &mut regions)?;
+                let mut pages = process.space.pagemap.look_with(area.range, &mut regions)?;
                 ranges.append(&mut pages.private);
                 guards.append(&mut pages.guards);
             }
         }
-        process.guards = guards;
+        process.space.guards = guards;
         processes.push(found);
     }
     let mut objects = Vec::new();
@@ -136,7 +136,7 @@ fn copy(plan: &PagePlan, before: &Before, writer: &ImageWriter, first: PageBatch
             copier.add(process.pid, process.space, *range)?;
         }
         copier.flush(process.pid)?;
-        let memory = &before.processes[&process.pid].memory;
+        let memory = &before.processes.living[&process.pid].space.memory;
         for range in &process.hidden {
             copier.add_hidden(memory, process.space, *range)?;
         }

@@ -17,7 +17,6 @@ use tracee::{Freezer, StoppedTree, Urgent};
 use super::before::Before;
 use super::options::CheckpointOptions;
 use super::phases::{Phase, Phases};
-use super::threads;
 use super::watched::AfterPause;
 use crate::error::Result;
 
@@ -145,13 +144,13 @@ pub(super) fn take<M: Memory>(
     options: &CheckpointOptions,
 ) -> Result<Option<M::Part>> {
     let mut laps = Stopwatch::since(phases.began + phases[Phase::Stop]);
-    before.refresh_processes(tree)?;
+    before.settle(tree)?;
     let part = memory.settle(before, tree)?;
     phases[Phase::Areas] = laps.lap();
     if part.is_some() {
         return Ok(part);
     }
-    before.refresh_descriptors(options)?;
+    before.settle_descriptors(options)?;
     memory.check(before)?;
     phases[Phase::Tables] = laps.lap();
     phases.memory_first = memory.comes_first();
@@ -179,14 +178,13 @@ fn take_state<M: Memory>(
     phases: &mut Phases,
     laps: &mut Stopwatch,
 ) -> Result<()> {
-    let Before { order, processes, descriptors, .. } = before;
-    descriptors.take(processes, order)?;
+    before.descriptors.take(&before.processes)?;
     phases[Phase::Descriptors] = laps.lap();
     memory.bind(before);
     before.descriptors.end_take();
     phases[Phase::Files] = laps.lap();
-    let Before { processes, descriptors, files, .. } = before;
-    threads::take(processes, descriptors, files, tree)?;
+    let Before { processes, descriptors, threads, .. } = before;
+    threads.take(processes, descriptors, tree)?;
     phases[Phase::Threads] = laps.lap();
     Ok(())
 }

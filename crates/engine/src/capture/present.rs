@@ -10,9 +10,9 @@ use std::fs::File;
 
 use image::{RecordSet, SpaceId};
 use model::{AddressRange, Pid};
-use tracee::procfs::Area;
-use tracee::{Gadgets, ProcessMemory, StoppedTree};
+use tracee::StoppedTree;
 
+use super::address_space::AddressSpace;
 use super::before::Before;
 use super::look::look_while_it_stands;
 use super::options::CheckpointOptions;
@@ -31,15 +31,8 @@ pub(crate) struct Present {
     pub(crate) pages: Vec<(SpaceId, AddressRange)>,
     /// Open files of the objects whose pages it would have, by the numbers that the records name.
     pub(crate) objects: HashMap<u64, File>,
-    /// What a remote call in each process needs.
-    pub(crate) spaces: HashMap<Pid, Space>,
-}
-
-/// The memory of a process.
-pub(crate) struct Space {
-    pub(crate) areas: Vec<Area>,
-    pub(crate) memory: ProcessMemory,
-    pub(crate) gadgets: Gadgets,
+    /// The address space of each process.
+    pub(crate) spaces: HashMap<Pid, AddressSpace>,
 }
 
 /// Looks at a tree that stands. Transient failures are retried: the kernel still ends what the tree had begun.
@@ -60,9 +53,7 @@ fn look(root: Pid, tree: &mut StoppedTree, options: &CheckpointOptions) -> Resul
     let outcome = read(&mut before, tree, options);
     let (records, plan) = outcome.inspect_err(|_| before.descriptors.release())?;
     let objects = before.objects.take_saved();
-    let spaces = before.processes.into_iter().map(|(pid, process)| {
-        (pid, Space { areas: process.areas, memory: process.memory, gadgets: process.gadgets })
-    });
+    let spaces = before.processes.living.into_iter().map(|(pid, process)| (pid, process.space));
     Ok(Present { records, pages: plan.ranges().collect(), objects, spaces: spaces.collect() })
 }
 

@@ -12,17 +12,12 @@ use super::before::Before;
 use super::options::CheckpointOptions;
 use super::threads;
 use crate::error::Result;
-use crate::records::{DirectoriesMessage, EngineRecord, FilesMessage, TreeMessage};
+use crate::records::{DirectoriesMessage, EngineRecord, FilesMessage};
 
 /// All records of a capture. Nothing of it needs the subject to be stopped.
 pub(super) fn records(before: &mut Before) -> Result<RecordSet> {
     let mut records = RecordSet::new();
-    let tree = TreeMessage {
-        pids: before.order.iter().map(|pid| pid.get()).collect(),
-        vdso_checksum: before.vdso_checksum,
-    };
-    tree.put(&mut records, image::Owner::Tree);
-    before.put_processes(&mut records);
+    before.processes.write(&before.objects, &mut records);
     before.objects.put(&mut records);
     let (files, directories) = before.descriptors.take_files();
     let files = FilesMessage { files };
@@ -31,9 +26,8 @@ pub(super) fn records(before: &mut Before) -> Result<RecordSet> {
     if !directories.is_empty() {
         DirectoriesMessage { directories }.put(&mut records, image::Owner::Tree);
     }
-    let Before { order, processes, descriptors, .. } = before;
-    descriptors.put(processes, order, &mut records)?;
-    threads::put(processes, &mut records)?;
+    before.descriptors.write(&before.processes, &mut records)?;
+    threads::write(&before.processes, &mut records)?;
     Ok(records)
 }
 
@@ -48,7 +42,7 @@ pub(super) fn meta(
         sequence: options.sequence,
         time,
         subject: options.name.clone(),
-        pids: before.order.clone(),
+        pids: before.processes.order.clone(),
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
         tool_version: env!("CARGO_PKG_VERSION").to_owned(),
         timings,

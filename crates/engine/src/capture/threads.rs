@@ -6,18 +6,17 @@
 //! Does not: parse what a state kind took.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 
 use image::{Owner, Record, RecordSet};
-use model::Pid;
 use resource::state::{self, DescriptorText, Level, RawState, StateCapture, StateKind};
 use sys::ptrace::Registers;
-use tracee::procfs::KeptFiles;
-use tracee::remote::{KnownThread, Places, RemoteContext};
+use tracee::procfs::{self, KeptFiles};
+use tracee::remote::{KnownThread, Places};
 use tracee::{RemoteError, StoppedProcess, StoppedTree, Thread};
 
 use super::descriptors::Descriptors;
-use super::process::{ProcessBefore, ThreadState};
+use super::process::{Process, ThreadState};
+use super::processes::Processes;
 use crate::error::Result;
 use crate::records::{EngineRecord, ThreadMessage, of_process};
 
@@ -28,40 +27,54 @@ struct Reading<'a> {
     capture: StateCapture<'a>,
 }
 
-/// Reads every thread of a stopped tree.
-pub(super) fn take(
-    processes: &mut HashMap<Pid, ProcessBefore>,
-    descriptors: &Descriptors,
-    files: &mut KeptFiles,
-    tree: &mut StoppedTree,
-) -> Result<()> {
-    let shared = RefCell::new(std::mem::take(files));
-    let mut outcome = Ok(());
-    for stopped in &mut tree.processes {
-        let Some(process) = processes.get_mut(&stopped.pid) else { continue };
-        outcome = read_process(stopped, process, &shared, descriptors.texts_of(stopped.pid));
-        if outcome.is_err() {
-            break;
+/// What is known of the threads of a subject from one checkpoint to the next.
+#[derive(Default)]
+pub(super) struct Threads {
+    /// What is read of each, held open.
+    pub(super) files: KeptFiles,
+}
+
+impl Threads {
+    /// Opens what will be read of each thread. One that has ended meanwhile is not needed.
+    pub(super) fn survey(&mut self, processes: &Processes) {
+        for pid in processes.living.keys() {
+            for tid in procfs::threads(*pid).unwrap_or_default() {
+                let _ = state::open_files(&mut self.files, *pid, tid);
+            }
         }
     }
-    *files = shared.into_inner();
-    outcome
+
+    /// Reads every thread of a stopped tree.
+    pub(super) fn take(
+        &mut self,
+        processes: &mut Processes,
+        descriptors: &Descriptors,
+        tree: &mut StoppedTree,
+    ) -> Result<()> {
+        let shared = RefCell::new(std::mem::take(&mut self.files));
+        let outcome = tree.processes.iter_mut().try_for_each(|stopped| {
+            let Some(process) = processes.living.get_mut(&stopped.pid) else { return Ok(()) };
+            read_process(stopped, process, &shared, descriptors.texts_of(stopped.pid))
+        });
+        self.files = shared.into_inner();
+        outcome
+    }
 }
 
 /// Reads the threads of one process. Those that there is room for answer at the same time: each wait for one of them
 /// is one for all.
 fn read_process(
     stopped: &mut StoppedProcess,
-    process: &mut ProcessBefore,
+    process: &mut Process,
     files: &RefCell<KeptFiles>,
     texts: &[DescriptorText],
 ) -> Result<()> {
-    let context = RemoteContext { memory: &process.memory, areas: &process.areas, gadgets: process.gadgets };
+    let context = process.space.context();
     let mut places = Places::find(stopped.pid, &context)?;
     let mut states = Vec::with_capacity(stopped.threads.len());
     let mut together: Vec<Reading<'_>> = Vec::new();
     for (index, thread) in stopped.threads.iter_mut().enumerate() {
-        let known = KnownThread::read(thread.tid(), &process.memory)?;
+        let known = KnownThread::read(thread.tid(), &process.space.memory)?;
         let capture = StateCapture::new(thread, &context).with_files(files).with_descriptors(texts);
         let mut reading = Reading { known, is_leader: index == 0, capture };
         reading.prepare()?;
@@ -122,8 +135,8 @@ impl Reading<'_> {
 }
 
 /// Adds the records of threads and of all state kinds.
-pub(super) fn put(processes: &HashMap<Pid, ProcessBefore>, records: &mut RecordSet) -> Result<()> {
-    for (pid, process) in processes {
+pub(super) fn write(processes: &Processes, records: &mut RecordSet) -> Result<()> {
+    for (pid, process) in &processes.living {
         for thread in &process.threads {
             let message = ThreadMessage {
                 registers: words(&thread.registers).to_vec(),

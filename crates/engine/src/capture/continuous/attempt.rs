@@ -60,7 +60,7 @@ impl Continuous {
             before.descriptors.forget();
             sink.limit_waits(None);
             std::thread::sleep(wait);
-            before.look_at_tree_again()?;
+            before.survey()?;
         }
     }
 
@@ -100,7 +100,7 @@ impl Continuous {
         let mut laps = Stopwatch::start();
         let mut counts = self.spaces.precopy(before, reserve, is_new)?;
         phases[Phase::Precopy] = laps.lap();
-        before.look_at_descriptors_again(options)?;
+        before.survey_descriptors(options)?;
         phases[Phase::Prepare] = laps.lap();
         // Looking at descriptors takes as long as a round or two, in which the subject goes on.
         let has_more = counts.rounds > 0 && self.spaces.tuning.prefer.has_last_round();

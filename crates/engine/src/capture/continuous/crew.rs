@@ -35,12 +35,12 @@ impl CrewOf {
         tracked: &mut HashMap<Pid, Tracked>,
         tuning: &Tuning,
     ) {
-        self.start(before.root, tracked, tuning);
+        self.start(before.processes.root, tracked, tuning);
         if let Some(crew) = &self.crew {
             // Memory of the last time is given back here.
             crew.dismiss();
             tracked.values_mut().for_each(Tracked::prepare_scan);
-            before.files.prepare_ahead();
+            before.threads.files.prepare_ahead();
             before.descriptors.prepare_ahead();
         }
     }
@@ -68,7 +68,7 @@ impl CrewOf {
     pub(super) fn begin(&self, before: &mut Before, tracked: &mut HashMap<Pid, Tracked>) {
         let Some(crew) = &self.crew else { return };
         before.descriptors.begin_ahead(crew);
-        before.files.begin_ahead(crew);
+        before.threads.files.begin_ahead(crew);
         tracked.values_mut().for_each(|tracked| tracked.post_scan(crew));
         crew.begin();
     }

@@ -146,7 +146,7 @@ impl Continuous {
     #[must_use]
     pub fn descendants(&self) -> Vec<ProcessKey> {
         let Some(before) = &self.before else { return Vec::new() };
-        let others = before.processes.iter().filter(|(pid, _)| **pid != self.root);
+        let others = before.processes.living.iter().filter(|(pid, _)| **pid != self.root);
         others.map(|(_, process)| process.stat.key()).collect()
     }
 
@@ -329,7 +329,7 @@ impl Continuous {
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         self.written = std::mem::take(&mut before.descriptors.written);
         before.descriptors.forget();
-        before.files.sweep();
+        before.threads.files.sweep();
         Ok(records)
     }
 
@@ -367,12 +367,12 @@ impl Continuous {
         sink: &'a dyn PageSink,
         options: &CheckpointOptions,
     ) -> Result<Option<Stood<'a>>> {
-        before.is_continuous = true;
+        before.processes.is_continuous = true;
         // Pre-copy takes a while: what the subject closes meanwhile has to be closed.
         before.descriptors.forget();
         let stood = self.patiently(before, sink, |subject, before| {
             let arming = subject.arm(before, sink)?;
-            before.look_at_tree_again()?;
+            before.survey()?;
             let stood = subject.stop(before, sink, options, Phases::new())?;
             Ok(Stood { arming: arming + stood.arming + subject.aborted, ..stood })
         });
@@ -407,7 +407,7 @@ impl Continuous {
     /// the subject closes meanwhile has to be closed.
     fn survey(&mut self, options: &CheckpointOptions) -> Result<Before> {
         if let Some(mut before) = self.before.take() {
-            before.look_at_tree_again()?;
+            before.survey()?;
             return Ok(before);
         }
         let mut before = match look_while_it_runs(self.root, options)? {
@@ -419,7 +419,7 @@ impl Continuous {
         };
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         before.descriptors.forget();
-        before.is_continuous = true;
+        before.processes.is_continuous = true;
         Ok(before)
     }
 
@@ -435,7 +435,7 @@ impl Continuous {
         let _urgent = Urgent::begin();
         let mut tree = self.freezer.stop(self.root)?;
         let began = tree.began;
-        before.refresh_processes(&tree)?;
+        before.settle(&tree)?;
         self.spaces.settle(before, prepared, &mut tree, sink)?;
         tree.resume()?;
         Ok(began.elapsed())

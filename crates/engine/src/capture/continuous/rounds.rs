@@ -65,7 +65,7 @@ impl Spaces {
         let mut pages = PageCount(0);
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
-            let Some(process) = before.processes.get(pid) else { continue };
+            let Some(process) = before.processes.living.get(pid) else { continue };
             pages += tracked.copy_dirty(process, &mut self.dirty, sink)?;
         }
         self.is_orderly = true;

@@ -67,7 +67,7 @@ impl Spaces {
 
     /// Deferred pages of all processes.
     pub(super) fn deferred(&self, before: &Before) -> PageCount {
-        let known = before.processes.keys();
+        let known = before.processes.living.keys();
         known
             .filter_map(|pid| self.tracked.get(pid))
             .fold(PageCount(0), |sum, tracked| sum + tracked.deferred())
@@ -90,7 +90,7 @@ impl Spaces {
         let mut pages = PageCount(0);
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
-            let Some(process) = before.processes.get(pid) else { continue };
+            let Some(process) = before.processes.living.get(pid) else { continue };
             pages += tracked.find(process, Moment::Running, &mut self.dirty, sink)?.pages;
         }
         self.is_orderly = true;
@@ -135,7 +135,7 @@ impl Spaces {
         counts: &mut Counts,
     ) -> Result<PageCount> {
         let urgent = Urgent::begin();
-        let tree = freezer.stop(before.root)?;
+        let tree = freezer.stop(before.processes.root)?;
         let began = tree.began;
         let copying = Stopwatch::start();
         let until = self.copy_end(began).unwrap_or_else(|| Deadline::after(Duration::ZERO));
@@ -153,7 +153,7 @@ impl Spaces {
             self.is_orderly = false;
             let mut left = PageCount(0);
             for (pid, tracked) in &mut self.tracked {
-                let Some(process) = before.processes.get(pid) else { continue };
+                let Some(process) = before.processes.living.get(pid) else { continue };
                 pages += tracked.copy_deferred(process, sink, Some(until))?;
                 left += tracked.deferred();
             }

@@ -13,12 +13,13 @@ use tracee::StoppedTree;
 use tracee::procfs::Stat;
 use track::{Attach, DirtyPages, Moment, TrackerKind};
 
+use super::super::address_space::Coverage;
 use super::super::before::Before;
 use super::super::copier::{Copier, PageSink};
 use super::super::pages;
 use super::super::phases::{Phase, Phases};
 use super::super::pipeline::Memory;
-use super::super::process::ProcessBefore;
+use super::super::process::Process;
 use super::super::watched::Watched;
 use super::budget::Budget;
 use super::counts::Counts;
@@ -111,17 +112,17 @@ impl Spaces {
 
     /// Whether a living process is not tracked yet.
     pub(super) fn lacks_any(&self, before: &Before) -> bool {
-        before.processes.keys().any(|pid| !self.tracked.contains_key(pid))
+        before.processes.living.keys().any(|pid| !self.tracked.contains_key(pid))
     }
 
     /// Prepares trackers of processes that have none, while these run. What is opened of one that has its parent's
     /// memory yet, stays with that: it finds nothing, and nothing tells.
     pub(super) fn prepare(&self, before: &Before) -> Prepared {
-        let new = before.processes.iter();
+        let new = before.processes.living.iter();
         let new = new.filter(|(pid, process)| !self.tracked.contains_key(pid) && !process.is_borrowed);
         // One that has ended meanwhile is not needed.
-        let prepare = |(pid, process): (&Pid, &ProcessBefore)| {
-            Some((*pid, (process.stat.clone(), self.kind.prepare(*pid, &process.areas).ok()?)))
+        let prepare = |(pid, process): (&Pid, &Process)| {
+            Some((*pid, (process.stat.clone(), self.kind.prepare(*pid, &process.space.areas).ok()?)))
         };
         new.filter_map(prepare).collect()
     }
@@ -142,26 +143,30 @@ impl Spaces {
     ) -> Result<PageCount> {
         self.is_orderly = false;
         // Before new ones are covered: these may have been given the same space.
-        self.leave(sink, |pid, tracked| before.processes.get(pid).is_some_and(|now| tracked.is_of(now)));
+        self.leave(sink, |pid, tracked| {
+            before.processes.living.get(pid).is_some_and(|now| tracked.is_of(now))
+        });
         let mut fresh = PageCount(0);
         for stopped in &mut tree.processes {
-            let Some(process) = before.processes.get_mut(&stopped.pid) else { continue };
+            let known_process = before.processes.living.get_mut(&stopped.pid);
+            let (Some(process), Some(leader)) = (known_process, stopped.threads.first_mut()) else {
+                continue;
+            };
             let known = match self.tracked.entry(stopped.pid) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => {
-                    let leader = stopped.threads.first_mut().expect("a stopped process has threads");
                     let attach = match prepared.remove(&stopped.pid) {
                         Some((stat, attach)) if stat.may_be_program_of(&process.stat) => attach,
                         _ => self.kind.prepare(stopped.pid, &[])?,
                     };
                     let attached = Tracked::attach(attach, process, leader, sink)?;
-                    before.attached.insert(stopped.pid);
+                    before.processes.attached.insert(stopped.pid);
                     new.insert(attached.grouped(self.tuning.granularity))
                 }
             };
-            if !process.is_covered {
+            if process.space.coverage != Coverage::Current {
                 fresh += known.cover(process, sink)?;
-                process.is_covered = true;
+                process.space.coverage = Coverage::Current;
             }
         }
         self.is_orderly = true;
@@ -192,7 +197,7 @@ impl Spaces {
         self.is_orderly = false;
         let mut dirtied = PageCount(0);
         for (pid, tracked) in &mut self.tracked {
-            let Some(process) = before.processes.get(pid) else { continue };
+            let Some(process) = before.processes.living.get(pid) else { continue };
             let found = tracked.find(process, Moment::Stopped, &mut self.dirty, sink)?;
             dirtied += found.pages;
             phases[Phase::Scan] += found.scan;
@@ -202,12 +207,12 @@ impl Spaces {
         let copying = Stopwatch::start();
         let until = if counts.throttle.is_bound() { self.copy_end(phases.began) } else { None };
         for (pid, tracked) in &mut self.tracked {
-            let Some(process) = before.processes.get_mut(pid) else { continue };
+            let Some(process) = before.processes.living.get_mut(pid) else { continue };
             counts.residual += tracked.copy_deferred(process, sink, until)?;
             if tracked.deferred() == PageCount(0) {
                 tracked.copy_unread(process, sink)?;
             }
-            tracked.guards().as_slice().clone_into(&mut process.guards);
+            tracked.guards().as_slice().clone_into(&mut process.space.guards);
         }
         self.budget.note_copied(counts.residual, copying.elapsed());
         self.is_orderly = true;

@@ -14,12 +14,12 @@ use model::{Address, AddressRange, PageCount, ProcessKey, RangeSet};
 use resource::memory::Content as Wanted;
 use sys::clock::{Deadline, Stopwatch};
 use tracee::procfs::{Area, Backing};
-use tracee::remote::RemoteContext;
 use tracee::{Crew, RemoteSession, Stopped, Thread};
 use track::{AHEAD_MIN, Attach, Content, DirtyPages, Moment, TrackError, Tracker};
 
+use super::super::address_space::Coverage;
 use super::super::copier::{Copier, PageSink};
-use super::super::process::ProcessBefore;
+use super::super::process::Process;
 use super::deferred::Deferred;
 use super::hot::HotPages;
 use crate::error::Result;
@@ -66,20 +66,18 @@ impl Tracked {
     /// Begins to track a stopped process. Nothing that the log may hold of its space counts any more.
     pub(super) fn attach(
         attach: Attach,
-        process: &mut ProcessBefore,
+        process: &mut Process,
         leader: &mut Thread<Stopped>,
         sink: &dyn PageSink,
     ) -> Result<Self> {
-        sink.discard(process.space, EVERYTHING)?;
-        (process.is_tracked, process.is_covered) = (true, false);
-        let context =
-            RemoteContext { memory: &process.memory, areas: &process.areas, gadgets: process.gadgets };
-        let mut session = RemoteSession::begin_with(leader, &context, track::ROOM)?;
+        sink.discard(process.space.id, EVERYTHING)?;
+        process.space.coverage = Coverage::Outdated;
+        let mut session = RemoteSession::begin_with(leader, &process.space.context(), track::ROOM)?;
         let tracker = attach(&mut session)?;
         session.end()?;
         Ok(Self {
             key: process.stat.key(),
-            space: process.space,
+            space: process.space.id,
             tracker,
             covered: RangeSet::new(),
             guards: RangeSet::new(),
@@ -97,8 +95,8 @@ impl Tracked {
     }
 
     /// Whether it tracks this very program.
-    pub(super) fn is_of(&self, process: &ProcessBefore) -> bool {
-        self.key == process.stat.key() && process.is_tracked
+    pub(super) fn is_of(&self, process: &Process) -> bool {
+        self.key == process.stat.key() && process.space.coverage != Coverage::Untracked
     }
 
     /// Does what takes long of ending to track, while the process runs.
@@ -127,11 +125,12 @@ impl Tracked {
     }
 
     /// Tells the tracker of the areas, and the log what is void. Returns the pages of areas that no scan has seen.
-    pub(super) fn cover(&mut self, process: &ProcessBefore, sink: &dyn PageSink) -> Result<PageCount> {
+    pub(super) fn cover(&mut self, process: &Process, sink: &dyn PageSink) -> Result<PageCount> {
         let areas: Vec<Area> = process
+            .space
             .areas
             .iter()
-            .zip(&process.contents)
+            .zip(&process.space.contents)
             .filter(|(_, content)| matches!(content, Some(Wanted::Private | Wanted::PrivateAndObject)))
             .map(|(area, _)| area.clone())
             .collect();
@@ -189,7 +188,7 @@ impl Tracked {
     /// Copies what has changed since the last scan, while the process runs.
     pub(super) fn copy_dirty(
         &mut self,
-        process: &ProcessBefore,
+        process: &Process,
         dirty: &mut DirtyPages,
         sink: &dyn PageSink,
     ) -> Result<PageCount> {
@@ -202,7 +201,7 @@ impl Tracked {
     /// checkpoint.
     pub(super) fn find(
         &mut self,
-        process: &ProcessBefore,
+        process: &Process,
         moment: Moment,
         dirty: &mut DirtyPages,
         sink: &dyn PageSink,
@@ -257,7 +256,7 @@ impl Tracked {
     /// Copies deferred pages: all of them, or until a point in time or until no buffer is free. How many that were.
     pub(super) fn copy_deferred(
         &mut self,
-        process: &ProcessBefore,
+        process: &Process,
         sink: &dyn PageSink,
         until: Option<Deadline>,
     ) -> Result<PageCount> {
@@ -291,7 +290,7 @@ impl Tracked {
     }
 
     /// Looks at what could not be read: guard regions, pages without access, what is gone by now.
-    pub(super) fn copy_unread(&mut self, process: &ProcessBefore, sink: &dyn PageSink) -> Result<()> {
+    pub(super) fn copy_unread(&mut self, process: &Process, sink: &dyn PageSink) -> Result<()> {
         if self.unread.is_empty() {
             return Ok(());
         }
@@ -299,9 +298,9 @@ impl Tracked {
         for range in Vec::from(std::mem::take(&mut self.unread)) {
             copier.discard(process.stat.pid, self.space, range)?;
             for part in self.covered.within(range) {
-                let found = process.pagemap.look(part)?;
+                let found = process.space.pagemap.look(part)?;
                 for own in found.private {
-                    copier.add_hidden(&process.memory, self.space, own)?;
+                    copier.add_hidden(&process.space.memory, self.space, own)?;
                 }
                 for guard in found.guards {
                     self.guards.insert(guard);

@@ -88,25 +88,25 @@ struct Comparing<'a> {
 pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageReader) -> Result<Comparison> {
     // What a tracker knows of guard regions is part of the records, and stays.
     let known: HashMap<Pid, Vec<AddressRange>> =
-        before.processes.iter().map(|(pid, process)| (*pid, process.guards.clone())).collect();
+        before.processes.living.iter().map(|(pid, process)| (*pid, process.space.guards.clone())).collect();
     let plan = pages::scan(before)?;
     let mut comparing =
         Comparing { sources: HashMap::new(), pages: AtomicU64::new(0), found: Mutex::default() };
     for (pid, guards) in known {
-        if let Some(process) = before.processes.get_mut(&pid) {
-            let found = std::mem::replace(&mut process.guards, guards);
-            comparing.note_guards(pid, &process.guards, &found);
+        if let Some(process) = before.processes.living.get_mut(&pid) {
+            let found = std::mem::replace(&mut process.space.guards, guards);
+            comparing.note_guards(pid, &process.space.guards, &found);
         }
     }
     for stopped in &tree.processes {
-        let Some(process) = before.processes.get(&stopped.pid) else { continue };
+        let Some(process) = before.processes.living.get(&stopped.pid) else { continue };
         let source = ProcessSource {
             pid: stopped.pid,
-            memory: &process.memory,
-            areas: &process.areas,
+            memory: &process.space.memory,
+            areas: &process.space.areas,
             rseqs: stopped.threads.iter().filter_map(|thread| rseq_of(thread.tid())).collect(),
         };
-        comparing.sources.insert(process.space, Source::Process(source));
+        comparing.sources.insert(process.space.id, Source::Process(source));
     }
     for (id, file) in before.objects.saved() {
         comparing.sources.insert(object_space(id), Source::Object(file));

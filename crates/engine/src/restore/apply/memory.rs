@@ -18,10 +18,10 @@ use store::ImageReader;
 use sys::Error;
 use tracee::StoppedTree;
 use tracee::arch::numbers::MADVISE;
-use tracee::remote::{RemoteContext, RemoteSession};
+use tracee::remote::RemoteSession;
 
 use super::compare::Comparison;
-use crate::capture::{Present, Space};
+use crate::capture::Present;
 use crate::error::Result;
 use crate::records::object_space;
 use crate::restore::content::{THREADS, Target};
@@ -58,8 +58,8 @@ pub(super) fn give_back(
         if ranges.is_empty() {
             continue;
         }
-        let context = RemoteContext { memory: &space.memory, areas: &space.areas, gadgets: space.gadgets };
-        let mut session = RemoteSession::begin(thread, &context).map_err(resource::ResourceError::from)?;
+        let mut session =
+            RemoteSession::begin(thread, &space.context()).map_err(resource::ResourceError::from)?;
         for range in ranges {
             let arguments = [range.start.get(), range.len().get(), MADV_DONTNEED_LOCKED, 0, 0, 0];
             session.call(MADVISE, arguments).map_err(resource::ResourceError::from)?;
@@ -92,7 +92,7 @@ fn without(range: AddressRange, others: impl Iterator<Item = AddressRange>) -> V
 pub(super) fn write_processes(reader: &ImageReader, wanted: &Plan, present: &Present) -> Result<u64> {
     let written = AtomicU64::new(0);
     for process in wanted.living() {
-        let Some(Space { memory, .. }) = present.spaces.get(&process.pid) else { continue };
+        let Some(memory) = present.spaces.get(&process.pid).map(|space| &space.memory) else { continue };
         let target = Target { process, memory };
         let extents = reader.index().of_space(SpaceId(process.message.space));
         each_part(reader, extents, |at, bytes| {
