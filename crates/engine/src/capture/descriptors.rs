@@ -5,34 +5,38 @@
 //! duplicate is open while the subject runs, but for the first look at it and one at a time.
 //! Does not: know what a description is; the descriptor kinds do.
 
-mod order;
+mod fdinfo;
+mod listing;
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use image::RecordSet;
+use image::{Owner, RecordSet};
 use model::{DescriptionId, Fd, Inode, Pid};
 use resource::Obstacle;
 use resource::fd::envelope::Envelope;
-use resource::fd::locks::{self, Lock};
 use resource::fd::sockets::Sockets;
 use resource::fd::{self, CaptureScope, Description, FdCapture, Known, ScopeIndex, in_flight};
-use resource::files::{Directories, DirectoryRecord, FileRecord, FileStates, MappedForWriting};
+use resource::files::{Directories, FileRecord, FileStates, MappedForWriting};
 use resource::state::DescriptorText;
 use sys::{Errno, Error, pidfd};
 use tracee::Crew;
-use tracee::procfs::{self, ReadAhead};
+use tracee::procfs;
 use undo::watch::OpenFile;
 
+use self::fdinfo::Fdinfo;
+use self::listing::{ByFile, Listing, is_gone};
 use super::options::CheckpointOptions;
 use super::processes::Processes;
 use crate::descriptor_limit::RaisedLimit;
 use crate::error::{EngineError, Result};
 use crate::obstacles;
-use crate::records::{DescriptorRow, DescriptorsMessage, EngineRecord, of_description, of_process};
+use crate::records::{
+    DescriptorRow, DescriptorsMessage, DirectoriesMessage, EngineRecord, FilesMessage, of_description,
+    of_process,
+};
 
 /// O_DIRECT on x86-64.
 const DIRECT: u32 = 0o40_000;
@@ -40,51 +44,32 @@ const DIRECT: u32 = 0o40_000;
 /// The descriptors of a subject.
 #[derive(Default)]
 pub(super) struct Descriptors {
-    /// Rising by process in tree order, then by number.
-    rows: Vec<Row>,
-    /// fdinfo of each row, held open; past a limit it is opened inside the pause.
-    files: Vec<Option<Arc<File>>>,
-    /// Those of them that a crew reads.
-    ahead: ReadAhead,
-    /// What fdinfo of each row said inside the pause.
-    texts: Vec<DescriptorText>,
-    /// The same of descriptions that no descriptor refers to.
-    hidden_texts: Vec<String>,
-    known: Vec<Arc<Known>>,
-    /// How many of them, the first ones, some process has a descriptor of.
-    held: usize,
+    listing: Listing,
+    info: Fdinfo,
     /// Duplicates of all that are known, or of none: see `Hold`.
     open: Vec<Description>,
     /// As long as there are any.
     limit: Option<RaisedLimit>,
-    /// Which of those that are held are several of one file.
-    groups: Vec<Vec<usize>>,
     captures: HashMap<DescriptionId, Box<dyn FdCapture>>,
     /// Every description of a kind was there when it was to be prepared.
     is_prepared: bool,
     envelopes: HashMap<DescriptionId, Envelope>,
-    /// Those with a lease on a file that has no name left.
-    unlinked: HashSet<DescriptionId>,
-    /// Those with any lease.
-    leased: HashSet<DescriptionId>,
-    /// Files that the subject may write, as they are in the pause.
-    states: Option<FileStates>,
-    /// The directories of such files as they were listed last. Kept from one checkpoint to the next.
-    directories: Directories,
-    /// The files once the pause is over.
-    pub(super) written: Vec<FileRecord>,
-    /// `rows` without what only this file needs, for the scope that kinds see.
-    table: Vec<(Pid, Fd, DescriptionId)>,
+    files: Files,
     /// What the last `prepare` was told.
     options: CheckpointOptions,
     /// Kept from one checkpoint to the next.
     sockets: Sockets,
 }
 
-struct Row {
-    pid: Pid,
-    fd: Fd,
-    description: DescriptionId,
+/// Regular files that the subject may write.
+#[derive(Default)]
+struct Files {
+    /// As they are in the pause.
+    states: Option<FileStates>,
+    /// The directories of such files as they were listed last. Kept from one checkpoint to the next.
+    directories: Directories,
+    /// The files once the pause is over.
+    written: Vec<FileRecord>,
 }
 
 /// Whether a look leaves duplicates of what it finds.
@@ -96,30 +81,19 @@ pub(super) enum Hold {
     Nothing,
 }
 
-/// Files of fdinfo held open at most; see `KeptFiles`.
-const FILES_MAX: usize = 256;
-/// fdinfo of most kinds.
-const TEXT_ROOM: usize = 4096;
-
 /// Descriptors that a pause needs beside duplicates of what is listed: what is in flight, handles. Few, so that a small
 /// subject needs no larger table than the one of 64 that each process begins with.
 const ROOM_SLACK: i32 = 16;
-
-/// Indices of descriptions by file, each list in the order of kcmp(2): finding one among n takes log n comparisons.
-type Files = HashMap<(u64, Inode), Vec<usize>>;
 
 impl Descriptors {
     /// Lists every descriptor.
     pub(super) fn survey(&mut self, processes: &Processes, hold: Hold) -> Result<()> {
         self.let_go();
-        self.rows.clear();
-        self.files.clear();
-        self.ahead.forget();
-        self.texts.clear();
-        self.known.clear();
+        self.listing = Listing::default();
+        self.info.clear();
         self.captures.clear();
         self.limit = (hold == Hold::All).then(RaisedLimit::new);
-        let mut files = Files::new();
+        let mut files = ByFile::new();
         for pid in processes.pids() {
             match self.look_at_process(pid, &mut files, hold) {
                 // Ended between the listing and now; `refresh` compares again inside the pause.
@@ -127,13 +101,11 @@ impl Descriptors {
                 outcome => outcome?,
             }
         }
-        self.table = self.rows.iter().map(|row| (row.pid, row.fd, row.description)).collect();
-        self.held = self.known.len();
-        self.groups = files.into_values().filter(|group| group.len() > 1).collect();
+        self.listing.end(files);
         if hold == Hold::All { self.discover(false) } else { Ok(()) }
     }
 
-    fn look_at_process(&mut self, pid: Pid, files: &mut Files, hold: Hold) -> sys::Result<()> {
+    fn look_at_process(&mut self, pid: Pid, files: &mut ByFile, hold: Hold) -> sys::Result<()> {
         let handle = pidfd::open(pid)?;
         for number in procfs::descriptors(pid)? {
             match self.look_at((pid, number), handle.as_fd(), files, hold) {
@@ -149,16 +121,11 @@ impl Descriptors {
         &mut self,
         place: (Pid, Fd),
         handle: BorrowedFd<'_>,
-        files: &mut Files,
+        files: &mut ByFile,
         hold: Hold,
     ) -> sys::Result<()> {
         let (pid, fd) = place;
-        let (info, file) = if self.rows.len() < FILES_MAX {
-            let (info, file) = procfs::open_descriptor_info(pid, fd)?;
-            (info, Some(Arc::new(file)))
-        } else {
-            (procfs::descriptor_info(pid, fd)?, None)
-        };
+        let (info, file) = self.info.open(place)?;
         let failed = |errno| Error::descriptor("look at the file", pid, fd, errno);
         let duplicate = (hold == Hold::All).then(|| pidfd::duplicate(handle, pid, fd)).transpose()?;
         let stat = match &duplicate {
@@ -166,57 +133,62 @@ impl Descriptors {
             None => rustix::fs::stat(format!("/proc/{pid}/fd/{fd}")).map_err(failed)?,
         };
         let candidates = files.entry((stat.st_dev, Inode(stat.st_ino))).or_default();
-        let description = match self.search(candidates, place)? {
-            Ok(index) => self.known[candidates[index]].id,
+        let description = match self.listing.search(&self.open, candidates, place)? {
+            Ok(index) => self.listing.known[candidates[index]].id,
             Err(index) => {
-                let id = DescriptionId(self.known.len() as u32);
-                candidates.insert(index, self.known.len());
-                let known = Arc::new(Known::new(id, place, info, stat));
-                self.open.extend(duplicate.map(|duplicate| Description::new(Arc::clone(&known), duplicate)));
-                self.known.push(known);
-                id
+                let known = self.listing.add(candidates, index, |id| Known::new(id, place, info, stat));
+                self.open.extend(duplicate.map(|duplicate| Description::new(Arc::clone(known), duplicate)));
+                known.id
             }
         };
-        self.rows.push(Row { pid, fd, description });
-        let text = Vec::with_capacity(if file.is_some() { TEXT_ROOM } else { 0 });
-        self.texts.push(DescriptorText { pid, fd, text });
-        self.files.push(file);
+        self.listing.rows.push((pid, fd, description));
+        self.info.add(place, file);
         Ok(())
     }
 
     /// Adds what no descriptor refers to.
     fn discover(&mut self, takes: bool) -> Result<()> {
         in_flight::discover(&mut self.open, takes)?;
-        self.known.truncate(self.held);
-        self.known.extend(self.open[self.held..].iter().map(|open| Arc::clone(open.known())));
+        self.listing.set_hidden(&self.open);
         Ok(())
     }
 
     /// Whether some description reads and writes past the page cache.
     pub(super) fn bypass_cache(&self) -> bool {
-        self.known.iter().any(|known| known.info.flags & DIRECT != 0)
+        self.listing.known.iter().any(|known| known.info.flags & DIRECT != 0)
     }
 
     /// Lists the directories of files that may have to be cut back. Not inside the pause: a directory can be large.
     /// With `waits`, those that changed just now are given some milliseconds.
     pub(super) fn list_directories(&mut self, options: &CheckpointOptions, waits: bool) {
-        let known = self.known.iter().map(Arc::as_ref);
-        self.directories.list(known, &options.inherited, &store::is_staging_name, waits);
+        let known = self.listing.known.iter().map(Arc::as_ref);
+        self.files.directories.list(known, &options.inherited, &store::is_staging_name, waits);
     }
 
-    /// Takes the files that the last pause has recorded, and their directories.
-    pub(super) fn take_files(&mut self) -> (Vec<FileRecord>, Vec<DirectoryRecord>) {
-        self.states.take().map(FileStates::finish).unwrap_or_default()
+    /// Adds the records of the files that the last pause has found, and of their directories.
+    pub(super) fn write_files(&mut self, records: &mut RecordSet) {
+        let (files, directories) = self.files.states.take().map(FileStates::finish).unwrap_or_default();
+        let files = FilesMessage { files };
+        files.put(records, Owner::Tree);
+        self.files.written = files.files;
+        if !directories.is_empty() {
+            DirectoriesMessage { directories }.put(records, Owner::Tree);
+        }
+    }
+
+    /// Takes the files that were recorded.
+    pub(super) fn take_written(&mut self) -> Vec<FileRecord> {
+        std::mem::take(&mut self.files.written)
     }
 
     /// What kinds may know of the subject.
     fn scope_of<'a>(&'a self, processes: &'a Processes, options: &'a CheckpointOptions) -> CaptureScope<'a> {
         CaptureScope {
             pids: &processes.order,
-            descriptions: &self.known,
+            descriptions: &self.listing.known,
             open: &self.open,
             inherited: &options.inherited,
-            table: &self.table,
+            table: &self.listing.rows,
             kills: options.kill,
             loses_connections: options.lose_connections,
             sockets: &self.sockets,
@@ -230,7 +202,7 @@ impl Descriptors {
     fn each(&self, mut visit: impl FnMut(&Description) -> Result<()>) -> Result<bool> {
         let mut handles: HashMap<Pid, OwnedFd> = HashMap::new();
         let mut all = true;
-        for known in &self.known {
+        for known in &self.listing.known {
             if let Some(open) = self.open.get(known.id.get() as usize) {
                 visit(open)?;
                 continue;
@@ -281,22 +253,22 @@ impl Descriptors {
 
     /// Lists fdinfo of all descriptors, for a crew to read it in the next pause.
     pub(super) fn prepare_ahead(&mut self) {
-        self.ahead.prepare(self.files.iter().flatten().map(Arc::clone), TEXT_ROOM);
+        self.info.prepare_ahead();
     }
 
     /// Has a crew begin to read it.
     pub(super) fn begin_ahead(&mut self, crew: &Crew) {
-        self.ahead.begin(crew);
+        self.info.begin_ahead(crew);
     }
 
     /// Has our own descriptor table grow before the pause to what the pause will put into it: the kernel waits for all
     /// processors when a table grows that threads share, for milliseconds. It never shrinks.
     fn make_room(&self) {
-        let Some(any) = self.files.iter().flatten().next() else { return };
+        let Some(any) = self.info.any_file() else { return };
         let number = |least| rustix::io::fcntl_dupfd_cloexec(any, least);
         // Past the limit there is no room to be had, and the pause will say so.
         if let Ok(first_free) = number(0) {
-            drop(number(first_free.as_raw_fd() + self.known.len() as i32 + ROOM_SLACK));
+            drop(number(first_free.as_raw_fd() + self.listing.known.len() as i32 + ROOM_SLACK));
         }
     }
 
@@ -318,24 +290,24 @@ impl Descriptors {
     /// Holds everything of the stopped tree; looks again at all of it when something changed, and says so.
     pub(super) fn settle(&mut self, processes: &Processes) -> Result<bool> {
         // What is in flight has no descriptor by which it could be compared.
-        let had_hidden = self.known.len() > self.held;
-        self.known.truncate(self.held);
+        let had_hidden = self.listing.has_hidden();
+        self.listing.forget_hidden();
         let is_current = self.is_prepared && self.hold_again(processes)?;
         if is_current {
             self.discover(self.options.kill)?;
         } else {
             self.survey(processes, Hold::All)?;
             if self.options.kill {
-                self.open.truncate(self.held);
+                self.open.truncate(self.listing.held);
                 self.discover(true)?;
             }
         }
-        Ok(!is_current || had_hidden || self.known.len() > self.held)
+        Ok(!is_current || had_hidden || self.listing.has_hidden())
     }
 
     /// Takes what may have changed of every description.
     pub(super) fn take(&mut self, processes: &Processes) -> Result<()> {
-        self.look_inside()?;
+        self.info.read(&self.listing, &self.open)?;
         self.sockets.begin_pause();
         self.tell();
         let mut states = FileStates::begin(self.options.kill);
@@ -345,13 +317,13 @@ impl Descriptors {
             }
             let envelope = Envelope::inside(description)?;
             let is_inherited = self.options.inherited.contains(&description.file());
-            states.add(description, &envelope, is_inherited, self.leased.contains(&description.id))?;
+            states.add(description, &envelope, is_inherited, self.info.has_lease(description.id))?;
             self.envelopes.insert(description.id, envelope);
         }
         let areas = processes.pids().flat_map(|pid| &processes.living[&pid].space.areas);
         areas.for_each(|area| states.add_mapping(area));
-        states.add_directories(&self.directories);
-        self.states = Some(states);
+        states.add_directories(&self.files.directories);
+        self.files.states = Some(states);
         self.relate(processes)
     }
 
@@ -365,9 +337,9 @@ impl Descriptors {
 
     /// Adds the records of descriptions and tables.
     pub(super) fn write(&mut self, processes: &Processes, records: &mut RecordSet) -> Result<()> {
-        let mut locks = self.locks()?;
-        let Self { rows, texts, known, captures, envelopes, .. } = self;
-        for description in known.iter() {
+        let mut locks = self.info.locks(&self.listing)?;
+        let Self { listing, info, captures, envelopes, .. } = self;
+        for description in &listing.known {
             let found = (
                 fd::known_kind(description),
                 captures.get_mut(&description.id),
@@ -380,13 +352,12 @@ impl Descriptors {
         }
         for pid in processes.pids() {
             let mut found = Vec::new();
-            for (row, one) in rows.iter().zip(&*texts).filter(|(row, _)| row.pid == pid) {
-                let close_on_exec =
-                    procfs::closes_on_exec(&String::from_utf8_lossy(&one.text)).ok_or_else(|| {
-                        Error::descriptor("understand fdinfo of", row.pid, row.fd, Errno::EINVAL)
-                    })?;
-                let (fd, description) = (row.fd.get(), row.description.get());
-                found.push(DescriptorRow { fd, close_on_exec, description });
+            for (row, one) in listing.rows.iter().zip(info.texts()).filter(|(row, _)| row.0 == pid) {
+                let text = String::from_utf8_lossy(&one.text);
+                let close_on_exec = procfs::closes_on_exec(&text).ok_or_else(|| {
+                    Error::descriptor("understand fdinfo of", one.pid, one.fd, Errno::EINVAL)
+                })?;
+                found.push(DescriptorRow { fd: one.fd.get(), close_on_exec, description: row.2.get() });
             }
             DescriptorsMessage { rows: found }.put(records, of_process(pid));
         }
@@ -403,8 +374,9 @@ impl Descriptors {
     /// Forgets all but what sockets share, and listings of directories.
     pub(super) fn forget(&mut self) {
         let sockets = std::mem::take(&mut self.sockets);
-        let directories = std::mem::take(&mut self.directories);
-        *self = Self { sockets, directories, ..Self::default() };
+        let directories = std::mem::take(&mut self.files.directories);
+        let files = Files { directories, ..Files::default() };
+        *self = Self { sockets, files, ..Self::default() };
     }
 
     /// Takes back what was done to descriptions of a subject that was to end and goes on.
@@ -433,124 +405,56 @@ impl Descriptors {
 
     /// Files that can be changed through mappings, as the pause has found them.
     pub(super) fn mapped_for_writing(&self) -> &[MappedForWriting] {
-        self.states.as_ref().map_or(&[], FileStates::mapped_for_writing)
+        self.files.states.as_ref().map_or(&[], FileStates::mapped_for_writing)
     }
 
     /// What fdinfo of a process's descriptors said inside the pause.
     pub(super) fn texts_of(&self, pid: Pid) -> &[DescriptorText] {
-        let first = self.texts.iter().position(|text| text.pid == pid).unwrap_or(self.texts.len());
-        let count = self.texts[first..].iter().take_while(|text| text.pid == pid).count();
-        &self.texts[first..first + count]
+        self.info.texts_of(pid)
     }
 
-    /// Looks again at what belongs to descriptors, and at the locks of their descriptions. To be asked before any kind:
-    /// opening a file on which there is a lease breaks it.
-    fn look_inside(&mut self) -> Result<()> {
-        let mut listed = 0;
-        for (file, one) in self.files.iter().zip(&mut self.texts) {
-            let failed = |errno| Error::descriptor("read fdinfo of", one.pid, one.fd, errno);
-            if file.is_some() {
-                listed += 1;
-                if self.ahead.take(listed - 1, &mut one.text) {
-                    continue;
-                }
-            }
-            match file {
-                Some(file) => procfs::read_whole(file, &mut one.text).map_err(failed)?,
-                None => one.text = procfs::read(format!("/proc/{}/fdinfo/{}", one.pid, one.fd))?,
-            }
-        }
-        self.hidden_texts.clear();
-        for description in &self.open[self.held..] {
-            let info = procfs::descriptor_info(ourselves(), Fd(description.duplicate.as_raw_fd()))?;
-            self.hidden_texts.push(info.text);
-        }
-        self.unlinked.clear();
-        self.leased.clear();
-        for (row, one) in self.rows.iter().zip(&self.texts) {
-            if locks::has_lease(&one.text) {
-                self.leased.insert(row.description);
-                if locks::is_unlinked(&self.open[row.description.get() as usize]) {
-                    self.unlinked.insert(row.description);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Hands on what `look_inside` read.
+    /// Hands on what fdinfo said.
     fn tell(&mut self) {
         let mut next = 0;
-        for (row, one) in self.rows.iter().zip(&self.texts) {
+        for ((_, _, description), one) in self.listing.rows.iter().zip(self.info.texts()) {
             // Descriptions are numbered as their first descriptors come.
-            if row.description.get() == next {
+            if description.get() == next {
                 next += 1;
-                if let Some(capture) = self.captures.get_mut(&row.description) {
+                if let Some(capture) = self.captures.get_mut(description) {
                     capture.told(&one.text);
                 }
             }
         }
     }
 
-    /// The locks that `look_inside` saw.
-    fn locks(&self) -> Result<HashMap<DescriptionId, Vec<Lock>>> {
-        let mut found = HashMap::new();
-        let mut read = |known: &Known, text: &str, in_flight| {
-            let holding = locks::Holding { in_flight, unlinked: self.unlinked.contains(&known.id) };
-            let locks = locks::read(known, text, holding);
-            let locks = locks.map_err(|obstacle| EngineError::Refused(vec![*obstacle]))?;
-            found.insert(known.id, locks);
-            Ok::<(), EngineError>(())
-        };
-        for (row, one) in self.rows.iter().zip(&self.texts) {
-            let text = String::from_utf8_lossy(&one.text);
-            read(&self.known[row.description.get() as usize], &text, false)?;
-        }
-        for (known, text) in self.known[self.held..].iter().zip(&self.hidden_texts) {
-            read(known, text, true)?;
-        }
-        Ok(found)
-    }
-
     /// Duplicates all that is known of the stopped tree; `false` when its descriptors are not those that were listed.
     fn hold_again(&mut self, processes: &Processes) -> Result<bool> {
         self.let_go();
         self.limit = Some(RaisedLimit::new());
-        let rows = std::mem::take(&mut self.rows);
-        let is_current = self.hold_rows(&rows, processes);
-        self.rows = rows;
-        Ok(is_current? && self.are_distinct()?)
+        Ok(self.hold_rows(processes)? && self.listing.are_distinct(&self.open)?)
     }
 
-    fn hold_rows(&mut self, rows: &[Row], processes: &Processes) -> Result<bool> {
-        let mut rows = rows.iter();
+    fn hold_rows(&mut self, processes: &Processes) -> Result<bool> {
+        let Self { listing, open, .. } = self;
+        let mut rows = listing.rows.iter();
         for pid in processes.pids() {
             let handle = pidfd::open(pid)?;
             for number in procfs::descriptors(pid)? {
-                let Some(row) = rows.next().filter(|row| (row.pid, row.fd) == (pid, number)) else {
-                    return Ok(false);
-                };
-                let known = &self.known[row.description.get() as usize];
-                if (known.pid, known.fd) != (pid, number) {
-                    if !self.is_same(known, (pid, number))? {
+                let place = (pid, number);
+                let Some(row) = rows.next().filter(|row| (row.0, row.1) == place) else { return Ok(false) };
+                let known = &listing.known[row.2.get() as usize];
+                if (known.pid, known.fd) != place {
+                    if !listing.is_same(open, known, place)? {
                         return Ok(false);
                     }
                     continue;
                 }
                 match Description::inside(known, handle.as_fd())? {
-                    Some(description) => self.open.push(description),
+                    Some(description) => open.push(description),
                     None => return Ok(false),
                 }
             }
         }
         Ok(rows.next().is_none())
     }
-}
-
-fn ourselves() -> Pid {
-    Pid(std::process::id() as i32)
-}
-
-fn is_gone(error: &Error) -> bool {
-    matches!(error.errno, Errno::ESRCH | Errno::ENOENT | Errno::EBADF)
 }

@@ -12,20 +12,13 @@ use super::before::Before;
 use super::options::CheckpointOptions;
 use super::threads;
 use crate::error::Result;
-use crate::records::{DirectoriesMessage, EngineRecord, FilesMessage};
 
 /// All records of a capture. Nothing of it needs the subject to be stopped.
 pub(super) fn records(before: &mut Before) -> Result<RecordSet> {
     let mut records = RecordSet::new();
     before.processes.write(&before.objects, &mut records);
     before.objects.put(&mut records);
-    let (files, directories) = before.descriptors.take_files();
-    let files = FilesMessage { files };
-    files.put(&mut records, image::Owner::Tree);
-    before.descriptors.written = files.files;
-    if !directories.is_empty() {
-        DirectoriesMessage { directories }.put(&mut records, image::Owner::Tree);
-    }
+    before.descriptors.write_files(&mut records);
     before.descriptors.write(&before.processes, &mut records)?;
     threads::write(&before.processes, &mut records)?;
     Ok(records)

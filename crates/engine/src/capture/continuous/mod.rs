@@ -327,7 +327,7 @@ impl Continuous {
         before.complete_areas()?;
         let records = record::records(before)?;
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
-        self.written = std::mem::take(&mut before.descriptors.written);
+        self.written = before.descriptors.take_written();
         before.descriptors.forget();
         before.threads.files.sweep();
         Ok(records)

@@ -1,0 +1,154 @@
+//! What fdinfo says of each descriptor inside the pause, and of the leases and locks on its description.
+//!
+//! Owns: the files of fdinfo, held open, and their text.
+//! Invariants: texts are those of the rows of a listing, in the same order.
+//! Does not: list descriptors.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use model::{DescriptionId, Fd, Pid};
+use resource::fd::locks::{self, Lock};
+use resource::fd::{Description, Known};
+use resource::state::DescriptorText;
+use sys::Error;
+use tracee::Crew;
+use tracee::procfs::{self, DescriptorInfo, ReadAhead};
+
+use super::listing::{Listing, ourselves};
+use crate::error::{EngineError, Result};
+
+/// Files of fdinfo held open at most; see `KeptFiles`.
+const FILES_MAX: usize = 256;
+/// fdinfo of most kinds.
+const TEXT_ROOM: usize = 4096;
+
+/// fdinfo of all descriptors.
+#[derive(Default)]
+pub(super) struct Fdinfo {
+    /// Of each row, held open; past a limit it is opened inside the pause.
+    files: Vec<Option<Arc<File>>>,
+    /// Those of them that a crew reads.
+    ahead: ReadAhead,
+    /// What each said inside the pause.
+    texts: Vec<DescriptorText>,
+    /// The same of descriptions that no descriptor refers to.
+    hidden: Vec<String>,
+    /// Descriptions with a lease on a file that has no name left.
+    unlinked: HashSet<DescriptionId>,
+    /// Those with any lease.
+    leased: HashSet<DescriptionId>,
+}
+
+impl Fdinfo {
+    pub(super) fn clear(&mut self) {
+        self.files.clear();
+        self.ahead.forget();
+        self.texts.clear();
+    }
+
+    /// Reads fdinfo of the next row. With the file, if it is to be held open.
+    pub(super) fn open(&self, (pid, fd): (Pid, Fd)) -> sys::Result<(DescriptorInfo, Option<Arc<File>>)> {
+        if self.files.len() < FILES_MAX {
+            let (info, file) = procfs::open_descriptor_info(pid, fd)?;
+            return Ok((info, Some(Arc::new(file))));
+        }
+        Ok((procfs::descriptor_info(pid, fd)?, None))
+    }
+
+    /// Adds the next row.
+    pub(super) fn add(&mut self, (pid, fd): (Pid, Fd), file: Option<Arc<File>>) {
+        let text = Vec::with_capacity(if file.is_some() { TEXT_ROOM } else { 0 });
+        self.texts.push(DescriptorText { pid, fd, text });
+        self.files.push(file);
+    }
+
+    /// Any file that is held open.
+    pub(super) fn any_file(&self) -> Option<&Arc<File>> {
+        self.files.iter().flatten().next()
+    }
+
+    /// Lists all files, for a crew to read them in the next pause.
+    pub(super) fn prepare_ahead(&mut self) {
+        self.ahead.prepare(self.files.iter().flatten().map(Arc::clone), TEXT_ROOM);
+    }
+
+    /// Has a crew begin to read them.
+    pub(super) fn begin_ahead(&mut self, crew: &Crew) {
+        self.ahead.begin(crew);
+    }
+
+    /// Reads all of it, inside the pause. To be done before any kind is asked: opening a file on which there is a lease
+    /// breaks it.
+    pub(super) fn read(&mut self, listing: &Listing, open: &[Description]) -> Result<()> {
+        let mut listed = 0;
+        for (file, one) in self.files.iter().zip(&mut self.texts) {
+            let failed = |errno| Error::descriptor("read fdinfo of", one.pid, one.fd, errno);
+            if file.is_some() {
+                listed += 1;
+                if self.ahead.take(listed - 1, &mut one.text) {
+                    continue;
+                }
+            }
+            match file {
+                Some(file) => procfs::read_whole(file, &mut one.text).map_err(failed)?,
+                None => one.text = procfs::read(format!("/proc/{}/fdinfo/{}", one.pid, one.fd))?,
+            }
+        }
+        self.hidden.clear();
+        for description in &open[listing.held..] {
+            let info = procfs::descriptor_info(ourselves(), Fd(description.duplicate.as_raw_fd()))?;
+            self.hidden.push(info.text);
+        }
+        self.unlinked.clear();
+        self.leased.clear();
+        for ((_, _, description), one) in listing.rows.iter().zip(&self.texts) {
+            if locks::has_lease(&one.text) {
+                self.leased.insert(*description);
+                if locks::is_unlinked(&open[description.get() as usize]) {
+                    self.unlinked.insert(*description);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What was read, row by row.
+    pub(super) fn texts(&self) -> &[DescriptorText] {
+        &self.texts
+    }
+
+    /// What was read of one process.
+    pub(super) fn texts_of(&self, pid: Pid) -> &[DescriptorText] {
+        let first = self.texts.iter().position(|text| text.pid == pid).unwrap_or(self.texts.len());
+        let count = self.texts[first..].iter().take_while(|text| text.pid == pid).count();
+        &self.texts[first..first + count]
+    }
+
+    /// Whether there is a lease on a description.
+    pub(super) fn has_lease(&self, description: DescriptionId) -> bool {
+        self.leased.contains(&description)
+    }
+
+    /// The locks that were read.
+    pub(super) fn locks(&self, listing: &Listing) -> Result<HashMap<DescriptionId, Vec<Lock>>> {
+        let mut found = HashMap::new();
+        let mut read = |known: &Known, text: &str, in_flight| {
+            let holding = locks::Holding { in_flight, unlinked: self.unlinked.contains(&known.id) };
+            let locks = locks::read(known, text, holding);
+            let locks = locks.map_err(|obstacle| EngineError::Refused(vec![*obstacle]))?;
+            found.insert(known.id, locks);
+            Ok::<(), EngineError>(())
+        };
+        for ((_, _, description), one) in listing.rows.iter().zip(&self.texts) {
+            let text = String::from_utf8_lossy(&one.text);
+            read(&listing.known[description.get() as usize], &text, false)?;
+        }
+        for (known, text) in listing.known[listing.held..].iter().zip(&self.hidden) {
+            read(known, text, true)?;
+        }
+        Ok(found)
+    }
+}
