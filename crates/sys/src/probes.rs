@@ -48,17 +48,17 @@ impl Drop for Child {
     fn drop(&mut self) {
         // A child that has gone already needs neither.
         let _ = crate::signal::send(self.0, KILL);
-        while let Ok(WaitStatus::Stopped { .. }) = trace::wait(self.0.leader()) {}
+        while let Ok(WaitStatus::Stopped(_)) = trace::wait(self.0.leader()) {}
     }
 }
 
 pub(crate) fn ptrace(_: &Path) -> Result<String> {
     let child = Child::spawn(WantedPid::Any)?;
     let tid = child.0.leader();
-    trace::seize(tid, trace::OPTION_EXIT_KILL)?;
+    trace::seize(tid, trace::Options::EXIT_KILL)?;
     trace::interrupt(tid)?;
     match trace::wait(tid)? {
-        WaitStatus::Stopped { .. } => trace::registers(tid)?,
+        WaitStatus::Stopped(_) => trace::registers(tid)?,
         _ => return Err(Error::thread("stop", tid, Errno::ESRCH)),
     };
     Ok("a child was stopped and its registers read".to_owned())

@@ -17,22 +17,40 @@ use model::{Signal, Tid};
 
 use crate::error::{Errno, Error, Result};
 
-/// Stop options that every subject is seized with.
-pub const OPTION_SYSCALL_GOOD: u64 = libc::PTRACE_O_TRACESYSGOOD as u64;
-/// A thread of the tree that creates a thread stops, and so does the new one.
-pub const OPTION_CLONE: u64 = libc::PTRACE_O_TRACECLONE as u64;
-/// A process of the tree that forks stops, and so does the child.
-pub const OPTION_FORK: u64 = libc::PTRACE_O_TRACEFORK as u64;
-/// The same for vfork.
-pub const OPTION_VFORK: u64 = libc::PTRACE_O_TRACEVFORK as u64;
-/// A process that calls execve stops after it.
-pub const OPTION_EXEC: u64 = libc::PTRACE_O_TRACEEXEC as u64;
-/// A thread stops on its way out, while everything it owns is still there.
-pub const OPTION_EXIT: u64 = libc::PTRACE_O_TRACEEXIT as u64;
-/// The tracee's seccomp filters do not judge its calls while it is traced.
-pub const OPTION_SUSPEND_SECCOMP: u64 = 1 << 21;
-/// The kernel kills the tracee when the tracer ends; for processes under construction.
-pub const OPTION_EXIT_KILL: u64 = libc::PTRACE_O_EXITKILL as u64;
+/// What a tracer asks of the kernel about a tracee, composed of what its clients need.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Options(u64);
+
+impl Options {
+    /// Nothing.
+    pub const NONE: Self = Self(0);
+    /// Stops at system calls differ from those by SIGTRAP.
+    pub const SYSCALL_GOOD: Self = Self(libc::PTRACE_O_TRACESYSGOOD as u64);
+    /// A thread that creates a thread stops, and so does the new one.
+    pub const CLONE: Self = Self(libc::PTRACE_O_TRACECLONE as u64);
+    /// A process that forks stops, and so does the child.
+    pub const FORK: Self = Self(libc::PTRACE_O_TRACEFORK as u64);
+    /// The same for vfork.
+    pub const VFORK: Self = Self(libc::PTRACE_O_TRACEVFORK as u64);
+    /// A thread stops on its way out, while everything it owns is still there.
+    pub const EXIT: Self = Self(libc::PTRACE_O_TRACEEXIT as u64);
+    /// The tracee's seccomp filters do not judge its calls while it is traced.
+    pub const SUSPEND_SECCOMP: Self = Self(1 << 21);
+    /// The kernel kills the tracee when the tracer ends; for processes under construction.
+    pub const EXIT_KILL: Self = Self(libc::PTRACE_O_EXITKILL as u64);
+
+    /// These and others.
+    #[must_use]
+    pub const fn with(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
+
+    /// These without others.
+    #[must_use]
+    pub const fn without(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
+    }
+}
 
 /// Most bytes of extended register state the kernel is asked for (AMX needs about 11 KiB).
 pub const XSTATE_BYTES_MAX: usize = 16 * 1024;
@@ -227,20 +245,57 @@ pub enum SignalQueue {
     Process,
 }
 
-/// What waitpid(2) told of a tracee.
+/// A change of a tracee, as wait(2) reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitStatus {
     /// It exited with this status.
     Exited(i32),
     /// It was killed by this signal.
     Killed(Signal),
-    /// It stopped: `event` is the PTRACE_EVENT number, 0 for a signal or syscall stop.
-    Stopped {
-        /// The stop signal (with bit 7 set at a syscall stop).
-        signal: Signal,
-        /// The PTRACE_EVENT number or 0.
-        event: i32,
-    },
+    /// It is stopped.
+    Stopped(Stop),
+}
+
+/// Why a tracee is stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stop {
+    /// It was interrupted, or is new and was attached with its creator.
+    Event,
+    /// A signal has stopped its whole process.
+    Group(Signal),
+    /// A signal is about to be delivered.
+    Delivery(Signal),
+    /// It enters or leaves a system call.
+    Syscall,
+    /// It has created a task; `event_message` gives its number.
+    Creation,
+    /// It is on its way out.
+    Exit,
+    /// Another event, by its PTRACE_EVENT number.
+    Other(i32),
+}
+
+impl Stop {
+    /// The signal that the tracee must be resumed with, so that none is lost.
+    #[must_use]
+    pub const fn carried(self) -> Option<Signal> {
+        if let Self::Delivery(signal) = self { Some(signal) } else { None }
+    }
+
+    const fn decode(signal: i32, event: i32) -> Self {
+        const SYSCALL: i32 = libc::SIGTRAP | 0x80;
+        match (event, signal) {
+            (0, SYSCALL) => Self::Syscall,
+            (0, _) => Self::Delivery(Signal(signal)),
+            (libc::PTRACE_EVENT_STOP, libc::SIGTRAP) => Self::Event,
+            (libc::PTRACE_EVENT_STOP, _) => Self::Group(Signal(signal)),
+            (libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK | libc::PTRACE_EVENT_CLONE, _) => {
+                Self::Creation
+            }
+            (libc::PTRACE_EVENT_EXIT, _) => Self::Exit,
+            (event, _) => Self::Other(event),
+        }
+    }
 }
 
 fn request(
@@ -257,13 +312,13 @@ fn request(
 }
 
 /// Attaches to a running thread without stopping it.
-pub fn seize(tid: Tid, options: u64) -> Result<()> {
-    request("take control", libc::PTRACE_SEIZE, tid, 0, options as usize).map(drop)
+pub fn seize(tid: Tid, options: Options) -> Result<()> {
+    request("take control", libc::PTRACE_SEIZE, tid, 0, options.0 as usize).map(drop)
 }
 
 /// Changes the stop options of a stopped tracee.
-pub fn set_options(tid: Tid, options: u64) -> Result<()> {
-    request("set the trace options", libc::PTRACE_SETOPTIONS, tid, 0, options as usize).map(drop)
+pub fn set_options(tid: Tid, options: Options) -> Result<()> {
+    request("set the trace options", libc::PTRACE_SETOPTIONS, tid, 0, options.0 as usize).map(drop)
 }
 
 /// Asks a seized thread to stop; the stop arrives through [`wait`].
@@ -440,6 +495,25 @@ pub fn await_any() -> Result<Option<Tid>> {
     await_one(libc::P_ALL, Tid(0)).map(|seen| seen.map(|(tid, _)| tid))
 }
 
+/// Takes the end of a tracee or child of this process when it has ended; whether it has. A stop stays untaken: wait(2)
+/// reports the stops of a tracee even where only ends are asked for.
+pub fn take_end(tid: Tid) -> Result<bool> {
+    match peek(tid)? {
+        Some(WaitStatus::Exited(_) | WaitStatus::Killed(_)) => poll(tid).map(|_| true),
+        _ => Ok(false),
+    }
+}
+
+/// Blocks until a tracee or child of this process has ended, and takes its end; false when it is stopped, or a signal
+/// interrupted the wait.
+pub fn await_end(tid: Tid) -> Result<bool> {
+    match inspect(libc::P_PID, tid, 0) {
+        Ok(_) => take_end(tid),
+        Err(error) if error.errno.0 == libc::EINTR => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 fn await_one(kind: libc::idtype_t, tid: Tid) -> Result<Option<(Tid, WaitStatus)>> {
     match inspect(kind, tid, libc::__WNOTHREAD) {
         Err(error) if error.errno.0 == libc::EINTR => Ok(None),
@@ -462,7 +536,7 @@ fn inspect(kind: libc::idtype_t, tid: Tid, flags: libc::c_int) -> Result<Option<
     let seen = match information.si_code {
         _ if changed == 0 => return Ok(None),
         libc::CLD_TRAPPED | libc::CLD_STOPPED => {
-            WaitStatus::Stopped { signal: Signal(status & 0xff), event: status >> 8 }
+            WaitStatus::Stopped(Stop::decode(status & 0xff, status >> 8))
         }
         libc::CLD_EXITED => WaitStatus::Exited(status),
         _ => WaitStatus::Killed(Signal(status & 0x7f)),
@@ -488,6 +562,6 @@ fn decode(status: libc::c_int) -> WaitStatus {
     } else if libc::WIFSIGNALED(status) {
         WaitStatus::Killed(Signal(libc::WTERMSIG(status)))
     } else {
-        WaitStatus::Stopped { signal: Signal(libc::WSTOPSIG(status)), event: status >> 16 }
+        WaitStatus::Stopped(Stop::decode(libc::WSTOPSIG(status), status >> 16))
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Owns: timer_create(2) with SIGEV_THREAD_ID, and the handler of its signal.
 //! Invariants: a tick interrupts the thread that started it, and no other; the timer repeats, so that a tick before
-//! the call blocks is not the last one; a thread has one timer, armed only while a `Ticks` exists.
+//! the call blocks is not the last one; a thread has one timer, armed only while a `Ticks` exists. The handler makes
+//! system calls only, takes no lock and leaves errno as it was.
 //! Does not: wait.
 //!
 //! Man page: timer_create(2), timer_settime(2), signal(7)
@@ -15,7 +16,10 @@ use std::marker::PhantomData;
 use std::mem::{MaybeUninit, zeroed};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
+
+use model::Tid;
 
 use crate::error::{Errno, Error, Result};
 
@@ -23,6 +27,8 @@ use crate::error::{Errno, Error, Result};
 const TICK: libc::c_int = 63;
 
 thread_local! {
+    /// Threads whose ends a tick takes; null for none. One word, so that a tick never sees half of it.
+    static ENDING: AtomicPtr<&'static [Tid]> = const { AtomicPtr::new(null_mut()) };
     static TIMER: OnceCell<Timer> = const { OnceCell::new() };
 }
 
@@ -61,6 +67,21 @@ impl Ticks {
             Ok(Self { before, bound_to_thread: PhantomData })
         })
     }
+}
+
+/// Makes a system call that the kernel enters anew after a tick, and has each tick take the ends of some threads, which
+/// the call may wait for.
+pub fn taking_ends<T>(threads: &[Tid], call: impl FnOnce() -> T) -> T {
+    struct Clear;
+    impl Drop for Clear {
+        fn drop(&mut self) {
+            ENDING.with(|ending| ending.store(null_mut(), Ordering::SeqCst));
+        }
+    }
+    let slot: *const &[Tid] = &raw const threads;
+    let _clear = Clear;
+    ENDING.with(|ending| ending.store(slot.cast::<&'static [Tid]>().cast_mut(), Ordering::SeqCst));
+    call()
 }
 
 impl Drop for Ticks {
@@ -123,8 +144,24 @@ impl Drop for Timer {
     }
 }
 
-/// Interrupting the call is all that a tick has to do.
-extern "C" fn on_tick(_: libc::c_int) {}
+/// Interrupts the call; takes the ends of the threads that were named for it.
+extern "C" fn on_tick(_: libc::c_int) {
+    let ending = ENDING.with(|ending| ending.load(Ordering::SeqCst));
+    if ending.is_null() {
+        return;
+    }
+    // SAFETY: errno is a variable of this thread.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    // SAFETY: `taking_ends` keeps what it points to alive until it has set null; it runs in this very thread.
+    for tid in unsafe { *ending } {
+        // ECHILD means that there is nothing to take. Neither outcome allocates.
+        let _ = crate::ptrace::take_end(*tid);
+    }
+    // SAFETY: as above.
+    unsafe { *errno = before };
+}
 
 fn install_handler() -> Result<()> {
     static INSTALLED: OnceLock<std::result::Result<(), Errno>> = OnceLock::new();
@@ -132,7 +169,7 @@ fn install_handler() -> Result<()> {
         // SAFETY: all-zero bytes are a valid sigaction: no flags (SA_RESTART above all), an empty mask.
         let mut action: libc::sigaction = unsafe { zeroed() };
         action.sa_sigaction = on_tick as *const () as libc::sighandler_t;
-        // SAFETY: the action outlives the call, and its handler does nothing.
+        // SAFETY: the action outlives the call, and its handler is safe at any point of this thread.
         match unsafe { libc::sigaction(TICK, &raw const action, null_mut()) } {
             0 => Ok(()),
             _ => Err(Errno::last()),

@@ -17,7 +17,7 @@ use std::time::Duration;
 use model::{Pid, Signal, Tid};
 use sys::clone::WantedPid;
 use sys::dead_man::DeadManSwitch;
-use sys::ptrace::{self, OPTION_EXIT, OPTION_EXIT_KILL, WaitStatus};
+use sys::ptrace::{self, Options, WaitStatus};
 use sys::wait_timer::Ticks;
 use sys::{Errno, Error};
 
@@ -25,6 +25,7 @@ use crate::procfs;
 use crate::remote::RemoteError;
 use crate::stub::Stub;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
+use crate::tracer;
 
 /// How often a wait comes back without a change, for the caller to see to other things.
 const TICK: Duration = Duration::from_millis(1);
@@ -51,13 +52,13 @@ impl Keeper {
         // Kept until there is one that fits, so that no number comes twice.
         let mut others = Vec::new();
         for _ in 0..NUMBERS_MAX {
-            let stub = Stub::spawn(WantedPid::Any)?;
+            let mut stub = Stub::spawn(WantedPid::Any)?;
             let keeper = Self { tid: stub.tid() };
             if taken.contains(&keeper.tid) {
                 others.push(keeper);
                 continue;
             }
-            ptrace::set_options(keeper.tid, OPTION_EXIT_KILL | OPTION_EXIT)?;
+            stub.add_options(Options::EXIT)?;
             return Ok(keeper);
         }
         Err(Error::new("find a free process number", Errno::EEXIST).into())
@@ -75,7 +76,7 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         // It has ended already where this fails, and where a wait does.
         let _ = sys::signal::send(self.pid(), KILL);
-        while let Ok(WaitStatus::Stopped { .. }) = ptrace::wait(self.tid) {
+        while let Ok(WaitStatus::Stopped(_)) = ptrace::wait(self.tid) {
             let _ = ptrace::resume(self.tid, None);
         }
     }
@@ -145,6 +146,7 @@ impl Escort {
             self.await_change(TICK_LONG)?;
         }
         switch.disarm();
+        tracer::take_ends();
         Ok(())
     }
 
@@ -192,7 +194,7 @@ impl Escort {
         let (mut happened, mut outcome) = (false, Ok(()));
         let mut left = std::mem::take(&mut self.running).into_iter();
         while let Some(thread) = left.next() {
-            let (pid, tid) = (thread.pid(), thread.tid());
+            let (pid, tid, options) = (thread.pid(), thread.tid(), thread.options());
             match thread.look() {
                 Ok(StopOutcome::Pending(thread)) => self.running.push(thread),
                 Ok(StopOutcome::Stopped(stopped)) => {
@@ -204,7 +206,7 @@ impl Escort {
                         Ok(thread) => self.running.extend(thread),
                         // Killed while it stood: its end is seen in a later round.
                         Err(error) if error.errno == Errno::ESRCH => {
-                            self.running.push(Thread::attached(pid, tid));
+                            self.running.push(Thread::attached(pid, tid, options));
                         }
                         Err(error) => outcome = Err(error),
                     }
@@ -212,11 +214,11 @@ impl Escort {
                 Ok(StopOutcome::Created(thread, created)) => {
                     happened = true;
                     self.running.push(thread);
-                    self.adopt(created);
+                    self.adopt(created, options);
                 }
                 Ok(StopOutcome::Gone) => happened = true,
                 Err(error) => {
-                    self.running.push(Thread::attached(pid, tid));
+                    self.running.push(Thread::attached(pid, tid, options));
                     outcome = Err(error);
                 }
             }
@@ -229,13 +231,13 @@ impl Escort {
     }
 
     /// Takes over a thread that the kernel has attached because its creator is.
-    fn adopt(&mut self, tid: Tid) {
+    fn adopt(&mut self, tid: Tid, options: Options) {
         // One that has ended already needs nobody.
         if let Ok(status) = procfs::status(Pid(tid.get()))
             && !self.running.iter().any(|thread| thread.tid() == tid)
         {
             self.unborn.insert(tid);
-            self.running.push(Thread::attached(status.tgid, tid));
+            self.running.push(Thread::attached(status.tgid, tid, options));
         }
     }
 }

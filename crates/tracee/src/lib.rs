@@ -14,13 +14,13 @@ pub mod freeze;
 pub mod interruption;
 pub mod memory;
 pub mod procfs;
-mod reaper;
 pub mod remote;
 pub mod rseq;
 #[doc(hidden)]
 pub mod steps;
 pub mod stub;
 pub mod thread;
+mod tracer;
 pub mod tree;
 mod urgency;
 mod waits;

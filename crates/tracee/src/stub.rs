@@ -9,19 +9,19 @@ use std::marker::PhantomData;
 
 use model::{Address, AddressRange, ByteCount, Pid, Signal, Tid};
 use sys::clone::{WantedPid, spawn_waiting};
-use sys::ptrace::{
-    self, OPTION_CLONE, OPTION_EXIT_KILL, OPTION_FORK, OPTION_SUSPEND_SECCOMP, OPTION_SYSCALL_GOOD,
-    OPTION_VFORK, Registers, WaitStatus,
-};
+use sys::ptrace::{self, Options, Registers, Stop, WaitStatus};
 use sys::{Errno, Error};
 
-use crate::arch::x86_64 as arch;
+use crate::arch;
+use crate::freeze;
 use crate::memory::ProcessMemory;
 use crate::procfs;
 use crate::remote::RemoteError;
-use crate::thread::{EVENT_STOP, Running, SYSCALL_STOP, TRAP, Thread};
+use crate::thread::{Running, Thread};
 
-const OPTIONS: u64 = OPTION_EXIT_KILL | OPTION_CLONE | OPTION_FORK | OPTION_VFORK | OPTION_SYSCALL_GOOD;
+const OPTIONS: Options = freeze::OPTIONS.with(Options::EXIT_KILL);
+/// SIGTRAP.
+const TRAP: Signal = Signal(5);
 
 const E2BIG: Errno = Errno(7);
 
@@ -44,6 +44,7 @@ pub struct Stub {
     instruction: Address,
     data: AddressRange,
     stepping: Stepping,
+    options: Options,
     bound_to_tracer: PhantomData<*const ()>,
 }
 
@@ -63,7 +64,7 @@ impl Stub {
     }
 
     fn adopt(pid: Pid, tid: Tid) -> Result<Self, RemoteError> {
-        wait_for(tid, |signal, event| signal == TRAP && event == EVENT_STOP)?;
+        await_event_stop(tid)?;
         // What is sent to the number meanwhile waits for the program that comes back under it.
         ptrace::set_signal_mask(tid, ALL_BUT_TRAP)?;
         let base = ptrace::registers(tid)?;
@@ -75,6 +76,7 @@ impl Stub {
             instruction: Address(0),
             data: nothing,
             stepping: Stepping::SingleStep,
+            options: OPTIONS,
             bound_to_tracer: PhantomData,
         })
     }
@@ -106,7 +108,14 @@ impl Stub {
 
     /// Seccomp filters do not judge the stub's calls until it is let go; needs CAP_SYS_ADMIN.
     pub fn suspend_seccomp(&self) -> Result<(), Error> {
-        ptrace::set_options(self.tid, OPTIONS | OPTION_SUSPEND_SECCOMP)
+        ptrace::set_options(self.tid, self.options.with(Options::SUSPEND_SECCOMP))
+    }
+
+    /// Adds options to those of other clients.
+    pub(crate) fn add_options(&mut self, options: Options) -> Result<(), Error> {
+        ptrace::set_options(self.tid, self.options.with(options))?;
+        self.options = self.options.with(options);
+        Ok(())
     }
 
     /// The range for arguments and results.
@@ -167,11 +176,11 @@ impl Stub {
                 Stepping::SyscallStops => ptrace::resume_to_syscall(self.tid)?,
             }
             match ptrace::wait(self.tid)? {
-                WaitStatus::Stopped { signal, event: 0 } if signal == self.expected() => stops_left -= 1,
-                WaitStatus::Stopped { event, .. } if event != 0 && event != EVENT_STOP => {
+                WaitStatus::Stopped(stop) if stop == self.expected() => stops_left -= 1,
+                WaitStatus::Stopped(Stop::Creation) => {
                     created = Some(Tid(ptrace::event_message(self.tid)? as i32));
                 }
-                WaitStatus::Stopped { .. } => {}
+                WaitStatus::Stopped(_) => {}
                 WaitStatus::Exited(_) | WaitStatus::Killed(_) => return Err(RemoteError::Ended(self.tid)),
             }
         }
@@ -182,10 +191,10 @@ impl Stub {
         Ok((result as u64, created))
     }
 
-    fn expected(&self) -> Signal {
+    fn expected(&self) -> Stop {
         match self.stepping {
-            Stepping::SingleStep => TRAP,
-            Stepping::SyscallStops => SYSCALL_STOP,
+            Stepping::SingleStep => Stop::Delivery(TRAP),
+            Stepping::SyscallStops => Stop::Syscall,
         }
     }
 
@@ -202,9 +211,9 @@ impl Stub {
     /// Lets the thread run, still held: the kernel kills it when this program ends.
     pub(crate) fn run(self, signal: Option<Signal>) -> Result<Thread<Running>, Error> {
         // Its filters judge it from now on.
-        ptrace::set_options(self.tid, OPTIONS)?;
+        ptrace::set_options(self.tid, self.options)?;
         ptrace::resume(self.tid, signal)?;
-        Ok(Thread::attached(self.pid, self.tid))
+        Ok(Thread::attached(self.pid, self.tid, self.options))
     }
 
     /// Lets the thread run, detached, into a call from which it does not come back.
@@ -215,11 +224,11 @@ impl Stub {
     }
 }
 
-fn wait_for(tid: Tid, wanted: impl Fn(Signal, i32) -> bool) -> Result<(), RemoteError> {
+fn await_event_stop(tid: Tid) -> Result<(), RemoteError> {
     loop {
         match ptrace::wait(tid)? {
-            WaitStatus::Stopped { signal, event } if wanted(signal, event) => return Ok(()),
-            WaitStatus::Stopped { .. } => {
+            WaitStatus::Stopped(Stop::Event) => return Ok(()),
+            WaitStatus::Stopped(_) => {
                 ptrace::interrupt(tid)?;
                 ptrace::resume(tid, None)?;
             }

@@ -6,30 +6,13 @@
 //! Does not: stop whole trees; `freeze` does.
 
 use std::marker::PhantomData;
-use std::time::{Duration, Instant};
 
 use model::{Pid, Signal, Tid};
-use sys::ptrace::{self, WaitStatus};
-use sys::wait_timer::Ticks;
+use sys::ptrace::{self, Options, Stop, WaitStatus};
 use sys::{Errno, Error, Result};
 
-use crate::reaper;
 use crate::steps;
-use crate::waits;
-
-/// PTRACE_EVENT_STOP.
-pub(crate) const EVENT_STOP: i32 = 128;
-/// A stop at a system call, with PTRACE_O_TRACESYSGOOD.
-pub(crate) const SYSCALL_STOP: Signal = Signal(5 | 0x80);
-/// SIGTRAP.
-pub(crate) const TRAP: Signal = Signal(5);
-
-/// ECHILD: nothing of that number is ours to wait for.
-const NO_SUCH_CHILD: Errno = Errno(10);
-
-/// How often a wait comes back to see what the kernel does not report: a limit that has passed, the end of a leader
-/// before that of its other threads.
-const TICK: Duration = Duration::from_millis(1);
+use crate::tracer;
 
 /// The thread runs, or is about to.
 #[derive(Debug)]
@@ -47,6 +30,7 @@ pub struct Stopped {
 pub struct Thread<State> {
     tid: Tid,
     pid: Pid,
+    options: Options,
     state: State,
     bound_to_tracer: PhantomData<*const ()>,
 }
@@ -76,20 +60,25 @@ impl<State> Thread<State> {
     }
 
     fn with<Next>(self, state: Next) -> Thread<Next> {
-        Thread { tid: self.tid, pid: self.pid, state, bound_to_tracer: PhantomData }
+        let Self { tid, pid, options, .. } = self;
+        Thread { tid, pid, options, state, bound_to_tracer: PhantomData }
     }
 }
 
 impl Thread<Running> {
     /// Attaches to a thread without stopping it.
-    pub fn seize(pid: Pid, tid: Tid, options: u64) -> Result<Self> {
+    pub fn seize(pid: Pid, tid: Tid, options: Options) -> Result<Self> {
         ptrace::seize(tid, options)?;
-        Ok(Self::attached(pid, tid))
+        Ok(Self::attached(pid, tid, options))
     }
 
-    /// A thread that the kernel attached on its own because its creator is traced.
-    pub(crate) fn attached(pid: Pid, tid: Tid) -> Self {
-        Self { tid, pid, state: Running(()), bound_to_tracer: PhantomData }
+    /// A thread that is attached already: by an earlier step, or by the kernel with the options of its creator.
+    pub(crate) fn attached(pid: Pid, tid: Tid, options: Options) -> Self {
+        Self { tid, pid, options, state: Running(()), bound_to_tracer: PhantomData }
+    }
+
+    pub(crate) fn options(&self) -> Options {
+        self.options
     }
 
     /// Asks the thread to stop.
@@ -99,10 +88,10 @@ impl Thread<Running> {
 
     /// Looks once whether the thread has come to a stop.
     pub(crate) fn look(self) -> Result<StopOutcome> {
-        let status = match reaper::look(self.pid, self.tid) {
+        let status = match tracer::inspect(self.pid, self.tid) {
             Ok(Some(status)) => status,
             Ok(None) => return Ok(StopOutcome::Pending(self)),
-            Err(error) if error.errno == NO_SUCH_CHILD => return Ok(StopOutcome::Gone),
+            Err(error) if error.errno == Errno::ECHILD => return Ok(StopOutcome::Gone),
             Err(error) => return Err(error),
         };
         match self.judge(status) {
@@ -114,26 +103,24 @@ impl Thread<Running> {
     }
 
     fn judge(self, status: WaitStatus) -> std::result::Result<StopOutcome, (Self, Error)> {
-        const CREATIONS: [i32; 3] = [1, 2, 3];
-        let WaitStatus::Stopped { signal, event } = status else {
+        let WaitStatus::Stopped(stop) = status else {
             return Ok(StopOutcome::Gone);
         };
         steps::reach("stop seen");
-        if event == EVENT_STOP {
-            if let Err(error) = waits::hide_stop(self.pid, self.tid) {
+        let group_stop = if let Stop::Group(signal) = stop { Some(signal) } else { None };
+        if stop == Stop::Event || group_stop.is_some() {
+            if let Err(error) = tracer::with_calls(|calls| calls.hide_stop(self.pid, self.tid)) {
                 return Err((self, error));
             }
             steps::reach("stop judged");
-            let group_stop = (signal != TRAP).then_some(signal);
             return Ok(StopOutcome::Stopped(self.with(Stopped { group_stop })));
         }
         // Any other stop cancels the request to stop, so it is made again before going on.
-        let injected = (event == 0 && signal != SYSCALL_STOP).then_some(signal);
         let go_on = || {
-            let created = if CREATIONS.contains(&event) { ptrace::event_message(self.tid)? } else { 0 };
+            let created = if stop == Stop::Creation { ptrace::event_message(self.tid)? } else { 0 };
             self.interrupt()?;
             steps::reach("stop about to be left");
-            ptrace::resume(self.tid, injected)?;
+            ptrace::resume(self.tid, stop.carried())?;
             steps::reach("stop left");
             Ok(created)
         };
@@ -156,9 +143,25 @@ impl Thread<Stopped> {
         self.state.group_stop = signal;
     }
 
+    /// Adds options to those of other clients.
+    pub(crate) fn add_options(&mut self, options: Options) -> Result<()> {
+        self.set_options(self.options.with(options))
+    }
+
+    /// Takes back options that were added.
+    pub(crate) fn remove_options(&mut self, options: Options) -> Result<()> {
+        self.set_options(self.options.without(options))
+    }
+
+    fn set_options(&mut self, options: Options) -> Result<()> {
+        ptrace::set_options(self.tid, options)?;
+        self.options = options;
+        Ok(())
+    }
+
     /// Lets the thread go on, still attached.
     pub fn resume(self) -> Result<Thread<Running>> {
-        waits::goes_on(self.pid, self.tid);
+        tracer::with_calls(|calls| calls.goes_on(self.pid, self.tid));
         if self.state.group_stop.is_some() {
             ptrace::listen(self.tid)?;
         } else {
@@ -169,72 +172,13 @@ impl Thread<Stopped> {
 
     /// Lets the thread go for good; a thread that has died meanwhile is not an error.
     pub fn detach(self) -> Result<()> {
-        waits::goes_on(self.pid, self.tid);
+        tracer::with_calls(|calls| calls.goes_on(self.pid, self.tid));
         match ptrace::detach(self.tid, None) {
             Err(error) if error.errno == Errno::ESRCH => {
-                reaper::bury(self.pid, self.tid);
+                tracer::note_end(self.pid, self.tid);
                 Ok(())
             }
             outcome => outcome,
         }
-    }
-}
-
-/// Blocks until a traced thread is stopped, and leaves the stop untaken; `None` when the thread has ended.
-///
-/// # Errors
-///
-/// ETIMEDOUT, with this operation, when it does neither within the limit.
-pub(crate) fn await_stop(
-    (pid, tid): (Pid, Tid),
-    limit: Duration,
-    operation: &'static str,
-) -> Result<Option<(Signal, i32)>> {
-    let mut waiter = Waiter::new(limit);
-    loop {
-        match reaper::look(pid, tid)? {
-            Some(WaitStatus::Stopped { signal, event }) => return Ok(Some((signal, event))),
-            Some(_) => return Ok(None),
-            None if reaper::has_ended_unseen(pid, tid, waiter.waited()) => {
-                reaper::bury(pid, tid);
-                return Ok(None);
-            }
-            None if waiter.block(tid)? => {}
-            None => return Err(Error::thread(operation, tid, Errno::ETIMEDOUT)),
-        }
-    }
-}
-
-/// Waits in the kernel for changes of traced threads, up to a limit.
-///
-/// The tracer must not spin or sleep instead: with its real-time priority it keeps the processor that a tracee may need
-/// to come to its stop. A stop wakes a tracer that blocks at once.
-pub(crate) struct Waiter {
-    started: Instant,
-    limit: Duration,
-    ticks: Option<Ticks>,
-}
-
-impl Waiter {
-    pub(crate) fn new(limit: Duration) -> Self {
-        Self { started: Instant::now(), limit, ticks: None }
-    }
-
-    /// How long it has been waiting.
-    pub(crate) fn waited(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    /// Blocks until a thread is stopped or has ended, a millisecond at most; false once the limit has passed.
-    pub(crate) fn block(&mut self, tid: Tid) -> Result<bool> {
-        if self.ticks.is_none() {
-            self.ticks = Some(Ticks::start(TICK)?);
-        }
-        match ptrace::await_change(tid) {
-            // Whoever inspects it next meets the same.
-            Err(error) if error.errno != NO_SUCH_CHILD => return Err(error),
-            _ => {}
-        }
-        Ok(self.waited() < self.limit)
     }
 }

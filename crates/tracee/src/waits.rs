@@ -10,7 +10,6 @@
 //! it had just passed.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use model::{Address, Fd, Pid, Tid};
@@ -18,7 +17,7 @@ use rustix::net::sockopt::{self, Timeout};
 use sys::ptrace::{self, Registers};
 use sys::{Result, pidfd, process_memory};
 
-use crate::arch::x86_64::{self as arch, WaitLimit};
+use crate::arch::{self, WaitLimit};
 use crate::procfs;
 
 /// Waits remembered before those that are over are swept out; threads end without saying so.
@@ -35,63 +34,61 @@ struct Wait {
     sleeps: u64,
 }
 
-static WAITS: LazyLock<Mutex<HashMap<Tid, Wait>>> = LazyLock::new(Mutex::default);
+/// The calls that a tracer has broken off, by thread.
+#[derive(Default)]
+pub(crate) struct TimedCalls(HashMap<Tid, Wait>);
 
-/// Changes the registers of a thread that has just come to an event stop, so that the stop remains unnoticed.
-pub(crate) fn hide_stop(pid: Pid, tid: Tid) -> Result<()> {
-    let registers = ptrace::registers(tid)?;
-    let Some(broken_off) = arch::broken_off(&registers) else {
-        // Whatever it does next is another wait.
-        waits().remove(&tid);
-        return match arch::entered_again_without_loss(&registers) {
-            Some(changed) => ptrace::set_registers(tid, &changed),
-            None => Ok(()),
+impl TimedCalls {
+    /// Changes the registers of a thread that has just come to an event stop, so that the stop remains unnoticed.
+    pub(crate) fn hide_stop(&mut self, pid: Pid, tid: Tid) -> Result<()> {
+        let registers = ptrace::registers(tid)?;
+        let Some(broken_off) = arch::broken_off(&registers) else {
+            // Whatever it does next is another wait.
+            self.0.remove(&tid);
+            return match arch::entered_again_without_loss(&registers) {
+                Some(changed) => ptrace::set_registers(tid, &changed),
+                None => Ok(()),
+            };
         };
-    };
-    let late = match limit(pid, broken_off.limit) {
-        Some(limit) => is_late(pid, tid, &registers, limit),
-        None => false,
-    };
-    let changed = if late {
-        arch::returned(&registers, broken_off.result_late)
-    } else {
-        arch::entered_again(&registers)
-    };
-    ptrace::set_registers(tid, &changed)
-}
+        let late = match limit(pid, broken_off.limit) {
+            Some(limit) => self.is_late(pid, tid, &registers, limit),
+            None => false,
+        };
+        let changed = if late {
+            arch::returned(&registers, broken_off.result_late)
+        } else {
+            arch::entered_again(&registers)
+        };
+        ptrace::set_registers(tid, &changed)
+    }
 
-/// Notes that a thread goes on.
-pub(crate) fn goes_on(pid: Pid, tid: Tid) {
-    let mut waits = waits();
-    if let Some(wait) = waits.get_mut(&tid) {
-        match sleeps(pid, tid) {
-            Some(sleeps) => wait.sleeps = sleeps,
-            None => drop(waits.remove(&tid)),
+    /// Notes that a thread goes on.
+    pub(crate) fn goes_on(&mut self, pid: Pid, tid: Tid) {
+        if let Some(wait) = self.0.get_mut(&tid) {
+            match sleeps(pid, tid) {
+                Some(sleeps) => wait.sleeps = sleeps,
+                None => drop(self.0.remove(&tid)),
+            }
         }
     }
-}
 
-fn waits() -> MutexGuard<'static, HashMap<Tid, Wait>> {
-    WAITS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn is_late(pid: Pid, tid: Tid, registers: &Registers, limit: Duration) -> bool {
-    let Registers { orig_rax, rip, rsp, rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
-    let call = [orig_rax, rip, rsp, rdi, rsi, rdx, r10, r8, r9];
-    let mut waits = waits();
-    let known = waits.remove(&tid).filter(|wait| {
-        let same_call = wait.call == call && wait.limit == limit;
-        same_call && sleeps(pid, tid) == Some(wait.sleeps + SLEEPS_OF_ONE_STOP)
-    });
-    let began = known.map_or_else(Instant::now, |wait| wait.began);
-    if began.elapsed() >= limit {
-        return true;
+    fn is_late(&mut self, pid: Pid, tid: Tid, registers: &Registers, limit: Duration) -> bool {
+        let Registers { orig_rax, rip, rsp, rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
+        let call = [orig_rax, rip, rsp, rdi, rsi, rdx, r10, r8, r9];
+        let known = self.0.remove(&tid).filter(|wait| {
+            let same_call = wait.call == call && wait.limit == limit;
+            same_call && sleeps(pid, tid) == Some(wait.sleeps + SLEEPS_OF_ONE_STOP)
+        });
+        let began = known.map_or_else(Instant::now, |wait| wait.began);
+        if began.elapsed() >= limit {
+            return true;
+        }
+        if self.0.len() >= SWEEP_AT {
+            self.0.retain(|_, wait| wait.began.elapsed() < wait.limit);
+        }
+        self.0.insert(tid, Wait { call, began, limit, sleeps: 0 });
+        false
     }
-    if waits.len() >= SWEEP_AT {
-        waits.retain(|_, wait| wait.began.elapsed() < wait.limit);
-    }
-    waits.insert(tid, Wait { call, began, limit, sleeps: 0 });
-    false
 }
 
 /// How often a thread has given up the processor of its own accord.

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use image::RecordSet;
 use model::{Address, AddressRange, Pid};
-use tracee::arch::x86_64 as arch;
+use tracee::arch;
 
 use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};

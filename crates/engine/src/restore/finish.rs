@@ -9,8 +9,8 @@ use resource::state::{self, Stage, StateRestore};
 use resource::{Opener, Shared};
 use sys::dead_man::DeadManSwitch;
 use sys::{Error, ptrace};
+use tracee::arch;
 use tracee::arch::numbers as nr;
-use tracee::arch::x86_64 as arch;
 use tracee::{Stub, interruption};
 
 use super::built::{Built, BuiltProcess};

@@ -9,8 +9,8 @@ use std::os::fd::AsRawFd;
 use model::{Address, ByteCount};
 use resource::memory::{self, Advice, AreaRecord};
 use tracee::Stub;
+use tracee::arch;
 use tracee::arch::numbers as nr;
-use tracee::arch::x86_64 as arch;
 
 use super::built::{Built, BuiltProcess};
 use super::files::OpenFiles;

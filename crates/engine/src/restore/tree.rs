@@ -11,8 +11,8 @@ use model::{Address, AddressRange, ByteCount, Fd, PAGE_BYTES, Pid, Tid};
 use resource::ResourceError;
 use sys::clone::{CloneArguments, WantedPid};
 use sys::{ptrace, userfaultfd};
+use tracee::arch;
 use tracee::arch::numbers as nr;
-use tracee::arch::x86_64 as arch;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
 use super::built::{Built, BuiltProcess};
@@ -203,7 +203,7 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
 }
 
 fn await_end_of_traced(tid: Tid) -> Result<()> {
-    while let ptrace::WaitStatus::Stopped { .. } = ptrace::wait(tid)? {}
+    while let ptrace::WaitStatus::Stopped(_) = ptrace::wait(tid)? {}
     Ok(())
 }
 

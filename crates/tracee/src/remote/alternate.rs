@@ -14,7 +14,7 @@ use model::{Address, ByteCount};
 use sys::ptrace::Registers;
 
 use super::{RemoteContext, RemoteError};
-use crate::arch::x86_64 as arch;
+use crate::arch;
 
 /// How far above the stack pointer a signal frame is looked for: what a handler and its callees take.
 const SEARCHED: ByteCount = ByteCount(64 * 1024);

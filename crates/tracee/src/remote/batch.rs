@@ -6,12 +6,12 @@
 //! Does not: know how a chain is laid out; `chain` does.
 
 use model::{Signal, Tid};
-use sys::ptrace;
+use sys::ptrace::{self, Stop};
 use sys::{Errno, Error};
 
 use super::chain::{self, Chain, HomePlace, Query, SignalSets, Slots};
 use super::{GETPID, Intercepted, RemoteError, RemoteSession, STOP};
-use crate::arch::x86_64 as arch;
+use crate::arch;
 use crate::steps;
 
 /// `si_code` in `siginfo_t`, and its value for tkill(2).
@@ -141,7 +141,7 @@ impl RemoteSession<'_> {
         let tid = self.thread.tid();
         let results = loop {
             let injected = match self.next_stop()? {
-                (signal, 0) if signal == chain.signal => {
+                Stop::Delivery(signal) if signal == chain.signal => {
                     let is_blocked = self.mask & chain::bit(signal) != 0;
                     // Who blocks it may wait for it: it matters who has sent it.
                     if is_blocked && !chain::stands_at_end(&ptrace::registers(tid)?) {
@@ -155,8 +155,8 @@ impl RemoteSession<'_> {
                     // Somebody else has sent the same signal, which does nothing here.
                     None
                 }
-                (STOP, 0) => Some(STOP),
-                (signal, 0) => return Err(RemoteError::Signalled { tid, signal }),
+                Stop::Delivery(STOP) => Some(STOP),
+                Stop::Delivery(signal) => return Err(RemoteError::Signalled { tid, signal }),
                 _ => None,
             };
             ptrace::resume(tid, injected)?;

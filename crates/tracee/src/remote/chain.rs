@@ -19,7 +19,7 @@ use sys::ptrace::Registers;
 
 use super::Gadgets;
 use crate::arch::numbers::{TGKILL, TKILL};
-use crate::arch::x86_64::{self as arch, HomeFrame, Preserved};
+use crate::arch::{self, HomeFrame, Preserved};
 use crate::memory::ProcessMemory;
 
 /// Most calls of one chain; more go in several.

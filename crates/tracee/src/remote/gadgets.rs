@@ -10,7 +10,7 @@ use model::{Address, AddressRange, ByteCount};
 use sys::Error;
 
 use super::RemoteError;
-use crate::arch::x86_64::{self as arch, Store};
+use crate::arch::{self, Store};
 use crate::memory::ProcessMemory;
 use crate::procfs::{Area, Backing};
 

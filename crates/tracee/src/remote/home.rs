@@ -5,13 +5,14 @@
 //! dying here leaves it on its way as before.
 //! Does not: know what the earlier tracer was doing.
 
-use model::{Address, Signal};
-use sys::ptrace::{self, Registers};
+use model::Address;
+use sys::ptrace::{self, Registers, Stop};
 use sys::{Errno, Error, process_memory};
 
 use super::{CALL_LIMIT, Room, STOP, chain, opened};
-use crate::arch::x86_64 as arch;
-use crate::thread::{EVENT_STOP, Stopped, Thread, await_stop};
+use crate::arch;
+use crate::thread::{Stopped, Thread};
+use crate::tracer::await_stop;
 
 /// Stops on the way of one thread: each frame of a chain has four, and no chain has more frames than this.
 const STOPS_MAX: usize = 4 * 64;
@@ -37,7 +38,7 @@ pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
     for _ in 0..STOPS_MAX {
         ptrace::resume_to_syscall_with(tid, injected)?;
         // The signal that ends a chain is let go; one that stops the process is not ours to take.
-        injected = Some(next_stop(thread)?).filter(|stop| *stop == (STOP, 0)).map(|stop| stop.0);
+        injected = next_stop(thread)?.carried().filter(|signal| *signal == STOP);
         if !is_on_its_way(thread, &ptrace::registers(tid)?) {
             break;
         }
@@ -46,13 +47,13 @@ pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
         ptrace::interrupt(tid)?;
         ptrace::resume(tid, injected)?;
         match next_stop(thread)? {
-            (_, EVENT_STOP) => return Ok(()),
-            stop => injected = Some(stop).filter(|stop| *stop == (STOP, 0)).map(|stop| stop.0),
+            Stop::Event | Stop::Group(_) => return Ok(()),
+            stop => injected = stop.carried().filter(|signal| *signal == STOP),
         }
     }
 }
 
-fn next_stop(thread: &Thread<Stopped>) -> Result<(Signal, i32), Error> {
+fn next_stop(thread: &Thread<Stopped>) -> Result<Stop, Error> {
     let ended = || Error::thread("come home", thread.tid(), Errno::ESRCH);
     await_stop((thread.pid(), thread.tid()), CALL_LIMIT, "come home")?.ok_or_else(ended)
 }

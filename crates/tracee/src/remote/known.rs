@@ -8,7 +8,7 @@ use model::Tid;
 use sys::ptrace::{self, Registers, RseqConfiguration, XSTATE_BYTES_MAX};
 use sys::{Errno, Error};
 
-use crate::arch::x86_64 as arch;
+use crate::arch;
 use crate::memory::ProcessMemory;
 use crate::rseq;
 

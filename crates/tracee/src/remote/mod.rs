@@ -19,18 +19,18 @@ mod place;
 use std::time::Duration;
 
 use model::{Address, ByteCount, Pid, Signal, Tid};
-use sys::ptrace::{self, OPTION_SUSPEND_SECCOMP, Registers};
+use sys::ptrace::{self, Options, Registers, Stop};
 use sys::signal;
 use sys::{Errno, Error};
 
+use crate::arch;
 use crate::arch::numbers::{GETPID, Named, RT_SIGPROCMASK};
-use crate::arch::x86_64 as arch;
-use crate::freeze::OPTIONS;
 use crate::interruption;
 use crate::memory::ProcessMemory;
 use crate::procfs::Area;
 use crate::steps;
-use crate::thread::{EVENT_STOP, SYSCALL_STOP, Stopped, TRAP, Thread, await_stop};
+use crate::thread::{Stopped, Thread};
+use crate::tracer::await_stop;
 
 pub use batch::Batch;
 pub use chain::{Query, SignalSets};
@@ -244,7 +244,7 @@ impl<'a> RemoteSession<'a> {
         };
         if is_filtered {
             // Not everybody may lift the filters; where they stay, a refused call gives its error as any other.
-            let _ = ptrace::set_options(tid, OPTIONS | OPTION_SUSPEND_SECCOMP);
+            let _ = session.thread.add_options(Options::SUSPEND_SECCOMP);
         }
         // From here on the registers lead home; only then may the mask change.
         session.point_home()?;
@@ -351,17 +351,17 @@ impl<'a> RemoteSession<'a> {
         loop {
             ptrace::resume_to_syscall_with(tid, injected.take())?;
             match self.next_stop()? {
-                (SYSCALL_STOP, 0) => return Ok(()),
+                Stop::Syscall => return Ok(()),
                 // The process is stopped by it as ever; the thread then goes on for us alone.
-                (STOP, 0) => injected = Some(STOP),
+                Stop::Delivery(STOP) => injected = Some(STOP),
                 // A fault: the code of the gadgets is gone. The thread is brought back without it.
-                (signal, 0) => return Err(RemoteError::Signalled { tid, signal }),
+                Stop::Delivery(signal) => return Err(RemoteError::Signalled { tid, signal }),
                 _ => {}
             }
         }
     }
 
-    fn next_stop(&mut self) -> Result<(Signal, i32), RemoteError> {
+    fn next_stop(&mut self) -> Result<Stop, RemoteError> {
         let thread = (self.thread.pid(), self.thread.tid());
         let Some(stop) = await_stop(thread, CALL_LIMIT, "finish a remote system call")? else {
             self.ended = true;
@@ -395,7 +395,7 @@ impl<'a> RemoteSession<'a> {
         steps::reach("registers brought back");
         if self.is_filtered {
             // It may be that it was never changed; then it is the same again.
-            let _ = ptrace::set_options(tid, OPTIONS);
+            let _ = self.thread.remove_options(Options::SUSPEND_SECCOMP);
         }
         self.memory.write(self.chain, &self.saved)?;
         if let Some((word, saved)) = &self.on_alternate {
@@ -421,9 +421,9 @@ impl<'a> RemoteSession<'a> {
                 ptrace::resume(tid, injected.take())?;
             }
             match self.next_stop()? {
-                (TRAP, EVENT_STOP) => return Ok(None),
-                (signal, EVENT_STOP) => return Ok(Some(signal)),
-                (STOP, 0) => injected = Some(STOP),
+                Stop::Event => return Ok(None),
+                Stop::Group(signal) => return Ok(Some(signal)),
+                Stop::Delivery(STOP) => injected = Some(STOP),
                 // A call that was broken off half-way.
                 _ => {}
             }

@@ -16,8 +16,8 @@ use sys::Errno;
 
 use super::chain::{self, HomePlace, Query, SignalSets, Slots};
 use super::{RemoteError, RemoteSession};
+use crate::arch;
 use crate::arch::numbers::CLOSE;
-use crate::arch::x86_64 as arch;
 use crate::steps;
 
 /// Most descriptors that are open at a time.

@@ -14,7 +14,7 @@ use sys::ptrace::{self, Registers};
 use sys::{Errno, Error};
 
 use super::{RemoteContext, RemoteError};
-use crate::arch::x86_64 as arch;
+use crate::arch;
 use crate::memory::ProcessMemory;
 use crate::procfs;
 

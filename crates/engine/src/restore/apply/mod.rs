@@ -15,7 +15,7 @@ use model::{Fd, Inode, Pid};
 use resource::fd::envelope::Envelope;
 use store::ImageReader;
 use sys::{pidfd, ptrace};
-use tracee::arch::x86_64 as arch;
+use tracee::arch;
 use tracee::{StoppedTree, interruption};
 
 use super::plan::Plan;

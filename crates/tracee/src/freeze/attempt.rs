@@ -1,25 +1,28 @@
-//! Stopping a whole process tree, and letting it go on.
+//! One attempt to stop a tree: rounds of attaching, interrupting and waiting, until no new thread turns up.
 //!
-//! Owns: the loop that stops every thread of every process until no new one turns up.
-//! Invariants: dropping a stopped tree lets every thread of it go on; a failed stop does too.
-//! Does not: read any state of what it stopped.
+//! Owns: the threads of the attempt until all are stopped.
+//! Invariants: a failed attempt resumes every thread, also those that come to their stop later.
+//! Does not: try again; `Freezer` does.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use model::{Pid, Signal, Tid};
+use model::{Pid, Tid};
 use sys::kcmp::{self, Shared};
-use sys::ptrace::{self, OPTION_CLONE, OPTION_FORK, OPTION_SYSCALL_GOOD, OPTION_VFORK, WaitStatus};
+use sys::ptrace::{self, Options};
+use sys::wait_timer::{Ticks, taking_ends};
 use sys::{Errno, Error};
 
+use super::stopped::{FreezeError, StoppedProcess, StoppedTree};
 use crate::procfs::{self, KeptFiles, Status};
-use crate::reaper::{self, Watch};
 use crate::remote::home;
-use crate::thread::{Running, StopOutcome, Stopped, Thread, Waiter};
+use crate::thread::{Running, StopOutcome, Stopped, Thread};
+use crate::tracer::{self, Waiter};
 use crate::tree;
 
 /// Options a subject's threads are seized with while they are being stopped.
-pub(crate) const OPTIONS: u64 = OPTION_SYSCALL_GOOD | OPTION_CLONE | OPTION_FORK | OPTION_VFORK;
+pub(crate) const OPTIONS: Options =
+    Options::SYSCALL_GOOD.with(Options::CLONE).with(Options::FORK).with(Options::VFORK);
 /// Times the tree is listed again because it grew; a tree that outgrows this is refused.
 const ROUNDS_MAX: usize = 200;
 /// The same before anything stands; what is found later is found while the rest stands.
@@ -33,73 +36,13 @@ const CHANGES_MAX: usize = 10;
 const STOP_LIMIT: Duration = Duration::from_millis(250);
 /// How long a thread may take before it is looked at what holds it.
 const PATIENCE: Duration = Duration::from_millis(1);
+/// How long an attach may wait for an exec before the ends that the exec waits for are taken.
+const ATTACH_TICK: Duration = Duration::from_millis(2);
 /// How long a failed stop waits for the rest to come to its stop, to let it go properly.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
-/// Attempts before a tree that does not stop in time is given up.
-const ATTEMPTS_MAX: usize = 20;
-
-const KILL: Signal = Signal(9);
-
-/// Why a tree could not be stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum FreezeError {
-    /// The root process ended meanwhile.
-    #[error("pid {0} ended while it was being stopped")]
-    Ended(Pid),
-    /// A thread did not stop in time, attempt after attempt.
-    #[error("thread {tid} of pid {pid} did not stop (in {place})")]
-    Stuck {
-        /// Its process.
-        pid: Pid,
-        /// The thread.
-        tid: Tid,
-        /// The kernel function it waits in.
-        place: String,
-    },
-    /// Another program traces a process of the tree.
-    #[error("pid {pid} is already traced by pid {tracer}")]
-    Traced {
-        /// The traced process.
-        pid: Pid,
-        /// Its tracer.
-        tracer: Pid,
-    },
-    /// The tree grew faster than it could be stopped.
-    #[error("the process tree of pid {0} grows faster than it can be stopped")]
-    Growing(Pid),
-    /// A kernel call failed.
-    #[error(transparent)]
-    Kernel(#[from] Error),
-}
-
-/// One process with all its threads stopped, leader first.
-#[derive(Debug)]
-pub struct StoppedProcess {
-    /// Its number.
-    pub pid: Pid,
-    /// Its threads; never empty.
-    pub threads: Vec<Thread<Stopped>>,
-}
-
-/// A tree of which every thread is stopped.
-#[derive(Debug)]
-pub struct StoppedTree {
-    /// Living processes, parents first.
-    pub processes: Vec<StoppedProcess>,
-    /// Processes that ended and wait to be reaped by a parent in the tree.
-    pub zombies: Vec<Pid>,
-    /// When the first thread was told to stop.
-    pub began: Instant,
-}
-
-/// Stops trees, the same one again and again; keeps what it needs of `/proc` open meanwhile.
-#[derive(Debug, Default)]
-pub struct Freezer {
-    files: KeptFiles,
-}
 
 #[derive(Default)]
-struct Progress {
+pub(super) struct Attempt {
     stopped: HashMap<Pid, Vec<Thread<Stopped>>>,
     pending: Vec<Thread<Running>>,
     /// Those of them that have not been asked to stop yet.
@@ -113,103 +56,13 @@ struct Progress {
     changing: HashMap<Tid, usize>,
     zombies: Vec<Pid>,
     order: Vec<Pid>,
-    ends: Watch,
+    /// Attached threads other than leaders: an exec of another thread waits for their ends.
+    mortal: Vec<Tid>,
     began: Option<Instant>,
 }
 
-impl StoppedTree {
-    /// Stops a process and all its descendants.
-    pub fn stop(root: Pid) -> Result<Self, FreezeError> {
-        Freezer::default().stop(root)
-    }
-
-    /// The stopped process of a number.
-    #[must_use]
-    pub fn process(&self, pid: Pid) -> Option<&StoppedProcess> {
-        self.processes.iter().find(|process| process.pid == pid)
-    }
-
-    /// Lets every thread go on, detached.
-    pub fn resume(mut self) -> Result<(), Error> {
-        self.detach_all()
-    }
-
-    /// Kills every process. The end of every thread has been taken afterwards: only then are their parents told.
-    pub fn kill(mut self) -> Result<(), Error> {
-        for process in &self.processes {
-            match sys::signal::send(process.pid, KILL) {
-                Err(error) if error.errno != Errno::ESRCH => return Err(error),
-                _ => {}
-            }
-        }
-        for process in &self.processes {
-            // The kernel reports a leader's end only when its other threads have been waited for.
-            for thread in process.threads.iter().rev() {
-                await_end(thread.tid())?;
-            }
-        }
-        // Nobody is left to be let go.
-        self.processes.clear();
-        Ok(())
-    }
-
-    fn detach_all(&mut self) -> Result<(), Error> {
-        let mut outcome = Ok(());
-        for thread in self.processes.drain(..).flat_map(|process| process.threads) {
-            if let Err(error) = thread.detach() {
-                outcome = Err(error);
-            }
-        }
-        outcome
-    }
-}
-
-impl Freezer {
-    /// Stops a process and all its descendants.
-    pub fn stop(&mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
-        let mut last = FreezeError::Growing(root);
-        for _ in 0..ATTEMPTS_MAX {
-            let mut progress = Progress::default();
-            match progress.run(root, &mut self.files) {
-                Ok(()) => {
-                    self.files.sweep();
-                    return progress.finish(root);
-                }
-                Err(error @ FreezeError::Stuck { .. }) => {
-                    progress.release();
-                    last = error;
-                }
-                Err(error) => {
-                    progress.release();
-                    return Err(error);
-                }
-            }
-        }
-        Err(last)
-    }
-}
-
-/// Waits until a thread that was killed has ended.
-fn await_end(tid: Tid) -> Result<(), Error> {
-    loop {
-        match ptrace::wait(tid) {
-            Ok(WaitStatus::Stopped { .. }) => {}
-            Ok(_) => return Ok(()),
-            Err(error) if matches!(error.errno, Errno::ECHILD | Errno::ESRCH) => return Ok(()),
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-impl Drop for StoppedTree {
-    fn drop(&mut self) {
-        // Nobody is left to report to; a thread that cannot be detached has died.
-        let _ = self.detach_all();
-    }
-}
-
-impl Progress {
-    fn run(&mut self, root: Pid, files: &mut KeptFiles) -> Result<(), FreezeError> {
+impl Attempt {
+    pub(super) fn run(&mut self, root: Pid, files: &mut KeptFiles) -> Result<(), FreezeError> {
         self.attach_running(root, files)?;
         self.began = Some(Instant::now());
         self.interrupt_all()?;
@@ -293,7 +146,7 @@ impl Progress {
         for thread in self.stopped.values().flatten() {
             if gone_is_none(home::arrive(thread))?.is_none() {
                 lost.push(thread.tid());
-                reaper::bury(thread.pid(), thread.tid());
+                tracer::note_end(thread.pid(), thread.tid());
             }
         }
         for tid in &lost {
@@ -306,6 +159,7 @@ impl Progress {
     }
 
     fn attach_new(&mut self, root: Pid) -> Result<(), FreezeError> {
+        let _ticks = Ticks::start(ATTACH_TICK)?;
         self.order = tree::descendants(root).map_err(|error| ended_or(root, error))?;
         self.zombies.clear();
         for pid in self.order.clone() {
@@ -315,7 +169,7 @@ impl Progress {
                     return Err(FreezeError::Ended(root));
                 }
                 if gone_is_none(procfs::status(pid))?.is_some_and(|status| is_ours(&status)) {
-                    reaper::bury(pid, pid.leader());
+                    tracer::note_end(pid, pid.leader());
                 }
                 self.zombies.push(pid);
                 continue;
@@ -331,7 +185,7 @@ impl Progress {
         if self.seen.contains(&tid) {
             return Ok(());
         }
-        match Thread::seize(pid, tid, OPTIONS) {
+        match taking_ends(&self.mortal, || Thread::seize(pid, tid, OPTIONS)) {
             Ok(thread) => {
                 self.expect(thread);
                 Ok(())
@@ -345,7 +199,9 @@ impl Progress {
     fn expect(&mut self, thread: Thread<Running>) {
         self.changed = true;
         self.seen.insert(thread.tid());
-        self.ends.add(thread.pid(), thread.tid());
+        if thread.tid() != thread.pid().leader() {
+            self.mortal.push(thread.tid());
+        }
         self.unasked.push(thread.tid());
         self.pending.push(thread);
     }
@@ -356,10 +212,10 @@ impl Progress {
         if is_ours(&status) {
             if ended && tid == pid.leader() {
                 // A leader ends for good with the last of its threads.
-                reaper::bury(pid, tid);
+                tracer::note_end(pid, tid);
                 return Ok(());
             }
-            self.expect(Thread::attached(pid, tid));
+            self.expect(Thread::attached(pid, tid, OPTIONS));
             return Ok(());
         }
         if ended {
@@ -420,6 +276,13 @@ impl Progress {
         }
         let mut parents: Vec<Pid> = self.pending.iter().map(Thread::pid).collect();
         parents.dedup();
+        // One that was stopped and then killed by an exec of another thread, which waits for its end.
+        for thread in parents.iter().filter_map(|pid| self.stopped.get(pid)).flatten() {
+            if thread.tid() != thread.pid().leader() {
+                // It lives, as a rule.
+                let _ = ptrace::take_end(thread.tid());
+            }
+        }
         for child in self.stopped.keys().copied().collect::<Vec<_>>() {
             if parents.iter().any(|parent| runs_in_memory_of(child, *parent)) {
                 for thread in self.stopped.remove(&child).unwrap_or_default() {
@@ -447,7 +310,7 @@ impl Progress {
                 }
                 Err(error) => {
                     // It stays attached, so it is let go with the others.
-                    self.pending.push(Thread::attached(pid, tid));
+                    self.pending.push(Thread::attached(pid, tid, OPTIONS));
                     outcome = Err(error.into());
                 }
             }
@@ -461,14 +324,14 @@ impl Progress {
         let tgid = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
         match tgid {
             Some(tgid) if !self.seen.contains(&tid) => {
-                self.expect(Thread::attached(Pid(tgid), tid));
+                self.expect(Thread::attached(Pid(tgid), tid, OPTIONS));
                 self.interrupt_all()
             }
             _ => Ok(()),
         }
     }
 
-    fn finish(mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
+    pub(super) fn finish(mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
         let mut processes = Vec::new();
         for pid in &self.order {
             if let Some(mut threads) = self.stopped.remove(pid) {
@@ -487,16 +350,22 @@ impl Progress {
     }
 
     /// Lets everything go: what stands at once, what is still on its way as soon as it stands.
-    fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         for thread in self.stopped.drain().flat_map(|(_, threads)| threads) {
             // A thread that cannot be detached has died.
             let _ = thread.detach();
         }
+        tracer::take_ends();
         self.pending.append(&mut self.let_go);
         for thread in &self.pending {
             // One that has been let go before is asked to stop again, so that it can be detached.
             let _ = thread.interrupt();
         }
+        self.drain();
+        tracer::take_ends();
+    }
+
+    fn drain(&mut self) {
         let mut waiter = Waiter::new(DRAIN_LIMIT);
         while !self.pending.is_empty() {
             for thread in std::mem::take(&mut self.pending) {
@@ -504,15 +373,15 @@ impl Progress {
                     Ok(StopOutcome::Stopped(stopped)) => drop(stopped.detach()),
                     Ok(StopOutcome::Pending(thread)) => {
                         let (pid, tid) = (thread.pid(), thread.tid());
-                        if reaper::has_ended_unseen(pid, tid, waiter.waited()) {
-                            reaper::bury(pid, tid);
+                        if tracer::has_ended_unseen(pid, tid, waiter.waited()) {
+                            tracer::note_end(pid, tid);
                         } else {
                             self.pending.push(thread);
                         }
                     }
                     Ok(StopOutcome::Created(thread, tid)) => {
                         let pid = thread.pid();
-                        self.pending.extend([thread, Thread::attached(pid, tid)]);
+                        self.pending.extend([thread, Thread::attached(pid, tid, OPTIONS)]);
                     }
                     Ok(StopOutcome::Gone) | Err(_) => {}
                 }
