@@ -495,6 +495,13 @@ pub fn await_any() -> Result<Option<Tid>> {
     await_one(libc::P_ALL, Tid(0)).map(|seen| seen.map(|(tid, _)| tid))
 }
 
+/// Whether the calling thread has tracees, or children.
+#[must_use]
+pub fn has_tracees() -> bool {
+    // Errors other than ECHILD tell nothing.
+    inspect(libc::P_ALL, Tid(0), libc::WNOHANG | libc::__WNOTHREAD).is_ok()
+}
+
 /// Takes the end of a tracee or child of this process when it has ended; whether it has. A stop stays untaken: wait(2)
 /// reports the stops of a tracee even where only ends are asked for.
 pub fn take_end(tid: Tid) -> Result<bool> {

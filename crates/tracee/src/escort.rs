@@ -21,7 +21,6 @@ use sys::ptrace::{self, Options, WaitStatus};
 use sys::wait_timer::Ticks;
 use sys::{Errno, Error};
 
-use crate::procfs;
 use crate::remote::RemoteError;
 use crate::stub::Stub;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
@@ -79,6 +78,7 @@ impl Drop for Keeper {
         while let Ok(WaitStatus::Stopped(_)) = ptrace::wait(self.tid) {
             let _ = ptrace::resume(self.tid, None);
         }
+        tracer::detached(self.tid);
     }
 }
 
@@ -204,10 +204,6 @@ impl Escort {
                     }
                     match step(stopped) {
                         Ok(thread) => self.running.extend(thread),
-                        // Killed while it stood: its end is seen in a later round.
-                        Err(error) if error.errno == Errno::ESRCH => {
-                            self.running.push(Thread::attached(pid, tid, options));
-                        }
                         Err(error) => outcome = Err(error),
                     }
                 }
@@ -232,12 +228,9 @@ impl Escort {
 
     /// Takes over a thread that the kernel has attached because its creator is.
     fn adopt(&mut self, tid: Tid, options: Options) {
-        // One that has ended already needs nobody.
-        if let Ok(status) = procfs::status(Pid(tid.get()))
-            && !self.running.iter().any(|thread| thread.tid() == tid)
-        {
+        if let Some(thread) = Thread::adopted(tid, options) {
             self.unborn.insert(tid);
-            self.running.push(Thread::attached(status.tgid, tid, options));
+            self.running.push(thread);
         }
     }
 }

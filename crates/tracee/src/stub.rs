@@ -18,6 +18,7 @@ use crate::memory::ProcessMemory;
 use crate::procfs;
 use crate::remote::RemoteError;
 use crate::thread::{Running, Thread};
+use crate::tracer;
 
 const OPTIONS: Options = freeze::OPTIONS.with(Options::EXIT_KILL);
 /// SIGTRAP.
@@ -64,6 +65,7 @@ impl Stub {
     }
 
     fn adopt(pid: Pid, tid: Tid) -> Result<Self, RemoteError> {
+        tracer::attached(tid);
         await_event_stop(tid)?;
         // What is sent to the number meanwhile waits for the program that comes back under it.
         ptrace::set_signal_mask(tid, ALL_BUT_TRAP)?;
@@ -205,6 +207,7 @@ impl Stub {
 
     /// Lets the thread run, detached, with a stop signal when its process was stopped by one.
     pub fn detach(self, signal: Option<Signal>) -> Result<(), Error> {
+        tracer::detached(self.tid);
         ptrace::detach(self.tid, signal)
     }
 
@@ -220,7 +223,7 @@ impl Stub {
     pub fn leave_with(self, number: i64, arguments: [u64; 6]) -> Result<(), Error> {
         let registers = arch::with_syscall(&self.base, self.instruction, number, arguments);
         ptrace::set_registers(self.tid, &registers)?;
-        ptrace::detach(self.tid, None)
+        self.detach(None)
     }
 }
 

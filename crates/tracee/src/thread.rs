@@ -11,6 +11,7 @@ use model::{Pid, Signal, Tid};
 use sys::ptrace::{self, Options, Stop, WaitStatus};
 use sys::{Errno, Error, Result};
 
+use crate::procfs;
 use crate::steps;
 use crate::tracer;
 
@@ -74,7 +75,16 @@ impl Thread<Running> {
 
     /// A thread that is attached already: by an earlier step, or by the kernel with the options of its creator.
     pub(crate) fn attached(pid: Pid, tid: Tid, options: Options) -> Self {
+        tracer::attached(tid);
         Self { tid, pid, options, state: Running(()), bound_to_tracer: PhantomData }
+    }
+
+    /// The thread that was created with this number: the kernel has attached it because its creator is. `None` when it
+    /// has been reaped, or is known already.
+    pub(crate) fn adopted(tid: Tid, options: Options) -> Option<Self> {
+        let text = procfs::read(format!("/proc/{tid}/status")).ok()?;
+        let pid = Pid(procfs::status_line(&text, "Tgid")?.parse().ok()?);
+        (!tracer::is_attached(tid)).then(|| Self::attached(pid, tid, options))
     }
 
     pub(crate) fn options(&self) -> Options {
@@ -159,15 +169,17 @@ impl Thread<Stopped> {
         Ok(())
     }
 
-    /// Lets the thread go on, still attached.
+    /// Lets the thread go on, still attached. The end of one that was killed meanwhile is seen by the next look.
     pub fn resume(self) -> Result<Thread<Running>> {
         tracer::with_calls(|calls| calls.goes_on(self.pid, self.tid));
-        if self.state.group_stop.is_some() {
-            ptrace::listen(self.tid)?;
-        } else {
-            ptrace::resume(self.tid, None)?;
+        let is_held = self.state.group_stop.is_some();
+        match if is_held { ptrace::listen(self.tid) } else { ptrace::resume(self.tid, None) } {
+            Err(error) if error.errno != Errno::ESRCH => {
+                tracer::lose(self.tid);
+                Err(error)
+            }
+            _ => Ok(self.with(Running(()))),
         }
-        Ok(self.with(Running(())))
     }
 
     /// Lets the thread go for good; a thread that has died meanwhile is not an error.
@@ -178,7 +190,10 @@ impl Thread<Stopped> {
                 tracer::note_end(self.pid, self.tid);
                 Ok(())
             }
-            outcome => outcome,
+            outcome => {
+                tracer::detached(self.tid);
+                outcome
+            }
         }
     }
 }

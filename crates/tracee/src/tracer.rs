@@ -12,8 +12,12 @@
 //!
 //! A process that is killed while it is stopped remains a zombie that its own parent cannot see, until its tracer has
 //! waited for it.
+//!
+//! The kernel attaches a new task before its creator reports it, and a creator that is killed in between never does.
+//! Such a task is a stray: it stays in its first stop, and outside the tree if its creator was its parent.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,7 +26,7 @@ use sys::ptrace::{self, Stop, WaitStatus};
 use sys::wait_timer::Ticks;
 use sys::{Errno, Error, Result};
 
-use crate::procfs;
+use crate::procfs::{self, Status};
 use crate::waits::TimedCalls;
 
 /// How often a wait comes back to see what the kernel does not report: a limit that has passed, the end of a leader
@@ -31,8 +35,8 @@ const TICK: Duration = Duration::from_millis(1);
 /// How long a thread may take until it is looked whether it is a leader that has ended before its other threads.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// How often a wait for an end sees whether the thread is still traced: an exec may have given its number to another
-/// one, which was detached.
-const END_TICK: Duration = Duration::from_secs(1);
+/// one, which was detached. And whether it waits for the end of a thread that nothing else takes.
+const END_TICK: Duration = Duration::from_millis(250);
 
 thread_local! {
     static TRACER: RefCell<Tracer> = RefCell::default();
@@ -41,6 +45,9 @@ thread_local! {
 #[derive(Default)]
 struct Tracer {
     calls: TimedCalls,
+    attached: HashSet<Tid>,
+    /// A tracee has ended since strays were looked for.
+    may_have_strays: bool,
     /// Threads whose ends are to be taken.
     ending: Vec<(Pid, Tid)>,
     takers: Vec<Taker>,
@@ -60,17 +67,72 @@ pub(crate) fn with_calls<T>(change: impl FnOnce(&mut TimedCalls) -> T) -> T {
 /// Inspects a traced thread, and leaves a stop untaken. Takes its end, unless the thread's process is a child of ours:
 /// nothing else tells then how it ended, before Linux 6.15 not even a pidfd.
 pub(crate) fn inspect(pid: Pid, tid: Tid) -> Result<Option<WaitStatus>> {
-    let seen = ptrace::peek(tid)?;
-    if matches!(seen, Some(WaitStatus::Exited(_) | WaitStatus::Killed(_))) && !is_child(pid, tid) {
+    let seen = ptrace::peek(tid);
+    let is_gone = seen.as_ref().is_err_and(|error| error.errno == Errno::ECHILD);
+    let has_ended = matches!(seen, Ok(Some(WaitStatus::Exited(_) | WaitStatus::Killed(_))));
+    if is_gone || has_ended {
+        lose(tid);
+    }
+    if has_ended && !is_child(pid, tid) {
         ptrace::take_end(tid)?;
     }
-    Ok(seen)
+    seen
+}
+
+/// Notes that this thread traces a task.
+pub(crate) fn attached(tid: Tid) {
+    TRACER.with_borrow_mut(|tracer| tracer.attached.insert(tid));
+}
+
+/// Whether this thread traces a task, as far as it has been told.
+pub(crate) fn is_attached(tid: Tid) -> bool {
+    TRACER.with_borrow(|tracer| tracer.attached.contains(&tid))
+}
+
+/// Notes that this thread no longer traces a task, which goes on.
+pub(crate) fn detached(tid: Tid) {
+    TRACER.with_borrow_mut(|tracer| tracer.attached.remove(&tid));
+}
+
+/// Notes that a tracee has ended, or is about to.
+pub(crate) fn lose(tid: Tid) {
+    TRACER.with_borrow_mut(|tracer| {
+        tracer.attached.remove(&tid);
+        tracer.may_have_strays = true;
+    });
+}
+
+/// What this thread traces without having been told. Costs a call where it traces nothing, and reads the status of
+/// every thread of the system otherwise, but only after a tracee has ended.
+pub(crate) fn strays() -> Vec<(Pid, Tid)> {
+    let is_possible = TRACER.with_borrow_mut(|tracer| std::mem::take(&mut tracer.may_have_strays));
+    if !is_possible || !ptrace::has_tracees() {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for pid in procfs::processes().unwrap_or_default() {
+        for tid in procfs::threads(pid).unwrap_or_default() {
+            // A child of ours that has ended is left to its parent.
+            let is_left = |status: &Status| status.state == 'Z' && is_child(pid, tid);
+            let status = procfs::thread_status(pid, tid);
+            let is_traced = status.is_ok_and(|status| is_ours(&status) && !is_left(&status));
+            if is_traced && TRACER.with_borrow(|tracer| !tracer.knows(tid)) {
+                found.push((pid, tid));
+            }
+        }
+    }
+    found
 }
 
 /// Whether a thread has ended although nothing reports it: the end of a leader is held back until the ends of its other
 /// threads have been taken. A tracer that has these in hand would wait for itself.
 pub(crate) fn has_ended_unseen(pid: Pid, tid: Tid, waited: Duration) -> bool {
     waited > PATIENCE && procfs::thread_stat(pid, tid).map_or(true, |stat| stat.is_zombie())
+}
+
+/// Whether this thread traces the one that a status was read of.
+pub(crate) fn is_ours(status: &Status) -> bool {
+    status.tracer.get() == rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 fn is_child(pid: Pid, tid: Tid) -> bool {
@@ -80,6 +142,7 @@ fn is_child(pid: Pid, tid: Tid) -> bool {
 
 /// Has the end of a traced thread taken by the next `take_ends`.
 pub(crate) fn note_end(pid: Pid, tid: Tid) {
+    lose(tid);
     if !is_child(pid, tid) {
         TRACER.with_borrow_mut(|tracer| tracer.note_end(pid, tid));
     }
@@ -93,10 +156,15 @@ pub(crate) fn take_ends() {
 impl Tracer {
     fn note_end(&mut self, pid: Pid, tid: Tid) {
         self.takers.retain(|taker| !taker.thread.is_finished());
-        let is_waited_for = self.takers.iter().any(|taker| taker.tids.contains(&tid));
-        if !is_waited_for && !self.ending.contains(&(pid, tid)) {
+        if !self.knows(tid) {
             self.ending.push((pid, tid));
         }
+    }
+
+    /// Whether a thread is attached, or its end will be taken.
+    fn knows(&self, tid: Tid) -> bool {
+        let is_ending = self.ending.iter().any(|(_, ending)| *ending == tid);
+        is_ending || self.attached.contains(&tid) || self.takers.iter().any(|taker| taker.tids.contains(&tid))
     }
 
     fn take_ends(&mut self) {
@@ -106,20 +174,25 @@ impl Tracer {
         self.ending.sort_by_key(|(pid, tid)| (*pid, *tid == pid.leader()));
         for of_process in self.ending.chunk_by(|one, next| one.0 == next.0) {
             let tids: Vec<Tid> = of_process.iter().map(|(_, tid)| *tid).collect();
-            let awaited = tids.clone();
+            let (pid, awaited) = (of_process[0].0, tids.clone());
             let thread = std::thread::Builder::new().name("ends".to_owned());
             // Where no thread can be made, the next call of this function tries again.
-            let Ok(thread) = thread.spawn(move || await_ends(&awaited)) else { return };
+            let Ok(thread) = thread.spawn(move || await_ends(pid, &awaited)) else { return };
             self.takers.push(Taker { tids, thread });
         }
         self.ending.clear();
     }
 }
 
-fn await_ends(tids: &[Tid]) {
+fn await_ends(pid: Pid, tids: &[Tid]) {
     let Ok(_ticks) = Ticks::start(END_TICK) else { return };
     for tid in tids {
         while matches!(ptrace::await_end(*tid), Ok(false)) {
+            // The kernel reports the end of a leader after those of all others. A list that was read while threads ended
+            // may lack some, and what is not listed is no stray.
+            for other in procfs::threads(pid).unwrap_or_default() {
+                let _ = ptrace::take_end(other);
+            }
             // Where it is stopped, another thread has its number now.
             if matches!(ptrace::peek(*tid), Ok(Some(WaitStatus::Stopped(_)))) {
                 std::thread::sleep(END_TICK);

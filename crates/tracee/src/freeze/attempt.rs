@@ -4,7 +4,7 @@
 //! Invariants: a failed attempt resumes every thread, also those that come to their stop later.
 //! Does not: try again; `Freezer` does.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use model::{Pid, Tid};
@@ -13,8 +13,9 @@ use sys::ptrace::{self, Options};
 use sys::wait_timer::{Ticks, taking_ends};
 use sys::{Errno, Error};
 
+use super::release;
 use super::stopped::{FreezeError, StoppedProcess, StoppedTree};
-use crate::procfs::{self, KeptFiles, Status};
+use crate::procfs::{self, KeptFiles};
 use crate::remote::home;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer::{self, Waiter};
@@ -38,8 +39,6 @@ const STOP_LIMIT: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_millis(1);
 /// How long an attach may wait for an exec before the ends that the exec waits for are taken.
 const ATTACH_TICK: Duration = Duration::from_millis(2);
-/// How long a failed stop waits for the rest to come to its stop, to let it go properly.
-const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 pub(super) struct Attempt {
@@ -49,7 +48,6 @@ pub(super) struct Attempt {
     unasked: Vec<Tid>,
     /// Children of vfork(2) that must go on before their parent can stop.
     let_go: Vec<Thread<Running>>,
-    seen: HashSet<Tid>,
     /// Something was attached, went away or could not be told since the tree was listed.
     changed: bool,
     /// Threads that could not be attached because they were changing, and how often.
@@ -149,12 +147,10 @@ impl Attempt {
                 tracer::note_end(thread.pid(), thread.tid());
             }
         }
-        for tid in &lost {
-            self.seen.remove(tid);
-        }
-        for threads in self.stopped.values_mut() {
+        self.stopped.retain(|_, threads| {
             threads.retain(|thread| !lost.contains(&thread.tid()));
-        }
+            !threads.is_empty()
+        });
         Ok(lost.is_empty())
     }
 
@@ -168,7 +164,7 @@ impl Attempt {
                 if pid == root {
                     return Err(FreezeError::Ended(root));
                 }
-                if gone_is_none(procfs::status(pid))?.is_some_and(|status| is_ours(&status)) {
+                if gone_is_none(procfs::status(pid))?.is_some_and(|status| tracer::is_ours(&status)) {
                     tracer::note_end(pid, pid.leader());
                 }
                 self.zombies.push(pid);
@@ -182,7 +178,7 @@ impl Attempt {
     }
 
     fn attach(&mut self, pid: Pid, tid: Tid) -> Result<(), FreezeError> {
-        if self.seen.contains(&tid) {
+        if tracer::is_attached(tid) {
             return Ok(());
         }
         match taking_ends(&self.mortal, || Thread::seize(pid, tid, OPTIONS)) {
@@ -198,7 +194,6 @@ impl Attempt {
     /// Takes over an attached thread, to be asked to stop with the others.
     fn expect(&mut self, thread: Thread<Running>) {
         self.changed = true;
-        self.seen.insert(thread.tid());
         if thread.tid() != thread.pid().leader() {
             self.mortal.push(thread.tid());
         }
@@ -209,7 +204,7 @@ impl Attempt {
     fn attached_or(&mut self, pid: Pid, tid: Tid, error: Error) -> Result<(), FreezeError> {
         let Some(status) = gone_is_none(procfs::thread_status(pid, tid))? else { return Ok(()) };
         let ended = matches!(status.state, 'Z' | 'X');
-        if is_ours(&status) {
+        if tracer::is_ours(&status) {
             if ended && tid == pid.leader() {
                 // A leader ends for good with the last of its threads.
                 tracer::note_end(pid, tid);
@@ -241,9 +236,9 @@ impl Attempt {
                     return Ok(());
                 }
                 // Their parents stand now; so shall they.
-                let asked: Result<Vec<_>, _> = self.let_go.iter().map(Thread::interrupt).collect();
+                self.unasked.extend(self.let_go.iter().map(Thread::tid));
                 self.pending.append(&mut self.let_go);
-                gone_is_none(asked)?;
+                self.interrupt_all()?;
             }
             if waiter.waited() > helped + PATIENCE {
                 helped = waiter.waited();
@@ -272,7 +267,7 @@ impl Attempt {
         for leader in self.pending.extract_if(.., ended) {
             // The next round looks whether an exec has brought another thread under its number.
             self.changed = true;
-            self.seen.remove(&leader.tid());
+            tracer::lose(leader.tid());
         }
         let mut parents: Vec<Pid> = self.pending.iter().map(Thread::pid).collect();
         parents.dedup();
@@ -286,7 +281,7 @@ impl Attempt {
         for child in self.stopped.keys().copied().collect::<Vec<_>>() {
             if parents.iter().any(|parent| runs_in_memory_of(child, *parent)) {
                 for thread in self.stopped.remove(&child).unwrap_or_default() {
-                    self.let_go.extend(gone_is_none(thread.resume())?);
+                    self.let_go.push(thread.resume()?);
                 }
             }
         }
@@ -304,10 +299,7 @@ impl Attempt {
                     self.pending.push(thread);
                     outcome = outcome.and(self.adopt(created));
                 }
-                Ok(StopOutcome::Gone) => {
-                    self.changed = true;
-                    self.seen.remove(&tid);
-                }
+                Ok(StopOutcome::Gone) => self.changed = true,
                 Err(error) => {
                     // It stays attached, so it is let go with the others.
                     self.pending.push(Thread::attached(pid, tid, OPTIONS));
@@ -319,19 +311,11 @@ impl Attempt {
     }
 
     fn adopt(&mut self, tid: Tid) -> Result<(), FreezeError> {
-        let path = format!("/proc/{tid}/status");
-        let Some(text) = gone_is_none(procfs::read_text(&path))? else { return Ok(()) };
-        let tgid = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
-        match tgid {
-            Some(tgid) if !self.seen.contains(&tid) => {
-                self.expect(Thread::attached(Pid(tgid), tid, OPTIONS));
-                self.interrupt_all()
-            }
-            _ => Ok(()),
-        }
+        Thread::adopted(tid, OPTIONS).into_iter().for_each(|thread| self.expect(thread));
+        self.interrupt_all()
     }
 
-    pub(super) fn finish(mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
+    pub(super) fn finish(&mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
         let mut processes = Vec::new();
         for pid in &self.order {
             if let Some(mut threads) = self.stopped.remove(pid) {
@@ -349,7 +333,7 @@ impl Attempt {
         }
     }
 
-    /// Lets everything go: what stands at once, what is still on its way as soon as it stands.
+    /// Detaches every thread: those that are stopped at once, the others as soon as they are.
     pub(super) fn release(&mut self) {
         for thread in self.stopped.drain().flat_map(|(_, threads)| threads) {
             // A thread that cannot be detached has died.
@@ -357,46 +341,8 @@ impl Attempt {
         }
         tracer::take_ends();
         self.pending.append(&mut self.let_go);
-        for thread in &self.pending {
-            // One that has been let go before is asked to stop again, so that it can be detached.
-            let _ = thread.interrupt();
-        }
-        self.drain();
-        tracer::take_ends();
+        release::detach_running(std::mem::take(&mut self.pending));
     }
-
-    fn drain(&mut self) {
-        let mut waiter = Waiter::new(DRAIN_LIMIT);
-        while !self.pending.is_empty() {
-            for thread in std::mem::take(&mut self.pending) {
-                match thread.look() {
-                    Ok(StopOutcome::Stopped(stopped)) => drop(stopped.detach()),
-                    Ok(StopOutcome::Pending(thread)) => {
-                        let (pid, tid) = (thread.pid(), thread.tid());
-                        if tracer::has_ended_unseen(pid, tid, waiter.waited()) {
-                            tracer::note_end(pid, tid);
-                        } else {
-                            self.pending.push(thread);
-                        }
-                    }
-                    Ok(StopOutcome::Created(thread, tid)) => {
-                        let pid = thread.pid();
-                        self.pending.extend([thread, Thread::attached(pid, tid, OPTIONS)]);
-                    }
-                    Ok(StopOutcome::Gone) | Err(_) => {}
-                }
-            }
-            let Some(first) = self.pending.first().map(Thread::tid) else { return };
-            if !matches!(waiter.block(first), Ok(true)) {
-                return;
-            }
-        }
-    }
-}
-
-/// Whether the calling thread traces it already.
-fn is_ours(status: &Status) -> bool {
-    status.tracer.get() == rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 /// Whether a process is a child of another that uses its parent's memory.

@@ -5,6 +5,7 @@
 //! Does not: read any state of what it stopped.
 
 mod attempt;
+mod release;
 mod stopped;
 
 use model::Pid;
@@ -35,24 +36,26 @@ impl StoppedTree {
 impl Freezer {
     /// Stops a process and all its descendants.
     pub fn stop(&mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
-        let mut last = FreezeError::Growing(root);
+        let mut outcome = Err(FreezeError::Growing(root));
         for _ in 0..ATTEMPTS_MAX {
-            let mut attempt = Attempt::default();
-            match attempt.run(root, &mut self.files) {
-                Ok(()) => {
-                    self.files.sweep();
-                    return attempt.finish(root);
-                }
-                Err(error @ FreezeError::Stuck { .. }) => {
-                    attempt.release();
-                    last = error;
-                }
-                Err(error) => {
-                    attempt.release();
-                    return Err(error);
-                }
+            outcome = self.attempt(root);
+            if !matches!(outcome, Err(FreezeError::Stuck { .. })) {
+                break;
             }
         }
-        Err(last)
+        outcome
+    }
+
+    fn attempt(&mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
+        let mut attempt = Attempt::default();
+        let outcome = attempt.run(root, &mut self.files).and_then(|()| attempt.finish(root));
+        match outcome {
+            Ok(_) => self.files.sweep(),
+            Err(_) => {
+                attempt.release();
+                release::detach_strays();
+            }
+        }
+        outcome
     }
 }

@@ -10,6 +10,7 @@ use model::{Pid, Signal, Tid};
 use sys::ptrace::{self, WaitStatus};
 use sys::{Errno, Error};
 
+use super::release;
 use crate::thread::{Stopped, Thread};
 use crate::tracer;
 
@@ -105,6 +106,8 @@ impl StoppedTree {
                 outcome = Err(error);
             }
         }
+        // Before ends are taken: a list of threads is read whole only if none of them goes meanwhile.
+        release::detach_strays();
         tracer::take_ends();
         outcome
     }
