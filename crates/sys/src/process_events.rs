@@ -12,7 +12,7 @@
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{Pid, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -21,6 +21,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with, sockopt,
 };
 
+use crate::clock::Deadline;
 use crate::error::{Errno, Error, Result};
 
 const NAME: &str = "subscribe to the ends of processes";
@@ -110,14 +111,14 @@ impl ProcessEvents {
     }
 
     fn await_answer(&self) -> Result<()> {
-        let until = Instant::now() + ANSWER;
+        let deadline = Deadline::after(ANSWER);
         loop {
             match self.receive()? {
                 Some(Message::Answer(0)) => return Ok(()),
                 Some(Message::Answer(errno)) => return Err(Error::new(NAME, Errno(errno))),
                 Some(_) => {}
                 None => {
-                    let left = until.saturating_duration_since(Instant::now());
+                    let left = deadline.left();
                     // The kernel answers nobody outside its first PID and user namespaces.
                     if left.is_zero() {
                         return Err(Error::new(NAME, Errno::EPERM));
@@ -232,8 +233,8 @@ mod tests {
         assert_eq!(child.wait().unwrap().signal(), Some(9));
         let (mut forked, mut killed) = (false, None);
         // A parent is woken before the end is reported.
-        let until = Instant::now() + Duration::from_secs(30);
-        while killed.is_none() && Instant::now() < until {
+        let deadline = Deadline::after(Duration::from_secs(30));
+        while killed.is_none() && !deadline.has_passed() {
             match events.poll().unwrap() {
                 Some(ProcessEvent::Forked { parent, child, at }) if child == pid => {
                     forked = parent == Pid(std::process::id() as i32) && at <= before;

@@ -19,9 +19,10 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{Pid, Tid};
+use sys::clock::Stopwatch;
 use sys::ptrace::{self, Stop, WaitStatus};
 use sys::wait_timer::Ticks;
 use sys::{Errno, Error, Result};
@@ -231,19 +232,19 @@ pub(crate) fn await_stop(
 /// The tracer must not spin or sleep instead: with its real-time priority it keeps the processor that a tracee may need
 /// to come to its stop. A stop wakes a tracer that blocks at once.
 pub(crate) struct Waiter {
-    started: Instant,
+    began: Stopwatch,
     limit: Duration,
     ticks: Option<Ticks>,
 }
 
 impl Waiter {
     pub(crate) fn new(limit: Duration) -> Self {
-        Self { started: Instant::now(), limit, ticks: None }
+        Self { began: Stopwatch::start(), limit, ticks: None }
     }
 
     /// How long it has been waiting.
     pub(crate) fn waited(&self) -> Duration {
-        self.started.elapsed()
+        self.began.elapsed()
     }
 
     /// Blocks until a thread is stopped or has ended, a millisecond at most; false once the limit has passed.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use model::{Address, Fd, Pid, Tid};
 use rustix::net::sockopt::{self, Timeout};
+use sys::clock::Clock;
 use sys::ptrace::{self, Registers};
 use sys::{Result, pidfd, process_memory};
 
@@ -36,7 +37,10 @@ struct Wait {
 
 /// The calls that a tracer has broken off, by thread.
 #[derive(Default)]
-pub(crate) struct TimedCalls(HashMap<Tid, Wait>);
+pub(crate) struct TimedCalls {
+    clock: Clock,
+    waits: HashMap<Tid, Wait>,
+}
 
 impl TimedCalls {
     /// Changes the registers of a thread that has just come to an event stop, so that the stop remains unnoticed.
@@ -44,7 +48,7 @@ impl TimedCalls {
         let registers = ptrace::registers(tid)?;
         let Some(broken_off) = arch::broken_off(&registers) else {
             // Whatever it does next is another wait.
-            self.0.remove(&tid);
+            self.waits.remove(&tid);
             return match arch::entered_again_without_loss(&registers) {
                 Some(changed) => ptrace::set_registers(tid, &changed),
                 None => Ok(()),
@@ -64,10 +68,10 @@ impl TimedCalls {
 
     /// Notes that a thread goes on.
     pub(crate) fn goes_on(&mut self, pid: Pid, tid: Tid) {
-        if let Some(wait) = self.0.get_mut(&tid) {
+        if let Some(wait) = self.waits.get_mut(&tid) {
             match sleeps(pid, tid) {
                 Some(sleeps) => wait.sleeps = sleeps,
-                None => drop(self.0.remove(&tid)),
+                None => drop(self.waits.remove(&tid)),
             }
         }
     }
@@ -75,18 +79,19 @@ impl TimedCalls {
     fn is_late(&mut self, pid: Pid, tid: Tid, registers: &Registers, limit: Duration) -> bool {
         let Registers { orig_rax, rip, rsp, rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
         let call = [orig_rax, rip, rsp, rdi, rsi, rdx, r10, r8, r9];
-        let known = self.0.remove(&tid).filter(|wait| {
+        let known = self.waits.remove(&tid).filter(|wait| {
             let same_call = wait.call == call && wait.limit == limit;
             same_call && sleeps(pid, tid) == Some(wait.sleeps + SLEEPS_OF_ONE_STOP)
         });
-        let began = known.map_or_else(Instant::now, |wait| wait.began);
-        if began.elapsed() >= limit {
+        let now = self.clock.now();
+        let began = known.map_or(now, |wait| wait.began);
+        if now - began >= limit {
             return true;
         }
-        if self.0.len() >= SWEEP_AT {
-            self.0.retain(|_, wait| wait.began.elapsed() < wait.limit);
+        if self.waits.len() >= SWEEP_AT {
+            self.waits.retain(|_, wait| now - wait.began < wait.limit);
         }
-        self.0.insert(tid, Wait { call, began, limit, sleeps: 0 });
+        self.waits.insert(tid, Wait { call, began, limit, sleeps: 0 });
         false
     }
 }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use model::{Pid, Tid};
+use sys::clock::Clock;
 use sys::kcmp::{self, Shared};
 use sys::ptrace::{self, Options};
 use sys::wait_timer::{Ticks, taking_ends};
@@ -62,7 +63,7 @@ pub(super) struct Attempt {
 impl Attempt {
     pub(super) fn run(&mut self, root: Pid, files: &mut KeptFiles) -> Result<(), FreezeError> {
         self.attach_running(root, files)?;
-        self.began = Some(Instant::now());
+        self.began = Some(Clock::default().now());
         self.interrupt_all()?;
         self.wait_all()?;
         if !self.changed && self.all_still_stand()? && self.is_whole(files) {
@@ -323,7 +324,7 @@ impl Attempt {
                 processes.push(StoppedProcess { pid: *pid, threads });
             }
         }
-        let began = self.began.unwrap_or_else(Instant::now);
+        let began = self.began.unwrap_or_else(|| Clock::default().now());
         let tree = StoppedTree { processes, zombies: std::mem::take(&mut self.zombies), began };
         self.release();
         if tree.processes.first().is_some_and(|process| process.pid == root) {
