@@ -213,8 +213,10 @@ impl Survey {
     /// What will be changed, for the journal.
     pub(crate) fn touching(&self, target: &Target) -> Vec<FileKey> {
         let at_names = self.wrong.iter().filter_map(|wrong| wrong.now.as_ref()).map(|now| now.key.clone());
-        let before = self.wrong.iter().filter_map(|wrong| wrong.before);
-        let known = before.chain(self.changed.iter().copied()).map(|index| target.inodes[index].key.clone());
+        // A name that goes or comes changes its directory, too, which may be at a wrong name for another checkpoint.
+        let of_names = self.wrong.iter().flat_map(|wrong| wrong.before.into_iter().chain([wrong.directory]));
+        let known =
+            of_names.chain(self.changed.iter().copied()).map(|index| target.inodes[index].key.clone());
         let keys: HashSet<FileKey> = at_names.chain(known).collect();
         keys.into_iter().collect()
     }
