@@ -13,7 +13,8 @@ use super::tree::{SourceFile, Tree};
 use super::{Report, Rule};
 
 /// The crates that read no clock elsewhere.
-const READ_NONE: &[&str] = &["cli", "engine", "image", "model", "resource", "sys", "tracee", "track", "undo"];
+const READ_NONE: &[&str] =
+    &["cli", "engine", "image", "model", "resource", "supervise", "sys", "tracee", "track", "undo"];
 /// The module that reads clocks.
 const CLOCK: &str = "crates/sys/src/clock.rs";
 /// The types of the standard library whose `now` reads one.

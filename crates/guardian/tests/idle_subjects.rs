@@ -1,0 +1,141 @@
+//! What a subject costs its guardian while it does nothing: memory, threads, descriptors, processor time.
+//!
+//! One program without a harness: the guard forks, and owns the signals of its process.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use guardian::{
+    ChangedFiles, Guarded, Host, RestartLimit, RestartPolicy, RunRequest, StoreLocation, SubjectStatus,
+};
+use model::{Pid, Signal};
+use tempfile::TempDir;
+use testkit::{ProcessId, until};
+use undying_guardian as guardian;
+
+const SUBJECTS: usize = 100;
+/// Between two checkpoints.
+const EVERY: Duration = Duration::from_secs(10);
+/// Checkpoints are taken every so often when nobody says.
+const USUAL: Duration = guardian::EVERY_DEFAULT;
+/// What each of them may add to the memory of the guardian: 16 MiB are buffers of its log, which are there from its
+/// opening on.
+const MEMORY_MAX_KIB: u64 = 20 << 10;
+const THREADS_MAX: u64 = 7;
+const DESCRIPTORS_MAX: u64 = 40;
+/// A clock tick of /proc/PID/stat.
+const TICK: Duration = Duration::from_millis(10);
+const TERM: Signal = Signal(15);
+
+fn main() -> ExitCode {
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: root");
+        return ExitCode::SUCCESS;
+    }
+    let folder = TempDir::with_prefix_in("undying-idle-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let store = StoreLocation::new(Some(&folder.path().join("store"))).unwrap();
+    let before = Cost::now();
+    let mut host = Host::new().unwrap();
+    for number in 0..SUBJECTS {
+        host.add(request(&format!("idle-{number}"), &store));
+    }
+    let outcomes = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| measure(&store, &before));
+        let outcomes = host.run(&mut |name, event| println!("    {name}: {event}")).unwrap();
+        watcher.join().unwrap();
+        outcomes
+    });
+    assert_eq!(outcomes.len(), SUBJECTS);
+    for outcome in outcomes.into_values() {
+        assert!(matches!(outcome, Ok(SubjectStatus::Killed(TERM))), "{outcome:?}");
+    }
+    ExitCode::SUCCESS
+}
+
+/// Waits until each subject has a checkpoint, measures for the time of another one, and ends all.
+fn measure(store: &StoreLocation, before: &Cost) {
+    let rows = || guardian::status(store, None).unwrap().rows;
+    until("a checkpoint of each", || {
+        let rows = rows();
+        (rows.len() == SUBJECTS && rows.iter().all(|row| row.checkpoints > 0)).then_some(())
+    });
+    let taken = || rows().iter().map(|row| row.checkpoints).sum::<u64>();
+    let (first, begun) = (taken(), Cost::now());
+    std::thread::sleep(EVERY);
+    let (count, ended) = (taken() - first, Cost::now());
+    for row in rows() {
+        ProcessId::of(Pid(row.pid)).unwrap().signal(rustix::process::Signal::TERM).unwrap();
+    }
+    let each = |all: u64| all as f64 / SUBJECTS as f64;
+    println!(
+        "{SUBJECTS} idle subjects: {} KiB in all; each {:.1} threads, {:.1} descriptors, {:.0} KiB",
+        ended.memory_kib,
+        each(ended.threads - before.threads),
+        each(ended.descriptors - before.descriptors),
+        each(ended.memory_kib - before.memory_kib),
+    );
+    let cost = (ended.processor - begun.processor).as_secs_f64() / count.max(1) as f64;
+    let share = 100.0 * cost * SUBJECTS as f64 / USUAL.as_secs_f64();
+    println!(
+        "{count} checkpoints: {:.2} ms each, {share:.2} % of a processor at one in {USUAL:?}",
+        cost * 1e3
+    );
+    let within = |now: u64, before: u64, max: u64| now - before <= max * SUBJECTS as u64;
+    assert!(within(ended.memory_kib, before.memory_kib, MEMORY_MAX_KIB), "memory");
+    // Workers are there as well.
+    assert!(within(ended.threads, before.threads, THREADS_MAX), "threads");
+    assert!(within(ended.descriptors, before.descriptors, DESCRIPTORS_MAX), "descriptors");
+}
+
+/// What this process takes.
+struct Cost {
+    threads: u64,
+    descriptors: u64,
+    memory_kib: u64,
+    processor: Duration,
+}
+
+impl Cost {
+    fn now() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let number = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+            line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+        };
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let words: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        let ticks = words[11].parse::<u32>().unwrap() + words[12].parse::<u32>().unwrap();
+        Self {
+            threads: number("Threads:"),
+            descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count() as u64,
+            memory_kib: number("VmRSS:"),
+            processor: TICK * ticks,
+        }
+    }
+}
+
+fn request(name: &str, store: &StoreLocation) -> RunRequest {
+    RunRequest {
+        what: Guarded::Command(vec!["sleep".into(), "600".into()]),
+        name: Some(name.to_owned()),
+        every: EVERY,
+        await_ready: false,
+        lose_connections: false,
+        store: store.clone(),
+        keep: 4,
+        compression: None,
+        compress_after: guardian::COMPRESS_AFTER_DEFAULT,
+        verify_every: None,
+        dry_run_tracking: false,
+        tracker: guardian::TRACKER_DEFAULT.to_owned(),
+        tuning: guardian::Tuning::default(),
+        policy: RestartPolicy::OnFailure,
+        child_signals: false,
+        files: Some(ChangedFiles::Keep),
+        files_undo_max: guardian::FILES_UNDO_MAX_DEFAULT,
+        files_cost_max: guardian::FILES_COST_MAX_DEFAULT,
+        limit: RestartLimit::default(),
+    }
+}
