@@ -2,7 +2,7 @@
 //!
 //! Owns: tgkill(2), rt_sigqueueinfo(2), rt_tgsigqueueinfo(2), kill(2), rt_sigprocmask(2), rt_sigaction(2).
 //! Invariants: a thread is named by process and thread number, so that a reused number is not hit.
-//! Does not: install handlers; who waits for signals blocks them and reads a signalfd.
+//! Does not: handle signals; a thread that waits for signals blocks them and reads a signalfd.
 //!
 //! Man page: tgkill(2), rt_sigqueueinfo(2), rt_sigprocmask(2)
 //! Since: Linux 2.6.31
@@ -103,6 +103,21 @@ pub fn set_default(signal: Signal) -> Result<()> {
     // SAFETY: the default action runs no code of this process.
     let result = unsafe { libc::signal(signal.get(), libc::SIG_DFL) };
     if result == libc::SIG_ERR { Err(Error::new("reset a signal action", Errno::last())) } else { Ok(()) }
+}
+
+/// Sets whether the kernel sends SIGCHLD for stops of children and tracees; it sends it for their ends in any case.
+///
+/// The action becomes a handler that does nothing: the default action would discard a signal that is pending, also one
+/// that a signalfd is about to read.
+pub fn report_child_stops(is_reported: bool) -> Result<()> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: all-zero bytes are a valid sigaction: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as *const () as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESTART | if is_reported { 0 } else { libc::SA_NOCLDSTOP };
+    // SAFETY: the action outlives the call, and its handler does nothing.
+    let result = unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, std::ptr::null_mut()) };
+    if result == 0 { Ok(()) } else { Err(Error::new("set the action of SIGCHLD", Errno::last())) }
 }
 
 /// Lets a signal have no effect on this process.

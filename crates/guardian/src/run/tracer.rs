@@ -194,7 +194,7 @@ impl Tracer {
         if let News::Opened(log) = &news {
             self.log = Some(Arc::clone(log));
         }
-        self.work = Work::Nothing;
+        self.set_work(Work::Nothing);
         Some(news)
     }
 
@@ -234,8 +234,19 @@ impl Tracer {
         }
     }
 
-    fn order(&mut self, work: Work, order: Order) {
+    /// While this program traces the subject, each of its stops would wake the main thread by SIGCHLD, inside the pause.
+    /// A stop by the terminal is noticed when the checkpoint has been taken.
+    fn set_work(&mut self, work: Work) {
+        let (was_tracing, is_tracing) = (self.is_tracing(), work == Work::Taking);
+        if was_tracing != is_tracing {
+            // It cannot fail for a signal that may be handled.
+            let _ = sys::signal::report_child_stops(!is_tracing);
+        }
         self.work = work;
+    }
+
+    fn order(&mut self, work: Work, order: Order) {
+        self.set_work(work);
         // A thread that has panicked is noticed by its last ring.
         if let Some(orders) = &self.orders {
             let _ = orders.send(order);
@@ -243,7 +254,7 @@ impl Tracer {
     }
 
     fn join(&mut self) {
-        self.work = Work::Nothing;
+        self.set_work(Work::Nothing);
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
             std::panic::resume_unwind(panic);
         }
