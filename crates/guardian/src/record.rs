@@ -11,7 +11,7 @@ use engine::Slices;
 use model::{Pid, ProcessKey, StartTime};
 use serde::{Deserialize, Serialize};
 use store::trust;
-use supervise::{End, State};
+use supervise::{End, RestartPolicy, State};
 use sys::Error;
 use tracee::procfs;
 
@@ -165,7 +165,7 @@ pub(crate) struct Record {
     pub(crate) guardian: ProcessName,
     pub(crate) root: ProcessName,
     pub(crate) state: SubjectState,
-    pub(crate) policy: String,
+    pub(crate) policy: RestartPolicy,
     pub(crate) incarnation: u64,
     pub(crate) restarts: u64,
     pub(crate) last_death: Option<Death>,

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use store::{Store, SubjectName};
+use supervise::RestartPolicy;
 
 use crate::error::{Found, Result};
 use crate::event::headline;
@@ -38,7 +39,7 @@ pub struct SubjectReport {
     /// died now; `None` when it would, or has ended.
     pub unprotected_because: Option<String>,
     /// The restart policy.
-    pub policy: String,
+    pub policy: RestartPolicy,
     /// Which of its lives this is, from 1.
     pub incarnation: u64,
     /// How often it was restarted.

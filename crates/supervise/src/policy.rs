@@ -3,10 +3,13 @@
 //! Owns: the two policies and their names on the command line.
 //! Does not: apply them; `subject` does.
 
+use serde::{Deserialize, Serialize};
+
 use crate::status::SubjectStatus;
 
 /// Which deaths are followed by a restart.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum RestartPolicy {
     /// None.
     Never,
@@ -77,6 +80,14 @@ mod tests {
     use model::Signal;
 
     use super::*;
+
+    #[test]
+    fn a_policy_is_written_by_its_name() {
+        for policy in RestartPolicy::ALL {
+            let text = serde_json::to_value(policy).unwrap();
+            assert_eq!(text, policy.name());
+        }
+    }
 
     #[test]
     fn on_failure_leaves_alone_what_was_told_to_end() {

@@ -164,7 +164,7 @@ fn row(subject: &SubjectReport) -> Vec<String> {
         subject.name.clone(),
         subject.pid.to_string(),
         state(subject),
-        subject.policy.clone(),
+        subject.policy.name().to_owned(),
         subject.incarnation.to_string(),
         subject.checkpoints.to_string(),
         subject.checkpoint_age_us.map_or("-".to_owned(), time),

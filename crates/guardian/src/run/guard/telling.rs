@@ -34,7 +34,7 @@ pub(super) fn first_record(
         boot: boot(),
         guardian: ProcessName::of(own),
         root: ProcessName::of(subject.key()),
-        policy: request.policy.name().to_owned(),
+        policy: request.policy,
         incarnation: 1,
         first_sequence: first.get(),
         max_pause_us: request.tuning.max_pause.map(time::microseconds),
