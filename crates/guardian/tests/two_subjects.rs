@@ -66,9 +66,7 @@ impl Held {
         let name = |thread: std::io::Result<std::fs::DirEntry>| {
             std::fs::read_to_string(thread.unwrap().path().join("comm")).unwrap().trim().to_owned()
         };
-        let mut threads: Vec<String> = threads.map(name).collect();
-        // One for the whole process, from its first tracer on.
-        threads.retain(|name| name != "reaper");
+        let threads: Vec<String> = threads.map(name).collect();
         let children = std::fs::read_to_string(format!("/proc/self/task/{}/children", std::process::id()));
         Self {
             descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count(),
