@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use image::{Checksum, Commit, SealedFile};
 use model::ByteCount;
-use store::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
+use store::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
 use sys::{Errno, Error, Result};
 
 use crate::repair::{repair, repair_records};
@@ -141,7 +141,7 @@ impl Medium for Memory {
         Err(read_only(path))
     }
 
-    fn create_pages(&self, path: &Path, _: Writes) -> Result<Box<dyn PageSink>> {
+    fn create_pages(&self, path: &Path, _: Writes) -> Result<Box<dyn PageFile>> {
         Err(read_only(path))
     }
 

@@ -13,7 +13,7 @@ fn main() {
             let options = CheckpointOptions { kill: words.len() > 4, ..CheckpointOptions::default() };
             ImageWriter::create(Path::new(&words[3]), WriteOptions::default())
                 .map_err(undying_engine::EngineError::from)
-                .and_then(|writer| checkpoint(pid, writer, &options))
+                .and_then(|writer| checkpoint(pid, Box::new(writer), &options))
                 .map(|report| eprintln!("{:?} {:?}", report.commit.timings, report.total))
         }
         _ => ImageReader::open(Path::new(&words[2]))

@@ -7,7 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use model::{Address, Pid, Sequence, Signal};
-use store::{ImageReader, ImageWriter, WriteOptions};
+use store::{
+    Base, CheckpointSink, ImageReader, ImageWriter, LogOptions, Memory, MemoryOptions, Store, WriteOptions,
+};
 use tracee::StoppedTree;
 use undying_engine::{Applied, ApplyOptions, CheckpointOptions, EngineError, Result, apply, checkpoint};
 
@@ -86,14 +88,18 @@ impl Lab {
         let image = self.folder.path().join(format!("image{number}"));
         let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();
         let options = CheckpointOptions { sequence: Sequence(number), ..CheckpointOptions::default() };
-        checkpoint(self.root(), writer, &options).unwrap();
+        checkpoint(self.root(), Box::new(writer), &options).unwrap();
         image
     }
 
     /// Brings it back, and lets it go on; what was set and the steps that each walker had made then.
     fn bring_back(&self, image: &Path) -> Result<(Applied, Vec<u64>)> {
+        self.bring_back_to(ImageReader::open(image).unwrap())
+    }
+
+    fn bring_back_to(&self, image: ImageReader) -> Result<(Applied, Vec<u64>)> {
         let tree = StoppedTree::stop(self.root()).unwrap();
-        let (tree, applied) = apply(ImageReader::open(image).unwrap(), tree, &ApplyOptions::default())?;
+        let (tree, applied) = apply(image, tree, &ApplyOptions::default())?;
         let steps = self.steps();
         tree.resume().unwrap();
         Ok((applied, steps))
@@ -143,6 +149,49 @@ fn a_tree_is_brought_back_a_thousand_times_and_is_whole() {
     lab.judge();
 }
 
+/// Captures a tree, and brings it back twice, again and again; how long one capture took until it could be read, and
+/// how long it took to bring the tree back.
+fn capture_and_bring_back(
+    lab: &Lab,
+    sink: &dyn CheckpointSink,
+    open: &dyn Fn(Sequence) -> ImageReader,
+    rounds: u32,
+) -> (Duration, Duration) {
+    let (mut captured, mut applied) = (Duration::ZERO, Duration::ZERO);
+    for round in 1..=rounds {
+        lab.go_on();
+        let options = CheckpointOptions { sequence: Sequence(round.into()), ..CheckpointOptions::default() };
+        let begun = Instant::now();
+        let epoch = sink.begin(options.sequence, Base::Nothing).unwrap().unwrap();
+        checkpoint(lab.root(), epoch, &options).unwrap();
+        captured += begun.elapsed();
+        lab.go_on();
+        let begun = Instant::now();
+        let (_, at) = lab.bring_back_to(open(options.sequence)).unwrap();
+        applied += begun.elapsed();
+        lab.go_on();
+        let (changed, again) = lab.bring_back_to(open(options.sequence)).unwrap();
+        assert_eq!(at, again, "round {round}");
+        assert!(changed.pages > 0);
+    }
+    (captured / rounds, applied / rounds)
+}
+
+#[test]
+fn a_tree_is_captured_into_memory_and_into_a_log_and_brought_back_from_there() {
+    let Some(mut lab) = Lab::new() else { return };
+    let memory = Memory::new(MemoryOptions::default());
+    let in_memory = |sequence| memory.image(sequence).unwrap().unwrap();
+    let of_memory = capture_and_bring_back(&lab, &memory, &in_memory, TIMES / 10);
+    let store = Store::open(&lab.folder.path().join("store")).unwrap();
+    let name = "walker".parse().unwrap();
+    let log = store.open_log(&name, LogOptions::default()).unwrap();
+    let in_log = |sequence| store.image(&name, sequence).unwrap();
+    let of_log = capture_and_bring_back(&lab, &log, &in_log, TIMES / 100);
+    println!("capture, apply: in memory {of_memory:?} with {}, in a log {of_log:?}", memory.size());
+    lab.judge();
+}
+
 #[test]
 fn a_tree_with_another_descriptor_is_refused_by_name_and_goes_on() {
     let Some(mut lab) = Lab::new() else { return };
@@ -168,6 +217,7 @@ fn a_tree_with_another_descriptor_is_refused_by_name_and_goes_on() {
 #[test]
 fn a_tree_that_is_brought_back_in_part_does_not_run() {
     let Some(lab) = Lab::new() else { return };
+    lab.go_on();
     let image = lab.checkpoint(1);
     lab.go_on();
     let pages = std::fs::read_dir(&image).unwrap().map(|entry| entry.unwrap().path());

@@ -332,7 +332,7 @@ fn a_single_checkpoint_restores() {
         let image = lab.folder.path().join(format!("image{life}"));
         let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();
         // A child may be caught between fork and exit.
-        let taken = match checkpoint(pid, writer, &lab.options()) {
+        let taken = match checkpoint(pid, Box::new(writer), &lab.options()) {
             Ok(taken) => taken,
             Err(error) => {
                 println!("life {life}: {error}");

@@ -307,7 +307,7 @@ fn take_while_it_grows(lab: &Lab, subject: &mut Subject) {
     for sequence in 1..=CHECKPOINTS / 2 {
         let image = lab.folder.path().join(format!("image{sequence}"));
         let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();
-        checkpoint(subject.pid(), writer, &lab.options(sequence)).unwrap();
+        checkpoint(subject.pid(), Box::new(writer), &lab.options(sequence)).unwrap();
         std::fs::remove_dir_all(image).unwrap();
         subject.assert_alive();
     }

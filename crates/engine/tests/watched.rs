@@ -131,7 +131,7 @@ impl Lab {
             sequence: Sequence(number),
             ..CheckpointOptions::default()
         };
-        checkpoint(pid, writer, &options).unwrap();
+        checkpoint(pid, Box::new(writer), &options).unwrap();
         image
     }
 

@@ -66,7 +66,7 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
         sequence: Sequence(1),
         inherited: Streams::standard()?.identities(),
     };
-    let report = engine::checkpoint(request.pid, writer, &options).map_err(name_guardian_in)?;
+    let report = engine::checkpoint(request.pid, Box::new(writer), &options).map_err(name_guardian_in)?;
     Ok(Checkpointed {
         pause: report.commit.timings.pause,
         total: report.total,

@@ -16,13 +16,16 @@ mod layout;
 mod load;
 mod log;
 mod medium;
+mod memory;
 mod name;
 mod opening;
+mod packer;
 mod pages;
 mod pool;
 mod publish;
 mod reader;
 mod segment;
+mod sink;
 mod staging;
 mod store;
 mod tidy;
@@ -42,11 +45,13 @@ pub use log::{
     ColdSegments, Completion, EPOCHS_IN_FLIGHT_MAX, Epoch, Keep, LogCommitted, LogOptions, LogStatus,
     LogThreads, LogWriter, Squashed, Ticket,
 };
-pub use medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
+pub use medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
+pub use memory::{Memory, MemoryEpoch, MemoryOptions};
 pub use name::SubjectName;
 pub use reader::ImageReader;
+pub use sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 pub use staging::is_staging_name;
 pub use store::{Store, StoreEntry};
 pub use tidy::Garbage;
 pub use verify::{VerifyReport, verify, verify_on};
-pub use writer::{CommitMeta, Committed, ImageWriter, Prepared, WriteTimings};
+pub use writer::{CommitMeta, Committed, ImageWriter, WriteTimings};

@@ -1,6 +1,6 @@
 //! The few file operations that storing an image takes, so that a test can stand in for the disk.
 //!
-//! Owns: the traits `Medium`, `NewFile`, `PageSink`, `LogFile`, `PageSource`, `Lock`.
+//! Owns: the traits `Medium`, `NewFile`, `PageFile`, `LogFile`, `PageSource`, `Lock`.
 //! Invariants asked of an implementation: nothing is durable before the matching sync returned; after it,
 //! it survives a power cut; a rename is atomic.
 //! Does not: say what is written in which order; `publish` and `writer` do.
@@ -54,7 +54,7 @@ pub trait Medium: Send + Sync + Debug {
     fn create_file(&self, path: &Path) -> Result<Box<dyn NewFile>>;
 
     /// Creates a file of pages for its owner only; it must not exist.
-    fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageSink>>;
+    fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageFile>>;
 
     /// Creates a file of this length for its owner only, its space taken, to be written in place; it must not
     /// exist.
@@ -119,7 +119,7 @@ pub trait NewFile: Send + Debug {
 }
 
 /// A file of pages being written.
-pub trait PageSink: Send + Debug {
+pub trait PageFile: Send + Debug {
     /// Writes the first `length` bytes of a buffer at an offset, possibly later.
     fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()>;
 

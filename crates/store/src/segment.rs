@@ -14,7 +14,7 @@ use sys::page_buffer::PageBuffer;
 
 use crate::codec::{Codec, Compressor};
 use crate::error::{Error, Result};
-use crate::medium::PageSink;
+use crate::medium::PageFile;
 
 const CHUNK: usize = CHUNK_BYTES.0 as usize;
 
@@ -27,7 +27,7 @@ const BUFFERS_MAX: usize = 4;
 /// A file that pages are being written to.
 #[derive(Debug)]
 pub(crate) struct SegmentWriter {
-    sink: Box<dyn PageSink>,
+    sink: Box<dyn PageFile>,
     end: u64,
     compressed: Option<Compressed>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct SegmentWriter {
 /// A segment of which everything is written, not yet durable.
 #[derive(Debug)]
 pub(crate) struct EndedSegment {
-    pub(crate) sink: Box<dyn PageSink>,
+    pub(crate) sink: Box<dyn PageFile>,
     /// The length of its file.
     pub(crate) length: ByteCount,
     /// Its chunks, if it is compressed.
@@ -75,12 +75,12 @@ struct Output {
 
 impl SegmentWriter {
     /// Pages are written as they are.
-    pub(crate) const fn plain(sink: Box<dyn PageSink>) -> Self {
+    pub(crate) const fn plain(sink: Box<dyn PageFile>) -> Self {
         Self { sink, end: 0, compressed: None }
     }
 
     /// Pages are compressed, and written in buffers of this size.
-    pub(crate) fn compressed(sink: Box<dyn PageSink>, codec: &dyn Codec, buffer: ByteCount) -> Result<Self> {
+    pub(crate) fn compressed(sink: Box<dyn PageFile>, codec: &dyn Codec, buffer: ByteCount) -> Result<Self> {
         let threads = thread::available_parallelism().map_or(1, usize::from);
         // A buffer of pages has no more than so many chunks to share.
         let threads = threads.min(THREADS_MAX).min(buffer.get().div_ceil(CHUNK_BYTES.0) as usize);
@@ -171,7 +171,7 @@ impl SegmentWriter {
 }
 
 impl Compressed {
-    fn take(&mut self, bytes: &[u8], sink: &mut dyn PageSink) -> Result<()> {
+    fn take(&mut self, bytes: &[u8], sink: &mut dyn PageFile) -> Result<()> {
         let missing = if self.begun.is_empty() { 0 } else { CHUNK - self.begun.len() };
         let (head, rest) = bytes.split_at(missing.min(bytes.len()));
         self.begun.extend_from_slice(head);
@@ -189,7 +189,7 @@ impl Compressed {
         self.put(sink)
     }
 
-    fn flush(&mut self, sink: &mut dyn PageSink) -> Result<()> {
+    fn flush(&mut self, sink: &mut dyn PageFile) -> Result<()> {
         if !self.begun.is_empty() {
             let started = Instant::now();
             compress(&mut self.lanes, &[&self.begun])?;
@@ -201,7 +201,7 @@ impl Compressed {
     }
 
     /// Puts what the threads have into the output, in order.
-    fn put(&mut self, sink: &mut dyn PageSink) -> Result<()> {
+    fn put(&mut self, sink: &mut dyn PageFile) -> Result<()> {
         for lane in &mut self.lanes {
             self.output.put(&lane.stored, sink)?;
             self.chunks.append(&mut lane.chunks);
@@ -240,7 +240,7 @@ impl Lane {
 }
 
 impl Output {
-    fn put(&mut self, mut bytes: &[u8], sink: &mut dyn PageSink) -> Result<()> {
+    fn put(&mut self, mut bytes: &[u8], sink: &mut dyn PageFile) -> Result<()> {
         while !bytes.is_empty() {
             if self.filling.is_none() {
                 self.filling = Some(self.free_buffer(sink)?);
@@ -258,7 +258,7 @@ impl Output {
     }
 
     /// Writes the buffer that is being filled, up to a whole page.
-    fn flush(&mut self, sink: &mut dyn PageSink) -> Result<()> {
+    fn flush(&mut self, sink: &mut dyn PageFile) -> Result<()> {
         let Some(mut buffer) = self.filling.take() else { return Ok(()) };
         let length = self.filled.next_multiple_of(PAGE_BYTES as usize);
         buffer[self.filled..length].fill(0);
@@ -268,7 +268,7 @@ impl Output {
         Ok(sink.submit(buffer, ByteCount(length as u64), offset)?)
     }
 
-    fn free_buffer(&mut self, sink: &mut dyn PageSink) -> Result<PageBuffer> {
+    fn free_buffer(&mut self, sink: &mut dyn PageFile) -> Result<PageBuffer> {
         if let Some(buffer) = self.free.pop() {
             return Ok(buffer);
         }

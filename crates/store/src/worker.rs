@@ -1,8 +1,7 @@
 //! Hashes pages and sends them to the device, as a thread while copiers fill the next buffers.
 //!
-//! Owns: leaving out zero pages, checksums, the page map.
-//! Invariants: batches are taken in the order they were sent; a page's checksum is computed from the very
-//! bytes that are written, or compressed.
+//! Owns: the page map.
+//! Invariants: batches are taken in the order they were sent.
 //! Does not: copy from a subject, or publish.
 
 use std::num::NonZeroUsize;
@@ -11,19 +10,17 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use image::{ChunkTable, PageChecksum, PageMap, SegmentId, SpaceId};
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
+use image::{ChunkTable, PageMap, SegmentId, SpaceId};
+use model::{AddressRange, ByteCount};
 use sys::Errno;
-use sys::page_buffer::PageBuffer;
 
-use crate::batch::{PageBatch, Piece};
+use crate::batch::PageBatch;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
-use crate::medium::{Medium, PageSink, Writes};
+use crate::medium::{Medium, PageFile, Writes};
+use crate::packer::pack_into;
 use crate::pool::Pool;
 use crate::segment::SegmentWriter;
-
-const PAGE: usize = PAGE_BYTES as usize;
 
 /// Bytes that are written at a time when they come from a codec.
 const BUFFER_BYTES: ByteCount = ByteCount(2 << 20);
@@ -45,7 +42,7 @@ pub(crate) enum Order {
 pub(crate) struct Finished {
     pub(crate) map: PageMap,
     /// The segment, not yet durable; none if no page was stored.
-    pub(crate) segment: Option<Box<dyn PageSink>>,
+    pub(crate) segment: Option<Box<dyn PageFile>>,
     /// The length of its file.
     pub(crate) segment_length: ByteCount,
     /// Its chunks, if it is compressed, and the codec's name.
@@ -158,11 +155,7 @@ impl Worker {
         let begun = Instant::now();
         let (mut buffer, pieces) = batch.into_parts();
         let segment_end = self.segment.as_ref().map_or(0, |segment| segment.end().get());
-        let mut packer = Packer { map: &mut self.map, segment_end, packed: 0 };
-        for piece in &pieces {
-            packer.pack(&mut buffer, piece);
-        }
-        let packed = PageCount(packer.packed).bytes();
+        let packed = pack_into(&mut self.map, SEGMENT, segment_end, &mut buffer, &pieces).bytes();
         self.hash += begun.elapsed();
         if packed == ByteCount(0) {
             self.pool.give(buffer);
@@ -227,68 +220,6 @@ fn create(
     }
 }
 
-/// Moves the non-zero pages of a buffer to its front and enters all pages into the map.
-struct Packer<'a> {
-    map: &'a mut PageMap,
-    segment_end: u64,
-    packed: u64,
-}
-
-impl Packer<'_> {
-    fn pack(&mut self, buffer: &mut PageBuffer, piece: &Piece) {
-        let mut checksums: Vec<PageChecksum> = Vec::with_capacity(piece.pages.get() as usize);
-        let mut zeros = 0;
-        for number in 0..piece.pages.get() {
-            let from = (piece.at.get() + number) as usize * PAGE;
-            let (page, _) = buffer[from..].as_chunks::<PAGE>();
-            if is_zero(&page[0]) {
-                self.enter(piece, number, &mut checksums);
-                zeros += 1;
-                continue;
-            }
-            self.enter_zeros(piece, number, &mut zeros);
-            checksums.push(PageChecksum::of(&page[0]));
-            let to = self.packed as usize * PAGE;
-            if to != from {
-                buffer.copy_within(from..from + PAGE, to);
-            }
-            self.packed += 1;
-        }
-        self.enter(piece, piece.pages.get(), &mut checksums);
-        self.enter_zeros(piece, piece.pages.get(), &mut zeros);
-    }
-
-    /// Enters the stored pages that end before page `end` of the piece, the last ones packed.
-    fn enter(&mut self, piece: &Piece, end: u64, checksums: &mut Vec<PageChecksum>) {
-        if checksums.is_empty() {
-            return;
-        }
-        let count = checksums.len() as u64;
-        let offset = self.segment_end + (self.packed - count) * PAGE_BYTES;
-        self.map.store(piece.space, page_address(piece, end - count), SEGMENT, ByteCount(offset), checksums);
-        checksums.clear();
-    }
-
-    /// Enters the zero pages that end before page `end` of the piece.
-    fn enter_zeros(&mut self, piece: &Piece, end: u64, zeros: &mut u64) {
-        if *zeros > 0 {
-            self.map.zero(piece.space, page_address(piece, end - *zeros), PageCount(*zeros));
-        }
-        *zeros = 0;
-    }
-}
-
-fn page_address(piece: &Piece, number: u64) -> Address {
-    piece.start + PageCount(number).bytes()
-}
-
-/// Whether every byte is zero. Most pages that are not show it in their first bytes; the others are read in
-/// blocks that compile to vector instructions.
-pub(crate) fn is_zero(page: &[u8; PAGE]) -> bool {
-    let (blocks, _) = page.as_chunks::<128>();
-    blocks.iter().all(|block| block.iter().fold(0, |any, byte| any | byte) == 0)
-}
-
 /// Lets nobody wait for a worker that is gone.
 struct FailOnPanic {
     pool: Arc<Pool>,
@@ -298,22 +229,6 @@ impl Drop for FailOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.pool.fail(&Error::Io(sys::Error::new("go on after a panic", Errno::SHORT)));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_page_is_zero_only_if_every_byte_is() {
-        let mut page = [0; PAGE];
-        assert!(is_zero(&page));
-        for place in 0..PAGE {
-            page[place] = 1;
-            assert!(!is_zero(&page), "byte {place}");
-            page[place] = 0;
         }
     }
 }

@@ -70,14 +70,6 @@ pub struct Committed {
     pub timings: WriteTimings,
 }
 
-/// An image that is durable and not visible. Dropping it leaves nothing behind.
-#[derive(Debug)]
-pub struct Prepared {
-    staging: Staging,
-    committed: Committed,
-    begun: Instant,
-}
-
 /// An image being written. Copiers on several threads may share it by reference.
 #[derive(Debug)]
 pub struct ImageWriter {
@@ -177,16 +169,6 @@ impl ImageWriter {
     ///
     /// What went wrong at any step; nothing is left behind then.
     pub fn finish(self, records: &RecordSet, meta: CommitMeta) -> Result<Committed> {
-        self.prepare(records, meta)?.publish()
-    }
-
-    /// Writes what is left and makes everything durable, but nothing visible yet: for one who may still decide
-    /// against this image.
-    ///
-    /// # Errors
-    ///
-    /// As `finish`.
-    pub fn prepare(self, records: &RecordSet, meta: CommitMeta) -> Result<Prepared> {
         let Self { pages, staging, medium, target } = self;
         let begun = Instant::now();
         let ending = pages.end()?;
@@ -213,22 +195,9 @@ impl ImageWriter {
         }
         commit_file.sync()?;
         let Finished { hash, compress, write, .. } = finished;
-        let timings = WriteTimings { hash, compress, write, commit: Duration::ZERO };
-        Ok(Prepared { staging, committed: Committed { path: target, commit, timings }, begun })
-    }
-}
-
-impl Prepared {
-    /// Makes the image visible.
-    ///
-    /// # Errors
-    ///
-    /// `Exists`, or what else kept the directory from getting its name; nothing is left behind then.
-    pub fn publish(self) -> Result<Committed> {
-        let Self { staging, mut committed, begun } = self;
         staging.publish()?;
-        committed.timings.commit = begun.elapsed();
-        Ok(committed)
+        let timings = WriteTimings { hash, compress, write, commit: begun.elapsed() };
+        Ok(Committed { path: target, commit, timings })
     }
 }
 

@@ -1,151 +1,40 @@
 //! Copying pages into buffers, and handing these on.
 //!
-//! Owns: the loops that copy, and what a copy can be handed to.
+//! Owns: the loops that copy, and the sink of a look that copies nothing.
 //! Invariants: what is handed on has been read whole; a page that is taken out of a checkpoint is taken out of what
 //! was copied before, and of nothing that is copied later.
 //! Does not: choose pages; hash, compress or write, which the sink's threads do.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
 
 use image::SpaceId;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid};
-use store::{Epoch, ImageWriter, PageBatch};
+use store::PageBatch;
+pub(super) use store::PageSink;
 use sys::Error;
 use sys::process_memory::{self, RANGES_PER_CALL};
 use tracee::ProcessMemory;
 
 use crate::error::Result;
 
-/// What takes copied pages.
-pub(super) trait PageSink {
-    /// An empty buffer; waits for one if it must.
-    fn buffer(&self) -> Result<PageBatch>;
-    /// Takes over a filled one.
-    fn append(&self, batch: PageBatch) -> Result<()>;
-    /// Takes over one that has room left, and may give it again as the next.
-    fn keep(&self, batch: PageBatch) -> Result<()> {
-        self.append(batch)
-    }
-    /// So many empty buffers for a pause; waits for them if it must.
-    fn reserve(&self, _count: usize) -> Result<Vec<PageBatch>> {
-        Ok(Vec::new())
-    }
-    /// An empty buffer that is here already, if there is one.
-    fn free_buffer(&self) -> Result<Option<PageBatch>> {
-        Ok(None)
-    }
-    /// An empty buffer made now, beside all others; never waits.
-    fn spare(&self) -> Result<PageBatch> {
-        self.buffer()
-    }
-    /// Has buffers at hand for so many pages, as far as limits allow without a wait: to make one inside a stop takes
-    /// as long as to copy hundreds of pages, and many times that where memory has to be compacted for it.
-    fn prepare(&self, _pages: PageCount) -> Result<()> {
-        Ok(())
-    }
-    /// Takes back one that was not needed.
-    fn put_back(&self, batch: PageBatch);
-    /// How many pages a buffer holds.
-    fn buffer_pages(&self) -> PageCount;
-    /// How long anybody may wait for one buffer from now on, where a store may not keep up for ever.
-    fn limit_waits(&self, _wait_max: Option<Duration>) {}
-    /// Takes a range out of the checkpoint; what is appended later is in again. Waits while too many are waiting to be
-    /// taken out.
-    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()>;
-}
-
-impl PageSink for ImageWriter {
-    fn buffer(&self) -> Result<PageBatch> {
-        Ok(self.buffer()?)
-    }
-
-    fn append(&self, batch: PageBatch) -> Result<()> {
-        Ok(self.append(batch)?)
-    }
-
-    /// Its worker needs all of its own.
-    fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
-        (0..count).map(|_| Ok(self.spare()?)).collect()
-    }
-
-    fn spare(&self) -> Result<PageBatch> {
-        Ok(self.spare()?)
-    }
-
-    fn put_back(&self, _: PageBatch) {}
-
-    fn buffer_pages(&self) -> PageCount {
-        self.buffer_pages()
-    }
-
-    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
-        Ok(self.discard(space, range)?)
-    }
-}
-
-impl PageSink for Epoch {
-    fn buffer(&self) -> Result<PageBatch> {
-        Ok(self.buffer()?)
-    }
-
-    fn append(&self, batch: PageBatch) -> Result<()> {
-        Ok(self.append(batch)?)
-    }
-
-    fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
-        Ok(self.reserve(count)?)
-    }
-
-    fn free_buffer(&self) -> Result<Option<PageBatch>> {
-        Ok(self.try_buffer()?)
-    }
-
-    fn spare(&self) -> Result<PageBatch> {
-        Ok(self.spare()?)
-    }
-
-    fn put_back(&self, batch: PageBatch) {
-        self.put_back(batch);
-    }
-
-    fn buffer_pages(&self) -> PageCount {
-        self.buffer_pages()
-    }
-
-    fn limit_waits(&self, wait_max: Option<Duration>) {
-        self.limit_waits(wait_max);
-    }
-
-    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
-        const NAP: Duration = Duration::from_micros(20);
-        while !self.drop_range(space, range)? {
-            std::thread::sleep(NAP);
-        }
-        Ok(())
-    }
-}
-
 /// Takes nothing: for looks at a subject that copy nothing of it.
 pub(super) struct Nowhere;
 
 impl PageSink for Nowhere {
-    fn buffer(&self) -> Result<PageBatch> {
+    fn buffer(&self) -> store::Result<PageBatch> {
         Err(Error::new("copy without a place to copy to", sys::Errno::EINVAL).into())
     }
 
-    fn append(&self, _: PageBatch) -> Result<()> {
+    fn append(&self, _: PageBatch) -> store::Result<()> {
         Ok(())
     }
-
-    fn put_back(&self, _: PageBatch) {}
 
     fn buffer_pages(&self) -> PageCount {
         PageCount(0)
     }
 
-    fn discard(&self, _: SpaceId, _: AddressRange) -> Result<()> {
+    fn discard(&self, _: SpaceId, _: AddressRange) -> store::Result<()> {
         Ok(())
     }
 }
@@ -273,13 +162,13 @@ impl<'a, S: PageSink + ?Sized> Copier<'a, S> {
             self.flush(pid)?;
             self.send()?;
         }
-        self.sink.discard(space, range)
+        Ok(self.sink.discard(space, range)?)
     }
 
     /// Hands on what is left, and the buffer with it: a log lends only so many.
     pub(super) fn finish(self) -> Result<()> {
         debug_assert!(self.ranges.is_empty(), "pending ranges were flushed");
-        self.sink.keep(self.batch)
+        Ok(self.sink.keep(self.batch)?)
     }
 
     /// What is left, to be handed on after the pause: that wakes threads, which would run before it ends.

@@ -33,7 +33,7 @@ use std::time::{Duration, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
 use model::{PageCount, Pid};
-use store::{CommitMeta, ImageWriter, PageBatch};
+use store::{CommitMeta, OpenCheckpoint, PageBatch, PageSink};
 use sys::clock::Stopwatch;
 use tracee::{Freezer, Urgent};
 use track::TrackerKind;
@@ -65,7 +65,7 @@ pub struct CheckpointReport {
     pub total: Duration,
 }
 
-/// A checkpoint that has left its subject: all of it is here or with the writer, and nothing is visible yet.
+/// A checkpoint that has left its subject: all of it is here or with the sink, and nothing is visible yet.
 struct Recorded {
     records: RecordSet,
     meta: CommitMeta,
@@ -75,12 +75,16 @@ struct Recorded {
 }
 
 /// Takes one checkpoint of a process and all its descendants.
-pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -> Result<CheckpointReport> {
+pub fn checkpoint(
+    root: Pid,
+    sink: Box<dyn OpenCheckpoint>,
+    options: &CheckpointOptions,
+) -> Result<CheckpointReport> {
     let started = Stopwatch::start();
-    let Recorded { records, meta, mut before, held } = take(root, &writer, options)?;
-    let committed = writer
-        .prepare(&records, meta)
-        .and_then(store::Prepared::publish)
+    let Recorded { records, meta, mut before, held } = take(root, &*sink, options)?;
+    let committed = sink
+        .commit(records, meta)
+        .and_then(|ticket| ticket.wait())
         .inspect_err(|_| before.descriptors.release())?;
     if let Some(held) = held {
         held.kill()?;
@@ -89,12 +93,12 @@ pub fn checkpoint(root: Pid, writer: ImageWriter, options: &CheckpointOptions) -
 }
 
 /// Stops the tree and takes everything from it. With `kill` it is held afterwards.
-fn take(root: Pid, writer: &ImageWriter, options: &CheckpointOptions) -> Result<Recorded> {
+fn take(root: Pid, sink: &dyn PageSink, options: &CheckpointOptions) -> Result<Recorded> {
     let looked = look_while_it_runs(root, options)?;
     let kind = looked.as_ref().and_then(worth_tracking);
     match (kind, looked) {
-        (Some(kind), Some(looked)) => take_tracked(root, kind, looked, writer, options),
-        (_, looked) => take_whole(root, looked, writer, options),
+        (Some(kind), Some(looked)) => take_tracked(root, kind, looked, sink, options),
+        (_, looked) => take_whole(root, looked, sink, options),
     }
 }
 
@@ -119,13 +123,13 @@ fn take_tracked(
     root: Pid,
     kind: &'static dyn TrackerKind,
     mut before: Before,
-    writer: &ImageWriter,
+    sink: &dyn PageSink,
     options: &CheckpointOptions,
 ) -> Result<Recorded> {
     let mut subject = Continuous::once(root, kind);
-    let Some(stood) = subject.stop_once(&mut before, writer, options)? else {
+    let Some(stood) = subject.stop_once(&mut before, sink, options)? else {
         drop((subject, before));
-        return take_whole(root, look_while_it_runs(root, options)?, writer, options);
+        return take_whole(root, look_while_it_runs(root, options)?, sink, options);
     };
     let continuous::Stood { captured, arming, reserve, .. } = stood;
     let time = captured.time();
@@ -145,12 +149,12 @@ fn take_tracked(
 fn take_whole(
     root: Pid,
     mut looked: Option<Before>,
-    writer: &ImageWriter,
+    sink: &dyn PageSink,
     options: &CheckpointOptions,
 ) -> Result<Recorded> {
     let mut retries = Retries::of_captures(root);
     loop {
-        let mut memory = WholeMemory::new(writer, first_buffer(looked.as_ref(), writer)?);
+        let mut memory = WholeMemory::new(sink, first_buffer(looked.as_ref(), sink)?);
         match capture_whole(root, looked, &mut memory, options) {
             Ok((captured, mut before)) => {
                 let time = captured.time();
@@ -166,13 +170,13 @@ fn take_whole(
 }
 
 /// The first buffer is made, and touched, before the pause.
-fn first_buffer(looked: Option<&Before>, writer: &ImageWriter) -> Result<PageBatch> {
+fn first_buffer(looked: Option<&Before>, sink: &dyn PageSink) -> Result<PageBatch> {
     Ok(match looked {
         Some(looked) if looked.objects.saved().next().is_none() => {
             let own = looked.processes.own_pages();
-            writer.buffer_for(PageCount(own.get() + own.get() / 4) + SLACK)?
+            sink.buffer_for(PageCount(own.get() + own.get() / 4) + SLACK)?
         }
-        _ => writer.buffer()?,
+        _ => sink.buffer()?,
     })
 }
 

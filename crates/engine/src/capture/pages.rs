@@ -12,7 +12,7 @@ use image::SpaceId;
 use model::{Address, AddressRange, PAGE_BYTES, Pid};
 use resource::memory::Content;
 use rustix::fs::SeekFrom;
-use store::{ImageWriter, PageBatch};
+use store::PageBatch;
 use sys::clock::Stopwatch;
 use sys::pagemap::PageRegions;
 use sys::{Errno, Error};
@@ -27,15 +27,15 @@ use crate::records::object_space;
 
 /// Memory of which all pages are found and copied in the stop.
 pub(super) struct WholeMemory<'a> {
-    writer: &'a ImageWriter,
+    sink: &'a dyn PageSink,
     /// The buffer that is filled next.
     batch: Option<PageBatch>,
     is_empty: bool,
 }
 
 impl<'a> WholeMemory<'a> {
-    pub(super) fn new(writer: &'a ImageWriter, first: PageBatch) -> Self {
-        Self { writer, batch: Some(first), is_empty: true }
+    pub(super) fn new(sink: &'a dyn PageSink, first: PageBatch) -> Self {
+        Self { sink, batch: Some(first), is_empty: true }
     }
 
     /// Whether no page is copied yet.
@@ -45,7 +45,7 @@ impl<'a> WholeMemory<'a> {
 
     /// Hands the last buffer on, after the pause: that wakes threads, which would run before it ends.
     pub(super) fn hand_on(self) -> Result<()> {
-        Ok(self.batch.map_or(Ok(()), |rest| self.writer.append(rest))?)
+        Ok(self.batch.map_or(Ok(()), |rest| self.sink.append(rest))?)
     }
 }
 
@@ -62,8 +62,8 @@ impl Memory for WholeMemory<'_> {
         phases[Phase::Scan] = scanning.elapsed();
         before.objects.inside()?;
         self.is_empty = false;
-        let first = self.batch.take().map_or_else(|| self.writer.buffer(), Ok)?;
-        self.batch = Some(copy(&plan, before, self.writer, first)?);
+        let first = self.batch.take().map_or_else(|| self.sink.buffer(), Ok)?;
+        self.batch = Some(copy(&plan, before, self.sink, first)?);
         Ok(None)
     }
 
@@ -129,8 +129,8 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
 }
 
 /// Copies what `scan` found; what is still to be handed on.
-fn copy(plan: &PagePlan, before: &Before, writer: &ImageWriter, first: PageBatch) -> Result<PageBatch> {
-    let mut copier = Copier::new(writer, first);
+fn copy(plan: &PagePlan, before: &Before, sink: &dyn PageSink, first: PageBatch) -> Result<PageBatch> {
+    let mut copier = Copier::new(sink, first);
     for process in &plan.processes {
         for range in &process.readable {
             copier.add(process.pid, process.space, *range)?;

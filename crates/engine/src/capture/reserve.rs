@@ -11,10 +11,7 @@ use std::time::Duration;
 
 use image::SpaceId;
 use model::{AddressRange, PageCount};
-use store::PageBatch;
-
-use super::copier::PageSink;
-use crate::error::Result;
+use store::{PageBatch, PageSink, Result};
 
 /// Pages that a pause keeps back at most; from there on it hands on what it has and waits for buffers like anybody
 /// else. Copying so many takes 10 to 40 ms (0.3 to 1.2 microseconds each, scattered), beside which a wait no longer

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use model::ByteCount;
-use store::{Directory, Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
+use store::{Directory, Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
 use sys::Result;
 use sys::page_buffer::PageBuffer;
 
@@ -82,7 +82,7 @@ impl Medium for GatedMedium {
         self.inner.create_file(path)
     }
 
-    fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageSink>> {
+    fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageFile>> {
         self.inner.create_pages(path, writes)
     }
 

@@ -21,7 +21,7 @@ use sys::part_reader::PartReader;
 use sys::{Errno, Error, Result};
 
 use super::Backend;
-use crate::medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
+use crate::medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
 use crate::publish::parent;
 use crate::trust;
 
@@ -61,7 +61,7 @@ impl Medium for Directory {
         Ok(Box::new(SmallFile { file, path: path.to_path_buf() }))
     }
 
-    fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageSink>> {
+    fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageFile>> {
         let (method, in_flight) = match writes {
             // Past the page cache it would be waited for by itself, before the wait for all.
             Writes::One => (Method::Buffered, NonZeroUsize::MIN),
@@ -83,7 +83,7 @@ impl Medium for Directory {
 
     fn open_pages(&self, path: &Path) -> crate::Result<Box<dyn PageSource>> {
         let file = trust::open_file(path)?;
-        Ok(Box::new(PageFile { file, path: path.to_path_buf() }))
+        Ok(Box::new(DirectReader { file, path: path.to_path_buf() }))
     }
 
     fn read_file(&self, path: &Path, limit: ByteCount) -> crate::Result<Vec<u8>> {
@@ -208,7 +208,7 @@ impl NewFile for SmallFile {
     }
 }
 
-impl PageSink for DirectWriter {
+impl PageFile for DirectWriter {
     fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()> {
         Self::submit(self, buffer, length, offset)
     }
@@ -250,12 +250,12 @@ impl LogFile for DirectWriter {
 }
 
 #[derive(Debug)]
-struct PageFile {
+struct DirectReader {
     file: File,
     path: PathBuf,
 }
 
-impl PageSource for PageFile {
+impl PageSource for DirectReader {
     fn length(&self) -> Result<ByteCount> {
         let metadata = self.file.metadata().map_err(failed("look at", &self.path))?;
         Ok(ByteCount(metadata.len()))

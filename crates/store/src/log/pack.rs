@@ -10,7 +10,7 @@ use model::PAGE_BYTES;
 use sys::page_buffer::PageBuffer;
 
 use crate::batch::Piece;
-use crate::worker::is_zero;
+use crate::packer::is_zero;
 
 const PAGE: usize = PAGE_BYTES as usize;
 

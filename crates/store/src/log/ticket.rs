@@ -26,6 +26,14 @@ pub struct LogCommitted {
     pub timings: WriteTimings,
 }
 
+impl LogCommitted {
+    /// Of a checkpoint for which nothing was written but its own bytes.
+    pub(crate) const fn alone(commit: image::Commit, timings: WriteTimings) -> Self {
+        let (sequence, written) = (commit.sequence, commit.bytes);
+        Self { sequence, commit, written, moved: PageCount(0), timings }
+    }
+}
+
 /// What became of an epoch.
 pub type Completion = (Sequence, Result<LogCommitted>);
 

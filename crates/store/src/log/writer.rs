@@ -366,6 +366,13 @@ impl Drop for Epoch {
 }
 
 impl Ticket {
+    /// Of a checkpoint that is all that it will be.
+    pub(crate) fn answered(committed: LogCommitted) -> Self {
+        let state = TicketState::new(committed.sequence);
+        state.set(Ok(committed));
+        Self { state: Arc::new(state), here: Arc::default() }
+    }
+
     /// The checkpoint that was promised.
     #[must_use]
     pub fn sequence(&self) -> Sequence {

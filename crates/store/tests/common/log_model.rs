@@ -1,4 +1,4 @@
-//! A log beside a model of what every checkpoint in it must hold.
+//! A log, or another sink, beside a model of what every checkpoint in it must hold.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test program uses a part")]
@@ -9,7 +9,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use fastrand::Rng;
 use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, AddressRange, PAGE_BYTES, PageCount, Pid, Sequence};
-use store::{CommitMeta, Epoch, ImageReader, LogWriter, Result, Store, SubjectName, Ticket};
+use store::{Base, CheckpointSink, CommitMeta, ImageReader, PageSink, Result, Store, SubjectName, Ticket};
 
 use undying_store as store;
 
@@ -56,34 +56,34 @@ impl Subject {
 
     /// One epoch of random changes, whole in one call of each kind. The state that it leads to is entered when
     /// `finish` has been called, since it may be committed from then on.
-    pub(crate) fn epoch(&mut self, writer: &LogWriter) -> Result<Option<Ticket>> {
+    pub(crate) fn epoch(&mut self, sink: &dyn CheckpointSink) -> Result<Option<Ticket>> {
         let sequence = self.next;
         let full = self.history.is_empty() || self.random.u64(..40) == 0;
-        let begun = if full { writer.begin_full(sequence)? } else { writer.begin(sequence)? };
-        let Some(epoch) = begun else { return Ok(None) };
+        let base = if full { Base::Nothing } else { Base::Newest };
+        let Some(epoch) = sink.begin(sequence, base)? else { return Ok(None) };
         self.next = Sequence(sequence.0 + 1);
         let before = self.now.clone();
         if full {
             self.now.pages.clear();
         }
-        let changed = self.change(&epoch, full);
+        let changed = self.change(&*epoch, full);
         if changed.is_err() || (!full && self.random.u64(..12) == 0) {
             drop(epoch);
             self.now = before;
             return changed.map(|()| None);
         }
         self.history.insert(sequence, self.now.clone());
-        epoch.finish(self.records(), meta(sequence)).map(Some)
+        epoch.commit(self.records(), meta(sequence)).map(Some)
     }
 
-    fn change(&mut self, epoch: &Epoch, full: bool) -> Result<()> {
+    fn change(&mut self, epoch: &dyn PageSink, full: bool) -> Result<()> {
         let rounds = if full { 4 } else { 1 + self.random.u64(..3) };
         for _ in 0..rounds {
             if self.random.u64(..4) == 0 {
                 let (space, start) = (self.random.u32(..2), self.random.u64(..self.span));
                 let pages = 1 + self.random.u64(..self.span / 8);
                 let range = AddressRange::new(address(start), address(start + pages));
-                assert!(epoch.drop_range(SpaceId(space), range)?);
+                epoch.discard(SpaceId(space), range)?;
                 self.now.pages.retain(|(of, page), _| *of != space || !(start..start + pages).contains(page));
             }
             let count = 1 + self.random.u64(..self.dirty);
@@ -102,7 +102,7 @@ impl Subject {
     }
 
     /// Appends so many pages, in batches of runs.
-    fn write(&mut self, epoch: &Epoch, mut count: u64) -> Result<()> {
+    fn write(&mut self, epoch: &dyn PageSink, mut count: u64) -> Result<()> {
         while count > 0 {
             let mut batch = epoch.buffer()?;
             while batch.room() > PageCount(0) && count > 0 {

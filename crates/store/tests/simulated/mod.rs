@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use fastrand::Rng;
 use model::ByteCount;
-use store::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageSink, PageSource, Writes};
+use store::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
 use sys::page_buffer::PageBuffer;
 use sys::{Errno, Error, Result};
 
@@ -292,7 +292,7 @@ impl Medium for Disk {
         Ok(Box::new(self.new_file(path)?))
     }
 
-    fn create_pages(&self, path: &Path, _: Writes) -> Result<Box<dyn PageSink>> {
+    fn create_pages(&self, path: &Path, _: Writes) -> Result<Box<dyn PageFile>> {
         Ok(Box::new(self.new_file(path)?))
     }
 
@@ -432,7 +432,7 @@ impl NewFile for OpenFile {
     }
 }
 
-impl PageSink for OpenFile {
+impl PageFile for OpenFile {
     fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()> {
         let change = Change::Write(offset.0 as usize, buffer[..length.0 as usize].to_vec());
         self.state.lock().unwrap().change(self.node, &self.path, change)?;

@@ -29,7 +29,7 @@ use std::time::{Duration, SystemTime};
 use image::RecordSet;
 use model::{Pid, ProcessKey, Sequence};
 use resource::files::FileRecord;
-use store::{Epoch, ImageReader, LogWriter};
+use store::{Base, CheckpointSink, ImageReader, OpenCheckpoint};
 use sys::clock::Stopwatch;
 use tracee::{Freezer, StoppedTree, Urgent};
 use track::{Moment, TrackerKind};
@@ -155,7 +155,11 @@ impl Continuous {
     /// # Errors
     ///
     /// What stands in the way, or what went wrong with earlier checkpoints in the log. The subject goes on.
-    pub fn checkpoint(&mut self, log: &LogWriter, options: &CheckpointOptions) -> Result<Option<Taken>> {
+    pub fn checkpoint(
+        &mut self,
+        log: &dyn CheckpointSink,
+        options: &CheckpointOptions,
+    ) -> Result<Option<Taken>> {
         let taken = self.begin_and(log, options, |subject, epoch, options| {
             subject.take(epoch, options, |subject, captured| {
                 let phases = captured.resume()?;
@@ -174,7 +178,7 @@ impl Continuous {
     /// As `checkpoint`.
     pub fn checkpoint_and_hold(
         &mut self,
-        log: &LogWriter,
+        log: &dyn CheckpointSink,
         options: &CheckpointOptions,
     ) -> Result<Option<(Taken, Held)>> {
         self.begin_and(log, options, |subject, epoch, options| {
@@ -192,7 +196,7 @@ impl Continuous {
     /// As `checkpoint`, or `GroupBroken` when another subject could not be stopped in time.
     pub fn checkpoint_of_group(
         &mut self,
-        log: &LogWriter,
+        log: &dyn CheckpointSink,
         options: &CheckpointOptions,
         member: GroupMember,
     ) -> Result<Option<(Taken, Held)>> {
@@ -210,7 +214,7 @@ impl Continuous {
     /// As `checkpoint`. A difference is none; the next checkpoint should then start from nothing.
     pub fn checkpoint_and_verify(
         &mut self,
-        log: &LogWriter,
+        log: &dyn CheckpointSink,
         read: &dyn Fn(Sequence) -> store::Result<ImageReader>,
         options: &CheckpointOptions,
     ) -> Result<Option<(Taken, Comparison)>> {
@@ -275,18 +279,17 @@ impl Continuous {
         Ok(found)
     }
 
-    /// Begins an epoch of the log, and takes a checkpoint into it. After a failure the next one starts from nothing.
+    /// Begins a checkpoint in the sink, and takes it. After a failure the next one starts from nothing.
     fn begin_and<T>(
         &mut self,
-        log: &LogWriter,
+        log: &dyn CheckpointSink,
         options: &CheckpointOptions,
-        take: impl FnOnce(&mut Self, Epoch, &CheckpointOptions) -> Result<T>,
+        take: impl FnOnce(&mut Self, Box<dyn OpenCheckpoint>, &CheckpointOptions) -> Result<T>,
     ) -> Result<Option<T>> {
         // What is done to a subject that is about to end must not be done to this one.
         let options = CheckpointOptions { kill: false, ..options.clone() };
-        let begun =
-            if self.is_whole { log.begin_full(options.sequence) } else { log.begin(options.sequence) };
-        let Some(epoch) = begun? else { return Ok(None) };
+        let base = if self.is_whole { Base::Nothing } else { Base::Newest };
+        let Some(epoch) = log.begin(options.sequence, base)? else { return Ok(None) };
         self.watched.begin(options.sequence);
         let outcome = take(self, epoch, &options);
         self.watched.resumed();
@@ -298,16 +301,16 @@ impl Continuous {
     /// Captures the subject into an epoch. `leave` decides what becomes of the stopped subject.
     fn take<L>(
         &mut self,
-        epoch: Epoch,
+        epoch: Box<dyn OpenCheckpoint>,
         options: &CheckpointOptions,
         mut leave: impl FnMut(&mut Self, Captured) -> Result<(Phases, L)>,
     ) -> Result<(Taken, L)> {
         let mut phases = Phases::new();
         let mut before = self.survey(options)?;
         phases[Phase::Look] = phases.began.elapsed();
-        let (complete, left) = self.patiently(&mut before, &epoch, |subject, before| {
+        let (complete, left) = self.patiently(&mut before, &*epoch, |subject, before| {
             let Stood { captured, reserve, arming, counts } =
-                subject.stop(before, &epoch, options, phases)?;
+                subject.stop(before, &*epoch, options, phases)?;
             let time = captured.time();
             let (mut phases, left) = leave(subject, captured)?;
             let mut laps = Stopwatch::start();
@@ -337,14 +340,14 @@ impl Continuous {
     fn hand_over(
         &mut self,
         before: &Before,
-        epoch: Epoch,
+        epoch: Box<dyn OpenCheckpoint>,
         options: &CheckpointOptions,
         complete: Complete,
     ) -> Result<Taken> {
         let mut laps = Stopwatch::start();
         let Complete { records, time, mut phases, arming, counts } = complete;
         let timings = phases.timings();
-        let ticket = epoch.finish(records, record::meta(before, options, time, timings))?;
+        let ticket = epoch.commit(records, record::meta(before, options, time, timings))?;
         phases[Phase::Finish] += laps.lap();
         self.spaces.dirty.make_room();
         self.spaces.tracked.values_mut().for_each(Tracked::learn);

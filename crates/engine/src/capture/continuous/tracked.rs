@@ -111,7 +111,7 @@ impl Tracked {
 
     /// Takes all pages of the process out of the checkpoint.
     pub(super) fn take_back(&self, sink: &dyn PageSink) -> Result<()> {
-        sink.discard(self.space, EVERYTHING)
+        Ok(sink.discard(self.space, EVERYTHING)?)
     }
 
     /// Pages of the areas that the tracker was told of.

@@ -1,0 +1,374 @@
+//! Checkpoints in this process's own memory: for rollback, not for a crash.
+//!
+//! Owns: the buffers, which of them a checkpoint needs, compaction.
+//! Invariants: a kept checkpoint never changes; a buffer is used again only when no checkpoint and no reader needs it;
+//! there are never more buffers than the limit. Inside a pause nothing is computed: pages stay in the buffers that they
+//! were copied into, and zero pages, checksums and the index follow with the commit.
+//! Does not: survive this process.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use image::{
+    Checksum, Commit, Extent, ImageKind, PageIndex, PageMap, RecordSet, SealedFile, SegmentId, SpaceId,
+};
+use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Sequence};
+use sys::Errno;
+use sys::clock::Stopwatch;
+use sys::page_buffer::PageBuffer;
+
+use crate::batch::{Lent, PageBatch};
+use crate::error::{Error, Result};
+use crate::log::{LogCommitted, Ticket};
+use crate::medium::PageSource;
+use crate::packer::pack_into;
+use crate::reader::{ImageReader, Segment};
+use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
+use crate::writer::{CommitMeta, WriteTimings};
+
+/// Buffers that may hold superseded pages, beside as many as hold live ones, before a commit moves what lives.
+const SLACK: usize = 4;
+
+/// How much memory is used for checkpoints.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryOptions {
+    /// Pages that a buffer holds.
+    pub buffer_pages: PageCount,
+    /// Buffers at most, for all checkpoints that are kept and the one that is taken.
+    pub buffers_max: usize,
+    /// Newest checkpoints that are kept.
+    pub keep: NonZeroUsize,
+}
+
+impl Default for MemoryOptions {
+    /// Two checkpoints, one to go back to while the next is taken, in at most 1 GiB in buffers of a huge page.
+    fn default() -> Self {
+        const KEEP: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
+        Self { buffer_pages: PageCount(512), buffers_max: 512, keep: KEEP }
+    }
+}
+
+/// Checkpoints of one subject, in memory. A clone is the same.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    buffers: Arc<Buffers>,
+    kept: Arc<Mutex<VecDeque<Kept>>>,
+    keep: usize,
+}
+
+/// A checkpoint being copied into memory.
+#[derive(Debug)]
+pub struct MemoryEpoch {
+    memory: Memory,
+    sequence: Sequence,
+    base: Base,
+    orders: Mutex<Vec<Order>>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Pages(PageBatch),
+    Discard(SpaceId, AddressRange),
+}
+
+/// A committed checkpoint.
+#[derive(Clone, Debug)]
+struct Kept {
+    commit: Commit,
+    records: RecordSet,
+    index: PageIndex,
+    pages: Pages,
+}
+
+/// The pages of a checkpoint, each buffer a segment.
+#[derive(Clone, Debug, Default)]
+struct Pages {
+    map: PageMap,
+    buffers: BTreeMap<SegmentId, Arc<Filled>>,
+    next: u32,
+}
+
+/// All buffers that there are.
+#[derive(Debug)]
+struct Buffers {
+    free: Mutex<Vec<PageBuffer>>,
+    made: Arc<AtomicUsize>,
+    options: MemoryOptions,
+}
+
+/// A buffer that checkpoints need; free again once none does.
+#[derive(Debug)]
+struct Filled {
+    buffer: Option<PageBuffer>,
+    buffers: Arc<Buffers>,
+}
+
+impl Memory {
+    /// Without a checkpoint.
+    #[must_use]
+    pub fn new(options: MemoryOptions) -> Self {
+        let buffers = Buffers { free: Mutex::default(), made: Arc::default(), options };
+        Self { buffers: Arc::new(buffers), kept: Arc::default(), keep: options.keep.get() }
+    }
+
+    /// Begins a checkpoint. Without a newest one it begins with nothing.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` when the number is not above all before.
+    pub fn begin(&self, sequence: Sequence, base: Base) -> Result<MemoryEpoch> {
+        match self.kept().back() {
+            Some(newest) if sequence <= newest.commit.sequence => {
+                Err(Error::Exists { path: path_of(sequence) })
+            }
+            _ => Ok(MemoryEpoch { memory: self.clone(), sequence, base, orders: Mutex::default() }),
+        }
+    }
+
+    /// Opens a checkpoint, `None` when it is not kept. It can be read for as long as the reader lives.
+    ///
+    /// # Errors
+    ///
+    /// When its places contradict each other.
+    pub fn image(&self, sequence: Sequence) -> Result<Option<ImageReader>> {
+        let kept = self.kept();
+        let Some(found) = kept.iter().find(|kept| kept.commit.sequence == sequence) else { return Ok(None) };
+        let path = path_of(sequence);
+        let segments = found
+            .pages
+            .buffers
+            .iter()
+            .map(|(id, filled)| Ok((*id, Segment::new(path.clone(), Box::new(Arc::clone(filled)))?)));
+        let (commit, records, index) = (found.commit.clone(), found.records.clone(), found.index.clone());
+        ImageReader::from_parts(path.clone(), commit, records, index, segments.collect::<Result<_>>()?)
+            .map(Some)
+    }
+
+    /// Memory that the buffers take, free ones included.
+    #[must_use]
+    pub fn size(&self) -> ByteCount {
+        let Buffers { made, options, .. } = &*self.buffers;
+        ByteCount(made.load(Ordering::Relaxed) as u64 * options.buffer_pages.bytes().get())
+    }
+
+    fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CheckpointSink for Memory {
+    fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
+        Ok(Some(Box::new(self.begin(sequence, base)?)))
+    }
+}
+
+impl PageSink for MemoryEpoch {
+    fn buffer(&self) -> Result<PageBatch> {
+        self.memory.buffers.take()
+    }
+
+    fn append(&self, batch: PageBatch) -> Result<()> {
+        self.order(Order::Pages(batch));
+        Ok(())
+    }
+
+    fn free_buffer(&self) -> Result<Option<PageBatch>> {
+        Ok(self.memory.buffers.take_free())
+    }
+
+    fn put_back(&self, batch: PageBatch) {
+        self.memory.buffers.give(batch.into_parts().0);
+    }
+
+    fn buffer_pages(&self) -> PageCount {
+        self.memory.buffers.options.buffer_pages
+    }
+
+    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
+        self.order(Order::Discard(space, range));
+        Ok(())
+    }
+}
+
+impl OpenCheckpoint for MemoryEpoch {
+    fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
+        let mut took = Stopwatch::start();
+        let Self { memory, sequence, base, orders } = *self;
+        let newest = memory.kept().back().filter(|_| base == Base::Newest).map(|kept| kept.pages.clone());
+        let kind = if newest.is_some() { ImageKind::Delta } else { ImageKind::Full };
+        let mut pages = newest.unwrap_or_default();
+        for order in orders.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            match order {
+                Order::Pages(batch) => pages.enter(batch, &memory.buffers)?,
+                Order::Discard(space, range) => pages.map.discard(space, range),
+            }
+        }
+        let index = pages.settle(&memory.buffers)?;
+        let hash = took.lap();
+        let commit = commit_record(sequence, meta, kind, &index, &pages);
+        let timings = WriteTimings { hash, commit: hash + took.lap(), ..WriteTimings::default() };
+        let ticket = Ticket::answered(LogCommitted::alone(commit.clone(), timings));
+        let mut kept = memory.kept();
+        kept.push_back(Kept { commit, records, index, pages });
+        if kept.len() > memory.keep {
+            kept.pop_front();
+        }
+        Ok(ticket)
+    }
+}
+
+impl MemoryEpoch {
+    fn order(&self, order: Order) {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+    }
+}
+
+impl Pages {
+    /// Takes the pages of a batch over.
+    fn enter(&mut self, batch: PageBatch, buffers: &Arc<Buffers>) -> Result<()> {
+        let (mut buffer, pieces) = batch.into_parts();
+        let id = SegmentId(self.next);
+        if pack_into(&mut self.map, id, 0, &mut buffer, &pieces) == PageCount(0) {
+            buffers.give(buffer);
+            return Ok(());
+        }
+        self.next = self.next.checked_add(1).ok_or_else(exhausted)?;
+        self.buffers.insert(id, Arc::new(Filled { buffer: Some(buffer), buffers: Arc::clone(buffers) }));
+        Ok(())
+    }
+
+    /// The index, once superseded pages take no more memory than live ones; buffers that it does not need go.
+    fn settle(&mut self, buffers: &Arc<Buffers>) -> Result<PageIndex> {
+        let index = self.index()?;
+        let live = self.live(&index);
+        let pages: u64 = live.values().sum();
+        let each = buffers.options.buffer_pages.get();
+        if self.buffers.len() <= 2 * pages.div_ceil(each) as usize + SLACK {
+            return Ok(index);
+        }
+        let mut batch = buffers.take()?;
+        for extent in index.extents() {
+            let Some((id, bytes)) = extent.stored().filter(|(id, _)| live[id] < each / 2) else { continue };
+            let Some(from) = self.buffers.get(&id).cloned() else { continue };
+            if extent.pages > batch.room() {
+                self.enter(std::mem::replace(&mut batch, buffers.take()?), buffers)?;
+            }
+            if let Some(place) = batch.push(extent.space, extent.start, extent.pages) {
+                from.read(place, ByteCount(bytes.start))?;
+            }
+        }
+        self.enter(batch, buffers)?;
+        self.index()
+    }
+
+    /// The index of the pages as they are; buffers that it does not need go.
+    fn index(&mut self) -> Result<PageIndex> {
+        let index = self.map.index().map_err(|error| Error::encoding(&PathBuf::from(PLACE), error))?;
+        let live = self.live(&index);
+        self.buffers.retain(|id, _| live.contains_key(id));
+        Ok(index)
+    }
+
+    /// Live pages of each buffer that has some.
+    fn live(&self, index: &PageIndex) -> BTreeMap<SegmentId, u64> {
+        let mut live = BTreeMap::new();
+        for (id, bytes) in index.extents().iter().filter_map(Extent::stored) {
+            *live.entry(id).or_default() += (bytes.end - bytes.start) / PAGE_BYTES;
+        }
+        live
+    }
+}
+
+impl Buffers {
+    fn take(&self) -> Result<PageBatch> {
+        if let Some(batch) = self.take_free() {
+            return Ok(batch);
+        }
+        let lent = Lent::count(&self.made);
+        if self.made.load(Ordering::Relaxed) > self.options.buffers_max {
+            return Err(exhausted());
+        }
+        let buffer = PageBuffer::new(self.options.buffer_pages.bytes())?;
+        let pieces = Vec::with_capacity(self.options.buffer_pages.get() as usize);
+        Ok(PageBatch::lent(buffer, pieces, lent))
+    }
+
+    fn take_free(&self) -> Option<PageBatch> {
+        let buffer = self.free().pop()?;
+        let pieces = Vec::with_capacity(self.options.buffer_pages.get() as usize);
+        Some(PageBatch::lent(buffer, pieces, Lent::again(&self.made)))
+    }
+
+    fn give(&self, buffer: PageBuffer) {
+        self.free().push(buffer);
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<PageBuffer>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PageSource for Arc<Filled> {
+    fn length(&self) -> sys::Result<ByteCount> {
+        Ok(self.buffer.as_ref().map_or(ByteCount(0), PageBuffer::size))
+    }
+
+    fn read(&self, bytes: &mut [u8], offset: ByteCount) -> sys::Result<()> {
+        let from = offset.get() as usize;
+        let found = self.buffer.as_ref().and_then(|buffer| buffer.get(from..from.checked_add(bytes.len())?));
+        bytes.copy_from_slice(
+            found.ok_or_else(|| sys::Error::new("read a checkpoint in memory", Errno::SHORT))?,
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Filled {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.buffers.give(buffer);
+        }
+    }
+}
+
+/// Where a file would be.
+const PLACE: &str = "memory";
+
+/// What stands in errors for the path of a checkpoint.
+fn path_of(sequence: Sequence) -> PathBuf {
+    PathBuf::from(format!("{PLACE}@{sequence}"))
+}
+
+fn exhausted() -> Error {
+    Error::Full(sys::Error::new("keep a checkpoint in memory", rustix::io::Errno::NOMEM))
+}
+
+fn commit_record(
+    sequence: Sequence,
+    meta: CommitMeta,
+    kind: ImageKind,
+    index: &PageIndex,
+    pages: &Pages,
+) -> Commit {
+    let CommitMeta { sequence: _, time, subject, pids, kernel_release, tool_version, timings } = meta;
+    let file = SealedFile { name: PLACE.to_owned(), length: ByteCount(0), checksum: Checksum::default() };
+    let bytes = ByteCount(pages.live(index).values().sum::<u64>() * PAGE_BYTES);
+    Commit {
+        sequence,
+        time,
+        subject,
+        kind,
+        pids,
+        kernel_release,
+        tool_version,
+        timings,
+        pages: index.pages(),
+        bytes,
+        records: file.clone(),
+        index: file,
+        segments: Vec::new(),
+    }
+}
