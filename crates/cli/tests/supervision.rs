@@ -27,6 +27,21 @@ fn nothing_of_a_dead_life_goes_on_while_a_restart_waits() {
 }
 
 #[test]
+fn an_end_that_takes_long_is_no_reason_against_checkpoints() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = "exec python3 -c 'import os, time; memory = b\"x\" * (1 << 30)\n\
+                  while not os.path.exists(\"stop\"): time.sleep(0.01)\nos._exit(0)'";
+    let guarded = Guarded::run(&lab, &[], script);
+    guarded.await_checkpoints(6);
+    assert_eq!(guarded.end(), 0);
+    let events = lab.say(["events", "job", "--json"]).stdout;
+    assert!(events.contains("\"checkpoint\"") && !events.contains("\"refused\""), "{events}");
+}
+
+#[test]
 fn the_last_restart_is_one_from_the_beginning() {
     if !supported() {
         return;

@@ -11,6 +11,7 @@ use engine::{Comparison, Phase, Phases, Slices};
 use model::{PageCount, Sequence};
 use store::{Completion, LogWriter};
 use supervise::{Event, NotTaken, Sliced, State};
+use tracee::procfs;
 
 use super::super::reasons::Reasons;
 use super::super::tracer::{News, TakenNews};
@@ -21,7 +22,7 @@ use crate::event::RunEvent;
 use crate::record::{Failing, PauseMicroseconds, SlicesReport};
 use crate::time;
 
-/// How long a process takes to die at most, as far as it is waited for.
+/// How long a process takes to begin to die at most, as far as it is waited for.
 const DYING: Duration = Duration::from_millis(20);
 
 impl Guard {
@@ -65,12 +66,19 @@ impl Guard {
 
     /// Judges a failure that may have been the death of the subject.
     pub(super) fn settle_doubt(&mut self) {
-        let is_settled = |(_, until): &mut (GuardianError, Instant)| *until <= Instant::now();
-        if self.has_ended()
-            && let Some((error, _)) = self.taking.doubt.take()
-        {
-            self.judge_failure(&error);
-        } else if let Some((error, _)) = self.taking.doubt.take_if(is_settled) {
+        let now = Instant::now();
+        let Some((_, until)) = &mut self.taking.doubt else { return };
+        if !self.subject.ends_within(Duration::ZERO) {
+            if *until > now {
+                return;
+            }
+            // To give back gigabytes takes longer.
+            if procfs::stat(self.subject.pid()).is_ok_and(|stat| stat.is_ending()) {
+                *until = now + DYING;
+                return;
+            }
+        }
+        if let Some((error, _)) = self.taking.doubt.take() {
             self.judge_failure(&error);
         }
     }
