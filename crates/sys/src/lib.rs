@@ -11,6 +11,7 @@ pub mod clone;
 pub mod close_range;
 pub mod dead_man;
 pub mod dead_process;
+pub mod descriptor_table;
 pub mod direct_io;
 pub mod epoll;
 pub mod error;

@@ -101,6 +101,7 @@ impl Host {
         let streams = Streams::inherited()?;
         require_features()?;
         require_restorable()?;
+        sys::descriptor_table::make_room()?;
         // Before there is any thread, which would take signals with their usual actions.
         let signals = Signals::take()?;
         let shared = Shared {
