@@ -64,10 +64,10 @@ impl Budget {
         })
     }
 
-    /// Pages that one stop copies at most.
+    /// Pages that one stop copies at most, some of which may cost half of the average.
     pub(super) fn pages_max(&self) -> PageCount {
         let each = self.page.as_nanos().max(1);
-        let most = self.limit.map_or(0, |limit| limit.as_nanos() / each);
+        let most = self.limit.map_or(0, |limit| 2 * limit.as_nanos() / each);
         PageCount(u64::try_from(most).unwrap_or(u64::MAX))
     }
 
