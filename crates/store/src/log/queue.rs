@@ -139,6 +139,13 @@ impl Shared {
         self.take_buffer(&mut state)
     }
 
+    /// An empty buffer of the pool, if there is one. Makes none, which takes long.
+    pub(super) fn free_buffer(&self) -> Result<Option<PageBatch>> {
+        let mut state = self.state();
+        state.check()?;
+        Ok(self.take_free(&mut state))
+    }
+
     /// An empty buffer, waiting for it.
     pub(super) fn wait_buffer(&self) -> Result<PageBatch> {
         self.wait_for(|state| self.take_buffer(state))
@@ -381,12 +388,17 @@ impl Shared {
 
     /// A buffer that is free, or one in place of one that was lost or went into the reserve.
     fn take_buffer(&self, state: &mut State) -> Result<Option<PageBatch>> {
-        if let Some(buffer) = state.pool.free.pop() {
-            let lent = Lent::again(&self.made);
-            return Ok(Some(PageBatch::lent(buffer, state.pool.pieces.pop().unwrap_or_default(), lent)));
+        if let Some(free) = self.take_free(state) {
+            return Ok(Some(free));
         }
         let may_make = self.made.load(Ordering::Relaxed) < self.limit + state.pool.reserved;
         if may_make { self.spare_buffer().map(Some) } else { Ok(None) }
+    }
+
+    fn take_free(&self, state: &mut State) -> Option<PageBatch> {
+        let buffer = state.pool.free.pop()?;
+        let lent = Lent::again(&self.made);
+        Some(PageBatch::lent(buffer, state.pool.pieces.pop().unwrap_or_default(), lent))
     }
 
     fn take_reserve(&self, state: &mut State, count: usize) -> Result<Option<Vec<PageBatch>>> {

@@ -253,7 +253,7 @@ impl Epoch {
         self.sequence
     }
 
-    /// How long anybody may wait for one buffer from now on; while the subject stands still, not for ever.
+    /// How long a caller may wait for one buffer from now on; while the subject is stopped, not for ever.
     pub fn limit_waits(&self, wait_max: Option<Duration>) {
         self.shared.limit_waits(wait_max);
     }
@@ -265,7 +265,7 @@ impl Epoch {
     ///
     /// What went wrong with earlier pages or epochs.
     pub fn try_buffer(&self) -> Result<Option<PageBatch>> {
-        self.shared.try_buffer()
+        self.shared.free_buffer()
     }
 
     /// An empty batch, waiting until a buffer is free. One who already holds all of them, unappended, waits

@@ -30,7 +30,7 @@ const URGENT_ROUND_MAX: PageCount = PageCount(2048);
 /// Such rounds: what the subject dirties in one, the next copies in a quarter of the time.
 const URGENT_ROUNDS_MAX: usize = 2;
 
-/// How long a subject stands still for one buffer of a store that does not keep up: many times what a disk takes that
+/// How long a subject stays stopped for one buffer of a store that does not keep up: many times what a disk takes that
 /// works, and short enough for those who wait for the subject.
 pub(super) const STANDING_WAIT_MAX: Duration = Duration::from_millis(250);
 

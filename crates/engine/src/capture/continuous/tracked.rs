@@ -20,6 +20,7 @@ use track::{AHEAD_MIN, Attach, Content, DirtyPages, Moment, TrackError, Tracker}
 use super::super::address_space::Coverage;
 use super::super::copier::{Copier, PageSink};
 use super::super::process::Process;
+use super::budget::CHUNK;
 use super::deferred::Deferred;
 use super::hot::HotPages;
 use crate::error::Result;
@@ -30,9 +31,6 @@ pub(super) const EVERYTHING: AddressRange =
 
 /// Times a scan is made again because areas were replaced under it; the process stands for the last one.
 const SCANS_MAX: usize = 4;
-
-/// Pages that are copied between two looks at the clock: 0.1 to 0.3 ms.
-const CHUNK: PageCount = PageCount(256);
 
 /// What scans have found.
 #[derive(Clone, Copy, Debug, Default)]
