@@ -7,9 +7,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guardian::{
-    ChangedFiles, Guarded, Host, RestartLimit, RestartPolicy, RunRequest, StoreLocation, SubjectStatus,
-};
+use guardian::{ChangedFiles, Guarded, Host, RunRequest, StoreLocation, SubjectStatus};
 use model::{Pid, Signal};
 use tempfile::TempDir;
 use testkit::{ProcessId, until};
@@ -118,24 +116,10 @@ impl Cost {
 
 fn request(name: &str, store: &StoreLocation) -> RunRequest {
     RunRequest {
-        what: Guarded::Command(vec!["sleep".into(), "600".into()]),
         name: Some(name.to_owned()),
         every: EVERY,
-        await_ready: false,
-        lose_connections: false,
-        store: store.clone(),
         keep: 4,
-        compression: None,
-        compress_after: guardian::COMPRESS_AFTER_DEFAULT,
-        verify_every: None,
-        dry_run_tracking: false,
-        tracker: guardian::TRACKER_DEFAULT.to_owned(),
-        tuning: guardian::Tuning::default(),
-        policy: RestartPolicy::OnFailure,
-        child_signals: false,
         files: Some(ChangedFiles::Keep),
-        files_undo_max: guardian::FILES_UNDO_MAX_DEFAULT,
-        files_cost_max: guardian::FILES_COST_MAX_DEFAULT,
-        limit: RestartLimit::default(),
+        ..RunRequest::new(Guarded::Command(vec!["sleep".into(), "600".into()]), store.clone())
     }
 }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use guardian::{
-    ChangedFiles, Guarded, Host, RestartLimit, RestartPolicy, RunEvent, RunRequest, StoreLocation,
-    SubjectState, SubjectStatus,
+    ChangedFiles, Guarded, Host, RestartLimit, RunEvent, RunRequest, StoreLocation, SubjectState,
+    SubjectStatus,
 };
 use model::Pid;
 use tempfile::TempDir;
@@ -177,25 +177,15 @@ impl Lab {
 
     fn request(&self, name: &str) -> RunRequest {
         RunRequest {
-            what: Guarded::Command(vec![self.program.clone().into(), self.file(name).into()]),
             name: Some(name.to_owned()),
             every: EVERY,
-            await_ready: false,
-            lose_connections: false,
-            store: self.store(),
             keep: 4,
-            compression: None,
-            compress_after: guardian::COMPRESS_AFTER_DEFAULT,
-            verify_every: None,
-            dry_run_tracking: false,
-            tracker: guardian::TRACKER_DEFAULT.to_owned(),
-            tuning: guardian::Tuning::default(),
-            policy: RestartPolicy::OnFailure,
-            child_signals: false,
             files: Some(ChangedFiles::Keep),
-            files_undo_max: guardian::FILES_UNDO_MAX_DEFAULT,
-            files_cost_max: guardian::FILES_COST_MAX_DEFAULT,
             limit: RestartLimit { count: 10 * KILLS, window: LIMIT },
+            ..RunRequest::new(
+                Guarded::Command(vec![self.program.clone().into(), self.file(name).into()]),
+                self.store(),
+            )
         }
     }
 }

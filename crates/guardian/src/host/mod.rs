@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::{require_features, require_restorable};
-use crate::run::{After, Guard, Household, Left, RunRequest, Shared, start};
+use crate::run::{After, Guard, Left, ProcessReaper, RunRequest, Shared, start};
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
 
@@ -105,7 +105,7 @@ impl Host {
         // Before there is any thread, which would take signals with their usual actions.
         let signals = Signals::take()?;
         let shared = Shared {
-            household: Household::found()?,
+            reaper: ProcessReaper::found()?,
             streams,
             blocked_before: signals.blocked_before(),
             defaults: signals.defaults(),
@@ -184,7 +184,7 @@ impl Host {
         }
         if self.has_orphans {
             let is_building = self.away.starting + self.away.working > 0;
-            self.has_orphans = self.shared.household.reap(is_building);
+            self.has_orphans = self.shared.reaper.reap(is_building);
         }
         Ok(())
     }
@@ -234,7 +234,7 @@ impl Host {
                     if let Some(guarded) = self.guards.get_mut(&id) {
                         guarded.guard.work_done(after);
                     }
-                    // Its new root is known to the household by now.
+                    // Its new root is known to the reaper by now.
                     self.away.working -= 1;
                     self.step(id, tell)?;
                 }

@@ -28,7 +28,7 @@ pub(crate) struct Owner(u32);
 
 /// The children of this program, and whose they are.
 #[derive(Debug)]
-pub(crate) struct Household {
+pub(crate) struct ProcessReaper {
     own: Pid,
     table: Mutex<Table>,
 }
@@ -65,7 +65,7 @@ impl Table {
     }
 }
 
-impl Household {
+impl ProcessReaper {
     /// Takes note of the children that are there before there is a subject, and becomes the one to whom the
     /// orphans of the subjects fall.
     pub(crate) fn found() -> Result<Self> {
@@ -308,13 +308,13 @@ mod tests {
     }
 
     impl Subject {
-        fn start(household: &Household) -> Self {
+        fn start(reaper: &ProcessReaper) -> Self {
             let root = Command::new("sh").args(["-c", TREE]).spawn().unwrap();
             let pid = Pid(root.id() as i32);
             await_that(|| descendants(pid).len() == 3);
             let middle = procfs::children(pid).unwrap()[0];
             let leaves = descendants(middle);
-            Self { owner: household.admit(procfs::key(pid).unwrap()), root, pid, middle, leaves }
+            Self { owner: reaper.admit(procfs::key(pid).unwrap()), root, pid, middle, leaves }
         }
 
         /// Kills the process in the middle, so that its children become ours.
@@ -348,26 +348,26 @@ mod tests {
     #[test]
     fn what_one_subject_leaves_is_ended_and_the_other_is_left_alone() {
         alone("run::leftovers::tests::what_one_subject_leaves_is_ended_and_the_other_is_left_alone", || {
-            let household = Household::found().unwrap();
-            let (one, other) = (Subject::start(&household), Subject::start(&household));
-            assert_eq!(household.departed(one.owner, one.pid), []);
+            let reaper = ProcessReaper::found().unwrap();
+            let (one, other) = (Subject::start(&reaper), Subject::start(&reaper));
+            assert_eq!(reaper.departed(one.owner, one.pid), []);
             one.orphan_leaves();
             other.orphan_leaves();
-            assert_eq!(household.departed(one.owner, one.pid), one.leaves);
+            assert_eq!(reaper.departed(one.owner, one.pid), one.leaves);
             one.kill_root();
-            household.clear(one.owner, one.pid, &[], &HashSet::new()).unwrap();
+            reaper.clear(one.owner, one.pid, &[], &HashSet::new()).unwrap();
             assert!(one.leaves.iter().all(|leaf| procfs::key(leaf.pid).is_err()), "a process is left");
             assert!(other.leaves.iter().all(|leaf| is_alive(*leaf)), "one of the other subject is gone");
             // The dead of the other subject are its own to reap.
             sys::signal::send(other.leaves[0].pid, KILL).unwrap();
             other.kill_root();
             await_that(|| procfs::stat(other.leaves[0].pid).unwrap().is_zombie());
-            household.reap_orphans(one.owner, one.pid);
-            household.clear_construction(one.owner, &HashSet::new()).unwrap();
+            reaper.reap_orphans(one.owner, one.pid);
+            reaper.clear_construction(one.owner, &HashSet::new()).unwrap();
             assert!(procfs::stat(other.leaves[0].pid).unwrap().is_zombie());
-            household.clear(other.owner, other.pid, &[], &HashSet::new()).unwrap();
-            assert_eq!((other.status(), household.departed(one.owner, Pid(0))), (Some(9), Vec::new()));
-            assert_eq!(procfs::children(household.own).unwrap().len(), 0);
+            reaper.clear(other.owner, other.pid, &[], &HashSet::new()).unwrap();
+            assert_eq!((other.status(), reaper.departed(one.owner, Pid(0))), (Some(9), Vec::new()));
+            assert_eq!(procfs::children(reaper.own).unwrap().len(), 0);
         });
     }
 }

@@ -22,7 +22,7 @@ mod watching;
 
 pub(crate) use claim::{Claim, LOCK_FILE};
 pub(crate) use guard::{After, Guard, Left};
-pub(crate) use leftovers::Household;
+pub(crate) use leftovers::ProcessReaper;
 pub(crate) use reasons::without_numbers;
 pub use request::{
     COMPRESS_AFTER_DEFAULT, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT, FILES_UNDO_MAX_DEFAULT,

@@ -72,7 +72,7 @@ pub(super) struct Attempt {
 impl Rebuild {
     /// Ends everything that the dead root has left, also processes of an adopted root that were `known`.
     pub(super) fn clear(&self, known: &[ProcessKey], spared: &HashSet<ProcessKey>) -> Result<()> {
-        self.host.household.clear(self.owner, self.subject.pid(), known, spared)?;
+        self.host.reaper.clear(self.owner, self.subject.pid(), known, spared)?;
         if let Some(watching) = &self.watching {
             watching.ended();
         }
@@ -100,7 +100,7 @@ impl Rebuild {
         spared: &HashSet<ProcessKey>,
     ) -> Result<Attempt> {
         let mut events = Vec::new();
-        self.host.household.clear(self.owner, self.subject.pid(), &[], spared)?;
+        self.host.reaper.clear(self.owner, self.subject.pid(), &[], spared)?;
         let covered = match self.take_files_back(sequence, opened_later, &mut events) {
             Ok(covered) => covered,
             Err(error) => return Ok(Attempt::refused(events, files_stay(&error), error)),
@@ -108,7 +108,7 @@ impl Rebuild {
         match self.build(sequence, opened_later, covered, spared, &mut events) {
             Ok(built) => Ok(Attempt { events, outcome: Ok(built) }),
             Err(error) => {
-                self.host.household.clear_construction(self.owner, spared)?;
+                self.host.reaper.clear_construction(self.owner, spared)?;
                 let is_of_files = error.names_changed_files();
                 let why = if is_of_files { RestoreError::FilesChanged } else { RestoreError::Unusable };
                 Ok(Attempt::refused(events, why, error))
@@ -119,7 +119,7 @@ impl Rebuild {
     /// Starts the program from its beginning, with the files of then or with those of now.
     pub(super) fn start(&self, words: &[OsString], requests: &str, is_with_files: bool) -> Result<Attempt> {
         let mut events = Vec::new();
-        self.host.household.clear(self.owner, self.subject.pid(), &[], &HashSet::new())?;
+        self.host.reaper.clear(self.owner, self.subject.pid(), &[], &HashSet::new())?;
         if is_with_files {
             if let Err(error) = self.take_files_back(BEGINNING, &[], &mut events) {
                 return Ok(Attempt::refused(events, files_stay(&error), error));
@@ -170,7 +170,7 @@ impl Rebuild {
                     | EngineError::PidUnreaped { .. }
                     | EngineError::PidOfGroup { .. },
                 ) if started.elapsed() < PID_PATIENCE => {
-                    self.host.household.clear_construction(self.owner, spared)?;
+                    self.host.reaper.clear_construction(self.owner, spared)?;
                     std::thread::sleep(PID_NAP);
                 }
                 Err(error) => return Err(error.into()),

@@ -16,19 +16,19 @@ use crate::location::StoreLocation;
 
 /// The shortest time between two checkpoints.
 pub const EVERY_MIN: Duration = Duration::from_millis(10);
-/// The time between two checkpoints when nobody says.
+/// The time between two checkpoints unless chosen.
 pub const EVERY_DEFAULT: Duration = Duration::from_secs(30);
-/// What is compressed has not changed for so long, when nobody says: what most programs write again, they write again
+/// What is compressed has not changed for so long, unless chosen: what most programs write again, they write again
 /// before that.
 pub const COMPRESS_AFTER_DEFAULT: Duration = Duration::from_secs(60);
 /// Default bound of the undo log of files, in bytes.
 pub const FILES_UNDO_MAX_DEFAULT: ByteCount = ByteCount(2 << 30);
 /// Default part of the time that keeping files may cost.
 pub const FILES_COST_MAX_DEFAULT: f64 = 0.1;
-/// Checkpoints that are kept when nobody says.
+/// Checkpoints that are kept unless chosen.
 pub const KEEP_DEFAULT: usize = 8;
 
-/// The tracker when nobody says: the best that works.
+/// The tracker unless chosen: the best that works.
 pub const TRACKER_DEFAULT: &str = "auto";
 
 /// What `run` is asked.
@@ -73,6 +73,34 @@ pub struct RunRequest {
     pub files_cost_max: f64,
     /// How often at most.
     pub limit: RestartLimit,
+}
+
+impl RunRequest {
+    /// With all that can be chosen left at its default.
+    #[must_use]
+    pub fn new(what: Guarded, store: StoreLocation) -> Self {
+        Self {
+            what,
+            name: None,
+            every: EVERY_DEFAULT,
+            await_ready: false,
+            lose_connections: false,
+            store,
+            keep: KEEP_DEFAULT,
+            compression: None,
+            compress_after: COMPRESS_AFTER_DEFAULT,
+            verify_every: None,
+            dry_run_tracking: false,
+            tracker: TRACKER_DEFAULT.to_owned(),
+            tuning: Tuning::default(),
+            policy: RestartPolicy::default(),
+            child_signals: false,
+            files: None,
+            files_undo_max: FILES_UNDO_MAX_DEFAULT,
+            files_cost_max: FILES_COST_MAX_DEFAULT,
+            limit: RestartLimit::default(),
+        }
+    }
 }
 
 /// What `run` guards.

@@ -1,16 +1,16 @@
 //! What a process has once, however many subjects it hosts.
 //!
 //! Owns: the values that workers and guards share.
-//! Does not: change; the household has a lock of its own.
+//! Does not: change; the reaper has a lock of its own.
 
-use super::leftovers::Household;
+use super::leftovers::ProcessReaper;
 use crate::streams::Streams;
 
 /// Shared by the loop, its guards and its workers.
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// Whose a process is.
-    pub(crate) household: Household,
+    pub(crate) reaper: ProcessReaper,
     /// What this program was started with.
     pub(crate) streams: Streams,
     /// Signals that were blocked before this program took them, as a set of bits.

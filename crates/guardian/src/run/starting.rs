@@ -44,7 +44,7 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
     let store = request.store.create()?;
     let mut claim = claim(&store, &request)?;
     let holder = (files == ChangedFiles::Rewind).then(ListenerHolder::start).transpose()?;
-    holder.iter().for_each(|holder| host.household.exempt(holder.pid()));
+    holder.iter().for_each(|holder| host.reaper.exempt(holder.pid()));
     let undo = claim.directory.join(UNDO_DIRECTORY);
     let watching = holder.map(|holder| Watching::start(undo, &request, holder, &host.streams)).transpose()?;
     let watching = watching.map(Arc::new);

@@ -22,9 +22,7 @@ use undying_guardian as guardian;
 
 pub(crate) use testkit::until;
 
-use guardian::{
-    ChangedFiles, Guarded, RestartLimit, RestartPolicy, RunEvent, RunRequest, StoreLocation, SubjectState,
-};
+use guardian::{ChangedFiles, Guarded, RestartLimit, RunEvent, RunRequest, StoreLocation, SubjectState};
 
 /// The longest that anything may take on a loaded machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -68,25 +66,12 @@ impl Lab {
     ) {
         let program = self.compile();
         let request = RunRequest {
-            lose_connections: false,
-            what: Guarded::Command(vec![program.into(), mebibytes.into()]),
             name: Some(NAME.to_owned()),
             every,
-            await_ready: false,
-            store: self.location(),
             keep: 4,
-            compression: None,
-            compress_after: guardian::COMPRESS_AFTER_DEFAULT,
-            verify_every: None,
-            dry_run_tracking: false,
-            tuning: guardian::Tuning::default(),
-            tracker: guardian::TRACKER_DEFAULT.to_owned(),
-            policy: RestartPolicy::OnFailure,
-            child_signals: false,
             files: Some(ChangedFiles::Keep),
-            files_undo_max: guardian::FILES_UNDO_MAX_DEFAULT,
-            files_cost_max: guardian::FILES_COST_MAX_DEFAULT,
             limit: RestartLimit { count: 100, window: LIMIT },
+            ..RunRequest::new(Guarded::Command(vec![program.into(), mebibytes.into()]), self.location())
         };
         let (sender, told) = mpsc::channel();
         std::thread::scope(|scope| {

@@ -115,7 +115,7 @@ pub trait FdKind: Sync {
 
     /// Descriptions that are reached only through this one, such as descriptors in flight in a Unix socket. The
     /// caller asks every description, adds those that no descriptor of the subject has, asks these in turn, and
-    /// saves all of them like the others: see `in_flight::discover`. With `takes` the subject stands still
+    /// saves all of them like the others: see `in_flight::discover`. With `takes` the subject is stopped
     /// and is going to end, and what can only be taken and not be looked at (connections that wait to be accepted)
     /// is taken.
     fn hidden(&self, description: &Description, takes: bool) -> Result<Vec<OwnedFd>> {

@@ -113,7 +113,7 @@ impl<'a> StateCapture<'a> {
         Self { descriptors: Some(descriptors), ..self }
     }
 
-    /// fdinfo of all descriptors of the process, if somebody has read it already.
+    /// fdinfo of all descriptors of the process, if it has been read already.
     #[must_use]
     pub fn descriptors(&self) -> Option<&'a [DescriptorText]> {
         self.descriptors

@@ -34,8 +34,8 @@ impl Guard {
         let journal = Journal::start(&claim.directory, claim.name.as_str())?;
         let place = Place::new(&store, &claim.name, &request);
         let known = descendants(subject.pid());
-        let owner = host.household.admit(subject.key());
-        host.household.note(owner, &known);
+        let owner = host.reaper.admit(subject.key());
+        host.reaper.note(owner, &known);
         let mut guard = Self {
             tree: Tree {
                 owner,

@@ -61,12 +61,12 @@ impl Guard {
         if let Some(children) = &mut self.tree.children {
             children.begin(self.subject.pid(), self.tree.resumed_after)?;
         }
-        self.host.household.begin(self.tree.owner, self.subject.key());
+        self.host.reaper.begin(self.tree.owner, self.subject.key());
         self.tree.child_death = None;
         self.forget_failures();
         self.requests.forget();
         self.tree.known = descendants(self.subject.pid());
-        self.host.household.note(self.tree.owner, &self.tree.known);
+        self.host.reaper.note(self.tree.owner, &self.tree.known);
         self.voice.record.incarnation = self.driver.incarnation;
         self.voice.record.root = ProcessName::of(self.subject.key());
         self.voice.record.first_sequence = self.driver.machine.first_sequence().get();

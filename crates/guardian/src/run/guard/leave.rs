@@ -33,11 +33,11 @@ impl Guard {
         self.taking.tracer.end();
         if let Ok(status) = outcome {
             self.voice.journal.tell(SystemTime::now(), RunEvent::ended(self.subject.pid(), status));
-            self.host.household.reap_orphans(self.tree.owner, Pid(0));
+            self.host.reaper.reap_orphans(self.tree.owner, Pid(0));
             self.files_ended();
             self.report_departed(self.driver.machine.next_sequence(), true);
         }
-        self.host.household.dismiss(self.tree.owner);
+        self.host.reaper.dismiss(self.tree.owner);
         self.write_record();
         self.voice.journal.end();
         Left { outcome, name: self.name().to_owned(), told: std::mem::take(&mut self.voice.outbox) }

@@ -159,7 +159,7 @@ impl Guard {
             precopied: taken.precopied,
             residual: taken.residual,
         });
-        self.host.household.note(self.tree.owner, &descendants);
+        self.host.reaper.note(self.tree.owner, &descendants);
         self.tree.known = descendants;
         self.report_departed(sequence, false);
         self.note_files(sequence, &taken.files);

@@ -111,7 +111,7 @@ pub(super) enum Progress {
 
 /// The processes of the subject besides its root.
 pub(super) struct Tree {
-    /// Names the subject to the household.
+    /// Names the subject to the reaper.
     pub(super) owner: Owner,
     /// Reports failures among them, if these count.
     pub(super) children: Option<Children>,

@@ -68,7 +68,7 @@ impl Guard {
         if !self.tree.departed.is_due(Instant::now()) && !is_end {
             return;
         }
-        let listed = self.host.household.departed(self.tree.owner, self.subject.pid());
+        let listed = self.host.reaper.departed(self.tree.owner, self.subject.pid());
         for key in self.tree.departed.note(sequence, &listed) {
             let program = tracee::procfs::stat(key.pid).map_or_else(|_| String::new(), |stat| stat.comm);
             self.report(RunEvent::Departed { pid: key.pid.get(), program, is_end });

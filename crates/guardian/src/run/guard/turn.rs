@@ -271,12 +271,12 @@ impl Guard {
         }
     }
 
-    /// Tells whoever runs us, now or when messages need not wait any more.
+    /// Tells the operator, now or when messages need not wait any more.
     fn say(&mut self, event: RunEvent) {
         self.voice.outbox.push(event);
     }
 
-    /// Tells whoever runs us, and writes it down.
+    /// Tells the operator, and writes it down.
     pub(super) fn report(&mut self, event: RunEvent) {
         self.voice.journal.tell(SystemTime::now(), event.clone());
         self.say(event);
