@@ -48,6 +48,8 @@ pub enum Feature {
     Cachestat,
     /// Tracing processes that are no children.
     PtraceScope,
+    /// Reading fields of the kernel's structures of a thread.
+    TaskReader,
     /// Telling the starts and the deaths of processes.
     ProcessEvents,
     /// Telling of calls that change files, before they happen.
@@ -78,6 +80,7 @@ impl Feature {
             Self::IoUring => "io-uring",
             Self::DirectIo => "direct-io",
             Self::Cachestat => "cachestat",
+            Self::TaskReader => "task-reader",
             Self::ProcessEvents => "process-events",
             Self::FileNotify => "file-notify",
             Self::FileContent => "file-content",

@@ -185,6 +185,14 @@ pub const REGISTRY: &[FeatureEntry] = &[
         probe: probes::cachestat,
     },
     FeatureEntry {
+        feature: Feature::TaskReader,
+        need: Need::Optional,
+        purpose: "tells what has not changed in a thread since the last checkpoint; without it each thread is asked in \
+                  each pause (slower)",
+        fix: "use Linux 6.13 or later with CONFIG_DEBUG_INFO_BTF, and run as root or with CAP_BPF and CAP_PERFMON",
+        probe: probes::task_reader,
+    },
+    FeatureEntry {
         feature: Feature::ProcessEvents,
         need: Need::Optional,
         purpose: "tells when a child of the program dies; without it `run --restart-on child-signal` is refused",

@@ -50,6 +50,7 @@ pub mod sock_diag;
 pub mod socket;
 pub mod socket_option;
 pub mod stand_in;
+pub mod task_reader;
 pub mod tcp_repair;
 pub mod terminal;
 pub mod timerfd;

@@ -15,7 +15,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use model::{Address, ByteCount, Fd, PAGE_BYTES, PageCount, Pid, Signal};
+use model::{Address, ByteCount, Fd, PAGE_BYTES, PageCount, Pid, Signal, Tid};
 
 use crate::clone::{WantedPid, spawn_waiting};
 use crate::error::{Errno, Error, Result};
@@ -24,6 +24,7 @@ use crate::pagemap::{PageEntry, Pagemap};
 use crate::ptrace::{self as trace, WaitStatus};
 use crate::scratch::Scratch;
 use crate::seccomp_listener::{self, Listener, Notification, Waited};
+use crate::task_reader::{Field, TaskReader};
 use crate::userfaultfd::{self, Discards, Mode};
 
 const KILL: Signal = Signal(9);
@@ -212,6 +213,12 @@ pub(crate) fn ptrace_scope(_: &Path) -> Result<String> {
         }
         _ => Ok("own processes can be traced".to_owned()),
     }
+}
+
+pub(crate) fn task_reader(_: &Path) -> Result<String> {
+    let own = Tid(rustix::thread::gettid().as_raw_nonzero().get());
+    TaskReader::new(&[Field("pdeath_signal")])?.read(own)?;
+    Ok("fields of this thread read".to_owned())
 }
 
 pub(crate) fn file_notify(_: &Path) -> Result<String> {

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 
 use image::{Owner, Record, RecordSet};
-use resource::state::{self, DescriptorText, Level, RawState, StateCapture, StateKind};
+use resource::state::{self, DescriptorText, KnownAnswers, Level, RawState, StateCapture, StateKind};
 use sys::ptrace::Registers;
 use tracee::procfs::{self, KeptFiles};
 use tracee::remote::{KnownThread, Places};
@@ -27,11 +27,20 @@ struct Reading<'a> {
     capture: StateCapture<'a>,
 }
 
+/// What all threads are read with.
+#[derive(Clone, Copy)]
+struct Shared<'a> {
+    files: &'a RefCell<KeptFiles>,
+    answers: &'a RefCell<KnownAnswers>,
+}
+
 /// What is known of the threads of a subject from one checkpoint to the next.
 #[derive(Default)]
 pub(super) struct Threads {
     /// What is read of each, held open.
     pub(super) files: KeptFiles,
+    /// What they have answered.
+    answers: RefCell<KnownAnswers>,
 }
 
 impl Threads {
@@ -51,13 +60,23 @@ impl Threads {
         descriptors: &Descriptors,
         tree: &mut StoppedTree,
     ) -> Result<()> {
-        let shared = RefCell::new(std::mem::take(&mut self.files));
+        let files = RefCell::new(std::mem::take(&mut self.files));
         let outcome = tree.processes.iter_mut().try_for_each(|stopped| {
             let Some(process) = processes.living.get_mut(&stopped.pid) else { return Ok(()) };
-            read_process(stopped, process, &shared, descriptors.texts_of(stopped.pid))
+            let shared = Shared { files: &files, answers: &self.answers };
+            read_process(stopped, process, shared, descriptors.texts_of(stopped.pid))
         });
-        self.files = shared.into_inner();
+        self.files = files.into_inner();
         outcome
+    }
+
+    /// Forgets what belongs to threads that have ended, and prepares the next capture of this subject.
+    pub(super) fn sweep(&mut self, processes: &Processes) {
+        self.files.sweep();
+        let threads = processes.living.values().flat_map(|process| &process.threads);
+        let answers = self.answers.get_mut();
+        answers.keep(&threads.map(|thread| thread.tid).collect());
+        answers.prepare();
     }
 }
 
@@ -66,7 +85,7 @@ impl Threads {
 fn read_process(
     stopped: &mut StoppedProcess,
     process: &mut Process,
-    files: &RefCell<KeptFiles>,
+    Shared { files, answers }: Shared<'_>,
     texts: &[DescriptorText],
 ) -> Result<()> {
     let context = process.space.context();
@@ -75,7 +94,8 @@ fn read_process(
     let mut together: Vec<Reading<'_>> = Vec::new();
     for (index, thread) in stopped.threads.iter_mut().enumerate() {
         let known = KnownThread::read(thread.tid(), &process.space.memory)?;
-        let capture = StateCapture::new(thread, &context).with_files(files).with_descriptors(texts);
+        let capture = StateCapture::new(thread, &context).with_files(files).with_answers(answers);
+        let capture = capture.with_descriptors(texts);
         let mut reading = Reading { known, is_leader: index == 0, capture };
         reading.prepare()?;
         if !reading.begin(&mut places)? {

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use model::Pid;
 use prost::Message;
 use sys::file_rights::FileRights;
+use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 use tracee::{RemoteError, procfs};
 
@@ -83,6 +84,10 @@ impl StateKind for Credentials {
 
     fn stage(&self) -> Stage {
         Stage::Credentials
+    }
+
+    fn sources(&self) -> Option<&'static [Field]> {
+        Some(&[Field("cred->securebits")])
     }
 
     fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {

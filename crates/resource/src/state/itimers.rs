@@ -6,11 +6,12 @@
 
 use model::ByteCount;
 use prost::Message;
+use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
 use super::hold;
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use super::questions::Questions;
+use super::questions::{Answer, Questions};
 use crate::error::Result;
 
 const NAME: &str = "state/itimers";
@@ -62,6 +63,15 @@ impl StateKind for Itimers {
 
     fn stage(&self) -> Stage {
         Stage::Timers
+    }
+
+    fn sources(&self) -> Option<&'static [Field]> {
+        Some(&[Field("signal->real_timer"), Field("signal->it_real_incr"), Field("signal->it")])
+    }
+
+    /// One that runs has less left in each pause.
+    fn is_steady(&self, answers: &[Answer]) -> bool {
+        answers.iter().all(|answer| answer.bytes.iter().all(|byte| *byte == 0))
     }
 
     fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {

@@ -10,10 +10,12 @@ use std::collections::HashMap;
 use model::{Fd, Pid, Tid};
 use sys::file_rights::FileRights;
 use sys::ptrace::RseqConfiguration;
+use sys::task_reader::Field;
 use tracee::procfs::{CallStatus, KeptFiles};
 use tracee::remote::{KnownThread, Places, RemoteContext, SignalSets};
 use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
 
+use super::known::KnownAnswers;
 use super::questions::{Answer, Answers, Asking, Questions};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -60,6 +62,10 @@ pub struct StateCapture<'a> {
     files: HashMap<&'static str, Vec<u8>>,
     /// Files held open from one capture to the next.
     kept: Option<&'a RefCell<KeptFiles>>,
+    /// Answers of earlier captures.
+    known: Option<&'a RefCell<KnownAnswers>>,
+    /// What the kernel answers from in this pause.
+    sources: Option<Vec<u8>>,
     /// fdinfo of all descriptors of the process, if it has been read already in this pause.
     descriptors: Option<&'a [DescriptorText]>,
     /// The restartable sequence, if it has been read already.
@@ -93,6 +99,8 @@ impl<'a> StateCapture<'a> {
             session: None,
             files: HashMap::new(),
             kept: None,
+            known: None,
+            sources: None,
             descriptors: None,
             sequence: None,
             questions: Questions::default(),
@@ -105,6 +113,12 @@ impl<'a> StateCapture<'a> {
     #[must_use]
     pub fn with_files(self, kept: &'a RefCell<KeptFiles>) -> Self {
         Self { kept: Some(kept), ..self }
+    }
+
+    /// Does not ask again what is known to hold.
+    #[must_use]
+    pub fn with_answers(self, known: &'a RefCell<KnownAnswers>) -> Self {
+        Self { known: Some(known), ..self }
     }
 
     /// fdinfo of all descriptors of the process has been read already in this pause.
@@ -153,13 +167,13 @@ impl<'a> StateCapture<'a> {
     /// Has the thread set off to answer; false when there is no place left for that until sessions of other threads
     /// have ended. The thread is as it was `known`.
     pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
-        if self.questions.is_empty() {
+        self.sequence = known.sequence;
+        if self.questions.is_empty() || self.recall() {
             return Ok(true);
         }
         let room = self.questions.room();
         let Some(top) = places.take(room.bytes(known)) else { return Ok(false) };
         let CallStatus { caught, pending, is_filtered } = procfs::call_status(self.file("status")?);
-        self.sequence = known.sequence;
         let thread = self.thread.take().expect("the thread is taken only when a session begins");
         let session = self.session.insert(RemoteSession::begin_at(
             thread,
@@ -174,10 +188,25 @@ impl<'a> StateCapture<'a> {
         Ok(true)
     }
 
+    /// Whether all answers are known.
+    fn recall(&mut self) -> bool {
+        let Some(known) = self.known else { return false };
+        let mut known = known.borrow_mut();
+        let is_leader = self.tid == self.pid.leader();
+        let Some(sources) = known.sources(self.tid, is_leader) else { return false };
+        let answers = known.recall(self.tid, &sources, &self.questions).cloned();
+        self.sources = Some(sources);
+        answers.map(|answers| self.answers = answers).is_some()
+    }
+
     /// Waits for the answers.
     pub fn collect(&mut self) -> Result<()> {
         if let (Some(asking), Some(session)) = (self.asking.take(), &mut self.session) {
             self.answers = self.questions.finish(session, asking)?;
+            if let (Some(known), Some(sources)) = (self.known, self.sources.take()) {
+                let questions = std::mem::take(&mut self.questions);
+                known.borrow_mut().note(self.tid, sources, questions, &self.answers);
+            }
         }
         Ok(())
     }
@@ -252,6 +281,18 @@ pub trait StateKind: Sync {
     fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
         let _ = (capture, questions);
         Ok(())
+    }
+
+    /// What the kernel answers the questions of this kind from: as long as these bytes are the same, so are the answers.
+    /// `None` where they change by themselves.
+    fn sources(&self) -> Option<&'static [Field]> {
+        None
+    }
+
+    /// Whether these answers can hold for longer than one pause.
+    fn is_steady(&self, answers: &[Answer]) -> bool {
+        let _ = answers;
+        true
     }
 
     /// Inside the pause: copies raw state into `raw`, which is empty but keeps its capacity.

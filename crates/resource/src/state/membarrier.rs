@@ -6,6 +6,7 @@
 use std::sync::OnceLock;
 
 use prost::Message;
+use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
@@ -47,6 +48,10 @@ impl StateKind for Membarrier {
 
     fn stage(&self) -> Stage {
         Stage::Setup
+    }
+
+    fn sources(&self) -> Option<&'static [Field]> {
+        Some(&[Field("mm->membarrier_state")])
     }
 
     fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {

@@ -12,6 +12,7 @@ mod cwd;
 mod hold;
 mod itimers;
 mod kind;
+mod known;
 mod limits;
 mod membarrier;
 mod oom_score;
@@ -37,6 +38,7 @@ use model::{Pid, Tid};
 use tracee::procfs::KeptFiles;
 
 pub use self::kind::{DescriptorText, Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+pub use self::known::KnownAnswers;
 use crate::error::Result;
 
 /// Every state kind. Within one stage a restore goes in this order.

@@ -11,6 +11,7 @@
 
 use model::ByteCount;
 use prost::Message;
+use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 use tracee::{Stub, procfs};
 
@@ -143,6 +144,16 @@ impl StateKind for Prctl {
 
     fn stage(&self) -> Stage {
         Stage::Sealing
+    }
+
+    fn sources(&self) -> Option<&'static [Field]> {
+        Some(&[
+            Field("pdeath_signal"),
+            Field("flags"),
+            Field("thread_info.flags"),
+            Field("signal->is_child_subreaper"),
+            Field("mm->flags"),
+        ])
     }
 
     fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {

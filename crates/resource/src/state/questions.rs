@@ -17,13 +17,13 @@ use crate::error::{ResourceError, Result};
 const ALIGNMENT: u64 = 8;
 
 /// The calls that kinds want made.
-#[derive(Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Questions {
     kind: &'static str,
     list: Vec<Question>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Question {
     kind: &'static str,
     number: i64,
@@ -33,7 +33,7 @@ struct Question {
 }
 
 /// What the kernel said.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Answer {
     number: i64,
     tid: model::Tid,
@@ -154,6 +154,11 @@ fn keep(
 }
 
 impl Answer {
+    #[cfg(test)]
+    pub(super) fn test(bytes: Vec<u8>) -> Self {
+        Self { number: 0, tid: model::Tid(1), result: Ok(0), bytes }
+    }
+
     /// The call's result; its refusal as an error.
     pub fn result(&self) -> Result<u64> {
         self.result.map_err(|errno| {

@@ -6,6 +6,7 @@
 
 use model::ByteCount;
 use prost::Message;
+use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
@@ -54,6 +55,10 @@ impl StateKind for Sigactions {
 
     fn stage(&self) -> Stage {
         Stage::Setup
+    }
+
+    fn sources(&self) -> Option<&'static [Field]> {
+        Some(&[Field("sighand->action")])
     }
 
     fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {

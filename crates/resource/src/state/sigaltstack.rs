@@ -4,6 +4,7 @@
 //! Does not: save the stack's content; it is memory like any other.
 
 use model::ByteCount;
+use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
@@ -36,6 +37,10 @@ impl StateKind for Sigaltstack {
 
     fn stage(&self) -> Stage {
         Stage::Setup
+    }
+
+    fn sources(&self) -> Option<&'static [Field]> {
+        Some(&[Field("sas_ss_sp"), Field("sas_ss_size"), Field("sas_ss_flags")])
     }
 
     fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {

@@ -4,6 +4,7 @@
 //! Does not: touch the word there.
 
 use model::ByteCount;
+use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
@@ -34,6 +35,10 @@ impl StateKind for TidAddress {
 
     fn stage(&self) -> Stage {
         Stage::Setup
+    }
+
+    fn sources(&self) -> Option<&'static [Field]> {
+        Some(&[Field("clear_child_tid")])
     }
 
     fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {

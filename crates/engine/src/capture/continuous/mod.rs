@@ -332,7 +332,7 @@ impl Continuous {
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         self.written = before.descriptors.take_written();
         before.descriptors.forget();
-        before.threads.files.sweep();
+        before.threads.sweep(&before.processes);
         Ok(records)
     }
 

@@ -1,0 +1,165 @@
+//! Answers of threads that still hold, so that a thread need not be asked in each pause.
+//!
+//! Owns: which answers came from which bytes of the kernel's structures.
+//! Invariants: an answer holds for the same question as long as the fields that the kernel answers from have the same
+//! bytes, read in this pause. Nothing is concluded from a field alone.
+//! Does not: know the fields; each kind names those that its questions are answered from.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use model::Tid;
+use sys::task_reader::{Field, TaskReader};
+
+use super::kind::Level;
+use super::questions::{Answers, Questions};
+use super::{REGISTRY, StateKind};
+
+/// Answers kept for each thread. Some fields hold bits that come and go by themselves, in a few combinations.
+const KEPT_MAX: usize = 4;
+
+/// What threads have answered, and how to tell whether it holds.
+#[derive(Debug, Default)]
+pub struct KnownAnswers {
+    readers: Readers,
+    threads: HashMap<Tid, VecDeque<Known>>,
+}
+
+/// The readers of what a kernel answers from.
+#[derive(Debug, Default)]
+enum Readers {
+    #[default]
+    Untried,
+    /// This kernel or this user has none.
+    Missing,
+    Ready {
+        leader: TaskReader,
+        other: TaskReader,
+    },
+}
+
+#[derive(Debug)]
+struct Known {
+    sources: Vec<u8>,
+    questions: Questions,
+    answers: Answers,
+}
+
+impl KnownAnswers {
+    /// Makes what is needed in a pause, outside of any. Where it cannot be had, every thread is asked.
+    pub fn prepare(&mut self) {
+        if matches!(self.readers, Readers::Untried) {
+            self.readers = match (TaskReader::new(&fields(true)), TaskReader::new(&fields(false))) {
+                (Ok(leader), Ok(other)) => Readers::Ready { leader, other },
+                _ => Readers::Missing,
+            };
+        }
+    }
+
+    /// Forgets the threads that are not among these.
+    pub fn keep(&mut self, living: &HashSet<Tid>) {
+        self.threads.retain(|tid, _| living.contains(tid));
+    }
+
+    /// What the kernel answers questions of a stopped thread from, if that can be read.
+    pub(super) fn sources(&mut self, tid: Tid, is_leader: bool) -> Option<Vec<u8>> {
+        let Readers::Ready { leader, other } = &mut self.readers else { return None };
+        let reader = if is_leader { leader } else { other };
+        Some(reader.read(tid).ok()?.to_vec())
+    }
+
+    /// What a thread has answered to these questions from these bytes.
+    pub(super) fn recall(&self, tid: Tid, sources: &[u8], questions: &Questions) -> Option<&Answers> {
+        let known = self.threads.get(&tid)?.iter();
+        let mut same = known.filter(|known| known.sources == sources && known.questions == *questions);
+        same.next().map(|known| &known.answers)
+    }
+
+    /// Keeps what a thread has answered, if it can hold for longer than this pause.
+    pub(super) fn note(&mut self, tid: Tid, sources: Vec<u8>, questions: Questions, answers: &Answers) {
+        let holds = |(name, answers): (&&'static str, _)| {
+            super::kind_named(name).is_some_and(|kind| kind.sources().is_some() && kind.is_steady(answers))
+        };
+        if !answers.iter().map(|(name, answers)| (name, answers.as_slice())).all(holds) {
+            return;
+        }
+        let kept = self.threads.entry(tid).or_default();
+        kept.truncate(KEPT_MAX - 1);
+        kept.push_front(Known { sources, questions, answers: answers.clone() });
+    }
+}
+
+fn fields(is_leader: bool) -> Vec<Field> {
+    let asked = |kind: &&&dyn StateKind| is_leader || kind.level() == Level::Thread;
+    REGISTRY.iter().filter(asked).filter_map(|kind| kind.sources()).flatten().copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use model::ByteCount;
+
+    use super::*;
+    use crate::state::questions::Answer;
+
+    fn asked(kind: &'static str) -> (Questions, Answers) {
+        let mut questions = Questions::default();
+        questions.of(kind);
+        questions.call_into(131, [0; 6], 1, ByteCount(24));
+        (questions, HashMap::from([(kind, vec![Answer::test(vec![7; 24])])]))
+    }
+
+    #[test]
+    fn an_answer_holds_for_the_same_bytes_and_questions_only() {
+        let mut known = KnownAnswers::default();
+        let (questions, answers) = asked("state/sigaltstack");
+        known.note(Tid(7), vec![1, 2], questions.clone(), &answers);
+        assert!(known.recall(Tid(7), &[1, 2], &questions).is_some());
+        assert!(known.recall(Tid(7), &[1, 3], &questions).is_none());
+        assert!(known.recall(Tid(8), &[1, 2], &questions).is_none());
+        assert!(known.recall(Tid(7), &[1, 2], &Questions::default()).is_none());
+        known.keep(&HashSet::new());
+        assert!(known.recall(Tid(7), &[1, 2], &questions).is_none());
+    }
+
+    #[test]
+    fn a_few_combinations_are_kept_and_the_oldest_goes() {
+        let mut known = KnownAnswers::default();
+        let (questions, answers) = asked("state/sigaltstack");
+        for value in 0..=KEPT_MAX as u8 {
+            known.note(Tid(7), vec![value], questions.clone(), &answers);
+        }
+        assert!(known.recall(Tid(7), &[0], &questions).is_none());
+        assert!((1..=KEPT_MAX as u8).all(|value| known.recall(Tid(7), &[value], &questions).is_some()));
+    }
+
+    #[test]
+    fn a_timer_that_runs_is_asked_each_time() {
+        let mut known = KnownAnswers::default();
+        for kind in ["state/itimers", "state/posix_timers"] {
+            let (questions, answers) = asked(kind);
+            known.note(Tid(7), vec![1], questions.clone(), &answers);
+            assert!(known.recall(Tid(7), &[1], &questions).is_none(), "{kind}");
+        }
+        let (questions, _) = asked("state/itimers");
+        let none = HashMap::from([("state/itimers", vec![Answer::test(vec![0; 24])])]);
+        known.note(Tid(7), vec![1], questions.clone(), &none);
+        assert!(known.recall(Tid(7), &[1], &questions).is_some());
+    }
+
+    #[test]
+    fn every_kind_that_asks_names_its_fields_or_is_known_to_change_by_itself() {
+        let silent = REGISTRY.iter().filter(|kind| kind.sources().is_none()).map(|kind| kind.name());
+        let asking =
+            ["credentials", "itimers", "membarrier", "prctl", "sigactions", "sigaltstack", "tid_address"];
+        let names: Vec<_> = silent.collect();
+        for kind in asking {
+            assert!(!names.contains(&format!("state/{kind}").as_str()), "{kind}");
+        }
+        assert!(names.contains(&"state/posix_timers"));
+        let mut known = KnownAnswers::default();
+        known.prepare();
+        match known.readers {
+            Readers::Ready { .. } => {}
+            _ => println!("unsupported: kernel structures cannot be read here"),
+        }
+    }
+}

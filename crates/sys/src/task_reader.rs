@@ -1,0 +1,155 @@
+//! Fields of the kernel's own structures of a thread, read without its help.
+//!
+//! Owns: the BPF program that copies them, and how it is run.
+//! Invariants: the program reads and changes nothing; a thread that has ended is an error, not old bytes.
+//! Does not: say what a field means.
+//!
+//! Man page: bpf(2); the kernel's documentation of BTF and of kfuncs
+//! Since: Linux 6.10 with CONFIG_DEBUG_INFO_BTF (kfuncs in programs of type BPF_PROG_TYPE_SYSCALL)
+//! Probe: `features::REGISTRY` entry "task-reader"
+//! Fallback: asking the thread by remote calls
+
+mod layout;
+mod program;
+
+use std::ffi::CStr;
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use model::Tid;
+
+use self::layout::Layout;
+use crate::error::{Errno, Error, Result};
+use crate::feature::{Feature, enabled};
+
+const BPF_PROG_LOAD: i32 = 5;
+const BPF_PROG_RUN: i32 = 10;
+const BPF_PROG_TYPE_SYSCALL: u32 = 31;
+/// Programs of that type must be allowed to sleep.
+const BPF_F_SLEEPABLE: u32 = 1 << 4;
+/// The helpers that read kernel memory ask for a licence that the kernel's allows.
+const LICENCE: &CStr = c"Dual MIT/GPL";
+/// The thread's number, at the start of what the program is given. Fields follow.
+const HEAD_BYTES: usize = 8;
+
+/// A field by the way from `struct task_struct`, as in C: `pdeath_signal`, `signal->it`, `thread_info.flags`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Field(pub &'static str);
+
+/// Reads the same fields of any thread.
+#[derive(Debug)]
+pub struct TaskReader {
+    program: OwnedFd,
+    /// What the program is given, and writes.
+    context: Vec<u8>,
+}
+
+/// Arguments of BPF_PROG_LOAD.
+#[repr(C)]
+#[derive(Default)]
+struct LoadArguments {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    licence: u64,
+    log_level: u32,
+    log_bytes: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<LoadArguments>() == 48);
+const _: () = assert!(offset_of!(LoadArguments, flags) == 44);
+
+/// Arguments of BPF_PROG_RUN.
+#[repr(C)]
+#[derive(Default)]
+struct RunArguments {
+    program: u32,
+    result: u32,
+    data_bytes: [u32; 2],
+    data: [u64; 2],
+    repeat: u32,
+    duration: u32,
+    context_bytes: [u32; 2],
+    /// What the program is given, which it writes, too; and a place for results of other kinds of programs.
+    context: [u64; 2],
+    flags: u32,
+    processor: u32,
+    batch: u32,
+    padding: u32,
+}
+
+const _: () = assert!(size_of::<RunArguments>() == 80);
+const _: () = assert!(offset_of!(RunArguments, context) == 48);
+
+impl TaskReader {
+    /// A reader of these fields, in this order.
+    ///
+    /// # Errors
+    ///
+    /// ENOENT for a field that this kernel has not; what the kernel says where programs may not be loaded.
+    pub fn new(fields: &[Field]) -> Result<Self> {
+        if !enabled(Feature::TaskReader) {
+            return Err(Error::new("read kernel structures: it is switched off", Errno::ENOSYS));
+        }
+        let layout = Layout::open()?;
+        let ways = fields.iter().map(|field| layout.find(*field)).collect::<Result<Vec<_>>>()?;
+        let code = program::copy_fields(&ways, layout.kfuncs()?, HEAD_BYTES);
+        let arguments = LoadArguments {
+            kind: BPF_PROG_TYPE_SYSCALL,
+            instructions: code.len() as u32,
+            code: code.as_ptr() as u64,
+            licence: LICENCE.as_ptr() as u64,
+            flags: BPF_F_SLEEPABLE,
+            ..LoadArguments::default()
+        };
+        // SAFETY: the pointers lead to as many instructions and to a string that outlive the call; the size is that
+        // of the structure.
+        let fd = unsafe {
+            libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const arguments, size_of::<LoadArguments>())
+        };
+        if fd < 0 {
+            return Err(Error::new("load a program that reads kernel structures", Errno::last()));
+        }
+        // SAFETY: the call has just made this descriptor, which nothing else owns.
+        let program = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        let bytes = ways.iter().map(|way| way.length.next_multiple_of(program::WORD_BYTES)).sum::<usize>();
+        Ok(Self { program, context: vec![0; HEAD_BYTES + bytes] })
+    }
+
+    /// Reads the fields of a thread, one after the other, each filled up with zeros to a multiple of 8 bytes. Of a
+    /// thread that runs they need not fit each other.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH when there is no such thread; EFAULT when a structure has gone while it was read.
+    pub fn read(&mut self, tid: Tid) -> Result<&[u8]> {
+        let failed = |errno: Errno| Error::thread("read kernel structures of", tid, errno);
+        self.context[..HEAD_BYTES].copy_from_slice(&i64::from(tid.get()).to_ne_bytes());
+        let (at, bytes) = (self.context.as_mut_ptr() as u64, self.context.len() as u32);
+        let mut arguments = RunArguments {
+            program: self.program.as_raw_fd() as u32,
+            context_bytes: [bytes, 0],
+            context: [at, 0],
+            ..RunArguments::default()
+        };
+        // SAFETY: the context is as long as its length says, for reading and writing, and borrowed exclusively; the
+        // size is that of the structure.
+        let outcome = unsafe {
+            libc::syscall(libc::SYS_bpf, BPF_PROG_RUN, &raw mut arguments, size_of::<RunArguments>())
+        };
+        if outcome < 0 {
+            return Err(failed(Errno::last()));
+        }
+        match arguments.result {
+            program::READ => Ok(&self.context[HEAD_BYTES..]),
+            program::NO_THREAD => Err(failed(Errno::ESRCH)),
+            _ => Err(failed(Errno(libc::EFAULT))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+//! The program that copies fields of a thread's structures.
+//!
+//! Owns: its instructions.
+//! Invariants: it has no loop; the reference to the thread is given back on every way out.
+//! Does not: load or run it.
+//!
+//! Man page: the kernel's documentation of the BPF instruction set; bpf-helpers(7)
+//! Since: as the module above
+//! Probe: as the module above
+//! Fallback: as the module above
+
+use super::layout::{Kfuncs, Way};
+
+/// What the program returns.
+pub(super) const READ: u32 = 0;
+pub(super) const NO_THREAD: u32 = 1;
+const FAULT: i32 = 2;
+
+/// Registers: result, arguments, then those that calls preserve, and the frame pointer.
+const RESULT: u8 = 0;
+const FIRST: u8 = 1;
+const SECOND: u8 = 2;
+const THIRD: u8 = 3;
+const CONTEXT: u8 = 6;
+const TASK: u8 = 7;
+const STRUCTURE: u8 = 8;
+const STATUS: u8 = 9;
+const FRAME: u8 = 10;
+
+const MOVE: u8 = 0xbf;
+const MOVE_CONSTANT: u8 = 0xb7;
+const ADD_CONSTANT: u8 = 0x07;
+const LOAD_WORD: u8 = 0x61;
+const LOAD_LONG: u8 = 0x79;
+const STORE_LONG: u8 = 0x7b;
+const STORE_CONSTANT: u8 = 0x7a;
+const JUMP_UNLESS_ZERO: u8 = 0x55;
+const JUMP_IF_ZERO: u8 = 0x15;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+/// In the place of the source register: the constant of a call is the BTF id of a kernel function.
+const KFUNC: u8 = 2;
+/// BPF_FUNC_probe_read_kernel.
+const PROBE_READ_KERNEL: i32 = 113;
+/// Bytes on the stack of the program that helpers write to: they do not write to the context.
+const BUFFER_BYTES: usize = 256;
+const BUFFER_AT: i16 = -(BUFFER_BYTES as i16);
+/// The context is written in aligned words.
+pub(super) const WORD_BYTES: usize = 8;
+
+/// One instruction (`struct bpf_insn`).
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Instruction {
+    code: u8,
+    /// Destination in the low half, source in the high one.
+    registers: u8,
+    offset: i16,
+    constant: i32,
+}
+
+const _: () = assert!(size_of::<Instruction>() == 8);
+
+#[derive(Default)]
+struct Builder(Vec<Instruction>);
+
+/// A program that takes the number of a thread at the start of its context, and copies to behind `head` bytes what these
+/// ways lead to, each in whole words.
+pub(super) fn copy_fields(ways: &[Way], kfuncs: Kfuncs, head: usize) -> Vec<Instruction> {
+    let mut builder = Builder::default();
+    builder.push(MOVE, CONTEXT, FIRST, 0, 0);
+    builder.push(MOVE_CONSTANT, STATUS, 0, 0, READ as i32);
+    builder.push(LOAD_WORD, FIRST, CONTEXT, 0, 0);
+    builder.push(CALL, 0, KFUNC, 0, kfuncs.find);
+    builder.push(JUMP_UNLESS_ZERO, RESULT, 0, 2, 0);
+    builder.push(MOVE_CONSTANT, RESULT, 0, 0, NO_THREAD as i32);
+    builder.push(EXIT, 0, 0, 0, 0);
+    builder.push(MOVE, TASK, RESULT, 0, 0);
+    let mut to = head;
+    for way in ways {
+        let mut base = TASK;
+        for offset in &way.pointers {
+            builder.read(WORD_BYTES, (base, *offset));
+            builder.push(LOAD_LONG, STRUCTURE, FRAME, BUFFER_AT, 0);
+            base = STRUCTURE;
+        }
+        for done in (0..way.length).step_by(BUFFER_BYTES) {
+            let length = (way.length - done).min(BUFFER_BYTES);
+            builder.read(length, (base, way.offset + done));
+            for at in (0..length).step_by(WORD_BYTES) {
+                builder.push(LOAD_LONG, FIRST, FRAME, BUFFER_AT + at as i16, 0);
+                builder.push(STORE_LONG, CONTEXT, FIRST, (to + at) as i16, 0);
+            }
+            to += length.next_multiple_of(WORD_BYTES);
+        }
+    }
+    builder.push(MOVE, FIRST, TASK, 0, 0);
+    builder.push(CALL, 0, KFUNC, 0, kfuncs.release);
+    builder.push(MOVE, RESULT, STATUS, 0, 0);
+    builder.push(EXIT, 0, 0, 0, 0);
+    builder.0
+}
+
+impl Builder {
+    fn push(&mut self, code: u8, destination: u8, source: u8, offset: i16, constant: i32) {
+        self.0.push(Instruction { code, registers: source << 4 | destination, offset, constant });
+    }
+
+    /// Copies kernel memory to the buffer. What cannot be read is zero, and noted.
+    fn read(&mut self, length: usize, from: (u8, usize)) {
+        // What is behind a field in its last word.
+        let last = (length - 1) / WORD_BYTES * WORD_BYTES;
+        self.push(STORE_CONSTANT, FRAME, 0, BUFFER_AT + last as i16, 0);
+        self.push(MOVE, FIRST, FRAME, 0, 0);
+        self.push(ADD_CONSTANT, FIRST, 0, 0, i32::from(BUFFER_AT));
+        self.push(MOVE_CONSTANT, SECOND, 0, 0, length as i32);
+        self.push(MOVE, THIRD, from.0, 0, 0);
+        self.push(ADD_CONSTANT, THIRD, 0, 0, from.1 as i32);
+        self.push(CALL, 0, 0, 0, PROBE_READ_KERNEL);
+        self.push(JUMP_IF_ZERO, RESULT, 0, 1, 0);
+        self.push(MOVE_CONSTANT, STATUS, 0, 0, FAULT);
+    }
+}
