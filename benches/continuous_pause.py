@@ -3,7 +3,8 @@
 
 A thread of the subject reads the clock in a loop and keeps the gaps. Counted is the longest gap in each period between
 two checkpoints, in windows with them and in as many without (the noise floor), in turn in one life of the subject. Varied from a centre (1 GiB, 10,000 pages/s, 1 thread, 100 areas), one thing at a time: resident memory,
-pages dirtied each second, threads, areas; each at all rates.
+pages dirtied each second, threads, areas; each at all rates. With --writer 1, another thread writes, so that the subject
+stops two that run.
 
 Rows: one per window. `stall_*` is what the subject saw, `pause_*` what undying says of itself.
 """
@@ -13,12 +14,13 @@ from lib.harness import (PHASES, Rows, Subject, arguments, main, middle, plotter
                          with_checkpoints, without)
 
 QUESTION = "continuous_pause"
-CENTRE = {"mib": 1024, "rate": 10000, "threads": 1, "areas": 100}
+CENTRE = {"mib": 1024, "rate": 10000, "threads": 1, "areas": 100, "writer": 0}
 AXES = {"mib": [16, 64, 256, 1024, 4096], "rate": [100, 1000, 10000, 100000], "threads": [1, 4, 32],
         "areas": [100, 10000]}
 QUICK_AXES = {"mib": [16, 1024], "rate": [100, 10000, 100000], "threads": [1, 32], "areas": [100, 10000]}
 RATES = [1, 10, 25, 50, 100]
-LABELS = {"mib": "resident memory, MiB", "rate": "pages dirtied per second", "threads": "threads", "areas": "areas"}
+LABELS = {"mib": "resident memory, MiB", "rate": "pages dirtied per second", "threads": "threads", "areas": "areas",
+          "writer": "thread of its own for writing"}
 SHARES = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
 COLUMNS = [*CENTRE, "hz", "with", "round", "seconds", "checkpoints", "achieved_hz",
            *("stall_us_" + name for name in SHARES), *("pause_us_" + name for name in SHARES),
@@ -79,7 +81,7 @@ def measure(options, rows, scratch, point, rates):
 def tell(rows, point):
     for hz in dict.fromkeys(one["hz"] for one in rows):
         of = lambda has, name: middle([float(one[name]) for one in rows if one["hz"] == hz and one["with"] == has])
-        print("%(mib)5d MiB %(rate)6d pages/s %(threads)2d threads %(areas)5d areas" % point, "%5s Hz" % hz,
+        print("%(mib)5d MiB %(rate)6d pages/s %(threads)2d threads %(areas)5d areas, writer %(writer)d" % point, "%5s Hz" % hz,
               "achieved %6.2f" % of("1", "achieved_hz"),
               "| stall us p50 %6.0f p99 %6.0f max %6.0f" % tuple(of("1", "stall_us_" + s) for s in ("p50", "p99", "max")),
               "| without p50 %5.0f p99 %6.0f" % tuple(of("0", "stall_us_" + s) for s in ("p50", "p99")),
@@ -100,7 +102,7 @@ def draw(path):
     figure, panes = plot.subplots(2, 2, figsize=(10, 7.2), sharey=True, layout="constrained")
     colours = plot.get_cmap("viridis")
     for pane, axis in zip(panes.flat, AXES):
-        here = [one for one in rows if all(float(one[name]) == CENTRE[name] for name in CENTRE if name != axis)]
+        here = [one for one in rows if all(float(one.get(name, CENTRE[name])) == CENTRE[name] for name in CENTRE if name != axis)]
         rates = sorted({float(one["hz"]) for one in here})
         values = sorted({float(one[axis]) for one in here})
         pick = lambda hz, value, has, name: middle([float(one[name]) for one in here if float(one["hz"]) == hz and

@@ -2,7 +2,7 @@
  *
  * Options: mib= resident memory; rate= pages written each second; threads= all but the first sleep and write a page
  * every 10 ms (counted in the rate); areas= of how many the memory consists; least_ns= shorter gaps are not kept;
- * order=random|walk; out= pairs of when a gap began (CLOCK_MONOTONIC) and how long it was, ns.
+ * order=random|walk; writer=1: another thread writes, every millisecond, and the first reads the clock only; out= pairs of when a gap began (CLOCK_MONOTONIC) and how long it was, ns.
  * Checks at the end that every page is one that was written whole: its two ends belong together. */
 #include "subject.h"
 
@@ -60,6 +60,23 @@ static void dirty(int in_order)
 	page(index)[511] = partner(page(index)[0]);
 }
 
+static uint64_t writer_rate, writer_written;
+static int writer_in_order;
+
+static void *write_alone(void *argument)
+{
+	struct timespec nap = { .tv_nsec = 1000000 };
+	uint64_t began = clock_ns(CLOCK_MONOTONIC), most = writer_rate / 500 + 1;
+	(void)argument;
+	while (!is_over) {
+		nanosleep(&nap, 0);
+		uint64_t due = (clock_ns(CLOCK_MONOTONIC) - began) / 1000 * writer_rate / 1000000;
+		for (uint64_t i = 0; i < most && writer_written < due; i++, writer_written++)
+			dirty(writer_in_order);
+	}
+	return 0;
+}
+
 static void watch(struct pairs *gaps, uint64_t rate, uint64_t least, int in_order)
 {
 	uint64_t began = clock_ns(CLOCK_MONOTONIC), before = began, written = 0;
@@ -75,7 +92,7 @@ static void watch(struct pairs *gaps, uint64_t rate, uint64_t least, int in_orde
 		}
 	}
 	/* The record's last pair: how many pages it wrote. */
-	put(gaps, 0, written);
+	put(gaps, 0, written + writer_written);
 }
 
 int main(int argc, char **argv)
@@ -93,8 +110,20 @@ int main(int argc, char **argv)
 	for (uint64_t i = 1; i < threads; i++)
 		if (pthread_create(&ids[i], 0, doze, (void *)(uintptr_t)i))
 			fail("no thread");
-	watch(&gaps, rate > others ? rate - others : 0, number(argc, argv, "least_ns", 5000),
-	      !strcmp(option(argc, argv, "order", "random"), "walk"));
+	int in_order = !strcmp(option(argc, argv, "order", "random"), "walk");
+	uint64_t own_rate = rate > others ? rate - others : 0;
+	pthread_t writer;
+	int has_writer = number(argc, argv, "writer", 0) != 0;
+	if (has_writer) {
+		writer_rate = own_rate;
+		writer_in_order = in_order;
+		own_rate = 0;
+		if (pthread_create(&writer, 0, write_alone, 0))
+			fail("no thread");
+	}
+	watch(&gaps, own_rate, number(argc, argv, "least_ns", 5000), in_order);
+	if (has_writer)
+		pthread_join(writer, 0);
 	for (uint64_t i = 1; i < threads; i++)
 		pthread_join(ids[i], 0);
 	for (uint64_t i = 0; i < own_pages; i++)

@@ -41,6 +41,8 @@ pub(super) struct Threads {
     pub(super) files: KeptFiles,
     /// What they have answered.
     answers: RefCell<KnownAnswers>,
+    /// No thread had to be asked in the last pause, which makes it likely of the next one.
+    pub(super) are_silent: bool,
 }
 
 impl Threads {
@@ -67,6 +69,8 @@ impl Threads {
             read_process(stopped, process, shared, descriptors.texts_of(stopped.pid))
         });
         self.files = files.into_inner();
+        let answers = self.answers.get_mut();
+        self.are_silent = answers.can_tell() && answers.take_asked() == 0;
         outcome
     }
 
@@ -89,7 +93,7 @@ fn read_process(
     texts: &[DescriptorText],
 ) -> Result<()> {
     let context = process.space.context();
-    let mut places = Places::find(stopped.pid, &context)?;
+    let mut places = None;
     let mut states = Vec::with_capacity(stopped.threads.len());
     let mut together: Vec<Reading<'_>> = Vec::new();
     for (index, thread) in stopped.threads.iter_mut().enumerate() {
@@ -98,11 +102,17 @@ fn read_process(
         let capture = capture.with_descriptors(texts);
         let mut reading = Reading { known, is_leader: index == 0, capture };
         reading.prepare()?;
-        if !reading.begin(&mut places)? {
-            states.extend(finish_all(&mut together)?);
-            places.reset();
-            if !reading.begin(&mut places)? {
-                return Err(RemoteError::NoStack(reading.capture.tid).into());
+        if !reading.capture.recall(&reading.known) {
+            let places = match &mut places {
+                Some(places) => places,
+                none => none.insert(Places::find(stopped.pid, &context)?),
+            };
+            if !reading.begin(places)? {
+                states.extend(finish_all(&mut together)?);
+                places.reset();
+                if !reading.begin(places)? {
+                    return Err(RemoteError::NoStack(reading.capture.tid).into());
+                }
             }
         }
         together.push(reading);

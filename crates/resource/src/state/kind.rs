@@ -164,13 +164,24 @@ impl<'a> StateCapture<'a> {
         Ok(())
     }
 
+    /// Whether the thread need not be asked: there are no questions, or all answers are known. It is as it was `known`.
+    pub fn recall(&mut self, known: &KnownThread) -> bool {
+        self.sequence = known.sequence;
+        self.questions.is_empty() || self.recall_answers().is_some()
+    }
+
+    fn recall_answers(&mut self) -> Option<()> {
+        let mut known = self.known?.borrow_mut();
+        let sources = known.sources(self.tid, self.tid == self.pid.leader());
+        let answers = sources.as_ref().and_then(|sources| known.recall(self.tid, sources, &self.questions));
+        self.sources = sources;
+        self.answers = answers?;
+        Some(())
+    }
+
     /// Has the thread set off to answer; false when there is no place left for that until sessions of other threads
     /// have ended. The thread is as it was `known`.
     pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
-        self.sequence = known.sequence;
-        if self.questions.is_empty() || self.recall() {
-            return Ok(true);
-        }
         let room = self.questions.room();
         let Some(top) = places.take(room.bytes(known)) else { return Ok(false) };
         let CallStatus { caught, pending, is_filtered } = procfs::call_status(self.file("status")?);
@@ -186,17 +197,6 @@ impl<'a> StateCapture<'a> {
         let signals = SignalSets { caught, pending };
         self.asking = Some(self.questions.begin(session, signals)?);
         Ok(true)
-    }
-
-    /// Whether all answers are known.
-    fn recall(&mut self) -> bool {
-        let Some(known) = self.known else { return false };
-        let mut known = known.borrow_mut();
-        let is_leader = self.tid == self.pid.leader();
-        let Some(sources) = known.sources(self.tid, is_leader) else { return false };
-        let answers = known.recall(self.tid, &sources, &self.questions).cloned();
-        self.sources = Some(sources);
-        answers.map(|answers| self.answers = answers).is_some()
     }
 
     /// Waits for the answers.

@@ -22,6 +22,8 @@ const KEPT_MAX: usize = 4;
 pub struct KnownAnswers {
     readers: Readers,
     threads: HashMap<Tid, VecDeque<Known>>,
+    /// Threads that have to be asked in this pause.
+    asked: usize,
 }
 
 /// The readers of what a kernel answers from.
@@ -60,6 +62,17 @@ impl KnownAnswers {
         self.threads.retain(|tid, _| living.contains(tid));
     }
 
+    /// Whether it can be told what still holds.
+    #[must_use]
+    pub fn can_tell(&self) -> bool {
+        matches!(self.readers, Readers::Ready { .. })
+    }
+
+    /// Threads that had to be asked since the last call.
+    pub fn take_asked(&mut self) -> usize {
+        std::mem::take(&mut self.asked)
+    }
+
     /// What the kernel answers questions of a stopped thread from, if that can be read.
     pub(super) fn sources(&mut self, tid: Tid, is_leader: bool) -> Option<Vec<u8>> {
         let Readers::Ready { leader, other } = &mut self.readers else { return None };
@@ -67,11 +80,13 @@ impl KnownAnswers {
         Some(reader.read(tid).ok()?.to_vec())
     }
 
-    /// What a thread has answered to these questions from these bytes.
-    pub(super) fn recall(&self, tid: Tid, sources: &[u8], questions: &Questions) -> Option<&Answers> {
-        let known = self.threads.get(&tid)?.iter();
+    /// What a thread has answered to these questions from these bytes; else it has to be asked.
+    pub(super) fn recall(&mut self, tid: Tid, sources: &[u8], questions: &Questions) -> Option<Answers> {
+        let known = self.threads.get(&tid).into_iter().flatten();
         let mut same = known.filter(|known| known.sources == sources && known.questions == *questions);
-        same.next().map(|known| &known.answers)
+        let answers = same.next().map(|known| known.answers.clone());
+        self.asked += usize::from(answers.is_none());
+        answers
     }
 
     /// Keeps what a thread has answered, if it can hold for longer than this pause.

@@ -70,6 +70,10 @@ impl CrewOf {
         before.descriptors.begin_ahead(crew);
         before.threads.files.begin_ahead(crew);
         tracked.values_mut().for_each(|tracked| tracked.post_scan(crew));
+        // Threads that have to be asked need a processor, which members give up for them.
+        if before.threads.are_silent {
+            crew.hurry();
+        }
         crew.begin();
     }
 }
