@@ -80,7 +80,7 @@ impl Threads {
         let threads = processes.living.values().flat_map(|process| &process.threads);
         let answers = self.answers.get_mut();
         answers.keep(&threads.map(|thread| thread.tid).collect());
-        answers.prepare();
+        state::prepare_answers(answers);
     }
 }
 

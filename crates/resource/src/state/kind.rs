@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt;
 
 use model::{Fd, Pid, Tid};
 use sys::file_rights::FileRights;
@@ -71,6 +72,8 @@ pub struct StateCapture<'a> {
     /// The restartable sequence, if it has been read already.
     sequence: Option<RseqConfiguration>,
     questions: Questions,
+    /// The kinds that ask.
+    asking_kinds: Vec<&'static dyn StateKind>,
     /// Questions that are on their way.
     asking: Option<Asking>,
     answers: Answers,
@@ -104,6 +107,7 @@ impl<'a> StateCapture<'a> {
             descriptors: None,
             sequence: None,
             questions: Questions::default(),
+            asking_kinds: Vec::new(),
             asking: None,
             answers: Answers::new(),
         }
@@ -158,7 +162,11 @@ impl<'a> StateCapture<'a> {
         let mut questions = Questions::default();
         for kind in kinds {
             questions.of(kind.name());
+            let before = questions.len();
             kind.ask(self, &mut questions)?;
+            if questions.len() > before {
+                self.asking_kinds.push(kind);
+            }
         }
         self.questions = questions;
         Ok(())
@@ -205,7 +213,13 @@ impl<'a> StateCapture<'a> {
             self.answers = self.questions.finish(session, asking)?;
             if let (Some(known), Some(sources)) = (self.known, self.sources.take()) {
                 let questions = std::mem::take(&mut self.questions);
-                known.borrow_mut().note(self.tid, sources, questions, &self.answers);
+                let holds = |kind: &&dyn StateKind| {
+                    let answers = self.answers.get(kind.name()).map_or(&[][..], Vec::as_slice);
+                    kind.sources().is_some() && kind.is_steady(answers)
+                };
+                if self.asking_kinds.iter().all(holds) {
+                    known.borrow_mut().note(self.tid, sources, questions, &self.answers);
+                }
             }
         }
         Ok(())
@@ -334,4 +348,10 @@ pub trait StateKind: Sync {
 
     /// Brings the state back in a thread under construction.
     fn restore(&self, version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()>;
+}
+
+impl fmt::Debug for dyn StateKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }

@@ -10,9 +10,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use model::Tid;
 use sys::task_reader::{Field, TaskReader};
 
-use super::kind::Level;
 use super::questions::{Answers, Questions};
-use super::{REGISTRY, StateKind};
 
 /// Answers kept for each thread. Some fields hold bits that come and go by themselves, in a few combinations.
 const KEPT_MAX: usize = 4;
@@ -47,10 +45,11 @@ struct Known {
 }
 
 impl KnownAnswers {
-    /// Makes what is needed in a pause, outside of any. Where it cannot be had, every thread is asked.
-    pub fn prepare(&mut self) {
+    /// Makes what is needed in a pause, outside of any: readers of what is asked of leaders and of other threads. Where
+    /// they cannot be had, every thread is asked.
+    pub(super) fn prepare(&mut self, of_leader: &[Field], of_other: &[Field]) {
         if matches!(self.readers, Readers::Untried) {
-            self.readers = match (TaskReader::new(&fields(true)), TaskReader::new(&fields(false))) {
+            self.readers = match (TaskReader::new(of_leader), TaskReader::new(of_other)) {
                 (Ok(leader), Ok(other)) => Readers::Ready { leader, other },
                 _ => Readers::Missing,
             };
@@ -89,23 +88,12 @@ impl KnownAnswers {
         answers
     }
 
-    /// Keeps what a thread has answered, if it can hold for longer than this pause.
+    /// Keeps what a thread has answered.
     pub(super) fn note(&mut self, tid: Tid, sources: Vec<u8>, questions: Questions, answers: &Answers) {
-        let holds = |(name, answers): (&&'static str, _)| {
-            super::kind_named(name).is_some_and(|kind| kind.sources().is_some() && kind.is_steady(answers))
-        };
-        if !answers.iter().map(|(name, answers)| (name, answers.as_slice())).all(holds) {
-            return;
-        }
         let kept = self.threads.entry(tid).or_default();
         kept.truncate(KEPT_MAX - 1);
         kept.push_front(Known { sources, questions, answers: answers.clone() });
     }
-}
-
-fn fields(is_leader: bool) -> Vec<Field> {
-    let asked = |kind: &&&dyn StateKind| is_leader || kind.level() == Level::Thread;
-    REGISTRY.iter().filter(asked).filter_map(|kind| kind.sources()).flatten().copied().collect()
 }
 
 #[cfg(test)]
@@ -144,37 +132,5 @@ mod tests {
         }
         assert!(known.recall(Tid(7), &[0], &questions).is_none());
         assert!((1..=KEPT_MAX as u8).all(|value| known.recall(Tid(7), &[value], &questions).is_some()));
-    }
-
-    #[test]
-    fn a_timer_that_runs_is_asked_each_time() {
-        let mut known = KnownAnswers::default();
-        for kind in ["state/itimers", "state/posix_timers"] {
-            let (questions, answers) = asked(kind);
-            known.note(Tid(7), vec![1], questions.clone(), &answers);
-            assert!(known.recall(Tid(7), &[1], &questions).is_none(), "{kind}");
-        }
-        let (questions, _) = asked("state/itimers");
-        let none = HashMap::from([("state/itimers", vec![Answer::test(vec![0; 24])])]);
-        known.note(Tid(7), vec![1], questions.clone(), &none);
-        assert!(known.recall(Tid(7), &[1], &questions).is_some());
-    }
-
-    #[test]
-    fn every_kind_that_asks_names_its_fields_or_is_known_to_change_by_itself() {
-        let silent = REGISTRY.iter().filter(|kind| kind.sources().is_none()).map(|kind| kind.name());
-        let asking =
-            ["credentials", "itimers", "membarrier", "prctl", "sigactions", "sigaltstack", "tid_address"];
-        let names: Vec<_> = silent.collect();
-        for kind in asking {
-            assert!(!names.contains(&format!("state/{kind}").as_str()), "{kind}");
-        }
-        assert!(names.contains(&"state/posix_timers"));
-        let mut known = KnownAnswers::default();
-        known.prepare();
-        match known.readers {
-            Readers::Ready { .. } => {}
-            _ => println!("unsupported: kernel structures cannot be read here"),
-        }
     }
 }

@@ -35,6 +35,7 @@ mod tid_address;
 mod umask;
 
 use model::{Pid, Tid};
+use sys::task_reader::Field;
 use tracee::procfs::KeptFiles;
 
 pub use self::kind::{DescriptorText, Level, RawState, Stage, StateCapture, StateKind, StateRestore};
@@ -84,8 +85,39 @@ pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
     Ok(())
 }
 
+/// Makes ready what tells whether answers of threads still hold. Not in a pause.
+pub fn prepare_answers(known: &mut KnownAnswers) {
+    known.prepare(&sources(true), &sources(false));
+}
+
+fn sources(is_leader: bool) -> Vec<Field> {
+    let asked = |kind: &&&dyn StateKind| is_leader || kind.level() == Level::Thread;
+    REGISTRY.iter().filter(asked).filter_map(|kind| kind.sources()).flatten().copied().collect()
+}
+
 /// The kind of a record.
 #[must_use]
 pub fn kind_named(name: &str) -> Option<&'static dyn StateKind> {
     REGISTRY.iter().copied().find(|kind| kind.name() == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::questions::Answer;
+    use super::*;
+
+    #[test]
+    fn timers_change_by_themselves_and_all_else_that_is_asked_does_not() {
+        let names = |is_some: bool| {
+            let kinds = REGISTRY.iter().filter(move |kind| kind.sources().is_some() == is_some);
+            kinds.map(|kind| kind.name()).collect::<Vec<_>>()
+        };
+        let kinds =
+            ["credentials", "itimers", "membarrier", "prctl", "sigactions", "sigaltstack", "tid_address"];
+        assert!(kinds.iter().all(|kind| names(true).contains(&format!("state/{kind}").as_str())));
+        assert!(names(false).contains(&"state/posix_timers"));
+        let itimers = kind_named("state/itimers").unwrap();
+        assert!(itimers.is_steady(&[Answer::test(vec![0; 32])]));
+        assert!(!itimers.is_steady(&[Answer::test(vec![0; 32]), Answer::test(vec![0, 1])]));
+    }
 }

@@ -69,6 +69,10 @@ impl Questions {
         self.list.push(Question { kind: self.kind, number, arguments, result });
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }

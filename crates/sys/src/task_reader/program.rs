@@ -9,6 +9,8 @@
 //! Probe: as the module above
 //! Fallback: as the module above
 
+use std::mem::offset_of;
+
 use super::layout::{Kfuncs, Way};
 
 /// What the program returns.
@@ -60,6 +62,7 @@ pub(super) struct Instruction {
 }
 
 const _: () = assert!(size_of::<Instruction>() == 8);
+const _: () = assert!(offset_of!(Instruction, constant) == 4);
 
 #[derive(Default)]
 struct Builder(Vec<Instruction>);

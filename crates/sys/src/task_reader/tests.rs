@@ -1,3 +1,9 @@
+//! Fields of threads of these tests are as calls have set them.
+//!
+//! Owns: nothing that outlasts a test.
+//! Invariants: what a test sets it sets back.
+//! Does not: know the kernel's structures; where they cannot be read it says so.
+
 use super::*;
 
 fn reader(fields: &[Field]) -> Option<TaskReader> {
