@@ -15,7 +15,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
-use store::{CommitMeta, Epoch, Keep, LogOptions, LogWriter, Store, SubjectName};
+use store::{
+    Base, CheckpointSink, CommitMeta, Keep, LogOptions, LogWriter, OpenCheckpoint, Store, SubjectName,
+};
 
 use undying_store as store;
 
@@ -100,7 +102,7 @@ fn main() -> Outcome<()> {
 
 /// The first checkpoint: all pages.
 fn fill(writer: &LogWriter, load: &mut Load) -> Outcome<()> {
-    let epoch = writer.begin_full(Sequence(1))?.ok_or("behind at the start")?;
+    let epoch = writer.begin(Sequence(1), Base::Nothing)?.ok_or("behind at the start")?;
     let begun = Instant::now();
     let mut page = 0;
     while page < load.subject {
@@ -112,7 +114,7 @@ fn fill(writer: &LogWriter, load: &mut Load) -> Outcome<()> {
         epoch.append(batch)?;
         page += pages;
     }
-    epoch.finish(records(1), meta(1))?.wait()?;
+    epoch.commit(records(1), meta(1))?.wait()?;
     println!("first checkpoint: {} MiB in {:.0?}", (load.subject * PAGE_BYTES) >> 20, begun.elapsed());
     Ok(())
 }
@@ -124,14 +126,14 @@ fn run(writer: &LogWriter, load: &mut Load) -> Outcome<Measured> {
     for number in 0..load.hertz * load.seconds {
         let due = started + period * number as u32;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let Some(epoch) = writer.begin(Sequence(number + 2))? else {
+        let Some(epoch) = writer.begin(Sequence(number + 2), Base::Newest)? else {
             measured.skipped += 1;
             continue;
         };
         let begun = Instant::now();
-        dirty(&epoch, load, &mut measured)?;
+        dirty(&*epoch, load, &mut measured)?;
         measured.appends.push(begun.elapsed());
-        epoch.finish(records(number), meta(number + 2))?;
+        epoch.commit(records(number), meta(number + 2))?;
         collect(writer, &mut measured)?;
         measured.disk.push(writer.status().disk.get());
     }
@@ -143,10 +145,10 @@ fn run(writer: &LogWriter, load: &mut Load) -> Outcome<Measured> {
 }
 
 /// Appends the pages of an epoch.
-fn dirty(epoch: &Epoch, load: &mut Load, measured: &mut Measured) -> Outcome<()> {
+fn dirty(epoch: &dyn OpenCheckpoint, load: &mut Load, measured: &mut Measured) -> Outcome<()> {
     let mut left = load.dirty;
     while left > 0 {
-        let mut batch = match epoch.try_buffer()? {
+        let mut batch = match epoch.free_buffer()? {
             Some(batch) => batch,
             None => {
                 measured.waited += 1;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use image::{Owner, PageChecksum, PageIndex, PageMap, Record, RecordSet, SegmentId, SpaceId, Timings};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
-use store::{CommitMeta, Directory, ImageReader, ImageWriter, Store, WriteOptions};
+use store::{CommitMeta, Directory, ImageReader, ImageWriter, PageSink, Store, WriteOptions};
 use sys::direct_io::Method;
 use sys::page_buffer::PageBuffer;
 

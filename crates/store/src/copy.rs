@@ -17,6 +17,7 @@ use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions};
 use crate::medium::Medium;
 use crate::publish::parent;
 use crate::reader::ImageReader;
+use crate::sink::PageSink as _;
 use crate::staging::{self, Staging};
 use crate::writer::{CommitMeta, Committed, Files, ImageWriter};
 

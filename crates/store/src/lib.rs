@@ -42,11 +42,11 @@ pub use error::{Error, Result};
 pub use layout::WriteOptions;
 pub use load::LoadedRun;
 pub use log::{
-    ColdSegments, Completion, EPOCHS_IN_FLIGHT_MAX, Epoch, Keep, LogCommitted, LogOptions, LogStatus,
-    LogThreads, LogWriter, Squashed, Ticket,
+    ColdSegments, Completion, EPOCHS_IN_FLIGHT_MAX, Keep, LogCommitted, LogOptions, LogStatus, LogThreads,
+    LogWriter, Squashed, Ticket,
 };
 pub use medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
-pub use memory::{Memory, MemoryEpoch, MemoryOptions};
+pub use memory::{Memory, MemoryOptions};
 pub use name::SubjectName;
 pub use reader::ImageReader;
 pub use sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};

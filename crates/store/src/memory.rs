@@ -61,7 +61,7 @@ pub struct Memory {
 
 /// A checkpoint being copied into memory.
 #[derive(Debug)]
-pub struct MemoryEpoch {
+struct MemoryEpoch {
     memory: Memory,
     sequence: Sequence,
     base: Base,
@@ -114,20 +114,6 @@ impl Memory {
         Self { buffers: Arc::new(buffers), kept: Arc::default(), keep: options.keep.get() }
     }
 
-    /// Begins a checkpoint. Without a newest one it begins with nothing.
-    ///
-    /// # Errors
-    ///
-    /// `Exists` when the number is not above all before.
-    pub fn begin(&self, sequence: Sequence, base: Base) -> Result<MemoryEpoch> {
-        match self.kept().back() {
-            Some(newest) if sequence <= newest.commit.sequence => {
-                Err(Error::Exists { path: path_of(sequence) })
-            }
-            _ => Ok(MemoryEpoch { memory: self.clone(), sequence, base, orders: Mutex::default() }),
-        }
-    }
-
     /// Opens a checkpoint, `None` when it is not kept. It can be read for as long as the reader lives.
     ///
     /// # Errors
@@ -160,8 +146,13 @@ impl Memory {
 }
 
 impl CheckpointSink for Memory {
+    /// Without a newest one it begins with nothing.
     fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
-        Ok(Some(Box::new(self.begin(sequence, base)?)))
+        if self.kept().back().is_some_and(|newest| sequence <= newest.commit.sequence) {
+            return Err(Error::Exists { path: path_of(sequence) });
+        }
+        let epoch = MemoryEpoch { memory: self.clone(), sequence, base, orders: Mutex::default() };
+        Ok(Some(Box::new(epoch)))
     }
 }
 

@@ -1,6 +1,6 @@
-//! The port through which a checkpoint leaves its subject, and what is behind it.
+//! The port through which a checkpoint leaves its subject.
 //!
-//! Owns: the traits `CheckpointSink`, `OpenCheckpoint`, `PageSink`; the log and the image folder as sinks.
+//! Owns: the traits `CheckpointSink`, `OpenCheckpoint`, `PageSink`. The log, the image folder and memory are sinks.
 //! Invariants: a later copy of a page supersedes an earlier one; nothing of a checkpoint is visible before its commit,
 //! and a checkpoint that is dropped instead leaves nothing.
 //! Does not: capture.
@@ -12,8 +12,8 @@ use model::{AddressRange, PageCount, Sequence};
 
 use crate::batch::PageBatch;
 use crate::error::Result;
-use crate::log::{Epoch, LogCommitted, LogWriter, Ticket};
-use crate::writer::{CommitMeta, ImageWriter};
+use crate::log::Ticket;
+use crate::writer::CommitMeta;
 
 /// What a checkpoint begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,8 +34,8 @@ pub trait CheckpointSink {
     fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>>;
 }
 
-/// A checkpoint that is being taken.
-pub trait OpenCheckpoint: PageSink {
+/// A checkpoint that is being taken. Copiers on several threads may share it by reference.
+pub trait OpenCheckpoint: PageSink + Sync {
     /// Makes a checkpoint of the pages and these records. May return before it is durable; the ticket says when.
     ///
     /// # Errors
@@ -85,97 +85,4 @@ pub trait PageSink {
     /// Takes a range out of the checkpoint; what is appended later is in again. Waits while too many are waiting to be
     /// taken out.
     fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()>;
-}
-
-impl CheckpointSink for LogWriter {
-    fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
-        let epoch = match base {
-            Base::Nothing => self.begin_full(sequence)?,
-            Base::Newest => self.begin(sequence)?,
-        };
-        Ok(epoch.map(|epoch| Box::new(epoch) as Box<dyn OpenCheckpoint>))
-    }
-}
-
-impl OpenCheckpoint for Epoch {
-    fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
-        self.finish(records, meta)
-    }
-}
-
-impl PageSink for Epoch {
-    fn buffer(&self) -> Result<PageBatch> {
-        self.buffer()
-    }
-
-    fn append(&self, batch: PageBatch) -> Result<()> {
-        self.append(batch)
-    }
-
-    fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
-        self.reserve(count)
-    }
-
-    fn free_buffer(&self) -> Result<Option<PageBatch>> {
-        self.try_buffer()
-    }
-
-    fn spare(&self) -> Result<PageBatch> {
-        self.spare()
-    }
-
-    fn put_back(&self, batch: PageBatch) {
-        self.put_back(batch);
-    }
-
-    fn buffer_pages(&self) -> PageCount {
-        self.buffer_pages()
-    }
-
-    fn limit_waits(&self, wait_max: Option<Duration>) {
-        self.limit_waits(wait_max);
-    }
-
-    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
-        const POLL: Duration = Duration::from_micros(20);
-        while !self.drop_range(space, range)? {
-            std::thread::sleep(POLL);
-        }
-        Ok(())
-    }
-}
-
-impl OpenCheckpoint for ImageWriter {
-    /// Returns when it is durable.
-    fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
-        let done = self.finish(&records, meta)?;
-        Ok(Ticket::answered(LogCommitted::alone(done.commit, done.timings)))
-    }
-}
-
-impl PageSink for ImageWriter {
-    fn buffer(&self) -> Result<PageBatch> {
-        self.buffer()
-    }
-
-    fn buffer_for(&self, pages: PageCount) -> Result<PageBatch> {
-        self.buffer_for(pages)
-    }
-
-    fn append(&self, batch: PageBatch) -> Result<()> {
-        self.append(batch)
-    }
-
-    /// Not of the pool: the worker needs all of it.
-    fn spare(&self) -> Result<PageBatch> {
-        self.spare()
-    }
-
-    fn buffer_pages(&self) -> PageCount {
-        self.buffer_pages()
-    }
-
-    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
-        self.discard(space, range)
-    }
 }

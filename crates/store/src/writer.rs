@@ -13,14 +13,17 @@ use image::{
     Checksum, Commit, ImageKind, Packing, PageMap, RecordSet, SealedFile, SegmentFile, SpaceId, Timings,
 };
 use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
+use sys::page_buffer::PageBuffer;
 
 use crate::backend::directory::Directory;
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions};
+use crate::log::{LogCommitted, Ticket};
 use crate::medium::{Medium, NewFile};
 use crate::pages::PagesWriter;
 use crate::publish::parent;
+use crate::sink::{OpenCheckpoint, PageSink};
 use crate::staging::{self, Staging};
 use crate::worker::{Finished, Order, SEGMENT};
 
@@ -103,66 +106,6 @@ impl ImageWriter {
         Ok(Self { pages, staging, medium, target: path.to_path_buf() })
     }
 
-    /// An empty batch. Waits until a buffer is free; one who already holds all of them, unappended, waits for
-    /// ever. What is copied inside a pause goes into batches taken before, or into `PageBatch::over` own
-    /// buffers.
-    ///
-    /// # Errors
-    ///
-    /// What went wrong with pages appended earlier, or `Io` when there is no memory.
-    pub fn buffer(&self) -> Result<PageBatch> {
-        // Now rather than with the first batch, which may come inside a pause.
-        self.pages.begin()?;
-        self.pages.pool.take().map(PageBatch::over)
-    }
-
-    /// An empty batch for so many pages, where those of the pool are larger: to have memory of the kernel takes longer
-    /// than to copy a small program.
-    ///
-    /// # Errors
-    ///
-    /// As for `buffer`.
-    pub fn buffer_for(&self, pages: PageCount) -> Result<PageBatch> {
-        if pages >= self.buffer_pages() {
-            return self.buffer();
-        }
-        Ok(PageBatch::over(sys::page_buffer::PageBuffer::new(pages.bytes())?))
-    }
-
-    /// An empty batch beside those of the pool, made now; waits for nobody.
-    ///
-    /// # Errors
-    ///
-    /// `Io` when there is no memory.
-    pub fn spare(&self) -> Result<PageBatch> {
-        Ok(PageBatch::over(sys::page_buffer::PageBuffer::new(self.pages.pool.size())?))
-    }
-
-    /// Pages that a batch holds.
-    #[must_use]
-    pub fn buffer_pages(&self) -> PageCount {
-        PageCount(self.pages.pool.size().get() / PAGE_BYTES)
-    }
-
-    /// Takes over a filled batch. A page that is in the image already is superseded; of two appends on two
-    /// threads, the one that returns later counts.
-    ///
-    /// # Errors
-    ///
-    /// What went wrong with pages appended earlier.
-    pub fn append(&self, batch: PageBatch) -> Result<()> {
-        self.pages.send(Order::Pages(batch))
-    }
-
-    /// Takes pages out of the image again: they were unmapped after they had been copied.
-    ///
-    /// # Errors
-    ///
-    /// What went wrong with pages appended earlier.
-    pub fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
-        self.pages.send(Order::Discard(space, range))
-    }
-
     /// Writes what is left, makes everything durable and the image visible.
     ///
     /// # Errors
@@ -198,6 +141,48 @@ impl ImageWriter {
         staging.publish()?;
         let timings = WriteTimings { hash, compress, write, commit: begun.elapsed() };
         Ok(Committed { path: target, commit, timings })
+    }
+}
+
+impl PageSink for ImageWriter {
+    /// Waits until a buffer is free; one who already holds all of them, unappended, waits for ever. What is copied inside
+    /// a pause goes into batches taken before, or into `PageBatch::over` own buffers.
+    fn buffer(&self) -> Result<PageBatch> {
+        // Now rather than with the first batch, which may come inside a pause.
+        self.pages.begin()?;
+        self.pages.pool.take().map(PageBatch::over)
+    }
+
+    fn buffer_for(&self, pages: PageCount) -> Result<PageBatch> {
+        if pages >= self.buffer_pages() {
+            return self.buffer();
+        }
+        Ok(PageBatch::over(PageBuffer::new(pages.bytes())?))
+    }
+
+    fn append(&self, batch: PageBatch) -> Result<()> {
+        self.pages.send(Order::Pages(batch))
+    }
+
+    /// Not of the pool: the worker needs all of it.
+    fn spare(&self) -> Result<PageBatch> {
+        Ok(PageBatch::over(PageBuffer::new(self.pages.pool.size())?))
+    }
+
+    fn buffer_pages(&self) -> PageCount {
+        PageCount(self.pages.pool.size().get() / PAGE_BYTES)
+    }
+
+    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
+        self.pages.send(Order::Discard(space, range))
+    }
+}
+
+impl OpenCheckpoint for ImageWriter {
+    /// Returns when it is durable.
+    fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
+        let done = self.finish(&records, meta)?;
+        Ok(Ticket::answered(LogCommitted::alone(done.commit, done.timings)))
     }
 }
 

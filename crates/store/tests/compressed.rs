@@ -11,7 +11,7 @@ use std::path::Path;
 use common::{meta, records};
 use image::{CHUNK_BYTES, Extent, Source, SpaceId};
 use model::{Address, PAGE_BYTES, PageCount};
-use store::{CODECS, Codec, Error, ImageReader, ImageWriter, Store, WriteOptions, verify};
+use store::{CODECS, Codec, Error, ImageReader, ImageWriter, PageSink, Store, WriteOptions, verify};
 
 use undying_store as store;
 

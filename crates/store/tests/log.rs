@@ -17,17 +17,20 @@ use image::{ImageKind, RecordSet, SpaceId};
 use log_model::{Subject, address, meta};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use scratch::{Scratch, compressing, options};
-use store::{EPOCHS_IN_FLIGHT_MAX, Error, ImageReader, Keep, LogOptions, LogThreads, LogWriter, SubjectName};
+use store::{
+    Base, CheckpointSink, EPOCHS_IN_FLIGHT_MAX, Error, ImageReader, Keep, LogOptions, LogThreads, LogWriter,
+    OpenCheckpoint, SubjectName,
+};
 
 use undying_store as store;
 
 /// Commits one page with a number, on top of what is there.
 fn commit(writer: &LogWriter, sequence: u64, page: u64, tag: u64) {
-    let epoch = writer.begin(Sequence(sequence)).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
     let mut batch = epoch.buffer().unwrap();
     log_model::fill(batch.push(SpaceId(0), address(page), PageCount(1)).unwrap(), tag);
     epoch.append(batch).unwrap();
-    epoch.finish(RecordSet::new(), meta(Sequence(sequence))).unwrap().wait().unwrap();
+    epoch.commit(RecordSet::new(), meta(Sequence(sequence))).unwrap().wait().unwrap();
 }
 
 #[test]
@@ -156,7 +159,7 @@ fn readers_see_whole_checkpoints(options: LogOptions) {
 fn a_checkpoint_costs_what_changed() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { segment: ByteCount(16 << 20), ..options() });
-    let epoch = writer.begin(Sequence(1)).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
     for number in 0..100 {
         let mut batch = epoch.buffer().unwrap();
         for (place, page) in
@@ -169,18 +172,18 @@ fn a_checkpoint_costs_what_changed() {
     let records: RecordSet = (0..50)
         .map(|number| image::Record::new("kind", 1, image::Owner::Object(number), vec![3; 1000]))
         .collect();
-    let first = epoch.finish(records.clone(), meta(Sequence(1))).unwrap().wait().unwrap();
+    let first = epoch.commit(records.clone(), meta(Sequence(1))).unwrap().wait().unwrap();
     assert_eq!((first.commit.kind, first.commit.pages), (ImageKind::Full, PageCount(1600)));
     assert!(first.written.0 > 1600 * PAGE_BYTES + 50_000);
-    let epoch = writer.begin(Sequence(2)).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(2), Base::Newest).unwrap().unwrap();
     let mut batch = epoch.buffer().unwrap();
     log_model::fill(batch.push(SpaceId(0), address(7), PageCount(1)).unwrap(), 9);
     epoch.append(batch).unwrap();
-    let second = epoch.finish(records.clone(), meta(Sequence(2))).unwrap().wait().unwrap();
+    let second = epoch.commit(records.clone(), meta(Sequence(2))).unwrap().wait().unwrap();
     assert_eq!((second.commit.kind, second.commit.pages), (ImageKind::Delta, PageCount(1600)));
     assert!(second.written.0 <= 4 * PAGE_BYTES, "{} bytes for one page", second.written.0);
-    let epoch = writer.begin(Sequence(3)).unwrap().unwrap();
-    let third = epoch.finish(records, meta(Sequence(3))).unwrap().wait().unwrap();
+    let epoch = writer.begin(Sequence(3), Base::Newest).unwrap().unwrap();
+    let third = epoch.commit(records, meta(Sequence(3))).unwrap().wait().unwrap();
     assert!(third.written.0 <= 3 * PAGE_BYTES, "{} bytes for nothing", third.written.0);
     let image = scratch.store.read(&scratch.image(3)).unwrap();
     assert_eq!((image.records().len(), image.index().pages()), (50, PageCount(1600)));
@@ -190,21 +193,24 @@ fn a_checkpoint_costs_what_changed() {
 fn limits_are_told_rather_than_waited_for() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
-    let epoch = writer.begin(Sequence(1)).unwrap().unwrap();
-    assert!(matches!(writer.begin(Sequence(2)), Err(Error::Io(_))), "one epoch is open at a time");
-    let taken: Vec<_> = std::iter::from_fn(|| epoch.try_buffer().unwrap()).collect();
+    let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
+    assert!(
+        matches!(writer.begin(Sequence(2), Base::Newest), Err(Error::Io(_))),
+        "one epoch is open at a time"
+    );
+    let taken: Vec<_> = std::iter::from_fn(|| epoch.free_buffer().unwrap()).collect();
     assert_eq!(taken.len(), 4, "the pool has its buffers and no more");
     taken.into_iter().for_each(|batch| epoch.append(batch).unwrap());
-    assert!(epoch.try_buffer().unwrap().is_none());
+    assert!(epoch.free_buffer().unwrap().is_none());
     assert!(epoch.buffer().unwrap().is_empty(), "waiting lets the writer work");
-    epoch.finish(RecordSet::new(), meta(Sequence(1))).unwrap();
+    epoch.commit(RecordSet::new(), meta(Sequence(1))).unwrap();
     for sequence in 2..=EPOCHS_IN_FLIGHT_MAX as u64 {
-        let epoch = writer.begin(Sequence(sequence)).unwrap().unwrap();
-        epoch.finish(RecordSet::new(), meta(Sequence(sequence))).unwrap();
+        let epoch = writer.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
+        epoch.commit(RecordSet::new(), meta(Sequence(sequence))).unwrap();
     }
     assert_eq!(writer.behind(), EPOCHS_IN_FLIGHT_MAX);
-    assert!(writer.begin(Sequence(9)).unwrap().is_none(), "no more epochs than the limit");
-    assert!(matches!(writer.begin(Sequence(9)), Ok(None)));
+    assert!(writer.begin(Sequence(9), Base::Newest).unwrap().is_none(), "no more epochs than the limit");
+    assert!(matches!(writer.begin(Sequence(9), Base::Newest), Ok(None)));
     writer.close().unwrap();
     assert_eq!(scratch.listed(), [2, 3, 4]);
 }
@@ -213,7 +219,7 @@ fn limits_are_told_rather_than_waited_for() {
 fn nobody_waits_for_a_buffer_beyond_the_limit_or_after_being_told_not_to() {
     let scratch = Scratch::new();
     let writer = scratch.open(options());
-    let epoch = writer.begin(Sequence(1)).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
     let held: Vec<_> = (0..4).map(|_| epoch.buffer().unwrap()).collect();
     let limit = Duration::from_millis(20);
     epoch.limit_waits(Some(limit));
@@ -245,7 +251,7 @@ fn a_subject_that_went_back_leaves_newer_checkpoints_behind() {
         }
         writer.void_above(Sequence(3)).unwrap();
         // An epoch that comes to nothing does not make the next one less than full.
-        drop(writer.begin(Sequence(6)).unwrap().unwrap());
+        drop(writer.begin(Sequence(6), Base::Newest).unwrap().unwrap());
         commit(&writer, 7, 9, 9);
         assert_eq!(scratch.listed(), [1, 2, 3, 7]);
         let image = ImageReader::open(&scratch.image(7)).unwrap();
@@ -269,11 +275,11 @@ fn completions_arrive_at_the_event() {
     assert_eq!(done.iter().map(|(sequence, _)| sequence.0).collect::<Vec<_>>(), [1, 5]);
     assert!(done.iter().all(|(_, result)| result.is_ok()));
     assert_eq!(rustix::event::poll(&mut polled, Some(&rustix::event::Timespec::default())).unwrap(), 0);
-    let epoch = writer.begin(Sequence(6)).unwrap().unwrap();
-    let ticket = epoch.finish(RecordSet::new(), meta(Sequence(6))).unwrap();
+    let epoch = writer.begin(Sequence(6), Base::Newest).unwrap().unwrap();
+    let ticket = epoch.commit(RecordSet::new(), meta(Sequence(6))).unwrap();
     assert_eq!(ticket.wait_for(Duration::from_secs(20)).unwrap().unwrap().sequence, Sequence(6));
     assert!(ticket.poll().unwrap().is_some());
-    assert!(matches!(writer.begin(Sequence(6)), Err(Error::Exists { .. })), "numbers rise");
+    assert!(matches!(writer.begin(Sequence(6), Base::Newest), Err(Error::Exists { .. })), "numbers rise");
 }
 
 #[test]
@@ -480,7 +486,7 @@ fn garbage_is_what_nothing_refers_to_and_nobody_works_on() {
 }
 
 /// Takes what there is without a wait, made for it or not.
-fn drain(epoch: &store::Epoch) -> Vec<store::PageBatch> {
+fn drain(epoch: &dyn OpenCheckpoint) -> Vec<store::PageBatch> {
     epoch.limit_waits(Some(Duration::ZERO));
     let taken = std::iter::from_fn(|| match epoch.buffer() {
         Err(Error::Slow { .. }) => None,
@@ -495,15 +501,15 @@ fn drain(epoch: &store::Epoch) -> Vec<store::PageBatch> {
 fn a_reserve_stands_beside_the_pool_and_what_a_pause_took_beyond_it_is_waited_for() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
-    let epoch = writer.begin(Sequence(1)).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
     let reserved = epoch.reserve(3).unwrap();
-    let free: Vec<_> = std::iter::from_fn(|| epoch.try_buffer().unwrap()).collect();
+    let free: Vec<_> = std::iter::from_fn(|| epoch.free_buffer().unwrap()).collect();
     assert_eq!(free.len(), 1, "in a stop none is made in place of those that are reserved");
     free.into_iter().for_each(|batch| epoch.put_back(batch));
-    let pool = drain(&epoch);
+    let pool = drain(&*epoch);
     assert_eq!((reserved.len(), pool.len()), (3, 4), "the pool has its buffers beside the reserve");
     let spares: Vec<_> = (0..5).map(|_| epoch.spare().unwrap()).collect();
-    assert!(epoch.try_buffer().unwrap().is_none());
+    assert!(epoch.free_buffer().unwrap().is_none());
     reserved.into_iter().for_each(|batch| epoch.put_back(batch));
     writer.call_off_waits(true);
     assert!(matches!(epoch.reserve(4), Err(Error::CalledOff)), "five more than there may be are still out");
@@ -511,23 +517,23 @@ fn a_reserve_stands_beside_the_pool_and_what_a_pause_took_beyond_it_is_waited_fo
     // These are written, and go.
     spares.into_iter().for_each(|batch| epoch.append(batch).unwrap());
     let reserved = epoch.reserve(4).unwrap();
-    let spare = drain(&epoch);
+    let spare = drain(&*epoch);
     assert_eq!((reserved.len(), spare.len()), (4, 0), "as many as may be");
     reserved.into_iter().chain(spare).chain(pool).for_each(|batch| epoch.put_back(batch));
     for _ in 0..8 {
         epoch.reserve(0).unwrap();
     }
-    assert_eq!(drain(&epoch).len(), 4, "in the end there are those of the pool");
+    assert_eq!(drain(&*epoch).len(), 4, "in the end there are those of the pool");
 }
 
 #[test]
 fn a_batch_that_is_lost_is_replaced() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
-    let epoch = writer.begin(Sequence(1)).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
     for _ in 0..20 {
         drop(epoch.buffer().unwrap());
     }
-    assert_eq!(drain(&epoch).len(), 4);
-    assert_eq!(drain(&epoch).len(), 4, "what was drained is lost, too");
+    assert_eq!(drain(&*epoch).len(), 4);
+    assert_eq!(drain(&*epoch).len(), 4, "what was drained is lost, too");
 }

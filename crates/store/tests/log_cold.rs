@@ -13,7 +13,7 @@ use image::{RecordSet, SpaceId};
 use log_model::{Subject, address, fill, meta};
 use model::{PageCount, Sequence};
 use scratch::{Scratch, compressing, options};
-use store::{Error, LogWriter};
+use store::{Base, CheckpointSink, Error, LogWriter};
 
 use undying_store as store;
 
@@ -73,7 +73,7 @@ fn what_has_become_cold_is_compressed_and_is_what_it_was() {
 fn write(writer: &LogWriter, subject: &mut Subject, pages: impl Iterator<Item = u64>) {
     let sequence = subject.next;
     subject.next = Sequence(sequence.0 + 1);
-    let epoch = writer.begin(sequence).unwrap().unwrap();
+    let epoch = writer.begin(sequence, Base::Newest).unwrap().unwrap();
     for page in pages {
         let mut batch = epoch.buffer().unwrap();
         let tag = subject.random.u64(..);
@@ -82,7 +82,7 @@ fn write(writer: &LogWriter, subject: &mut Subject, pages: impl Iterator<Item = 
         subject.now.pages.insert((0, page), tag);
     }
     subject.history.insert(sequence, subject.now.clone());
-    epoch.finish(RecordSet::default(), meta(sequence)).unwrap().wait().unwrap();
+    epoch.commit(RecordSet::default(), meta(sequence)).unwrap().wait().unwrap();
 }
 
 #[test]

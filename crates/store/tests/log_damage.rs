@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use log_model::Subject;
 use model::{ByteCount, PageCount, Sequence};
-use store::{ColdSegments, Error, Keep, LogOptions, LogThreads, Store, SubjectName};
+use store::{Base, CheckpointSink, ColdSegments, Error, Keep, LogOptions, LogThreads, Store, SubjectName};
 
 use undying_store as store;
 
@@ -169,7 +169,10 @@ fn a_log_goes_on_from_the_last_whole_checkpoint() {
     let base = writer.base().unwrap();
     assert!(base < sample.newest, "{base} is not older than {}", sample.newest);
     subject.restored(Some(base));
-    assert!(matches!(writer.begin(sample.newest), Err(Error::Exists { .. })), "its number is taken");
+    assert!(
+        matches!(writer.begin(sample.newest, Base::Newest), Err(Error::Exists { .. })),
+        "its number is taken"
+    );
     subject.next = Sequence(sample.newest.0 + 1);
     let ticket = std::iter::from_fn(|| Some(subject.epoch(&writer).unwrap())).flatten().next().unwrap();
     let sequence = ticket.wait().unwrap().sequence;

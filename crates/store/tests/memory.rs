@@ -8,7 +8,7 @@ mod log_model;
 use image::{RecordSet, SpaceId};
 use log_model::{Subject, address, meta};
 use model::{AddressRange, ByteCount, PageCount, Sequence};
-use store::{Base, Error, Memory, MemoryOptions, OpenCheckpoint, PageSink};
+use store::{Base, CheckpointSink, Error, Memory, MemoryOptions};
 
 use undying_store as store;
 
@@ -50,7 +50,7 @@ fn random_checkpoints_come_back_and_memory_stays_bounded() {
 #[test]
 fn a_checkpoint_beyond_the_limit_is_refused_and_leaves_nothing() {
     let memory = Memory::new(MemoryOptions { buffers_max: 2, ..options() });
-    let epoch = memory.begin(Sequence(1), Base::Nothing).unwrap();
+    let epoch = memory.begin(Sequence(1), Base::Nothing).unwrap().unwrap();
     let batches = [epoch.buffer().unwrap(), epoch.buffer().unwrap()];
     assert!(matches!(epoch.buffer(), Err(Error::Full(_))));
     for (number, mut batch) in (0..).zip(batches) {
@@ -59,12 +59,12 @@ fn a_checkpoint_beyond_the_limit_is_refused_and_leaves_nothing() {
     }
     drop(epoch);
     assert!(memory.image(Sequence(1)).unwrap().is_none());
-    let epoch = memory.begin(Sequence(1), Base::Newest).unwrap();
+    let epoch = memory.begin(Sequence(1), Base::Newest).unwrap().unwrap();
     let mut batch = epoch.buffer().unwrap();
     log_model::fill(batch.push(SpaceId(0), address(7), PageCount(2)).unwrap(), 9);
     epoch.append(batch).unwrap();
     epoch.discard(SpaceId(0), AddressRange::new(address(8), address(9))).unwrap();
-    Box::new(epoch).commit(RecordSet::new(), meta(Sequence(1))).unwrap().wait().unwrap();
+    epoch.commit(RecordSet::new(), meta(Sequence(1))).unwrap().wait().unwrap();
     let image = memory.image(Sequence(1)).unwrap().unwrap();
     assert_eq!(image.index().pages(), PageCount(1));
     assert!(matches!(memory.begin(Sequence(1), Base::Newest), Err(Error::Exists { .. })));

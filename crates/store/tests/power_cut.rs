@@ -14,7 +14,7 @@ use std::time::UNIX_EPOCH;
 use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
 use simulated::{Disk, Fault, Lie};
-use store::{CommitMeta, Error, Medium, Store, SubjectName, WriteOptions};
+use store::{CommitMeta, Error, Medium, PageSink, Store, SubjectName, WriteOptions};
 
 use undying_store as store;
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use common::{append, meta, options, records, write_image};
 use image::{Extent, ImageKind, Source, SpaceId};
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
-use store::{Directory, Error, ImageReader, ImageWriter, PageBatch, verify};
+use store::{Directory, Error, ImageReader, ImageWriter, PageBatch, PageSink, verify};
 use sys::direct_io::Method;
 use sys::page_buffer::PageBuffer;
 

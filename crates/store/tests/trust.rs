@@ -13,7 +13,7 @@ use common::{append, meta, options, records, write_image};
 use model::{ByteCount, PageCount, Sequence};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::io::Errno;
-use store::{Error, ImageReader, LogOptions, Store, SubjectName, trust, verify};
+use store::{Base, CheckpointSink, Error, ImageReader, LogOptions, Store, SubjectName, trust, verify};
 
 use undying_store as store;
 
@@ -75,11 +75,11 @@ fn write_log(store: &Store, name: &str, sequence: u64) {
         ..LogOptions::default()
     };
     let log = store.open_log(&subject(name), options).unwrap();
-    let epoch = log.begin(Sequence(sequence)).unwrap().unwrap();
+    let epoch = log.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
     let mut batch = epoch.buffer().unwrap();
     batch.push(image::SpaceId(0), model::Address(0), PageCount(3)).unwrap().fill(7);
     epoch.append(batch).unwrap();
-    epoch.finish(records(), meta(sequence)).unwrap().wait().unwrap();
+    epoch.commit(records(), meta(sequence)).unwrap().wait().unwrap();
     log.close().unwrap();
 }
 

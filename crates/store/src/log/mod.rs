@@ -41,4 +41,4 @@ pub use queue::EPOCHS_IN_FLIGHT_MAX;
 pub use squash::Squashed;
 pub use status::LogStatus;
 pub use ticket::{Completion, LogCommitted};
-pub use writer::{Epoch, LogWriter, Ticket};
+pub use writer::{LogWriter, Ticket};

@@ -1,6 +1,6 @@
 //! Writing a log: one checkpoint after the other, while copiers go on.
 //!
-//! Owns: `LogWriter`, `Epoch`, `Ticket`, their limits.
+//! Owns: `LogWriter`, its epochs, `Ticket`, their limits.
 //! Invariants: a checkpoint is visible only whole; one epoch is open at a time; appending pages neither
 //! allocates nor waits for the device while the pool has a buffer.
 //! Does not: copy from a subject, or decide when the next checkpoint is due.
@@ -24,6 +24,7 @@ use super::ticket::{Completion, LogCommitted, TicketState};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::medium::{Lock, Medium};
+use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 use crate::writer::CommitMeta;
 
 /// A log being written. Copiers on several threads may share it by reference.
@@ -49,7 +50,7 @@ struct Here(Mutex<Option<Scribe>>);
 /// A checkpoint being copied. Dropping it leaves the log as it was; its pages must then be copied again by the
 /// next epoch.
 #[derive(Debug)]
-pub struct Epoch {
+struct Epoch {
     shared: Arc<Shared>,
     here: Arc<Here>,
     sequence: Sequence,
@@ -102,32 +103,11 @@ impl LogWriter {
         })
     }
 
-    /// The newest whole checkpoint when the log was opened. A subject that was restored from it can go on with
-    /// `begin`; any other needs `begin_full` first.
+    /// The newest whole checkpoint when the log was opened. A subject that was restored from it can begin
+    /// with `Base::Newest`; any other needs `Base::Nothing` first.
     #[must_use]
     pub const fn base(&self) -> Option<Sequence> {
         self.base
-    }
-
-    /// Begins a checkpoint: the pages of the one before, but for those that will be appended or dropped.
-    /// `None` while `EPOCHS_IN_FLIGHT_MAX` are under way: the store does not keep up, and waiting for `behind` to
-    /// fall is better than memory that grows.
-    ///
-    /// # Errors
-    ///
-    /// `Exists` when the number is not above all before; what went wrong with earlier epochs; `Io` when
-    /// another epoch is open.
-    pub fn begin(&self, sequence: Sequence) -> Result<Option<Epoch>> {
-        self.begin_epoch(sequence, false)
-    }
-
-    /// As `begin`, from nothing: only pages that are appended are part of the checkpoint.
-    ///
-    /// # Errors
-    ///
-    /// As `begin`.
-    pub fn begin_full(&self, sequence: Sequence) -> Result<Option<Epoch>> {
-        self.begin_epoch(sequence, true)
     }
 
     /// Leaves checkpoints behind that are newer than one: the subject goes on from an older state. Epochs that wait to
@@ -202,29 +182,6 @@ impl LogWriter {
         self.shared.check()
     }
 
-    fn begin_epoch(&self, sequence: Sequence, full: bool) -> Result<Option<Epoch>> {
-        self.shared.check()?;
-        if self.shared.in_flight() >= EPOCHS_IN_FLIGHT_MAX {
-            return Ok(None);
-        }
-        let last = self.last.load(Ordering::Acquire);
-        if sequence.get() <= last {
-            return Err(Error::Exists { path: self.directory.with_file_name(sequence.to_string()) });
-        }
-        if self.open.swap(true, Ordering::AcqRel) {
-            let busy = rustix::io::Errno::BUSY;
-            return Err(sys::Error::path("begin a second epoch in", &self.directory, busy).into());
-        }
-        // A delta against nothing is a full one.
-        let full = full || self.void.load(Ordering::Acquire) || last == 0 && self.base.is_none();
-        let (shared, here, open) = (Arc::clone(&self.shared), Arc::clone(&self.here), Arc::clone(&self.open));
-        let epoch = Epoch { shared, here, sequence, void: Arc::clone(&self.void), open, finished: false };
-        self.shared.limit_waits(None);
-        self.shared.order(Order::Begin { sequence, full })?;
-        self.last.store(sequence.get(), Ordering::Release);
-        Ok(Some(epoch))
-    }
-
     fn end(&mut self) {
         self.shared.close();
         if let Some(thread) = self.thread.take() {
@@ -240,41 +197,43 @@ impl LogWriter {
     }
 }
 
+impl CheckpointSink for LogWriter {
+    /// `None` while `EPOCHS_IN_FLIGHT_MAX` are under way: the store does not keep up, and waiting for `behind` to fall is
+    /// better than memory that grows. One epoch is open at a time; a second one is an `Io` error.
+    fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
+        self.shared.check()?;
+        if self.shared.in_flight() >= EPOCHS_IN_FLIGHT_MAX {
+            return Ok(None);
+        }
+        let last = self.last.load(Ordering::Acquire);
+        if sequence.get() <= last {
+            return Err(Error::Exists { path: self.directory.with_file_name(sequence.to_string()) });
+        }
+        if self.open.swap(true, Ordering::AcqRel) {
+            let busy = rustix::io::Errno::BUSY;
+            return Err(sys::Error::path("begin a second epoch in", &self.directory, busy).into());
+        }
+        // A delta against nothing is a full one.
+        let full =
+            base == Base::Nothing || self.void.load(Ordering::Acquire) || last == 0 && self.base.is_none();
+        let (shared, here, open) = (Arc::clone(&self.shared), Arc::clone(&self.here), Arc::clone(&self.open));
+        let epoch = Epoch { shared, here, sequence, void: Arc::clone(&self.void), open, finished: false };
+        self.shared.limit_waits(None);
+        self.shared.order(Order::Begin { sequence, full })?;
+        self.last.store(sequence.get(), Ordering::Release);
+        Ok(Some(Box::new(epoch)))
+    }
+}
+
 impl Drop for LogWriter {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl Epoch {
-    /// Its number.
-    #[must_use]
-    pub const fn sequence(&self) -> Sequence {
-        self.sequence
-    }
-
-    /// How long a caller may wait for one buffer from now on; while the subject is stopped, not for ever.
-    pub fn limit_waits(&self, wait_max: Option<Duration>) {
-        self.shared.limit_waits(wait_max);
-    }
-
-    /// An empty batch, or `None` when no buffer is free now. Neither allocates nor waits: this is the one to
-    /// call while the subject is stopped.
-    ///
-    /// # Errors
-    ///
-    /// What went wrong with earlier pages or epochs.
-    pub fn try_buffer(&self) -> Result<Option<PageBatch>> {
-        self.shared.free_buffer()
-    }
-
-    /// An empty batch, waiting until a buffer is free. One who already holds all of them, unappended, waits
-    /// for ever.
-    ///
-    /// # Errors
-    ///
-    /// `CalledOff`; `Slow` beyond the limit; what went wrong with earlier pages or epochs.
-    pub fn buffer(&self) -> Result<PageBatch> {
+impl PageSink for Epoch {
+    /// Waits until a buffer is free. One who already holds all of them, unappended, waits for ever.
+    fn buffer(&self) -> Result<PageBatch> {
         if let Some(batch) = self.shared.try_buffer()? {
             return Ok(batch);
         }
@@ -282,13 +241,13 @@ impl Epoch {
         self.shared.wait_buffer()
     }
 
-    /// So many empty batches for what is to be copied while the subject is stopped, beside those of the pool. Waits
-    /// until the log has them: until what earlier pauses took beyond them is written.
-    ///
-    /// # Errors
-    ///
-    /// As `buffer`, or `Io` when there is no memory.
-    pub fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
+    /// Neither allocates nor waits.
+    fn append(&self, batch: PageBatch) -> Result<()> {
+        self.shared.order(Order::Pages(batch)).map(drop)
+    }
+
+    /// Beside those of the pool. Waits until what earlier pauses took beyond them is written.
+    fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
         if let Some(taken) = self.shared.try_reserve(count)? {
             return Ok(taken);
         }
@@ -296,55 +255,41 @@ impl Epoch {
         self.shared.wait_reserve(count)
     }
 
-    /// An empty batch beyond the pool and the reserve, made now: for while the subject is stopped, and more has to be
-    /// copied than was expected. Waits for nobody; the next `reserve` waits until it is written.
-    ///
-    /// # Errors
-    ///
-    /// `Io` when there is no memory.
-    pub fn spare(&self) -> Result<PageBatch> {
+    /// Neither allocates nor waits: this is the one to call while the subject is stopped.
+    fn free_buffer(&self) -> Result<Option<PageBatch>> {
+        self.shared.free_buffer()
+    }
+
+    /// Beyond the pool and the reserve: the next `reserve` waits until it is written.
+    fn spare(&self) -> Result<PageBatch> {
         self.shared.spare_buffer()
     }
 
-    /// Takes a batch back that was not needed.
-    pub fn put_back(&self, batch: PageBatch) {
+    fn put_back(&self, batch: PageBatch) {
         self.shared.give_batch(batch);
     }
 
-    /// Pages that a batch holds.
-    #[must_use]
-    pub fn buffer_pages(&self) -> PageCount {
+    fn buffer_pages(&self) -> PageCount {
         self.shared.buffer_pages()
     }
 
-    /// Takes over a filled batch. Neither allocates nor waits. A page that is in the checkpoint already is
-    /// superseded; of two appends on two threads, the one that returns later counts.
-    ///
-    /// # Errors
-    ///
-    /// What went wrong with earlier pages or epochs.
-    pub fn append(&self, batch: PageBatch) -> Result<()> {
-        self.shared.order(Order::Pages(batch)).map(drop)
+    fn limit_waits(&self, wait_max: Option<Duration>) {
+        self.shared.limit_waits(wait_max);
     }
 
-    /// Takes pages out of the checkpoint: they were unmapped, or are zero again without having been written.
-    /// What is appended later is in again. Neither allocates nor waits; `false` when too many ranges are
-    /// waiting, and nothing was done.
-    ///
-    /// # Errors
-    ///
-    /// What went wrong with earlier pages or epochs.
-    pub fn drop_range(&self, space: SpaceId, range: AddressRange) -> Result<bool> {
-        self.shared.order(Order::Drop(space, range))
+    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
+        const POLL: Duration = Duration::from_micros(20);
+        while !self.shared.order(Order::Drop(space, range))? {
+            std::thread::sleep(POLL);
+        }
+        Ok(())
     }
+}
 
-    /// Makes a checkpoint of it. Does not wait; writing goes on in the writer's threads. Records that are as
-    /// they were in the checkpoint before are not written again.
-    ///
-    /// # Errors
-    ///
-    /// What went wrong with earlier pages or epochs.
-    pub fn finish(mut self, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
+impl OpenCheckpoint for Epoch {
+    /// Does not wait; writing goes on in the writer's threads. Records that are as they were in the checkpoint before are
+    /// not written again.
+    fn commit(mut self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
         let state = Arc::new(TicketState::new(self.sequence));
         let promise = Promise::new(Arc::clone(&self.shared), Arc::clone(&state));
         let finish = Finish { records, meta, promise, begun: Instant::now() };

@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, PAGE_BYTES, PageCount, Pid, Sequence};
-use store::{CommitMeta, Committed, ImageWriter, Result, WriteOptions};
+use store::{CommitMeta, Committed, ImageWriter, PageSink, Result, WriteOptions};
 
 use undying_store as store;
 
