@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use image::{Checksum, Commit, SealedFile};
 use model::ByteCount;
-use store::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
+use store::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
 use sys::{Errno, Error, Result};
 
 use crate::repair::{repair, repair_records};
@@ -145,7 +145,7 @@ impl Medium for Memory {
         Err(read_only(path))
     }
 
-    fn create_log(&self, path: &Path, _: ByteCount, _: NonZeroUsize) -> Result<Box<dyn LogFile>> {
+    fn create_log(&self, path: &Path, _: ByteCount, _: NonZeroUsize) -> Result<Box<dyn PageFile>> {
         Err(read_only(path))
     }
 

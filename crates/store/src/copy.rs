@@ -60,10 +60,7 @@ pub(crate) fn export(
     image.load::<Error>(image.index().extents(), THREADS, |run| {
         run.iter().try_for_each(|(extent, bytes)| append(&writer, extent, Some(bytes)))
     })?;
-    let Commit { sequence, time, subject, pids, kernel_release, tool_version, timings, .. } =
-        image.commit().clone();
-    let meta = CommitMeta { sequence, time, subject, pids, kernel_release, tool_version, timings };
-    writer.finish(image.records(), meta)
+    writer.finish(image.records(), CommitMeta::of(image.commit().clone()))
 }
 
 fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commit> {

@@ -45,7 +45,7 @@ pub use log::{
     ColdSegments, Completion, EPOCHS_IN_FLIGHT_MAX, Keep, LogCommitted, LogOptions, LogStatus, LogThreads,
     LogWriter, Squashed, Ticket,
 };
-pub use medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
+pub use medium::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
 pub use memory::{Memory, MemoryOptions};
 pub use name::SubjectName;
 pub use reader::ImageReader;

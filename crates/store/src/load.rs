@@ -130,7 +130,7 @@ impl<E: From<Error>> Load<'_, E> {
         let bytes = segment.pages.read_parts(&run.parts, reader)?;
         let loaded = LoadedRun { extents: run.extents, parts: &run.parts, bytes };
         for (extent, bytes) in loaded.iter() {
-            check_pages(segment, extent, bytes)?;
+            check_pages(&segment.path, extent, bytes)?;
         }
         Ok(loaded)
     }

@@ -1,6 +1,6 @@
 //! The few file operations that storing an image takes, so that a test can stand in for the disk.
 //!
-//! Owns: the traits `Medium`, `NewFile`, `PageFile`, `LogFile`, `PageSource`, `Lock`.
+//! Owns: the traits `Medium`, `NewFile`, `PageFile`, `PageSource`, `Lock`.
 //! Invariants asked of an implementation: nothing is durable before the matching sync returned; after it,
 //! it survives a power cut; a rename is atomic.
 //! Does not: say what is written in which order; `publish` and `writer` do.
@@ -58,8 +58,12 @@ pub trait Medium: Send + Sync + Debug {
 
     /// Creates a file of this length for its owner only, its space taken, to be written in place; it must not
     /// exist.
-    fn create_log(&self, path: &Path, length: ByteCount, in_flight: NonZeroUsize)
-    -> Result<Box<dyn LogFile>>;
+    fn create_log(
+        &self,
+        path: &Path,
+        length: ByteCount,
+        in_flight: NonZeroUsize,
+    ) -> Result<Box<dyn PageFile>>;
 
     /// Opens a file of pages, if no other user can have written it. It stays readable after it has been removed.
     fn open_pages(&self, path: &Path) -> crate::Result<Box<dyn PageSource>>;
@@ -120,24 +124,6 @@ pub trait NewFile: Send + Debug {
 
 /// A file of pages being written.
 pub trait PageFile: Send + Debug {
-    /// Writes the first `length` bytes of a buffer at an offset, possibly later.
-    fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()>;
-
-    /// A buffer that has been written, if there is one now.
-    fn take_done(&mut self) -> Result<Option<PageBuffer>>;
-
-    /// A buffer that has been written, waiting for it; `None` when no write is under way.
-    fn wait_done(&mut self) -> Result<Option<PageBuffer>>;
-
-    /// Begins to make the content durable without waiting for it; only for speed.
-    fn start_sync(&mut self) -> Result<()>;
-
-    /// Waits for all writes and makes the content durable, at this length.
-    fn finish(self: Box<Self>, length: ByteCount) -> Result<()>;
-}
-
-/// A file of fixed length being written in place.
-pub trait LogFile: Send + Debug {
     /// Writes a part of a buffer at an offset, possibly later; all whole pages.
     fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()>;
 
@@ -147,8 +133,16 @@ pub trait LogFile: Send + Debug {
     /// A buffer that has been written, waiting for it; `None` when no write is under way.
     fn wait_done(&mut self) -> Result<Option<PageBuffer>>;
 
+    /// Begins to make the content durable without waiting for it; only for speed.
+    fn start_sync(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Waits for all writes and makes the content durable.
     fn sync(&mut self) -> Result<()>;
+
+    /// As `sync`, at this length.
+    fn finish(self: Box<Self>, length: ByteCount) -> Result<()>;
 }
 
 /// A file of pages being read, by several threads at once.

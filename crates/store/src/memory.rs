@@ -199,7 +199,11 @@ impl OpenCheckpoint for MemoryEpoch {
         }
         let index = pages.settle(&memory.buffers)?;
         let hash = took.lap();
-        let commit = commit_record(sequence, meta, kind, &index, &pages);
+        // Where a file would be, there is none.
+        let file = SealedFile { name: PLACE.to_owned(), length: ByteCount(0), checksum: Checksum::default() };
+        let bytes = ByteCount(pages.live(&index).values().sum::<u64>() * PAGE_BYTES);
+        let meta = CommitMeta { sequence, ..meta };
+        let commit = meta.record(kind, index.pages(), bytes, file.clone(), file, Vec::new());
         let timings = WriteTimings { hash, commit: hash + took.lap(), ..WriteTimings::default() };
         let ticket = Ticket::answered(LogCommitted::alone(commit.clone(), timings));
         let mut kept = memory.kept();
@@ -335,31 +339,4 @@ fn path_of(sequence: Sequence) -> PathBuf {
 
 fn exhausted() -> Error {
     Error::Full(sys::Error::new("keep a checkpoint in memory", rustix::io::Errno::NOMEM))
-}
-
-fn commit_record(
-    sequence: Sequence,
-    meta: CommitMeta,
-    kind: ImageKind,
-    index: &PageIndex,
-    pages: &Pages,
-) -> Commit {
-    let CommitMeta { sequence: _, time, subject, pids, kernel_release, tool_version, timings } = meta;
-    let file = SealedFile { name: PLACE.to_owned(), length: ByteCount(0), checksum: Checksum::default() };
-    let bytes = ByteCount(pages.live(index).values().sum::<u64>() * PAGE_BYTES);
-    Commit {
-        sequence,
-        time,
-        subject,
-        kind,
-        pids,
-        kernel_release,
-        tool_version,
-        timings,
-        pages: index.pages(),
-        bytes,
-        records: file.clone(),
-        index: file,
-        segments: Vec::new(),
-    }
 }

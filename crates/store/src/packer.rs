@@ -1,10 +1,11 @@
-//! Leaving zero pages out of a buffer, and entering all of its pages into the map of an image.
+//! Leaving zero pages out of a buffer, and the checksums of the others.
 //!
-//! Owns: which pages are zero, the checksums of the others, their places.
-//! Invariants: a page's checksum is computed from the very bytes that are stored.
+//! Owns: which pages are zero, `Packed`, the list of what a buffer holds after packing.
+//! Invariants: pages come out in the order in which they were pushed, so that the later copy of a page counts;
+//! a checksum is computed from the very bytes that are stored.
 //! Does not: write.
 
-use image::{PageChecksum, PageMap, SegmentId};
+use image::{PageChecksum, PageMap, SegmentId, SpaceId};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount};
 use sys::page_buffer::PageBuffer;
 
@@ -12,87 +13,82 @@ use crate::batch::Piece;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// Moves the pages of a buffer that are not zero to its front and enters all pages into the map, as those that follow
-/// at `end` of a segment. Gives how many pages are stored.
-pub(crate) fn pack_into(
-    map: &mut PageMap,
-    segment: SegmentId,
-    end: u64,
-    buffer: &mut PageBuffer,
-    pieces: &[Piece],
-) -> PageCount {
-    let mut packer = Packer { map, segment, segment_end: end, packed: 0 };
+/// What is in a buffer: each page with its space and number, and the checksum of one that is stored.
+#[derive(Debug, Default)]
+pub(crate) struct Packed {
+    pages: Vec<(SpaceId, u64, Option<PageChecksum>)>,
+    stored: u32,
+}
+
+/// Moves the pages of a buffer that are not zero to its front, and lists all of them.
+pub(crate) fn pack(buffer: &mut PageBuffer, pieces: &[Piece], packed: &mut Packed) {
+    packed.pages.clear();
+    packed.stored = 0;
     for piece in pieces {
-        packer.pack(buffer, piece);
-    }
-    PageCount(packer.packed)
-}
-
-/// Moves the non-zero pages of a buffer to its front and enters all pages into the map.
-struct Packer<'a> {
-    map: &'a mut PageMap,
-    segment: SegmentId,
-    segment_end: u64,
-    packed: u64,
-}
-
-impl Packer<'_> {
-    fn pack(&mut self, buffer: &mut PageBuffer, piece: &Piece) {
-        let mut checksums: Vec<PageChecksum> = Vec::with_capacity(piece.pages.get() as usize);
-        let mut zeros = 0;
+        let first = piece.start.get() / PAGE_BYTES;
         for number in 0..piece.pages.get() {
             let from = (piece.at.get() + number) as usize * PAGE;
             let (page, _) = buffer[from..].as_chunks::<PAGE>();
-            if is_zero(&page[0]) {
-                self.enter(piece, number, &mut checksums);
-                zeros += 1;
-                continue;
+            let checksum = if is_zero(&page[0]) { None } else { Some(PageChecksum::of(&page[0])) };
+            packed.pages.push((piece.space, first + number, checksum));
+            if checksum.is_some() {
+                let to = packed.stored as usize * PAGE;
+                if to != from {
+                    buffer.copy_within(from..from + PAGE, to);
+                }
+                packed.stored += 1;
             }
-            self.enter_zeros(piece, number, &mut zeros);
-            checksums.push(PageChecksum::of(&page[0]));
-            let to = self.packed as usize * PAGE;
-            if to != from {
-                buffer.copy_within(from..from + PAGE, to);
-            }
-            self.packed += 1;
         }
-        self.enter(piece, piece.pages.get(), &mut checksums);
-        self.enter_zeros(piece, piece.pages.get(), &mut zeros);
-    }
-
-    /// Enters the stored pages that end before page `end` of the piece, the last ones packed.
-    fn enter(&mut self, piece: &Piece, end: u64, checksums: &mut Vec<PageChecksum>) {
-        if checksums.is_empty() {
-            return;
-        }
-        let count = checksums.len() as u64;
-        let offset = self.segment_end + (self.packed - count) * PAGE_BYTES;
-        self.map.store(
-            piece.space,
-            page_address(piece, end - count),
-            self.segment,
-            ByteCount(offset),
-            checksums,
-        );
-        checksums.clear();
-    }
-
-    /// Enters the zero pages that end before page `end` of the piece.
-    fn enter_zeros(&mut self, piece: &Piece, end: u64, zeros: &mut u64) {
-        if *zeros > 0 {
-            self.map.zero(piece.space, page_address(piece, end - *zeros), PageCount(*zeros));
-        }
-        *zeros = 0;
     }
 }
 
-fn page_address(piece: &Piece, number: u64) -> Address {
-    piece.start + PageCount(number).bytes()
+/// As `pack`, and enters all pages into the map, as those that follow at `end` of a segment. Gives how many pages are
+/// stored.
+pub(crate) fn pack_into(
+    map: &mut PageMap,
+    segment: SegmentId,
+    mut end: u64,
+    buffer: &mut PageBuffer,
+    pieces: &[Piece],
+) -> PageCount {
+    let mut packed = Packed::default();
+    pack(buffer, pieces, &mut packed);
+    let runs = packed.pages.chunk_by(|(space, page, checksum), (of, next, other)| {
+        (space, page + 1, checksum.is_some()) == (of, *next, other.is_some())
+    });
+    for run in runs {
+        let (space, first, _) = run[0];
+        let start = Address(first * PAGE_BYTES);
+        let checksums: Vec<PageChecksum> = run.iter().filter_map(|(.., checksum)| *checksum).collect();
+        if checksums.is_empty() {
+            map.zero(space, start, PageCount(run.len() as u64));
+        } else {
+            map.store(space, start, segment, ByteCount(end), &checksums);
+            end += checksums.len() as u64 * PAGE_BYTES;
+        }
+    }
+    PageCount(u64::from(packed.stored))
+}
+
+impl Packed {
+    /// Pages that are stored, at the front of the buffer.
+    pub(crate) const fn stored(&self) -> u32 {
+        self.stored
+    }
+
+    /// Tells each page: its space and number, and for a stored one its place in the buffer and its checksum.
+    pub(crate) fn enter(&self, mut each: impl FnMut(SpaceId, u64, Option<(u32, PageChecksum)>)) {
+        let mut number = 0;
+        for (space, page, checksum) in &self.pages {
+            each(*space, *page, checksum.map(|checksum| (number, checksum)));
+            number += u32::from(checksum.is_some());
+        }
+    }
 }
 
 /// Whether every byte is zero. Most pages that are not show it in their first bytes; the others are read in
 /// blocks that compile to vector instructions.
-pub(crate) fn is_zero(page: &[u8; PAGE]) -> bool {
+fn is_zero(page: &[u8; PAGE]) -> bool {
     let (blocks, _) = page.as_chunks::<128>();
     blocks.iter().all(|block| block.iter().fold(0, |any, byte| any | byte) == 0)
 }

@@ -150,7 +150,7 @@ impl ImageReader {
         };
         let segment = self.segment(segment)?;
         segment.pages.read(buffer, offset)?;
-        check_pages(segment, extent, buffer)
+        check_pages(&segment.path, extent, buffer)
     }
 
     /// The segments that pages are in: file, and what a commit record says of it.
@@ -170,14 +170,14 @@ impl ImageReader {
     }
 }
 
-/// Whether an extent's bytes are those that were written.
-pub(crate) fn check_pages(segment: &Segment, extent: &Extent, bytes: &[u8]) -> Result<()> {
+/// Whether an extent's bytes, those of this file, are those that were written.
+pub(crate) fn check_pages(path: &Path, extent: &Extent, bytes: &[u8]) -> Result<()> {
     let Source::Stored { offset, checksum: stored, .. } = extent.source else { return Ok(()) };
     let computed = Checksum::of(bytes);
     if stored == computed {
         return Ok(());
     }
-    Err(Error::PagesDamaged { path: segment.path.clone(), offset, extent: *extent, stored, computed })
+    Err(Error::PagesDamaged { path: path.to_path_buf(), offset, extent: *extent, stored, computed })
 }
 
 /// Whether every stored extent lies inside a segment.

@@ -116,7 +116,7 @@ impl SegmentWriter {
         let offset = ByteCount(self.end);
         self.end += length.get();
         let Some(compressed) = &mut self.compressed else {
-            return Ok(self.sink.submit(buffer, length, offset)?);
+            return Ok(self.sink.submit(buffer, ByteCount(0)..length, offset)?);
         };
         compressed.take(&buffer[..length.get() as usize], &mut *self.sink)?;
         compressed.done.push(buffer);
@@ -265,7 +265,7 @@ impl Output {
         self.filled = 0;
         let offset = ByteCount(self.end);
         self.end += length as u64;
-        Ok(sink.submit(buffer, ByteCount(length as u64), offset)?)
+        Ok(sink.submit(buffer, ByteCount(0)..ByteCount(length as u64), offset)?)
     }
 
     fn free_buffer(&mut self, sink: &mut dyn PageFile) -> Result<PageBuffer> {

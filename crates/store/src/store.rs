@@ -115,11 +115,7 @@ impl Store {
         sequence: Sequence,
         options: WriteOptions,
     ) -> Result<ImageWriter> {
-        let directory = self.subject(name);
-        if self.medium.kind(&directory)?.is_none() {
-            create_durably(&*self.medium, &directory)?;
-        }
-        self.medium.check_directory(&directory)?;
+        self.prepare(name)?;
         self.sweep_all();
         ImageWriter::create_on(Arc::clone(&self.medium), &self.image_path(name, sequence), options)
     }
@@ -130,11 +126,7 @@ impl Store {
     ///
     /// As `LogWriter::open_on`.
     pub fn open_log(&self, name: &SubjectName, options: LogOptions) -> Result<LogWriter> {
-        let directory = self.subject(name);
-        if self.medium.kind(&directory)?.is_none() {
-            create_durably(&*self.medium, &directory)?;
-        }
-        self.medium.check_directory(&directory)?;
+        self.prepare(name)?;
         self.sweep_all();
         LogWriter::open_on(&self.medium, &self.log(name), options)
     }
@@ -257,10 +249,7 @@ impl Store {
         if self.sequences(name)?.contains(&sequence) {
             return Err(Error::Exists { path: self.image_path(name, sequence) });
         }
-        let directory = self.subject(name);
-        if self.medium.kind(&directory)?.is_none() {
-            create_durably(&*self.medium, &directory)?;
-        }
+        self.prepare(name)?;
         let path = self.image_path(name, sequence);
         copy::copy(&self.medium, image, &path)?;
         Ok(path)
@@ -335,6 +324,15 @@ impl Store {
         for name in self.names().unwrap_or_default() {
             let _ = self.sweep(&name);
         }
+    }
+
+    /// Makes the directory of a subject if it is not there, and refuses one that others can write to.
+    fn prepare(&self, name: &SubjectName) -> Result<()> {
+        let directory = self.subject(name);
+        if self.medium.kind(&directory)?.is_none() {
+            create_durably(&*self.medium, &directory)?;
+        }
+        self.medium.check_directory(&directory)
     }
 
     fn prune_log(&self, name: &SubjectName, logged: &[Sequence], keep: usize) -> Result<Vec<Sequence>> {

@@ -49,6 +49,42 @@ pub struct CommitMeta {
     pub timings: Timings,
 }
 
+impl CommitMeta {
+    /// What a commit record repeats.
+    pub(crate) fn of(commit: Commit) -> Self {
+        let Commit { sequence, time, subject, pids, kernel_release, tool_version, timings, .. } = commit;
+        Self { sequence, time, subject, pids, kernel_release, tool_version, timings }
+    }
+
+    /// The commit record.
+    pub(crate) fn record(
+        self,
+        kind: ImageKind,
+        pages: PageCount,
+        bytes: ByteCount,
+        records: SealedFile,
+        index: SealedFile,
+        segments: Vec<SegmentFile>,
+    ) -> Commit {
+        let Self { sequence, time, subject, pids, kernel_release, tool_version, timings } = self;
+        Commit {
+            sequence,
+            time,
+            subject,
+            kind,
+            pids,
+            kernel_release,
+            tool_version,
+            timings,
+            pages,
+            bytes,
+            records,
+            index,
+            segments,
+        }
+    }
+}
+
 /// How long the steps of writing took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WriteTimings {
@@ -123,7 +159,9 @@ impl ImageWriter {
         let (mut index_file, index, page_count) = files.seal_index(&finished.map)?;
         let (chunks_file, segment) = files.seal_chunks(&finished)?.unzip();
         let chunks_file = chunks_file.flatten();
-        let commit = commit_record(meta, records, index, page_count, segment);
+        let bytes = records.length + index.length + segment.as_ref().map_or(ByteCount(0), SegmentFile::bytes);
+        let segments = segment.into_iter().collect();
+        let commit = meta.record(ImageKind::Full, page_count, bytes, records, index, segments);
         let encoded = commit.encode().map_err(|error| Error::encoding(&files.path(COMMIT_FILE), error))?;
         let (mut commit_file, _) = files.seal(COMMIT_FILE, &encoded)?;
         // Together rather than each after its write: the first sync then carries most of the others. The
@@ -183,33 +221,6 @@ impl OpenCheckpoint for ImageWriter {
     fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
         let done = self.finish(&records, meta)?;
         Ok(Ticket::answered(LogCommitted::alone(done.commit, done.timings)))
-    }
-}
-
-/// The commit record of a full image of at most one segment.
-fn commit_record(
-    meta: CommitMeta,
-    records: SealedFile,
-    index: SealedFile,
-    pages: PageCount,
-    segment: Option<SegmentFile>,
-) -> Commit {
-    let segment_bytes = segment.as_ref().map_or(ByteCount(0), SegmentFile::bytes);
-    let CommitMeta { sequence, time, subject, pids, kernel_release, tool_version, timings } = meta;
-    Commit {
-        sequence,
-        time,
-        subject,
-        kind: ImageKind::Full,
-        pids,
-        kernel_release,
-        tool_version,
-        timings,
-        pages,
-        bytes: records.length + index.length + segment_bytes,
-        records,
-        index,
-        segments: segment.into_iter().collect(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use model::ByteCount;
-use store::{Directory, Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
+use store::{Directory, Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
 use sys::Result;
 use sys::page_buffer::PageBuffer;
 
@@ -91,7 +91,7 @@ impl Medium for GatedMedium {
         path: &Path,
         length: ByteCount,
         in_flight: NonZeroUsize,
-    ) -> Result<Box<dyn LogFile>> {
+    ) -> Result<Box<dyn PageFile>> {
         let file = self.inner.create_log(path, length, in_flight)?;
         Ok(Box::new(GatedLog { file, gate: Arc::clone(&self.gate) }))
     }
@@ -148,11 +148,11 @@ impl Medium for GatedMedium {
 /// A segment whose writes wait at the gate.
 #[derive(Debug)]
 struct GatedLog {
-    file: Box<dyn LogFile>,
+    file: Box<dyn PageFile>,
     gate: Arc<Gate>,
 }
 
-impl LogFile for GatedLog {
+impl PageFile for GatedLog {
     fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()> {
         self.gate.pass();
         self.file.submit(buffer, part, offset)
@@ -170,5 +170,9 @@ impl LogFile for GatedLog {
         self.file.sync()?;
         self.gate.pass();
         Ok(())
+    }
+
+    fn finish(self: Box<Self>, length: ByteCount) -> Result<()> {
+        self.file.finish(length)
     }
 }

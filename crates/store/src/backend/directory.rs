@@ -21,7 +21,7 @@ use sys::part_reader::PartReader;
 use sys::{Errno, Error, Result};
 
 use super::Backend;
-use crate::medium::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
+use crate::medium::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
 use crate::publish::parent;
 use crate::trust;
 
@@ -75,7 +75,7 @@ impl Medium for Directory {
         path: &Path,
         length: ByteCount,
         in_flight: NonZeroUsize,
-    ) -> Result<Box<dyn LogFile>> {
+    ) -> Result<Box<dyn PageFile>> {
         let mut file = DirectWriter::of(create_in_own(path)?, path, self.method, in_flight);
         file.reserve(length)?;
         Ok(Box::new(file))
@@ -209,8 +209,8 @@ impl NewFile for SmallFile {
 }
 
 impl PageFile for DirectWriter {
-    fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()> {
-        Self::submit(self, buffer, length, offset)
+    fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()> {
+        self.submit_part(buffer, part, offset)
     }
 
     fn take_done(&mut self) -> Result<Option<PageBuffer>> {
@@ -226,26 +226,12 @@ impl PageFile for DirectWriter {
         Ok(())
     }
 
-    fn finish(self: Box<Self>, length: ByteCount) -> Result<()> {
-        Self::finish(*self, length)
-    }
-}
-
-impl LogFile for DirectWriter {
-    fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()> {
-        self.submit_part(buffer, part, offset)
-    }
-
-    fn take_done(&mut self) -> Result<Option<PageBuffer>> {
-        Self::take_done(self)
-    }
-
-    fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
-        Self::wait_done(self)
-    }
-
     fn sync(&mut self) -> Result<()> {
         Self::sync(self)
+    }
+
+    fn finish(self: Box<Self>, length: ByteCount) -> Result<()> {
+        Self::finish(*self, length)
     }
 }
 

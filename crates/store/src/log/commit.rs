@@ -137,22 +137,10 @@ impl Scribe {
 
     fn commit_record(&self, epoch: &OpenEpoch, meta: CommitMeta, part: &Blob, written: u64) -> Commit {
         let file = SealedFile { name: LOG_FILE.to_owned(), length: part.length(), checksum: part.checksum };
-        let CommitMeta { sequence: _, time, subject, pids, kernel_release, tool_version, timings } = meta;
-        Commit {
-            sequence: epoch.sequence,
-            time,
-            subject,
-            kind: if epoch.delta.full { ImageKind::Full } else { ImageKind::Delta },
-            pids,
-            kernel_release,
-            tool_version,
-            timings,
-            pages: PageCount(self.pages.pages()),
-            bytes: ByteCount(written),
-            records: file.clone(),
-            index: file,
-            segments: Vec::new(),
-        }
+        let kind = if epoch.delta.full { ImageKind::Full } else { ImageKind::Delta };
+        let (pages, bytes) = (PageCount(self.pages.pages()), ByteCount(written));
+        let meta = CommitMeta { sequence: epoch.sequence, ..meta };
+        meta.record(kind, pages, bytes, file.clone(), file, Vec::new())
     }
 
     /// A root that names the parts, and of the older checkpoints those that stay.

@@ -10,17 +10,17 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use image::{Checksum, Extent, LOG_BLOCK_BYTES, LogSegment, PageChecksum, SegmentId, Source, SpaceId};
-use model::{Address, ByteCount, PAGE_BYTES, PageCount};
+use image::{LOG_BLOCK_BYTES, LogSegment, PageChecksum, SpaceId};
+use model::ByteCount;
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 
 use super::aside::Aside;
-use super::layout::{Shape, create_segment};
-use super::segment_file;
+use super::layout::{Shape, create_segment, too_many};
+use super::segment_file::{self, check_page};
 use super::table::Spot;
 use crate::error::{Error, Result};
-use crate::medium::{LogFile, Medium};
+use crate::medium::{Medium, PageFile};
 
 /// Segments made ahead: at the device's full rate one lasts some milliseconds, and making one takes about one.
 const AHEAD: u32 = 2;
@@ -64,7 +64,7 @@ enum Job {
 
 #[derive(Debug)]
 enum Done {
-    Created(LogSegment, Result<Box<dyn LogFile>>),
+    Created(LogSegment, Result<Box<dyn PageFile>>),
     Read(MoveJob, Result<()>),
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Helper {
     thread: Option<Aside<Job, Done>>,
     next: u32,
     asked: u32,
-    ready: VecDeque<(LogSegment, Result<Box<dyn LogFile>>)>,
+    ready: VecDeque<(LogSegment, Result<Box<dyn PageFile>>)>,
     read: VecDeque<(MoveJob, Result<()>)>,
     reading: usize,
     /// For where there is no thread.
@@ -109,9 +109,9 @@ impl Helper {
     }
 
     /// The next segment. Waits for it where it is not made yet.
-    pub(super) fn segment(&mut self) -> Result<(LogSegment, Box<dyn LogFile>)> {
+    pub(super) fn segment(&mut self) -> Result<(LogSegment, Box<dyn PageFile>)> {
         let number = LogSegment(self.next);
-        self.next = self.next.checked_add(1).ok_or_else(|| self.work.too_many())?;
+        self.next = self.next.checked_add(1).ok_or_else(|| too_many(&self.work.directory))?;
         while self.asked > number.0 && self.ready.is_empty() {
             if !self.receive(true) {
                 return Err(Error::Io(sys::Error::new("go on after a panic", sys::Errno::SHORT)));
@@ -220,7 +220,7 @@ impl Work {
         }
     }
 
-    fn create(&self, number: LogSegment) -> Result<Box<dyn LogFile>> {
+    fn create(&self, number: LogSegment) -> Result<Box<dyn PageFile>> {
         create_segment(&*self.medium, &self.directory, self.shape, number)
     }
 
@@ -237,19 +237,13 @@ impl Work {
             let bytes = segment.pages.read_parts(&parts, reader)?;
             for (from, moved) in blocks.iter().zip(&job.moves[done..]) {
                 let page = &bytes[from * BLOCK..][..BLOCK];
-                check(&segment.path, moved, page)?;
+                let offset = ByteCount(u64::from(moved.block) * LOG_BLOCK_BYTES);
+                check_page(&segment.path, (moved.space, moved.page), offset, moved.checksum, page)?;
                 job.buffer[done * BLOCK..][..BLOCK].copy_from_slice(page);
                 done += 1;
             }
         }
         Ok(())
-    }
-
-    fn too_many(&self) -> Error {
-        Error::encoding(
-            &self.directory,
-            image::Error::TooLarge { part: image::Part::LogHeader, what: "the number of segments" },
-        )
     }
 }
 
@@ -272,18 +266,6 @@ fn stretches(moves: &[Move]) -> (Vec<Range<ByteCount>>, Vec<usize>) {
     }
     let bytes = |block: u32| ByteCount(u64::from(block) * LOG_BLOCK_BYTES);
     (parts.into_iter().map(|part| bytes(part.start)..bytes(part.end)).collect(), blocks)
-}
-
-fn check(path: &Path, moved: &Move, page: &[u8]) -> Result<()> {
-    let (stored, computed) = (Checksum(moved.checksum.0), Checksum::of(page));
-    if stored == computed {
-        return Ok(());
-    }
-    let offset = ByteCount(u64::from(moved.block) * LOG_BLOCK_BYTES);
-    let source = Source::Stored { segment: SegmentId(0), offset, checksum: stored };
-    let start = Address(moved.page * PAGE_BYTES);
-    let extent = Extent { space: moved.space, start, pages: PageCount(1), source };
-    Err(Error::PagesDamaged { path: path.to_path_buf(), offset, extent, stored, computed })
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use image::{LOG_BLOCK_BYTES, LogHeader, LogId, LogSegment};
 use model::ByteCount;
 use sys::page_buffer::PageBuffer;
 
-use crate::error::Result;
-use crate::medium::{LogFile, Medium};
+use crate::error::{Error, Result};
+use crate::medium::{Medium, PageFile};
 
 /// The directory of a subject that holds its log.
 pub(crate) const LOG_DIRECTORY: &str = "log";
@@ -138,11 +138,11 @@ pub(super) fn create_segment(
     directory: &Path,
     shape: Shape,
     number: LogSegment,
-) -> Result<Box<dyn LogFile>> {
+) -> Result<Box<dyn PageFile>> {
     let path = segment_path(directory, number);
     let created = fill_segment(medium, directory, &path, shape, number);
     created.inspect_err(|error| {
-        let taken = matches!(error, crate::Error::Io(error) if error.errno == sys::Errno::EEXIST);
+        let taken = matches!(error, Error::Io(error) if error.errno == sys::Errno::EEXIST);
         if !taken {
             // Where removal fails now, the next writer's sweep does it.
             let _ = medium.remove_file(&path);
@@ -156,7 +156,7 @@ fn fill_segment(
     path: &Path,
     shape: Shape,
     number: LogSegment,
-) -> Result<Box<dyn LogFile>> {
+) -> Result<Box<dyn PageFile>> {
     let mut file = medium.create_log(path, shape.length, shape.in_flight)?;
     let header = LogHeader { log: shape.log, segment: number, length: shape.length };
     let block = ByteCount(LOG_BLOCK_BYTES);
@@ -167,4 +167,10 @@ fn fill_segment(
     file.sync()?;
     medium.sync_directory(directory)?;
     Ok(file)
+}
+
+/// A log has more segments than it can number.
+pub(super) fn too_many(directory: &Path) -> Error {
+    let what = "the number of segments";
+    Error::encoding(directory, image::Error::TooLarge { part: image::Part::LogHeader, what })
 }

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use image::{
-    Blob, Checksum, Extent, LOG_BLOCK_BYTES, LogHeader, LogKept, LogPart, LogPlace, LogRoot, LogSegment,
-    LogSlot, Part, SegmentId, Source,
+    Blob, Checksum, LOG_BLOCK_BYTES, LogHeader, LogKept, LogPart, LogPlace, LogRoot, LogSegment, LogSlot,
+    Part,
 };
-use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
+use model::{ByteCount, PAGE_BYTES, Sequence};
 use sys::Errno;
 
 use super::layout::{self, FIRST_BLOCK, segment_path};
@@ -226,15 +226,7 @@ impl<'a> LogFiles<'a> {
             }
             let segment = self.segment(place.segment)?;
             segment.pages.read(&mut page, place.offset())?;
-            let (stored, computed) = (Checksum(checksum.0), Checksum::of(&page));
-            if stored != computed {
-                let offset = place.offset();
-                let source = Source::Stored { segment: SegmentId(0), offset, checksum: stored };
-                let start = Address(number * PAGE_BYTES);
-                let extent = Extent { space, start, pages: PageCount(1), source };
-                let path = segment.path.clone();
-                return Err(Error::PagesDamaged { path, offset, extent, stored, computed });
-            }
+            segment_file::check_page(&segment.path, (space, number), place.offset(), checksum, &page)?;
         }
         Ok(())
     }

@@ -17,7 +17,6 @@ mod layout;
 mod load;
 mod open;
 mod options;
-mod pack;
 mod pending;
 pub(crate) mod prune;
 mod queue;

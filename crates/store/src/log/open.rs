@@ -15,10 +15,9 @@ use super::clean::Cleaner;
 use super::cold::Cold;
 use super::helper::Helper;
 use super::index::Parts;
-use super::layout::{self, FIRST_BLOCK, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path};
+use super::layout::{self, FIRST_BLOCK, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path, too_many};
 use super::load::{LogFiles, Newest};
 use super::options::{ColdSegments, LogOptions, LogThreads};
-use super::pack::Packed;
 use super::queue::Shared;
 use super::records::RecordMap;
 use super::scribe::Scribe;
@@ -29,6 +28,7 @@ use super::table::PageTable;
 use super::tail::Tail;
 use crate::error::{Error, Result};
 use crate::medium::{Lock, Medium};
+use crate::packer::Packed;
 use crate::publish::parent;
 
 /// Writes in flight beside those of the pool's buffers: blobs, slots, moved pages.
@@ -137,9 +137,4 @@ fn new_id() -> Result<LogId> {
     let random = rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty());
     random.map_err(|errno| sys::Error::new("get random bytes", errno))?;
     Ok(LogId(id))
-}
-
-fn too_many(directory: &Path) -> Error {
-    let what = "the number of segments";
-    Error::encoding(directory, image::Error::TooLarge { part: image::Part::LogHeader, what })
 }

@@ -146,21 +146,18 @@ impl Shared {
         Ok(self.take_free(&mut state))
     }
 
-    /// An empty buffer, waiting for it.
-    pub(super) fn wait_buffer(&self) -> Result<PageBatch> {
-        self.wait_for(|state| self.take_buffer(state))
+    /// An empty buffer. Before the wait for one, `drive` does what others would.
+    pub(super) fn wait_buffer(&self, drive: impl FnOnce() -> Result<()>) -> Result<PageBatch> {
+        self.wait_for(drive, |state| self.take_buffer(state))
     }
 
-    /// So many buffers beside those of the pool, if there are as many now.
-    pub(super) fn try_reserve(&self, count: usize) -> Result<Option<Vec<PageBatch>>> {
-        let mut state = self.state();
-        state.check()?;
-        self.take_reserve(&mut state, count)
-    }
-
-    /// So many buffers beside those of the pool, waiting for them.
-    pub(super) fn wait_reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
-        self.wait_for(|state| self.take_reserve(state, count))
+    /// So many buffers beside those of the pool, as `wait_buffer` gives one.
+    pub(super) fn wait_reserve(
+        &self,
+        drive: impl FnOnce() -> Result<()>,
+        count: usize,
+    ) -> Result<Vec<PageBatch>> {
+        self.wait_for(drive, |state| self.take_reserve(state, count))
     }
 
     /// A buffer beyond all limits, made now. Takes no lock: whoever holds one may not run before the caller has ended.
@@ -171,13 +168,23 @@ impl Shared {
     }
 
     /// Waits until buffers that came back make `take` give something.
-    fn wait_for<T>(&self, take: impl Fn(&mut State) -> Result<Option<T>>) -> Result<T> {
-        let begun = Instant::now();
+    fn wait_for<T>(
+        &self,
+        drive: impl FnOnce() -> Result<()>,
+        take: impl Fn(&mut State) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let (begun, mut drive) = (Instant::now(), Some(drive));
         let mut state = self.state();
         loop {
             state.check()?;
             if let Some(taken) = take(&mut state)? {
                 return Ok(taken);
+            }
+            if let Some(drive) = drive.take() {
+                drop(state);
+                drive()?;
+                state = self.state();
+                continue;
             }
             if state.called_off {
                 return Err(Error::CalledOff);

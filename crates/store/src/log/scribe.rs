@@ -17,7 +17,6 @@ use super::cold::Cold;
 use super::delta::Delta;
 use super::index::Parts;
 use super::keep::Keep;
-use super::pack::{Packed, pack};
 use super::pending::Pending;
 use super::queue::{Next, Order, Shared};
 use super::records::RecordMap;
@@ -28,6 +27,7 @@ use super::table::{Cell, PageTable};
 use super::tail::{Owner, Tail};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
+use crate::packer::{Packed, pack};
 
 /// An epoch that is being copied.
 #[derive(Debug)]

@@ -1,20 +1,22 @@
 //! A segment's file, as it was written or compressed.
 //!
-//! Owns: finding out which of them there is, opening it, removing it.
+//! Owns: finding out which of them there is, opening it, checking its pages, removing it.
 //! Invariants: a place in a segment is the same place in either; the file as it was written counts as long as it is
 //! there.
 //! Does not: compress; `cold` does.
 
 use std::path::Path;
 
-use image::{Checksum, ChunkTable, LogSegment, Packing, SealedFile};
-use model::ByteCount;
+use image::{
+    Checksum, ChunkTable, Extent, LogSegment, Packing, PageChecksum, SealedFile, SegmentId, Source, SpaceId,
+};
+use model::{Address, ByteCount, PAGE_BYTES, PageCount};
 
 use super::layout::{self, HEAD_BYTES, chunks_path, compressed_path, segment_path};
 use crate::codec::{self, CODECS};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
-use crate::reader::Segment;
+use crate::reader::{Segment, check_pages};
 use crate::trust;
 
 /// The longest table of chunks that is read: many times that of the longest segment.
@@ -41,6 +43,19 @@ pub(super) fn head(medium: &dyn Medium, directory: &Path, number: LogSegment) ->
             Ok(head)
         }
     }
+}
+
+/// Whether a page, found at this offset of a segment's file, is the one that was written.
+pub(super) fn check_page(
+    path: &Path,
+    (space, page): (SpaceId, u64),
+    offset: ByteCount,
+    checksum: PageChecksum,
+    bytes: &[u8],
+) -> Result<()> {
+    let source = Source::Stored { segment: SegmentId(0), offset, checksum: Checksum(checksum.0) };
+    let extent = Extent { space, start: Address(page * PAGE_BYTES), pages: PageCount(1), source };
+    check_pages(path, &extent, bytes)
 }
 
 /// Removes a segment. What cannot be removed now is removed by the next writer's sweep.

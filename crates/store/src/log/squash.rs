@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use image::{Commit, Extent, Source};
+use image::{Extent, Source};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
 
@@ -24,6 +24,7 @@ use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 use crate::reader::ImageReader;
+use crate::writer::CommitMeta;
 
 /// Pages that are read before they are written in order. In a log of age they lie everywhere; so many at a time
 /// keep the device busy, in 32 MiB.
@@ -102,10 +103,7 @@ impl Scribe {
         let Some(mut epoch) = self.epoch.take() else { return Err(lost(image)) };
         // The new one stands for it; the old root is found until the new slot is.
         self.kept.pop();
-        let Commit { sequence, time, subject, pids, kernel_release, tool_version, timings, .. } =
-            image.commit().clone();
-        let meta = crate::CommitMeta { sequence, time, subject, pids, kernel_release, tool_version, timings };
-        self.write_commit(&mut epoch, image.records(), meta)?;
+        self.write_commit(&mut epoch, image.records(), CommitMeta::of(image.commit().clone()))?;
         self.settle()
     }
 

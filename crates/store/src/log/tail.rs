@@ -14,7 +14,7 @@ use sys::page_buffer::PageBuffer;
 use super::helper::Helper;
 use super::layout::{FIRST_BLOCK, SLOTS, segment_path};
 use crate::error::Result;
-use crate::medium::LogFile;
+use crate::medium::PageFile;
 
 const BLOCK: usize = LOG_BLOCK_BYTES as usize;
 
@@ -44,7 +44,7 @@ pub(super) struct Tail {
     length: ByteCount,
     active: Option<Active>,
     /// Segments before the active one that are not synced.
-    before: Vec<Box<dyn LogFile>>,
+    before: Vec<Box<dyn PageFile>>,
     stream: Option<Stream>,
     owners: Vec<(usize, Owner)>,
     streams: Vec<PageBuffer>,
@@ -57,7 +57,7 @@ pub(super) struct Tail {
 #[derive(Debug)]
 struct Active {
     number: LogSegment,
-    file: Box<dyn LogFile>,
+    file: Box<dyn PageFile>,
     next: u32,
     slot: u32,
 }

@@ -234,11 +234,7 @@ impl Drop for LogWriter {
 impl PageSink for Epoch {
     /// Waits until a buffer is free. One who already holds all of them, unappended, waits for ever.
     fn buffer(&self) -> Result<PageBatch> {
-        if let Some(batch) = self.shared.try_buffer()? {
-            return Ok(batch);
-        }
-        self.here.drive()?;
-        self.shared.wait_buffer()
+        self.shared.wait_buffer(|| self.here.drive())
     }
 
     /// Neither allocates nor waits.
@@ -248,11 +244,7 @@ impl PageSink for Epoch {
 
     /// Beside those of the pool. Waits until what earlier pauses took beyond them is written.
     fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
-        if let Some(taken) = self.shared.try_reserve(count)? {
-            return Ok(taken);
-        }
-        self.here.drive()?;
-        self.shared.wait_reserve(count)
+        self.shared.wait_reserve(|| self.here.drive(), count)
     }
 
     /// Neither allocates nor waits: this is the one to call while the subject is stopped.

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use fastrand::Rng;
 use model::ByteCount;
-use store::{Entry, Kind, Lock, LogFile, Medium, NewFile, PageFile, PageSource, Writes};
+use store::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
 use sys::page_buffer::PageBuffer;
 use sys::{Errno, Error, Result};
 
@@ -296,7 +296,7 @@ impl Medium for Disk {
         Ok(Box::new(self.new_file(path)?))
     }
 
-    fn create_log(&self, path: &Path, length: ByteCount, _: NonZeroUsize) -> Result<Box<dyn LogFile>> {
+    fn create_log(&self, path: &Path, length: ByteCount, _: NonZeroUsize) -> Result<Box<dyn PageFile>> {
         let file = self.new_file(path)?;
         self.state().change(file.node, path, Change::Length(length.0 as usize))?;
         Ok(Box::new(file))
@@ -433,33 +433,6 @@ impl NewFile for OpenFile {
 }
 
 impl PageFile for OpenFile {
-    fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()> {
-        let change = Change::Write(offset.0 as usize, buffer[..length.0 as usize].to_vec());
-        self.state.lock().unwrap().change(self.node, &self.path, change)?;
-        self.done.push(buffer);
-        Ok(())
-    }
-
-    fn take_done(&mut self) -> Result<Option<PageBuffer>> {
-        Ok(None)
-    }
-
-    fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
-        Ok(self.done.pop())
-    }
-
-    fn start_sync(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn finish(self: Box<Self>, length: ByteCount) -> Result<()> {
-        let mut state = self.state.lock().unwrap();
-        state.change(self.node, &self.path, Change::Length(length.0 as usize))?;
-        state.sync(self.node, &self.path)
-    }
-}
-
-impl LogFile for OpenFile {
     fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()> {
         let bytes = buffer[part.start.0 as usize..part.end.0 as usize].to_vec();
         let change = Change::Write(offset.0 as usize, bytes);
@@ -478,6 +451,12 @@ impl LogFile for OpenFile {
 
     fn sync(&mut self) -> Result<()> {
         self.state.lock().unwrap().sync(self.node, &self.path)
+    }
+
+    fn finish(self: Box<Self>, length: ByteCount) -> Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.change(self.node, &self.path, Change::Length(length.0 as usize))?;
+        state.sync(self.node, &self.path)
     }
 }
 
