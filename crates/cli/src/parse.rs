@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
-use guardian::{Compression, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, RestartLimit, StoreLocation};
+use guardian::{CODECS, Codec, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, RestartLimit, StoreLocation};
 use model::{ByteCount, Pid};
 
 const STORE: &str = "store";
@@ -77,9 +77,9 @@ pub(crate) const COMPRESS_PAGES: &str = "Compress the pages";
 
 /// `--compress`, which does this.
 pub(crate) fn compress(what: &str) -> Arg {
-    let ways = Compression::all().map(|way| format!("{} ({})", way.name(), way.summary()));
+    let ways = CODECS.iter().map(|codec| format!("{} ({})", codec.name(), codec.summary()));
     let help = format!("{what}: {}", ways.collect::<Vec<_>>().join(" or "));
-    let names: Vec<&str> = Compression::all().map(Compression::name).collect();
+    let names: Vec<&str> = CODECS.iter().map(|codec| codec.name()).collect();
     Arg::new("compress")
         .long("compress")
         .value_name("CODEC")
@@ -88,9 +88,9 @@ pub(crate) fn compress(what: &str) -> Arg {
         .help(help)
 }
 
-/// The compression that was given.
-pub(crate) fn given_compress(matches: &ArgMatches) -> Option<Compression> {
-    Compression::named(matches.get_one::<String>("compress")?)
+/// The codec that was given.
+pub(crate) fn given_compress(matches: &ArgMatches) -> Option<&'static dyn Codec> {
+    guardian::codec(matches.get_one::<String>("compress")?)
 }
 
 /// A value that is not what its argument wants.

@@ -15,27 +15,28 @@ use crate::error::GuardianError;
 
 /// How undying itself ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum ExitCode {
     /// Done.
-    Done,
+    Done = 0,
     /// The command line is wrong.
-    Usage,
+    Usage = 2,
     /// The subject holds something that is not supported; nothing was changed.
-    Refused,
+    Refused = 3,
     /// A permission or a kernel feature is missing.
-    Missing,
+    Missing = 4,
     /// The image is damaged or not committed.
-    Damaged,
+    Damaged = 5,
     /// The deadline was not met.
-    Deadline,
+    Deadline = 6,
     /// Replication stopped: a divergence that cannot be repaired.
-    Diverged,
+    Diverged = 120,
     /// The program given to `run` is there and cannot be executed.
-    NotExecutable,
+    NotExecutable = 126,
     /// The program given to `run` does not exist.
-    NoProgram,
+    NoProgram = 127,
     /// Any other failure of undying itself.
-    Failure,
+    Failure = 125,
 }
 
 impl ExitCode {
@@ -56,18 +57,7 @@ impl ExitCode {
     /// The number that the process ends with.
     #[must_use]
     pub const fn number(self) -> u8 {
-        match self {
-            Self::Done => 0,
-            Self::Usage => 2,
-            Self::Refused => 3,
-            Self::Missing => 4,
-            Self::Damaged => 5,
-            Self::Deadline => 6,
-            Self::Diverged => 120,
-            Self::Failure => 125,
-            Self::NotExecutable => 126,
-            Self::NoProgram => 127,
-        }
+        self as u8
     }
 }
 

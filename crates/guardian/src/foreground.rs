@@ -16,6 +16,7 @@ use sys::terminal::{self, Modes};
 use sys::{session, signal};
 use tracee::{procfs, tree};
 
+use crate::ancestry;
 use crate::error::Result;
 use crate::signals::{self, CONT};
 use crate::subject::Subject;
@@ -219,8 +220,7 @@ impl Foreground {
     fn has_company(&self) -> bool {
         let own = own_pid();
         let mut known = tree::descendants(own).unwrap_or_default();
-        let parent = |pid| procfs::stat(pid).ok().map(|stat| stat.ppid).filter(|parent| parent.get() > 0);
-        known.extend(std::iter::successors(Some(own), |pid| parent(*pid)));
+        known.extend(ancestry::line(own));
         members(self.own).iter().any(|member| !known.contains(member))
     }
 
@@ -258,8 +258,7 @@ fn resume(group: Pid) -> Result<()> {
 
 /// The living processes of a group.
 fn members(group: Pid) -> Vec<Pid> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid));
+    let pids = procfs::processes().unwrap_or_default().into_iter();
     pids.filter(|pid| session::group_of(*pid).is_ok_and(|found| found == group))
         .filter(|pid| procfs::stat(*pid).is_ok_and(|stat| !stat.is_zombie()))
         .collect()

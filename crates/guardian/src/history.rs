@@ -153,52 +153,38 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
     let mut failed: BTreeMap<String, FailedChild> = BTreeMap::new();
     for row in rows {
         let last = found.iter_mut().rev().find(|death| death.name == row.name);
+        let is_open = |death: &&mut DeathRow| death.followed_by == FollowedBy::Nothing;
         match (&row.what, last) {
             (RunEvent::ChildDied { pid, signal, .. }, _) => {
                 failed.insert(row.name.clone(), FailedChild { pid: *pid, signal: *signal });
             }
-            (RunEvent::Died { pid, signal, exit }, _) => found.push(DeathRow {
-                name: row.name.clone(),
-                time: row.time.clone(),
-                pid: *pid,
-                signal: *signal,
-                exit: *exit,
-                child: failed.remove(&row.name),
-                followed_by: FollowedBy::Nothing,
-                seq: None,
-                took_us: None,
-                why: None,
-            }),
-            (RunEvent::Restored { seq, took_us, .. }, Some(death))
-                if death.followed_by == FollowedBy::Nothing =>
-            {
+            (RunEvent::Restored { seq, took_us, .. }, Some(death)) if is_open(&death) => {
                 (death.followed_by, death.seq, death.took_us) =
                     (FollowedBy::Restored, Some(*seq), Some(*took_us));
             }
-            (RunEvent::Started { why, .. }, Some(death)) if death.followed_by == FollowedBy::Nothing => {
+            (RunEvent::Started { why, .. }, Some(death)) if is_open(&death) => {
                 (death.followed_by, death.why) = (FollowedBy::Started, why.clone());
             }
-            (RunEvent::GaveUp { .. }, Some(death)) if death.followed_by == FollowedBy::Nothing => {
+            (RunEvent::GaveUp { .. }, Some(death)) if is_open(&death) => {
                 death.followed_by = FollowedBy::GaveUp;
             }
-            (RunEvent::Ended { pid, signal, exit }, last) => match last {
-                Some(death) if death.followed_by == FollowedBy::Nothing => {
-                    death.followed_by = FollowedBy::Ended
-                }
-                Some(death) if death.followed_by == FollowedBy::GaveUp => {}
-                _ => found.push(DeathRow {
+            (RunEvent::Ended { .. }, Some(death)) if is_open(&death) => death.followed_by = FollowedBy::Ended,
+            (RunEvent::Ended { .. }, Some(death)) if death.followed_by == FollowedBy::GaveUp => {}
+            (what @ (RunEvent::Died { pid, signal, exit } | RunEvent::Ended { pid, signal, exit }), _) => {
+                let is_end = matches!(what, RunEvent::Ended { .. });
+                found.push(DeathRow {
                     name: row.name.clone(),
                     time: row.time.clone(),
                     pid: *pid,
                     signal: *signal,
                     exit: *exit,
                     child: failed.remove(&row.name),
-                    followed_by: FollowedBy::Ended,
+                    followed_by: if is_end { FollowedBy::Ended } else { FollowedBy::Nothing },
                     seq: None,
                     took_us: None,
                     why: None,
-                }),
-            },
+                });
+            }
             _ => {}
         }
     }

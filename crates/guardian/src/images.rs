@@ -22,7 +22,7 @@ use crate::{time, undoing};
 const VERIFIERS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 
 /// One checkpoint of a subject.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct CheckpointRow {
     pub seq: u64,
@@ -135,24 +135,18 @@ fn subject(store: &Store, name: &SubjectName) -> Result<SubjectRow> {
 pub fn checkpoints(location: &StoreLocation, name: &str) -> Result<Vec<CheckpointRow>> {
     let name: SubjectName = name.parse()?;
     let store = with_subject(location, &name)?;
-    let rows = store.entries(&name)?.into_iter().map(|entry| match entry.commit {
-        Ok(commit) => CheckpointRow { seq: entry.sequence.get(), ..row(&commit) },
-        Err(_) => CheckpointRow {
-            seq: entry.sequence.get(),
-            kind: "full",
-            time: String::new(),
-            pause_us: 0,
-            stop_us: 0,
-            scan_us: 0,
-            copy_us: 0,
-            pages: 0,
-            bytes: 0,
-            committed: false,
-            files_exact: false,
-        },
-    });
     let reached = undoing::reached(&store, &name);
-    Ok(rows.map(|row| CheckpointRow { files_exact: is_reached(&row, &reached), ..row }).collect())
+    let rows = store.entries(&name)?.into_iter().map(|entry| {
+        let seq = entry.sequence.get();
+        match entry.commit {
+            Ok(commit) => {
+                let files_exact = reached.contains(&entry.sequence);
+                CheckpointRow { seq, files_exact, ..row(&commit) }
+            }
+            Err(_) => CheckpointRow { seq, kind: "full", ..CheckpointRow::default() },
+        }
+    });
+    Ok(rows.collect())
 }
 
 /// One image, from its commit record, record file and index.
@@ -174,6 +168,7 @@ pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
     };
     let files = engine::recorded_files(location.read(image)?).ok();
     let compared = |file: &&FileRecord| file.effect() != Effect::Stays;
+    let path_of = |file: &FileRecord| file.path().display().to_string();
     let compared = files.map(|files| files.iter().filter(compared).map(path_of).collect());
     Ok(ImageReport {
         path: reader.path().display().to_string(),
@@ -187,10 +182,6 @@ pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
         stored_pages: reader.index().stored_pages().get(),
         records,
     })
-}
-
-fn path_of(file: &FileRecord) -> String {
-    file.path().display().to_string()
 }
 
 /// Reads and checks every byte of an image.
@@ -239,7 +230,7 @@ pub(crate) fn with_subject(location: &StoreLocation, name: &SubjectName) -> Resu
 }
 
 /// Bytes of checkpoints.
-pub(crate) fn bytes_of(images: &[(model::Sequence, Commit)]) -> u64 {
+pub(crate) fn bytes_of(images: &[(Sequence, Commit)]) -> u64 {
     images.iter().map(|(_, commit)| commit.bytes.get()).sum()
 }
 
@@ -260,8 +251,4 @@ fn row(commit: &Commit) -> CheckpointRow {
         committed: true,
         files_exact: false,
     }
-}
-
-fn is_reached(row: &CheckpointRow, reached: &[Sequence]) -> bool {
-    row.committed && reached.contains(&Sequence(row.seq))
 }

@@ -219,54 +219,52 @@ fn check(entry: &FeatureEntry, directory: &Path) -> DoctorCheck {
         let fix = "take it out of UNDYING_FEATURES_OFF";
         Err(("forced off by UNDYING_FEATURES_OFF".to_owned(), fix))
     };
-    let (state, detail, fix) = match found {
-        Ok(detail) => (CheckState::Ok, format!("{}: {detail}", entry.purpose), ""),
-        Err((detail, fix)) => (without, format!("{}: {detail}", entry.purpose), fix),
+    let found = match found {
+        Ok(detail) => Ok(format!("{}: {detail}", entry.purpose)),
+        Err((detail, fix)) => Err((without, format!("{}: {detail}", entry.purpose), fix)),
     };
-    DoctorCheck { name: entry.name().to_owned(), state, detail, fix: fix.to_owned() }
+    DoctorCheck::of(entry.name(), found)
+}
+
+impl DoctorCheck {
+    /// What was found; else how bad that is, what it is, and what to do.
+    fn of(name: &str, found: std::result::Result<String, (CheckState, String, &str)>) -> Self {
+        let (state, detail, fix) = found.map_or_else(|lack| lack, |detail| (CheckState::Ok, detail, ""));
+        Self { name: name.to_owned(), state, detail, fix: fix.to_owned() }
+    }
 }
 
 fn check_store(location: &StoreLocation, directory: &Path) -> DoctorCheck {
     use rustix::fs::{Access, access};
-    let name = "store".to_owned();
     let writable = access(directory, Access::WRITE_OK | Access::EXEC_OK);
-    let opened = location.open();
-    let problem = match (&opened, writable) {
+    let problem = match (location.open(), writable) {
         (Err(error), _) => Some(error.to_string()),
         (_, Err(errno)) => Some(sys::Error::path("write to", directory, errno).to_string()),
         _ => None,
     };
-    match problem {
-        Some(detail) => DoctorCheck {
-            name,
-            state: CheckState::Missing,
-            detail: detail.replace('\n', "; "),
-            fix: "name a directory of this user's own with --store DIR".to_owned(),
+    let fix = "name a directory of this user's own with --store DIR";
+    DoctorCheck::of(
+        "store",
+        match problem {
+            Some(detail) => Err((CheckState::Missing, detail.replace('\n', "; "), fix)),
+            None => Ok(format!("images live in {}", location.path().display())),
         },
-        None => {
-            let detail = format!("images live in {}", location.path().display());
-            DoctorCheck { name, state: CheckState::Ok, detail, fix: String::new() }
-        }
-    }
+    )
 }
 
 /// Whether files of a program under `run` can go back with it.
 fn check_files() -> DoctorCheck {
-    let name = "files-go-back".to_owned();
-    match undo::watch::Watch::missing() {
-        None => DoctorCheck {
-            name,
-            state: CheckState::Ok,
-            detail: "files of a program under `undying run` go back with it".to_owned(),
-            fix: String::new(),
+    let fix = "run undying as root on Linux 6.14 or later, with files on ext4, xfs or btrfs";
+    DoctorCheck::of(
+        "files-go-back",
+        match undo::watch::Watch::missing() {
+            None => Ok("files of a program under `undying run` go back with it".to_owned()),
+            Some(why) => {
+                let detail = format!("files are compared at a restart, and do not go back: {why}");
+                Err((CheckState::Degraded, detail, fix))
+            }
         },
-        Some(why) => DoctorCheck {
-            name,
-            state: CheckState::Degraded,
-            detail: format!("files are compared at a restart, and do not go back: {why}"),
-            fix: "run undying as root on Linux 6.14 or later, with files on ext4, xfs or btrfs".to_owned(),
-        },
-    }
+    )
 }
 
 /// The directory, or the nearest one above it that is there.

@@ -8,7 +8,6 @@
 
 mod ancestry;
 mod aside;
-mod compression;
 mod error;
 mod event;
 mod exit;
@@ -35,8 +34,7 @@ mod trace;
 mod undoing;
 
 pub use aside::MovedPart;
-pub use compression::Compression;
-pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
+pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, PidPolicy, Preference, Tuning};
 pub use error::{Found, GuardianError, Result};
 pub use event::{CheckpointEvent, PhaseTimes, RunEvent, headline, one_line};
 pub use exit::ExitCode;
@@ -56,12 +54,13 @@ pub use once::{CheckpointRequest, Checkpointed, checkpoint};
 pub use record::{
     Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, SubjectState, VerifiedReport,
 };
-pub use restoring::{Numbers, RestoreRequest, Resumed, restore};
+pub use restoring::{RestoreRequest, Resumed, restore};
 pub use run::{
     COMPRESS_AFTER_DEFAULT, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT, FILES_UNDO_MAX_DEFAULT,
     Guarded, KEEP_DEFAULT, RunRequest, TRACKER_DEFAULT,
 };
 pub use status::{SubjectReport, status};
+pub use store::{CODECS, Codec, codec};
 pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus};
 pub use sys::clock::Clock;
 pub use tidying::{

@@ -91,13 +91,17 @@ impl StoreLocation {
             Some(store) => Ok(store.resolve(spec)?),
             // Without a store only a directory here can be meant.
             None if Path::new(spec).is_dir() => Ok(PathBuf::from(spec)),
-            None => Err(store::Error::NotFound {
-                name: spec.to_owned(),
-                sequence: None,
-                store: self.root.clone(),
-            }
-            .into()),
+            None => Err(self.not_found(spec).into()),
         }
+    }
+
+    /// The store, which must be there for what is looked for in it.
+    pub(crate) fn existing(&self, name: &str) -> Result<Store> {
+        Ok(self.open()?.ok_or_else(|| self.not_found(name))?)
+    }
+
+    fn not_found(&self, name: &str) -> store::Error {
+        store::Error::NotFound { name: name.to_owned(), sequence: None, store: self.root.clone() }
     }
 
     /// Where a restore of that image keeps what it cuts off files.

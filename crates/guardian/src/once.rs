@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use engine::CheckpointOptions;
 use model::{ByteCount, PageCount, Pid, Sequence};
-use store::{ImageWriter, WriteOptions};
+use store::{Codec, ImageWriter, WriteOptions};
 
 use crate::ancestry;
-use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
 use crate::guarded::name_guardian_in;
 use crate::inspection::{require_features, require_restorable};
@@ -19,7 +18,7 @@ use crate::signals;
 use crate::streams::Streams;
 
 /// What `checkpoint` is asked.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct CheckpointRequest {
     /// The root of the tree.
     pub pid: Pid,
@@ -30,7 +29,7 @@ pub struct CheckpointRequest {
     /// Accept that connections to outside the tree come back as ended by the peer.
     pub lose_connections: bool,
     /// How its pages are compressed, if they are.
-    pub compression: Option<Compression>,
+    pub compression: Option<&'static dyn Codec>,
 }
 
 /// What `checkpoint` has done.
@@ -57,8 +56,8 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
     signals::outlive_failed_writes()?;
     ancestry::refuse(request.pid)?;
     require_parent(&request.image)?;
-    let codec = request.compression.map(Compression::codec);
-    let writer = ImageWriter::create(&request.image, WriteOptions { codec, ..WriteOptions::default() })?;
+    let write = WriteOptions { codec: request.compression, ..WriteOptions::default() };
+    let writer = ImageWriter::create(&request.image, write)?;
     let options = CheckpointOptions {
         kill: request.kill,
         lose_connections: request.lose_connections,
@@ -78,11 +77,7 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
 /// Refuses an image whose parent directory does not exist. A directory is not made: its name may be misspelt, and its
 /// owner and mode are the operator's choice.
 fn require_parent(image: &Path) -> Result<()> {
-    let parent = image.parent().filter(|parent| !parent.as_os_str().is_empty());
-    match parent.filter(|parent| !parent.exists()) {
-        Some(parent) => {
-            Err(GuardianError::NoParent { image: image.to_path_buf(), parent: parent.to_path_buf() })
-        }
-        None => Ok(()),
-    }
+    let is_missing = |parent: &&Path| !parent.as_os_str().is_empty() && !parent.exists();
+    let missing = image.parent().filter(is_missing).map(Path::to_path_buf);
+    missing.map_or(Ok(()), |parent| Err(GuardianError::NoParent { image: image.to_path_buf(), parent }))
 }

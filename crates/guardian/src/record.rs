@@ -5,7 +5,7 @@
 //! Does not: survive a power cut in its newest version; it holds nothing that a restore needs.
 
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use engine::Slices;
 use model::{Pid, ProcessKey, StartTime};
@@ -231,6 +231,20 @@ impl Record {
         record.map(Some).map_err(|error| GuardianError::Status { path, why: error.to_string() })
     }
 
+    /// Writes it to the file in a subject's directory.
+    pub(crate) fn write(&self, directory: &Path) -> Result<()> {
+        let (path, temporary) = (directory.join(FILE), directory.join(format!(".{FILE}.new")));
+        let failed = |error: std::io::Error| Error::path("write", &path, error);
+        let text = serde_json::to_vec_pretty(self).map_err(|error| failed(error.into()))?;
+        let mut file = trust::open_or_create(&temporary, trust::Access::Write)?;
+        let written = file.set_len(0).and_then(|()| file.write_all(&text));
+        written.and_then(|()| std::fs::rename(&temporary, &path)).map_err(|error| {
+            // The first error is reported.
+            let _ = std::fs::remove_file(&temporary);
+            failed(error).into()
+        })
+    }
+
     /// Whether the guardian that wrote it is still there.
     pub(crate) fn is_guarded(&self) -> bool {
         self.is_of_this_boot() && self.guardian.is_alive()
@@ -266,33 +280,6 @@ pub(crate) fn boot() -> String {
     text.trim().to_owned()
 }
 
-/// The file while it is being kept.
-#[derive(Debug)]
-pub(crate) struct RecordFile {
-    directory: PathBuf,
-}
-
-impl RecordFile {
-    pub(crate) fn new(directory: &Path) -> Self {
-        Self { directory: directory.to_path_buf() }
-    }
-
-    /// Writes it.
-    pub(crate) fn write(&self, record: &Record) -> Result<()> {
-        let path = self.directory.join(FILE);
-        let temporary = self.directory.join(format!(".{FILE}.new"));
-        let failed = |error: std::io::Error| Error::path("write", &path, error);
-        let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
-        let mut file = trust::open_or_create(&temporary, trust::Access::Write)?;
-        let written = file.set_len(0).and_then(|()| file.write_all(&text));
-        written.and_then(|()| std::fs::rename(&temporary, &path)).map_err(|error| {
-            // The first error is reported.
-            let _ = std::fs::remove_file(&temporary);
-            failed(error).into()
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -312,8 +299,7 @@ mod tests {
             root: ProcessName { start: 1, ..ProcessName::of(own) },
             ..Record::default()
         };
-        let file = RecordFile::new(&directory);
-        file.write(&record).unwrap();
+        record.write(&directory).unwrap();
         assert_eq!(Record::read(&directory).unwrap().as_ref(), Some(&record));
         assert!(record.is_guarded() && !record.has_root());
         record.boot = "another".to_owned();
@@ -324,7 +310,7 @@ mod tests {
         assert!(matches!(Record::read(&directory), Err(GuardianError::Status { .. })));
         std::fs::remove_file(directory.join(FILE)).unwrap();
         std::fs::create_dir(directory.join(FILE)).unwrap();
-        assert!(file.write(&record).is_err(), "a directory is in the way");
+        assert!(record.write(&directory).is_err(), "a directory is in the way");
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "a half file is left");
         std::fs::remove_dir_all(&directory).unwrap();
     }

@@ -23,20 +23,6 @@ use crate::streams::Streams;
 use crate::subject::Subject;
 use crate::undoing::{Going, Gone, RestoredFiles};
 
-/// Which process numbers a restored tree gets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Numbers {
-    /// The same or a refusal.
-    #[default]
-    Auto,
-    /// The same or a refusal.
-    Same,
-    /// A new pid namespace; refused, as it is not built yet.
-    Namespace,
-    /// Whatever pids are free; refused, as it is not built yet.
-    Any,
-}
-
 /// What `restore` is asked.
 #[derive(Clone, Debug)]
 pub struct RestoreRequest {
@@ -45,7 +31,7 @@ pub struct RestoreRequest {
     /// Where names are looked up.
     pub store: StoreLocation,
     /// Which process numbers.
-    pub numbers: Numbers,
+    pub numbers: PidPolicy,
     /// What happens when regular files have changed since the checkpoint.
     pub files: RestoredFiles,
     /// Let the tree run while its memory is still being filled.
@@ -90,12 +76,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Res
     let covered = go_back(request, going.as_ref(), tell)?;
     let policy = if request.files == RestoredFiles::Keep { FilePolicy::Keep } else { FilePolicy::Compare };
     let options = RestoreOptions {
-        pid: match request.numbers {
-            Numbers::Auto => PidPolicy::Auto,
-            Numbers::Same => PidPolicy::Same,
-            Numbers::Namespace => PidPolicy::Namespace,
-            Numbers::Any => PidPolicy::Any,
-        },
+        pid: request.numbers,
         inherited: streams.duplicates()?,
         files: Files { policy, aside: Some(parts.keeper()), covered, ..Files::default() },
         connections_lost: request.lose_connections,

@@ -72,8 +72,10 @@ pub(crate) enum Request {
 #[derive(Debug)]
 pub(crate) struct Signals {
     queue: OwnedFd,
-    blocked_before: u64,
-    defaults: u64,
+    /// What was blocked before they were taken, and is in the programs that we start, as a set of bits.
+    pub(crate) blocked_before: u64,
+    /// What is ignored here and has its default action in the programs that we start, as a set of bits.
+    pub(crate) defaults: u64,
 }
 
 impl Signals {
@@ -87,16 +89,6 @@ impl Signals {
         let defaults = outlive_failed_writes()?;
         let blocked_before = sys::signal::block(set)?;
         Ok(Self { queue: signalfd::create_nonblocking(set)?, blocked_before, defaults })
-    }
-
-    /// What was blocked before they were taken, and is in the programs that we start.
-    pub(crate) fn blocked_before(&self) -> u64 {
-        self.blocked_before
-    }
-
-    /// What is ignored here and has its default action in the programs that we start.
-    pub(crate) fn defaults(&self) -> u64 {
-        self.defaults
     }
 
     /// Becomes readable with a signal.

@@ -24,7 +24,6 @@ const PARENT_NAP: Duration = Duration::from_millis(1);
 /// A handle on the root process.
 #[derive(Debug)]
 pub(crate) struct Subject {
-    pid: Pid,
     key: ProcessKey,
     handle: OwnedFd,
     is_child: bool,
@@ -44,12 +43,11 @@ impl Subject {
     fn open(pid: Pid, is_child: bool) -> Result<Self> {
         let handle = pidfd::open(pid)?;
         // Read after the handle was opened: an unreaped child or an open handle's process has this number still.
-        let key = procfs::key(pid)?;
-        Ok(Self { pid, key, handle, is_child })
+        Ok(Self { key: procfs::key(pid)?, handle, is_child })
     }
 
     pub(crate) fn pid(&self) -> Pid {
-        self.pid
+        self.key.pid
     }
 
     pub(crate) fn key(&self) -> ProcessKey {
@@ -73,7 +71,7 @@ impl Subject {
                 return Ok(Some(told(&status)));
             }
         }
-        if let Ok(stat) = procfs::stat(self.pid)
+        if let Ok(stat) = procfs::stat(self.key.pid)
             && stat.key() == self.key
             && stat.is_zombie()
         {
@@ -88,7 +86,7 @@ impl Subject {
     pub(crate) fn stopped(&self) -> Option<Signal> {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = rustix::process::waitid(WaitId::PidFd(self.handle()), options).ok()??;
-        let stat = procfs::stat(self.pid).ok().filter(|stat| stat.key() == self.key)?;
+        let stat = procfs::stat(self.key.pid).ok().filter(|stat| stat.key() == self.key)?;
         // 't' is a stop for a tracer.
         if stat.state == 'T' { status.stopping_signal().map(Signal) } else { None }
     }
@@ -100,7 +98,7 @@ impl Subject {
 
     /// Sends it a signal; one that has ended takes none, which is no error.
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
-        match sys::signal::send(self.pid, signal) {
+        match sys::signal::send(self.key.pid, signal) {
             Err(error) if error.errno != sys::Errno::ESRCH => Err(error.into()),
             _ => Ok(()),
         }
@@ -114,9 +112,9 @@ impl Subject {
             return Ok(());
         }
         let started = Instant::now();
-        while procfs::key(self.pid).is_ok_and(|key| key == self.key) {
+        while procfs::key(self.key.pid).is_ok_and(|key| key == self.key) {
             if started.elapsed() > PARENT_PATIENCE {
-                return Err(engine::EngineError::PidTaken(self.pid).into());
+                return Err(engine::EngineError::PidTaken(self.key.pid).into());
             }
             std::thread::sleep(PARENT_NAP);
         }
@@ -128,7 +126,7 @@ impl Subject {
         let mut waiting = [PollFd::new(&self.handle, PollFlags::IN)];
         let patience = time::timespec(patience);
         let ready = rustix::io::retry_on_intr(|| poll(&mut waiting, Some(&patience)))
-            .map_err(|errno| Error::process("look after", self.pid, errno))?;
+            .map_err(|errno| Error::process("look after", self.key.pid, errno))?;
         Ok(ready > 0)
     }
 }

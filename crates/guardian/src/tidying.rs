@@ -8,9 +8,8 @@
 use std::path::Path;
 
 use serde::Serialize;
-use store::{Store, SubjectName};
+use store::{Codec, SubjectName};
 
-use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
 use crate::images;
@@ -129,7 +128,7 @@ pub fn store_copy(location: &StoreLocation, image: &str, copy: &str) -> Result<C
 /// When the first is no copy, or the second is taken.
 pub fn link_copy(location: &StoreLocation, copy: &str, new: &str) -> Result<Copied> {
     let (name, new): (SubjectName, SubjectName) = (copy.parse()?, SubjectName::chosen(new)?);
-    let store = existing(location, copy)?;
+    let store = location.existing(copy)?;
     let source = store.resolve(copy)?;
     if store.copy_of(&name)?.is_none() {
         return Err(store::Error::NotACopy { name: name.to_string() }.into());
@@ -146,10 +145,10 @@ pub fn get_copy(
     location: &StoreLocation,
     image: &str,
     directory: &Path,
-    compression: Option<Compression>,
+    compression: Option<&'static dyn Codec>,
 ) -> Result<Copied> {
     let source = location.image(image)?;
-    existing(location, image)?.export(&source, directory, compression.map(Compression::codec))?;
+    location.existing(image)?.export(&source, directory, compression)?;
     Ok(Copied { path: directory.display().to_string() })
 }
 
@@ -160,15 +159,5 @@ pub fn get_copy(
 /// When there is none of this name, or it is a subject's own.
 pub fn remove_copy(location: &StoreLocation, copy: &str) -> Result<()> {
     let name: SubjectName = copy.parse()?;
-    Ok(existing(location, copy)?.remove_copy(&name)?)
-}
-
-/// The store, which must be there for what is looked for in it.
-fn existing(location: &StoreLocation, name: &str) -> Result<Store> {
-    let missing = || store::Error::NotFound {
-        name: name.to_owned(),
-        sequence: None,
-        store: location.path().to_path_buf(),
-    };
-    Ok(location.open()?.ok_or_else(missing)?)
+    Ok(location.existing(copy)?.remove_copy(&name)?)
 }

@@ -243,27 +243,27 @@ fn list(location: &StoreLocation, name: &str) -> Result<Vec<MovedAside>> {
 /// a name of its own before it gets the path.
 fn put(from: &Path, path: &Path) -> Result<()> {
     let taken = || GuardianError::PutBackTaken { path: path.to_owned(), from: from.to_owned() };
-    match rustix::fs::renameat_with(CWD, from, CWD, path, RenameFlags::NOREPLACE) {
-        Ok(()) => return Ok(()),
-        Err(rustix::io::Errno::EXIST) => return Err(taken()),
-        Err(rustix::io::Errno::XDEV) => {}
-        Err(errno) => return Err(Error::path("put back", path, errno).into()),
+    // Whether it is there now; not when that is on another file system.
+    let renamed = |from: &Path| match rustix::fs::renameat_with(CWD, from, CWD, path, RenameFlags::NOREPLACE)
+    {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::EXIST) => Err(taken()),
+        Err(rustix::io::Errno::XDEV) => Ok(false),
+        Err(errno) => Err(Error::path("put back", path, errno).into()),
+    };
+    if renamed(from)? {
+        return Ok(());
     }
     let failed = |error: std::io::Error| Error::path("copy to", path, error);
     let mut name = path.as_os_str().to_owned();
     name.push(".undying-put-back");
     let copy = PathBuf::from(name);
-    let outcome = copy_to(from, &copy).map_err(failed).map_err(GuardianError::from).and_then(|()| {
-        match rustix::fs::renameat_with(CWD, &copy, CWD, path, RenameFlags::NOREPLACE) {
-            Ok(()) => Ok(()),
-            Err(rustix::io::Errno::EXIST) => Err(taken()),
-            Err(errno) => Err(Error::path("put back", path, errno).into()),
-        }
-    });
-    if outcome.is_err() {
+    if let Err(error) =
+        copy_to(from, &copy).map_err(|error| failed(error).into()).and_then(|()| renamed(&copy))
+    {
         // The first error is reported.
         let _ = std::fs::remove_file(&copy);
-        return outcome;
+        return Err(error);
     }
     Ok(std::fs::remove_file(from).map_err(|error| Error::path("remove", from, error))?)
 }

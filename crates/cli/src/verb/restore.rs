@@ -7,15 +7,19 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use guardian::{Numbers, RestoreRequest, RestoredFiles, RunEvent};
+use guardian::{PidPolicy, RestoreRequest, RestoredFiles, RunEvent};
 
 use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 
 /// The values of `--pid`.
-const NUMBERS: [(&str, Numbers); 4] =
-    [("auto", Numbers::Auto), ("same", Numbers::Same), ("ns", Numbers::Namespace), ("any", Numbers::Any)];
+const NUMBERS: [(&str, PidPolicy); 4] = [
+    ("auto", PidPolicy::Auto),
+    ("same", PidPolicy::Same),
+    ("ns", PidPolicy::Namespace),
+    ("any", PidPolicy::Any),
+];
 
 const PID_HELP: &str = "\
 Pids of the restored tree: same (as at the checkpoint, refused while one is taken) or auto (the same today)";
@@ -99,7 +103,7 @@ impl Verb for Restore {
         let request = RestoreRequest {
             image: parse::given_image(matches),
             store: parse::given_store(matches)?,
-            numbers: numbers.map_or(Numbers::Auto, |(_, numbers)| *numbers),
+            numbers: numbers.map_or(PidPolicy::Auto, |(_, numbers)| *numbers),
             files: RestoredFiles::NAMED
                 .into_iter()
                 .find(|files| matches.get_one::<String>("files").is_some_and(|given| given == files.name()))

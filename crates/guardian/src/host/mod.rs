@@ -107,8 +107,8 @@ impl Host {
         let shared = Shared {
             reaper: ProcessReaper::found()?,
             streams,
-            blocked_before: signals.blocked_before(),
-            defaults: signals.defaults(),
+            blocked_before: signals.blocked_before,
+            defaults: signals.defaults,
         };
         Ok(Self {
             shared: Arc::new(shared),

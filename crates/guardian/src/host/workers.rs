@@ -25,7 +25,6 @@ const WORKERS_MAX: usize = 16;
 type Work<T> = Box<dyn FnOnce() -> T + Send>;
 
 /// The loop's end.
-#[derive(Debug)]
 pub(super) struct Workers<T> {
     queue: Arc<Queue<T>>,
     done: Receiver<std::result::Result<T, Box<dyn Any + Send>>>,
@@ -44,12 +43,6 @@ struct State<T> {
     waiting: VecDeque<Work<T>>,
     idle: usize,
     is_closed: bool,
-}
-
-impl<T> std::fmt::Debug for Queue<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Queue").field("waiting", &self.state().waiting.len()).finish_non_exhaustive()
-    }
 }
 
 impl<T> Queue<T> {

@@ -49,6 +49,11 @@ impl EventFiles {
         Self { directory: directory.to_path_buf(), files: [None, None] }
     }
 
+    /// The directory of the subject.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Appends events, those of one file in one write.
     pub(super) fn append(&mut self, rows: &[EventRow]) -> Result<()> {
         for (number, (name, _)) in FILES.iter().enumerate() {

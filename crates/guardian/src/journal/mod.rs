@@ -19,7 +19,7 @@ pub(crate) use self::files::EventReader;
 pub use self::files::EventRow;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
-use crate::record::{Record, RecordFile};
+use crate::record::Record;
 use crate::time;
 
 /// How often anything is written while nothing but checkpoints happens.
@@ -54,11 +54,11 @@ impl Journal {
     /// Begins to write in a subject's directory.
     pub(crate) fn start(directory: &Path, name: &str) -> Result<Self> {
         let shared = Arc::new(Shared::default());
-        let (file, events) = (RecordFile::new(directory), EventFiles::new(directory));
+        let events = EventFiles::new(directory);
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("undying-journal".to_owned())
-            .spawn(move || write(&theirs, &file, events))
+            .spawn(move || write(&theirs, events))
             .map_err(|error| Error::new("start a thread", error))?;
         Ok(Self { name: name.to_owned(), shared, thread: Some(thread) })
     }
@@ -143,12 +143,13 @@ impl Shared {
     }
 }
 
-fn write(shared: &Shared, file: &RecordFile, mut events: EventFiles) {
+fn write(shared: &Shared, mut events: EventFiles) {
     let mut due = Instant::now();
     while let Some((record, rows)) = shared.next(due) {
         due = Instant::now() + QUIET;
         // Events first: who sees the new status finds what led to it.
-        let written = events.append(&rows).and(record.map_or(Ok(()), |record| file.write(&record)));
+        let written =
+            events.append(&rows).and(record.map_or(Ok(()), |record| record.write(events.directory())));
         if let Err(error) = written {
             shared.state().error = Some(error);
         }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use engine::Tuning;
 use model::{ByteCount, Pid};
+use store::Codec;
 use supervise::{ChangedFiles, RestartLimit, RestartPolicy};
 
-use crate::compression::Compression;
 use crate::location::StoreLocation;
 
 /// The shortest time between two checkpoints.
@@ -49,7 +49,7 @@ pub struct RunRequest {
     /// How many of them are kept.
     pub keep: usize,
     /// How what has not changed for a while is compressed in the store, if it is.
-    pub compression: Option<Compression>,
+    pub compression: Option<&'static dyn Codec>,
     /// How long that while is.
     pub compress_after: Duration,
     /// Compare every so many checkpoints with the subject, page by page, before it goes on.

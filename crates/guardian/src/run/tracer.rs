@@ -21,31 +21,25 @@ use track::{TrackError, TrackerKind};
 use undo::watch::Watch;
 
 use super::request::RunRequest;
-use crate::compression::Compression;
 use crate::error::{GuardianError, Result};
 
 /// Where checkpoints go, so that the log can be opened anew.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    pub(super) store: Store,
-    pub(super) name: SubjectName,
-    pub(super) keep: usize,
-    pub(super) compression: Option<Compression>,
-    pub(super) compress_after: Duration,
+    store: Store,
+    name: SubjectName,
+    options: LogOptions,
 }
 
 impl Place {
     pub(super) fn new(store: &Store, name: &SubjectName, request: &RunRequest) -> Self {
-        let (store, name) = (store.clone(), name.clone());
-        let (compression, compress_after) = (request.compression, request.compress_after);
-        Self { store, name, keep: request.keep, compression, compress_after }
+        let cold = request.compression.map(|codec| ColdSegments { codec, after: request.compress_after });
+        let options = LogOptions { keep: Keep::thinned(request.keep), cold, ..LogOptions::default() };
+        Self { store: store.clone(), name: name.clone(), options }
     }
 
     pub(super) fn open(&self) -> Result<LogWriter> {
-        let after = self.compress_after;
-        let cold = self.compression.map(|compression| ColdSegments { codec: compression.codec(), after });
-        let options = LogOptions { keep: Keep::thinned(self.keep), cold, ..LogOptions::default() };
-        Ok(self.store.open_log(&self.name, options)?)
+        Ok(self.store.open_log(&self.name, self.options)?)
     }
 }
 
