@@ -175,7 +175,7 @@ impl Stub {
         while stops_left > 0 {
             match self.stepping {
                 Stepping::SingleStep => ptrace::single_step(self.tid)?,
-                Stepping::SyscallStops => ptrace::resume_to_syscall(self.tid)?,
+                Stepping::SyscallStops => ptrace::resume_to_syscall(self.tid, None)?,
             }
             match ptrace::wait(self.tid)? {
                 WaitStatus::Stopped(stop) if stop == self.expected() => stops_left -= 1,

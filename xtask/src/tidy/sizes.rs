@@ -13,7 +13,7 @@ use super::{Report, Rule};
 /// What fits on one screen.
 const FUNCTION_LINES_MAX: usize = 70;
 /// What can be read in one go.
-const FILE_LINES_MAX: usize = 600;
+const FILE_LINES_MAX: usize = 500;
 
 pub(super) struct Sizes;
 

@@ -36,7 +36,7 @@ pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
     }
     let mut injected = None;
     for _ in 0..STOPS_MAX {
-        ptrace::resume_to_syscall_with(tid, injected)?;
+        ptrace::resume_to_syscall(tid, injected)?;
         // The signal that ends a chain is let go; one that stops the process is not ours to take.
         injected = next_stop(thread)?.carried().filter(|signal| *signal == STOP);
         if !is_on_its_way(thread, &ptrace::registers(tid)?) {

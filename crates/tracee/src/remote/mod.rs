@@ -349,7 +349,7 @@ impl<'a> RemoteSession<'a> {
         let tid = self.thread.tid();
         let mut injected = None;
         loop {
-            ptrace::resume_to_syscall_with(tid, injected.take())?;
+            ptrace::resume_to_syscall(tid, injected.take())?;
             match self.next_stop()? {
                 Stop::Syscall => return Ok(()),
                 // The process is stopped by it as ever; the thread then goes on for us alone.
