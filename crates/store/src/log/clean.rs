@@ -4,7 +4,7 @@
 //! Invariants: what is moved is bounded by a share of what the epoch itself wrote, except for a small share
 //! that is always allowed. Only the newest checkpoint is looked at: when each was the newest, it lay in segments
 //! twice as large as what it held, so that older ones, however old, keep no more than that each.
-//! Does not: read or write pages; the helper reads, the scribe writes.
+//! Does not: read or write pages; the helper reads, the writer's thread writes.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,7 +15,8 @@ use model::{ByteCount, PAGE_BYTES};
 
 use super::helper::{Helper, Move, MoveJob};
 use super::segments::{SegmentState, Segments};
-use super::table::{Cell, PageTable};
+use super::state::State;
+use super::table::Cell;
 use crate::error::Result;
 
 /// Pages of one job: 1 MiB, so that a job never keeps the helper long from making a segment.
@@ -37,7 +38,7 @@ const PAGES_MIN: u64 = 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fill {
     /// Blocks of a segment.
-    pub(super) blocks: u64,
+    blocks: u64,
     /// Blocks of segments that hold live pages.
     used: u64,
     /// Live pages in those.
@@ -53,10 +54,10 @@ pub(super) struct Cleaner {
 
 impl Fill {
     /// Counts.
-    pub(super) fn of(segments: &Segments, blocks: u64) -> Self {
-        let mut fill = Self { blocks, used: 0, live: 0 };
+    pub(super) fn of(segments: &Segments) -> Self {
+        let mut fill = Self { blocks: segments.blocks(), used: 0, live: 0 };
         for state in segments.iter().filter(|state| state.live > 0) {
-            fill.used += blocks;
+            fill.used += fill.blocks;
             fill.live += u64::from(state.live);
         }
         fill
@@ -81,37 +82,32 @@ impl Fill {
 }
 
 impl Cleaner {
-    /// Chooses segments to empty, where there is need and nothing is planned yet.
-    pub(super) fn plan(
-        &mut self,
-        fill: Fill,
-        segments: &mut Segments,
-        pages: &PageTable,
-        not: impl Fn(LogSegment) -> bool,
-    ) {
+    /// Chooses segments to empty, where there is need and nothing is planned yet; not the active one.
+    pub(super) fn plan(&mut self, state: &mut State, active: Option<LogSegment>) {
+        let fill = Fill::of(&state.segments);
         if fill.excess() == 0 || !self.queue.is_empty() {
             return;
         }
-        let mut candidates: Vec<SegmentState> = segments.iter().copied().collect();
-        candidates.retain(|state| state.live > 0 && !state.cleaning && !not(state.number));
+        let mut candidates: Vec<SegmentState> = state.segments.iter().copied().collect();
+        candidates.retain(|state| state.live > 0 && !state.cleaning && Some(state.number) != active);
         candidates.sort_unstable_by_key(|state| (state.live, state.number));
         let (mut moves, mut freed): (BTreeMap<LogSegment, Vec<Move>>, u64) = (BTreeMap::new(), 0);
-        for state in candidates.into_iter().take(VICTIMS_MAX) {
-            let gain = fill.blocks.saturating_sub(u64::from(state.live));
+        for victim in candidates.into_iter().take(VICTIMS_MAX) {
+            let gain = fill.blocks.saturating_sub(u64::from(victim.live));
             // Moving a segment that is nearly full frees next to nothing for all its bytes.
             if gain < fill.blocks / 8 || freed > fill.excess() {
                 break;
             }
             freed += gain;
-            segments.clean(state.number);
-            moves.insert(state.number, Vec::with_capacity(state.live as usize));
+            state.segments.clean(victim.number);
+            moves.insert(victim.number, Vec::with_capacity(victim.live as usize));
         }
         if moves.is_empty() {
             return;
         }
-        for (space, page, cell) in pages.iter() {
+        for (space, page, cell) in state.pages().iter() {
             let Cell::At(spot, checksum) = cell else { continue };
-            let place = segments.place(spot);
+            let place = state.segments.place(spot);
             if let Some(moves) = moves.get_mut(&place.segment) {
                 moves.push(Move { space, page, spot, block: place.block, checksum });
             }

@@ -14,9 +14,7 @@ use image::{LogPartEncoder, LogPartRef, RecordKey};
 use model::ByteCount;
 
 use super::delta::{Delta, encode_pages};
-use super::records::RecordMap;
-use super::segments::Segments;
-use super::table::PageTable;
+use super::state::State;
 use image::Result;
 
 /// Parts of one tier before they are merged: opening a checkpoint reads 65 parts at most.
@@ -39,14 +37,6 @@ pub(super) struct Parts {
     full_at: u64,
 }
 
-/// What the state is made of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct State<'a> {
-    pub(super) pages: &'a PageTable,
-    pub(super) segments: &'a Segments,
-    pub(super) records: &'a RecordMap,
-}
-
 /// A part to be written.
 #[derive(Debug)]
 pub(super) struct NextPart {
@@ -65,7 +55,7 @@ impl Parts {
     /// Encodes the part that takes the state before to this one; `appended` is the length of the log so far.
     pub(super) fn next(
         &mut self,
-        state: State<'_>,
+        state: &State,
         delta: &mut Delta,
         changed: &BTreeSet<RecordKey>,
         appended: ByteCount,
@@ -82,8 +72,8 @@ impl Parts {
         let merge = of_tier(0) >= TIER_PARTS;
         if delta.full || self.parts.is_empty() || due || merge && of_tier(1) >= TIER_PARTS {
             let mut part = LogPartEncoder::new(true);
-            encode_pages(state.pages, &mut part, place);
-            state.records.encode_all(&mut part);
+            encode_pages(state.pages(), &mut part, place);
+            state.records().encode_all(&mut part);
             let bytes = part.finish()?;
             (self.full_bytes, self.full_at) = (bytes.len() as u64, appended.get());
             return Ok(NextPart { bytes, tier: 2 });
@@ -91,11 +81,11 @@ impl Parts {
         let mut part = LogPartEncoder::new(false);
         if merge {
             self.merged.encode(&mut part, place);
-            state.records.encode(&self.merged_records, &mut part);
+            state.records().encode(&self.merged_records, &mut part);
             return Ok(NextPart { bytes: part.finish()?, tier: 1 });
         }
         delta.encode(&mut part, place);
-        state.records.encode(changed, &mut part);
+        state.records().encode(changed, &mut part);
         Ok(NextPart { bytes: part.finish()?, tier: 0 })
     }
 

@@ -27,6 +27,7 @@ mod segment_file;
 mod segments;
 pub(crate) mod space;
 pub(crate) mod squash;
+mod state;
 mod status;
 mod table;
 mod tail;

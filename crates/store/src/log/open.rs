@@ -15,16 +15,15 @@ use super::clean::Cleaner;
 use super::cold::Cold;
 use super::helper::Helper;
 use super::index::Parts;
-use super::layout::{self, FIRST_BLOCK, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path, too_many};
+use super::layout::{self, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path, too_many};
 use super::load::{LogFiles, Newest};
 use super::options::{ColdSegments, LogOptions, LogThreads};
 use super::queue::Shared;
-use super::records::RecordMap;
-use super::scribe::Scribe;
+use super::scribe::{Scribe, SlotStamp};
 use super::segments::{Compressed, Segments};
 use super::space::Inventory;
+use super::state::State;
 use super::status::LogStatus;
-use super::table::PageTable;
 use super::tail::Tail;
 use crate::error::{Error, Result};
 use crate::medium::{Lock, Medium};
@@ -56,7 +55,8 @@ pub(super) fn open(
     let there = layout::files(&**medium, directory)?;
     let first = there.keys().last().map_or(Some(1), |last| last.0.checked_add(1));
     let first = LogSegment(first.ok_or_else(|| too_many(directory))?);
-    let Inventory { kept, live, garbage } = Inventory::take(&mut files, directory, newest.as_ref(), &there)?;
+    let Inventory { retention, live, garbage } =
+        Inventory::take(&mut files, directory, options.keep, newest.as_ref(), &there)?;
     garbage.iter().try_for_each(|path| medium.remove_file(path))?;
     // One that was compressed was durable before.
     let durable = newest.as_ref().map_or(LogSegment(0), |newest| newest.slot.durable.segment);
@@ -73,44 +73,37 @@ pub(super) fn open(
     let shape = Shape { log, length, in_flight };
     let own_thread = options.threads == LogThreads::Own;
     let helper = Helper::start(Arc::clone(medium), directory, shape, first, own_thread)?;
-    let mut scribe = Scribe {
-        shared,
-        tail: Tail::new(directory, helper, length),
-        log,
-        keep: options.keep,
-        blocks: length.get() / PAGE_BYTES - u64::from(FIRST_BLOCK),
-        pages: PageTable::default(),
-        segments: Segments::new(length),
-        records: RecordMap::default(),
-        parts: Parts::default(),
-        kept,
-        epoch: None,
-        cleaner: Cleaner::default(),
-        cold: options.cold.map(|ColdSegments { codec, after }| {
-            Cold::new(Arc::clone(medium), directory, codec, after, own_thread)
-        }),
-        generation: newest.as_ref().map_or(0, |newest| newest.slot.generation),
-        durable: LogPlace { segment: first, block: 0 },
-        pending: Vec::new(),
-        status: LogStatus::default(),
-        packed: Packed::default(),
+    let mut state = match &newest {
+        Some(newest) => State::of(files.load(&newest.root, length)?),
+        None => State::empty(Segments::new(length)),
     };
-    if let Some(newest) = &newest {
-        // The first commit writes a full part: what a merged one would have to say is not known.
-        let loaded = files.load(&newest.root, length)?;
-        scribe.pages = loaded.pages;
-        scribe.segments = loaded.segments;
-        scribe.records = RecordMap::of(&loaded.records.into_set());
-        for number in scribe.kept.iter().flat_map(|kept| &kept.segments) {
-            scribe.segments.add(*number).ok_or_else(|| too_many(directory))?;
-        }
+    for number in retention.live(None) {
+        state.segments.add(number).ok_or_else(|| too_many(directory))?;
     }
     for (number, _) in there.iter().filter(|(_, files)| files.codec().is_some()) {
-        if let Some(state) = scribe.segments.get_mut(*number) {
+        if let Some(state) = state.segments.get_mut(*number) {
             let length = files.take(*number)?.file_length();
             state.compressed = Some(Compressed::To(length));
         }
     }
+    let generation = newest.as_ref().map_or(0, |newest| newest.slot.generation);
+    let mut scribe = Scribe {
+        shared,
+        tail: Tail::new(directory, helper, length),
+        stamp: SlotStamp { log, generation, durable: LogPlace { segment: first, block: 0 } },
+        state,
+        // The first commit writes a full part: what a merged one would have to say is not known.
+        parts: Parts::default(),
+        retention,
+        epoch: None,
+        packed: Packed::default(),
+        cleaner: Cleaner::default(),
+        cold: options.cold.map(|ColdSegments { codec, after }| {
+            Cold::new(Arc::clone(medium), directory, codec, after, own_thread)
+        }),
+        pending: Vec::new(),
+        status: LogStatus::default(),
+    };
     scribe.report();
     Ok(Opened { scribe, lock, newest })
 }

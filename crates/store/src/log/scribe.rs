@@ -1,33 +1,35 @@
 //! The writer's thread: takes orders, appends pages, commits epochs.
 //!
-//! Owns: the newest state, what is kept, the order in which a commit's bytes are written and synced.
+//! Owns: the order in which an epoch's pages, its commit and the sync follow each other.
 //! Invariants: a ticket is answered with success only after everything that its checkpoint refers to is
 //! durable; a segment is removed only after a commit that does not need it is durable.
 //! Does not: copy from a subject.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use image::{LogId, LogPlace, LogSegment, LogSlot};
+use image::{Blob, LogId, LogPlace, LogSegment, LogSlot};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
+use sys::page_buffer::PageBuffer;
 
-use super::clean::{Cleaner, Fill};
+use super::clean::Cleaner;
 use super::cold::Cold;
+use super::commit::too_long;
 use super::delta::Delta;
 use super::index::Parts;
-use super::keep::Keep;
 use super::pending::Pending;
 use super::queue::{Next, Order, Shared};
-use super::records::RecordMap;
-use super::segments::{Compressed, Segments};
-use super::space::{self, Kept};
+use super::segments::Compressed;
+use super::space::Retention;
+use super::state::State;
 use super::status::LogStatus;
-use super::table::{Cell, PageTable};
+use super::table::{Cell, Spot};
 use super::tail::{Owner, Tail};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::packer::{Packed, pack};
+use crate::writer::WriteTimings;
 
 /// An epoch that is being copied.
 #[derive(Debug)]
@@ -39,62 +41,70 @@ pub(super) struct OpenEpoch {
     /// Bytes in the log when it began.
     pub(super) begun_at: u64,
     pub(super) pages_written: u64,
-    pub(super) hash: Duration,
-    pub(super) write: Duration,
+    pub(super) timings: WriteTimings,
 }
 
 #[derive(Debug)]
 pub(super) struct Scribe {
     pub(super) shared: Arc<Shared>,
     pub(super) tail: Tail,
-    pub(super) log: LogId,
-    pub(super) keep: Keep,
-    pub(super) blocks: u64,
-    pub(super) pages: PageTable,
-    pub(super) segments: Segments,
-    pub(super) records: RecordMap,
+    pub(super) stamp: SlotStamp,
+    pub(super) state: State,
     pub(super) parts: Parts,
-    pub(super) kept: Vec<Kept>,
+    pub(super) retention: Retention,
     pub(super) epoch: Option<OpenEpoch>,
+    /// Room for what the batch that is being written holds.
+    pub(super) packed: Packed,
     pub(super) cleaner: Cleaner,
     /// Without it, nothing is compressed any more.
     pub(super) cold: Option<Cold>,
+    pub(super) pending: Vec<Pending>,
+    pub(super) status: LogStatus,
+}
+
+/// What a slot says beside its checkpoint.
+#[derive(Debug)]
+pub(super) struct SlotStamp {
+    pub(super) log: LogId,
+    /// Of the slot that was written last.
     pub(super) generation: u64,
     /// Everything before this place is durable.
     pub(super) durable: LogPlace,
-    pub(super) pending: Vec<Pending>,
-    pub(super) status: LogStatus,
-    pub(super) packed: Packed,
+}
+
+impl SlotStamp {
+    /// The next slot, for a checkpoint with this root.
+    const fn next(&mut self, segment: LogSegment, sequence: Sequence, root: Blob) -> LogSlot {
+        self.generation += 1;
+        LogSlot { log: self.log, segment, generation: self.generation, sequence, durable: self.durable, root }
+    }
 }
 
 impl Scribe {
     /// Carries out orders until the queue is closed and empty.
     pub(super) fn run(mut self) {
-        let shared = Arc::clone(&self.shared);
-        let _guard = FailOnPanic { shared: Arc::clone(&shared) };
-        loop {
-            match self.turn(true) {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(error) => {
-                    self.fail(&error);
-                    break;
-                }
-            }
-        }
+        let _guard = FailOnPanic { shared: Arc::clone(&self.shared) };
+        // An error has been given to every ticket and to the queue.
+        let _ = self.work(true);
         self.tail.finish();
     }
 
     /// Carries out what is waiting now, without a thread.
     pub(super) fn drive(&mut self) -> Result<()> {
-        let result = loop {
-            match self.turn(false) {
+        self.work(false)
+    }
+
+    fn work(&mut self, wait: bool) -> Result<()> {
+        loop {
+            match self.turn(wait) {
                 Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(error) => break Err(error),
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    self.fail(&error);
+                    return Err(error);
+                }
             }
-        };
-        result.inspect_err(|error| self.fail(error))
+        }
     }
 
     /// Carries out one order, and what is due then. False when there is none.
@@ -110,7 +120,7 @@ impl Scribe {
             },
         };
         match order {
-            Order::Begin { sequence, full } => self.begin(sequence, full)?,
+            Order::Begin { sequence, full } => self.begin(sequence, full),
             Order::Pages(batch) => self.append(batch)?,
             Order::Drop(space, range) => {
                 if let Some(epoch) = &mut self.epoch {
@@ -119,7 +129,7 @@ impl Scribe {
                 }
             }
             // Their segments go after the next commit, whose root no longer names them.
-            Order::Void(above) => self.kept.retain(|kept| kept.entry.sequence <= above),
+            Order::Void(above) => self.retention.void_above(above),
             Order::Abandon => self.epoch = None,
             Order::Finish(finish) => {
                 self.commit(*finish)?;
@@ -132,7 +142,7 @@ impl Scribe {
         Ok(true)
     }
 
-    pub(super) fn begin(&mut self, sequence: Sequence, full: bool) -> Result<()> {
+    pub(super) fn begin(&mut self, sequence: Sequence, full: bool) {
         let first = self.tail.place().map_or(LogSegment(0), |place| place.segment);
         let delta = if full { Delta::full() } else { Delta::default() };
         self.epoch = Some(OpenEpoch {
@@ -141,10 +151,8 @@ impl Scribe {
             first,
             begun_at: self.tail.written(),
             pages_written: 0,
-            hash: Duration::ZERO,
-            write: Duration::ZERO,
+            timings: WriteTimings::default(),
         });
-        Ok(())
     }
 
     /// Writes a batch of the open epoch.
@@ -159,10 +167,10 @@ impl Scribe {
         pack(&mut buffer, &pieces, &mut packed);
         self.shared.give_pieces(pieces);
         let hashed = Instant::now();
-        epoch.hash += hashed - begun;
+        epoch.timings.hash += hashed - begun;
         epoch.pages_written += u64::from(packed.stored());
         let places = self.append_packed(buffer, Owner::Pool, packed.stored());
-        epoch.write += hashed.elapsed();
+        epoch.timings.write += hashed.elapsed();
         let places = places?;
         packed.enter(|space, page, found| {
             let cell = match found {
@@ -177,32 +185,21 @@ impl Scribe {
     }
 
     /// Appends the first blocks of a buffer; where each went.
-    pub(super) fn append_packed(
-        &mut self,
-        buffer: sys::page_buffer::PageBuffer,
-        owner: Owner,
-        count: u32,
-    ) -> Result<Places> {
+    pub(super) fn append_packed(&mut self, buffer: PageBuffer, owner: Owner, count: u32) -> Result<Places> {
         let mut places = Places::default();
         if count == 0 {
-            match owner {
-                Owner::Cleaner => self.cleaner.give(buffer),
-                _ => self.shared.give_buffer(buffer),
-            }
+            self.give_back(owner, buffer);
             return Ok(places);
         }
-        let segments = &mut self.segments;
-        let mut full = false;
+        let segments = &mut self.state.segments;
+        let mut is_full = false;
         self.tail.append(buffer, owner, count, |from, part, place| {
-            full |= segments.add(place.segment).is_none();
-            if let Some(spot) = segments.spot(place) {
-                places.0.push((from, part, spot));
+            match segments.add(place.segment).and_then(|()| segments.spot(place)) {
+                Some(spot) => places.0.push((from, part, spot)),
+                None => is_full = true,
             }
         })?;
-        if full {
-            return Err(sys::Error::new("count a log of more than 16 TiB", Errno::ENOSPC).into());
-        }
-        Ok(places)
+        if is_full { Err(too_long()) } else { Ok(places) }
     }
 
     /// Syncs what was committed and answers the tickets; then what is due after a commit.
@@ -212,7 +209,7 @@ impl Scribe {
         self.collect()?;
         self.status.syncs += 1;
         let took = begun.elapsed();
-        self.durable = self.tail.place().unwrap_or(self.durable);
+        self.stamp.durable = self.tail.place().unwrap_or(self.stamp.durable);
         let idle = self.shared.is_idle();
         self.note_compressed();
         self.release();
@@ -229,38 +226,36 @@ impl Scribe {
     /// Writes down that the newest commit is durable, so that nobody has to check its pages. Nothing waits
     /// for it, and nothing depends on it.
     fn seal(&mut self) -> Result<()> {
-        let Some(newest) = self.kept.last().map(|kept| kept.entry.clone()) else { return Ok(()) };
-        self.slot(newest.sequence, newest.root)
+        let Some(newest) = self.retention.entries().next_back() else { return Ok(()) };
+        self.slot(newest.sequence, newest.root.clone())
     }
 
     /// Writes a slot for a checkpoint.
-    pub(super) fn slot(&mut self, sequence: Sequence, root: image::Blob) -> Result<()> {
-        self.generation += 1;
-        let (log, generation, durable) = (self.log, self.generation, self.durable);
+    pub(super) fn slot(&mut self, sequence: Sequence, root: Blob) -> Result<()> {
         let directory = self.tail.directory().to_path_buf();
         self.tail.slot(|segment| {
-            let slot = LogSlot { log, segment, generation, sequence, durable, root };
+            let slot = self.stamp.next(segment, sequence, root);
             slot.encode().map_err(|error| Error::encoding(&directory, error))
         })
     }
 
     /// Removes the segments that nothing kept needs.
     fn release(&mut self) {
-        let live = space::live(&self.kept, self.tail.place().map(|place| place.segment));
+        let live = self.retention.live(self.tail.place().map(|place| place.segment));
         let open = self.epoch.as_ref().map(|epoch| epoch.first);
         let dead = |number: &LogSegment| !live.contains(number) && open.is_none_or(|open| *number < open);
-        let gone: Vec<LogSegment> = self.segments.iter().map(|state| state.number).filter(dead).collect();
-        gone.iter().for_each(|number| self.segments.remove(*number));
+        let segments = &mut self.state.segments;
+        let gone: Vec<LogSegment> = segments.iter().map(|state| state.number).filter(dead).collect();
+        gone.iter().for_each(|number| segments.remove(*number));
         self.tail.helper().remove(gone);
     }
 
     /// Chooses what to move next, and has it read.
     fn plan(&mut self) -> Result<()> {
-        let fill = Fill::of(&self.segments, self.blocks);
         let active = self.tail.place().map(|place| place.segment);
-        self.cleaner.plan(fill, &mut self.segments, &self.pages, |number| Some(number) == active);
+        self.cleaner.plan(&mut self.state, active);
         if let (Some(cold), Some(active)) = (&mut self.cold, active) {
-            cold.plan(&mut self.segments, active);
+            cold.plan(&mut self.state.segments, active);
         }
         self.cleaner.feed(self.tail.helper())
     }
@@ -269,7 +264,7 @@ impl Scribe {
     fn note_compressed(&mut self) {
         let Some(cold) = &mut self.cold else { return };
         while let Some((number, length)) = cold.take_done() {
-            match self.segments.get_mut(number) {
+            match self.state.segments.get_mut(number) {
                 Some(state) => state.compressed = Some(length.map_or(Compressed::Not, Compressed::To)),
                 // Removed meanwhile, as it was.
                 None => self.tail.helper().remove(vec![number]),
@@ -279,34 +274,35 @@ impl Scribe {
 
     /// Whether a reader may meet compressed segments.
     pub(super) fn may_be_compressed(&self) -> bool {
-        self.cold.is_some() || self.segments.iter().any(|state| state.compressed.is_some())
+        self.cold.is_some() || self.state.segments.iter().any(|state| state.compressed.is_some())
     }
 
-    /// Tells the state to whoever asks.
+    /// Publishes the state after a commit.
     pub(super) fn report(&mut self) {
-        self.status.kept = self.kept.iter().map(|kept| kept.entry.sequence).collect();
-        self.status.pages = PageCount(self.pages.pages());
-        self.status.stored = PageCount(self.pages.stored());
-        self.status.segments = self.segments.len();
-        let lengths = self.segments.iter().map(|state| match state.compressed {
-            Some(Compressed::To(length)) => length.get(),
-            _ => self.blocks * PAGE_BYTES,
-        });
-        self.status.disk = ByteCount(lengths.sum());
-        self.status.compressed = self.segments.compressed();
+        let (pages, segments) = (self.state.pages(), &self.state.segments);
+        self.status.kept = self.retention.entries().map(|entry| entry.sequence).collect();
+        self.status.pages = PageCount(pages.pages());
+        self.status.stored = PageCount(pages.stored());
+        self.status.segments = segments.len();
+        self.status.disk = segments.disk();
+        self.status.compressed = segments.compressed();
         self.status.written = ByteCount(self.tail.written());
         self.shared.set_status(self.status.clone());
     }
 
     pub(super) fn collect(&mut self) -> Result<()> {
         self.tail.collect()?;
-        for (owner, buffer) in self.tail.take_returned() {
-            match owner {
-                Owner::Cleaner => self.cleaner.give(buffer),
-                _ => self.shared.give_buffer(buffer),
-            }
+        while let Some((owner, buffer)) = self.tail.take_returned() {
+            self.give_back(owner, buffer);
         }
         Ok(())
+    }
+
+    fn give_back(&mut self, owner: Owner, buffer: PageBuffer) {
+        match owner {
+            Owner::Cleaner => self.cleaner.give(buffer),
+            _ => self.shared.give_buffer(buffer),
+        }
     }
 
     fn fail(&mut self, error: &Error) {
@@ -319,15 +315,15 @@ impl Scribe {
 
 /// Where the blocks of a buffer went.
 #[derive(Debug, Default)]
-pub(super) struct Places(Vec<(u32, u32, super::table::Spot)>);
+pub(super) struct Places(Vec<(u32, u32, Spot)>);
 
 impl Places {
     /// The spot of a block.
-    pub(super) fn spot(&self, number: u32) -> super::table::Spot {
+    pub(super) fn spot(&self, number: u32) -> Spot {
         let found = self.0.iter().find(|(from, count, _)| (*from..from + count).contains(&number));
-        let (from, _, spot) = found.copied().unwrap_or((0, 0, super::table::Spot::new(0)));
+        let (from, _, spot) = found.copied().unwrap_or((0, 0, Spot::new(0)));
         debug_assert!(found.is_some(), "every block that was appended has its place");
-        super::table::Spot::new(spot.get() + (number - from))
+        Spot::new(spot.get() + (number - from))
     }
 }
 

@@ -11,11 +11,14 @@ use std::time::Instant;
 use image::{LOG_BLOCK_BYTES, LogPlace, LogSegment};
 use model::ByteCount;
 
+use super::layout::FIRST_BLOCK;
 use super::table::{Cell, PageTable, Spot};
 
 /// All segments of a log.
 #[derive(Clone, Debug)]
 pub(crate) struct Segments {
+    /// Blocks of one, behind its head.
+    blocks: u64,
     bits: u32,
     slots: Vec<Option<SegmentState>>,
     numbers: BTreeMap<LogSegment, u32>,
@@ -56,8 +59,9 @@ pub(crate) enum Compressed {
 impl Segments {
     /// None yet; each will have at most so many bytes.
     pub(crate) fn new(length: ByteCount) -> Self {
-        let blocks = length.get().div_ceil(LOG_BLOCK_BYTES).max(2);
-        Self { bits: (blocks - 1).ilog2() + 1, slots: Vec::new(), numbers: BTreeMap::new() }
+        let all = length.get().div_ceil(LOG_BLOCK_BYTES).max(2);
+        let blocks = all.saturating_sub(FIRST_BLOCK.into());
+        Self { blocks, bits: (all - 1).ilog2() + 1, slots: Vec::new(), numbers: BTreeMap::new() }
     }
 
     /// Adds a segment; `None` when there are more than spots can be counted for, 16 TiB in all.
@@ -114,6 +118,20 @@ impl Segments {
     /// What is known of a segment.
     pub(crate) fn get_mut(&mut self, number: LogSegment) -> Option<&mut SegmentState> {
         self.slots[*self.numbers.get(&number)? as usize].as_mut()
+    }
+
+    /// Blocks of a segment that is not compressed, behind its head.
+    pub(crate) const fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Bytes that all of them take on the device.
+    pub(crate) fn disk(&self) -> ByteCount {
+        let lengths = self.iter().map(|state| match state.compressed {
+            Some(Compressed::To(length)) => length.get(),
+            _ => self.blocks * LOG_BLOCK_BYTES,
+        });
+        ByteCount(lengths.sum())
     }
 
     /// How many there are.

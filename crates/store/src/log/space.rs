@@ -8,10 +8,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use image::{Blob, Commit, LogKept, LogSegment};
+use model::Sequence;
 
+use super::keep::Keep;
 use super::layout::{self, SegmentFiles};
 use super::load::{LogFiles, Newest};
 use crate::error::Result;
@@ -20,16 +22,25 @@ use crate::medium::Medium;
 /// A checkpoint that can be restored, and what stays for it.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
-    pub(super) entry: LogKept,
+    entry: LogKept,
     /// With those of its root.
-    pub(super) segments: Vec<LogSegment>,
+    segments: Vec<LogSegment>,
 }
 
 impl Kept {
-    /// A checkpoint whose root names these segments.
-    pub(super) fn new(entry: LogKept, named: impl IntoIterator<Item = LogSegment>) -> Self {
+    /// A checkpoint whose root is here, and names these segments.
+    pub(super) fn new(commit: &Commit, root: Blob, named: impl IntoIterator<Item = LogSegment>) -> Self {
+        Self::of(LogKept { sequence: commit.sequence, time_unix_ns: unix_ns(commit), root }, named)
+    }
+
+    fn of(entry: LogKept, named: impl IntoIterator<Item = LogSegment>) -> Self {
         let segments = named.into_iter().chain(segments_of(&entry.root)).collect::<BTreeSet<_>>();
         Self { segments: segments.into_iter().collect(), entry }
+    }
+
+    /// The segments that it needs, rising.
+    pub(super) fn segments(&self) -> &[LogSegment] {
+        &self.segments
     }
 }
 
@@ -38,15 +49,61 @@ pub(super) fn segments_of(blob: &Blob) -> impl Iterator<Item = LogSegment> + '_ 
     blob.pieces.iter().map(|piece| piece.segment)
 }
 
-/// The segments that are live: those of what is kept, and the one that the newest slot is in.
-pub(super) fn live(kept: &[Kept], slot: Option<LogSegment>) -> BTreeSet<LogSegment> {
-    kept.iter().flat_map(|kept| kept.segments.iter().copied()).chain(slot).collect()
+/// The checkpoints that can be restored, oldest first, and the policy by which older ones go.
+#[derive(Debug)]
+pub(super) struct Retention {
+    policy: Keep,
+    kept: Vec<Kept>,
+}
+
+impl Retention {
+    pub(super) const fn new(policy: Keep, kept: Vec<Kept>) -> Self {
+        Self { policy, kept }
+    }
+
+    /// Removes what the policy does not keep beside a new checkpoint, apart from those that are held.
+    pub(super) fn thin(&mut self, new: &Commit, held: &[Sequence]) {
+        let times = self.entries().map(|entry| entry.time_unix_ns).chain([unix_ns(new)]);
+        let stays = self.policy.choose(&times.map(Duration::from_nanos).collect::<Vec<_>>());
+        let mut stays = stays.into_iter();
+        self.kept.retain(|kept| stays.next() == Some(true) || held.contains(&kept.entry.sequence));
+    }
+
+    /// Removes the oldest until `count` are left, and returns their sequence numbers.
+    pub(super) fn shorten(&mut self, count: usize) -> Vec<Sequence> {
+        let surplus = self.kept.len().saturating_sub(count);
+        self.kept.drain(..surplus).map(|kept| kept.entry.sequence).collect()
+    }
+
+    /// Removes those above one: the subject goes on from an older state.
+    pub(super) fn void_above(&mut self, newest: Sequence) {
+        self.kept.retain(|kept| kept.entry.sequence <= newest);
+    }
+
+    /// Removes the newest; another takes its place.
+    pub(super) fn pop(&mut self) {
+        self.kept.pop();
+    }
+
+    /// Adds the newest.
+    pub(super) fn push(&mut self, kept: Kept) {
+        self.kept.push(kept);
+    }
+
+    /// What roots say of each.
+    pub(super) fn entries(&self) -> impl DoubleEndedIterator<Item = &LogKept> + ExactSizeIterator {
+        self.kept.iter().map(|kept| &kept.entry)
+    }
+
+    /// The segments that are live: those of what is kept, and the one that the newest slot is in.
+    pub(super) fn live(&self, slot: Option<LogSegment>) -> BTreeSet<LogSegment> {
+        self.kept.iter().flat_map(|kept| kept.segments.iter().copied()).chain(slot).collect()
+    }
 }
 
 /// What a log without a writer holds.
 pub(super) struct Inventory {
-    /// Oldest first.
-    pub(super) kept: Vec<Kept>,
+    pub(super) retention: Retention,
     pub(super) live: BTreeSet<LogSegment>,
     /// Files that nothing refers to.
     pub(super) garbage: Vec<PathBuf>,
@@ -57,16 +114,18 @@ impl Inventory {
     pub(super) fn take(
         files: &mut LogFiles<'_>,
         directory: &Path,
+        policy: Keep,
         newest: Option<&Newest>,
         there: &BTreeMap<LogSegment, SegmentFiles>,
     ) -> Result<Self> {
         let kept = newest.map_or_else(|| Ok(Vec::new()), |newest| kept_of(files, newest))?;
-        let live = live(&kept, newest.map(|newest| newest.slot.segment));
+        let retention = Retention::new(policy, kept);
+        let live = retention.live(newest.map(|newest| newest.slot.segment));
         let garbage = there.iter().flat_map(|(number, files)| match live.contains(number) {
             true => files.leftovers(directory, *number),
             false => files.paths(directory, *number),
         });
-        Ok(Self { garbage: garbage.collect(), kept, live })
+        Ok(Self { garbage: garbage.collect(), retention, live })
     }
 }
 
@@ -75,24 +134,22 @@ pub(crate) fn garbage(medium: &dyn Medium, directory: &Path) -> Result<Vec<PathB
     let mut files = LogFiles::new(medium, directory);
     let newest = files.newest()?;
     let there = layout::files(medium, directory)?;
-    Ok(Inventory::take(&mut files, directory, newest.as_ref(), &there)?.garbage)
+    Ok(Inventory::take(&mut files, directory, Keep::default(), newest.as_ref(), &there)?.garbage)
 }
 
 fn kept_of(files: &mut LogFiles<'_>, newest: &Newest) -> Result<Vec<Kept>> {
-    let mut entries = newest.root.kept.clone();
-    let time_unix_ns = unix_ns(&newest.root.commit);
-    let (sequence, root) = (newest.slot.sequence, newest.slot.root.clone());
-    entries.push(LogKept { sequence, time_unix_ns, root });
-    let mut kept = Vec::with_capacity(entries.len());
-    for entry in entries {
+    let mut kept = Vec::with_capacity(newest.root.kept.len() + 1);
+    for entry in &newest.root.kept {
         let root = files.root(newest, entry.sequence)?;
-        kept.push(Kept::new(entry, root.map(|root| root.segments).unwrap_or_default()));
+        kept.push(Kept::of(entry.clone(), root.map(|root| root.segments).unwrap_or_default()));
     }
+    let named = newest.root.segments.iter().copied();
+    kept.push(Kept::new(&newest.root.commit, newest.slot.root.clone(), named));
     Ok(kept)
 }
 
 /// When a checkpoint was taken, in nanoseconds since 1970.
-pub(super) fn unix_ns(commit: &Commit) -> u64 {
+fn unix_ns(commit: &Commit) -> u64 {
     let since = commit.time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -82,7 +82,7 @@ pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Optio
         bytes: image.index().stored_pages().bytes(),
         disk_before,
         disk_after: scribe.status.disk,
-        older: scribe.kept.len() - 1,
+        older: scribe.retention.entries().len() - 1,
     };
     scribe.tail.finish();
     Ok(Some(squashed))
@@ -91,7 +91,7 @@ pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Optio
 impl Scribe {
     /// Commits a full checkpoint with the pages and the records of this image, in the place of the newest.
     fn write_again(&mut self, image: &ImageReader, sequence: Sequence) -> Result<()> {
-        self.begin(sequence, true)?;
+        self.begin(sequence, true);
         let mut buffer = vec![0; (WINDOW_PAGES * PAGE_BYTES) as usize];
         let mut rest = image.index().extents();
         while !rest.is_empty() {
@@ -102,7 +102,7 @@ impl Scribe {
         }
         let Some(mut epoch) = self.epoch.take() else { return Err(lost(image)) };
         // The new one stands for it; the old root is found until the new slot is.
-        self.kept.pop();
+        self.retention.pop();
         self.write_commit(&mut epoch, image.records(), CommitMeta::of(image.commit().clone()))?;
         self.settle()
     }

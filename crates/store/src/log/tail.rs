@@ -225,9 +225,9 @@ impl Tail {
         Ok(false)
     }
 
-    /// The buffers of others whose writes are complete.
-    pub(super) fn take_returned(&mut self) -> impl Iterator<Item = (Owner, PageBuffer)> {
-        self.returned.drain(..)
+    /// A buffer of others whose write is complete.
+    pub(super) fn take_returned(&mut self) -> Option<(Owner, PageBuffer)> {
+        self.returned.pop()
     }
 
     /// Ends the helper.
