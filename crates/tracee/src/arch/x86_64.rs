@@ -338,19 +338,21 @@ pub fn returned(registers: &Registers, result: i64) -> Registers {
     Registers { rax: result as u64, orig_rax: u64::MAX, ..*registers }
 }
 
-/// A signal frame that brings a thread back to `registers` when rt_sigreturn runs on it.
-#[derive(Debug)]
-pub struct HomeFrame {
-    /// The bytes, to be placed at `start`.
-    pub bytes: Vec<u8>,
-    /// Where they go.
+/// Where a home frame lies: a signal frame that brings a thread back when rt_sigreturn runs on it.
+#[derive(Clone, Copy, Debug)]
+pub struct HomePlace {
+    /// Its start, the stack pointer for a call at `syscall; ret`: the return goes to the signal restorer.
     pub start: Address,
-    /// The stack pointer for a call at `syscall; ret`: the return goes to the signal restorer.
-    pub stack_pointer: Address,
-    /// The frame pointer for `leave; ret`, which goes there too; the eight bytes there are read as well.
-    pub frame_pointer: Address,
     /// Where the extended state lies in it; frames before it may use it too.
     pub state: Address,
+}
+
+impl HomePlace {
+    /// The frame pointer for `leave; ret`, which goes there too; the eight bytes there are read as well.
+    #[must_use]
+    pub fn frame_pointer(self) -> Address {
+        self.start - ByteCount(FRAME_POINTER_BYTES)
+    }
 }
 
 /// What `leave` takes from below a home frame.
@@ -410,7 +412,8 @@ fn components_in_use(state: &[u8]) -> u64 {
     word(SOFTWARE_BYTES) & (!ON_REQUEST | word(XSAVE_HEADER))
 }
 
-/// Builds a home frame that ends at or below `top`; `home` are registers as [`restarted`] gives them.
+/// Builds a home frame that ends at or below `top`, and gives its bytes; `home` are registers as [`restarted`] gives
+/// them.
 #[must_use]
 pub fn home_frame(
     top: Address,
@@ -418,20 +421,14 @@ pub fn home_frame(
     mask: u64,
     extended_state: &[u8],
     restorer: Address,
-) -> HomeFrame {
+) -> (HomePlace, Vec<u8>) {
     let state_bytes = extended_state.len() as u64 + 4;
     let state_at = (top.get() - state_bytes) & !(XSTATE_ALIGNMENT - 1);
     let start = (state_at - UCONTEXT_BYTES - 8) & !15;
     let mut bytes = frame(home, mask, Address(state_at), restorer);
     bytes.resize((state_at - start) as usize, 0);
     bytes.extend_from_slice(&signal_frame_state(extended_state));
-    HomeFrame {
-        bytes,
-        start: Address(start),
-        stack_pointer: Address(start),
-        frame_pointer: Address(start - FRAME_POINTER_BYTES),
-        state: Address(state_at),
-    }
+    (HomePlace { start: Address(start), state: Address(state_at) }, bytes)
 }
 
 /// Where the first argument of a call lies in a frame, behind eight registers that no call needs.
@@ -519,11 +516,12 @@ mod tests {
     #[test]
     fn a_home_frame_keeps_the_alignment_the_kernel_asks_for() {
         let state = vec![0_u8; 2696];
-        let frame = home_frame(Address(0x7000_0123), &Registers::default(), 5, &state, Address(0x4000));
-        assert_eq!(frame.start.get() % 16, 0);
-        let state_at = u64::from_ne_bytes(frame.bytes[8 + 40 + 184..8 + 40 + 192].try_into().unwrap());
+        let (home, bytes) =
+            home_frame(Address(0x7000_0123), &Registers::default(), 5, &state, Address(0x4000));
+        assert_eq!(home.start.get() % 16, 0);
+        let state_at = u64::from_ne_bytes(bytes[8 + 40 + 184..8 + 40 + 192].try_into().unwrap());
         assert_eq!(state_at % 64, 0);
-        assert_eq!(frame.start.get() + frame.bytes.len() as u64, state_at + state.len() as u64 + 4);
-        assert!(frame.bytes.len() as u64 <= home_frame_bytes(&state).get());
+        assert_eq!(home.start.get() + bytes.len() as u64, state_at + state.len() as u64 + 4);
+        assert!(bytes.len() as u64 <= home_frame_bytes(&state).get());
     }
 }

@@ -13,6 +13,7 @@
 use model::{Address, ByteCount};
 use sys::ptrace::Registers;
 
+use super::layout::Replaced;
 use super::{RemoteContext, RemoteError};
 use crate::arch;
 
@@ -26,16 +27,16 @@ const WORD_BYTES: usize = 8;
 /// home takes a frame pointer from, and on its stack the way there. Gives the place on its stack and what was there.
 pub(super) fn lay(
     original: &Registers,
-    frame: &arch::HomeFrame,
+    home: arch::HomePlace,
     context: &RemoteContext<'_>,
-) -> Result<Option<(Address, Vec<u8>)>, RemoteError> {
+) -> Result<Option<Replaced>, RemoteError> {
     let (Some(pivot), Some(word)) = (context.gadgets.pivot, word_below(original, context)) else {
         return Ok(None);
     };
-    let saved = context.memory.read_vec(word, ByteCount(WORD_BYTES as u64))?;
-    context.memory.write(frame.frame_pointer, &u64::MAX.to_ne_bytes())?;
+    let bytes = context.memory.read_vec(word, ByteCount(WORD_BYTES as u64))?;
+    context.memory.write(home.frame_pointer(), &u64::MAX.to_ne_bytes())?;
     context.memory.write(word, &pivot.get().to_ne_bytes())?;
-    Ok(Some((word, saved)))
+    Ok(Some(Replaced { at: word, bytes }))
 }
 
 /// The place for a word on the alternate stack that a thread with these registers is on.

@@ -9,9 +9,9 @@ use model::{Signal, Tid};
 use sys::ptrace::{self, Stop};
 use sys::{Errno, Error};
 
-use super::chain::{self, Chain, HomePlace, Query, SignalSets, Slots};
-use super::{GETPID, Intercepted, RemoteError, RemoteSession, STOP};
-use crate::arch;
+use super::chain::{self, Chain, Query, SignalSets, Slots};
+use super::{Intercepted, Position, RemoteError, RemoteSession, STOP};
+use crate::arch::{self, HomePlace};
 use crate::steps;
 
 /// `si_code` in `siginfo_t`, and its value for tkill(2).
@@ -49,8 +49,8 @@ impl RemoteSession<'_> {
         // A chain of words serves calls with the same fourth argument.
         order.sort_by_key(|index| queries[*index].arguments[3]);
         let groups = order.chunk_by(|one, next| queries[*one].arguments[3] == queries[*next].arguments[3]);
-        let calls = self.room.calls.clamp(1, chain::LINKS_MAX);
-        let mut parts: Vec<_> = groups.flat_map(|group| group.chunks(calls)).map(<[usize]>::to_vec).collect();
+        let mut parts: Vec<_> =
+            groups.flat_map(|group| group.chunks(self.layout.room.links())).map(<[usize]>::to_vec).collect();
         parts.reverse();
         let signal = chain::harmless(signals, self.mask);
         let results = vec![Ok(0); queries.len()];
@@ -73,9 +73,7 @@ impl RemoteSession<'_> {
     fn begin_part(&mut self, batch: &mut Batch) -> Result<(), RemoteError> {
         while let Some(part) = batch.parts.pop() {
             let queries: Vec<Query> = part.iter().map(|index| batch.queries[*index]).collect();
-            let way = self.way(self.opened);
-            let chain = batch.signal.and_then(|signal| self.chain_of(&queries, signal, &way, None));
-            if let Some(chain) = chain {
+            if let Some(chain) = self.chain_of(&queries, batch.signal, self.layout.way(self.opened), None) {
                 self.set_off(&chain)?;
                 batch.begun = Some((chain, part));
                 break;
@@ -90,45 +88,45 @@ impl RemoteSession<'_> {
     pub(super) fn chain_of(
         &self,
         queries: &[Query],
-        signal: Signal,
-        way: &HomePlace,
+        signal: Option<Signal>,
+        way: HomePlace,
         slots: Option<Slots>,
     ) -> Option<Chain> {
+        let signal = signal.filter(|_| queries.len() <= self.layout.room.links())?;
         let plan = chain::Plan {
             thread: (self.thread.pid(), self.thread.tid()),
             original: &self.original,
             gadgets: &self.gadgets,
-            start: self.chain,
+            start: self.layout.chain,
             home: way,
             signal,
             slots,
         };
-        let of_frames = || plan.build_of_frames(queries).filter(|_| !self.kernel_resumes_call());
-        plan.build_of_words(queries).or_else(of_frames)
-    }
-
-    /// Whether the kernel keeps what it needs to resume the call that the stop broke off. rt_sigreturn, which every
-    /// link of a chain of frames goes through, would make it forget.
-    fn kernel_resumes_call(&self) -> bool {
-        arch::resumed_by_kernel(&self.original)
+        // rt_sigreturn, which every link of a chain of frames goes through, makes the kernel forget what it needs to
+        // resume the call that the stop broke off.
+        let may_forget = !arch::resumed_by_kernel(&self.original);
+        plan.build_of_words(queries).or_else(|| plan.build_of_frames(queries).filter(|_| may_forget))
     }
 
     pub(super) fn set_off(&mut self, chain: &Chain) -> Result<(), RemoteError> {
         let tid = self.thread.tid();
-        if self.moved {
-            // It stands in the chain before, which this one is laid over.
-            self.point(self.way(self.opened).stack_pointer, GETPID, [0; 6])?;
+        if self.position != Position::Found {
+            // It is stopped in the chain before, which this one is written over.
+            self.point_at(self.layout.way(self.opened))?;
             steps::reach("pointed away from a chain");
         }
-        debug_assert!(chain.bytes.len() as u64 <= (self.data - self.chain).get(), "a chain fits its room");
-        self.memory.write(self.chain, &chain.bytes)?;
+        debug_assert!(
+            chain.bytes.len() as u64 <= (self.layout.data - self.layout.chain).get(),
+            "a chain fits its room"
+        );
+        self.layout.memory.write(self.layout.chain, &chain.bytes)?;
         steps::reach("chain written");
         self.hold_back(chain.mask)?;
         ptrace::set_registers(tid, &chain.first)?;
-        (self.moved, self.at_signal) = (true, false);
+        self.position = Position::Moved;
         steps::reach("pointed at the chain");
         ptrace::resume(tid, None)?;
-        self.is_running = true;
+        self.position = Position::Running;
         steps::reach("chain begun");
         Ok(())
     }
@@ -147,7 +145,7 @@ impl RemoteSession<'_> {
                     if is_blocked && !chain::stands_at_end(&ptrace::registers(tid)?) {
                         self.intercepted.push(Intercepted { signal, is_own: is_sent_to_thread(tid)? });
                     } else {
-                        let results = chain.slots.read(count, self.memory)?;
+                        let results = chain.slots.read(count, self.layout.memory)?;
                         if results.last().is_some_and(Option::is_some) {
                             break results;
                         }
@@ -160,10 +158,12 @@ impl RemoteSession<'_> {
                 _ => None,
             };
             ptrace::resume(tid, injected)?;
-            self.is_running = true;
+            self.position = Position::Running;
         };
         // With its mask back in place, a signal that it blocks would be queued again should this program die.
-        self.at_signal = self.mask & chain::bit(chain.signal) == 0;
+        if self.mask & chain::bit(chain.signal) == 0 {
+            self.position = Position::AtSignal;
+        }
         steps::reach("chain ended");
         let results = results.into_iter().enumerate().map(|(link, result)| match result {
             Some(errno @ -4095..0) => Ok(Err(Errno(-errno as i32))),

@@ -19,7 +19,7 @@ use sys::ptrace::Registers;
 
 use super::Gadgets;
 use crate::arch::numbers::{TGKILL, TKILL};
-use crate::arch::{self, HomeFrame, Preserved};
+use crate::arch::{self, HomePlace, Preserved};
 use crate::memory::ProcessMemory;
 
 /// Most calls of one chain; more go in several.
@@ -28,12 +28,10 @@ pub(super) const LINKS_MAX: usize = 24;
 const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64) + arch::FRAME_BYTES;
 /// Bytes of a result.
 const SLOT_BYTES: u64 = 8;
-/// Bytes of the longest chain.
-pub(super) const BYTES_MAX: u64 = (LINKS_MAX as u64 + 1) * (LINK_BYTES + SLOT_BYTES);
 /// Room for a chain of so many calls, however it is built.
-pub(super) fn bytes_of(calls: usize) -> ByteCount {
+pub(super) const fn bytes_of(calls: usize) -> ByteCount {
     // The call that ends it takes a link of its own.
-    ByteCount((calls.clamp(1, LINKS_MAX) as u64 + 1) * (LINK_BYTES + SLOT_BYTES))
+    ByteCount((calls as u64 + 1) * (LINK_BYTES + SLOT_BYTES))
 }
 
 /// What a slot holds until its call has been made; no call returns it, and as a descriptor it is none.
@@ -95,26 +93,11 @@ pub(super) struct Plan<'a> {
     /// Where the chain goes.
     pub(super) start: Address,
     /// The end of the way.
-    pub(super) home: &'a HomePlace,
+    pub(super) home: HomePlace,
     /// The signal to end with.
     pub(super) signal: Signal,
     /// Where the results go; `None` for the start of the chain.
     pub(super) slots: Option<Slots>,
-}
-
-/// Where the home frame of a session is.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HomePlace {
-    pub(super) stack_pointer: Address,
-    pub(super) frame_pointer: Address,
-    pub(super) state: Address,
-}
-
-impl From<&HomeFrame> for HomePlace {
-    fn from(frame: &HomeFrame) -> Self {
-        let HomeFrame { stack_pointer, frame_pointer, state, .. } = *frame;
-        Self { stack_pointer, frame_pointer, state }
-    }
 }
 
 /// A signal that a thread with this mask can end a chain with; better one that it does not block, since nobody waits
@@ -147,7 +130,7 @@ impl Plan<'_> {
             words.extend((0..store.words).map(|word| match store.base_word == Some(word) {
                 true => slot(index + 1).get(),
                 // One of them may be for the frame pointer, by which the way goes home.
-                false => self.home.frame_pointer.get(),
+                false => self.home.frame_pointer().get(),
             }));
         }
         let (tid, signal) = (self.thread.1.get() as u64, self.signal.get() as u64);
@@ -158,7 +141,7 @@ impl Plan<'_> {
         let first = Registers {
             rip: words[links],
             rsp: (self.start + ByteCount(8 * (links as u64 + 1))).get(),
-            rbp: self.home.frame_pointer.get(),
+            rbp: self.home.frame_pointer().get(),
             ..nothing
         };
         let bytes = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -220,7 +203,7 @@ impl Plan<'_> {
     fn of_end(&self) -> Registers {
         let (pid, tid) = self.thread;
         let arguments = [pid.get() as u64, tid.get() as u64, self.signal.get() as u64, 0, 0, 0];
-        self.at_gadget(TGKILL, arguments, self.home.stack_pointer)
+        self.at_gadget(TGKILL, arguments, self.home.start)
     }
 
     fn at_gadget(&self, number: i64, arguments: [u64; 6], stack: Address) -> Registers {

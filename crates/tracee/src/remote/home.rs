@@ -9,7 +9,7 @@ use model::Address;
 use sys::ptrace::{self, Registers, Stop};
 use sys::{Errno, Error, process_memory};
 
-use super::{CALL_LIMIT, Room, STOP, chain, opened};
+use super::{CALL_LIMIT, Room, STOP, chain};
 use crate::arch;
 use crate::thread::{Stopped, Thread};
 use crate::tracer::await_stop;
@@ -18,8 +18,7 @@ use crate::tracer::await_stop;
 const STOPS_MAX: usize = 4 * 64;
 
 /// How far below its home frame a thread in a chain of words may be.
-const WORDS_BELOW_MAX: u64 =
-    chain::BYTES_MAX + opened::bytes_of(Room::MOST.opened).get() + Room::MOST.data.get() + 32;
+const WORDS_BELOW_MAX: u64 = Room::MOST.bytes_below_home().get();
 
 /// SIGKILL and SIGSTOP, which no mask holds back.
 const NEVER_BLOCKED: u64 = 1 << 8 | 1 << 18;

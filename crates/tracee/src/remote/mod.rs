@@ -1,6 +1,6 @@
 //! System calls executed by a stopped thread of a subject, with a way home.
 //!
-//! Owns: where the signal frame goes, the sequence of stops around one call, and undoing all of it.
+//! Owns: the sequence of stops around one call, and undoing all of it.
 //! Invariants: before the first register changes, a signal frame with the thread's whole context lies in
 //! memory the thread does not use, and the return address leads to its own rt_sigreturn; whenever this program
 //! dies, the thread runs the call to its end and comes back by itself. No stop used here turns into a signal
@@ -13,6 +13,7 @@ mod chain;
 mod gadgets;
 pub(crate) mod home;
 mod known;
+mod layout;
 mod opened;
 mod place;
 
@@ -23,9 +24,8 @@ use sys::ptrace::{self, Options, Registers, Stop};
 use sys::signal;
 use sys::{Errno, Error};
 
-use crate::arch;
 use crate::arch::numbers::{GETPID, Named, RT_SIGPROCMASK};
-use crate::interruption;
+use crate::arch::{self, HomePlace};
 use crate::memory::ProcessMemory;
 use crate::procfs::Area;
 use crate::steps;
@@ -36,12 +36,11 @@ pub use batch::Batch;
 pub use chain::{Query, SignalSets};
 pub use gadgets::Gadgets;
 pub use known::KnownThread;
+pub use layout::{DATA_BYTES, Room};
 pub use place::Places;
 
-use chain::HomePlace;
+use layout::Layout;
 
-/// Bytes of arguments and results one call may need.
-pub const DATA_BYTES: u64 = 4096;
 /// How long one remote call may take; none of those used here blocks.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -110,63 +109,39 @@ pub struct RemoteContext<'a> {
     pub gadgets: Gadgets,
 }
 
-/// What a session has room for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// Calls of one chain; more go in several.
-    pub calls: usize,
-    /// Bytes of their arguments and results.
-    pub data: ByteCount,
-    /// Descriptors that it has opened at a time.
-    pub opened: usize,
-}
-
-impl Room {
-    /// Room for whatever a session may be asked.
-    pub const MOST: Self =
-        Self { calls: chain::LINKS_MAX, data: ByteCount(DATA_BYTES), opened: opened::OPENED_MAX };
-
-    /// Bytes of a subject's memory that a session in this thread takes.
-    #[must_use]
-    pub fn bytes(self, known: &KnownThread) -> ByteCount {
-        let home = arch::home_frame_bytes(known.state_in_use());
-        let calls = chain::bytes_of(self.calls).get() + opened::bytes_of(self.opened).get();
-        // As much as the two alignments can take.
-        ByteCount(calls + self.data.get() + home.get() + 32)
-    }
-}
-
 /// A stopped thread that is set up to make system calls; dropping it brings everything back.
 #[derive(Debug)]
 pub struct RemoteSession<'a> {
     thread: &'a mut Thread<Stopped>,
-    memory: &'a ProcessMemory,
-    gadgets: Gadgets,
+    position: Position,
+    /// Its registers and signal mask when it was found.
     original: Registers,
     mask: u64,
-    /// Room for a chain of calls; the data comes right behind.
-    chain: Address,
-    data: Address,
-    room: Room,
-    home: HomePlace,
+    gadgets: Gadgets,
+    layout: Layout<'a>,
     /// Descriptors that the way home leads through the closings of.
     opened: usize,
-    saved: Vec<u8>,
-    /// Where the way home begins in a handler on an alternate stack, and what was there.
-    on_alternate: Option<(Address, Vec<u8>)>,
-    /// The thread may have filters of calls, which are lifted.
+    /// The thread may have seccomp filters, which are suspended.
     is_filtered: bool,
-    /// The signals that are held back now.
+    /// The signals that are blocked now.
     held_back: u64,
     /// Signals of others that got through although the thread blocks them: its own once it is brought back.
     intercepted: Vec<Intercepted>,
-    /// A chain was begun, and its end has not been seen.
-    is_running: bool,
-    /// It has left the event stop it was found in.
-    moved: bool,
-    /// It stands at the signal that ends a chain, where registers and mask can be changed as in an event stop.
-    at_signal: bool,
-    ended: bool,
+}
+
+/// Where the thread of a session is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Position {
+    /// In the event stop that it was found in.
+    Found,
+    /// It has left that, and is stopped, or runs to the next stop of a single call.
+    Moved,
+    /// It runs through a chain.
+    Running,
+    /// Stopped at the signal that ends a chain, where registers and mask can be changed as in an event stop.
+    AtSignal,
+    /// Brought back, or ended.
+    Over,
 }
 
 /// A signal that was meant for the subject.
@@ -195,8 +170,8 @@ impl<'a> RemoteSession<'a> {
         Self::begin_at(thread, context, &known, top, room, true)
     }
 
-    /// The same for a thread that is known already, below an address that nobody else uses. One whose status file
-    /// says that its calls are not filtered is spared the lifting.
+    /// The same for a thread that is known already, below an address that nobody else uses. Where its status file
+    /// says that it has no seccomp filter, none is suspended.
     pub fn begin_at(
         thread: &'a mut Thread<Stopped>,
         context: &RemoteContext<'a>,
@@ -205,42 +180,20 @@ impl<'a> RemoteSession<'a> {
         room: Room,
         is_filtered: bool,
     ) -> Result<Self, RemoteError> {
-        let tid = thread.tid();
-        let original = known.resumed;
-        if original.cs != CODE_SEGMENT_64 {
-            return Err(RemoteError::Foreign(tid));
+        if known.resumed.cs != CODE_SEGMENT_64 {
+            return Err(RemoteError::Foreign(thread.tid()));
         }
-        let home = arch::restarted(&interruption::named(&original, context.memory));
-        let (mask, restorer) = (known.signal_mask, context.gadgets.restorer);
-        let frame = arch::home_frame(top, &home, mask, known.state_in_use(), restorer);
-        let closings = frame.frame_pointer - opened::bytes_of(room.opened);
-        let data = Address((closings.get() - room.data.get()) & !15);
-        let chain = data - chain::bytes_of(room.calls);
-        debug_assert!(top - chain <= room.bytes(known), "a session fits its place");
-        let saved = context.memory.read_vec(chain, top - chain)?;
-        context.memory.write(frame.start, &frame.bytes)?;
-        let on_alternate = alternate::lay(&original, &frame, context)?;
-        steps::reach("frame written");
         let session = Self {
+            layout: Layout::write(context, known, top, room)?,
             thread,
-            memory: context.memory,
+            position: Position::Found,
+            original: known.resumed,
+            mask: known.signal_mask,
             gadgets: context.gadgets,
-            original,
-            mask,
-            chain,
-            data,
-            room,
-            home: HomePlace::from(&frame),
             opened: 0,
-            saved,
-            on_alternate,
             is_filtered,
-            held_back: mask,
+            held_back: known.signal_mask,
             intercepted: Vec::new(),
-            is_running: false,
-            moved: false,
-            at_signal: false,
-            ended: false,
         };
         if is_filtered {
             // Not everybody may lift the filters; where they stay, a refused call gives its error as any other.
@@ -268,37 +221,37 @@ impl<'a> RemoteSession<'a> {
 
     /// Address of the room for arguments and results.
     pub fn data(&self) -> Address {
-        self.data
+        self.layout.data
     }
 
     /// Writes argument bytes to the start of the data.
     pub fn write_data(&self, bytes: &[u8]) -> Result<(), RemoteError> {
-        debug_assert!(bytes.len() as u64 <= self.room.data.get(), "arguments fit the data area");
-        Ok(self.memory.write(self.data, bytes)?)
+        debug_assert!(bytes.len() as u64 <= self.layout.room.data.get(), "arguments fit the data area");
+        Ok(self.layout.memory.write(self.layout.data, bytes)?)
     }
 
     /// Reads result bytes from the start of the data.
     pub fn read_data(&self, length: ByteCount) -> Result<Vec<u8>, RemoteError> {
-        Ok(self.memory.read_vec(self.data, length)?)
+        Ok(self.layout.memory.read_vec(self.layout.data, length)?)
     }
 
     /// Makes one system call in the thread.
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, RemoteError> {
-        let way = self.way(self.opened).stack_pointer;
-        self.call_with(number, arguments, |registers| Registers { rsp: way.get(), ..*registers })
+        let call = self.registers_for(number, arguments, self.layout.way(self.opened).start);
+        self.make(number, &call)
     }
 
-    fn call_with(
-        &mut self,
-        number: i64,
-        arguments: [u64; 6],
-        complete: impl FnOnce(&Registers) -> Registers,
-    ) -> Result<u64, RemoteError> {
+    /// Registers for a call that returns to what lies at `stack`.
+    fn registers_for(&self, number: i64, arguments: [u64; 6], stack: Address) -> Registers {
+        let call = arch::with_syscall(&self.original, self.gadgets.syscall_return, number, arguments);
+        Registers { rsp: stack.get(), ..call }
+    }
+
+    fn make(&mut self, number: i64, call: &Registers) -> Result<u64, RemoteError> {
         let tid = self.thread.tid();
         self.hold_back(u64::MAX)?;
-        let call = arch::with_syscall(&self.original, self.gadgets.syscall_return, number, arguments);
-        ptrace::set_registers(tid, &complete(&call))?;
-        (self.moved, self.at_signal) = (true, false);
+        ptrace::set_registers(tid, call)?;
+        self.position = Position::Moved;
         steps::reach("pointed at the call");
         self.reach_syscall_stop()?;
         steps::reach("call entered");
@@ -319,30 +272,23 @@ impl<'a> RemoteSession<'a> {
     /// Registers that lead home on the thread's own stack pointer, so that a signal is handled where it would have
     /// been: an alternate stack that is in use is not begun anew.
     fn point_home(&self) -> Result<(), RemoteError> {
-        let Some(pivot) = self.gadgets.pivot else {
-            return self.point(self.home.stack_pointer, GETPID, [0; 6]);
-        };
-        let (tid, rbp) = (self.thread.tid(), self.home.frame_pointer.get());
-        let registers = match &self.on_alternate {
+        let Some(pivot) = self.gadgets.pivot else { return self.point_at(self.layout.home) };
+        let rbp = self.layout.home.frame_pointer().get();
+        let registers = match &self.layout.on_alternate {
             // Holds back all signals before it leaves that stack.
-            Some((word, _)) => {
+            Some(word) => {
                 let arguments = [SIG_SETMASK, rbp, 0, SIGNAL_SET_BYTES, 0, 0];
-                let call = arch::with_syscall(
-                    &self.original,
-                    self.gadgets.syscall_return,
-                    RT_SIGPROCMASK,
-                    arguments,
-                );
-                Registers { rsp: word.get(), rbp, ..call }
+                Registers { rbp, ..self.registers_for(RT_SIGPROCMASK, arguments, word.at) }
             }
             None => Registers { rip: pivot.get(), rbp, orig_rax: u64::MAX, ..self.original },
         };
-        Ok(ptrace::set_registers(tid, &registers)?)
+        Ok(ptrace::set_registers(self.tid(), &registers)?)
     }
 
-    fn point(&self, stack: Address, number: i64, arguments: [u64; 6]) -> Result<(), RemoteError> {
-        let call = arch::with_syscall(&self.original, self.gadgets.syscall_return, number, arguments);
-        Ok(ptrace::set_registers(self.thread.tid(), &Registers { rsp: stack.get(), ..call })?)
+    /// Registers of a call without effect, from which the thread returns through a home frame.
+    fn point_at(&self, home: HomePlace) -> Result<(), RemoteError> {
+        let call = self.registers_for(GETPID, [0; 6], home.start);
+        Ok(ptrace::set_registers(self.tid(), &call)?)
     }
 
     fn reach_syscall_stop(&mut self) -> Result<(), RemoteError> {
@@ -364,25 +310,36 @@ impl<'a> RemoteSession<'a> {
     fn next_stop(&mut self) -> Result<Stop, RemoteError> {
         let thread = (self.thread.pid(), self.thread.tid());
         let Some(stop) = await_stop(thread, CALL_LIMIT, "finish a remote system call")? else {
-            self.ended = true;
+            self.position = Position::Over;
             return Err(RemoteError::Ended(thread.1));
         };
-        self.is_running = false;
+        self.position = Position::Moved;
         Ok(stop)
     }
 
-    /// The thread goes back into an event stop, where the kernel still restarts what the first stop broke off.
     fn restore(&mut self) -> Result<(), RemoteError> {
-        if std::mem::replace(&mut self.ended, true) {
+        if self.position == Position::Over {
             return Ok(());
         }
+        let outcome = self.bring_back();
+        self.position = Position::Over;
+        outcome
+    }
+
+    /// The thread goes back into an event stop, where the kernel still restarts what the first stop broke off.
+    fn bring_back(&mut self) -> Result<(), RemoteError> {
         let tid = self.thread.tid();
         if self.opened > 0 {
             // Whatever comes of it, the thread is brought back.
             let _ = self.give_up_opened();
         }
         // What holds the whole process shows, and can be waited for, in an event stop alone.
-        if self.moved && !(self.at_signal && self.thread.group_stop().is_none()) {
+        let may_stay = match self.position {
+            Position::Found => true,
+            Position::AtSignal => self.thread.group_stop().is_none(),
+            _ => false,
+        };
+        if !may_stay {
             let group_stop = self.reach_event_stop()?;
             self.thread.set_group_stop(group_stop);
         }
@@ -397,10 +354,7 @@ impl<'a> RemoteSession<'a> {
             // It may be that it was never changed; then it is the same again.
             let _ = self.thread.remove_options(Options::SUSPEND_SECCOMP);
         }
-        self.memory.write(self.chain, &self.saved)?;
-        if let Some((word, saved)) = &self.on_alternate {
-            self.memory.write(*word, saved)?;
-        }
+        self.layout.put_back()?;
         steps::reach("memory brought back");
         for Intercepted { signal, is_own } in std::mem::take(&mut self.intercepted) {
             let pid = self.thread.pid();
@@ -416,8 +370,8 @@ impl<'a> RemoteSession<'a> {
         loop {
             ptrace::interrupt(tid)?;
             steps::reach("event stop asked for");
-            // One that is still on its way in a chain comes to the stop by itself.
-            if !self.is_running {
+            // One that runs through a chain comes to the stop by itself.
+            if self.position != Position::Running {
                 ptrace::resume(tid, injected.take())?;
             }
             match self.next_stop()? {

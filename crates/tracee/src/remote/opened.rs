@@ -14,10 +14,11 @@
 use model::{Address, ByteCount};
 use sys::Errno;
 
-use super::chain::{self, HomePlace, Query, SignalSets, Slots};
-use super::{RemoteError, RemoteSession};
-use crate::arch;
+use super::chain::{self, Query, SignalSets, Slots};
+use super::layout::Layout;
+use super::{Position, RemoteError, RemoteSession};
 use crate::arch::numbers::CLOSE;
+use crate::arch::{self, HomePlace};
 use crate::steps;
 
 /// Most descriptors that are open at a time.
@@ -40,11 +41,11 @@ impl RemoteSession<'_> {
         queries: &[Query],
         signals: SignalSets,
     ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
-        let (opened, way) = (self.opened + queries.len(), self.way(self.opened + queries.len()));
+        let (opened, way) = (self.opened + queries.len(), self.layout.way(self.opened + queries.len()));
         // The last one that is laid is the lowest; the first call has it.
-        let slots = Slots { first: self.number_at(opened), stride: ByteCount(CLOSING_BYTES) };
-        let signal = chain::harmless(signals, self.mask).filter(|_| queries.len() <= self.room.calls);
-        let Some(chain) = signal.and_then(|signal| self.chain_of(queries, signal, &way, Some(slots))) else {
+        let slots = Slots { first: self.layout.number_at(opened), stride: ByteCount(CLOSING_BYTES) };
+        let signal = chain::harmless(signals, self.mask);
+        let Some(chain) = self.chain_of(queries, signal, way, Some(slots)) else {
             return queries.iter().map(|query| self.open_one(query)).collect();
         };
         for count in self.opened + 1..=opened {
@@ -58,14 +59,14 @@ impl RemoteSession<'_> {
     /// Makes a call that opens a descriptor.
     pub fn open_one(&mut self, query: &Query) -> Result<Result<u64, Errno>, RemoteError> {
         self.lay_closing(self.opened + 1)?;
-        let frame = self.way(self.opened + 1).stack_pointer;
+        let frame = self.layout.way(self.opened + 1).start;
         let link = self.gadgets.store.map(|(_, store)| frame - link_bytes(store));
         let result = self.call_from(link.unwrap_or(frame), query);
         self.opened += 1;
         match result {
             Ok(number) => {
                 // The thread is not to go through the store as long as we live.
-                self.memory.write(self.number_at(self.opened), &number.to_ne_bytes())?;
+                self.layout.memory.write(self.layout.number_at(self.opened), &number.to_ne_bytes())?;
                 steps::reach("descriptor noted");
                 Ok(Ok(number))
             }
@@ -81,18 +82,18 @@ impl RemoteSession<'_> {
         query: impl FnOnce(&Self, Address) -> Result<Query, RemoteError>,
     ) -> Result<Option<u64>, RemoteError> {
         self.lay_closing(self.opened + 1)?;
-        let query = query(self, self.number_at(self.opened + 1))?;
-        let result = self.call_from(self.way(self.opened + 1).stack_pointer, &query);
+        let query = query(self, self.layout.number_at(self.opened + 1))?;
+        let result = self.call_from(self.layout.way(self.opened + 1).start, &query);
         self.opened += 1;
         result?;
-        self.opened_last()
+        self.layout.number_of(self.opened)
     }
 
     /// Has the subject close what it has opened, the newest first.
     pub fn close_opened(&mut self, signals: SignalSets) -> Result<(), RemoteError> {
         let mut numbers = Vec::with_capacity(self.opened);
         for count in (1..=self.opened).rev() {
-            numbers.extend(self.number_of(count)?);
+            numbers.extend(self.layout.number_of(count)?);
         }
         if numbers.is_empty() {
             self.opened = 0;
@@ -100,9 +101,8 @@ impl RemoteSession<'_> {
         }
         let close = |number: &u64| Query { number: CLOSE, arguments: [*number, 0, 0, 0, 0, 0] };
         let queries: Vec<Query> = numbers.iter().map(close).collect();
-        let signal = chain::harmless(signals, self.mask).filter(|_| queries.len() <= self.room.calls);
-        let Some(chain) = signal.and_then(|signal| self.chain_of(&queries, signal, &self.way(0), None))
-        else {
+        let signal = chain::harmless(signals, self.mask);
+        let Some(chain) = self.chain_of(&queries, signal, self.layout.home, None) else {
             return self.close_one_by_one();
         };
         // From the moment that the registers lead there, the numbers of the chain count and the closings do not.
@@ -116,7 +116,7 @@ impl RemoteSession<'_> {
 
     fn close_one_by_one(&mut self) -> Result<(), RemoteError> {
         while self.opened > 0 {
-            let number = self.opened_last()?;
+            let number = self.layout.number_of(self.opened)?;
             // The call itself goes home past its own closing.
             self.opened -= 1;
             if let Some(number) = number {
@@ -128,26 +128,56 @@ impl RemoteSession<'_> {
 
     /// Closes what is still open when a session ends, or is given up with a chain on its way.
     pub(super) fn give_up_opened(&mut self) -> Result<(), RemoteError> {
-        if self.is_running {
+        if self.position == Position::Running {
             self.reach_event_stop()?;
         }
         self.close_one_by_one()
     }
 
+    /// Lays the closing of the descriptor that is opened as the `count`th; nothing leads there yet.
+    fn lay_closing(&self, count: usize) -> Result<(), RemoteError> {
+        debug_assert!(count <= self.layout.room.opened, "what is opened fits its room");
+        let (frame, next) = (self.layout.way(count).start, self.layout.way(count - 1).start);
+        let call = self.registers_for(CLOSE, [chain::UNSET, 0, 0, 0, 0, 0], next);
+        let mut bytes = Vec::with_capacity(CLOSING_BYTES as usize);
+        if let Some((at, store)) = self.gadgets.store {
+            bytes.extend(at.get().to_ne_bytes());
+            bytes.resize(link_bytes(store).get() as usize, 0);
+        }
+        let start = frame - ByteCount(bytes.len() as u64);
+        bytes.extend(arch::frame(&call, u64::MAX, self.layout.home.state, self.gadgets.restorer));
+        self.layout.memory.write(start, &bytes)?;
+        steps::reach("closing laid");
+        Ok(())
+    }
+
+    /// Makes a call that returns to what lies at `stack`; the store then puts the result into the newest closing.
+    fn call_from(&mut self, stack: Address, query: &Query) -> Result<u64, RemoteError> {
+        let call = self.registers_for(query.number, query.arguments, stack);
+        let call = match self.gadgets.store {
+            Some((_, store)) => {
+                arch::with_preserved(&call, store.base, self.layout.number_at(self.opened + 1))
+            }
+            None => call,
+        };
+        self.make(query.number, &call)
+    }
+}
+
+impl Layout<'_> {
     /// The way home through the closings of so many descriptors.
     pub(super) fn way(&self, opened: usize) -> HomePlace {
         if opened == 0 {
             return self.home;
         }
         // Below the word that the home frame has for the frame pointer.
-        let frame = self.home.frame_pointer - bytes_of(opened) + ByteCount(LINK_BYTES);
-        let frame_pointer = frame - ByteCount(arch::FRAME_POINTER_BYTES);
-        HomePlace { stack_pointer: frame, frame_pointer, state: self.home.state }
+        let start = self.home.frame_pointer() - bytes_of(opened) + ByteCount(LINK_BYTES);
+        HomePlace { start, ..self.home }
     }
 
     /// Where the closing of the descriptor that was opened as the `count`th has its number.
     fn number_at(&self, count: usize) -> Address {
-        self.way(count).stack_pointer + ByteCount(arch::FRAME_FIRST_ARGUMENT)
+        self.way(count).start + ByteCount(arch::FRAME_FIRST_ARGUMENT)
     }
 
     fn number_of(&self, count: usize) -> Result<Option<u64>, RemoteError> {
@@ -155,39 +185,6 @@ impl RemoteSession<'_> {
         self.memory.read(self.number_at(count), &mut bytes)?;
         // What no call has returned is no descriptor, nor is an error.
         Ok(u64::try_from(i32::from_ne_bytes(bytes)).ok())
-    }
-
-    fn opened_last(&self) -> Result<Option<u64>, RemoteError> {
-        self.number_of(self.opened)
-    }
-
-    /// Lays the closing of the descriptor that is opened as the `count`th; nothing leads there yet.
-    fn lay_closing(&self, count: usize) -> Result<(), RemoteError> {
-        debug_assert!(count <= self.room.opened, "what is opened fits its room");
-        let (frame, next) = (self.way(count).stack_pointer, self.way(count - 1).stack_pointer);
-        let arguments = [chain::UNSET, 0, 0, 0, 0, 0];
-        let call = arch::with_syscall(&self.original, self.gadgets.syscall_return, CLOSE, arguments);
-        let call = sys::ptrace::Registers { rsp: next.get(), ..call };
-        let mut bytes = Vec::with_capacity(CLOSING_BYTES as usize);
-        if let Some((at, store)) = self.gadgets.store {
-            bytes.extend(at.get().to_ne_bytes());
-            bytes.resize(link_bytes(store).get() as usize, 0);
-        }
-        let start = frame - ByteCount(bytes.len() as u64);
-        bytes.extend(arch::frame(&call, u64::MAX, self.home.state, self.gadgets.restorer));
-        self.memory.write(start, &bytes)?;
-        steps::reach("closing laid");
-        Ok(())
-    }
-
-    /// Makes a call that returns to what lies at `stack`; the store then puts the result into the newest closing.
-    fn call_from(&mut self, stack: Address, query: &Query) -> Result<u64, RemoteError> {
-        let base = self.gadgets.store.map(|(_, store)| store.base);
-        let slot = self.number_at(self.opened + 1);
-        self.call_with(query.number, query.arguments, |registers| {
-            let registers = base.map_or(*registers, |base| arch::with_preserved(registers, base, slot));
-            sys::ptrace::Registers { rsp: stack.get(), ..registers }
-        })
     }
 }
 
