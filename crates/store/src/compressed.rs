@@ -57,7 +57,6 @@ impl PageSource for CompressedSource {
         let place = first.ok_or_else(short)?.0.start..last.ok_or_else(short)?.0.end;
         let mut stored = vec![0; (place.end - place.start) as usize];
         self.file.read(&mut stored, ByteCount(place.start))?;
-        let mut scratch = Vec::new();
         for number in chunks {
             let (chunk, checksum) = self.table.place(number).ok_or_else(short)?;
             let chunk = &stored[within(&chunk, place.start)];
@@ -67,7 +66,7 @@ impl PageSource for CompressedSource {
             if part == expanded {
                 self.expand(chunk, checksum, target);
             } else {
-                scratch.resize((expanded.end - expanded.start) as usize, 0);
+                let mut scratch = vec![0; (expanded.end - expanded.start) as usize];
                 self.expand(chunk, checksum, &mut scratch);
                 target.copy_from_slice(&scratch[within(&part, expanded.start)]);
             }
