@@ -9,10 +9,10 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
 
 use engine::Aside;
 use serde::Serialize;
+use sys::clock::Clock;
 use sys::{Errno, Error, Result};
 
 use crate::time;
@@ -99,7 +99,7 @@ fn keep(directory: &Path, path: &Path, mut file: &File, offset: u64, bytes: u64)
         path: path.display().to_string(),
         offset,
         bytes,
-        time: time::rfc3339(SystemTime::now()),
+        time: time::rfc3339(Clock::default().wall()),
     };
     let text = serde_json::to_vec_pretty(&description).expect("strings and numbers become JSON");
     let description_path = part.join(DESCRIPTION_FILE);

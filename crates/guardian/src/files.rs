@@ -23,8 +23,8 @@ const NAMED_MAX: usize = 5;
 /// Regular files that the subject writes, as its newest checkpoint recorded them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct FilesReport {
-    /// What a restart does when they have changed: `rewind`, `fresh`, `keep` or `refuse`.
-    pub policy: String,
+    /// What a restart does when they have changed.
+    pub policy: ChangedFiles,
     /// Why files do not go back, where nothing else was asked for.
     #[serde(default)]
     pub because: Option<String>,
@@ -54,13 +54,13 @@ pub struct FilesReport {
 
 impl FilesReport {
     /// Sorts the files of a checkpoint by what they mean for a restart.
-    pub(crate) fn of(policy: &str, files: &[FileRecord]) -> Self {
+    pub(crate) fn of(policy: ChangedFiles, files: &[FileRecord]) -> Self {
         let with = |effect: Effect| {
             let found = files.iter().filter(|file| file.effect() == effect);
             found.take(LISTED_MAX).map(|file| file.path().display().to_string()).collect()
         };
         Self {
-            policy: policy.to_owned(),
+            policy,
             in_place: with(Effect::Prevents),
             unknown: with(Effect::AlwaysPrevents),
             ..Self::default()
@@ -68,8 +68,8 @@ impl FilesReport {
     }
 
     /// Before the first checkpoint.
-    pub(crate) fn first(policy: &str, because: Option<&str>) -> Self {
-        Self { policy: policy.to_owned(), because: because.map(str::to_owned), ..Self::default() }
+    pub(crate) fn first(policy: ChangedFiles, because: Option<&str>) -> Self {
+        Self { policy, because: because.map(str::to_owned), ..Self::default() }
     }
 
     /// Takes over what a report of the watch says.
@@ -92,13 +92,13 @@ impl FilesReport {
     /// Why its files would not go back if it died now, where they should.
     #[must_use]
     pub fn lost(&self) -> Option<&str> {
-        self.broken.as_deref().filter(|_| self.policy == ChangedFiles::Rewind.name())
+        self.broken.as_deref().filter(|_| self.policy == ChangedFiles::Rewind)
     }
 
     /// A file that prevents every restart under this policy, if there is one.
     #[must_use]
     pub fn always_prevents(&self) -> Option<&str> {
-        self.unknown.first().map(String::as_str).filter(|_| self.policy != ChangedFiles::Keep.name())
+        self.unknown.first().map(String::as_str).filter(|_| self.policy != ChangedFiles::Keep)
     }
 
     /// Whether no file can prevent a restart.
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_the_watch_says_outlives_the_files_of_a_checkpoint() {
-        let mut report = FilesReport::first("rewind", None);
+        let mut report = FilesReport::first(ChangedFiles::Rewind, None);
         let watch = WatchReport {
             broken: Some("full".to_owned()),
             uncovered: vec![PathBuf::from("/mnt/nfs/file")],
@@ -178,12 +178,14 @@ mod tests {
             ..WatchReport::default()
         };
         report.note_watch(&watch);
-        let mut next =
-            FilesReport { in_place: vec!["/mnt/nfs/file".to_owned()], ..FilesReport::of("rewind", &[]) };
+        let mut next = FilesReport {
+            in_place: vec!["/mnt/nfs/file".to_owned()],
+            ..FilesReport::of(ChangedFiles::Rewind, &[])
+        };
         next.keep_watch_of(&report);
         assert_eq!((next.exact, next.apart_us, next.lost()), (Some(7), 3, Some("full")));
         assert_eq!((next.in_place.len(), next.uncovered.len()), (1, 1));
-        next.policy = "fresh".to_owned();
+        next.policy = ChangedFiles::Fresh;
         assert_eq!(next.lost(), None);
     }
 
@@ -193,6 +195,6 @@ mod tests {
         let report = FilesReport { in_place: paths, ..FilesReport::default() };
         let text = report.to_string();
         assert!(text.ends_with("/data/1, /data/2, /data/3, /data/4, /data/5 and 2 more"), "{text}");
-        assert!(!report.is_empty() && FilesReport::of("fresh", &[]).is_empty());
+        assert!(!report.is_empty() && FilesReport::of(ChangedFiles::Fresh, &[]).is_empty());
     }
 }

@@ -5,10 +5,11 @@
 //! Does not: ask a guardian.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use serde::Serialize;
 use store::SubjectName;
+use sys::clock::Clock;
 
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
@@ -194,7 +195,7 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
 /// How old an event of this time is; `None` when the text is no time, or one to come.
 #[must_use]
 pub fn age(time: &str) -> Option<Duration> {
-    SystemTime::now().duration_since(time::parse(time)?).ok()
+    Clock::default().wall().duration_since(time::parse(time)?).ok()
 }
 
 #[cfg(test)]

@@ -9,10 +9,12 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use store::{Store, SubjectName};
 use supervise::RestartPolicy;
+use sys::clock::Clock;
 
 use crate::error::{Found, Result};
 use crate::event::headline;
 use crate::files::FilesReport;
+use crate::history::age;
 use crate::images;
 use crate::location::StoreLocation;
 use crate::record::{
@@ -128,7 +130,7 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
     let state = state(&record);
     let unprotected_because = unprotected(store, name, &record, state)?;
     let (taken, store_bytes) = stored(store, name, &record)?;
-    let age = taken.and_then(|taken| SystemTime::now().duration_since(taken).ok());
+    let age = taken.and_then(|taken| Clock::default().wall().duration_since(taken).ok());
     Ok(SubjectReport {
         name: record.name,
         pid: record.root.pid,
@@ -211,9 +213,8 @@ fn unprotected(
 
 /// Whether checkpoints have failed for so long that it matters.
 fn is_stale(failing: &Failing, requested_hz: f64) -> bool {
-    let since = time::parse(&failing.since).and_then(|since| SystemTime::now().duration_since(since).ok());
     let missed = Duration::try_from_secs_f64(ROUNDS_MISSED / requested_hz).unwrap_or(Duration::MAX);
-    since.is_some_and(|since| since >= missed.max(MISSED_MIN))
+    age(&failing.since).is_some_and(|age| age >= missed.max(MISSED_MIN))
 }
 
 /// What the file says, unless the one who wrote it has gone without a word.

@@ -5,11 +5,12 @@
 //! Does not: stop or trace it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{Pid, ProcessKey, Signal};
 use rustix::process::{WaitId, WaitIdOptions};
 use supervise::SubjectStatus;
+use sys::clock::Deadline;
 use sys::{Error, pidfd};
 use tracee::procfs;
 
@@ -111,9 +112,9 @@ impl Subject {
             let _ = rustix::process::waitid(WaitId::PidFd(self.handle()), WaitIdOptions::EXITED);
             return Ok(());
         }
-        let started = Instant::now();
+        let deadline = Deadline::after(PARENT_PATIENCE);
         while procfs::key(self.key.pid).is_ok_and(|key| key == self.key) {
-            if started.elapsed() > PARENT_PATIENCE {
+            if deadline.has_passed() {
                 return Err(engine::EngineError::PidTaken(self.key.pid).into());
             }
             std::thread::sleep(PARENT_NAP);

@@ -72,7 +72,7 @@ fn main() -> Outcome<()> {
     };
     let keep = if number(5, 8) < 4 { Keep::newest(number(5, 8) as usize) } else { options.keep };
     let before = resident()?;
-    let writer = store.open_log(&name, LogOptions { keep, ..options })?;
+    let writer = store.open_log(&name, LogOptions { keep, ..options.clone() })?;
     fill(&writer, load)?;
     let opened_early = open_time(&store, &name)?;
     let start_bytes = writer.status().written.get();

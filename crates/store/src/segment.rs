@@ -6,10 +6,11 @@
 //! Does not: know which pages they are; the map keeps their places in the segment as if it were not compressed.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use image::{CHUNK_BYTES, Checksum, ChunkTable, StoredChunk};
 use model::{ByteCount, PAGE_BYTES};
+use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
 use crate::codec::{Codec, Compressor};
@@ -179,9 +180,9 @@ impl Compressed {
         let full = self.begun.len() == CHUNK;
         let begun = full.then_some(&self.begun[..]);
         let chunks: Vec<&[u8]> = begun.into_iter().chain(whole.chunks_exact(CHUNK)).collect();
-        let started = Instant::now();
+        let took = Stopwatch::start();
         compress(&mut self.lanes, &chunks)?;
-        self.spent += started.elapsed();
+        self.spent += took.elapsed();
         if full {
             self.begun.clear();
         }
@@ -191,9 +192,9 @@ impl Compressed {
 
     fn flush(&mut self, sink: &mut dyn PageFile) -> Result<()> {
         if !self.begun.is_empty() {
-            let started = Instant::now();
+            let took = Stopwatch::start();
             compress(&mut self.lanes, &[&self.begun])?;
-            self.spent += started.elapsed();
+            self.spent += took.elapsed();
             self.begun.clear();
             self.put(sink)?;
         }

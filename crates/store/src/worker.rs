@@ -8,11 +8,12 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use image::{ChunkTable, PageMap, SegmentId, SpaceId};
 use model::{AddressRange, ByteCount};
 use sys::Errno;
+use sys::clock::Stopwatch;
 
 use crate::batch::PageBatch;
 use crate::codec::Codec;
@@ -143,32 +144,31 @@ impl Worker {
     /// Waits for one write; false when none is under way.
     fn wait(&mut self) -> Result<bool> {
         let Some(segment) = &mut self.segment else { return Ok(false) };
-        let begun = Instant::now();
+        let took = Stopwatch::start();
         let buffer = segment.wait_done()?;
-        self.write += begun.elapsed();
+        self.write += took.elapsed();
         let waited = buffer.is_some();
         buffer.into_iter().for_each(|buffer| self.pool.give(buffer));
         Ok(waited)
     }
 
     fn store(&mut self, batch: PageBatch) -> Result<()> {
-        let begun = Instant::now();
+        let mut took = Stopwatch::start();
         let (mut buffer, pieces) = batch.into_parts();
         let segment_end = self.segment.as_ref().map_or(0, |segment| segment.end().get());
         let packed = pack_into(&mut self.map, SEGMENT, segment_end, &mut buffer, &pieces).bytes();
-        self.hash += begun.elapsed();
+        self.hash += took.lap();
         if packed == ByteCount(0) {
             self.pool.give(buffer);
             return Ok(());
         }
-        let begun = Instant::now();
         let segment = match &mut self.segment {
             Some(segment) => segment,
             None => self.segment.insert(create(&*self.medium, &self.path, self.writes, self.codec, packed)?),
         };
         let compressed_before = segment.spent();
         segment.submit(buffer, packed)?;
-        self.write += begun.elapsed().saturating_sub(segment.spent() - compressed_before);
+        self.write += took.lap().saturating_sub(segment.spent() - compressed_before);
         Ok(())
     }
 

@@ -7,12 +7,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use image::{
     Checksum, Commit, ImageKind, Packing, PageMap, RecordSet, SealedFile, SegmentFile, SpaceId, Timings,
 };
 use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
+use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
 use crate::backend::directory::Directory;
@@ -149,7 +150,7 @@ impl ImageWriter {
     /// What went wrong at any step; nothing is left behind then.
     pub fn finish(self, records: &RecordSet, meta: CommitMeta) -> Result<Committed> {
         let Self { pages, staging, medium, target } = self;
-        let begun = Instant::now();
+        let took = Stopwatch::start();
         let ending = pages.end()?;
         let files = Files { medium: &*medium, directory: staging.path() };
         // While the last pages are on their way to the device.
@@ -177,7 +178,7 @@ impl ImageWriter {
         commit_file.sync()?;
         let Finished { hash, compress, write, .. } = finished;
         staging.publish()?;
-        let timings = WriteTimings { hash, compress, write, commit: begun.elapsed() };
+        let timings = WriteTimings { hash, compress, write, commit: took.elapsed() };
         Ok(Committed { path: target, commit, timings })
     }
 }

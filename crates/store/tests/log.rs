@@ -44,7 +44,7 @@ fn random_epochs_come_back_through_many_segments_and_lives() {
         let scratch = Scratch::new();
         let mut subject = Subject::new(seed, 400, 60);
         for _ in 0..3 {
-            let writer = scratch.open(options);
+            let writer = scratch.open(options.clone());
             assert_eq!(writer.base(), subject.history.keys().last().copied());
             subject.restored(writer.base());
             let mut last = None;

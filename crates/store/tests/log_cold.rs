@@ -13,7 +13,8 @@ use image::{RecordSet, SpaceId};
 use log_model::{Subject, address, fill, meta};
 use model::{PageCount, Sequence};
 use scratch::{Scratch, compressing, options};
-use store::{Base, CheckpointSink, Error, LogWriter};
+use store::{Base, CheckpointSink, ColdSegments, Error, LogOptions, LogThreads, LogWriter};
+use sys::clock::Clock;
 
 use undying_store as store;
 
@@ -107,6 +108,25 @@ fn what_a_subject_leaves_half_empty_and_alone_is_compressed_too() {
     // The one that is written to, and those that are made ahead or not yet looked at.
     assert!(scratch.files(".lz4") >= 6 && scratch.files(".seg") <= 4, "{status:?}");
     subject.compare_all(&scratch.store, &scratch.name).unwrap();
+}
+
+#[test]
+fn a_segment_is_compressed_once_nothing_was_written_to_it_for_so_long() {
+    let scratch = Scratch::new();
+    let mut subject = Subject::new(16, 0, 0);
+    let (clock, after) = (Clock::by_hand(), Duration::from_secs(3600));
+    let cold = ColdSegments { codec: store::codec("lz4").unwrap(), after, clock: clock.clone() };
+    let writer = scratch.open(LogOptions { cold: Some(cold), threads: LogThreads::Caller, ..options() });
+    write(&writer, &mut subject, 0..192);
+    write(&writer, &mut subject, 0..1);
+    clock.advance(after - Duration::from_secs(1));
+    write(&writer, &mut subject, 0..1);
+    assert_eq!(writer.status().compressed, 0);
+    // It looks now and then.
+    clock.advance(after / 8);
+    write(&writer, &mut subject, 0..1);
+    write(&writer, &mut subject, 0..1);
+    assert!(writer.status().compressed > 0, "{:?}", writer.status());
 }
 
 #[test]

@@ -21,8 +21,7 @@ use undying_store as store;
 const STRIDE: u64 = 2_003;
 
 fn options(codec: Option<&str>) -> LogOptions {
-    let compressed =
-        |name| ColdSegments { codec: store::codec(name).unwrap(), after: std::time::Duration::ZERO };
+    let compressed = |name| ColdSegments::new(store::codec(name).unwrap(), std::time::Duration::ZERO);
     LogOptions {
         buffers: NonZeroUsize::new(4).unwrap(),
         buffer_pages: PageCount(16),

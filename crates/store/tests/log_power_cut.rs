@@ -62,7 +62,7 @@ fn options(segments: Segments) -> LogOptions {
         // Twelve pages of data a segment, so that a life fills dozens.
         segment: ByteCount(28 * 4096),
         keep: Keep::newest(KEPT),
-        cold: (segments == Segments::Compressed).then_some(ColdSegments { codec, after: Duration::ZERO }),
+        cold: (segments == Segments::Compressed).then_some(ColdSegments::new(codec, Duration::ZERO)),
         threads: LogThreads::Caller,
     }
 }

@@ -46,7 +46,8 @@ impl RestartPolicy {
 }
 
 /// What a restart does when regular files that the subject writes have changed since the checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ChangedFiles {
     /// All files go back to the checkpoint with the memory.
     #[default]
@@ -86,6 +87,9 @@ mod tests {
         for policy in RestartPolicy::ALL {
             let text = serde_json::to_value(policy).unwrap();
             assert_eq!(text, policy.name());
+        }
+        for policy in ChangedFiles::ALL {
+            assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
         }
     }
 

@@ -67,7 +67,7 @@ impl Verb for Status {
             tell_slices(subject);
             tell_files(subject);
             let names_files = subject.state.is_watched() && !subject.files.is_empty();
-            if names_files && subject.files.policy != ChangedFiles::Keep.name() {
+            if names_files && subject.files.policy != ChangedFiles::Keep {
                 print::say(format_args!("{}: {}", subject.name, subject.files));
             }
             let is_new = |told: &&RefusalReport| !subject.is_unprotected_because(&told.reason);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use supervise::SubjectStatus;
+use sys::clock::Clock;
 
 use self::poller::Poller;
 use self::workers::Workers;
@@ -107,6 +108,7 @@ impl Host {
         let shared = Shared {
             reaper: ProcessReaper::found()?,
             streams,
+            clock: Clock::default(),
             blocked_before: signals.blocked_before,
             defaults: signals.defaults,
         };
@@ -164,7 +166,7 @@ impl Host {
     /// Waits for something to happen, and has each subject that it concerns take a step.
     fn turn(&mut self, tell: Tell<'_>) -> Result<()> {
         let first = self.guards.values().filter_map(|guarded| guarded.due).min();
-        let timeout = first.map(|due| due.saturating_duration_since(Instant::now()));
+        let timeout = first.map(|due| due.saturating_duration_since(self.shared.clock.now()));
         let mut woken = self.poller.wait(timeout)?;
         self.take_signals()?;
         self.take_done(tell)?;
@@ -174,7 +176,7 @@ impl Host {
         if woken.contains(&WORKERS) {
             self.poller.ask(self.workers.handle(), WORKERS)?;
         }
-        let now = Instant::now();
+        let now = self.shared.clock.now();
         let due = self.guards.iter().filter(|(_, guarded)| guarded.due.is_some_and(|due| due <= now));
         woken.extend(due.map(|(id, _)| u64::from(id.0)));
         woken.sort_unstable();
@@ -208,7 +210,7 @@ impl Host {
             self.away.working += 1;
             self.workers.submit(move || Done::Worked(id, work()))?;
         }
-        guarded.due = guard.due(Instant::now());
+        guarded.due = guard.due(self.shared.clock.now());
         guard.handles().into_iter().try_for_each(|handle| self.poller.ask(handle, u64::from(id.0)))
     }
 
@@ -260,7 +262,7 @@ impl Host {
                     }
                     for guarded in self.guards.values_mut() {
                         guarded.guard.signal(request);
-                        guarded.due = guarded.guard.due(Instant::now()).or(guarded.due);
+                        guarded.due = guarded.guard.due(self.shared.clock.now()).or(guarded.due);
                     }
                 }
             }

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use sys::Error;
+use sys::clock::Clock;
 
 use self::files::EventFiles;
 pub(crate) use self::files::EventReader;
@@ -31,6 +32,7 @@ const EVENTS_MAX: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Journal {
     name: String,
+    clock: Clock,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -52,15 +54,15 @@ struct State {
 
 impl Journal {
     /// Begins to write in a subject's directory.
-    pub(crate) fn start(directory: &Path, name: &str) -> Result<Self> {
+    pub(crate) fn start(directory: &Path, name: &str, clock: Clock) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let events = EventFiles::new(directory);
-        let theirs = Arc::clone(&shared);
+        let (theirs, time) = (Arc::clone(&shared), clock.clone());
         let thread = std::thread::Builder::new()
             .name("undying-journal".to_owned())
-            .spawn(move || write(&theirs, events))
+            .spawn(move || write(&theirs, events, &time))
             .map_err(|error| Error::new("start a thread", error))?;
-        Ok(Self { name: name.to_owned(), shared, thread: Some(thread) })
+        Ok(Self { name: name.to_owned(), clock, shared, thread: Some(thread) })
     }
 
     /// Has the status written when it is time.
@@ -73,8 +75,13 @@ impl Journal {
         self.update(|state| state.record = Some(Box::new(record.clone())), true);
     }
 
+    /// Writes down what has happened now.
+    pub(crate) fn tell(&self, what: RunEvent) {
+        self.tell_of(self.clock.wall(), what);
+    }
+
     /// Writes down what has happened at a time.
-    pub(crate) fn tell(&self, time: SystemTime, what: RunEvent) {
+    pub(crate) fn tell_of(&self, time: SystemTime, what: RunEvent) {
         let is_urgent = !what.is_frequent();
         let row = EventRow { time: time::rfc3339(time), name: self.name.clone(), what };
         self.update(
@@ -122,11 +129,11 @@ impl Shared {
     }
 
     /// What is to be written now; `None` when there is no more.
-    fn next(&self, due: Instant) -> Option<(Option<Box<Record>>, Vec<EventRow>)> {
+    fn next(&self, due: Instant, clock: &Clock) -> Option<(Option<Box<Record>>, Vec<EventRow>)> {
         let mut state = self.state();
         loop {
             let has_work = state.record.is_some() || !state.rows.is_empty();
-            let left = due.saturating_duration_since(Instant::now());
+            let left = due.saturating_duration_since(clock.now());
             if has_work && (state.is_urgent || state.is_closed || left.is_zero()) {
                 state.is_urgent = false;
                 return Some((state.record.take(), std::mem::take(&mut state.rows)));
@@ -143,10 +150,10 @@ impl Shared {
     }
 }
 
-fn write(shared: &Shared, mut events: EventFiles) {
-    let mut due = Instant::now();
-    while let Some((record, rows)) = shared.next(due) {
-        due = Instant::now() + QUIET;
+fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
+    let mut due = clock.now();
+    while let Some((record, rows)) = shared.next(due, clock) {
+        due = clock.now() + QUIET;
         // Events first: who sees the new status finds what led to it.
         let written =
             events.append(&rows).and(record.map_or(Ok(()), |record| record.write(events.directory())));
@@ -164,18 +171,18 @@ mod tests {
     #[test]
     fn everything_is_written_in_the_end_and_a_failure_is_told() {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = Journal::start(folder.path(), "job").unwrap();
+        let mut journal = Journal::start(folder.path(), "job", Clock::default()).unwrap();
         for number in 1..=100 {
             journal.set(&Record { checkpoints: number, ..Record::default() });
             let checkpoint = CheckpointEvent { seq: number, ..CheckpointEvent::default() };
-            journal.tell(SystemTime::now(), RunEvent::Checkpoint(checkpoint));
+            journal.tell(RunEvent::Checkpoint(checkpoint));
         }
-        journal.tell(SystemTime::now(), RunEvent::Died { pid: 3, signal: None, exit: Some(1) });
+        journal.tell(RunEvent::Died { pid: 3, signal: None, exit: Some(1) });
         journal.end();
         assert_eq!(Record::read(folder.path()).unwrap().unwrap().checkpoints, 100);
         assert_eq!(EventReader::new(folder.path()).read().unwrap().len(), 101);
         assert!(journal.take_error().is_none());
-        let mut journal = Journal::start(&folder.path().join("gone"), "job").unwrap();
+        let mut journal = Journal::start(&folder.path().join("gone"), "job", Clock::default()).unwrap();
         journal.set_now(&Record::default());
         journal.end();
         assert!(journal.take_error().is_some());

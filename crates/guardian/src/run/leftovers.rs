@@ -8,10 +8,11 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{Pid, ProcessKey, StartTime};
 use rustix::process::{WaitId, WaitIdOptions};
+use sys::clock::Deadline;
 use tracee::{procfs, tree};
 
 use crate::error::{GuardianError, Result};
@@ -199,7 +200,7 @@ impl ProcessReaper {
         spared: &HashSet<ProcessKey>,
         reap: impl Fn(),
     ) -> Result<()> {
-        let started = Instant::now();
+        let deadline = Deadline::after(PATIENCE);
         let is_spared =
             |pid: &Pid| !spared.is_empty() && procfs::key(*pid).is_ok_and(|key| spared.contains(&key));
         loop {
@@ -215,7 +216,7 @@ impl ProcessReaper {
             // Those that were reaped as children may have left children, and the dead hold their numbers still.
             left.extend(self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid)));
             let Some(first) = left.first() else { return Ok(()) };
-            if started.elapsed() > PATIENCE {
+            if deadline.has_passed() {
                 return Err(GuardianError::Leftover { pid: *first });
             }
             std::thread::sleep(NAP);
@@ -338,9 +339,9 @@ mod tests {
 
     #[track_caller]
     fn await_that(holds: impl Fn() -> bool) {
-        let started = Instant::now();
+        let deadline = Deadline::after(PATIENCE);
         while !holds() {
-            assert!(started.elapsed() < PATIENCE, "it takes too long");
+            assert!(!deadline.has_passed(), "it takes too long");
             std::thread::sleep(NAP);
         }
     }

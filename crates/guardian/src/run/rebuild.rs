@@ -9,12 +9,13 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine::{Covered, EngineError, FilePolicy, Files, RestoreOptions};
 use model::{ProcessKey, Sequence};
 use store::{Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
+use sys::clock::Deadline;
 
 use super::leftovers::Owner;
 use super::program::spawn;
@@ -143,7 +144,7 @@ impl Rebuild {
         events: &mut Vec<RunEvent>,
     ) -> Result<Built> {
         let path = self.store.get(&self.name, sequence)?;
-        let started = Instant::now();
+        let deadline = Deadline::after(PID_PATIENCE);
         loop {
             let reader = self.store.read(&path)?;
             let parts = Parts::of_subject(&self.directory);
@@ -169,7 +170,7 @@ impl Rebuild {
                     EngineError::PidTaken(_)
                     | EngineError::PidUnreaped { .. }
                     | EngineError::PidOfGroup { .. },
-                ) if started.elapsed() < PID_PATIENCE => {
+                ) if !deadline.has_passed() => {
                     self.host.reaper.clear_construction(self.owner, spared)?;
                     std::thread::sleep(PID_NAP);
                 }

@@ -3,6 +3,8 @@
 //! Owns: the values that workers and guards share.
 //! Does not: change; the reaper has a lock of its own.
 
+use sys::clock::Clock;
+
 use super::leftovers::ProcessReaper;
 use crate::streams::Streams;
 
@@ -13,6 +15,8 @@ pub(crate) struct Shared {
     pub(crate) reaper: ProcessReaper,
     /// What this program was started with.
     pub(crate) streams: Streams,
+    /// Decides what is due.
+    pub(crate) clock: Clock,
     /// Signals that were blocked before this program took them, as a set of bits.
     pub(crate) blocked_before: u64,
     /// Signals that programs started from here meet with their default actions, as a set of bits.

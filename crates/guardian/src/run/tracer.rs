@@ -17,6 +17,7 @@ use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use store::{ColdSegments, Keep, LogOptions, LogWriter, Store, SubjectName};
 use sys::Error;
+use sys::clock::Clock;
 use track::{TrackError, TrackerKind};
 use undo::watch::Watch;
 
@@ -33,13 +34,13 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn new(store: &Store, name: &SubjectName, request: &RunRequest) -> Self {
-        let cold = request.compression.map(|codec| ColdSegments { codec, after: request.compress_after });
+        let cold = request.compression.map(|codec| ColdSegments::new(codec, request.compress_after));
         let options = LogOptions { keep: Keep::thinned(request.keep), cold, ..LogOptions::default() };
         Self { store: store.clone(), name: name.clone(), options }
     }
 
     pub(super) fn open(&self) -> Result<LogWriter> {
-        Ok(self.store.open_log(&self.name, self.options)?)
+        Ok(self.store.open_log(&self.name, self.options.clone())?)
     }
 }
 
@@ -91,8 +92,9 @@ pub(super) struct TakenNews {
 #[derive(Clone, Copy, Debug)]
 struct Fallback {
     subject: ProcessKey,
-    since: Instant,
-    /// Until the better one is tried again: what stood in the way may be gone, as a process that may open no file.
+    /// When the better one is tried again: what stood in the way may be gone, as a process that may open no file.
+    until: Instant,
+    /// How long that was.
     wait: Duration,
 }
 
@@ -127,7 +129,7 @@ pub(super) struct Tracer {
 }
 
 impl Tracer {
-    pub(super) fn start(place: Place, log: LogWriter, tracking: Tracking) -> Result<Self> {
+    pub(super) fn start(place: Place, log: LogWriter, tracking: Tracking, clock: Clock) -> Result<Self> {
         let failed = |errno| Error::new("make an event descriptor", errno);
         let alarm = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?);
         let (orders, received) = mpsc::channel();
@@ -139,7 +141,7 @@ impl Tracer {
             .name("undying-tracer".to_owned())
             .spawn(move || {
                 let (chosen, fallback) = (tracking.kind, None);
-                Hand { place, log: lent, tracking, chosen, fallback, subject: None, taken: 0, teller }
+                Hand { place, log: lent, tracking, chosen, fallback, clock, subject: None, taken: 0, teller }
                     .work(&received);
             })
             .map_err(|error| Error::new("start a thread", error))?;
@@ -269,6 +271,7 @@ struct Hand {
     /// The tracker to begin with.
     chosen: &'static dyn TrackerKind,
     fallback: Option<Fallback>,
+    clock: Clock,
     subject: Option<(ProcessKey, Continuous)>,
     taken: u64,
     teller: Teller,
@@ -347,8 +350,10 @@ impl Hand {
         let (Some(kind), Some((subject, _))) = (track::next_best(self.tracking.kind), &self.subject) else {
             return News::Failed(error);
         };
-        let begun = Fallback { subject: *subject, since: Instant::now(), wait: FALLBACK.0 };
-        self.fallback.get_or_insert(begun).since = Instant::now();
+        let now = self.clock.now();
+        let fallback =
+            self.fallback.get_or_insert(Fallback { subject: *subject, until: now, wait: FALLBACK.0 });
+        fallback.until = now + fallback.wait;
         (self.tracking.kind, self.subject) = (kind, None);
         News::Tracking(kind.name(), error)
     }
@@ -357,11 +362,11 @@ impl Hand {
     fn climb_back(&mut self, subject: ProcessKey) {
         let Some(fallback) = &mut self.fallback else { return };
         let is_another = fallback.subject != subject;
-        if !is_another && fallback.since.elapsed() < fallback.wait {
+        if !is_another && self.clock.now() < fallback.until {
             return;
         }
         fallback.wait = (fallback.wait * 2).min(FALLBACK.1);
-        fallback.since = Instant::now();
+        fallback.until = self.clock.now() + fallback.wait;
         if is_another {
             self.fallback = None;
         }

@@ -14,12 +14,14 @@ use std::time::{Duration, Instant};
 
 use image::{CHUNK_BYTES, LogSegment};
 use model::{ByteCount, Tid};
+use sys::clock::Clock;
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 use sys::scheduling::{self, Attributes};
 
 use super::aside::Aside;
 use super::layout::{chunks_path, compressed_path, segment_path};
+use super::options::ColdSegments;
 use super::segments::{Compressed, Segments, Watched};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
@@ -52,6 +54,7 @@ type Outcome = (LogSegment, Result<Option<ByteCount>>);
 pub(super) struct Cold {
     /// How long a segment is watched.
     after: Duration,
+    clock: Clock,
     work: Work,
     thread: Option<Aside<Vec<LogSegment>, Outcome>>,
     own_thread: bool,
@@ -69,24 +72,22 @@ struct Work {
 }
 
 impl Cold {
-    /// Compresses with this codec what nothing has been written to for so long, in a thread of its own or in the
-    /// caller's.
+    /// Compresses what nothing has been written to for so long, in a thread of its own or in the caller's.
     pub(super) fn new(
         medium: Arc<dyn Medium>,
         directory: &Path,
-        codec: &'static dyn Codec,
-        after: Duration,
+        ColdSegments { codec, after, clock }: ColdSegments,
         own_thread: bool,
     ) -> Self {
         let work = Work { medium, directory: directory.to_path_buf(), codec, is_over: Arc::default() };
         let (done, next_look) = (VecDeque::new(), None);
-        Self { after, work, thread: None, own_thread, done, under_way: 0, next_look }
+        Self { after, clock, work, thread: None, own_thread, done, under_way: 0, next_look }
     }
 
     /// Begins with what has become cold, `active` being the segment that is written to. Not before everything before it
     /// is durable, the newest slot in it among that.
     pub(super) fn plan(&mut self, segments: &mut Segments, active: LogSegment) {
-        let now = Instant::now();
+        let now = self.clock.now();
         if self.under_way > 0 || self.next_look.is_some_and(|next| now < next) {
             return;
         }

@@ -17,7 +17,7 @@ use super::helper::Helper;
 use super::index::Parts;
 use super::layout::{self, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path, too_many};
 use super::load::{LogFiles, Newest};
-use super::options::{ColdSegments, LogOptions, LogThreads};
+use super::options::{LogOptions, LogThreads};
 use super::queue::Shared;
 use super::scribe::{Scribe, SlotStamp};
 use super::segments::{Compressed, Segments};
@@ -98,9 +98,7 @@ pub(super) fn open(
         epoch: None,
         packed: Packed::default(),
         cleaner: Cleaner::default(),
-        cold: options.cold.map(|ColdSegments { codec, after }| {
-            Cold::new(Arc::clone(medium), directory, codec, after, own_thread)
-        }),
+        cold: options.cold.clone().map(|cold| Cold::new(Arc::clone(medium), directory, cold, own_thread)),
         pending: Vec::new(),
         status: LogStatus::default(),
     };

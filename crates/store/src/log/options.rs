@@ -7,6 +7,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use model::{ByteCount, PageCount};
+use sys::clock::Clock;
 
 use super::keep::Keep;
 use crate::codec::Codec;
@@ -21,7 +22,7 @@ pub enum LogThreads {
 }
 
 /// How a log is written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct LogOptions {
     /// Buffers in circulation; all are made when the log is opened. Those that an epoch reserves for what it copies
     /// while its subject is stopped come on top.
@@ -39,12 +40,22 @@ pub struct LogOptions {
 }
 
 /// Segments that are compressed: those that have been full for a while, and have lost little of what lived in them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ColdSegments {
     /// How.
     pub codec: &'static dyn Codec,
     /// How long a segment is watched, from when it is full.
     pub after: Duration,
+    /// Tells how long that is.
+    pub clock: Clock,
+}
+
+impl ColdSegments {
+    /// By the clock of the kernel.
+    #[must_use]
+    pub fn new(codec: &'static dyn Codec, after: Duration) -> Self {
+        Self { codec, after, clock: Clock::default() }
+    }
 }
 
 impl Default for LogOptions {

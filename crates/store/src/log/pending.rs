@@ -3,7 +3,9 @@
 //! Owns: what its ticket will be told.
 //! Does not: sync.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use sys::clock::Stopwatch;
 
 use super::queue::Promise;
 use super::ticket::LogCommitted;
@@ -15,7 +17,7 @@ pub(super) struct Pending {
     /// The answer, apart from what the sync takes.
     pub(super) written: LogCommitted,
     /// When `finish` was called.
-    pub(super) begun: Instant,
+    pub(super) begun: Stopwatch,
 }
 
 impl Pending {

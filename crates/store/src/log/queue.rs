@@ -11,11 +11,12 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use image::{RecordSet, SpaceId};
 use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Sequence};
 use rustix::event::EventfdFlags;
+use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
 use super::status::LogStatus;
@@ -51,7 +52,7 @@ pub(super) struct Finish {
     pub(super) records: RecordSet,
     pub(super) meta: CommitMeta,
     pub(super) promise: Promise,
-    pub(super) begun: Instant,
+    pub(super) begun: Stopwatch,
 }
 
 /// The duty to answer a ticket; dropped unanswered, as by a panic, it says so.
@@ -173,7 +174,7 @@ impl Shared {
         drive: impl FnOnce() -> Result<()>,
         take: impl Fn(&mut State) -> Result<Option<T>>,
     ) -> Result<T> {
-        let (begun, mut drive) = (Instant::now(), Some(drive));
+        let (begun, mut drive) = (Stopwatch::start(), Some(drive));
         let mut state = self.state();
         loop {
             state.check()?;
@@ -488,7 +489,7 @@ mod tests {
             records: RecordSet::default(),
             meta,
             promise,
-            begun: Instant::now(),
+            begun: Stopwatch::start(),
         }))
     }
 

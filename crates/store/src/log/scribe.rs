@@ -6,11 +6,11 @@
 //! Does not: copy from a subject.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use image::{Blob, LogId, LogPlace, LogSegment, LogSlot};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
+use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
 use super::clean::Cleaner;
@@ -162,15 +162,14 @@ impl Scribe {
             self.shared.give_buffer(buffer);
             return Ok(());
         };
-        let begun = Instant::now();
+        let mut took = Stopwatch::start();
         let mut packed = std::mem::take(&mut self.packed);
         pack(&mut buffer, &pieces, &mut packed);
         self.shared.give_pieces(pieces);
-        let hashed = Instant::now();
-        epoch.timings.hash += hashed - begun;
+        epoch.timings.hash += took.lap();
         epoch.pages_written += u64::from(packed.stored());
         let places = self.append_packed(buffer, Owner::Pool, packed.stored());
-        epoch.timings.write += hashed.elapsed();
+        epoch.timings.write += took.lap();
         let places = places?;
         packed.enter(|space, page, found| {
             let cell = match found {
@@ -204,11 +203,11 @@ impl Scribe {
 
     /// Syncs what was committed and answers the tickets; then what is due after a commit.
     pub(super) fn settle(&mut self) -> Result<()> {
-        let begun = Instant::now();
+        let took = Stopwatch::start();
         self.tail.sync()?;
         self.collect()?;
         self.status.syncs += 1;
-        let took = begun.elapsed();
+        let took = took.elapsed();
         self.stamp.durable = self.tail.place().unwrap_or(self.stamp.durable);
         let idle = self.shared.is_idle();
         self.note_compressed();

@@ -4,9 +4,10 @@
 //! Does not: order or write.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{ByteCount, PageCount, Sequence};
+use sys::clock::Deadline;
 
 use crate::error::Result;
 use crate::writer::WriteTimings;
@@ -57,11 +58,10 @@ impl TicketState {
 
     /// The answer, waiting for it at most so long.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> Option<Result<LogCommitted>> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = timeout.map(Deadline::after);
         let mut answer = self.lock();
         while answer.is_none() {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            answer = match left {
+            answer = match deadline.map(Deadline::left) {
                 Some(Duration::ZERO) => return None,
                 Some(left) => {
                     self.answered.wait_timeout(answer, left).unwrap_or_else(PoisonError::into_inner).0

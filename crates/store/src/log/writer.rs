@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use image::{RecordSet, SpaceId};
 use model::{AddressRange, PageCount, Sequence};
+use sys::clock::Stopwatch;
 
 use super::open::{self, Opened};
 use super::options::{LogOptions, LogThreads};
@@ -284,7 +285,7 @@ impl OpenCheckpoint for Epoch {
     fn commit(mut self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
         let state = Arc::new(TicketState::new(self.sequence));
         let promise = Promise::new(Arc::clone(&self.shared), Arc::clone(&state));
-        let finish = Finish { records, meta, promise, begun: Instant::now() };
+        let finish = Finish { records, meta, promise, begun: Stopwatch::start() };
         self.shared.order(Order::Finish(Box::new(finish)))?;
         self.finished = true;
         self.void.store(false, Ordering::Release);

@@ -83,5 +83,5 @@ pub(crate) fn options() -> LogOptions {
 /// Segments are compressed as soon as they are full.
 pub(crate) fn compressing(codec: &str) -> LogOptions {
     let codec = store::codec(codec).unwrap();
-    LogOptions { cold: Some(ColdSegments { codec, after: Duration::ZERO }), ..options() }
+    LogOptions { cold: Some(ColdSegments::new(codec, Duration::ZERO)), ..options() }
 }

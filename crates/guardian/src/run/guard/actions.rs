@@ -7,7 +7,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use engine::CheckpointOptions;
 use model::{ProcessKey, Sequence};
@@ -112,7 +111,7 @@ impl Guard {
                 let Some(error) = &self.driver.last_error else { return };
                 let event = RunEvent::RestoreFailed { seq: sequence.get(), reason: error.to_string() };
                 if is_explained_next {
-                    self.voice.journal.tell(SystemTime::now(), event);
+                    self.voice.journal.tell(event);
                 } else {
                     self.report(event);
                 }
@@ -223,7 +222,7 @@ impl Guard {
         self.tree.departed.forget();
         let why = why.map(|why| self.words_of(why));
         if let Some(why) = &why {
-            let time = time::rfc3339(SystemTime::now());
+            let time = self.time();
             self.voice.record.fresh = Some(FreshReport { reason: why.clone(), time });
         }
         self.report(RunEvent::Started { pid: self.subject.pid().get(), why });

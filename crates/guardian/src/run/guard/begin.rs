@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use store::EPOCHS_IN_FLIGHT_MAX;
 use supervise::{ChangedFiles, Plan};
@@ -29,9 +29,9 @@ impl Guard {
         let Parts { log, tracking, files: (policy, no_rewind), watching, .. } = parts;
         children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
         let record = first_record(&request, &claim, &subject, beginning.first, &tracking)?;
-        let record = Record { files: FilesReport::first(policy.name(), no_rewind.as_deref()), ..record };
+        let record = Record { files: FilesReport::first(policy, no_rewind.as_deref()), ..record };
         let record = Record { requests: requests.name().to_owned(), ..record };
-        let journal = Journal::start(&claim.directory, claim.name.as_str())?;
+        let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
         let place = Place::new(&store, &claim.name, &request);
         let known = descendants(subject.pid());
         let owner = host.reaper.admit(subject.key());
@@ -47,19 +47,19 @@ impl Guard {
                 death: None,
                 foreground: Arc::new(Mutex::new(foreground)),
             },
-            driver: Driver::begin(plan(&request, policy), beginning),
+            driver: Driver::begin(plan(&request, policy), beginning, host.clock.now()),
             request,
             store,
             claim,
-            host,
             requests,
             subject: Arc::new(subject),
             taking: Taking {
-                tracer: Tracer::start(place, log, tracking)?,
+                tracer: Tracer::start(place, log, tracking, host.clock.clone())?,
                 pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX),
                 early: None,
                 doubt: None,
             },
+            host,
             refusals: Refusals::default(),
             files: WatchedFiles {
                 policy,
@@ -83,7 +83,7 @@ impl Guard {
             }
             Guarded::Command(_) => {
                 let pid = self.subject.pid().get();
-                self.voice.journal.tell(SystemTime::now(), RunEvent::Started { pid, why: None });
+                self.voice.journal.tell(RunEvent::Started { pid, why: None });
             }
         }
         if let Some(why) = no_rewind {

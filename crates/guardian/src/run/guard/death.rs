@@ -4,8 +4,6 @@
 //! Invariants: no thread of ours traces the dead when their death is reported.
 //! Does not: decide what follows a death; `supervise` does.
 
-use std::time::SystemTime;
-
 use supervise::{Event, SubjectStatus};
 
 use super::super::children::{Children, Heard};
@@ -15,18 +13,14 @@ use super::parts::Guard;
 use crate::error::Result;
 use crate::event::RunEvent;
 use crate::record::{Death, ProcessName};
-use crate::time;
 
 impl Guard {
     /// Reports a death, after everything that decides what it means.
     pub(super) fn died(&mut self, status: SubjectStatus) -> Result<()> {
         self.tree.death = None;
         self.taking.tracer.call_off_waits(false);
-        self.voice.record.last_death = Some(Death {
-            signal: status.signal(),
-            exit: status.exit(),
-            time: time::rfc3339(SystemTime::now()),
-        });
+        self.voice.record.last_death =
+            Some(Death { signal: status.signal(), exit: status.exit(), time: self.time() });
         let mut foreground = lock(&self.tree.foreground);
         let has_terminal = foreground.is_given();
         foreground.take_back(Some(status));

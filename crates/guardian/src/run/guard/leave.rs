@@ -3,8 +3,6 @@
 //! Owns: what the caller of the run is told in the end.
 //! Does not: end a subject.
 
-use std::time::SystemTime;
-
 use model::Pid;
 use supervise::{End, Failure, State, SubjectStatus};
 
@@ -32,7 +30,7 @@ impl Guard {
         self.await_commits();
         self.taking.tracer.end();
         if let Ok(status) = outcome {
-            self.voice.journal.tell(SystemTime::now(), RunEvent::ended(self.subject.pid(), status));
+            self.voice.journal.tell(RunEvent::ended(self.subject.pid(), status));
             self.host.reaper.reap_orphans(self.tree.owner, Pid(0));
             self.files_ended();
             self.report_departed(self.driver.machine.next_sequence(), true);

@@ -5,7 +5,7 @@
 //! Invariants: each one that was taken is told of once, as durable, as failed or as left behind.
 //! Does not: take checkpoints, or judge deaths.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use engine::{Comparison, Phase, Phases, Slices};
 use model::{PageCount, Sequence};
@@ -58,7 +58,7 @@ impl Guard {
     fn note_failed(&mut self, error: GuardianError) {
         let says_gone = matches!(&error, GuardianError::Engine(error) if error.says_gone());
         if says_gone && !self.has_ended() {
-            self.taking.doubt = Some((error, Instant::now() + DYING));
+            self.taking.doubt = Some((error, self.host.clock.now() + DYING));
         } else {
             self.judge_failure(&error);
         }
@@ -66,7 +66,7 @@ impl Guard {
 
     /// Judges a failure that may have been the death of the subject.
     pub(super) fn settle_doubt(&mut self) {
-        let now = Instant::now();
+        let now = self.host.clock.now();
         let Some((_, until)) = &mut self.taking.doubt else { return };
         if !self.subject.ends_within(Duration::ZERO) {
             if *until > now {
@@ -112,7 +112,7 @@ impl Guard {
         let us = time::microseconds;
         let (pages, scan_us, pause_us) = (found.pages.get(), us(found.scan), us(found.pause));
         let arming_us = us(found.arming);
-        self.voice.journal.tell(SystemTime::now(), RunEvent::Scan { pages, scan_us, pause_us, arming_us });
+        self.voice.journal.tell(RunEvent::Scan { pages, scan_us, pause_us, arming_us });
         let next = self.driver.machine.next_sequence();
         self.requests.answer_for(next, "error a dry run takes no checkpoints\n");
         self.feed(Event::Looked { pause: found.pause + found.arming });
@@ -127,7 +127,7 @@ impl Guard {
         self.voice.record.verified.differences += found.differences.get();
         let event = RunEvent::verified(sequence, found);
         if found.differences == PageCount(0) {
-            self.voice.journal.tell(SystemTime::now(), event);
+            self.voice.journal.tell(event);
         } else {
             self.report(event);
             self.feed(Event::Differs(sequence));
@@ -183,7 +183,7 @@ impl Guard {
             (Ok(committed), Some(taken)) => {
                 let max_pause = self.request.tuning.max_pause;
                 let event = checkpoint_event(&committed, taken, max_pause);
-                self.voice.journal.tell(committed.commit.time, event);
+                self.voice.journal.tell_of(committed.commit.time, event);
                 self.note_commit(sequence);
             }
             // Left behind with the incarnation that it is of.
@@ -204,7 +204,7 @@ impl Guard {
         self.feed(Event::Committed { sequence, oldest });
         self.voice.record.achieved_hz = self.driver.machine.achieved_hz();
         self.voice.record.checkpoints += 1;
-        self.voice.record.last_checkpoint = Some(time::rfc3339(SystemTime::now()));
+        self.voice.record.last_checkpoint = Some(self.time());
         if let Some(status) = status {
             self.voice.record.store_bytes = Some(status.disk.get());
             self.retain_files(&status.kept);
@@ -223,8 +223,7 @@ impl Guard {
             self.refusals.is_told = true;
             self.report(RunEvent::Refused { reason: reason.clone() });
         }
-        let since = self.voice.record.failing.take().map(|failing| failing.since);
-        let since = since.unwrap_or_else(|| time::rfc3339(SystemTime::now()));
+        let since = self.voice.record.failing.take().map_or_else(|| self.time(), |failing| failing.since);
         self.voice.record.failing = Some(Failing { reason, since });
         self.voice.record.refusals = self.refusals.reasons.counts();
         self.voice.journal.set(&self.voice.record);

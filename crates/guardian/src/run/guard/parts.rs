@@ -190,8 +190,7 @@ pub(super) struct Told {
 
 impl Driver {
     /// The subject runs already.
-    pub(super) fn begin(plan: Plan, beginning: Beginning) -> Self {
-        let now = Instant::now();
+    pub(super) fn begin(plan: Plan, beginning: Beginning, now: Instant) -> Self {
         let mut machine = supervise::Subject::new(plan, beginning, now);
         let actions = machine.step(now, Event::Started).into();
         Self {

@@ -88,12 +88,12 @@ impl Guard {
     /// The report on the files of a checkpoint. Where files go back, it names only those that do not.
     pub(super) fn files_report(&self, files: &[FileRecord]) -> FilesReport {
         let mut report = match &self.files.watching {
-            None => FilesReport::of(self.files.policy.name(), files),
+            None => FilesReport::of(self.files.policy, files),
             Some(watching) => {
                 let uncovered = watching.report().uncovered;
                 let compared: Vec<FileRecord> =
                     files.iter().filter(|file| uncovered.contains(&file.path())).cloned().collect();
-                FilesReport::of(ChangedFiles::Rewind.name(), &compared)
+                FilesReport::of(ChangedFiles::Rewind, &compared)
             }
         };
         report.keep_watch_of(&self.voice.record.files);

@@ -3,7 +3,7 @@
 //! Owns: the first status, the event of a checkpoint, the words of a refusal.
 //! Does not: write any of it down.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine::FileRecord;
 use image::ImageKind;
@@ -45,6 +45,11 @@ pub(super) fn first_record(
 }
 
 impl Guard {
+    /// Now, as a status has it.
+    pub(super) fn time(&self) -> String {
+        time::rfc3339(self.host.clock.wall())
+    }
+
     /// Takes note of the files that a checkpoint has recorded; the first that knows some reports those that can
     /// prevent a restart.
     pub(super) fn note_files(&mut self, sequence: Sequence, files: &[FileRecord]) {
@@ -65,7 +70,7 @@ impl Guard {
 
     /// Reports the processes that have left the tree since the last call: after a checkpoint, or at the end of the run.
     pub(super) fn report_departed(&mut self, sequence: Sequence, is_end: bool) {
-        if !self.tree.departed.is_due(Instant::now()) && !is_end {
+        if !self.tree.departed.is_due(self.host.clock.now()) && !is_end {
             return;
         }
         let listed = self.host.reaper.departed(self.tree.owner, self.subject.pid());

@@ -6,7 +6,7 @@
 //! Does not: carry out actions.
 
 use std::os::fd::BorrowedFd;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use store::LogWriter;
 use supervise::{Event, State, Step};
@@ -186,7 +186,7 @@ impl Guard {
 
     /// Reports an event to the state machine. What follows is done by `act`.
     pub(super) fn feed(&mut self, event: Event) {
-        self.driver.actions.extend(self.driver.machine.step(Instant::now(), event));
+        self.driver.actions.extend(self.driver.machine.step(self.host.clock.now(), event));
         let state = self.driver.machine.state();
         self.voice.record.in_flight = self.driver.machine.in_flight().len();
         let shown = SubjectState::from(state);
@@ -223,7 +223,7 @@ impl Guard {
 
     /// Does what the subject asks for.
     fn take_requests(&mut self) {
-        let now = Instant::now();
+        let now = self.host.clock.now();
         while let Some(Asked { word, asker }) = self.requests.poll(self.subject.pid()) {
             match word {
                 Word::Checkpoint => {
@@ -278,7 +278,7 @@ impl Guard {
 
     /// Tells the operator, and writes it down.
     pub(super) fn report(&mut self, event: RunEvent) {
-        self.voice.journal.tell(SystemTime::now(), event.clone());
+        self.voice.journal.tell(event.clone());
         self.say(event);
     }
 }
