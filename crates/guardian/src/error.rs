@@ -1,7 +1,7 @@
 //! Why a verb was not done.
 //!
-//! Owns: the error type of this crate, and the advice for failures of the kernel that bring none themselves.
-//! Does not: choose exit codes; `exit` does.
+//! Owns: the error type of this crate.
+//! Does not: choose exit codes and advice; `exit` does.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -238,23 +238,5 @@ impl GuardianError {
     /// Whether a restore was refused because of files on disk.
     pub(crate) fn names_changed_files(&self) -> bool {
         matches!(self, Self::Engine(EngineError::FilesChanged(_) | EngineError::FilesNotRecorded))
-    }
-
-    /// What the operator can do, for an error whose message does not say it.
-    #[must_use]
-    pub fn advice(&self) -> Option<&'static str> {
-        const MISSING: &str = "`undying doctor` tells which permission or kernel feature is missing";
-        const DESCRIPTORS: &str =
-            "run `undying` with a higher limit on open files (`ulimit -Hn`) than the program has open";
-        const REPORT: &str =
-            "try again; if it stays, report it with this message and `undying doctor --json`";
-        let message = self.to_string();
-        if message.contains("help:") {
-            return None;
-        }
-        if message.contains(&sys::Errno::EMFILE.to_string()) {
-            return Some(DESCRIPTORS);
-        }
-        Some(if self.exit_code() == crate::ExitCode::Missing { MISSING } else { REPORT })
     }
 }

@@ -1,6 +1,7 @@
 //! Exit codes, and which error has which.
 //!
-//! Owns: the mapping from every error variant to a code of the contract.
+//! Owns: the mapping from every error variant to a code of the contract, and the advice for failures of the kernel that
+//! bring none themselves.
 //! Invariants: a code never changes its meaning; what has no code of its own is 125.
 //! Does not: exit.
 
@@ -90,6 +91,24 @@ impl GuardianError {
             | Self::Leftover { .. }
             | Self::Status { .. } => ExitCode::Failure,
         }
+    }
+
+    /// What the operator can do, for an error whose message does not say it.
+    #[must_use]
+    pub fn advice(&self) -> Option<&'static str> {
+        const MISSING: &str = "`undying doctor` tells which permission or kernel feature is missing";
+        const DESCRIPTORS: &str =
+            "run `undying` with a higher limit on open files (`ulimit -Hn`) than the program has open";
+        const REPORT: &str =
+            "try again; if it stays, report it with this message and `undying doctor --json`";
+        let message = self.to_string();
+        if message.contains("help:") {
+            return None;
+        }
+        if message.contains(&Errno::EMFILE.to_string()) {
+            return Some(DESCRIPTORS);
+        }
+        Some(if self.exit_code() == ExitCode::Missing { MISSING } else { REPORT })
     }
 }
 

@@ -14,7 +14,7 @@ use crate::ancestry;
 use crate::error::Result;
 use crate::location::StoreLocation;
 use crate::record::Record;
-use crate::run::LOCK_FILE;
+use crate::run::claim::LOCK_FILE;
 
 /// What obstacles call memory of which another process watches the writes.
 const WATCHED: &str = "userfaultfd registration";

@@ -14,7 +14,7 @@ use model::{ByteCount, PageCount, Sequence};
 use serde::Serialize;
 use store::{Store, SubjectName};
 
-use crate::error::{Found, GuardianError, Result};
+use crate::error::{Found, Result};
 use crate::location::StoreLocation;
 use crate::{time, undoing};
 
@@ -134,7 +134,7 @@ fn subject(store: &Store, name: &SubjectName) -> Result<SubjectRow> {
 /// When the name is none, the store has no such subject, or the store cannot be read.
 pub fn checkpoints(location: &StoreLocation, name: &str) -> Result<Vec<CheckpointRow>> {
     let name: SubjectName = name.parse()?;
-    let store = with_subject(location, &name)?;
+    let store = location.with_subject(&name)?;
     let reached = undoing::reached(&store, &name);
     let rows = store.entries(&name)?.into_iter().map(|entry| {
         let seq = entry.sequence.get();
@@ -211,22 +211,13 @@ pub fn verify(location: &StoreLocation, image: &str, progress: Progress<'_>) -> 
 /// When the store has no such subject or cannot be changed.
 pub fn prune(location: &StoreLocation, name: &str, keep: usize) -> Result<Vec<u64>> {
     let name: SubjectName = name.parse()?;
-    let store = with_subject(location, &name)?;
+    let store = location.with_subject(&name)?;
     let removed = store.prune(&name, keep)?;
     if store.list(&name)?.is_empty() {
         // Nothing is left that files could go back to.
         undoing::remove_unused_log(&store, &name)?;
     }
     Ok(removed.into_iter().map(|sequence| sequence.get()).collect())
-}
-
-/// The store, if it has a subject or a copy of this name.
-pub(crate) fn with_subject(location: &StoreLocation, name: &SubjectName) -> Result<Store> {
-    let store = location.open()?.filter(|store| store.root().join(name.as_str()).is_dir());
-    store.ok_or_else(|| GuardianError::NoSubject {
-        name: name.to_string(),
-        store: location.path().to_path_buf(),
-    })
 }
 
 /// Bytes of checkpoints.

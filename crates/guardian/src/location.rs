@@ -100,6 +100,12 @@ impl StoreLocation {
         Ok(self.open()?.ok_or_else(|| self.not_found(name))?)
     }
 
+    /// The store, if it has a subject or a copy of this name.
+    pub(crate) fn with_subject(&self, name: &SubjectName) -> Result<Store> {
+        let store = self.open()?.filter(|store| store.root().join(name.as_str()).is_dir());
+        store.ok_or_else(|| GuardianError::NoSubject { name: name.to_string(), store: self.root.clone() })
+    }
+
     fn not_found(&self, name: &str) -> store::Error {
         store::Error::NotFound { name: name.to_owned(), sequence: None, store: self.root.clone() }
     }

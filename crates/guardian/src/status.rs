@@ -11,8 +11,8 @@ use store::{Store, SubjectName};
 use supervise::RestartPolicy;
 use sys::clock::Clock;
 
-use crate::error::{Found, Result};
-use crate::event::headline;
+use crate::error::{Found, GuardianError, Result};
+use crate::event::wording::headline;
 use crate::files::FilesReport;
 use crate::history::age;
 use crate::images;
@@ -110,7 +110,7 @@ pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<Subj
         match row {
             Ok(Some(row)) => found.rows.push(row),
             Ok(None) if wanted.is_some() => {
-                return Err(crate::GuardianError::NotGuarded { name: name.to_string() });
+                return Err(GuardianError::NotGuarded { name: name.to_string() });
             }
             Ok(None) => {}
             Err(error) if wanted.is_some() => return Err(error),

@@ -12,7 +12,6 @@ use store::{Codec, SubjectName};
 
 use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
-use crate::images;
 use crate::location::StoreLocation;
 
 /// What `squash` did.
@@ -73,7 +72,7 @@ pub struct Copied {
 /// When its log is being written, or the store has no such subject or no checkpoint of it, or cannot be changed.
 pub fn squash(location: &StoreLocation, name: &str) -> Result<SquashReport> {
     let parsed: SubjectName = name.parse()?;
-    let squashed = images::with_subject(location, &parsed)?.squash(&parsed)?;
+    let squashed = location.with_subject(&parsed)?.squash(&parsed)?;
     Ok(SquashReport {
         name: name.to_owned(),
         seq: squashed.map(|done| done.sequence.get()),

@@ -17,9 +17,8 @@ use sys::Error;
 use undo::back::{self, Conflicts, Durability, MovedAside, WentBack};
 
 use crate::error::{GuardianError, Result};
-use crate::images;
 use crate::location::StoreLocation;
-use crate::run::{Claim, UNDO_DIRECTORY};
+use crate::run::{Claim, UNDO_DIRECTORY, remove_log};
 use crate::streams;
 
 /// What `restore` does with files that have changed since the checkpoint.
@@ -177,15 +176,6 @@ pub(crate) fn remove_unused_log(store: &Store, name: &SubjectName) -> Result<()>
     }
 }
 
-/// Removes the undo log in the directory of a subject; what was moved aside stays.
-pub(crate) fn remove_log(subject: &Path) -> Result<()> {
-    let directory = subject.join(UNDO_DIRECTORY);
-    if directory.is_dir() {
-        back::remove(&directory)?;
-    }
-    Ok(())
-}
-
 /// Something that a restart has moved aside.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct AsideRow {
@@ -231,7 +221,7 @@ pub fn put_back(location: &StoreLocation, name: &str, path: &Path) -> Result<Asi
 
 fn list(location: &StoreLocation, name: &str) -> Result<Vec<MovedAside>> {
     let name: SubjectName = name.parse()?;
-    let store = images::with_subject(location, &name)?;
+    let store = location.with_subject(&name)?;
     let directory = log_of(&store, &name);
     if !directory.is_dir() {
         return Ok(Vec::new());

@@ -5,7 +5,7 @@
 //! Does not: print, write, or word an event; `wording` does the last.
 
 mod phases;
-mod wording;
+pub(crate) mod wording;
 
 use engine::Comparison;
 use model::{Escaped, Pid, Sequence};
@@ -17,8 +17,6 @@ use crate::aside::MovedPart;
 use crate::record::SlicesReport;
 
 pub use self::phases::PhaseTimes;
-pub(crate) use wording::headline_of;
-pub use wording::{headline, one_line};
 
 /// Files that an event names.
 const NAMED_MAX: usize = 3;

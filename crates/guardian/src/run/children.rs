@@ -55,7 +55,7 @@ pub(super) enum Heard {
 
 /// Hears of the deaths.
 #[derive(Debug)]
-pub(super) struct Children {
+pub(crate) struct Children {
     events: ProcessEvents,
     family: Family,
     /// What came before the incarnation was known here.

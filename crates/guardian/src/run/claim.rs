@@ -8,7 +8,7 @@
 use std::fs::{DirBuilder, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use store::{Store, SubjectName, trust};
@@ -19,6 +19,8 @@ use crate::record::Record;
 
 /// The file that a guardian holds open and locked.
 pub(crate) const LOCK_FILE: &str = "guardian.lock";
+/// The undo log of files, below the directory of a subject.
+pub(crate) const UNDO_DIRECTORY: &str = "undo";
 /// Names that are tried for one program: `job`, `job-2` … Nobody guards more of them by hand.
 const NAMES_MAX: u32 = 1000;
 
@@ -89,8 +91,17 @@ impl Drop for Claim {
             && store.entries(&self.name).is_ok_and(|found| found.is_empty())
         {
             // The undo log first: it keeps links outside of the directory.
-            let _ = crate::undoing::remove_log(&self.directory);
+            let _ = remove_log(&self.directory);
             let _ = std::fs::remove_dir_all(&self.directory);
         }
     }
+}
+
+/// Removes the undo log in the directory of a subject; what was moved aside stays.
+pub(crate) fn remove_log(subject: &Path) -> Result<()> {
+    let directory = subject.join(UNDO_DIRECTORY);
+    if directory.is_dir() {
+        undo::back::remove(&directory)?;
+    }
+    Ok(())
 }

@@ -6,7 +6,7 @@
 //! Does not: wait for anything but on a worker; the host does.
 
 mod children;
-mod claim;
+pub(crate) mod claim;
 mod departed;
 mod guard;
 mod leftovers;
@@ -20,7 +20,7 @@ mod starting;
 mod tracer;
 mod watching;
 
-pub(crate) use claim::{Claim, LOCK_FILE};
+pub(crate) use claim::{Claim, UNDO_DIRECTORY, remove_log};
 pub(crate) use guard::{After, Guard, Left};
 pub(crate) use leftovers::ProcessReaper;
 pub(crate) use reasons::without_numbers;
@@ -30,4 +30,3 @@ pub use request::{
 };
 pub(crate) use shared::Shared;
 pub(crate) use starting::start;
-pub(crate) use watching::UNDO_DIRECTORY;

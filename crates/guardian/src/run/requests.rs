@@ -68,7 +68,7 @@ pub(super) struct Asker {
 
 /// The guardian's end.
 #[derive(Debug)]
-pub(super) struct Requests {
+pub(crate) struct Requests {
     socket: OwnedFd,
     name: String,
     /// Checkpoints that were asked for, with the number of the one that answers, once it is being taken.

@@ -14,14 +14,14 @@ use sys::listener_holder::ListenerHolder;
 use tracee::procfs;
 
 use super::children::Children;
-use super::claim::Claim;
+use super::claim::{Claim, UNDO_DIRECTORY};
 use super::guard::{Guard, Parts};
 use super::program::spawn;
 use super::request::{Guarded, RunRequest, TRACKER_DEFAULT};
 use super::requests::Requests;
 use super::shared::Shared;
 use super::tracer::{Place, Tracking};
-use super::watching::{self, UNDO_DIRECTORY, Watching};
+use super::watching::{self, Watching};
 use crate::ancestry;
 use crate::error::Result;
 use crate::foreground::Foreground;

@@ -46,7 +46,7 @@ impl Place {
 
 /// How checkpoints are taken.
 #[derive(Clone, Debug)]
-pub(super) struct Tracking {
+pub(crate) struct Tracking {
     pub(super) kind: &'static dyn TrackerKind,
     /// Another may take its place when it cannot be attached to this subject.
     pub(super) is_automatic: bool,

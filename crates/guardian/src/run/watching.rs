@@ -30,9 +30,6 @@ use crate::streams::Streams;
 /// The number that stands for the beginning of the program. No checkpoint has it.
 pub(super) const BEGINNING: Sequence = Sequence(0);
 
-/// The undo log of files, below the directory of a subject.
-pub(crate) const UNDO_DIRECTORY: &str = "undo";
-
 /// Exact checkpoints that the store keeps whatever its policy says: the newest one, and one to fall back to when that
 /// leads to death again.
 const HELD: usize = 2;
@@ -76,7 +73,7 @@ fn choose_files(
 
 /// The watch of one run.
 #[derive(Debug)]
-pub(super) struct Watching {
+pub(crate) struct Watching {
     watch: Arc<Watch>,
     /// Regular files that the program is started with and may write to, each with its offset at the beginning.
     streams: Vec<(OwnedFd, u64)>,

@@ -5,62 +5,13 @@
 //! rises with each attempt that may have used it.
 //! Does not: judge deaths.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use model::Sequence;
 
+use super::Subject;
 use super::event::{Action, LateReason, NotTaken, Sliced};
 use super::state::{State, Step};
-use super::{Beginning, Subject};
-
-/// The checkpoints of one subject.
-#[derive(Debug)]
-pub(super) struct Checkpoints {
-    /// The number of the next one.
-    pub(super) next: Sequence,
-    /// The first one of this program.
-    pub(super) first: Sequence,
-    /// The newest one that this incarnation descends from.
-    pub(super) descends: Option<Sequence>,
-    /// Those that are being written, rising.
-    pub(super) in_flight: VecDeque<Sequence>,
-    /// The log is being opened anew.
-    pub(super) is_opening: bool,
-    /// The due time that passed without a checkpoint, as far as it was counted.
-    late: Option<Instant>,
-}
-
-impl Checkpoints {
-    pub(super) fn new(beginning: Beginning) -> Self {
-        let Beginning { next, first, newest } = beginning;
-        Self {
-            next,
-            first,
-            descends: newest.filter(|newest| *newest >= first),
-            in_flight: VecDeque::new(),
-            is_opening: false,
-            late: None,
-        }
-    }
-
-    /// What older incarnations have left is not the past of this one.
-    pub(super) fn begin_anew(&mut self) {
-        self.first = self.next;
-        self.descends = None;
-    }
-
-    /// Takes one out of those in flight; `false` if it was left behind.
-    pub(super) fn remove(&mut self, sequence: Sequence) -> bool {
-        let place = self.in_flight.iter().position(|found| *found == sequence);
-        place.and_then(|place| self.in_flight.remove(place)).is_some()
-    }
-
-    /// The log takes no number twice, whatever became of it.
-    pub(super) fn advance(&mut self) {
-        self.next = Sequence(self.next.get().saturating_add(1));
-    }
-}
 
 impl Subject {
     /// Whether a checkpoint would be taken now if it were due.

@@ -10,6 +10,7 @@ mod death;
 mod event;
 mod state;
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use model::{Sequence, Signal};
@@ -18,7 +19,6 @@ use crate::pace::{Pace, Pauses};
 use crate::policy::{ChangedFiles, RestartPolicy};
 use crate::restarts::{BackOff, RestartLimit, Restarts};
 use crate::suspicion::Suspicion;
-use checkpoints::Checkpoints;
 
 pub use event::{Action, Event, FreshReason, LateReason, NotTaken, Notice, RestoreError, Sliced, Survey};
 pub use state::{Death, End, Failure, State, Step};
@@ -66,6 +66,54 @@ pub struct Subject {
     suspicion: Suspicion,
     /// Restarts that were begun.
     restart_count: u64,
+}
+
+/// The checkpoints of one subject.
+#[derive(Debug)]
+struct Checkpoints {
+    /// The number of the next one.
+    next: Sequence,
+    /// The first one of this program.
+    first: Sequence,
+    /// The newest one that this incarnation descends from.
+    descends: Option<Sequence>,
+    /// Those that are being written, rising.
+    in_flight: VecDeque<Sequence>,
+    /// The log is being opened anew.
+    is_opening: bool,
+    /// The due time that passed without a checkpoint, as far as it was counted.
+    late: Option<Instant>,
+}
+
+impl Checkpoints {
+    fn new(beginning: Beginning) -> Self {
+        let Beginning { next, first, newest } = beginning;
+        Self {
+            next,
+            first,
+            descends: newest.filter(|newest| *newest >= first),
+            in_flight: VecDeque::new(),
+            is_opening: false,
+            late: None,
+        }
+    }
+
+    /// What older incarnations have left is not the past of this one.
+    fn begin_anew(&mut self) {
+        self.first = self.next;
+        self.descends = None;
+    }
+
+    /// Takes one out of those in flight; `false` if it was left behind.
+    fn remove(&mut self, sequence: Sequence) -> bool {
+        let place = self.in_flight.iter().position(|found| *found == sequence);
+        place.and_then(|place| self.in_flight.remove(place)).is_some()
+    }
+
+    /// The log takes no number twice, whatever became of it.
+    fn advance(&mut self) {
+        self.next = Sequence(self.next.get().saturating_add(1));
+    }
 }
 
 /// What is known of the present incarnation of the program.

@@ -24,7 +24,7 @@ use crate::journal::Journal;
 use crate::record::Record;
 
 impl Guard {
-    pub(in crate::run) fn new(request: RunRequest, parts: Parts) -> Result<Self> {
+    pub(crate) fn new(request: RunRequest, parts: Parts) -> Result<Self> {
         let Parts { store, claim, host, foreground, requests, mut children, subject, beginning, .. } = parts;
         let Parts { log, tracking, files: (policy, no_rewind), watching, .. } = parts;
         children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;

@@ -49,20 +49,20 @@ pub(crate) struct Guard {
 }
 
 /// What a guard is made of, each by one step of `starting`.
-pub(in crate::run) struct Parts {
-    pub(in crate::run) store: Store,
-    pub(in crate::run) claim: Claim,
-    pub(in crate::run) host: Arc<Shared>,
-    pub(in crate::run) foreground: Foreground,
-    pub(in crate::run) requests: Requests,
-    pub(in crate::run) children: Option<Children>,
-    pub(in crate::run) subject: Subject,
-    pub(in crate::run) beginning: Beginning,
-    pub(in crate::run) log: LogWriter,
-    pub(in crate::run) tracking: Tracking,
+pub(crate) struct Parts {
+    pub(crate) store: Store,
+    pub(crate) claim: Claim,
+    pub(crate) host: Arc<Shared>,
+    pub(crate) foreground: Foreground,
+    pub(crate) requests: Requests,
+    pub(crate) children: Option<Children>,
+    pub(crate) subject: Subject,
+    pub(crate) beginning: Beginning,
+    pub(crate) log: LogWriter,
+    pub(crate) tracking: Tracking,
     /// What a restart does with changed files, and why they do not go back where nothing else was asked for.
-    pub(in crate::run) files: (ChangedFiles, Option<String>),
-    pub(in crate::run) watching: Option<Arc<Watching>>,
+    pub(crate) files: (ChangedFiles, Option<String>),
+    pub(crate) watching: Option<Arc<Watching>>,
 }
 
 /// Work of a subject that may block.
