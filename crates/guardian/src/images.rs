@@ -5,21 +5,17 @@
 //! Does not: know how an image is stored.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::{Effect, FileRecord};
 use image::{Commit, ImageKind};
-use model::{ByteCount, PageCount, Sequence};
+use model::{ByteCount, Sequence};
 use serde::Serialize;
 use store::{Store, SubjectName};
 
 use crate::error::{Found, Result};
 use crate::location::StoreLocation;
 use crate::{time, undoing};
-
-/// Threads that verify: one waits for the device while the other computes checksums.
-const VERIFIERS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 
 /// One checkpoint of a subject.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
@@ -194,14 +190,11 @@ pub fn verify(location: &StoreLocation, image: &str, progress: Progress<'_>) -> 
     let total = reader.index().stored_pages().bytes();
     let done = AtomicU64::new(0);
     progress(ByteCount(0), total);
-    reader.load::<store::Error>(reader.index().extents(), VERIFIERS, |run| {
-        let bytes: u64 = run.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+    let found = reader.verify(|ByteCount(bytes)| {
         let before = done.fetch_add(bytes, Ordering::Relaxed);
         progress(ByteCount(before + bytes), total);
-        Ok(())
     })?;
-    let PageCount(pages) = reader.index().pages();
-    Ok(VerifyReport { records: reader.records().len(), pages, bytes: total.get() })
+    Ok(VerifyReport { records: found.records, pages: found.pages.get(), bytes: found.bytes.get() })
 }
 
 /// Removes all but the newest checkpoints of a subject, and gives the numbers that went.

@@ -13,13 +13,13 @@ use model::ByteCount;
 use sys::Errno;
 
 use crate::error::{Error, Result};
-use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions};
+use crate::layout::{WriteOptions, parent};
 use crate::medium::Medium;
-use crate::publish::parent;
+use crate::meta::CommitMeta;
 use crate::reader::ImageReader;
 use crate::sink::PageSink as _;
 use crate::staging::{self, Staging};
-use crate::writer::{CommitMeta, Committed, Files, ImageWriter};
+use crate::writer::{Committed, Files, ImageWriter};
 
 /// Times that a copy begins anew because the writer of a log removed what was about to be shared.
 const RETRIES_MAX: usize = 64;
@@ -87,18 +87,11 @@ fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commi
         bytes += segment.bytes().get();
         segments.push(segment);
     }
-    let encoding = |name: &'static str| {
-        let path = files.path(name);
-        move |error| Error::encoding(&path, error)
-    };
-    let encoded = image.records().encode().map_err(encoding(RECORDS_FILE))?;
-    let (mut records_file, records) = files.seal(RECORDS_FILE, &encoded)?;
-    let encoded = image.index().encode().map_err(encoding(INDEX_FILE))?;
-    let (mut index_file, index) = files.seal(INDEX_FILE, &encoded)?;
+    let (mut records_file, records) = files.seal_records(image.records())?;
+    let (mut index_file, index) = files.seal_index(image.index())?;
     let bytes = records.length + index.length + ByteCount(bytes);
     let commit = Commit { records, index, segments, bytes, ..image.commit().clone() };
-    let encoded = commit.encode().map_err(encoding(COMMIT_FILE))?;
-    let (mut commit_file, _) = files.seal(COMMIT_FILE, &encoded)?;
+    let mut commit_file = files.seal_commit(&commit)?;
     records_file.sync()?;
     index_file.sync()?;
     commit_file.sync()?;

@@ -367,7 +367,7 @@ fn list_of(name: &str, store: &Path) -> String {
 
 /// The directory to name in a help line: a directory itself, or that of a file.
 fn directory_of(path: &Path) -> &Path {
-    if path.is_dir() { path } else { crate::publish::parent(path) }
+    if path.is_dir() { path } else { crate::layout::parent(path) }
 }
 
 impl From<sys::Error> for Error {

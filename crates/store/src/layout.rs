@@ -4,6 +4,7 @@
 //! Does not: write.
 
 use std::num::NonZeroUsize;
+use std::path::Path;
 
 use model::PageCount;
 
@@ -31,5 +32,13 @@ impl Default for WriteOptions {
     fn default() -> Self {
         const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
         Self { buffers: BUFFERS, buffer_pages: PageCount(512), codec: None }
+    }
+}
+
+/// The directory that holds a path's last component.
+pub(crate) fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
     }
 }

@@ -66,13 +66,13 @@ pub trait Medium: Send + Sync + Debug {
     ) -> Result<Box<dyn PageFile>>;
 
     /// Opens a file of pages, if no other user can have written it. It stays readable after it has been removed.
-    fn open_pages(&self, path: &Path) -> crate::Result<Box<dyn PageSource>>;
+    fn open_pages(&self, path: &Path) -> crate::error::Result<Box<dyn PageSource>>;
 
     /// The first bytes of a file, at most `limit`, if no other user can have written it.
-    fn read_file(&self, path: &Path, limit: ByteCount) -> crate::Result<Vec<u8>>;
+    fn read_file(&self, path: &Path, limit: ByteCount) -> crate::error::Result<Vec<u8>>;
 
     /// Checks that no other user can have written to a directory. Succeeds if nothing is there.
-    fn check_directory(&self, _path: &Path) -> crate::Result<()> {
+    fn check_directory(&self, _path: &Path) -> crate::error::Result<()> {
         Ok(())
     }
 

@@ -24,10 +24,10 @@ use crate::batch::{Lent, PageBatch};
 use crate::error::{Error, Result};
 use crate::log::{LogCommitted, Ticket};
 use crate::medium::PageSource;
+use crate::meta::{CommitMeta, WriteTimings};
 use crate::packer::pack_into;
 use crate::reader::{ImageReader, Segment};
 use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
-use crate::writer::{CommitMeta, WriteTimings};
 
 /// Buffers that may hold superseded pages, beside as many as hold live ones, before a commit moves what lives.
 const SLACK: usize = 4;

@@ -9,6 +9,7 @@
 
 use std::path::Path;
 
+use crate::layout::parent;
 use crate::medium::Medium;
 
 /// Makes a staged directory, whose files are durable, visible under its final name.
@@ -20,12 +21,4 @@ pub(crate) fn publish(medium: &dyn Medium, staged: &Path, target: &Path) -> sys:
         // visible is nevertheless whole.
         let _ = medium.rename(target, staged);
     })
-}
-
-/// The directory that holds a path's last component.
-pub(crate) fn parent(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    }
 }

@@ -17,8 +17,8 @@ use sys::Errno;
 use crate::codec;
 use crate::compressed::CompressedSource;
 use crate::error::{Error, Result};
+use crate::layout::parent;
 use crate::medium::PageSource;
-use crate::publish::parent;
 
 /// A committed image, open for reading by any number of threads.
 #[derive(Debug)]

@@ -12,8 +12,8 @@ use model::{AddressRange, PageCount, Sequence};
 
 use crate::batch::PageBatch;
 use crate::error::Result;
-use crate::log::Ticket;
-use crate::writer::CommitMeta;
+use crate::log::here::Ticket;
+use crate::meta::CommitMeta;
 
 /// What a checkpoint begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

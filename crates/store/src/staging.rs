@@ -13,9 +13,9 @@ use model::ByteCount;
 use sys::Errno;
 
 use crate::error::{Error, Result};
-use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE};
+use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, parent};
 use crate::medium::{Entry, Kind, Lock, Medium};
-use crate::publish::{parent, publish};
+use crate::publish::publish;
 
 /// What a staging directory's name ends with; it begins with a dot.
 const SUFFIX: &str = ".partial";

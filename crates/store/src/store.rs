@@ -15,15 +15,13 @@ use crate::backend;
 use crate::codec::Codec;
 use crate::copy;
 use crate::error::{Error, Result};
-use crate::layout::{COMMIT_FILE, WriteOptions};
+use crate::layout::{COMMIT_FILE, WriteOptions, parent};
 use crate::log::{self, LogOptions, LogWriter};
 use crate::medium::{Kind, Medium};
 use crate::name::{SubjectName, parse_sequence, parse_spec};
 use crate::opening;
-use crate::publish::parent;
 use crate::reader::ImageReader;
 use crate::staging;
-use crate::verify::{VerifyReport, verify_on};
 use crate::writer::{Committed, ImageWriter};
 
 /// Permission bits that nobody but the owner may have.
@@ -227,15 +225,6 @@ impl Store {
     /// As `ImageReader::open`.
     pub fn read(&self, path: &Path) -> Result<ImageReader> {
         ImageReader::open_on(&*self.medium, path)
-    }
-
-    /// Checks every byte of an image on this store's medium.
-    ///
-    /// # Errors
-    ///
-    /// As `verify`.
-    pub fn verify(&self, path: &Path) -> Result<VerifyReport> {
-        verify_on(&*self.medium, path)
     }
 
     /// Keeps an image, a path as `resolve` gives it, under a name of its own and its own number, and gives the

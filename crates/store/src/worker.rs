@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
-use image::{ChunkTable, PageMap, SegmentId, SpaceId};
+use image::{PageMap, SegmentId, SpaceId};
 use model::{AddressRange, ByteCount};
 use sys::Errno;
 use sys::clock::Stopwatch;
@@ -18,10 +18,10 @@ use sys::clock::Stopwatch;
 use crate::batch::PageBatch;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
-use crate::medium::{Medium, PageFile, Writes};
+use crate::medium::{Medium, Writes};
 use crate::packer::pack_into;
 use crate::pool::Pool;
-use crate::segment::SegmentWriter;
+use crate::segment::{EndedSegment, SegmentWriter};
 
 /// Bytes that are written at a time when they come from a codec.
 const BUFFER_BYTES: ByteCount = ByteCount(2 << 20);
@@ -43,11 +43,9 @@ pub(crate) enum Order {
 pub(crate) struct Finished {
     pub(crate) map: PageMap,
     /// The segment, not yet durable; none if no page was stored.
-    pub(crate) segment: Option<Box<dyn PageFile>>,
-    /// The length of its file.
-    pub(crate) segment_length: ByteCount,
-    /// Its chunks, if it is compressed, and the codec's name.
-    pub(crate) chunks: Option<(ChunkTable, &'static str)>,
+    pub(crate) segment: Option<EndedSegment>,
+    /// What has compressed it.
+    pub(crate) codec: Option<&'static dyn Codec>,
     pub(crate) hash: Duration,
     pub(crate) compress: Duration,
     pub(crate) write: Duration,
@@ -179,24 +177,16 @@ impl Worker {
 
     fn finish(mut self) -> Result<Finished> {
         while self.wait()? {}
-        let (hash, write) = (self.hash, self.write);
-        let Some(segment) = self.segment else {
-            let (length, compress) = (ByteCount(0), Duration::ZERO);
-            return Ok(Finished {
-                map: self.map,
-                segment: None,
-                segment_length: length,
-                chunks: None,
-                hash,
-                compress,
-                write,
-            });
-        };
-        let compress = segment.spent();
-        let ended = segment.into_ended().map_err(|error| Error::encoding(&self.path, error))?;
-        let chunks = ended.chunks.zip(self.codec.map(|codec| codec.name()));
-        let (segment, segment_length) = (Some(ended.sink), ended.length);
-        Ok(Finished { map: self.map, segment, segment_length, chunks, hash, compress, write })
+        let compress = self.segment.as_ref().map_or(Duration::ZERO, SegmentWriter::spent);
+        let ended = self.segment.map(SegmentWriter::into_ended).transpose();
+        Ok(Finished {
+            map: self.map,
+            segment: ended.map_err(|error| Error::encoding(&self.path, error))?,
+            codec: self.codec,
+            hash: self.hash,
+            compress,
+            write: self.write,
+        })
     }
 }
 

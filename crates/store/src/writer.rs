@@ -7,97 +7,26 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 
-use image::{
-    Checksum, Commit, ImageKind, Packing, PageMap, RecordSet, SealedFile, SegmentFile, SpaceId, Timings,
-};
-use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
+use image::{Checksum, Commit, ImageKind, Packing, PageIndex, RecordSet, SealedFile, SegmentFile, SpaceId};
+use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount};
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
 use crate::backend::directory::Directory;
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
-use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions};
+use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions, parent};
 use crate::log::{LogCommitted, Ticket};
 use crate::medium::{Medium, NewFile};
+use crate::meta::{CommitMeta, WriteTimings};
 use crate::pages::PagesWriter;
-use crate::publish::parent;
 use crate::sink::{OpenCheckpoint, PageSink};
 use crate::staging::{self, Staging};
 use crate::worker::{Finished, Order, SEGMENT};
 
 const SEGMENT_FILE: &str = "pages-0.seg";
 const CHUNKS_FILE: &str = "chunks-0";
-
-/// What the caller knows of an image and the commit record repeats.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CommitMeta {
-    /// The number of this checkpoint of its subject.
-    pub sequence: Sequence,
-    /// When the subject was stopped.
-    pub time: SystemTime,
-    /// The name of the subject.
-    pub subject: String,
-    /// The processes inside, the root of the tree first.
-    pub pids: Vec<Pid>,
-    /// The release of the running kernel.
-    pub kernel_release: String,
-    /// The version of this tool.
-    pub tool_version: String,
-    /// How long the checkpoint took.
-    pub timings: Timings,
-}
-
-impl CommitMeta {
-    /// What a commit record repeats.
-    pub(crate) fn of(commit: Commit) -> Self {
-        let Commit { sequence, time, subject, pids, kernel_release, tool_version, timings, .. } = commit;
-        Self { sequence, time, subject, pids, kernel_release, tool_version, timings }
-    }
-
-    /// The commit record.
-    pub(crate) fn record(
-        self,
-        kind: ImageKind,
-        pages: PageCount,
-        bytes: ByteCount,
-        records: SealedFile,
-        index: SealedFile,
-        segments: Vec<SegmentFile>,
-    ) -> Commit {
-        let Self { sequence, time, subject, pids, kernel_release, tool_version, timings } = self;
-        Commit {
-            sequence,
-            time,
-            subject,
-            kind,
-            pids,
-            kernel_release,
-            tool_version,
-            timings,
-            pages,
-            bytes,
-            records,
-            index,
-            segments,
-        }
-    }
-}
-
-/// How long the steps of writing took.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct WriteTimings {
-    /// Finding zero pages and computing checksums, on the worker.
-    pub hash: Duration,
-    /// Compressing, on all threads that do.
-    pub compress: Duration,
-    /// Submitting and waiting for the device, on the worker.
-    pub write: Duration,
-    /// From the call of `finish` to the image being visible and durable.
-    pub commit: Duration,
-}
 
 /// An image that is visible and durable.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -157,18 +86,18 @@ impl ImageWriter {
         let sealed = files.seal_records(records);
         let finished = ending.wait()?;
         let (mut records_file, records) = sealed?;
-        let (mut index_file, index, page_count) = files.seal_index(&finished.map)?;
+        let pages = finished.map.index().map_err(|error| Error::encoding(&files.path(INDEX_FILE), error))?;
+        let (mut index_file, index) = files.seal_index(&pages)?;
         let (chunks_file, segment) = files.seal_chunks(&finished)?.unzip();
         let chunks_file = chunks_file.flatten();
         let bytes = records.length + index.length + segment.as_ref().map_or(ByteCount(0), SegmentFile::bytes);
         let segments = segment.into_iter().collect();
-        let commit = meta.record(ImageKind::Full, page_count, bytes, records, index, segments);
-        let encoded = commit.encode().map_err(|error| Error::encoding(&files.path(COMMIT_FILE), error))?;
-        let (mut commit_file, _) = files.seal(COMMIT_FILE, &encoded)?;
+        let commit = meta.record(ImageKind::Full, pages.pages(), bytes, records, index, segments);
+        let mut commit_file = files.seal_commit(&commit)?;
         // Together rather than each after its write: the first sync then carries most of the others. The
         // order among them decides nothing, as the directory gets its name after all.
         if let Some(segment) = finished.segment {
-            segment.finish(finished.segment_length)?;
+            segment.sink.finish(segment.length)?;
         }
         records_file.sync()?;
         index_file.sync()?;
@@ -240,38 +169,38 @@ impl Files<'_> {
     }
 
     /// Writes a file, not yet durable, and gives what the commit record says of it.
-    pub(crate) fn seal(&self, name: &str, bytes: &[u8]) -> Result<(Box<dyn NewFile>, SealedFile)> {
+    fn seal(&self, name: &str, encoded: image::Result<Vec<u8>>) -> Result<(Box<dyn NewFile>, SealedFile)> {
+        let bytes = encoded.map_err(|error| Error::encoding(&self.path(name), error))?;
         let mut file = self.medium.create_file(&self.path(name))?;
-        file.write(bytes)?;
+        file.write(&bytes)?;
         file.start_sync()?;
-        let (length, checksum) = (ByteCount(bytes.len() as u64), Checksum::of(bytes));
+        let (length, checksum) = (ByteCount(bytes.len() as u64), Checksum::of(&bytes));
         Ok((file, SealedFile { name: name.to_owned(), length, checksum }))
     }
 
-    fn seal_records(&self, records: &RecordSet) -> Result<(Box<dyn NewFile>, SealedFile)> {
-        let encoded = records.encode().map_err(|error| Error::encoding(&self.path(RECORDS_FILE), error))?;
-        self.seal(RECORDS_FILE, &encoded)
+    pub(crate) fn seal_records(&self, records: &RecordSet) -> Result<(Box<dyn NewFile>, SealedFile)> {
+        self.seal(RECORDS_FILE, records.encode())
+    }
+
+    pub(crate) fn seal_index(&self, index: &PageIndex) -> Result<(Box<dyn NewFile>, SealedFile)> {
+        self.seal(INDEX_FILE, index.encode())
+    }
+
+    pub(crate) fn seal_commit(&self, commit: &Commit) -> Result<Box<dyn NewFile>> {
+        self.seal(COMMIT_FILE, commit.encode()).map(|(file, _)| file)
     }
 
     /// What the commit record says of the segment, and the file of its chunks if it is compressed; `None` without
     /// a segment.
     fn seal_chunks(&self, finished: &Finished) -> Result<Option<Sealed>> {
-        if finished.segment.is_none() {
-            return Ok(None);
-        }
-        let (name, length) = (SEGMENT_FILE.to_owned(), finished.segment_length);
+        let Some(segment) = &finished.segment else { return Ok(None) };
+        let (name, length) = (SEGMENT_FILE.to_owned(), segment.length);
         let plain = SegmentFile { id: SEGMENT, name, length, packing: None };
-        let Some((table, codec)) = &finished.chunks else { return Ok(Some((None, plain))) };
-        let encoded = table.encode().map_err(|error| Error::encoding(&self.path(CHUNKS_FILE), error))?;
-        let (file, chunks) = self.seal(CHUNKS_FILE, &encoded)?;
-        let packing = Some(Packing { codec: (*codec).to_owned(), chunks });
+        let Some((table, codec)) = segment.chunks.as_ref().zip(finished.codec) else {
+            return Ok(Some((None, plain)));
+        };
+        let (file, chunks) = self.seal(CHUNKS_FILE, table.encode())?;
+        let packing = Some(Packing { codec: codec.name().to_owned(), chunks });
         Ok(Some((Some(file), SegmentFile { packing, ..plain })))
-    }
-
-    fn seal_index(&self, map: &PageMap) -> Result<(Box<dyn NewFile>, SealedFile, PageCount)> {
-        let encoding = |error| Error::encoding(&self.path(INDEX_FILE), error);
-        let index = map.index().map_err(encoding)?;
-        let (file, sealed) = self.seal(INDEX_FILE, &index.encode().map_err(encoding)?)?;
-        Ok((file, sealed, index.pages()))
     }
 }

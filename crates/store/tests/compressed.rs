@@ -8,10 +8,10 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use common::{meta, records};
+use common::{meta, records, verify};
 use image::{CHUNK_BYTES, Extent, Source, SpaceId};
 use model::{Address, PAGE_BYTES, PageCount};
-use store::{CODECS, Codec, Error, ImageReader, ImageWriter, PageSink, Store, WriteOptions, verify};
+use store::{CODECS, Codec, Error, ImageReader, ImageWriter, PageSink, Store, WriteOptions};
 
 use undying_store as store;
 

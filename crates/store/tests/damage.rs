@@ -8,8 +8,8 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::write_image;
-use store::{Error, ImageReader, Store, verify};
+use common::{verify, write_image};
+use store::{Error, ImageReader, Store};
 
 use undying_store as store;
 

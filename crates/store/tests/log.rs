@@ -68,7 +68,7 @@ fn random_epochs_come_back_through_many_segments_and_lives() {
             let newest: Vec<Sequence> = subject.history.keys().rev().take(3).rev().copied().collect();
             assert_eq!(whole, newest, "seed {seed}");
             for sequence in &whole {
-                scratch.store.verify(&scratch.image(sequence.0)).unwrap();
+                scratch.store.read(&scratch.image(sequence.0)).unwrap().verify(|_| ()).unwrap();
             }
         }
     }
@@ -304,7 +304,7 @@ fn a_log_has_one_writer_and_its_checkpoints_are_images_of_the_store() {
     writer.close().unwrap();
     assert_eq!(scratch.store.prune(&scratch.name, 2).unwrap(), [Sequence(3)]);
     assert_eq!(scratch.listed(), [4, 5]);
-    scratch.store.verify(&scratch.image(4)).unwrap();
+    scratch.store.read(&scratch.image(4)).unwrap().verify(|_| ()).unwrap();
     let writer = scratch.open(options());
     assert_eq!(writer.base(), Some(Sequence(5)));
     commit(&writer, 6, 9, 9);
@@ -323,7 +323,7 @@ fn held_checkpoints_stay_until_others_are_held() {
     writer.hold(&[Sequence(1), Sequence(3)]);
     (4..=9).for_each(|count| commit(&writer, count, 3, count));
     assert_eq!(writer.status().kept, [3, 8, 9].map(Sequence), "the first was gone by then");
-    scratch.store.verify(&scratch.image(3)).unwrap();
+    scratch.store.read(&scratch.image(3)).unwrap().verify(|_| ()).unwrap();
     writer.hold(&[Sequence(8)]);
     (10..=12).for_each(|count| commit(&writer, count, 3, count));
     writer.close().unwrap();
@@ -345,7 +345,7 @@ fn checkpoints_are_thinned_with_age() {
     assert!(ages.ends_with(&[100, 50, 0]), "{ages:?}");
     writer.close().unwrap();
     for sequence in kept {
-        scratch.store.verify(&scratch.image(sequence.0)).unwrap();
+        scratch.store.read(&scratch.image(sequence.0)).unwrap().verify(|_| ()).unwrap();
     }
 }
 
@@ -383,7 +383,7 @@ fn named_copies_and_exports_stay_when_the_log_goes_on() {
     scratch.store.prune(&scratch.name, 0).unwrap();
     assert!(scratch.listed().is_empty());
     for (sequence, _, path) in copies {
-        scratch.store.verify(&path).unwrap();
+        scratch.store.read(&path).unwrap().verify(|_| ()).unwrap();
         subject.compare(sequence, &ImageReader::open(&path).unwrap()).unwrap();
     }
     assert_eq!(std::fs::metadata(target.join("pages-0.seg")).unwrap().len() % PAGE_BYTES, 0);
@@ -419,7 +419,7 @@ fn a_squashed_checkpoint_lies_in_one_piece_and_the_others_stay() {
     let newest = *listed.last().unwrap();
     assert_eq!(scratch.listed(), listed, "all that could be restored still can");
     for sequence in &listed {
-        scratch.store.verify(&scratch.image(*sequence)).unwrap();
+        scratch.store.read(&scratch.image(*sequence)).unwrap().verify(|_| ()).unwrap();
         let image = scratch.store.read(&scratch.image(*sequence)).unwrap();
         subject.compare(Sequence(*sequence), &image).unwrap();
     }
@@ -473,7 +473,7 @@ fn garbage_is_what_nothing_refers_to_and_nobody_works_on() {
     assert_eq!(scratch.store.garbage(true).unwrap().found, found);
     assert!(!stray.exists() && !partial.exists());
     assert!(scratch.store.garbage(false).unwrap().found.is_empty());
-    scratch.store.verify(&scratch.image(sequence.0)).unwrap();
+    scratch.store.read(&scratch.image(sequence.0)).unwrap().verify(|_| ()).unwrap();
 
     // A damaged newest checkpoint is no reason to throw away what it may have been made of.
     let first = log.join("0000000001.seg");

@@ -10,10 +10,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use common::{append, meta, options, records, write_image};
+use common::{append, meta, options, records, verify, write_image};
 use image::{Extent, ImageKind, Source, SpaceId};
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
-use store::{Directory, Error, ImageReader, ImageWriter, PageBatch, PageSink, verify};
+use store::{Directory, Error, ImageReader, ImageWriter, PageBatch, PageSink};
 use sys::direct_io::Method;
 use sys::page_buffer::PageBuffer;
 

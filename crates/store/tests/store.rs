@@ -9,9 +9,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{append, meta, options, records, write_image};
+use common::{append, meta, options, records, verify, write_image};
 use model::Sequence;
-use store::{BACKENDS, Error, Result, Store, SubjectName, verify};
+use store::{BACKENDS, Error, Result, Store, SubjectName};
 
 use undying_store as store;
 
@@ -194,7 +194,7 @@ fn a_full_file_system_gives_a_clean_error() {
     let subject = fs::read_dir(store.root().join("subject")).unwrap();
     assert_eq!(subject.count(), 1, "nothing of the second image stays");
     assert_eq!(store.newest(&name).unwrap().unwrap().0, Sequence(1));
-    store.verify(&store.get(&name, Sequence(1)).unwrap()).unwrap();
+    store.read(&store.get(&name, Sequence(1)).unwrap()).unwrap().verify(|_| ()).unwrap();
 }
 
 /// A tmpfs of 1 MiB.
@@ -236,5 +236,5 @@ fn a_copy_is_no_subject_and_is_removed_as_one_only() {
     assert!(!store.root().join("before").exists());
     assert!(store.resolve("before").is_err());
     reader.load::<Error>(reader.index().extents(), std::num::NonZeroUsize::MIN, |_| Ok(())).unwrap();
-    store.verify(&store.resolve("second").unwrap()).unwrap();
+    store.read(&store.resolve("second").unwrap()).unwrap().verify(|_| ()).unwrap();
 }

@@ -9,11 +9,11 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{append, meta, options, records, write_image};
+use common::{append, meta, options, records, verify, write_image};
 use model::{ByteCount, PageCount, Sequence};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::io::Errno;
-use store::{Base, CheckpointSink, Error, ImageReader, LogOptions, Store, SubjectName, trust, verify};
+use store::{Base, CheckpointSink, Error, ImageReader, LogOptions, Store, SubjectName, trust};
 
 use undying_store as store;
 
@@ -56,7 +56,7 @@ impl Scratch {
     /// Whether the subject that nobody has touched is still listed and whole, and tidying reports the others.
     fn others_go_on(&self, damaged: &[&str]) {
         assert_eq!(self.store.list(&subject("good")).unwrap().len(), 1);
-        self.store.verify(&self.store.resolve("good").unwrap()).unwrap();
+        self.store.read(&self.store.resolve("good").unwrap()).unwrap().verify(|_| ()).unwrap();
         let garbage = self.store.garbage(false).unwrap();
         let found: Vec<&str> = garbage.damaged.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(found, damaged, "{garbage:?}");
@@ -223,8 +223,12 @@ fn the_operators_own_links_lead_to_an_image_and_a_store() {
     symlink(scratch.store.root(), outside.join("linked")).unwrap();
     verify(&outside.join("latest")).unwrap();
     let store = Store::open(&outside.join("linked")).unwrap();
-    store.verify(&store.resolve("good").unwrap()).unwrap();
-    store.verify(&store.resolve(outside.join("latest").to_str().unwrap()).unwrap()).unwrap();
+    store.read(&store.resolve("good").unwrap()).unwrap().verify(|_| ()).unwrap();
+    store
+        .read(&store.resolve(outside.join("latest").to_str().unwrap()).unwrap())
+        .unwrap()
+        .verify(|_| ())
+        .unwrap();
     write_image(&outside.join("linked/good/2"), 2).unwrap();
     assert_eq!(store.list(&subject("good")).unwrap().len(), 2);
 }
@@ -295,13 +299,13 @@ fn a_copy_between_stores_sweeps_where_it_goes() {
     };
     // The same number of the same copy, and another one.
     let linked = [dead("linked", 1), dead("linked", 9)];
-    other.verify(&other.link(&image, &subject("linked")).unwrap()).unwrap();
+    other.read(&other.link(&image, &subject("linked")).unwrap()).unwrap().verify(|_| ()).unwrap();
     let exported = dead("exported", 9);
     other.export(&image, &other.root().join("exported/1"), None).unwrap();
-    other.verify(&other.root().join("exported/1")).unwrap();
+    other.read(&other.root().join("exported/1")).unwrap().verify(|_| ()).unwrap();
     // A copy that was killed does not keep its name.
     let kept = dead("kept", 1);
-    other.verify(&other.keep_copy(&image, &subject("kept")).unwrap()).unwrap();
+    other.read(&other.keep_copy(&image, &subject("kept")).unwrap()).unwrap().verify(|_| ()).unwrap();
     assert!(linked.iter().chain([&exported, &kept]).all(|path| !path.exists()));
     let again = other.keep_copy(&image, &subject("kept")).unwrap_err();
     assert!(matches!(again, Error::Exists { .. }), "{again}");

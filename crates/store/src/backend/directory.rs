@@ -11,7 +11,6 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use model::ByteCount;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
@@ -20,16 +19,9 @@ use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 use sys::{Errno, Error, Result};
 
-use super::Backend;
+use crate::layout::parent;
 use crate::medium::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
-use crate::publish::parent;
 use crate::trust;
-
-pub(super) const BACKEND: Backend = Backend {
-    scheme: "dir",
-    summary: "a directory of a local file system",
-    connect: || Arc::new(Directory::default()),
-};
 
 /// Directories of a local file system.
 #[derive(Clone, Copy, Debug)]
@@ -81,19 +73,19 @@ impl Medium for Directory {
         Ok(Box::new(file))
     }
 
-    fn open_pages(&self, path: &Path) -> crate::Result<Box<dyn PageSource>> {
+    fn open_pages(&self, path: &Path) -> crate::error::Result<Box<dyn PageSource>> {
         let file = trust::open_file(path)?;
         Ok(Box::new(DirectReader { file, path: path.to_path_buf() }))
     }
 
-    fn read_file(&self, path: &Path, limit: ByteCount) -> crate::Result<Vec<u8>> {
+    fn read_file(&self, path: &Path, limit: ByteCount) -> crate::error::Result<Vec<u8>> {
         let file = trust::open_file(path)?;
         let mut bytes = Vec::new();
         file.take(limit.get()).read_to_end(&mut bytes).map_err(failed("read", path))?;
         Ok(bytes)
     }
 
-    fn check_directory(&self, path: &Path) -> crate::Result<()> {
+    fn check_directory(&self, path: &Path) -> crate::error::Result<()> {
         match trust::check_directory(path) {
             Err(error) if trust::is_absence(&error) => Ok(()),
             result => result,
@@ -270,7 +262,7 @@ fn create_in_own(path: &Path) -> Result<File> {
     let create = |errno: Errno| Error::path("create", path, errno);
     let name = path.file_name().ok_or_else(|| create(Errno::EINVAL))?;
     let directory = trust::open_directory(parent(path)).map_err(|error| match error {
-        crate::Error::Io(error) | crate::Error::Full(error) => error,
+        crate::error::Error::Io(error) | crate::error::Error::Full(error) => error,
         _ => create(Errno::EPERM),
     })?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;

@@ -9,6 +9,7 @@ pub(crate) mod directory;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use self::directory::Directory;
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 
@@ -24,12 +25,18 @@ pub struct Backend {
 }
 
 /// Every backend.
-pub const BACKENDS: &[Backend] = &[directory::BACKEND];
+pub const BACKENDS: &[Backend] = &[DIRECTORY];
+
+const DIRECTORY: Backend = Backend {
+    scheme: "dir",
+    summary: "a directory of a local file system",
+    connect: || Arc::new(Directory::default()),
+};
 
 /// The medium and the path on it that a location names.
 pub(crate) fn locate(location: &Path) -> Result<(Arc<dyn Medium>, PathBuf)> {
     let Some((scheme, rest)) = location.to_str().and_then(|text| text.split_once("://")) else {
-        return Ok(((directory::BACKEND.connect)(), location.to_path_buf()));
+        return Ok(((DIRECTORY.connect)(), location.to_path_buf()));
     };
     match BACKENDS.iter().find(|backend| backend.scheme == scheme) {
         Some(backend) => Ok(((backend.connect)(), PathBuf::from(rest))),

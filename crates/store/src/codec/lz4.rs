@@ -2,7 +2,7 @@
 
 use sys::Result;
 
-use super::{Codec, Compressor};
+use super::kind::{Codec, Compressor};
 
 #[derive(Debug)]
 pub(super) struct Lz4;

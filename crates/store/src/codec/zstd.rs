@@ -4,7 +4,7 @@ use std::fmt;
 
 use sys::{Errno, Error, Result};
 
-use super::{Codec, Compressor};
+use super::kind::{Codec, Compressor};
 
 /// The level: above it, it takes twice the time for a few percent.
 const LEVEL: i32 = 1;

@@ -19,7 +19,7 @@ use super::table::Cell;
 use super::tail::Owner;
 use super::ticket::LogCommitted;
 use crate::error::{Error, Result};
-use crate::writer::CommitMeta;
+use crate::meta::CommitMeta;
 
 /// What a checkpoint's own bytes are called where a file of an image would be.
 const LOG_FILE: &str = "log";

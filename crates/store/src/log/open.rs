@@ -26,9 +26,9 @@ use super::state::State;
 use super::status::LogStatus;
 use super::tail::Tail;
 use crate::error::{Error, Result};
+use crate::layout::parent;
 use crate::medium::{Lock, Medium};
 use crate::packer::Packed;
-use crate::publish::parent;
 
 /// Writes in flight beside those of the pool's buffers: blobs, slots, moved pages.
 const OTHER_WRITES: usize = 12;

@@ -23,7 +23,7 @@ use super::status::LogStatus;
 use super::ticket::{Completion, LogCommitted, TicketState};
 use crate::batch::{Lent, PageBatch, Piece};
 use crate::error::{Error, Result};
-use crate::writer::CommitMeta;
+use crate::meta::CommitMeta;
 
 /// Epochs that may be under way at once, that is, finished and not yet durable: as many as one sync can cover
 /// while the next are copied. More would only be memory and lost time after a crash.

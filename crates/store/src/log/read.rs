@@ -17,9 +17,9 @@ use super::layout::{HEAD_BYTES, LOG_DIRECTORY};
 use super::load::{Loaded, LogFiles, Newest};
 use super::table::{Cell, PageTable};
 use crate::error::{Error, Result};
+use crate::layout::parent;
 use crate::medium::Medium;
 use crate::name::parse_sequence;
-use crate::publish::parent;
 use crate::reader::ImageReader;
 
 /// Times that a reader begins anew because the writer removed what it was about to open; each time, the log has
@@ -39,18 +39,12 @@ pub(crate) fn locate(medium: &dyn Medium, path: &Path) -> sys::Result<Option<(Pa
 
 /// The checkpoints of the log in this directory, rising.
 pub(crate) fn sequences(medium: &dyn Medium, directory: &Path) -> Result<Vec<Sequence>> {
-    if medium.kind(directory)?.is_none() {
-        return Ok(Vec::new());
-    }
-    with_newest(medium, directory, |_, newest| Ok(newest.sequences().collect()))
-        .map(Option::unwrap_or_default)
+    let found = with_newest(medium, directory, |_, newest| Ok(newest.sequences().collect()));
+    found.map(Option::unwrap_or_default)
 }
 
 /// The commit records of the checkpoints of a log, rising.
 pub(crate) fn commits(medium: &dyn Medium, directory: &Path) -> Result<Vec<(Sequence, Result<Commit>)>> {
-    if medium.kind(directory)?.is_none() {
-        return Ok(Vec::new());
-    }
     let found = with_newest(medium, directory, |files, newest| {
         let mut commits = Vec::new();
         for sequence in newest.sequences() {
@@ -87,12 +81,15 @@ pub(crate) fn open(
     opened.map(Option::flatten)
 }
 
-/// Does something with the newest commit, anew when the writer removed what was needed for it.
+/// Does something with the newest commit, anew when the writer removed what was needed for it. `None` without a log.
 fn with_newest<T>(
     medium: &dyn Medium,
     directory: &Path,
     each: impl Fn(&mut LogFiles<'_>, &Newest) -> Result<T>,
 ) -> Result<Option<T>> {
+    if medium.kind(directory)?.is_none() {
+        return Ok(None);
+    }
     let (mut tries, mut length) = (0, HEAD_BYTES);
     loop {
         let mut files = LogFiles::new(medium, directory);

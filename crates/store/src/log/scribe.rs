@@ -28,8 +28,8 @@ use super::table::{Cell, Spot};
 use super::tail::{Owner, Tail};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
+use crate::meta::WriteTimings;
 use crate::packer::{Packed, pack};
-use crate::writer::WriteTimings;
 
 /// An epoch that is being copied.
 #[derive(Debug)]

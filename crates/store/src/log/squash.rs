@@ -23,8 +23,8 @@ use super::table::Cell;
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::medium::Medium;
+use crate::meta::CommitMeta;
 use crate::reader::ImageReader;
-use crate::writer::CommitMeta;
 
 /// Pages that are read before they are written in order. In a log of age they lie everywhere; so many at a time
 /// keep the device busy, in 32 MiB.

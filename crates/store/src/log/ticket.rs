@@ -10,7 +10,7 @@ use model::{ByteCount, PageCount, Sequence};
 use sys::clock::Deadline;
 
 use crate::error::Result;
-use crate::writer::WriteTimings;
+use crate::meta::WriteTimings;
 
 /// A checkpoint that is durable.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,14 +1,14 @@
 //! Writing a log: one checkpoint after the other, while copiers go on.
 //!
-//! Owns: `LogWriter`, its epochs, `Ticket`, their limits.
+//! Owns: `LogWriter`, its epochs, their limits.
 //! Invariants: a checkpoint is visible only whole; one epoch is open at a time; appending pages neither
 //! allocates nor waits for the device while the pool has a buffer.
 //! Does not: copy from a subject, or decide when the next checkpoint is due.
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,17 +16,17 @@ use image::{RecordSet, SpaceId};
 use model::{AddressRange, PageCount, Sequence};
 use sys::clock::Stopwatch;
 
+use super::here::{Here, Ticket};
 use super::open::{self, Opened};
 use super::options::{LogOptions, LogThreads};
 use super::queue::{EPOCHS_IN_FLIGHT_MAX, Finish, Order, Promise, Shared};
-use super::scribe::Scribe;
 use super::status::LogStatus;
-use super::ticket::{Completion, LogCommitted, TicketState};
+use super::ticket::{Completion, TicketState};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::medium::{Lock, Medium};
+use crate::meta::CommitMeta;
 use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
-use crate::writer::CommitMeta;
 
 /// A log being written. Copiers on several threads may share it by reference.
 #[derive(Debug)]
@@ -44,10 +44,6 @@ pub struct LogWriter {
     _lock: Box<dyn Lock>,
 }
 
-/// A scribe that works when it is called.
-#[derive(Debug, Default)]
-struct Here(Mutex<Option<Scribe>>);
-
 /// A checkpoint being copied. Dropping it leaves the log as it was; its pages must then be copied again by the
 /// next epoch.
 #[derive(Debug)]
@@ -58,13 +54,6 @@ struct Epoch {
     void: Arc<AtomicBool>,
     open: Arc<AtomicBool>,
     finished: bool,
-}
-
-/// The promise of an answer: durable, or why not.
-#[derive(Clone, Debug)]
-pub struct Ticket {
-    state: Arc<TicketState>,
-    here: Arc<Here>,
 }
 
 impl LogWriter {
@@ -87,7 +76,7 @@ impl LogWriter {
                 Some(thread.map_err(|error| sys::Error::new("start a thread", error))?)
             }
             LogThreads::Caller => {
-                *here.lock() = Some(scribe);
+                here.set(scribe);
                 None
             }
         };
@@ -167,12 +156,6 @@ impl LogWriter {
         self.shared.status()
     }
 
-    /// The log's directory.
-    #[must_use]
-    pub fn directory(&self) -> &Path {
-        &self.directory
-    }
-
     /// Completes all epochs that are under way, and ends the writer.
     ///
     /// # Errors
@@ -189,7 +172,7 @@ impl LogWriter {
             // A panic has failed the queue already.
             let _ = thread.join();
         }
-        let scribe = self.here.lock().take();
+        let scribe = self.here.take();
         if let Some(mut scribe) = scribe {
             // Its error has been given to every ticket and to the queue.
             let _ = scribe.drive();
@@ -289,7 +272,7 @@ impl OpenCheckpoint for Epoch {
         self.shared.order(Order::Finish(Box::new(finish)))?;
         self.finished = true;
         self.void.store(false, Ordering::Release);
-        Ok(Ticket { state, here: Arc::clone(&self.here) })
+        Ok(Ticket::new(state, Arc::clone(&self.here)))
     }
 }
 
@@ -300,61 +283,5 @@ impl Drop for Epoch {
             let _ = self.shared.order(Order::Abandon);
         }
         self.open.store(false, Ordering::Release);
-    }
-}
-
-impl Ticket {
-    /// Of a checkpoint that is all that it will be.
-    pub(crate) fn answered(committed: LogCommitted) -> Self {
-        let state = TicketState::new(committed.sequence);
-        state.set(Ok(committed));
-        Self { state: Arc::new(state), here: Arc::default() }
-    }
-
-    /// The checkpoint that was promised.
-    #[must_use]
-    pub fn sequence(&self) -> Sequence {
-        self.state.sequence
-    }
-
-    /// Waits until it is durable.
-    ///
-    /// # Errors
-    ///
-    /// Why it never will be.
-    pub fn wait(&self) -> Result<LogCommitted> {
-        let _ = self.here.drive();
-        let gone = || Err(sys::Error::new("wait for a checkpoint", sys::Errno::SHORT).into());
-        self.state.wait(None).unwrap_or_else(gone)
-    }
-
-    /// As `wait`, for so long at most; `None` when it is still under way then.
-    ///
-    /// # Errors
-    ///
-    /// As `wait`.
-    pub fn wait_for(&self, timeout: Duration) -> Result<Option<LogCommitted>> {
-        let _ = self.here.drive();
-        self.state.wait(Some(timeout)).transpose()
-    }
-
-    /// Whether it is durable yet; `None` while it is under way.
-    ///
-    /// # Errors
-    ///
-    /// As `wait`.
-    pub fn poll(&self) -> Result<Option<LogCommitted>> {
-        self.state.get().transpose()
-    }
-}
-
-impl Here {
-    /// Lets the scribe work, if it is one that works here.
-    fn drive(&self) -> Result<()> {
-        self.lock().as_mut().map_or(Ok(()), Scribe::drive)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Scribe>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, PAGE_BYTES, PageCount, Pid, Sequence};
-use store::{CommitMeta, Committed, ImageWriter, PageSink, Result, WriteOptions};
+use store::{CommitMeta, Committed, ImageReader, ImageWriter, PageSink, Result, VerifyReport, WriteOptions};
 
 use undying_store as store;
 
@@ -53,4 +53,9 @@ pub(crate) fn write_image(path: &Path, sequence: u64) -> Result<Committed> {
     let values: Vec<u8> = (0..40).map(|page| if page % 5 == 0 { 0 } else { page as u8 }).collect();
     append(&writer, 0, 100, &values)?;
     writer.finish(&records(), meta(sequence))
+}
+
+/// Checks the image in this directory.
+pub(crate) fn verify(path: &Path) -> Result<VerifyReport> {
+    ImageReader::open(path)?.verify(|_| ())
 }
