@@ -14,6 +14,7 @@ use super::clean::Fill;
 use super::pending::Pending;
 use super::queue::Finish;
 use super::scribe::{OpenEpoch, Scribe};
+use super::segments::too_long;
 use super::space::{self, Kept};
 use super::table::Cell;
 use super::tail::Owner;
@@ -140,9 +141,4 @@ impl Scribe {
             segments: live.chain(indexes).collect::<BTreeSet<_>>().into_iter().collect(),
         }
     }
-}
-
-/// A log has more segments than can be counted.
-pub(super) fn too_long() -> Error {
-    sys::Error::new("count a log of more than 16 TiB", Errno::ENOSPC).into()
 }

@@ -15,12 +15,11 @@ use sys::page_buffer::PageBuffer;
 
 use super::clean::Cleaner;
 use super::cold::Cold;
-use super::commit::too_long;
 use super::delta::Delta;
 use super::index::Parts;
 use super::pending::Pending;
 use super::queue::{Next, Order, Shared};
-use super::segments::Compressed;
+use super::segments::{Compressed, too_long};
 use super::space::Retention;
 use super::state::State;
 use super::status::LogStatus;

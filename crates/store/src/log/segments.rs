@@ -13,6 +13,7 @@ use model::ByteCount;
 
 use super::layout::FIRST_BLOCK;
 use super::table::{Cell, PageTable, Spot};
+use crate::error::Error;
 
 /// All segments of a log.
 #[derive(Clone, Debug)]
@@ -181,6 +182,11 @@ impl Segments {
         let Cell::At(spot, _) = cell else { return None };
         self.slots[(spot.get() >> self.bits) as usize].as_mut()
     }
+}
+
+/// A log has more segments than can be counted.
+pub(super) fn too_long() -> Error {
+    sys::Error::new("count a log of more than 16 TiB", sys::Errno::ENOSPC).into()
 }
 
 #[cfg(test)]
