@@ -29,10 +29,8 @@ use crate::fd_passing::send_descriptors;
 use crate::seccomp_listener::Notification;
 use crate::{pidfd, socket};
 
-/// Notifications that can be received and unanswered at a time.
-pub const BUFFERS_MAX: usize = 16;
-/// What the holder appends to the file of a listener when the guardian dies and the subject may have lived on.
-pub const BROKEN_LINE: &[u8] = b"the guardian died, and the subject went on unwatched\n";
+pub use process::{BROKEN_LINE, BUFFERS_MAX};
+
 /// Bytes that the line is sure of on a full file system.
 const RESERVED_BYTES: i64 = 4096;
 /// How long an exit of the holder is waited for, so that it leaves no zombie.

@@ -12,11 +12,14 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use super::{BROKEN_LINE, BUFFERS_MAX};
 use crate::error::Errno;
 use crate::fd_passing::receive_descriptors;
 use crate::seccomp_listener::{Listener, Notification, NotificationId, Receipt, Waited};
 
+/// Notifications that can be received and unanswered at a time.
+pub const BUFFERS_MAX: usize = 16;
+/// What the holder appends to the file of a listener when the guardian dies and the subject may have lived on.
+pub const BROKEN_LINE: &[u8] = b"the guardian died, and the subject went on unwatched\n";
 /// Listeners that are held at a time: one of each incarnation, of which the last may still be ending.
 const HELD_MAX: usize = 4;
 /// How long an orphaned holder without listeners waits for one that a child of its guardian is about to send.

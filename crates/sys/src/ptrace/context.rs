@@ -12,7 +12,7 @@ use std::mem::{offset_of, size_of, transmute};
 
 use model::Tid;
 
-use super::request;
+use super::requests::request;
 use crate::error::Result;
 
 /// Most bytes of extended register state the kernel is asked for (AMX needs about 11 KiB).

@@ -12,7 +12,7 @@ use std::mem::{offset_of, size_of};
 
 use model::Tid;
 
-use super::request;
+use super::requests::request;
 use crate::error::Result;
 
 /// Most queued signals read by one request.

@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 
 use model::{Signal, Tid};
 
-use super::request;
+use super::requests::request;
 use crate::error::{Errno, Error, Result};
 
 /// A change of a tracee or child, as wait(2) reports it.
