@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use model::{Pid, Tid};
 use sys::clock::Clock;
 use sys::kcmp::{self, Shared};
-use sys::ptrace::{self, Options};
+use sys::ptrace;
 use sys::wait_timer::{Ticks, taking_ends};
 use sys::{Errno, Error};
 
-use super::release;
+use super::release::{self, OPTIONS};
 use super::stopped::{FreezeError, StoppedProcess, StoppedTree};
 use crate::procfs::{self, KeptFiles};
 use crate::remote::home;
@@ -22,9 +22,6 @@ use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer::{self, Waiter};
 use crate::tree;
 
-/// Options a subject's threads are seized with while they are being stopped.
-pub(crate) const OPTIONS: Options =
-    Options::SYSCALL_GOOD.with(Options::CLONE).with(Options::FORK).with(Options::VFORK);
 /// Times the tree is listed again because it grew; a tree that outgrows this is refused.
 const ROUNDS_MAX: usize = 200;
 /// The same before anything stands; what is found later is found while the rest stands.

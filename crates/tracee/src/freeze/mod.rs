@@ -12,7 +12,7 @@ use model::Pid;
 
 use crate::procfs::KeptFiles;
 
-pub(crate) use attempt::OPTIONS;
+pub(crate) use release::OPTIONS;
 pub use stopped::{FreezeError, StoppedProcess, StoppedTree};
 
 use attempt::Attempt;

@@ -1,17 +1,20 @@
 //! Detaching threads that run: each has to stop first.
 //!
-//! Owns: the wait for their stops.
+//! Owns: the options that a subject's threads are attached with, the wait for their stops.
 //! Invariants: what a thread creates meanwhile is detached as well.
 //! Does not: detach what is stopped already; `stopped` does.
 
 use std::time::Duration;
 
 use model::{Pid, Tid};
+use sys::ptrace::Options;
 
-use super::OPTIONS;
 use crate::thread::{Running, StopOutcome, Thread};
 use crate::tracer::{self, Waiter};
 
+/// Options a subject's threads are seized with while they are being stopped.
+pub(crate) const OPTIONS: Options =
+    Options::SYSCALL_GOOD.with(Options::CLONE).with(Options::FORK).with(Options::VFORK);
 /// How long the threads may take to stop. One that does not is detached when the tree is stopped again, or the tracer
 /// ends.
 const LIMIT: Duration = Duration::from_secs(10);

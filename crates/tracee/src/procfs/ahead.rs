@@ -9,7 +9,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::read_whole;
+use super::files::read_whole;
 use crate::crew::{Crew, Work};
 
 /// What a crew is to read in the next pause, and what it reads in this one.

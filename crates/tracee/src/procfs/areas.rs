@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use model::{Address, AddressRange, Inode, Pid};
 use sys::Result;
 
-use super::{malformed, read};
+use super::files::{malformed, read};
 
 /// Access rights and sharing of an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

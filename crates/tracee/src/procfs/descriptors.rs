@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use model::{Fd, Pid};
 use sys::{Error, Result};
 
-use super::{link, malformed, numbers, read_text};
+use super::files::{link, malformed, numbers, read_text};
 
 /// What `/proc` tells of one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]

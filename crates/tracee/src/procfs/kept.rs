@@ -8,20 +8,18 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use model::{Pid, Tid};
 use sys::{Errno, Error, Result};
 
-use super::ReadAhead;
+use super::ahead::ReadAhead;
+use super::files::{ROOM, path_of_thread, read_whole};
 use crate::crew::Crew;
 
 /// Files held open at most: a process may open 1024 unless told otherwise, and there are others. Beyond it, a file is
 /// opened for each read.
 const FILES_MAX: usize = 192;
-/// A page: what the kernel produces at a time, and more than most of these files hold.
-const ROOM: usize = 4096;
 
 /// Open files of threads.
 #[derive(Debug, Default)]
@@ -99,7 +97,7 @@ impl KeptFiles {
 
 impl Kept {
     fn open(pid: Pid, tid: Tid, name: &'static str) -> Result<Self> {
-        let path = super::path_of_thread(pid, tid, name);
+        let path = path_of_thread(pid, tid, name);
         let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
         Ok(Self { file: Arc::new(file), bytes: Vec::with_capacity(ROOM), used: true, place: None })
     }
@@ -115,31 +113,8 @@ impl Kept {
     }
 }
 
-/// Reads a file of `/proc` from its beginning into memory that is kept. Not for files with paths in them: a read ends
-/// before a record that no longer fits a page, so that one of less than half a page is the end only where records are
-/// short.
-pub fn read_whole(file: &File, bytes: &mut Vec<u8>) -> std::result::Result<(), Errno> {
-    bytes.resize(bytes.capacity().max(ROOM), 0);
-    let mut filled = 0;
-    loop {
-        match file.read_at(&mut bytes[filled..], filled as u64) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
-        }
-        if filled == bytes.len() {
-            bytes.resize(2 * filled, 0);
-        } else if filled < ROOM / 2 {
-            break;
-        }
-    }
-    bytes.truncate(filled);
-    Ok(())
-}
-
 fn failed(pid: Pid, tid: Tid, name: &str, errno: Errno) -> Error {
-    Error::path("read", super::path_of_thread(pid, tid, name), errno)
+    Error::path("read", path_of_thread(pid, tid, name), errno)
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! `/proc/PID/stat`: state, relations, layout of the address space.
+//! `/proc/PID/stat`: state, relations, layout of the address space; `statm`: its size.
 //!
-//! Owns: its parser.
+//! Owns: their parsers.
 //! Does not: interpret the exit code beyond keeping it.
 
-use model::{Address, Pid, ProcessKey, StartTime, Tid};
+use model::{Address, PageCount, Pid, ProcessKey, StartTime, Tid};
 use sys::Result;
 
-use super::{malformed, read_text};
+use super::files::{malformed, read_text};
 
 /// The fields of `/proc/PID/stat` that matter here, under the names of proc_pid_stat(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,6 +135,17 @@ fn parse(text: &str) -> Option<Stat> {
         env_end: address(51)?,
         exit_code: signed(52)?,
     })
+}
+
+/// Pages in memory that a process shares with no file, by the kernel's quick count.
+pub fn own_pages(pid: Pid) -> Result<PageCount> {
+    let path = format!("/proc/{pid}/statm");
+    let text = read_text(&path)?;
+    let word = |index: usize| text.split(' ').nth(index)?.parse::<u64>().ok();
+    match (word(1), word(2)) {
+        (Some(resident), Some(shared)) => Ok(PageCount(resident.saturating_sub(shared))),
+        _ => Err(malformed(&path)),
+    }
 }
 
 #[cfg(test)]

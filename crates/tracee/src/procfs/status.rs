@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use model::{Pid, Tid};
 use sys::Result;
 
-use super::{malformed, read_text};
+use super::files::{malformed, read_text};
 
 /// The lines of `/proc/PID/status` that matter here, under the names of proc_pid_status(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
