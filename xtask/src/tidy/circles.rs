@@ -25,6 +25,7 @@ const FREE: &[&str] = &[
     "store",
     "supervise",
     "sys",
+    "tracee",
     "track",
     "undo",
 ];

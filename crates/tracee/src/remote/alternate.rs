@@ -13,9 +13,10 @@
 use model::{Address, ByteCount};
 use sys::ptrace::Registers;
 
-use super::layout::Replaced;
-use super::{RemoteContext, RemoteError};
+use super::error::RemoteError;
+use super::known::RemoteContext;
 use crate::arch;
+use crate::memory::Saved;
 
 /// How far above the stack pointer a signal frame is looked for: what a handler and its callees take.
 const SEARCHED: ByteCount = ByteCount(64 * 1024);
@@ -29,14 +30,14 @@ pub(super) fn lay(
     original: &Registers,
     home: arch::HomePlace,
     context: &RemoteContext<'_>,
-) -> Result<Option<Replaced>, RemoteError> {
+) -> Result<Option<Saved>, RemoteError> {
     let (Some(pivot), Some(word)) = (context.gadgets.pivot, word_below(original, context)) else {
         return Ok(None);
     };
-    let bytes = context.memory.read_vec(word, ByteCount(WORD_BYTES as u64))?;
+    let saved = context.memory.save(word, ByteCount(WORD_BYTES as u64))?;
     context.memory.write(home.frame_pointer(), &u64::MAX.to_ne_bytes())?;
     context.memory.write(word, &pivot.get().to_ne_bytes())?;
-    Ok(Some(Replaced { at: word, bytes }))
+    Ok(Some(saved))
 }
 
 /// The place for a word on the alternate stack that a thread with these registers is on.

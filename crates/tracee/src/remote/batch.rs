@@ -10,7 +10,8 @@ use sys::ptrace::{self, Stop};
 use sys::{Errno, Error};
 
 use super::chain::{self, Chain, Query, SignalSets, Slots};
-use super::{Intercepted, Position, RemoteError, RemoteSession, STOP};
+use super::error::RemoteError;
+use super::session::{Intercepted, Position, RemoteSession, STOP};
 use crate::arch::{self, HomePlace};
 use crate::steps;
 

@@ -17,7 +17,7 @@ use model::{Address, ByteCount, Pid, Signal, Tid};
 use sys::Error;
 use sys::ptrace::Registers;
 
-use super::Gadgets;
+use super::gadgets::Gadgets;
 use crate::arch::numbers::{TGKILL, TKILL};
 use crate::arch::{self, HomePlace, Preserved};
 use crate::memory::ProcessMemory;

@@ -9,7 +9,7 @@ use memchr::memmem;
 use model::{Address, AddressRange, ByteCount};
 use sys::Error;
 
-use super::RemoteError;
+use super::error::RemoteError;
 use crate::arch::{self, Store};
 use crate::memory::ProcessMemory;
 use crate::procfs::{Area, Backing};

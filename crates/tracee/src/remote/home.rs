@@ -9,7 +9,9 @@ use model::Address;
 use sys::ptrace::{self, Registers, Stop};
 use sys::{Errno, Error, process_memory};
 
-use super::{CALL_LIMIT, Room, STOP, chain};
+use super::chain;
+use super::layout::Room;
+use super::session::{CALL_LIMIT, STOP};
 use crate::arch;
 use crate::thread::{Stopped, Thread};
 use crate::tracer::await_stop;

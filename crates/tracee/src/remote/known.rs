@@ -1,4 +1,4 @@
-//! What is read of a stopped thread before anything of it changes.
+//! What is read of a stopped thread and its process before anything of it changes.
 //!
 //! Owns: registers, extended state, signal mask and restartable sequence, read once for all who need them.
 //! Invariants: they are those of the thread itself as long as no session has begun.
@@ -8,12 +8,25 @@ use model::Tid;
 use sys::ptrace::{self, Registers, RseqConfiguration, XSTATE_BYTES_MAX};
 use sys::{Errno, Error};
 
+use super::gadgets::Gadgets;
 use crate::arch;
 use crate::memory::ProcessMemory;
+use crate::procfs::Area;
 use crate::rseq;
 
 /// EIO: a ptrace(2) request that the kernel does not know.
 const EIO: Errno = Errno(5);
+
+/// What a session needs to know of the process, gathered before any thread changes.
+#[derive(Debug)]
+pub struct RemoteContext<'a> {
+    /// The process's memory.
+    pub memory: &'a ProcessMemory,
+    /// Its areas, rising.
+    pub areas: &'a [Area],
+    /// Instructions found before.
+    pub gadgets: Gadgets,
+}
 
 /// A stopped thread, as it was found.
 #[derive(Clone, Debug)]

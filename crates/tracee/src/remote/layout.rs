@@ -7,14 +7,28 @@
 use model::{Address, ByteCount};
 use sys::Error;
 
-use super::{KnownThread, RemoteContext, RemoteError, alternate, chain, opened};
+use super::error::RemoteError;
+use super::known::{KnownThread, RemoteContext};
+use super::{alternate, chain};
 use crate::arch::{self, HomePlace};
 use crate::interruption;
-use crate::memory::ProcessMemory;
+use crate::memory::{ProcessMemory, Saved};
 use crate::steps;
 
 /// Bytes of arguments and results one call may need.
 pub const DATA_BYTES: u64 = 4096;
+
+/// Most descriptors that are open at a time.
+const OPENED_MAX: usize = 4;
+/// Bytes of the longest store with the words that it takes.
+const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64);
+/// Bytes of one closing: what leads through the store, then the frame.
+pub(super) const CLOSING_BYTES: u64 = LINK_BYTES + arch::FRAME_BYTES;
+
+/// Room for the closings of so many descriptors.
+const fn closings_bytes(opened: usize) -> ByteCount {
+    ByteCount(opened as u64 * CLOSING_BYTES)
+}
 
 /// What a session has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +43,7 @@ pub struct Room {
 
 impl Room {
     /// Room for whatever a session may be asked.
-    pub const MOST: Self =
-        Self { calls: chain::LINKS_MAX, data: ByteCount(DATA_BYTES), opened: opened::OPENED_MAX };
+    pub const MOST: Self = Self { calls: chain::LINKS_MAX, data: ByteCount(DATA_BYTES), opened: OPENED_MAX };
 
     /// Calls of its longest chain.
     pub(super) const fn links(self) -> usize {
@@ -43,7 +56,7 @@ impl Room {
 
     /// Bytes of a session below its home frame, and as much as the two alignments can take.
     pub(super) const fn bytes_below_home(self) -> ByteCount {
-        let calls = chain::bytes_of(self.links()).get() + opened::bytes_of(self.opened).get();
+        let calls = chain::bytes_of(self.links()).get() + closings_bytes(self.opened).get();
         ByteCount(calls + self.data.get() + 32)
     }
 
@@ -52,13 +65,6 @@ impl Room {
     pub fn bytes(self, known: &KnownThread) -> ByteCount {
         self.bytes_below_home() + arch::home_frame_bytes(known.state_in_use())
     }
-}
-
-/// Bytes of the subject that were replaced.
-#[derive(Debug)]
-pub(super) struct Replaced {
-    pub(super) at: Address,
-    pub(super) bytes: Vec<u8>,
 }
 
 /// Where the parts are.
@@ -70,9 +76,9 @@ pub(super) struct Layout<'a> {
     pub(super) data: Address,
     pub(super) home: HomePlace,
     /// What was there, from the chain on.
-    replaced: Replaced,
+    saved: Saved,
     /// Where the way home begins in a handler on an alternate stack.
-    pub(super) on_alternate: Option<Replaced>,
+    pub(super) on_alternate: Option<Saved>,
 }
 
 impl<'a> Layout<'a> {
@@ -87,20 +93,42 @@ impl<'a> Layout<'a> {
         let resumed = arch::restarted(&interruption::named(&known.resumed, memory));
         let (home, frame) =
             arch::home_frame(top, &resumed, known.signal_mask, known.state_in_use(), restorer);
-        let closings = home.frame_pointer() - opened::bytes_of(room.opened);
+        let closings = home.frame_pointer() - closings_bytes(room.opened);
         let data = Address((closings.get() - room.data.get()) & !15);
         let chain = data - chain::bytes_of(room.links());
         debug_assert!(top - chain <= room.bytes(known), "a session fits its place");
-        let replaced = Replaced { at: chain, bytes: memory.read_vec(chain, top - chain)? };
+        let saved = memory.save(chain, top - chain)?;
         memory.write(home.start, &frame)?;
         let on_alternate = alternate::lay(&known.resumed, home, context)?;
         steps::reach("frame written");
-        Ok(Self { memory, room, chain, data, home, replaced, on_alternate })
+        Ok(Self { memory, room, chain, data, home, saved, on_alternate })
     }
 
     /// Brings back what was there before.
     pub(super) fn put_back(&self) -> Result<(), Error> {
-        let replaced = [Some(&self.replaced), self.on_alternate.as_ref()];
-        replaced.into_iter().flatten().try_for_each(|old| self.memory.write(old.at, &old.bytes))
+        self.memory.bring_back(&self.saved)?;
+        self.on_alternate.as_ref().map_or(Ok(()), |saved| self.memory.bring_back(saved))
+    }
+
+    /// The way home through the closings of so many descriptors.
+    pub(super) fn way(&self, opened: usize) -> HomePlace {
+        if opened == 0 {
+            return self.home;
+        }
+        // Below the word that the home frame has for the frame pointer.
+        let start = self.home.frame_pointer() - closings_bytes(opened) + ByteCount(LINK_BYTES);
+        HomePlace { start, ..self.home }
+    }
+
+    /// Where the closing of the descriptor that was opened as the `count`th has its number.
+    pub(super) fn number_at(&self, count: usize) -> Address {
+        self.way(count).start + ByteCount(arch::FRAME_FIRST_ARGUMENT)
+    }
+
+    pub(super) fn number_of(&self, count: usize) -> Result<Option<u64>, RemoteError> {
+        let mut bytes = [0; 4];
+        self.memory.read(self.number_at(count), &mut bytes)?;
+        // What no call has returned is no descriptor, nor is an error.
+        Ok(u64::try_from(i32::from_ne_bytes(bytes)).ok())
     }
 }

@@ -15,23 +15,12 @@ use model::{Address, ByteCount};
 use sys::Errno;
 
 use super::chain::{self, Query, SignalSets, Slots};
-use super::layout::Layout;
-use super::{Position, RemoteError, RemoteSession};
+use super::error::RemoteError;
+use super::layout::CLOSING_BYTES;
+use super::session::{Position, RemoteSession};
+use crate::arch;
 use crate::arch::numbers::CLOSE;
-use crate::arch::{self, HomePlace};
 use crate::steps;
-
-/// Most descriptors that are open at a time.
-pub(super) const OPENED_MAX: usize = 4;
-/// Bytes of the longest store with the words that it takes.
-const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64);
-/// Bytes of one closing: what leads through the store, then the frame.
-const CLOSING_BYTES: u64 = LINK_BYTES + arch::FRAME_BYTES;
-
-/// Room for the closings of so many descriptors.
-pub(super) const fn bytes_of(opened: usize) -> ByteCount {
-    ByteCount(opened as u64 * CLOSING_BYTES)
-}
 
 impl RemoteSession<'_> {
     /// Makes calls that each open a descriptor; they stay open until [`Self::close_opened`], or until the session
@@ -161,30 +150,6 @@ impl RemoteSession<'_> {
             None => call,
         };
         self.make(query.number, &call)
-    }
-}
-
-impl Layout<'_> {
-    /// The way home through the closings of so many descriptors.
-    pub(super) fn way(&self, opened: usize) -> HomePlace {
-        if opened == 0 {
-            return self.home;
-        }
-        // Below the word that the home frame has for the frame pointer.
-        let start = self.home.frame_pointer() - bytes_of(opened) + ByteCount(LINK_BYTES);
-        HomePlace { start, ..self.home }
-    }
-
-    /// Where the closing of the descriptor that was opened as the `count`th has its number.
-    fn number_at(&self, count: usize) -> Address {
-        self.way(count).start + ByteCount(arch::FRAME_FIRST_ARGUMENT)
-    }
-
-    fn number_of(&self, count: usize) -> Result<Option<u64>, RemoteError> {
-        let mut bytes = [0; 4];
-        self.memory.read(self.number_at(count), &mut bytes)?;
-        // What no call has returned is no descriptor, nor is an error.
-        Ok(u64::try_from(i32::from_ne_bytes(bytes)).ok())
     }
 }
 

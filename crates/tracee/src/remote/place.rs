@@ -13,7 +13,8 @@ use sys::pagemap::Pagemap;
 use sys::ptrace::{self, Registers};
 use sys::{Errno, Error};
 
-use super::{RemoteContext, RemoteError};
+use super::error::RemoteError;
+use super::known::RemoteContext;
 use crate::arch;
 use crate::memory::ProcessMemory;
 use crate::procfs;
