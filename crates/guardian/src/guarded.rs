@@ -64,7 +64,7 @@ fn guardian_of(pid: Pid) -> Option<GuardedBy> {
                 && line.contains(&Pid(record.root.pid));
             guards.then(|| GuardedBy {
                 guardian: holder,
-                name: record.name,
+                name: record.facts.name,
                 store: directory.parent().map_or_else(PathBuf::new, Path::to_path_buf),
             })
         })

@@ -53,7 +53,8 @@ pub use journal::EventRow;
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, checkpoint};
 pub use record::{
-    Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, SubjectState, VerifiedReport,
+    Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, SubjectFacts, SubjectState,
+    VerifiedReport,
 };
 pub use restoring::{RestoreRequest, Resumed, restore};
 pub use run::{

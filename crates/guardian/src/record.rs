@@ -157,61 +157,76 @@ pub(crate) struct Failing {
     pub(crate) since: String,
 }
 
+/// What a guardian knows of its subject, and `status` shows as it is.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct SubjectFacts {
+    /// Its name.
+    pub name: String,
+    /// The restart policy.
+    pub policy: RestartPolicy,
+    /// Which of its incarnations this is, from 1.
+    pub incarnation: u64,
+    /// How often it was restarted.
+    pub restarts: u64,
+    /// How its last incarnation ended.
+    pub last_death: Option<Death>,
+    /// Checkpoints that this guardian has committed.
+    pub checkpoints: u64,
+    /// Checkpoints that were taken and are being written.
+    #[serde(default)]
+    pub in_flight: usize,
+    /// Checkpoints asked for per second.
+    pub requested_hz: f64,
+    /// Checkpoints taken per second, of late.
+    pub achieved_hz: f64,
+    /// How long it was stopped for them.
+    pub pause_us: PauseMicroseconds,
+    /// The pause budget: the longest that one stop should last.
+    #[serde(default)]
+    pub max_pause_us: Option<u64>,
+    /// Stops of its last checkpoint before the one that completed it.
+    #[serde(default)]
+    pub slices: SlicesReport,
+    /// What comparisons with the subject have found.
+    #[serde(default)]
+    pub verified: VerifiedReport,
+    /// How dirty pages are found.
+    #[serde(default)]
+    pub tracker: String,
+    /// Files that it writes, and what a restart does when they have changed.
+    #[serde(default)]
+    pub files: FilesReport,
+    /// Why the last restart began the program anew although there were checkpoints.
+    #[serde(default)]
+    pub fresh: Option<FreshReport>,
+    /// Checkpoints that were taken later than asked for, by reason.
+    #[serde(default)]
+    pub held_back: Vec<RefusalReport>,
+    /// Checkpoints that were not taken, by reason.
+    pub refusals: Vec<RefusalReport>,
+}
+
 /// The content of the file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
-    pub(crate) name: String,
+    #[serde(flatten)]
+    pub(crate) facts: SubjectFacts,
     pub(crate) boot: String,
     pub(crate) guardian: ProcessName,
     pub(crate) root: ProcessName,
     pub(crate) state: SubjectState,
-    pub(crate) policy: RestartPolicy,
-    pub(crate) incarnation: u64,
-    pub(crate) restarts: u64,
-    pub(crate) last_death: Option<Death>,
     /// The name of the guardian's socket for requests.
     #[serde(default)]
     pub(crate) requests: String,
-    /// Committed by this guardian.
-    pub(crate) checkpoints: u64,
     pub(crate) last_checkpoint: Option<String>,
-    /// Taken and not committed yet.
-    #[serde(default)]
-    pub(crate) in_flight: usize,
     /// The first checkpoint that is one of this program's; older ones in the store are of others.
     pub(crate) first_sequence: u64,
-    pub(crate) requested_hz: f64,
-    pub(crate) achieved_hz: f64,
-    pub(crate) pause_us: PauseMicroseconds,
-    /// The pause budget.
-    #[serde(default)]
-    pub(crate) max_pause_us: Option<u64>,
-    /// Of the last checkpoint.
-    #[serde(default)]
-    pub(crate) slices: SlicesReport,
-    /// What comparisons with the subject have found.
-    #[serde(default)]
-    pub(crate) verified: VerifiedReport,
-    /// How dirty pages are found.
-    #[serde(default)]
-    pub(crate) tracker: String,
     /// What the log takes on the disk, since its first commit.
     #[serde(default)]
     pub(crate) store_bytes: Option<u64>,
-    /// Files that the subject writes.
-    #[serde(default)]
-    pub(crate) files: FilesReport,
-    /// The last restart from the beginning.
-    #[serde(default)]
-    pub(crate) fresh: Option<FreshReport>,
     /// Set while checkpoints fail.
     #[serde(default)]
     pub(crate) failing: Option<Failing>,
-    /// Checkpoints that were taken later than asked for, by reason.
-    #[serde(default)]
-    pub(crate) held_back: Vec<RefusalReport>,
-    /// Checkpoints that were not taken, by reason.
-    pub(crate) refusals: Vec<RefusalReport>,
 }
 
 impl Record {
@@ -293,7 +308,7 @@ mod tests {
         assert_eq!(Record::read(&directory).unwrap(), None);
         let own = procfs::key(Pid(std::process::id() as i32)).unwrap();
         let mut record = Record {
-            name: "job".to_owned(),
+            facts: SubjectFacts { name: "job".to_owned(), requested_hz: 2.0, ..SubjectFacts::default() },
             boot: boot(),
             guardian: ProcessName::of(own),
             root: ProcessName { start: 1, ..ProcessName::of(own) },

@@ -8,19 +8,14 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use store::{Store, SubjectName};
-use supervise::RestartPolicy;
 use sys::clock::Clock;
 
 use crate::error::{Found, GuardianError, Result};
 use crate::event::wording::headline;
-use crate::files::FilesReport;
 use crate::history::age;
 use crate::images;
 use crate::location::StoreLocation;
-use crate::record::{
-    Death, Failing, FreshReport, PauseMicroseconds, Record, RefusalReport, SlicesReport, SubjectState,
-    VerifiedReport,
-};
+use crate::record::{Failing, Record, SubjectFacts, SubjectState};
 use crate::run::without_numbers;
 use crate::time;
 
@@ -31,8 +26,9 @@ const MISSED_MIN: Duration = Duration::from_secs(2);
 /// One guarded subject.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SubjectReport {
-    /// Its name.
-    pub name: String,
+    /// What its guardian has recorded.
+    #[serde(flatten)]
+    pub facts: SubjectFacts,
     /// Its root, or what that was when it lived.
     pub pid: i32,
     /// What it is doing.
@@ -40,46 +36,12 @@ pub struct SubjectReport {
     /// Why the subject would not come back from a checkpoint, or only from an old one since no more can be taken, if it
     /// died now; `None` when it would, or has ended.
     pub unprotected_because: Option<String>,
-    /// The restart policy.
-    pub policy: RestartPolicy,
-    /// Which of its lives this is, from 1.
-    pub incarnation: u64,
-    /// How often it was restarted.
-    pub restarts: u64,
-    /// How its last life ended.
-    pub last_death: Option<Death>,
-    /// Checkpoints that were taken.
-    pub checkpoints: u64,
-    /// Checkpoints that were taken and are being written.
-    pub in_flight: usize,
-    /// Checkpoints asked for per second.
-    pub requested_hz: f64,
-    /// Checkpoints taken per second, of late.
-    pub achieved_hz: f64,
-    /// How long it stood still for them.
-    pub pause_us: PauseMicroseconds,
-    /// The pause budget: the longest that one stop should last.
-    pub max_pause_us: Option<u64>,
-    /// Stops of its last checkpoint before the one that completed it.
-    pub slices: SlicesReport,
-    /// How old the newest is; `None` when there is none.
+    /// How old the newest checkpoint is; `None` when there is none.
     pub checkpoint_age_us: Option<u64>,
     /// Bytes of all its checkpoints.
     pub store_bytes: u64,
     /// The guardian's pid.
     pub guardian: i32,
-    /// How dirty pages are found.
-    pub tracker: String,
-    /// What comparisons with the subject have found.
-    pub verified: VerifiedReport,
-    /// Files that it writes, and what a restart does when they have changed.
-    pub files: FilesReport,
-    /// Why the last restart began the program anew although there were checkpoints.
-    pub fresh: Option<FreshReport>,
-    /// Checkpoints that were taken later than asked for, by reason.
-    pub held_back: Vec<RefusalReport>,
-    /// Checkpoints that were not taken, by reason.
-    pub refusals: Vec<RefusalReport>,
 }
 
 impl SubjectReport {
@@ -131,31 +93,18 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
     let unprotected_because = unprotected(store, name, &record, state)?;
     let (taken, store_bytes) = stored(store, name, &record)?;
     let age = taken.and_then(|taken| Clock::default().wall().duration_since(taken).ok());
+    let mut facts = record.facts;
+    if record.failing.is_some() {
+        facts.achieved_hz = 0.0;
+    }
     Ok(SubjectReport {
-        name: record.name,
+        facts,
         pid: record.root.pid,
         state,
         unprotected_because,
-        policy: record.policy,
-        incarnation: record.incarnation,
-        restarts: record.restarts,
-        last_death: record.last_death,
-        checkpoints: record.checkpoints,
-        in_flight: record.in_flight,
-        requested_hz: record.requested_hz,
-        achieved_hz: if record.failing.is_some() { 0.0 } else { record.achieved_hz },
-        pause_us: record.pause_us,
-        max_pause_us: record.max_pause_us,
-        slices: record.slices,
         checkpoint_age_us: age.map(time::microseconds),
         store_bytes,
         guardian: record.guardian.pid,
-        tracker: record.tracker,
-        verified: record.verified,
-        files: record.files,
-        fresh: record.fresh,
-        held_back: record.held_back,
-        refusals: record.refusals,
     })
 }
 
@@ -190,23 +139,25 @@ fn unprotected(
     }
     let newest = store.newest(name)?.map(|(sequence, _)| sequence.get());
     if newest.is_some_and(|newest| newest >= record.first_sequence) {
-        if let Some(file) = record.files.always_prevents() {
+        if let Some(file) = record.facts.files.always_prevents() {
             return Ok(Some(format!(
                 "no checkpoint can be restored, since {file} is mapped and can be written to unnoticed"
             )));
         }
-        if let Some(why) = record.files.lost() {
+        if let Some(why) = record.facts.files.lost() {
             return Ok(Some(format!("its files cannot go back to any checkpoint: {}", headline(why))));
         }
-        return Ok(record.failing.as_ref().filter(|failing| is_stale(failing, record.requested_hz)).map(
-            |failing| {
+        return Ok(record
+            .failing
+            .as_ref()
+            .filter(|failing| is_stale(failing, record.facts.requested_hz))
+            .map(|failing| {
                 format!("no checkpoint could be taken since {}: {}", failing.since, headline(&failing.reason))
-            },
-        ));
+            }));
     }
-    Ok(Some(match record.refusals.last().or(record.held_back.last()) {
+    Ok(Some(match record.facts.refusals.last().or(record.facts.held_back.last()) {
         Some(refusal) => headline(&refusal.reason),
-        None if record.in_flight > 0 => "its first checkpoint is being written".to_owned(),
+        None if record.facts.in_flight > 0 => "its first checkpoint is being written".to_owned(),
         None => "no checkpoint of it has been taken yet".to_owned(),
     }))
 }

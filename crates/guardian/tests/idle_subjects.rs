@@ -60,9 +60,9 @@ fn measure(store: &StoreLocation, before: &Cost) {
     let rows = || guardian::status(store, None).unwrap().rows;
     until("a checkpoint of each", || {
         let rows = rows();
-        (rows.len() == SUBJECTS && rows.iter().all(|row| row.checkpoints > 0)).then_some(())
+        (rows.len() == SUBJECTS && rows.iter().all(|row| row.facts.checkpoints > 0)).then_some(())
     });
-    let taken = || rows().iter().map(|row| row.checkpoints).sum::<u64>();
+    let taken = || rows().iter().map(|row| row.facts.checkpoints).sum::<u64>();
     let (first, begun) = (taken(), Cost::now());
     std::thread::sleep(EVERY);
     let (count, ended) = (taken() - first, Cost::now());

@@ -128,7 +128,7 @@ impl Lab {
         let mut root = until("the first checkpoint", || {
             let status = guardian::status(&self.store(), Some(name)).ok()?;
             let row = status.rows.first()?;
-            (row.checkpoints > 0 && row.state == SubjectState::Running).then_some(Pid(row.pid))
+            (row.facts.checkpoints > 0 && row.state == SubjectState::Running).then_some(Pid(row.pid))
         });
         for number in 0..KILLS {
             std::thread::sleep(moment(&mut random, LIFE_MAX));

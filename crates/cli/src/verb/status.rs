@@ -56,32 +56,32 @@ impl Verb for Status {
         print::table(&head, &rows)?;
         tell_unprotected(&found.rows)?;
         for subject in &found.rows {
-            if let Some(fresh) = &subject.fresh {
+            if let Some(fresh) = &subject.facts.fresh {
                 print::say(format_args!(
                     "{}: started from its beginning at {}: {}",
-                    subject.name,
+                    subject.facts.name,
                     fresh.time,
                     guardian::one_line(&fresh.reason)
                 ));
             }
             tell_slices(subject);
             tell_files(subject);
-            let names_files = subject.state.is_watched() && !subject.files.is_empty();
-            if names_files && subject.files.policy != ChangedFiles::Keep {
-                print::say(format_args!("{}: {}", subject.name, subject.files));
+            let names_files = subject.state.is_watched() && !subject.facts.files.is_empty();
+            if names_files && subject.facts.files.policy != ChangedFiles::Keep {
+                print::say(format_args!("{}: {}", subject.facts.name, subject.facts.files));
             }
             let is_new = |told: &&RefusalReport| !subject.is_unprotected_because(&told.reason);
-            for slow in subject.held_back.iter().filter(is_new) {
+            for slow in subject.facts.held_back.iter().filter(is_new) {
                 print::say(format_args!(
                     "{}: {} checkpoints were taken late: {}",
-                    subject.name, slow.count, slow.reason
+                    subject.facts.name, slow.count, slow.reason
                 ));
             }
-            for refusal in subject.refusals.iter().filter(is_new) {
+            for refusal in subject.facts.refusals.iter().filter(is_new) {
                 let reason = guardian::headline(&refusal.reason);
                 print::say(format_args!(
                     "{}: {} checkpoints were not taken: {reason}",
-                    subject.name, refusal.count
+                    subject.facts.name, refusal.count
                 ));
             }
         }
@@ -91,7 +91,7 @@ impl Verb for Status {
 
 /// Reports that the last checkpoint needed more than one stop.
 fn tell_slices(subject: &SubjectReport) {
-    let (name, slices) = (&subject.name, subject.slices);
+    let (name, slices) = (&subject.facts.name, subject.facts.slices);
     if subject.state.is_watched() && slices.count > 0 {
         let time = |microseconds| print::duration(Duration::from_micros(microseconds));
         print::say(format_args!(
@@ -106,7 +106,7 @@ fn tell_slices(subject: &SubjectReport) {
 
 /// Reports why files of a subject do not go back, or not to every checkpoint.
 fn tell_files(subject: &SubjectReport) {
-    let (name, files) = (&subject.name, &subject.files);
+    let (name, files) = (&subject.facts.name, &subject.facts.files);
     if !subject.state.is_watched() {
         return;
     }
@@ -117,7 +117,7 @@ fn tell_files(subject: &SubjectReport) {
         ));
     }
     let apart = Duration::from_micros(files.apart_us);
-    if apart.as_secs_f64() * subject.requested_hz > 1.0 {
+    if apart.as_secs_f64() * subject.facts.requested_hz > 1.0 {
         print::say(format_args!(
             "{name}: files can go back to one checkpoint in {} at most, as keeping them costs {:.1} % of the time",
             print::duration(apart),
@@ -136,7 +136,7 @@ pub(super) fn state(subject: &SubjectReport) -> String {
 pub(super) fn tell_unprotected(found: &[SubjectReport]) -> Result<(), Failure> {
     for subject in found {
         if let Some(reason) = &subject.unprotected_because {
-            print::line(format_args!("{}: unprotected, because {reason}", subject.name))?;
+            print::line(format_args!("{}: unprotected, because {reason}", subject.facts.name))?;
         }
     }
     Ok(())
@@ -148,29 +148,29 @@ pub(super) fn rate(subject: &SubjectReport) -> String {
         return "-".to_owned();
     }
     // Less than one in ten seconds would be 0.0.
-    let digits = if subject.requested_hz < 0.1 { 3 } else { 1 };
-    format!("{:.digits$}/{:.digits$} Hz", subject.achieved_hz, subject.requested_hz)
+    let digits = if subject.facts.requested_hz < 0.1 { 3 } else { 1 };
+    format!("{:.digits$}/{:.digits$} Hz", subject.facts.achieved_hz, subject.facts.requested_hz)
 }
 
 fn row(subject: &SubjectReport) -> Vec<String> {
     let time = |microseconds| print::duration(Duration::from_micros(microseconds));
     let death =
-        subject.last_death.as_ref().map_or("-".to_owned(), |death| match (death.signal, death.exit) {
+        subject.facts.last_death.as_ref().map_or("-".to_owned(), |death| match (death.signal, death.exit) {
             (Some(signal), _) => format!("signal {signal}, {}", death.time),
             (None, Some(code)) => format!("exit {code}, {}", death.time),
             (None, None) => death.time.clone(),
         });
     vec![
-        subject.name.clone(),
+        subject.facts.name.clone(),
         subject.pid.to_string(),
         state(subject),
-        subject.policy.name().to_owned(),
-        subject.incarnation.to_string(),
-        subject.checkpoints.to_string(),
+        subject.facts.policy.name().to_owned(),
+        subject.facts.incarnation.to_string(),
+        subject.facts.checkpoints.to_string(),
         subject.checkpoint_age_us.map_or("-".to_owned(), time),
         rate(subject),
-        time(subject.pause_us.p99),
-        subject.max_pause_us.map_or("-".to_owned(), time),
+        time(subject.facts.pause_us.p99),
+        subject.facts.max_pause_us.map_or("-".to_owned(), time),
         print::bytes(subject.store_bytes),
         death,
     ]

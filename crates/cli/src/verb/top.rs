@@ -123,7 +123,7 @@ fn seen(time: &str, is_first: bool, now: Instant) -> Option<Instant> {
 
 fn row(subject: &SubjectReport, recent: &Recent) -> Vec<String> {
     let empty = Vec::new();
-    let heard = recent.heard.get(&subject.name).unwrap_or(&empty);
+    let heard = recent.heard.get(&subject.facts.name).unwrap_or(&empty);
     let span = heard.first().map_or(WINDOW, |(at, _)| (recent.clock.now() - *at).max(Duration::from_secs(1)));
     let mut pauses: Vec<u64> = heard.iter().map(|(_, one)| one.pause_us).collect();
     pauses.sort_unstable();
@@ -133,7 +133,7 @@ fn row(subject: &SubjectReport, recent: &Recent) -> Vec<String> {
     let dirty: u64 = heard.iter().map(|(_, one)| one.precopied_pages + one.residual_pages).sum();
     let written: u64 = heard.iter().map(|(_, one)| one.bytes).sum();
     vec![
-        subject.name.clone(),
+        subject.facts.name.clone(),
         subject.pid.to_string(),
         super::status::state(subject),
         super::status::rate(subject),
@@ -144,6 +144,6 @@ fn row(subject: &SubjectReport, recent: &Recent) -> Vec<String> {
         print::bytes(each_second(written) as u64),
         print::bytes(subject.store_bytes),
         time(subject.checkpoint_age_us.as_ref()),
-        subject.restarts.to_string(),
+        subject.facts.restarts.to_string(),
     ]
 }

@@ -167,19 +167,21 @@ fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
 mod tests {
     use super::*;
     use crate::event::CheckpointEvent;
+    use crate::record::SubjectFacts;
 
     #[test]
     fn everything_is_written_in_the_end_and_a_failure_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let mut journal = Journal::start(folder.path(), "job", Clock::default()).unwrap();
         for number in 1..=100 {
-            journal.set(&Record { checkpoints: number, ..Record::default() });
+            let facts = SubjectFacts { checkpoints: number, ..SubjectFacts::default() };
+            journal.set(&Record { facts, ..Record::default() });
             let checkpoint = CheckpointEvent { seq: number, ..CheckpointEvent::default() };
             journal.tell(RunEvent::Checkpoint(checkpoint));
         }
         journal.tell(RunEvent::Died { pid: 3, signal: None, exit: Some(1) });
         journal.end();
-        assert_eq!(Record::read(folder.path()).unwrap().unwrap().checkpoints, 100);
+        assert_eq!(Record::read(folder.path()).unwrap().unwrap().facts.checkpoints, 100);
         assert_eq!(EventReader::new(folder.path()).read().unwrap().len(), 101);
         assert!(journal.take_error().is_none());
         let mut journal = Journal::start(&folder.path().join("gone"), "job", Clock::default()).unwrap();

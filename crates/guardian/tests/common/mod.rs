@@ -105,7 +105,7 @@ impl Lab {
     pub(crate) fn wait_taken(&self) {
         std::thread::sleep(STALE);
         let status = || guardian::status(&self.location(), Some(NAME)).ok();
-        until("a write", || status()?.rows.first()?.in_flight.checked_sub(1));
+        until("a write", || status()?.rows.first()?.facts.in_flight.checked_sub(1));
     }
 
     /// Waits until so many checkpoints of the whole run are committed.

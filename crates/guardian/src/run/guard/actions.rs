@@ -87,7 +87,7 @@ impl Guard {
             LateReason::Held => "the program holds checkpoints back",
         };
         self.refusals.late.note_many(reason, rounds);
-        self.voice.record.held_back = self.refusals.late.counts();
+        self.voice.record.facts.held_back = self.refusals.late.counts();
         self.voice.journal.set(&self.voice.record);
     }
 
@@ -224,7 +224,7 @@ impl Guard {
         let why = why.map(|why| self.words_of(why));
         if let Some(why) = &why {
             let time = self.time();
-            self.voice.record.fresh = Some(FreshReport { reason: why.clone(), time });
+            self.voice.record.facts.fresh = Some(FreshReport { reason: why.clone(), time });
         }
         self.report(RunEvent::Started { pid: self.subject.pid().get(), why });
     }

@@ -21,16 +21,15 @@ use crate::error::Result;
 use crate::event::RunEvent;
 use crate::files::{FilesReport, WrittenFiles};
 use crate::journal::Journal;
-use crate::record::Record;
 
 impl Guard {
     pub(crate) fn new(request: RunRequest, parts: Parts) -> Result<Self> {
         let Parts { store, claim, host, foreground, requests, mut children, subject, beginning, .. } = parts;
         let Parts { log, tracking, files: (policy, no_rewind), watching, .. } = parts;
         children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
-        let record = first_record(&request, &claim, &subject, beginning.first, &tracking)?;
-        let record = Record { files: FilesReport::first(policy, no_rewind.as_deref()), ..record };
-        let record = Record { requests: requests.name().to_owned(), ..record };
+        let mut record = first_record(&request, &claim, &subject, beginning.first, &tracking)?;
+        record.facts.files = FilesReport::first(policy, no_rewind.as_deref());
+        requests.name().clone_into(&mut record.requests);
         let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
         let place = Place::new(&store, &claim.name, &request);
         let known = descendants(subject.pid());

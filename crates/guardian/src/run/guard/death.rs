@@ -19,7 +19,7 @@ impl Guard {
     pub(super) fn died(&mut self, status: SubjectStatus) -> Result<()> {
         self.tree.death = None;
         self.taking.tracer.call_off_waits(false);
-        self.voice.record.last_death =
+        self.voice.record.facts.last_death =
             Some(Death { signal: status.signal(), exit: status.exit(), time: self.time() });
         let mut foreground = lock(&self.tree.foreground);
         let has_terminal = foreground.is_given();
@@ -61,7 +61,7 @@ impl Guard {
         self.requests.forget();
         self.tree.known = descendants(self.subject.pid());
         self.host.reaper.note(self.tree.owner, &self.tree.known);
-        self.voice.record.incarnation = self.driver.incarnation;
+        self.voice.record.facts.incarnation = self.driver.incarnation;
         self.voice.record.root = ProcessName::of(self.subject.key());
         self.voice.record.first_sequence = self.driver.machine.first_sequence().get();
         self.write_record();

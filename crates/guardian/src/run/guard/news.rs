@@ -41,13 +41,13 @@ impl Guard {
             News::Tracking(name, error) => {
                 self.requests.not_taken(self.driver.machine.next_sequence());
                 self.feed(Event::NotTaken(NotTaken::TrackerReplaced));
-                self.voice.record.tracker = name.to_owned();
+                self.voice.record.facts.tracker = name.to_owned();
                 let event = RunEvent::Tracker { tracker: name.to_owned(), reason: error.to_string() };
                 // The one before is tried again now and then.
                 if self.refusals.reasons.note(&format!("{event:#}")) {
                     self.report(event);
                 }
-                self.voice.record.refusals = self.refusals.reasons.counts();
+                self.voice.record.facts.refusals = self.refusals.reasons.counts();
             }
             News::Failed(error) => self.note_failed(error),
         }
@@ -116,15 +116,15 @@ impl Guard {
         let next = self.driver.machine.next_sequence();
         self.requests.answer_for(next, "error a dry run takes no checkpoints\n");
         self.feed(Event::Looked { pause: found.pause + found.arming });
-        self.voice.record.achieved_hz = self.driver.machine.achieved_hz();
+        self.voice.record.facts.achieved_hz = self.driver.machine.achieved_hz();
         self.note_pauses();
         self.voice.journal.set(&self.voice.record);
     }
 
     fn note_comparison(&mut self, sequence: Sequence, found: &Comparison) {
-        self.voice.record.verified.checkpoints += 1;
-        self.voice.record.verified.pages += found.pages.get();
-        self.voice.record.verified.differences += found.differences.get();
+        self.voice.record.facts.verified.checkpoints += 1;
+        self.voice.record.facts.verified.pages += found.pages.get();
+        self.voice.record.facts.verified.differences += found.differences.get();
         let event = RunEvent::verified(sequence, found);
         if found.differences == PageCount(0) {
             self.voice.journal.tell(event);
@@ -137,7 +137,7 @@ impl Guard {
     fn note_taken(&mut self, news: TakenNews) {
         let TakenNews { taken, descendants, comparison, tracker } = news;
         let sequence = taken.ticket.sequence();
-        self.voice.record.tracker = tracker.to_owned();
+        self.voice.record.facts.tracker = tracker.to_owned();
         if let Some(children) = &mut self.tree.children {
             // A process that is born after the pause is in no doubt.
             let ago = taken.phases.began.elapsed().saturating_sub(taken.phases.pause());
@@ -164,7 +164,7 @@ impl Guard {
         self.report_departed(sequence, false);
         self.note_files(sequence, &taken.files);
         self.note_boundary(sequence, taken.boundary.as_ref());
-        self.voice.record.slices = SlicesReport::of(taken.slices);
+        self.voice.record.facts.slices = SlicesReport::of(taken.slices);
         self.note_pauses();
         self.voice.journal.set(&self.voice.record);
         if let Some(completion) = self.taking.early.take() {
@@ -202,8 +202,8 @@ impl Guard {
         let status = self.taking.tracer.log().map(LogWriter::status);
         let oldest = status.as_ref().and_then(|status| status.kept.first().copied());
         self.feed(Event::Committed { sequence, oldest });
-        self.voice.record.achieved_hz = self.driver.machine.achieved_hz();
-        self.voice.record.checkpoints += 1;
+        self.voice.record.facts.achieved_hz = self.driver.machine.achieved_hz();
+        self.voice.record.facts.checkpoints += 1;
         self.voice.record.last_checkpoint = Some(self.time());
         if let Some(status) = status {
             self.voice.record.store_bytes = Some(status.disk.get());
@@ -225,7 +225,7 @@ impl Guard {
         }
         let since = self.voice.record.failing.take().map_or_else(|| self.time(), |failing| failing.since);
         self.voice.record.failing = Some(Failing { reason, since });
-        self.voice.record.refusals = self.refusals.reasons.counts();
+        self.voice.record.facts.refusals = self.refusals.reasons.counts();
         self.voice.journal.set(&self.voice.record);
     }
 
@@ -234,12 +234,12 @@ impl Guard {
         self.refusals.reasons = Reasons::default();
         self.refusals.is_told = false;
         self.voice.record.failing = None;
-        self.voice.record.refusals.clear();
+        self.voice.record.facts.refusals.clear();
     }
 
     fn note_pauses(&mut self) {
         let pauses = self.driver.machine.pauses();
-        self.voice.record.pause_us = PauseMicroseconds {
+        self.voice.record.facts.pause_us = PauseMicroseconds {
             p50: time::microseconds(pauses.p50),
             p99: time::microseconds(pauses.p99),
             max: time::microseconds(pauses.max),

@@ -82,7 +82,7 @@ impl Guard {
         self.note_break();
         let Some(watching) = &self.files.watching else { return };
         let report = watching.report();
-        self.voice.record.files.note_watch(&report);
+        self.voice.record.facts.files.note_watch(&report);
     }
 
     /// The report on the files of a checkpoint. Where files go back, it names only those that do not.
@@ -96,7 +96,7 @@ impl Guard {
                 FilesReport::of(ChangedFiles::Rewind, &compared)
             }
         };
-        report.keep_watch_of(&self.voice.record.files);
+        report.keep_watch_of(&self.voice.record.facts.files);
         report
     }
 

@@ -17,7 +17,7 @@ use super::super::tracer::Tracking;
 use super::parts::{Guard, InFlight};
 use crate::error::{GuardianError, Result};
 use crate::event::{CheckpointEvent, PhaseTimes, RunEvent};
-use crate::record::{ProcessName, Record, SlicesReport, boot};
+use crate::record::{ProcessName, Record, SlicesReport, SubjectFacts, boot};
 use crate::subject::Subject;
 use crate::time;
 
@@ -29,19 +29,17 @@ pub(super) fn first_record(
     tracking: &Tracking,
 ) -> Result<Record> {
     let own = tracee::procfs::key(model::Pid(std::process::id() as i32))?;
-    Ok(Record {
+    let facts = SubjectFacts {
         name: claim.name.to_string(),
-        boot: boot(),
-        guardian: ProcessName::of(own),
-        root: ProcessName::of(subject.key()),
         policy: request.policy,
         incarnation: 1,
-        first_sequence: first.get(),
         max_pause_us: request.tuning.max_pause.map(time::microseconds),
         requested_hz: 1.0 / request.every.as_secs_f64(),
         tracker: tracking.kind.name().to_owned(),
-        ..Record::default()
-    })
+        ..SubjectFacts::default()
+    };
+    let (guardian, root) = (ProcessName::of(own), ProcessName::of(subject.key()));
+    Ok(Record { facts, boot: boot(), guardian, root, first_sequence: first.get(), ..Record::default() })
 }
 
 impl Guard {
@@ -65,7 +63,7 @@ impl Guard {
             let (in_place, unknown) = (report.in_place.clone(), report.unknown.clone());
             self.report(RunEvent::FilesInPlace { in_place, unknown });
         }
-        self.voice.record.files = report;
+        self.voice.record.facts.files = report;
     }
 
     /// Reports the processes that have left the tree since the last call: after a checkpoint, or at the end of the run.

@@ -188,11 +188,11 @@ impl Guard {
     pub(super) fn feed(&mut self, event: Event) {
         self.driver.actions.extend(self.driver.machine.step(self.host.clock.now(), event));
         let state = self.driver.machine.state();
-        self.voice.record.in_flight = self.driver.machine.in_flight().len();
+        self.voice.record.facts.in_flight = self.driver.machine.in_flight().len();
         let shown = SubjectState::from(state);
         if self.voice.record.state != shown {
             self.voice.record.state = shown;
-            self.voice.record.restarts = self.driver.machine.restart_count();
+            self.voice.record.facts.restarts = self.driver.machine.restart_count();
             // The rest is written with what else changes then.
             if !state.is_alive() && !matches!(state, State::Ended(_)) {
                 self.write_record();
