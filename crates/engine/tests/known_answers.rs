@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence, Signal, Tid};
-use store::{Base, Memory, MemoryOptions};
+use store::{Base, CheckpointSink, Memory, MemoryOptions};
 use sys::task_reader::{Field, TaskReader};
 use undying_engine::{CheckpointOptions, Continuous, checkpoint};
 
@@ -121,8 +121,8 @@ impl Captures {
     /// By a capture that knows nothing.
     fn of_asked(&mut self, subject: &Subject) -> Vec<String> {
         let options = self.options();
-        let epoch = self.memory.begin(options.sequence, Base::Nothing).unwrap();
-        checkpoint(subject.root(), Box::new(epoch), &options).unwrap();
+        let epoch = self.memory.begin(options.sequence, Base::Nothing).unwrap().unwrap();
+        checkpoint(subject.root(), epoch, &options).unwrap();
         self.records(options.sequence)
     }
 

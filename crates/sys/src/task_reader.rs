@@ -18,6 +18,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use model::Tid;
 
+pub use self::layout::Field;
 use self::layout::Layout;
 use crate::error::{Errno, Error, Result};
 use crate::feature::{Feature, enabled};
@@ -31,10 +32,6 @@ const BPF_F_SLEEPABLE: u32 = 1 << 4;
 const LICENCE: &CStr = c"Dual MIT/GPL";
 /// The thread's number, at the start of what the program is given. Fields follow.
 const HEAD_BYTES: usize = 8;
-
-/// A field by the way from `struct task_struct`, as in C: `pdeath_signal`, `signal->it`, `thread_info.flags`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Field(pub &'static str);
 
 /// Reads the same fields of any thread.
 #[derive(Debug)]

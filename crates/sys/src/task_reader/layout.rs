@@ -11,12 +11,15 @@
 
 use btf_rs::{Backend, Btf, Member, Type};
 
-use super::Field;
 use crate::error::{Errno, Error, Result};
 
 const TYPES: &str = "/sys/kernel/btf/vmlinux";
 const TASK: &str = "task_struct";
 const POINTER_BYTES: usize = 8;
+
+/// A field by the way from `struct task_struct`, as in C: `pdeath_signal`, `signal->it`, `thread_info.flags`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Field(pub &'static str);
 
 /// The types of the kernel.
 pub(super) struct Layout {
