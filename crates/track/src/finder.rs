@@ -5,6 +5,8 @@
 //! the page is remembered until it stands.
 //! Does not: protect pages.
 
+use std::sync::Arc;
+
 use model::{AddressRange, PageCount, Pid};
 use sys::Error;
 use sys::pagemap::{Categories, PageQuery, PageRegions, Pagemap};
@@ -22,23 +24,51 @@ const LOOK_MIN: PageCount = PageCount(64);
 /// Doubtful ranges of one run (64 KiB of them); each costs a microsecond inside the next pause.
 const DOUBTS_MAX: usize = 4096;
 
-/// Whether pages of the process may be swapped out, asked for once a scan.
+/// Asks what pages of a process hold.
 #[derive(Debug)]
-pub(crate) struct Swap {
-    pub(crate) pid: Pid,
-    pub(crate) moment: Moment,
-    pub(crate) used: Option<bool>,
+pub(crate) struct Inspector {
+    map: Arc<Pagemap>,
+    content: PageQuery,
+    regions: PageRegions,
+    swap: Swap,
 }
 
-/// What becomes of pages that are reported as written.
+/// Whether pages of the process may be swapped out, asked for once a scan.
+#[derive(Debug)]
+struct Swap {
+    pid: Pid,
+    moment: Moment,
+    used: Option<bool>,
+}
+
+/// What becomes of pages of one run that are reported as written.
 pub(crate) struct Finder<'a> {
-    pub(crate) map: &'a Pagemap,
-    pub(crate) content: &'a PageQuery,
-    pub(crate) looks: &'a mut PageRegions,
-    pub(crate) swap: &'a mut Swap,
-    pub(crate) doubtful: &'a mut Vec<AddressRange>,
-    pub(crate) class: Class,
-    pub(crate) into: &'a mut DirtyPages,
+    inspector: &'a mut Inspector,
+    doubtful: &'a mut Vec<AddressRange>,
+    class: Class,
+    into: &'a mut DirtyPages,
+}
+
+impl Inspector {
+    pub(crate) fn new(pid: Pid, map: &Arc<Pagemap>) -> Self {
+        let swap = Swap { pid, moment: Moment::Stopped, used: None };
+        Self { map: Arc::clone(map), content: query::content(), regions: PageRegions::new(), swap }
+    }
+
+    /// Forgets what is true for one scan only.
+    pub(crate) const fn begin_scan(&mut self, moment: Moment) {
+        (self.swap.moment, self.swap.used) = (moment, None);
+    }
+
+    /// For the pages of a run.
+    pub(crate) const fn finder<'a>(
+        &'a mut self,
+        class: Class,
+        doubtful: &'a mut Vec<AddressRange>,
+        into: &'a mut DirtyPages,
+    ) -> Finder<'a> {
+        Finder { inspector: self, doubtful, class, into }
+    }
 }
 
 impl Finder<'_> {
@@ -48,9 +78,9 @@ impl Finder<'_> {
             self.into.push(range, Content::Unknown);
             return Ok(());
         }
-        let Self { map, content, looks, swap, into, .. } = self;
-        query::ask(map, content, range, looks, |range, categories| {
-            into.push(range, meaning_after(categories, swap));
+        let Inspector { map, content, regions, swap } = &mut *self.inspector;
+        query::ask(map, content, range, regions, |range, categories| {
+            self.into.push(range, meaning_after(categories, swap));
         })
     }
 
@@ -74,30 +104,32 @@ impl Finder<'_> {
             Class::Anonymous => query::present(),
             Class::PrivateFile => query::own(),
         };
-        let Self { map, looks, swap, doubtful, into, .. } = self;
-        query::ask(map, &question, range, looks, |range, categories| match meaning_after(categories, swap) {
-            Content::Unknown if swap.moment == Moment::Running => doubt(doubtful, range),
-            content if content.must_read() => into.push(range, Content::Unknown),
-            _ => {}
+        let Inspector { map, regions, swap, .. } = &mut *self.inspector;
+        query::ask(map, &question, range, regions, |range, categories| {
+            match meaning_after(categories, swap) {
+                Content::Unknown if swap.moment == Moment::Running => doubt(self.doubtful, range),
+                content if content.must_read() => self.into.push(range, Content::Unknown),
+                _ => {}
+            }
         })
     }
 
     /// Reports of a part of a file mapping which pages are the process's own; the rest shows the file.
     pub(crate) fn report_own(&mut self, range: AddressRange) -> Result<(), Error> {
         let mut start = range.start;
-        let Self { map, looks, swap, into, .. } = self;
-        query::ask(map, &query::own(), range, looks, |own, categories| {
+        let Inspector { map, regions, swap, .. } = &mut *self.inspector;
+        query::ask(map, &query::own(), range, regions, |own, categories| {
             let content = meaning_after(categories, swap);
             if content.must_read() {
                 if start < own.start {
-                    into.push(AddressRange::new(start, own.start), Content::Absent);
+                    self.into.push(AddressRange::new(start, own.start), Content::Absent);
                 }
-                into.push(own, Content::Unknown);
+                self.into.push(own, Content::Unknown);
                 start = own.end;
             }
         })?;
         if start < range.end {
-            into.push(AddressRange::new(start, range.end), Content::Absent);
+            self.into.push(AddressRange::new(start, range.end), Content::Absent);
         }
         Ok(())
     }

@@ -93,7 +93,7 @@ pub(crate) fn ask(
     Ok(())
 }
 
-/// The category of guard regions, where the kernel has them.
+/// The category of guard regions, where the kernel has them. That is asked for once, before the first scan.
 fn guard() -> Categories {
     static GUARD: OnceLock<Categories> = OnceLock::new();
     *GUARD.get_or_init(|| {

@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use model::{Address, AddressRange, ByteCount, Pid};
-use sys::pagemap::{PageQuery, PageRegions, Pagemap};
+use sys::pagemap::{PageRegions, Pagemap};
 use sys::userfaultfd::{self, Mode};
 use sys::{Errno, Error};
 use tracee::Crew;
@@ -20,7 +20,7 @@ use crate::ahead::Ahead;
 use crate::class::Class;
 use crate::dirty::{Content, DirtyPages};
 use crate::error::TrackError;
-use crate::finder::{Finder, Swap};
+use crate::finder::Inspector;
 use crate::full::Look;
 use crate::handler::{Handler, Waiting};
 use crate::query;
@@ -56,23 +56,13 @@ pub(crate) struct Watch {
     mode: Mode,
     runs: Runs,
     look: Look,
+    inspector: Inspector,
     regions: PageRegions,
-    looks: PageRegions,
     /// Parts that turned out to hold something in the bare part of a run.
     found: Vec<AddressRange>,
-    told: Told,
-    swap: Swap,
     ahead: Ahead,
     /// Of the time before, for the first list of areas.
     survey: Survey,
-}
-
-/// The questions that depend on the kernel, asked for once.
-#[derive(Debug)]
-struct Told {
-    rearm: PageQuery,
-    written: PageQuery,
-    content: PageQuery,
 }
 
 impl Tracker for Watch {
@@ -107,7 +97,7 @@ impl Tracker for Watch {
 
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
         self.handler.check()?;
-        self.swap = Swap { pid: self.pid, moment, used: None };
+        self.inspector.begin_scan(moment);
         let mut runs = std::mem::take(&mut self.runs.list);
         match moment {
             Moment::Stopped => self.ahead.join(),
@@ -165,11 +155,9 @@ impl Watch {
         mode: Mode,
         areas: &[Area],
     ) -> Result<Attach, TrackError> {
-        let told =
-            Told { rearm: query::rearm_telling(), written: query::written(), content: query::content() };
         let look = Look::open(pid)?;
-        let ahead = Ahead::new(&look.map);
-        let (regions, looks) = (PageRegions::new(), PageRegions::new());
+        let (ahead, inspector) = (Ahead::new(&look.map), Inspector::new(pid, &look.map));
+        let regions = PageRegions::new();
         let survey = Survey::of(pid, areas);
         let waiting = Waiting::begin(pid, mode)?;
         Ok(Box::new(move |session| {
@@ -180,11 +168,9 @@ impl Watch {
                 mode,
                 runs: Runs::default(),
                 look,
+                inspector,
                 regions,
-                looks,
                 found: Vec::with_capacity(64),
-                told,
-                swap: Swap { pid, moment: Moment::Stopped, used: None },
                 ahead,
                 survey,
             }))
@@ -276,15 +262,7 @@ impl Watch {
         }
         let mut outcome = Ok(());
         for run in runs.iter_mut().filter(|run| run.watched && run.class != Class::Anonymous) {
-            let mut finder = Finder {
-                map: &self.look.map,
-                content: &self.told.content,
-                looks: &mut self.looks,
-                swap: &mut self.swap,
-                doubtful: &mut run.doubtful,
-                class: run.class,
-                into,
-            };
+            let mut finder = self.inspector.finder(run.class, &mut run.doubtful, into);
             removals.within(run.range, |range| {
                 let reported = finder.take_told(range, Content::Unknown);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(reported);
@@ -327,19 +305,11 @@ impl Watch {
         into: &mut DirtyPages,
     ) -> Result<(), Error> {
         let question = match (self.mode, way.telling) {
-            (Mode::Sync, _) => self.told.written,
-            (Mode::Async, true) => self.told.rearm,
+            (Mode::Sync, _) => query::written(),
+            (Mode::Async, true) => query::rearm_telling(),
             (Mode::Async, false) => query::REARM,
         };
-        let mut finder = Finder {
-            map: &self.look.map,
-            content: &self.told.content,
-            looks: &mut self.looks,
-            swap: &mut self.swap,
-            doubtful: &mut run.doubtful,
-            class: run.class,
-            into,
-        };
+        let mut finder = self.inspector.finder(run.class, &mut run.doubtful, into);
         if !way.unsteady {
             finder.settle_doubts()?;
         }
