@@ -20,6 +20,7 @@ mod limits;
 mod names;
 mod sizes;
 mod skipped_tests;
+mod structs;
 mod tokens;
 mod tree;
 mod unsafe_code;
@@ -58,6 +59,7 @@ const RULES: &[&dyn Rule] = &[
     &language::Language,
     &circles::Circles,
     &clocks::Clocks,
+    &structs::Structs,
 ];
 
 /// The rule number of a file that cannot be looked at.
