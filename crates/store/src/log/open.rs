@@ -21,7 +21,7 @@ use super::options::{LogOptions, LogThreads};
 use super::queue::Shared;
 use super::scribe::{Scribe, SlotStamp};
 use super::segments::{Compressed, Segments};
-use super::space::Inventory;
+use super::space::{Inventory, Kept, Retention};
 use super::state::State;
 use super::status::LogStatus;
 use super::tail::Tail;
@@ -55,8 +55,7 @@ pub(super) fn open(
     let there = layout::files(&**medium, directory)?;
     let first = there.keys().last().map_or(Some(1), |last| last.0.checked_add(1));
     let first = LogSegment(first.ok_or_else(|| too_many(directory))?);
-    let Inventory { retention, live, garbage } =
-        Inventory::take(&mut files, directory, options.keep, newest.as_ref(), &there)?;
+    let Inventory { kept, live, garbage } = Inventory::take(&mut files, directory, newest.as_ref(), &there)?;
     garbage.iter().try_for_each(|path| medium.remove_file(path))?;
     // One that was compressed was durable before.
     let durable = newest.as_ref().map_or(LogSegment(0), |newest| newest.slot.durable.segment);
@@ -77,8 +76,8 @@ pub(super) fn open(
         Some(newest) => State::of(files.load(&newest.root, length)?),
         None => State::empty(Segments::new(length)),
     };
-    for number in retention.live(None) {
-        state.segments.add(number).ok_or_else(|| too_many(directory))?;
+    for number in kept.iter().flat_map(Kept::segments) {
+        state.segments.add(*number).ok_or_else(|| too_many(directory))?;
     }
     for (number, _) in there.iter().filter(|(_, files)| files.codec().is_some()) {
         if let Some(state) = state.segments.get_mut(*number) {
@@ -94,7 +93,7 @@ pub(super) fn open(
         state,
         // The first commit writes a full part: what a merged one would have to say is not known.
         parts: Parts::default(),
-        retention,
+        retention: Retention::new(options.keep, kept),
         epoch: None,
         packed: Packed::default(),
         cleaner: Cleaner::default(),

@@ -95,15 +95,21 @@ impl Retention {
         self.kept.iter().map(|kept| &kept.entry)
     }
 
-    /// The segments that are live: those of what is kept, and the one that the newest slot is in.
+    /// The segments that are live, given the one that the newest slot is in.
     pub(super) fn live(&self, slot: Option<LogSegment>) -> BTreeSet<LogSegment> {
-        self.kept.iter().flat_map(|kept| kept.segments.iter().copied()).chain(slot).collect()
+        live(&self.kept, slot)
     }
+}
+
+/// The segments that are live: those of what is kept, and the one that the newest slot is in.
+fn live(kept: &[Kept], slot: Option<LogSegment>) -> BTreeSet<LogSegment> {
+    kept.iter().flat_map(|kept| kept.segments.iter().copied()).chain(slot).collect()
 }
 
 /// What a log without a writer holds.
 pub(super) struct Inventory {
-    pub(super) retention: Retention,
+    /// Oldest first.
+    pub(super) kept: Vec<Kept>,
     pub(super) live: BTreeSet<LogSegment>,
     /// Files that nothing refers to.
     pub(super) garbage: Vec<PathBuf>,
@@ -114,18 +120,16 @@ impl Inventory {
     pub(super) fn take(
         files: &mut LogFiles<'_>,
         directory: &Path,
-        policy: Keep,
         newest: Option<&Newest>,
         there: &BTreeMap<LogSegment, SegmentFiles>,
     ) -> Result<Self> {
         let kept = newest.map_or_else(|| Ok(Vec::new()), |newest| kept_of(files, newest))?;
-        let retention = Retention::new(policy, kept);
-        let live = retention.live(newest.map(|newest| newest.slot.segment));
+        let live = live(&kept, newest.map(|newest| newest.slot.segment));
         let garbage = there.iter().flat_map(|(number, files)| match live.contains(number) {
             true => files.leftovers(directory, *number),
             false => files.paths(directory, *number),
         });
-        Ok(Self { garbage: garbage.collect(), retention, live })
+        Ok(Self { garbage: garbage.collect(), kept, live })
     }
 }
 
@@ -134,7 +138,7 @@ pub(crate) fn garbage(medium: &dyn Medium, directory: &Path) -> Result<Vec<PathB
     let mut files = LogFiles::new(medium, directory);
     let newest = files.newest()?;
     let there = layout::files(medium, directory)?;
-    Ok(Inventory::take(&mut files, directory, Keep::default(), newest.as_ref(), &there)?.garbage)
+    Ok(Inventory::take(&mut files, directory, newest.as_ref(), &there)?.garbage)
 }
 
 fn kept_of(files: &mut LogFiles<'_>, newest: &Newest) -> Result<Vec<Kept>> {
