@@ -63,14 +63,16 @@ impl Streams {
 
     /// Device and inode of the regular files among them that are open for writing.
     pub(crate) fn written_files(&self) -> Vec<(u64, u64)> {
-        let written = self.0.iter().filter(|(_, _, file)| is_written_file(file.as_fd()));
-        written.map(|(device, inode, _)| (*device, inode.get())).collect()
+        self.those_written().map(|(device, inode, _)| (*device, inode.get())).collect()
     }
 
     /// Copies of the regular files among them that are open for writing.
     pub(crate) fn written(&self) -> Result<Vec<OwnedFd>> {
-        let written = self.0.iter().filter(|(_, _, file)| is_written_file(file.as_fd()));
-        written.map(|(_, _, file)| copy(file.as_fd())).collect()
+        self.those_written().map(|(_, _, file)| copy(file.as_fd())).collect()
+    }
+
+    fn those_written(&self) -> impl Iterator<Item = &(u64, Inode, OwnedFd)> {
+        self.0.iter().filter(|(_, _, file)| is_written_file(file.as_fd()))
     }
 
     /// Device, inode and another copy of each, to be given away.
@@ -86,8 +88,11 @@ pub(crate) fn says_into_file() -> bool {
     is_written_file(rustix::stdio::stderr())
 }
 
+fn is_regular(stat: Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
 fn is_written_file(file: BorrowedFd<'_>) -> bool {
-    let is_regular = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     rustix::fs::fstat(file).is_ok_and(is_regular)
         && rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::ACCMODE != OFlags::RDONLY)
 }
@@ -119,9 +124,7 @@ pub(crate) fn files_written_by(root: Pid) -> Vec<String> {
     let mut found = BTreeSet::new();
     for pid in tree::descendants(root).unwrap_or_default() {
         for fd in procfs::descriptors(pid).unwrap_or_default() {
-            let stat = rustix::fs::stat(format!("/proc/{pid}/fd/{fd}"));
-            let is_regular =
-                stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+            let is_regular = rustix::fs::stat(format!("/proc/{pid}/fd/{fd}")).is_ok_and(is_regular);
             match procfs::descriptor_info(pid, fd) {
                 Ok(info) if is_regular && may_write(&info) => {
                     found.insert(info.target.display().to_string());

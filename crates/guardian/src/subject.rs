@@ -15,7 +15,6 @@ use sys::{Error, pidfd};
 use tracee::procfs;
 
 use crate::error::Result;
-use crate::time;
 
 /// How long the parent of an adopted subject may take to reap it. Some init programs look every second or two.
 const PARENT_PATIENCE: Duration = Duration::from_secs(15);
@@ -62,7 +61,7 @@ impl Subject {
 
     /// How it ended, or `None` while it lives. A child is not reaped by this.
     pub(crate) fn ended(&self) -> Result<Option<SubjectStatus>> {
-        if !self.is_over(Duration::ZERO)? {
+        if !self.is_over()? {
             return Ok(None);
         }
         if self.is_child {
@@ -92,9 +91,9 @@ impl Subject {
         if stat.state == 'T' { status.stopping_signal().map(Signal) } else { None }
     }
 
-    /// Whether it has ended, or does so within so long.
-    pub(crate) fn ends_within(&self, patience: Duration) -> bool {
-        self.is_over(patience).unwrap_or(false)
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_over().unwrap_or(false)
     }
 
     /// Sends it a signal; one that has ended takes none, which is no error.
@@ -122,11 +121,10 @@ impl Subject {
         Ok(())
     }
 
-    fn is_over(&self, patience: Duration) -> Result<bool> {
-        use rustix::event::{PollFd, PollFlags, poll};
+    fn is_over(&self) -> Result<bool> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut waiting = [PollFd::new(&self.handle, PollFlags::IN)];
-        let patience = time::timespec(patience);
-        let ready = rustix::io::retry_on_intr(|| poll(&mut waiting, Some(&patience)))
+        let ready = rustix::io::retry_on_intr(|| poll(&mut waiting, Some(&Timespec::default())))
             .map_err(|errno| Error::process("look after", self.key.pid, errno))?;
         Ok(ready > 0)
     }

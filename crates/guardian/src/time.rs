@@ -1,11 +1,9 @@
-//! Times as the contract and the kernel write them.
+//! Times as the contract writes them.
 //!
-//! Owns: RFC 3339 in UTC to and from system time, microseconds of a duration; durations as the kernel takes them.
+//! Owns: RFC 3339 in UTC to and from system time, microseconds of a duration.
 //! Does not: know time zones.
 
 use std::time::{Duration, SystemTime};
-
-use rustix::event::Timespec;
 
 /// RFC 3339 in UTC, to the microsecond.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
@@ -16,12 +14,6 @@ pub(crate) fn rfc3339(time: SystemTime) -> String {
 /// The time that such a text means.
 pub(crate) fn parse(text: &str) -> Option<SystemTime> {
     text.parse::<jiff::Timestamp>().ok().map(SystemTime::from)
-}
-
-/// A time to wait, as poll(2) takes it.
-pub(crate) fn timespec(duration: Duration) -> Timespec {
-    let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
-    Timespec { tv_sec, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
 /// Whole microseconds.

@@ -4,7 +4,6 @@
 //! Invariants: a copy becomes visible whole and durable; it does not change or go when its source does.
 //! Does not: choose what is worth keeping.
 
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +13,7 @@ use sys::Errno;
 
 use crate::error::{Error, Result};
 use crate::layout::{WriteOptions, parent};
+use crate::load::THREADS;
 use crate::medium::Medium;
 use crate::meta::CommitMeta;
 use crate::reader::ImageReader;
@@ -23,9 +23,6 @@ use crate::writer::{Committed, Files, ImageWriter};
 
 /// Times that a copy begins anew because the writer of a log removed what was about to be shared.
 const RETRIES_MAX: usize = 64;
-
-/// Threads that read for an export: one waits for the device while the other checks and copies.
-const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
 
 /// Makes an image at `target` that shares its pages with the image at `source`, on the same medium. Where files
 /// cannot have two names, it gets pages of its own.

@@ -31,6 +31,9 @@ const GAP_BYTES_MAX: u64 = PAGE_BYTES;
 /// Threads for each that the caller allows: while one waits for the device, the other checks and hands out.
 const THREADS_EACH: usize = 2;
 
+/// What most loads compute with: one thread waits for the device while the other checks and hands out.
+pub(crate) const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
+
 /// Checked pages, as they are handed out.
 #[derive(Debug)]
 pub struct LoadedRun<'a> {

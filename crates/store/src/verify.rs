@@ -4,15 +4,11 @@
 //! Invariants: an image that passes restores the same bytes that were written.
 //! Does not: repair.
 
-use std::num::NonZeroUsize;
-
 use model::{ByteCount, PageCount};
 
 use crate::error::{Error, Result};
+use crate::load::THREADS;
 use crate::reader::ImageReader;
-
-/// Threads that read: one waits for the device while the other computes checksums.
-const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
 
 /// What was found good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

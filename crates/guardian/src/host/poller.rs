@@ -10,12 +10,11 @@ use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use sys::Error;
 
 use crate::error::Result;
-use crate::time;
 
 /// Events that one call reports at most; others come with the next.
 const EVENTS_MAX: usize = 64;
@@ -44,24 +43,17 @@ impl Poller {
     /// Waits for events, so long at most; gives their tokens.
     pub(super) fn wait(&mut self, timeout: Option<Duration>) -> Result<Vec<u64>> {
         // epoll_wait(2) counts milliseconds, and checkpoints are due by the microsecond.
-        let timeout = timeout.map(time::timespec);
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut waiting = [PollFd::new(&self.epoll, PollFlags::IN)];
         match poll(&mut waiting, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(failed("wait for events", errno)),
         }
         self.events.clear();
-        let now = Some(&time::timespec(Duration::ZERO));
-        epoll::wait(&self.epoll, spare_capacity(&mut self.events), now)
+        epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&Timespec::default()))
             .map_err(|errno| failed("take events", errno))?;
-        Ok(self
-            .events
-            .iter()
-            .map(|event| {
-                let data = event.data;
-                data.u64()
-            })
-            .collect())
+        // Fields of a packed structure are not borrowed.
+        Ok(self.events.iter().map(|event| { event.data }.u64()).collect())
     }
 }
 

@@ -75,7 +75,7 @@ impl Rebuild {
     pub(super) fn clear(&self, known: &[ProcessKey], spared: &HashSet<ProcessKey>) -> Result<()> {
         self.host.reaper.clear(self.owner, self.subject.pid(), known, spared)?;
         if let Some(watching) = &self.watching {
-            watching.ended();
+            watching.watch.subject_ended();
         }
         Ok(())
     }
@@ -203,7 +203,7 @@ impl Rebuild {
         sequence: Sequence,
         opened_later: &[PathBuf],
     ) -> Result<()> {
-        let uncovered = watching.report().uncovered;
+        let uncovered = watching.watch.report().uncovered;
         let named = uncovered.iter().filter_map(|path| rustix::fs::stat(path).ok());
         let named: HashSet<(u64, u64)> = named.map(|stat| (stat.st_dev, stat.st_ino)).collect();
         if named.is_empty() {

@@ -48,7 +48,8 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
     let undo = claim.directory.join(UNDO_DIRECTORY);
     let watching = holder.map(|holder| Watching::start(undo, &request, holder, &host.streams)).transpose()?;
     let watching = watching.map(Arc::new);
-    let tracking = Tracking { watch: watching.as_deref().map(Watching::shared), ..tracking };
+    let tracking =
+        Tracking { watch: watching.as_ref().map(|watching| Arc::clone(&watching.watch)), ..tracking };
     let children = request.child_signals.then(Children::listen).transpose()?;
     let log = Place::new(&store, &claim.name, &request).open()?;
     let (subject, requests, first) = match &request.what {

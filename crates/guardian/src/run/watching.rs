@@ -21,7 +21,7 @@ use sys::listener_holder::ListenerHolder;
 use sys::{Errno, Error};
 use undo::UndoError;
 use undo::back::WentBack;
-use undo::watch::{OpenFile, Watch, WatchOptions, WatchReport};
+use undo::watch::{OpenFile, Watch, WatchOptions};
 
 use super::request::{Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
@@ -74,7 +74,7 @@ fn choose_files(
 /// The watch of one run.
 #[derive(Debug)]
 pub(crate) struct Watching {
-    watch: Arc<Watch>,
+    pub(super) watch: Arc<Watch>,
     /// Regular files that the program is started with and may write to, each with its offset at the beginning.
     streams: Vec<(OwnedFd, u64)>,
 }
@@ -138,11 +138,6 @@ impl Watching {
         }
     }
 
-    /// For the thread that takes checkpoints.
-    pub(super) fn shared(&self) -> Arc<Watch> {
-        Arc::clone(&self.watch)
-    }
-
     /// Starts a program with the filter, and answers it from the first call on.
     pub(super) fn spawn(
         &self,
@@ -169,11 +164,6 @@ impl Watching {
             })
         };
         FilterInstall { program: Watch::filter(), listener: Box::new(attach) }
-    }
-
-    /// Every process of the tree has ended: what changes from now on is a change by others.
-    pub(super) fn ended(&self) {
-        self.watch.subject_ended();
     }
 
     /// Those of these checkpoints that files can go back to, in the same order.
@@ -216,11 +206,6 @@ impl Watching {
     pub(super) fn held(&self, taken: &[Sequence]) -> Vec<Sequence> {
         let exact = self.exact(taken);
         exact[exact.len().saturating_sub(HELD)..].to_vec()
-    }
-
-    /// For `status`.
-    pub(super) fn report(&self) -> WatchReport {
-        self.watch.report()
     }
 }
 

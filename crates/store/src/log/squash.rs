@@ -22,6 +22,7 @@ use super::scribe::{OpenEpoch, Scribe};
 use super::table::Cell;
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
+use crate::load::THREADS;
 use crate::medium::Medium;
 use crate::meta::CommitMeta;
 use crate::reader::ImageReader;
@@ -32,9 +33,6 @@ const WINDOW_PAGES: u64 = 8192;
 
 /// Buffers on their way to the device.
 const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
-
-/// Threads that read.
-const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
 
 /// What `squash` did to a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

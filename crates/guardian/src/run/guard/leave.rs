@@ -32,7 +32,9 @@ impl Guard {
         if let Ok(status) = outcome {
             self.voice.journal.tell(RunEvent::ended(self.subject.pid(), status));
             self.host.reaper.reap_orphans(self.tree.owner, Pid(0));
-            self.files_ended();
+            if let Some(watching) = &self.files.watching {
+                watching.watch.subject_ended();
+            }
             self.report_departed(self.driver.machine.next_sequence(), true);
         }
         self.host.reaper.dismiss(self.tree.owner);

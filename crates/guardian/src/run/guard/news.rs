@@ -57,7 +57,7 @@ impl Guard {
     /// ended, so such a failure is judged a little later.
     fn note_failed(&mut self, error: GuardianError) {
         let says_gone = matches!(&error, GuardianError::Engine(error) if error.says_gone());
-        if says_gone && !self.has_ended() {
+        if says_gone && !self.subject.has_ended() {
             self.taking.doubt = Some((error, self.host.clock.now() + DYING));
         } else {
             self.judge_failure(&error);
@@ -68,7 +68,7 @@ impl Guard {
     pub(super) fn settle_doubt(&mut self) {
         let now = self.host.clock.now();
         let Some((_, until)) = &mut self.taking.doubt else { return };
-        if !self.subject.ends_within(Duration::ZERO) {
+        if !self.subject.has_ended() {
             if *until > now {
                 return;
             }
@@ -83,10 +83,6 @@ impl Guard {
         }
     }
 
-    fn has_ended(&self) -> bool {
-        self.subject.ends_within(Duration::ZERO)
-    }
-
     fn judge_failure(&mut self, error: &GuardianError) {
         let next = self.driver.machine.next_sequence();
         let was_taking = matches!(self.driver.machine.state(), State::Checkpointing { .. });
@@ -96,7 +92,7 @@ impl Guard {
         }
         self.requests.answer_for(next, &refusal(error));
         // One that has died is no reason against checkpoints; the loop will see.
-        let is_dying = self.has_ended();
+        let is_dying = self.subject.has_ended();
         self.feed(match (was_taking, is_dying) {
             (true, true) => Event::NotTaken(NotTaken::Dying),
             (true, false) => Event::NotTaken(NotTaken::Refused),
@@ -207,7 +203,7 @@ impl Guard {
         self.voice.record.last_checkpoint = Some(self.time());
         if let Some(status) = status {
             self.voice.record.store_bytes = Some(status.disk.get());
-            self.retain_files(&status.kept);
+            self.files.watching.iter().for_each(|watching| watching.retain(&status.kept));
         }
         self.hold_exact();
         self.voice.journal.set(&self.voice.record);

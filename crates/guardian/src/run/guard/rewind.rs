@@ -9,7 +9,6 @@ use engine::{Boundary, FileRecord};
 use model::Sequence;
 use supervise::{ChangedFiles, State};
 
-use super::super::watching::Watching;
 use super::parts::Guard;
 use crate::event::RunEvent;
 use crate::files::FilesReport;
@@ -20,15 +19,8 @@ const NONE_EXACT: &str = "there is no checkpoint that its files can go back to";
 
 impl Guard {
     pub(super) fn why_none_exact(&self) -> String {
-        let last = self.files.watching.as_ref().and_then(|watching| watching.report().last_break);
+        let last = self.files.watching.as_ref().and_then(|watching| watching.watch.report().last_break);
         last.map_or_else(|| NONE_EXACT.to_owned(), |why| format!("{NONE_EXACT}: {why}"))
-    }
-
-    /// Every process of the tree has ended.
-    pub(super) fn files_ended(&self) {
-        if let Some(watching) = &self.files.watching {
-            watching.ended();
-        }
     }
 
     /// Takes note of whether files can go back to a checkpoint that was just taken.
@@ -60,17 +52,12 @@ impl Guard {
         log.hold(&watching.held(&taken));
     }
 
-    /// Forgets the way back to checkpoints that the store has dropped.
-    pub(super) fn retain_files(&self, kept: &[Sequence]) {
-        if let Some(watching) = &self.files.watching {
-            watching.retain(kept);
-        }
-    }
-
     /// Tells that the way back was lost, also if it begins anew at the very boundary that has found this. Each reason is
     /// told once.
     fn note_break(&mut self) {
-        let Some(report) = self.files.watching.as_deref().map(Watching::report) else { return };
+        let Some(report) = self.files.watching.as_ref().map(|watching| watching.watch.report()) else {
+            return;
+        };
         if let Some(why) = report.last_break.as_deref().filter(|why| self.files.breaks.note(why)) {
             self.voice.told.is_broken = true;
             self.report(RunEvent::FilesBroken { reason: why.to_owned() });
@@ -81,7 +68,7 @@ impl Guard {
     fn note_watch(&mut self) {
         self.note_break();
         let Some(watching) = &self.files.watching else { return };
-        let report = watching.report();
+        let report = watching.watch.report();
         self.voice.record.facts.files.note_watch(&report);
     }
 
@@ -90,7 +77,7 @@ impl Guard {
         let mut report = match &self.files.watching {
             None => FilesReport::of(self.files.policy, files),
             Some(watching) => {
-                let uncovered = watching.report().uncovered;
+                let uncovered = watching.watch.report().uncovered;
                 let compared: Vec<FileRecord> =
                     files.iter().filter(|file| uncovered.contains(&file.path())).cloned().collect();
                 FilesReport::of(ChangedFiles::Rewind, &compared)
