@@ -16,8 +16,8 @@ use tracee::procfs::{CallStatus, KeptFiles};
 use tracee::remote::{KnownThread, Places, RemoteContext, SignalSets};
 use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
 
-use super::known::KnownAnswers;
-use super::questions::{Answer, Answers, Asking, Questions};
+use super::known::{Inquiry, KnownAnswers};
+use super::questions::{Answer, Questions};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
@@ -63,20 +63,13 @@ pub struct StateCapture<'a> {
     files: HashMap<&'static str, Vec<u8>>,
     /// Files held open from one capture to the next.
     kept: Option<&'a RefCell<KeptFiles>>,
-    /// Answers of earlier captures.
-    known: Option<&'a RefCell<KnownAnswers>>,
-    /// What the kernel answers from in this pause.
-    sources: Option<Vec<u8>>,
     /// fdinfo of all descriptors of the process, if it has been read already in this pause.
     descriptors: Option<&'a [DescriptorText]>,
     /// The restartable sequence, if it has been read already.
     sequence: Option<RseqConfiguration>,
-    questions: Questions,
     /// The kinds that ask.
-    asking_kinds: Vec<&'static dyn StateKind>,
-    /// Questions that are on their way.
-    asking: Option<Asking>,
-    answers: Answers,
+    asking: Vec<&'static dyn StateKind>,
+    inquiry: Inquiry<'a>,
 }
 
 /// The text of fdinfo of one descriptor.
@@ -102,14 +95,10 @@ impl<'a> StateCapture<'a> {
             session: None,
             files: HashMap::new(),
             kept: None,
-            known: None,
-            sources: None,
             descriptors: None,
             sequence: None,
-            questions: Questions::default(),
-            asking_kinds: Vec::new(),
-            asking: None,
-            answers: Answers::new(),
+            asking: Vec::new(),
+            inquiry: Inquiry::default(),
         }
     }
 
@@ -121,8 +110,9 @@ impl<'a> StateCapture<'a> {
 
     /// Does not ask again what is known to hold.
     #[must_use]
-    pub fn with_answers(self, known: &'a RefCell<KnownAnswers>) -> Self {
-        Self { known: Some(known), ..self }
+    pub fn with_answers(mut self, known: &'a RefCell<KnownAnswers>) -> Self {
+        self.inquiry.known = Some(known);
+        self
     }
 
     /// fdinfo of all descriptors of the process has been read already in this pause.
@@ -165,32 +155,23 @@ impl<'a> StateCapture<'a> {
             let before = questions.len();
             kind.ask(self, &mut questions)?;
             if questions.len() > before {
-                self.asking_kinds.push(kind);
+                self.asking.push(kind);
             }
         }
-        self.questions = questions;
+        self.inquiry.questions = questions;
         Ok(())
     }
 
     /// Whether the thread need not be asked: there are no questions, or all answers are known. It is as it was `known`.
     pub fn recall(&mut self, known: &KnownThread) -> bool {
         self.sequence = known.sequence;
-        self.questions.is_empty() || self.recall_answers().is_some()
-    }
-
-    fn recall_answers(&mut self) -> Option<()> {
-        let mut known = self.known?.borrow_mut();
-        let sources = known.sources(self.tid, self.tid == self.pid.leader());
-        let answers = sources.as_ref().and_then(|sources| known.recall(self.tid, sources, &self.questions));
-        self.sources = sources;
-        self.answers = answers?;
-        Some(())
+        self.inquiry.recall(self.tid, self.tid == self.pid.leader())
     }
 
     /// Has the thread set off to answer; false when there is no place left for that until sessions of other threads
     /// have ended. The thread is as it was `known`.
     pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
-        let room = self.questions.room();
+        let room = self.inquiry.questions.room();
         let Some(top) = places.take(room.bytes(known)) else { return Ok(false) };
         let CallStatus { caught, pending, is_filtered } = procfs::call_status(self.file("status")?);
         let thread = self.thread.take().expect("the thread is taken only when a session begins");
@@ -203,23 +184,19 @@ impl<'a> StateCapture<'a> {
             is_filtered,
         )?);
         let signals = SignalSets { caught, pending };
-        self.asking = Some(self.questions.begin(session, signals)?);
+        self.inquiry.begin(session, signals)?;
         Ok(true)
     }
 
     /// Waits for the answers.
     pub fn collect(&mut self) -> Result<()> {
-        if let (Some(asking), Some(session)) = (self.asking.take(), &mut self.session) {
-            self.answers = self.questions.finish(session, asking)?;
-            if let (Some(known), Some(sources)) = (self.known, self.sources.take()) {
-                let questions = std::mem::take(&mut self.questions);
-                let holds = |kind: &&dyn StateKind| {
-                    let answers = self.answers.get(kind.name()).map_or(&[][..], Vec::as_slice);
-                    kind.sources().is_some() && kind.is_steady(answers)
-                };
-                if self.asking_kinds.iter().all(holds) {
-                    known.borrow_mut().note(self.tid, sources, questions, &self.answers);
-                }
+        let Some(session) = &mut self.session else { return Ok(()) };
+        if self.inquiry.collect(session)? {
+            let holds = |kind: &&dyn StateKind| {
+                kind.sources().is_some() && kind.is_steady(self.inquiry.answers_of(kind.name()))
+            };
+            if self.asking.iter().all(holds) {
+                self.inquiry.note(self.tid);
             }
         }
         Ok(())
@@ -227,7 +204,7 @@ impl<'a> StateCapture<'a> {
 
     /// The answers to the questions of a kind, in their order.
     pub fn answers(&mut self, kind: &'static str) -> Vec<Answer> {
-        self.answers.remove(kind).unwrap_or_default()
+        self.inquiry.take(kind)
     }
 
     /// The bytes of `/proc/PID/task/TID/NAME`, or of `/proc/TID/NAME` where only that is there, read once for all

@@ -5,12 +5,16 @@
 //! bytes, read in this pause. Nothing is concluded from a field alone.
 //! Does not: know the fields; each kind names those that its questions are answered from.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use model::Tid;
 use sys::task_reader::{Field, TaskReader};
+use tracee::RemoteSession;
+use tracee::remote::SignalSets;
 
-use super::questions::{Answers, Questions};
+use super::questions::{Answer, Answers, Asking, Questions};
+use crate::error::Result;
 
 /// Answers kept for each thread. Some fields hold bits that come and go by themselves, in a few combinations.
 const KEPT_MAX: usize = 4;
@@ -35,6 +39,19 @@ enum Readers {
         leader: TaskReader,
         other: TaskReader,
     },
+}
+
+/// What one thread is asked in one pause.
+#[derive(Debug, Default)]
+pub(super) struct Inquiry<'a> {
+    pub(super) questions: Questions,
+    /// Answers of earlier captures.
+    pub(super) known: Option<&'a RefCell<KnownAnswers>>,
+    /// What the kernel answers from in this pause.
+    sources: Option<Vec<u8>>,
+    /// Questions that are on their way.
+    asking: Option<Asking>,
+    answers: Answers,
 }
 
 #[derive(Debug)]
@@ -73,26 +90,67 @@ impl KnownAnswers {
     }
 
     /// What the kernel answers questions of a stopped thread from, if that can be read.
-    pub(super) fn sources(&mut self, tid: Tid, is_leader: bool) -> Option<Vec<u8>> {
+    fn sources(&mut self, tid: Tid, is_leader: bool) -> Option<Vec<u8>> {
         let Readers::Ready { leader, other } = &mut self.readers else { return None };
         let reader = if is_leader { leader } else { other };
         Some(reader.read(tid).ok()?.to_vec())
     }
 
-    /// What a thread has answered to these questions from these bytes; else it has to be asked.
-    pub(super) fn recall(&mut self, tid: Tid, sources: &[u8], questions: &Questions) -> Option<Answers> {
+    /// What a thread has answered to these questions from these bytes.
+    fn recall(&self, tid: Tid, sources: &[u8], questions: &Questions) -> Option<Answers> {
         let known = self.threads.get(&tid).into_iter().flatten();
         let mut same = known.filter(|known| known.sources == sources && known.questions == *questions);
-        let answers = same.next().map(|known| known.answers.clone());
-        self.asked += usize::from(answers.is_none());
-        answers
+        same.next().map(|known| known.answers.clone())
     }
 
     /// Keeps what a thread has answered.
-    pub(super) fn note(&mut self, tid: Tid, sources: Vec<u8>, questions: Questions, answers: &Answers) {
+    fn note(&mut self, tid: Tid, sources: Vec<u8>, questions: Questions, answers: &Answers) {
         let kept = self.threads.entry(tid).or_default();
         kept.truncate(KEPT_MAX - 1);
         kept.push_front(Known { sources, questions, answers: answers.clone() });
+    }
+}
+
+impl Inquiry<'_> {
+    /// Whether the thread need not be asked: there are no questions, or all answers are known.
+    pub(super) fn recall(&mut self, tid: Tid, is_leader: bool) -> bool {
+        self.questions.is_empty() || self.recall_answers(tid, is_leader).is_some()
+    }
+
+    fn recall_answers(&mut self, tid: Tid, is_leader: bool) -> Option<()> {
+        let mut known = self.known?.borrow_mut();
+        self.sources = known.sources(tid, is_leader);
+        let recalled = self.sources.as_ref().and_then(|bytes| known.recall(tid, bytes, &self.questions));
+        known.asked += usize::from(recalled.is_none());
+        self.answers = recalled?;
+        Some(())
+    }
+
+    pub(super) fn begin(&mut self, session: &mut RemoteSession<'_>, signals: SignalSets) -> Result<()> {
+        self.asking = Some(self.questions.begin(session, signals)?);
+        Ok(())
+    }
+
+    /// Waits for answers, if the thread was asked; whether it was.
+    pub(super) fn collect(&mut self, session: &mut RemoteSession<'_>) -> Result<bool> {
+        let Some(asking) = self.asking.take() else { return Ok(false) };
+        self.answers = self.questions.finish(session, asking)?;
+        Ok(true)
+    }
+
+    /// Keeps the answers for later captures.
+    pub(super) fn note(&mut self, tid: Tid) {
+        if let (Some(known), Some(sources)) = (self.known, self.sources.take()) {
+            known.borrow_mut().note(tid, sources, std::mem::take(&mut self.questions), &self.answers);
+        }
+    }
+
+    pub(super) fn answers_of(&self, kind: &'static str) -> &[Answer] {
+        self.answers.get(kind).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn take(&mut self, kind: &'static str) -> Vec<Answer> {
+        self.answers.remove(kind).unwrap_or_default()
     }
 }
 
@@ -101,7 +159,6 @@ mod tests {
     use model::ByteCount;
 
     use super::*;
-    use crate::state::questions::Answer;
 
     fn asked(kind: &'static str) -> (Questions, Answers) {
         let mut questions = Questions::default();
