@@ -84,17 +84,15 @@ impl Parts {
 
 fn keep(directory: &Path, path: &Path, mut file: &File, offset: u64, bytes: u64) -> Result<PathBuf> {
     let part = create_part(directory)?;
-    let failed =
-        |operation: &'static str, at: &Path, error: std::io::Error| Error::path(operation, at, error);
     let copy_path = part.join(BYTES_FILE);
     let mut copy = create(&copy_path)?;
-    file.seek(SeekFrom::Start(offset)).map_err(|error| failed("seek in", path, error))?;
+    file.seek(SeekFrom::Start(offset)).map_err(|error| Error::path("seek in", path, error))?;
     let copied = std::io::copy(&mut file.take(bytes), &mut copy)
-        .map_err(|error| failed("copy the end of a file to", &copy_path, error))?;
+        .map_err(|error| Error::path("copy the end of a file to", &copy_path, error))?;
     if copied != bytes {
         return Err(Error::path("read the end of", path, Errno::SHORT));
     }
-    copy.sync_all().map_err(|error| failed("sync", &copy_path, error))?;
+    copy.sync_all().map_err(|error| Error::path("sync", &copy_path, error))?;
     let description = Description {
         path: path.display().to_string(),
         offset,
@@ -104,8 +102,8 @@ fn keep(directory: &Path, path: &Path, mut file: &File, offset: u64, bytes: u64)
     let text = serde_json::to_vec_pretty(&description).expect("strings and numbers become JSON");
     let description_path = part.join(DESCRIPTION_FILE);
     let mut file = create(&description_path)?;
-    file.write_all(&text).map_err(|error| failed("write", &description_path, error))?;
-    file.sync_all().map_err(|error| failed("sync", &description_path, error))?;
+    file.write_all(&text).map_err(|error| Error::path("write", &description_path, error))?;
+    file.sync_all().map_err(|error| Error::path("sync", &description_path, error))?;
     sync(&part)?;
     sync(directory)?;
     Ok(copy_path)

@@ -283,11 +283,11 @@ impl Store {
         let mut kept_of_log = 0;
         let mut removed = Vec::new();
         for sequence in self.sequences(name)?.into_iter().rev() {
-            let path = self.image_path(name, sequence);
             if kept < keep {
+                let path = self.image_path(name, sequence);
                 kept += usize::from(opening::read_commit(&*self.medium, &path).is_ok());
                 kept_of_log += usize::from(logged.contains(&sequence));
-            } else if self.medium.kind(&path)?.is_some() && staging::retire(&*self.medium, &path)? {
+            } else if self.remove(name, sequence)? {
                 removed.push(sequence);
             }
         }

@@ -22,7 +22,8 @@ pub struct VerifyReport {
 }
 
 impl ImageReader {
-    /// Reads and checks every byte of its pages. Hears how many were found good each time, on several threads.
+    /// Reads and checks every byte of its pages. Calls `good` with the number of bytes that were found good, on several
+    /// threads.
     ///
     /// # Errors
     ///

@@ -23,21 +23,15 @@ impl Reasons {
 
     /// Counts a message so many times; true when its reason is new.
     pub(super) fn note_many(&mut self, message: &str, count: u32) -> bool {
-        let count = u64::from(count);
-        let key = without_numbers(message);
-        if let Some((_, known)) = self.0.iter_mut().find(|(known, _)| *known == key) {
-            known.count += count;
-            return false;
+        let (count, key) = (u64::from(count), without_numbers(message));
+        let is_new = self.0.iter().all(|(known, _)| *known != key);
+        let has_room = self.0.len() < REASONS_MAX;
+        let (key, reason) = if is_new && !has_room { (OTHERS.to_owned(), OTHERS) } else { (key, message) };
+        match self.0.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, known)) => known.count += count,
+            None => self.0.push((key, RefusalReport { reason: reason.to_owned(), count })),
         }
-        if self.0.len() < REASONS_MAX {
-            self.0.push((key, RefusalReport { reason: message.to_owned(), count }));
-            return true;
-        }
-        match self.0.iter_mut().find(|(known, _)| known == OTHERS) {
-            Some((_, others)) => others.count += count,
-            None => self.0.push((OTHERS.to_owned(), RefusalReport { reason: OTHERS.to_owned(), count })),
-        }
-        false
+        is_new && has_room
     }
 
     /// Every reason with its count, in the order of their first appearance.

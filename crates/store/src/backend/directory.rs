@@ -125,17 +125,13 @@ impl Medium for Directory {
     }
 
     fn sync_file(&self, path: &Path) -> Result<()> {
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
-        let file = file.map_err(failed("open", path))?;
+        let file = open(path, OFlags::NOFOLLOW | OFlags::NONBLOCK).map_err(failed("open", path))?;
         file.sync_data().map_err(failed("sync", path))
     }
 
     fn sync_directory(&self, path: &Path) -> Result<()> {
         // The directory that holds an image is the operator's, and may be a symbolic link.
-        let flags = OFlags::DIRECTORY.bits().cast_signed();
-        let directory = OpenOptions::new().read(true).custom_flags(flags).open(path);
-        let directory = directory.map_err(failed("open", path))?;
+        let directory = open(path, OFlags::DIRECTORY).map_err(failed("open", path))?;
         directory.sync_all().map_err(failed("sync", path))
     }
 
@@ -272,7 +268,10 @@ fn create_in_own(path: &Path) -> Result<File> {
 
 /// Opens a directory, but not through a symbolic link of that name.
 fn open_directory(path: &Path) -> std::io::Result<File> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW)
+}
+
+fn open(path: &Path, flags: OFlags) -> std::io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)
 }
 

@@ -99,7 +99,7 @@ impl Cleaner {
                 break;
             }
             freed += gain;
-            state.segments.clean(victim.number);
+            state.segments.get_mut(victim.number).into_iter().for_each(|segment| segment.cleaning = true);
             moves.insert(victim.number, Vec::with_capacity(victim.live as usize));
         }
         if moves.is_empty() {

@@ -140,33 +140,25 @@ pub(super) fn create_segment(
     number: LogSegment,
 ) -> Result<Box<dyn PageFile>> {
     let path = segment_path(directory, number);
-    let created = fill_segment(medium, directory, &path, shape, number);
-    created.inspect_err(|error| {
-        let taken = matches!(error, Error::Io(error) if error.errno == sys::Errno::EEXIST);
-        if !taken {
+    let fill = || {
+        let mut file = medium.create_log(&path, shape.length, shape.in_flight)?;
+        let header = LogHeader { log: shape.log, segment: number, length: shape.length };
+        let block = ByteCount(LOG_BLOCK_BYTES);
+        let mut buffer = PageBuffer::new(block)?;
+        buffer.copy_from_slice(&header.encode());
+        file.submit(buffer, ByteCount(0)..block, ByteCount(0))?;
+        while file.wait_done()?.is_some() {}
+        file.sync()?;
+        medium.sync_directory(directory)?;
+        Ok(file)
+    };
+    fill().map_err(|error: sys::Error| {
+        if error.errno != sys::Errno::EEXIST {
             // Where removal fails now, the next writer's sweep does it.
             let _ = medium.remove_file(&path);
         }
+        error.into()
     })
-}
-
-fn fill_segment(
-    medium: &dyn Medium,
-    directory: &Path,
-    path: &Path,
-    shape: Shape,
-    number: LogSegment,
-) -> Result<Box<dyn PageFile>> {
-    let mut file = medium.create_log(path, shape.length, shape.in_flight)?;
-    let header = LogHeader { log: shape.log, segment: number, length: shape.length };
-    let block = ByteCount(LOG_BLOCK_BYTES);
-    let mut buffer = PageBuffer::new(block)?;
-    buffer.copy_from_slice(&header.encode());
-    file.submit(buffer, ByteCount(0)..block, ByteCount(0))?;
-    while file.wait_done()?.is_some() {}
-    file.sync()?;
-    medium.sync_directory(directory)?;
-    Ok(file)
 }
 
 /// A log has more segments than it can number.

@@ -147,7 +147,7 @@ impl Shared {
         Ok(self.take_free(&mut state))
     }
 
-    /// An empty buffer. Before the wait for one, `drive` does what others would.
+    /// An empty buffer. Calls `drive` before it waits for one.
     pub(super) fn wait_buffer(&self, drive: impl FnOnce() -> Result<()>) -> Result<PageBatch> {
         self.wait_for(drive, |state| self.take_buffer(state))
     }

@@ -171,13 +171,6 @@ impl Segments {
         table.iter().for_each(|(_, _, cell)| self.enter(cell));
     }
 
-    /// Marks a segment as being cleaned.
-    pub(crate) fn clean(&mut self, number: LogSegment) {
-        if let Some(state) = self.get_mut(number) {
-            state.cleaning = true;
-        }
-    }
-
     fn state_of(&mut self, cell: Cell) -> Option<&mut SegmentState> {
         let Cell::At(spot, _) = cell else { return None };
         self.slots[(spot.get() >> self.bits) as usize].as_mut()
