@@ -197,8 +197,8 @@ impl Watching {
     /// many exact checkpoints as are held: a single one can be unusable.
     pub(super) fn retain(&self, kept: &[Sequence]) {
         let exact = self.exact(kept);
-        if let Some(oldest) = exact.first().filter(|_| exact.len() >= HELD) {
-            self.watch.forget_before(*oldest);
+        if exact.len() >= HELD {
+            self.watch.retain(&exact);
         }
     }
 

@@ -64,11 +64,16 @@ pub struct UndoLog {
     is_torn: bool,
 }
 
+/// Names of some thousand checkpoints.
+const SEQUENCES_BYTES_MAX: u64 = 64 << 10;
+
 /// An epoch of the log.
 #[derive(Debug, Default)]
 struct Epoch {
     ordinal: u64,
     sequences: Vec<Sequence>,
+    /// What the names of further checkpoints take in the file.
+    sequences_bytes: u64,
     length: u64,
     kept: Vec<PathBuf>,
     is_empty: bool,
@@ -154,6 +159,7 @@ impl UndoLog {
         let mut epoch = Epoch {
             ordinal: read.ordinal,
             sequences: read.sequences.clone(),
+            sequences_bytes: 0,
             length: read.length,
             kept: kept_of(read).map(Path::to_path_buf).collect(),
             is_empty: !read.records.iter().any(is_state),
@@ -205,9 +211,8 @@ impl UndoLog {
     /// epoch began. Called inside the pause: makes no file if `prepare` has made the next one.
     pub fn boundary(&mut self, sequence: Sequence) -> Result<bool> {
         let present = self.present();
-        if present.is_empty && !present.is_broken {
-            self.append(&record::Exact { sequence: sequence.get() }, &[])?;
-            self.present_mut().sequences.push(sequence);
+        if present.is_empty && !present.is_broken && !self.is_long() {
+            self.same(sequence)?;
             return Ok(false);
         }
         let after = self.present().ordinal;
@@ -227,8 +232,12 @@ impl UndoLog {
     /// The state of files now is also that of a further checkpoint: what was recorded in this epoch is what its beginning
     /// itself asked for, and nothing has changed since.
     pub fn same(&mut self, sequence: Sequence) -> Result<()> {
+        let before = self.bytes;
         self.append(&record::Exact { sequence: sequence.get() }, &[])?;
-        self.present_mut().sequences.push(sequence);
+        let written = self.bytes - before;
+        let present = self.present_mut();
+        present.sequences_bytes += written;
+        present.sequences.push(sequence);
         Ok(())
     }
 
@@ -313,6 +322,23 @@ impl UndoLog {
     pub fn ended(&mut self, time: Time) -> Result<()> {
         self.append(&record::Ended { time: time.into() }, &[])?;
         self.has_ended = true;
+        Ok(())
+    }
+
+    /// Whether so many checkpoints are those of the present epoch that another one should begin: its file goes when none
+    /// of them is kept any more, and would grow for ever while no file changes.
+    #[must_use]
+    pub fn is_long(&self) -> bool {
+        self.present().sequences_bytes > SEQUENCES_BYTES_MAX
+    }
+
+    /// Forgets what only leads to checkpoints that are neither among these, in rising order, nor newer.
+    pub fn retain(&mut self, kept: &[Sequence]) -> Result<()> {
+        let (Some(oldest), Some(newest)) = (kept.first(), kept.last()) else { return Ok(()) };
+        self.forget_before(*oldest)?;
+        for epoch in &mut self.epochs {
+            epoch.sequences.retain(|one| one > newest || kept.binary_search(one).is_ok());
+        }
         Ok(())
     }
 

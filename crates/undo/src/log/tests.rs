@@ -84,6 +84,27 @@ fn an_empty_epoch_is_the_way_back_to_several_checkpoints() {
 }
 
 #[test]
+fn checkpoints_that_are_not_kept_take_no_room_for_ever() {
+    let (directory, mut log) = new(LARGE);
+    const KEPT: u64 = 5;
+    for sequence in 1..=20_000 {
+        log.prepare().unwrap();
+        log.boundary(Sequence(sequence)).unwrap();
+        let kept: Vec<_> = (sequence.saturating_sub(KEPT - 1)..=sequence).map(Sequence).collect();
+        log.retain(&kept).unwrap();
+    }
+    assert_eq!(log.sequences(), sequences(&[19_996, 19_997, 19_998, 19_999, 20_000]));
+    assert!(log.bytes() < ByteCount(3 * SEQUENCES_BYTES_MAX), "{:?}", log.bytes());
+    // An old one that is kept holds the epochs behind it, and no names between.
+    log.boundary(Sequence(20_001)).unwrap();
+    epoch(&mut log, 10, 20_002).unwrap();
+    log.retain(&sequences(&[19_999, 20_001])).unwrap();
+    assert_eq!(log.sequences(), sequences(&[19_999, 20_001, 20_002]));
+    let found = reachable(&undo(&directory)).unwrap().0;
+    assert!([19_999, 20_001, 20_002].iter().all(|one| found.contains(&Sequence(*one))));
+}
+
+#[test]
 fn a_torn_record_is_not_there_at_the_end_and_breaks_an_older_epoch() {
     let (directory, mut log) = new(LARGE);
     epoch(&mut log, 100, 1).unwrap();

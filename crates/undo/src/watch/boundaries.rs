@@ -41,8 +41,9 @@ impl Boundaries {
         self.0.get(&to).cloned().unwrap_or_default()
     }
 
-    /// Forgets those before one.
-    pub(super) fn forget_before(&mut self, oldest: Sequence) {
-        self.0 = self.0.split_off(&oldest);
+    /// Forgets those that are neither among these, in rising order, nor newer.
+    pub(super) fn retain(&mut self, kept: &[Sequence]) {
+        let newest = kept.last().copied();
+        self.0.retain(|one, _| Some(*one) > newest || kept.binary_search(one).is_ok());
     }
 }

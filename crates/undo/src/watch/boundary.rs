@@ -206,7 +206,8 @@ impl State {
         list.sort_by_key(|armed| (armed.key.device, armed.key.inode));
         let is_mapped = list.iter().any(|armed| armed.how == How::Mapped);
         let last = self.boundaries.newest_open();
-        if !self.epoch.is_touched && !is_mapped && last.is_some_and(|last| are_same(last, &list)) {
+        let may_go_on = !self.epoch.is_touched && !is_mapped && !self.log.is_long();
+        if may_go_on && last.is_some_and(|last| are_same(last, &list)) {
             self.log.same(sequence)?;
             self.boundaries.insert(sequence, list);
             return Ok(());

@@ -289,12 +289,12 @@ impl Watch {
         Ok(())
     }
 
-    /// Checkpoints before this one are not kept any more.
-    pub fn forget_before(&self, oldest: Sequence) {
+    /// Only these checkpoints, in rising order, and newer ones are kept.
+    pub fn retain(&self, kept: &[Sequence]) {
         let mut state = self.shared.state();
-        let outcome = state.log.forget_before(oldest);
+        let outcome = state.log.retain(kept);
         state.or_break(outcome, "older epochs");
-        state.boundaries.forget_before(oldest);
+        state.boundaries.retain(kept);
     }
 
     /// For `status`.
