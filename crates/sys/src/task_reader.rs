@@ -5,7 +5,7 @@
 //! Does not: say what a field means.
 //!
 //! Man page: bpf(2); the kernel's documentation of BTF and of kfuncs
-//! Since: Linux 6.10 with CONFIG_DEBUG_INFO_BTF (kfuncs in programs of type BPF_PROG_TYPE_SYSCALL)
+//! Since: Linux 6.13 with CONFIG_DEBUG_INFO_BTF (`bpf_task_from_vpid` in programs of type BPF_PROG_TYPE_SYSCALL)
 //! Probe: `features::REGISTRY` entry "task-reader"
 //! Fallback: asking the thread by remote calls
 

@@ -1,7 +1,7 @@
 //! Waiting for a checkpoint: for the writer's thread, or by doing its work.
 //!
-//! Owns: `Ticket`; the scribe of a log whose callers do the work.
-//! Does not: answer; the scribe does.
+//! Owns: `Ticket`; the log writer of a log whose callers do the work.
+//! Does not: answer; the log writer does.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::scribe::Scribe;
 use super::ticket::{LogCommitted, TicketState};
 use crate::error::Result;
 
-/// A scribe that works when it is called.
+/// A log writer that works when it is called.
 #[derive(Debug, Default)]
 pub(super) struct Here(Mutex<Option<Scribe>>);
 
