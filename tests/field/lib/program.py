@@ -10,8 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
-from .system import Line, Unsupported, Wrong, free_port, is_open, wait_for
+from .system import POLL_S, Line, Unsupported, Wrong, free_port, is_open, wait_for
 
 
 class Program:
@@ -111,6 +112,8 @@ class Service(Program):
     durable = False
     # Items of one burst before a checkpoint, and the pause of the client after each one.
     burst, pace_s = 60, 0.002
+    # How long after the acknowledgement of an item the program may still write it.
+    settle_limit_s = 0
     # Whether `stop_signal` ends it with success.
     stop_signal = 15
     stop_limit_s = 20
@@ -152,15 +155,19 @@ class Service(Program):
 
     def verify(self):
         """Compares what the program has with what it acknowledged, then asks its own checker."""
+        due = {number for number in self.acknowledged
+               if not any(low < number <= high for low, high in self.may_lack)}
+        deadline = time.monotonic() + self.settle_limit_s
         found = list(self.items())
+        while not due.issubset(found) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            found = list(self.items())
         present = set(found)
         if len(found) != len(present):
             raise Wrong("%d items are there twice" % (len(found) - len(present)))
         invented = [number for number in present if not 0 < number <= self.sent]
         if invented:
             raise Wrong("items that no client sent: %s" % invented[:5])
-        due = {number for number in self.acknowledged
-               if not any(low < number <= high for low, high in self.may_lack)}
         missing = sorted(due - present)
         if missing:
             raise Wrong("%d of %d acknowledged items are lost, the first is %d, the last %d" % (
@@ -170,6 +177,9 @@ class Service(Program):
 
 class WebService(Service):
     """A service whose items are requests; each must be answered with `body` and be in the access log once."""
+
+    # Servers write the line of a request after its answer.
+    settle_limit_s = 2
 
     def open(self):
         """Each request has a connection of its own."""
