@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
 use common::Subject;
@@ -99,6 +100,40 @@ fn queued_signals() {
 #[test]
 fn all_at_once() {
     stop_often("all at once", None, 150);
+}
+
+#[test]
+fn a_thread_in_an_uninterruptible_call_does_not_stand_before_it_has_stopped() {
+    let Some(program) = common::compile("uninterruptible") else { return };
+    let mut child = std::process::Command::new(&program)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let mut late = Vec::new();
+    for _ in 0..40 {
+        if said != "ready\n" {
+            println!("unsupported: userfaultfd(2) of this user");
+            break;
+        }
+        let told = Instant::now();
+        let tree = StoppedTree::stop(Pid(child.id() as i32)).unwrap();
+        let (told, stood) = (told.elapsed(), tree.began.elapsed());
+        tree.resume().unwrap();
+        if told > Duration::from_millis(20) {
+            late.push(stood);
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    std::fs::remove_file(program).unwrap();
+    late.sort();
+    println!("stops that took more than 20 ms: {}, of which it stood: {late:?}", late.len());
+    assert!(said != "ready\n" || late.len() > 4);
+    // On a busy machine a single one may be preempted.
+    assert!(late.get(late.len() / 2).is_none_or(|stood| *stood < Duration::from_millis(10)));
 }
 
 #[test]

@@ -54,6 +54,7 @@ pub(super) struct Attempt {
     order: Vec<Pid>,
     /// Attached threads other than leaders: an exec of another thread waits for their ends.
     mortal: Vec<Tid>,
+    /// Before the first thread stopped.
     began: Option<Instant>,
 }
 
@@ -228,7 +229,12 @@ impl Attempt {
         let mut waiter = Waiter::new(STOP_LIMIT);
         let mut helped = Duration::ZERO;
         loop {
+            let looked = Clock::default().now();
             self.look_at_all()?;
+            if self.stopped.is_empty() && self.let_go.is_empty() {
+                // All of it still ran then.
+                self.began = Some(looked);
+            }
             if self.pending.is_empty() {
                 if self.let_go.is_empty() {
                     return Ok(());

@@ -64,7 +64,8 @@ pub struct StoppedTree {
     pub processes: Vec<StoppedProcess>,
     /// Processes that ended and wait to be reaped by a parent in the tree.
     pub zombies: Vec<Pid>,
-    /// When the first thread was told to stop.
+    /// Before the first thread stopped, by a millisecond at most. A thread in a call that cannot be interrupted stops
+    /// later than it is told to.
     pub began: Instant,
 }
 

@@ -23,6 +23,8 @@ use crate::error::Result;
 
 /// How long to sleep where no buffer is free: a fraction of the time in which a disk takes one.
 const BUFFER_POLL: Duration = Duration::from_micros(200);
+/// How much longer such a sleep can take: 1 ms and more on a virtual processor that has been idle.
+const BUFFER_POLL_LATE: Duration = Duration::from_micros(1500);
 
 impl Spaces {
     /// Copies dirty pages in slices until a last stop probably fits into the pause budget.
@@ -112,7 +114,9 @@ impl Spaces {
             sink.prepare(self.deferred(before).min(self.budget.pages_max()))?;
             let mut copied = self.stop_and_copy(before, freezer, sink, counts)?;
             if !run.is_zero() {
-                copied += self.copy_until(before, sink, Deadline::after(run))?;
+                copied += self.copy_until(before, sink, Deadline::after(run), Duration::ZERO)?;
+            } else if copied == PageCount(0) {
+                std::thread::sleep(BUFFER_POLL);
             }
             counts.precopied += copied;
             if copied > PageCount(0) {
@@ -139,7 +143,7 @@ impl Spaces {
         let began = tree.began;
         let copying = Stopwatch::start();
         let until = self.copy_end(began).unwrap_or_else(|| Deadline::after(Duration::ZERO));
-        let copied = self.copy_until(before, sink, until)?;
+        let copied = self.copy_until(before, sink, until, BUFFER_POLL_LATE)?;
         self.budget.note_copied(copied, copying.elapsed());
         tree.resume()?;
         counts.slices.note(began.elapsed());
@@ -147,7 +151,14 @@ impl Spaces {
         Ok(copied)
     }
 
-    fn copy_until(&mut self, before: &Before, sink: &dyn PageSink, until: Deadline) -> Result<PageCount> {
+    /// Copies deferred pages until a deadline. Where no buffer is free, it sleeps unless less than `late` is left.
+    fn copy_until(
+        &mut self,
+        before: &Before,
+        sink: &dyn PageSink,
+        until: Deadline,
+        late: Duration,
+    ) -> Result<PageCount> {
         let mut pages = PageCount(0);
         loop {
             self.is_orderly = false;
@@ -159,7 +170,7 @@ impl Spaces {
             }
             self.is_orderly = true;
             let rest = until.left();
-            if left == PageCount(0) || rest.is_zero() {
+            if left == PageCount(0) || rest <= late {
                 return Ok(pages);
             }
             std::thread::sleep(rest.min(BUFFER_POLL));

@@ -20,7 +20,7 @@ use track::{AHEAD_MIN, Attach, Content, DirtyPages, Moment, TrackError, Tracker}
 use super::super::address_space::Coverage;
 use super::super::copier::{Copier, PageSink};
 use super::super::process::Process;
-use super::budget::CHUNK;
+use super::budget::{BUFFER_MAKING, CHUNK};
 use super::deferred::Deferred;
 use super::hot::HotPages;
 use crate::error::Result;
@@ -266,7 +266,14 @@ impl Tracked {
         let Some(first) = first else { return Ok(PageCount(0)) };
         let pid = process.stat.pid;
         let mut copier = Copier::tolerant(sink, first);
-        while self.deferred.pages() > PageCount(0) && copier.make_room(until.is_none())? {
+        while self.deferred.pages() > PageCount(0) {
+            let needs_buffer = copier.room() == PageCount(0);
+            if needs_buffer && until.is_some_and(|until| until.left() < BUFFER_MAKING) {
+                break;
+            }
+            if !copier.make_room(until.is_none())? {
+                break;
+            }
             let mut room = copier.room().min(CHUNK);
             while room > PageCount(0)
                 && let Some(range) = self.deferred.take(room)
