@@ -177,6 +177,11 @@ impl EngineError {
             _ => None,
         }
     }
+
+    /// A refusal, if it says that code of a process cannot be borrowed for remote calls.
+    pub(crate) fn or_refusal(self) -> Self {
+        self.lacks_code().map_or(self, |pid| Self::Refused(vec![obstacles::of_code(pid)]))
+    }
 }
 
 impl From<RemoteError> for EngineError {

@@ -11,7 +11,6 @@ mod capture;
 mod descriptor_limit;
 mod error;
 mod obstacles;
-mod preflight;
 mod records;
 mod relations;
 mod restore;
@@ -20,10 +19,10 @@ mod sharing;
 pub use capture::{
     CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, GroupMember, Held,
     MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phase, Phases, Preference, Slices, Taken, Tracking, Tuning, checkpoint,
+    preflight,
 };
 pub use error::{EngineError, Result};
 pub use obstacles::grouped;
-pub use preflight::preflight;
 pub use resource::Obstacle;
 pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{

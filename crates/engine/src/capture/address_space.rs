@@ -17,8 +17,7 @@ use tracee::remote::RemoteContext;
 use tracee::{Gadgets, ProcessMemory};
 use track::Layout;
 
-use super::area_flags::FlagState;
-use super::own_watch::forget_own_watch;
+use super::area_flags::{FlagState, forget_own_watch};
 use crate::error::{EngineError, Result, permission};
 
 /// The flag of areas that may be made writable.
@@ -116,7 +115,7 @@ impl AddressSpace {
         if self.coverage == Coverage::Current {
             self.coverage = Coverage::Outdated;
         }
-        self.flags.expire();
+        self.flags.has_old = true;
         Ok(true)
     }
 

@@ -1,13 +1,17 @@
 //! Flags of areas, which only smaps tells: when they are read again, and what is taken over.
 //!
-//! Owns: the interval between two reads, bounded by what a read costs.
-//! Invariants: flags are read while the subject runs; areas whose flags are unknown are read after every pause.
+//! Owns: the interval between two reads, bounded by what a read costs; telling our own watch over writes from one of the
+//! program's.
+//! Invariants: flags are read while the subject runs; areas whose flags are unknown are read after every pause. The flag
+//! of watched writes is removed only where a tracker of ours is attached to that very address space.
 //! Does not: notice advice (madvise, mlock) for a whole existing area sooner: the list of areas does not show it.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use model::Pid;
 use sys::clock::Clock;
+use sys::kcmp;
 use tracee::procfs::{self, Area, AreaFlags};
 
 use crate::error::Result;
@@ -23,8 +27,8 @@ const SOFT_DIRTY: &str = "sd";
 
 /// What is known of the flags of a process's areas.
 pub(super) struct FlagState {
-    /// The flags of some areas are those of what was there before.
-    has_old: bool,
+    /// Some areas are new, and have the flags of what was there before.
+    pub(super) has_old: bool,
     clock: Clock,
     read_at: Instant,
     cost: Duration,
@@ -35,16 +39,6 @@ impl FlagState {
     pub(super) fn read_since(clock: Clock, began: Instant) -> Self {
         let read_at = clock.now();
         Self { has_old: false, clock, read_at, cost: read_at - began }
-    }
-
-    /// Areas are new, and have the flags of what was there before.
-    pub(super) fn expire(&mut self) {
-        self.has_old = true;
-    }
-
-    /// Whether some areas have flags of what was there before.
-    pub(super) fn has_old(&self) -> bool {
-        self.has_old
     }
 
     /// Reads them again where that is due; whether anything may have changed.
@@ -84,9 +78,44 @@ fn are_equal(first: &AreaFlags, second: &AreaFlags) -> bool {
     first.iter().filter(lasting).eq(second.iter().filter(lasting))
 }
 
+/// Removes the flag of watched writes where the watch is ours: in a tracked process, and in one that shares the address
+/// space of one, as a child does between vfork and exec. A program's own userfaultfd is refused as a descriptor.
+pub(super) fn forget_own_watch(pid: Pid, areas: &mut [Area], tracked: &HashSet<Pid>) {
+    if !areas.iter().any(|area| area.flags.has(WATCHED)) {
+        return;
+    }
+    let shares = |other: &Pid| kcmp::shared(kcmp::Shared::Memory, pid, *other).unwrap_or(false);
+    if tracked.iter().any(|other| *other == pid || shares(other)) {
+        areas.iter_mut().for_each(|area| area.flags.remove(WATCHED));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn watched() -> Vec<Area> {
+        let text = b"1000-2000 rw-p 00000000 00:00 0 \nVmFlags: rd wr uw\n";
+        tracee::procfs::areas_in(text).unwrap()
+    }
+
+    #[test]
+    fn a_watch_is_ours_only_in_the_address_space_of_a_tracked_process() {
+        let own = Pid(std::process::id() as i32);
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let other = Pid(child.id() as i32);
+        let is_left = |pid, tracked: &[Pid]| {
+            let tracked = tracked.iter().copied().collect();
+            let mut areas = watched();
+            forget_own_watch(pid, &mut areas, &tracked);
+            areas[0].flags.has(WATCHED)
+        };
+        assert!(!is_left(own, &[other, own]));
+        assert!(is_left(own, &[]));
+        assert!(is_left(other, &[own]));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 
     fn areas(flags: &str) -> Vec<Area> {
         let text = format!(
@@ -127,7 +156,7 @@ mod tests {
         clock.advance(2 * INTERVAL_MIN);
         let mut state = FlagState { cost: INTERVAL_MIN, ..state };
         assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| !has_changed));
-        state.expire();
-        assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| has_changed) && !state.has_old());
+        state.has_old = true;
+        assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| has_changed) && !state.has_old);
     }
 }

@@ -1,20 +1,25 @@
 //! What is known of a subject before it is stopped, brought up to date once it is stopped.
 //!
-//! Owns: the topics (processes with their address spaces, shared objects, descriptors, threads), and what stands in the
-//! way of a checkpoint across them.
+//! Owns: the topics (processes with their address spaces, shared objects, descriptors, threads), what stands in the way
+//! of a checkpoint across them, and which records they make.
 //! Invariants: each topic is scanned while the subject runs (`survey`) and taken in when it is stopped (`settle`).
 //! Does not: read pages or thread state.
 
+use std::time::SystemTime;
+
+use image::{RecordSet, Timings};
 use model::Pid;
 use resource::Obstacle;
-use tracee::StoppedTree;
+use store::CommitMeta;
+use tracee::{StoppedTree, tree};
 use track::Moment;
 
 use super::descriptors::{Descriptors, Hold};
 use super::objects::Objects;
 use super::options::CheckpointOptions;
 use super::processes::Processes;
-use super::threads::Threads;
+use super::retry::{Retries, SCANS, Verdict};
+use super::threads::{self, Threads};
 use crate::error::{EngineError, Result};
 use crate::{obstacles, sharing};
 
@@ -37,6 +42,45 @@ enum Doubt {
 
 /// Looks at what is in the way of a running subject: most of it is held for less time than a look takes.
 const LOOKS_MAX: usize = 3;
+
+/// Lists everything that would stop a checkpoint of a process and its descendants.
+pub fn preflight(root: Pid, options: &CheckpointOptions) -> Result<Vec<Obstacle>> {
+    tree::descendants(root).map_err(|_| EngineError::NoProcess(root))?;
+    match look_in_any_case(root, options) {
+        Ok(_) => Ok(Vec::new()),
+        Err(EngineError::Refused(obstacles)) => Ok(obstacles),
+        Err(error) => Err(error),
+    }
+}
+
+/// Looks at a subject while it runs, or in a stop of its own where it cannot be looked at otherwise.
+pub(super) fn look_in_any_case(root: Pid, options: &CheckpointOptions) -> Result<Before> {
+    if let Some(before) = look_while_it_runs(root, options)? {
+        return Ok(before);
+    }
+    let _stopped = StoppedTree::stop(root)?;
+    look_while_it_stands(root, options)
+}
+
+/// Looks at a subject that may replace itself by exec under the look, and may hold for a moment what cannot be saved;
+/// `None` when it does so again and again, and can only be looked at once it stands.
+pub(super) fn look_while_it_runs(root: Pid, options: &CheckpointOptions) -> Result<Option<Before>> {
+    let mut retries = Retries::of(SCANS, root);
+    loop {
+        match Before::look(root, options, Moment::Running) {
+            Ok(before) => return Ok(Some(before)),
+            Err(error) => match retries.after(error) {
+                Verdict::Again(wait) => std::thread::sleep(wait),
+                Verdict::UsedUp(_) => return Ok(None),
+                Verdict::Lasting(error) => return Err(error),
+            },
+        }
+    }
+}
+
+pub(super) fn look_while_it_stands(root: Pid, options: &CheckpointOptions) -> Result<Before> {
+    Before::look(root, options, Moment::Stopped).map_err(EngineError::or_refusal)
+}
 
 impl Before {
     /// Looks at a tree and refuses it when anything stands in the way.
@@ -94,7 +138,7 @@ impl Before {
         found.extend(self.objects.take_obstacles(moment));
         found.extend(obstacles::of_tree(&self.processes.view(), &self.processes.order));
         self.doubt = if found.is_empty() { Doubt::Descriptors } else { Doubt::Everything };
-        found.extend(self.prepare_descriptors(options)?);
+        found.extend(self.descriptors.prepare(&self.processes, options)?);
         if moment == Moment::Running {
             // A single checkpoint has no later one, and the image that it begins may have changed the directory.
             self.descriptors.list_directories(options, !self.processes.is_continuous);
@@ -104,10 +148,6 @@ impl Before {
         }
         self.doubt = Doubt::Nothing;
         Ok(())
-    }
-
-    fn prepare_descriptors(&mut self, options: &CheckpointOptions) -> Result<Vec<Obstacle>> {
-        self.descriptors.prepare(&self.processes, options)
     }
 
     /// Reads the flags of mappings that were new in the pause, once it is over.
@@ -128,7 +168,7 @@ impl Before {
             return self.accept(options, Moment::Stopped, Vec::new());
         }
         if changed || self.doubt == Doubt::Descriptors {
-            let found = self.prepare_descriptors(options)?;
+            let found = self.descriptors.prepare(&self.processes, options)?;
             if !found.is_empty() {
                 self.doubt = Doubt::Descriptors;
                 return Err(EngineError::Refused(found));
@@ -136,5 +176,29 @@ impl Before {
             self.doubt = Doubt::Nothing;
         }
         Ok(())
+    }
+
+    /// All records of a capture beside pages. Nothing of it needs the subject to be stopped.
+    pub(super) fn records(&mut self) -> Result<RecordSet> {
+        let mut records = RecordSet::new();
+        self.processes.write(&self.objects, &mut records);
+        self.objects.put(&mut records);
+        self.descriptors.write_files(&mut records);
+        self.descriptors.write(&self.processes, &mut records)?;
+        threads::write(&self.processes, &mut records)?;
+        Ok(records)
+    }
+
+    /// What the commit record has beside them.
+    pub(super) fn meta(&self, options: &CheckpointOptions, time: SystemTime, timings: Timings) -> CommitMeta {
+        CommitMeta {
+            sequence: options.sequence,
+            time,
+            subject: options.name.clone(),
+            pids: self.processes.order.clone(),
+            kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
+            tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+            timings,
+        }
     }
 }

@@ -218,7 +218,7 @@ fn pages_that_fit(batch: &PageBatch, start: Address, end: Address) -> PageCount 
 }
 
 /// Reads from a file; what lies behind its end within the last page is zero.
-fn read_padded(file: &File, start: Address, bytes: &mut [u8]) -> std::result::Result<(), Error> {
+pub(super) fn read_padded(file: &File, start: Address, bytes: &mut [u8]) -> std::result::Result<(), Error> {
     let mut done = 0;
     while done < bytes.len() {
         let read = file

@@ -20,9 +20,7 @@ use resource::fd::envelope::Envelope;
 use resource::fd::sockets::Sockets;
 use resource::fd::{self, CaptureScope, Description, FdCapture, Known, ScopeIndex, in_flight};
 use resource::files::{Directories, FileRecord, FileStates, MappedForWriting};
-use resource::state::DescriptorText;
 use sys::{Errno, Error, pidfd};
-use tracee::Crew;
 use tracee::procfs;
 use undo::watch::OpenFile;
 
@@ -45,7 +43,7 @@ const DIRECT: u32 = 0o40_000;
 #[derive(Default)]
 pub(super) struct Descriptors {
     listing: Listing,
-    info: Fdinfo,
+    pub(super) info: Fdinfo,
     /// Duplicates of all that are known, or of none: see `Hold`.
     open: Vec<Description>,
     /// As long as there are any.
@@ -251,16 +249,6 @@ impl Descriptors {
         Ok(found)
     }
 
-    /// Lists fdinfo of all descriptors, for a crew to read it in the next pause.
-    pub(super) fn prepare_ahead(&mut self) {
-        self.info.prepare_ahead();
-    }
-
-    /// Has a crew begin to read it.
-    pub(super) fn begin_ahead(&mut self, crew: &Crew) {
-        self.info.begin_ahead(crew);
-    }
-
     /// Has our own descriptor table grow before the pause to what the pause will put into it: the kernel waits for all
     /// processors when a table grows that threads share, for milliseconds. It never shrinks.
     fn make_room(&self) {
@@ -352,7 +340,7 @@ impl Descriptors {
         }
         for pid in processes.pids() {
             let mut found = Vec::new();
-            for (row, one) in listing.rows.iter().zip(info.texts()).filter(|(row, _)| row.0 == pid) {
+            for (row, one) in listing.rows.iter().zip(&info.texts).filter(|(row, _)| row.0 == pid) {
                 let text = String::from_utf8_lossy(&one.text);
                 let close_on_exec = procfs::closes_on_exec(&text).ok_or_else(|| {
                     Error::descriptor("understand fdinfo of", one.pid, one.fd, Errno::EINVAL)
@@ -408,15 +396,10 @@ impl Descriptors {
         self.files.states.as_ref().map_or(&[], FileStates::mapped_for_writing)
     }
 
-    /// What fdinfo of a process's descriptors said inside the pause.
-    pub(super) fn texts_of(&self, pid: Pid) -> &[DescriptorText] {
-        self.info.texts_of(pid)
-    }
-
     /// Hands on what fdinfo said.
     fn tell(&mut self) {
         let mut next = 0;
-        for ((_, _, description), one) in self.listing.rows.iter().zip(self.info.texts()) {
+        for ((_, _, description), one) in self.listing.rows.iter().zip(&self.info.texts) {
             // Descriptions are numbered as their first descriptors come.
             if description.get() == next {
                 next += 1;

@@ -12,18 +12,14 @@ mod continuous;
 mod copier;
 mod descriptors;
 mod group;
-mod layout_record;
-mod look;
 mod objects;
 mod options;
-mod own_watch;
 mod pages;
 mod phases;
 mod pipeline;
 mod present;
 mod process;
 mod processes;
-mod record;
 mod reserve;
 mod retry;
 mod threads;
@@ -38,22 +34,21 @@ use sys::clock::Stopwatch;
 use tracee::{Freezer, Urgent};
 use track::TrackerKind;
 
-use crate::capture::before::Before;
+pub use crate::capture::before::preflight;
+use crate::capture::before::{Before, look_while_it_runs, look_while_it_stands};
 pub use crate::capture::continuous::{
     Comparison, Continuous, Difference, MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Slices, Taken,
     Tracking, Tuning,
 };
 pub use crate::capture::group::GroupMember;
-pub(crate) use crate::capture::look::look_for_preflight;
-use crate::capture::look::{look_while_it_runs, look_while_it_stands};
 pub use crate::capture::options::CheckpointOptions;
 use crate::capture::pages::WholeMemory;
+pub(crate) use crate::capture::pages::without;
 pub use crate::capture::phases::{Phase, Phases};
 pub use crate::capture::pipeline::Held;
 use crate::capture::pipeline::{Capture, Captured, Stopped};
 pub(crate) use crate::capture::present::{Present, present};
-use crate::capture::record::{meta, records};
-use crate::capture::retry::Retries;
+use crate::capture::retry::{CAPTURES, Retries};
 use crate::error::Result;
 
 /// What a checkpoint did.
@@ -132,7 +127,7 @@ fn take_tracked(
         return take_whole(root, look_while_it_runs(root, options)?, sink, options);
     };
     let continuous::Stood { captured, arming, reserve, .. } = stood;
-    let time = captured.time();
+    let time = captured.0.time;
     let (mut timings, held) = leave(captured, options)?;
     timings.pause += arming;
     reserve.end().inspect_err(|_| before.descriptors.release())?;
@@ -152,17 +147,17 @@ fn take_whole(
     sink: &dyn PageSink,
     options: &CheckpointOptions,
 ) -> Result<Recorded> {
-    let mut retries = Retries::of_captures(root);
+    let mut retries = Retries::of(CAPTURES, root);
     loop {
         let mut memory = WholeMemory::new(sink, first_buffer(looked.as_ref(), sink)?);
         match capture_whole(root, looked, &mut memory, options) {
             Ok((captured, mut before)) => {
-                let time = captured.time();
+                let time = captured.0.time;
                 let (timings, held) = leave(captured, options)?;
                 memory.hand_on().inspect_err(|_| before.descriptors.release())?;
                 return record(before, held, time, timings, options);
             }
-            Err(error) if memory.is_empty() => std::thread::sleep(retries.after(error).again()?),
+            Err(error) if memory.is_empty => std::thread::sleep(retries.after(error).again()?),
             Err(error) => return Err(error),
         }
         looked = look_while_it_runs(root, options)?;
@@ -198,9 +193,9 @@ fn capture_whole(
 /// Resumes a subject, or holds the one that is to be killed.
 fn leave(captured: Captured, options: &CheckpointOptions) -> Result<(Timings, Option<Held>)> {
     if options.kill {
-        return Ok((captured.phases().timings(), Some(captured.hold(None))));
+        return Ok((captured.0.phases.timings(), Some(captured.hold(None))));
     }
-    Ok((captured.resume()?.timings(), None))
+    Ok((captured.0.resume()?.timings(), None))
 }
 
 /// Makes the records of a capture.
@@ -211,12 +206,12 @@ fn record(
     timings: Timings,
     options: &CheckpointOptions,
 ) -> Result<Recorded> {
-    let completed = before.complete_areas().and_then(|()| records(&mut before));
+    let completed = before.complete_areas().and_then(|()| before.records());
     let records = completed.inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
         // The subject runs on: what it closes from now on has to be closed.
         before.descriptors.forget();
     }
-    let meta = meta(&before, options, time, timings);
+    let meta = before.meta(options, time, timings);
     Ok(Recorded { records, meta, before, held })
 }

@@ -16,7 +16,6 @@ use store::PageBatch;
 use sys::clock::Stopwatch;
 use sys::pagemap::PageRegions;
 use sys::{Errno, Error};
-use tracee::StoppedTree;
 
 use super::before::Before;
 use super::copier::{Copier, PageSink};
@@ -30,17 +29,13 @@ pub(super) struct WholeMemory<'a> {
     sink: &'a dyn PageSink,
     /// The buffer that is filled next.
     batch: Option<PageBatch>,
-    is_empty: bool,
+    /// No page is copied yet.
+    pub(super) is_empty: bool,
 }
 
 impl<'a> WholeMemory<'a> {
     pub(super) fn new(sink: &'a dyn PageSink, first: PageBatch) -> Self {
         Self { sink, batch: Some(first), is_empty: true }
-    }
-
-    /// Whether no page is copied yet.
-    pub(super) fn is_empty(&self) -> bool {
-        self.is_empty
     }
 
     /// Hands the last buffer on, after the pause: that wakes threads, which would run before it ends.
@@ -52,10 +47,6 @@ impl<'a> WholeMemory<'a> {
 impl Memory for WholeMemory<'_> {
     type Part = Infallible;
 
-    fn settle(&mut self, _: &mut Before, _: &mut StoppedTree) -> Result<Option<Infallible>> {
-        Ok(None)
-    }
-
     fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<Infallible>> {
         let scanning = Stopwatch::start();
         let plan = scan(before)?;
@@ -65,11 +56,6 @@ impl Memory for WholeMemory<'_> {
         let first = self.batch.take().map_or_else(|| self.sink.buffer(), Ok)?;
         self.batch = Some(copy(&plan, before, self.sink, first)?);
         Ok(None)
-    }
-
-    /// They are among the pages.
-    fn write_objects(&mut self, _: &mut Before) -> Result<()> {
-        Ok(())
     }
 }
 
@@ -180,4 +166,39 @@ fn data_ranges(file: &File) -> Result<Vec<AddressRange>> {
         at = end;
     }
     Ok(found)
+}
+
+/// The parts of a range that none of these rising ranges covers.
+pub(crate) fn without(range: AddressRange, others: impl Iterator<Item = AddressRange>) -> Vec<AddressRange> {
+    let mut left = Vec::new();
+    let mut start = range.start;
+    for other in
+        others.skip_while(|other| other.end <= range.start).take_while(|other| other.start < range.end)
+    {
+        if start < other.start {
+            left.push(AddressRange::new(start, other.start));
+        }
+        start = start.max(other.end);
+    }
+    if start < range.end {
+        left.push(AddressRange::new(start, range.end));
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> AddressRange {
+        AddressRange::new(Address(start * PAGE_BYTES), Address(end * PAGE_BYTES))
+    }
+
+    #[test]
+    fn what_others_cover_is_left_out() {
+        let others = [range(0, 2), range(3, 4), range(6, 9), range(20, 30)];
+        assert_eq!(without(range(1, 8), others.into_iter()), [range(2, 3), range(4, 6)]);
+        assert_eq!(without(range(10, 12), others.into_iter()), [range(10, 12)]);
+        assert_eq!(without(range(21, 30), others.into_iter()), []);
+    }
 }

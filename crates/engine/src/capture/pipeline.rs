@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use model::Pid;
 use sys::clock::{Clock, Stopwatch};
@@ -26,7 +26,9 @@ pub(super) trait Memory {
     type Part;
 
     /// Takes in the mappings as they are in this stop.
-    fn settle(&mut self, before: &mut Before, tree: &mut StoppedTree) -> Result<Option<Self::Part>>;
+    fn settle(&mut self, _before: &mut Before, _tree: &mut StoppedTree) -> Result<Option<Self::Part>> {
+        Ok(None)
+    }
 
     /// Takes in the descriptors as they are in this stop.
     fn check(&self, _before: &Before) -> Result<()> {
@@ -46,17 +48,21 @@ pub(super) trait Memory {
     /// Copies pages.
     fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<Self::Part>>;
 
-    /// Copies shared objects.
-    fn write_objects(&mut self, before: &mut Before) -> Result<()>;
+    /// Copies shared objects that are not among the pages.
+    fn write_objects(&mut self, _before: &mut Before) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A subject of which every thread is stopped.
 pub(super) struct Stopped {
     /// Dropped in this order: the tree is resumed first.
-    tree: StoppedTree,
+    pub(super) tree: StoppedTree,
     urgent: Urgent,
-    time: SystemTime,
-    phases: Phases,
+    /// When the subject was as it is captured.
+    pub(super) time: SystemTime,
+    /// What the stop was spent on so far.
+    pub(super) phases: Phases,
 }
 
 /// What one stop has taken.
@@ -68,7 +74,7 @@ pub(super) enum Capture<P> {
 }
 
 /// A stopped subject of which everything is taken.
-pub(super) struct Captured(Stopped);
+pub(super) struct Captured(pub(super) Stopped);
 
 /// A subject that is stopped and captured, and was neither resumed nor killed yet. Dropping it resumes the subject.
 ///
@@ -117,11 +123,6 @@ impl Stopped {
     /// Others are stopped by now, too: that time counts as a part of the stop.
     pub(super) fn note_stopped(&mut self) {
         self.phases[Phase::Stop] = self.phases.began.elapsed();
-    }
-
-    /// When the first thread was told to stop.
-    pub(super) fn began(&self) -> Instant {
-        self.phases.began
     }
 
     /// Resumes it, captured or not.
@@ -190,26 +191,6 @@ fn take_state<M: Memory>(
 }
 
 impl Captured {
-    /// The stopped tree.
-    pub(super) fn tree(&self) -> &StoppedTree {
-        &self.0.tree
-    }
-
-    /// When the subject was as it is captured.
-    pub(super) fn time(&self) -> SystemTime {
-        self.0.time
-    }
-
-    /// What the stop was spent on so far.
-    pub(super) fn phases(&self) -> Phases {
-        self.0.phases
-    }
-
-    /// Resumes the subject.
-    pub(super) fn resume(self) -> Result<Phases> {
-        self.0.resume()
-    }
-
     /// Leaves the subject stopped, and gives the priority of the stop back.
     pub(super) fn hold(self, watch: Option<AfterPause>) -> Held {
         Held { tree: self.0.tree, watch, thread: PhantomData }

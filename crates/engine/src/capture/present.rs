@@ -13,14 +13,12 @@ use model::{AddressRange, Pid};
 use tracee::StoppedTree;
 
 use super::address_space::AddressSpace;
-use super::before::Before;
-use super::look::look_while_it_stands;
+use super::before::{Before, look_while_it_stands};
 use super::options::CheckpointOptions;
 use super::pages::{self, PagePlan};
 use super::phases::Phases;
 use super::pipeline::{self, Memory};
-use super::record::records;
-use super::retry::Retries;
+use super::retry::{CAPTURES, Retries};
 use crate::error::{EngineError, Result};
 
 /// A tree that stands.
@@ -39,7 +37,7 @@ pub(crate) struct Present {
 pub(crate) fn present(tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
     let root = tree.processes.first().map(|process| process.pid);
     let root = root.ok_or_else(|| EngineError::Changed("no process of it is left".to_owned()))?;
-    let mut retries = Retries::of_captures(root);
+    let mut retries = Retries::of(CAPTURES, root);
     loop {
         match look(root, tree, options) {
             Ok(present) => return Ok(present),
@@ -64,7 +62,7 @@ fn read(
 ) -> Result<(RecordSet, PagePlan)> {
     let mut pages = Pages(None);
     match pipeline::take(tree, &mut Phases::new(), before, &mut pages, options)? {
-        None => Ok((records(before)?, pages.0.unwrap_or_default())),
+        None => Ok((before.records()?, pages.0.unwrap_or_default())),
         Some(never) => match never {},
     }
 }
@@ -74,10 +72,6 @@ struct Pages(Option<PagePlan>);
 
 impl Memory for Pages {
     type Part = Infallible;
-
-    fn settle(&mut self, _: &mut Before, _: &mut StoppedTree) -> Result<Option<Infallible>> {
-        Ok(None)
-    }
 
     fn write(&mut self, before: &mut Before, _: &mut Phases) -> Result<Option<Infallible>> {
         self.0 = Some(pages::scan(before)?);

@@ -7,18 +7,17 @@
 use std::collections::HashSet;
 
 use image::SpaceId;
-use model::{Pid, Signal, Tid};
+use model::{Address, Pid, Signal, Tid};
 use resource::state::RawState;
 use sys::kcmp;
 use sys::ptrace::Registers;
-use tracee::procfs::{self, Stat};
+use tracee::procfs::{self, Area, Stat};
 
 use super::address_space::AddressSpace;
-use super::layout_record;
 use super::objects::Objects;
 use crate::error::{EngineError, Result};
 use crate::obstacles;
-use crate::records::ProcessMessage;
+use crate::records::{LayoutMessage, ProcessMessage};
 
 /// One living process.
 pub(super) struct Process {
@@ -82,9 +81,46 @@ impl Process {
             stop_signal: self.stop_signal.map_or(0, Signal::get),
             threads: self.threads.iter().map(|thread| thread.tid.get()).collect(),
             executable: self.executable,
-            layout: Some(layout_record::of(&self.stat, &self.space.areas, &self.auxiliary_vector)),
+            layout: Some(self.layout()),
             space: self.space.id.0,
             ..relations(&self.stat)
+        }
+    }
+
+    /// How its address space is laid out.
+    fn layout(&self) -> LayoutMessage {
+        let (stat, areas) = (&self.stat, &self.space.areas);
+        let heap_end = areas
+            .iter()
+            .filter(|area| area.name == "[heap]")
+            .map(|area| area.range.end)
+            .max()
+            .unwrap_or(stat.start_brk);
+        let kernel: Vec<&Area> =
+            areas.iter().filter(|area| area.is_kernel() && area.name != "[vsyscall]").collect();
+        let start = kernel.first().map_or(Address(0), |area| area.range.start);
+        let end = kernel.last().map_or(Address(0), |area| area.range.end);
+        let code =
+            kernel.iter().find(|area| area.name == "[vdso]").map_or(Address(0), |area| area.range.start);
+        let addresses = [
+            stat.startcode,
+            stat.endcode,
+            stat.start_data,
+            stat.end_data,
+            stat.start_brk,
+            heap_end,
+            stat.startstack,
+            stat.arg_start,
+            stat.arg_end,
+            stat.env_start,
+            stat.env_end,
+        ];
+        LayoutMessage {
+            addresses: addresses.iter().map(|address| address.get()).collect(),
+            auxiliary_vector: self.auxiliary_vector.clone(),
+            vdso_start: start.get(),
+            vdso_length: end.get() - start.get(),
+            vdso_code: code.get(),
         }
     }
 }

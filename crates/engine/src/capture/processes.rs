@@ -17,9 +17,10 @@ use super::objects::Objects;
 use super::process::{Process, relations};
 use crate::error::{EngineError, Result, permission};
 use crate::records::{AreasMessage, EngineRecord, ProcessMessage, TreeMessage, of_process};
-use crate::{obstacles, sharing};
+use crate::sharing;
 
 /// The processes of a subject.
+#[derive(Default)]
 pub(super) struct Processes {
     pub(super) root: Pid,
     /// Every process, zombies included, parents first.
@@ -35,15 +36,7 @@ pub(super) struct Processes {
 
 impl Processes {
     pub(super) fn of(root: Pid) -> Self {
-        Self {
-            root,
-            order: Vec::new(),
-            living: HashMap::new(),
-            zombies: HashMap::new(),
-            attached: HashSet::new(),
-            is_continuous: false,
-            vdso_checksum: 0,
-        }
+        Self { root, ..Self::default() }
     }
 
     /// The living ones, parents first.
@@ -141,10 +134,7 @@ impl Processes {
         } else {
             let space = self.living.get(&pid).map_or_else(|| self.next_space(), |process| process.space.id);
             let looked = Process::look(pid, stat, space, objects, &self.attached);
-            let process = looked.map_err(|error| match error.lacks_code() {
-                Some(pid) => EngineError::Refused(vec![obstacles::of_code(pid)]),
-                None => error,
-            })?;
+            let process = looked.map_err(EngineError::or_refusal)?;
             let is_borrowed = process.is_borrowed;
             self.living.insert(pid, process);
             if is_borrowed {
@@ -169,15 +159,11 @@ impl Processes {
         let mut completed = Vec::new();
         let mut unknown = Vec::new();
         for (pid, Process { space, .. }) in &mut self.living {
-            let is_due = space.flags.has_old();
+            let is_due = space.flags.has_old;
             match space.flags.complete(*pid, &mut space.areas) {
                 // It has ended since; what was taken of it stands.
                 Err(error) if error.says_gone() => {}
-                outcome => {
-                    if outcome? {
-                        completed.push(*pid);
-                    }
-                }
+                outcome => completed.extend(outcome?.then_some(*pid)),
             }
             if is_due {
                 let found = space.infer_flags(*pid);

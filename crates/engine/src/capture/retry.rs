@@ -15,7 +15,7 @@ use crate::error::{EngineError, Result};
 
 /// How attempts of one kind are repeated.
 #[derive(Clone, Copy, Debug)]
-struct Policy {
+pub(crate) struct Policy {
     attempts_max: usize,
     /// So many attempts that find the same obstacle refuse.
     refusals_max: usize,
@@ -24,14 +24,15 @@ struct Policy {
 
 /// Scans of the running subject. Each takes some milliseconds; a program that lives shorter between two execs is common
 /// in a build. Fewer scans refuse, since each scans all memory of the subject.
-const SCANS: Policy = Policy {
+pub(crate) const SCANS: Policy = Policy {
     attempts_max: 5,
     refusals_max: 3,
     // About the time from exec until the C library is mapped. Most of what is held for a moment is held for less.
     wait: Duration::from_millis(1),
 };
 /// Captures of the stopped subject, of which each costs a pause: what is held for a moment is held in few of them.
-const CAPTURES: Policy = Policy { attempts_max: 4, refusals_max: 4, wait: Duration::from_millis(2) };
+pub(crate) const CAPTURES: Policy =
+    Policy { attempts_max: 4, refusals_max: 4, wait: Duration::from_millis(2) };
 
 /// The attempts of one scan or capture.
 #[derive(Debug)]
@@ -70,17 +71,7 @@ impl Verdict {
 }
 
 impl Retries {
-    /// For scans of a running subject.
-    pub(crate) fn of_scans(root: Pid) -> Self {
-        Self::of(SCANS, root)
-    }
-
-    /// For captures of a subject, which is stopped for each.
-    pub(crate) fn of_captures(root: Pid) -> Self {
-        Self::of(CAPTURES, root)
-    }
-
-    fn of(policy: Policy, root: Pid) -> Self {
+    pub(crate) fn of(policy: Policy, root: Pid) -> Self {
         Self { policy, root, failed: 0, refused: 0, lasting: Vec::new() }
     }
 
@@ -180,17 +171,20 @@ mod tests {
 
     #[test]
     fn a_tree_that_changes_is_captured_again_a_bounded_number_of_times() {
-        let (made, lasts, error) = attempts(Retries::of_captures(root()), |_| changed());
+        let (made, lasts, error) = attempts(Retries::of(CAPTURES, root()), |_| changed());
         assert_eq!((made, lasts), (CAPTURES.attempts_max, false));
         assert!(matches!(error, EngineError::Changed(_)));
-        assert_eq!(attempts(Retries::of_scans(root()), |_| changed()).0, SCANS.attempts_max);
+        assert_eq!(attempts(Retries::of(SCANS, root()), |_| changed()).0, SCANS.attempts_max);
     }
 
     #[test]
     fn what_another_attempt_would_find_too_is_not_tried_again() {
         let damaged = |_| EngineError::Incomplete(String::new());
-        assert!(matches!(attempts(Retries::of_captures(root()), damaged), (1, true, _)));
-        assert!(matches!(attempts(Retries::of_captures(root()), |_| EngineError::GroupBroken), (1, true, _)));
+        assert!(matches!(attempts(Retries::of(CAPTURES, root()), damaged), (1, true, _)));
+        assert!(matches!(
+            attempts(Retries::of(CAPTURES, root()), |_| EngineError::GroupBroken),
+            (1, true, _)
+        ));
     }
 
     #[test]
@@ -198,19 +192,19 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = Pid(child.id() as i32);
         child.wait().unwrap();
-        assert!(matches!(attempts(Retries::of_scans(pid), |_| EngineError::NoProcess(pid)), (1, true, _)));
+        assert!(matches!(attempts(Retries::of(SCANS, pid), |_| EngineError::NoProcess(pid)), (1, true, _)));
     }
 
     #[test]
     fn only_what_all_attempts_have_found_refuses_early() {
-        let (made, lasts, error) = attempts(Retries::of_scans(root()), |attempt| {
+        let (made, lasts, error) = attempts(Retries::of(SCANS, root()), |attempt| {
             if attempt == 2 { changed() } else { refused(&["/kept", &format!("/{attempt}")]) }
         });
         assert_eq!((made, lasts), (SCANS.refusals_max + 1, true));
         let EngineError::Refused(found) = error else { panic!("{error}") };
         assert_eq!(found.iter().map(|obstacle| obstacle.place.as_str()).collect::<Vec<_>>(), ["/kept"]);
         let (made, lasts, _) =
-            attempts(Retries::of_scans(root()), |attempt| refused(&[&format!("/{attempt}")]));
+            attempts(Retries::of(SCANS, root()), |attempt| refused(&[&format!("/{attempt}")]));
         assert_eq!((made, lasts), (SCANS.attempts_max, false));
     }
 }

@@ -9,7 +9,6 @@ use std::cell::RefCell;
 
 use image::{Owner, Record, RecordSet};
 use resource::state::{self, DescriptorText, KnownAnswers, Level, RawState, StateCapture, StateKind};
-use sys::ptrace::Registers;
 use tracee::procfs::{self, KeptFiles};
 use tracee::remote::{KnownThread, Places};
 use tracee::{RemoteError, StoppedProcess, StoppedTree, Thread};
@@ -25,13 +24,6 @@ struct Reading<'a> {
     known: KnownThread,
     is_leader: bool,
     capture: StateCapture<'a>,
-}
-
-/// What all threads are read with.
-#[derive(Clone, Copy)]
-struct Shared<'a> {
-    files: &'a RefCell<KeptFiles>,
-    answers: &'a RefCell<KnownAnswers>,
 }
 
 /// What is known of the threads of a subject from one checkpoint to the next.
@@ -65,8 +57,7 @@ impl Threads {
         let files = RefCell::new(std::mem::take(&mut self.files));
         let outcome = tree.processes.iter_mut().try_for_each(|stopped| {
             let Some(process) = processes.living.get_mut(&stopped.pid) else { return Ok(()) };
-            let shared = Shared { files: &files, answers: &self.answers };
-            read_process(stopped, process, shared, descriptors.texts_of(stopped.pid))
+            read_process(stopped, process, &files, &self.answers, descriptors.info.texts_of(stopped.pid))
         });
         self.files = files.into_inner();
         let answers = self.answers.get_mut();
@@ -89,7 +80,8 @@ impl Threads {
 fn read_process(
     stopped: &mut StoppedProcess,
     process: &mut Process,
-    Shared { files, answers }: Shared<'_>,
+    files: &RefCell<KeptFiles>,
+    answers: &RefCell<KnownAnswers>,
     texts: &[DescriptorText],
 ) -> Result<()> {
     let context = process.space.context();
@@ -169,7 +161,7 @@ pub(super) fn write(processes: &Processes, records: &mut RecordSet) -> Result<()
     for (pid, process) in &processes.living {
         for thread in &process.threads {
             let message = ThreadMessage {
-                registers: words(&thread.registers).to_vec(),
+                registers: thread.registers.to_words().to_vec(),
                 extended_state: thread.extended_state.clone(),
                 signal_mask: thread.signal_mask,
             };
@@ -187,8 +179,4 @@ pub(super) fn write(processes: &Processes, records: &mut RecordSet) -> Result<()
         }
     }
     Ok(())
-}
-
-fn words(registers: &Registers) -> [u64; 27] {
-    registers.to_words()
 }

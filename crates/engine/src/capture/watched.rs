@@ -69,10 +69,7 @@ impl Watched {
 
     /// The tree runs again.
     pub(super) fn resumed(&mut self) {
-        if let Some(watch) = self.watch.as_ref().filter(|_| self.is_stopped) {
-            self.is_stopped = false;
-            watch.after_pause();
-        }
+        drop(self.hold());
     }
 
     /// The tree stays stopped. What is returned tells the watch when that ends.

@@ -17,12 +17,11 @@ use super::super::options::CheckpointOptions;
 use super::super::phases::{Phase, Phases};
 use super::super::pipeline::{Capture, Captured, Stopped};
 use super::super::reserve::Reserve;
-use super::super::retry::Retries;
+use super::super::retry::{CAPTURES, Retries};
 use super::Continuous;
-use super::counts::Counts;
 use super::rounds::{LAST_ROUND_MAX, RESIDUAL_GOAL};
 use super::spaces::Writing;
-use super::stood::Stood;
+use super::taken::{Counts, Stood};
 use crate::error::Result;
 
 /// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 2.5 ms.
@@ -45,7 +44,7 @@ impl Continuous {
     ) -> Result<T> {
         self.aborted = Duration::ZERO;
         self.spaces.is_orderly = true;
-        let mut retries = Retries::of_captures(self.root);
+        let mut retries = Retries::of(CAPTURES, self.root);
         loop {
             let error = match attempt(self, before) {
                 Ok(done) => return Ok(done),
@@ -111,7 +110,7 @@ impl Continuous {
             self.spaces.round(before, reserve, &mut counts)?;
         }
         loop {
-            self.spaces.slice(before, &mut self.freezer, reserve, &mut counts)?;
+            self.spaces.slice(before, reserve, &mut counts)?;
             let before_urgent = counts.precopied;
             let urgent = self.approach(before, reserve, may_hurry, &mut counts)?;
             phases[Phase::Precopy] += laps.lap();
@@ -183,13 +182,13 @@ impl Continuous {
         counts: &mut Counts,
         (urgent, phases): (Urgent, Phases),
     ) -> Result<Option<Captured>> {
-        let mut stopped = Stopped::stop(&mut self.freezer, self.root, urgent, phases)?;
+        let mut stopped = Stopped::stop(&mut self.spaces.freezer, self.root, urgent, phases)?;
         if let Some(member) = &mut self.member {
             member.pass()?;
             stopped.note_stopped();
             counts.complete();
         }
-        let began = stopped.began();
+        let began = stopped.phases.began;
         let (spaces, watched) = (&mut self.spaces, &mut self.watched);
         let mut memory = Writing { spaces, watched, sink, counts };
         let outcome = match stopped.capture(before, &mut memory, options) {

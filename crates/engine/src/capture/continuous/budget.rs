@@ -1,6 +1,7 @@
 //! The pause budget: how long one stop of the subject may last, and how the subject is throttled to keep it.
 //!
-//! Owns: the measured costs of a stop; the prediction; the steps that lead to a stop that fits.
+//! Owns: the measured costs of a stop; how fast the subject dirties pages; the prediction; the steps that lead to a stop
+//! that fits.
 //! Invariants: a stop copies no page after its deadline. The subject runs ever shorter between two stops, so that the
 //! deferred pages become fewer, whatever it writes. Without progress the number of steps is bounded.
 //! Does not: read a clock, stop or copy.
@@ -9,7 +10,7 @@
 //! auto-converge). It is stopped for at most the budget while pages are copied, then runs for a while. Each round that
 //! does not halve the deferred pages halves that while.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::PageCount;
 
@@ -42,7 +43,8 @@ pub(super) const BUFFER_MAKING: Duration = Duration::from_millis(1);
 /// The budget of one subject, and what its stops have cost of late (moving averages).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
-    limit: Option<Duration>,
+    /// The longest stop. `None`: a stop may last as long as it takes.
+    pub(super) limit: Option<Duration>,
     page: Duration,
     /// All of a stop but the copying of pages.
     fixed: Duration,
@@ -51,14 +53,8 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// `None`: a stop may last as long as it takes.
     pub(super) fn new(limit: Option<Duration>) -> Self {
         Self { limit, page: PAGE_FIRST, fixed: FIXED_FIRST, after: Duration::ZERO }
-    }
-
-    /// The longest stop; `None` without a budget.
-    pub(super) fn limit(&self) -> Option<Duration> {
-        self.limit
     }
 
     /// Whether a stop that copies so many pages probably keeps the budget.
@@ -121,12 +117,14 @@ pub(super) struct Throttle {
     left_by_last: PageCount,
 }
 
-impl Throttle {
-    pub(super) fn new() -> Self {
+impl Default for Throttle {
+    fn default() -> Self {
         const MOST: PageCount = PageCount(u64::MAX);
         Self { run: Duration::MAX, rounds: 0, left: MOST, stalled: 0, left_by_last: MOST }
     }
+}
 
+impl Throttle {
     /// The next step, when so many pages are dirty.
     pub(super) fn step(&mut self, budget: &Budget, pages: PageCount) -> Step {
         let Some(limit) = budget.limit.filter(|_| !budget.fits(pages) && self.rounds < ROUNDS_MAX) else {
@@ -179,6 +177,33 @@ fn average(old: Duration, new: Duration) -> Duration {
     old - old / MEMORY + new / MEMORY
 }
 
+/// What the last scan found, and over how long.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pace {
+    at: Option<Instant>,
+    pages: PageCount,
+    over: Duration,
+}
+
+impl Pace {
+    /// A scan that began then found so many.
+    pub(super) fn scanned(&mut self, at: Instant, pages: PageCount) {
+        self.over = self.at.map_or(Duration::ZERO, |before| at.saturating_duration_since(before));
+        (self.at, self.pages) = (Some(at), pages);
+    }
+
+    /// As many as it has dirtied by then if it went on like that: at most what it dirtied before for each time as long,
+    /// since pages that are dirtied again count once.
+    pub(super) fn since(&self, now: Instant) -> PageCount {
+        let Some(at) = self.at else { return PageCount(0) };
+        let since = now.saturating_duration_since(at).as_nanos();
+        // After one scan alone nobody knows how long it took to dirty them.
+        let over = if self.over.is_zero() { since } else { self.over.as_nanos() };
+        let pages = u128::from(self.pages.get()) * since / over.max(1);
+        PageCount(u64::try_from(pages).unwrap_or(u64::MAX))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,7 +247,7 @@ mod tests {
 
         /// One checkpoint, from `dirty` pages after pre-copy.
         fn checkpoint(&self, budget: &mut Budget, mut dirty: u64) -> Outcome {
-            let (mut throttle, mut outcome) = (Throttle::new(), Outcome::default());
+            let (mut throttle, mut outcome) = (Throttle::default(), Outcome::default());
             loop {
                 if let Step::Slices { run } = throttle.step(budget, PageCount(dirty)) {
                     dirty = self.slices(budget, &mut outcome, dirty, run) + self.dirtied(self.scan);
@@ -356,7 +381,7 @@ mod tests {
 
     #[test]
     fn pages_that_are_always_dirty_are_copied_in_one_stop_in_the_end() {
-        let (mut throttle, budget) = (Throttle::new(), Budget::new(Some(LIMIT)));
+        let (mut throttle, budget) = (Throttle::default(), Budget::new(Some(LIMIT)));
         let always = PageCount(1 << 20);
         let mut steps = 0;
         while throttle.is_bound() {
@@ -366,5 +391,22 @@ mod tests {
             steps += 1;
             assert!(steps < 100);
         }
+    }
+
+    #[test]
+    fn a_subject_goes_on_as_it_did() {
+        let begun = Instant::now();
+        let after = |millis| begun + Duration::from_millis(millis);
+        let mut pace = Pace::default();
+        assert_eq!(pace.since(after(5)), PageCount(0));
+        pace.scanned(begun, PageCount(300));
+        assert_eq!(pace.since(after(2)), PageCount(300));
+        pace.scanned(after(10), PageCount(1000));
+        assert_eq!(pace.since(after(10)), PageCount(0));
+        assert_eq!(pace.since(after(12)), PageCount(200));
+        pace.scanned(after(12), PageCount(150));
+        assert_eq!(pace.since(after(16)), PageCount(300));
+        pace.scanned(after(20), PageCount(0));
+        assert_eq!(pace.since(after(1000)), PageCount(0));
     }
 }

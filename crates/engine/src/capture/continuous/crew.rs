@@ -39,15 +39,15 @@ impl CrewOf {
         if let Some(crew) = &self.crew {
             // Memory of the last time is given back here.
             crew.dismiss();
-            tracked.values_mut().for_each(Tracked::prepare_scan);
+            tracked.values_mut().for_each(|one| one.tracker.prepare_scan(track::AHEAD_MIN));
             before.threads.files.prepare_ahead();
-            before.descriptors.prepare_ahead();
+            before.descriptors.info.prepare_ahead();
         }
     }
 
     /// Starts the threads when the subject has grown large enough for them.
     fn start(&mut self, root: Pid, tracked: &HashMap<Pid, Tracked>, tuning: &Tuning) {
-        let watched = tracked.values().fold(PageCount(0), |sum, one| sum + one.watched());
+        let watched = tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
         if self.was_tried || watched.bytes() < track::AHEAD_MIN {
             return;
         }
@@ -67,9 +67,9 @@ impl CrewOf {
     /// Has files read and scans begun beside what the tracer does, in the order in which it needs them.
     pub(super) fn begin(&self, before: &mut Before, tracked: &mut HashMap<Pid, Tracked>) {
         let Some(crew) = &self.crew else { return };
-        before.descriptors.begin_ahead(crew);
+        before.descriptors.info.begin_ahead(crew);
         before.threads.files.begin_ahead(crew);
-        tracked.values_mut().for_each(|tracked| tracked.post_scan(crew));
+        tracked.values_mut().for_each(|one| one.tracker.post_scan(crew, track::AHEAD_MIN));
         // Threads that have to be asked need a processor, which members give up for them.
         if before.threads.are_silent {
             crew.hurry();

@@ -14,15 +14,10 @@ pub(super) struct Deferred {
     /// Rising and disjoint. Those before `next` are taken.
     ranges: Vec<AddressRange>,
     next: usize,
-    pages: PageCount,
+    pub(super) pages: PageCount,
 }
 
 impl Deferred {
-    /// Number of deferred pages.
-    pub(super) fn pages(&self) -> PageCount {
-        self.pages
-    }
-
     /// Adds the pages of a scan that must be read, and removes those that hold nothing any more. Of two overlapping
     /// ranges, the later one counts.
     pub(super) fn note(&mut self, found: &[DirtyRange]) {
@@ -122,9 +117,9 @@ mod tests {
         deferred.note(&[dirty(8, 12, Content::Present), dirty(20, 21, Content::Unknown)]);
         assert_eq!(deferred.take(PageCount(3)), Some(pages(8, 11)));
         deferred.note(&[dirty(9, 10, Content::Present), dirty(20, 22, Content::Swapped)]);
-        assert_eq!(deferred.pages(), PageCount(4));
+        assert_eq!(deferred.pages, PageCount(4));
         assert_eq!(take_all(&mut deferred, 8), [pages(9, 10), pages(11, 12), pages(20, 22)]);
-        assert_eq!((deferred.pages(), deferred.take(PageCount(1))), (PageCount(0), None));
+        assert_eq!((deferred.pages, deferred.take(PageCount(1))), (PageCount(0), None));
     }
 
     #[test]

@@ -8,15 +8,12 @@
 
 mod attempt;
 mod budget;
-mod counts;
 mod crew;
 mod deferred;
 mod hot;
-mod pace;
 mod rounds;
 mod slices;
 mod spaces;
-mod stood;
 mod taken;
 mod tracked;
 mod tuning;
@@ -24,32 +21,29 @@ mod verify;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use image::RecordSet;
 use model::{Pid, ProcessKey, Sequence};
 use resource::files::FileRecord;
 use store::{Base, CheckpointSink, ImageReader, OpenCheckpoint};
 use sys::clock::Stopwatch;
-use tracee::{Freezer, StoppedTree, Urgent};
+use tracee::Urgent;
 use track::{Moment, TrackerKind};
 use undo::watch::Watch;
 
-use self::counts::Counts;
 use self::spaces::Spaces;
-pub(super) use self::stood::Stood;
+use self::taken::Counts;
+pub(super) use self::taken::Stood;
 pub use self::taken::{Slices, Taken, Tracking};
-use self::tracked::Tracked;
 pub use self::tuning::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
-use super::before::Before;
+use super::before::{Before, look_in_any_case};
 use super::copier::{Nowhere, PageSink};
 use super::group::GroupMember;
-use super::look::{look_while_it_runs, look_while_it_stands};
 use super::options::CheckpointOptions;
 use super::phases::{Phase, Phases};
 use super::pipeline::{Captured, Held};
-use super::record;
 use super::reserve::Expected;
 use super::watched::Watched;
 use crate::error::{EngineError, Result};
@@ -67,7 +61,6 @@ pub struct Continuous {
     /// `None` before the first checkpoint, and after one that failed.
     before: Option<Before>,
     spaces: Spaces,
-    freezer: Freezer,
     /// The next checkpoint starts from nothing.
     is_whole: bool,
     /// Looks without a checkpoint.
@@ -95,15 +88,6 @@ impl fmt::Debug for Continuous {
     }
 }
 
-/// A capture of which all records are made.
-struct Complete {
-    records: RecordSet,
-    time: SystemTime,
-    phases: Phases,
-    arming: Duration,
-    counts: Counts,
-}
-
 impl Continuous {
     /// Prepares for a subject; nothing of it is touched before the first checkpoint.
     #[must_use]
@@ -112,7 +96,6 @@ impl Continuous {
             root,
             before: None,
             spaces: Spaces::new(kind, Tuning::default()),
-            freezer: Freezer::default(),
             is_whole: true,
             looks: 0,
             aborted: Duration::ZERO,
@@ -162,7 +145,7 @@ impl Continuous {
     ) -> Result<Option<Taken>> {
         let taken = self.begin_and(log, options, |subject, epoch, options| {
             subject.take(epoch, options, |subject, captured| {
-                let phases = captured.resume()?;
+                let phases = captured.0.resume()?;
                 subject.watched.resumed();
                 subject.spaces.note_stop(&phases);
                 Ok((phases, ()))
@@ -183,7 +166,7 @@ impl Continuous {
     ) -> Result<Option<(Taken, Held)>> {
         self.begin_and(log, options, |subject, epoch, options| {
             subject.take(epoch, options, |subject, captured| {
-                Ok((captured.phases(), captured.hold(subject.watched.hold())))
+                Ok((captured.0.phases, captured.hold(subject.watched.hold())))
             })
         })
     }
@@ -220,17 +203,17 @@ impl Continuous {
     ) -> Result<Option<(Taken, Comparison)>> {
         self.begin_and(log, options, |subject, epoch, options| {
             let (taken, captured) =
-                subject.take(epoch, options, |_, captured| Ok((captured.phases(), captured)))?;
+                subject.take(epoch, options, |_, captured| Ok((captured.0.phases, captured)))?;
             // The subject stays stopped meanwhile.
             let Some(committed) = taken.ticket.wait_for(VERIFY_WAIT_MAX)? else {
                 return Err(store::Error::Slow { waited: VERIFY_WAIT_MAX }.into());
             };
             let image = read(committed.sequence)?;
             let comparison = match &mut subject.before {
-                Some(before) => verify::compare(before, captured.tree(), &image)?,
+                Some(before) => verify::compare(before, &captured.0.tree, &image)?,
                 None => Comparison::default(),
             };
-            let phases = captured.resume()?;
+            let phases = captured.0.resume()?;
             Ok((Taken { phases, ..taken }, comparison))
         })
     }
@@ -262,12 +245,13 @@ impl Continuous {
         let stopped = if self.spaces.kind.properties().rearms_running {
             None
         } else {
-            Some((Urgent::begin(), self.freezer.stop(self.root)?))
+            Some((Urgent::begin(), self.spaces.freezer.stop(self.root)?))
         };
         let moment = if stopped.is_some() { Moment::Stopped } else { Moment::Running };
         let Spaces { tracked, dirty, .. } = &mut self.spaces;
         for tracked in tracked.values_mut() {
-            found.pages += tracked.look(moment, dirty)?;
+            tracked.scan(moment, dirty)?;
+            found.pages += dirty.pages();
         }
         found.scan = began.elapsed();
         if let Some((urgent, tree)) = stopped {
@@ -308,53 +292,44 @@ impl Continuous {
         let mut phases = Phases::new();
         let mut before = self.survey(options)?;
         phases[Phase::Look] = phases.began.elapsed();
-        let (complete, left) = self.patiently(&mut before, &*epoch, |subject, before| {
-            let Stood { captured, reserve, arming, counts } =
-                subject.stop(before, &*epoch, options, phases)?;
-            let time = captured.time();
-            let (mut phases, left) = leave(subject, captured)?;
-            let mut laps = Stopwatch::start();
-            // First of all: should what follows fail, the next attempt has to find it in the epoch.
-            reserve.end()?;
-            let records = subject.records(before).inspect_err(|_| subject.aborted += phases.pause())?;
-            phases[Phase::Finish] = laps.lap();
-            Ok((Complete { records, time, phases, arming, counts }, left))
-        })?;
-        let taken = self.hand_over(&before, epoch, options, complete)?;
+        let (stood, mut phases, records, left) =
+            self.patiently(&mut before, &*epoch, |subject, before| {
+                let Stood { captured, reserve, arming, counts } =
+                    subject.stop(before, &*epoch, options, phases)?;
+                let time = captured.0.time;
+                let (mut phases, left) = leave(subject, captured)?;
+                let mut laps = Stopwatch::start();
+                // First of all: should what follows fail, the next attempt has to find it in the epoch.
+                reserve.end()?;
+                let records = subject.records(before).inspect_err(|_| subject.aborted += phases.pause())?;
+                phases[Phase::Finish] = laps.lap();
+                Ok(((time, arming, counts), phases, records, left))
+            })?;
+        let mut laps = Stopwatch::start();
+        let (time, arming, counts) = stood;
+        let timings = phases.timings();
+        let ticket = epoch.commit(records, before.meta(options, time, timings))?;
+        phases[Phase::Finish] += laps.lap();
+        self.spaces.dirty.make_room();
+        self.spaces.tracked.values_mut().for_each(|tracked| tracked.hot.learn());
+        let Counts { rounds, precopied, residual, slices, .. } = counts;
+        let arming = arming + std::mem::take(&mut self.aborted);
+        let (files, boundary) = (std::mem::take(&mut self.written), self.watched.take());
         self.before = Some(before);
+        let taken =
+            Taken { ticket, timings, phases, arming, slices, rounds, precopied, residual, files, boundary };
         Ok((taken, left))
     }
 
     /// All that is not pages. Nothing of it needs the subject to stand still.
     fn records(&mut self, before: &mut Before) -> Result<RecordSet> {
         before.complete_areas()?;
-        let records = record::records(before)?;
+        let records = before.records()?;
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         self.written = before.descriptors.take_written();
         before.descriptors.forget();
         before.threads.sweep(&before.processes);
         Ok(records)
-    }
-
-    /// Gives a capture to the log.
-    fn hand_over(
-        &mut self,
-        before: &Before,
-        epoch: Box<dyn OpenCheckpoint>,
-        options: &CheckpointOptions,
-        complete: Complete,
-    ) -> Result<Taken> {
-        let mut laps = Stopwatch::start();
-        let Complete { records, time, mut phases, arming, counts } = complete;
-        let timings = phases.timings();
-        let ticket = epoch.commit(records, record::meta(before, options, time, timings))?;
-        phases[Phase::Finish] += laps.lap();
-        self.spaces.dirty.make_room();
-        self.spaces.tracked.values_mut().for_each(Tracked::learn);
-        let Counts { rounds, precopied, residual, slices, .. } = counts;
-        let arming = arming + std::mem::take(&mut self.aborted);
-        let (files, boundary) = (std::mem::take(&mut self.written), self.watched.take());
-        Ok(Taken { ticket, timings, phases, arming, slices, rounds, precopied, residual, files, boundary })
     }
 
     /// For a single checkpoint, which has no pause budget.
@@ -392,11 +367,11 @@ impl Continuous {
 
     /// Ends all tracking of a subject that runs on, in a pause of its own; how long that was.
     pub(super) fn untrack(&mut self) -> Result<Duration> {
-        self.spaces.tracked.values_mut().for_each(Tracked::unwind);
+        self.spaces.tracked.values_mut().for_each(|tracked| tracked.tracker.unwind());
         let urgent = Urgent::begin();
-        let tree = self.freezer.stop(self.root)?;
+        let tree = self.spaces.freezer.stop(self.root)?;
         let began = tree.began;
-        self.spaces.tracked.values_mut().for_each(Tracked::end);
+        self.spaces.tracked.values_mut().for_each(|tracked| tracked.tracker.leave());
         tree.resume()?;
         let pause = began.elapsed();
         drop(urgent);
@@ -413,13 +388,7 @@ impl Continuous {
             before.survey()?;
             return Ok(before);
         }
-        let mut before = match look_while_it_runs(self.root, options)? {
-            Some(before) => before,
-            None => {
-                let _stopped = StoppedTree::stop(self.root)?;
-                look_while_it_stands(self.root, options)?
-            }
-        };
+        let mut before = look_in_any_case(self.root, options)?;
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         before.descriptors.forget();
         before.processes.is_continuous = true;
@@ -436,7 +405,7 @@ impl Continuous {
     fn cover_all(&mut self, before: &mut Before, sink: &dyn PageSink) -> Result<Duration> {
         let prepared = self.spaces.prepare(before);
         let _urgent = Urgent::begin();
-        let mut tree = self.freezer.stop(self.root)?;
+        let mut tree = self.spaces.freezer.stop(self.root)?;
         let began = tree.began;
         before.settle(&tree)?;
         self.spaces.settle(before, prepared, &mut tree, sink)?;

@@ -8,8 +8,8 @@ use model::PageCount;
 
 use super::super::before::Before;
 use super::super::copier::PageSink;
-use super::counts::Counts;
 use super::spaces::Spaces;
+use super::taken::Counts;
 use crate::error::Result;
 
 /// A residual that is small enough: some 30 microseconds of copying.
@@ -33,7 +33,7 @@ impl Spaces {
 
     /// Copies what is dirty while the subject runs, until little is left or it does not get less.
     pub(super) fn precopy(&mut self, before: &Before, sink: &dyn PageSink, is_new: bool) -> Result<Counts> {
-        let mut counts = Counts::new();
+        let mut counts = Counts::default();
         if !self.kind.properties().rearms_running {
             return Ok(counts);
         }
@@ -61,15 +61,7 @@ impl Spaces {
         sink: &dyn PageSink,
         counts: &mut Counts,
     ) -> Result<PageCount> {
-        let begun = self.clock.now();
-        let mut pages = PageCount(0);
-        self.is_orderly = false;
-        for (pid, tracked) in &mut self.tracked {
-            let Some(process) = before.processes.living.get(pid) else { continue };
-            pages += tracked.copy_dirty(process, &mut self.dirty, sink)?;
-        }
-        self.is_orderly = true;
-        self.pace.scanned(begun, pages);
+        let pages = self.scan_running(before, sink, true)?;
         counts.rounds += 1;
         counts.precopied += pages;
         Ok(pages)

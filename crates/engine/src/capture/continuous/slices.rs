@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use model::PageCount;
 use sys::clock::{Deadline, Stopwatch};
-use tracee::{Freezer, Urgent};
+use tracee::Urgent;
 use track::Moment;
 
 use super::super::before::Before;
@@ -17,8 +17,8 @@ use super::super::copier::PageSink;
 use super::super::phases::{Phase, Phases};
 use super::attempt::STANDING_WAIT_MAX;
 use super::budget::Step;
-use super::counts::Counts;
 use super::spaces::Spaces;
+use super::taken::Counts;
 use crate::error::Result;
 
 /// How long to sleep where no buffer is free: a fraction of the time in which a disk takes one.
@@ -28,21 +28,15 @@ const BUFFER_POLL_LATE: Duration = Duration::from_micros(1500);
 
 impl Spaces {
     /// Copies dirty pages in slices until a last stop probably fits into the pause budget.
-    pub(super) fn slice(
-        &mut self,
-        before: &Before,
-        freezer: &mut Freezer,
-        sink: &dyn PageSink,
-        counts: &mut Counts,
-    ) -> Result<()> {
+    pub(super) fn slice(&mut self, before: &Before, sink: &dyn PageSink, counts: &mut Counts) -> Result<()> {
         if !self.can_slice() || (self.budget.fits(self.due(before)) && !counts.has_deferred_fresh) {
             return Ok(());
         }
         loop {
-            self.find_running(before, sink)?;
+            self.scan_running(before, sink, false)?;
             match counts.throttle.step(&self.budget, self.due(before)) {
                 Step::Last => return Ok(()),
-                Step::Slices { run } => self.copy_in_slices(before, freezer, sink, run, counts)?,
+                Step::Slices { run } => self.copy_in_slices(before, sink, run, counts)?,
             }
         }
     }
@@ -50,7 +44,7 @@ impl Spaces {
     /// Whether pages that change after they were copied are reported while the subject runs, and a budget is set. With
     /// O_DIRECT, pages change unnoticed.
     fn can_slice(&self) -> bool {
-        self.budget.limit().is_some() && self.kind.properties().rearms_running && !self.bypasses_cache
+        self.budget.limit.is_some() && self.kind.properties().rearms_running && !self.bypasses_cache
     }
 
     /// Whether new mappings of so many pages should be scanned before the last stop. At most once in a checkpoint.
@@ -72,7 +66,7 @@ impl Spaces {
         let known = before.processes.living.keys();
         known
             .filter_map(|pid| self.tracked.get(pid))
-            .fold(PageCount(0), |sum, tracked| sum + tracked.deferred())
+            .fold(PageCount(0), |sum, tracked| sum + tracked.deferred.pages)
     }
 
     /// Pages that a stop would copy now, as far as that can be told.
@@ -86,25 +80,32 @@ impl Spaces {
         if counts.slices.count > 0 { due.max(self.budget.pages_max()) } else { due }
     }
 
-    /// Scans the running subject, and defers what is dirty.
-    fn find_running(&mut self, before: &Before, sink: &dyn PageSink) -> Result<()> {
+    /// Scans the running subject, and defers what is dirty or copies it at once. How many pages that are.
+    pub(super) fn scan_running(
+        &mut self,
+        before: &Before,
+        sink: &dyn PageSink,
+        copies: bool,
+    ) -> Result<PageCount> {
         let begun = self.clock.now();
         let mut pages = PageCount(0);
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.living.get(pid) else { continue };
             pages += tracked.find(process, Moment::Running, &mut self.dirty, sink)?.pages;
+            if copies {
+                tracked.copy_deferred(process, sink, None)?;
+            }
         }
         self.is_orderly = true;
         self.pace.scanned(begun, pages);
-        Ok(())
+        Ok(pages)
     }
 
     /// Copies all deferred pages, in turns with the subject.
     fn copy_in_slices(
         &mut self,
         before: &Before,
-        freezer: &mut Freezer,
         sink: &dyn PageSink,
         run: Duration,
         counts: &mut Counts,
@@ -112,7 +113,7 @@ impl Spaces {
         let mut progress = Stopwatch::start();
         while self.deferred(before) > PageCount(0) {
             sink.prepare(self.deferred(before).min(self.budget.pages_max()))?;
-            let mut copied = self.stop_and_copy(before, freezer, sink, counts)?;
+            let mut copied = self.stop_and_copy(before, sink, counts)?;
             if !run.is_zero() {
                 copied += self.copy_until(before, sink, Deadline::after(run), Duration::ZERO)?;
             } else if copied == PageCount(0) {
@@ -134,12 +135,11 @@ impl Spaces {
     fn stop_and_copy(
         &mut self,
         before: &Before,
-        freezer: &mut Freezer,
         sink: &dyn PageSink,
         counts: &mut Counts,
     ) -> Result<PageCount> {
         let urgent = Urgent::begin();
-        let tree = freezer.stop(before.processes.root)?;
+        let tree = self.freezer.stop(before.processes.root)?;
         let began = tree.began;
         let copying = Stopwatch::start();
         let until = self.copy_end(began).unwrap_or_else(|| Deadline::after(Duration::ZERO));
@@ -166,7 +166,7 @@ impl Spaces {
             for (pid, tracked) in &mut self.tracked {
                 let Some(process) = before.processes.living.get(pid) else { continue };
                 pages += tracked.copy_deferred(process, sink, Some(until))?;
-                left += tracked.deferred();
+                left += tracked.deferred.pages;
             }
             self.is_orderly = true;
             let rest = until.left();

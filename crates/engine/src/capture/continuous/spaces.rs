@@ -1,6 +1,6 @@
 //! The address spaces of a subject: what trackers and copies have of each from one checkpoint to the next.
 //!
-//! Owns: the trackers, what they have found, the measured rates.
+//! Owns: the trackers, what they have found, the measured rates, what stops the subject.
 //! Invariants: no page is copied in a stop that has not changed since it was copied last.
 //! Does not: stop the subject, but for slices.
 
@@ -9,8 +9,8 @@ use std::collections::hash_map::Entry;
 
 use model::{PageCount, Pid};
 use sys::clock::{Clock, Stopwatch};
-use tracee::StoppedTree;
 use tracee::procfs::Stat;
+use tracee::{Freezer, StoppedTree};
 use track::{Attach, DirtyPages, Moment, TrackerKind};
 
 use super::super::address_space::Coverage;
@@ -21,10 +21,9 @@ use super::super::phases::{Phase, Phases};
 use super::super::pipeline::Memory;
 use super::super::process::Process;
 use super::super::watched::Watched;
-use super::budget::Budget;
-use super::counts::Counts;
+use super::budget::{Budget, Pace};
 use super::crew::CrewOf;
-use super::pace::Pace;
+use super::taken::Counts;
 use super::tracked::{EVERYTHING, Tracked};
 use super::tuning::Tuning;
 use crate::error::{EngineError, Result};
@@ -36,6 +35,7 @@ pub(super) struct Spaces {
     pub(super) tuning: Tuning,
     pub(super) tracked: HashMap<Pid, Tracked>,
     pub(super) dirty: DirtyPages,
+    pub(super) freezer: Freezer,
     crew: CrewOf,
     /// What decides how long stops and slices last reads the time from it.
     pub(super) clock: Clock,
@@ -102,6 +102,7 @@ impl Spaces {
             tuning,
             tracked: HashMap::new(),
             dirty: DirtyPages::new(),
+            freezer: Freezer::default(),
             crew: CrewOf::default(),
             clock: Clock::default(),
             pace: Pace::default(),
@@ -143,8 +144,15 @@ impl Spaces {
     ) -> Result<PageCount> {
         self.is_orderly = false;
         // Before new ones are covered: these may have been given the same space.
-        self.leave(sink, |pid, tracked| {
-            before.processes.living.get(pid).is_some_and(|now| tracked.is_of(now))
+        // Pages of processes that have ended, and of programs that exec has replaced, leave the checkpoint: an image with
+        // pages of a space that no process has cannot be restored.
+        self.tracked.retain(|pid, tracked| {
+            let is_current = before.processes.living.get(pid).is_some_and(|now| tracked.is_of(now));
+            if !is_current {
+                // A log that takes no more orders has failed, and says so when the epoch is finished.
+                let _ = tracked.take_back(sink);
+            }
+            is_current
         });
         let mut fresh = PageCount(0);
         for stopped in &mut tree.processes {
@@ -159,9 +167,10 @@ impl Spaces {
                         Some((stat, attach)) if stat.may_be_program_of(&process.stat) => attach,
                         _ => self.kind.prepare(stopped.pid, &[])?,
                     };
-                    let attached = Tracked::attach(attach, process, leader, sink)?;
+                    let mut attached = Tracked::attach(attach, process, leader, sink)?;
+                    attached.granularity = self.tuning.granularity;
                     before.processes.attached.insert(stopped.pid);
-                    new.insert(attached.grouped(self.tuning.granularity))
+                    new.insert(attached)
                 }
             };
             if process.space.coverage != Coverage::Current {
@@ -171,19 +180,6 @@ impl Spaces {
         }
         self.is_orderly = true;
         Ok(fresh)
-    }
-
-    /// Takes the pages of processes that have ended, and of programs that exec has replaced, out of the checkpoint: the
-    /// new program may have another space. An image with pages of a space that no process has cannot be restored.
-    fn leave(&mut self, sink: &dyn PageSink, is_current: impl Fn(&Pid, &Tracked) -> bool) {
-        self.tracked.retain(|pid, tracked| {
-            let is_current = is_current(pid, tracked);
-            if !is_current {
-                // A log that takes no more orders has failed, and says so when the epoch is finished.
-                let _ = tracked.take_back(sink);
-            }
-            is_current
-        });
     }
 
     /// Finds what has changed since the last scan, and copies that and what was deferred, as long as the budget lasts.
@@ -201,7 +197,7 @@ impl Spaces {
             let found = tracked.find(process, Moment::Stopped, &mut self.dirty, sink)?;
             dirtied += found.pages;
             phases[Phase::Scan] += found.scan;
-            phases.scanned += tracked.watched();
+            phases.scanned += tracked.covered.pages();
         }
         self.pace.scanned(phases.began, dirtied);
         let copying = Stopwatch::start();
@@ -209,10 +205,10 @@ impl Spaces {
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.living.get_mut(pid) else { continue };
             counts.residual += tracked.copy_deferred(process, sink, until)?;
-            if tracked.deferred() == PageCount(0) {
+            if tracked.deferred.pages == PageCount(0) {
                 tracked.copy_unread(process, sink)?;
             }
-            tracked.guards().as_slice().clone_into(&mut process.space.guards);
+            tracked.guards.as_slice().clone_into(&mut process.space.guards);
         }
         self.budget.note_copied(counts.residual, copying.elapsed());
         self.is_orderly = true;

@@ -1,6 +1,6 @@
-//! What a checkpoint, or tracking alone, gives to its caller.
+//! What a checkpoint has done so far, and what it or tracking alone gives to its caller.
 //!
-//! Owns: the reports.
+//! Owns: the counts and the reports.
 //! Does not: fill them.
 
 use std::time::Duration;
@@ -12,6 +12,9 @@ use store::Ticket;
 use undo::watch::Boundary;
 
 use super::super::phases::Phases;
+use super::super::pipeline::Captured;
+use super::super::reserve::Reserve;
+use super::budget::Throttle;
 
 /// A checkpoint that has left its subject; the log makes it durable.
 #[derive(Debug)]
@@ -55,6 +58,37 @@ impl Slices {
         self.count += 1;
         self.total += stopped;
         self.longest = self.longest.max(stopped);
+    }
+}
+
+/// A subject that is stopped and captured, and what was copied of it.
+pub(crate) struct Stood<'a> {
+    /// Dropped in this order: the tree goes on first.
+    pub(crate) captured: Captured,
+    /// What was copied inside the pause.
+    pub(crate) reserve: Reserve<'a>,
+    /// An earlier pause, in which trackers were attached.
+    pub(crate) arming: Duration,
+    pub(super) counts: Counts,
+}
+
+/// What one checkpoint has done to pages so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) rounds: usize,
+    pub(super) precopied: PageCount,
+    pub(super) residual: PageCount,
+    pub(super) slices: Slices,
+    pub(super) throttle: Throttle,
+    /// New mappings were left to the running scans once.
+    pub(super) has_deferred_fresh: bool,
+}
+
+impl Counts {
+    /// The next stop takes everything, however long that takes.
+    pub(super) fn complete(&mut self) {
+        self.has_deferred_fresh = true;
+        self.throttle.give_up();
     }
 }
 

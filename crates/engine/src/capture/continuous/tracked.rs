@@ -6,7 +6,6 @@
 //! Does not: know how dirty pages are found.
 
 use std::num::NonZeroU64;
-use std::sync::Arc;
 use std::time::Duration;
 
 use image::SpaceId;
@@ -14,8 +13,8 @@ use model::{Address, AddressRange, PageCount, ProcessKey, RangeSet};
 use resource::memory::Content as Wanted;
 use sys::clock::{Deadline, Stopwatch};
 use tracee::procfs::{Area, Backing};
-use tracee::{Crew, RemoteSession, Stopped, Thread};
-use track::{AHEAD_MIN, Attach, Content, DirtyPages, Moment, TrackError, Tracker};
+use tracee::{RemoteSession, Stopped, Thread};
+use track::{Attach, Content, DirtyPages, Moment, TrackError, Tracker};
 
 use super::super::address_space::Coverage;
 use super::super::copier::{Copier, PageSink};
@@ -45,17 +44,17 @@ pub(super) struct Found {
 pub(super) struct Tracked {
     key: ProcessKey,
     space: SpaceId,
-    tracker: Box<dyn Tracker>,
+    pub(super) tracker: Box<dyn Tracker>,
     /// Mappings that the tracker was told of.
-    covered: RangeSet,
-    guards: RangeSet,
+    pub(super) covered: RangeSet,
+    pub(super) guards: RangeSet,
     /// Dirty pages that could not be read while the process ran.
     unread: RangeSet,
     /// Dirty pages that are still to be copied.
-    deferred: Deferred,
-    hot: HotPages,
+    pub(super) deferred: Deferred,
+    pub(super) hot: HotPages,
     /// Pages are copied in aligned groups of so many, where that cannot take pages of a file for the process's own.
-    granularity: NonZeroU64,
+    pub(super) granularity: NonZeroU64,
     /// Anonymous areas, rising.
     grouped: Vec<AddressRange>,
 }
@@ -87,39 +86,14 @@ impl Tracked {
         })
     }
 
-    /// Copies pages in aligned groups.
-    pub(super) fn grouped(self, granularity: NonZeroU64) -> Self {
-        Self { granularity, ..self }
-    }
-
     /// Whether it tracks this very program.
     pub(super) fn is_of(&self, process: &Process) -> bool {
         self.key == process.stat.key() && process.space.coverage != Coverage::Untracked
     }
 
-    /// Does what takes long of ending to track, while the process runs.
-    pub(super) fn unwind(&mut self) {
-        self.tracker.unwind();
-    }
-
-    /// Ends tracking of the process, which stands.
-    pub(super) fn end(&mut self) {
-        self.tracker.leave();
-    }
-
     /// Takes all pages of the process out of the checkpoint.
     pub(super) fn take_back(&self, sink: &dyn PageSink) -> Result<()> {
         Ok(sink.discard(self.space, EVERYTHING)?)
-    }
-
-    /// Pages of the areas that the tracker was told of.
-    pub(super) fn watched(&self) -> PageCount {
-        self.covered.pages()
-    }
-
-    /// Guard regions.
-    pub(super) fn guards(&self) -> &RangeSet {
-        &self.guards
     }
 
     /// Tells the tracker of the areas, and the log what is void. Returns the pages of areas that no scan has seen.
@@ -152,47 +126,14 @@ impl Tracked {
         Ok(fresh)
     }
 
-    /// After an epoch, while the process runs.
-    pub(super) fn learn(&mut self) {
-        self.hot.learn();
-    }
-
-    /// Finds what changed since the last time, and copies nothing.
-    pub(super) fn look(&mut self, moment: Moment, dirty: &mut DirtyPages) -> Result<PageCount> {
+    /// Finds what changed since the last time. `false` if the process, while it runs, has ended or was replaced by exec:
+    /// the next stop tells.
+    pub(super) fn scan(&mut self, moment: Moment, dirty: &mut DirtyPages) -> Result<bool> {
         dirty.clear();
         match self.tracker.scan(moment, dirty) {
-            // While it runs it may end, or be replaced by exec; the next look tells.
-            Err(TrackError::Gone(_)) if moment == Moment::Running => {}
-            outcome => outcome?,
+            Err(TrackError::Gone(_)) if moment == Moment::Running => Ok(false),
+            outcome => Ok(outcome.map(|()| true)?),
         }
-        Ok(dirty.pages())
-    }
-
-    /// Makes room for what a crew will find.
-    pub(super) fn prepare_scan(&mut self) {
-        self.tracker.prepare_scan(AHEAD_MIN);
-    }
-
-    /// Has a crew look for what changed, once it begins, while the process stands.
-    pub(super) fn post_scan(&mut self, crew: &Arc<Crew>) {
-        self.tracker.post_scan(crew, AHEAD_MIN);
-    }
-
-    /// Pages that are still to be copied.
-    pub(super) fn deferred(&self) -> PageCount {
-        self.deferred.pages()
-    }
-
-    /// Copies what has changed since the last scan, while the process runs.
-    pub(super) fn copy_dirty(
-        &mut self,
-        process: &Process,
-        dirty: &mut DirtyPages,
-        sink: &dyn PageSink,
-    ) -> Result<PageCount> {
-        let found = self.find(process, Moment::Running, dirty, sink)?;
-        self.copy_deferred(process, sink, None)?;
-        Ok(found.pages)
     }
 
     /// Finds what has changed since the last scan, and defers its copies. What holds nothing any more leaves the
@@ -206,12 +147,9 @@ impl Tracked {
     ) -> Result<Found> {
         let mut found = Found::default();
         for _ in 0..SCANS_MAX {
-            dirty.clear();
             let scanning = Stopwatch::start();
-            match self.tracker.scan(moment, dirty) {
-                // While it runs it may end, or be replaced by exec; the stop tells.
-                Err(TrackError::Gone(_)) if moment == Moment::Running => return Ok(found),
-                outcome => outcome?,
+            if !self.scan(moment, dirty)? {
+                return Ok(found);
             }
             found.scan += scanning.elapsed();
             dirty.widen(self.granularity, &self.grouped);
@@ -258,7 +196,7 @@ impl Tracked {
         sink: &dyn PageSink,
         until: Option<Deadline>,
     ) -> Result<PageCount> {
-        let before = self.deferred.pages();
+        let before = self.deferred.pages;
         if before == PageCount(0) {
             return Ok(before);
         }
@@ -266,7 +204,7 @@ impl Tracked {
         let Some(first) = first else { return Ok(PageCount(0)) };
         let pid = process.stat.pid;
         let mut copier = Copier::tolerant(sink, first);
-        while self.deferred.pages() > PageCount(0) {
+        while self.deferred.pages > PageCount(0) {
             let needs_buffer = copier.room() == PageCount(0);
             if needs_buffer && until.is_some_and(|until| until.left() < BUFFER_MAKING) {
                 break;
@@ -291,7 +229,7 @@ impl Tracked {
             self.unread.insert(failed);
         }
         copier.finish()?;
-        Ok(PageCount(before.get() - self.deferred.pages().get()))
+        Ok(PageCount(before.get() - self.deferred.pages.get()))
     }
 
     /// Looks at what could not be read: guard regions, pages without access, what is gone by now.

@@ -13,14 +13,15 @@ use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use image::{Extent, PageIndex, SpaceId};
-use model::{Address, AddressRange, PAGE_BYTES, PageCount, Pid, Tid};
+use image::{Extent, SpaceId};
+use model::{Address, AddressRange, PAGE_BYTES, PageCount, Pid, RangeSet, Tid};
 use store::ImageReader;
 use sys::ptrace;
 use tracee::procfs::{Area, Backing, Protection};
 use tracee::{ProcessMemory, StoppedProcess, StoppedTree};
 
 use super::super::before::Before;
+use super::super::copier::read_padded;
 use super::super::pages;
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
@@ -118,10 +119,12 @@ pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageRead
         Ok(())
     })?;
     for extent in image.index().extents().iter().filter(|extent| extent.stored().is_none()) {
-        comparing.compare_zeros(extent.space, range_of(extent), ZERO);
+        comparing.compare_zeros(extent.space, extent.range(), ZERO);
     }
     for (space, range) in plan.ranges() {
-        for missing in missing(image.index(), space, range) {
+        let extents = image.index().of_space(space);
+        let first = extents.partition_point(|extent| extent.range().end <= range.start);
+        for missing in pages::without(range, extents[first..].iter().map(Extent::range)) {
             comparing.compare_missing(space, missing);
         }
     }
@@ -207,25 +210,18 @@ impl Comparing<'_> {
         match self.sources.get(&space) {
             Some(Source::Process(process)) => process.memory.read(start, bytes).is_ok(),
             // Behind its end a file holds zeros, as far as its last page goes.
-            Some(Source::Object(file)) => {
-                let mut done = 0;
-                while done < bytes.len() {
-                    match file.read_at(&mut bytes[done..], start.get() + done as u64) {
-                        Ok(0) => break,
-                        Ok(read) => done += read,
-                        Err(_) => return false,
-                    }
-                }
-                true
-            }
+            Some(Source::Object(file)) => read_padded(file, start, bytes).is_ok(),
             None => false,
         }
     }
 
     /// Guard regions that only one side knows.
     fn note_guards(&self, pid: Pid, known: &[AddressRange], found: &[AddressRange]) {
-        let first = found.iter().find(|range| !is_within(known, **range));
-        let other = known.iter().find(|range| !is_within(found, **range));
+        let is_within = |all: &[AddressRange], range: &AddressRange| {
+            RangeSet::from(all.to_vec()).gaps(*range).next().is_none()
+        };
+        let first = found.iter().find(|range| !is_within(known, range));
+        let other = known.iter().find(|range| !is_within(found, range));
         for range in first.into_iter().chain(other) {
             let area = String::new();
             self.note(Difference { pid: Some(pid), address: range.start, area, image: GUARD });
@@ -286,37 +282,4 @@ fn rseq_of(tid: Tid) -> Option<AddressRange> {
     let found = ptrace::rseq_configuration(tid).ok()?;
     let start = Address(found.address);
     Some(AddressRange { start, end: Address(found.address + u64::from(found.length)) })
-}
-
-fn range_of(extent: &Extent) -> AddressRange {
-    AddressRange::new(extent.start, extent.start + extent.pages.bytes())
-}
-
-/// Whether a range lies in ranges that may touch each other.
-fn is_within(ranges: &[AddressRange], range: AddressRange) -> bool {
-    let mut at = range.start;
-    for known in ranges {
-        if known.start <= at && at < known.end {
-            at = known.end;
-        }
-    }
-    at >= range.end
-}
-
-/// Parts of a range that are in no extent of a space.
-fn missing(index: &PageIndex, space: SpaceId, range: AddressRange) -> Vec<AddressRange> {
-    let extents = index.of_space(space);
-    let first = extents.partition_point(|extent| range_of(extent).end <= range.start);
-    let mut found = Vec::new();
-    let mut at = range.start;
-    for extent in extents[first..].iter().take_while(|extent| extent.start < range.end) {
-        if at < extent.start {
-            found.push(AddressRange::new(at, extent.start));
-        }
-        at = at.max(range_of(extent).end);
-    }
-    if at < range.end {
-        found.push(AddressRange::new(at, range.end));
-    }
-    found
 }

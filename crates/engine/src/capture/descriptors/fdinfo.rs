@@ -27,13 +27,13 @@ const TEXT_ROOM: usize = 4096;
 
 /// fdinfo of all descriptors.
 #[derive(Default)]
-pub(super) struct Fdinfo {
+pub(crate) struct Fdinfo {
     /// Of each row, held open; past a limit it is opened inside the pause.
     files: Vec<Option<Arc<File>>>,
     /// Those of them that a crew reads.
     ahead: ReadAhead,
     /// What each said inside the pause.
-    texts: Vec<DescriptorText>,
+    pub(super) texts: Vec<DescriptorText>,
     /// The same of descriptions that no descriptor refers to.
     hidden: Vec<String>,
     /// Descriptions with a lease on a file that has no name left.
@@ -71,12 +71,12 @@ impl Fdinfo {
     }
 
     /// Lists all files, for a crew to read them in the next pause.
-    pub(super) fn prepare_ahead(&mut self) {
+    pub(crate) fn prepare_ahead(&mut self) {
         self.ahead.prepare(self.files.iter().flatten().map(Arc::clone), TEXT_ROOM);
     }
 
     /// Has a crew begin to read them.
-    pub(super) fn begin_ahead(&mut self, crew: &Crew) {
+    pub(crate) fn begin_ahead(&mut self, crew: &Crew) {
         self.ahead.begin(crew);
     }
 
@@ -115,13 +115,8 @@ impl Fdinfo {
         Ok(())
     }
 
-    /// What was read, row by row.
-    pub(super) fn texts(&self) -> &[DescriptorText] {
-        &self.texts
-    }
-
     /// What was read of one process.
-    pub(super) fn texts_of(&self, pid: Pid) -> &[DescriptorText] {
+    pub(crate) fn texts_of(&self, pid: Pid) -> &[DescriptorText] {
         let first = self.texts.iter().position(|text| text.pid == pid).unwrap_or(self.texts.len());
         let count = self.texts[first..].iter().take_while(|text| text.pid == pid).count();
         &self.texts[first..first + count]

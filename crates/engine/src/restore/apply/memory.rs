@@ -21,7 +21,7 @@ use tracee::arch::numbers::MADVISE;
 use tracee::remote::RemoteSession;
 
 use super::compare::Comparison;
-use crate::capture::Present;
+use crate::capture::{Present, without};
 use crate::error::Result;
 use crate::records::object_space;
 use crate::restore::content::{THREADS, Target};
@@ -68,24 +68,6 @@ pub(super) fn give_back(
         session.end().map_err(resource::ResourceError::from)?;
     }
     Ok(pages)
-}
-
-/// The parts of a range that none of these rising ranges covers.
-fn without(range: AddressRange, others: impl Iterator<Item = AddressRange>) -> Vec<AddressRange> {
-    let mut left = Vec::new();
-    let mut start = range.start;
-    for other in
-        others.skip_while(|other| other.end <= range.start).take_while(|other| other.start < range.end)
-    {
-        if start < other.start {
-            left.push(AddressRange::new(start, other.start));
-        }
-        start = start.max(other.end);
-    }
-    if start < range.end {
-        left.push(AddressRange::new(start, range.end));
-    }
-    left
 }
 
 /// Writes the pages of all processes that differ; how many.
@@ -204,18 +186,6 @@ fn differing<'a>(is: &'a [u8], wanted: &'a [u8]) -> impl Iterator<Item = Range<u
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn range(start: u64, end: u64) -> AddressRange {
-        AddressRange::new(Address(start * PAGE_BYTES), Address(end * PAGE_BYTES))
-    }
-
-    #[test]
-    fn what_others_cover_is_left_out() {
-        let others = [range(0, 2), range(3, 4), range(6, 9), range(20, 30)];
-        assert_eq!(without(range(1, 8), others.into_iter()), [range(2, 3), range(4, 6)]);
-        assert_eq!(without(range(10, 12), others.into_iter()), [range(10, 12)]);
-        assert_eq!(without(range(21, 30), others.into_iter()), []);
-    }
 
     #[test]
     fn runs_of_pages_that_differ_are_found() {
