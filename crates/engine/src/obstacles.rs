@@ -13,20 +13,6 @@ use tracee::procfs::{self, Area};
 use crate::relations::{Births, Homeless, Relation};
 use crate::sharing;
 
-/// Namespaces that a subject must share with us, and what each is.
-const NAMESPACES: &[(&str, &str)] = &[
-    ("cgroup", "cgroup"),
-    ("ipc", "System V IPC and message queue"),
-    ("mnt", "mount"),
-    ("net", "network"),
-    ("pid", "pid"),
-    ("pid_for_children", "pid (of its children)"),
-    ("time", "time"),
-    ("time_for_children", "time (of its children)"),
-    ("user", "user"),
-    ("uts", "host name"),
-];
-
 /// Groups that a text lists; a tree with more of them needs more than a list.
 const GROUPS_MAX: usize = 32;
 /// Processes that a group names.
@@ -159,7 +145,8 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
         ));
     }
     found.extend(of_label(pid, label(&pid.to_string()).as_deref(), label("self").as_deref()));
-    for (name, what) in NAMESPACES {
+    // A subject must share all of them with us.
+    for (name, what, _) in sharing::NAMESPACES {
         let link = |owner: &str| procfs::link(format!("/proc/{owner}/ns/{name}"));
         if let (Ok(theirs), Ok(ours)) = (link(&pid.to_string()), link("self"))
             && theirs != ours

@@ -5,7 +5,6 @@
 //! Does not: hold what a kind saves; kinds have records of their own.
 
 use image::{Owner, Record, RecordSet, SpaceId};
-use model::{DescriptionId, Pid};
 use prost::Message;
 use resource::files::{DirectoryRecord, FileRecord};
 use resource::memory::{AreaRecord, ObjectRecord};
@@ -172,46 +171,24 @@ pub(crate) trait EngineRecord: Message + Default {
     }
 }
 
-impl EngineRecord for TreeMessage {
-    const KIND: &'static str = "tree";
+/// Gives each message its record's kind.
+macro_rules! engine_records {
+    ($($message:ty = $kind:literal,)*) => {
+        $(impl EngineRecord for $message {
+            const KIND: &'static str = $kind;
+        })*
+    };
 }
 
-impl EngineRecord for ProcessMessage {
-    const KIND: &'static str = "process";
-}
-
-impl EngineRecord for ThreadMessage {
-    const KIND: &'static str = "thread";
-}
-
-impl EngineRecord for AreasMessage {
-    const KIND: &'static str = "areas";
-}
-
-impl EngineRecord for ObjectsMessage {
-    const KIND: &'static str = "objects";
-}
-
-impl EngineRecord for DescriptorsMessage {
-    const KIND: &'static str = "descriptors";
-}
-
-impl EngineRecord for FilesMessage {
-    const KIND: &'static str = "files";
-}
-
-impl EngineRecord for DirectoriesMessage {
-    const KIND: &'static str = "directories";
-}
-
-/// The owner of a process's records.
-pub(crate) fn of_process(pid: Pid) -> Owner {
-    Owner::Process(pid)
-}
-
-/// The owner of a description's record.
-pub(crate) fn of_description(id: u32) -> Owner {
-    Owner::Description(DescriptionId(id))
+engine_records! {
+    TreeMessage = "tree",
+    ProcessMessage = "process",
+    ThreadMessage = "thread",
+    AreasMessage = "areas",
+    ObjectsMessage = "objects",
+    DescriptorsMessage = "descriptors",
+    FilesMessage = "files",
+    DirectoriesMessage = "directories",
 }
 
 /// Whether a number of a page space is one of a process.

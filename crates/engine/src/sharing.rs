@@ -18,18 +18,18 @@ const OF_THREADS: &[(Shared, &str)] = &[
     (Shared::Files, "descriptor table"),
     (Shared::FileSystem, "working directory and umask"),
 ];
-/// What a thread may leave with unshare(2).
-const LEFT_BY_THREADS: &[(Shared, &str)] =
-    &[(Shared::Files, "descriptor table"), (Shared::FileSystem, "working directory and umask")];
-/// Namespaces that a thread may change alone, and what each is.
-const NAMESPACES: &[(&str, &str)] = &[
-    ("cgroup", "cgroup"),
-    ("ipc", "System V IPC and message queue"),
-    ("mnt", "mount"),
-    ("net", "network"),
-    ("pid_for_children", "pid (of its children)"),
-    ("time_for_children", "time (of its children)"),
-    ("uts", "host name"),
+/// Namespaces, what each is, and whether a thread may change it alone.
+pub(crate) const NAMESPACES: &[(&str, &str, bool)] = &[
+    ("cgroup", "cgroup", true),
+    ("ipc", "System V IPC and message queue", true),
+    ("mnt", "mount", true),
+    ("net", "network", true),
+    ("pid", "pid", false),
+    ("pid_for_children", "pid (of its children)", true),
+    ("time", "time", false),
+    ("time_for_children", "time (of its children)", true),
+    ("user", "user", false),
+    ("uts", "host name", true),
 ];
 
 const BORROWED: &str =
@@ -89,7 +89,8 @@ fn other_threads(pid: Pid) -> impl Iterator<Item = Tid> {
 }
 
 fn of_thread(pid: Pid, tid: Tid) -> Vec<Obstacle> {
-    let left = LEFT_BY_THREADS.iter().filter(|(kind, _)| {
+    // A thread may leave all but the memory with unshare(2).
+    let left = OF_THREADS[1..].iter().filter(|(kind, _)| {
         kcmp::shared(*kind, pid, Pid(tid.get())).is_ok_and(|is_shared| !is_shared) && !is_ending(pid, tid)
     });
     let obstacle = |(_, what): &(Shared, &str)| Obstacle {
@@ -105,7 +106,7 @@ fn of_thread(pid: Pid, tid: Tid) -> Vec<Obstacle> {
 fn of_namespaces(pid: Pid) -> Vec<Obstacle> {
     let threads: Vec<Tid> = other_threads(pid).collect();
     let mut found = Vec::new();
-    for (name, what) in NAMESPACES.iter().filter(|_| !threads.is_empty()) {
+    for (name, what, _) in NAMESPACES.iter().filter(|(.., of_thread)| *of_thread && !threads.is_empty()) {
         let Ok(process) = procfs::link(format!("/proc/{pid}/ns/{name}")) else { continue };
         for tid in &threads {
             let Ok(theirs) = procfs::link(format!("/proc/{pid}/task/{tid}/ns/{name}")) else { continue };

@@ -24,6 +24,7 @@ use crate::error::{EngineError, Result};
 use crate::{obstacles, sharing};
 
 /// A subject, as far as it can be known from outside.
+#[derive(Default)]
 pub(super) struct Before {
     pub(super) processes: Processes,
     pub(super) objects: Objects,
@@ -33,8 +34,9 @@ pub(super) struct Before {
 }
 
 /// What stood in the way when the subject was looked at while it ran, and has to be looked at again once it stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Doubt {
+    #[default]
     Nothing,
     Descriptors,
     Everything,
@@ -85,13 +87,7 @@ pub(super) fn look_while_it_stands(root: Pid, options: &CheckpointOptions) -> Re
 impl Before {
     /// Looks at a tree and refuses it when anything stands in the way.
     pub(super) fn look(root: Pid, options: &CheckpointOptions, moment: Moment) -> Result<Self> {
-        let mut before = Self {
-            processes: Processes::of(root),
-            objects: Objects::default(),
-            descriptors: Descriptors::default(),
-            threads: Threads::default(),
-            doubt: Doubt::Nothing,
-        };
+        let mut before = Self { processes: Processes::of(root), ..Self::default() };
         before.survey()?;
         before.processes.read_vdso()?;
         before.descriptors.survey(&before.processes, Hold::All)?;

@@ -31,10 +31,7 @@ use super::processes::Processes;
 use crate::descriptor_limit::RaisedLimit;
 use crate::error::{EngineError, Result};
 use crate::obstacles;
-use crate::records::{
-    DescriptorRow, DescriptorsMessage, DirectoriesMessage, EngineRecord, FilesMessage, of_description,
-    of_process,
-};
+use crate::records::{DescriptorRow, DescriptorsMessage, DirectoriesMessage, EngineRecord, FilesMessage};
 
 /// O_DIRECT on x86-64.
 const DIRECT: u32 = 0o40_000;
@@ -52,7 +49,7 @@ pub(super) struct Descriptors {
     /// Every description of a kind was there when it was to be prepared.
     is_prepared: bool,
     envelopes: HashMap<DescriptionId, Envelope>,
-    files: Files,
+    pub(super) files: Files,
     /// What the last `prepare` was told.
     options: CheckpointOptions,
     /// Kept from one checkpoint to the next.
@@ -61,13 +58,13 @@ pub(super) struct Descriptors {
 
 /// Regular files that the subject may write.
 #[derive(Default)]
-struct Files {
+pub(super) struct Files {
     /// As they are in the pause.
     states: Option<FileStates>,
     /// The directories of such files as they were listed last. Kept from one checkpoint to the next.
     directories: Directories,
     /// The files once the pause is over.
-    written: Vec<FileRecord>,
+    pub(super) written: Vec<FileRecord>,
 }
 
 /// Whether a look leaves duplicates of what it finds.
@@ -172,11 +169,6 @@ impl Descriptors {
         if !directories.is_empty() {
             DirectoriesMessage { directories }.put(records, Owner::Tree);
         }
-    }
-
-    /// Takes the files that were recorded.
-    pub(super) fn take_written(&mut self) -> Vec<FileRecord> {
-        std::mem::take(&mut self.files.written)
     }
 
     /// What kinds may know of the subject.
@@ -336,7 +328,7 @@ impl Descriptors {
             let (Some(kind), Some(capture), Some(mut envelope)) = found else { continue };
             envelope.locks = locks.remove(&description.id).unwrap_or_default();
             let payload = capture.after(description)?;
-            records.push(envelope.complete(kind, payload).into_record(of_description(description.id.get())));
+            records.push(envelope.complete(kind, payload).into_record(Owner::Description(description.id)));
         }
         for pid in processes.pids() {
             let mut found = Vec::new();
@@ -347,7 +339,7 @@ impl Descriptors {
                 })?;
                 found.push(DescriptorRow { fd: one.fd.get(), close_on_exec, description: row.2.get() });
             }
-            DescriptorsMessage { rows: found }.put(records, of_process(pid));
+            DescriptorsMessage { rows: found }.put(records, Owner::Process(pid));
         }
         Ok(())
     }

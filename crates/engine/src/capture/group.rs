@@ -6,7 +6,6 @@
 //! Does not: decide what becomes of the captured subjects. The caller resumes all of them if one has failed, since the
 //! checkpoints of the others are not consistent with each other then.
 
-use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,12 +15,13 @@ use crate::error::{EngineError, Result};
 const GATE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Where the members of a group wait until all are stopped.
+#[derive(Debug)]
 struct Gate {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct State {
     missing: usize,
     is_broken: bool,
@@ -43,15 +43,10 @@ impl Gate {
 /// A member that is dropped before its subject was stopped breaks the group: no other member waits any longer.
 ///
 /// [`Continuous::checkpoint_of_group`]: super::Continuous::checkpoint_of_group
+#[derive(Debug)]
 pub struct GroupMember {
     gate: Arc<Gate>,
-    has_passed: bool,
-}
-
-impl fmt::Debug for GroupMember {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GroupMember").field("has_passed", &self.has_passed).finish_non_exhaustive()
-    }
+    pub(super) has_passed: bool,
 }
 
 impl GroupMember {
@@ -78,10 +73,6 @@ impl GroupMember {
         }
         self.gate.change(|state| state.is_broken = true);
         Err(EngineError::GroupBroken)
-    }
-
-    pub(super) fn has_passed(&self) -> bool {
-        self.has_passed
     }
 }
 
@@ -123,7 +114,7 @@ mod tests {
     #[test]
     fn a_member_passes_once() {
         let mut member = GroupMember::of_group(1).remove(0);
-        assert!(member.pass().is_ok() && member.has_passed());
+        assert!(member.pass().is_ok() && member.has_passed);
         assert!(matches!(member.pass(), Err(EngineError::GroupBroken)));
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct Objects {
     /// Objects that could not be looked at.
     obstacles: Vec<Obstacle>,
     /// The same of those whose area was gone by then, or showed another object.
-    gone: Vec<Obstacle>,
+    pub(super) gone: Vec<Obstacle>,
 }
 
 impl Objects {
@@ -128,24 +128,13 @@ impl Objects {
     /// Forgets objects that none of these areas shows, and tells their numbers.
     pub(super) fn keep_those_of<'a>(&mut self, areas: impl Iterator<Item = &'a Area>) -> Vec<u64> {
         let used: HashSet<ObjectKey> = areas.filter_map(ObjectKey::of).collect();
-        let mut gone = Vec::new();
-        self.numbers.retain(|key, number| {
-            let is_used = used.contains(key);
-            if !is_used {
-                gone.push(*number);
-            }
-            is_used
-        });
+        let unused = self.numbers.extract_if(|key, _| !used.contains(key));
+        let gone: Vec<u64> = unused.map(|(_, number)| number).collect();
         for number in &gone {
             self.records.remove(number);
             self.files.remove(number);
         }
         gone
-    }
-
-    /// Forgets areas that were gone.
-    pub(super) fn forget_gone(&mut self) {
-        self.gone.clear();
     }
 
     /// What could not be looked at, once. What was gone stands in the way only of a subject that stands: one that runs

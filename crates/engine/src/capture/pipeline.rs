@@ -6,7 +6,6 @@
 //! before a page that they use is copied.
 //! Does not: know how pages are found and copied; a `Memory` does.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::time::SystemTime;
 
@@ -79,17 +78,12 @@ pub(super) struct Captured(pub(super) Stopped);
 /// A subject that is stopped and captured, and was neither resumed nor killed yet. Dropping it resumes the subject.
 ///
 /// It belongs to the thread that stopped the subject: ptrace(2) takes requests of no other.
+#[derive(Debug)]
 pub struct Held {
     /// Dropped in this order: the tree is resumed first.
     tree: StoppedTree,
     watch: Option<AfterPause>,
     thread: PhantomData<*const ()>,
-}
-
-impl fmt::Debug for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("tree", &self.tree).finish_non_exhaustive()
-    }
 }
 
 impl Stopped {

@@ -16,7 +16,7 @@ use track::Moment;
 use super::objects::Objects;
 use super::process::{Process, relations};
 use crate::error::{EngineError, Result, permission};
-use crate::records::{AreasMessage, EngineRecord, ProcessMessage, TreeMessage, of_process};
+use crate::records::{AreasMessage, EngineRecord, ProcessMessage, TreeMessage};
 use crate::sharing;
 
 /// The processes of a subject.
@@ -99,7 +99,7 @@ impl Processes {
     /// Takes in a stopped tree: its processes and their mappings.
     pub(super) fn settle(&mut self, stopped: &StoppedTree, objects: &mut Objects) -> Result<()> {
         // Of areas as they were while it ran; those processes are looked at anew.
-        objects.forget_gone();
+        objects.gone.clear();
         let mut order: Vec<Pid> = stopped.processes.iter().map(|process| process.pid).collect();
         order.extend(&stopped.zombies);
         self.order = self.parents_first(order)?;
@@ -221,15 +221,15 @@ impl Processes {
         TreeMessage { pids, vdso_checksum: self.vdso_checksum }.put(records, Owner::Tree);
         for pid in &self.order {
             if let Some(process) = self.living.get(pid) {
-                process.message().put(records, of_process(*pid));
+                process.message().put(records, Owner::Process(*pid));
                 let areas = process.space.areas.iter().filter(|area| !area.is_kernel());
                 let areas = areas.map(|area| objects.area_record(area)).collect();
                 let guards = process.space.guards.iter();
                 let guards = guards.flat_map(|guard| [guard.start.get(), guard.end.get()]).collect();
-                AreasMessage { areas, guards }.put(records, of_process(*pid));
+                AreasMessage { areas, guards }.put(records, Owner::Process(*pid));
             } else if let Some(stat) = self.zombies.get(pid) {
                 let zombie = ProcessMessage { zombie: true, exit_code: stat.exit_code, ..relations(stat) };
-                zombie.put(records, of_process(*pid));
+                zombie.put(records, Owner::Process(*pid));
             }
         }
     }

@@ -17,7 +17,7 @@ use super::descriptors::Descriptors;
 use super::process::{Process, ThreadState};
 use super::processes::Processes;
 use crate::error::Result;
-use crate::records::{EngineRecord, ThreadMessage, of_process};
+use crate::records::{EngineRecord, ThreadMessage};
 
 /// A thread that is being read.
 struct Reading<'a> {
@@ -93,7 +93,8 @@ fn read_process(
         let capture = StateCapture::new(thread, &context).with_files(files).with_answers(answers);
         let capture = capture.with_descriptors(texts);
         let mut reading = Reading { known, is_leader: index == 0, capture };
-        reading.prepare()?;
+        let kinds = reading.kinds();
+        reading.capture.prepare(kinds)?;
         if !reading.capture.recall(&reading.known) {
             let places = match &mut places {
                 Some(places) => places,
@@ -127,11 +128,6 @@ impl Reading<'_> {
     fn kinds(&self) -> impl Iterator<Item = &'static dyn StateKind> + use<> {
         let is_leader = self.is_leader;
         state::REGISTRY.iter().copied().filter(move |kind| kind.level() == Level::Thread || is_leader)
-    }
-
-    fn prepare(&mut self) -> Result<()> {
-        let kinds = self.kinds();
-        Ok(self.capture.prepare(kinds)?)
     }
 
     fn begin(&mut self, places: &mut Places) -> Result<bool> {
@@ -169,7 +165,7 @@ pub(super) fn write(processes: &Processes, records: &mut RecordSet) -> Result<()
             for (kind, raw) in state::REGISTRY.iter().zip(&thread.raw) {
                 let Some(raw) = raw else { continue };
                 let owner = match kind.level() {
-                    Level::Process => of_process(*pid),
+                    Level::Process => Owner::Process(*pid),
                     Level::Thread => Owner::Thread(thread.tid),
                 };
                 if let Some(payload) = kind.after(raw)? {

@@ -14,6 +14,7 @@ use undo::watch::{Boundary, MappedFile, OpenFile, Watch};
 use super::before::Before;
 
 /// Tells the watch that the tree runs again, when it is dropped.
+#[derive(Debug)]
 pub(super) struct AfterPause(Arc<Watch>);
 
 impl Drop for AfterPause {

@@ -93,11 +93,11 @@ fn fill(targets: &[(SpaceId, Target<'_>)], fresh: &FreshMemory, run: &LoadedRun<
     let (mut pieces, mut pid) = (Vec::new(), None);
     for (extent, bytes) in run.iter() {
         let target = target_of(targets, extent.space)?;
-        if pid != Some(target.pid()) || pieces.len() >= RANGES_PER_CALL {
-            flush(pid.replace(target.pid()), &mut pieces)?;
+        if pid != Some(target.process.pid) || pieces.len() >= RANGES_PER_CALL {
+            flush(pid.replace(target.process.pid), &mut pieces)?;
         }
         target.each_part(extent.range(), bytes, |at, bytes, writable| {
-            if fresh.fill(target.pid(), at, bytes)? {
+            if fresh.fill(target.process.pid, at, bytes)? {
                 return Ok(());
             }
             if writable {
@@ -137,14 +137,14 @@ fn check_spaces(reader: &ImageReader, plan: &Plan) -> Result<()> {
 }
 
 impl Target<'_> {
-    fn pid(&self) -> Pid {
-        self.process.pid
-    }
-
     /// Writes pages that may lie in several areas.
     pub(super) fn write(&self, range: AddressRange, bytes: &[u8]) -> Result<()> {
         self.each_part(range, bytes, |at, bytes, writable| {
-            if writable { process_memory::write(self.pid(), at, bytes) } else { self.memory.write(at, bytes) }
+            if writable {
+                process_memory::write(self.process.pid, at, bytes)
+            } else {
+                self.memory.write(at, bytes)
+            }
         })
     }
 
@@ -155,10 +155,23 @@ impl Target<'_> {
         bytes: &'b [u8],
         mut step: impl FnMut(Address, &'b [u8], bool) -> std::result::Result<(), Error>,
     ) -> Result<()> {
-        self.each_area(range, |part, writable| {
-            let from = (part.start - range.start).get() as usize;
-            step(part.start, &bytes[from..from + part.len().get() as usize], writable)
-        })
+        let areas = &self.process.areas;
+        let first = areas.partition_point(|area| area.end <= range.start.get());
+        let mut start = range.start;
+        for area in &areas[first..] {
+            if area.start > start.get() || start >= range.end {
+                break;
+            }
+            let end = area.range().end.min(range.end);
+            let part = (start - range.start).get() as usize..(end - range.start).get() as usize;
+            step(start, &bytes[part], area.protection & PROT_WRITE != 0)?;
+            start = end;
+        }
+        if start < range.end {
+            let missing: ByteCount = range.end - start;
+            return Err(EngineError::Incomplete(format!("{missing} bytes at {start} belong to no area")));
+        }
+        Ok(())
     }
 
     /// Pages that were touched but zero: in fresh anonymous memory they are so already, over a file they hide
@@ -173,28 +186,5 @@ impl Target<'_> {
         range
             .pieces(CLEARED_BYTES)
             .try_for_each(|piece| self.write(piece, &zeros[..piece.len().get() as usize]))
-    }
-
-    fn each_area(
-        &self,
-        range: AddressRange,
-        mut step: impl FnMut(AddressRange, bool) -> std::result::Result<(), Error>,
-    ) -> Result<()> {
-        let areas = &self.process.areas;
-        let first = areas.partition_point(|area| area.end <= range.start.get());
-        let mut start = range.start;
-        for area in &areas[first..] {
-            if area.start > start.get() || start >= range.end {
-                break;
-            }
-            let end = area.range().end.min(range.end);
-            step(AddressRange::new(start, end), area.protection & PROT_WRITE != 0)?;
-            start = end;
-        }
-        if start < range.end {
-            let missing: ByteCount = range.end - start;
-            return Err(EngineError::Incomplete(format!("{missing} bytes at {start} belong to no area")));
-        }
-        Ok(())
     }
 }

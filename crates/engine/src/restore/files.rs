@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use model::{DescriptionId, Fd, Inode, Pid};
-use resource::fd::{self, FdConnect, FdCreate, FdRecord};
+use resource::fd::{self, FdConnect, FdCreate, FdKind, FdRecord};
 use resource::files::Covered;
 use resource::{Shared, memory};
 use rustix::fs::{Mode, OFlags};
@@ -90,11 +90,7 @@ pub(super) fn open(
     }
     let mut created = HashMap::new();
     let mut handed_on = HashSet::new();
-    for kind in fd::REGISTRY {
-        let records = records_of(plan, &holders, kind.name());
-        if records.is_empty() {
-            continue;
-        }
+    for (kind, records) in records_of_kinds(plan, &holders) {
         let mut context = FdCreate {
             created: &mut created,
             inherited: &inherited,
@@ -127,13 +123,20 @@ fn reopen_readable(file: &OwnedFd) -> Result<OwnedFd> {
         .map_err(|errno| Error::path("open for reading", &link, errno).into())
 }
 
-fn records_of(plan: &Plan, holders: &Holders, kind: &str) -> Vec<FdRecord> {
-    let wanted = plan.envelopes.iter().filter(|(_, envelope)| envelope.kind == kind);
-    let records = wanted.map(|(id, envelope)| {
-        let id = DescriptionId(*id);
-        envelope.fd_record(id, holders.description(id).clone())
-    });
-    records.collect()
+/// The records of each kind that has any.
+fn records_of_kinds(
+    plan: &Plan,
+    holders: &Holders,
+) -> impl Iterator<Item = (&'static dyn FdKind, Vec<FdRecord>)> {
+    let records_of = |kind: &&'static dyn FdKind| {
+        let wanted = plan.envelopes.iter().filter(|(_, envelope)| envelope.kind == kind.name());
+        let records = wanted.map(|(id, envelope)| {
+            let id = DescriptionId(*id);
+            envelope.fd_record(id, holders.description(id).clone())
+        });
+        (*kind, records.collect::<Vec<_>>())
+    };
+    fd::REGISTRY.iter().map(records_of).filter(|(_, records)| !records.is_empty())
 }
 
 fn lift(file: OwnedFd, above: i32) -> Result<OwnedFd> {
@@ -146,11 +149,8 @@ fn lift(file: OwnedFd, above: i32) -> Result<OwnedFd> {
 
 /// Gives a new session leader what its children inherit from it.
 pub(super) fn lead(plan: &Plan, open: &OpenFiles, leader: &mut Stub) -> Result<()> {
-    for kind in fd::REGISTRY {
-        let records = records_of(plan, &open.holders, kind.name());
-        if !records.is_empty() {
-            kind.lead(&records, &open.descriptions, leader)?;
-        }
+    for (kind, records) in records_of_kinds(plan, &open.holders) {
+        kind.lead(&records, &open.descriptions, leader)?;
     }
     Ok(())
 }
@@ -203,18 +203,14 @@ pub(super) fn own(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()
 
 /// Starts what is seen from outside, once everything is in place.
 pub(super) fn start(plan: &Plan, open: &OpenFiles) -> Result<()> {
-    for kind in fd::REGISTRY {
-        let records = records_of(plan, &open.holders, kind.name());
-        if !records.is_empty() {
-            kind.start(&records, &open.descriptions)?;
-        }
+    for (kind, records) in records_of_kinds(plan, &open.holders) {
+        kind.start(&records, &open.descriptions)?;
     }
     Ok(())
 }
 
 fn connect(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
-    let records_of_kinds: Vec<_> =
-        fd::REGISTRY.iter().map(|kind| (kind, records_of(plan, &open.holders, kind.name()))).collect();
+    let records_of_kinds: Vec<_> = records_of_kinds(plan, &open.holders).collect();
     for process in plan.living() {
         let table: Vec<(Fd, DescriptionId)> =
             process.descriptors.iter().map(|row| (Fd(row.fd), DescriptionId(row.description))).collect();

@@ -1,22 +1,27 @@
 //! The last steps: threads, state, registers, and letting everything go.
 //!
-//! Owns: the order of the stages of state kinds, and the moment from which processes run.
-//! Invariants: no thread runs before every thread of every process has its registers.
-//! Does not: know state kinds.
+//! Owns: the order of the stages of state kinds, the moment from which processes run, and the group of the tree that is
+//! in the foreground of the terminal then.
+//! Invariants: no thread runs before every thread of every process has its registers. Only a terminal of our own session
+//! is touched, and no group outside the tree is named.
+//! Does not: know state kinds, or take the terminal back; sessions inside the tree have terminals of their own.
+
+use std::os::fd::{AsFd, OwnedFd};
 
 use model::{Address, Pid, Signal};
 use resource::state::{self, Stage, StateRestore};
 use resource::{Opener, Shared};
 use sys::dead_man::DeadManSwitch;
-use sys::{Error, ptrace};
+use sys::{Error, ptrace, session, terminal};
 use tracee::arch;
 use tracee::arch::numbers as nr;
-use tracee::{Stub, interruption};
+use tracee::{ProcessMemory, Stub, interruption};
 
 use super::built::{Built, BuiltProcess};
 use super::files::{self, OpenFiles};
 use super::plan::{Plan, PlannedProcess, PlannedState, own_vdso};
 use crate::error::{EngineError, Result};
+use crate::records::ProcessMessage;
 
 const STAGES: [Stage; 5] = [Stage::Setup, Stage::Timers, Stage::Credentials, Stage::Sealing, Stage::Signals];
 
@@ -65,7 +70,7 @@ pub(super) fn finish(
     }
     drop_scratch(plan, &mut built)?;
     for process in plan.living() {
-        set_registers(process, built.get(process.pid)?)?;
+        set_registers(process, &built.get(process.pid)?.memory)?;
     }
     cut_back()?;
     files::start(plan, open)?;
@@ -136,19 +141,43 @@ fn find_instruction(process: &PlannedProcess, target: &BuiltProcess) -> Result<A
             return Ok(area.range().start + model::ByteCount(at as u64));
         }
     }
-    Err(no_instruction(process.pid))
+    Err(EngineError::NotBuildable(format!("pid {} has no instruction for a system call", process.pid)))
 }
 
-fn no_instruction(pid: Pid) -> EngineError {
-    EngineError::NotBuildable(format!("pid {pid} has no instruction for a system call"))
-}
-
-fn set_registers(process: &PlannedProcess, target: &BuiltProcess) -> Result<()> {
-    for (stub, thread) in target.threads.iter().zip(&process.threads) {
+/// Sets the registers of all threads of a process.
+pub(super) fn set_registers(process: &PlannedProcess, memory: &ProcessMemory) -> Result<()> {
+    for thread in &process.threads {
         ptrace::set_extended_state(thread.tid, &thread.extended_state)?;
         ptrace::set_signal_mask(thread.tid, thread.signal_mask)?;
-        let registers = interruption::named(&thread.registers, &target.memory);
-        stub.set_registers(&arch::restarted(&registers))?;
+        let registers = interruption::named(&thread.registers, memory);
+        ptrace::set_registers(thread.tid, &arch::restarted(&registers))?;
     }
     Ok(())
+}
+
+/// Makes the group that was in the foreground at the checkpoint, else that of the root, the foreground group, and gives
+/// it; without a terminal of ours, gives it only. `None` for a program that had no terminal, or has another session than
+/// ours. A failure leaves the program in the background.
+pub(super) fn hand_over_terminal(plan: &Plan, terminal: Option<&OwnedFd>) -> Option<Pid> {
+    let member = foreground_member(plan)?;
+    let own = Pid(std::process::id() as i32);
+    if session::of(member).ok()? != session::of(own).ok()? {
+        return None;
+    }
+    let group = session::group_of(member).ok()?;
+    if let Some(terminal) = terminal {
+        let _ = terminal::set_foreground(terminal.as_fd(), group);
+    }
+    Some(group)
+}
+
+/// A living process of the group. The group itself may have another number now: for one around the tree, the group of
+/// the restorer stands.
+fn foreground_member(plan: &Plan) -> Option<Pid> {
+    let root = &plan.processes[0];
+    let foreground = root.message.foreground?;
+    let is_in_it =
+        |message: &ProcessMessage| message.group == foreground && message.session == root.message.session;
+    let found = plan.living().find(|process| is_in_it(&process.message));
+    Some(found.unwrap_or(root).pid)
 }

@@ -36,10 +36,6 @@ struct Space {
 impl FreshMemory {
     /// Registers what an image fills to a large part, in processes under construction. Nothing where the kernel has no
     /// userfaultfd, or would make huge pages if memory were written to.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel refused of memory that it has just made.
     pub(super) fn prepare(plan: &Plan, index: &PageIndex, built: &mut Built) -> Result<Self> {
         let mut fresh = Self::default();
         if !features::enabled(Feature::UserfaultfdMissing) || huge_pages::are_the_rule() {
@@ -89,10 +85,6 @@ impl FreshMemory {
     }
 
     /// Makes the areas as any others.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel refused.
     pub(super) fn end(self) -> Result<()> {
         for space in &self.spaces {
             for range in &space.ranges {

@@ -13,7 +13,6 @@ mod content;
 mod family;
 mod files;
 mod finish;
-mod foreground;
 mod fresh;
 mod holders;
 mod layout;
@@ -22,7 +21,6 @@ mod numbers;
 mod plan;
 mod segments;
 mod tree;
-mod watch;
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -44,7 +42,7 @@ pub use compared::{Aside, FilePolicy, Files};
 use fresh::FreshMemory;
 use lazy::Lazy;
 use plan::Plan;
-pub use watch::FilterInstall;
+pub use tree::FilterInstall;
 
 /// Which process numbers a restored tree gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -78,7 +76,7 @@ pub struct RestoreOptions {
 }
 
 /// A tree that runs again.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Restored {
     /// Its root.
     pub root: Pid,
@@ -98,10 +96,10 @@ pub struct Restored {
 }
 
 impl Restored {
+    /// A tree that runs from now on.
     fn of(plan: &Plan, phases: RestorePhases) -> Self {
-        const NONE: Duration = Duration::ZERO;
-        let (root, pids) = (plan.root(), plan.pids());
-        Self { root, pids, foreground: None, resumed_after: NONE, total: NONE, filled: NONE, phases }
+        let (root, pids) = (plan.processes[0].pid, plan.pids());
+        Self { root, pids, resumed_after: sys::clock::monotonic(), phases, ..Self::default() }
     }
 }
 
@@ -232,13 +230,13 @@ fn restore_with(
         layout::advise(plan, &mut built)?;
         files::install(plan, &open, &mut built)?;
         // In the background, the first read of a process would stop it.
-        let give = || given.set(foreground::hand_over(plan, options.terminal.as_ref()));
+        let give = || given.set(finish::hand_over_terminal(plan, options.terminal.as_ref()));
         finish::finish(plan, &open, built, &mut shared, || compared.cut_back().map(|()| give()), let_go)?;
         // The tree's alone once it runs: a pipe ends when the tree closes it.
         open.complete(shared);
         Ok(())
     };
-    let mut restored = Restored { resumed_after: sys::clock::monotonic(), ..Restored::of(plan, phases) };
+    let mut restored = Restored::of(plan, phases);
     let has_begun = |restored: &mut Restored| {
         restored.foreground = given.get();
         restored.phases.finish = lap.lap();

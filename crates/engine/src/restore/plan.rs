@@ -19,7 +19,7 @@ use super::numbers;
 use crate::error::{EngineError, Result};
 use crate::records::{
     AreasMessage, DescriptorRow, DescriptorsMessage, DirectoriesMessage, EngineRecord, FilesMessage,
-    LayoutMessage, ObjectsMessage, ProcessMessage, ThreadMessage, TreeMessage, of_process,
+    LayoutMessage, ObjectsMessage, ProcessMessage, ThreadMessage, TreeMessage,
 };
 
 /// A decoded image.
@@ -37,6 +37,7 @@ pub(super) struct Plan {
 }
 
 /// One process to build.
+#[derive(Default)]
 pub(super) struct PlannedProcess {
     pub(super) pid: Pid,
     pub(super) message: ProcessMessage,
@@ -111,11 +112,6 @@ impl Plan {
         let plan = Self { processes, objects, envelopes, files, directories, vdso_checksum };
         plan.check()?;
         Ok(plan)
-    }
-
-    /// The root's number.
-    pub(super) fn root(&self) -> Pid {
-        self.processes[0].pid
     }
 
     /// All numbers, zombies included.
@@ -203,31 +199,22 @@ pub(super) fn own_vdso() -> Result<Vdso> {
 
 impl PlannedProcess {
     fn read(records: &mut RecordSet, pid: Pid) -> Result<Self> {
-        let message = ProcessMessage::take(records, of_process(pid))?;
+        let message = ProcessMessage::take(records, Owner::Process(pid))?;
         if message.zombie {
-            return Ok(Self {
-                pid,
-                message,
-                layout: LayoutMessage::default(),
-                areas: Vec::new(),
-                guards: Vec::new(),
-                descriptors: Vec::new(),
-                states: Vec::new(),
-                threads: Vec::new(),
-            });
+            return Ok(Self { pid, message, ..Self::default() });
         }
         let layout = message
             .layout
             .clone()
             .ok_or_else(|| EngineError::Incomplete(format!("pid {pid} has no memory layout")))?;
-        let AreasMessage { areas, guards } = AreasMessage::take(records, of_process(pid))?;
+        let AreasMessage { areas, guards } = AreasMessage::take(records, Owner::Process(pid))?;
         let guards = guards
             .chunks_exact(2)
             .map(|pair| AddressRange::new(Address(pair[0]), Address(pair[1])))
             .filter(|guard| !guard.is_empty())
             .collect();
-        let descriptors = DescriptorsMessage::take(records, of_process(pid))?.rows;
-        let states = take_states(records, Level::Process, of_process(pid))?;
+        let descriptors = DescriptorsMessage::take(records, Owner::Process(pid))?.rows;
+        let states = take_states(records, Level::Process, Owner::Process(pid))?;
         let mut threads = Vec::new();
         for tid in message.threads.iter().copied().map(Tid) {
             threads.push(PlannedThread::read(records, tid)?);

@@ -1,16 +1,20 @@
 //! Creating the processes of a tree with their numbers, and the threads in them.
 //!
-//! Owns: the first process, tasks under construction, zombies.
-//! Invariants: every process is a stub with the scratch pages mapped and nothing else changed.
-//! Does not: lay out memory.
+//! Owns: the first process, the filter of a watched subject in it, tasks under construction, zombies.
+//! Invariants: every process is a stub with the scratch pages mapped and nothing else changed. No filter judges a call of
+//! a process under construction: that is suspended in the first stub before the filter is there, and inherited by every
+//! stub that is made from it. No stub keeps the listener.
+//! Does not: lay out memory, or answer calls; the receiver of the listener must do so when the tree runs.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 
 use model::{Address, AddressRange, ByteCount, Fd, PAGE_BYTES, Pid, Tid};
 use resource::ResourceError;
 use sys::clone::{CloneArguments, WantedPid};
-use sys::{ptrace, userfaultfd};
+use sys::seccomp_listener::{FLAGS, FLAGS_INTERRUPTIBLE, FilterProgram, SET_FILTER};
+use sys::{Errno, pidfd, ptrace, userfaultfd};
 use tracee::arch;
 use tracee::arch::numbers as nr;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
@@ -20,7 +24,6 @@ use super::family;
 use super::files::OpenFiles;
 use super::numbers;
 use super::plan::{Plan, PlannedProcess};
-use super::watch::{self, FilterInstall};
 use crate::error::{EngineError, Result};
 
 /// Pages of scratch memory: one of code, the rest for arguments.
@@ -34,6 +37,22 @@ const CLONE_THREAD_FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0
 const PR_SET_PDEATHSIG: u64 = 1;
 const RSEQ_UNREGISTER: u64 = 1;
 const WAIT_STATUS_SIGNAL: i32 = 0x7f;
+/// Bytes of `struct sock_fprog`: count, address.
+const PROGRAM_BYTES: usize = 16;
+
+/// The filter that a restored tree gets.
+pub struct FilterInstall {
+    /// Its instructions.
+    pub program: FilterProgram,
+    /// Receives the listener, while the tree is under construction. An error ends the restore.
+    pub listener: Box<dyn FnOnce(OwnedFd) -> sys::Result<()> + Send>,
+}
+
+impl fmt::Debug for FilterInstall {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("FilterInstall").finish_non_exhaustive()
+    }
+}
 
 /// Creates all processes and threads.
 pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>) -> Result<Built> {
@@ -43,7 +62,7 @@ pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>)
     map_scratch(&mut leader, scratch)?;
     if let Some(filter) = watch {
         // All other stubs are made from this one and inherit it.
-        watch::install(filter, &mut leader)?;
+        install(filter, &mut leader)?;
     }
     let mut built = Built { processes: HashMap::new(), scratch };
     built.add(root.pid, leader)?;
@@ -55,7 +74,7 @@ pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>)
 fn spawn_root(pid: Pid) -> Result<Stub> {
     numbers::create(pid, || Stub::spawn(WantedPid::Exactly(pid))).map_err(|error| match error {
         EngineError::Resource(ResourceError::Remote(RemoteError::Kernel(error)))
-            if error.errno == sys::Errno::EPERM =>
+            if error.errno == Errno::EPERM =>
         {
             EngineError::Permission {
                 pid,
@@ -64,6 +83,33 @@ fn spawn_root(pid: Pid) -> Result<Stub> {
         }
         other => other,
     })
+}
+
+/// Installs the filter in the first stub.
+///
+/// # Errors
+///
+/// EPERM without CAP_SYS_ADMIN, or if this program is in a sandbox itself.
+fn install(filter: FilterInstall, stub: &mut Stub) -> Result<()> {
+    stub.suspend_seccomp()?;
+    let memory = ProcessMemory::open(stub.pid())?;
+    let code = filter.program.bytes();
+    let mut bytes = vec![0_u8; PROGRAM_BYTES];
+    let count = (code.len() / sys::seccomp::INSTRUCTION_BYTES) as u16;
+    bytes[..2].copy_from_slice(&count.to_ne_bytes());
+    let at = stub.data().start.get() + PROGRAM_BYTES as u64;
+    bytes[8..].copy_from_slice(&at.to_ne_bytes());
+    bytes.extend_from_slice(&code);
+    let mut set =
+        |flags| stub.call_with(&memory, nr::SECCOMP, &bytes, |at| [SET_FILTER, flags, at.get(), 0, 0, 0]);
+    let number = match set(FLAGS) {
+        Err(RemoteError::Refused { errno: Errno::EINVAL, .. }) => set(FLAGS_INTERRUPTIBLE)?,
+        outcome => outcome?,
+    };
+    let handle = pidfd::open(stub.pid())?;
+    let listener = pidfd::duplicate(handle.as_fd(), stub.pid(), Fd(number as i32))?;
+    stub.call(nr::CLOSE, [number, 0, 0, 0, 0, 0])?;
+    Ok((filter.listener)(listener)?)
 }
 
 /// A place that is free in every layout of the image and in our own.
@@ -137,8 +183,8 @@ impl BuiltProcess {
         let pid = Pid(stub.tid().get());
         let call = [userfaultfd::CREATE_FLAGS | flags, 0, 0, 0, 0, 0];
         let number = stub.call(nr::USERFAULTFD, call)?;
-        let handle = sys::pidfd::open(pid)?;
-        let descriptor = sys::pidfd::duplicate(handle.as_fd(), pid, Fd(number as i32))?;
+        let handle = pidfd::open(pid)?;
+        let descriptor = pidfd::duplicate(handle.as_fd(), pid, Fd(number as i32))?;
         stub.call(nr::CLOSE, [number, 0, 0, 0, 0, 0])?;
         Ok(descriptor)
     }
@@ -185,11 +231,11 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
             stub.leave_with(nr::EXIT_GROUP, call)?;
         } else {
             let tid = stub.tid();
-            sys::ptrace::set_signal_mask(tid, 0)?;
+            ptrace::set_signal_mask(tid, 0)?;
             sys::signal::send(process.pid, model::Signal(signal))?;
             match stub.detach(None) {
                 // SIGKILL does not wait for the tracer; but its parent is told only when the tracer knows.
-                Err(error) if error.errno == sys::Errno::ESRCH => await_end_of_traced(tid)?,
+                Err(error) if error.errno == Errno::ESRCH => await_end_of_traced(tid)?,
                 outcome => outcome?,
             }
         }

@@ -12,7 +12,6 @@ use tracee::Urgent;
 
 use super::super::before::Before;
 use super::super::copier::PageSink;
-use super::super::group::GroupMember;
 use super::super::options::CheckpointOptions;
 use super::super::phases::{Phase, Phases};
 use super::super::pipeline::{Capture, Captured, Stopped};
@@ -51,7 +50,7 @@ impl Continuous {
                 Err(error) => error,
             };
             // The others of its group have been captured by now, or wait no longer.
-            if !self.spaces.is_orderly || self.member.as_ref().is_some_and(GroupMember::has_passed) {
+            if !self.spaces.is_orderly || self.member.as_ref().is_some_and(|member| member.has_passed) {
                 return Err(error);
             }
             let wait = retries.after(error).again()?;

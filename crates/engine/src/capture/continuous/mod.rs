@@ -326,7 +326,7 @@ impl Continuous {
         before.complete_areas()?;
         let records = before.records()?;
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
-        self.written = before.descriptors.take_written();
+        self.written = std::mem::take(&mut before.descriptors.files.written);
         before.descriptors.forget();
         before.threads.sweep(&before.processes);
         Ok(records)

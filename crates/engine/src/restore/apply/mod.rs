@@ -14,12 +14,12 @@ use std::os::fd::AsFd;
 use model::{Fd, Inode, Pid};
 use resource::fd::envelope::Envelope;
 use store::ImageReader;
-use sys::{pidfd, ptrace};
-use tracee::arch;
-use tracee::{StoppedTree, interruption};
+use sys::pidfd;
+use tracee::StoppedTree;
 
+use super::finish::set_registers;
 use super::plan::Plan;
-use crate::capture::{CheckpointOptions, Present, present};
+use crate::capture::{CheckpointOptions, present};
 use crate::error::{EngineError, Result};
 use compare::Comparison;
 
@@ -69,7 +69,10 @@ pub fn apply(
         for (holder, envelope) in &comparison.descriptions {
             set_description(*holder, envelope)?;
         }
-        set_registers(&wanted, &present)?;
+        for process in wanted.living() {
+            let Some(space) = present.spaces.get(&process.pid) else { continue };
+            set_registers(process, &space.memory)?;
+        }
         Ok(Applied { pages, descriptions: comparison.descriptions.len() as u64 })
     };
     match change() {
@@ -93,19 +96,6 @@ fn set_description((pid, fd): (Pid, Fd), envelope: &Envelope) -> Result<()> {
     let handle = pidfd::open(pid)?;
     let file = pidfd::duplicate(handle.as_fd(), pid, fd)?;
     Ok(envelope.apply(file.as_fd(), false)?)
-}
-
-fn set_registers(wanted: &Plan, present: &Present) -> Result<()> {
-    for process in wanted.living() {
-        let Some(space) = present.spaces.get(&process.pid) else { continue };
-        for thread in &process.threads {
-            ptrace::set_extended_state(thread.tid, &thread.extended_state)?;
-            ptrace::set_signal_mask(thread.tid, thread.signal_mask)?;
-            let registers = interruption::named(&thread.registers, &space.memory);
-            ptrace::set_registers(thread.tid, &arch::restarted(&registers))?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

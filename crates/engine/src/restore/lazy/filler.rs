@@ -168,10 +168,6 @@ impl<'a> Filler<'a> {
     }
 
     /// Gives pages that were read in the background to whoever misses them.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel refused.
     pub(super) fn fill(&self, run: &LoadedRun<'_>) -> Result<()> {
         for (extent, bytes) in run.iter() {
             for range in extent.range().pieces(CHUNK_BYTES) {

@@ -153,10 +153,6 @@ impl LiveSpace {
     }
 
     /// Gives a thread that waits for a page zeros.
-    ///
-    /// # Errors
-    ///
-    /// As for `fill`.
     pub(super) fn clear(&self, page: Address) -> Result<Filled, Error> {
         match userfaultfd::zero(self.descriptor.as_fd(), page) {
             Err(Errno::EAGAIN) => Ok(Filled::Again),
