@@ -8,7 +8,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use image::RecordSet;
 use model::{Address, AddressRange, Pid};
 use tracee::arch;
 
@@ -25,32 +24,24 @@ const AUXILIARY_VECTOR_BYTES_MAX: usize = 2048;
 /// Highest signal number.
 const SIGNAL_MAX: i32 = 64;
 
-/// Reads a plan and checks it.
-///
-/// # Errors
-///
-/// Why the records are none of a tree that can be built: `Incomplete` with the first thing that cannot be.
-pub(super) fn read(records: RecordSet) -> Result<Plan> {
-    let plan = Plan::read(records)?;
-    check(&plan)?;
-    Ok(plan)
-}
-
-fn check(plan: &Plan) -> Result<()> {
-    check_objects(plan)?;
-    check_numbers(plan)?;
-    check_family(plan)?;
-    let descriptions: HashSet<u32> = plan.envelopes.iter().map(|(id, _)| *id).collect();
-    if descriptions.len() != plan.envelopes.len() {
-        return Err(incomplete("two records of one open file".to_owned()));
+impl Plan {
+    /// Refuses records of a tree that cannot be built: `Incomplete` with the first thing that cannot be.
+    pub(super) fn check_bounds(&self) -> Result<()> {
+        check_objects(self)?;
+        check_numbers(self)?;
+        check_family(self)?;
+        let descriptions: HashSet<u32> = self.envelopes.iter().map(|(id, _)| *id).collect();
+        if descriptions.len() != self.envelopes.len() {
+            return Err(incomplete("two records of one open file".to_owned()));
+        }
+        let objects: HashSet<u64> = self.objects.iter().map(|object| object.id).collect();
+        for process in self.living() {
+            check_layout(process, &objects)?;
+            check_areas(process, &objects)?;
+            check_descriptors(process, &descriptions)?;
+        }
+        Ok(())
     }
-    let objects: HashSet<u64> = plan.objects.iter().map(|object| object.id).collect();
-    for process in plan.living() {
-        check_layout(process, &objects)?;
-        check_areas(process, &objects)?;
-        check_descriptors(process, &descriptions)?;
-    }
-    Ok(())
 }
 
 fn check_objects(plan: &Plan) -> Result<()> {
@@ -159,4 +150,32 @@ fn check_descriptors(process: &PlannedProcess, descriptions: &HashSet<u32>) -> R
 
 fn incomplete(why: String) -> EngineError {
     EngineError::Incomplete(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use image::{Owner, RecordSet};
+
+    use super::*;
+    use crate::records::{
+        AreasMessage, DescriptorsMessage, EngineRecord, LayoutMessage, ObjectsMessage, ProcessMessage,
+        ThreadMessage, TreeMessage,
+    };
+
+    #[test]
+    fn records_out_of_bounds_make_no_plan() {
+        let (pid, mut records) = (Pid(7), RecordSet::new());
+        TreeMessage { pids: vec![pid.get()], ..TreeMessage::default() }.put(&mut records, Owner::Tree);
+        ObjectsMessage::default().put(&mut records, Owner::Tree);
+        let layout = Some(LayoutMessage::default());
+        let process =
+            ProcessMessage { pid: pid.get(), threads: vec![pid.get()], layout, ..ProcessMessage::default() };
+        process.put(&mut records, Owner::Process(pid));
+        AreasMessage::default().put(&mut records, Owner::Process(pid));
+        DescriptorsMessage::default().put(&mut records, Owner::Process(pid));
+        let thread = ThreadMessage { registers: vec![0; 27], ..ThreadMessage::default() };
+        thread.put(&mut records, Owner::Thread(pid.leader()));
+        let error = Plan::read(records).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("pid 7 has no executable"), "{error}");
+    }
 }

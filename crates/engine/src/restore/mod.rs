@@ -127,7 +127,7 @@ type LetGo<'a> = &'a mut dyn FnMut(Stub, Option<Signal>) -> std::result::Result<
 ///
 /// `Incomplete`, `UnknownRecord`, or a record that its kind cannot decode.
 pub fn check_records(records: image::RecordSet) -> Result<()> {
-    check::read(records).map(drop)
+    Plan::read(records).map(drop)
 }
 
 /// The regular files that an image has recorded.

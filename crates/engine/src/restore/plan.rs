@@ -144,7 +144,7 @@ impl Plan {
             })?;
             kind.check(object)?;
         }
-        Ok(())
+        self.check_bounds()
     }
 
     /// Code addresses in the vDSO may stand on stacks, so it must be the same code.
