@@ -26,7 +26,7 @@ pub use obstacles::grouped;
 pub use resource::Obstacle;
 pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{
-    Applied, ApplyOptions, Aside, FilePolicy, Files, FilterInstall, PidPolicy, RestoreOptions, RestorePhases,
-    Restored, apply, check_pids, check_records, compare_files, recorded_files, restore, restore_lazily,
+    Applied, Aside, FilePolicy, Files, FilterInstall, PidPolicy, RestoreOptions, RestorePhases, Restored,
+    apply, check_pids, check_records, compare_files, recorded_files, restore, restore_lazily,
 };
 pub use undo::watch::Boundary;

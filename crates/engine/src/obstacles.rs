@@ -107,7 +107,6 @@ pub(crate) fn of_tree(processes: &[(Pid, &[Area])], pids: &[Pid]) -> Vec<Obstacl
     found
 }
 
-/// Obstacles of one descriptor.
 pub(crate) fn of_descriptor(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     let found = fd::envelope::obstacles(description, scope);
     if !found.is_empty() {

@@ -28,7 +28,6 @@ pub(crate) struct TreeMessage {
     pub vdso_checksum: u32,
 }
 
-/// One process.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ProcessMessage {
     #[prost(int32, tag = "1")]
@@ -84,7 +83,6 @@ pub(crate) struct LayoutMessage {
     pub vdso_code: u64,
 }
 
-/// One thread.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ThreadMessage {
     /// The 27 words of `Registers`.
@@ -113,14 +111,12 @@ pub(crate) struct ObjectsMessage {
     pub objects: Vec<ObjectRecord>,
 }
 
-/// The descriptor table of one process.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct DescriptorsMessage {
     #[prost(message, repeated, tag = "1")]
     pub rows: Vec<DescriptorRow>,
 }
 
-/// One descriptor.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct DescriptorRow {
     #[prost(int32, tag = "1")]
@@ -147,7 +143,6 @@ pub(crate) struct DirectoriesMessage {
 
 /// A message that has a record of its own.
 pub(crate) trait EngineRecord: Message + Default {
-    /// The record's kind.
     const KIND: &'static str;
 
     /// Adds the record of an owner.

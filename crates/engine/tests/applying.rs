@@ -11,7 +11,7 @@ use store::{
     Base, CheckpointSink, ImageReader, ImageWriter, LogOptions, Memory, MemoryOptions, Store, WriteOptions,
 };
 use tracee::StoppedTree;
-use undying_engine::{Applied, ApplyOptions, CheckpointOptions, EngineError, Result, apply, checkpoint};
+use undying_engine::{Applied, CheckpointOptions, EngineError, Result, apply, checkpoint};
 
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -99,7 +99,7 @@ impl Lab {
 
     fn bring_back_to(&self, image: ImageReader) -> Result<(Applied, Vec<u64>)> {
         let tree = StoppedTree::stop(self.root()).unwrap();
-        let (tree, applied) = apply(image, tree, &ApplyOptions::default())?;
+        let (tree, applied) = apply(image, tree, &CheckpointOptions::default())?;
         let steps = self.steps();
         tree.resume().unwrap();
         Ok((applied, steps))

@@ -23,9 +23,8 @@ use crate::error::{EngineError, Result, permission};
 /// The flag of areas that may be made writable.
 const MAY_WRITE: [u8; 2] = *b"mw";
 
-/// The address space of one process.
 pub(crate) struct AddressSpace {
-    pub(super) id: SpaceId,
+    pub(crate) id: SpaceId,
     pub(super) areas: Vec<Area>,
     /// What the image must hold of each area, in the same order; `None` for what the kernel provides.
     pub(super) contents: Vec<Option<Content>>,

@@ -101,7 +101,6 @@ impl Before {
         Ok(before)
     }
 
-    /// Scans the processes of a running tree: only the new ones closely.
     pub(super) fn survey(&mut self) -> Result<()> {
         self.processes.survey(&mut self.objects)
     }

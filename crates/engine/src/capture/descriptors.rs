@@ -36,7 +36,6 @@ use crate::records::{DescriptorRow, DescriptorsMessage, DirectoriesMessage, Engi
 /// O_DIRECT on x86-64.
 const DIRECT: u32 = 0o40_000;
 
-/// The descriptors of a subject.
 #[derive(Default)]
 pub(super) struct Descriptors {
     listing: Listing,
@@ -81,7 +80,6 @@ pub(super) enum Hold {
 const ROOM_SLACK: i32 = 16;
 
 impl Descriptors {
-    /// Lists every descriptor.
     pub(super) fn survey(&mut self, processes: &Processes, hold: Hold) -> Result<()> {
         self.let_go();
         self.listing = Listing::default();

@@ -19,7 +19,6 @@ use track::Moment;
 use crate::error::Result;
 use crate::records::{EngineRecord, ObjectsMessage};
 
-/// All objects of a subject.
 #[derive(Default)]
 pub(super) struct Objects {
     numbers: HashMap<ObjectKey, u64>,
@@ -160,7 +159,6 @@ impl Objects {
         Ok(key.and_then(|key| self.numbers.get(&key)).copied())
     }
 
-    /// The record of an area with its object's number.
     pub(super) fn area_record(&self, area: &Area) -> AreaRecord {
         let number = ObjectKey::of(area).and_then(|key| self.numbers.get(&key)).copied().unwrap_or(0);
         AreaRecord::new(area, number)

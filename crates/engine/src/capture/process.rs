@@ -19,7 +19,6 @@ use crate::error::{EngineError, Result};
 use crate::obstacles;
 use crate::records::{LayoutMessage, ProcessMessage};
 
-/// One living process.
 pub(super) struct Process {
     pub(super) stat: Stat,
     /// Its memory was its parent's when it was looked at, as it is between vfork and exec. What was opened then stays
@@ -87,7 +86,6 @@ impl Process {
         }
     }
 
-    /// How its address space is laid out.
     fn layout(&self) -> LayoutMessage {
         let (stat, areas) = (&self.stat, &self.space.areas);
         let heap_end = areas

@@ -19,7 +19,6 @@ use crate::error::{EngineError, Result, permission};
 use crate::records::{AreasMessage, EngineRecord, ProcessMessage, TreeMessage};
 use crate::sharing;
 
-/// The processes of a subject.
 #[derive(Default)]
 pub(super) struct Processes {
     pub(super) root: Pid,

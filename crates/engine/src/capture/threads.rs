@@ -47,7 +47,6 @@ impl Threads {
         }
     }
 
-    /// Reads every thread of a stopped tree.
     pub(super) fn take(
         &mut self,
         processes: &mut Processes,
@@ -152,7 +151,6 @@ impl Reading<'_> {
     }
 }
 
-/// Adds the records of threads and of all state kinds.
 pub(super) fn write(processes: &Processes, records: &mut RecordSet) -> Result<()> {
     for (pid, process) in &processes.living {
         for thread in &process.threads {

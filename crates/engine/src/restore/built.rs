@@ -11,7 +11,6 @@ use tracee::{ProcessMemory, Stub};
 /// The signal that a child sends to its parent when it ends, as a rule.
 pub(super) const SIGCHLD: u64 = 17;
 
-/// A tree under construction.
 pub(super) struct Built {
     /// Stubs of each living process, leader first.
     pub(super) processes: HashMap<Pid, BuiltProcess>,
@@ -19,7 +18,6 @@ pub(super) struct Built {
     pub(super) scratch: AddressRange,
 }
 
-/// One process under construction.
 pub(super) struct BuiltProcess {
     pub(super) memory: ProcessMemory,
     pub(super) threads: Vec<Stub>,

@@ -28,7 +28,6 @@ const PROT_WRITE: u32 = 2;
 /// Zeros that are written at once: an extent of zero pages has any length.
 const CLEARED_BYTES: ByteCount = ByteCount(1 << 20);
 
-/// Writes the pages of shared objects.
 pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &OpenFiles) -> Result<()> {
     for object in &plan.objects {
         let extents = reader.index().of_space(object_space(object.id));
@@ -71,7 +70,6 @@ pub(super) fn fill_processes(
     plan: &Plan,
     built: &Built,
     fresh: &FreshMemory,
-    threads: NonZeroUsize,
     comes_later: impl Fn(&Extent) -> bool,
 ) -> Result<()> {
     let mut targets: Vec<(SpaceId, Target<'_>)> = Vec::new();
@@ -81,7 +79,7 @@ pub(super) fn fill_processes(
     }
     let all = targets.iter().flat_map(|(space, _)| reader.index().of_space(*space));
     let extents: Vec<Extent> = all.filter(|extent| !comes_later(extent)).copied().collect();
-    reader.load(&extents, threads, |run| fill(&targets, fresh, run))?;
+    reader.load(&extents, THREADS, |run| fill(&targets, fresh, run))?;
     for extent in extents.iter().filter(|extent| extent.source == Source::Zero) {
         target_of(&targets, extent.space)?.clear(extent.range())?;
     }

@@ -22,9 +22,6 @@ const CLONE_PARENT: u64 = 0x8000;
 /// For wait4(2): children whatever signal tells of their end.
 const WAIT_ALL: u64 = 0x4000_0000;
 
-/// Placeholders by their number.
-type Placeholders = HashMap<Pid, Placeholder>;
-
 /// A process that stands for a dead leader.
 struct Placeholder {
     process: BuiltProcess,
@@ -36,7 +33,7 @@ struct Family<'a> {
     plan: &'a Plan,
     open: &'a OpenFiles,
     births: Births,
-    placeholders: Placeholders,
+    placeholders: HashMap<Pid, Placeholder>,
 }
 
 /// Creates all descendants of the root, which is there, and has each join its session and its group.
@@ -45,7 +42,7 @@ pub(super) fn create(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result
     if let Some((pid, _)) = births.homeless.first() {
         return Err(EngineError::NotBuildable(format!("pid {pid} cannot be given its session")));
     }
-    let mut family = Family { plan, open, births, placeholders: Placeholders::new() };
+    let mut family = Family { plan, open, births, placeholders: HashMap::new() };
     family.create_children(&plan.processes[0], built)?;
     family.set_groups(built)?;
     for placeholder in family.placeholders.into_values() {
@@ -128,7 +125,6 @@ impl Family<'_> {
     }
 }
 
-/// Creates a placeholder with a number.
 fn place(number: Pid, parent: Pid, exit_signal: u64, built: &mut Built) -> Result<BuiltProcess> {
     let stub = built.get(parent)?.create(number.leader(), 0, exit_signal)?;
     Ok(BuiltProcess { memory: ProcessMemory::open(number)?, threads: vec![stub] })

@@ -41,7 +41,6 @@ pub(super) struct OpenFiles {
 }
 
 impl OpenFiles {
-    /// The object of a number.
     pub(super) fn object(&self, id: u64) -> Result<&OwnedFd> {
         self.objects.get(&id).ok_or_else(|| EngineError::Incomplete(format!("object {id} is missing")))
     }

@@ -13,7 +13,6 @@ use sys::file_rights::FileRights;
 use super::plan::{Plan, PlannedProcess};
 use crate::error::Result;
 
-/// The openers of a restore.
 pub(super) struct Holders {
     all: Opener,
     processes: HashMap<Pid, Opener>,
@@ -57,7 +56,6 @@ impl Holders {
         })
     }
 
-    /// Acts for one process.
     pub(super) fn process(&self, pid: Pid) -> &Opener {
         self.processes.get(&pid).unwrap_or(&self.all)
     }

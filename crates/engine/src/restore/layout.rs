@@ -27,7 +27,6 @@ const LAYOUT_BYTES: usize = 104;
 const LAYOUT_ADDRESSES: usize = 11;
 const NO_DESCRIPTOR: u64 = u64::MAX;
 
-/// Lays out the memory of every process.
 pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     let scratch = built.scratch;
     let segments = segments::of_plan(plan)?;

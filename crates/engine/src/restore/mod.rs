@@ -35,7 +35,7 @@ use sys::clock::Stopwatch;
 use tracee::{Escort, Stub};
 
 use crate::error::{EngineError, Result};
-pub use apply::{Applied, ApplyOptions, apply};
+pub use apply::{Applied, apply};
 use built::Built;
 use compared::Compared;
 pub use compared::{Aside, FilePolicy, Files};
@@ -221,7 +221,7 @@ fn restore_with(
         None => FreshMemory::prepare(&plan, reader.index(), &mut built)?,
         Some(_) => FreshMemory::default(),
     };
-    content::fill_processes(&reader, &plan, &built, &fresh, content::THREADS, comes_later)?;
+    content::fill_processes(&reader, &plan, &built, &fresh, comes_later)?;
     fresh.end()?;
     phases.fill = lap.lap();
     let plan = &plan;
@@ -253,7 +253,7 @@ fn restore_with(
         Some(lazy) => {
             let complete =
                 |built, escort: &mut Escort| complete(built, &mut |stub, signal| escort.take(stub, signal));
-            lazy::run(lazy, &reader, content::THREADS, built, complete, || has_begun(&mut restored))?;
+            lazy::run(lazy, &reader, built, complete, || has_begun(&mut restored))?;
         }
     }
     restored.filled = started.elapsed();

@@ -22,7 +22,6 @@ use crate::records::{
     LayoutMessage, ObjectsMessage, ProcessMessage, ThreadMessage, TreeMessage,
 };
 
-/// A decoded image.
 pub(super) struct Plan {
     /// Parents first.
     pub(super) processes: Vec<PlannedProcess>,
@@ -36,7 +35,6 @@ pub(super) struct Plan {
     vdso_checksum: u32,
 }
 
-/// One process to build.
 #[derive(Default)]
 pub(super) struct PlannedProcess {
     pub(super) pid: Pid,
@@ -73,7 +71,6 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Decodes all records.
     pub(super) fn read(mut records: RecordSet) -> Result<Self> {
         let tree = TreeMessage::take(&mut records, Owner::Tree)?;
         let objects = ObjectsMessage::take(&mut records, Owner::Tree)?.objects;
@@ -119,7 +116,6 @@ impl Plan {
         self.processes.iter().map(|process| process.pid).collect()
     }
 
-    /// Living processes.
     pub(super) fn living(&self) -> impl Iterator<Item = &PlannedProcess> {
         self.processes.iter().filter(|process| !process.message.zombie)
     }

@@ -54,7 +54,6 @@ impl fmt::Debug for FilterInstall {
     }
 }
 
-/// Creates all processes and threads.
 pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>) -> Result<Built> {
     let root = &plan.processes[0];
     let scratch = find_scratch(plan)?;
@@ -156,14 +155,12 @@ fn map_scratch(stub: &mut Stub, scratch: AddressRange) -> Result<()> {
 }
 
 impl Built {
-    /// Adds a process that was created.
     pub(super) fn add(&mut self, pid: Pid, leader: Stub) -> Result<()> {
         let memory = ProcessMemory::open(pid)?;
         self.processes.insert(pid, BuiltProcess { memory, threads: vec![leader] });
         Ok(())
     }
 
-    /// The process of a number.
     pub(super) fn get(&mut self, pid: Pid) -> Result<&mut BuiltProcess> {
         self.processes
             .get_mut(&pid)

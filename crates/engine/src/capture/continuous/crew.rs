@@ -5,7 +5,6 @@
 //! Invariants: without them everything goes as well, and takes longer.
 //! Does not: know what they do.
 
-use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -14,46 +13,33 @@ use sys::scheduling;
 use tracee::Crew;
 
 use super::super::before::Before;
-use super::tracked::Tracked;
-use super::tuning::Tuning;
+use super::spaces::Spaces;
 
 /// The calling thread.
 const SELF: Tid = Tid(0);
 
-/// The crew of one subject.
-#[derive(Debug, Default)]
-pub(super) struct CrewOf {
-    crew: Option<Arc<Crew>>,
-    was_tried: bool,
-}
-
-impl CrewOf {
+impl Spaces {
     /// Has all that is read and scanned beside what the tracer does ready. Not inside the pause.
-    pub(super) fn gather(
-        &mut self,
-        before: &mut Before,
-        tracked: &mut HashMap<Pid, Tracked>,
-        tuning: &Tuning,
-    ) {
-        self.start(before.processes.root, tracked, tuning);
+    pub(super) fn gather(&mut self, before: &mut Before) {
+        self.start_crew(before.processes.root);
         if let Some(crew) = &self.crew {
             // Memory of the last time is given back here.
             crew.dismiss();
-            tracked.values_mut().for_each(|one| one.tracker.prepare_scan(track::AHEAD_MIN));
+            self.tracked.values_mut().for_each(|one| one.tracker.prepare_scan(track::AHEAD_MIN));
             before.threads.files.prepare_ahead();
             before.descriptors.info.prepare_ahead();
         }
     }
 
     /// Starts the threads when the subject has grown large enough for them.
-    fn start(&mut self, root: Pid, tracked: &HashMap<Pid, Tracked>, tuning: &Tuning) {
-        let watched = tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
-        if self.was_tried || watched.bytes() < track::AHEAD_MIN {
+    fn start_crew(&mut self, root: Pid) {
+        let watched = self.tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
+        if self.was_crew_tried || watched.bytes() < track::AHEAD_MIN {
             return;
         }
-        self.was_tried = true;
-        let Some(members) = NonZeroUsize::new(tuning.copiers.get() - 1) else { return };
-        let processors = match &*tuning.processors {
+        self.was_crew_tried = true;
+        let Some(members) = NonZeroUsize::new(self.tuning.copiers.get() - 1) else { return };
+        let processors = match &*self.tuning.processors {
             [] => union(affinity(SELF), &affinity(Tid(root.get()))),
             chosen => chosen.to_vec(),
         };
@@ -65,11 +51,11 @@ impl CrewOf {
     }
 
     /// Has files read and scans begun beside what the tracer does, in the order in which it needs them.
-    pub(super) fn begin(&self, before: &mut Before, tracked: &mut HashMap<Pid, Tracked>) {
+    pub(super) fn begin_ahead(&mut self, before: &mut Before) {
         let Some(crew) = &self.crew else { return };
         before.descriptors.info.begin_ahead(crew);
         before.threads.files.begin_ahead(crew);
-        tracked.values_mut().for_each(|one| one.tracker.post_scan(crew, track::AHEAD_MIN));
+        self.tracked.values_mut().for_each(|one| one.tracker.post_scan(crew, track::AHEAD_MIN));
         // Threads that have to be asked need a processor, which members give up for them.
         if before.threads.are_silent {
             crew.hurry();

@@ -45,7 +45,6 @@ impl Deferred {
         self.put_set(set);
     }
 
-    /// Adds pages.
     pub(super) fn extend(&mut self, ranges: impl Iterator<Item = AddressRange>) {
         let mut ranges = ranges.peekable();
         if ranges.peek().is_none() {

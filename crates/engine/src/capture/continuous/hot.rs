@@ -32,7 +32,6 @@ struct Known {
     score: u8,
 }
 
-/// The hot pages of one address space.
 #[derive(Debug)]
 pub(super) struct HotPages {
     /// Rising.

@@ -61,7 +61,6 @@ impl Spaces {
         end.map(|end| Deadline::after(end.saturating_sub(spent)))
     }
 
-    /// Deferred pages of all processes.
     pub(super) fn deferred(&self, before: &Before) -> PageCount {
         let known = before.processes.living.keys();
         known

@@ -6,11 +6,12 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
 use model::{PageCount, Pid};
 use sys::clock::{Clock, Stopwatch};
 use tracee::procfs::Stat;
-use tracee::{Freezer, StoppedTree};
+use tracee::{Crew, Freezer, StoppedTree};
 use track::{Attach, DirtyPages, Moment, TrackerKind};
 
 use super::super::address_space::Coverage;
@@ -22,21 +23,21 @@ use super::super::pipeline::Memory;
 use super::super::process::Process;
 use super::super::watched::Watched;
 use super::budget::{Budget, Pace};
-use super::crew::CrewOf;
 use super::taken::Counts;
 use super::tracked::{EVERYTHING, Tracked};
 use super::tuning::Tuning;
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
 
-/// All address spaces of one subject.
 pub(super) struct Spaces {
     pub(super) kind: &'static dyn TrackerKind,
     pub(super) tuning: Tuning,
     pub(super) tracked: HashMap<Pid, Tracked>,
     pub(super) dirty: DirtyPages,
     pub(super) freezer: Freezer,
-    crew: CrewOf,
+    /// The threads that help in a stop; whether it was tried to start them.
+    pub(super) crew: Option<Arc<Crew>>,
+    pub(super) was_crew_tried: bool,
     /// What decides how long stops and slices last reads the time from it.
     pub(super) clock: Clock,
     pub(super) pace: Pace,
@@ -68,7 +69,7 @@ impl Memory for Writing<'_> {
             return Ok(Some(PagesLeft));
         }
         // A scan that is begun and not ended loses nothing.
-        self.spaces.crew.begin(before, &mut self.spaces.tracked);
+        self.spaces.begin_ahead(before);
         Ok(None)
     }
 
@@ -85,12 +86,53 @@ impl Memory for Writing<'_> {
         self.watched.bind(before);
     }
 
+    /// Finds what has changed since the last scan, and copies that and what was deferred, as long as the budget lasts.
     fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<PagesLeft>> {
-        self.spaces.write(before, self.sink, self.counts, phases)
+        let Self { spaces, sink, counts, .. } = self;
+        spaces.is_orderly = false;
+        let mut dirtied = PageCount(0);
+        for (pid, tracked) in &mut spaces.tracked {
+            let Some(process) = before.processes.living.get(pid) else { continue };
+            let found = tracked.find(process, Moment::Stopped, &mut spaces.dirty, *sink)?;
+            dirtied += found.pages;
+            phases[Phase::Scan] += found.scan;
+            phases.scanned += tracked.covered.pages();
+        }
+        spaces.pace.scanned(phases.began, dirtied);
+        let copying = Stopwatch::start();
+        let until = if counts.throttle.is_bound() { spaces.copy_end(phases.began) } else { None };
+        for (pid, tracked) in &mut spaces.tracked {
+            let Some(process) = before.processes.living.get_mut(pid) else { continue };
+            counts.residual += tracked.copy_deferred(process, *sink, until)?;
+            if tracked.deferred.pages == PageCount(0) {
+                tracked.copy_unread(process, *sink)?;
+            }
+            tracked.guards.as_slice().clone_into(&mut process.space.guards);
+        }
+        spaces.budget.note_copied(counts.residual, copying.elapsed());
+        spaces.is_orderly = true;
+        Ok((spaces.deferred(before) > PageCount(0)).then_some(PagesLeft))
     }
 
+    /// Copies shared objects whole: other processes and descriptors change them too, past any tracker of one address
+    /// space.
     fn write_objects(&mut self, before: &mut Before) -> Result<()> {
-        copy_objects(before, self.sink)
+        let sink = self.sink;
+        for gone in before.forget_objects() {
+            sink.discard(object_space(gone), EVERYTHING)?;
+        }
+        before.objects.inside()?;
+        let saved: Vec<u64> = before.objects.saved().map(|(id, _)| id).collect();
+        if saved.is_empty() {
+            return Ok(());
+        }
+        for id in saved {
+            // What is a hole now was none before.
+            sink.discard(object_space(id), EVERYTHING)?;
+        }
+        let mut copier = Copier::new(sink, sink.buffer()?);
+        pages::copy_objects(before, &mut copier)?;
+        copier.finish()
     }
 }
 
@@ -103,7 +145,8 @@ impl Spaces {
             tracked: HashMap::new(),
             dirty: DirtyPages::new(),
             freezer: Freezer::default(),
-            crew: CrewOf::default(),
+            crew: None,
+            was_crew_tried: false,
             clock: Clock::default(),
             pace: Pace::default(),
             bypasses_cache: false,
@@ -126,11 +169,6 @@ impl Spaces {
             Some((*pid, (process.stat.clone(), self.kind.prepare(*pid, &process.space.areas).ok()?)))
         };
         new.filter_map(prepare).collect()
-    }
-
-    /// Has everything ready that a stop reads and scans beside what the tracer does.
-    pub(super) fn gather(&mut self, before: &mut Before) {
-        self.crew.gather(before, &mut self.tracked, &self.tuning);
     }
 
     /// Takes in the processes and mappings of a stopped tree: ends what has ended, attaches trackers to processes that
@@ -181,60 +219,7 @@ impl Spaces {
         self.is_orderly = true;
         Ok(fresh)
     }
-
-    /// Finds what has changed since the last scan, and copies that and what was deferred, as long as the budget lasts.
-    fn write(
-        &mut self,
-        before: &mut Before,
-        sink: &dyn PageSink,
-        counts: &mut Counts,
-        phases: &mut Phases,
-    ) -> Result<Option<PagesLeft>> {
-        self.is_orderly = false;
-        let mut dirtied = PageCount(0);
-        for (pid, tracked) in &mut self.tracked {
-            let Some(process) = before.processes.living.get(pid) else { continue };
-            let found = tracked.find(process, Moment::Stopped, &mut self.dirty, sink)?;
-            dirtied += found.pages;
-            phases[Phase::Scan] += found.scan;
-            phases.scanned += tracked.covered.pages();
-        }
-        self.pace.scanned(phases.began, dirtied);
-        let copying = Stopwatch::start();
-        let until = if counts.throttle.is_bound() { self.copy_end(phases.began) } else { None };
-        for (pid, tracked) in &mut self.tracked {
-            let Some(process) = before.processes.living.get_mut(pid) else { continue };
-            counts.residual += tracked.copy_deferred(process, sink, until)?;
-            if tracked.deferred.pages == PageCount(0) {
-                tracked.copy_unread(process, sink)?;
-            }
-            tracked.guards.as_slice().clone_into(&mut process.space.guards);
-        }
-        self.budget.note_copied(counts.residual, copying.elapsed());
-        self.is_orderly = true;
-        Ok((self.deferred(before) > PageCount(0)).then_some(PagesLeft))
-    }
 }
 
 /// Trackers that were prepared before their processes were stopped for them, each with what it was prepared for.
 pub(super) type Prepared = HashMap<Pid, (Stat, Attach)>;
-
-/// Copies shared objects whole: other processes and descriptors change them too, past any tracker of one address
-/// space.
-fn copy_objects(before: &mut Before, sink: &dyn PageSink) -> Result<()> {
-    for gone in before.forget_objects() {
-        sink.discard(object_space(gone), EVERYTHING)?;
-    }
-    before.objects.inside()?;
-    let saved: Vec<u64> = before.objects.saved().map(|(id, _)| id).collect();
-    if saved.is_empty() {
-        return Ok(());
-    }
-    for id in saved {
-        // What is a hole now was none before.
-        sink.discard(object_space(id), EVERYTHING)?;
-    }
-    let mut copier = Copier::new(sink, sink.buffer()?);
-    pages::copy_objects(before, &mut copier)?;
-    copier.finish()
-}

@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use image::{Extent, SpaceId};
-use model::{Address, AddressRange, PAGE_BYTES, PageCount, Pid, RangeSet, Tid};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid, RangeSet, Tid};
 use store::ImageReader;
 use sys::ptrace;
 use tracee::procfs::{Area, Backing, Protection};
@@ -32,8 +32,8 @@ const TRACED: char = 't';
 const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 /// Differences that are told with their place.
 const TOLD_MAX: usize = 8;
-/// Pages that are compared with zeros at once.
-const ZEROS: usize = 64;
+/// Zeros that are compared at once.
+const ZEROS: ByteCount = ByteCount(64 * PAGE_BYTES);
 
 /// What a comparison has found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -164,25 +164,20 @@ impl Comparing<'_> {
             return self.compare_zeros(space, range, ABSENT);
         };
         let mut bytes = [0; PAGE_BYTES as usize];
-        let mut at = range.start;
-        while at < range.end {
+        for page in range.pieces(ByteCount(PAGE_BYTES)) {
             bytes.fill(0);
-            if process.read_file(at, &mut bytes) {
-                self.compare(space, at, &bytes, ABSENT);
+            if process.read_file(page.start, &mut bytes) {
+                self.compare(space, page.start, &bytes, ABSENT);
             } else {
-                self.differs(space, at, ABSENT);
+                self.differs(space, page.start, ABSENT);
             }
-            at = Address(at.get() + PAGE_BYTES);
         }
     }
 
     fn compare_zeros(&self, space: SpaceId, range: AddressRange, image: &'static str) {
-        let zeros = vec![0; ZEROS * PAGE_BYTES as usize];
-        let mut start = range.start;
-        while start < range.end {
-            let length = (range.end.get() - start.get()).min(zeros.len() as u64);
-            self.compare(space, start, &zeros[..length as usize], image);
-            start = Address(start.get() + length);
+        let zeros = vec![0; ZEROS.get() as usize];
+        for piece in range.pieces(ZEROS) {
+            self.compare(space, piece.start, &zeros[..piece.len().get() as usize], image);
         }
     }
 
@@ -197,7 +192,7 @@ impl Comparing<'_> {
         };
         let is_kernels = |number: usize| {
             let address = Address(at.get() + number as u64);
-            rseqs.iter().any(|range| range.start <= address && address < range.end)
+            rseqs.iter().any(|range| range.contains(address))
         };
         expected
             .iter()
@@ -251,7 +246,7 @@ impl Comparing<'_> {
 
 impl ProcessSource<'_> {
     fn area(&self, at: Address) -> Option<&Area> {
-        self.areas.iter().find(|area| area.range.start <= at && at < area.range.end)
+        self.areas.iter().find(|area| area.range.contains(at))
     }
 
     fn describe(&self, at: Address) -> String {

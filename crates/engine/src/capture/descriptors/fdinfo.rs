@@ -25,7 +25,6 @@ const FILES_MAX: usize = 256;
 /// fdinfo of most kinds.
 const TEXT_ROOM: usize = 4096;
 
-/// fdinfo of all descriptors.
 #[derive(Default)]
 pub(crate) struct Fdinfo {
     /// Of each row, held open; past a limit it is opened inside the pause.
@@ -58,14 +57,12 @@ impl Fdinfo {
         Ok((procfs::descriptor_info(pid, fd)?, None))
     }
 
-    /// Adds the next row.
     pub(super) fn add(&mut self, (pid, fd): (Pid, Fd), file: Option<Arc<File>>) {
         let text = Vec::with_capacity(if file.is_some() { TEXT_ROOM } else { 0 });
         self.texts.push(DescriptorText { pid, fd, text });
         self.files.push(file);
     }
 
-    /// Any file that is held open.
     pub(super) fn any_file(&self) -> Option<&Arc<File>> {
         self.files.iter().flatten().next()
     }
@@ -115,19 +112,16 @@ impl Fdinfo {
         Ok(())
     }
 
-    /// What was read of one process.
     pub(crate) fn texts_of(&self, pid: Pid) -> &[DescriptorText] {
         let first = self.texts.iter().position(|text| text.pid == pid).unwrap_or(self.texts.len());
         let count = self.texts[first..].iter().take_while(|text| text.pid == pid).count();
         &self.texts[first..first + count]
     }
 
-    /// Whether there is a lease on a description.
     pub(super) fn has_lease(&self, description: DescriptionId) -> bool {
         self.leased.contains(&description)
     }
 
-    /// The locks that were read.
     pub(super) fn locks(&self, listing: &Listing) -> Result<HashMap<DescriptionId, Vec<Lock>>> {
         let mut found = HashMap::new();
         let mut read = |known: &Known, text: &str, in_flight| {

@@ -32,7 +32,6 @@ struct Pairs {
     present_of: HashMap<u64, u64>,
 }
 
-/// The comparison under way.
 #[derive(Default)]
 struct Comparing {
     objects: Pairs,

@@ -4,7 +4,6 @@
 //! Invariants: bytes are checked before they are written; a page that is as it was is not written.
 //! Does not: map.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -12,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use image::{Extent, PageIndex, Source, SpaceId};
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES};
 use rustix::fs::FallocateFlags;
 use store::ImageReader;
 use sys::Error;
@@ -37,35 +36,29 @@ const PAGE: usize = PAGE_BYTES as usize;
 pub(super) fn give_back(
     index: &PageIndex,
     wanted: &Plan,
-    is: &Plan,
     present: &Present,
     tree: &mut StoppedTree,
 ) -> Result<u64> {
-    let mut surplus: BTreeMap<Pid, Vec<AddressRange>> = BTreeMap::new();
-    for (space, range) in &present.pages {
-        let Some(pid) = is.space_owner(*space).map(|process| process.pid) else { continue };
-        let Some(process) = wanted.living().find(|process| process.pid == pid) else { continue };
-        let kept = index.of_space(SpaceId(process.message.space)).iter().map(Extent::range);
-        surplus.entry(pid).or_default().extend(without(*range, kept));
-    }
     let mut pages = 0;
-    for process in &mut tree.processes {
-        let ranges = surplus.remove(&process.pid).unwrap_or_default();
-        let (Some(thread), Some(space)) = (process.threads.first_mut(), present.spaces.get(&process.pid))
+    for stopped in &mut tree.processes {
+        let (Some(thread), Some(space)) = (stopped.threads.first_mut(), present.spaces.get(&stopped.pid))
         else {
             continue;
         };
-        if ranges.is_empty() {
+        let Some(process) = wanted.living().find(|process| process.pid == stopped.pid) else { continue };
+        let kept = index.of_space(SpaceId(process.message.space));
+        let own = present.pages.iter().filter(|(id, _)| *id == space.id).map(|(_, range)| *range);
+        let surplus: Vec<AddressRange> =
+            own.flat_map(|range| without(range, kept.iter().map(Extent::range))).collect();
+        if surplus.is_empty() {
             continue;
         }
-        let mut session =
-            RemoteSession::begin(thread, &space.context()).map_err(resource::ResourceError::from)?;
-        for range in ranges {
-            let arguments = [range.start.get(), range.len().get(), MADV_DONTNEED_LOCKED, 0, 0, 0];
-            session.call(MADVISE, arguments).map_err(resource::ResourceError::from)?;
+        let mut session = RemoteSession::begin(thread, &space.context())?;
+        for range in surplus {
+            session.call(MADVISE, [range.start.get(), range.len().get(), MADV_DONTNEED_LOCKED, 0, 0, 0])?;
             pages += range.pages().get();
         }
-        session.end().map_err(resource::ResourceError::from)?;
+        session.end()?;
     }
     Ok(pages)
 }

@@ -11,7 +11,7 @@ mod memory;
 
 use std::os::fd::AsFd;
 
-use model::{Fd, Inode, Pid};
+use model::{Fd, Pid};
 use resource::fd::envelope::Envelope;
 use store::ImageReader;
 use sys::pidfd;
@@ -23,15 +23,6 @@ use crate::capture::{CheckpointOptions, present};
 use crate::error::{EngineError, Result};
 use compare::Comparison;
 
-/// What an application is told: what the checkpoints of the subject were told, too.
-#[derive(Clone, Debug, Default)]
-pub struct ApplyOptions {
-    /// Files that a restorer would hold itself: device and inode.
-    pub inherited: Vec<(u64, Inode)>,
-    /// Connections to outside the tree are in the checkpoint as ended.
-    pub lose_connections: bool,
-}
-
 /// What was different, and was set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Applied {
@@ -41,7 +32,8 @@ pub struct Applied {
     pub descriptions: u64,
 }
 
-/// Brings a stopped tree back to a checkpoint of it: registers, memory, positions and flags of its descriptors.
+/// Brings a stopped tree back to a checkpoint of it: registers, memory, positions and flags of its descriptors. The
+/// options are those of the checkpoint.
 ///
 /// # Errors
 ///
@@ -50,20 +42,16 @@ pub struct Applied {
 pub fn apply(
     mut reader: ImageReader,
     mut tree: StoppedTree,
-    options: &ApplyOptions,
+    options: &CheckpointOptions,
 ) -> Result<(StoppedTree, Applied)> {
     let wanted = Plan::of(&mut reader)?;
-    let capture = CheckpointOptions {
-        lose_connections: options.lose_connections,
-        inherited: options.inherited.clone(),
-        ..CheckpointOptions::default()
-    };
+    let capture = CheckpointOptions { kill: false, ..options.clone() };
     let mut present = present(&mut tree, &capture)?;
     let is = Plan::read(std::mem::take(&mut present.records)).map_err(of_living)?;
     let comparison = Comparison::of(&is, &wanted)?;
     let objects = memory::open_objects(&wanted, &comparison, &present)?;
     let mut change = || {
-        let mut pages = memory::give_back(reader.index(), &wanted, &is, &present, &mut tree)?;
+        let mut pages = memory::give_back(reader.index(), &wanted, &present, &mut tree)?;
         pages += memory::write_processes(&reader, &wanted, &present)?;
         pages += memory::write_objects(&reader, &objects, &present)?;
         for (holder, envelope) in &comparison.descriptions {

@@ -95,7 +95,6 @@ impl Lazy {
 pub(super) fn run(
     lazy: Lazy,
     reader: &ImageReader,
-    threads: NonZeroUsize,
     mut built: Built,
     finish: impl FnOnce(Built, &mut Escort) -> Result<()>,
     running: impl FnOnce(),
@@ -105,14 +104,13 @@ pub(super) fn run(
     let filler = Filler::new(reader, lazy.keep.try_clone().map_err(failed)?);
     lazy.watch(&mut built, &filler)?;
     let (ending, end) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
-    // One thread for each two: the program wants processors as well.
-    let threads = NonZeroUsize::new(threads.get() / 2).unwrap_or(NonZeroUsize::MIN);
     scope(|scope| {
         let server = scope.spawn(|| filler.serve(ending.as_fd()));
         let mut escort = Escort::default();
         let outcome = finish(built, &mut escort).and_then(|()| {
             running();
-            let background = scope.spawn(|| reader.load(&extents, threads, |run| filler.fill(run)));
+            // One thread, half of those that fill before the start: the program wants processors as well.
+            let background = scope.spawn(|| reader.load(&extents, NonZeroUsize::MIN, |run| filler.fill(run)));
             let is_complete = attend(&mut escort, &filler, &server, &background);
             if !matches!(is_complete, Ok(true)) {
                 filler.stop();

@@ -74,7 +74,6 @@ impl LiveSpace {
         take_out(&mut self.pieces, range);
     }
 
-    /// Pages were unmapped.
     pub(super) fn unmapped(&mut self, range: AddressRange) {
         for gone in self.owed.gaps(range) {
             take_out(&mut self.pieces, gone);
@@ -83,7 +82,6 @@ impl LiveSpace {
         self.owed.remove(range);
     }
 
-    /// Pages were moved.
     pub(super) fn moved(&mut self, from: AddressRange, to: Address) {
         let target = AddressRange::new(to, to + from.len());
         let moved: Vec<Piece> = self.pieces.iter().filter_map(|piece| piece.within(from)).collect();
