@@ -255,9 +255,9 @@ mod tests {
     fn a_bad_image_is_damage() {
         let path = PathBuf::new;
         for error in [
-            store::Error::NotCommitted { path: path() },
-            store::Error::NoPath { path: path() },
-            store::Error::Foreign { path: path() },
+            store::Error::NotCommitted(path()),
+            store::Error::NoPath(path()),
+            store::Error::Foreign(path()),
             store::Error::Newer { path: path(), found: 2, supported: 1 },
             store::Error::WrongLength { path: path(), found: None, expected: model::ByteCount(1) },
             store::Error::NotFound { name: String::new(), sequence: None, store: path() },

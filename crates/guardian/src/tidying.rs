@@ -130,7 +130,7 @@ pub fn link_copy(location: &StoreLocation, copy: &str, new: &str) -> Result<Copi
     let store = location.existing(copy)?;
     let source = store.resolve(copy)?;
     if store.copy_of(&name)?.is_none() {
-        return Err(store::Error::NotACopy { name: name.to_string() }.into());
+        return Err(store::Error::NotACopy(name.to_string()).into());
     }
     Ok(Copied { path: store.keep_copy(&source, &new)?.display().to_string() })
 }

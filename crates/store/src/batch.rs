@@ -8,8 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use image::SpaceId;
-use model::{Address, ByteCount, PAGE_BYTES, PageCount};
+use image::{Extent, SpaceId};
+use model::{Address, PAGE_BYTES, PageCount};
 use sys::page_buffer::PageBuffer;
 
 /// Consecutive pages of one space, in a batch.
@@ -27,7 +27,7 @@ pub struct Piece {
 
 /// Pages on their way into an image.
 pub struct PageBatch {
-    buffer: PageBuffer,
+    pub(crate) buffer: PageBuffer,
     pieces: Vec<Piece>,
     filled: PageCount,
     lent: Option<Lent>,
@@ -70,11 +70,6 @@ impl PageBatch {
         Self { buffer, pieces, filled: PageCount(0), lent: Some(lent) }
     }
 
-    /// The size of its buffer.
-    pub(crate) const fn size(&self) -> ByteCount {
-        self.buffer.size()
-    }
-
     /// How many pages it has been given, those left out included.
     #[must_use]
     pub const fn filled(&self) -> PageCount {
@@ -99,6 +94,18 @@ impl PageBatch {
         Some(&mut self.buffer[byte_range(at, pages)])
     }
 
+    /// Adds as many of an extent's pages from `done` on as fit, with their bytes or zeros, and gives how many.
+    pub(crate) fn copy(&mut self, extent: &Extent, done: PageCount, bytes: Option<&[u8]>) -> PageCount {
+        let pages = self.room().min(PageCount(extent.pages.get() - done.get()));
+        if let Some(place) = self.push(extent.space, extent.start + done.bytes(), pages) {
+            match bytes {
+                Some(bytes) => place.copy_from_slice(&bytes[byte_range(done, pages)]),
+                None => place.fill(0),
+            }
+        }
+        pages
+    }
+
     /// The pages so far.
     #[must_use]
     pub fn pieces(&self) -> &[Piece] {
@@ -108,11 +115,6 @@ impl PageBatch {
     /// The bytes of all pages pushed so far, in order: to be filled with one scattered read.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[byte_range(PageCount(0), self.filled)]
-    }
-
-    /// The bytes of one piece.
-    pub fn piece_bytes_mut(&mut self, piece: &Piece) -> &mut [u8] {
-        &mut self.buffer[byte_range(piece.at, piece.pages)]
     }
 
     /// Keeps only the pieces that `keep` returns true for: what could not be copied is left out.
@@ -134,10 +136,16 @@ impl PageBatch {
 
     /// The pool that it came from counts it still.
     pub(crate) fn into_parts(self) -> (PageBuffer, Vec<Piece>) {
-        if let Some(mut lent) = self.lent {
+        let Self { buffer, pieces, .. } = self.unlent();
+        (buffer, pieces)
+    }
+
+    /// As one of the caller's own: the pool that it came from does not make another when it is lost.
+    pub(crate) fn unlent(mut self) -> Self {
+        if let Some(lent) = &mut self.lent {
             lent.0 = None;
         }
-        (self.buffer, self.pieces)
+        self
     }
 }
 

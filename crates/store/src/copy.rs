@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use image::{Commit, Extent, Packing, SealedFile, SegmentFile, Source};
-use model::ByteCount;
+use model::{ByteCount, PageCount};
 use sys::Errno;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_one_of};
 use crate::layout::{WriteOptions, parent};
 use crate::load::THREADS;
 use crate::medium::Medium;
@@ -64,7 +64,7 @@ fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commi
     let image = ImageReader::open_on(&**medium, source)?;
     staging::sweep(&**medium, parent(target))?;
     let staging = Staging::create(Arc::clone(medium), target)?;
-    let files = Files { medium: &**medium, directory: staging.path() };
+    let files = Files { medium: &**medium, directory: &staging.path };
     let mut segments = Vec::new();
     let mut bytes = 0;
     for (path, segment) in image.segment_files() {
@@ -97,30 +97,17 @@ fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commi
 }
 
 /// Appends an extent to an image, in as many batches as it takes; without bytes, zeros.
-fn append(writer: &ImageWriter, extent: &Extent, mut bytes: Option<&[u8]>) -> Result<()> {
-    let mut start = extent.start;
-    let end = extent.range().end;
-    while start < end {
+fn append(writer: &ImageWriter, extent: &Extent, bytes: Option<&[u8]>) -> Result<()> {
+    let mut done = PageCount(0);
+    while done < extent.pages {
         let mut batch = writer.buffer()?;
-        let pages = batch.room().min(model::AddressRange::new(start, end).pages());
-        let Some(place) = batch.push(extent.space, start, pages) else { return Ok(()) };
-        match &mut bytes {
-            Some(bytes) => {
-                let (now, later) = bytes.split_at(place.len());
-                place.copy_from_slice(now);
-                *bytes = later;
-            }
-            None => place.fill(0),
-        }
+        done += batch.copy(extent, done, bytes);
         writer.append(batch)?;
-        start = start + pages.bytes();
     }
     Ok(())
 }
 
 fn cannot_share(errno: Errno) -> bool {
     use rustix::io::Errno as Refused;
-    [Refused::XDEV, Refused::PERM, Refused::OPNOTSUPP, Refused::MLINK]
-        .iter()
-        .any(|refused| Errno::from(*refused) == errno)
+    is_one_of(errno, &[Refused::XDEV, Refused::PERM, Refused::OPNOTSUPP, Refused::MLINK])
 }

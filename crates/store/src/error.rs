@@ -13,6 +13,7 @@ use sys::Errno;
 
 /// Why a store or an image could not be used.
 #[derive(Clone, Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "fields without a line of their own are what the message names")]
 pub enum Error {
     /// A file operation failed for a reason that has no variant of its own.
     ///
@@ -34,12 +35,7 @@ pub enum Error {
     ///
     /// Row: store-exposed
     #[error("store {path} is open to others (mode {mode:04o})\nhelp: chmod 0700 {path}", path = shown(path))]
-    Exposed {
-        /// The store's directory.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    Exposed { path: PathBuf, mode: u32 },
 
     /// Another user owns it, and can have written anything.
     ///
@@ -50,9 +46,7 @@ pub enum Error {
         path = shown(path), directory = shown(directory_of(path))
     )]
     Untrusted {
-        /// The file or directory.
         path: PathBuf,
-        /// Its owner.
         owner: u32,
         /// Our own effective user id.
         own: u32,
@@ -66,12 +60,7 @@ pub enum Error {
          away: chmod -R go-w {directory}",
         path = shown(path), directory = shown(directory_of(path))
     )]
-    Writable {
-        /// The file or directory.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    Writable { path: PathBuf, mode: u32 },
 
     /// It has a type that undying never creates there. It was not opened.
     ///
@@ -81,76 +70,49 @@ pub enum Error {
          rm {path}; restore an earlier image",
         path = shown(path)
     )]
-    WrongType {
-        /// The object.
-        path: PathBuf,
-        /// Its type.
-        found: &'static str,
-        /// The type that is expected.
-        wanted: &'static str,
-    },
+    WrongType { path: PathBuf, found: &'static str, wanted: &'static str },
 
     /// The store is named by a scheme that no backend has.
     ///
     /// Row: store-backend-unknown
-    #[error("no store backend has the scheme {scheme}\nhelp: give a directory")]
-    UnknownBackend {
-        /// The scheme as given.
-        scheme: String,
-    },
+    #[error("no store backend has the scheme {0}\nhelp: give a directory")]
+    UnknownBackend(String),
 
     /// The path of the store leads to something else than a directory.
     ///
     /// Row: store-not-directory
-    #[error("the store {path} is not a directory\nhelp: name a directory with --store DIR", path = shown(path))]
-    NotDirectory {
-        /// The path.
-        path: PathBuf,
-    },
+    #[error("the store {path} is not a directory\nhelp: name a directory with --store DIR", path = shown(.0))]
+    NotDirectory(PathBuf),
 
     /// Something is there already; it was left as it is.
     ///
     /// Row: image-exists
-    #[error("{path} exists already\nhelp: remove it or choose another path", path = shown(path))]
-    Exists {
-        /// Where the image should go.
-        path: PathBuf,
-    },
+    #[error("{path} exists already\nhelp: remove it or choose another path", path = shown(.0))]
+    Exists(PathBuf),
 
     /// The directory holds no commit record: not an image, or one that was never completed.
     ///
     /// Row: image-not-committed
     #[error(
         "{path} holds no committed image\nhelp: `undying ls` lists those that are; a checkpoint cut short leaves none",
-        path = shown(path)
+        path = shown(.0)
     )]
-    NotCommitted {
-        /// The image's directory.
-        path: PathBuf,
-    },
+    NotCommitted(PathBuf),
 
     /// The path of an image leads to nothing.
     ///
     /// Row: image-no-path
     #[error(
         "{path}: there is no such file or directory\nhelp: `undying ls` lists the images of the store",
-        path = shown(path)
+        path = shown(.0)
     )]
-    NoPath {
-        /// The path.
-        path: PathBuf,
-    },
+    NoPath(PathBuf),
 
     /// A file of the image is not as it was written.
     ///
     /// Row: image-damaged
     #[error("{path}: {source}\nhelp: the image cannot be trusted; restore an earlier one", path = shown(path))]
-    Damaged {
-        /// The damaged file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: image::Error,
-    },
+    Damaged { path: PathBuf, source: image::Error },
 
     /// Pages are not as they were written.
     ///
@@ -161,11 +123,9 @@ pub enum Error {
         path = shown(path), pages = extent.pages, start = extent.start
     )]
     PagesDamaged {
-        /// The segment.
         path: PathBuf,
         /// Where in it.
         offset: ByteCount,
-        /// The pages that are affected.
         extent: Extent,
         /// The checksum in the index.
         stored: Checksum,
@@ -182,7 +142,6 @@ pub enum Error {
         path = shown(path), found = found.map_or("missing, 0".to_owned(), |found| found.to_string())
     )]
     WrongLength {
-        /// The file.
         path: PathBuf,
         /// Its length; `None` when it is not there.
         found: Option<ByteCount>,
@@ -193,11 +152,8 @@ pub enum Error {
     /// The file named `commit` was not written by this tool.
     ///
     /// Row: image-foreign
-    #[error("{path} is not an undying image\nhelp: give an image's directory, NAME or NAME@SEQ", path = shown(path))]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("{path} is not an undying image\nhelp: give an image's directory, NAME or NAME@SEQ", path = shown(.0))]
+    Foreign(PathBuf),
 
     /// The image was written by a later release.
     ///
@@ -207,9 +163,7 @@ pub enum Error {
         path = shown(path)
     )]
     Newer {
-        /// The file.
         path: PathBuf,
-        /// Its format.
         found: u32,
         /// The latest format this program reads.
         supported: u32,
@@ -224,9 +178,7 @@ pub enum Error {
         path = shown(path)
     )]
     UnknownCodec {
-        /// The segment.
         path: PathBuf,
-        /// The codec's name.
         codec: String,
         /// Those that there are.
         known: String,
@@ -241,7 +193,6 @@ pub enum Error {
         list = list_of(name, store)
     )]
     NotFound {
-        /// The subject.
         name: String,
         /// The checkpoint, unless the newest was asked for.
         sequence: Option<Sequence>,
@@ -254,12 +205,9 @@ pub enum Error {
     /// Row: log-busy
     #[error(
         "{path} is being written by another undying\nhelp: `undying status` lists what is guarded; end that one first",
-        path = shown(path)
+        path = shown(.0)
     )]
-    LogBusy {
-        /// The log's directory.
-        path: PathBuf,
-    },
+    LogBusy(PathBuf),
 
     /// Somebody who waited for the store was told not to.
     #[error("the wait for the store was called off")]
@@ -271,30 +219,23 @@ pub enum Error {
     #[error(
         "the store has not taken a checkpoint's pages for {} ms while the subject stood still\nhelp: take checkpoints \
          less often, or keep the store on a faster disk",
-        waited.as_millis()
+        .0.as_millis()
     )]
-    Slow {
-        /// How long was waited.
-        waited: Duration,
-    },
+    Slow(Duration),
 
     /// What is under this name was not copied there.
     ///
     /// Row: not-a-copy
     #[error(
-        "{name} is a subject, not a copy\nhelp: `undying prune {name} --keep K` removes checkpoints of a subject; `undying ls` tells copies apart"
+        "{0} is a subject, not a copy\nhelp: `undying prune {0} --keep K` removes checkpoints of a subject; `undying ls` tells copies apart"
     )]
-    NotACopy {
-        /// The name.
-        name: String,
-    },
+    NotACopy(String),
 
     /// A name that cannot be a directory of the store.
     ///
     /// Row: name-invalid
     #[error("{name:?} cannot name a subject: {why}\nhelp: use letters, digits, '-', '_', '.' and '+'")]
     InvalidName {
-        /// The name as given.
         name: String,
         /// The rule it breaks.
         why: &'static str,
@@ -304,12 +245,7 @@ pub enum Error {
     ///
     /// Row: image-too-large
     #[error("cannot write {path}: {source}\nhelp: please report this", path = shown(path))]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// What is too large.
-        source: image::Error,
-    },
+    TooLarge { path: PathBuf, source: image::Error },
 }
 
 /// A result of a store operation.
@@ -321,12 +257,12 @@ impl Error {
     pub const fn is_damage(&self) -> bool {
         matches!(
             self,
-            Self::NotCommitted { .. }
-                | Self::NoPath { .. }
+            Self::NotCommitted(..)
+                | Self::NoPath(..)
                 | Self::Damaged { .. }
                 | Self::PagesDamaged { .. }
                 | Self::WrongLength { .. }
-                | Self::Foreign { .. }
+                | Self::Foreign(..)
                 | Self::Newer { .. }
                 | Self::UnknownCodec { .. }
                 | Self::Untrusted { .. }
@@ -339,7 +275,7 @@ impl Error {
     pub(crate) fn decoding(path: &Path, source: image::Error) -> Self {
         let path = path.to_path_buf();
         match source {
-            image::Error::Foreign { .. } => Self::Foreign { path },
+            image::Error::Foreign { .. } => Self::Foreign(path),
             image::Error::NewerVersion { found, supported, .. } => Self::Newer { path, found, supported },
             source => Self::Damaged { path, source },
         }
@@ -372,12 +308,13 @@ fn directory_of(path: &Path) -> &Path {
 
 impl From<sys::Error> for Error {
     fn from(error: sys::Error) -> Self {
-        const FULL: [rustix::io::Errno; 3] =
-            [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT, rustix::io::Errno::FBIG];
-        if FULL.iter().any(|errno| Errno::from(*errno) == error.errno) {
-            Self::Full(error)
-        } else {
-            Self::Io(error)
-        }
+        use rustix::io::Errno as Refused;
+        let is_full = is_one_of(error.errno, &[Refused::NOSPC, Refused::DQUOT, Refused::FBIG]);
+        if is_full { Self::Full(error) } else { Self::Io(error) }
     }
+}
+
+/// Whether an errno is among some.
+pub(crate) fn is_one_of(errno: Errno, some: &[rustix::io::Errno]) -> bool {
+    some.iter().any(|one| Errno::from(*one) == errno)
 }

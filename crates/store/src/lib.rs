@@ -9,7 +9,6 @@
 mod backend;
 mod batch;
 mod codec;
-mod compressed;
 mod copy;
 mod error;
 mod layout;
@@ -23,7 +22,6 @@ mod opening;
 mod packer;
 mod pages;
 mod pool;
-mod publish;
 mod reader;
 mod segment;
 mod sink;
@@ -31,8 +29,6 @@ mod staging;
 mod store;
 mod tidy;
 pub mod trust;
-mod verify;
-mod worker;
 mod writer;
 
 pub use backend::directory::Directory;
@@ -41,7 +37,7 @@ pub use batch::{PageBatch, Piece};
 pub use codec::{CODECS, Codec, Compressor, codec};
 pub use error::{Error, Result};
 pub use layout::WriteOptions;
-pub use load::LoadedRun;
+pub use load::{LoadedRun, VerifyReport};
 pub use log::{
     ColdSegments, Completion, EPOCHS_IN_FLIGHT_MAX, Keep, LogCommitted, LogOptions, LogStatus, LogThreads,
     LogWriter, Squashed, Ticket,
@@ -55,5 +51,4 @@ pub use sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 pub use staging::is_staging_name;
 pub use store::{Store, StoreEntry};
 pub use tidy::Garbage;
-pub use verify::VerifyReport;
 pub use writer::{Committed, ImageWriter};

@@ -1,9 +1,10 @@
-//! Reading many pages fast: many reads in flight, several threads, every extent checked before it is handed out.
+//! Reading many pages fast: many reads in flight, several threads, every extent checked before it is handed out; and
+//! checking every byte that a restore would use.
 //!
 //! Owns: joining extents that are neighbours in a segment into parts, and parts into runs; sharing the runs
 //! among threads.
 //! Invariants: each extent is handed out once, checked; after the first error no further run is begun; what
-//! lies between the parts is not read.
+//! lies between the parts is not read. An image that passes `verify` restores the same bytes that were written.
 //! Does not: put the pages anywhere; the caller does, on the thread that read them.
 //!
 //! In a log of age, live pages and superseded ones lie mixed, about as many of each. Reading all of it costs
@@ -16,10 +17,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use image::{Extent, SegmentId};
-use model::{ByteCount, PAGE_BYTES};
+use model::{ByteCount, PAGE_BYTES, PageCount};
 use sys::part_reader::PartReader;
 
 use crate::error::{Error, Result};
+use crate::pool::locked;
 use crate::reader::{ImageReader, check_pages};
 
 /// Bytes of a run at most: long enough for the device, and what one huge page of buffer holds.
@@ -40,6 +42,17 @@ pub struct LoadedRun<'a> {
     extents: &'a [Extent],
     parts: &'a [Range<ByteCount>],
     bytes: &'a [u8],
+}
+
+/// What was found good.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VerifyReport {
+    /// Records.
+    pub records: usize,
+    /// Pages, zero pages included.
+    pub pages: PageCount,
+    /// Bytes of pages that were read and checked.
+    pub bytes: ByteCount,
 }
 
 /// Extents of one segment that are fetched together.
@@ -102,6 +115,22 @@ impl ImageReader {
         });
         load.failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
+
+    /// Reads and checks every byte of its pages. Calls `good` with the number of bytes that were found good, on several
+    /// threads.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong with it.
+    pub fn verify(&self, good: impl Fn(ByteCount) + Sync) -> Result<VerifyReport> {
+        let index = self.index();
+        self.load::<Error>(index.extents(), THREADS, |run| {
+            good(ByteCount(run.iter().map(|(_, bytes)| bytes.len() as u64).sum()));
+            Ok(())
+        })?;
+        let (pages, bytes) = (index.pages(), index.stored_pages().bytes());
+        Ok(VerifyReport { records: self.records().len(), pages, bytes })
+    }
 }
 
 struct Load<'a, E> {
@@ -121,8 +150,7 @@ impl<E: From<Error>> Load<'_, E> {
             let done = self.fetch(run, &mut reader).map_err(E::from).and_then(|loaded| sink(&loaded));
             if let Err(error) = done {
                 self.next.store(self.runs.len(), Ordering::Relaxed);
-                let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-                failed.get_or_insert(error);
+                locked(&self.failed).get_or_insert(error);
                 return;
             }
         }

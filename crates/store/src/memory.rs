@@ -1,6 +1,6 @@
 //! Checkpoints in this process's own memory: for rollback, not for a crash.
 //!
-//! Owns: the buffers, which of them a checkpoint needs, compaction.
+//! Owns: which buffers a checkpoint needs, compaction.
 //! Invariants: a kept checkpoint never changes; a buffer is used again only when no checkpoint and no reader needs it;
 //! there are never more buffers than the limit. Inside a pause nothing is computed: pages stay in the buffers that they
 //! were copied into, and zero pages, checksums and the index follow with the commit.
@@ -9,8 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use image::{
     Checksum, Commit, Extent, ImageKind, PageIndex, PageMap, RecordSet, SealedFile, SegmentId, SpaceId,
@@ -20,12 +19,13 @@ use sys::Errno;
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
-use crate::batch::{Lent, PageBatch};
+use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::log::{LogCommitted, Ticket};
 use crate::medium::PageSource;
 use crate::meta::{CommitMeta, WriteTimings};
 use crate::packer::pack_into;
+use crate::pool::{Pool, locked};
 use crate::reader::{ImageReader, Segment};
 use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 
@@ -54,7 +54,7 @@ impl Default for MemoryOptions {
 /// Checkpoints of one subject, in memory. A clone is the same.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    buffers: Arc<Buffers>,
+    pool: Arc<Pool>,
     kept: Arc<Mutex<VecDeque<Kept>>>,
     keep: usize,
 }
@@ -91,27 +91,19 @@ struct Pages {
     next: u32,
 }
 
-/// All buffers that there are.
-#[derive(Debug)]
-struct Buffers {
-    free: Mutex<Vec<PageBuffer>>,
-    made: Arc<AtomicUsize>,
-    options: MemoryOptions,
-}
-
 /// A buffer that checkpoints need; free again once none does.
 #[derive(Debug)]
 struct Filled {
     buffer: Option<PageBuffer>,
-    buffers: Arc<Buffers>,
+    pool: Arc<Pool>,
 }
 
 impl Memory {
     /// Without a checkpoint.
     #[must_use]
     pub fn new(options: MemoryOptions) -> Self {
-        let buffers = Buffers { free: Mutex::default(), made: Arc::default(), options };
-        Self { buffers: Arc::new(buffers), kept: Arc::default(), keep: options.keep.get() }
+        let pool = Arc::new(Pool::new(options.buffers_max, options.buffer_pages));
+        Self { pool, kept: Arc::default(), keep: options.keep.get() }
     }
 
     /// Opens a checkpoint, `None` when it is not kept. It can be read for as long as the reader lives.
@@ -120,7 +112,7 @@ impl Memory {
     ///
     /// When its places contradict each other.
     pub fn image(&self, sequence: Sequence) -> Result<Option<ImageReader>> {
-        let kept = self.kept();
+        let kept = locked(&self.kept);
         let Some(found) = kept.iter().find(|kept| kept.commit.sequence == sequence) else { return Ok(None) };
         let path = path_of(sequence);
         let segments = found
@@ -136,20 +128,15 @@ impl Memory {
     /// Memory that the buffers take, free ones included.
     #[must_use]
     pub fn size(&self) -> ByteCount {
-        let Buffers { made, options, .. } = &*self.buffers;
-        ByteCount(made.load(Ordering::Relaxed) as u64 * options.buffer_pages.bytes().get())
-    }
-
-    fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pool.total()
     }
 }
 
 impl CheckpointSink for Memory {
     /// Without a newest one it begins with nothing.
     fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
-        if self.kept().back().is_some_and(|newest| sequence <= newest.commit.sequence) {
-            return Err(Error::Exists { path: path_of(sequence) });
+        if locked(&self.kept).back().is_some_and(|newest| sequence <= newest.commit.sequence) {
+            return Err(Error::Exists(path_of(sequence)));
         }
         let epoch = MemoryEpoch { memory: self.clone(), sequence, base, orders: Mutex::default() };
         Ok(Some(Box::new(epoch)))
@@ -158,7 +145,7 @@ impl CheckpointSink for Memory {
 
 impl PageSink for MemoryEpoch {
     fn buffer(&self) -> Result<PageBatch> {
-        self.memory.buffers.take()
+        take(&self.memory.pool)
     }
 
     fn append(&self, batch: PageBatch) -> Result<()> {
@@ -167,15 +154,15 @@ impl PageSink for MemoryEpoch {
     }
 
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
-        Ok(self.memory.buffers.take_free())
+        self.memory.pool.take_free()
     }
 
     fn put_back(&self, batch: PageBatch) {
-        self.memory.buffers.give(batch.into_parts().0);
+        self.memory.pool.give_batch(batch);
     }
 
     fn buffer_pages(&self) -> PageCount {
-        self.memory.buffers.options.buffer_pages
+        self.memory.pool.buffer_pages()
     }
 
     fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
@@ -188,16 +175,17 @@ impl OpenCheckpoint for MemoryEpoch {
     fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
         let mut took = Stopwatch::start();
         let Self { memory, sequence, base, orders } = *self;
-        let newest = memory.kept().back().filter(|_| base == Base::Newest).map(|kept| kept.pages.clone());
+        let newest =
+            locked(&memory.kept).back().filter(|_| base == Base::Newest).map(|kept| kept.pages.clone());
         let kind = if newest.is_some() { ImageKind::Delta } else { ImageKind::Full };
         let mut pages = newest.unwrap_or_default();
         for order in orders.into_inner().unwrap_or_else(PoisonError::into_inner) {
             match order {
-                Order::Pages(batch) => pages.enter(batch, &memory.buffers)?,
+                Order::Pages(batch) => pages.enter(batch, &memory.pool)?,
                 Order::Discard(space, range) => pages.map.discard(space, range),
             }
         }
-        let index = pages.settle(&memory.buffers)?;
+        let index = pages.settle(&memory.pool)?;
         let hash = took.lap();
         // Where a file would be, there is none.
         let file = SealedFile { name: PLACE.to_owned(), length: ByteCount(0), checksum: Checksum::default() };
@@ -206,7 +194,7 @@ impl OpenCheckpoint for MemoryEpoch {
         let commit = meta.record(kind, index.pages(), bytes, file.clone(), file, Vec::new());
         let timings = WriteTimings { hash, commit: hash + took.lap(), ..WriteTimings::default() };
         let ticket = Ticket::answered(LogCommitted::alone(commit.clone(), timings));
-        let mut kept = memory.kept();
+        let mut kept = locked(&memory.kept);
         kept.push_back(Kept { commit, records, index, pages });
         if kept.len() > memory.keep {
             kept.pop_front();
@@ -217,45 +205,45 @@ impl OpenCheckpoint for MemoryEpoch {
 
 impl MemoryEpoch {
     fn order(&self, order: Order) {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        locked(&self.orders).push(order);
     }
 }
 
 impl Pages {
     /// Takes the pages of a batch over.
-    fn enter(&mut self, batch: PageBatch, buffers: &Arc<Buffers>) -> Result<()> {
+    fn enter(&mut self, batch: PageBatch, pool: &Arc<Pool>) -> Result<()> {
         let (mut buffer, pieces) = batch.into_parts();
         let id = SegmentId(self.next);
         if pack_into(&mut self.map, id, 0, &mut buffer, &pieces) == PageCount(0) {
-            buffers.give(buffer);
+            pool.give(buffer);
             return Ok(());
         }
         self.next = self.next.checked_add(1).ok_or_else(exhausted)?;
-        self.buffers.insert(id, Arc::new(Filled { buffer: Some(buffer), buffers: Arc::clone(buffers) }));
+        self.buffers.insert(id, Arc::new(Filled { buffer: Some(buffer), pool: Arc::clone(pool) }));
         Ok(())
     }
 
     /// The index, once superseded pages take no more memory than live ones; buffers that it does not need go.
-    fn settle(&mut self, buffers: &Arc<Buffers>) -> Result<PageIndex> {
+    fn settle(&mut self, pool: &Arc<Pool>) -> Result<PageIndex> {
         let index = self.index()?;
         let live = self.live(&index);
         let pages: u64 = live.values().sum();
-        let each = buffers.options.buffer_pages.get();
+        let each = pool.buffer_pages().get();
         if self.buffers.len() <= 2 * pages.div_ceil(each) as usize + SLACK {
             return Ok(index);
         }
-        let mut batch = buffers.take()?;
+        let mut batch = take(pool)?;
         for extent in index.extents() {
             let Some((id, bytes)) = extent.stored().filter(|(id, _)| live[id] < each / 2) else { continue };
             let Some(from) = self.buffers.get(&id).cloned() else { continue };
             if extent.pages > batch.room() {
-                self.enter(std::mem::replace(&mut batch, buffers.take()?), buffers)?;
+                self.enter(std::mem::replace(&mut batch, take(pool)?), pool)?;
             }
             if let Some(place) = batch.push(extent.space, extent.start, extent.pages) {
                 from.read(place, ByteCount(bytes.start))?;
             }
         }
-        self.enter(batch, buffers)?;
+        self.enter(batch, pool)?;
         self.index()
     }
 
@@ -277,35 +265,6 @@ impl Pages {
     }
 }
 
-impl Buffers {
-    fn take(&self) -> Result<PageBatch> {
-        if let Some(batch) = self.take_free() {
-            return Ok(batch);
-        }
-        let lent = Lent::count(&self.made);
-        if self.made.load(Ordering::Relaxed) > self.options.buffers_max {
-            return Err(exhausted());
-        }
-        let buffer = PageBuffer::new(self.options.buffer_pages.bytes())?;
-        let pieces = Vec::with_capacity(self.options.buffer_pages.get() as usize);
-        Ok(PageBatch::lent(buffer, pieces, lent))
-    }
-
-    fn take_free(&self) -> Option<PageBatch> {
-        let buffer = self.free().pop()?;
-        let pieces = Vec::with_capacity(self.options.buffer_pages.get() as usize);
-        Some(PageBatch::lent(buffer, pieces, Lent::again(&self.made)))
-    }
-
-    fn give(&self, buffer: PageBuffer) {
-        self.free().push(buffer);
-    }
-
-    fn free(&self) -> MutexGuard<'_, Vec<PageBuffer>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl PageSource for Arc<Filled> {
     fn length(&self) -> sys::Result<ByteCount> {
         Ok(self.buffer.as_ref().map_or(ByteCount(0), PageBuffer::size))
@@ -324,7 +283,7 @@ impl PageSource for Arc<Filled> {
 impl Drop for Filled {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.buffers.give(buffer);
+            self.pool.give(buffer);
         }
     }
 }
@@ -335,6 +294,11 @@ const PLACE: &str = "memory";
 /// What stands in errors for the path of a checkpoint.
 fn path_of(sequence: Sequence) -> PathBuf {
     PathBuf::from(format!("{PLACE}@{sequence}"))
+}
+
+/// An empty buffer; memory that is used up is not waited for.
+fn take(pool: &Pool) -> Result<PageBatch> {
+    pool.take_now()?.ok_or_else(exhausted)
 }
 
 fn exhausted() -> Error {

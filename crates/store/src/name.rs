@@ -26,11 +26,7 @@ impl SubjectName {
     }
 
     /// The name of something new. Beside what is valid, it consists of letters, digits, `-`, `_`, `.` and `+` only. Names
-    /// with other characters exist in stores of earlier versions.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidName`.
+    /// with other characters exist in stores of earlier versions. Fails with `InvalidName`.
     pub fn chosen(name: &str) -> Result<Self> {
         let is_plain = |letter: char| letter.is_alphanumeric() || "-_.+".contains(letter);
         let parsed: Self = name.parse()?;

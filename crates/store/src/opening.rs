@@ -31,23 +31,17 @@ impl ImageReader {
         Self::open_on(&Directory::default(), path)
     }
 
-    /// As `open`, on any medium.
-    ///
-    /// # Errors
-    ///
-    /// As `open`.
+    /// As `open`, on any medium. Fails as `open`.
     pub fn open_on(medium: &dyn Medium, path: &Path) -> Result<Self> {
         let path = &*medium.resolve(path)?;
+        let not_committed = || Error::NotCommitted(path.to_path_buf());
         if let Some((log, sequence)) = log::locate(medium, path)? {
-            let not_committed = || Error::NotCommitted { path: path.to_path_buf() };
             return log::open(medium, path, &log, sequence)?.ok_or_else(not_committed);
         }
         match Self::open_files(medium, path) {
             Err(error @ Error::NoPath { .. }) => Err(error),
             // Pruned between two of its files: not damage.
-            Err(error) if error.is_damage() && medium.kind(path)?.is_none() => {
-                Err(Error::NotCommitted { path: path.to_path_buf() })
-            }
+            Err(error) if error.is_damage() && medium.kind(path)?.is_none() => Err(not_committed()),
             result => result,
         }
     }
@@ -67,24 +61,19 @@ impl ImageReader {
 /// The commit record of the image in this directory.
 pub(crate) fn read_commit(medium: &dyn Medium, directory: &Path) -> Result<Commit> {
     let directory = &*medium.resolve(directory)?;
+    let not_committed = || Error::NotCommitted(directory.to_path_buf());
     if let Some((log, sequence)) = log::locate(medium, directory)? {
-        let not_committed = || Error::NotCommitted { path: directory.to_path_buf() };
         return log::commit(medium, &log, sequence)?.ok_or_else(not_committed);
     }
     let path = directory.join(COMMIT_FILE);
     match medium.kind(directory)? {
-        None => return Err(Error::NoPath { path: directory.to_path_buf() }),
+        None => return Err(Error::NoPath(directory.to_path_buf())),
         // Without a commit record it is no image, and its permission bits do not matter.
         Some(Kind::Directory { .. }) if medium.kind(&path)?.is_some() => medium.check_directory(directory)?,
         Some(_) => {}
     }
-    match medium.read_file(&path, COMMIT_BYTES_MAX) {
-        Ok(bytes) => Commit::decode(&bytes).map_err(|error| Error::decoding(&path, error)),
-        Err(Error::Io(error)) if is_absent(error.errno) => {
-            Err(Error::NotCommitted { path: directory.to_path_buf() })
-        }
-        Err(error) => Err(error),
-    }
+    let bytes = present(medium.read_file(&path, COMMIT_BYTES_MAX), not_committed)?;
+    Commit::decode(&bytes).map_err(|error| Error::decoding(&path, error))
 }
 
 fn read_sealed<T>(
@@ -97,11 +86,8 @@ fn read_sealed<T>(
     let path = directory.join(&file.name);
     let wrong_length = |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
     // One byte more than it should have shows that it is longer.
-    let bytes = match medium.read_file(&path, ByteCount(file.length.get().saturating_add(1))) {
-        Ok(bytes) => bytes,
-        Err(Error::Io(error)) if is_absent(error.errno) => return Err(wrong_length(None)),
-        Err(error) => return Err(error),
-    };
+    let limit = ByteCount(file.length.get().saturating_add(1));
+    let bytes = present(medium.read_file(&path, limit), || wrong_length(None))?;
     if bytes.len() as u64 != file.length.get() {
         return Err(wrong_length(Some(ByteCount(bytes.len() as u64))));
     }
@@ -117,11 +103,7 @@ fn read_sealed<T>(
 fn open_segment(medium: &dyn Medium, directory: &Path, file: &SegmentFile) -> Result<Segment> {
     let path = directory.join(&file.name);
     let wrong_length = |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
-    let pages = match medium.open_pages(&path) {
-        Ok(pages) => pages,
-        Err(Error::Io(error)) if is_absent(error.errno) => return Err(wrong_length(None)),
-        Err(error) => return Err(error),
-    };
+    let pages = present(medium.open_pages(&path), || wrong_length(None))?;
     let found = pages.length()?;
     if found != file.length {
         return Err(wrong_length(Some(found)));
@@ -131,6 +113,11 @@ fn open_segment(medium: &dyn Medium, directory: &Path, file: &SegmentFile) -> Re
     Segment::compressed(path, pages, table, packing.clone())
 }
 
-fn is_absent(errno: Errno) -> bool {
-    errno == Errno::ENOENT || errno == Errno::from(rustix::io::Errno::NOTDIR)
+/// Names the error of a file that is not there.
+fn present<T>(result: Result<T>, absent: impl FnOnce() -> Error) -> Result<T> {
+    let is_absent = |errno| errno == Errno::ENOENT || errno == Errno::from(rustix::io::Errno::NOTDIR);
+    match result {
+        Err(Error::Io(error)) if is_absent(error.errno) => Err(absent()),
+        result => result,
+    }
 }

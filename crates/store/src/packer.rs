@@ -16,8 +16,9 @@ const PAGE: usize = PAGE_BYTES as usize;
 /// What is in a buffer: each page with its space and number, and the checksum of one that is stored.
 #[derive(Debug, Default)]
 pub(crate) struct Packed {
-    pages: Vec<(SpaceId, u64, Option<PageChecksum>)>,
-    stored: u32,
+    pub(crate) pages: Vec<(SpaceId, u64, Option<PageChecksum>)>,
+    /// Pages that are stored, at the front of the buffer.
+    pub(crate) stored: u32,
 }
 
 /// Moves the pages of a buffer that are not zero to its front, and lists all of them.
@@ -68,22 +69,6 @@ pub(crate) fn pack_into(
         }
     }
     PageCount(u64::from(packed.stored))
-}
-
-impl Packed {
-    /// Pages that are stored, at the front of the buffer.
-    pub(crate) const fn stored(&self) -> u32 {
-        self.stored
-    }
-
-    /// Tells each page: its space and number, and for a stored one its place in the buffer and its checksum.
-    pub(crate) fn enter(&self, mut each: impl FnMut(SpaceId, u64, Option<(u32, PageChecksum)>)) {
-        let mut number = 0;
-        for (space, page, checksum) in &self.pages {
-            each(*space, *page, checksum.map(|checksum| (number, checksum)));
-            number += u32::from(checksum.is_some());
-        }
-    }
 }
 
 /// Whether every byte is zero. Most pages that are not show it in their first bytes; the others are read in

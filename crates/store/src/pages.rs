@@ -1,25 +1,60 @@
-//! The way of pages into an image: through a thread of its own, or all at the end when they are few.
+//! The way of pages into an image: hashed and sent to the device by a thread while copiers fill the next buffers, or all
+//! at the end when they are few.
 //!
-//! Owns: the decision between the two, the worker thread and the way to it.
-//! Invariants: orders reach the worker in the order they were sent; no write is under way once the writer, or its end,
+//! Owns: the decision between the two, the worker and the way to it, the page map.
+//! Invariants: batches are taken in the order they were sent; no write is under way once the writer, or its end,
 //! was waited for or dropped.
-//! Does not: write; the worker does.
+//! Does not: copy from a subject, or publish.
 
 use std::path::PathBuf;
-use std::sync::mpsc::{self, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use image::{PageMap, SegmentId, SpaceId};
+use model::{AddressRange, ByteCount};
+use sys::clock::Stopwatch;
+
 use crate::batch::PageBatch;
+use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::layout::WriteOptions;
-use crate::medium::Medium;
-use crate::pool::Pool;
-use crate::worker::{Finished, Order, Worker};
+use crate::medium::{Medium, Writes};
+use crate::meta::WriteTimings;
+use crate::packer::pack_into;
+use crate::pool::{OnPanic, Pool, locked};
+use crate::segment::{EndedSegment, SegmentWriter};
 
 /// Orders that wait for the worker at most; every buffer of a pool can wait, and more would be memory that nobody has
 /// granted.
 const ORDERS_MAX: usize = 64;
+
+/// Bytes that are written at a time when they come from a codec.
+const BUFFER_BYTES: ByteCount = ByteCount(2 << 20);
+
+/// The only segment that a writer makes.
+pub(crate) const SEGMENT: SegmentId = SegmentId(0);
+
+/// What the writer tells its worker.
+#[derive(Debug)]
+pub(crate) enum Order {
+    Pages(PageBatch),
+    Discard(SpaceId, AddressRange),
+    Finish,
+}
+
+/// What the worker has done. No write is under way any more: the kernel may cancel those of a thread that
+/// exits.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) map: PageMap,
+    /// The segment, not yet durable; none if no page was stored.
+    pub(crate) segment: Option<EndedSegment>,
+    /// What has compressed it.
+    pub(crate) codec: Option<&'static dyn Codec>,
+    /// Without that of the commit.
+    pub(crate) timings: WriteTimings,
+}
 
 type Outcome = Result<Option<Finished>>;
 
@@ -53,21 +88,31 @@ pub(crate) enum Ending {
 
 impl PagesWriter {
     pub(crate) fn new(medium: Arc<dyn Medium>, segment: PathBuf, options: WriteOptions) -> Self {
-        let pool = Arc::new(Pool::new(options.buffers.get(), options.buffer_pages.bytes()));
-        let worker = Worker::new(medium, segment, Arc::clone(&pool), options.buffers, options.codec);
-        Self { stage: Mutex::new(Stage::Few { worker: Box::new(worker), held: None }), pool }
+        let WriteOptions { buffers, buffer_pages, codec } = options;
+        let pool = Arc::new(Pool::new(buffers.get(), buffer_pages));
+        let worker = Box::new(Worker {
+            medium,
+            path: segment,
+            pool: Arc::clone(&pool),
+            writes: Writes::Many(buffers),
+            codec,
+            segment: None,
+            map: PageMap::new(),
+            timings: WriteTimings::default(),
+        });
+        Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
     }
 
     /// Many pages are going to come: starts the thread.
     pub(crate) fn begin(&self) -> Result<()> {
-        self.stage().start(&self.pool).map(drop)
+        locked(&self.stage).start(&self.pool).map(drop)
     }
 
     pub(crate) fn send(&self, order: Order) -> Result<()> {
-        let mut stage = self.stage();
+        let mut stage = locked(&self.stage);
         let order = match (&mut *stage, order) {
             (Stage::Few { held: held @ None, .. }, Order::Pages(batch))
-                if batch.size() < self.pool.size() =>
+                if batch.buffer.size() < self.pool.size =>
             {
                 *held = Some(batch);
                 return Ok(());
@@ -84,7 +129,7 @@ impl PagesWriter {
 
     /// Takes no more pages, and has what there is written.
     pub(crate) fn end(self) -> Result<Ending> {
-        match std::mem::replace(&mut *self.stage(), Stage::Over) {
+        match std::mem::replace(&mut *locked(&self.stage), Stage::Over) {
             Stage::Few { worker, held } => worker.write_few(held).map(Ending::Done),
             Stage::Thread { orders, handle } => {
                 let ending = Ending::Coming { pool: Arc::clone(&self.pool), handle };
@@ -99,10 +144,6 @@ impl PagesWriter {
 
     fn pass(&self, orders: &SyncSender<Order>, order: Order) -> Result<()> {
         orders.send(order).map_err(|_| failure(&self.pool))
-    }
-
-    fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -149,10 +190,141 @@ impl Ending {
 
 impl Drop for PagesWriter {
     fn drop(&mut self) {
-        if let Stage::Thread { orders, handle } = std::mem::replace(&mut *self.stage(), Stage::Over) {
+        if let Stage::Thread { orders, handle } = std::mem::replace(&mut *locked(&self.stage), Stage::Over) {
             drop(orders);
             // Its result, or panic, is of no more use: the image is given up.
             let _ = handle.join();
+        }
+    }
+}
+
+/// Puts non-zero pages into a file at `path`, created when the first one comes.
+#[derive(Debug)]
+struct Worker {
+    medium: Arc<dyn Medium>,
+    path: PathBuf,
+    pool: Arc<Pool>,
+    writes: Writes,
+    codec: Option<&'static dyn Codec>,
+    segment: Option<SegmentWriter>,
+    map: PageMap,
+    timings: WriteTimings,
+}
+
+impl Worker {
+    /// Works until told to finish. `None` when the writer was dropped instead.
+    fn run(self, orders: &Receiver<Order>) -> Result<Option<Finished>> {
+        let pool = Arc::clone(&self.pool);
+        let _guard = OnPanic(|error: &Error| pool.fail(error));
+        self.work(orders).inspect_err(|error| pool.fail(error))
+    }
+
+    /// Writes a last batch, which is all there is, without a thread.
+    fn write_few(mut self, batch: Option<PageBatch>) -> Result<Finished> {
+        self.writes = Writes::One;
+        if let Some(batch) = batch {
+            self.store(batch)?;
+        }
+        self.flush()?;
+        if let Some(segment) = &mut self.segment {
+            segment.start_sync()?;
+        }
+        self.finish()
+    }
+
+    fn work(mut self, orders: &Receiver<Order>) -> Result<Option<Finished>> {
+        loop {
+            self.collect()?;
+            let order = match orders.try_recv() {
+                Ok(order) => order,
+                // Buffers must come back even when nothing more is sent: a copier may be waiting for one.
+                Err(TryRecvError::Empty) if self.wait()? => continue,
+                Err(TryRecvError::Empty) => match orders.recv() {
+                    Ok(order) => order,
+                    Err(_) => return Ok(None),
+                },
+                Err(TryRecvError::Disconnected) => return Ok(None),
+            };
+            match order {
+                Order::Pages(batch) => self.store(batch)?,
+                Order::Discard(space, range) => self.map.discard(space, range),
+                Order::Finish => {
+                    self.flush()?;
+                    return self.finish().map(Some);
+                }
+            }
+        }
+    }
+
+    /// Gives back buffers whose writes are complete.
+    fn collect(&mut self) -> Result<()> {
+        let Some(segment) = &mut self.segment else { return Ok(()) };
+        while let Some(buffer) = segment.take_done()? {
+            self.pool.give(buffer);
+        }
+        Ok(())
+    }
+
+    /// Waits for one write; false when none is under way.
+    fn wait(&mut self) -> Result<bool> {
+        let Some(segment) = &mut self.segment else { return Ok(false) };
+        let took = Stopwatch::start();
+        let buffer = segment.wait_done()?;
+        self.timings.write += took.elapsed();
+        let waited = buffer.is_some();
+        buffer.into_iter().for_each(|buffer| self.pool.give(buffer));
+        Ok(waited)
+    }
+
+    fn store(&mut self, batch: PageBatch) -> Result<()> {
+        let mut took = Stopwatch::start();
+        let (mut buffer, pieces) = batch.into_parts();
+        let segment_end = self.segment.as_ref().map_or(0, |segment| segment.end);
+        let packed = pack_into(&mut self.map, SEGMENT, segment_end, &mut buffer, &pieces).bytes();
+        self.pool.give_pieces(pieces);
+        self.timings.hash += took.lap();
+        if packed == ByteCount(0) {
+            self.pool.give(buffer);
+            return Ok(());
+        }
+        let segment = match &mut self.segment {
+            Some(segment) => segment,
+            None => {
+                let begun = self.begin(packed)?;
+                self.segment.insert(begun)
+            }
+        };
+        let compressed_before = segment.spent();
+        segment.submit(buffer, packed)?;
+        self.timings.write += took.lap().saturating_sub(segment.spent() - compressed_before);
+        Ok(())
+    }
+
+    /// Writes what compressing has held back.
+    fn flush(&mut self) -> Result<()> {
+        self.segment.as_mut().map_or(Ok(()), SegmentWriter::flush)
+    }
+
+    fn finish(mut self) -> Result<Finished> {
+        while self.wait()? {}
+        let Self { path, codec, segment, map, mut timings, .. } = self;
+        timings.compress = segment.as_ref().map(SegmentWriter::spent).unwrap_or_default();
+        let ended = segment.map(SegmentWriter::into_ended).transpose();
+        let segment = ended.map_err(|error| Error::encoding(&path, error))?;
+        Ok(Finished { map, segment, codec, timings })
+    }
+
+    /// Begins the segment; `first` bytes of pages come at first.
+    fn begin(&self, first: ByteCount) -> Result<SegmentWriter> {
+        let sink = self.medium.create_pages(&self.path, self.writes)?;
+        let buffer = match self.writes {
+            // All there is, and compressed it is no longer.
+            Writes::One => first,
+            Writes::Many(_) => BUFFER_BYTES,
+        };
+        match self.codec {
+            Some(codec) => SegmentWriter::compressed(sink, codec, buffer),
+            None => Ok(SegmentWriter::plain(sink)),
         }
     }
 }

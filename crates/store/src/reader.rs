@@ -1,11 +1,14 @@
 //! An open image.
 //!
-//! Owns: its records, its index, its open segments.
+//! Owns: its records, its index, its open segments; which chunks of a compressed one a read takes, expanding them.
 //! Invariants: an open image has a good commit record, record file and index; every extent lies inside a
-//! segment of the right length. The image stays readable when it is pruned meanwhile.
-//! Does not: check pages before they are read; `load` and `verify` do.
+//! segment of the right length. The image stays readable when it is pruned meanwhile. Places are those of the expanded
+//! segment; a codec sees only what it wrote. A chunk that is damaged reads as zeros: what is wrong with its pages is
+//! told by whoever checks them, as for any other damage.
+//! Does not: check pages before they are read; `load` and `verify` do. It keeps nothing that it has expanded.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use image::{
@@ -14,8 +17,7 @@ use image::{
 use model::{ByteCount, PAGE_BYTES};
 use sys::Errno;
 
-use crate::codec;
-use crate::compressed::CompressedSource;
+use crate::codec::{self, Codec};
 use crate::error::{Error, Result};
 use crate::layout::parent;
 use crate::medium::PageSource;
@@ -35,8 +37,10 @@ pub struct ImageReader {
 pub(crate) struct Segment {
     pub(crate) path: PathBuf,
     pub(crate) pages: Box<dyn PageSource>,
-    length: ByteCount,
-    file_length: ByteCount,
+    /// The length of its pages when they are not compressed.
+    pub(crate) length: ByteCount,
+    /// The length of its file.
+    pub(crate) file_length: ByteCount,
     packing: Option<Packing>,
 }
 
@@ -67,7 +71,7 @@ impl Segment {
             return Err(Error::Damaged { path: parent(&path).join(&packing.chunks.name), source });
         }
         let length = table.whole();
-        let pages = Box::new(CompressedSource::new(pages, table, codec));
+        let pages = Box::new(CompressedSource { file: pages, table, codec });
         Ok(Self { path, pages, length, file_length, packing: Some(packing) })
     }
 
@@ -75,16 +79,6 @@ impl Segment {
     pub(crate) fn file(&self, id: SegmentId) -> SegmentFile {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         SegmentFile { id, name, length: self.file_length, packing: self.packing.clone() }
-    }
-
-    /// The length of its file.
-    pub(crate) const fn file_length(&self) -> ByteCount {
-        self.file_length
-    }
-
-    /// The length of its pages when they are not compressed.
-    pub(crate) const fn length(&self) -> ByteCount {
-        self.length
     }
 }
 
@@ -97,10 +91,8 @@ impl ImageReader {
         index: PageIndex,
         segments: BTreeMap<SegmentId, Segment>,
     ) -> Result<Self> {
-        check_places(&index, &segments).map_err(|(place, what)| Error::Damaged {
-            path: path.join(&commit.index.name),
-            source: image::Error::Malformed { part: Part::Index, offset: place, what },
-        })?;
+        check_places(&index, &segments)
+            .map_err(|source| Error::Damaged { path: path.join(&commit.index.name), source })?;
         Ok(Self { path, commit, records, index, segments })
     }
 
@@ -159,7 +151,7 @@ impl ImageReader {
     }
 
     /// The codec that its pages are compressed with, if they are.
-    pub(crate) fn codec(&self) -> Option<&'static dyn codec::Codec> {
+    pub(crate) fn codec(&self) -> Option<&'static dyn Codec> {
         let packing = self.segments.values().find_map(|segment| segment.packing.as_ref())?;
         codec::codec(&packing.codec)
     }
@@ -181,10 +173,7 @@ pub(crate) fn check_pages(path: &Path, extent: &Extent, bytes: &[u8]) -> Result<
 }
 
 /// Whether every stored extent lies inside a segment.
-fn check_places(
-    index: &PageIndex,
-    segments: &BTreeMap<SegmentId, Segment>,
-) -> std::result::Result<(), (ByteCount, &'static str)> {
+fn check_places(index: &PageIndex, segments: &BTreeMap<SegmentId, Segment>) -> image::Result<()> {
     let mut last = None;
     for (place, extent) in index.extents().iter().enumerate() {
         let Some((id, bytes)) = extent.stored() else { continue };
@@ -194,11 +183,73 @@ fn check_places(
             _ => segments.get(&id).map_or(0, |segment| segment.length.get()),
         };
         last = Some((id, length));
-        let inside = bytes.end <= length;
-        if !inside {
-            return Err((PageIndex::file_offset(place), "an extent outside the segments"));
+        if bytes.end > length {
+            let (offset, what) = (PageIndex::file_offset(place), "an extent outside the segments");
+            return Err(image::Error::Malformed { part: Part::Index, offset, what });
         }
         debug_assert!(bytes.start.is_multiple_of(PAGE_BYTES), "decoding checks the alignment");
     }
     Ok(())
+}
+
+/// An open compressed segment.
+#[derive(Debug)]
+struct CompressedSource {
+    file: Box<dyn PageSource>,
+    table: ChunkTable,
+    codec: &'static dyn Codec,
+}
+
+impl CompressedSource {
+    fn expand(&self, stored: &[u8], checksum: Checksum, bytes: &mut [u8]) {
+        let good = Checksum::of(stored) == checksum;
+        if good && stored.len() == bytes.len() {
+            bytes.copy_from_slice(stored);
+        } else if !good || !self.codec.expand(stored, bytes) {
+            bytes.fill(0);
+        }
+    }
+}
+
+impl PageSource for CompressedSource {
+    fn length(&self) -> sys::Result<ByteCount> {
+        Ok(self.table.whole())
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: ByteCount) -> sys::Result<()> {
+        let short = || sys::Error::new("read a compressed segment", Errno::SHORT);
+        let end = offset.get().checked_add(buffer.len() as u64).ok_or_else(short)?;
+        let wanted = offset.get()..end;
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        if end > self.table.whole().get() {
+            return Err(short());
+        }
+        let chunks = self.table.chunks(&wanted);
+        let (first, last) = (self.table.place(chunks.start), self.table.place(chunks.end - 1));
+        let place = first.ok_or_else(short)?.0.start..last.ok_or_else(short)?.0.end;
+        let mut stored = vec![0; (place.end - place.start) as usize];
+        self.file.read(&mut stored, ByteCount(place.start))?;
+        for number in chunks {
+            let (chunk, checksum) = self.table.place(number).ok_or_else(short)?;
+            let chunk = &stored[within(&chunk, place.start)];
+            let expanded = self.table.expanded(number);
+            let part = expanded.start.max(wanted.start)..expanded.end.min(wanted.end);
+            let target = &mut buffer[within(&part, wanted.start)];
+            if part == expanded {
+                self.expand(chunk, checksum, target);
+            } else {
+                let mut scratch = vec![0; (expanded.end - expanded.start) as usize];
+                self.expand(chunk, checksum, &mut scratch);
+                target.copy_from_slice(&scratch[within(&part, expanded.start)]);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A range as places behind a start.
+const fn within(range: &Range<u64>, start: u64) -> Range<usize> {
+    (range.start - start) as usize..(range.end - start) as usize
 }

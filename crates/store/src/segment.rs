@@ -29,7 +29,8 @@ const BUFFERS_MAX: usize = 4;
 #[derive(Debug)]
 pub(crate) struct SegmentWriter {
     sink: Box<dyn PageFile>,
-    end: u64,
+    /// Where the next page lies, as the map has it.
+    pub(crate) end: u64,
     compressed: Option<Compressed>,
 }
 
@@ -100,11 +101,6 @@ impl SegmentWriter {
             spent: Duration::ZERO,
         };
         Ok(Self { sink, end: 0, compressed: Some(compressed) })
-    }
-
-    /// Where the next page lies, as the map has it.
-    pub(crate) const fn end(&self) -> ByteCount {
-        ByteCount(self.end)
     }
 
     /// How long compressing took so far.

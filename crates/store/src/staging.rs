@@ -1,9 +1,13 @@
 //! Directories on their way in or out: hidden, locked, and removed when their writer is gone.
 //!
-//! Owns: the names of such directories, their lock, their removal.
+//! Owns: the names of such directories, their lock, their removal; the one way in which anything becomes visible in a
+//! store: durable first, then renamed, then durable again.
 //! Invariants: a staging directory is locked for as long as somebody works on it; one that can be locked is
-//! a dead writer's and may go.
-//! Does not: know what an image consists of.
+//! a dead writer's and may go. Before it is published nothing is at the target, or an empty directory; afterwards, all
+//! of what was staged, durably; after a crash in between, one or the other.
+//! Does not: know what an image consists of; write or sync the files inside: whoever stages them does, before.
+//!
+//! Proof: `crates/store/tests/power_cut.rs`, which cuts the power at every step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,10 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use model::ByteCount;
 use sys::Errno;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_one_of};
 use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, parent};
 use crate::medium::{Entry, Kind, Lock, Medium};
-use crate::publish::publish;
 
 /// What a staging directory's name ends with; it begins with a dot.
 const SUFFIX: &str = ".partial";
@@ -29,7 +32,8 @@ static COUNTER: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub(crate) struct Staging {
     medium: Arc<dyn Medium>,
-    path: PathBuf,
+    /// Where to put the files.
+    pub(crate) path: PathBuf,
     target: PathBuf,
     _lock: Box<dyn Lock>,
     published: bool,
@@ -38,7 +42,7 @@ pub(crate) struct Staging {
 impl Staging {
     /// A staging directory beside `target`, which must not exist, or be an empty directory.
     pub(crate) fn create(medium: Arc<dyn Medium>, target: &Path) -> Result<Self> {
-        let exists = || Error::Exists { path: target.to_path_buf() };
+        let exists = || Error::Exists(target.to_path_buf());
         let name = target.file_name().ok_or_else(exists)?.to_string_lossy().into_owned();
         match medium.kind(target)? {
             None => {}
@@ -49,16 +53,12 @@ impl Staging {
         Ok(Self { medium, path, target: target.to_path_buf(), _lock: lock, published: false })
     }
 
-    /// Where to put the files.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Makes the directory, whose files are durable, visible under its final name.
     pub(crate) fn publish(mut self) -> Result<()> {
-        publish(&*self.medium, &self.path, &self.target).map_err(|error| match error.errno {
-            errno if is_taken(errno) => Error::Exists { path: self.target.clone() },
-            _ => Error::from(error),
+        use rustix::io::Errno as Taken;
+        publish(&*self.medium, &self.path, &self.target).map_err(|error| {
+            let is_taken = is_one_of(error.errno, &[Taken::EXIST, Taken::NOTEMPTY, Taken::NOTDIR]);
+            if is_taken { Error::Exists(self.target.clone()) } else { error.into() }
         })?;
         self.published = true;
         Ok(())
@@ -72,6 +72,17 @@ impl Drop for Staging {
             let _ = remove_tree(&*self.medium, &self.path);
         }
     }
+}
+
+/// Makes a staged directory, whose files are durable, visible under its final name.
+fn publish(medium: &dyn Medium, staged: &Path, target: &Path) -> sys::Result<()> {
+    medium.sync_directory(staged)?;
+    medium.rename(staged, target)?;
+    medium.sync_directory(parent(target)).inspect_err(|_| {
+        // Visible, but perhaps not for long: better not visible at all. Should this fail too, what is
+        // visible is nevertheless whole.
+        let _ = medium.rename(target, staged);
+    })
 }
 
 /// Removes a visible directory, so that after a crash it is there whole or not at all. False when somebody
@@ -198,9 +209,4 @@ fn remove_tree(medium: &dyn Medium, path: &Path) -> sys::Result<()> {
         medium.remove_file(&path.join(entry.name))?;
     }
     medium.remove_directory(path)
-}
-
-fn is_taken(errno: Errno) -> bool {
-    use rustix::io::Errno as Taken;
-    [Taken::EXIST, Taken::NOTEMPTY, Taken::NOTDIR].iter().any(|taken| Errno::from(*taken) == errno)
 }

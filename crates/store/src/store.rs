@@ -56,11 +56,7 @@ impl Store {
         Self::open_on(medium, &root)
     }
 
-    /// As `open`, on any medium.
-    ///
-    /// # Errors
-    ///
-    /// As `open`.
+    /// As `open`, on any medium. Fails as `open`.
     pub fn open_on(medium: Arc<dyn Medium>, root: &Path) -> Result<Self> {
         let root = &*medium.resolve(root)?;
         match medium.kind(root)? {
@@ -68,7 +64,7 @@ impl Store {
                 return Err(Error::Exposed { path: root.to_path_buf(), mode });
             }
             Some(Kind::Directory { .. }) => medium.check_directory(root)?,
-            Some(Kind::File) => return Err(Error::NotDirectory { path: root.to_path_buf() }),
+            Some(Kind::File) => return Err(Error::NotDirectory(root.to_path_buf())),
             None => create_durably(&*medium, root)?,
         }
         Ok(Self { medium, root: root.to_path_buf() })
@@ -80,11 +76,7 @@ impl Store {
         &self.root
     }
 
-    /// All subjects, by name.
-    ///
-    /// # Errors
-    ///
-    /// When the store cannot be listed.
+    /// All subjects, by name. Fails when the store cannot be listed.
     pub fn names(&self) -> Result<Vec<SubjectName>> {
         let entries = self.medium.list(&self.root)?;
         let directories = entries.into_iter().filter(|entry| entry.is_directory);
@@ -94,10 +86,7 @@ impl Store {
     }
 
     /// The number that the next checkpoint of a subject gets: above all that are there, whole or not.
-    ///
-    /// # Errors
-    ///
-    /// When the subject's directory cannot be listed.
+    /// Fails when the subject's directory cannot be listed.
     pub fn next_sequence(&self, name: &SubjectName) -> Result<Sequence> {
         Ok(self.sequences(name)?.last().map_or(Sequence(1), |last| Sequence(last.0.saturating_add(1))))
     }
@@ -118,11 +107,7 @@ impl Store {
         ImageWriter::create_on(Arc::clone(&self.medium), &self.image_path(name, sequence), options)
     }
 
-    /// Opens a subject's log for writing.
-    ///
-    /// # Errors
-    ///
-    /// As `LogWriter::open_on`.
+    /// Opens a subject's log for writing. Fails as `LogWriter::open_on`.
     pub fn open_log(&self, name: &SubjectName, options: LogOptions) -> Result<LogWriter> {
         self.prepare(name)?;
         self.sweep_all();
@@ -130,10 +115,7 @@ impl Store {
     }
 
     /// Everything that has a number, in rising order, committed or not.
-    ///
-    /// # Errors
-    ///
-    /// When the subject's directory cannot be listed.
+    /// Fails when the subject's directory cannot be listed.
     pub fn entries(&self, name: &SubjectName) -> Result<Vec<StoreEntry>> {
         let entry = |sequence| {
             let path = self.image_path(name, sequence);
@@ -151,20 +133,13 @@ impl Store {
     }
 
     /// The committed images, in rising order, with their commit records.
-    ///
-    /// # Errors
-    ///
-    /// When the subject's directory cannot be listed.
+    /// Fails when the subject's directory cannot be listed.
     pub fn list(&self, name: &SubjectName) -> Result<Vec<(Sequence, Commit)>> {
         let entries = self.entries(name)?.into_iter();
         Ok(entries.filter_map(|entry| Some((entry.sequence, entry.commit.ok()?))).collect())
     }
 
-    /// The committed image with the highest number.
-    ///
-    /// # Errors
-    ///
-    /// When the subject's directory cannot be listed.
+    /// The committed image with the highest number. Fails when the subject's directory cannot be listed.
     pub fn newest(&self, name: &SubjectName) -> Result<Option<(Sequence, PathBuf)>> {
         let newest = |sequence: &Sequence| {
             opening::read_commit(&*self.medium, &self.image_path(name, *sequence)).is_ok()
@@ -209,20 +184,12 @@ impl Store {
         }
     }
 
-    /// Opens the image or the checkpoint of the log with this number.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound`, or as `ImageReader::open`.
+    /// Opens the image or the checkpoint of the log with this number. Fails with `NotFound`, or as `ImageReader::open`.
     pub fn image(&self, name: &SubjectName, sequence: Sequence) -> Result<ImageReader> {
         self.read(&self.get(name, sequence)?)
     }
 
-    /// Opens an image on this store's medium.
-    ///
-    /// # Errors
-    ///
-    /// As `ImageReader::open`.
+    /// Opens an image on this store's medium. Fails as `ImageReader::open`.
     pub fn read(&self, path: &Path) -> Result<ImageReader> {
         ImageReader::open_on(&*self.medium, path)
     }
@@ -236,7 +203,7 @@ impl Store {
     pub fn link(&self, image: &Path, name: &SubjectName) -> Result<PathBuf> {
         let sequence = opening::read_commit(&*self.medium, image)?.sequence;
         if self.sequences(name)?.contains(&sequence) {
-            return Err(Error::Exists { path: self.image_path(name, sequence) });
+            return Err(Error::Exists(self.image_path(name, sequence)));
         }
         self.prepare(name)?;
         let path = self.image_path(name, sequence);
@@ -245,11 +212,7 @@ impl Store {
     }
 
     /// Removes one image; false when there is none of this number, or when somebody else is removing it.
-    /// Checkpoints of a log go by its policy, or with `prune`.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be removed.
+    /// Checkpoints of a log go by its policy, or with `prune`. Fails when it cannot be removed.
     pub fn remove(&self, name: &SubjectName, sequence: Sequence) -> Result<bool> {
         let path = self.image_path(name, sequence);
         Ok(self.medium.kind(&path)?.is_some() && staging::retire(&*self.medium, &path)?)
@@ -291,18 +254,21 @@ impl Store {
                 removed.push(sequence);
             }
         }
-        if kept_of_log < logged.len() {
-            removed.extend(self.prune_log(name, &logged, kept_of_log)?);
+        let log = self.log(name);
+        if kept_of_log > 0 && kept_of_log < logged.len() {
+            removed.extend(log::squash::prune(&self.medium, &log, kept_of_log)?);
+        } else if kept_of_log == 0 && !logged.is_empty() {
+            if !staging::retire(&*self.medium, &log)? {
+                return Err(Error::LogBusy(log));
+            }
+            removed.extend(logged);
         }
         removed.sort_unstable();
         Ok(removed)
     }
 
     /// Removes what dead writers of a subject left behind, and says how many there were.
-    ///
-    /// # Errors
-    ///
-    /// When the subject's directory cannot be listed.
+    /// Fails when the subject's directory cannot be listed.
     pub fn sweep(&self, name: &SubjectName) -> Result<usize> {
         staging::sweep(&*self.medium, &self.subject(name))
     }
@@ -322,17 +288,6 @@ impl Store {
             create_durably(&*self.medium, &directory)?;
         }
         self.medium.check_directory(&directory)
-    }
-
-    fn prune_log(&self, name: &SubjectName, logged: &[Sequence], keep: usize) -> Result<Vec<Sequence>> {
-        let directory = self.log(name);
-        if keep == 0 {
-            if !staging::retire(&*self.medium, &directory)? {
-                return Err(Error::LogBusy { path: directory });
-            }
-            return Ok(logged.to_vec());
-        }
-        log::prune::prune(&self.medium, &directory, keep)
     }
 
     pub(crate) fn subject(&self, name: &SubjectName) -> PathBuf {

@@ -27,11 +27,7 @@ pub struct Garbage {
 
 impl Store {
     /// The subject that the images under this name were copied from; `None` when the name is a subject's own,
-    /// or nothing.
-    ///
-    /// # Errors
-    ///
-    /// When the store cannot be read.
+    /// or nothing. Fails when the store cannot be read.
     pub fn copy_of(&self, name: &SubjectName) -> Result<Option<String>> {
         if self.medium.kind(&self.log(name))?.is_some() {
             return Ok(None);
@@ -57,7 +53,7 @@ impl Store {
         if self.medium.kind(&directory)?.is_some() {
             self.sweep(name)?;
             if !self.medium.list(&directory)?.is_empty() {
-                return Err(Error::Exists { path: directory });
+                return Err(Error::Exists(directory));
             }
         }
         self.link(image, name)
@@ -72,11 +68,7 @@ impl Store {
         let entries = self.entries(name)?;
         if self.copy_of(name)?.is_none() {
             let there = self.medium.kind(&self.subject(name))?.is_some();
-            return Err(if there {
-                Error::NotACopy { name: name.to_string() }
-            } else {
-                self.not_found(name, None)
-            });
+            return Err(if there { Error::NotACopy(name.to_string()) } else { self.not_found(name, None) });
         }
         for entry in entries {
             self.remove(name, entry.sequence)?;
@@ -125,14 +117,10 @@ impl Store {
         self.medium.check_directory(&self.subject(name))?;
         let left = staging::leftovers(&*self.medium, &self.subject(name), remove)?;
         garbage.found.extend(left);
-        match self.medium.kind(&self.log(name))? {
-            Some(_) => self.garbage_of_log(name, remove, garbage),
-            None => Ok(()),
-        }
-    }
-
-    fn garbage_of_log(&self, name: &SubjectName, remove: bool, garbage: &mut Garbage) -> Result<()> {
         let directory = self.log(name);
+        if self.medium.kind(&directory)?.is_none() {
+            return Ok(());
+        }
         self.medium.check_directory(&directory)?;
         // Held to the end: a writer that came meanwhile would make segments that no checkpoint names yet.
         let Some(_lock) = self.medium.lock(&directory)? else {

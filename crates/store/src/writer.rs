@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use image::{Checksum, Commit, ImageKind, Packing, PageIndex, RecordSet, SealedFile, SegmentFile, SpaceId};
-use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount};
+use model::{AddressRange, ByteCount, PageCount};
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
@@ -20,10 +20,9 @@ use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions, parent}
 use crate::log::{LogCommitted, Ticket};
 use crate::medium::{Medium, NewFile};
 use crate::meta::{CommitMeta, WriteTimings};
-use crate::pages::PagesWriter;
+use crate::pages::{Finished, Order, PagesWriter, SEGMENT};
 use crate::sink::{OpenCheckpoint, PageSink};
 use crate::staging::{self, Staging};
-use crate::worker::{Finished, Order, SEGMENT};
 
 const SEGMENT_FILE: &str = "pages-0.seg";
 const CHUNKS_FILE: &str = "chunks-0";
@@ -59,15 +58,11 @@ impl ImageWriter {
         Self::create_on(Arc::new(Directory::default()), path, options)
     }
 
-    /// As `create`, on any medium.
-    ///
-    /// # Errors
-    ///
-    /// As `create`.
+    /// As `create`, on any medium. Fails as `create`.
     pub fn create_on(medium: Arc<dyn Medium>, path: &Path, options: WriteOptions) -> Result<Self> {
         staging::sweep(&*medium, parent(path))?;
         let staging = Staging::create(Arc::clone(&medium), path)?;
-        let segment = staging.path().join(SEGMENT_FILE);
+        let segment = staging.path.join(SEGMENT_FILE);
         let pages = PagesWriter::new(Arc::clone(&medium), segment, options);
         Ok(Self { pages, staging, medium, target: path.to_path_buf() })
     }
@@ -81,7 +76,7 @@ impl ImageWriter {
         let Self { pages, staging, medium, target } = self;
         let took = Stopwatch::start();
         let ending = pages.end()?;
-        let files = Files { medium: &*medium, directory: staging.path() };
+        let files = Files { medium: &*medium, directory: &staging.path };
         // While the last pages are on their way to the device.
         let sealed = files.seal_records(records);
         let finished = ending.wait()?;
@@ -105,9 +100,8 @@ impl ImageWriter {
             chunks_file.sync()?;
         }
         commit_file.sync()?;
-        let Finished { hash, compress, write, .. } = finished;
         staging.publish()?;
-        let timings = WriteTimings { hash, compress, write, commit: took.elapsed() };
+        let timings = WriteTimings { commit: took.elapsed(), ..finished.timings };
         Ok(Committed { path: target, commit, timings })
     }
 }
@@ -118,7 +112,7 @@ impl PageSink for ImageWriter {
     fn buffer(&self) -> Result<PageBatch> {
         // Now rather than with the first batch, which may come inside a pause.
         self.pages.begin()?;
-        self.pages.pool.take().map(PageBatch::over)
+        self.pages.pool.take(|| Ok(())).map(PageBatch::unlent)
     }
 
     fn buffer_for(&self, pages: PageCount) -> Result<PageBatch> {
@@ -134,11 +128,11 @@ impl PageSink for ImageWriter {
 
     /// Not of the pool: the worker needs all of it.
     fn spare(&self) -> Result<PageBatch> {
-        Ok(PageBatch::over(PageBuffer::new(self.pages.pool.size())?))
+        Ok(PageBatch::over(PageBuffer::new(self.pages.pool.size)?))
     }
 
     fn buffer_pages(&self) -> PageCount {
-        PageCount(self.pages.pool.size().get() / PAGE_BYTES)
+        self.pages.pool.buffer_pages()
     }
 
     fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {

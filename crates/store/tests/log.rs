@@ -224,7 +224,7 @@ fn nobody_waits_for_a_buffer_beyond_the_limit_or_after_being_told_not_to() {
     let limit = Duration::from_millis(20);
     epoch.limit_waits(Some(limit));
     let begun = std::time::Instant::now();
-    assert!(matches!(epoch.buffer(), Err(Error::Slow { waited }) if waited == limit));
+    assert!(matches!(epoch.buffer(), Err(Error::Slow(waited)) if waited == limit));
     assert!(begun.elapsed() >= limit);
     epoch.limit_waits(None);
     std::thread::scope(|scope| {

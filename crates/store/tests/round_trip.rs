@@ -196,7 +196,7 @@ fn a_batch_can_be_built_from_own_buffers_and_lose_pieces() {
     }
     batch.retain(|piece| piece.start != Address(2 * PAGE_BYTES));
     let last = *batch.pieces().last().unwrap();
-    assert_eq!(batch.piece_bytes_mut(&last)[0], 5);
+    assert_eq!(batch.bytes_mut()[last.at.bytes().get() as usize], 5);
     writer.append(batch).unwrap();
     let committed = writer.finish(&records(), meta(1)).unwrap();
     assert_eq!(committed.commit.segments[0].length, PageCount(4).bytes(), "pages left out are not stored");

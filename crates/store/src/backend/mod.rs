@@ -40,6 +40,6 @@ pub(crate) fn locate(location: &Path) -> Result<(Arc<dyn Medium>, PathBuf)> {
     };
     match BACKENDS.iter().find(|backend| backend.scheme == scheme) {
         Some(backend) => Ok(((backend.connect)(), PathBuf::from(rest))),
-        None => Err(Error::UnknownBackend { scheme: scheme.to_owned() }),
+        None => Err(Error::UnknownBackend(scheme.to_owned())),
     }
 }

@@ -48,14 +48,14 @@ pub(super) struct Fill {
 #[derive(Debug, Default)]
 pub(super) struct Cleaner {
     queue: VecDeque<(LogSegment, Vec<Move>)>,
-    buffers: Vec<PageBuffer>,
+    pub(super) buffers: Vec<PageBuffer>,
     buffers_made: usize,
 }
 
 impl Fill {
     /// Counts.
     pub(super) fn of(segments: &Segments) -> Self {
-        let mut fill = Self { blocks: segments.blocks(), used: 0, live: 0 };
+        let mut fill = Self { blocks: segments.blocks, used: 0, live: 0 };
         for state in segments.iter().filter(|state| state.live > 0) {
             fill.used += fill.blocks;
             fill.live += u64::from(state.live);
@@ -105,7 +105,7 @@ impl Cleaner {
         if moves.is_empty() {
             return;
         }
-        for (space, page, cell) in state.pages().iter() {
+        for (space, page, cell) in state.pages.iter() {
             let Cell::At(spot, checksum) = cell else { continue };
             let place = state.segments.place(spot);
             if let Some(moves) = moves.get_mut(&place.segment) {
@@ -120,7 +120,7 @@ impl Cleaner {
 
     /// Keeps the helper busy with what is planned.
     pub(super) fn feed(&mut self, helper: &mut Helper) -> Result<()> {
-        while helper.reading() < JOBS_MAX && !self.queue.is_empty() {
+        while helper.reading < JOBS_MAX && !self.queue.is_empty() {
             let buffer = match self.buffers.pop() {
                 Some(buffer) => buffer,
                 None if self.buffers_made < JOBS_MAX => {
@@ -134,11 +134,6 @@ impl Cleaner {
             }
         }
         Ok(())
-    }
-
-    /// Brings a buffer back.
-    pub(super) fn give(&mut self, buffer: PageBuffer) {
-        self.buffers.push(buffer);
     }
 }
 

@@ -4,7 +4,7 @@
 //! Invariants: only segments that are durable, and that nothing is written to any more; the file as it was written goes
 //! when everything that takes its place is durable. Each is tried once: what fails leaves it as it was, and no commit
 //! fails for it.
-//! Does not: read pages for anybody; `segment_file` does, whichever file there is.
+//! Does not: read pages for anybody; `layout` does, whichever file there is.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

@@ -11,9 +11,8 @@ use model::{ByteCount, PageCount};
 use sys::Errno;
 
 use super::clean::Fill;
-use super::pending::Pending;
 use super::queue::Finish;
-use super::scribe::{OpenEpoch, Scribe};
+use super::scribe::{OpenEpoch, Pending, Scribe};
 use super::segments::too_long;
 use super::space::{self, Kept};
 use super::table::Cell;
@@ -21,6 +20,7 @@ use super::tail::Owner;
 use super::ticket::LogCommitted;
 use crate::error::{Error, Result};
 use crate::meta::CommitMeta;
+use crate::pool::locked;
 
 /// What a checkpoint's own bytes are called where a file of an image would be.
 const LOG_FILE: &str = "log";
@@ -53,17 +53,17 @@ impl Scribe {
         let changed = self.state.set_records(records);
         self.state.apply(&epoch.delta);
         let moved = self.move_pages(epoch)?;
-        let appended = ByteCount(self.tail.written());
+        let appended = ByteCount(self.tail.written);
         let part = self.parts.next(&self.state, &mut epoch.delta, &changed, appended);
-        let part = part.map_err(|error| Error::encoding(self.tail.directory(), error))?;
+        let part = part.map_err(|error| Error::encoding(&self.tail.directory, error))?;
         let blob = self.tail.blob(&part.bytes)?;
         self.status.full_indexes += u64::from(part.is_full());
         self.parts.enter(blob.clone(), &part);
-        let written = self.tail.written() - epoch.begun_at + part.bytes.len() as u64;
+        let written = self.tail.written - epoch.begun_at + part.bytes.len() as u64;
         let commit = self.commit_record(epoch, meta, &blob, written);
-        self.retention.thin(&commit, &self.shared.held());
+        self.retention.thin(&commit, &locked(&self.shared.state).held);
         self.publish(&self.root(&commit))?;
-        let written = ByteCount(self.tail.written() - epoch.begun_at);
+        let written = ByteCount(self.tail.written - epoch.begun_at);
         let (sequence, timings) = (epoch.sequence, epoch.timings);
         Ok(LogCommitted { sequence, commit, written, moved, timings })
     }
@@ -71,15 +71,15 @@ impl Scribe {
     /// Writes a root, and the slot that names it: its checkpoint is the newest one that is kept.
     pub(super) fn publish(&mut self, root: &LogRoot) -> Result<()> {
         let bytes = root.encode(self.may_be_compressed());
-        let bytes = bytes.map_err(|error| Error::encoding(self.tail.directory(), error))?;
+        let bytes = bytes.map_err(|error| Error::encoding(&self.tail.directory, error))?;
         let place = self.tail.blob(&bytes)?;
         self.tail.flush()?;
         let kept = Kept::new(&root.commit, place.clone(), root.segments.iter().copied());
         // Segments that hold blobs alone are known too, so that they are removed when nothing needs them.
-        if !kept.segments().iter().all(|number| self.state.segments.add(*number).is_some()) {
+        if !kept.segments.iter().all(|number| self.state.segments.add(*number).is_some()) {
             return Err(too_long());
         }
-        self.retention.push(kept);
+        self.retention.kept.push(kept);
         self.slot(root.commit.sequence, place)
     }
 
@@ -88,7 +88,7 @@ impl Scribe {
         let quota = Fill::of(&self.state.segments).quota(epoch.pages_written);
         let mut moved = 0;
         while moved < quota
-            && let Some((mut job, read)) = self.tail.helper().take_read()
+            && let Some((mut job, read)) = self.tail.helper.take_read()
         {
             match read {
                 Ok(()) => {}
@@ -99,8 +99,7 @@ impl Scribe {
             let mut live = 0;
             for number in 0..job.moves.len() {
                 let entry = job.moves[number];
-                if self.state.pages().get(entry.space, entry.page)
-                    == Some(Cell::At(entry.spot, entry.checksum))
+                if self.state.pages.get(entry.space, entry.page) == Some(Cell::At(entry.spot, entry.checksum))
                 {
                     job.moves[live] = entry;
                     let block = |number: usize| number * image::LOG_BLOCK_BYTES as usize;
@@ -115,7 +114,7 @@ impl Scribe {
                 epoch.delta.set(entry.space, entry.page, cell);
             }
             moved += live as u64;
-            self.cleaner.feed(self.tail.helper())?;
+            self.cleaner.feed(&mut self.tail.helper)?;
         }
         self.status.moved.0 += moved;
         Ok(PageCount(moved))
@@ -124,19 +123,19 @@ impl Scribe {
     fn commit_record(&self, epoch: &OpenEpoch, meta: CommitMeta, part: &Blob, written: u64) -> Commit {
         let file = SealedFile { name: LOG_FILE.to_owned(), length: part.length(), checksum: part.checksum };
         let kind = if epoch.delta.full { ImageKind::Full } else { ImageKind::Delta };
-        let (pages, bytes) = (PageCount(self.state.pages().pages()), ByteCount(written));
+        let (pages, bytes) = (PageCount(self.state.pages.pages), ByteCount(written));
         let meta = CommitMeta { sequence: epoch.sequence, ..meta };
         meta.record(kind, pages, bytes, file.clone(), file, Vec::new())
     }
 
     /// A root that names the parts, the older checkpoints that stay, and the segments that it needs.
     fn root(&self, commit: &Commit) -> LogRoot {
-        let parts = self.parts.all();
+        let parts = &self.parts.parts;
         let live = self.state.segments.iter().filter(|state| state.live > 0).map(|state| state.number);
         let indexes = parts.iter().flat_map(|part| space::segments_of(&part.blob));
         LogRoot {
             commit: commit.clone(),
-            parts: parts.to_vec(),
+            parts: parts.clone(),
             kept: self.retention.entries().cloned().collect(),
             segments: live.chain(indexes).collect::<BTreeSet<_>>().into_iter().collect(),
         }

@@ -20,9 +20,11 @@ const DROPS_LOOSE_MAX: usize = 1024;
 pub(super) struct Delta {
     /// Nothing of the earlier state counts.
     pub(super) full: bool,
-    drops: Vec<(SpaceId, Range<u64>)>,
+    /// The ranges it drops, in no order; the same pages may be in several.
+    pub(super) drops: Vec<(SpaceId, Range<u64>)>,
     join_at: usize,
-    pages: PageTable,
+    /// The pages it brings.
+    pub(super) pages: PageTable,
 }
 
 impl Delta {
@@ -65,16 +67,6 @@ impl Delta {
         for (space, page, cell) in later.pages.iter() {
             self.set(space, page, cell);
         }
-    }
-
-    /// The pages it brings.
-    pub(super) const fn pages(&self) -> &PageTable {
-        &self.pages
-    }
-
-    /// The ranges it drops, in no order; the same pages may be in several.
-    pub(super) fn drops(&self) -> &[(SpaceId, Range<u64>)] {
-        &self.drops
     }
 
     /// Writes it into a part.

@@ -16,8 +16,7 @@ use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 
 use super::aside::Aside;
-use super::layout::{Shape, create_segment, too_many};
-use super::segment_file::{self, check_page};
+use super::layout::{Shape, check_page, create_segment, open_segment, remove_segment, too_many};
 use super::table::Spot;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, PageFile};
@@ -77,7 +76,8 @@ pub(super) struct Helper {
     asked: u32,
     ready: VecDeque<(LogSegment, Result<Box<dyn PageFile>>)>,
     read: VecDeque<(MoveJob, Result<()>)>,
-    reading: usize,
+    /// Reads that are under way or wait to be taken.
+    pub(super) reading: usize,
     /// For where there is no thread.
     reader: PartReader,
 }
@@ -131,11 +131,6 @@ impl Helper {
     pub(super) fn read(&mut self, job: MoveJob) {
         self.reading += 1;
         self.give(Job::Read(job));
-    }
-
-    /// Reads that are under way or wait to be taken.
-    pub(super) fn reading(&self) -> usize {
-        self.reading
     }
 
     /// A read that is complete, if there is one now.
@@ -225,12 +220,12 @@ impl Work {
     }
 
     fn remove(&self, numbers: &[LogSegment]) {
-        numbers.iter().for_each(|number| segment_file::remove(&*self.medium, &self.directory, *number));
+        numbers.iter().for_each(|number| remove_segment(&*self.medium, &self.directory, *number));
     }
 
     /// Fills the buffer with the pages of a job, one behind the other, and checks them.
     fn read(&self, job: &mut MoveJob, reader: &mut PartReader) -> Result<()> {
-        let segment = segment_file::open(&*self.medium, &self.directory, job.segment)?;
+        let segment = open_segment(&*self.medium, &self.directory, job.segment)?;
         let mut done = 0;
         while done < job.moves.len() {
             let (parts, blocks) = stretches(&job.moves[done..]);

@@ -3,7 +3,7 @@
 //! Owns: `Ticket`; the log writer of a log whose callers do the work.
 //! Does not: answer; the log writer does.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use model::Sequence;
@@ -11,23 +11,20 @@ use model::Sequence;
 use super::scribe::Scribe;
 use super::ticket::{LogCommitted, TicketState};
 use crate::error::Result;
+use crate::pool::locked;
 
 /// A log writer that works when it is called.
 #[derive(Debug, Default)]
-pub(super) struct Here(Mutex<Option<Scribe>>);
+pub(super) struct Here(pub(super) Mutex<Option<Scribe>>);
 
 /// The promise of an answer: durable, or why not.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    state: Arc<TicketState>,
-    here: Arc<Here>,
+    pub(super) state: Arc<TicketState>,
+    pub(super) here: Arc<Here>,
 }
 
 impl Ticket {
-    pub(super) const fn new(state: Arc<TicketState>, here: Arc<Here>) -> Self {
-        Self { state, here }
-    }
-
     /// Of a checkpoint that is all that it will be.
     pub(crate) fn answered(committed: LogCommitted) -> Self {
         let state = TicketState::new(committed.sequence);
@@ -52,41 +49,21 @@ impl Ticket {
         self.state.wait(None).unwrap_or_else(gone)
     }
 
-    /// As `wait`, for so long at most; `None` when it is still under way then.
-    ///
-    /// # Errors
-    ///
-    /// As `wait`.
+    /// As `wait`, for so long at most; `None` when it is still under way then. Fails as `wait`.
     pub fn wait_for(&self, timeout: Duration) -> Result<Option<LogCommitted>> {
         let _ = self.here.drive();
         self.state.wait(Some(timeout)).transpose()
     }
 
-    /// Whether it is durable yet; `None` while it is under way.
-    ///
-    /// # Errors
-    ///
-    /// As `wait`.
+    /// Whether it is durable yet; `None` while it is under way. Fails as `wait`.
     pub fn poll(&self) -> Result<Option<LogCommitted>> {
         self.state.get().transpose()
     }
 }
 
 impl Here {
-    pub(super) fn set(&self, scribe: Scribe) {
-        *self.lock() = Some(scribe);
-    }
-
-    pub(super) fn take(&self) -> Option<Scribe> {
-        self.lock().take()
-    }
-
     /// Lets the scribe work, if it is one that works here.
     pub(super) fn drive(&self) -> Result<()> {
-        self.lock().as_mut().map_or(Ok(()), Scribe::drive)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Scribe>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0).as_mut().map_or(Ok(()), Scribe::drive)
     }
 }

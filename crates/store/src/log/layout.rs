@@ -1,20 +1,28 @@
-//! Names, sizes and the first blocks of a segment's file.
+//! The files of a segment, as it was written or compressed.
 //!
-//! Owns: what a segment's files are called, how they are divided, how a new one is made and old ones are found.
+//! Owns: what they are called, how they are divided, how a new one is made, opened, checked and removed, and old ones are
+//! found.
 //! Invariants: a segment is durable, name and header included, before anything is written into it; a number
-//! is never used twice.
-//! Does not: decide when one is needed.
+//! is never used twice. A place in a segment is the same place in either file; the file as it was written counts as long
+//! as it is there.
+//! Does not: decide when one is needed; compress, `cold` does.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use image::{LOG_BLOCK_BYTES, LogHeader, LogId, LogSegment};
-use model::ByteCount;
+use image::{
+    Checksum, ChunkTable, Extent, LOG_BLOCK_BYTES, LogHeader, LogId, LogSegment, Packing, PageChecksum,
+    SealedFile, SegmentId, Source, SpaceId,
+};
+use model::{Address, ByteCount, PAGE_BYTES, PageCount};
 use sys::page_buffer::PageBuffer;
 
+use crate::codec::{self, CODECS};
 use crate::error::{Error, Result};
 use crate::medium::{Medium, PageFile};
+use crate::reader::{Segment, check_pages};
+use crate::trust;
 
 /// The directory of a subject that holds its log.
 pub(crate) const LOG_DIRECTORY: &str = "log";
@@ -34,6 +42,9 @@ pub(super) const SEGMENT_BYTES_MIN: u64 = 2 * HEAD_BYTES.0;
 
 /// The greatest size of a segment: above it nothing gets faster, and cleaning gets coarser.
 pub(super) const SEGMENT_BYTES_MAX: u64 = 1 << 30;
+
+/// The longest table of chunks that is read: many times that of the longest segment.
+const CHUNKS_BYTES_MAX: ByteCount = ByteCount(1 << 20);
 
 const SUFFIX: &str = "seg";
 const CHUNKS_SUFFIX: &str = "chunks";
@@ -159,6 +170,79 @@ pub(super) fn create_segment(
         }
         error.into()
     })
+}
+
+/// Opens a segment. ENOENT when it is not there: its writer may have removed it since it was listed.
+pub(super) fn open_segment(medium: &dyn Medium, directory: &Path, number: LogSegment) -> Result<Segment> {
+    let plain = segment_path(directory, number);
+    match absent(medium.open_pages(&plain))? {
+        Ok(pages) => Segment::new(plain, pages),
+        // What takes its place was complete before it went.
+        Err(gone) => open_compressed(medium, directory, number)?.ok_or(gone),
+    }
+}
+
+/// The beginning of a segment; as much as there is of it.
+pub(super) fn head(medium: &dyn Medium, directory: &Path, number: LogSegment) -> Result<Vec<u8>> {
+    match absent(medium.read_file(&segment_path(directory, number), HEAD_BYTES))? {
+        Ok(head) => Ok(head),
+        Err(gone) => {
+            let segment = open_compressed(medium, directory, number)?.ok_or(gone)?;
+            let mut head = vec![0; segment.length.min(HEAD_BYTES).get() as usize];
+            segment.pages.read(&mut head, ByteCount(0))?;
+            Ok(head)
+        }
+    }
+}
+
+/// Whether a page, found at this offset of a segment's file, is the one that was written.
+pub(super) fn check_page(
+    path: &Path,
+    (space, page): (SpaceId, u64),
+    offset: ByteCount,
+    checksum: PageChecksum,
+    bytes: &[u8],
+) -> Result<()> {
+    let source = Source::Stored { segment: SegmentId(0), offset, checksum: Checksum(checksum.0) };
+    let extent = Extent { space, start: Address(page * PAGE_BYTES), pages: PageCount(1), source };
+    check_pages(path, &extent, bytes)
+}
+
+/// Removes a segment. What cannot be removed now is removed by the next writer's sweep.
+pub(super) fn remove_segment(medium: &dyn Medium, directory: &Path, number: LogSegment) {
+    if medium.remove_file(&segment_path(directory, number)).is_err() {
+        for codec in CODECS {
+            let _ = medium.remove_file(&compressed_path(directory, number, codec.name()));
+        }
+        let _ = medium.remove_file(&chunks_path(directory, number));
+    }
+}
+
+fn open_compressed(medium: &dyn Medium, directory: &Path, number: LogSegment) -> Result<Option<Segment>> {
+    let chunks = chunks_path(directory, number);
+    let Ok(bytes) = absent(medium.read_file(&chunks, CHUNKS_BYTES_MAX))? else { return Ok(None) };
+    let table = ChunkTable::decode(&bytes).map_err(|error| Error::decoding(&chunks, error))?;
+    for codec in CODECS {
+        let path = compressed_path(directory, number, codec.name());
+        let Ok(pages) = absent(medium.open_pages(&path))? else { continue };
+        let name = chunks.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let (length, checksum) = (ByteCount(bytes.len() as u64), Checksum::of(&bytes));
+        let chunks = SealedFile { name, length, checksum };
+        let packing = Packing { codec: codec.name().to_owned(), chunks };
+        return Segment::compressed(path, pages, table, packing).map(Some);
+    }
+    let all = files(medium, directory)?;
+    let Some(codec) = all.get(&number).and_then(SegmentFiles::codec) else { return Ok(None) };
+    let path = compressed_path(directory, number, codec);
+    Err(Error::UnknownCodec { path, codec: codec.to_owned(), known: codec::names() })
+}
+
+/// Takes a file's absence out of what may go wrong.
+fn absent<T>(result: Result<T>) -> Result<std::result::Result<T, Error>> {
+    match result {
+        Err(error) if !trust::is_absence(&error) => Err(error),
+        result => Ok(result),
+    }
 }
 
 /// A log has more segments than it can number.

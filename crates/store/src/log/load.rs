@@ -10,14 +10,12 @@ use std::path::{Path, PathBuf};
 
 use image::{
     Blob, Checksum, LOG_BLOCK_BYTES, LogHeader, LogKept, LogPart, LogPlace, LogRoot, LogSegment, LogSlot,
-    Part,
+    Part, Record, RecordKey,
 };
 use model::{ByteCount, PAGE_BYTES, Sequence};
 use sys::Errno;
 
 use super::layout::{self, FIRST_BLOCK, segment_path};
-use super::records::LoadedRecords;
-use super::segment_file;
 use super::segments::Segments;
 use super::table::{Cell, PageTable};
 use crate::error::{Error, Result};
@@ -43,7 +41,8 @@ pub(super) struct Newest {
 pub(super) struct Loaded {
     pub(super) pages: PageTable,
     pub(super) segments: Segments,
-    pub(super) records: LoadedRecords,
+    /// Those of one kind and owner in their order.
+    pub(super) records: BTreeMap<RecordKey, Record>,
 }
 
 impl Newest {
@@ -114,13 +113,12 @@ impl<'a> LogFiles<'a> {
                 return Err(self.damaged(*number, Part::LogRoot, "more segments than can be"));
             }
         }
-        let mut loaded = Loaded { pages: PageTable::default(), segments, records: LoadedRecords::default() };
+        let mut loaded = Loaded { pages: PageTable::default(), segments, records: BTreeMap::new() };
         for part in &root.parts {
             let bytes = self.read_blob(&part.blob)?;
             let segment = part.blob.place().segment;
-            let mut part = LogPart::decode(&bytes).map_err(|error| self.decoding(segment, error))?;
-            loaded.apply(&part).map_err(|what| self.damaged(segment, Part::LogPart, what))?;
-            loaded.records.apply(&mut part);
+            let part = LogPart::decode(&bytes).map_err(|error| self.decoding(segment, error))?;
+            loaded.apply(part).map_err(|what| self.damaged(segment, Part::LogPart, what))?;
         }
         loaded.segments.count(&loaded.pages);
         // Parts name segments that later parts have left.
@@ -139,7 +137,7 @@ impl<'a> LogFiles<'a> {
     pub(super) fn take(&mut self, number: LogSegment) -> Result<Segment> {
         match self.open.remove(&number) {
             Some(segment) => Ok(segment),
-            None => segment_file::open(self.medium, &self.directory, number),
+            None => layout::open_segment(self.medium, &self.directory, number),
         }
     }
 
@@ -155,7 +153,7 @@ impl<'a> LogFiles<'a> {
     ) -> Result<Option<Newest>> {
         // One that was removed since the listing makes the listing worthless: the error tells the caller to
         // begin anew, rather than to take what an older segment says.
-        let head = segment_file::head(self.medium, &self.directory, number)?;
+        let head = layout::head(self.medium, &self.directory, number)?;
         let blocks: Vec<&[u8]> = head.chunks_exact(LOG_BLOCK_BYTES as usize).collect();
         // The slots say everything themselves; a header that is good must not contradict them.
         let header = blocks.first().and_then(|block| LogHeader::decode(block).ok());
@@ -168,7 +166,7 @@ impl<'a> LogFiles<'a> {
         if slots.is_empty() {
             return Ok(None);
         }
-        let length = self.segment(number)?.length();
+        let length = self.segment(number)?.length;
         slots.sort_unstable_by_key(|slot| std::cmp::Reverse(slot.generation));
         for slot in slots {
             let was_durable = slot.root.place() < slot.durable;
@@ -226,7 +224,7 @@ impl<'a> LogFiles<'a> {
             }
             let segment = self.segment(place.segment)?;
             segment.pages.read(&mut page, place.offset())?;
-            segment_file::check_page(&segment.path, (space, number), place.offset(), checksum, &page)?;
+            layout::check_page(&segment.path, (space, number), place.offset(), checksum, &page)?;
         }
         Ok(())
     }
@@ -245,7 +243,7 @@ impl<'a> LogFiles<'a> {
         for piece in &blob.pieces {
             // Lengths are believed once the file has them, before memory is taken.
             let segment = self.segment(piece.segment)?;
-            if piece.offset.get() + piece.length.get() > segment.length().get() {
+            if piece.offset.get() + piece.length.get() > segment.length.get() {
                 return Err(self.damaged(piece.segment, Part::LogPart, "a piece behind the end"));
             }
             let begin = bytes.len();
@@ -267,7 +265,7 @@ impl<'a> LogFiles<'a> {
 
     fn segment(&mut self, number: LogSegment) -> Result<&Segment> {
         if !self.open.contains_key(&number) {
-            self.open.insert(number, segment_file::open(self.medium, &self.directory, number)?);
+            self.open.insert(number, layout::open_segment(self.medium, &self.directory, number)?);
         }
         Ok(&self.open[&number])
     }
@@ -286,9 +284,11 @@ impl<'a> LogFiles<'a> {
 }
 
 impl Loaded {
-    fn apply(&mut self, part: &LogPart) -> std::result::Result<(), &'static str> {
+    /// Goes on with a part.
+    fn apply(&mut self, part: LogPart) -> std::result::Result<(), &'static str> {
         if part.full {
             self.pages.clear();
+            self.records.clear();
         }
         for (space, range) in &part.dropped {
             let pages = range.start.get() / PAGE_BYTES..range.end.get() / PAGE_BYTES;
@@ -308,6 +308,11 @@ impl Loaded {
                 let spot = self.segments.spot(place).ok_or("pages behind the end of a segment")?;
                 self.pages.set(run.space, first + number as u64, Cell::At(spot, *checksum));
             }
+        }
+        part.removed.iter().for_each(|key| drop(self.records.remove(key)));
+        for (ordinal, record) in part.records {
+            let key = RecordKey { kind: record.kind.clone(), owner: record.owner, ordinal };
+            self.records.insert(key, record);
         }
         Ok(())
     }

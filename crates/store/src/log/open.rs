@@ -14,17 +14,16 @@ use model::{ByteCount, PAGE_BYTES};
 use super::clean::Cleaner;
 use super::cold::Cold;
 use super::helper::Helper;
-use super::index::Parts;
 use super::layout::{self, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path, too_many};
 use super::load::{LogFiles, Newest};
 use super::options::{LogOptions, LogThreads};
 use super::queue::Shared;
 use super::scribe::{Scribe, SlotStamp};
 use super::segments::{Compressed, Segments};
-use super::space::{Inventory, Kept, Retention};
-use super::state::State;
-use super::status::LogStatus;
+use super::space::{Inventory, Retention};
+use super::state::{Parts, State};
 use super::tail::Tail;
+use super::ticket::LogStatus;
 use crate::error::{Error, Result};
 use crate::layout::parent;
 use crate::medium::{Lock, Medium};
@@ -43,12 +42,8 @@ pub(super) struct Opened {
 }
 
 /// Opens the log in this directory, which is made if it is not there.
-pub(super) fn open(
-    medium: &Arc<dyn Medium>,
-    directory: &Path,
-    options: &LogOptions,
-    shared: Arc<Shared>,
-) -> Result<Opened> {
+pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOptions) -> Result<Opened> {
+    let shared = Arc::new(Shared::new(options.buffers.get(), options.buffer_pages)?);
     let lock = lock(&**medium, directory)?;
     let mut files = LogFiles::new(&**medium, directory);
     let newest = files.newest()?;
@@ -76,12 +71,12 @@ pub(super) fn open(
         Some(newest) => State::of(files.load(&newest.root, length)?),
         None => State::empty(Segments::new(length)),
     };
-    for number in kept.iter().flat_map(Kept::segments) {
+    for number in kept.iter().flat_map(|kept| &kept.segments) {
         state.segments.add(*number).ok_or_else(|| too_many(directory))?;
     }
     for (number, _) in there.iter().filter(|(_, files)| files.codec().is_some()) {
         if let Some(state) = state.segments.get_mut(*number) {
-            let length = files.take(*number)?.file_length();
+            let length = files.take(*number)?.file_length;
             state.compressed = Some(Compressed::To(length));
         }
     }
@@ -93,7 +88,7 @@ pub(super) fn open(
         state,
         // The first commit writes a full part: what a merged one would have to say is not known.
         parts: Parts::default(),
-        retention: Retention::new(options.keep, kept),
+        retention: Retention { policy: options.keep, kept },
         epoch: None,
         packed: Packed::default(),
         cleaner: Cleaner::default(),
@@ -114,7 +109,7 @@ fn lock(medium: &dyn Medium, directory: &Path) -> Result<Box<dyn Lock>> {
         }
     }
     medium.check_directory(directory)?;
-    medium.lock(directory)?.ok_or_else(|| Error::LogBusy { path: directory.to_path_buf() })
+    medium.lock(directory)?.ok_or_else(|| Error::LogBusy(directory.to_path_buf()))
 }
 
 fn segment_length(options: &LogOptions) -> ByteCount {

@@ -1,29 +1,25 @@
 //! What passes between those who take checkpoints and the thread that writes them.
 //!
-//! Owns: the orders, the pool of buffers, the event that tells of completions.
+//! Owns: the orders, the event that tells of completions.
 //! Invariants: giving an order and taking a buffer neither allocate nor wait for the device; orders are
-//! carried out as they were given; every ticket is answered, also when the writer fails. There are no more buffers
-//! than the pool's limit, those in reserve, and those that one pause had to make; the last are the first to go, and
-//! nobody gets a reserve before they are gone.
+//! carried out as they were given; every ticket is answered, also when the writer fails.
 //! Does not: write.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use image::{RecordSet, SpaceId};
-use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Sequence};
+use model::{AddressRange, PageCount, Sequence};
 use rustix::event::EventfdFlags;
 use sys::clock::Stopwatch;
-use sys::page_buffer::PageBuffer;
 
-use super::status::LogStatus;
-use super::ticket::{Completion, LogCommitted, TicketState};
-use crate::batch::{Lent, PageBatch, Piece};
+use super::ticket::{Completion, LogCommitted, LogStatus, TicketState};
+use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::meta::CommitMeta;
+use crate::pool::{Pool, locked};
 
 /// Epochs that may be under way at once, that is, finished and not yet durable: as many as one sync can cover
 /// while the next are copied. More would only be memory and lost time after a crash.
@@ -58,48 +54,36 @@ pub(super) struct Finish {
 /// The duty to answer a ticket; dropped unanswered, as by a panic, it says so.
 #[derive(Debug)]
 pub(super) struct Promise {
-    shared: Arc<Shared>,
-    ticket: Arc<TicketState>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) ticket: Arc<TicketState>,
 }
 
 #[derive(Debug)]
 pub(super) struct Shared {
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     orders: Condvar,
-    buffers: Condvar,
-    event: OwnedFd,
-    limit: usize,
-    size: ByteCount,
-    /// Buffers that there are, wherever they are.
-    made: Arc<AtomicUsize>,
+    pub(super) event: OwnedFd,
+    pub(super) pool: Pool,
+    /// What the log holds is not this subject's past.
+    pub(super) is_void: AtomicBool,
+    /// An epoch is being copied.
+    pub(super) is_open: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// See `hold`.
-    held: Vec<Sequence>,
-    queue: VecDeque<Order>,
+pub(super) struct State {
+    /// Checkpoints that stay whatever the policy says.
+    pub(super) held: Vec<Sequence>,
+    pub(super) queue: VecDeque<Order>,
     drops: usize,
-    finishes: usize,
-    pool: Pool,
-    in_flight: usize,
+    /// Epochs that wait whole, so that one sync can cover them too.
+    pub(super) finishes: usize,
+    /// Epochs finished and not yet durable.
+    pub(super) in_flight: usize,
     completions: VecDeque<Completion>,
     failure: Option<Error>,
-    /// Nobody is to wait for buffers or room.
-    called_off: bool,
-    /// How long anybody may wait for one buffer.
-    wait_max: Option<Duration>,
     closed: bool,
-    status: LogStatus,
-}
-
-/// Buffers that are free.
-#[derive(Debug, Default)]
-struct Pool {
-    free: Vec<PageBuffer>,
-    pieces: Vec<Vec<Piece>>,
-    /// Buffers asked for last beside those of the pool, for a pause.
-    reserved: usize,
+    pub(super) status: LogStatus,
 }
 
 /// What the writer's thread does next.
@@ -113,151 +97,21 @@ pub(super) enum Next {
 impl Shared {
     /// With so many buffers of so many pages, all of them in memory from now on.
     pub(super) fn new(limit: usize, buffer_pages: PageCount) -> Result<Self> {
-        let size = buffer_pages.bytes();
+        let pool = Pool::new(limit, buffer_pages);
+        pool.fill()?;
         let mut state = State::default();
-        for _ in 0..limit {
-            state.pool.free.push(PageBuffer::new(size)?);
-            state.pool.pieces.push(Vec::with_capacity(buffer_pages.get() as usize));
-        }
         let controls = 2 * (EPOCHS_IN_FLIGHT_MAX + 1);
         state.queue.reserve(limit + controls + DROPS_MAX);
         let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let event = event.map_err(|errno| sys::Error::new("create an eventfd", errno))?;
-        let (orders, buffers) = (Condvar::new(), Condvar::new());
-        let made = Arc::new(AtomicUsize::new(limit));
-        Ok(Self { state: Mutex::new(state), orders, buffers, event, limit, size, made })
-    }
-
-    /// Pages that a buffer holds.
-    pub(super) fn buffer_pages(&self) -> PageCount {
-        PageCount(self.size.get() / PAGE_BYTES)
-    }
-
-    /// An empty buffer, if there is one now.
-    pub(super) fn try_buffer(&self) -> Result<Option<PageBatch>> {
-        let mut state = self.state();
-        state.check()?;
-        self.take_buffer(&mut state)
-    }
-
-    /// An empty buffer of the pool, if there is one. Makes none, which takes long.
-    pub(super) fn free_buffer(&self) -> Result<Option<PageBatch>> {
-        let mut state = self.state();
-        state.check()?;
-        Ok(self.take_free(&mut state))
-    }
-
-    /// An empty buffer. Calls `drive` before it waits for one.
-    pub(super) fn wait_buffer(&self, drive: impl FnOnce() -> Result<()>) -> Result<PageBatch> {
-        self.wait_for(drive, |state| self.take_buffer(state))
-    }
-
-    /// So many buffers beside those of the pool, as `wait_buffer` gives one.
-    pub(super) fn wait_reserve(
-        &self,
-        drive: impl FnOnce() -> Result<()>,
-        count: usize,
-    ) -> Result<Vec<PageBatch>> {
-        self.wait_for(drive, |state| self.take_reserve(state, count))
-    }
-
-    /// A buffer beyond all limits, made now. Takes no lock: whoever holds one may not run before the caller has ended.
-    pub(super) fn spare_buffer(&self) -> Result<PageBatch> {
-        let buffer = PageBuffer::new(self.size)?;
-        let pieces = Vec::with_capacity(self.buffer_pages().get() as usize);
-        Ok(PageBatch::lent(buffer, pieces, Lent::count(&self.made)))
-    }
-
-    /// Waits until buffers that came back make `take` give something.
-    fn wait_for<T>(
-        &self,
-        drive: impl FnOnce() -> Result<()>,
-        take: impl Fn(&mut State) -> Result<Option<T>>,
-    ) -> Result<T> {
-        let (begun, mut drive) = (Stopwatch::start(), Some(drive));
-        let mut state = self.state();
-        loop {
-            state.check()?;
-            if let Some(taken) = take(&mut state)? {
-                return Ok(taken);
-            }
-            if let Some(drive) = drive.take() {
-                drop(state);
-                drive()?;
-                state = self.state();
-                continue;
-            }
-            if state.called_off {
-                return Err(Error::CalledOff);
-            }
-            state = match state.wait_max {
-                None => self.buffers.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(limit) => match limit.checked_sub(begun.elapsed()) {
-                    None => return Err(Error::Slow { waited: limit }),
-                    Some(left) => {
-                        self.buffers.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-                    }
-                },
-            };
-        }
-    }
-
-    /// From now on nobody waits for buffers or room, or everybody may again.
-    pub(super) fn call_off_waits(&self, called_off: bool) {
-        self.state().called_off = called_off;
-        self.buffers.notify_all();
-    }
-
-    /// Checkpoints that stay whatever the policy says.
-    pub(super) fn hold(&self, sequences: &[Sequence]) {
-        sequences.clone_into(&mut self.state().held);
-    }
-
-    pub(super) fn held(&self) -> Vec<Sequence> {
-        self.state().held.clone()
-    }
-
-    /// How long anybody may wait for one buffer from now on.
-    pub(super) fn limit_waits(&self, wait_max: Option<Duration>) {
-        self.state().wait_max = wait_max;
-    }
-
-    /// Brings a buffer back.
-    pub(super) fn give_buffer(&self, buffer: PageBuffer) {
-        let mut state = self.state();
-        let limit = self.limit + state.pool.reserved;
-        if buffer.size() != self.size {
-            return;
-        }
-        if self.made.load(Ordering::Relaxed) > limit {
-            self.made.fetch_sub(1, Ordering::Relaxed);
-        } else if state.pool.free.len() < limit {
-            state.pool.free.push(buffer);
-        }
-        drop(state);
-        // One who waits for a reserve may need more than this one.
-        self.buffers.notify_all();
-    }
-
-    /// Brings a batch back as it is, its pages unused.
-    pub(super) fn give_batch(&self, batch: PageBatch) {
-        let (buffer, pieces) = batch.into_parts();
-        self.give_buffer(buffer);
-        self.give_pieces(pieces);
-    }
-
-    /// Brings the list of a batch's pieces back.
-    pub(super) fn give_pieces(&self, mut pieces: Vec<Piece>) {
-        pieces.clear();
-        let mut state = self.state();
-        if state.pool.pieces.len() < self.limit + state.pool.reserved {
-            state.pool.pieces.push(pieces);
-        }
+        let (state, orders) = (Mutex::new(state), Condvar::new());
+        let (is_void, is_open) = (AtomicBool::default(), AtomicBool::default());
+        Ok(Self { state, orders, event, pool, is_void, is_open })
     }
 
     /// Adds an order; false when there is no room for another dropped range now.
     pub(super) fn order(&self, order: Order) -> Result<bool> {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         if let Err(error) = state.check() {
             drop(state);
             if let Order::Finish(finish) = order {
@@ -266,8 +120,9 @@ impl Shared {
             return Err(error);
         }
         match &order {
-            Order::Drop(..) if state.drops == DROPS_MAX && state.called_off => return Err(Error::CalledOff),
-            Order::Drop(..) if state.drops == DROPS_MAX => return Ok(false),
+            Order::Drop(..) if state.drops == DROPS_MAX => {
+                return if self.pool.is_called_off() { Err(Error::CalledOff) } else { Ok(false) };
+            }
             Order::Drop(..) => state.drops += 1,
             Order::Finish(_) => {
                 state.finishes += 1;
@@ -283,7 +138,7 @@ impl Shared {
 
     /// The next order. While `wait` and there is none, waits until there is, or the queue is closed.
     pub(super) fn next(&self, wait: bool) -> Next {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         loop {
             if let Some(order) = state.queue.pop_front() {
                 match &order {
@@ -300,19 +155,9 @@ impl Shared {
         }
     }
 
-    /// Whether a further epoch waits whole, so that one sync can cover it too.
-    pub(super) fn another_waits(&self) -> bool {
-        self.state().finishes > 0
-    }
-
-    /// Whether nothing waits.
-    pub(super) fn is_idle(&self) -> bool {
-        self.state().queue.is_empty()
-    }
-
     /// Answers a ticket, and tells the event loop.
     fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         state.in_flight = state.in_flight.saturating_sub(1);
         if state.completions.len() == COMPLETIONS_MAX {
             state.completions.pop_front();
@@ -326,21 +171,21 @@ impl Shared {
 
     /// Nothing is written any more: answers all that wait, and whatever is asked from now on, with this.
     pub(super) fn fail(&self, error: &Error) {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         state.failure.get_or_insert_with(|| error.clone());
         let orders = std::mem::take(&mut state.queue);
         drop(state);
+        self.pool.fail(error);
         for order in orders {
             if let Order::Finish(finish) = order {
                 finish.promise.answer(Err(error.clone()));
             }
         }
-        self.buffers.notify_all();
     }
 
     /// Forgets all that was ordered and not begun, and has the checkpoints above one left behind.
     pub(super) fn void_above(&self, newest: Sequence) -> Result<()> {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         state.check()?;
         let orders = std::mem::take(&mut state.queue);
         (state.drops, state.finishes) = (0, 0);
@@ -349,7 +194,7 @@ impl Shared {
         drop(state);
         for order in orders {
             match order {
-                Order::Pages(batch) => self.give_batch(batch),
+                Order::Pages(batch) => self.pool.give_batch(batch),
                 Order::Finish(finish) => finish.promise.answer(Err(Error::CalledOff)),
                 _ => {}
             }
@@ -360,18 +205,13 @@ impl Shared {
 
     /// The first failure.
     pub(super) fn check(&self) -> Result<()> {
-        self.state().check()
+        locked(&self.state).check()
     }
 
     /// No more orders come.
     pub(super) fn close(&self) {
-        self.state().closed = true;
+        locked(&self.state).closed = true;
         self.orders.notify_all();
-    }
-
-    /// Epochs finished and not yet durable.
-    pub(super) fn in_flight(&self) -> usize {
-        self.state().in_flight
     }
 
     /// Takes what has completed since the last call, and makes the event quiet again.
@@ -379,57 +219,7 @@ impl Shared {
         let mut count = [0; 8];
         // Nothing to read means that nothing has completed.
         let _ = rustix::io::read(&self.event, &mut count);
-        self.state().completions.drain(..).collect()
-    }
-
-    pub(super) fn event(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-
-    pub(super) fn status(&self) -> LogStatus {
-        self.state().status.clone()
-    }
-
-    pub(super) fn set_status(&self, status: LogStatus) {
-        self.state().status = status;
-    }
-
-    /// A buffer that is free, or one in place of one that was lost or went into the reserve.
-    fn take_buffer(&self, state: &mut State) -> Result<Option<PageBatch>> {
-        if let Some(free) = self.take_free(state) {
-            return Ok(Some(free));
-        }
-        let may_make = self.made.load(Ordering::Relaxed) < self.limit + state.pool.reserved;
-        if may_make { self.spare_buffer().map(Some) } else { Ok(None) }
-    }
-
-    fn take_free(&self, state: &mut State) -> Option<PageBatch> {
-        let buffer = state.pool.free.pop()?;
-        let lent = Lent::again(&self.made);
-        Some(PageBatch::lent(buffer, state.pool.pieces.pop().unwrap_or_default(), lent))
-    }
-
-    fn take_reserve(&self, state: &mut State, count: usize) -> Result<Option<Vec<PageBatch>>> {
-        state.pool.reserved = count;
-        // One at a time of those that are too many now: to give memory back takes its time, too.
-        if state.pool.free.len() > count && self.made.load(Ordering::Relaxed) > self.limit + count {
-            self.made.fetch_sub(1, Ordering::Relaxed);
-            state.pool.free.pop();
-        }
-        let missing = count.saturating_sub(state.pool.free.len());
-        if missing > 0 && self.made.load(Ordering::Relaxed) + missing > self.limit + count {
-            return Ok(None);
-        }
-        let mut taken = Vec::with_capacity(count);
-        while taken.len() < count {
-            let free = if state.pool.free.is_empty() { None } else { self.take_buffer(state)? };
-            taken.push(free.map_or_else(|| self.spare_buffer(), Ok)?);
-        }
-        Ok(Some(taken))
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state).completions.drain(..).collect()
     }
 }
 
@@ -440,10 +230,6 @@ impl State {
 }
 
 impl Promise {
-    pub(super) const fn new(shared: Arc<Shared>, ticket: Arc<TicketState>) -> Self {
-        Self { shared, ticket }
-    }
-
     /// Answers the ticket of an epoch that was not finished. It is no completion: the caller has the error.
     fn refuse(self, error: Error) {
         self.ticket.set(Err(error));
@@ -484,7 +270,7 @@ mod tests {
             tool_version: String::new(),
             timings: image::Timings::default(),
         };
-        let promise = Promise::new(Arc::clone(shared), Arc::clone(ticket));
+        let promise = Promise { shared: Arc::clone(shared), ticket: Arc::clone(ticket) };
         Order::Finish(Box::new(Finish {
             records: RecordSet::default(),
             meta,

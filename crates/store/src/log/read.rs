@@ -7,20 +7,20 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use image::{Commit, EXTENT_PAGES_MAX, Extent, LogRoot, LogSegment, PageChecksum, PageIndex};
+use image::{Commit, EXTENT_PAGES_MAX, Extent, LogSegment, PageChecksum, PageIndex};
 use image::{SegmentId, Source, SpaceId};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
-use sys::Errno;
-use sys::Target;
+use sys::{Errno, Target};
 
 use super::layout::{HEAD_BYTES, LOG_DIRECTORY};
 use super::load::{Loaded, LogFiles, Newest};
-use super::table::{Cell, PageTable};
+use super::table::Cell;
 use crate::error::{Error, Result};
 use crate::layout::parent;
 use crate::medium::Medium;
 use crate::name::parse_sequence;
 use crate::reader::ImageReader;
+use crate::trust::is_absence;
 
 /// Times that a reader begins anew because the writer removed what it was about to open; each time, the log has
 /// gone on by several checkpoints.
@@ -51,7 +51,7 @@ pub(crate) fn commits(medium: &dyn Medium, directory: &Path) -> Result<Vec<(Sequ
             let commit = match files.root(newest, sequence) {
                 Ok(Some(root)) => Ok(root.commit),
                 Ok(None) => continue,
-                Err(error) if is_gone(&error) => return Err(error),
+                Err(error) if is_absence(&error) => return Err(error),
                 Err(error) => Err(error),
             };
             commits.push((sequence, commit));
@@ -76,7 +76,18 @@ pub(crate) fn open(
 ) -> Result<Option<ImageReader>> {
     let opened = with_newest(medium, directory, |files, newest| {
         let Some(root) = files.root(newest, sequence)? else { return Ok(None) };
-        build(files, path, directory, root, newest.length).map(Some)
+        let loaded = files.load(&root, newest.length)?;
+        let (extents, used) = extents(&loaded);
+        let index = PageIndex::from_extents(extents).map_err(|error| Error::decoding(directory, error))?;
+        let mut segments = BTreeMap::new();
+        let mut commit = root.commit;
+        for (number, id) in used {
+            let segment = files.take(number)?;
+            commit.segments.push(segment.file(id));
+            segments.insert(id, segment);
+        }
+        let records = loaded.records.into_values().collect();
+        ImageReader::from_parts(path.to_path_buf(), commit, records, index, segments).map(Some)
     });
     opened.map(Option::flatten)
 }
@@ -102,7 +113,7 @@ fn with_newest<T>(
             Err(error) => Err(error),
         };
         match result {
-            Err(error) if is_gone(&error) && tries < RETRIES_MAX => tries += 1,
+            Err(error) if is_absence(&error) && tries < RETRIES_MAX => tries += 1,
             result => return result.map(Some).map_err(|error| missing(error, length)),
         }
     }
@@ -118,35 +129,11 @@ fn missing(error: Error, expected: ByteCount) -> Error {
     }
 }
 
-fn is_gone(error: &Error) -> bool {
-    matches!(error, Error::Io(error) if error.errno == Errno::ENOENT)
-}
-
-fn build(
-    files: &mut LogFiles<'_>,
-    path: &Path,
-    directory: &Path,
-    root: LogRoot,
-    length: ByteCount,
-) -> Result<ImageReader> {
-    let loaded = files.load(&root, length)?;
-    let (extents, used) = extents(&loaded);
-    let index = PageIndex::from_extents(extents).map_err(|error| Error::decoding(directory, error))?;
-    let mut segments = BTreeMap::new();
-    let mut commit = root.commit;
-    for (number, id) in used {
-        let segment = files.take(number)?;
-        commit.segments.push(segment.file(id));
-        segments.insert(id, segment);
-    }
-    ImageReader::from_parts(path.to_path_buf(), commit, loaded.records.into_set(), index, segments)
-}
-
 /// The pages of a checkpoint as extents, and the segments that these are in.
 fn extents(loaded: &Loaded) -> (Vec<Extent>, BTreeMap<LogSegment, SegmentId>) {
     let mut used = BTreeMap::new();
     let mut extents: Vec<Extent> = Vec::new();
-    for (space, page, cell) in PageTable::iter(&loaded.pages) {
+    for (space, page, cell) in loaded.pages.iter() {
         let start = Address(page * PAGE_BYTES);
         let (source, checksum) = match cell {
             Cell::Zero => (Source::Zero, None),

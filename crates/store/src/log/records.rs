@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use image::{LogPart, LogPartEncoder, Record, RecordKey, RecordSet};
+use image::{LogPartEncoder, RecordKey, RecordSet};
 
 /// Records by kind, owner and number among those of both.
 #[derive(Clone, Debug, Default)]
@@ -48,30 +48,5 @@ impl RecordMap {
     /// Writes all records into a part.
     pub(super) fn encode_all(&self, part: &mut LogPartEncoder) {
         self.records.iter().for_each(|(key, bytes)| part.record(key.ordinal, bytes));
-    }
-}
-
-/// Records as parts bring them, decoded.
-#[derive(Clone, Debug, Default)]
-pub(super) struct LoadedRecords {
-    records: BTreeMap<RecordKey, Record>,
-}
-
-impl LoadedRecords {
-    /// Goes on with a part.
-    pub(super) fn apply(&mut self, part: &mut LogPart) {
-        if part.full {
-            self.records.clear();
-        }
-        part.removed.iter().for_each(|key| drop(self.records.remove(key)));
-        for (ordinal, record) in part.records.drain(..) {
-            let key = RecordKey { kind: record.kind.clone(), owner: record.owner, ordinal };
-            self.records.insert(key, record);
-        }
-    }
-
-    /// All of them; those of one kind and owner in their order.
-    pub(super) fn into_set(self) -> RecordSet {
-        self.records.into_values().collect()
     }
 }

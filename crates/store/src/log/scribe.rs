@@ -6,29 +6,28 @@
 //! Does not: copy from a subject.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use image::{Blob, LogId, LogPlace, LogSegment, LogSlot};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
-use sys::Errno;
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
 use super::clean::Cleaner;
 use super::cold::Cold;
 use super::delta::Delta;
-use super::index::Parts;
-use super::pending::Pending;
-use super::queue::{Next, Order, Shared};
+use super::queue::{Next, Order, Promise, Shared};
 use super::segments::{Compressed, too_long};
-use super::space::Retention;
-use super::state::State;
-use super::status::LogStatus;
+use super::space::{self, Retention};
+use super::state::{Parts, State};
 use super::table::{Cell, Spot};
 use super::tail::{Owner, Tail};
+use super::ticket::{LogCommitted, LogStatus};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::meta::WriteTimings;
 use crate::packer::{Packed, pack};
+use crate::pool::{OnPanic, locked};
 
 /// An epoch that is being copied.
 #[derive(Debug)]
@@ -61,8 +60,18 @@ pub(super) struct Scribe {
     pub(super) status: LogStatus,
 }
 
-/// What a slot says beside its checkpoint.
+/// A checkpoint that is written and not synced.
 #[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) promise: Promise,
+    /// The answer, apart from what the sync takes.
+    pub(super) written: LogCommitted,
+    /// When `finish` was called.
+    pub(super) begun: Stopwatch,
+}
+
+/// What a slot says beside its checkpoint.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct SlotStamp {
     pub(super) log: LogId,
     /// Of the slot that was written last.
@@ -71,21 +80,24 @@ pub(super) struct SlotStamp {
     pub(super) durable: LogPlace,
 }
 
-impl SlotStamp {
-    /// The next slot, for a checkpoint with this root.
-    const fn next(&mut self, segment: LogSegment, sequence: Sequence, root: Blob) -> LogSlot {
-        self.generation += 1;
-        LogSlot { log: self.log, segment, generation: self.generation, sequence, durable: self.durable, root }
+impl Pending {
+    /// Answers its ticket, now that it is durable.
+    fn settle(self, sync: Duration) {
+        let mut committed = self.written;
+        committed.timings.write += sync;
+        committed.timings.commit = self.begun.elapsed();
+        self.promise.answer(Ok(committed));
     }
 }
 
 impl Scribe {
     /// Carries out orders until the queue is closed and empty.
     pub(super) fn run(mut self) {
-        let _guard = FailOnPanic { shared: Arc::clone(&self.shared) };
+        let shared = Arc::clone(&self.shared);
+        let _guard = OnPanic(|error: &Error| shared.fail(error));
         // An error has been given to every ticket and to the queue.
         let _ = self.work(true);
-        self.tail.finish();
+        self.tail.helper.finish();
     }
 
     /// Carries out what is waiting now, without a thread.
@@ -133,7 +145,7 @@ impl Scribe {
             Order::Finish(finish) => {
                 self.commit(*finish)?;
                 // One sync covers all that are waiting whole.
-                if !self.shared.another_waits() {
+                if locked(&self.shared.state).finishes == 0 {
                     self.settle()?;
                 }
             }
@@ -148,7 +160,7 @@ impl Scribe {
             sequence,
             delta,
             first,
-            begun_at: self.tail.written(),
+            begun_at: self.tail.written,
             pages_written: 0,
             timings: WriteTimings::default(),
         });
@@ -158,25 +170,24 @@ impl Scribe {
     pub(super) fn append(&mut self, batch: PageBatch) -> Result<()> {
         let (mut buffer, pieces) = batch.into_parts();
         let Some(mut epoch) = self.epoch.take() else {
-            self.shared.give_buffer(buffer);
+            self.shared.pool.give(buffer);
             return Ok(());
         };
         let mut took = Stopwatch::start();
         let mut packed = std::mem::take(&mut self.packed);
         pack(&mut buffer, &pieces, &mut packed);
-        self.shared.give_pieces(pieces);
+        self.shared.pool.give_pieces(pieces);
         epoch.timings.hash += took.lap();
-        epoch.pages_written += u64::from(packed.stored());
-        let places = self.append_packed(buffer, Owner::Pool, packed.stored());
+        epoch.pages_written += u64::from(packed.stored);
+        let places = self.append_packed(buffer, Owner::Pool, packed.stored);
         epoch.timings.write += took.lap();
         let places = places?;
-        packed.enter(|space, page, found| {
-            let cell = match found {
-                None => Cell::Zero,
-                Some((number, checksum)) => Cell::At(places.spot(number), checksum),
-            };
-            epoch.delta.set(space, page, cell);
-        });
+        let mut number = 0;
+        for (space, page, checksum) in &packed.pages {
+            let cell = checksum.map_or(Cell::Zero, |checksum| Cell::At(places.spot(number), checksum));
+            number += u32::from(checksum.is_some());
+            epoch.delta.set(*space, *page, cell);
+        }
         self.packed = packed;
         self.epoch = Some(epoch);
         Ok(())
@@ -208,7 +219,7 @@ impl Scribe {
         self.status.syncs += 1;
         let took = took.elapsed();
         self.stamp.durable = self.tail.place().unwrap_or(self.stamp.durable);
-        let idle = self.shared.is_idle();
+        let idle = locked(&self.shared.state).queue.is_empty();
         self.note_compressed();
         self.release();
         self.report();
@@ -230,22 +241,24 @@ impl Scribe {
 
     /// Writes a slot for a checkpoint.
     pub(super) fn slot(&mut self, sequence: Sequence, root: Blob) -> Result<()> {
-        let directory = self.tail.directory().to_path_buf();
+        let directory = self.tail.directory.clone();
         self.tail.slot(|segment| {
-            let slot = self.stamp.next(segment, sequence, root);
+            self.stamp.generation += 1;
+            let SlotStamp { log, generation, durable } = self.stamp;
+            let slot = LogSlot { log, segment, generation, sequence, durable, root };
             slot.encode().map_err(|error| Error::encoding(&directory, error))
         })
     }
 
     /// Removes the segments that nothing kept needs.
     fn release(&mut self) {
-        let live = self.retention.live(self.tail.place().map(|place| place.segment));
+        let live = space::live(&self.retention.kept, self.tail.place().map(|place| place.segment));
         let open = self.epoch.as_ref().map(|epoch| epoch.first);
         let dead = |number: &LogSegment| !live.contains(number) && open.is_none_or(|open| *number < open);
         let segments = &mut self.state.segments;
         let gone: Vec<LogSegment> = segments.iter().map(|state| state.number).filter(dead).collect();
         gone.iter().for_each(|number| segments.remove(*number));
-        self.tail.helper().remove(gone);
+        self.tail.helper.remove(gone);
     }
 
     /// Chooses what to move next, and has it read.
@@ -255,7 +268,7 @@ impl Scribe {
         if let (Some(cold), Some(active)) = (&mut self.cold, active) {
             cold.plan(&mut self.state.segments, active);
         }
-        self.cleaner.feed(self.tail.helper())
+        self.cleaner.feed(&mut self.tail.helper)
     }
 
     /// Notes which segments have been compressed.
@@ -265,7 +278,7 @@ impl Scribe {
             match self.state.segments.get_mut(number) {
                 Some(state) => state.compressed = Some(length.map_or(Compressed::Not, Compressed::To)),
                 // Removed meanwhile, as it was.
-                None => self.tail.helper().remove(vec![number]),
+                None => self.tail.helper.remove(vec![number]),
             }
         }
     }
@@ -277,15 +290,15 @@ impl Scribe {
 
     /// Publishes the state after a commit.
     pub(super) fn report(&mut self) {
-        let (pages, segments) = (self.state.pages(), &self.state.segments);
+        let (pages, segments) = (&self.state.pages, &self.state.segments);
         self.status.kept = self.retention.entries().map(|entry| entry.sequence).collect();
-        self.status.pages = PageCount(pages.pages());
-        self.status.stored = PageCount(pages.stored());
-        self.status.segments = segments.len();
+        self.status.pages = PageCount(pages.pages);
+        self.status.stored = PageCount(pages.stored);
+        self.status.segments = segments.numbers.len();
         self.status.disk = segments.disk();
         self.status.compressed = segments.compressed();
-        self.status.written = ByteCount(self.tail.written());
-        self.shared.set_status(self.status.clone());
+        self.status.written = ByteCount(self.tail.written);
+        self.status.clone_into(&mut locked(&self.shared.state).status);
     }
 
     pub(super) fn collect(&mut self) -> Result<()> {
@@ -298,8 +311,8 @@ impl Scribe {
 
     fn give_back(&mut self, owner: Owner, buffer: PageBuffer) {
         match owner {
-            Owner::Cleaner => self.cleaner.give(buffer),
-            _ => self.shared.give_buffer(buffer),
+            Owner::Cleaner => self.cleaner.buffers.push(buffer),
+            _ => self.shared.pool.give(buffer),
         }
     }
 
@@ -322,18 +335,5 @@ impl Places {
         let (from, _, spot) = found.copied().unwrap_or((0, 0, Spot::new(0)));
         debug_assert!(found.is_some(), "every block that was appended has its place");
         Spot::new(spot.get() + (number - from))
-    }
-}
-
-/// Lets nobody wait for a thread that is gone.
-struct FailOnPanic {
-    shared: Arc<Shared>,
-}
-
-impl Drop for FailOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.shared.fail(&Error::Io(sys::Error::new("go on after a panic", Errno::SHORT)));
-        }
     }
 }

@@ -18,11 +18,11 @@ use crate::error::Error;
 /// All segments of a log.
 #[derive(Clone, Debug)]
 pub(crate) struct Segments {
-    /// Blocks of one, behind its head.
-    blocks: u64,
+    /// Blocks of one that is not compressed, behind its head.
+    pub(crate) blocks: u64,
     bits: u32,
     slots: Vec<Option<SegmentState>>,
-    numbers: BTreeMap<LogSegment, u32>,
+    pub(crate) numbers: BTreeMap<LogSegment, u32>,
 }
 
 /// One segment.
@@ -121,11 +121,6 @@ impl Segments {
         self.slots[*self.numbers.get(&number)? as usize].as_mut()
     }
 
-    /// Blocks of a segment that is not compressed, behind its head.
-    pub(crate) const fn blocks(&self) -> u64 {
-        self.blocks
-    }
-
     /// Bytes that all of them take on the device.
     pub(crate) fn disk(&self) -> ByteCount {
         let lengths = self.iter().map(|state| match state.compressed {
@@ -133,11 +128,6 @@ impl Segments {
             _ => self.blocks * LOG_BLOCK_BYTES,
         });
         ByteCount(lengths.sum())
-    }
-
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.numbers.len()
     }
 
     /// How many of them are compressed.

@@ -13,9 +13,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use image::{Blob, Commit, LogKept, LogSegment};
 use model::Sequence;
 
-use super::keep::Keep;
 use super::layout::{self, SegmentFiles};
 use super::load::{LogFiles, Newest};
+use super::options::Keep;
 use crate::error::Result;
 use crate::medium::Medium;
 
@@ -23,8 +23,8 @@ use crate::medium::Medium;
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     entry: LogKept,
-    /// With those of its root.
-    segments: Vec<LogSegment>,
+    /// Those that it needs, with those of its root; they rise.
+    pub(super) segments: Vec<LogSegment>,
 }
 
 impl Kept {
@@ -37,11 +37,6 @@ impl Kept {
         let segments = named.into_iter().chain(segments_of(&entry.root)).collect::<BTreeSet<_>>();
         Self { segments: segments.into_iter().collect(), entry }
     }
-
-    /// The segments that it needs, rising.
-    pub(super) fn segments(&self) -> &[LogSegment] {
-        &self.segments
-    }
 }
 
 /// The segments that a blob lies in.
@@ -52,15 +47,11 @@ pub(super) fn segments_of(blob: &Blob) -> impl Iterator<Item = LogSegment> + '_ 
 /// The checkpoints that can be restored, oldest first, and the policy by which older ones go.
 #[derive(Debug)]
 pub(super) struct Retention {
-    policy: Keep,
-    kept: Vec<Kept>,
+    pub(super) policy: Keep,
+    pub(super) kept: Vec<Kept>,
 }
 
 impl Retention {
-    pub(super) const fn new(policy: Keep, kept: Vec<Kept>) -> Self {
-        Self { policy, kept }
-    }
-
     /// Removes what the policy does not keep beside a new checkpoint, apart from those that are held.
     pub(super) fn thin(&mut self, new: &Commit, held: &[Sequence]) {
         let times = self.entries().map(|entry| entry.time_unix_ns).chain([unix_ns(new)]);
@@ -80,29 +71,14 @@ impl Retention {
         self.kept.retain(|kept| kept.entry.sequence <= newest);
     }
 
-    /// Removes the newest; another takes its place.
-    pub(super) fn pop(&mut self) {
-        self.kept.pop();
-    }
-
-    /// Adds the newest.
-    pub(super) fn push(&mut self, kept: Kept) {
-        self.kept.push(kept);
-    }
-
     /// What roots say of each.
     pub(super) fn entries(&self) -> impl DoubleEndedIterator<Item = &LogKept> + ExactSizeIterator {
         self.kept.iter().map(|kept| &kept.entry)
     }
-
-    /// The segments that are live, given the one that the newest slot is in.
-    pub(super) fn live(&self, slot: Option<LogSegment>) -> BTreeSet<LogSegment> {
-        live(&self.kept, slot)
-    }
 }
 
 /// The segments that are live: those of what is kept, and the one that the newest slot is in.
-fn live(kept: &[Kept], slot: Option<LogSegment>) -> BTreeSet<LogSegment> {
+pub(super) fn live(kept: &[Kept], slot: Option<LogSegment>) -> BTreeSet<LogSegment> {
     kept.iter().flat_map(|kept| kept.segments.iter().copied()).chain(slot).collect()
 }
 

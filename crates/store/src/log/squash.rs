@@ -1,22 +1,21 @@
-//! Writing the newest checkpoint of a log anew: its pages in order of address, its index in one part.
+//! Writing the newest checkpoint of a log that nobody writes anew: its pages in order of address, its index in one
+//! part; or its root alone, with fewer older ones beside it.
 //!
 //! Owns: the order in which pages are read and written for that.
-//! Invariants: the checkpoint before stays whole until the new one is durable; older checkpoints stay as they
-//! are; nothing happens to a log that has a writer.
+//! Invariants: the checkpoint before stays whole until the new one is durable; older checkpoints that are to stay stay
+//! as they are, whenever the power goes; nothing happens to a log that has a writer, whose own policy rules there.
 //! Does not: decide when; its cleaner keeps a log within bounds without this.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use image::{Extent, Source};
-use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
+use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
 
-use super::keep::Keep;
 use super::open::{self, Opened};
-use super::options::{LogOptions, LogThreads};
-use super::queue::Shared;
+use super::options::{Keep, LogOptions, LogThreads};
 use super::read;
 use super::scribe::{OpenEpoch, Scribe};
 use super::table::Cell;
@@ -25,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::load::THREADS;
 use crate::medium::Medium;
 use crate::meta::CommitMeta;
+use crate::pool::locked;
 use crate::reader::ImageReader;
 
 /// Pages that are read before they are written in order. In a log of age they lie everywhere; so many at a time
@@ -54,14 +54,8 @@ pub struct Squashed {
 /// Writes the newest checkpoint of this log anew; `None` when it has none.
 pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Option<Squashed>> {
     // All that are kept stay: the policy is that of whoever wrote them.
-    let options = LogOptions {
-        buffers: BUFFERS,
-        threads: LogThreads::Caller,
-        keep: Keep::newest(usize::MAX),
-        ..LogOptions::default()
-    };
-    let shared = Arc::new(Shared::new(BUFFERS.get(), options.buffer_pages)?);
-    let Opened { mut scribe, lock: _lock, newest } = open::open(medium, directory, &options, shared)?;
+    let options = LogOptions { buffers: BUFFERS, keep: Keep::newest(usize::MAX), ..LogOptions::default() };
+    let Opened { mut scribe, lock: _lock, newest } = open_here(medium, directory, options)?;
     let Some(newest) = newest else { return Ok(None) };
     // What comes before a damaged checkpoint is not the newest state; going on would hide that.
     if let Some((_, error)) = newest.damaged {
@@ -70,7 +64,7 @@ pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Optio
     let sequence = newest.slot.sequence;
     let path = directory.with_file_name(sequence.to_string());
     let image = read::open(&**medium, &path, directory, sequence)?;
-    let image = image.ok_or(Error::NotCommitted { path })?;
+    let image = image.ok_or(Error::NotCommitted(path))?;
     let disk_before = scribe.status.disk;
     scribe.write_again(&image, sequence)?;
     scribe.report();
@@ -82,8 +76,32 @@ pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Optio
         disk_after: scribe.status.disk,
         older: scribe.retention.entries().len() - 1,
     };
-    scribe.tail.finish();
+    scribe.tail.helper.finish();
     Ok(Some(squashed))
+}
+
+/// Leaves the newest `keep` checkpoints, at least one, and gives the numbers of those that went.
+pub(crate) fn prune(medium: &Arc<dyn Medium>, directory: &Path, keep: usize) -> Result<Vec<Sequence>> {
+    let (buffers, buffer_pages) = (NonZeroUsize::MIN, PageCount(1));
+    let options = LogOptions { buffers, buffer_pages, ..LogOptions::default() };
+    let Opened { mut scribe, lock: _lock, newest } = open_here(medium, directory, options)?;
+    let Some(newest) = newest else { return Ok(Vec::new()) };
+    let gone = scribe.retention.shorten(keep.max(1));
+    if !gone.is_empty() {
+        let mut root = newest.root;
+        root.kept.retain(|kept| !gone.contains(&kept.sequence));
+        // The same checkpoint with another root.
+        scribe.retention.kept.pop();
+        scribe.publish(&root)?;
+        scribe.settle()?;
+    }
+    scribe.tail.helper.finish();
+    Ok(gone)
+}
+
+/// Opens a log to be written by the calling thread.
+fn open_here(medium: &Arc<dyn Medium>, directory: &Path, options: LogOptions) -> Result<Opened> {
+    open::open(medium, directory, &LogOptions { threads: LogThreads::Caller, ..options })
 }
 
 impl Scribe {
@@ -100,7 +118,7 @@ impl Scribe {
         }
         let Some(mut epoch) = self.epoch.take() else { return Err(lost(image)) };
         // The new one stands for it; the old root is found until the new slot is.
-        self.retention.pop();
+        self.retention.kept.pop();
         self.write_commit(&mut epoch, image.records(), CommitMeta::of(image.commit().clone()))?;
         self.settle()
     }
@@ -108,24 +126,20 @@ impl Scribe {
     fn append_window(&mut self, window: &[Extent], bytes: &[u8]) -> Result<()> {
         let mut at = 0;
         for extent in window {
-            let (first, count) = (extent.start.get() / PAGE_BYTES, extent.pages.get());
             if extent.source == Source::Zero {
                 let Some(OpenEpoch { delta, .. }) = &mut self.epoch else { continue };
-                (first..first + count).for_each(|page| delta.set(extent.space, page, Cell::Zero));
+                let first = extent.start.get() / PAGE_BYTES;
+                let pages = first..first + extent.pages.get();
+                pages.for_each(|page| delta.set(extent.space, page, Cell::Zero));
                 continue;
             }
-            let mut done = 0;
-            while done < count {
+            let mut done = PageCount(0);
+            while done < extent.pages {
                 let mut batch = self.free_buffer()?;
-                let pages = batch.room().min(PageCount(count - done));
-                let start = Address(extent.start.get() + done * PAGE_BYTES);
-                let length = pages.bytes().get() as usize;
-                if let Some(place) = batch.push(extent.space, start, pages) {
-                    place.copy_from_slice(&bytes[at..at + length]);
-                }
-                (at, done) = (at + length, done + pages.get());
+                done += batch.copy(extent, done, Some(&bytes[at..]));
                 self.append(batch)?;
             }
+            at += extent.pages.bytes().get() as usize;
         }
         Ok(())
     }
@@ -134,7 +148,7 @@ impl Scribe {
     fn free_buffer(&mut self) -> Result<PageBatch> {
         loop {
             self.collect()?;
-            if let Some(batch) = self.shared.try_buffer()? {
+            if let Some(batch) = self.shared.pool.take_now()? {
                 return Ok(batch);
             }
             if !self.tail.wait()? {
@@ -164,7 +178,7 @@ fn read_window(image: &ImageReader, window: &[Extent], buffer: &mut [u8]) -> Res
     }
     let buffer = Mutex::new(buffer);
     image.load(window, THREADS, |run| {
-        let mut buffer = buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffer = locked(&buffer);
         for (extent, bytes) in run.iter() {
             let key = (extent.space, extent.start);
             let found = places.binary_search_by_key(&key, |(key, _)| *key);

@@ -38,28 +38,26 @@ pub(crate) enum Cell {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PageTable {
     chunks: BTreeMap<(SpaceId, u64), Chunk>,
-    pages: u64,
-    stored: u64,
+    /// How many there are, zero pages included.
+    pub(crate) pages: u64,
+    /// How many are stored somewhere.
+    pub(crate) stored: u64,
 }
 
 #[derive(Clone, Debug)]
 enum Chunk {
     /// Sorted by page.
-    Sparse(Vec<Entry>),
+    Sparse(Vec<(u8, Packed)>),
     Dense(Box<Dense>),
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    page: u8,
-    spot: u32,
-    checksum: u32,
-}
+/// A cell, or nothing, as spot and checksum.
+type Packed = (u32, u32);
 
 #[derive(Clone, Debug)]
 struct Dense {
     count: usize,
-    cells: [(u32, u32); CHUNK_PAGES],
+    cells: [Packed; CHUNK_PAGES],
 }
 
 impl Spot {
@@ -77,16 +75,6 @@ impl Spot {
 }
 
 impl PageTable {
-    /// Pages in it, zero pages included.
-    pub(crate) const fn pages(&self) -> u64 {
-        self.pages
-    }
-
-    /// Pages in it that are stored somewhere.
-    pub(crate) const fn stored(&self) -> u64 {
-        self.stored
-    }
-
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
@@ -153,35 +141,28 @@ impl Chunk {
     fn get(&self, inside: usize) -> Option<Cell> {
         match self {
             Self::Sparse(entries) => {
-                let place = entries.binary_search_by_key(&(inside as u8), |entry| entry.page).ok()?;
-                unpack((entries[place].spot, entries[place].checksum))
+                let place = entries.binary_search_by_key(&(inside as u8), |(page, _)| *page).ok()?;
+                unpack(entries[place].1)
             }
             Self::Dense(dense) => unpack(dense.cells[inside]),
         }
     }
 
     fn set(&mut self, inside: usize, cell: Cell) -> Option<Cell> {
-        let (spot, checksum) = pack(cell);
         match self {
-            Self::Sparse(entries) => {
-                let entry = Entry { page: inside as u8, spot, checksum };
-                match entries.binary_search_by_key(&entry.page, |entry| entry.page) {
-                    Ok(place) => {
-                        let before = std::mem::replace(&mut entries[place], entry);
-                        unpack((before.spot, before.checksum))
-                    }
-                    Err(place) if entries.len() < SPARSE_MAX => {
-                        entries.insert(place, entry);
-                        None
-                    }
-                    Err(_) => {
-                        *self = Self::Dense(Box::new(Dense::of(entries)));
-                        self.set(inside, cell)
-                    }
+            Self::Sparse(entries) => match entries.binary_search_by_key(&(inside as u8), |(page, _)| *page) {
+                Ok(place) => unpack(std::mem::replace(&mut entries[place].1, pack(cell))),
+                Err(place) if entries.len() < SPARSE_MAX => {
+                    entries.insert(place, (inside as u8, pack(cell)));
+                    None
                 }
-            }
+                Err(_) => {
+                    *self = Self::Dense(Box::new(Dense::of(entries)));
+                    self.set(inside, cell)
+                }
+            },
             Self::Dense(dense) => {
-                let before = unpack(std::mem::replace(&mut dense.cells[inside], (spot, checksum)));
+                let before = unpack(std::mem::replace(&mut dense.cells[inside], pack(cell)));
                 dense.count += usize::from(before.is_none());
                 before
             }
@@ -190,9 +171,9 @@ impl Chunk {
 
     fn remove(&mut self, inside: Range<usize>, mut gone: impl FnMut(Cell)) {
         match self {
-            Self::Sparse(entries) => entries.retain(|entry| {
-                let hit = inside.contains(&usize::from(entry.page));
-                if hit && let Some(cell) = unpack((entry.spot, entry.checksum)) {
+            Self::Sparse(entries) => entries.retain(|(page, packed)| {
+                let hit = inside.contains(&usize::from(*page));
+                if hit && let Some(cell) = unpack(*packed) {
                     gone(cell);
                 }
                 !hit
@@ -216,21 +197,21 @@ impl Chunk {
     }
 
     fn iter(&self) -> impl Iterator<Item = (usize, Cell)> {
-        let (sparse, dense): (&[Entry], &[(u32, u32)]) = match self {
+        let (sparse, dense): (&[(u8, Packed)], &[Packed]) = match self {
             Self::Sparse(entries) => (entries, &[]),
             Self::Dense(dense) => (&[], &dense.cells),
         };
-        let sparse = sparse.iter().map(|entry| (usize::from(entry.page), (entry.spot, entry.checksum)));
+        let sparse = sparse.iter().map(|(page, packed)| (usize::from(*page), *packed));
         let dense = dense.iter().copied().enumerate();
         sparse.chain(dense).filter_map(|(inside, packed)| Some((inside, unpack(packed)?)))
     }
 }
 
 impl Dense {
-    fn of(entries: &[Entry]) -> Self {
+    fn of(entries: &[(u8, Packed)]) -> Self {
         let mut cells = [(NOTHING, 0); CHUNK_PAGES];
-        for entry in entries {
-            cells[usize::from(entry.page)] = (entry.spot, entry.checksum);
+        for (page, packed) in entries {
+            cells[usize::from(*page)] = *packed;
         }
         Self { count: entries.len(), cells }
     }
@@ -240,14 +221,14 @@ const fn split(page: u64) -> (u64, usize) {
     (page / CHUNK_PAGES as u64, (page % CHUNK_PAGES as u64) as usize)
 }
 
-const fn pack(cell: Cell) -> (u32, u32) {
+const fn pack(cell: Cell) -> Packed {
     match cell {
         Cell::Zero => (ZERO, 0),
         Cell::At(spot, checksum) => (spot.0, checksum.0),
     }
 }
 
-const fn unpack((spot, checksum): (u32, u32)) -> Option<Cell> {
+const fn unpack((spot, checksum): Packed) -> Option<Cell> {
     match spot {
         NOTHING => None,
         ZERO => Some(Cell::Zero),
@@ -314,8 +295,8 @@ mod tests {
             let all: Vec<_> = table.iter().map(|(space, page, cell)| ((space, page), cell)).collect();
             let expected: Vec<_> = model.iter().map(|(key, cell)| (*key, *cell)).collect();
             prop_assert_eq!(all, expected);
-            prop_assert_eq!(table.pages(), model.len() as u64);
-            prop_assert_eq!(table.stored(), model.values().filter(|cell| is_stored(**cell)).count() as u64);
+            prop_assert_eq!(table.pages, model.len() as u64);
+            prop_assert_eq!(table.stored, model.values().filter(|cell| is_stored(**cell)).count() as u64);
             for (&(space, page), cell) in &model {
                 prop_assert_eq!(table.get(space, page), Some(*cell));
             }
@@ -330,6 +311,6 @@ mod tests {
             table.set(SpaceId(0), page, Cell::Zero);
         }
         table.remove(SpaceId(0), 0..u64::MAX, |_| {});
-        assert!(table.chunks.is_empty() && table.pages() == 0);
+        assert!(table.chunks.is_empty() && table.pages == 0);
     }
 }

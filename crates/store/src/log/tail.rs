@@ -39,25 +39,25 @@ pub(super) enum Owner {
 /// The end of the log.
 #[derive(Debug)]
 pub(super) struct Tail {
-    directory: PathBuf,
-    helper: Helper,
+    pub(super) directory: PathBuf,
+    pub(super) helper: Helper,
     length: ByteCount,
     active: Option<Active>,
-    /// Segments before the active one that are not synced.
-    before: Vec<Box<dyn PageFile>>,
+    /// Segments that are not synced, the active one last.
+    files: Vec<Box<dyn PageFile>>,
     stream: Option<Stream>,
     owners: Vec<(usize, Owner)>,
     streams: Vec<PageBuffer>,
     streams_made: usize,
     slots: Vec<PageBuffer>,
     returned: Vec<(Owner, PageBuffer)>,
-    written: u64,
+    /// Bytes appended so far, slots included.
+    pub(super) written: u64,
 }
 
 #[derive(Debug)]
 struct Active {
     number: LogSegment,
-    file: Box<dyn PageFile>,
     next: u32,
     slot: u32,
 }
@@ -78,7 +78,7 @@ impl Tail {
             helper,
             length,
             active: None,
-            before: Vec::new(),
+            files: Vec::new(),
             stream: None,
             owners: Vec::new(),
             streams: Vec::new(),
@@ -89,24 +89,9 @@ impl Tail {
         }
     }
 
-    /// The log's directory.
-    pub(super) fn directory(&self) -> &Path {
-        &self.directory
-    }
-
-    /// The helper that makes segments.
-    pub(super) fn helper(&mut self) -> &mut Helper {
-        &mut self.helper
-    }
-
     /// The segment being written, and the first block of it that is not.
     pub(super) fn place(&self) -> Option<LogPlace> {
         self.active.as_ref().map(|active| LogPlace { segment: active.number, block: active.next })
-    }
-
-    /// Bytes appended so far, slots included.
-    pub(super) const fn written(&self) -> u64 {
-        self.written
     }
 
     /// Appends the first `count` blocks of a buffer, and tells where they are: from which block of the
@@ -169,58 +154,46 @@ impl Tail {
             Some(buffer) => buffer,
             None => PageBuffer::new(ByteCount(LOG_BLOCK_BYTES))?,
         };
-        let Some(active) = &mut self.active else { return Ok(()) };
+        let Some((active, file)) = self.active.as_mut().zip(self.files.last_mut()) else { return Ok(()) };
         buffer.copy_from_slice(&encode(active.number)?);
         let offset = ByteCount(u64::from(1 + active.slot % SLOTS) * LOG_BLOCK_BYTES);
         active.slot += 1;
         self.owners.push((buffer.as_ptr().addr(), Owner::Slot));
-        active.file.submit(buffer, ByteCount(0)..ByteCount(LOG_BLOCK_BYTES), offset)?;
+        file.submit(buffer, ByteCount(0)..ByteCount(LOG_BLOCK_BYTES), offset)?;
         self.written += LOG_BLOCK_BYTES;
         Ok(())
     }
 
     /// Makes everything written so far durable.
     pub(super) fn sync(&mut self) -> Result<()> {
-        for mut file in std::mem::take(&mut self.before) {
+        let full = self.files.len().saturating_sub(1);
+        for mut file in self.files.drain(..full).collect::<Vec<_>>() {
             file.sync()?;
             while let Some(buffer) = file.wait_done()? {
                 self.give_back(buffer);
             }
         }
-        if let Some(active) = &mut self.active {
-            active.file.sync()?;
-        }
+        self.files.last_mut().map_or(Ok(()), |active| active.sync())?;
         self.collect()
     }
 
     /// Notices writes that are complete.
     pub(super) fn collect(&mut self) -> Result<()> {
-        for number in 0..self.before.len() {
-            while let Some(buffer) = self.before[number].take_done()? {
+        for number in 0..self.files.len() {
+            while let Some(buffer) = self.files[number].take_done()? {
                 self.give_back(buffer);
             }
-        }
-        while let Some(active) = &mut self.active
-            && let Some(buffer) = active.file.take_done()?
-        {
-            self.give_back(buffer);
         }
         Ok(())
     }
 
     /// Waits for one write; false when none is under way.
     pub(super) fn wait(&mut self) -> Result<bool> {
-        for number in 0..self.before.len() {
-            if let Some(buffer) = self.before[number].wait_done()? {
+        for number in 0..self.files.len() {
+            if let Some(buffer) = self.files[number].wait_done()? {
                 self.give_back(buffer);
                 return Ok(true);
             }
-        }
-        if let Some(active) = &mut self.active
-            && let Some(buffer) = active.file.wait_done()?
-        {
-            self.give_back(buffer);
-            return Ok(true);
         }
         Ok(false)
     }
@@ -228,11 +201,6 @@ impl Tail {
     /// A buffer of others whose write is complete.
     pub(super) fn take_returned(&mut self) -> Option<(Owner, PageBuffer)> {
         self.returned.pop()
-    }
-
-    /// Ends the helper.
-    pub(super) fn finish(self) {
-        self.helper.finish();
     }
 
     /// Free blocks of the active segment, at least one; makes the next segment the active one where needed.
@@ -244,10 +212,8 @@ impl Tail {
             return Ok(blocks - active.next);
         }
         let (number, file) = self.helper.segment()?;
-        let active = Active { number, file, next: FIRST_BLOCK, slot: 0 };
-        if let Some(full) = self.active.replace(active) {
-            self.before.push(full.file);
-        }
+        self.active = Some(Active { number, next: FIRST_BLOCK, slot: 0 });
+        self.files.push(file);
         Ok(blocks - FIRST_BLOCK)
     }
 
@@ -255,12 +221,12 @@ impl Tail {
     fn submit(&mut self, buffer: PageBuffer, owner: Owner, from: u32, count: u32) -> Result<LogPlace> {
         self.room()?;
         let failed = || sys::Error::path("append to", &self.directory, sys::Errno::EINVAL);
-        let active = self.active.as_mut().ok_or_else(failed)?;
+        let (active, file) = self.active.as_mut().zip(self.files.last_mut()).ok_or_else(failed)?;
         let place = LogPlace { segment: active.number, block: active.next };
         active.next += count;
         let bytes = |blocks: u32| ByteCount(u64::from(blocks) * LOG_BLOCK_BYTES);
         self.owners.push((buffer.as_ptr().addr(), owner));
-        active.file.submit(buffer, bytes(from)..bytes(from + count), place.offset())?;
+        file.submit(buffer, bytes(from)..bytes(from + count), place.offset())?;
         self.written += bytes(count).get();
         Ok(place)
     }

@@ -1,9 +1,9 @@
-//! What becomes of an epoch that was given to the writer.
+//! What becomes of an epoch that was given to the writer, and what the writer tells of its log.
 //!
-//! Owns: the ticket of whoever finished the epoch, and the answer.
+//! Owns: the ticket of whoever finished the epoch, and the answer; `LogStatus`.
 //! Does not: order or write.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use model::{ByteCount, PageCount, Sequence};
@@ -11,6 +11,7 @@ use sys::clock::Deadline;
 
 use crate::error::Result;
 use crate::meta::WriteTimings;
+use crate::pool::locked;
 
 /// A checkpoint that is durable.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,6 +36,31 @@ impl LogCommitted {
     }
 }
 
+/// The state of a log after its newest commit.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LogStatus {
+    /// Checkpoints that can be restored, rising.
+    pub kept: Vec<Sequence>,
+    /// Pages of the newest one, zero pages included.
+    pub pages: PageCount,
+    /// Of these, pages that are stored.
+    pub stored: PageCount,
+    /// Segments that something refers to, the one being written included.
+    pub segments: usize,
+    /// Of these, segments that are compressed.
+    pub compressed: usize,
+    /// Bytes that they take on the device.
+    pub disk: ByteCount,
+    /// Bytes written since the writer was opened.
+    pub written: ByteCount,
+    /// Pages moved since then, to keep the log short.
+    pub moved: PageCount,
+    /// Syncs since then.
+    pub syncs: u64,
+    /// Full indexes written since then.
+    pub full_indexes: u64,
+}
+
 /// What became of an epoch.
 pub type Completion = (Sequence, Result<LogCommitted>);
 
@@ -53,13 +79,13 @@ impl TicketState {
 
     /// The answer, if there is one.
     pub(super) fn get(&self) -> Option<Result<LogCommitted>> {
-        self.lock().clone()
+        locked(&self.answer).clone()
     }
 
     /// The answer, waiting for it at most so long.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> Option<Result<LogCommitted>> {
         let deadline = timeout.map(Deadline::after);
-        let mut answer = self.lock();
+        let mut answer = locked(&self.answer);
         while answer.is_none() {
             answer = match deadline.map(Deadline::left) {
                 Some(Duration::ZERO) => return None,
@@ -73,11 +99,7 @@ impl TicketState {
     }
 
     pub(super) fn set(&self, result: Result<LogCommitted>) {
-        *self.lock() = Some(result);
+        *locked(&self.answer) = Some(result);
         self.answered.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Result<LogCommitted>>> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

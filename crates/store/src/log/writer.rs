@@ -5,10 +5,10 @@
 //! allocates nor waits for the device while the pool has a buffer.
 //! Does not: copy from a subject, or decide when the next checkpoint is due.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ use super::here::{Here, Ticket};
 use super::open::{self, Opened};
 use super::options::{LogOptions, LogThreads};
 use super::queue::{EPOCHS_IN_FLIGHT_MAX, Finish, Order, Promise, Shared};
-use super::status::LogStatus;
-use super::ticket::{Completion, TicketState};
+use super::ticket::{Completion, LogStatus, TicketState};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::medium::{Lock, Medium};
 use crate::meta::CommitMeta;
+use crate::pool::locked;
 use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 
 /// A log being written. Copiers on several threads may share it by reference.
@@ -37,9 +37,6 @@ pub struct LogWriter {
     directory: PathBuf,
     base: Option<Sequence>,
     last: AtomicU64,
-    /// What the log holds is not this subject's past.
-    void: Arc<AtomicBool>,
-    open: Arc<AtomicBool>,
     /// After the thread, so that nobody else writes before it has ended.
     _lock: Box<dyn Lock>,
 }
@@ -51,8 +48,6 @@ struct Epoch {
     shared: Arc<Shared>,
     here: Arc<Here>,
     sequence: Sequence,
-    void: Arc<AtomicBool>,
-    open: Arc<AtomicBool>,
     finished: bool,
 }
 
@@ -64,8 +59,8 @@ impl LogWriter {
     ///
     /// `LogBusy` when somebody else writes it; what is wrong with its newest checkpoint; or `Io`.
     pub fn open_on(medium: &Arc<dyn Medium>, directory: &Path, options: LogOptions) -> Result<Self> {
-        let shared = Arc::new(Shared::new(options.buffers.get(), options.buffer_pages)?);
-        let Opened { scribe, lock, newest } = open::open(medium, directory, &options, Arc::clone(&shared))?;
+        let Opened { scribe, lock, newest } = open::open(medium, directory, &options)?;
+        let shared = Arc::clone(&scribe.shared);
         let base = newest.as_ref().map(|newest| newest.slot.sequence);
         let last = newest.and_then(|newest| newest.sequences().max());
         let here = Arc::new(Here::default());
@@ -76,7 +71,7 @@ impl LogWriter {
                 Some(thread.map_err(|error| sys::Error::new("start a thread", error))?)
             }
             LogThreads::Caller => {
-                here.set(scribe);
+                *locked(&here.0) = Some(scribe);
                 None
             }
         };
@@ -87,8 +82,6 @@ impl LogWriter {
             directory: directory.to_path_buf(),
             base,
             last: AtomicU64::new(last.map_or(0, Sequence::get)),
-            void: Arc::default(),
-            open: Arc::default(),
             _lock: lock,
         })
     }
@@ -108,7 +101,7 @@ impl LogWriter {
     ///
     /// What went wrong with earlier epochs.
     pub fn void_above(&self, newest: Sequence) -> Result<()> {
-        self.void.store(true, Ordering::Release);
+        self.shared.is_void.store(true, Ordering::Release);
         self.shared.void_above(newest)
     }
 
@@ -123,25 +116,25 @@ impl LogWriter {
 
     /// Has whoever waits for a buffer, now or later, get `CalledOff` instead; with `false` all may wait again.
     pub fn call_off_waits(&self, called_off: bool) {
-        self.shared.call_off_waits(called_off);
+        self.shared.pool.call_off_waits(called_off);
     }
 
     /// Has these checkpoints stay restorable beside those that the policy keeps, from the next commit on and instead
     /// of those of an earlier call. Numbers of checkpoints that are not kept any more mean nothing.
     pub fn hold(&self, sequences: &[Sequence]) {
-        self.shared.hold(sequences);
+        sequences.clone_into(&mut locked(&self.shared.state).held);
     }
 
     /// Epochs that are finished and not yet durable.
     #[must_use]
     pub fn behind(&self) -> usize {
-        self.shared.in_flight()
+        locked(&self.shared.state).in_flight
     }
 
     /// A descriptor that becomes readable when an epoch has completed.
     #[must_use]
     pub fn event(&self) -> BorrowedFd<'_> {
-        self.shared.event()
+        self.shared.event.as_fd()
     }
 
     /// The epochs that have completed since the last call, oldest first.
@@ -153,7 +146,7 @@ impl LogWriter {
     /// The state after the newest commit.
     #[must_use]
     pub fn status(&self) -> LogStatus {
-        self.shared.status()
+        locked(&self.shared.state).status.clone()
     }
 
     /// Completes all epochs that are under way, and ends the writer.
@@ -172,11 +165,11 @@ impl LogWriter {
             // A panic has failed the queue already.
             let _ = thread.join();
         }
-        let scribe = self.here.take();
+        let scribe = locked(&self.here.0).take();
         if let Some(mut scribe) = scribe {
             // Its error has been given to every ticket and to the queue.
             let _ = scribe.drive();
-            scribe.tail.finish();
+            scribe.tail.helper.finish();
         }
     }
 }
@@ -186,23 +179,23 @@ impl CheckpointSink for LogWriter {
     /// better than memory that grows. One epoch is open at a time; a second one is an `Io` error.
     fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
         self.shared.check()?;
-        if self.shared.in_flight() >= EPOCHS_IN_FLIGHT_MAX {
+        if self.behind() >= EPOCHS_IN_FLIGHT_MAX {
             return Ok(None);
         }
         let last = self.last.load(Ordering::Acquire);
         if sequence.get() <= last {
-            return Err(Error::Exists { path: self.directory.with_file_name(sequence.to_string()) });
+            return Err(Error::Exists(self.directory.with_file_name(sequence.to_string())));
         }
-        if self.open.swap(true, Ordering::AcqRel) {
+        if self.shared.is_open.swap(true, Ordering::AcqRel) {
             let busy = rustix::io::Errno::BUSY;
             return Err(sys::Error::path("begin a second epoch in", &self.directory, busy).into());
         }
         // A delta against nothing is a full one.
-        let full =
-            base == Base::Nothing || self.void.load(Ordering::Acquire) || last == 0 && self.base.is_none();
-        let (shared, here, open) = (Arc::clone(&self.shared), Arc::clone(&self.here), Arc::clone(&self.open));
-        let epoch = Epoch { shared, here, sequence, void: Arc::clone(&self.void), open, finished: false };
-        self.shared.limit_waits(None);
+        let is_void = self.shared.is_void.load(Ordering::Acquire);
+        let full = base == Base::Nothing || is_void || last == 0 && self.base.is_none();
+        let (shared, here) = (Arc::clone(&self.shared), Arc::clone(&self.here));
+        let epoch = Epoch { shared, here, sequence, finished: false };
+        self.shared.pool.limit_waits(None);
         self.shared.order(Order::Begin { sequence, full })?;
         self.last.store(sequence.get(), Ordering::Release);
         Ok(Some(Box::new(epoch)))
@@ -218,7 +211,7 @@ impl Drop for LogWriter {
 impl PageSink for Epoch {
     /// Waits until a buffer is free. One who already holds all of them, unappended, waits for ever.
     fn buffer(&self) -> Result<PageBatch> {
-        self.shared.wait_buffer(|| self.here.drive())
+        self.shared.pool.take(|| self.here.drive())
     }
 
     /// Neither allocates nor waits.
@@ -228,29 +221,29 @@ impl PageSink for Epoch {
 
     /// Beside those of the pool. Waits until what earlier pauses took beyond them is written.
     fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
-        self.shared.wait_reserve(|| self.here.drive(), count)
+        self.shared.pool.reserve(|| self.here.drive(), count)
     }
 
     /// Neither allocates nor waits: this is the one to call while the subject is stopped.
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
-        self.shared.free_buffer()
+        self.shared.pool.take_free()
     }
 
     /// Beyond the pool and the reserve: the next `reserve` waits until it is written.
     fn spare(&self) -> Result<PageBatch> {
-        self.shared.spare_buffer()
+        self.shared.pool.spare()
     }
 
     fn put_back(&self, batch: PageBatch) {
-        self.shared.give_batch(batch);
+        self.shared.pool.give_batch(batch);
     }
 
     fn buffer_pages(&self) -> PageCount {
-        self.shared.buffer_pages()
+        self.shared.pool.buffer_pages()
     }
 
     fn limit_waits(&self, wait_max: Option<Duration>) {
-        self.shared.limit_waits(wait_max);
+        self.shared.pool.limit_waits(wait_max);
     }
 
     fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
@@ -267,12 +260,12 @@ impl OpenCheckpoint for Epoch {
     /// not written again.
     fn commit(mut self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
         let state = Arc::new(TicketState::new(self.sequence));
-        let promise = Promise::new(Arc::clone(&self.shared), Arc::clone(&state));
+        let promise = Promise { shared: Arc::clone(&self.shared), ticket: Arc::clone(&state) };
         let finish = Finish { records, meta, promise, begun: Stopwatch::start() };
         self.shared.order(Order::Finish(Box::new(finish)))?;
         self.finished = true;
-        self.void.store(false, Ordering::Release);
-        Ok(Ticket::new(state, Arc::clone(&self.here)))
+        self.shared.is_void.store(false, Ordering::Release);
+        Ok(Ticket { state, here: Arc::clone(&self.here) })
     }
 }
 
@@ -282,6 +275,6 @@ impl Drop for Epoch {
             // A writer that has failed forgets its epochs anyway.
             let _ = self.shared.order(Order::Abandon);
         }
-        self.open.store(false, Ordering::Release);
+        self.shared.is_open.store(false, Ordering::Release);
     }
 }

@@ -206,7 +206,7 @@ impl Continuous {
                 subject.take(epoch, options, |_, captured| Ok((captured.0.phases, captured)))?;
             // The subject stays stopped meanwhile.
             let Some(committed) = taken.ticket.wait_for(VERIFY_WAIT_MAX)? else {
-                return Err(store::Error::Slow { waited: VERIFY_WAIT_MAX }.into());
+                return Err(store::Error::Slow(VERIFY_WAIT_MAX).into());
             };
             let image = read(committed.sequence)?;
             let comparison = match &mut subject.before {
