@@ -1,10 +1,15 @@
-//! Threads that work beside the tracer as long as something stands still for it.
+//! The priority of a tracer as long as something stands still for it, and threads that work beside it.
 //!
-//! Owns: the threads, where they run, and with which priority.
-//! Invariants: a member gives way after each step, to threads of the tree that answer remote calls above all; who is
-//! about to wait for a member hurries it first, so that nobody waits for a processor that others keep busy. Without the
-//! right to hurry, there is no crew.
+//! Owns: raising the priority of the calling thread, and giving it back; the threads of a crew, where they run, and with
+//! which priority.
+//! Invariants: what a tracer had before comes back when the guard is dropped; without the right to raise it, nothing
+//! changes; threads that are made meanwhile do not inherit it. A member gives way after each step, to threads of the
+//! tree that answer remote calls above all; who is about to wait for a member hurries it first, so that nobody waits for
+//! a processor that others keep busy. Without the right to hurry, there is no crew.
 //! Does not: know the work. All of it can be done by the caller, should no member ever come to it.
+//!
+//! A thread that is let go preempts an ordinary tracer that has others to let go; anything else that runs does too. A
+//! thread of real-time priority must not spin where what it waits for may need the same processor: see `Waiter`.
 //!
 //! A tree that stands leaves its processors idle. That is where members may run, whatever the tracer is bound to.
 
@@ -19,13 +24,43 @@ use model::Tid;
 use sys::scheduling::{self, Attributes};
 use sys::{Errno, Error};
 
-/// SCHED_OTHER.
+/// SCHED_OTHER and SCHED_BATCH.
 const ORDINARY: u32 = 0;
-/// SCHED_FIFO, as `Urgent`.
+const BATCH: u32 = 3;
+/// SCHED_FIFO, of the lowest priority: whoever has a higher one has a reason.
 const FIFO: u32 = 1;
 const PRIORITY: u32 = 1;
+const RESET_ON_FORK: u64 = 1;
 /// The calling thread.
 const SELF: Tid = Tid(0);
+
+/// The calling thread runs before all ordinary ones as long as this lives.
+#[derive(Debug)]
+pub struct Urgent {
+    before: Option<Attributes>,
+}
+
+impl Urgent {
+    /// Raises the priority of the calling thread, if that is allowed and it has an ordinary one.
+    #[must_use]
+    pub fn begin() -> Self {
+        let raised =
+            Attributes { policy: FIFO, priority: PRIORITY, flags: RESET_ON_FORK, ..Attributes::default() };
+        let ordinary = |before: &Attributes| matches!(before.policy, ORDINARY | BATCH);
+        let before = scheduling::attributes(SELF).ok().filter(ordinary);
+        let before = before.filter(|_| scheduling::set_attributes(SELF, &raised).is_ok());
+        Self { before }
+    }
+}
+
+impl Drop for Urgent {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // Giving up a priority is always allowed.
+            let _ = scheduling::set_attributes(SELF, &before);
+        }
+    }
+}
 
 /// Work that several threads can do together, step by step.
 pub trait Work: Send + Sync {
@@ -161,17 +196,13 @@ fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Se
         works.extend(orders.posted.iter().cloned());
         drop(orders);
         for work in works.drain(..) {
-            work_politely(&*work);
+            // After each step whoever waits for this processor has it. A low priority does not see to that: a thread
+            // that has slept is owed time, and the scheduler picks it again until that is used up (EEVDF, Linux 6.18,
+            // also with SCHED_IDLE: a remote call waited 0.3 ms for the end of a scan).
+            while work.step() {
+                std::thread::yield_now();
+            }
         }
-    }
-}
-
-/// After each step whoever waits for this processor has it. A low priority does not see to that: a thread that has
-/// slept is owed time, and the scheduler picks it again until that is used up (EEVDF, Linux 6.18, also with SCHED_IDLE:
-/// a remote call waited 0.3 ms for the end of a scan).
-fn work_politely(work: &dyn Work) {
-    while work.step() {
-        std::thread::yield_now();
     }
 }
 
@@ -263,5 +294,17 @@ mod tests {
         crew.begin();
         crew.dismiss();
         wait_until(|| Arc::strong_count(&work) == 1);
+    }
+
+    #[test]
+    fn the_priority_comes_back() {
+        let before = scheduling::attributes(SELF).unwrap();
+        let urgent = Urgent::begin();
+        let inside = scheduling::attributes(SELF).unwrap();
+        if inside.policy != FIFO {
+            println!("unsupported: real-time priority");
+        }
+        drop(urgent);
+        assert_eq!(scheduling::attributes(SELF).unwrap(), before);
     }
 }

@@ -194,7 +194,7 @@ impl Escort {
         let (mut happened, mut outcome) = (false, Ok(()));
         let mut left = std::mem::take(&mut self.running).into_iter();
         while let Some(thread) = left.next() {
-            let (pid, tid, options) = (thread.pid(), thread.tid(), thread.options());
+            let (pid, tid, options) = (thread.pid(), thread.tid(), thread.options);
             match thread.look() {
                 Ok(StopOutcome::Pending(thread)) => self.running.push(thread),
                 Ok(StopOutcome::Stopped(stopped)) => {
@@ -210,11 +210,14 @@ impl Escort {
                 Ok(StopOutcome::Created(thread, created)) => {
                     happened = true;
                     self.running.push(thread);
-                    self.adopt(created, options);
+                    if let Some(born) = Thread::adopted(created, options) {
+                        self.unborn.insert(created);
+                        self.running.push(born);
+                    }
                 }
                 Ok(StopOutcome::Gone) => happened = true,
-                Err(error) => {
-                    self.running.push(Thread::attached(pid, tid, options));
+                Err((thread, error)) => {
+                    self.running.push(thread);
                     outcome = Err(error);
                 }
             }
@@ -224,13 +227,5 @@ impl Escort {
             }
         }
         outcome.map(|()| happened)
-    }
-
-    /// Takes over a thread that the kernel has attached because its creator is.
-    fn adopt(&mut self, tid: Tid, options: Options) {
-        if let Some(thread) = Thread::adopted(tid, options) {
-            self.unborn.insert(tid);
-            self.running.push(thread);
-        }
     }
 }

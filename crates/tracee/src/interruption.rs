@@ -1,25 +1,40 @@
-//! Which call a thread was in that the kernel has already resumed once after a stop.
+//! Calls that a stop breaks off: which one it was where the kernel has already resumed it once, and calls with a timeout
+//! that stops break off again and again.
 //!
-//! Owns: the inference of its number.
-//! Invariants: a number is given only for calls that the kernel resumes through restart_syscall(2).
-//! Does not: know how much of the call's time was left; nothing in user space does.
+//! Owns: the inference of a call's number; what a thread in such a call goes on with, and how long each has been seen
+//! waiting.
+//! Invariants: a number is given only for calls that the kernel resumes through restart_syscall(2). A program sees no
+//! EINTR for the sake of a stop, no timeout early, and every timeout at last, however often it is stopped.
+//! Does not: know how much of a resumed call's time was left; nothing in user space does. Serve calls that the kernel
+//! itself resumes with what is left of their time (sleeps, poll, futex).
 //!
 //! A sleep, poll or futex wait with a timeout that a stop broke off is resumed as restart_syscall(2): the thread's
 //! registers then hold that number, and the kernel alone knows the call behind it. Whoever must enter the call anew
 //! (a restore, or a thread that comes home by its signal frame) has to find it from the code and the arguments.
+//!
+//! Calls with a timeout of another kind the kernel ends with EINTR at any stop, and nothing tells how long they have
+//! waited. They are entered again with their whole timeout; once the time since they were first seen waiting exceeds it,
+//! they return as if it had just passed.
 
-use model::{Address, ByteCount};
-use sys::ptrace::Registers;
+use std::collections::HashMap;
+use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
+
+use model::{Address, ByteCount, Fd, Pid, Tid};
+use rustix::net::sockopt::{self, Timeout};
+use sys::clock::Clock;
+use sys::ptrace::{self, Registers};
+use sys::{Result, pidfd, process_memory};
 
 use crate::arch::numbers::{CLOCK_NANOSLEEP, FUTEX, NANOSLEEP, POLL, RESTART_SYSCALL};
+use crate::arch::{self, WaitLimit};
 use crate::memory::ProcessMemory;
+use crate::procfs;
 
 /// Calls with a restart function of their own in the kernel.
 const RESUMED: [i64; 4] = [NANOSLEEP, POLL, FUTEX, CLOCK_NANOSLEEP];
 /// Code before a call that is searched for the instruction that loads its number.
 const CODE_BYTES: u64 = 24;
-/// Length of `syscall`.
-const SYSCALL_BYTES: u64 = 2;
 /// `mov $number, %eax`.
 const LOAD_NUMBER: u8 = 0xb8;
 /// No object lies below this address.
@@ -32,6 +47,11 @@ const NANOSECONDS: u64 = 1_000_000_000;
 /// Longest sleep that is believed, in seconds: ten thousand years.
 const LONGEST_SECONDS: u64 = 10_000 * 365 * 24 * 3600;
 
+/// Waits remembered before those that are over are swept out; threads end without saying so.
+const SWEEP_AT: usize = 4096;
+/// A thread that went on, entered the call again and was stopped there has slept twice since.
+const SLEEPS_OF_ONE_STOP: u64 = 2;
+
 /// The same registers with the number of the call itself where the kernel has put restart_syscall's.
 #[must_use]
 pub fn named(registers: &Registers, memory: &ProcessMemory) -> Registers {
@@ -43,7 +63,7 @@ pub fn named(registers: &Registers, memory: &ProcessMemory) -> Registers {
 }
 
 fn by_code(registers: &Registers, memory: &ProcessMemory) -> Option<i64> {
-    let start = registers.rip.checked_sub(CODE_BYTES + SYSCALL_BYTES)?;
+    let start = registers.rip.checked_sub(CODE_BYTES + arch::SYSCALL_BYTES)?;
     let code = memory.read_vec(Address(start), ByteCount(CODE_BYTES)).ok()?;
     code.windows(5).rev().filter(|window| window[0] == LOAD_NUMBER).find_map(|window| {
         let number = i64::from(u32::from_ne_bytes([window[1], window[2], window[3], window[4]]));
@@ -77,10 +97,114 @@ fn is_time(memory: &ProcessMemory, at: u64) -> bool {
     if at < LOWEST_POINTER || memory.read(Address(at), &mut bytes).is_err() {
         return false;
     }
-    let (seconds, nanoseconds) = bytes.split_at(8);
-    let number = |bytes: &[u8]| bytes.try_into().map_or(u64::MAX, u64::from_ne_bytes);
-    let (seconds, nanoseconds) = (number(seconds), number(nanoseconds));
+    let [seconds, nanoseconds] = words(bytes);
     (seconds != 0 || nanoseconds != 0) && seconds < LONGEST_SECONDS && nanoseconds < NANOSECONDS
+}
+
+/// The two words of a `struct timespec`.
+fn words(bytes: [u8; 16]) -> [u64; 2] {
+    let (words, _) = bytes.as_chunks::<8>();
+    [0, 1].map(|index| u64::from_ne_bytes(words[index]))
+}
+
+struct Wait {
+    /// Number, arguments and place of the call.
+    call: [u64; 9],
+    began: Instant,
+    limit: Duration,
+    /// How often the thread had slept when it went on.
+    sleeps: u64,
+}
+
+/// The calls that a tracer has broken off, by thread.
+#[derive(Default)]
+pub(crate) struct TimedCalls {
+    clock: Clock,
+    waits: HashMap<Tid, Wait>,
+}
+
+impl TimedCalls {
+    /// Changes the registers of a thread that has just come to an event stop, so that the stop remains unnoticed.
+    pub(crate) fn hide_stop(&mut self, pid: Pid, tid: Tid) -> Result<()> {
+        let registers = ptrace::registers(tid)?;
+        let Some(broken_off) = arch::broken_off(&registers) else {
+            // Whatever it does next is another wait.
+            self.waits.remove(&tid);
+            return match arch::entered_again_without_loss(&registers) {
+                Some(changed) => ptrace::set_registers(tid, &changed),
+                None => Ok(()),
+            };
+        };
+        let late = match limit(pid, broken_off.limit) {
+            Some(limit) => self.is_late(pid, tid, &registers, limit),
+            None => false,
+        };
+        let changed = if late {
+            arch::returned(&registers, broken_off.result_late)
+        } else {
+            arch::entered_again(&registers)
+        };
+        ptrace::set_registers(tid, &changed)
+    }
+
+    /// Notes that a thread goes on.
+    pub(crate) fn goes_on(&mut self, pid: Pid, tid: Tid) {
+        if let Some(wait) = self.waits.get_mut(&tid) {
+            match sleeps(pid, tid) {
+                Some(sleeps) => wait.sleeps = sleeps,
+                None => drop(self.waits.remove(&tid)),
+            }
+        }
+    }
+
+    fn is_late(&mut self, pid: Pid, tid: Tid, registers: &Registers, limit: Duration) -> bool {
+        let Registers { orig_rax, rip, rsp, rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
+        let call = [orig_rax, rip, rsp, rdi, rsi, rdx, r10, r8, r9];
+        let known = self.waits.remove(&tid).filter(|wait| {
+            let same_call = wait.call == call && wait.limit == limit;
+            same_call && sleeps(pid, tid) == Some(wait.sleeps + SLEEPS_OF_ONE_STOP)
+        });
+        let now = self.clock.now();
+        let began = known.map_or(now, |wait| wait.began);
+        if now - began >= limit {
+            return true;
+        }
+        if self.waits.len() >= SWEEP_AT {
+            self.waits.retain(|_, wait| now - wait.began < wait.limit);
+        }
+        self.waits.insert(tid, Wait { call, began, limit, sleeps: 0 });
+        false
+    }
+}
+
+/// How often a thread has given up the processor of its own accord.
+fn sleeps(pid: Pid, tid: Tid) -> Option<u64> {
+    let text = procfs::read_text(format!("/proc/{pid}/task/{tid}/status")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
+}
+
+fn limit(pid: Pid, limit: WaitLimit) -> Option<Duration> {
+    match limit {
+        WaitLimit::None => None,
+        WaitLimit::Milliseconds(count) => Some(Duration::from_millis(u64::from(count))),
+        WaitLimit::Timespec(at) => timespec(pid, at),
+        WaitLimit::Receive(fd) => socket_limit(pid, fd, Timeout::Recv),
+        WaitLimit::Send(fd) => socket_limit(pid, fd, Timeout::Send),
+    }
+}
+
+fn timespec(pid: Pid, at: Address) -> Option<Duration> {
+    let mut bytes = [0_u8; 16];
+    process_memory::read(pid, at, &mut bytes).ok()?;
+    let [seconds, nanoseconds] = words(bytes);
+    Some(Duration::new(seconds, u32::try_from(nanoseconds).ok()?))
+}
+
+fn socket_limit(pid: Pid, fd: Fd, which: Timeout) -> Option<Duration> {
+    let handle = pidfd::open(pid).ok()?;
+    let socket = pidfd::duplicate(handle.as_fd(), pid, fd).ok()?;
+    // Anything but a socket has no such limit.
+    sockopt::socket_timeout(&socket, which).ok()?
 }
 
 #[cfg(test)]

@@ -15,21 +15,17 @@ pub mod interruption;
 pub mod memory;
 pub mod procfs;
 pub mod remote;
-pub mod rseq;
 #[doc(hidden)]
 pub mod steps;
 pub mod stub;
 pub mod thread;
 mod tracer;
 pub mod tree;
-mod urgency;
-mod waits;
 
-pub use crew::{Crew, Work};
+pub use crew::{Crew, Urgent, Work};
 pub use escort::{Escort, Keeper};
 pub use freeze::{FreezeError, Freezer, StoppedProcess, StoppedTree};
 pub use memory::ProcessMemory;
 pub use remote::{Gadgets, RemoteError, RemoteSession};
 pub use stub::Stub;
 pub use thread::{Running, Stopped, Thread};
-pub use urgency::Urgent;

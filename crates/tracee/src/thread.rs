@@ -31,7 +31,7 @@ pub struct Stopped {
 pub struct Thread<State> {
     tid: Tid,
     pid: Pid,
-    options: Options,
+    pub(crate) options: Options,
     state: State,
     bound_to_tracer: PhantomData<*const ()>,
 }
@@ -87,35 +87,31 @@ impl Thread<Running> {
         (!tracer::is_attached(tid)).then(|| Self::attached(pid, tid, options))
     }
 
-    pub(crate) fn options(&self) -> Options {
-        self.options
-    }
-
     /// Asks the thread to stop.
     pub fn interrupt(&self) -> Result<()> {
         ptrace::interrupt(self.tid)
     }
 
-    /// Looks once whether the thread has come to a stop.
-    pub(crate) fn look(self) -> Result<StopOutcome> {
-        let status = match tracer::inspect(self.pid, self.tid) {
-            Ok(Some(status)) => status,
+    /// Looks once whether the thread has come to a stop. After an error it stays attached.
+    pub(crate) fn look(self) -> std::result::Result<StopOutcome, (Self, Error)> {
+        let stop = match tracer::inspect(self.pid, self.tid) {
+            Ok(Some(WaitStatus::Stopped(stop))) => stop,
+            Ok(Some(_)) => return Ok(StopOutcome::Gone),
             Ok(None) => return Ok(StopOutcome::Pending(self)),
             Err(error) if error.errno == Errno::ECHILD => return Ok(StopOutcome::Gone),
-            Err(error) => return Err(error),
+            Err(error) => {
+                tracer::attached(self.tid);
+                return Err((self, error));
+            }
         };
-        match self.judge(status) {
+        match self.judge(stop) {
             // Killed while it stood: the next look takes its end.
             Err((thread, error)) if error.errno == Errno::ESRCH => Ok(StopOutcome::Pending(thread)),
-            Err((_, error)) => Err(error),
-            Ok(outcome) => Ok(outcome),
+            outcome => outcome,
         }
     }
 
-    fn judge(self, status: WaitStatus) -> std::result::Result<StopOutcome, (Self, Error)> {
-        let WaitStatus::Stopped(stop) = status else {
-            return Ok(StopOutcome::Gone);
-        };
+    fn judge(self, stop: Stop) -> std::result::Result<StopOutcome, (Self, Error)> {
         steps::reach("stop seen");
         let group_stop = if let Stop::Group(signal) = stop { Some(signal) } else { None };
         if stop == Stop::Event || group_stop.is_some() {

@@ -27,8 +27,8 @@ use sys::ptrace::{self, Stop, WaitStatus};
 use sys::wait_timer::Ticks;
 use sys::{Errno, Error, Result};
 
+use crate::interruption::TimedCalls;
 use crate::procfs::{self, Status};
-use crate::waits::TimedCalls;
 
 /// How often a wait comes back to see what the kernel does not report: a limit that has passed, the end of a leader
 /// before that of its other threads.

@@ -178,10 +178,9 @@ fn call_together(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) -> Result<u
             places.reset();
             places.take(room.bytes(&known)).unwrap()
         });
-        let status = procfs::call_status(&procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap());
-        let signals = SignalSets { caught: status.caught, pending: status.pending };
-        let mut session =
-            RemoteSession::begin_at(thread, &context, &known, top, room, status.is_filtered).unwrap();
+        let (signals, is_filtered) =
+            procfs::call_status(&procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap());
+        let mut session = RemoteSession::begin_at(thread, &context, &known, top, room, is_filtered).unwrap();
         let query = |number, arguments| Query { number, arguments };
         let name = [PR_GET_NAME, session.data().get(), 0, 0, 0, 0];
         let queries = [query(GETPID, [0; 6]), query(PRCTL, name), query(GETTID, [0; 6])];

@@ -12,7 +12,7 @@ use sys::socket::{self, Message, SocketAddress};
 use sys::userfaultfd::{self, Discards, Mode};
 use sys::{Errno, Error};
 use tracee::arch::numbers::{IOCTL, RECVMSG, SOCKET, USERFAULTFD};
-use tracee::procfs::{self, CallStatus};
+use tracee::procfs;
 use tracee::remote::{Query, Room, SignalSets};
 use tracee::{RemoteError, RemoteSession};
 
@@ -73,9 +73,7 @@ fn taken(pid: Pid, tid: Tid, created: Result<u64, Errno>) -> Result<OwnedFd, Tra
 }
 
 fn signals(tid: Tid, pid: Pid) -> Result<SignalSets, Error> {
-    let CallStatus { caught, pending, .. } =
-        procfs::call_status(&procfs::read(procfs::path_of_thread(pid, tid, "status"))?);
-    Ok(SignalSets { caught, pending })
+    Ok(procfs::call_status(&procfs::read(procfs::path_of_thread(pid, tid, "status"))?).0)
 }
 
 /// Creates one in a process that may not create one itself: whoever holds `/dev/userfaultfd` may, and we send it one

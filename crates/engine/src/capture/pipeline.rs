@@ -36,7 +36,7 @@ pub(super) trait Memory {
 
     /// Whether pages come before descriptors and threads: a handler lifts protection, and what a thread needs to go on
     /// (its stack, its restartable sequence) is open after the scan only. Else the thread would sleep once more, which
-    /// looks as if it had begun another wait (`tracee::waits`).
+    /// looks as if it had begun another wait (`tracee::interruption`).
     fn comes_first(&self) -> bool {
         false
     }

@@ -12,8 +12,8 @@ use model::{Fd, Pid, Tid};
 use sys::file_rights::FileRights;
 use sys::ptrace::RseqConfiguration;
 use sys::task_reader::Field;
-use tracee::procfs::{CallStatus, KeptFiles};
-use tracee::remote::{KnownThread, Places, RemoteContext, SignalSets};
+use tracee::procfs::KeptFiles;
+use tracee::remote::{KnownThread, Places, RemoteContext};
 use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
 
 use super::known::{Inquiry, KnownAnswers};
@@ -173,7 +173,7 @@ impl<'a> StateCapture<'a> {
     pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
         let room = self.inquiry.questions.room();
         let Some(top) = places.take(room.bytes(known)) else { return Ok(false) };
-        let CallStatus { caught, pending, is_filtered } = procfs::call_status(self.file("status")?);
+        let (signals, is_filtered) = procfs::call_status(self.file("status")?);
         let thread = self.thread.take().expect("the thread is taken only when a session begins");
         let session = self.session.insert(RemoteSession::begin_at(
             thread,
@@ -183,7 +183,6 @@ impl<'a> StateCapture<'a> {
             room,
             is_filtered,
         )?);
-        let signals = SignalSets { caught, pending };
         self.inquiry.begin(session, signals)?;
         Ok(true)
     }

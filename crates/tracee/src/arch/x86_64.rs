@@ -26,18 +26,13 @@ pub const LONGEST_RESTORER: usize = 9;
 
 /// A register that none of our calls takes an argument in and that calls preserve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "the names are those of the registers")]
 pub enum Preserved {
-    /// rbx
     Rbx,
-    /// rbp
     Rbp,
-    /// r12
     R12,
-    /// r13
     R13,
-    /// r14
     R14,
-    /// r15
     R15,
 }
 
@@ -60,28 +55,19 @@ impl Store {
     }
 }
 
-/// `mov %rax, (base)`.
-const STORES: &[(&[u8], Preserved)] = &[
-    (FIRST_STORE, Preserved::Rbx),
-    (&[0x48, 0x89, 0x45, 0x00], Preserved::Rbp),
-    (&[0x49, 0x89, 0x04, 0x24], Preserved::R12),
-    (&[0x49, 0x89, 0x45, 0x00], Preserved::R13),
-    (&[0x49, 0x89, 0x06], Preserved::R14),
-    (&[0x49, 0x89, 0x07], Preserved::R15),
+/// `mov %rax, (base)` and `pop base` for the registers that calls preserve.
+const PRESERVED: &[(&[u8], &[u8], Preserved)] = &[
+    (FIRST_STORE, &[0x5b], Preserved::Rbx),
+    (&[0x48, 0x89, 0x45, 0x00], &[0x5d], Preserved::Rbp),
+    (&[0x49, 0x89, 0x04, 0x24], &[0x41, 0x5c], Preserved::R12),
+    (&[0x49, 0x89, 0x45, 0x00], &[0x41, 0x5d], Preserved::R13),
+    (&[0x49, 0x89, 0x06], &[0x41, 0x5e], Preserved::R14),
+    (&[0x49, 0x89, 0x07], &[0x41, 0x5f], Preserved::R15),
 ];
 /// The one whose register is preserved first where one is needed.
 pub const FIRST_STORE: &[u8] = &[0x48, 0x89, 0x03];
 /// `add $number, %rsp`, less the number.
 const ADD_TO_STACK: &[u8] = &[0x48, 0x83, 0xc4];
-/// `pop` of the registers that calls preserve.
-const POPS: &[(&[u8], Preserved)] = &[
-    (&[0x5b], Preserved::Rbx),
-    (&[0x5d], Preserved::Rbp),
-    (&[0x41, 0x5c], Preserved::R12),
-    (&[0x41, 0x5d], Preserved::R13),
-    (&[0x41, 0x5e], Preserved::R14),
-    (&[0x41, 0x5f], Preserved::R15),
-];
 /// `pop %rdi; ret`, `pop %rsi; ret`, `pop %rax; ret`: the first two end what restores r15 and r14.
 pub const POP_FIRST_ARGUMENT: &[u8] = &[0x5f, 0xc3];
 /// See [`POP_FIRST_ARGUMENT`].
@@ -100,7 +86,7 @@ pub const LONGEST_STORE: usize = 4 + 4 + 10 + 1;
 /// The store that a piece of code begins with.
 #[must_use]
 pub fn store(code: &[u8]) -> Option<Store> {
-    let (pattern, base) = STORES.iter().find(|(pattern, _)| code.starts_with(pattern))?;
+    let (pattern, _, base) = PRESERVED.iter().find(|(pattern, ..)| code.starts_with(pattern))?;
     let mut rest = &code[pattern.len()..];
     let mut words = 0;
     if let Some(added) = rest.strip_prefix(ADD_TO_STACK) {
@@ -112,7 +98,7 @@ pub fn store(code: &[u8]) -> Option<Store> {
         rest = behind;
     }
     let mut base_word = None;
-    while let Some((pop, register)) = POPS.iter().find(|(pop, _)| rest.starts_with(pop)) {
+    while let Some((_, pop, register)) = PRESERVED.iter().find(|(_, pop, _)| rest.starts_with(pop)) {
         if register == base {
             base_word = Some(words);
         }
@@ -139,7 +125,7 @@ pub fn store_at_end(code: &[u8]) -> Option<(usize, Store)> {
     if !matches!(start, [.., 0x89, _] | [.., 0x89, _, _]) {
         return None;
     }
-    let (pattern, _) = STORES.iter().find(|(pattern, _)| start.ends_with(pattern))?;
+    let (pattern, ..) = PRESERVED.iter().find(|(pattern, ..)| start.ends_with(pattern))?;
     let at = start.len() - pattern.len();
     store(&code[at..]).map(|store| (at, store))
 }
@@ -197,7 +183,7 @@ const EINPROGRESS: i64 = -115;
 const TIMER_ABSTIME: u64 = 1;
 
 /// Length of `syscall`.
-const SYSCALL_BYTES: u64 = 2;
+pub const SYSCALL_BYTES: u64 = 2;
 
 /// Sets up a system call at an instruction `syscall` that lies at `instruction`.
 #[must_use]

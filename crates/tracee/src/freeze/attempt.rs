@@ -14,8 +14,7 @@ use sys::ptrace;
 use sys::wait_timer::{Ticks, taking_ends};
 use sys::{Errno, Error};
 
-use super::release::{self, OPTIONS};
-use super::stopped::{FreezeError, StoppedProcess, StoppedTree};
+use super::stopped::{FreezeError, OPTIONS, StoppedProcess, StoppedTree, detach_running};
 use crate::procfs::{self, KeptFiles};
 use crate::remote::home;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
@@ -295,7 +294,7 @@ impl Attempt {
     fn look_at_all(&mut self) -> Result<(), FreezeError> {
         let mut outcome = Ok(());
         for thread in std::mem::take(&mut self.pending) {
-            let (pid, tid) = (thread.pid(), thread.tid());
+            let pid = thread.pid();
             match thread.look() {
                 Ok(StopOutcome::Stopped(stopped)) => self.stopped.entry(pid).or_default().push(stopped),
                 Ok(StopOutcome::Pending(thread)) => self.pending.push(thread),
@@ -304,9 +303,9 @@ impl Attempt {
                     outcome = outcome.and(self.adopt(created));
                 }
                 Ok(StopOutcome::Gone) => self.changed = true,
-                Err(error) => {
+                Err((thread, error)) => {
                     // It stays attached, so it is let go with the others.
-                    self.pending.push(Thread::attached(pid, tid, OPTIONS));
+                    self.pending.push(thread);
                     outcome = Err(error.into());
                 }
             }
@@ -345,7 +344,7 @@ impl Attempt {
         }
         tracer::take_ends();
         self.pending.append(&mut self.let_go);
-        release::detach_running(std::mem::take(&mut self.pending));
+        detach_running(std::mem::take(&mut self.pending));
     }
 }
 

@@ -5,14 +5,13 @@
 //! Does not: read any state of what it stopped.
 
 mod attempt;
-mod release;
 mod stopped;
 
 use model::Pid;
 
 use crate::procfs::KeptFiles;
 
-pub(crate) use release::OPTIONS;
+pub(crate) use stopped::OPTIONS;
 pub use stopped::{FreezeError, StoppedProcess, StoppedTree};
 
 use attempt::Attempt;
@@ -53,7 +52,7 @@ impl Freezer {
             Ok(_) => self.files.sweep(),
             Err(_) => {
                 attempt.release();
-                release::detach_strays();
+                stopped::detach_strays();
             }
         }
         outcome

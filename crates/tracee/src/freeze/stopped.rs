@@ -1,19 +1,26 @@
-//! A tree of which every thread is stopped, and why a tree is not.
+//! A tree of which every thread is stopped, why a tree is not, and detaching: threads that run have to stop first.
 //!
-//! Owns: resuming and killing what was stopped.
-//! Invariants: dropping a stopped tree resumes every thread of it.
+//! Owns: the options that a subject's threads are attached with; resuming and killing what was stopped.
+//! Invariants: dropping a stopped tree resumes every thread of it; what a thread creates meanwhile is detached as well.
 //! Does not: stop anything; `attempt` does.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use model::{Pid, Signal, Tid};
-use sys::ptrace::{self, WaitStatus};
+use sys::ptrace::{self, Options, WaitStatus};
 use sys::{Errno, Error};
 
-use super::release;
-use crate::thread::{Stopped, Thread};
-use crate::tracer;
+use crate::thread::{Running, StopOutcome, Stopped, Thread};
+use crate::tracer::{self, Waiter};
 
+/// Options a subject's threads are seized with while they are being stopped.
+pub(crate) const OPTIONS: Options =
+    Options::SYSCALL_GOOD.with(Options::CLONE).with(Options::FORK).with(Options::VFORK);
+/// How long the threads may take to stop. One that does not is detached when the tree is stopped again, or the tracer
+/// ends.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Times strays are looked for: each time there is one only if the one before has ended while it created another.
+const STRAY_ROUNDS_MAX: usize = 16;
 const KILL: Signal = Signal(9);
 
 /// Why a tree could not be stopped.
@@ -108,7 +115,7 @@ impl StoppedTree {
             }
         }
         // Before ends are taken: a list of threads is read whole only if none of them goes meanwhile.
-        release::detach_strays();
+        detach_strays();
         tracer::take_ends();
         outcome
     }
@@ -123,6 +130,49 @@ fn await_end(tid: Tid) -> Result<(), Error> {
             Err(error) if matches!(error.errno, Errno::ECHILD | Errno::ESRCH) => return Ok(()),
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Detaches what the kernel has attached and no tracee has reported.
+pub(super) fn detach_strays() {
+    let attached = |(pid, tid): (Pid, Tid)| Thread::attached(pid, tid, OPTIONS);
+    // A stray that ends may have been at the creation of another one.
+    for _ in 0..STRAY_ROUNDS_MAX {
+        let strays: Vec<_> = tracer::strays().into_iter().map(attached).collect();
+        if strays.is_empty() {
+            return;
+        }
+        detach_running(strays);
+    }
+}
+
+/// Detaches threads as soon as they stop.
+pub(super) fn detach_running(mut pending: Vec<Thread<Running>>) {
+    for thread in &pending {
+        // One that has ended is noticed below.
+        let _ = thread.interrupt();
+    }
+    let (mut waiter, mut is_in_time) = (Waiter::new(LIMIT), true);
+    loop {
+        for thread in std::mem::take(&mut pending) {
+            let (pid, tid) = (thread.pid(), thread.tid());
+            match thread.look() {
+                Ok(StopOutcome::Stopped(stopped)) => drop(stopped.detach()),
+                Ok(StopOutcome::Created(thread, created)) => {
+                    pending.extend([Some(thread), Thread::adopted(created, OPTIONS)].into_iter().flatten());
+                }
+                Ok(StopOutcome::Gone) => {}
+                Ok(StopOutcome::Pending(thread)) | Err((thread, _))
+                    if is_in_time && !tracer::has_ended_unseen(pid, tid, waiter.waited()) =>
+                {
+                    pending.push(thread);
+                }
+                _ => tracer::note_end(pid, tid),
+            }
+        }
+        tracer::take_ends();
+        let Some(first) = pending.first().map(Thread::tid) else { return };
+        is_in_time = matches!(waiter.block(first), Ok(true));
     }
 }
 

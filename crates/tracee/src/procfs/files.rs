@@ -1,7 +1,7 @@
-//! Reading files, links and directories of `/proc`.
+//! Reading files, links and directories of `/proc`; which processes and threads there are.
 //!
-//! Owns: how a file is read whole, whose length the kernel does not tell; the paths of threads.
-//! Does not: parse.
+//! Owns: how a file is read whole, whose length the kernel does not tell; the paths of threads; the lists of tasks.
+//! Does not: parse anything else; stop them: a list may be out of date once returned.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -88,6 +88,32 @@ pub(super) fn numbers(directory: &str) -> Result<Vec<i32>> {
         let entry = entry.map_err(|error| Error::path("list", directory, error))?;
         if let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
             found.push(number);
+        }
+    }
+    Ok(found)
+}
+
+/// All processes that this one may see.
+pub fn processes() -> Result<Vec<Pid>> {
+    Ok(numbers("/proc")?.into_iter().map(Pid).collect())
+}
+
+/// Threads of a process, leader first.
+pub fn threads(pid: Pid) -> Result<Vec<Tid>> {
+    let mut found = numbers(&format!("/proc/{pid}/task"))?.into_iter().map(Tid).collect::<Vec<_>>();
+    found.sort_by_key(|tid| (tid.get() != pid.get(), tid.get()));
+    Ok(found)
+}
+
+/// Children of a process, whichever of its threads made them.
+pub fn children(pid: Pid) -> Result<Vec<Pid>> {
+    let mut found = Vec::new();
+    for tid in threads(pid)? {
+        let path = format!("/proc/{pid}/task/{tid}/children");
+        match read_text(&path) {
+            Ok(text) => found.extend(text.split_whitespace().filter_map(|word| word.parse().ok()).map(Pid)),
+            Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::ESRCH => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(found)

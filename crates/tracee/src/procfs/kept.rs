@@ -1,21 +1,21 @@
-//! Files of `/proc` that are held open and read again and again.
+//! Files of `/proc` that are held open and read again and again, some by a crew while the tracer does something else.
 //!
-//! Owns: the open files and the memory they are read into; what has ended is opened anew.
+//! Owns: the open files and the memory they are read into; what has ended is opened anew; what a crew has read.
 //! Invariants: a read tells what is so now; it allocates only when a file outgrows all that it held before; of files
 //! that nobody asks for any more none stays open longer than until the second sweep. What a crew has read is told once
-//! and as of the pause in which it was begun.
+//! and as of the pause in which it was begun; nobody waits for anybody: what is not ready the tracer reads itself.
 //! Does not: parse. An open, two reads and a close take five times as long as one read of an open file.
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use model::{Pid, Tid};
 use sys::{Errno, Error, Result};
 
-use super::ahead::ReadAhead;
 use super::files::{ROOM, path_of_thread, read_whole};
-use crate::crew::Crew;
+use crate::crew::{Crew, Work};
 
 /// Files held open at most: a process may open 1024 unless told otherwise, and there are others. Beyond it, a file is
 /// opened for each read.
@@ -117,6 +117,105 @@ fn failed(pid: Pid, tid: Tid, name: &str, errno: Errno) -> Error {
     Error::path("read", path_of_thread(pid, tid, name), errno)
 }
 
+/// What a crew is to read in the next pause, and what it reads in this one.
+#[derive(Debug, Default)]
+pub struct ReadAhead {
+    next: Option<Arc<List>>,
+    now: Option<Arc<List>>,
+}
+
+/// Open files, to be read once.
+#[derive(Debug)]
+struct List {
+    places: Vec<Place>,
+    /// The first so many have not been begun. From the end, since the tracer begins with the first.
+    left: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Place {
+    file: Arc<File>,
+    answer: Mutex<Answer>,
+}
+
+#[derive(Debug)]
+enum Answer {
+    /// Nobody has read it; memory to read it into.
+    Open(Vec<u8>),
+    Given(Vec<u8>),
+    /// It was told, or could not be read. Memory is given back outside of the pause.
+    Over(Vec<u8>),
+}
+
+impl ReadAhead {
+    /// Lists open files before a pause, with memory of some bytes for each.
+    pub fn prepare(&mut self, files: impl Iterator<Item = Arc<File>>, room: usize) {
+        self.next = Some(List::of(files, room));
+        self.now = None;
+    }
+
+    /// Has a crew begin to read them.
+    pub fn begin(&mut self, crew: &Crew) {
+        self.now = self.next.take();
+        if let Some(list) = &self.now {
+            crew.post(Arc::clone(list) as Arc<dyn Work>);
+        }
+    }
+
+    /// Gives what a file said in exchange for some memory, if it has been read; it will not be from now on.
+    pub fn take(&self, index: usize, into: &mut Vec<u8>) -> bool {
+        self.now.as_ref().is_some_and(|list| list.take(index, into))
+    }
+
+    /// Forgets all lists.
+    pub fn forget(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl List {
+    fn of(files: impl Iterator<Item = Arc<File>>, room: usize) -> Arc<Self> {
+        let place = |file| Place { file, answer: Mutex::new(Answer::Open(Vec::with_capacity(room))) };
+        let places: Vec<Place> = files.map(place).collect();
+        Arc::new(Self { left: AtomicUsize::new(places.len()), places })
+    }
+
+    fn take(&self, index: usize, into: &mut Vec<u8>) -> bool {
+        let Some(Ok(mut answer)) = self.places.get(index).map(|place| place.answer.try_lock()) else {
+            return false;
+        };
+        let was_given = matches!(*answer, Answer::Given(_));
+        let (Answer::Open(bytes) | Answer::Given(bytes) | Answer::Over(bytes)) = &mut *answer;
+        let mut bytes = std::mem::take(bytes);
+        if was_given {
+            std::mem::swap(&mut bytes, into);
+        }
+        *answer = Answer::Over(bytes);
+        was_given
+    }
+}
+
+impl Work for List {
+    fn step(&self) -> bool {
+        let claim = |left: usize| left.checked_sub(1);
+        let Ok(left) = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim) else {
+            return false;
+        };
+        let place = &self.places[left - 1];
+        // The tracer is at it.
+        let Ok(mut answer) = place.answer.try_lock() else { return true };
+        if let Answer::Open(bytes) = &mut *answer {
+            let mut bytes = std::mem::take(bytes);
+            *answer = match read_whole(&place.file, &mut bytes) {
+                Ok(()) => Answer::Given(bytes),
+                // Whoever needs it will see why.
+                Err(_) => Answer::Over(bytes),
+            };
+        }
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
@@ -164,5 +263,20 @@ mod tests {
         let text = String::from_utf8(bytes).unwrap();
         let last = text.lines().last().unwrap();
         assert!(text.len() > 2 * ROOM && last.starts_with("VmFlags"), "{last}");
+    }
+
+    #[test]
+    fn each_file_is_told_once_and_what_was_taken_first_is_not_read() {
+        let open = |name: &str| Arc::new(File::open(format!("/proc/self/{name}")).unwrap());
+        let files = ["comm", "personality", "cgroup"].map(open);
+        let list = List::of(files.into_iter(), 16);
+        let mut told = Vec::new();
+        assert!(!list.take(0, &mut told));
+        while list.step() {}
+        assert!(list.take(1, &mut told));
+        assert_eq!(told, std::fs::read("/proc/self/personality").unwrap());
+        assert!(!list.take(1, &mut told) && !list.take(0, &mut told) && !list.take(3, &mut told));
+        assert!(list.take(2, &mut told));
+        assert_eq!(told, std::fs::read("/proc/self/cgroup").unwrap());
     }
 }

@@ -9,10 +9,11 @@ use model::{Signal, Tid};
 use sys::ptrace::{self, Stop};
 use sys::{Errno, Error};
 
-use super::chain::{self, Chain, Query, SignalSets, Slots};
+use super::chain::{self, Chain, Query, Slots};
 use super::error::RemoteError;
 use super::session::{Intercepted, Position, RemoteSession, STOP};
 use crate::arch::{self, HomePlace};
+use crate::procfs::SignalSets;
 use crate::steps;
 
 /// `si_code` in `siginfo_t`, and its value for tkill(2).

@@ -21,6 +21,7 @@ use super::gadgets::Gadgets;
 use crate::arch::numbers::{TGKILL, TKILL};
 use crate::arch::{self, HomePlace, Preserved};
 use crate::memory::ProcessMemory;
+use crate::procfs::SignalSets;
 
 /// Most calls of one chain; more go in several.
 pub(super) const LINKS_MAX: usize = 24;
@@ -47,15 +48,6 @@ pub struct Query {
     pub number: i64,
     /// Its arguments.
     pub arguments: [u64; 6],
-}
-
-/// Signals of a process and one of its threads, bit 0 for signal 1, as its status file tells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SignalSets {
-    /// Those with a handler.
-    pub caught: u64,
-    /// Those that wait for the thread or the process.
-    pub pending: u64,
 }
 
 /// A chain, ready to be written and begun.

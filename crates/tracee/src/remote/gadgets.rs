@@ -94,9 +94,7 @@ impl Gadgets {
             _ => Err(RemoteError::NoGadget(memory.pid())),
         }
     }
-}
 
-impl Gadgets {
     /// Whether the areas that they lie in are the same in both lists, which rise.
     #[must_use]
     pub fn are_kept(&self, before: &[Area], now: &[Area]) -> bool {

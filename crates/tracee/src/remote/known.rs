@@ -1,10 +1,13 @@
 //! What is read of a stopped thread and its process before anything of it changes.
 //!
-//! Owns: registers, extended state, signal mask and restartable sequence, read once for all who need them.
-//! Invariants: they are those of the thread itself as long as no session has begun.
+//! Owns: registers, extended state, signal mask and restartable sequence, read once for all who need them; the layout
+//! of `struct rseq` and `struct rseq_cs` as far as it is needed, and the decision to abort.
+//! Invariants: they are those of the thread itself as long as no session has begun. A thread whose registers are taken
+//! away and brought back goes on at the abort handler, as after any preemption; the sequence is never finished without
+//! its protection.
 //! Does not: change the thread.
 
-use model::Tid;
+use model::{Address, ByteCount, Tid};
 use sys::ptrace::{self, Registers, RseqConfiguration, XSTATE_BYTES_MAX};
 use sys::{Errno, Error};
 
@@ -12,10 +15,14 @@ use super::gadgets::Gadgets;
 use crate::arch;
 use crate::memory::ProcessMemory;
 use crate::procfs::Area;
-use crate::rseq;
 
 /// EIO: a ptrace(2) request that the kernel does not know.
 const EIO: Errno = Errno(5);
+
+/// Offset of `rseq_cs` in `struct rseq`.
+const CRITICAL_SECTION_POINTER: ByteCount = ByteCount(8);
+/// `struct rseq_cs`: version, flags, start, length, abort handler.
+const CRITICAL_SECTION_BYTES: usize = 32;
 
 /// What a session needs to know of the process, gathered before any thread changes.
 #[derive(Debug)]
@@ -54,7 +61,7 @@ impl KnownThread {
             Err(error) => return Err(error),
         };
         let aborted = match &sequence {
-            Some(sequence) => rseq::aborted(&registers, memory, sequence)?,
+            Some(sequence) => aborted(&registers, memory, sequence)?,
             None => None,
         };
         Ok(Self {
@@ -67,5 +74,51 @@ impl KnownThread {
 
     pub(super) fn state_in_use(&self) -> &[u8] {
         arch::extended_state_in_use(&self.extended_state)
+    }
+}
+
+/// Registers with the critical section aborted, if the thread stands inside one.
+fn aborted(
+    registers: &Registers,
+    memory: &ProcessMemory,
+    configuration: &RseqConfiguration,
+) -> Result<Option<Registers>, Error> {
+    if configuration.address == 0 {
+        return Ok(None);
+    }
+    let mut pointer = [0_u8; 8];
+    memory.read(Address(configuration.address) + CRITICAL_SECTION_POINTER, &mut pointer)?;
+    let section_at = Address(u64::from_ne_bytes(pointer));
+    if section_at == Address(0) {
+        return Ok(None);
+    }
+    let mut section = [0_u8; CRITICAL_SECTION_BYTES];
+    if memory.read(section_at, &mut section).is_err() {
+        // The kernel would end the program for such a pointer; that is not ours to anticipate.
+        return Ok(None);
+    }
+    Ok(abort_handler(&section, registers.rip).map(|rip| Registers { rip, ..*registers }))
+}
+
+fn abort_handler(section: &[u8; CRITICAL_SECTION_BYTES], rip: u64) -> Option<u64> {
+    let (words, _) = section.as_chunks::<8>();
+    let [start, length, handler] = [1, 2, 3].map(|index| u64::from_ne_bytes(words[index]));
+    (rip.wrapping_sub(start) < length).then_some(handler)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_inside_the_section_are_aborted() {
+        let mut section = [0_u8; CRITICAL_SECTION_BYTES];
+        section[8..16].copy_from_slice(&0x1000_u64.to_ne_bytes());
+        section[16..24].copy_from_slice(&0x10_u64.to_ne_bytes());
+        section[24..32].copy_from_slice(&0x2000_u64.to_ne_bytes());
+        assert_eq!(abort_handler(&section, 0x0fff), None);
+        assert_eq!(abort_handler(&section, 0x1000), Some(0x2000));
+        assert_eq!(abort_handler(&section, 0x100f), Some(0x2000));
+        assert_eq!(abort_handler(&section, 0x1010), None);
     }
 }

@@ -6,7 +6,6 @@
 //! dies, the thread runs the call to its end and comes back by itself.
 //! Does not: build new processes; `stub` does, without the need for a way home.
 
-mod alternate;
 mod batch;
 mod chain;
 mod error;
@@ -19,10 +18,12 @@ mod place;
 mod session;
 
 pub use batch::Batch;
-pub use chain::{Query, SignalSets};
+pub use chain::Query;
 pub use error::RemoteError;
 pub use gadgets::Gadgets;
 pub use known::{KnownThread, RemoteContext};
 pub use layout::{DATA_BYTES, Room};
 pub use place::Places;
 pub use session::RemoteSession;
+
+pub use crate::procfs::SignalSets;

@@ -14,12 +14,13 @@
 use model::{Address, ByteCount};
 use sys::Errno;
 
-use super::chain::{self, Query, SignalSets, Slots};
+use super::chain::{self, Query, Slots};
 use super::error::RemoteError;
 use super::layout::CLOSING_BYTES;
 use super::session::{Position, RemoteSession};
 use crate::arch;
 use crate::arch::numbers::CLOSE;
+use crate::procfs::SignalSets;
 use crate::steps;
 
 impl RemoteSession<'_> {
