@@ -11,7 +11,8 @@ use common::{Lab, supported, until};
 use rustix::process::Signal;
 use serde_json::Value;
 
-const VERBS: [&str; 18] = [
+const VERBS: [&str; 19] = [
+    "check",
     "doctor",
     "preflight",
     "checkpoint",
@@ -457,4 +458,41 @@ fn preflight_compares_many_descriptors_in_less_than_quadratic_time() {
     }
     program.kill().unwrap();
     program.wait().unwrap();
+}
+
+#[test]
+fn a_system_file_is_checked_and_nothing_is_started() {
+    let lab = Lab::new();
+    let file = lab.path("shop.toml");
+    let started = lab.path("started");
+    let content = |needs: &str| {
+        format!(
+            "[system]\nname = \"shop\"\n[component.web]\ncommand = [\"touch\", {started:?}]\nneeds = [{needs:?}]\n\
+             [component.db]\ncommand = [\"touch\", {started:?}]\n"
+        )
+    };
+    std::fs::write(&file, content("db")).unwrap();
+    let good = lab.say(["check".as_ref(), file.as_os_str()]);
+    assert_eq!(
+        (good.code, &*good.stdout),
+        (Some(0), "shop: 2 components, 0 groups\n1. db\n2. web\n"),
+        "{good:?}"
+    );
+
+    std::fs::write(&file, content("dv")).unwrap();
+    let bad = lab.say(["check".as_ref(), file.as_os_str()]);
+    assert_eq!((bad.code, &*bad.stdout), (Some(2), ""));
+    for part in
+        ["does not describe a system", "no component `dv`", "shop.toml:5:10", "^^^^", "a component `db`"]
+    {
+        assert!(bad.stderr.contains(part), "{part} is missing in {}", bad.stderr);
+    }
+
+    let missing = lab.say(["check", "nowhere.toml"]);
+    assert!(missing.code == Some(125) && missing.stderr.contains("cannot read nowhere.toml"), "{missing:?}");
+    assert_eq!(lab.say(["check", "/dev/null"]).code, Some(2));
+    assert_eq!(lab.say(["check"]).code, Some(2));
+    let schema: Value = serde_json::from_str(&lab.say(["check", "--schema"]).stdout).unwrap();
+    assert_has(&schema["properties"], &["system", "component", "group"]);
+    assert!(!started.exists());
 }

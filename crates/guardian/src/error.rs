@@ -24,6 +24,15 @@ pub enum GuardianError {
     /// Files could not be watched, or not be taken back.
     #[error(transparent)]
     Undo(#[from] undo::UndoError),
+    /// A system file has mistakes.
+    /// Row: system-file
+    #[error("{path} does not describe a system\n\n{mistakes}\n\nhelp: `undying check --schema` prints every key", path = Escaped(&path.to_string_lossy()))]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// Each with its line and a caret.
+        mistakes: String,
+    },
     /// Going back was asked for, and files of this subject cannot.
     /// Row: files-cannot-go-back
     #[error(

@@ -75,7 +75,7 @@ impl GuardianError {
             Self::NotReached { .. } | Self::FilesInUse { .. } | Self::PutBackTaken { .. } => {
                 ExitCode::Refused
             }
-            Self::NoStore => ExitCode::Usage,
+            Self::NoStore | Self::System { .. } => ExitCode::Usage,
             Self::OwnTree { .. } | Self::KernelThread { .. } => ExitCode::Refused,
             // As for an image that is not there.
             Self::NoSubject { .. } => ExitCode::Damaged,

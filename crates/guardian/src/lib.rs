@@ -28,6 +28,7 @@ mod signals;
 mod status;
 mod streams;
 mod subject;
+mod system_file;
 mod tidying;
 mod time;
 mod trace;
@@ -63,8 +64,9 @@ pub use run::{
 };
 pub use status::{SubjectReport, status};
 pub use store::{CODECS, Codec, codec};
-pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus};
+pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus, System};
 pub use sys::clock::Clock;
+pub use system_file::read_system;
 pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
     store_copy,

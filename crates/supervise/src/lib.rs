@@ -1,6 +1,7 @@
-//! The life of a subject as a state machine.
+//! The life of a subject as a state machine, and the description of a system of them.
 //!
-//! Owns: when a checkpoint is due, what follows a death, which checkpoint a restart uses, when to give up.
+//! Owns: when a checkpoint is due, what follows a death, which checkpoint a restart uses, when to give up; the keys of
+//! `system.toml`.
 //! Invariants: pure. Time is a parameter, and the only results are a new state and actions; nothing here reads a
 //! clock, sleeps, sends a signal or opens a file.
 //! Does not: carry out an action. The guardian does, and reports the outcome as the next event.
@@ -12,6 +13,7 @@ mod restarts;
 mod status;
 mod subject;
 mod suspicion;
+mod system;
 
 pub use pace::Pauses;
 pub use policy::{ChangedFiles, RestartPolicy};
@@ -20,4 +22,8 @@ pub use status::SubjectStatus;
 pub use subject::{
     Action, Beginning, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, Plan,
     RestoreError, Sliced, State, Step, Subject, Survey,
+};
+pub use system::{
+    Common, Complaints, Component, Condition, GiveUp, Group, Heartbeat, Limits, Mistake, Mistakes, Policy,
+    Probe, Rate, Ready, Restart, Size, Strategy, System, Time, TimeRange,
 };

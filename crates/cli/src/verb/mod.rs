@@ -10,6 +10,7 @@ use clap::Command;
 use self::interface::Verb;
 use crate::parse;
 
+mod check;
 mod checkpoint;
 mod completions;
 mod copies;
@@ -53,6 +54,7 @@ pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &top::Top,
     &events::Events,
     &deaths::Deaths,
+    &check::Check,
     &completions::Completions { command },
     &man::ManPage { command },
 ];

@@ -1,0 +1,56 @@
+//! `undying check FILE.toml`
+//!
+//! Owns: its arguments, and how a system is shown.
+//! Does not: read or check the file.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+
+use super::interface::Verb;
+use crate::failure::Failure;
+use crate::print;
+
+pub(super) struct Check;
+
+impl Verb for Check {
+    fn name(&self) -> &'static str {
+        "check"
+    }
+
+    fn about(&self) -> &'static str {
+        "Check the file that describes a system of components; nothing is started"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command
+            .arg(
+                Arg::new("FILE")
+                    .value_parser(value_parser!(PathBuf))
+                    .required_unless_present("schema")
+                    .help("The system file (TOML)"),
+            )
+            .arg(
+                Arg::new("schema")
+                    .long("schema")
+                    .action(ArgAction::SetTrue)
+                    .conflicts_with("FILE")
+                    .help("Print the JSON schema of system files"),
+            )
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let Some(path) = matches.get_one::<PathBuf>("FILE") else {
+            print::lines(&guardian::System::schema())?;
+            return Ok(0);
+        };
+        let system = guardian::read_system(path)?;
+        let (name, components, groups) =
+            (system.system.name.get_ref(), system.component.len(), system.group.len());
+        print::line(format_args!("{name}: {components} components, {groups} groups"))?;
+        for (row, components) in system.start_order().iter().enumerate() {
+            print::line(format_args!("{}. {}", row + 1, components.join(", ")))?;
+        }
+        Ok(0)
+    }
+}

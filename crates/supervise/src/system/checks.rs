@@ -1,0 +1,381 @@
+//! What must hold between the keys of a system file.
+//!
+//! Owns: reading the text, the checks across components, the order in which components are started.
+//! Invariants: all mistakes across components are found at once; those of one key or value, one at a time.
+//! Does not: look at this machine.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use toml::Spanned;
+
+use super::description::{Component, GiveUp, Group, Policy, System};
+use super::mistake::{Mistake, Mistakes, of_parser, suggestion};
+
+/// Names become directories, and parts of the names of checkpoints.
+const NAME_MAX: usize = 64;
+
+impl System {
+    /// Reads the content of a system file.
+    ///
+    /// # Errors
+    ///
+    /// All that is wrong with it.
+    pub fn parse(content: Vec<u8>) -> Result<Self, Mistakes> {
+        let text = String::from_utf8(content).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            let text = String::from_utf8_lossy(error.as_bytes()).into_owned();
+            Mistakes { all: vec![Mistake::new(at..at, "this is no UTF-8")], text }
+        })?;
+        let all = match toml::from_str::<Self>(&text) {
+            Ok(system) => match system.mistakes() {
+                none if none.is_empty() => return Ok(system),
+                found => found,
+            },
+            Err(error) => vec![of_parser(&error, &text)],
+        };
+        Err(Mistakes { all, text })
+    }
+
+    /// The JSON schema of a system file.
+    #[must_use]
+    pub fn schema() -> String {
+        let schema = schemars::schema_for!(System);
+        serde_json::to_string_pretty(&schema).unwrap_or_default()
+    }
+
+    /// The components in rows: each needs only those of earlier rows, so that a row is started at once.
+    #[must_use]
+    pub fn start_order(&self) -> Vec<Vec<&str>> {
+        let mut rows: Vec<Vec<&str>> = Vec::new();
+        let mut placed = HashSet::new();
+        while placed.len() < self.component.len() {
+            let is_next = |(name, component): &(&Spanned<String>, &Component)| {
+                let name = name.get_ref().as_str();
+                !placed.contains(name)
+                    && component.needs.iter().all(|need| placed.contains(need.get_ref().as_str()))
+            };
+            let row: Vec<&str> =
+                self.component.iter().filter(is_next).map(|(name, _)| name.get_ref().as_str()).collect();
+            if row.is_empty() {
+                break;
+            }
+            placed.extend(row.iter().copied());
+            rows.push(row);
+        }
+        rows
+    }
+
+    fn mistakes(&self) -> Vec<Mistake> {
+        let mut found = Vec::new();
+        found.extend(of_name(&self.system.name, "a system"));
+        if self.component.is_empty() {
+            let mistake = Mistake::new(self.system.name.span(), "the system has no component");
+            found.push(mistake.with_help("add a table [component.NAME] with a command"));
+        }
+        for (name, component) in &self.component {
+            found.extend(of_name(name, "a component"));
+            found.extend(of_component(component));
+            found.extend(self.of_needs(name, component));
+        }
+        for (name, group) in &self.group {
+            found.extend(of_name(name, "a group"));
+            found.extend(self.of_group(group));
+        }
+        found.extend(self.of_memberships());
+        found.extend(self.of_cycle());
+        found
+    }
+
+    fn of_needs(&self, name: &Spanned<String>, component: &Component) -> Vec<Mistake> {
+        let mut found = Vec::new();
+        let mut seen = HashSet::new();
+        for need in &component.needs {
+            if need.get_ref() == name.get_ref() {
+                found.push(Mistake::new(need.span(), format!("`{}` needs itself", name.get_ref())));
+            } else if let Some(mistake) = self.unknown(need) {
+                found.push(mistake);
+            } else if !seen.insert(need.get_ref()) {
+                found.push(Mistake::new(need.span(), format!("`{}` is needed twice", need.get_ref())));
+            }
+        }
+        found
+    }
+
+    fn unknown(&self, name: &Spanned<String>) -> Option<Mistake> {
+        if self.component.contains_key(name) {
+            return None;
+        }
+        let mistake = Mistake::new(name.span(), format!("there is no component `{}`", name.get_ref()));
+        let known = self.component.keys().map(|known| known.get_ref().as_str());
+        let meant = suggestion(name.get_ref(), known);
+        Some(match meant {
+            Some(meant) => mistake.with_help(format!("there is a component `{meant}`")),
+            None => mistake,
+        })
+    }
+
+    fn of_group(&self, group: &Group) -> Vec<Mistake> {
+        let members = group.members.get_ref();
+        let mut found: Vec<Mistake> = members.iter().filter_map(|member| self.unknown(member)).collect();
+        if members.len() < 2 {
+            found.push(Mistake::new(group.members.span(), "a group has at least two members"));
+        }
+        for member in members.iter().filter(|_| group.together) {
+            if self.component.get(member).is_some_and(|component| component.policy != Policy::Checkpointed) {
+                let what =
+                    format!("`{}` of a group with `together = true` is not checkpointed", member.get_ref());
+                let mistake = Mistake::new(member.span(), what);
+                found.push(mistake.with_help("add `policy = \"checkpointed\"` to the component"));
+            }
+        }
+        found
+    }
+
+    fn of_memberships(&self) -> Vec<Mistake> {
+        let mut group_of: HashMap<&str, &str> = HashMap::new();
+        let mut found = Vec::new();
+        for (group, table) in &self.group {
+            for member in table.members.get_ref() {
+                let (member_name, group) = (member.get_ref().as_str(), group.get_ref().as_str());
+                match group_of.insert(member_name, group) {
+                    Some(other) if other == group => {
+                        found.push(Mistake::new(member.span(), format!("`{member_name}` is listed twice")));
+                    }
+                    Some(other) => {
+                        let what = format!("`{member_name}` is a member of the group `{other}` already");
+                        found.push(Mistake::new(member.span(), what));
+                    }
+                    None => {}
+                }
+            }
+        }
+        found
+    }
+
+    /// The way round a cycle, if there is one.
+    fn of_cycle(&self) -> Option<Mistake> {
+        let placed: HashSet<&str> = self.start_order().into_iter().flatten().collect();
+        let is_open = |need: &&Spanned<String>| {
+            !placed.contains(need.get_ref().as_str()) && self.component.contains_key(*need)
+        };
+        let (first, _) = self.component.iter().find(|(name, component)| {
+            !placed.contains(name.get_ref().as_str()) && component.needs.iter().any(|need| is_open(&need))
+        })?;
+        let mut way: Vec<(&str, Range<usize>)> = vec![(first.get_ref(), first.span())];
+        loop {
+            let component = self.component.get(way.last()?.0)?;
+            let next = component.needs.iter().find(is_open)?;
+            if let Some(begin) = way.iter().position(|(name, _)| *name == next.get_ref()) {
+                let mut names: Vec<&str> = way[begin..].iter().map(|(name, _)| *name).collect();
+                names.push(next.get_ref());
+                if names.len() == 2 {
+                    // Said where it stands.
+                    return None;
+                }
+                let what = format!("components need each other in a circle: {}", names.join(" -> "));
+                let help = "start order is the order of needs; a caller that can wait needs no entry";
+                return Some(Mistake::new(next.span(), what).with_help(help));
+            }
+            way.push((next.get_ref(), next.span()));
+        }
+    }
+}
+
+fn of_name(name: &Spanned<String>, what: &str) -> Option<Mistake> {
+    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let text = name.get_ref();
+    if !text.is_empty() && text.len() <= NAME_MAX && text.bytes().all(is_good) {
+        return None;
+    }
+    let mistake = Mistake::new(name.span(), format!("{text:?} cannot be the name of {what}"));
+    Some(mistake.with_help(format!("use up to {NAME_MAX} letters, digits, '-' and '_'")))
+}
+
+fn of_component(component: &Component) -> Vec<Mistake> {
+    let mut found = Vec::new();
+    if component.command.get_ref().first().is_none_or(String::is_empty) {
+        found.push(Mistake::new(component.command.span(), "the command is empty"));
+    }
+    if let Some(every) = component.every.as_ref().filter(|_| component.policy != Policy::Checkpointed) {
+        let mistake = Mistake::new(every.span(), "`every` is for components that are checkpointed");
+        found.push(mistake.with_help("add `policy = \"checkpointed\"`, or remove `every`"));
+    }
+    let warm = component.warm.as_ref().filter(|warm| *warm.get_ref());
+    if let Some(warm) = warm.filter(|_| component.policy != Policy::Stateless) {
+        found.push(Mistake::new(warm.span(), "`warm` is for components with `policy = \"stateless\"`"));
+    }
+    if let Some(warm) = warm.filter(|_| component.ready.is_none()) {
+        let mistake = Mistake::new(warm.span(), "`warm` needs to know when the component is ready");
+        found.push(mistake.with_help("add `ready`, for example `ready = { listen = true }`"));
+    }
+    let restart = &component.restart;
+    match (&restart.exec, restart.on_give_up) {
+        (Some(exec), GiveUp::Exec) if exec.get_ref().first().is_none_or(String::is_empty) => {
+            found.push(Mistake::new(exec.span(), "the command is empty"));
+        }
+        (Some(exec), other) if other != GiveUp::Exec => {
+            let mistake = Mistake::new(exec.span(), "`exec` is run only with `on_give_up = \"exec\"`");
+            found.push(mistake);
+        }
+        (None, GiveUp::Exec) => {
+            let mistake = Mistake::new(component.command.span(), "`on_give_up = \"exec\"` without a program");
+            found.push(mistake.with_help("add `exec = [\"PROGRAM\"]` to `restart`"));
+        }
+        _ => {}
+    }
+    if !(1.0..=100.0).contains(&restart.factor) || !(0.0..=1.0).contains(&restart.jitter) {
+        let what = "the factor of a back-off is 1 to 100, its jitter 0 to 1";
+        found.push(Mistake::new(component.command.span(), what));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHOP: &str = r#"
+[system]
+name = "shop"
+store = "/var/lib/undying/shop"
+
+[component.db]
+command = ["redis-server", "--port", "7801", "--save", ""]
+policy = "checkpointed"
+every = "50ms"
+ready = { tcp = "127.0.0.1:7801", timeout = "5s" }
+limits = { memory = "1GiB", descriptors = 1000 }
+integrity = "1m"
+complaints = { quorum = 3, within = "1m" }
+
+[component.proxy]
+command = ["proxy"]
+needs = ["web"]
+heartbeat = { notify = true, every = "10s" }
+
+[component.web]
+command = ["python3", "web.py"]
+policy = "stateless"
+needs = ["db"]
+channels = { cache = "127.0.0.1:11211" }
+ready = { listen = true }
+warm = true
+user = "www-data"
+environment = { PORT = "8000" }
+directory = "/srv/web"
+log = "/var/log/web.log"
+restart = { max = "5/1m", backoff = "50ms..10s", on_give_up = "restart-dependents" }
+
+[group.front]
+members = ["web", "proxy"]
+strategy = "rest"
+"#;
+
+    fn shown(text: &str) -> String {
+        match System::parse(text.into()) {
+            Ok(system) => panic!("this was accepted: {system:?}"),
+            Err(mistakes) => mistakes.shown("system.toml"),
+        }
+    }
+
+    #[test]
+    fn a_system_is_read_with_all_of_its_keys() {
+        let system =
+            System::parse(SHOP.into()).unwrap_or_else(|mistakes| panic!("{}", mistakes.shown("shop")));
+        assert_eq!(system.start_order(), [["db"], ["web"], ["proxy"]]);
+        let db = &system.component[&Spanned::new(0..0, "db".to_owned())];
+        assert_eq!(db.policy, Policy::Checkpointed);
+        assert_eq!(db.restart.max.0.get(), 5);
+    }
+
+    /// A mistake is told with its line and column, what it is, and what to do.
+    #[test]
+    fn mistakes_are_told_with_place_and_suggestion() {
+        let cases: &[(&str, &str, &[&str])] = &[
+            (
+                "policy = \"stateless\"",
+                "polcy = \"stateless\"",
+                &["unknown key `polcy`", "a key `policy`", ":22:1"],
+            ),
+            ("policy = \"stateless\"", "zzz = 1", &["unknown key `zzz`", "the keys are command, policy"]),
+            (
+                "\"checkpointed\"",
+                "\"checkpoint\"",
+                &["unknown variant `checkpoint`", "`checkpointed`", ":8:10"],
+            ),
+            ("\"50ms\"", "\"50 minutess\"", &["is not of the form", ":9:9"]),
+            ("every = \"50ms\"", "every = 50", &["invalid type: integer `50`", ":9:9"]),
+            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "a component `db`", ":23:10"]),
+            ("needs = [\"db\"]", "needs = [\"web\"]", &["`web` needs itself"]),
+            ("needs = [\"db\"]", "needs = [\"db\", \"db\"]", &["`db` is needed twice"]),
+            ("needs = [\"db\"]", "needs = [\"proxy\"]", &["in a circle: proxy -> web -> proxy"]),
+            ("[\"python3\", \"web.py\"]", "[]", &["the command is empty", ":21:11"]),
+            ("command = [\"proxy\"]\n", "", &["missing field `command`"]),
+            (
+                "tcp = \"127.0.0.1:7801\", ",
+                "",
+                &["one of notify, fd, log, listen, tcp, http and exec is missing"],
+            ),
+            ("listen = true", "listen = true, fd = 3", &["only one of notify, fd, log"]),
+            ("notify = true, ", "", &["one of notify, tcp, http and exec is missing"]),
+            ("ready = { listen = true }\n", "", &["`warm` needs to know when the component is ready"]),
+            ("policy = \"checkpointed\"\n", "", &["`every` is for components that are checkpointed"]),
+            ("on_give_up = \"restart-dependents\"", "on_give_up = \"exec\"", &["without a program"]),
+            ("on_give_up = \"restart-dependents\"", "exec = [\"x\"]", &["only with `on_give_up = \"exec\"`"]),
+            ("max = \"5/1m\"", "factor = 0.5", &["the factor of a back-off is 1 to 100"]),
+            ("[\"web\", \"proxy\"]", "[\"web\"]", &["a group has at least two members"]),
+            ("[\"web\", \"proxy\"]", "[\"web\", \"web\"]", &["`web` is listed twice"]),
+            (
+                "[\"web\", \"proxy\"]",
+                "[\"web\", \"db\"]\ntogether = true",
+                &["`web` of a group with `together"],
+            ),
+            ("name = \"shop\"", "name = \"a/b\"", &["cannot be the name of a system"]),
+            ("\"1GiB\"", "\"1GB\"", &["is not of the form \"512MiB\""]),
+            ("name = \"shop\"", "name = \"shop", &[":3:"]),
+        ];
+        for (part, wrong, expected) in cases {
+            let text = SHOP.replacen(part, wrong, 1);
+            assert_ne!(text, SHOP, "{part}");
+            let said = shown(&text);
+            for words in *expected {
+                assert!(said.contains(words), "{wrong}: {words:?} is missing in\n{said}");
+            }
+            assert!(said.contains("system.toml:") && said.contains('^'), "{said}");
+        }
+    }
+
+    #[test]
+    fn several_mistakes_are_told_at_once() {
+        let text = "[system]\nname = \"s\"\n[component.a]\ncommand = []\nneeds = [\"b\", \"c\"]\n";
+        assert_eq!(System::parse(text.into()).unwrap_err().all.len(), 3);
+        assert!(shown("[system]\nname = \"s\"\n").contains("has no component"));
+        let binary = System::parse(b"[system]\nname = \"\xff\"\n".to_vec()).unwrap_err();
+        assert!(binary.shown("system.toml").contains("system.toml:2:9"), "{}", binary.shown("system.toml"));
+    }
+
+    #[test]
+    fn a_component_that_needs_a_circle_is_no_part_of_it() {
+        let one =
+            |name: &str, need: &str| format!("[component.{name}]\ncommand = [\"x\"]\nneeds = [\"{need}\"]\n");
+        let text = ["[system]\nname = \"s\"\n", &one("a", "b"), &one("b", "c"), &one("c", "b")].concat();
+        assert!(shown(&text).contains("in a circle: b -> c -> b"));
+    }
+
+    #[test]
+    fn the_schema_has_every_key() {
+        let schema = System::schema();
+        for key in [
+            "on_give_up",
+            "heartbeat",
+            "together",
+            "descriptors",
+            "restart-dependents",
+            "50ms..10s",
+            "notify",
+        ] {
+            assert!(schema.contains(&format!("\"{key}\"")), "{key}: {schema}");
+        }
+    }
+}

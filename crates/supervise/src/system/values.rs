@@ -1,0 +1,134 @@
+//! Values with units, as they are written in a system file.
+//!
+//! Owns: durations, ranges of durations, rates, sizes; their text and their place in the schema.
+//! Invariants: none of them is zero, and a range rises.
+//! Does not: say what a value is good for.
+
+use std::borrow::Cow;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use model::ByteCount;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+
+/// A text that is no value.
+#[derive(Debug, thiserror::Error)]
+#[error("{text:?} is not of the form {example:?}")]
+pub struct Malformed {
+    text: String,
+    example: &'static str,
+}
+
+/// Declares a value that is written as a string.
+macro_rules! written {
+    ($(#[$about:meta])* $name:ident($($field:ty),+) = $pattern:literal, $example:literal) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+        #[serde(try_from = "String")]
+        pub struct $name($(pub $field),+);
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "pattern": $pattern, "examples": [$example] })
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = Malformed;
+
+            fn try_from(text: String) -> Result<Self, Malformed> {
+                Self::parse(&text).ok_or(Malformed { text, example: $example })
+            }
+        }
+    };
+}
+
+written! {
+    /// A duration: `50ms`, `2s`, `1m`, `1h 30m`.
+    Time(Duration) = "^([0-9.]+ ?(ms|s|m|h) ?)+$", "50ms"
+}
+
+written! {
+    /// A range of durations: `50ms..10s`.
+    TimeRange(Duration, Duration) = "^.+\\.\\..+$", "50ms..10s"
+}
+
+written! {
+    /// So many in a duration: `5/1m`.
+    Rate(NonZeroU32, Duration) = "^[0-9]+/.+$", "5/1m"
+}
+
+written! {
+    /// A size: `64KiB`, `1GiB`.
+    Size(ByteCount) = "^[0-9]+ ?(B|KiB|MiB|GiB|TiB)$", "512MiB"
+}
+
+impl Time {
+    fn parse(text: &str) -> Option<Self> {
+        let parsed: jiff::SignedDuration = text.parse().ok()?;
+        Duration::try_from(parsed).ok().filter(|time| !time.is_zero()).map(Self)
+    }
+}
+
+impl TimeRange {
+    fn parse(text: &str) -> Option<Self> {
+        let (least, most) = text.split_once("..")?;
+        let (least, most) = (Time::parse(least)?.0, Time::parse(most)?.0);
+        (least <= most).then_some(Self(least, most))
+    }
+}
+
+impl Rate {
+    fn parse(text: &str) -> Option<Self> {
+        let (count, window) = text.split_once('/')?;
+        Some(Self(count.trim().parse().ok()?, Time::parse(window.trim())?.0))
+    }
+}
+
+impl Size {
+    fn parse(text: &str) -> Option<Self> {
+        const UNITS: [(&str, u32); 5] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("B", 0)];
+        let (count, shift) =
+            UNITS.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)))?;
+        let count: u64 = count.trim_end().parse().ok()?;
+        let bytes = count.checked_mul(1 << shift).filter(|bytes| *bytes > 0)?;
+        Some(Self(ByteCount(bytes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_read_with_their_units() {
+        assert_eq!(Time::parse("1m 30s"), Some(Time(Duration::from_secs(90))));
+        let range = TimeRange::parse("50ms..10s");
+        assert_eq!(range, Some(TimeRange(Duration::from_millis(50), Duration::from_secs(10))));
+        let rate = Rate::parse("5/1m").map(|rate| (rate.0.get(), rate.1));
+        assert_eq!(rate, Some((5, Duration::from_secs(60))));
+        assert_eq!(Size::parse("64 KiB"), Some(Size(ByteCount(65_536))));
+        assert_eq!(Size::parse("7B"), Some(Size(ByteCount(7))));
+    }
+
+    #[test]
+    fn nothing_else_is_read() {
+        for text in ["", "0s", "5", "-1s", "1 fortnight"] {
+            assert_eq!(Time::parse(text), None, "{text}");
+        }
+        for text in ["10s..50ms", "1s", "..", "1s..", "0s..1s"] {
+            assert_eq!(TimeRange::parse(text), None, "{text}");
+        }
+        for text in ["0/1m", "5", "5/", "/1m", "-1/1m"] {
+            assert_eq!(Rate::parse(text), None, "{text}");
+        }
+        for text in ["", "0B", "5", "5 KB", "99999999999TiB", "-1B"] {
+            assert_eq!(Size::parse(text), None, "{text}");
+        }
+    }
+}
