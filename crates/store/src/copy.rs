@@ -9,32 +9,37 @@ use std::sync::Arc;
 
 use image::{Commit, Extent, Packing, SealedFile, SegmentFile, Source};
 use model::{ByteCount, PageCount};
+use rustix::io::Errno as Refused;
 use sys::Errno;
 
 use crate::error::{Error, Result, is_one_of};
-use crate::layout::{WriteOptions, parent};
+use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions, parent};
 use crate::load::THREADS;
+use crate::log::LogCommitted;
 use crate::medium::Medium;
 use crate::meta::CommitMeta;
 use crate::reader::ImageReader;
 use crate::sink::PageSink as _;
 use crate::staging::{self, Staging};
-use crate::writer::{Committed, Files, ImageWriter};
+use crate::writer::{Files, ImageWriter};
 
 /// Times that a copy begins anew because the writer of a log removed what was about to be shared.
 const RETRIES_MAX: usize = 64;
 
+/// What says that files cannot have two names.
+const CANNOT_SHARE: [Refused; 4] = [Refused::XDEV, Refused::PERM, Refused::OPNOTSUPP, Refused::MLINK];
+
 /// Makes an image at `target` that shares its pages with the image at `source`, on the same medium. Where files
 /// cannot have two names, it gets pages of its own.
-pub(crate) fn copy(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commit> {
+pub(crate) fn copy(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<()> {
     let mut tries = 0;
     loop {
         match share(medium, source, target) {
             Err(Error::Io(error)) if error.errno == Errno::ENOENT && tries < RETRIES_MAX => tries += 1,
-            Err(Error::Io(error)) if cannot_share(error.errno) => {
+            Err(Error::Io(error)) if is_one_of(error.errno, &CANNOT_SHARE) => {
                 let codec = ImageReader::open_on(&**medium, source)?.codec();
                 let options = WriteOptions { codec, ..WriteOptions::default() };
-                return export(medium, source, target, options).map(|done| done.commit);
+                return export(medium, source, target, options).map(drop);
             }
             result => return result,
         }
@@ -47,7 +52,7 @@ pub(crate) fn export(
     source: &Path,
     target: &Path,
     options: WriteOptions,
-) -> Result<Committed> {
+) -> Result<LogCommitted> {
     let image = ImageReader::open_on(&**medium, source)?;
     let writer = ImageWriter::create_on(Arc::clone(medium), target, options)?;
     let zero = image.index().extents().iter().filter(|extent| extent.source == Source::Zero);
@@ -60,7 +65,7 @@ pub(crate) fn export(
     writer.finish(image.records(), CommitMeta::of(image.commit().clone()))
 }
 
-fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commit> {
+fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<()> {
     let image = ImageReader::open_on(&**medium, source)?;
     staging::sweep(&**medium, parent(target))?;
     let staging = Staging::create(Arc::clone(medium), target)?;
@@ -84,16 +89,15 @@ fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<Commi
         bytes += segment.bytes().get();
         segments.push(segment);
     }
-    let (mut records_file, records) = files.seal_records(image.records())?;
-    let (mut index_file, index) = files.seal_index(image.index())?;
+    let (mut records_file, records) = files.seal(RECORDS_FILE, image.records().encode())?;
+    let (mut index_file, index) = files.seal(INDEX_FILE, image.index().encode())?;
     let bytes = records.length + index.length + ByteCount(bytes);
     let commit = Commit { records, index, segments, bytes, ..image.commit().clone() };
-    let mut commit_file = files.seal_commit(&commit)?;
+    let (mut commit_file, _) = files.seal(COMMIT_FILE, commit.encode())?;
     records_file.sync()?;
     index_file.sync()?;
     commit_file.sync()?;
-    staging.publish()?;
-    Ok(commit)
+    staging.publish()
 }
 
 /// Appends an extent to an image, in as many batches as it takes; without bytes, zeros.
@@ -105,9 +109,4 @@ fn append(writer: &ImageWriter, extent: &Extent, bytes: Option<&[u8]>) -> Result
         writer.append(batch)?;
     }
     Ok(())
-}
-
-fn cannot_share(errno: Errno) -> bool {
-    use rustix::io::Errno as Refused;
-    is_one_of(errno, &[Refused::XDEV, Refused::PERM, Refused::OPNOTSUPP, Refused::MLINK])
 }

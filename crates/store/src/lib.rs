@@ -51,4 +51,4 @@ pub use sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 pub use staging::is_staging_name;
 pub use store::{Store, StoreEntry};
 pub use tidy::Garbage;
-pub use writer::{Committed, ImageWriter};
+pub use writer::ImageWriter;

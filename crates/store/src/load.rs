@@ -103,7 +103,7 @@ impl ImageReader {
     {
         let mut stored: Vec<Extent> =
             extents.iter().filter(|extent| extent.stored().is_some()).copied().collect();
-        stored.sort_unstable_by_key(place);
+        stored.sort_unstable_by_key(|extent| extent.stored().map(|(segment, bytes)| (segment, bytes.start)));
         let runs = join(&stored);
         let threads = (threads.get() * THREADS_EACH).min(runs.len());
         let load = Load { reader: self, runs: &runs, next: AtomicUsize::new(0), failed: Mutex::new(None) };
@@ -165,11 +165,6 @@ impl<E: From<Error>> Load<'_, E> {
         }
         Ok(loaded)
     }
-}
-
-/// Sorts by place in the segments.
-fn place(extent: &Extent) -> (SegmentId, u64) {
-    extent.stored().map_or((SegmentId(0), 0), |(segment, bytes)| (segment, bytes.start))
 }
 
 /// Cuts sorted extents into runs.

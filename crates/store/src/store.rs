@@ -16,13 +16,13 @@ use crate::codec::Codec;
 use crate::copy;
 use crate::error::{Error, Result};
 use crate::layout::{COMMIT_FILE, WriteOptions, parent};
-use crate::log::{self, LogOptions, LogWriter};
+use crate::log::{self, LogCommitted, LogOptions, LogWriter};
 use crate::medium::{Kind, Medium};
 use crate::name::{SubjectName, parse_sequence, parse_spec};
 use crate::opening;
 use crate::reader::ImageReader;
 use crate::staging;
-use crate::writer::{Committed, ImageWriter};
+use crate::writer::ImageWriter;
 
 /// Permission bits that nobody but the owner may have.
 const OTHERS: u32 = 0o077;
@@ -229,7 +229,7 @@ impl Store {
         image: &Path,
         target: &Path,
         codec: Option<&'static dyn Codec>,
-    ) -> Result<Committed> {
+    ) -> Result<LogCommitted> {
         copy::export(&self.medium, image, target, WriteOptions { codec, ..WriteOptions::default() })
     }
 

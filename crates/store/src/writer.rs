@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use image::{Checksum, Commit, ImageKind, Packing, PageIndex, RecordSet, SealedFile, SegmentFile, SpaceId};
+use image::{Checksum, ImageKind, Packing, RecordSet, SealedFile, SegmentFile, SpaceId};
 use model::{AddressRange, ByteCount, PageCount};
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
@@ -27,17 +27,6 @@ use crate::staging::{self, Staging};
 const SEGMENT_FILE: &str = "pages-0.seg";
 const CHUNKS_FILE: &str = "chunks-0";
 
-/// An image that is visible and durable.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Committed {
-    /// Its directory.
-    pub path: PathBuf,
-    /// Its commit record.
-    pub commit: Commit,
-    /// How long writing it took.
-    pub timings: WriteTimings,
-}
-
 /// An image being written. Copiers on several threads may share it by reference.
 #[derive(Debug)]
 pub struct ImageWriter {
@@ -45,7 +34,6 @@ pub struct ImageWriter {
     pages: PagesWriter,
     staging: Staging,
     medium: Arc<dyn Medium>,
-    target: PathBuf,
 }
 
 impl ImageWriter {
@@ -64,7 +52,7 @@ impl ImageWriter {
         let staging = Staging::create(Arc::clone(&medium), path)?;
         let segment = staging.path.join(SEGMENT_FILE);
         let pages = PagesWriter::new(Arc::clone(&medium), segment, options);
-        Ok(Self { pages, staging, medium, target: path.to_path_buf() })
+        Ok(Self { pages, staging, medium })
     }
 
     /// Writes what is left, makes everything durable and the image visible.
@@ -72,23 +60,23 @@ impl ImageWriter {
     /// # Errors
     ///
     /// What went wrong at any step; nothing is left behind then.
-    pub fn finish(self, records: &RecordSet, meta: CommitMeta) -> Result<Committed> {
-        let Self { pages, staging, medium, target } = self;
+    pub fn finish(self, records: &RecordSet, meta: CommitMeta) -> Result<LogCommitted> {
+        let Self { pages, staging, medium } = self;
         let took = Stopwatch::start();
         let ending = pages.end()?;
         let files = Files { medium: &*medium, directory: &staging.path };
         // While the last pages are on their way to the device.
-        let sealed = files.seal_records(records);
+        let sealed = files.seal(RECORDS_FILE, records.encode());
         let finished = ending.wait()?;
         let (mut records_file, records) = sealed?;
         let pages = finished.map.index().map_err(|error| Error::encoding(&files.path(INDEX_FILE), error))?;
-        let (mut index_file, index) = files.seal_index(&pages)?;
+        let (mut index_file, index) = files.seal(INDEX_FILE, pages.encode())?;
         let (chunks_file, segment) = files.seal_chunks(&finished)?.unzip();
         let chunks_file = chunks_file.flatten();
         let bytes = records.length + index.length + segment.as_ref().map_or(ByteCount(0), SegmentFile::bytes);
         let segments = segment.into_iter().collect();
         let commit = meta.record(ImageKind::Full, pages.pages(), bytes, records, index, segments);
-        let mut commit_file = files.seal_commit(&commit)?;
+        let (mut commit_file, _) = files.seal(COMMIT_FILE, commit.encode())?;
         // Together rather than each after its write: the first sync then carries most of the others. The
         // order among them decides nothing, as the directory gets its name after all.
         if let Some(segment) = finished.segment {
@@ -102,7 +90,7 @@ impl ImageWriter {
         commit_file.sync()?;
         staging.publish()?;
         let timings = WriteTimings { commit: took.elapsed(), ..finished.timings };
-        Ok(Committed { path: target, commit, timings })
+        Ok(LogCommitted::alone(commit, timings))
     }
 }
 
@@ -143,8 +131,7 @@ impl PageSink for ImageWriter {
 impl OpenCheckpoint for ImageWriter {
     /// Returns when it is durable.
     fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
-        let done = self.finish(&records, meta)?;
-        Ok(Ticket::answered(LogCommitted::alone(done.commit, done.timings)))
+        self.finish(&records, meta).map(Ticket::answered)
     }
 }
 
@@ -163,25 +150,17 @@ impl Files<'_> {
     }
 
     /// Writes a file, not yet durable, and gives what the commit record says of it.
-    fn seal(&self, name: &str, encoded: image::Result<Vec<u8>>) -> Result<(Box<dyn NewFile>, SealedFile)> {
+    pub(crate) fn seal(
+        &self,
+        name: &str,
+        encoded: image::Result<Vec<u8>>,
+    ) -> Result<(Box<dyn NewFile>, SealedFile)> {
         let bytes = encoded.map_err(|error| Error::encoding(&self.path(name), error))?;
         let mut file = self.medium.create_file(&self.path(name))?;
         file.write(&bytes)?;
         file.start_sync()?;
         let (length, checksum) = (ByteCount(bytes.len() as u64), Checksum::of(&bytes));
         Ok((file, SealedFile { name: name.to_owned(), length, checksum }))
-    }
-
-    pub(crate) fn seal_records(&self, records: &RecordSet) -> Result<(Box<dyn NewFile>, SealedFile)> {
-        self.seal(RECORDS_FILE, records.encode())
-    }
-
-    pub(crate) fn seal_index(&self, index: &PageIndex) -> Result<(Box<dyn NewFile>, SealedFile)> {
-        self.seal(INDEX_FILE, index.encode())
-    }
-
-    pub(crate) fn seal_commit(&self, commit: &Commit) -> Result<Box<dyn NewFile>> {
-        self.seal(COMMIT_FILE, commit.encode()).map(|(file, _)| file)
     }
 
     /// What the commit record says of the segment, and the file of its chunks if it is compressed; `None` without

@@ -58,9 +58,9 @@ fn an_image_comes_back_with_every_method() {
         let writer = ImageWriter::create_on(medium, &path, options()).unwrap();
         append(&writer, 3, 1000, &values).unwrap();
         let committed = writer.finish(&records(), meta(5)).unwrap();
-        assert_eq!(committed.path, path);
 
         let mut image = ImageReader::open(&path).unwrap();
+        assert_eq!(image.path(), path);
         assert_eq!(image.commit(), &committed.commit);
         assert_eq!((image.commit().kind, image.commit().pages), (ImageKind::Full, PageCount(100)));
         assert_eq!(image.take_records().len(), 3);

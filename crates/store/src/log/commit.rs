@@ -70,8 +70,10 @@ impl Scribe {
 
     /// Writes a root, and the slot that names it: its checkpoint is the newest one that is kept.
     pub(super) fn publish(&mut self, root: &LogRoot) -> Result<()> {
-        let bytes = root.encode(self.may_be_compressed());
-        let bytes = bytes.map_err(|error| Error::encoding(&self.tail.directory, error))?;
+        // Whether a reader may meet compressed segments.
+        let compressed =
+            self.cold.is_some() || self.state.segments.iter().any(|state| state.compressed.is_some());
+        let bytes = root.encode(compressed).map_err(|error| Error::encoding(&self.tail.directory, error))?;
         let place = self.tail.blob(&bytes)?;
         self.tail.flush()?;
         let kept = Kept::new(&root.commit, place.clone(), root.segments.iter().copied());

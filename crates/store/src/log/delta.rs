@@ -112,8 +112,7 @@ struct OpenRun {
     space: SpaceId,
     page: u64,
     pages: u64,
-    spot: Option<Spot>,
-    place: Option<LogPlace>,
+    at: Option<(Spot, LogPlace)>,
 }
 
 impl RunJoiner<'_> {
@@ -123,12 +122,12 @@ impl RunJoiner<'_> {
             Cell::At(spot, _) => Some(spot),
         };
         let continues = self.open.is_some_and(|run| {
-            let next = match (run.spot, spot) {
+            let next = match (run.at, spot) {
                 (None, None) => true,
                 // Spots of two segments may follow each other in number; places then do not.
-                (Some(first), Some(spot)) => {
+                (Some((first, placed)), Some(spot)) => {
                     u64::from(first.get()) + run.pages == u64::from(spot.get())
-                        && run.place.map(|place| place.segment) == Some(place(spot).segment)
+                        && placed.segment == place(spot).segment
                 }
                 _ => false,
             };
@@ -136,7 +135,7 @@ impl RunJoiner<'_> {
         });
         if !continues {
             self.flush();
-            self.open = Some(OpenRun { space, page, pages: 0, spot, place: spot.map(place) });
+            self.open = Some(OpenRun { space, page, pages: 0, at: spot.map(|spot| (spot, place(spot))) });
         }
         if let Some(run) = &mut self.open {
             run.pages += 1;
@@ -149,9 +148,9 @@ impl RunJoiner<'_> {
     fn flush(&mut self) {
         let Some(run) = self.open.take() else { return };
         let start = Address(run.page * PAGE_BYTES);
-        match run.place {
+        match run.at {
             None => self.part.zero(run.space, start, PageCount(run.pages)),
-            Some(place) => self.part.stored(run.space, start, place, &self.checksums),
+            Some((_, place)) => self.part.stored(run.space, start, place, &self.checksums),
         }
         self.checksums.clear();
     }

@@ -57,8 +57,8 @@ impl Newest {
 /// A log's directory, with the segments that were opened so far.
 #[derive(Debug)]
 pub(super) struct LogFiles<'a> {
-    medium: &'a dyn Medium,
-    directory: PathBuf,
+    pub(super) medium: &'a dyn Medium,
+    pub(super) directory: PathBuf,
     open: BTreeMap<LogSegment, Segment>,
 }
 

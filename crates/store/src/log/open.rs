@@ -14,7 +14,7 @@ use model::{ByteCount, PAGE_BYTES};
 use super::clean::Cleaner;
 use super::cold::Cold;
 use super::helper::Helper;
-use super::layout::{self, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path, too_many};
+use super::layout::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path, too_many};
 use super::load::{LogFiles, Newest};
 use super::options::{LogOptions, LogThreads};
 use super::queue::Shared;
@@ -46,11 +46,9 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
     let shared = Arc::new(Shared::new(options.buffers.get(), options.buffer_pages)?);
     let lock = lock(&**medium, directory)?;
     let mut files = LogFiles::new(&**medium, directory);
-    let newest = files.newest()?;
-    let there = layout::files(&**medium, directory)?;
+    let Inventory { newest, there, kept, live, garbage } = Inventory::take(&mut files)?;
     let first = there.keys().last().map_or(Some(1), |last| last.0.checked_add(1));
     let first = LogSegment(first.ok_or_else(|| too_many(directory))?);
-    let Inventory { kept, live, garbage } = Inventory::take(&mut files, directory, newest.as_ref(), &there)?;
     garbage.iter().try_for_each(|path| medium.remove_file(path))?;
     // One that was compressed was durable before.
     let durable = newest.as_ref().map_or(LogSegment(0), |newest| newest.slot.durable.segment);
@@ -62,7 +60,9 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         None => new_id()?,
     };
     // Spots are counted in segments of one size; a log keeps the one it was made with.
-    let length = newest.as_ref().map_or_else(|| segment_length(options), |newest| newest.length);
+    let asked = options.segment.get().clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
+    let asked = ByteCount(asked.next_multiple_of(PAGE_BYTES));
+    let length = newest.as_ref().map_or(asked, |newest| newest.length);
     let in_flight = options.buffers.saturating_add(OTHER_WRITES);
     let shape = Shape { log, length, in_flight };
     let own_thread = options.threads == LogThreads::Own;
@@ -110,11 +110,6 @@ fn lock(medium: &dyn Medium, directory: &Path) -> Result<Box<dyn Lock>> {
     }
     medium.check_directory(directory)?;
     medium.lock(directory)?.ok_or_else(|| Error::LogBusy(directory.to_path_buf()))
-}
-
-fn segment_length(options: &LogOptions) -> ByteCount {
-    let asked = options.segment.get().clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
-    ByteCount(asked.next_multiple_of(PAGE_BYTES))
 }
 
 fn new_id() -> Result<LogId> {

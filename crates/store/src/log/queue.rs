@@ -86,14 +86,6 @@ pub(super) struct State {
     pub(super) status: LogStatus,
 }
 
-/// What the writer's thread does next.
-#[derive(Debug)]
-pub(super) enum Next {
-    Order(Order),
-    /// Nothing to do now, or, when it was asked to wait, ever.
-    Nothing,
-}
-
 impl Shared {
     /// With so many buffers of so many pages, all of them in memory from now on.
     pub(super) fn new(limit: usize, buffer_pages: PageCount) -> Result<Self> {
@@ -136,8 +128,9 @@ impl Shared {
         Ok(true)
     }
 
-    /// The next order. While `wait` and there is none, waits until there is, or the queue is closed.
-    pub(super) fn next(&self, wait: bool) -> Next {
+    /// The next order. While `wait` and there is none, waits until there is, or the queue is closed: then there never
+    /// will be one.
+    pub(super) fn next(&self, wait: bool) -> Option<Order> {
         let mut state = locked(&self.state);
         loop {
             if let Some(order) = state.queue.pop_front() {
@@ -146,10 +139,10 @@ impl Shared {
                     Order::Finish(_) => state.finishes -= 1,
                     _ => {}
                 }
-                return Next::Order(order);
+                return Some(order);
             }
             if !wait || state.closed {
-                return Next::Nothing;
+                return None;
             }
             state = self.orders.wait(state).unwrap_or_else(PoisonError::into_inner);
         }

@@ -16,7 +16,7 @@ use sys::page_buffer::PageBuffer;
 use super::clean::Cleaner;
 use super::cold::Cold;
 use super::delta::Delta;
-use super::queue::{Next, Order, Promise, Shared};
+use super::queue::{Order, Promise, Shared};
 use super::segments::{Compressed, too_long};
 use super::space::{self, Retention};
 use super::state::{Parts, State};
@@ -122,12 +122,12 @@ impl Scribe {
     fn turn(&mut self, wait: bool) -> Result<bool> {
         self.collect()?;
         let order = match self.shared.next(false) {
-            Next::Order(order) => order,
+            Some(order) => order,
             // Buffers must come back even when nothing more is ordered: a copier may be waiting for one.
-            Next::Nothing if self.tail.wait()? => return Ok(true),
-            Next::Nothing => match self.shared.next(wait) {
-                Next::Order(order) => order,
-                Next::Nothing => return Ok(false),
+            None if self.tail.wait()? => return Ok(true),
+            None => match self.shared.next(wait) {
+                Some(order) => order,
+                None => return Ok(false),
             },
         };
         match order {
@@ -283,11 +283,6 @@ impl Scribe {
         }
     }
 
-    /// Whether a reader may meet compressed segments.
-    pub(super) fn may_be_compressed(&self) -> bool {
-        self.cold.is_some() || self.state.segments.iter().any(|state| state.compressed.is_some())
-    }
-
     /// Publishes the state after a commit.
     pub(super) fn report(&mut self) {
         let (pages, segments) = (&self.state.pages, &self.state.segments);
@@ -303,7 +298,7 @@ impl Scribe {
 
     pub(super) fn collect(&mut self) -> Result<()> {
         self.tail.collect()?;
-        while let Some((owner, buffer)) = self.tail.take_returned() {
+        while let Some((owner, buffer)) = self.tail.returned.pop() {
             self.give_back(owner, buffer);
         }
         Ok(())

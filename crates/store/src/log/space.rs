@@ -84,6 +84,8 @@ pub(super) fn live(kept: &[Kept], slot: Option<LogSegment>) -> BTreeSet<LogSegme
 
 /// What a log without a writer holds.
 pub(super) struct Inventory {
+    pub(super) newest: Option<Newest>,
+    pub(super) there: BTreeMap<LogSegment, SegmentFiles>,
     /// Oldest first.
     pub(super) kept: Vec<Kept>,
     pub(super) live: BTreeSet<LogSegment>,
@@ -92,29 +94,24 @@ pub(super) struct Inventory {
 }
 
 impl Inventory {
-    /// Takes it, of the files that are there. Only while the log has no writer, which the caller's lock says.
-    pub(super) fn take(
-        files: &mut LogFiles<'_>,
-        directory: &Path,
-        newest: Option<&Newest>,
-        there: &BTreeMap<LogSegment, SegmentFiles>,
-    ) -> Result<Self> {
-        let kept = newest.map_or_else(|| Ok(Vec::new()), |newest| kept_of(files, newest))?;
-        let live = live(&kept, newest.map(|newest| newest.slot.segment));
+    /// Takes it. Only while the log has no writer, which the caller's lock says.
+    pub(super) fn take(files: &mut LogFiles<'_>) -> Result<Self> {
+        let newest = files.newest()?;
+        let directory = files.directory.clone();
+        let there = layout::files(files.medium, &directory)?;
+        let kept = newest.as_ref().map_or_else(|| Ok(Vec::new()), |newest| kept_of(files, newest))?;
+        let live = live(&kept, newest.as_ref().map(|newest| newest.slot.segment));
         let garbage = there.iter().flat_map(|(number, files)| match live.contains(number) {
-            true => files.leftovers(directory, *number),
-            false => files.paths(directory, *number),
+            true => files.leftovers(&directory, *number),
+            false => files.paths(&directory, *number),
         });
-        Ok(Self { garbage: garbage.collect(), kept, live })
+        Ok(Self { garbage: garbage.collect(), newest, there, kept, live })
     }
 }
 
 /// Files of the log in this directory that nothing refers to.
 pub(crate) fn garbage(medium: &dyn Medium, directory: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = LogFiles::new(medium, directory);
-    let newest = files.newest()?;
-    let there = layout::files(medium, directory)?;
-    Ok(Inventory::take(&mut files, directory, newest.as_ref(), &there)?.garbage)
+    Ok(Inventory::take(&mut LogFiles::new(medium, directory))?.garbage)
 }
 
 fn kept_of(files: &mut LogFiles<'_>, newest: &Newest) -> Result<Vec<Kept>> {

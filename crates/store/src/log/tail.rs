@@ -50,7 +50,8 @@ pub(super) struct Tail {
     streams: Vec<PageBuffer>,
     streams_made: usize,
     slots: Vec<PageBuffer>,
-    returned: Vec<(Owner, PageBuffer)>,
+    /// Buffers of others whose writes are complete.
+    pub(super) returned: Vec<(Owner, PageBuffer)>,
     /// Bytes appended so far, slots included.
     pub(super) written: u64,
 }
@@ -196,11 +197,6 @@ impl Tail {
             }
         }
         Ok(false)
-    }
-
-    /// A buffer of others whose write is complete.
-    pub(super) fn take_returned(&mut self) -> Option<(Owner, PageBuffer)> {
-        self.returned.pop()
     }
 
     /// Free blocks of the active segment, at least one; makes the next segment the active one where needed.

@@ -29,7 +29,7 @@ pub struct LogCommitted {
 }
 
 impl LogCommitted {
-    /// Of a checkpoint for which nothing was written but its own bytes.
+    /// Of a checkpoint, as an image or in memory, for which nothing was written but its own bytes.
     pub(crate) const fn alone(commit: image::Commit, timings: WriteTimings) -> Self {
         let (sequence, written) = (commit.sequence, commit.bytes);
         Self { sequence, commit, written, moved: PageCount(0), timings }

@@ -8,7 +8,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, PAGE_BYTES, PageCount, Pid, Sequence};
-use store::{CommitMeta, Committed, ImageReader, ImageWriter, PageSink, Result, VerifyReport, WriteOptions};
+use store::{
+    CommitMeta, ImageReader, ImageWriter, LogCommitted, PageSink, Result, VerifyReport, WriteOptions,
+};
 
 use undying_store as store;
 
@@ -48,7 +50,7 @@ pub(crate) fn append(writer: &ImageWriter, space: u32, page: u64, values: &[u8])
 }
 
 /// An image of 40 pages, of which some are zero, at a path.
-pub(crate) fn write_image(path: &Path, sequence: u64) -> Result<Committed> {
+pub(crate) fn write_image(path: &Path, sequence: u64) -> Result<LogCommitted> {
     let writer = ImageWriter::create(path, options())?;
     let values: Vec<u8> = (0..40).map(|page| if page % 5 == 0 { 0 } else { page as u8 }).collect();
     append(&writer, 0, 100, &values)?;
