@@ -32,7 +32,7 @@ pub struct Thread<State> {
     tid: Tid,
     pid: Pid,
     pub(crate) options: Options,
-    state: State,
+    pub(crate) state: State,
     bound_to_tracer: PhantomData<*const ()>,
 }
 
@@ -144,22 +144,8 @@ impl Thread<Stopped> {
         self.state.group_stop
     }
 
-    /// Notes that the process has been stopped by a signal since, or goes on again.
-    pub(crate) fn set_group_stop(&mut self, signal: Option<Signal>) {
-        self.state.group_stop = signal;
-    }
-
-    /// Adds options to those of other clients.
-    pub(crate) fn add_options(&mut self, options: Options) -> Result<()> {
-        self.set_options(self.options.with(options))
-    }
-
-    /// Takes back options that were added.
-    pub(crate) fn remove_options(&mut self, options: Options) -> Result<()> {
-        self.set_options(self.options.without(options))
-    }
-
-    fn set_options(&mut self, options: Options) -> Result<()> {
+    /// Gives it other options.
+    pub(crate) fn set_options(&mut self, options: Options) -> Result<()> {
         ptrace::set_options(self.tid, options)?;
         self.options = options;
         Ok(())

@@ -154,7 +154,7 @@ impl Attempt {
 
     fn attach_new(&mut self, root: Pid) -> Result<(), FreezeError> {
         let _ticks = Ticks::start(ATTACH_TICK)?;
-        self.order = tree::descendants(root).map_err(|error| ended_or(root, error))?;
+        self.order = gone_is_none(tree::descendants(root))?.ok_or(FreezeError::Ended(root))?;
         self.zombies.clear();
         for pid in self.order.clone() {
             let Some(stat) = gone_is_none(procfs::stat(pid))? else { continue };
@@ -354,18 +354,10 @@ fn runs_in_memory_of(child: Pid, parent: Pid) -> bool {
     is_child && kcmp::shared(Shared::Memory, child, parent).unwrap_or(false)
 }
 
-fn ended_or(root: Pid, error: Error) -> FreezeError {
-    if is_gone(&error) { FreezeError::Ended(root) } else { error.into() }
-}
-
-fn is_gone(error: &Error) -> bool {
-    error.errno == Errno::ESRCH || error.errno == Errno::ENOENT
-}
-
 fn gone_is_none<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) if matches!(error.errno, Errno::ESRCH | Errno::ENOENT) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -5,7 +5,7 @@
 //! send while a chain is on its way is kept for the session.
 //! Does not: know how a chain is laid out; `chain` does.
 
-use model::{Signal, Tid};
+use model::Tid;
 use sys::ptrace::{self, Stop};
 use sys::{Errno, Error};
 
@@ -24,7 +24,7 @@ const SI_TKILL: i32 = -6;
 #[derive(Debug)]
 pub struct Batch {
     queries: Vec<Query>,
-    signal: Option<Signal>,
+    signals: SignalSets,
     results: Vec<Result<u64, Errno>>,
     /// Those that go together and have not been begun, last first.
     parts: Vec<Vec<usize>>,
@@ -54,9 +54,8 @@ impl RemoteSession<'_> {
         let mut parts: Vec<_> =
             groups.flat_map(|group| group.chunks(self.layout.room.links())).map(<[usize]>::to_vec).collect();
         parts.reverse();
-        let signal = chain::harmless(signals, self.mask);
         let results = vec![Ok(0); queries.len()];
-        let mut batch = Batch { queries: queries.to_vec(), signal, results, parts, begun: None };
+        let mut batch = Batch { queries: queries.to_vec(), signals, results, parts, begun: None };
         self.begin_part(&mut batch)?;
         Ok(batch)
     }
@@ -75,7 +74,7 @@ impl RemoteSession<'_> {
     fn begin_part(&mut self, batch: &mut Batch) -> Result<(), RemoteError> {
         while let Some(part) = batch.parts.pop() {
             let queries: Vec<Query> = part.iter().map(|index| batch.queries[*index]).collect();
-            if let Some(chain) = self.chain_of(&queries, batch.signal, self.layout.way(self.opened), None) {
+            if let Some(chain) = self.chain_of(&queries, batch.signals, self.layout.way(self.opened), None) {
                 self.set_off(&chain)?;
                 batch.begun = Some((chain, part));
                 break;
@@ -90,11 +89,12 @@ impl RemoteSession<'_> {
     pub(super) fn chain_of(
         &self,
         queries: &[Query],
-        signal: Option<Signal>,
+        signals: SignalSets,
         way: HomePlace,
         slots: Option<Slots>,
     ) -> Option<Chain> {
-        let signal = signal.filter(|_| queries.len() <= self.layout.room.links())?;
+        let signal =
+            chain::harmless(signals, self.mask).filter(|_| queries.len() <= self.layout.room.links())?;
         let plan = chain::Plan {
             thread: (self.thread.pid(), self.thread.tid()),
             original: &self.original,

@@ -178,7 +178,11 @@ impl Plan<'_> {
                 let call = self.at_gadget(query.number, query.arguments, link_at(index));
                 arch::with_preserved(&call, store.base, slots.at(index))
             }
-            None => self.of_end(),
+            None => {
+                let (pid, tid) = self.thread;
+                let arguments = [pid.get() as u64, tid.get() as u64, self.signal.get() as u64, 0, 0, 0];
+                self.at_gadget(TGKILL, arguments, self.home.start)
+            }
         };
         let mut bytes: Vec<u8> = Vec::with_capacity(bytes_of(queries.len()).get() as usize);
         bytes.extend(unset.iter().flat_map(|word| word.to_ne_bytes()));
@@ -190,12 +194,6 @@ impl Plan<'_> {
             bytes.extend(arch::frame(&registers_of(index), mask, self.home.state, restorer));
         }
         Some(Chain { bytes, first: registers_of(0), signal: self.signal, slots, mask: u64::MAX })
-    }
-
-    fn of_end(&self) -> Registers {
-        let (pid, tid) = self.thread;
-        let arguments = [pid.get() as u64, tid.get() as u64, self.signal.get() as u64, 0, 0, 0];
-        self.at_gadget(TGKILL, arguments, self.home.start)
     }
 
     fn at_gadget(&self, number: i64, arguments: [u64; 6], stack: Address) -> Registers {

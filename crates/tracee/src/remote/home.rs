@@ -104,15 +104,10 @@ fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
     mask | NEVER_BLOCKED == u64::MAX
         && (0..=arch::STORE_WORDS_MAX as u64 + 1).any(|words| {
             let start = rsp.wrapping_add(8 * words);
-            let next = next_instruction(thread, start);
+            let next = restorer_of_frame(thread, start)
+                .and_then(|_| word_at(thread, start + arch::FRAME_INSTRUCTION));
             next.is_some_and(|next| code_is(next, arch::SYSCALL_RETURN))
         })
-}
-
-/// Where a frame leads, if it is one of ours.
-fn next_instruction(thread: &Thread<Stopped>, start: u64) -> Option<u64> {
-    restorer_of_frame(thread, start)?;
-    word_at(thread, start + arch::FRAME_INSTRUCTION)
 }
 
 fn word_at(thread: &Thread<Stopped>, at: u64) -> Option<u64> {

@@ -34,8 +34,7 @@ impl RemoteSession<'_> {
         let (opened, way) = (self.opened + queries.len(), self.layout.way(self.opened + queries.len()));
         // The last one that is laid is the lowest; the first call has it.
         let slots = Slots { first: self.layout.number_at(opened), stride: ByteCount(CLOSING_BYTES) };
-        let signal = chain::harmless(signals, self.mask);
-        let Some(chain) = self.chain_of(queries, signal, way, Some(slots)) else {
+        let Some(chain) = self.chain_of(queries, signals, way, Some(slots)) else {
             return queries.iter().map(|query| self.open_one(query)).collect();
         };
         for count in self.opened + 1..=opened {
@@ -91,8 +90,7 @@ impl RemoteSession<'_> {
         }
         let close = |number: &u64| Query { number: CLOSE, arguments: [*number, 0, 0, 0, 0, 0] };
         let queries: Vec<Query> = numbers.iter().map(close).collect();
-        let signal = chain::harmless(signals, self.mask);
-        let Some(chain) = self.chain_of(&queries, signal, self.layout.home, None) else {
+        let Some(chain) = self.chain_of(&queries, signals, self.layout.home, None) else {
             return self.close_one_by_one();
         };
         // From the moment that the registers lead there, the numbers of the chain count and the closings do not.

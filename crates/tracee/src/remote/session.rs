@@ -121,7 +121,8 @@ impl<'a> RemoteSession<'a> {
         };
         if is_filtered {
             // Not everybody may lift the filters; where they stay, a refused call gives its error as any other.
-            let _ = session.thread.add_options(Options::SUSPEND_SECCOMP);
+            let options = session.thread.options.with(Options::SUSPEND_SECCOMP);
+            let _ = session.thread.set_options(options);
         }
         // From here on the registers lead home; only then may the mask change.
         session.point_home()?;
@@ -265,7 +266,7 @@ impl<'a> RemoteSession<'a> {
         };
         if !may_stay {
             let group_stop = self.reach_event_stop()?;
-            self.thread.set_group_stop(group_stop);
+            self.thread.state.group_stop = group_stop;
         }
         steps::reach("event stop reached");
         self.point_home()?;
@@ -276,7 +277,8 @@ impl<'a> RemoteSession<'a> {
         steps::reach("registers brought back");
         if self.is_filtered {
             // It may be that it was never changed; then it is the same again.
-            let _ = self.thread.remove_options(Options::SUSPEND_SECCOMP);
+            let options = self.thread.options.without(Options::SUSPEND_SECCOMP);
+            let _ = self.thread.set_options(options);
         }
         self.layout.put_back()?;
         steps::reach("memory brought back");
