@@ -78,17 +78,13 @@ fn by_arguments(registers: &Registers, memory: &ProcessMemory) -> i64 {
         return if sleeps { CLOCK_NANOSLEEP } else { POLL };
     }
     let waits = rsi & !(FUTEX_OPERATION | FUTEX_FLAGS) == 0 && FUTEX_WAITS.contains(&(rsi & FUTEX_OPERATION));
-    if waits && is_time(memory, r10) && word(memory, rdi).is_some_and(|word| word == rdx as u32) {
+    let has_value =
+        || memory.read_vec(Address(rdi), ByteCount(4)).is_ok_and(|word| word == (rdx as u32).to_ne_bytes());
+    if waits && is_time(memory, r10) && has_value() {
         return FUTEX;
     }
     let remainder_fits = rsi == 0 || rsi >= LOWEST_POINTER;
     if remainder_fits && is_time(memory, rdi) { NANOSLEEP } else { POLL }
-}
-
-fn word(memory: &ProcessMemory, at: u64) -> Option<u32> {
-    let mut bytes = [0_u8; 4];
-    memory.read(Address(at), &mut bytes).ok()?;
-    Some(u32::from_ne_bytes(bytes))
 }
 
 /// Whether a `struct timespec` lies there that one can sleep for.

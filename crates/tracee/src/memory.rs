@@ -19,13 +19,6 @@ pub struct ProcessMemory {
     file: File,
 }
 
-/// Bytes as they were before something was written over them.
-#[derive(Debug)]
-pub(crate) struct Saved {
-    pub(crate) at: Address,
-    bytes: Vec<u8>,
-}
-
 impl ProcessMemory {
     /// Opens the memory of a process; needs the right to trace it.
     pub fn open(pid: Pid) -> Result<Self> {
@@ -71,16 +64,6 @@ impl ProcessMemory {
             }
             outcome => outcome.map_err(|error| self.failed("write", address, bytes.len(), error)),
         }
-    }
-
-    /// Reads bytes that are to be brought back.
-    pub(crate) fn save(&self, at: Address, length: ByteCount) -> Result<Saved> {
-        Ok(Saved { at, bytes: self.read_vec(at, length)? })
-    }
-
-    /// Writes them where they were.
-    pub(crate) fn bring_back(&self, saved: &Saved) -> Result<()> {
-        self.write(saved.at, &saved.bytes)
     }
 
     /// A transfer of nothing means that the address space is gone with its process.

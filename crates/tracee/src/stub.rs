@@ -171,14 +171,17 @@ impl Stub {
         let registers = arch::with_syscall(&self.base, self.instruction, number, arguments);
         ptrace::set_registers(self.tid, &registers)?;
         let mut created = None;
-        let mut stops_left = if self.stepping == Stepping::SingleStep { 1 } else { 2 };
+        let (mut stops_left, expected) = match self.stepping {
+            Stepping::SingleStep => (1, Stop::Delivery(TRAP)),
+            Stepping::SyscallStops => (2, Stop::Syscall),
+        };
         while stops_left > 0 {
             match self.stepping {
                 Stepping::SingleStep => ptrace::single_step(self.tid)?,
                 Stepping::SyscallStops => ptrace::resume_to_syscall(self.tid, None)?,
             }
             match ptrace::wait(self.tid)? {
-                WaitStatus::Stopped(stop) if stop == self.expected() => stops_left -= 1,
+                WaitStatus::Stopped(stop) if stop == expected => stops_left -= 1,
                 WaitStatus::Stopped(Stop::Creation) => {
                     created = Some(Tid(ptrace::event_message(self.tid)? as i32));
                 }
@@ -191,13 +194,6 @@ impl Stub {
             return Err(RemoteError::Refused { tid: self.tid, number, errno: Errno(-result as i32) });
         }
         Ok((result as u64, created))
-    }
-
-    fn expected(&self) -> Stop {
-        match self.stepping {
-            Stepping::SingleStep => Stop::Delivery(TRAP),
-            Stepping::SyscallStops => Stop::Syscall,
-        }
     }
 
     /// Writes the final registers.

@@ -145,7 +145,12 @@ fn is_child(pid: Pid, tid: Tid) -> bool {
 pub(crate) fn note_end(pid: Pid, tid: Tid) {
     lose(tid);
     if !is_child(pid, tid) {
-        TRACER.with_borrow_mut(|tracer| tracer.note_end(pid, tid));
+        TRACER.with_borrow_mut(|tracer| {
+            tracer.takers.retain(|taker| !taker.thread.is_finished());
+            if !tracer.knows(tid) {
+                tracer.ending.push((pid, tid));
+            }
+        });
     }
 }
 
@@ -155,13 +160,6 @@ pub(crate) fn take_ends() {
 }
 
 impl Tracer {
-    fn note_end(&mut self, pid: Pid, tid: Tid) {
-        self.takers.retain(|taker| !taker.thread.is_finished());
-        if !self.knows(tid) {
-            self.ending.push((pid, tid));
-        }
-    }
-
     /// Whether a thread is attached, or its end will be taken.
     fn knows(&self, tid: Tid) -> bool {
         let is_ending = self.ending.iter().any(|(_, ending)| *ending == tid);

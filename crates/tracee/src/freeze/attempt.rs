@@ -300,7 +300,8 @@ impl Attempt {
                 Ok(StopOutcome::Pending(thread)) => self.pending.push(thread),
                 Ok(StopOutcome::Created(thread, created)) => {
                     self.pending.push(thread);
-                    outcome = outcome.and(self.adopt(created));
+                    Thread::adopted(created, OPTIONS).into_iter().for_each(|born| self.expect(born));
+                    outcome = outcome.and(self.interrupt_all());
                 }
                 Ok(StopOutcome::Gone) => self.changed = true,
                 Err((thread, error)) => {
@@ -311,11 +312,6 @@ impl Attempt {
             }
         }
         outcome
-    }
-
-    fn adopt(&mut self, tid: Tid) -> Result<(), FreezeError> {
-        Thread::adopted(tid, OPTIONS).into_iter().for_each(|thread| self.expect(thread));
-        self.interrupt_all()
     }
 
     pub(super) fn finish(&mut self, root: Pid) -> Result<StoppedTree, FreezeError> {

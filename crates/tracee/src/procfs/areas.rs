@@ -152,9 +152,11 @@ fn parse_line(line: &str) -> Option<Area> {
     let inode: u64 = words.next()?.parse().ok()?;
     let name = words.next().unwrap_or("").trim_start().to_owned();
     let backing = if inode != 0 || name.starts_with('/') {
+        // The only character that maps escapes.
+        let unescaped = name.replace("\\012", "\n");
         let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
-        Backing::File { device, inode: Inode(inode), path: PathBuf::from(unescape(&name)) }
-    } else if is_kernel_name(&name) {
+        Backing::File { device, inode: Inode(inode), path: PathBuf::from(unescaped) }
+    } else if matches!(&*name, "[vdso]" | "[vsyscall]" | "[uprobes]") || name.starts_with("[vvar") {
         Backing::Kernel(name.clone())
     } else {
         Backing::Anonymous
@@ -173,15 +175,6 @@ fn parse_line(line: &str) -> Option<Area> {
         name,
         flags: AreaFlags::default(),
     })
-}
-
-fn is_kernel_name(name: &str) -> bool {
-    matches!(name, "[vdso]" | "[vsyscall]" | "[uprobes]") || name.starts_with("[vvar")
-}
-
-/// maps escapes only the line feed (`\012`).
-fn unescape(name: &str) -> String {
-    name.replace("\\012", "\n")
 }
 
 #[cfg(test)]

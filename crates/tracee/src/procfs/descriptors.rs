@@ -68,8 +68,7 @@ pub fn closes_on_exec(text: &str) -> Option<bool> {
 /// As `descriptor_info`, with fdinfo held open for later.
 pub fn open_descriptor_info(pid: Pid, fd: Fd) -> Result<(DescriptorInfo, File)> {
     let path = format!("/proc/{pid}/fdinfo/{fd}");
-    let failed = |error| Error::path("open", &path, error);
-    let file = File::open(&path).map_err(failed)?;
+    let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
     Ok((descriptor_info(pid, fd)?, file))
 }
 

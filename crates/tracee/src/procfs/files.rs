@@ -119,6 +119,11 @@ pub fn children(pid: Pid) -> Result<Vec<Pid>> {
     Ok(found)
 }
 
+/// What a text file says.
+pub(super) fn parsed<T>(path: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<T> {
+    parse(&read_text(path)?).ok_or_else(|| malformed(path))
+}
+
 pub(super) fn malformed(path: &str) -> Error {
     Error::path("understand", path, Errno::EINVAL)
 }

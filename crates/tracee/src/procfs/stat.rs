@@ -6,7 +6,7 @@
 use model::{Address, PageCount, Pid, ProcessKey, StartTime, Tid};
 use sys::Result;
 
-use super::files::{malformed, read_text};
+use super::files::parsed;
 
 /// The fields of `/proc/PID/stat` that matter here, under the names of proc_pid_stat(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,14 +75,12 @@ impl Stat {
 
 /// Reads and parses `/proc/PID/stat`.
 pub fn stat(pid: Pid) -> Result<Stat> {
-    let path = format!("/proc/{pid}/stat");
-    parse(&read_text(&path)?).ok_or_else(|| malformed(&path))
+    parsed(&format!("/proc/{pid}/stat"), parse)
 }
 
 /// Reads and parses the same of one thread.
 pub fn thread_stat(pid: Pid, tid: Tid) -> Result<Stat> {
-    let path = format!("/proc/{pid}/task/{tid}/stat");
-    parse(&read_text(&path)?).ok_or_else(|| malformed(&path))
+    parsed(&format!("/proc/{pid}/task/{tid}/stat"), parse)
 }
 
 /// The process's lasting name.
@@ -139,13 +137,11 @@ fn parse(text: &str) -> Option<Stat> {
 
 /// Pages in memory that a process shares with no file, by the kernel's quick count.
 pub fn own_pages(pid: Pid) -> Result<PageCount> {
-    let path = format!("/proc/{pid}/statm");
-    let text = read_text(&path)?;
-    let word = |index: usize| text.split(' ').nth(index)?.parse::<u64>().ok();
-    match (word(1), word(2)) {
-        (Some(resident), Some(shared)) => Ok(PageCount(resident.saturating_sub(shared))),
-        _ => Err(malformed(&path)),
-    }
+    parsed(&format!("/proc/{pid}/statm"), |text| {
+        let word = |index: usize| text.split(' ').nth(index)?.parse::<u64>().ok();
+        let (resident, shared) = (word(1)?, word(2)?);
+        Some(PageCount(resident.saturating_sub(shared)))
+    })
 }
 
 #[cfg(test)]

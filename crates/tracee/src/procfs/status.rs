@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use model::{Pid, Tid};
 use sys::Result;
 
-use super::files::{malformed, read_text};
+use super::files::parsed;
 
 /// The lines of `/proc/PID/status` that matter here, under the names of proc_pid_status(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,14 +30,12 @@ pub struct Status {
 
 /// Reads and parses `/proc/PID/status`.
 pub fn status(pid: Pid) -> Result<Status> {
-    let path = format!("/proc/{pid}/status");
-    parse(&read_text(&path)?).ok_or_else(|| malformed(&path))
+    parsed(&format!("/proc/{pid}/status"), parse)
 }
 
 /// Reads and parses the same of one thread.
 pub fn thread_status(pid: Pid, tid: Tid) -> Result<Status> {
-    let path = format!("/proc/{pid}/task/{tid}/status");
-    parse(&read_text(&path)?).ok_or_else(|| malformed(&path))
+    parsed(&format!("/proc/{pid}/task/{tid}/status"), parse)
 }
 
 /// The value of one line of the raw bytes of a status file.

@@ -6,7 +6,7 @@
 //! Does not: execute anything.
 
 use memchr::memmem;
-use model::{Address, AddressRange, ByteCount};
+use model::{Address, ByteCount};
 use sys::Error;
 
 use super::error::RemoteError;
@@ -124,18 +124,29 @@ impl Found {
     ) -> Result<(), Error> {
         let mut buffer = vec![0; (SEARCH_BYTES + SEARCH_OVERLAP) as usize];
         for area in areas.iter().filter(|area| is_wanted(area)) {
-            search(memory, area.range, &mut buffer, |at, code| self.look(at, code))?;
-            if self.is_all() || self.is_enough() {
-                break;
+            let mut start = area.range.start;
+            while start < area.range.end {
+                let length = (area.range.end - start).get().min(SEARCH_BYTES + SEARCH_OVERLAP);
+                let code = &mut buffer[..length as usize];
+                memory.read(start, code)?;
+                if self.look(start, code) {
+                    return Ok(());
+                }
+                start = start + ByteCount(SEARCH_BYTES);
             }
         }
         Ok(())
     }
 
+    /// Looks through a piece of code; whether nothing more need be searched.
     fn look(&mut self, start: Address, code: &[u8]) -> bool {
         if self.has_all_but_store() && !self.is_thorough {
             self.passed_over = true;
-            self.look_for_first_store(start, code);
+            let found = memmem::find_iter(code, arch::FIRST_STORE)
+                .find_map(|at| arch::store(&code[at..]).filter(Store::serves_pops).map(|store| (at, store)));
+            if let Some((at, store)) = found {
+                self.store = Some((start + ByteCount(at as u64), store));
+            }
         } else {
             for end in memchr::memchr_iter(RETURN, code) {
                 self.look_at_end(start, &code[..=end]);
@@ -146,7 +157,9 @@ impl Found {
             self.restorer = found.map(|at| start + ByteCount(at as u64));
         }
         self.searched += code.len() as u64;
-        self.is_all() || self.is_enough()
+        // What makes calls possible is there, and what makes them cheap is, too, or would have turned up by now.
+        let is_all = self.has_all_but_store() && self.has_best_store();
+        is_all || self.can_call() && self.searched > SEARCH_MAX
     }
 
     /// All but one of the patterns end with a return: it is looked back from these.
@@ -179,14 +192,6 @@ impl Found {
         }
     }
 
-    fn look_for_first_store(&mut self, start: Address, code: &[u8]) {
-        let found = memmem::find_iter(code, arch::FIRST_STORE)
-            .find_map(|at| arch::store(&code[at..]).filter(Store::serves_pops).map(|store| (at, store)));
-        if let Some((at, store)) = found {
-            self.store = Some((start + ByteCount(at as u64), store));
-        }
-    }
-
     fn has_best_store(&self) -> bool {
         self.store.is_some_and(|(_, store)| store.serves_pops())
     }
@@ -197,20 +202,11 @@ impl Found {
         Some(Loads { first: self.first?, second: self.second?, third, number: self.number? })
     }
 
-    fn is_all(&self) -> bool {
-        self.has_all_but_store() && self.has_best_store()
-    }
-
     fn has_all_but_store(&self) -> bool {
         self.syscall_return.is_some()
             && self.restorer.is_some()
             && self.pivot.is_some()
             && self.loads().is_some_and(|loads| loads.third.is_some())
-    }
-
-    /// What makes calls possible is there, and what makes them cheap would have turned up by now.
-    fn is_enough(&self) -> bool {
-        self.can_call() && self.searched > SEARCH_MAX
     }
 
     fn can_call(&self) -> bool {
@@ -230,25 +226,6 @@ fn is_unsteady(area: &Area) -> bool {
 
 fn is_code(area: &Area) -> bool {
     area.protection.execute && area.name != "[vsyscall]"
-}
-
-fn search(
-    memory: &ProcessMemory,
-    range: AddressRange,
-    buffer: &mut [u8],
-    mut found: impl FnMut(Address, &[u8]) -> bool,
-) -> Result<(), Error> {
-    let mut start = range.start;
-    while start < range.end {
-        let length = (range.end - start).get().min(SEARCH_BYTES + SEARCH_OVERLAP);
-        let code = &mut buffer[..length as usize];
-        memory.read(start, code)?;
-        if found(start, code) {
-            return Ok(());
-        }
-        start = start + ByteCount(SEARCH_BYTES);
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -279,7 +256,7 @@ mod tests {
         assert_eq!(pops, [at(0), at(1), at(2), at(3), at(4)]);
         assert_eq!([found.pivot, found.syscall_return, found.restorer], [at(5), at(6), at(7)]);
         assert_eq!(found.store.map(|(address, _)| address), at(8));
-        assert!(found.is_all());
+        assert!(found.has_all_but_store() && found.has_best_store());
     }
 
     #[test]

@@ -61,12 +61,8 @@ fn next_stop(thread: &Thread<Stopped>) -> Result<Stop, Error> {
 
 /// Whether nothing but the end of a chain is let through.
 fn holds_nearly_all_back(mask: u64) -> bool {
-    mask | NEVER_BLOCKED | ends() == u64::MAX
-}
-
-/// The signals that may end a chain.
-fn ends() -> u64 {
-    chain::HARMLESS.iter().fold(0, |set, signal| set | chain::bit(*signal))
+    let ends = chain::HARMLESS.iter().fold(0, |set, signal| set | chain::bit(*signal));
+    mask | NEVER_BLOCKED | ends == u64::MAX
 }
 
 fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {

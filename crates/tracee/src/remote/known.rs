@@ -60,12 +60,9 @@ impl KnownThread {
             Err(error) if error.errno == EIO || error.errno == Errno::EINVAL => None,
             Err(error) => return Err(error),
         };
-        let aborted = match &sequence {
-            Some(sequence) => aborted(&registers, memory, sequence)?,
-            None => None,
-        };
+        let aborted = sequence.as_ref().map(|sequence| aborted(&registers, memory, sequence)).transpose()?;
         Ok(Self {
-            resumed: aborted.unwrap_or(registers),
+            resumed: aborted.flatten().unwrap_or(registers),
             extended_state: state[..length].to_vec(),
             signal_mask: ptrace::signal_mask(tid)?,
             sequence,

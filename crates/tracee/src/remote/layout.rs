@@ -21,7 +21,7 @@ use super::error::RemoteError;
 use super::known::{KnownThread, RemoteContext};
 use crate::arch::{self, HomePlace};
 use crate::interruption;
-use crate::memory::{ProcessMemory, Saved};
+use crate::memory::ProcessMemory;
 use crate::steps;
 
 /// Bytes of arguments and results one call may need.
@@ -82,6 +82,13 @@ impl Room {
     }
 }
 
+/// Bytes as they were before something was written over them.
+#[derive(Debug)]
+pub(super) struct Saved {
+    pub(super) at: Address,
+    bytes: Vec<u8>,
+}
+
 /// Where the parts are.
 #[derive(Debug)]
 pub(super) struct Layout<'a> {
@@ -112,7 +119,7 @@ impl<'a> Layout<'a> {
         let data = Address((closings.get() - room.data.get()) & !15);
         let chain = data - chain::bytes_of(room.links());
         debug_assert!(top - chain <= room.bytes(known), "a session fits its place");
-        let saved = memory.save(chain, top - chain)?;
+        let saved = Saved { at: chain, bytes: memory.read_vec(chain, top - chain)? };
         memory.write(home.start, &frame)?;
         let on_alternate = lay_on_alternate(&known.resumed, home, context)?;
         steps::reach("frame written");
@@ -121,8 +128,8 @@ impl<'a> Layout<'a> {
 
     /// Brings back what was there before.
     pub(super) fn put_back(&self) -> Result<(), Error> {
-        self.memory.bring_back(&self.saved)?;
-        self.on_alternate.as_ref().map_or(Ok(()), |saved| self.memory.bring_back(saved))
+        let mut saved = [&self.saved].into_iter().chain(&self.on_alternate);
+        saved.try_for_each(|saved| self.memory.write(saved.at, &saved.bytes))
     }
 
     /// The way home through the closings of so many descriptors.
@@ -158,10 +165,10 @@ fn lay_on_alternate(
     let (Some(pivot), Some(word)) = (context.gadgets.pivot, word_below(original, context)) else {
         return Ok(None);
     };
-    let saved = context.memory.save(word, ByteCount(WORD_BYTES as u64))?;
+    let bytes = context.memory.read_vec(word, ByteCount(WORD_BYTES as u64))?;
     context.memory.write(home.frame_pointer(), &u64::MAX.to_ne_bytes())?;
     context.memory.write(word, &pivot.get().to_ne_bytes())?;
-    Ok(Some(saved))
+    Ok(Some(Saved { at: word, bytes }))
 }
 
 /// The place for a word on the alternate stack that a thread with these registers is on.
