@@ -135,16 +135,14 @@ fn is_ending(pid: Pid, tid: Tid) -> bool {
 /// Where a process stands among others in the kernel's order of their tables: `Ok` beside one that has the same, `Err`
 /// where it belongs. `None` if one of them has ended.
 fn place(kind: Shared, pid: Pid, known: &[Pid]) -> Option<Result<usize, usize>> {
-    let (mut low, mut high) = (0, known.len());
-    while low < high {
-        let middle = low.midpoint(high);
-        match kcmp::order(kind, known[middle], pid).ok()? {
-            Ordering::Equal => return Some(Ok(middle)),
-            Ordering::Less => low = middle + 1,
-            Ordering::Greater => high = middle,
-        }
-    }
-    Some(Err(low))
+    let mut has_ended = false;
+    let found = known.binary_search_by(|other| {
+        kcmp::order(kind, *other, pid).unwrap_or_else(|_| {
+            has_ended = true;
+            Ordering::Equal
+        })
+    });
+    (!has_ended).then_some(found)
 }
 
 #[cfg(test)]

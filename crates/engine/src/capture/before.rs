@@ -88,7 +88,7 @@ impl Before {
     /// Looks at a tree and refuses it when anything stands in the way.
     pub(super) fn look(root: Pid, options: &CheckpointOptions, moment: Moment) -> Result<Self> {
         let mut before = Self { processes: Processes::of(root), ..Self::default() };
-        before.survey()?;
+        before.processes.survey(&mut before.objects)?;
         before.processes.read_vdso()?;
         before.descriptors.survey(&before.processes, Hold::All)?;
         let rare = sharing::rare_obstacles(&before.processes.view());
@@ -99,15 +99,6 @@ impl Before {
         }
         before.threads.survey(&before.processes);
         Ok(before)
-    }
-
-    pub(super) fn survey(&mut self) -> Result<()> {
-        self.processes.survey(&mut self.objects)
-    }
-
-    /// Takes in the processes of a stopped tree, and their mappings.
-    pub(super) fn settle(&mut self, stopped: &StoppedTree) -> Result<()> {
-        self.processes.settle(stopped, &mut self.objects)
     }
 
     /// Looks at the descriptors of a running tree anew. What stands in the way again and again does not refuse yet: the
@@ -143,11 +134,6 @@ impl Before {
         }
         self.doubt = Doubt::Nothing;
         Ok(())
-    }
-
-    /// Reads the flags of mappings that were new in the pause, once it is over.
-    pub(super) fn complete_areas(&mut self) -> Result<()> {
-        self.processes.complete_areas(&mut self.objects)
     }
 
     /// Forgets objects that nothing maps any more, and tells their numbers.

@@ -28,10 +28,6 @@ struct State {
 }
 
 impl Gate {
-    fn new(members: usize) -> Self {
-        Self { state: Mutex::new(State { missing: members, is_broken: false }), changed: Condvar::new() }
-    }
-
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_all();
@@ -53,7 +49,8 @@ impl GroupMember {
     /// The members of a group of so many subjects.
     #[must_use]
     pub fn of_group(subjects: usize) -> Vec<Self> {
-        let gate = Arc::new(Gate::new(subjects));
+        let state = Mutex::new(State { missing: subjects, is_broken: false });
+        let gate = Arc::new(Gate { state, changed: Condvar::new() });
         (0..subjects).map(|_| Self { gate: Arc::clone(&gate), has_passed: false }).collect()
     }
 

@@ -27,9 +27,9 @@ mod watched;
 
 use std::time::{Duration, SystemTime};
 
-use image::{Commit, RecordSet, Timings};
+use image::{Commit, Timings};
 use model::{PageCount, Pid};
-use store::{CommitMeta, OpenCheckpoint, PageBatch, PageSink};
+use store::{OpenCheckpoint, PageBatch, PageSink};
 use sys::clock::Stopwatch;
 use tracee::{Freezer, Urgent};
 use track::TrackerKind;
@@ -61,12 +61,12 @@ pub struct CheckpointReport {
 }
 
 /// A checkpoint that has left its subject: all of it is here or with the sink, and nothing is visible yet.
-struct Recorded {
-    records: RecordSet,
-    meta: CommitMeta,
+struct Left {
     before: Before,
     /// The subject, if it is to be killed once the image is committed.
     held: Option<Held>,
+    time: SystemTime,
+    timings: Timings,
 }
 
 /// Takes one checkpoint of a process and all its descendants.
@@ -76,9 +76,15 @@ pub fn checkpoint(
     options: &CheckpointOptions,
 ) -> Result<CheckpointReport> {
     let started = Stopwatch::start();
-    let Recorded { records, meta, mut before, held } = take(root, &*sink, options)?;
+    let Left { mut before, held, time, timings } = take(root, &*sink, options)?;
+    let completed = before.processes.complete_areas(&mut before.objects).and_then(|()| before.records());
+    let records = completed.inspect_err(|_| before.descriptors.release())?;
+    if !options.kill {
+        // The subject runs on: what it closes from now on has to be closed.
+        before.descriptors.forget();
+    }
     let committed = sink
-        .commit(records, meta)
+        .commit(records, before.meta(options, time, timings))
         .and_then(|ticket| ticket.wait())
         .inspect_err(|_| before.descriptors.release())?;
     if let Some(held) = held {
@@ -88,7 +94,7 @@ pub fn checkpoint(
 }
 
 /// Stops the tree and takes everything from it. With `kill` it is held afterwards.
-fn take(root: Pid, sink: &dyn PageSink, options: &CheckpointOptions) -> Result<Recorded> {
+fn take(root: Pid, sink: &dyn PageSink, options: &CheckpointOptions) -> Result<Left> {
     let looked = look_while_it_runs(root, options)?;
     let kind = looked.as_ref().and_then(worth_tracking);
     match (kind, looked) {
@@ -120,13 +126,13 @@ fn take_tracked(
     mut before: Before,
     sink: &dyn PageSink,
     options: &CheckpointOptions,
-) -> Result<Recorded> {
+) -> Result<Left> {
     let mut subject = Continuous::once(root, kind);
     let Some(stood) = subject.stop_once(&mut before, sink, options)? else {
         drop((subject, before));
         return take_whole(root, look_while_it_runs(root, options)?, sink, options);
     };
-    let continuous::Stood { captured, arming, reserve, .. } = stood;
+    let continuous::Stood { captured, arming, reserve } = stood;
     let time = captured.0.time;
     let (mut timings, held) = leave(captured, options)?;
     timings.pause += arming;
@@ -136,7 +142,7 @@ fn take_tracked(
         timings.pause += subject.untrack().unwrap_or_default();
     }
     drop(subject);
-    record(before, held, time, timings, options)
+    Ok(Left { before, held, time, timings })
 }
 
 /// All pages are copied inside the pause. Most failures come before the first page is copied; such an attempt leaves
@@ -146,7 +152,7 @@ fn take_whole(
     mut looked: Option<Before>,
     sink: &dyn PageSink,
     options: &CheckpointOptions,
-) -> Result<Recorded> {
+) -> Result<Left> {
     let mut retries = Retries::of(CAPTURES, root);
     loop {
         let mut memory = WholeMemory::new(sink, first_buffer(looked.as_ref(), sink)?);
@@ -155,7 +161,7 @@ fn take_whole(
                 let time = captured.0.time;
                 let (timings, held) = leave(captured, options)?;
                 memory.hand_on().inspect_err(|_| before.descriptors.release())?;
-                return record(before, held, time, timings, options);
+                return Ok(Left { before, held, time, timings });
             }
             Err(error) if memory.is_empty => std::thread::sleep(retries.after(error).again()?),
             Err(error) => return Err(error),
@@ -196,22 +202,4 @@ fn leave(captured: Captured, options: &CheckpointOptions) -> Result<(Timings, Op
         return Ok((captured.0.phases.timings(), Some(captured.hold(None))));
     }
     Ok((captured.0.resume()?.timings(), None))
-}
-
-/// Makes the records of a capture.
-fn record(
-    mut before: Before,
-    held: Option<Held>,
-    time: SystemTime,
-    timings: Timings,
-    options: &CheckpointOptions,
-) -> Result<Recorded> {
-    let completed = before.complete_areas().and_then(|()| before.records());
-    let records = completed.inspect_err(|_| before.descriptors.release())?;
-    if !options.kill {
-        // The subject runs on: what it closes from now on has to be closed.
-        before.descriptors.forget();
-    }
-    let meta = before.meta(options, time, timings);
-    Ok(Recorded { records, meta, before, held })
 }

@@ -25,26 +25,23 @@ macro_rules! phases {
             /// All phases.
             pub const ALL: &[Self] = &[$($(Self::$phase,)*)*];
 
+            const TABLE: &[(&str, &str, Stage)] =
+                &[$($(($name, concat!($name, "_us"), Stage::$stage),)*)*];
+
             /// Its name.
             #[must_use]
             pub const fn name(self) -> &'static str {
-                match self {
-                    $($(Self::$phase => $name,)*)*
-                }
+                Self::TABLE[self as usize].0
             }
 
             /// The key of its duration in microseconds.
             #[must_use]
             pub const fn key(self) -> &'static str {
-                match self {
-                    $($(Self::$phase => concat!($name, "_us"),)*)*
-                }
+                Self::TABLE[self as usize].1
             }
 
             const fn stage(self) -> Stage {
-                match self {
-                    $($(Self::$phase => Stage::$stage,)*)*
-                }
+                Self::TABLE[self as usize].2
             }
         }
     };

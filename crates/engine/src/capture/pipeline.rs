@@ -139,7 +139,7 @@ pub(super) fn take<M: Memory>(
     options: &CheckpointOptions,
 ) -> Result<Option<M::Part>> {
     let mut laps = Stopwatch::since(phases.began + phases[Phase::Stop]);
-    before.settle(tree)?;
+    before.processes.settle(tree, &mut before.objects)?;
     let part = memory.settle(before, tree)?;
     phases[Phase::Areas] = laps.lap();
     if part.is_some() {

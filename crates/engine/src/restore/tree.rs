@@ -232,7 +232,9 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
             sys::signal::send(process.pid, model::Signal(signal))?;
             match stub.detach(None) {
                 // SIGKILL does not wait for the tracer; but its parent is told only when the tracer knows.
-                Err(error) if error.errno == Errno::ESRCH => await_end_of_traced(tid)?,
+                Err(error) if error.errno == Errno::ESRCH => {
+                    while let ptrace::WaitStatus::Stopped(_) = ptrace::wait(tid)? {}
+                }
                 outcome => outcome?,
             }
         }
@@ -242,11 +244,6 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
             family::drop_child_signal(stub, memory)?;
         }
     }
-    Ok(())
-}
-
-fn await_end_of_traced(tid: Tid) -> Result<()> {
-    while let ptrace::WaitStatus::Stopped(_) = ptrace::wait(tid)? {}
     Ok(())
 }
 

@@ -18,19 +18,15 @@ use super::super::pipeline::{Capture, Captured, Stopped};
 use super::super::reserve::Reserve;
 use super::super::retry::{CAPTURES, Retries};
 use super::Continuous;
-use super::rounds::{LAST_ROUND_MAX, RESIDUAL_GOAL};
+use super::precopy::{LAST_ROUND_MAX, RESIDUAL_GOAL, STANDING_WAIT_MAX};
 use super::spaces::Writing;
-use super::taken::{Counts, Stood};
+use super::taken::Stood;
 use crate::error::Result;
 
 /// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 2.5 ms.
 const URGENT_ROUND_MAX: PageCount = PageCount(2048);
 /// Such rounds: what the subject dirties in one, the next copies in a quarter of the time.
 const URGENT_ROUNDS_MAX: usize = 2;
-
-/// How long a subject stays stopped for one buffer of a store that does not keep up: many times what a disk takes that
-/// works, and short enough for those who wait for the subject.
-pub(super) const STANDING_WAIT_MAX: Duration = Duration::from_millis(250);
 
 impl Continuous {
     /// Tries anew, within the same epoch, after a failure that is transient: a file that is open for a moment, a child
@@ -58,7 +54,7 @@ impl Continuous {
             before.descriptors.forget();
             sink.limit_waits(None);
             std::thread::sleep(wait);
-            before.survey()?;
+            before.processes.survey(&mut before.objects)?;
         }
     }
 
@@ -77,7 +73,7 @@ impl Continuous {
         phases[Phase::Room] = laps.lap();
         let is_new = self.is_whole || !arming.is_zero();
         match self.copy_and_stop(before, &reserve, options, is_new, phases) {
-            Ok((captured, counts)) => Ok(Stood { captured, reserve, arming, counts }),
+            Ok(captured) => Ok(Stood { captured, reserve, arming }),
             Err(error) => {
                 // Trackers hold for told what was copied: it has to be in the epoch, should another attempt follow.
                 self.spaces.is_orderly &= reserve.end().is_ok();
@@ -94,33 +90,34 @@ impl Continuous {
         options: &CheckpointOptions,
         is_new: bool,
         mut phases: Phases,
-    ) -> Result<(Captured, Counts)> {
+    ) -> Result<Captured> {
         let mut laps = Stopwatch::start();
-        let mut counts = self.spaces.precopy(before, reserve, is_new)?;
+        self.spaces.precopy(before, reserve, is_new)?;
         phases[Phase::Precopy] = laps.lap();
         before.survey_descriptors(options)?;
         phases[Phase::Prepare] = laps.lap();
         // Looking at descriptors takes as long as a round or two, in which the subject goes on.
-        let has_more = counts.rounds > 0 && self.spaces.tuning.prefer.has_last_round();
+        let has_more = self.spaces.counts.rounds > 0 && self.spaces.tuning.prefer.has_last_round();
         // A handler that has to let others go on first may wait for this very processor.
         let may_hurry = has_more && !self.spaces.kind.properties().sees_before;
         let least = if may_hurry { URGENT_ROUND_MAX } else { RESIDUAL_GOAL };
         if has_more && self.spaces.has_dirtied(least, LAST_ROUND_MAX) {
-            self.spaces.round(before, reserve, &mut counts)?;
+            self.spaces.round(before, reserve)?;
         }
         loop {
-            self.spaces.slice(before, reserve, &mut counts)?;
-            let before_urgent = counts.precopied;
-            let urgent = self.approach(before, reserve, may_hurry, &mut counts)?;
+            self.spaces.slice(before, reserve)?;
+            let before_urgent = self.spaces.counts.precopied;
+            let urgent = self.approach(before, reserve, may_hurry)?;
             phases[Phase::Precopy] += laps.lap();
             reserve.limit_waits(Some(STANDING_WAIT_MAX));
-            if let Some(captured) = self.stop_last(before, reserve, options, &mut counts, (urgent, phases))? {
+            if let Some(captured) = self.stop_last(before, reserve, options, (urgent, phases))? {
+                let counts = &self.spaces.counts;
                 let urgently = counts.precopied.get() - before_urgent.get();
                 self.expected.note(counts.residual + PageCount(urgently));
                 if !is_new {
                     self.expected_before.note(before_urgent);
                 }
-                return Ok((captured, counts));
+                return Ok(captured);
             }
             reserve.limit_waits(None);
             reserve.run_on()?;
@@ -129,20 +126,14 @@ impl Continuous {
     }
 
     /// Prepares all that a stop needs, and copies once more with the priority of the stop.
-    fn approach(
-        &mut self,
-        before: &mut Before,
-        reserve: &Reserve<'_>,
-        may_hurry: bool,
-        counts: &mut Counts,
-    ) -> Result<Urgent> {
+    fn approach(&mut self, before: &mut Before, reserve: &Reserve<'_>, may_hurry: bool) -> Result<Urgent> {
         self.spaces.gather(before);
         // From here on nothing is handed on: that wakes threads.
-        reserve.stand(self.expected.pages().max(self.spaces.due_in_last(before, counts)))?;
+        reserve.stand(self.expected.pages().max(self.spaces.due_in_last(before)))?;
         let urgent = Urgent::begin();
         for _ in 0..URGENT_ROUNDS_MAX {
             if may_hurry && self.spaces.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {
-                self.spaces.round(before, reserve, counts)?;
+                self.spaces.round(before, reserve)?;
             }
         }
         Ok(urgent)
@@ -154,16 +145,16 @@ impl Continuous {
         before: &mut Before,
         reserve: &Reserve<'_>,
         options: &CheckpointOptions,
-        counts: &mut Counts,
         (mut urgent, phases): (Urgent, Phases),
     ) -> Result<Option<Captured>> {
         loop {
-            let captured = self.capture(before, reserve, options, counts, (urgent, phases))?;
+            let captured = self.capture(before, reserve, options, (urgent, phases))?;
             if captured.is_some() {
                 return Ok(captured);
             }
-            counts.precopied += std::mem::take(&mut counts.residual);
             let left = self.spaces.deferred(before);
+            let counts = &mut self.spaces.counts;
+            counts.precopied += std::mem::take(&mut counts.residual);
             if !counts.throttle.repeats(&self.spaces.budget, left) || reserve.is_half_full() {
                 return Ok(None);
             }
@@ -178,22 +169,21 @@ impl Continuous {
         before: &mut Before,
         sink: &dyn PageSink,
         options: &CheckpointOptions,
-        counts: &mut Counts,
         (urgent, phases): (Urgent, Phases),
     ) -> Result<Option<Captured>> {
         let mut stopped = Stopped::stop(&mut self.spaces.freezer, self.root, urgent, phases)?;
         if let Some(member) = &mut self.member {
             member.pass()?;
             stopped.note_stopped();
-            counts.complete();
+            self.spaces.counts.complete();
         }
         let began = stopped.phases.began;
         let (spaces, watched) = (&mut self.spaces, &mut self.watched);
-        let mut memory = Writing { spaces, watched, sink, counts };
+        let mut memory = Writing { spaces, watched, sink };
         let outcome = match stopped.capture(before, &mut memory, options) {
             Ok(Capture::Whole(captured)) => return Ok(Some(captured)),
             Ok(Capture::Part(stopped, _)) => {
-                stopped.resume().map(|phases| counts.slices.note(phases.pause()))
+                stopped.resume().map(|phases| self.spaces.counts.slices.note(phases.pause()))
             }
             Err(error) => Err(error),
         };

@@ -21,8 +21,11 @@ const SELF: Tid = Tid(0);
 impl Spaces {
     /// Has all that is read and scanned beside what the tracer does ready. Not inside the pause.
     pub(super) fn gather(&mut self, before: &mut Before) {
-        self.start_crew(before.processes.root);
-        if let Some(crew) = &self.crew {
+        let watched = self.tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
+        if watched.bytes() >= track::AHEAD_MIN {
+            self.crew.get_or_init(|| self.start_crew(before.processes.root));
+        }
+        if let Some(Some(crew)) = self.crew.get() {
             // Memory of the last time is given back here.
             crew.dismiss();
             self.tracked.values_mut().for_each(|one| one.tracker.prepare_scan(track::AHEAD_MIN));
@@ -31,28 +34,20 @@ impl Spaces {
         }
     }
 
-    /// Starts the threads when the subject has grown large enough for them.
-    fn start_crew(&mut self, root: Pid) {
-        let watched = self.tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
-        if self.was_crew_tried || watched.bytes() < track::AHEAD_MIN {
-            return;
-        }
-        self.was_crew_tried = true;
-        let Some(members) = NonZeroUsize::new(self.tuning.copiers.get() - 1) else { return };
+    fn start_crew(&self, root: Pid) -> Option<Arc<Crew>> {
+        let members = NonZeroUsize::new(self.tuning.copiers.get() - 1)?;
         let processors = match &*self.tuning.processors {
             [] => union(affinity(SELF), &affinity(Tid(root.get()))),
             chosen => chosen.to_vec(),
         };
         // On one processor they would only take turns.
         let count: u32 = union(affinity(SELF), &processors).iter().map(|word| word.count_ones()).sum();
-        if count > 1 {
-            self.crew = Crew::new(members, &processors).ok().map(Arc::new);
-        }
+        if count > 1 { Crew::new(members, &processors).ok().map(Arc::new) } else { None }
     }
 
     /// Has files read and scans begun beside what the tracer does, in the order in which it needs them.
     pub(super) fn begin_ahead(&mut self, before: &mut Before) {
-        let Some(crew) = &self.crew else { return };
+        let Some(Some(crew)) = self.crew.get() else { return };
         before.descriptors.info.begin_ahead(crew);
         before.threads.files.begin_ahead(crew);
         self.tracked.values_mut().for_each(|one| one.tracker.post_scan(crew, track::AHEAD_MIN));

@@ -11,8 +11,7 @@ mod budget;
 mod crew;
 mod deferred;
 mod hot;
-mod rounds;
-mod slices;
+mod precopy;
 mod spaces;
 mod taken;
 mod tracked;
@@ -292,27 +291,25 @@ impl Continuous {
         let mut phases = Phases::new();
         let mut before = self.survey(options)?;
         phases[Phase::Look] = phases.began.elapsed();
-        let (stood, mut phases, records, left) =
-            self.patiently(&mut before, &*epoch, |subject, before| {
-                let Stood { captured, reserve, arming, counts } =
-                    subject.stop(before, &*epoch, options, phases)?;
-                let time = captured.0.time;
-                let (mut phases, left) = leave(subject, captured)?;
-                let mut laps = Stopwatch::start();
-                // First of all: should what follows fail, the next attempt has to find it in the epoch.
-                reserve.end()?;
-                let records = subject.records(before).inspect_err(|_| subject.aborted += phases.pause())?;
-                phases[Phase::Finish] = laps.lap();
-                Ok(((time, arming, counts), phases, records, left))
-            })?;
+        let complete = self.patiently(&mut before, &*epoch, |subject, before| {
+            let Stood { captured, reserve, arming } = subject.stop(before, &*epoch, options, phases)?;
+            let time = captured.0.time;
+            let (mut phases, left) = leave(subject, captured)?;
+            let mut laps = Stopwatch::start();
+            // First of all: should what follows fail, the next attempt has to find it in the epoch.
+            reserve.end()?;
+            let records = subject.records(before).inspect_err(|_| subject.aborted += phases.pause())?;
+            phases[Phase::Finish] = laps.lap();
+            Ok((records, time, arming, phases, left))
+        })?;
         let mut laps = Stopwatch::start();
-        let (time, arming, counts) = stood;
+        let (records, time, arming, mut phases, left) = complete;
         let timings = phases.timings();
         let ticket = epoch.commit(records, before.meta(options, time, timings))?;
         phases[Phase::Finish] += laps.lap();
         self.spaces.dirty.make_room();
         self.spaces.tracked.values_mut().for_each(|tracked| tracked.hot.learn());
-        let Counts { rounds, precopied, residual, slices, .. } = counts;
+        let Counts { rounds, precopied, residual, slices, .. } = self.spaces.counts;
         let arming = arming + std::mem::take(&mut self.aborted);
         let (files, boundary) = (std::mem::take(&mut self.written), self.watched.take());
         self.before = Some(before);
@@ -323,7 +320,7 @@ impl Continuous {
 
     /// All that is not pages. Nothing of it needs the subject to stand still.
     fn records(&mut self, before: &mut Before) -> Result<RecordSet> {
-        before.complete_areas()?;
+        before.processes.complete_areas(&mut before.objects)?;
         let records = before.records()?;
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         self.written = std::mem::take(&mut before.descriptors.files.written);
@@ -350,7 +347,7 @@ impl Continuous {
         before.descriptors.forget();
         let stood = self.patiently(before, sink, |subject, before| {
             let arming = subject.arm(before, sink)?;
-            before.survey()?;
+            before.processes.survey(&mut before.objects)?;
             let stood = subject.stop(before, sink, options, Phases::new())?;
             Ok(Stood { arming: arming + stood.arming + subject.aborted, ..stood })
         });
@@ -385,7 +382,7 @@ impl Continuous {
     /// the subject closes meanwhile has to be closed.
     fn survey(&mut self, options: &CheckpointOptions) -> Result<Before> {
         if let Some(mut before) = self.before.take() {
-            before.survey()?;
+            before.processes.survey(&mut before.objects)?;
             return Ok(before);
         }
         let mut before = look_in_any_case(self.root, options)?;
@@ -407,7 +404,7 @@ impl Continuous {
         let _urgent = Urgent::begin();
         let mut tree = self.spaces.freezer.stop(self.root)?;
         let began = tree.began;
-        before.settle(&tree)?;
+        before.processes.settle(&tree, &mut before.objects)?;
         self.spaces.settle(before, prepared, &mut tree, sink)?;
         tree.resume()?;
         Ok(began.elapsed())

@@ -4,6 +4,7 @@
 //! Invariants: no page is copied in a stop that has not changed since it was copied last.
 //! Does not: stop the subject, but for slices.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -35,13 +36,14 @@ pub(super) struct Spaces {
     pub(super) tracked: HashMap<Pid, Tracked>,
     pub(super) dirty: DirtyPages,
     pub(super) freezer: Freezer,
-    /// The threads that help in a stop; whether it was tried to start them.
-    pub(super) crew: Option<Arc<Crew>>,
-    pub(super) was_crew_tried: bool,
+    /// The threads that help in a stop, once the subject has grown large enough for them.
+    pub(super) crew: OnceCell<Option<Arc<Crew>>>,
     /// What decides how long stops and slices last reads the time from it.
     pub(super) clock: Clock,
     pub(super) pace: Pace,
     pub(super) budget: Budget,
+    /// Of the checkpoint that is taken, or was last.
+    pub(super) counts: Counts,
     /// At the last look, a descriptor had O_DIRECT.
     pub(super) bypasses_cache: bool,
     /// What was reported as dirty is in the epoch or deferred, and no tracker is half told of anything.
@@ -53,7 +55,6 @@ pub(super) struct Writing<'a> {
     pub(super) spaces: &'a mut Spaces,
     pub(super) watched: &'a mut Watched,
     pub(super) sink: &'a dyn PageSink,
-    pub(super) counts: &'a mut Counts,
 }
 
 /// Pages are left that did not fit into the pause budget.
@@ -65,7 +66,7 @@ impl Memory for Writing<'_> {
     /// Pages of new mappings that exceed the budget are found and protected while the subject runs.
     fn settle(&mut self, before: &mut Before, tree: &mut StoppedTree) -> Result<Option<PagesLeft>> {
         let fresh = self.spaces.settle(before, Prepared::new(), tree, self.sink)?;
-        if self.spaces.defers_fresh(fresh, self.counts) {
+        if self.spaces.defers_fresh(fresh) {
             return Ok(Some(PagesLeft));
         }
         // A scan that is begun and not ended loses nothing.
@@ -74,7 +75,7 @@ impl Memory for Writing<'_> {
     }
 
     fn check(&self, before: &Before) -> Result<()> {
-        let was_precopied = self.counts.rounds > 0 && before.descriptors.bypass_cache();
+        let was_precopied = self.spaces.counts.rounds > 0 && before.descriptors.bypass_cache();
         if was_precopied { Err(EngineError::Unsteady) } else { Ok(()) }
     }
 
@@ -88,7 +89,7 @@ impl Memory for Writing<'_> {
 
     /// Finds what has changed since the last scan, and copies that and what was deferred, as long as the budget lasts.
     fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<PagesLeft>> {
-        let Self { spaces, sink, counts, .. } = self;
+        let Self { spaces, sink, .. } = self;
         spaces.is_orderly = false;
         let mut dirtied = PageCount(0);
         for (pid, tracked) in &mut spaces.tracked {
@@ -100,16 +101,16 @@ impl Memory for Writing<'_> {
         }
         spaces.pace.scanned(phases.began, dirtied);
         let copying = Stopwatch::start();
-        let until = if counts.throttle.is_bound() { spaces.copy_end(phases.began) } else { None };
+        let until = if spaces.counts.throttle.is_bound() { spaces.copy_end(phases.began) } else { None };
         for (pid, tracked) in &mut spaces.tracked {
             let Some(process) = before.processes.living.get_mut(pid) else { continue };
-            counts.residual += tracked.copy_deferred(process, *sink, until)?;
+            spaces.counts.residual += tracked.copy_deferred(process, *sink, until)?;
             if tracked.deferred.pages == PageCount(0) {
                 tracked.copy_unread(process, *sink)?;
             }
             tracked.guards.as_slice().clone_into(&mut process.space.guards);
         }
-        spaces.budget.note_copied(counts.residual, copying.elapsed());
+        spaces.budget.note_copied(spaces.counts.residual, copying.elapsed());
         spaces.is_orderly = true;
         Ok((spaces.deferred(before) > PageCount(0)).then_some(PagesLeft))
     }
@@ -145,10 +146,10 @@ impl Spaces {
             tracked: HashMap::new(),
             dirty: DirtyPages::new(),
             freezer: Freezer::default(),
-            crew: None,
-            was_crew_tried: false,
+            crew: OnceCell::new(),
             clock: Clock::default(),
             pace: Pace::default(),
+            counts: Counts::default(),
             bypasses_cache: false,
             is_orderly: false,
         }

@@ -69,7 +69,6 @@ pub(crate) struct Stood<'a> {
     pub(crate) reserve: Reserve<'a>,
     /// An earlier pause, in which trackers were attached.
     pub(crate) arming: Duration,
-    pub(super) counts: Counts,
 }
 
 /// What one checkpoint has done to pages so far.

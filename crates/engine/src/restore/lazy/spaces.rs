@@ -27,7 +27,7 @@ struct Piece {
 }
 
 /// One address space that is being filled.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct LiveSpace {
     pub(super) descriptor: Arc<OwnedFd>,
     /// The space of the image that it began as.
@@ -60,13 +60,7 @@ impl LiveSpace {
 
     /// A child that was forked off.
     pub(super) fn child(&self, descriptor: OwnedFd) -> Self {
-        Self {
-            descriptor: Arc::new(descriptor),
-            image: self.image,
-            pieces: self.pieces.clone(),
-            watched: self.watched.clone(),
-            owed: RangeSet::new(),
-        }
+        Self { descriptor: Arc::new(descriptor), owed: RangeSet::new(), ..self.clone() }
     }
 
     /// Pages are discarded: they are zero from now on.

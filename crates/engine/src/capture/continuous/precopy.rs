@@ -1,9 +1,11 @@
-//! Slices: stops that copy for at most the pause budget, until what is left fits into one last stop.
+//! Pre-copy: pages are copied before the last stop, so that it copies few. First in rounds, while the subject runs; then
+//! in slices, stops that copy for at most the pause budget, until what is left fits into one last stop.
 //!
-//! Owns: the loop that alternates between the stopped and the running subject.
-//! Invariants: a page is copied in a slice only after the tracker was told to report its next change. No wait for the
-//! store happens while the subject is stopped, beyond the budget.
-//! Does not: decide; `budget` does.
+//! Owns: the rounds, and the decision whether one more is worth it; the loop that alternates between the stopped and the
+//! running subject.
+//! Invariants: a round copies all that its scan has found. A page is copied in a slice only after the tracker was told to
+//! report its next change. No wait for the store happens while the subject is stopped, beyond the budget.
+//! Does not: decide about slices; `budget` does.
 
 use std::time::{Duration, Instant};
 
@@ -15,28 +17,78 @@ use track::Moment;
 use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::phases::{Phase, Phases};
-use super::attempt::STANDING_WAIT_MAX;
 use super::budget::Step;
 use super::spaces::Spaces;
 use super::taken::Counts;
 use crate::error::Result;
+
+/// How long a subject stays stopped for one buffer of a store that does not keep up: many times what a disk takes that
+/// works, and short enough for those who wait for the subject.
+pub(super) const STANDING_WAIT_MAX: Duration = Duration::from_millis(250);
 
 /// How long to sleep where no buffer is free: a fraction of the time in which a disk takes one.
 const BUFFER_POLL: Duration = Duration::from_micros(200);
 /// How much longer such a sleep can take: 1 ms and more on a virtual processor that has been idle.
 const BUFFER_POLL_LATE: Duration = Duration::from_micros(1500);
 
+/// A residual that is small enough: some 30 microseconds of copying.
+pub(super) const RESIDUAL_GOAL: PageCount = PageCount(32);
+/// Pages that one more round may have to copy while descriptors are held, which the subject may want closed: some 5 ms.
+pub(super) const LAST_ROUND_MAX: PageCount = PageCount(4096);
+
+/// Whether one more round, after one of so many pages and one of so many before it, leaves less to the pause. Where the
+/// processor or the store is busy, rounds get less only slowly, and a pause that copies thousands of pages is long.
+fn is_worth_another(round: PageCount, before: PageCount) -> bool {
+    let shrinks_to = if round > LAST_ROUND_MAX { before.get() - before.get() / 8 } else { before.get() / 2 };
+    round.get() <= shrinks_to
+}
+
 impl Spaces {
+    /// Whether the subject has probably dirtied more than some pages by now, and at most others.
+    pub(super) fn has_dirtied(&self, least: PageCount, most: PageCount) -> bool {
+        let dirtied = self.pace.since(self.clock.now());
+        least < dirtied && dirtied <= most
+    }
+
+    /// Copies what is dirty while the subject runs, until little is left or it does not get less.
+    pub(super) fn precopy(&mut self, before: &Before, sink: &dyn PageSink, is_new: bool) -> Result<()> {
+        self.counts = Counts::default();
+        // A page that a read past the cache has pinned changes without a fault.
+        if !self.kind.properties().rearms_running || self.bypasses_cache {
+            return Ok(());
+        }
+        // Of a process that was never copied, all is.
+        let dirty = if is_new { PageCount(u64::MAX) } else { self.pace.since(self.clock.now()) };
+        let mut last = PageCount(u64::MAX);
+        while self.counts.rounds < self.tuning.prefer.rounds_max(dirty) {
+            let round = self.round(before, sink)?;
+            if round <= RESIDUAL_GOAL || !is_worth_another(round, last) {
+                break;
+            }
+            last = round;
+        }
+        Ok(())
+    }
+
+    /// Copies what is dirty now; how many pages that were.
+    pub(super) fn round(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
+        let pages = self.scan_running(before, sink, true)?;
+        self.counts.rounds += 1;
+        self.counts.precopied += pages;
+        Ok(pages)
+    }
+
     /// Copies dirty pages in slices until a last stop probably fits into the pause budget.
-    pub(super) fn slice(&mut self, before: &Before, sink: &dyn PageSink, counts: &mut Counts) -> Result<()> {
-        if !self.can_slice() || (self.budget.fits(self.due(before)) && !counts.has_deferred_fresh) {
+    pub(super) fn slice(&mut self, before: &Before, sink: &dyn PageSink) -> Result<()> {
+        if !self.can_slice() || (self.budget.fits(self.due(before)) && !self.counts.has_deferred_fresh) {
             return Ok(());
         }
         loop {
             self.scan_running(before, sink, false)?;
-            match counts.throttle.step(&self.budget, self.due(before)) {
+            let due = self.due(before);
+            match self.counts.throttle.step(&self.budget, due) {
                 Step::Last => return Ok(()),
-                Step::Slices { run } => self.copy_in_slices(before, sink, run, counts)?,
+                Step::Slices { run } => self.copy_in_slices(before, sink, run)?,
             }
         }
     }
@@ -48,9 +100,9 @@ impl Spaces {
     }
 
     /// Whether new mappings of so many pages should be scanned before the last stop. At most once in a checkpoint.
-    pub(super) fn defers_fresh(&self, fresh: PageCount, counts: &mut Counts) -> bool {
-        let defers = !counts.has_deferred_fresh && self.can_slice() && !self.budget.fits(fresh);
-        counts.has_deferred_fresh |= defers;
+    pub(super) fn defers_fresh(&mut self, fresh: PageCount) -> bool {
+        let defers = !self.counts.has_deferred_fresh && self.can_slice() && !self.budget.fits(fresh);
+        self.counts.has_deferred_fresh |= defers;
         defers
     }
 
@@ -74,9 +126,9 @@ impl Spaces {
     }
 
     /// Pages that last stops will probably copy: more than one may follow slices, since such a subject writes a lot.
-    pub(super) fn due_in_last(&self, before: &Before, counts: &Counts) -> PageCount {
+    pub(super) fn due_in_last(&self, before: &Before) -> PageCount {
         let due = self.due(before);
-        if counts.slices.count > 0 { due.max(self.budget.pages_max()) } else { due }
+        if self.counts.slices.count > 0 { due.max(self.budget.pages_max()) } else { due }
     }
 
     /// Scans the running subject, and defers what is dirty or copies it at once. How many pages that are.
@@ -102,23 +154,17 @@ impl Spaces {
     }
 
     /// Copies all deferred pages, in turns with the subject.
-    fn copy_in_slices(
-        &mut self,
-        before: &Before,
-        sink: &dyn PageSink,
-        run: Duration,
-        counts: &mut Counts,
-    ) -> Result<()> {
+    fn copy_in_slices(&mut self, before: &Before, sink: &dyn PageSink, run: Duration) -> Result<()> {
         let mut progress = Stopwatch::start();
         while self.deferred(before) > PageCount(0) {
             sink.prepare(self.deferred(before).min(self.budget.pages_max()))?;
-            let mut copied = self.stop_and_copy(before, sink, counts)?;
+            let mut copied = self.stop_and_copy(before, sink)?;
             if !run.is_zero() {
                 copied += self.copy_until(before, sink, Deadline::after(run), Duration::ZERO)?;
             } else if copied == PageCount(0) {
                 std::thread::sleep(BUFFER_POLL);
             }
-            counts.precopied += copied;
+            self.counts.precopied += copied;
             if copied > PageCount(0) {
                 progress = Stopwatch::start();
             } else if progress.elapsed() > STANDING_WAIT_MAX {
@@ -131,12 +177,7 @@ impl Spaces {
     }
 
     /// One slice. How many pages it has copied.
-    fn stop_and_copy(
-        &mut self,
-        before: &Before,
-        sink: &dyn PageSink,
-        counts: &mut Counts,
-    ) -> Result<PageCount> {
+    fn stop_and_copy(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
         let urgent = Urgent::begin();
         let tree = self.freezer.stop(before.processes.root)?;
         let began = tree.began;
@@ -145,7 +186,7 @@ impl Spaces {
         let copied = self.copy_until(before, sink, until, BUFFER_POLL_LATE)?;
         self.budget.note_copied(copied, copying.elapsed());
         tree.resume()?;
-        counts.slices.note(began.elapsed());
+        self.counts.slices.note(began.elapsed());
         drop(urgent);
         Ok(copied)
     }
