@@ -14,7 +14,6 @@ use store::PageBatch;
 pub(super) use store::PageSink;
 use sys::Error;
 use sys::process_memory::{self, RANGES_PER_CALL};
-use tracee::ProcessMemory;
 
 use crate::error::Result;
 
@@ -177,19 +176,7 @@ impl<'a, S: PageSink + ?Sized> Copier<'a, S> {
         self.batch
     }
 
-    pub(super) fn add_hidden(
-        &mut self,
-        memory: &ProcessMemory,
-        space: SpaceId,
-        range: AddressRange,
-    ) -> Result<()> {
-        self.add_with(space, range, |start, bytes| memory.read(start, bytes))
-    }
-
-    pub(super) fn add_object(&mut self, file: &File, space: SpaceId, range: AddressRange) -> Result<()> {
-        self.add_with(space, range, |start, bytes| read_padded(file, start, bytes))
-    }
-
+    /// Adds pages that `fill` reads.
     pub(super) fn add_with(
         &mut self,
         space: SpaceId,

@@ -127,7 +127,9 @@ fn take_tracked(
     sink: &dyn PageSink,
     options: &CheckpointOptions,
 ) -> Result<Left> {
-    let mut subject = Continuous::once(root, kind);
+    // A single checkpoint has no pause budget.
+    let tuning = Tuning { max_pause: None, ..Tuning::default() };
+    let mut subject = Continuous::new(root, kind).tuned(tuning);
     let Some(stood) = subject.stop_once(&mut before, sink, options)? else {
         drop((subject, before));
         return take_whole(root, look_while_it_runs(root, options)?, sink, options);

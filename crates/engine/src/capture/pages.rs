@@ -18,7 +18,7 @@ use sys::pagemap::PageRegions;
 use sys::{Errno, Error};
 
 use super::before::Before;
-use super::copier::{Copier, PageSink};
+use super::copier::{Copier, PageSink, read_padded};
 use super::phases::{Phase, Phases};
 use super::pipeline::Memory;
 use crate::error::Result;
@@ -124,13 +124,13 @@ fn copy(plan: &PagePlan, before: &Before, sink: &dyn PageSink, first: PageBatch)
         copier.flush(process.pid)?;
         let memory = &before.processes.living[&process.pid].space.memory;
         for range in &process.hidden {
-            copier.add_hidden(memory, process.space, *range)?;
+            copier.add_with(process.space, *range, |start, bytes| memory.read(start, bytes))?;
         }
     }
     for (id, ranges) in &plan.objects {
         let Some((_, file)) = before.objects.saved().find(|(saved, _)| saved == id) else { continue };
         for range in ranges {
-            copier.add_object(file, object_space(*id), *range)?;
+            copier.add_with(object_space(*id), *range, |start, bytes| read_padded(file, start, bytes))?;
         }
     }
     Ok(copier.into_rest())
@@ -140,7 +140,7 @@ fn copy(plan: &PagePlan, before: &Before, sink: &dyn PageSink, first: PageBatch)
 pub(super) fn copy_objects<S: PageSink + ?Sized>(before: &Before, copier: &mut Copier<'_, S>) -> Result<()> {
     for (id, file) in before.objects.saved() {
         for range in data_ranges(file)? {
-            copier.add_object(file, object_space(id), range)?;
+            copier.add_with(object_space(id), range, |start, bytes| read_padded(file, start, bytes))?;
         }
     }
     Ok(())

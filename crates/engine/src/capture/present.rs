@@ -48,23 +48,17 @@ pub(crate) fn present(tree: &mut StoppedTree, options: &CheckpointOptions) -> Re
 
 fn look(root: Pid, tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
     let mut before = look_while_it_stands(root, options)?;
-    let outcome = read(&mut before, tree, options);
-    let (records, plan) = outcome.inspect_err(|_| before.descriptors.release())?;
+    let mut pages = Pages(None);
+    let taken = pipeline::take(tree, &mut Phases::new(), &mut before, &mut pages, options);
+    let outcome = taken.and_then(|part| match part {
+        None => before.records(),
+        Some(never) => match never {},
+    });
+    let records = outcome.inspect_err(|_| before.descriptors.release())?;
+    let plan = pages.0.unwrap_or_default();
     let objects = before.objects.take_saved();
     let spaces = before.processes.living.into_iter().map(|(pid, process)| (pid, process.space));
     Ok(Present { records, pages: plan.ranges().collect(), objects, spaces: spaces.collect() })
-}
-
-fn read(
-    before: &mut Before,
-    tree: &mut StoppedTree,
-    options: &CheckpointOptions,
-) -> Result<(RecordSet, PagePlan)> {
-    let mut pages = Pages(None);
-    match pipeline::take(tree, &mut Phases::new(), before, &mut pages, options)? {
-        None => Ok((before.records()?, pages.0.unwrap_or_default())),
-        Some(never) => match never {},
-    }
 }
 
 /// Finds pages, and copies none.

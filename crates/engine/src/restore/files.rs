@@ -1,25 +1,26 @@
 //! Opening everything in this process, and giving each process its descriptors.
 //!
 //! Owns: the descriptor numbers used meanwhile: above all that any process wants, so that every stub, which
-//! inherits them, can put them to their places with one call each.
-//! Invariants: what a stub inherits and does not want is closed before it runs.
+//! inherits them, can put them to their places with one call each; the rights with which recorded paths are opened.
+//! Invariants: what a stub inherits and does not want is closed before it runs. A description that no process holds (one
+//! in flight in a socket) counts as held by all.
 //! Does not: know kinds.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use resource::fd::{self, FdConnect, FdCreate, FdKind, FdRecord};
 use resource::files::Covered;
-use resource::{Shared, memory};
+use resource::{Opener, Shared, memory};
 use rustix::fs::{Mode, OFlags};
 use sys::Error;
+use sys::file_rights::FileRights;
 use tracee::Stub;
 use tracee::arch::numbers as nr;
 
 use super::built::Built;
-use super::holders::Holders;
-use super::plan::Plan;
+use super::plan::{Plan, PlannedProcess};
 use super::segments::Unfinished;
 use crate::descriptor_limit::RaisedLimit;
 use crate::error::{EngineError, Result};
@@ -226,4 +227,98 @@ fn connect(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Acts for the processes that hold what is opened.
+pub(super) struct Holders {
+    all: Opener,
+    processes: HashMap<Pid, Opener>,
+    descriptions: HashMap<u32, Opener>,
+    objects: HashMap<u64, Opener>,
+}
+
+impl Holders {
+    /// Finds out who holds what in an image.
+    ///
+    /// # Errors
+    ///
+    /// A record of credentials that cannot be decoded.
+    pub(super) fn of(plan: &Plan) -> Result<Self> {
+        let mut rights = HashMap::new();
+        for process in plan.living() {
+            rights.extend(rights_of(process)?.map(|rights| (process.pid, rights)));
+        }
+        let mut openers = Openers { rights, made: HashMap::new() };
+        let mut descriptions: HashMap<u32, BTreeSet<Pid>> = HashMap::new();
+        let mut objects: HashMap<u64, BTreeSet<Pid>> = HashMap::new();
+        let mut processes = HashMap::new();
+        let mut everybody = BTreeSet::new();
+        for process in plan.living() {
+            let pid = process.pid;
+            for row in &process.descriptors {
+                descriptions.entry(row.description).or_default().insert(pid);
+            }
+            let mapped = process.areas.iter().map(|area| area.object).chain([process.message.executable]);
+            for object in mapped {
+                objects.entry(object).or_default().insert(pid);
+            }
+            everybody.insert(pid);
+            processes.insert(pid, openers.of(BTreeSet::from([pid]))?);
+        }
+        Ok(Self {
+            all: openers.of(everybody)?,
+            processes,
+            descriptions: openers.of_each(descriptions)?,
+            objects: openers.of_each(objects)?,
+        })
+    }
+
+    pub(super) fn process(&self, pid: Pid) -> &Opener {
+        self.processes.get(&pid).unwrap_or(&self.all)
+    }
+
+    /// Acts for the processes that hold a description.
+    pub(super) fn description(&self, id: DescriptionId) -> &Opener {
+        self.descriptions.get(&id.get()).unwrap_or(&self.all)
+    }
+
+    /// Acts for the processes that map an object or execute it.
+    pub(super) fn object(&self, id: u64) -> &Opener {
+        self.objects.get(&id).unwrap_or(&self.all)
+    }
+}
+
+/// Openers for sets of processes, each made once.
+struct Openers {
+    rights: HashMap<Pid, FileRights>,
+    made: HashMap<BTreeSet<Pid>, Opener>,
+}
+
+impl Openers {
+    fn of(&mut self, holders: BTreeSet<Pid>) -> Result<Opener> {
+        if let Some(made) = self.made.get(&holders) {
+            return Ok(made.clone());
+        }
+        let opener = Opener::new(holders.iter().filter_map(|pid| self.rights.get(pid).cloned()))?;
+        self.made.insert(holders, opener.clone());
+        Ok(opener)
+    }
+
+    fn of_each<Key: std::hash::Hash + Eq>(
+        &mut self,
+        holders: HashMap<Key, BTreeSet<Pid>>,
+    ) -> Result<HashMap<Key, Opener>> {
+        holders.into_iter().map(|(key, pids)| Ok((key, self.of(pids)?))).collect()
+    }
+}
+
+/// Those of a process's leader; `None` if the image has no credentials, which leaves it the restorer's.
+fn rights_of(process: &PlannedProcess) -> Result<Option<FileRights>> {
+    let Some(leader) = process.threads.first() else { return Ok(None) };
+    for state in &leader.states {
+        if let Some(rights) = state.kind.file_rights(state.version, &state.payload)? {
+            return Ok(Some(rights));
+        }
+    }
+    Ok(None)
 }

@@ -14,7 +14,6 @@ mod family;
 mod files;
 mod finish;
 mod fresh;
-mod holders;
 mod layout;
 mod lazy;
 mod numbers;

@@ -329,11 +329,6 @@ impl Continuous {
         Ok(records)
     }
 
-    /// For a single checkpoint, which has no pause budget.
-    pub(super) fn once(root: Pid, kind: &'static dyn TrackerKind) -> Self {
-        Self::new(root, kind).tuned(Tuning { max_pause: None, ..Tuning::default() })
-    }
-
     /// As `stop`, for a single checkpoint of a subject that has been looked at; `None` when the subject cannot be
     /// tracked, or has begun to read past the page cache. Nothing of it is in the checkpoint then.
     pub(super) fn stop_once<'a>(

@@ -243,7 +243,8 @@ impl Tracked {
             for part in self.covered.within(range) {
                 let found = process.space.pagemap.look(part)?;
                 for own in found.private {
-                    copier.add_hidden(&process.space.memory, self.space, own)?;
+                    copier
+                        .add_with(self.space, own, |start, bytes| process.space.memory.read(start, bytes))?;
                 }
                 for guard in found.guards {
                     self.guards.insert(guard);
