@@ -88,11 +88,12 @@ impl Before {
     /// Looks at a tree and refuses it when anything stands in the way.
     pub(super) fn look(root: Pid, options: &CheckpointOptions, moment: Moment) -> Result<Self> {
         let mut before = Self { processes: Processes::of(root), ..Self::default() };
+        before.descriptors.options = options.clone();
         before.processes.survey(&mut before.objects)?;
         before.processes.read_vdso()?;
         before.descriptors.survey(&before.processes, Hold::All)?;
         let rare = sharing::rare_obstacles(&before.processes.view());
-        before.accept(options, moment, rare)?;
+        before.accept(moment, rare)?;
         if moment == Moment::Running {
             // What the subject closes from now on has to be closed.
             before.descriptors.let_go();
@@ -103,10 +104,10 @@ impl Before {
 
     /// Looks at the descriptors of a running tree anew. What stands in the way again and again does not refuse yet: the
     /// pause tells whether it is still there.
-    pub(super) fn survey_descriptors(&mut self, options: &CheckpointOptions) -> Result<()> {
+    pub(super) fn survey_descriptors(&mut self) -> Result<()> {
         for _ in 0..LOOKS_MAX {
             self.descriptors.survey(&self.processes, Hold::Nothing)?;
-            match self.accept(options, Moment::Running, Vec::new()) {
+            match self.accept(Moment::Running, Vec::new()) {
                 Err(error) if matches!(error, EngineError::Refused(_)) || error.says_gone() => {}
                 outcome => return outcome,
             }
@@ -115,19 +116,14 @@ impl Before {
     }
 
     /// Refuses when anything stands in the way, or has been `found` to; else prepares what the pause needs.
-    fn accept(
-        &mut self,
-        options: &CheckpointOptions,
-        moment: Moment,
-        mut found: Vec<Obstacle>,
-    ) -> Result<()> {
+    fn accept(&mut self, moment: Moment, mut found: Vec<Obstacle>) -> Result<()> {
         found.extend(self.objects.take_obstacles(moment));
         found.extend(obstacles::of_tree(&self.processes.view(), &self.processes.order));
         self.doubt = if found.is_empty() { Doubt::Descriptors } else { Doubt::Everything };
-        found.extend(self.descriptors.prepare(&self.processes, options)?);
+        found.extend(self.descriptors.prepare(&self.processes)?);
         if moment == Moment::Running {
             // A single checkpoint has no later one, and the image that it begins may have changed the directory.
-            self.descriptors.list_directories(options, !self.processes.is_continuous);
+            self.descriptors.list_directories(!self.processes.is_continuous);
         }
         if !found.is_empty() {
             return Err(EngineError::Refused(found));
@@ -143,13 +139,13 @@ impl Before {
     }
 
     /// Takes in the descriptors of a stopped tree whose processes are known.
-    pub(super) fn settle_descriptors(&mut self, options: &CheckpointOptions) -> Result<()> {
+    pub(super) fn settle_descriptors(&mut self) -> Result<()> {
         let changed = self.descriptors.settle(&self.processes)?;
         if self.doubt == Doubt::Everything {
-            return self.accept(options, Moment::Stopped, Vec::new());
+            return self.accept(Moment::Stopped, Vec::new());
         }
         if changed || self.doubt == Doubt::Descriptors {
-            let found = self.descriptors.prepare(&self.processes, options)?;
+            let found = self.descriptors.prepare(&self.processes)?;
             if !found.is_empty() {
                 self.doubt = Doubt::Descriptors;
                 return Err(EngineError::Refused(found));
@@ -171,7 +167,8 @@ impl Before {
     }
 
     /// What the commit record has beside them.
-    pub(super) fn meta(&self, options: &CheckpointOptions, time: SystemTime, timings: Timings) -> CommitMeta {
+    pub(super) fn meta(&self, time: SystemTime, timings: Timings) -> CommitMeta {
+        let options = &self.descriptors.options;
         CommitMeta {
             sequence: options.sequence,
             time,

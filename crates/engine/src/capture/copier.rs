@@ -39,8 +39,8 @@ impl PageSink for Nowhere {
 }
 
 /// Pages on their way from a process into buffers.
-pub(super) struct Copier<'a, S: ?Sized> {
-    sink: &'a S,
+pub(super) struct Copier<'a> {
+    sink: &'a dyn PageSink,
     batch: PageBatch,
     /// Ranges pushed to the batch and not read yet; they stand at its end.
     ranges: Vec<(Address, ByteCount)>,
@@ -52,14 +52,14 @@ pub(super) struct Copier<'a, S: ?Sized> {
     failed: Option<Vec<AddressRange>>,
 }
 
-impl<'a, S: PageSink + ?Sized> Copier<'a, S> {
-    pub(super) fn new(sink: &'a S, first: PageBatch) -> Self {
+impl<'a> Copier<'a> {
+    pub(super) fn new(sink: &'a dyn PageSink, first: PageBatch) -> Self {
         let (filled, is_continued) = (first.filled().bytes().get() as usize, !first.is_empty());
         Self { sink, batch: first, ranges: Vec::new(), filled, is_continued, failed: None }
     }
 
     /// One that leaves out what cannot be read, and says so in the end.
-    pub(super) fn tolerant(sink: &'a S, first: PageBatch) -> Self {
+    pub(super) fn tolerant(sink: &'a dyn PageSink, first: PageBatch) -> Self {
         Self { failed: Some(Vec::new()), ..Self::new(sink, first) }
     }
 

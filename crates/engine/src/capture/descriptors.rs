@@ -49,8 +49,8 @@ pub(super) struct Descriptors {
     is_prepared: bool,
     envelopes: HashMap<DescriptionId, Envelope>,
     pub(super) files: Files,
-    /// What the last `prepare` was told.
-    options: CheckpointOptions,
+    /// Those of the checkpoint that is taken.
+    pub(super) options: CheckpointOptions,
     /// Kept from one checkpoint to the next.
     sockets: Sockets,
 }
@@ -153,9 +153,9 @@ impl Descriptors {
 
     /// Lists the directories of files that may have to be cut back. Not inside the pause: a directory can be large.
     /// With `waits`, those that changed just now are given some milliseconds.
-    pub(super) fn list_directories(&mut self, options: &CheckpointOptions, waits: bool) {
+    pub(super) fn list_directories(&mut self, waits: bool) {
         let known = self.listing.known.iter().map(Arc::as_ref);
-        self.files.directories.list(known, &options.inherited, &store::is_staging_name, waits);
+        self.files.directories.list(known, &self.options.inherited, &store::is_staging_name, waits);
     }
 
     /// Adds the records of the files that the last pause has found, and of their directories.
@@ -170,15 +170,15 @@ impl Descriptors {
     }
 
     /// What kinds may know of the subject.
-    fn scope_of<'a>(&'a self, processes: &'a Processes, options: &'a CheckpointOptions) -> CaptureScope<'a> {
+    fn scope_of<'a>(&'a self, processes: &'a Processes) -> CaptureScope<'a> {
         CaptureScope {
             pids: &processes.order,
             descriptions: &self.listing.known,
             open: &self.open,
-            inherited: &options.inherited,
+            inherited: &self.options.inherited,
             table: &self.listing.rows,
-            kills: options.kill,
-            loses_connections: options.lose_connections,
+            kills: self.options.kill,
+            loses_connections: self.options.lose_connections,
             sockets: &self.sockets,
             areas: processes.view().into_iter().map(|(pid, areas)| (pid, areas.into())).collect(),
             index: ScopeIndex::default(),
@@ -211,15 +211,11 @@ impl Descriptors {
     }
 
     /// Lets each kind prepare what it needs inside the pause, and tells what stands in the way.
-    pub(super) fn prepare(
-        &mut self,
-        processes: &Processes,
-        options: &CheckpointOptions,
-    ) -> Result<Vec<Obstacle>> {
+    pub(super) fn prepare(&mut self, processes: &Processes) -> Result<Vec<Obstacle>> {
         let mut captures = HashMap::new();
         let mut found = Vec::new();
         self.sockets.begin_preparing();
-        let scope = self.scope_of(processes, options);
+        let scope = self.scope_of(processes);
         let all = self.each(|description| {
             found.extend(obstacles::of_descriptor(description, &scope));
             if found.is_empty()
@@ -235,7 +231,6 @@ impl Descriptors {
         }
         self.is_prepared = all && found.is_empty();
         self.captures = captures;
-        self.options = options.clone();
         Ok(found)
     }
 
@@ -253,7 +248,7 @@ impl Descriptors {
     /// Lets each kind look at the descriptors of the whole subject, once all have taken their own state.
     fn relate(&mut self, processes: &Processes) -> Result<()> {
         let mut captures = std::mem::take(&mut self.captures);
-        let scope = self.scope_of(processes, &self.options);
+        let scope = self.scope_of(processes);
         let foreign =
             self.open.iter().filter_map(|open| self.envelopes.get(&open.id)?.obstacle(open, &scope));
         let foreign: Vec<_> = foreign.collect();
@@ -349,12 +344,12 @@ impl Descriptors {
         self.limit = None;
     }
 
-    /// Forgets all but what sockets share, and listings of directories.
+    /// Forgets all but the options, what sockets share, and listings of directories.
     pub(super) fn forget(&mut self) {
-        let sockets = std::mem::take(&mut self.sockets);
+        let (options, sockets) = (std::mem::take(&mut self.options), std::mem::take(&mut self.sockets));
         let directories = std::mem::take(&mut self.files.directories);
         let files = Files { directories, ..Files::default() };
-        *self = Self { sockets, files, ..Self::default() };
+        *self = Self { options, sockets, files, ..Self::default() };
     }
 
     /// Takes back what was done to descriptions of a subject that was to end and goes on.

@@ -84,7 +84,7 @@ pub fn checkpoint(
         before.descriptors.forget();
     }
     let committed = sink
-        .commit(records, before.meta(options, time, timings))
+        .commit(records, before.meta(time, timings))
         .and_then(|ticket| ticket.wait())
         .inspect_err(|_| before.descriptors.release())?;
     if let Some(held) = held {
@@ -130,7 +130,7 @@ fn take_tracked(
     // A single checkpoint has no pause budget.
     let tuning = Tuning { max_pause: None, ..Tuning::default() };
     let mut subject = Continuous::new(root, kind).tuned(tuning);
-    let Some(stood) = subject.stop_once(&mut before, sink, options)? else {
+    let Some(stood) = subject.stop_once(&mut before, sink)? else {
         drop((subject, before));
         return take_whole(root, look_while_it_runs(root, options)?, sink, options);
     };
@@ -191,7 +191,7 @@ fn capture_whole(
 ) -> Result<(Captured, Before)> {
     let stopped = Stopped::stop(&mut Freezer::default(), root, Urgent::begin(), Phases::new())?;
     let mut before = looked.map_or_else(|| look_while_it_stands(root, options), Ok)?;
-    let capture = stopped.capture(&mut before, memory, options);
+    let capture = stopped.capture(&mut before, memory);
     match capture.inspect_err(|_| before.descriptors.release())? {
         Capture::Whole(captured) => Ok((captured, before)),
         Capture::Part(_, never) => match never {},

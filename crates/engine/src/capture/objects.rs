@@ -24,7 +24,7 @@ pub(super) struct Objects {
     numbers: HashMap<ObjectKey, u64>,
     records: BTreeMap<u64, ObjectRecord>,
     /// Open files of those whose pages are saved.
-    files: BTreeMap<u64, File>,
+    pub(super) files: BTreeMap<u64, File>,
     /// Objects that could not be looked at.
     obstacles: Vec<Obstacle>,
     /// The same of those whose area was gone by then, or showed another object.
@@ -179,11 +179,6 @@ impl Objects {
         let number = self.numbers.get(&key);
         let file = number.and_then(|number| self.files.get(number));
         file.is_some_and(resource::files::is_memory_file)
-    }
-
-    /// The open files of objects whose pages are saved, by number.
-    pub(super) fn take_saved(&mut self) -> HashMap<u64, File> {
-        std::mem::take(&mut self.files).into_iter().collect()
     }
 
     /// Objects whose pages are saved.

@@ -137,7 +137,7 @@ fn copy(plan: &PagePlan, before: &Before, sink: &dyn PageSink, first: PageBatch)
 }
 
 /// Copies all objects whose pages are saved, whatever changed.
-pub(super) fn copy_objects<S: PageSink + ?Sized>(before: &Before, copier: &mut Copier<'_, S>) -> Result<()> {
+pub(super) fn copy_objects(before: &Before, copier: &mut Copier<'_>) -> Result<()> {
     for (id, file) in before.objects.saved() {
         for range in data_ranges(file)? {
             copier.add_with(object_space(id), range, |start, bytes| read_padded(file, start, bytes))?;

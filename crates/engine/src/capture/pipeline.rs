@@ -14,7 +14,6 @@ use sys::clock::{Clock, Stopwatch};
 use tracee::{Freezer, StoppedTree, Urgent};
 
 use super::before::Before;
-use super::options::CheckpointOptions;
 use super::phases::{Phase, Phases};
 use super::watched::AfterPause;
 use crate::error::Result;
@@ -102,10 +101,9 @@ impl Stopped {
         mut self,
         before: &mut Before,
         memory: &mut M,
-        options: &CheckpointOptions,
     ) -> Result<Capture<M::Part>> {
-        let outcome = take(&mut self.tree, &mut self.phases, before, memory, options);
-        if !matches!(outcome, Ok(None)) && !options.kill {
+        let outcome = take(&mut self.tree, &mut self.phases, before, memory);
+        if !matches!(outcome, Ok(None)) && !before.descriptors.options.kill {
             before.descriptors.let_go();
         }
         Ok(match outcome? {
@@ -136,7 +134,6 @@ pub(super) fn take<M: Memory>(
     phases: &mut Phases,
     before: &mut Before,
     memory: &mut M,
-    options: &CheckpointOptions,
 ) -> Result<Option<M::Part>> {
     let mut laps = Stopwatch::since(phases.began + phases[Phase::Stop]);
     before.processes.settle(tree, &mut before.objects)?;
@@ -145,7 +142,7 @@ pub(super) fn take<M: Memory>(
     if part.is_some() {
         return Ok(part);
     }
-    before.settle_descriptors(options)?;
+    before.settle_descriptors()?;
     memory.check(before)?;
     phases[Phase::Tables] = laps.lap();
     phases.memory_first = memory.comes_first();

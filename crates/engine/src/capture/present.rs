@@ -4,7 +4,7 @@
 //! Invariants: the tree is as it was afterwards; what cannot be checkpointed refuses here, too.
 //! Does not: compare.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::fs::File;
 
@@ -28,7 +28,7 @@ pub(crate) struct Present {
     /// The pages that it would have, by the spaces that the records name.
     pub(crate) pages: Vec<(SpaceId, AddressRange)>,
     /// Open files of the objects whose pages it would have, by the numbers that the records name.
-    pub(crate) objects: HashMap<u64, File>,
+    pub(crate) objects: BTreeMap<u64, File>,
     /// The address space of each process.
     pub(crate) spaces: HashMap<Pid, AddressSpace>,
 }
@@ -49,14 +49,14 @@ pub(crate) fn present(tree: &mut StoppedTree, options: &CheckpointOptions) -> Re
 fn look(root: Pid, tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
     let mut before = look_while_it_stands(root, options)?;
     let mut pages = Pages(None);
-    let taken = pipeline::take(tree, &mut Phases::new(), &mut before, &mut pages, options);
+    let taken = pipeline::take(tree, &mut Phases::new(), &mut before, &mut pages);
     let outcome = taken.and_then(|part| match part {
         None => before.records(),
         Some(never) => match never {},
     });
     let records = outcome.inspect_err(|_| before.descriptors.release())?;
     let plan = pages.0.unwrap_or_default();
-    let objects = before.objects.take_saved();
+    let objects = before.objects.files;
     let spaces = before.processes.living.into_iter().map(|(pid, process)| (pid, process.space));
     Ok(Present { records, pages: plan.ranges().collect(), objects, spaces: spaces.collect() })
 }

@@ -99,10 +99,10 @@ fn read_process(
                 Some(places) => places,
                 none => none.insert(Places::find(stopped.pid, &context)?),
             };
-            if !reading.begin(places)? {
+            if !reading.capture.begin(&reading.known, places)? {
                 states.extend(finish_all(&mut together)?);
                 places.reset();
-                if !reading.begin(places)? {
+                if !reading.capture.begin(&reading.known, places)? {
                     return Err(RemoteError::NoStack(reading.capture.tid).into());
                 }
             }
@@ -127,10 +127,6 @@ impl Reading<'_> {
     fn kinds(&self) -> impl Iterator<Item = &'static dyn StateKind> + use<> {
         let is_leader = self.is_leader;
         state::REGISTRY.iter().copied().filter(move |kind| kind.level() == Level::Thread || is_leader)
-    }
-
-    fn begin(&mut self, places: &mut Places) -> Result<bool> {
-        Ok(self.capture.begin(&self.known, places)?)
     }
 
     fn finish(self) -> Result<ThreadState> {

@@ -12,7 +12,6 @@ use tracee::Urgent;
 
 use super::super::before::Before;
 use super::super::copier::PageSink;
-use super::super::options::CheckpointOptions;
 use super::super::phases::{Phase, Phases};
 use super::super::pipeline::{Capture, Captured, Stopped};
 use super::super::reserve::Reserve;
@@ -63,7 +62,6 @@ impl Continuous {
         &mut self,
         before: &mut Before,
         sink: &'a dyn PageSink,
-        options: &CheckpointOptions,
         mut phases: Phases,
     ) -> Result<Stood<'a>> {
         let arming = self.arm(before, sink)?;
@@ -72,7 +70,7 @@ impl Continuous {
         let reserve = Reserve::new(sink, self.expected_before.average(), self.expected.pages())?;
         phases[Phase::Room] = laps.lap();
         let is_new = self.is_whole || !arming.is_zero();
-        match self.copy_and_stop(before, &reserve, options, is_new, phases) {
+        match self.copy_and_stop(before, &reserve, is_new, phases) {
             Ok(captured) => Ok(Stood { captured, reserve, arming }),
             Err(error) => {
                 // Trackers hold for told what was copied: it has to be in the epoch, should another attempt follow.
@@ -87,14 +85,13 @@ impl Continuous {
         &mut self,
         before: &mut Before,
         reserve: &Reserve<'_>,
-        options: &CheckpointOptions,
         is_new: bool,
         mut phases: Phases,
     ) -> Result<Captured> {
         let mut laps = Stopwatch::start();
         self.spaces.precopy(before, reserve, is_new)?;
         phases[Phase::Precopy] = laps.lap();
-        before.survey_descriptors(options)?;
+        before.survey_descriptors()?;
         phases[Phase::Prepare] = laps.lap();
         // Looking at descriptors takes as long as a round or two, in which the subject goes on.
         let has_more = self.spaces.counts.rounds > 0 && self.spaces.tuning.prefer.has_last_round();
@@ -110,7 +107,7 @@ impl Continuous {
             let urgent = self.approach(before, reserve, may_hurry)?;
             phases[Phase::Precopy] += laps.lap();
             reserve.limit_waits(Some(STANDING_WAIT_MAX));
-            if let Some(captured) = self.stop_last(before, reserve, options, (urgent, phases))? {
+            if let Some(captured) = self.stop_last(before, reserve, (urgent, phases))? {
                 let counts = &self.spaces.counts;
                 let urgently = counts.precopied.get() - before_urgent.get();
                 self.expected.note(counts.residual + PageCount(urgently));
@@ -144,11 +141,10 @@ impl Continuous {
         &mut self,
         before: &mut Before,
         reserve: &Reserve<'_>,
-        options: &CheckpointOptions,
         (mut urgent, phases): (Urgent, Phases),
     ) -> Result<Option<Captured>> {
         loop {
-            let captured = self.capture(before, reserve, options, (urgent, phases))?;
+            let captured = self.capture(before, reserve, (urgent, phases))?;
             if captured.is_some() {
                 return Ok(captured);
             }
@@ -168,7 +164,6 @@ impl Continuous {
         &mut self,
         before: &mut Before,
         sink: &dyn PageSink,
-        options: &CheckpointOptions,
         (urgent, phases): (Urgent, Phases),
     ) -> Result<Option<Captured>> {
         let mut stopped = Stopped::stop(&mut self.spaces.freezer, self.root, urgent, phases)?;
@@ -180,7 +175,7 @@ impl Continuous {
         let began = stopped.phases.began;
         let (spaces, watched) = (&mut self.spaces, &mut self.watched);
         let mut memory = Writing { spaces, watched, sink };
-        let outcome = match stopped.capture(before, &mut memory, options) {
+        let outcome = match stopped.capture(before, &mut memory) {
             Ok(Capture::Whole(captured)) => return Ok(Some(captured)),
             Ok(Capture::Part(stopped, _)) => {
                 stopped.resume().map(|phases| self.spaces.counts.slices.note(phases.pause()))

@@ -292,7 +292,7 @@ impl Continuous {
         let mut before = self.survey(options)?;
         phases[Phase::Look] = phases.began.elapsed();
         let complete = self.patiently(&mut before, &*epoch, |subject, before| {
-            let Stood { captured, reserve, arming } = subject.stop(before, &*epoch, options, phases)?;
+            let Stood { captured, reserve, arming } = subject.stop(before, &*epoch, phases)?;
             let time = captured.0.time;
             let (mut phases, left) = leave(subject, captured)?;
             let mut laps = Stopwatch::start();
@@ -305,7 +305,7 @@ impl Continuous {
         let mut laps = Stopwatch::start();
         let (records, time, arming, mut phases, left) = complete;
         let timings = phases.timings();
-        let ticket = epoch.commit(records, before.meta(options, time, timings))?;
+        let ticket = epoch.commit(records, before.meta(time, timings))?;
         phases[Phase::Finish] += laps.lap();
         self.spaces.dirty.make_room();
         self.spaces.tracked.values_mut().for_each(|tracked| tracked.hot.learn());
@@ -335,7 +335,6 @@ impl Continuous {
         &mut self,
         before: &mut Before,
         sink: &'a dyn PageSink,
-        options: &CheckpointOptions,
     ) -> Result<Option<Stood<'a>>> {
         before.processes.is_continuous = true;
         // Pre-copy takes a while: what the subject closes meanwhile has to be closed.
@@ -343,7 +342,7 @@ impl Continuous {
         let stood = self.patiently(before, sink, |subject, before| {
             let arming = subject.arm(before, sink)?;
             before.processes.survey(&mut before.objects)?;
-            let stood = subject.stop(before, sink, options, Phases::new())?;
+            let stood = subject.stop(before, sink, Phases::new())?;
             Ok(Stood { arming: arming + stood.arming + subject.aborted, ..stood })
         });
         let outcome = match stood {
@@ -377,6 +376,7 @@ impl Continuous {
     /// the subject closes meanwhile has to be closed.
     fn survey(&mut self, options: &CheckpointOptions) -> Result<Before> {
         if let Some(mut before) = self.before.take() {
+            before.descriptors.options = options.clone();
             before.processes.survey(&mut before.objects)?;
             return Ok(before);
         }

@@ -83,14 +83,13 @@ impl Fdinfo {
         let mut listed = 0;
         for (file, one) in self.files.iter().zip(&mut self.texts) {
             let failed = |errno| Error::descriptor("read fdinfo of", one.pid, one.fd, errno);
-            if file.is_some() {
-                listed += 1;
-                if self.ahead.take(listed - 1, &mut one.text) {
-                    continue;
-                }
-            }
             match file {
-                Some(file) => procfs::read_whole(file, &mut one.text).map_err(failed)?,
+                Some(file) => {
+                    if !self.ahead.take(listed, &mut one.text) {
+                        procfs::read_whole(file, &mut one.text).map_err(failed)?;
+                    }
+                    listed += 1;
+                }
                 None => one.text = procfs::read(format!("/proc/{}/fdinfo/{}", one.pid, one.fd))?,
             }
         }
