@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use model::Pid;
 use sys::clock::Clock;
 use sys::kcmp;
-use tracee::procfs::{self, Area, AreaFlags};
+use tracee::procfs::{self, Area};
 
 use crate::error::Result;
 
@@ -58,6 +58,7 @@ impl FlagState {
 /// Takes over the flags of areas that are still the same ones. Parts of areas that were split since count only for
 /// areas whose flags are unknown. Says whether flags have changed.
 fn take_over(areas: &mut [Area], now: Vec<Area>, parts_count: bool) -> bool {
+    let lasting = |flag: &&str| *flag != SOFT_DIRTY;
     let mut has_changed = false;
     for mut now in now {
         now.flags.remove(WATCHED);
@@ -66,16 +67,11 @@ fn take_over(areas: &mut [Area], now: Vec<Area>, parts_count: bool) -> bool {
         let is_same =
             |area: &&mut Area| area.backing == now.backing && (parts_count || area.range == now.range);
         if let Some(area) = area.filter(is_same) {
-            has_changed |= !are_equal(&area.flags, &now.flags);
+            has_changed |= !area.flags.iter().filter(lasting).eq(now.flags.iter().filter(lasting));
             area.flags = now.flags;
         }
     }
     has_changed
-}
-
-fn are_equal(first: &AreaFlags, second: &AreaFlags) -> bool {
-    let lasting = |flag: &&str| *flag != SOFT_DIRTY;
-    first.iter().filter(lasting).eq(second.iter().filter(lasting))
 }
 
 /// Removes the flag of watched writes where the watch is ours: in a tracked process, and in one that shares the address

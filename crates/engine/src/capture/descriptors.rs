@@ -129,9 +129,13 @@ impl Descriptors {
         let description = match self.listing.search(&self.open, candidates, place)? {
             Ok(index) => self.listing.known[candidates[index]].id,
             Err(index) => {
-                let known = self.listing.add(candidates, index, |id| Known::new(id, place, info, stat));
-                self.open.extend(duplicate.map(|duplicate| Description::new(Arc::clone(known), duplicate)));
-                known.id
+                let number = self.listing.known.len();
+                candidates.insert(index, number);
+                let id = DescriptionId(number as u32);
+                let known = Arc::new(Known::new(id, place, info, stat));
+                self.open.extend(duplicate.map(|duplicate| Description::new(Arc::clone(&known), duplicate)));
+                self.listing.known.push(known);
+                id
             }
         };
         self.listing.rows.push((pid, fd, description));

@@ -65,13 +65,13 @@ impl Objects {
             }
             if let Err(error) = self.add(key, of, kind, writable) {
                 let why = format!("the object behind it cannot be looked at: {error}");
-                if error.says_gone() {
+                let (found, fix) = if error.says_gone() {
                     let fix = "try again in a moment: the area or the name of its file was just going away";
-                    self.gone.push(of.obstacle("mapped object", &why, fix));
+                    (&mut self.gone, fix)
                 } else {
-                    let fix = "run undying as root or with CAP_CHECKPOINT_RESTORE";
-                    self.obstacles.push(of.obstacle("mapped object", &why, fix));
-                }
+                    (&mut self.obstacles, "run undying as root or with CAP_CHECKPOINT_RESTORE")
+                };
+                found.push(of.obstacle("mapped object", &why, fix));
             }
         }
         self.gone.len() == gone_before

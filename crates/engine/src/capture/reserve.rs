@@ -118,14 +118,8 @@ impl<'a> Reserve<'a> {
     /// Hands on everything; the subject goes on, or may stand still for it.
     pub(super) fn end(self) -> Result<()> {
         self.hand_on()?;
-        match self.open.take() {
-            Some(batch) if !batch.is_empty() => self.sink.append(batch),
-            Some(batch) => {
-                self.sink.put_back(batch);
-                Ok(())
-            }
-            None => Ok(()),
-        }
+        let begun = self.open.borrow_mut().take_if(|batch| !batch.is_empty());
+        begun.map_or(Ok(()), |batch| self.sink.append(batch))
     }
 
     /// A free buffer that is not kept for the pause.
@@ -232,12 +226,8 @@ impl PageSink for Reserve<'_> {
 
     fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
         // What is in it was copied before.
-        let open = self.open.take();
-        match open {
-            Some(batch) if batch.is_empty() => drop(self.open.replace(Some(batch))),
-            Some(batch) => self.append(batch)?,
-            None => {}
-        }
+        let begun = self.open.borrow_mut().take_if(|batch| !batch.is_empty());
+        begun.map_or(Ok(()), |batch| self.append(batch))?;
         if !self.is_standing.get() {
             return self.sink.discard(space, range);
         }

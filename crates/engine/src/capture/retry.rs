@@ -57,11 +57,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// How long to wait before another attempt.
-    ///
-    /// # Errors
-    ///
-    /// The failure, if no attempt follows.
+    /// How long to wait before another attempt, or the failure if none follows.
     pub(crate) fn again(self) -> Result<Duration> {
         match self {
             Self::Again(wait) => Ok(wait),

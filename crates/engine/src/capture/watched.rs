@@ -30,8 +30,8 @@ pub(super) struct Watched {
     sequence: Sequence,
     /// The answer of the last pause.
     boundary: Option<Boundary>,
-    /// The watch was not told yet that the tree runs again.
-    is_stopped: bool,
+    /// In a pause of which the watch was told.
+    after: Option<AfterPause>,
 }
 
 impl Watched {
@@ -64,20 +64,18 @@ impl Watched {
                 is_writable: *is_writable,
             })
             .collect();
-        self.is_stopped = true;
+        self.after.get_or_insert_with(|| AfterPause(Arc::clone(watch)));
         self.boundary = Some(watch.boundary(self.sequence, &open, &mapped));
     }
 
     /// The tree runs again.
     pub(super) fn resumed(&mut self) {
-        drop(self.hold());
+        self.after = None;
     }
 
     /// The tree stays stopped. What is returned tells the watch when that ends.
     pub(super) fn hold(&mut self) -> Option<AfterPause> {
-        let watch = self.watch.as_ref().filter(|_| self.is_stopped)?;
-        self.is_stopped = false;
-        Some(AfterPause(Arc::clone(watch)))
+        self.after.take()
     }
 
     /// The answer for the checkpoint that was taken.

@@ -238,11 +238,7 @@ pub(super) struct Holders {
 }
 
 impl Holders {
-    /// Finds out who holds what in an image.
-    ///
-    /// # Errors
-    ///
-    /// A record of credentials that cannot be decoded.
+    /// Finds out who holds what in an image. An error if a record of credentials cannot be decoded.
     pub(super) fn of(plan: &Plan) -> Result<Self> {
         let mut rights = HashMap::new();
         for process in plan.living() {

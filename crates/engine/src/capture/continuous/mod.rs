@@ -390,7 +390,9 @@ impl Continuous {
     /// Has processes tracked that are not yet, in a pause of its own: all their pages can then be copied while they
     /// run. How long that pause was.
     fn arm(&mut self, before: &mut Before, sink: &dyn PageSink) -> Result<Duration> {
-        if self.spaces.lacks_any(before) { self.cover_all(before, sink) } else { Ok(Duration::ZERO) }
+        let mut living = before.processes.living.keys();
+        let lacks_any = living.any(|pid| !self.spaces.tracked.contains_key(pid));
+        if lacks_any { self.cover_all(before, sink) } else { Ok(Duration::ZERO) }
     }
 
     /// Attaches what is missing and has all areas watched, in a pause. How long that was.

@@ -155,11 +155,6 @@ impl Spaces {
         }
     }
 
-    /// Whether a living process is not tracked yet.
-    pub(super) fn lacks_any(&self, before: &Before) -> bool {
-        before.processes.living.keys().any(|pid| !self.tracked.contains_key(pid))
-    }
-
     /// Prepares trackers of processes that have none, while these run. What is opened of one that has its parent's
     /// memory yet, stays with that: it finds nothing, and nothing tells.
     pub(super) fn prepare(&self, before: &Before) -> Prepared {

@@ -32,19 +32,6 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Adds a description to those of its file, at its place among them.
-    pub(super) fn add(
-        &mut self,
-        candidates: &mut Vec<usize>,
-        place: usize,
-        describe: impl FnOnce(DescriptionId) -> Known,
-    ) -> &Arc<Known> {
-        let number = self.known.len();
-        candidates.insert(place, number);
-        self.known.push(Arc::new(describe(DescriptionId(number as u32))));
-        &self.known[number]
-    }
-
     /// All descriptors are listed.
     pub(super) fn end(&mut self, files: ByFile) {
         self.held = self.known.len();

@@ -11,8 +11,6 @@ mod memory;
 
 use std::os::fd::AsFd;
 
-use model::{Fd, Pid};
-use resource::fd::envelope::Envelope;
 use store::ImageReader;
 use sys::pidfd;
 use tracee::StoppedTree;
@@ -54,8 +52,10 @@ pub fn apply(
         let mut pages = memory::give_back(reader.index(), &wanted, &present, &mut tree)?;
         pages += memory::write_processes(&reader, &wanted, &present)?;
         pages += memory::write_objects(&reader, &objects, &present)?;
-        for (holder, envelope) in &comparison.descriptions {
-            set_description(*holder, envelope)?;
+        for ((pid, fd), envelope) in &comparison.descriptions {
+            let handle = pidfd::open(*pid)?;
+            let file = pidfd::duplicate(handle.as_fd(), *pid, *fd)?;
+            envelope.apply(file.as_fd(), false)?;
         }
         for process in wanted.living() {
             let Some(space) = present.spaces.get(&process.pid) else { continue };
@@ -78,12 +78,6 @@ fn of_living(error: EngineError) -> EngineError {
         EngineError::Incomplete(why) => EngineError::Changed(why),
         other => other,
     }
-}
-
-fn set_description((pid, fd): (Pid, Fd), envelope: &Envelope) -> Result<()> {
-    let handle = pidfd::open(pid)?;
-    let file = pidfd::duplicate(handle.as_fd(), pid, fd)?;
-    Ok(envelope.apply(file.as_fd(), false)?)
 }
 
 #[cfg(test)]

@@ -47,11 +47,8 @@ pub(super) struct Lazy {
 }
 
 impl Lazy {
-    /// Chooses what comes later; `None` if that is too little. Nothing is touched before this has returned.
-    ///
-    /// # Errors
-    ///
-    /// `LazyMissing`.
+    /// Chooses what comes later; `None` if that is too little, `LazyMissing` if the kernel cannot. Nothing is touched
+    /// before this has returned.
     pub(super) fn prepare(plan: &Plan, index: &PageIndex) -> Result<Option<Self>> {
         let areas = choose(plan, index);
         if areas.is_empty() {
