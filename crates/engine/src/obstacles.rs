@@ -98,9 +98,7 @@ pub(crate) fn of_tree(processes: &[(Pid, &[Area])], pids: &[Pid]) -> Vec<Obstacl
     for (pid, areas) in processes {
         found.extend(of_process(*pid));
         found.extend(memory::obstacles(*pid, areas));
-        for kind in state::REGISTRY {
-            found.extend(kind.obstacles(*pid));
-        }
+        found.extend(state::REGISTRY.iter().flat_map(|kind| kind.obstacles(*pid)));
     }
     found.extend(sharing::obstacles(processes));
     found.extend(of_relations(pids));

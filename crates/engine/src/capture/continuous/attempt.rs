@@ -20,6 +20,7 @@ use super::Continuous;
 use super::precopy::{LAST_ROUND_MAX, RESIDUAL_GOAL, STANDING_WAIT_MAX};
 use super::spaces::Writing;
 use super::taken::Stood;
+use super::tuning::Preference;
 use crate::error::Result;
 
 /// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 2.5 ms.
@@ -94,7 +95,7 @@ impl Continuous {
         before.survey_descriptors()?;
         phases[Phase::Prepare] = laps.lap();
         // Looking at descriptors takes as long as a round or two, in which the subject goes on.
-        let has_more = self.spaces.counts.rounds > 0 && self.spaces.tuning.prefer.has_last_round();
+        let has_more = self.spaces.counts.rounds > 0 && self.spaces.tuning.prefer == Preference::Pause;
         // A handler that has to let others go on first may wait for this very processor.
         let may_hurry = has_more && !self.spaces.kind.properties().sees_before;
         let least = if may_hurry { URGENT_ROUND_MAX } else { RESIDUAL_GOAL };
@@ -173,8 +174,7 @@ impl Continuous {
             self.spaces.counts.complete();
         }
         let began = stopped.phases.began;
-        let (spaces, watched) = (&mut self.spaces, &mut self.watched);
-        let mut memory = Writing { spaces, watched, sink };
+        let mut memory = Writing { spaces: &mut self.spaces, watched: &mut self.watched, sink };
         let outcome = match stopped.capture(before, &mut memory) {
             Ok(Capture::Whole(captured)) => return Ok(Some(captured)),
             Ok(Capture::Part(stopped, _)) => {

@@ -8,9 +8,10 @@
 //! Pre-copying a page that is dirtied again before the end of the pause is wasted. A page with several wasted copies is
 //! skipped in pre-copy. The tracker has reported it already, so that its copy is deferred to the pause.
 
-use model::{Address, AddressRange, PAGE_BYTES, PageCount};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 use track::DirtyPages;
 
+const PAGE: ByteCount = ByteCount(PAGE_BYTES);
 /// Pages that are known at most: what a pause copies in a tenth of a millisecond.
 const KNOWN_MAX: usize = 256;
 /// Wasted copies, one an epoch, from which on a page is skipped in pre-copy.
@@ -100,7 +101,7 @@ impl HotPages {
 
     /// What was put off and is still to be copied, rising.
     pub(super) fn due(&self) -> impl Iterator<Item = AddressRange> {
-        self.owed.iter().filter(|(_, is_due)| *is_due).map(|(page, _)| range_of(*page))
+        self.owed.iter().filter(|(_, is_due)| *is_due).map(|(page, _)| AddressRange::new(*page, *page + PAGE))
     }
 
     /// All of that has been copied.
@@ -130,7 +131,7 @@ impl HotPages {
 
     /// Pages that the pause copied, and a round before it had, or would have; rising.
     fn copied_twice(&self) -> Vec<Address> {
-        let pages = self.again.iter().flat_map(|range| pages_of(*range));
+        let pages = self.again.iter().flat_map(|range| range.pieces(PAGE)).map(|piece| piece.start);
         let mut twice: Vec<Address> = pages
             .filter(|page| {
                 self.owed.binary_search_by_key(page, |(page, _)| *page).is_ok()
@@ -182,14 +183,6 @@ fn forgive(owed: &mut [(Address, bool)], range: AddressRange) {
 fn holds(rising: &[AddressRange], page: Address) -> bool {
     let first = rising.partition_point(|range| range.end <= page);
     rising.get(first).is_some_and(|range| range.start <= page)
-}
-
-fn range_of(page: Address) -> AddressRange {
-    AddressRange::new(page, Address(page.get() + PAGE_BYTES))
-}
-
-fn pages_of(range: AddressRange) -> impl Iterator<Item = Address> {
-    (range.start.get()..range.end.get()).step_by(PAGE_BYTES as usize).map(Address)
 }
 
 #[cfg(test)]

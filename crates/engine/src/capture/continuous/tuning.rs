@@ -65,11 +65,6 @@ impl Preference {
             Self::Throughput => usize::from(dirty > DIRECT_MAX),
         }
     }
-
-    /// Whether one more round follows the look at the descriptors.
-    pub(super) const fn has_last_round(self) -> bool {
-        matches!(self, Self::Pause)
-    }
 }
 
 impl Default for Tuning {
