@@ -76,7 +76,13 @@ pub fn checkpoint(
     options: &CheckpointOptions,
 ) -> Result<CheckpointReport> {
     let started = Stopwatch::start();
-    let Left { mut before, held, time, timings } = take(root, &*sink, options)?;
+    let looked = look_while_it_runs(root, options)?;
+    let kind = looked.as_ref().and_then(worth_tracking);
+    let left = match (kind, looked) {
+        (Some(kind), Some(looked)) => take_tracked(root, kind, looked, &*sink, options),
+        (_, looked) => take_whole(root, looked, &*sink, options),
+    };
+    let Left { mut before, held, time, timings } = left?;
     let completed = before.processes.complete_areas(&mut before.objects).and_then(|()| before.records());
     let records = completed.inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
@@ -91,16 +97,6 @@ pub fn checkpoint(
         held.kill()?;
     }
     Ok(CheckpointReport { commit: committed.commit, total: started.elapsed() })
-}
-
-/// Stops the tree and takes everything from it. With `kill` it is held afterwards.
-fn take(root: Pid, sink: &dyn PageSink, options: &CheckpointOptions) -> Result<Left> {
-    let looked = look_while_it_runs(root, options)?;
-    let kind = looked.as_ref().and_then(worth_tracking);
-    match (kind, looked) {
-        (Some(kind), Some(looked)) => take_tracked(root, kind, looked, sink, options),
-        (_, looked) => take_whole(root, looked, sink, options),
-    }
 }
 
 /// Pages of a subject from which on pre-copy pays: copying so many takes about as long as attaching a tracker.

@@ -47,8 +47,8 @@ impl OpenFiles {
     }
 
     /// Closes everything, with what the kinds have built; what was made for the tree stays.
-    pub(super) fn complete(self, shared: Shared) {
-        self.unfinished.disarm();
+    pub(super) fn complete(mut self, shared: Shared) {
+        self.unfinished.0.clear();
         drop(shared);
     }
 
@@ -68,7 +68,7 @@ pub(super) fn open(
 ) -> Result<OpenFiles> {
     let limit = RaisedLimit::new();
     let holders = Holders::of(plan)?;
-    let unfinished = Unfinished::of(plan);
+    let unfinished = Unfinished(plan.objects.clone());
     let above = plan.highest_descriptor() + 1;
     let mut objects = HashMap::new();
     let mut readable = HashMap::new();

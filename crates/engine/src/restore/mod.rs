@@ -10,7 +10,6 @@ mod built;
 mod check;
 mod compared;
 mod content;
-mod family;
 mod files;
 mod finish;
 mod fresh;

@@ -87,10 +87,8 @@ impl Plan {
         for kind in fd::REGISTRY {
             for record in records.take_all(kind.name()) {
                 let Owner::Description(id) = record.owner else {
-                    return Err(EngineError::Incomplete(format!(
-                        "record {} has no description",
-                        record.kind
-                    )));
+                    let what = format!("record {} has no description", record.kind);
+                    return Err(EngineError::Incomplete(what));
                 };
                 if record.version > kind.version() {
                     return Err(unknown(&record));

@@ -111,26 +111,13 @@ pub(super) fn attached(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Removes, unless it is disarmed, what a failed restore has made and what would outlive this process.
-pub(super) struct Unfinished {
-    objects: Vec<ObjectRecord>,
-}
-
-impl Unfinished {
-    /// For the objects of an image, before they are opened.
-    pub(super) fn of(plan: &Plan) -> Self {
-        Self { objects: plan.objects.clone() }
-    }
-
-    /// The restore has succeeded.
-    pub(super) fn disarm(mut self) {
-        self.objects.clear();
-    }
-}
+/// Removes what a failed restore has made of these objects and what would outlive this process. A restore that has
+/// succeeded clears them.
+pub(super) struct Unfinished(pub(super) Vec<ObjectRecord>);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        for object in &self.objects {
+        for object in &self.0 {
             if let Some(kind) = memory::kind_named(&object.kind) {
                 kind.abandon(object);
             }

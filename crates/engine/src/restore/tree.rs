@@ -1,12 +1,15 @@
-//! Creating the processes of a tree with their numbers, and the threads in them.
+//! Creating the processes of a tree with their numbers, parents, sessions and groups, and the threads in them.
 //!
-//! Owns: the first process, the filter of a watched subject in it, tasks under construction, zombies.
+//! Owns: the first process, the filter of a watched subject in it, the order of creation, placeholders for leaders that
+//! have ended, zombies.
 //! Invariants: every process is a stub with the scratch pages mapped and nothing else changed. No filter judges a call of
 //! a process under construction: that is suspended in the first stub before the filter is there, and inherited by every
-//! stub that is made from it. No stub keeps the listener.
+//! stub that is made from it. No stub keeps the listener. A placeholder has the number of a dead leader and is gone,
+//! reaped, before any process runs; each process has its session and its group at the end, or the restore fails.
 //! Does not: lay out memory, or answer calls; the receiver of the listener must do so when the tree runs.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -19,12 +22,12 @@ use tracee::arch;
 use tracee::arch::numbers as nr;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
-use super::built::{Built, BuiltProcess};
-use super::family;
-use super::files::OpenFiles;
+use super::built::{Built, BuiltProcess, SIGCHLD};
+use super::files::{self, OpenFiles};
 use super::numbers;
 use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};
+use crate::relations::{Birth, Births, Relation};
 
 /// Pages of scratch memory: one of code, the rest for arguments.
 const SCRATCH_PAGES: u64 = 9;
@@ -37,6 +40,9 @@ const CLONE_THREAD_FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0
 const PR_SET_PDEATHSIG: u64 = 1;
 const RSEQ_UNREGISTER: u64 = 1;
 const WAIT_STATUS_SIGNAL: i32 = 0x7f;
+const CLONE_PARENT: u64 = 0x8000;
+/// For wait4(2): children whatever signal tells of their end.
+const WAIT_ALL: u64 = 0x4000_0000;
 /// Bytes of `struct sock_fprog`: count, address.
 const PROGRAM_BYTES: usize = 16;
 
@@ -65,7 +71,7 @@ pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>)
     }
     let mut built = Built { processes: HashMap::new(), scratch };
     built.add(root.pid, leader)?;
-    family::create(plan, open, &mut built)?;
+    create_family(plan, open, &mut built)?;
     end_zombies(plan, &mut built)?;
     Ok(built)
 }
@@ -241,7 +247,7 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
         await_zombie(process.pid)?;
         if let Some(parent) = built.processes.get_mut(&Pid(process.message.parent)) {
             let (stub, memory) = parent.leader();
-            family::drop_child_signal(stub, memory)?;
+            drop_child_signal(stub, memory)?;
         }
     }
     Ok(())
@@ -256,4 +262,181 @@ fn await_zombie(pid: Pid) -> Result<()> {
         std::thread::yield_now();
     }
     Err(EngineError::NotBuildable(format!("pid {pid} did not end as it should")))
+}
+
+/// A process that stands for a dead leader.
+struct Placeholder {
+    process: BuiltProcess,
+    parent: Pid,
+}
+
+/// What the processes of a tree are created from.
+struct Family<'a> {
+    plan: &'a Plan,
+    open: &'a OpenFiles,
+    births: Births,
+    placeholders: HashMap<Pid, Placeholder>,
+}
+
+/// Creates all descendants of the root, which is there, and has each join its session and its group.
+fn create_family(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
+    let births = plan.births();
+    if let Some((pid, _)) = births.homeless.first() {
+        return Err(EngineError::NotBuildable(format!("pid {pid} cannot be given its session")));
+    }
+    let mut family = Family { plan, open, births, placeholders: HashMap::new() };
+    family.create_children(&plan.processes[0], built)?;
+    family.set_groups(built)?;
+    for placeholder in family.placeholders.into_values() {
+        placeholder.dismiss(built)?;
+    }
+    check_relations(plan)
+}
+
+impl Family<'_> {
+    fn create_children(&mut self, process: &PlannedProcess, built: &mut Built) -> Result<()> {
+        self.create_those(Birth::EarlyChild, process, built)?;
+        if leads_session(process) {
+            let (stub, memory) = built.get(process.pid)?.leader();
+            stub.call(nr::SETSID, [0; 6])?;
+            files::lead(self.plan, self.open, stub)?;
+            for state in &process.states {
+                state.kind.lead(state.version, &state.payload, stub, memory)?;
+            }
+        }
+        for birth in [Birth::Child, Birth::Sibling, Birth::Placeholder] {
+            self.create_those(birth, process, built)?;
+        }
+        Ok(())
+    }
+
+    fn create_those(&mut self, birth: Birth, parent: &PlannedProcess, built: &mut Built) -> Result<()> {
+        let plan = self.plan;
+        let is_due = |child: &&PlannedProcess| {
+            child.message.parent == parent.pid.get() && self.births.birth(child.pid) == birth
+        };
+        let due: Vec<&PlannedProcess> = plan.processes.iter().skip(1).filter(is_due).collect();
+        for child in due {
+            let wanted = child.pid.leader();
+            let exit_signal = child.message.exit_signal.map_or(SIGCHLD, |signal| signal as u64);
+            let session = Pid(child.message.session);
+            let stub = match birth {
+                Birth::EarlyChild | Birth::Child => built.get(parent.pid)?.create(wanted, 0, exit_signal)?,
+                Birth::Sibling => built.get(session)?.create(wanted, CLONE_PARENT, 0)?,
+                Birth::Placeholder => {
+                    self.leader(session, parent.pid, built)?.create(wanted, CLONE_PARENT, 0)?
+                }
+            };
+            built.add(child.pid, stub)?;
+            self.create_children(child, built)?;
+        }
+        Ok(())
+    }
+
+    /// The placeholder that leads a session. A process that it creates beside itself sends its parent the signal that
+    /// the placeholder does.
+    fn leader(&mut self, session: Pid, parent: Pid, built: &mut Built) -> Result<&mut BuiltProcess> {
+        let placeholder = match self.placeholders.entry(session) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let mut process = place(session, parent, SIGCHLD, built)?;
+                process.leader().0.call(nr::SETSID, [0; 6])?;
+                entry.insert(Placeholder { process, parent })
+            }
+        };
+        Ok(&mut placeholder.process)
+    }
+
+    /// Has processes join their groups, leaders first, so that the others find them.
+    fn set_groups(&mut self, built: &mut Built) -> Result<()> {
+        for (group, member) in &self.births.dead_groups {
+            let mut process = place(*group, *member, 0, built)?;
+            process.leader().0.call(nr::SETPGID, [0; 6])?;
+            self.placeholders.insert(*group, Placeholder { process, parent: *member });
+        }
+        let leads = |process: &&PlannedProcess| process.message.group == process.pid.get();
+        let (leaders, members): (Vec<_>, Vec<_>) = self.plan.processes.iter().partition(leads);
+        for process in leaders.into_iter().chain(members) {
+            // A session leader leads its group already.
+            if !leads_session(process) && !is_outer(self.plan, process.message.group) {
+                let (stub, _) = built.get(process.pid)?.leader();
+                stub.call(nr::SETPGID, [0, process.message.group as u64, 0, 0, 0, 0])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn place(number: Pid, parent: Pid, exit_signal: u64, built: &mut Built) -> Result<BuiltProcess> {
+    let stub = built.get(parent)?.create(number.leader(), 0, exit_signal)?;
+    Ok(BuiltProcess { memory: ProcessMemory::open(number)?, threads: vec![stub] })
+}
+
+impl Placeholder {
+    /// Ends it and has its parent reap it. The members of its session and group keep them.
+    fn dismiss(self, built: &mut Built) -> Result<()> {
+        let Self { mut process, parent } = self;
+        let stub = process.threads.remove(0);
+        let number = stub.pid();
+        stub.leave_with(nr::EXIT_GROUP, [0; 6])?;
+        let (stub, memory) = built.get(parent)?.leader();
+        stub.call(nr::WAIT4, [number.get() as u64, 0, WAIT_ALL, 0, 0, 0])?;
+        drop_child_signal(stub, memory)
+    }
+}
+
+/// Takes a pending SIGCHLD of a process under construction: it tells of what the program knows nothing of.
+fn drop_child_signal(stub: &mut Stub, memory: &ProcessMemory) -> Result<()> {
+    const SET_BYTES: u64 = 8;
+    const TIMEOUT_BYTES: usize = 16;
+    let set = stub.data().start;
+    let bit: u64 = 1 << (SIGCHLD - 1);
+    let mut bytes = bit.to_ne_bytes().to_vec();
+    bytes.extend([0; TIMEOUT_BYTES]);
+    memory.write(set, &bytes)?;
+    let timeout = set + ByteCount(SET_BYTES);
+    match stub.call(nr::RT_SIGTIMEDWAIT, [set.get(), 0, timeout.get(), SET_BYTES, 0, 0]) {
+        Ok(_) | Err(RemoteError::Refused { errno: sys::Errno::EAGAIN, .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn leads_session(process: &PlannedProcess) -> bool {
+    process.message.session == process.pid.get()
+}
+
+/// Whether a session or group is one around the tree, for which the restorer's own stands.
+fn is_outer(plan: &Plan, number: i32) -> bool {
+    let root = &plan.processes[0];
+    let is_of_root = number == root.message.group || number == root.message.session;
+    is_of_root && !plan.processes.iter().any(|process| process.pid.get() == number)
+}
+
+fn check_relations(plan: &Plan) -> Result<()> {
+    for process in &plan.processes {
+        let stat = procfs::stat(process.pid)?;
+        let (session, group) = (process.message.session, process.message.group);
+        let has_session = is_outer(plan, session) || stat.session.get() == session;
+        let has_group = is_outer(plan, group) || stat.pgrp.get() == group;
+        if !has_session || !has_group {
+            return Err(EngineError::NotBuildable(format!(
+                "pid {} cannot be given its session {session} and its process group {group}",
+                process.pid
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl Plan {
+    /// How its processes come to their sessions.
+    pub(super) fn births(&self) -> Births {
+        let relation = |process: &PlannedProcess| Relation {
+            pid: process.pid,
+            parent: Pid(process.message.parent),
+            group: Pid(process.message.group),
+            session: Pid(process.message.session),
+        };
+        Births::of(&self.processes.iter().map(relation).collect::<Vec<_>>())
+    }
 }
