@@ -11,9 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use engine::Aside;
+use model::ByteCount;
 use serde::Serialize;
 use sys::clock::Clock;
 use sys::{Errno, Error, Result};
+use undo::back::MovedAside;
 
 use crate::time;
 
@@ -33,22 +35,11 @@ struct Description {
     time: String,
 }
 
-/// A part that was cut off a file.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MovedPart {
-    /// The file.
-    pub path: PathBuf,
-    /// How much of it, in bytes.
-    pub bytes: u64,
-    /// Where the part is now.
-    pub to: PathBuf,
-}
-
 /// The parts that one restore cuts off.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     directory: PathBuf,
-    moved: Arc<Mutex<Vec<MovedPart>>>,
+    moved: Arc<Mutex<Vec<MovedAside>>>,
 }
 
 impl Parts {
@@ -70,14 +61,14 @@ impl Parts {
         let parts = self.clone();
         Aside::new(move |path, file, offset, bytes| {
             let to = keep(&parts.directory, path, file, offset, bytes)?;
-            let part = MovedPart { path: path.to_owned(), bytes, to };
+            let part = MovedAside { path: path.to_owned(), bytes: ByteCount(bytes), to };
             parts.moved.lock().unwrap_or_else(PoisonError::into_inner).push(part);
             Ok(())
         })
     }
 
     /// What was moved.
-    pub(crate) fn take(&self) -> Vec<MovedPart> {
+    pub(crate) fn take(&self) -> Vec<MovedAside> {
         std::mem::take(&mut self.moved.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

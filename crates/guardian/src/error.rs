@@ -11,6 +11,7 @@ use model::{Escaped, Pid};
 
 /// A verb that was refused or failed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of a variant tells what its fields are")]
 pub enum GuardianError {
     /// The engine refused or failed.
     #[error(transparent)]
@@ -38,42 +39,26 @@ pub enum GuardianError {
     #[error(
         "files cannot go back with the program: {why}\nhelp: run it with `--files fresh` (or without `--files`); `undying doctor` tells what this system lacks"
     )]
-    NoRewind {
-        /// What is missing.
-        why: String,
-    },
+    NoRewind { why: String },
     /// The undo log of a subject does not lead to a checkpoint.
     /// Row: files-not-reached
     #[error(
         "files cannot go back to {image}: {why}\nhelp: `undying ls` shows the checkpoints that files can go back to; `--files refuse` compares them, `--files keep` restores over them as they are"
     )]
-    NotReached {
-        /// The image as given.
-        image: String,
-        /// Why not.
-        why: String,
-    },
+    NotReached { image: String, why: String },
     /// A subject runs, or has a guardian: its files are in use.
     /// Row: files-in-use
     #[error(
         "files of {name} do not go back while it is guarded; nothing was changed\nhelp: end it first, or wait until it has ended: `undying status {name}`"
     )]
-    FilesInUse {
-        /// The subject.
-        name: String,
-    },
+    FilesInUse { name: String },
     /// Nothing of this path was moved aside, or it is gone.
     /// Row: not-moved-aside
     #[error(
         "nothing was moved aside from {path} by a restart of {name}\nhelp: `undying files {name}` lists what is there",
         path = Escaped(&path.to_string_lossy())
     )]
-    NotAside {
-        /// The subject.
-        name: String,
-        /// The path as given.
-        path: PathBuf,
-    },
+    NotAside { name: String, path: PathBuf },
     /// There is something where a file is to be put back.
     /// Row: put-back-taken
     #[error(
@@ -81,23 +66,11 @@ pub enum GuardianError {
         path = Escaped(&path.to_string_lossy()),
         from = Escaped(&from.to_string_lossy())
     )]
-    PutBackTaken {
-        /// The path.
-        path: PathBuf,
-        /// Where the file that was moved aside is.
-        from: PathBuf,
-    },
+    PutBackTaken { path: PathBuf, from: PathBuf },
     /// A kernel feature that nothing can replace is missing or forced off.
     /// Row: feature-missing
     #[error("the kernel feature {name} is missing: {purpose}\nhelp: {fix}; `undying doctor` checks them all")]
-    FeatureMissing {
-        /// Its name in `doctor`.
-        name: &'static str,
-        /// What it is for.
-        purpose: &'static str,
-        /// What to do.
-        fix: &'static str,
-    },
+    FeatureMissing { name: &'static str, purpose: &'static str, fix: &'static str },
     /// The user who asks for a checkpoint could not restore it; nothing was begun.
     /// Row: no-right-to-restore
     #[error(
@@ -113,17 +86,11 @@ pub enum GuardianError {
     /// The program to run cannot be started.
     /// Row: command-failed
     #[error("cannot start {command:?}: {source}\nhelp: check its name, PATH and its permissions")]
-    Command {
-        /// The program as given.
-        command: OsString,
-        /// What the kernel said.
-        source: sys::Error,
-    },
+    Command { command: OsString, source: sys::Error },
     /// Another guardian owns this name.
     /// Row: name-taken
     #[error("{name} is guarded by another undying{by}\nhelp: give this one another name with --name")]
     NameTaken {
-        /// The subject's name.
         name: String,
         /// The other guardian, as far as it is known: ` (pid N)` or nothing.
         by: String,
@@ -133,43 +100,27 @@ pub enum GuardianError {
     #[error(
         "the tree of pid {pid} contains this undying, which cannot stop itself; nothing was changed\nhelp: run undying from outside of the tree: from another terminal, or under `setsid`"
     )]
-    OwnTree {
-        /// The root.
-        pid: Pid,
-    },
+    OwnTree { pid: Pid },
     /// The process is a thread of the kernel.
     /// Row: kernel-thread
     #[error(
         "pid {pid} ({name}) is a kernel thread, which runs no program; nothing was changed\nhelp: name the process of a program; `ps -e -o pid,args` shows kernel threads in brackets",
         name = Escaped(name)
     )]
-    KernelThread {
-        /// The process.
-        pid: Pid,
-        /// Its name.
-        name: String,
-    },
+    KernelThread { pid: Pid, name: String },
     /// Nobody has ever guarded a subject of this name.
     /// Row: not-guarded
     #[error(
         "no subject {name} is or was guarded in this store\nhelp: `undying status` lists those that are; `--store` names another store"
     )]
-    NotGuarded {
-        /// The name.
-        name: String,
-    },
+    NotGuarded { name: String },
     /// The store has neither a subject nor a copy of this name.
     /// Row: no-subject
     #[error(
         "the store {store} has no subject {name}\nhelp: `undying ls` lists its subjects; `--store` names another store",
         store = store.display()
     )]
-    NoSubject {
-        /// The name.
-        name: String,
-        /// The store's directory.
-        store: PathBuf,
-    },
+    NoSubject { name: String, store: PathBuf },
     /// The directory that is to hold an image does not exist.
     /// Row: image-parent
     #[error(
@@ -177,28 +128,19 @@ pub enum GuardianError {
         image = image.display(),
         parent = parent.display()
     )]
-    NoParent {
-        /// The image.
-        image: PathBuf,
-        /// The missing directory.
-        parent: PathBuf,
-    },
+    NoParent { image: PathBuf, parent: PathBuf },
     /// Processes of a dead subject do not go away.
     /// Row: leftovers
     #[error(
         "pid {pid} is left over from the dead subject and does not end\nhelp: it hangs in the kernel (`cat /proc/{pid}/stack`); the subject cannot be restored before it is gone"
     )]
-    Leftover {
-        /// One of them.
-        pid: Pid,
-    },
+    Leftover { pid: Pid },
     /// The subject died, and nothing that is there brings it back.
     /// Row: not-restorable
     #[error(
         "{name} died and cannot be restored from any of its {tried} checkpoints; the last reason: {last}"
     )]
     NotRestorable {
-        /// The subject's name.
         name: String,
         /// Checkpoints that were tried.
         tried: usize,
@@ -210,19 +152,11 @@ pub enum GuardianError {
     #[error(
         "{name} has ended and is not restarted: undying has not started it and there is no checkpoint of it\nhelp: start it under `undying run`"
     )]
-    NoWayBack {
-        /// The subject's name.
-        name: String,
-    },
+    NoWayBack { name: String },
     /// A file that only this program writes makes no sense.
     /// Row: status-damaged
     #[error("{path} cannot be read as a status: {why}\nhelp: remove the file; it is written anew by the next run", path = Escaped(&path.to_string_lossy()))]
-    Status {
-        /// The file.
-        path: PathBuf,
-        /// What the parser found.
-        why: String,
-    },
+    Status { path: PathBuf, why: String },
 }
 
 /// Rows about several subjects, and the subjects that could not be read. One of these keeps no other from being shown.

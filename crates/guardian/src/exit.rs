@@ -14,29 +14,20 @@ use undo::UndoError;
 
 use crate::error::GuardianError;
 
-/// How undying itself ends.
+/// How undying itself ends. `ALL` says what each code means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
+#[expect(missing_docs, reason = "`ALL` has the meanings")]
 pub enum ExitCode {
-    /// Done.
     Done = 0,
-    /// The command line is wrong.
     Usage = 2,
-    /// The subject holds something that is not supported; nothing was changed.
     Refused = 3,
-    /// A permission or a kernel feature is missing.
     Missing = 4,
-    /// The image is damaged or not committed.
     Damaged = 5,
-    /// The deadline was not met.
     Deadline = 6,
-    /// Replication stopped: a divergence that cannot be repaired.
     Diverged = 120,
-    /// The program given to `run` is there and cannot be executed.
     NotExecutable = 126,
-    /// The program given to `run` does not exist.
     NoProgram = 127,
-    /// Any other failure of undying itself.
     Failure = 125,
 }
 
@@ -72,11 +63,12 @@ impl GuardianError {
             Self::Kernel(error) => of_kernel(error),
             Self::Undo(error) => of_undo(error),
             Self::FeatureMissing { .. } | Self::NoRightToRestore | Self::NoRewind { .. } => ExitCode::Missing,
-            Self::NotReached { .. } | Self::FilesInUse { .. } | Self::PutBackTaken { .. } => {
-                ExitCode::Refused
-            }
+            Self::NotReached { .. }
+            | Self::FilesInUse { .. }
+            | Self::PutBackTaken { .. }
+            | Self::OwnTree { .. }
+            | Self::KernelThread { .. } => ExitCode::Refused,
             Self::NoStore | Self::System { .. } => ExitCode::Usage,
-            Self::OwnTree { .. } | Self::KernelThread { .. } => ExitCode::Refused,
             // As for an image that is not there.
             Self::NoSubject { .. } => ExitCode::Damaged,
             Self::NotRestorable { last, .. } => last.exit_code(),

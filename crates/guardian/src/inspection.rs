@@ -15,7 +15,6 @@ use sys::features::{self, Feature, FeatureEntry, Need};
 use crate::ancestry;
 use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
-use crate::guarded;
 use crate::location::StoreLocation;
 use crate::streams::{self, Streams};
 
@@ -79,11 +78,19 @@ pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
     // What `checkpoint` refuses before it looks at the tree.
     let missing = require_features().and_then(|()| require_restorable()).err();
     let mut obstacles = match ancestry::refuse_kernel_thread(pid) {
-        Err(_) => vec![kernel_thread(pid)],
-        Ok(()) => guarded::name_guardian(engine::preflight(pid, &options)?),
+        Err(_) => vec![obstacle(
+            pid,
+            "kernel thread",
+            "it runs no program",
+            "name the process of a program; `ps -e -o pid,args` shows kernel threads in brackets",
+        )],
+        Ok(()) => ancestry::name_guardian(engine::preflight(pid, &options)?),
     };
     if ancestry::contains_us(pid) {
-        obstacles.insert(0, own_tree(pid));
+        let (why, fix) =
+            ("it is in the tree, and cannot stop itself", "run undying from outside of the tree");
+        let place = format!("pid {}", std::process::id());
+        obstacles.insert(0, engine::Obstacle { place, ..obstacle(pid, "this undying", why, fix) });
     }
     obstacles.splice(..0, missing.iter().map(|error| refused(pid, "rights of this user", error)));
     let code = match (&missing, obstacles.is_empty()) {
@@ -101,28 +108,12 @@ pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
 fn refused(pid: Pid, what: &str, error: &GuardianError) -> engine::Obstacle {
     let text = error.to_string();
     let (why, fix) = text.split_once("\nhelp: ").unwrap_or((&text, ""));
+    obstacle(pid, what, why, fix)
+}
+
+fn obstacle(pid: Pid, what: &str, why: &str, fix: &str) -> engine::Obstacle {
     let place = String::new();
     engine::Obstacle { pid, what: what.to_owned(), place, why: why.to_owned(), fix: fix.to_owned() }
-}
-
-fn kernel_thread(pid: Pid) -> engine::Obstacle {
-    engine::Obstacle {
-        pid,
-        what: "kernel thread".to_owned(),
-        place: String::new(),
-        why: "it runs no program".to_owned(),
-        fix: "name the process of a program; `ps -e -o pid,args` shows kernel threads in brackets".to_owned(),
-    }
-}
-
-fn own_tree(pid: Pid) -> engine::Obstacle {
-    engine::Obstacle {
-        pid,
-        what: "this undying".to_owned(),
-        place: format!("pid {}", std::process::id()),
-        why: "it is in the tree, and cannot stop itself".to_owned(),
-        fix: "run undying from outside of the tree".to_owned(),
-    }
 }
 
 impl From<engine::Obstacle> for ObstacleReport {

@@ -13,7 +13,6 @@ mod event;
 mod exit;
 mod files;
 mod foreground;
-mod guarded;
 mod history;
 mod host;
 mod images;
@@ -22,7 +21,6 @@ mod journal;
 mod location;
 mod once;
 mod record;
-mod restoring;
 mod run;
 mod signals;
 mod status;
@@ -34,7 +32,6 @@ mod time;
 mod trace;
 mod undoing;
 
-pub use aside::MovedPart;
 pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, PidPolicy, Preference, Tuning};
 pub use error::{Found, GuardianError, Result};
 pub use event::wording::{headline, one_line};
@@ -52,12 +49,11 @@ pub use inspection::{
 };
 pub use journal::EventRow;
 pub use location::StoreLocation;
-pub use once::{CheckpointRequest, Checkpointed, checkpoint};
+pub use once::{CheckpointRequest, Checkpointed, RestoreRequest, Resumed, checkpoint, restore};
 pub use record::{
     Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, SubjectFacts, SubjectState,
     VerifiedReport,
 };
-pub use restoring::{RestoreRequest, Resumed, restore};
 pub use run::{
     COMPRESS_AFTER_DEFAULT, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT, FILES_UNDO_MAX_DEFAULT,
     Guarded, KEEP_DEFAULT, RunRequest, TRACKER_DEFAULT,

@@ -1,21 +1,29 @@
-//! One checkpoint of a process tree, on request.
+//! One checkpoint or one restore on request, and staying with a restored tree as its parent.
 //!
-//! Owns: where its image goes.
-//! Does not: anything to the subject that the engine does not.
+//! Owns: where an image goes; what the parent of a restored tree does: signals go to the root, its status becomes ours.
+//! Does not: restart; `run` does.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::CheckpointOptions;
+use engine::{CheckpointOptions, Covered, FilePolicy, Files, PidPolicy, RestoreOptions, Restored};
 use model::{ByteCount, PageCount, Pid, Sequence};
+use rustix::event::{PollFd, PollFlags, poll};
 use store::{Codec, ImageWriter, WriteOptions};
+use supervise::SubjectStatus;
+use sys::Error;
 
 use crate::ancestry;
 use crate::error::{GuardianError, Result};
-use crate::guarded::name_guardian_in;
+use crate::event::RunEvent;
+use crate::foreground::Foreground;
 use crate::inspection::{require_features, require_restorable};
-use crate::signals;
+use crate::location::StoreLocation;
+use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
+use crate::subject::Subject;
+use crate::undoing::{Going, Gone, RestoredFiles};
 
 /// What `checkpoint` is asked.
 #[derive(Clone, Debug)]
@@ -65,7 +73,8 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
         sequence: Sequence(1),
         inherited: Streams::standard()?.identities(),
     };
-    let report = engine::checkpoint(request.pid, Box::new(writer), &options).map_err(name_guardian_in)?;
+    let report =
+        engine::checkpoint(request.pid, Box::new(writer), &options).map_err(ancestry::name_guardian_in)?;
     Ok(Checkpointed {
         pause: report.commit.timings.pause,
         total: report.total,
@@ -80,4 +89,176 @@ fn require_parent(image: &Path) -> Result<()> {
     let is_missing = |parent: &&Path| !parent.as_os_str().is_empty() && !parent.exists();
     let missing = image.parent().filter(is_missing).map(Path::to_path_buf);
     missing.map_or(Ok(()), |parent| Err(GuardianError::NoParent { image: image.to_path_buf(), parent }))
+}
+
+/// What `restore` is asked.
+#[derive(Clone, Debug)]
+pub struct RestoreRequest {
+    /// A directory, NAME or NAME@SEQ.
+    pub image: String,
+    /// Where names are looked up.
+    pub store: StoreLocation,
+    /// Which process numbers.
+    pub numbers: PidPolicy,
+    /// What happens when regular files have changed since the checkpoint.
+    pub files: RestoredFiles,
+    /// Let the tree run while its memory is still being filled.
+    pub lazy: bool,
+    /// Give back no TCP connection to the outside, also where its peer may still wait for it.
+    pub lose_connections: bool,
+    /// Return once the tree runs, instead of staying as its parent.
+    pub detach: bool,
+    /// A file that is to hold the root's pid.
+    pub pidfile: Option<PathBuf>,
+}
+
+/// A tree that runs again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resumed {
+    /// Its root.
+    pub root: Pid,
+    /// How many processes it has.
+    pub processes: usize,
+    /// From the call to the first instruction.
+    pub total: Duration,
+    /// From the call until all memory was there.
+    pub filled: Duration,
+    /// How the root ended, for a caller that stayed.
+    pub status: Option<SubjectStatus>,
+}
+
+/// Restores an image.
+///
+/// # Errors
+///
+/// Why there is no tree. Once it runs, only a failure to watch it is an error.
+pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<Resumed> {
+    let streams = Streams::inherited()?;
+    require_features()?;
+    let reader = request.store.read(&request.image)?;
+    // Before any process is made, so that no signal ends us between its birth and our care for it.
+    let signals = if request.detach { None } else { Some(Signals::take()?) };
+    let mut foreground = Foreground::new();
+    let parts = request.store.parts_of(&request.image)?;
+    let going = Going::decide(&request.store, &request.image, request.files)?;
+    let covered = go_back(request, going.as_ref(), tell)?;
+    let policy = if request.files == RestoredFiles::Keep { FilePolicy::Keep } else { FilePolicy::Compare };
+    let options = RestoreOptions {
+        pid: request.numbers,
+        inherited: streams.duplicates()?,
+        files: Files { policy, aside: Some(parts.keeper()), covered, ..Files::default() },
+        connections_lost: request.lose_connections,
+        // A program that outlives us would keep the terminal.
+        terminal: signals.as_ref().and_then(|_| foreground.offer()),
+        watch: None,
+    };
+    let mut written = Ok(());
+    let mut running = |restored: &Restored| {
+        parts.take().iter().for_each(|part| tell(&RunEvent::moved_aside(part)));
+        if let Some(pidfile) = &request.pidfile {
+            written = write_pid(pidfile, restored.root);
+        }
+    };
+    let restored = if request.lazy {
+        engine::restore_lazily(reader, options, &mut running)?
+    } else {
+        let restored = engine::restore(reader, options)?;
+        running(&restored);
+        restored
+    };
+    drop(going);
+    written?;
+    if signals.is_none() {
+        foreground.left_to_the_shell();
+    }
+    foreground.accepted(restored.foreground);
+    foreground.draw_again();
+    let subject = Subject::child(restored.root)?;
+    let status = signals.map(|signals| stay(&signals, &subject, &mut foreground)).transpose()?;
+    foreground.take_back(status);
+    let Restored { root, pids, total, filled, .. } = restored;
+    Ok(Resumed { root, processes: pids.len(), total, filled, status })
+}
+
+/// Takes files back if they are to go.
+fn go_back(
+    request: &RestoreRequest,
+    going: Option<&Going>,
+    tell: &mut dyn FnMut(&RunEvent),
+) -> Result<Covered> {
+    let Some(going) = going else { return Ok(Covered::Nothing) };
+    let recorded = engine::recorded_files(request.store.read(&request.image)?)?;
+    let Gone { went, covered, left } = going.go(&recorded)?;
+    tell(&RunEvent::went_back(going.to(), &went, left));
+    Ok(covered)
+}
+
+/// Hands signals on until the subject ends.
+fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Result<SubjectStatus> {
+    loop {
+        let mut waiting = [
+            PollFd::from_borrowed_fd(signals.handle(), PollFlags::IN),
+            PollFd::from_borrowed_fd(subject.handle(), PollFlags::IN),
+        ];
+        rustix::io::retry_on_intr(|| poll(&mut waiting, None))
+            .map_err(|errno| Error::process("watch", subject.pid(), errno))?;
+        let [signalled, _] = waiting.map(|one| !one.revents().is_empty());
+        if let Some(status) = subject.ended()? {
+            subject.release()?;
+            return Ok(status);
+        }
+        while signalled && let Some(request) = signals.poll()? {
+            hand_on(request, subject)?;
+        }
+        foreground.follow_stop(subject)?;
+    }
+}
+
+/// Does to the subject what a signal to us asks for.
+pub(crate) fn hand_on(request: Request, subject: &Subject) -> Result<()> {
+    let has_it = |from_terminal: bool| from_terminal && signals::shares_group(subject.pid());
+    match request {
+        Request::Child => Ok(()),
+        Request::PassOn(signal) => subject.signal(signal),
+        Request::End { from_terminal, .. } if has_it(from_terminal) => Ok(()),
+        Request::End { signal, .. } => subject.signal(signal),
+        Request::Stop { from_terminal, .. } if has_it(from_terminal) => signals::stop_ourselves(),
+        Request::Stop { signal, .. } => {
+            subject.signal(signal)?;
+            signals::stop_ourselves()?;
+            subject.signal(CONT)
+        }
+    }
+}
+
+/// Writes a pid file: a reader never sees half of it.
+fn write_pid(path: &Path, pid: Pid) -> Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let temporary = PathBuf::from(name);
+    let failed = |error: std::io::Error| Error::path("write", path, error);
+    // What is there under this name may be a link of another user's to any file of ours.
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error).into()),
+        _ => {}
+    }
+    let mut file = std::fs::File::create_new(&temporary).map_err(failed)?;
+    writeln!(file, "{pid}").map_err(failed)?;
+    Ok(std::fs::rename(&temporary, path).map_err(failed)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pid_file_is_not_written_through_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, precious) = (folder.path().join("pid"), folder.path().join("precious"));
+        std::fs::write(&precious, "precious").unwrap();
+        std::os::unix::fs::symlink(&precious, folder.path().join("pid.new")).unwrap();
+        write_pid(&path, Pid(7)).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "7\n");
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
+    }
 }

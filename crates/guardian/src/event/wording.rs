@@ -4,6 +4,7 @@
 //! Invariants: `{}` is one line; `{:#}` has the advice and the lists as well, for the operator of a run.
 //! Does not: print.
 
+use std::borrow::Cow;
 use std::fmt::{self, Display as _};
 use std::time::Duration;
 
@@ -57,12 +58,8 @@ pub(crate) fn headline_of(error: &GuardianError) -> String {
 }
 
 /// A reason: whole for the operator, else in one line.
-struct Reason<'a>(&'a str);
-
-impl fmt::Display for Reason<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if f.alternate() { f.write_str(self.0) } else { f.write_str(&headline(self.0)) }
-    }
+fn shown<'a>(reason: &'a str, f: &fmt::Formatter<'_>) -> Cow<'a, str> {
+    if f.alternate() { reason.into() } else { headline(reason).into() }
 }
 
 fn status(signal: Option<i32>, exit: Option<i32>) -> SubjectStatus {
@@ -94,8 +91,7 @@ impl fmt::Display for RunEvent {
                 write!(f, "pid {pid} is back at checkpoint {seq} after {took:.1} ms")
             }
             Self::RestoreFailed { seq, reason } => {
-                write!(f, "checkpoint {seq} cannot be restored: ")?;
-                Reason(reason).fmt(f)
+                write!(f, "checkpoint {seq} cannot be restored: {}", shown(reason, f))
             }
             Self::Poisoned { seq } => {
                 write!(f, "checkpoint {seq} leads to death again; the one before it is used")
@@ -105,8 +101,7 @@ impl fmt::Display for RunEvent {
                 write!(f, "gave up after {restarts} restarts within {within} s")
             }
             Self::StatusUnwritable { reason } => {
-                f.write_str("the status cannot be written: ")?;
-                Reason(reason).fmt(f)
+                write!(f, "the status cannot be written: {}", shown(reason, f))
             }
             Self::ChildDied { .. } | Self::ChildrenUnseen | Self::Departed { .. } => of_processes(self, f),
             Self::MovedAside { .. }
@@ -146,17 +141,14 @@ fn of_files(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             FilesReport { in_place, unknown, ..FilesReport::default() }.fmt(f)
         }
         RunEvent::FilesCompared { reason } => {
-            f.write_str("files do not go back with the program: ")?;
-            Reason(reason).fmt(f)?;
+            write!(f, "files do not go back with the program: {}", shown(reason, f))?;
             f.write_str("; if they have changed when it dies, it starts from its beginning")
         }
         RunEvent::FilesDeferred { seq, reason } => {
-            write!(f, "files cannot go back to checkpoint {seq}: ")?;
-            Reason(reason).fmt(f)
+            write!(f, "files cannot go back to checkpoint {seq}: {}", shown(reason, f))
         }
         RunEvent::FilesBroken { reason } => {
-            f.write_str("files cannot go back to any checkpoint so far: ")?;
-            Reason(reason).fmt(f)?;
+            write!(f, "files cannot go back to any checkpoint so far: {}", shown(reason, f))?;
             f.write_str("; a death now starts the program from its beginning")
         }
         RunEvent::FilesExactAgain { seq } => write!(f, "files can go back again, to checkpoint {seq}"),
@@ -192,19 +184,13 @@ fn of_checkpoints(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             let shown = if f.alternate() { examples.as_slice() } else { &[] };
             shown.iter().try_for_each(|example| write!(f, "\n  {example}"))
         }
-        RunEvent::Refused { reason } => {
-            f.write_str("no checkpoint: ")?;
-            Reason(reason).fmt(f)
-        }
+        RunEvent::Refused { reason } => write!(f, "no checkpoint: {}", shown(reason, f)),
         RunEvent::Resumed { seq } => write!(f, "checkpoint {seq} could be taken again"),
         RunEvent::Dropped { seq } => write!(f, "checkpoint {seq} was still being written and is dropped"),
         RunEvent::HoldEnded { pid } => {
             write!(f, "pid {pid} has held checkpoints back for too long; they are taken again")
         }
-        RunEvent::Tracker { tracker, reason } => {
-            write!(f, "tracker {tracker} is used: ")?;
-            Reason(reason).fmt(f)
-        }
+        RunEvent::Tracker { tracker, reason } => write!(f, "tracker {tracker} is used: {}", shown(reason, f)),
         _ => Ok(()),
     }
 }

@@ -10,23 +10,19 @@ pub(crate) mod claim;
 mod departed;
 mod guard;
 mod leftovers;
-mod program;
 mod reasons;
 mod rebuild;
 mod request;
 mod requests;
-mod shared;
-mod starting;
 mod tracer;
 mod watching;
 
 pub(crate) use claim::{Claim, UNDO_DIRECTORY, remove_log};
-pub(crate) use guard::{After, Guard, Left};
+pub(crate) use guard::{After, Guard, Left, start};
 pub(crate) use leftovers::ProcessReaper;
 pub(crate) use reasons::without_numbers;
+pub(crate) use rebuild::Shared;
 pub use request::{
     COMPRESS_AFTER_DEFAULT, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT, FILES_UNDO_MAX_DEFAULT,
     Guarded, KEEP_DEFAULT, RunRequest, TRACKER_DEFAULT,
 };
-pub(crate) use shared::Shared;
-pub(crate) use starting::start;

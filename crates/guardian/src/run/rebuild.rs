@@ -1,37 +1,53 @@
-//! Bringing a subject back: the part that may block, on a worker.
+//! Starting a subject and bringing it back: the part that may block, on a worker.
 //!
-//! Owns: the end of what a dead incarnation has left, taking files back, building or starting processes.
+//! Owns: what a process has once, however many subjects it hosts; what a program inherits; the end of what a dead
+//! incarnation has left, taking files back, building or starting processes.
 //! Invariants: no process of the subject runs while files go back; a dead root keeps its pid until the restore is about
 //! to need it; nothing of an attempt that failed is left.
 //! Does not: decide which checkpoint is restored, or know the guard.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use engine::{Covered, EngineError, FilePolicy, Files, RestoreOptions};
-use model::{ProcessKey, Sequence};
+use model::{Pid, ProcessKey, Sequence};
 use store::{Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
-use sys::clock::Deadline;
+use sys::clock::{Clock, Deadline};
 
-use super::leftovers::Owner;
-use super::program::spawn;
-use super::shared::Shared;
+use super::leftovers::{Owner, ProcessReaper};
+use super::requests::VARIABLE;
 use super::watching::{BEGINNING, Watching};
 use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
-use crate::streams;
+use crate::streams::{self, Streams};
 use crate::subject::Subject;
 
 /// How long a pid that is taken is waited for: its holder may be a process that is just ending.
 const PID_PATIENCE: Duration = Duration::from_secs(2);
 /// How often it is tried meanwhile.
 const PID_NAP: Duration = Duration::from_millis(20);
+
+/// Shared by the loop, its guards and its workers.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// Whose a process is.
+    pub(crate) reaper: ProcessReaper,
+    /// What this program was started with.
+    pub(crate) streams: Streams,
+    /// Decides what is due.
+    pub(crate) clock: Clock,
+    /// Signals that were blocked before this program took them, as a set of bits.
+    pub(crate) blocked_before: u64,
+    /// Signals that programs started from here meet with their default actions, as a set of bits.
+    pub(crate) defaults: u64,
+}
 
 /// The terminal of the host, as a subject has it.
 pub(super) type SharedForeground = Arc<Mutex<Foreground>>;
@@ -234,4 +250,33 @@ fn files_stay(error: &GuardianError) -> RestoreError {
     // No program expects that mixture, and the journal that leads out of it would be lost.
     let is_half_way = matches!(error, GuardianError::Undo(error) if error.is_half_way());
     if is_half_way { RestoreError::FilesHalfWay } else { RestoreError::FilesStay }
+}
+
+/// Starts the program as a child that knows where to ask for checkpoints and inherits streams, environment, directory,
+/// process group, signal mask and actions.
+pub(super) fn spawn(
+    words: &[OsString],
+    host: &Shared,
+    requests: &str,
+    watching: Option<&Watching>,
+) -> Result<Subject> {
+    let (program, arguments) = words.split_first().ok_or_else(no_command)?;
+    let mut command = Command::new(program);
+    command.env(VARIABLE, requests);
+    sys::signal::start_with(command.args(arguments), host.blocked_before, host.defaults);
+    let failed = |error: std::io::Error| {
+        let source = sys::Error::path("execute", Path::new(program), error);
+        GuardianError::Command { command: program.clone(), source }
+    };
+    match watching {
+        Some(watching) => Subject::child(watching.spawn(&mut command, failed)?),
+        None => Subject::child(Pid(command.spawn().map_err(failed)?.id() as i32)),
+    }
+}
+
+fn no_command() -> GuardianError {
+    GuardianError::Command {
+        command: OsString::new(),
+        source: sys::Error::new("execute nothing", sys::Errno::ENOENT),
+    }
 }

@@ -52,13 +52,6 @@ pub(super) enum Word {
     Unknown,
 }
 
-/// One request.
-#[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) word: Word,
-    pub(super) asker: Asker,
-}
-
 /// Who asked, and where the answer goes.
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
@@ -113,7 +106,7 @@ impl Requests {
     }
 
     /// Takes the next request of one who may ask.
-    pub(super) fn poll(&self, root: Pid) -> Option<Asked> {
+    pub(super) fn poll(&self, root: Pid) -> Option<(Word, Asker)> {
         loop {
             let mut line = [0_u8; LINE_MAX];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
@@ -130,7 +123,7 @@ impl Requests {
                 && let Some(process) = admitted(&credentials, root)
             {
                 let word = Word::of(&line[..got.bytes.min(LINE_MAX)]);
-                return Some(Asked { word, asker: Asker { process, address } });
+                return Some((word, Asker { process, address }));
             }
         }
     }
@@ -297,7 +290,7 @@ mod tests {
         Some(String::from_utf8_lossy(&line[..length]).into_owned())
     }
 
-    fn ask(requests: &Requests, client: &UnixDatagram, line: &str) -> Asked {
+    fn ask(requests: &Requests, client: &UnixDatagram, line: &str) -> (Word, Asker) {
         client.send(line.as_bytes()).unwrap();
         requests.poll(own()).unwrap()
     }
@@ -329,8 +322,8 @@ mod tests {
             ("please", Word::Unknown),
             ("", Word::Unknown),
         ] {
-            let asked = ask(&requests, &client, line);
-            assert_eq!((asked.word, asked.asker.process.pid), (word, own()), "{line:?}");
+            let (asked, asker) = ask(&requests, &client, line);
+            assert_eq!((asked, asker.process.pid), (word, own()), "{line:?}");
         }
     }
 
@@ -338,7 +331,7 @@ mod tests {
     fn a_checkpoint_answers_those_who_asked_before_it() {
         let mut requests = Requests::open(None).unwrap();
         let client = client(&requests);
-        let asked = ask(&requests, &client, "checkpoint").asker;
+        let asked = ask(&requests, &client, "checkpoint").1;
         requests.want(asked.clone());
         assert!(requests.wants_checkpoint());
         requests.taking(model::Sequence(7));
@@ -357,7 +350,7 @@ mod tests {
     fn a_hold_ends_with_a_release_its_time_or_its_process() {
         let mut requests = Requests::open(None).unwrap();
         let client = client(&requests);
-        let asker = ask(&requests, &client, "hold").asker;
+        let asker = ask(&requests, &client, "hold").1;
         let now = Instant::now();
         requests.hold(asker.clone(), now);
         assert!(requests.is_held() && heard(&client).is_none());

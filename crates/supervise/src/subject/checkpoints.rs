@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use model::Sequence;
 
 use super::Subject;
-use super::event::{Action, LateReason, NotTaken, Sliced};
-use super::state::{State, Step};
+use super::event::{Action, LateReason, NotTaken, Sliced, State, Step};
 
 impl Subject {
     /// Whether a checkpoint would be taken now if it were due.
@@ -30,13 +29,13 @@ impl Subject {
         self.incarnation.is_ready.then(|| self.pace.next())
     }
 
-    pub(super) fn take_if_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    pub(super) fn take_if_due(&mut self, now: Instant) {
         let Some(due) = self.due_time(now).filter(|due| *due <= now) else { return };
         if self.can_take() {
             let (sequence, is_wanted) = (self.checkpoints.next, self.incarnation.is_wanted);
             self.incarnation.is_wanted = false;
             self.state = State::Checkpointing { sequence, is_wanted };
-            actions.push(Action::Take(sequence));
+            self.actions.push(Action::Take(sequence));
             return;
         }
         // The rate falls, and nothing piles up. Rounds that pass while one is taken are counted when it was.
@@ -44,7 +43,7 @@ impl Subject {
         let is_round = due == self.pace.next() && is_idle;
         if is_round && self.checkpoints.late.replace(due) != Some(due) {
             let reason = if self.incarnation.is_held { LateReason::Held } else { LateReason::Writing };
-            actions.push(Action::Late(reason, 1));
+            self.actions.push(Action::Late(reason, 1));
         }
     }
 
@@ -61,7 +60,6 @@ impl Subject {
         (pause, arming): (Duration, Duration),
         sliced: Option<Sliced>,
         is_store_slow: bool,
-        actions: &mut Vec<Action>,
     ) {
         if self.answered().is_none() {
             return;
@@ -71,34 +69,34 @@ impl Subject {
         if arming > Duration::ZERO {
             self.pace.paused(arming);
         }
-        self.pass(now, pause, if is_store_slow { LateReason::Writing } else { LateReason::Copying }, actions);
+        self.pass(now, pause, if is_store_slow { LateReason::Writing } else { LateReason::Copying });
         if let Some(Sliced { longest, total }) = sliced {
             self.pace.sliced(longest, total, now);
         }
     }
 
-    pub(super) fn looked(&mut self, now: Instant, pause: Duration, actions: &mut Vec<Action>) {
+    pub(super) fn looked(&mut self, now: Instant, pause: Duration) {
         if self.answered().is_some() {
-            self.pass(now, pause, LateReason::Copying, actions);
+            self.pass(now, pause, LateReason::Copying);
             self.pace.committed(now);
         }
     }
 
     /// One was taken, and rounds may have passed meanwhile. If it began late, they were counted with the reason of that.
-    fn pass(&mut self, now: Instant, pause: Duration, reason: LateReason, actions: &mut Vec<Action>) {
+    fn pass(&mut self, now: Instant, pause: Duration, reason: LateReason) {
         let began_late = self.checkpoints.late == Some(self.pace.next());
         let passed = self.pace.taken(pause, now);
         if passed > 0 && !began_late {
-            actions.push(Action::Late(reason, passed));
+            self.actions.push(Action::Late(reason, passed));
         }
     }
 
-    pub(super) fn not_taken(&mut self, now: Instant, why: NotTaken, actions: &mut Vec<Action>) {
+    pub(super) fn not_taken(&mut self, now: Instant, why: NotTaken) {
         let Some(was_wanted) = self.answered() else { return };
         match why {
             NotTaken::Behind => {
                 self.incarnation.is_wanted |= was_wanted;
-                actions.push(Action::Late(LateReason::Writing, 1));
+                self.actions.push(Action::Late(LateReason::Writing, 1));
                 return;
             }
             NotTaken::TrackerReplaced => self.incarnation.is_wanted |= was_wanted,
@@ -108,12 +106,12 @@ impl Subject {
         self.checkpoints.advance();
     }
 
-    pub(super) fn log_lost(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn log_lost(&mut self) {
         let Some(was_wanted) = self.answered() else { return };
         self.incarnation.is_wanted |= was_wanted;
         self.checkpoints.in_flight.clear();
         self.checkpoints.is_opening = true;
-        actions.push(Action::OpenLog);
+        self.actions.push(Action::OpenLog);
     }
 
     pub(super) fn log_not_opened(&mut self, now: Instant, is_dying: bool) {
@@ -128,13 +126,7 @@ impl Subject {
         }
     }
 
-    pub(super) fn committed(
-        &mut self,
-        now: Instant,
-        sequence: Sequence,
-        oldest: Option<Sequence>,
-        actions: &mut Vec<Action>,
-    ) {
+    pub(super) fn committed(&mut self, now: Instant, sequence: Sequence, oldest: Option<Sequence>) {
         if !self.checkpoints.remove(sequence) {
             return;
         }
@@ -145,27 +137,21 @@ impl Subject {
         if let Some(oldest) = oldest {
             self.suspicion.forget_below(oldest);
         }
-        self.judge_if_settled(actions);
+        self.judge_if_settled();
     }
 
-    pub(super) fn not_committed(
-        &mut self,
-        now: Instant,
-        sequence: Sequence,
-        is_failure: bool,
-        actions: &mut Vec<Action>,
-    ) {
+    pub(super) fn not_committed(&mut self, now: Instant, sequence: Sequence, is_failure: bool) {
         self.checkpoints.remove(sequence);
         if is_failure {
             self.pace.failed(now);
         }
-        self.judge_if_settled(actions);
+        self.judge_if_settled();
     }
 
-    fn judge_if_settled(&mut self, actions: &mut Vec<Action>) {
+    fn judge_if_settled(&mut self) {
         let is_settling = matches!(self.state, State::Restoring { step: Step::Settling(_), .. });
         if is_settling && self.checkpoints.in_flight.is_empty() {
-            self.judge(actions);
+            self.judge();
         }
     }
 }

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use model::{Sequence, Signal};
 
 use super::Subject;
-use super::event::{Action, FreshReason, Notice, RestoreError, Survey};
-use super::state::{Death, End, Failure, State, Step};
+use super::event::{Action, Death, End, Failure, FreshReason, Notice, RestoreError, State, Step, Survey};
 use crate::policy::ChangedFiles;
 use crate::status::SubjectStatus;
 
@@ -48,21 +47,15 @@ impl Subject {
     }
 
     /// The first failure of a process is what the restart goes back behind.
-    pub(super) fn child_failed(&mut self, signal: Signal, actions: &mut Vec<Action>) {
+    pub(super) fn child_failed(&mut self, signal: Signal) {
         let is_first = self.incarnation.failed_child.is_none() && self.incarnation.ending.is_none();
         if self.state.is_alive() && is_first {
             self.incarnation.failed_child = Some(signal);
-            actions.extend([Action::Tell(Notice::ChildFailed), Action::KillRoot]);
+            self.actions.extend([Action::Tell(Notice::ChildFailed), Action::KillRoot]);
         }
     }
 
-    pub(super) fn died(
-        &mut self,
-        now: Instant,
-        own: SubjectStatus,
-        has_terminal: bool,
-        actions: &mut Vec<Action>,
-    ) {
+    pub(super) fn died(&mut self, now: Instant, own: SubjectStatus, has_terminal: bool) {
         if !self.state.is_alive() {
             return;
         }
@@ -81,7 +74,7 @@ impl Subject {
         }
         self.state = State::Dying(Death { status, noticed: now });
         // Nothing of an incarnation that is to be taken back goes on serving or writing meanwhile.
-        actions.extend([Action::Tell(Notice::Died(own)), Action::Clear]);
+        self.actions.extend([Action::Tell(Notice::Died(own)), Action::Clear]);
     }
 
     /// Whether the subject was asked to end: by a signal to the guardian, or by its terminal, whose signals reach only
@@ -97,54 +90,54 @@ impl Subject {
         }
     }
 
-    pub(super) fn cleared(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    pub(super) fn cleared(&mut self, now: Instant) {
         let State::Dying(death) = self.state else { return };
         if self.incarnation.ending.is_some() {
             self.state = State::Ended(End::Over(death.status));
             return;
         }
         if !self.restarts.admit(death.noticed) {
-            actions.push(Action::Tell(Notice::GaveUp(self.plan.limit)));
+            self.actions.push(Action::Tell(Notice::GaveUp(self.plan.limit)));
             self.state = State::Ended(End::GaveUp(death.status));
             return;
         }
         let lived = now.saturating_duration_since(self.incarnation.began);
         let wait = self.back_off.died(lived, death.status, self.incarnation.has_checkpoint);
         if wait.is_zero() {
-            self.begin_restore(death, actions);
+            self.begin_restore(death);
         } else {
             self.state = State::BackingOff(death, now + wait);
-            actions.push(Action::Tell(Notice::BacksOff(wait)));
+            self.actions.push(Action::Tell(Notice::BacksOff(wait)));
         }
     }
 
-    pub(super) fn begin_restore(&mut self, death: Death, actions: &mut Vec<Action>) {
+    pub(super) fn begin_restore(&mut self, death: Death) {
         self.restart_count += 1;
         let step = if self.checkpoints.in_flight.is_empty() { Step::Judging } else { Step::Weighing };
         self.state = State::Restoring { death, step, has_failed: false };
         if death.status.is_clean() {
-            self.leave_behind(actions);
-            self.start(false, None, actions);
+            self.leave_behind();
+            self.start(false, None);
         } else {
-            actions.push(Action::Survey);
+            self.actions.push(Action::Survey);
         }
     }
 
-    pub(super) fn surveyed(&mut self, now: Instant, survey: &Survey, actions: &mut Vec<Action>) {
+    pub(super) fn surveyed(&mut self, now: Instant, survey: &Survey) {
         let State::Restoring { death, step, has_failed } = self.state else { return };
         match step {
-            Step::Weighing => self.weigh(now, survey, death, actions),
-            Step::Judging if self.is_better_begun_anew(survey, death, actions) => {
-                self.start_with_files(Some(FreshReason::LastRestart), survey, actions);
+            Step::Weighing => self.weigh(now, survey, death),
+            Step::Judging if self.is_better_begun_anew(survey, death) => {
+                self.start_with_files(Some(FreshReason::LastRestart), survey);
             }
-            Step::Judging | Step::Choosing => self.choose(survey, death, has_failed, actions),
+            Step::Judging | Step::Choosing => self.choose(survey, death, has_failed),
             Step::Settling(_) | Step::Building(_) => {}
         }
     }
 
     /// Decides about the checkpoints that were being written when the subject died. They are waited for while that
     /// costs little, or when there are no others; else they are left behind.
-    fn weigh(&mut self, now: Instant, survey: &Survey, death: Death, actions: &mut Vec<Action>) {
+    fn weigh(&mut self, now: Instant, survey: &Survey, death: Death) {
         let in_flight: Vec<Sequence> = self.checkpoints.in_flight.iter().copied().collect();
         let is_worth_it = !self.usable(survey, &in_flight).is_empty();
         // A reader may find those in flight whole already.
@@ -154,46 +147,46 @@ impl Subject {
         let until = death.noticed + if has_other { patience(self.plan.every) } else { NO_OTHER_PATIENCE };
         self.state = State::Restoring { death, step: Step::Settling(until), has_failed: false };
         if in_flight.is_empty() || now >= until {
-            self.judge(actions);
+            self.judge();
         }
     }
 
     /// Ends the wait for checkpoints in flight.
-    pub(super) fn judge(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn judge(&mut self) {
         let State::Restoring { death, .. } = self.state else { return };
-        self.leave_behind(actions);
+        self.leave_behind();
         self.state = State::Restoring { death, step: Step::Judging, has_failed: false };
-        actions.push(Action::Survey);
+        self.actions.push(Action::Survey);
     }
 
     /// Invalidates the checkpoints in flight, since an older one is restored.
-    fn leave_behind(&mut self, actions: &mut Vec<Action>) {
+    fn leave_behind(&mut self) {
         let dropped: Vec<Sequence> = self.checkpoints.in_flight.drain(..).collect();
         dropped.iter().for_each(|sequence| self.suspicion.unusable(*sequence));
         let newest = self.checkpoints.descends.unwrap_or(BEGINNING);
-        actions.push(Action::LeaveBehind { dropped, newest });
+        self.actions.push(Action::LeaveBehind { dropped, newest });
     }
 
     /// Judges the checkpoint that the death speaks against. Gives whether the program starts from its beginning since
     /// going on step by step would end in giving up, with no try left for the beginning.
-    fn is_better_begun_anew(&mut self, survey: &Survey, death: Death, actions: &mut Vec<Action>) -> bool {
+    fn is_better_begun_anew(&mut self, survey: &Survey, death: Death) -> bool {
         let blamed = if self.goes_back() {
             self.suspicion.choose(&self.usable(survey, &self.own(survey)))
         } else {
             self.checkpoints.descends
         };
         let poisoned = blamed.and_then(|from| self.suspicion.died(from, death.status, death.noticed));
-        actions.extend(poisoned.map(|poisoned| Action::Tell(Notice::Poisoned(poisoned))));
+        self.actions.extend(poisoned.map(|poisoned| Action::Tell(Notice::Poisoned(poisoned))));
         self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.plan.can_start
     }
 
     /// Restores the newest checkpoint that may be used, else starts the program from its beginning.
-    fn choose(&mut self, survey: &Survey, death: Death, has_failed: bool, actions: &mut Vec<Action>) {
+    fn choose(&mut self, survey: &Survey, death: Death, has_failed: bool) {
         let committed = self.own(survey);
         // Going back drops what came later from the undo log: a later checkpoint is never chosen after an earlier one.
         if let Some(sequence) = self.suspicion.choose(&self.usable(survey, &committed)) {
             self.state = State::Restoring { death, step: Step::Building(sequence), has_failed };
-            actions.push(Action::Restore(sequence));
+            self.actions.push(Action::Restore(sequence));
             return;
         }
         let tried = committed.len();
@@ -205,61 +198,61 @@ impl Subject {
         if has_failed && !self.plan.can_start {
             self.state = State::Ended(End::Failed(Failure::NotRestorable { tried }));
         } else {
-            self.start_with_files(why, survey, actions);
+            self.start_with_files(why, survey);
         }
     }
 
     /// Starts the program from its beginning, with its files of then where these can go back to it.
-    fn start_with_files(&mut self, why: Option<FreshReason>, survey: &Survey, actions: &mut Vec<Action>) {
-        self.start(self.goes_back() && survey.reaches_beginning, why, actions);
+    fn start_with_files(&mut self, why: Option<FreshReason>, survey: &Survey) {
+        self.start(self.goes_back() && survey.reaches_beginning, why);
     }
 
-    fn start(&mut self, is_with_files: bool, why: Option<FreshReason>, actions: &mut Vec<Action>) {
+    fn start(&mut self, is_with_files: bool, why: Option<FreshReason>) {
         if self.plan.can_start {
             self.state = State::Starting { is_with_files };
-            actions.push(Action::Start { is_with_files, why });
+            self.actions.push(Action::Start { is_with_files, why });
         } else {
             self.state = State::Ended(End::Failed(Failure::NoWayBack));
         }
     }
 
-    pub(super) fn restored(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    pub(super) fn restored(&mut self, now: Instant) {
         let State::Restoring { death, step: Step::Building(sequence), .. } = self.state else { return };
         self.suspicion.begins(sequence, now);
         self.checkpoints.descends = Some(sequence);
         let took = now.saturating_duration_since(death.noticed);
-        actions.push(Action::Tell(Notice::Restored(sequence, took)));
+        self.actions.push(Action::Tell(Notice::Restored(sequence, took)));
         // Where it is now, it has been checkpointed before.
-        self.begin_incarnation(now, true, actions);
+        self.begin_incarnation(now, true);
     }
 
-    pub(super) fn not_restored(&mut self, error: RestoreError, actions: &mut Vec<Action>) {
+    pub(super) fn not_restored(&mut self, error: RestoreError) {
         let State::Restoring { death, step: Step::Building(sequence), .. } = self.state else { return };
         let is_of_files = error == RestoreError::FilesChanged && !self.goes_back();
         let notice = Notice::NotRestored { sequence, is_explained_next: is_of_files };
         match error {
             RestoreError::FilesHalfWay => self.state = State::Ended(End::Failed(Failure::LastError)),
-            RestoreError::FilesStay => self.start(false, Some(FreshReason::FilesStay(sequence)), actions),
+            RestoreError::FilesStay => self.start(false, Some(FreshReason::FilesStay(sequence))),
             RestoreError::FilesChanged if is_of_files => {
-                actions.push(Action::Tell(notice));
+                self.actions.push(Action::Tell(notice));
                 if self.plan.files == ChangedFiles::Refuse || !self.plan.can_start {
                     self.state = State::Ended(End::Failed(Failure::LastError));
                 } else {
-                    self.start(false, Some(FreshReason::FilesChanged), actions);
+                    self.start(false, Some(FreshReason::FilesChanged));
                 }
             }
             RestoreError::FilesChanged | RestoreError::Unusable => {
                 self.suspicion.unusable(sequence);
                 self.state = State::Restoring { death, step: Step::Choosing, has_failed: true };
-                actions.extend([Action::Tell(notice), Action::Survey]);
+                self.actions.extend([Action::Tell(notice), Action::Survey]);
             }
         }
     }
 
-    pub(super) fn not_started(&mut self, error: RestoreError, actions: &mut Vec<Action>) {
+    pub(super) fn not_started(&mut self, error: RestoreError) {
         match (self.state, error) {
             (State::Starting { is_with_files: true }, RestoreError::FilesStay) => {
-                self.start(false, Some(FreshReason::FilesStay(BEGINNING)), actions);
+                self.start(false, Some(FreshReason::FilesStay(BEGINNING)));
             }
             (State::Starting { .. }, _) => self.state = State::Ended(End::Failed(Failure::LastError)),
             _ => {}

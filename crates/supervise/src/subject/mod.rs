@@ -8,7 +8,6 @@
 mod checkpoints;
 mod death;
 mod event;
-mod state;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -20,8 +19,10 @@ use crate::policy::{ChangedFiles, RestartPolicy};
 use crate::restarts::{BackOff, RestartLimit, Restarts};
 use crate::suspicion::Suspicion;
 
-pub use event::{Action, Event, FreshReason, LateReason, NotTaken, Notice, RestoreError, Sliced, Survey};
-pub use state::{Death, End, Failure, State, Step};
+pub use event::{
+    Action, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, RestoreError, Sliced,
+    State, Step, Survey,
+};
 
 /// What is decided before a run begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,6 +67,8 @@ pub struct Subject {
     suspicion: Suspicion,
     /// Restarts that were begun.
     restart_count: u64,
+    /// What the event that is being handled has led to so far.
+    actions: Vec<Action>,
 }
 
 /// The checkpoints of one subject.
@@ -165,6 +168,7 @@ impl Subject {
             back_off: BackOff::default(),
             suspicion: Suspicion::new(plan.limit.window),
             restart_count: 0,
+            actions: Vec::new(),
         }
     }
 
@@ -174,40 +178,39 @@ impl Subject {
             self.after_end(&event, now);
             return Vec::new();
         }
-        let mut actions = Vec::new();
         match event {
-            Event::Started => self.started(now, &mut actions),
+            Event::Started => self.started(now),
             Event::Ready => self.incarnation.is_ready = true,
             Event::Holds(is_held) => self.holds(is_held),
             Event::Wanted => self.incarnation.is_wanted |= self.state.is_alive(),
-            Event::Due => self.due(now, &mut actions),
+            Event::Due => self.due(now),
             Event::Continued => self.pace.begin(now),
             Event::Taken { pause, arming, sliced, is_store_slow } => {
-                self.taken(now, (pause, arming), sliced, is_store_slow, &mut actions);
+                self.taken(now, (pause, arming), sliced, is_store_slow);
             }
-            Event::Looked { pause } => self.looked(now, pause, &mut actions),
-            Event::NotTaken(why) => self.not_taken(now, why, &mut actions),
-            Event::LogLost => self.log_lost(&mut actions),
+            Event::Looked { pause } => self.looked(now, pause),
+            Event::NotTaken(why) => self.not_taken(now, why),
+            Event::LogLost => self.log_lost(),
             Event::LogOpened => self.checkpoints.is_opening = false,
             Event::LogNotOpened { is_dying } => self.log_not_opened(now, is_dying),
-            Event::Committed { sequence, oldest } => self.committed(now, sequence, oldest, &mut actions),
-            Event::WriteFailed(sequence) => self.not_committed(now, sequence, true, &mut actions),
-            Event::CalledOff(sequence) => self.not_committed(now, sequence, false, &mut actions),
+            Event::Committed { sequence, oldest } => self.committed(now, sequence, oldest),
+            Event::WriteFailed(sequence) => self.not_committed(now, sequence, true),
+            Event::CalledOff(sequence) => self.not_committed(now, sequence, false),
             Event::Differs(sequence) => self.suspicion.unusable(sequence),
             Event::EndRequested(signal) => self.end_requested(now, signal),
-            Event::ChildFailed(signal) => self.child_failed(signal, &mut actions),
+            Event::ChildFailed(signal) => self.child_failed(signal),
             Event::Died { status, has_terminal, after_child } => {
                 after_child.iter().for_each(|sequence| self.suspicion.unusable(*sequence));
-                self.died(now, status, has_terminal, &mut actions);
+                self.died(now, status, has_terminal);
             }
-            Event::Cleared => self.cleared(now, &mut actions),
-            Event::Surveyed(survey) => self.surveyed(now, &survey, &mut actions),
-            Event::Restored => self.restored(now, &mut actions),
-            Event::NotRestored(error) => self.not_restored(error, &mut actions),
-            Event::NotStarted(error) => self.not_started(error, &mut actions),
+            Event::Cleared => self.cleared(now),
+            Event::Surveyed(survey) => self.surveyed(now, &survey),
+            Event::Restored => self.restored(now),
+            Event::NotRestored(error) => self.not_restored(error),
+            Event::NotStarted(error) => self.not_started(error),
             Event::Failed => self.fail(),
         }
-        actions
+        std::mem::take(&mut self.actions)
     }
 
     /// What it is doing.
@@ -273,7 +276,7 @@ impl Subject {
         self.pace.pauses()
     }
 
-    fn started(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    fn started(&mut self, now: Instant) {
         if !matches!(self.state, State::Starting { .. }) {
             return;
         }
@@ -282,17 +285,17 @@ impl Subject {
             self.suspicion.begins_afresh();
         }
         let is_ready = !self.plan.awaits_ready || !self.plan.can_start;
-        self.begin_incarnation(now, is_ready, actions);
+        self.begin_incarnation(now, is_ready);
     }
 
-    fn begin_incarnation(&mut self, now: Instant, is_ready: bool, actions: &mut Vec<Action>) {
+    fn begin_incarnation(&mut self, now: Instant, is_ready: bool) {
         let ending = self.incarnation.ending.take();
         self.incarnation = Incarnation::begin(self.incarnation.number + 1, is_ready, now);
         self.pace.begin(now);
         self.state = State::Running;
         if let Some((signal, _)) = ending {
             self.incarnation.ending = Some((signal, now));
-            actions.push(Action::Signal(signal));
+            self.actions.push(Action::Signal(signal));
         }
     }
 
@@ -308,11 +311,11 @@ impl Subject {
         self.state = if self.incarnation.is_held { State::Held } else { State::Running };
     }
 
-    fn due(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    fn due(&mut self, now: Instant) {
         match self.state {
-            State::BackingOff(death, until) if now >= until => self.begin_restore(death, actions),
-            State::Restoring { step: Step::Settling(until), .. } if now >= until => self.judge(actions),
-            _ if self.state.is_alive() => self.take_if_due(now, actions),
+            State::BackingOff(death, until) if now >= until => self.begin_restore(death),
+            State::Restoring { step: Step::Settling(until), .. } if now >= until => self.judge(),
+            _ if self.state.is_alive() => self.take_if_due(now),
             _ => {}
         }
     }

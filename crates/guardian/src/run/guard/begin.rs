@@ -1,78 +1,141 @@
-//! The beginning of a guard, with a subject that runs.
+//! How a subject is started or adopted, and how its guard is put together.
 //!
-//! Owns: how its parts are put together, and what is told first.
-//! Does not: start the subject; `starting` does.
+//! Owns: the steps from a request to a subject that is guarded, their order, and what is told first.
+//! Invariants: a name is claimed before anything is started; a program that was started goes on if a later step fails.
+//! Does not: guard it.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use store::EPOCHS_IN_FLIGHT_MAX;
-use supervise::{ChangedFiles, Plan};
+use model::{Pid, Sequence};
+use store::{EPOCHS_IN_FLIGHT_MAX, Store, SubjectName};
+use supervise::{Beginning, ChangedFiles, Event, Plan};
+use sys::listener_holder::ListenerHolder;
+use tracee::procfs;
 
+use super::super::children::Children;
+use super::super::claim::{Claim, UNDO_DIRECTORY};
 use super::super::departed::Departed;
 use super::super::leftovers::descendants;
 use super::super::reasons::Reasons;
-use super::super::request::{Guarded, RunRequest};
-use super::super::tracer::{Place, Tracer};
-use super::parts::{Driver, Guard, Parts, Refusals, Taking, Told, Tree, Voice, WatchedFiles};
-use super::telling::first_record;
+use super::super::rebuild::{Shared, spawn};
+use super::super::request::{Guarded, RunRequest, TRACKER_DEFAULT};
+use super::super::requests::Requests;
+use super::super::tracer::{Place, Tracer, Tracking};
+use super::super::watching::{self, Watching};
+use super::parts::{Driver, Guard, Progress, Refusals, Taking, Told, Tree, Voice, WatchedFiles};
+use crate::ancestry;
 use crate::error::Result;
 use crate::event::RunEvent;
 use crate::files::{FilesReport, WrittenFiles};
+use crate::foreground::Foreground;
 use crate::journal::Journal;
+use crate::record::{ProcessName, Record, SubjectFacts, boot};
+use crate::subject::Subject;
+use crate::time;
+
+/// Carries out a request until its subject runs and is guarded. Waits for the disk and for the program to be executed.
+///
+/// # Errors
+///
+/// When it cannot be started or watched. A program that runs goes on.
+pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foreground) -> Result<Guard> {
+    if let Guarded::Process(pid) = request.what {
+        ancestry::refuse(pid)?;
+        ancestry::refuse_guarded(pid)?;
+    }
+    let (policy, no_rewind) = watching::choose(&request)?;
+    let tracking = tracking(&request)?;
+    let store = request.store.create()?;
+    let mut claim = claim(&store, &request)?;
+    let watching = (policy == ChangedFiles::Rewind).then(|| watch(&request, &claim, &host)).transpose()?;
+    let watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
+    let tracking = Tracking { watch, ..tracking };
+    let mut children = request.child_signals.then(Children::listen).transpose()?;
+    let place = Place::new(&store, &claim.name, &request);
+    let log = place.open()?;
+    let (subject, requests, first) = match &request.what {
+        Guarded::Command(words) => {
+            let requests = Requests::open(None)?;
+            let subject = spawn(words, &host, requests.name(), watching.as_deref())?;
+            (subject, requests, store.next_sequence(&claim.name)?)
+        }
+        Guarded::Process(pid) => adopt(*pid, &store, &claim)?,
+    };
+    claim.use_it();
+    let beginning = beginning(&store, &claim, first)?;
+    children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
+    let mut record = first_record(&request, &claim, &subject, first, &tracking)?;
+    record.facts.files = FilesReport::first(policy, no_rewind.as_deref());
+    requests.name().clone_into(&mut record.requests);
+    let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
+    let known = descendants(subject.pid());
+    let owner = host.reaper.admit(subject.key());
+    host.reaper.note(owner, &known);
+    let mut guard = Guard {
+        driver: Driver::begin(plan(&request, policy), beginning, host.clock.now()),
+        tree: Tree {
+            owner,
+            children,
+            child_death: None,
+            known,
+            departed: Departed::default(),
+            resumed_after: Duration::ZERO,
+            death: None,
+            foreground: Arc::new(Mutex::new(foreground)),
+        },
+        request,
+        store,
+        claim,
+        requests,
+        subject: Arc::new(subject),
+        taking: Taking {
+            tracer: Tracer::start(place, log, tracking, host.clock.clone())?,
+            pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX),
+            early: None,
+            doubt: None,
+        },
+        host,
+        refusals: Refusals::default(),
+        files: WatchedFiles {
+            policy,
+            watching,
+            written: WrittenFiles::default(),
+            deferred: Reasons::default(),
+            breaks: Reasons::default(),
+        },
+        voice: Voice { journal, record, told: Told::default(), outbox: Vec::new(), is_holding: false },
+    };
+    guard.tell_begin(no_rewind.as_deref());
+    Ok(guard)
+}
+
+/// Begins to watch the files of a subject that is to be started.
+fn watch(request: &RunRequest, claim: &Claim, host: &Shared) -> Result<Arc<Watching>> {
+    let holder = ListenerHolder::start()?;
+    host.reaper.exempt(holder.pid());
+    let undo = claim.directory.join(UNDO_DIRECTORY);
+    Ok(Arc::new(Watching::start(undo, request, holder, &host.streams)?))
+}
+
+impl Driver {
+    /// The subject runs already.
+    fn begin(plan: Plan, beginning: Beginning, now: Instant) -> Self {
+        let mut machine = supervise::Subject::new(plan, beginning, now);
+        Self {
+            actions: machine.step(now, Event::Started).into(),
+            incarnation: machine.incarnation(),
+            machine,
+            last_error: None,
+            signals: VecDeque::new(),
+            progress: Progress::Own,
+        }
+    }
+}
 
 impl Guard {
-    pub(crate) fn new(request: RunRequest, parts: Parts) -> Result<Self> {
-        let Parts { store, claim, host, foreground, requests, mut children, subject, beginning, .. } = parts;
-        let Parts { log, tracking, files: (policy, no_rewind), watching, .. } = parts;
-        children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
-        let mut record = first_record(&request, &claim, &subject, beginning.first, &tracking)?;
-        record.facts.files = FilesReport::first(policy, no_rewind.as_deref());
-        requests.name().clone_into(&mut record.requests);
-        let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
-        let place = Place::new(&store, &claim.name, &request);
-        let known = descendants(subject.pid());
-        let owner = host.reaper.admit(subject.key());
-        host.reaper.note(owner, &known);
-        let mut guard = Self {
-            tree: Tree {
-                owner,
-                children,
-                child_death: None,
-                known,
-                departed: Departed::default(),
-                resumed_after: Duration::ZERO,
-                death: None,
-                foreground: Arc::new(Mutex::new(foreground)),
-            },
-            driver: Driver::begin(plan(&request, policy), beginning, host.clock.now()),
-            request,
-            store,
-            claim,
-            requests,
-            subject: Arc::new(subject),
-            taking: Taking {
-                tracer: Tracer::start(place, log, tracking, host.clock.clone())?,
-                pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX),
-                early: None,
-                doubt: None,
-            },
-            host,
-            refusals: Refusals::default(),
-            files: WatchedFiles {
-                policy,
-                watching,
-                written: WrittenFiles::default(),
-                deferred: Reasons::default(),
-                breaks: Reasons::default(),
-            },
-            voice: Voice { journal, record, told: Told::default(), outbox: Vec::new(), is_holding: false },
-        };
-        guard.tell_begin(no_rewind.as_deref());
-        Ok(guard)
-    }
-
     /// Tells that there is a subject, and why its files do not go back where nothing else was asked for.
     fn tell_begin(&mut self, no_rewind: Option<&str>) {
         match self.request.what {
@@ -92,6 +155,11 @@ impl Guard {
     }
 }
 
+fn beginning(store: &Store, claim: &Claim, first: Sequence) -> Result<Beginning> {
+    let newest = store.newest(&claim.name)?.map(|(sequence, _)| sequence);
+    Ok(Beginning { next: store.next_sequence(&claim.name)?, first, newest })
+}
+
 fn plan(request: &RunRequest, files: ChangedFiles) -> Plan {
     Plan {
         every: request.every,
@@ -101,5 +169,105 @@ fn plan(request: &RunRequest, files: ChangedFiles) -> Plan {
         files,
         can_start: matches!(request.what, Guarded::Command(_)),
         in_flight_max: EPOCHS_IN_FLIGHT_MAX,
+    }
+}
+
+fn first_record(
+    request: &RunRequest,
+    claim: &Claim,
+    subject: &Subject,
+    first: Sequence,
+    tracking: &Tracking,
+) -> Result<Record> {
+    let own = tracee::procfs::key(model::Pid(std::process::id() as i32))?;
+    let facts = SubjectFacts {
+        name: claim.name.to_string(),
+        policy: request.policy,
+        incarnation: 1,
+        max_pause_us: request.tuning.max_pause.map(time::microseconds),
+        requested_hz: 1.0 / request.every.as_secs_f64(),
+        tracker: tracking.kind.name().to_owned(),
+        ..SubjectFacts::default()
+    };
+    let (guardian, root) = (ProcessName::of(own), ProcessName::of(subject.key()));
+    Ok(Record { facts, boot: boot(), guardian, root, first_sequence: first.get(), ..Record::default() })
+}
+
+fn tracking(request: &RunRequest) -> Result<Tracking> {
+    let choice = track::choose(&request.tracker).map_err(engine::EngineError::from)?;
+    Ok(Tracking {
+        kind: choice.kind,
+        is_automatic: request.tracker == TRACKER_DEFAULT,
+        verify_every: request.verify_every,
+        is_dry: request.dry_run_tracking,
+        tuning: request.tuning.clone(),
+        watch: None,
+    })
+}
+
+fn claim(store: &Store, request: &RunRequest) -> Result<Claim> {
+    match (&request.name, &request.what) {
+        (Some(name), _) => Claim::named(store, &SubjectName::chosen(name)?),
+        (None, Guarded::Command(words)) => {
+            let program = words.first().map(Path::new).and_then(Path::file_name);
+            Claim::after(store, &valid(&program.unwrap_or_default().to_string_lossy()))
+        }
+        (None, Guarded::Process(pid)) => match name_of(store, *pid)? {
+            Some(name) => Claim::named(store, &name),
+            None => {
+                let stat = procfs::stat(*pid).map_err(|_| engine::EngineError::NoProcess(*pid))?;
+                Claim::after(store, &valid(&stat.comm))
+            }
+        },
+    }
+}
+
+/// A program's name as one that a store takes.
+fn valid(program: &str) -> String {
+    let is_plain = |letter: char| letter.is_alphanumeric() || "-_.+".contains(letter);
+    let name: String = program.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
+    let name = name.trim_start_matches('.');
+    if name.is_empty() { "subject".to_owned() } else { name.to_owned() }
+}
+
+/// The name under which a process was guarded before.
+fn name_of(store: &Store, pid: Pid) -> Result<Option<SubjectName>> {
+    for name in store.names()? {
+        // What cannot be read is no record of this process.
+        let record = Record::read(&store.root().join(name.as_str())).ok().flatten();
+        if record.is_some_and(|record| record.has_root() && record.root.pid == pid.get()) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// A process that runs already, with what its last guardian has recorded of this very process: the socket for requests
+/// that it knows, and the first checkpoint in the store that is one of its own.
+fn adopt(pid: Pid, store: &Store, claim: &Claim) -> Result<(Subject, Requests, Sequence)> {
+    let subject = Subject::stranger(pid).map_err(|_| engine::EngineError::NoProcess(pid))?;
+    let before = Record::read(&claim.directory).ok().flatten();
+    let same = |record: &Record| record.has_root() && record.root == ProcessName::of(subject.key());
+    let before = before.filter(same);
+    let requests = Requests::open(before.as_ref().map(|record| record.requests.as_str()))?;
+    let first = match before {
+        Some(record) => Sequence(record.first_sequence),
+        None => store.next_sequence(&claim.name)?,
+    };
+    Ok((subject, requests, first))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_program_has_a_name_that_a_store_takes() {
+        for (program, name) in
+            [("redis-server", "redis-server"), ("a b@c", "a_b_c"), (".hidden", "hidden"), ("..", "subject")]
+        {
+            assert_eq!(valid(program), name);
+            assert!(valid(program).parse::<store::SubjectName>().is_ok());
+        }
     }
 }

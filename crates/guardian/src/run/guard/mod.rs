@@ -8,13 +8,11 @@
 mod actions;
 mod begin;
 mod death;
-mod leave;
 mod news;
 mod parts;
 mod rewind;
-mod telling;
 mod turn;
 
-pub(crate) use self::leave::Left;
-pub(super) use self::parts::Parts;
+pub(crate) use self::begin::start;
+pub(crate) use self::death::Left;
 pub(crate) use self::parts::{After, Guard};

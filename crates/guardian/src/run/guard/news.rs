@@ -7,18 +7,18 @@
 
 use std::time::Duration;
 
-use engine::{Comparison, Phase, Phases, Slices};
+use engine::{Comparison, Phase, Phases, Slices, Taken};
+use image::ImageKind;
 use model::{PageCount, Sequence};
-use store::{Completion, LogWriter};
+use store::{Completion, LogCommitted, LogWriter};
 use supervise::{Event, NotTaken, Sliced, State};
 use tracee::procfs;
 
 use super::super::reasons::Reasons;
 use super::super::tracer::{News, TakenNews};
-use super::parts::{Guard, InFlight};
-use super::telling::{checkpoint_event, refusal};
+use super::parts::Guard;
 use crate::error::GuardianError;
-use crate::event::RunEvent;
+use crate::event::{CheckpointEvent, PhaseTimes, RunEvent};
 use crate::record::{Failing, PauseMicroseconds, SlicesReport};
 use crate::time;
 
@@ -146,15 +146,7 @@ impl Guard {
         if let Some(found) = comparison {
             self.note_comparison(sequence, &found);
         }
-        self.taking.pending.push_back(InFlight {
-            sequence,
-            arming: taken.arming,
-            phases: taken.phases,
-            slices: taken.slices,
-            rounds: taken.rounds,
-            precopied: taken.precopied,
-            residual: taken.residual,
-        });
+        self.taking.pending.push_back(taken_event(&taken, self.request.tuning.max_pause));
         self.host.reaper.note(self.tree.owner, &descendants);
         self.tree.known = descendants;
         self.report_departed(sequence, false);
@@ -173,13 +165,11 @@ impl Guard {
             self.taking.early = Some((sequence, outcome));
             return;
         }
-        let place = self.taking.pending.iter().position(|pending| pending.sequence == sequence);
+        let place = self.taking.pending.iter().position(|pending| pending.seq == sequence.get());
         let found = place.and_then(|place| self.taking.pending.remove(place));
         match (outcome, found) {
             (Ok(committed), Some(taken)) => {
-                let max_pause = self.request.tuning.max_pause;
-                let event = checkpoint_event(&committed, taken, max_pause);
-                self.voice.journal.tell_of(committed.commit.time, event);
+                self.voice.journal.tell_of(committed.commit.time, checkpoint_event(&committed, taken));
                 self.note_commit(sequence);
             }
             // Left behind with the incarnation that it is of.
@@ -246,4 +236,42 @@ impl Guard {
 /// Whether most of a checkpoint's time was spent waiting for the store: buffers come back as it writes.
 fn waited_for_store(phases: &Phases) -> bool {
     phases[Phase::Room] > phases[Phase::Precopy] + phases[Phase::Prepare] + phases.pause()
+}
+
+/// The answer to a request for a checkpoint that was not taken.
+fn refusal(error: &GuardianError) -> String {
+    format!("error {}\n", error.to_string().lines().next().unwrap_or_default())
+}
+
+/// A checkpoint that has left the subject.
+fn taken_event(taken: &Taken, max_pause: Option<Duration>) -> CheckpointEvent {
+    let us = time::microseconds;
+    CheckpointEvent {
+        seq: taken.ticket.sequence().get(),
+        arming_us: us(taken.arming),
+        max_pause_us: max_pause.map(us),
+        slices: SlicesReport::of(taken.slices),
+        phases: PhaseTimes::of(&taken.phases),
+        scanned_pages: taken.phases.scanned.get(),
+        rounds: taken.rounds,
+        precopied_pages: taken.precopied.get(),
+        residual_pages: taken.residual.get(),
+        ..CheckpointEvent::default()
+    }
+}
+
+/// The same once it is durable.
+fn checkpoint_event(committed: &LogCommitted, taken: CheckpointEvent) -> RunEvent {
+    let (commit, us) = (&committed.commit, time::microseconds);
+    RunEvent::Checkpoint(CheckpointEvent {
+        full: commit.kind == ImageKind::Full,
+        pause_us: us(commit.timings.pause),
+        hash_us: us(committed.timings.hash),
+        write_us: us(committed.timings.write),
+        commit_us: us(committed.timings.commit),
+        pages: commit.pages.get(),
+        bytes: committed.written.get(),
+        moved_pages: committed.moved.get(),
+        ..taken
+    })
 }

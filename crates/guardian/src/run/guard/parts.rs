@@ -1,32 +1,29 @@
 //! What a guard consists of, by topic.
 //!
-//! Owns: the values; who changes each of them is told by the modules beside this one.
+//! Owns: the values; the modules beside this one change them.
 //! Does not: do anything.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::{Phases, Slices};
-use model::{PageCount, ProcessKey, Sequence};
-use store::{Completion, LogWriter, Store};
-use supervise::{Action, Beginning, ChangedFiles, Event, Plan, SubjectStatus};
+use model::ProcessKey;
+use store::{Completion, Store};
+use supervise::{Action, ChangedFiles, Event, SubjectStatus};
 
 use super::super::children::{ChildDeath, Children};
 use super::super::claim::Claim;
 use super::super::departed::Departed;
 use super::super::leftovers::Owner;
 use super::super::reasons::Reasons;
-use super::super::rebuild::SharedForeground;
+use super::super::rebuild::{Shared, SharedForeground};
 use super::super::request::RunRequest;
 use super::super::requests::Requests;
-use super::super::shared::Shared;
-use super::super::tracer::{Tracer, Tracking};
+use super::super::tracer::Tracer;
 use super::super::watching::Watching;
 use crate::error::{GuardianError, Result};
-use crate::event::RunEvent;
+use crate::event::{CheckpointEvent, RunEvent};
 use crate::files::WrittenFiles;
-use crate::foreground::Foreground;
 use crate::journal::Journal;
 use crate::record::Record;
 use crate::signals::Request;
@@ -48,40 +45,11 @@ pub(crate) struct Guard {
     pub(super) voice: Voice,
 }
 
-/// What a guard is made of, each by one step of `starting`.
-pub(crate) struct Parts {
-    pub(crate) store: Store,
-    pub(crate) claim: Claim,
-    pub(crate) host: Arc<Shared>,
-    pub(crate) foreground: Foreground,
-    pub(crate) requests: Requests,
-    pub(crate) children: Option<Children>,
-    pub(crate) subject: Subject,
-    pub(crate) beginning: Beginning,
-    pub(crate) log: LogWriter,
-    pub(crate) tracking: Tracking,
-    /// What a restart does with changed files, and why they do not go back where nothing else was asked for.
-    pub(crate) files: (ChangedFiles, Option<String>),
-    pub(crate) watching: Option<Arc<Watching>>,
-}
-
 /// Work of a subject that may block.
 pub(crate) type Work = Box<dyn FnOnce() -> After + Send>;
 
 /// What the guard makes of the work when it is done.
 pub(crate) type After = Box<dyn FnOnce(&mut Guard) -> Result<Event> + Send>;
-
-/// A checkpoint that was taken and is not durable yet.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct InFlight {
-    pub(super) sequence: Sequence,
-    pub(super) arming: Duration,
-    pub(super) phases: Phases,
-    pub(super) slices: Slices,
-    pub(super) rounds: usize,
-    pub(super) precopied: PageCount,
-    pub(super) residual: PageCount,
-}
 
 /// The state machine, and what it has decided.
 pub(super) struct Driver {
@@ -131,8 +99,8 @@ pub(super) struct Tree {
 /// How checkpoints are taken and written.
 pub(super) struct Taking {
     pub(super) tracer: Tracer,
-    /// Those that were taken and are not durable yet, rising.
-    pub(super) pending: VecDeque<InFlight>,
+    /// Those that were taken and are not durable yet, rising, as far as they are known.
+    pub(super) pending: VecDeque<CheckpointEvent>,
     /// What the log has told of a checkpoint before the tracer has.
     pub(super) early: Option<Completion>,
     /// A failure that may be the death of the subject, and how long that is waited for.
@@ -186,20 +154,4 @@ pub(super) struct Told {
     pub(super) child: bool,
     /// That the way back of files is lost, and not yet that there is one again.
     pub(super) is_broken: bool,
-}
-
-impl Driver {
-    /// The subject runs already.
-    pub(super) fn begin(plan: Plan, beginning: Beginning, now: Instant) -> Self {
-        let mut machine = supervise::Subject::new(plan, beginning, now);
-        let actions = machine.step(now, Event::Started).into();
-        Self {
-            incarnation: machine.incarnation(),
-            machine,
-            actions,
-            last_error: None,
-            signals: VecDeque::new(),
-            progress: Progress::Own,
-        }
-    }
 }

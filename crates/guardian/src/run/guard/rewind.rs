@@ -23,6 +23,24 @@ impl Guard {
         last.map_or_else(|| NONE_EXACT.to_owned(), |why| format!("{NONE_EXACT}: {why}"))
     }
 
+    /// Takes note of the files that a checkpoint has recorded; the first that knows some reports those that can
+    /// prevent a restart.
+    pub(super) fn note_files(&mut self, sequence: Sequence, files: &[FileRecord]) {
+        self.files.written.note(sequence, files);
+        let policy = self.files.policy;
+        let report = self.files_report(files);
+        // Once in a run, and once more when a file has come that prevents every restart.
+        let has_unknown = !report.unknown.is_empty();
+        let is_news = !self.voice.told.files || (has_unknown && !self.voice.told.unknown_files);
+        if is_news && policy != ChangedFiles::Keep && !report.is_empty() {
+            self.voice.told.files = true;
+            self.voice.told.unknown_files |= has_unknown;
+            let (in_place, unknown) = (report.in_place.clone(), report.unknown.clone());
+            self.report(RunEvent::FilesInPlace { in_place, unknown });
+        }
+        self.voice.record.facts.files = report;
+    }
+
     /// Takes note of whether files can go back to a checkpoint that was just taken.
     pub(super) fn note_boundary(&mut self, sequence: Sequence, boundary: Option<&Boundary>) {
         match boundary {

@@ -13,12 +13,12 @@ use supervise::{Event, State, Step};
 
 use super::super::children::Children;
 use super::super::rebuild::lock;
-use super::super::requests::{Asked, Word};
+use super::super::requests::Word;
 use super::parts::{After, Guard, Progress, Work};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
+use crate::once::hand_on;
 use crate::record::SubjectState;
-use crate::restoring::hand_on;
 use crate::signals::Request;
 
 impl Guard {
@@ -224,7 +224,7 @@ impl Guard {
     /// Does what the subject asks for.
     fn take_requests(&mut self) {
         let now = self.host.clock.now();
-        while let Some(Asked { word, asker }) = self.requests.poll(self.subject.pid()) {
+        while let Some((word, asker)) = self.requests.poll(self.subject.pid()) {
             match word {
                 Word::Checkpoint => {
                     self.requests.want(asker);
@@ -254,6 +254,11 @@ impl Guard {
         for completion in completions {
             self.note_completion(completion);
         }
+    }
+
+    /// Now, as a status has it.
+    pub(super) fn time(&self) -> String {
+        crate::time::rfc3339(self.host.clock.wall())
     }
 
     pub(super) fn write_record(&self) {
