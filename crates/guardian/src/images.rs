@@ -99,15 +99,7 @@ pub type Progress<'a> = &'a (dyn Fn(ByteCount, ByteCount) + Sync);
 ///
 /// When the store cannot be read.
 pub fn subjects(location: &StoreLocation) -> Result<Found<SubjectRow>> {
-    let Some(store) = location.open()? else { return Ok(Found::default()) };
-    let mut found = Found::default();
-    for name in store.names()? {
-        match subject(&store, &name) {
-            Ok(row) => found.rows.push(row),
-            Err(error) => found.failed.push((name.to_string(), error)),
-        }
-    }
-    Ok(found)
+    location.rows(None, |store, name| subject(store, name).map(Some))
 }
 
 fn subject(store: &Store, name: &SubjectName) -> Result<SubjectRow> {

@@ -49,17 +49,15 @@ pub struct PreflightReport {
 
 /// One reason against a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
 pub struct ObstacleReport {
     /// The process that holds it.
     pub pid: i32,
-    /// The object.
     pub what: String,
     /// A path, an address range, a peer; may be empty.
     #[serde(rename = "where")]
     pub place: String,
-    /// The reason.
     pub why: String,
-    /// What to do.
     pub fix: String,
 }
 
@@ -125,10 +123,9 @@ impl From<engine::Obstacle> for ObstacleReport {
 
 /// What works here.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
 pub struct DoctorReport {
-    /// Nothing that is needed is missing.
     pub ok: bool,
-    /// One for each feature.
     pub checks: Vec<DoctorCheck>,
 }
 

@@ -29,7 +29,6 @@ mod subject;
 mod system_file;
 mod tidying;
 mod time;
-mod trace;
 mod undoing;
 
 pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, PidPolicy, Preference, Tuning};
@@ -38,7 +37,7 @@ pub use event::wording::{headline, one_line};
 pub use event::{CheckpointEvent, PhaseTimes, RunEvent};
 pub use exit::ExitCode;
 pub use files::FilesReport;
-pub use history::{DeathRow, FailedChild, FollowedBy, History, age, deaths};
+pub use history::{DeathRow, FailedChild, FollowedBy, History, age, deaths, write_trace};
 pub use host::{Host, SubjectId, Tell, run};
 pub use images::{
     CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects,
@@ -67,5 +66,4 @@ pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
     store_copy,
 };
-pub use trace::write_trace;
 pub use undoing::{AsideRow, RestoredFiles, moved_aside, put_back};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use store::{ImageReader, Medium, Store, SubjectName};
 
 use crate::aside::Parts;
-use crate::error::{GuardianError, Result};
+use crate::error::{Found, GuardianError, Result};
 
 /// The store of root.
 const SYSTEM_STORE: &str = "/var/lib/undying";
@@ -104,6 +104,24 @@ impl StoreLocation {
     pub(crate) fn with_subject(&self, name: &SubjectName) -> Result<Store> {
         let store = self.open()?.filter(|store| store.root().join(name.as_str()).is_dir());
         store.ok_or_else(|| GuardianError::NoSubject { name: name.to_string(), store: self.root.clone() })
+    }
+
+    /// A row for each subject, or for the one that is wanted. With several, one that cannot be read is listed.
+    pub(crate) fn rows<T>(
+        &self,
+        wanted: Option<&SubjectName>,
+        row: impl Fn(&Store, &SubjectName) -> Result<Option<T>>,
+    ) -> Result<Found<T>> {
+        let mut found = Found::default();
+        let Some(store) = self.open()? else { return Ok(found) };
+        for name in wanted.map_or_else(|| store.names(), |wanted| Ok(vec![wanted.clone()]))? {
+            match row(&store, &name) {
+                Ok(row) => found.rows.extend(row),
+                Err(error) if wanted.is_some() => return Err(error),
+                Err(error) => found.failed.push((name.to_string(), error)),
+            }
+        }
+        Ok(found)
     }
 
     fn not_found(&self, name: &str) -> store::Error {

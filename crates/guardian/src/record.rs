@@ -159,16 +159,13 @@ pub(crate) struct Failing {
 
 /// What a guardian knows of its subject, and `status` shows as it is.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
 pub struct SubjectFacts {
-    /// Its name.
     pub name: String,
-    /// The restart policy.
     pub policy: RestartPolicy,
     /// Which of its incarnations this is, from 1.
     pub incarnation: u64,
-    /// How often it was restarted.
     pub restarts: u64,
-    /// How its last incarnation ended.
     pub last_death: Option<Death>,
     /// Checkpoints that this guardian has committed.
     pub checkpoints: u64,

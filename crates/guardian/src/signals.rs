@@ -22,11 +22,8 @@ const USR2: Signal = Signal(12);
 const PIPE: Signal = Signal(13);
 const TERM: Signal = Signal(15);
 const CHLD: Signal = Signal(17);
-/// Goes on after a stop.
 pub(crate) const CONT: Signal = Signal(18);
-/// Stops whatever holds it.
 pub(crate) const STOP: Signal = Signal(19);
-/// Kills whatever holds it.
 pub(crate) const KILL: Signal = Signal(9);
 const TSTP: Signal = Signal(20);
 const TTIN: Signal = Signal(21);

@@ -60,26 +60,11 @@ impl SubjectReport {
 /// When the store cannot be read, or has no subject of that name, or the status of that one cannot be read.
 pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<SubjectReport>> {
     let wanted: Option<SubjectName> = name.map(str::parse).transpose()?;
-    let store = location.open()?;
-    let names = match (&store, &wanted) {
-        (_, Some(name)) => vec![name.clone()],
-        (Some(store), None) => store.names()?,
-        (None, None) => Vec::new(),
-    };
-    let mut found = Found::default();
-    for name in names {
-        let row = store.as_ref().map_or(Ok(None), |store| subject(store, &name));
-        match row {
-            Ok(Some(row)) => found.rows.push(row),
-            Ok(None) if wanted.is_some() => {
-                return Err(GuardianError::NotGuarded { name: name.to_string() });
-            }
-            Ok(None) => {}
-            Err(error) if wanted.is_some() => return Err(error),
-            Err(error) => found.failed.push((name.to_string(), error)),
-        }
+    let found = location.rows(wanted.as_ref(), subject)?;
+    match wanted {
+        Some(name) if found.rows.is_empty() => Err(GuardianError::NotGuarded { name: name.to_string() }),
+        _ => Ok(found),
     }
-    Ok(found)
 }
 
 /// One subject; `None` if it is not and never was guarded.

@@ -16,8 +16,8 @@ use crate::location::StoreLocation;
 
 /// What `squash` did.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
 pub struct SquashReport {
-    /// The subject.
     pub name: String,
     /// The checkpoint that was written anew; `None` when every checkpoint is an image of its own already.
     pub seq: Option<u64>,
@@ -25,9 +25,7 @@ pub struct SquashReport {
     pub parts: usize,
     /// Bytes of its pages.
     pub bytes: u64,
-    /// The size of the log before.
     pub before_bytes: u64,
-    /// The size of the log now.
     pub after_bytes: u64,
     /// Older checkpoints that stay, and with them what they need.
     pub older: usize,

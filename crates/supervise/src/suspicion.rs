@@ -17,7 +17,7 @@ use crate::status::{KILL, SubjectStatus};
 /// two incarnations in a row that descend from the same one end within the window, the one before it is used: a
 /// fallback. An incarnation that began at a fallback and ends within the window discredits the fallback at once, with
 /// all that it has committed. Deaths by SIGKILL are no evidence.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Suspicion {
     window: Duration,
     /// Where and when this incarnation began; nowhere for one from the program's beginning.
@@ -33,15 +33,7 @@ pub(crate) struct Suspicion {
 impl Suspicion {
     /// Nothing is suspected; two deaths count as in a row within `window`.
     pub(crate) fn new(window: Duration) -> Self {
-        Self {
-            window,
-            incarnation: (None, None),
-            origins: BTreeMap::new(),
-            deaths: BTreeMap::new(),
-            fallbacks: BTreeSet::new(),
-            avoided: BTreeSet::new(),
-            unusable: BTreeSet::new(),
-        }
+        Self { window, ..Self::default() }
     }
 
     /// An incarnation begins at a checkpoint; those newer than it may be avoided.

@@ -10,11 +10,10 @@ pub(crate) mod wording;
 use std::fmt;
 
 use engine::{Comparison, Phase, Phases};
-use model::{Escaped, Pid, Sequence};
+use model::{Escaped, Sequence};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use supervise::SubjectStatus;
 use undo::back::{MovedAside, WentBack};
 
 use crate::record::SlicesReport;
@@ -164,14 +163,6 @@ pub struct CheckpointEvent {
 }
 
 impl RunEvent {
-    pub(crate) fn died(pid: Pid, status: SubjectStatus) -> Self {
-        Self::Died { pid: pid.get(), signal: status.signal(), exit: status.exit() }
-    }
-
-    pub(crate) fn ended(pid: Pid, status: SubjectStatus) -> Self {
-        Self::Ended { pid: pid.get(), signal: status.signal(), exit: status.exit() }
-    }
-
     pub(crate) fn moved_aside(part: &MovedAside) -> Self {
         let (path, to) = (part.path.display().to_string(), part.to.display().to_string());
         Self::MovedAside { path, bytes: part.bytes.get(), to }

@@ -1,23 +1,27 @@
 //! One process that guards many subjects.
 //!
-//! Owns: the loop; what a process has once: signals, the children of this program, the terminal.
+//! Owns: the loop and its epoll instance; what a process has once: signals, the children of this program, the terminal.
 //! Invariants: the loop waits for no disk and no dying process; what may block is a worker's. A signal that has arrived
 //! is handed to a subject before a death of it is reported.
 //! Does not: decide anything about a subject; its guard does.
 
-mod poller;
 mod workers;
 
 use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use supervise::SubjectStatus;
+use sys::Error;
 use sys::clock::Clock;
 
-use self::poller::Poller;
 use self::workers::Workers;
-use crate::error::Result;
+use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::{require_features, require_restorable};
@@ -279,5 +283,76 @@ impl Host {
         stopped.iter().for_each(|guard| guard.send(CONT));
         self.guards.values_mut().for_each(|guarded| guarded.guard.continued());
         Ok(())
+    }
+}
+
+/// Events that one call reports at most; others come with the next.
+const EVENTS_MAX: usize = 64;
+
+/// What the loop waits for: descriptors of many subjects. An interest ends with the event that it reports, so that a
+/// subject which does not ask again is not woken again. A descriptor that is closed needs no farewell.
+struct Poller {
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+}
+
+impl Poller {
+    fn new() -> Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|errno| failed("make an epoll", errno))?;
+        Ok(Self { epoll, events: Vec::with_capacity(EVENTS_MAX) })
+    }
+
+    /// Asks for one event of a descriptor.
+    fn ask(&self, handle: BorrowedFd<'_>, token: u64) -> Result<()> {
+        let (data, flags) = (EventData::new_u64(token), EventFlags::IN | EventFlags::ONESHOT);
+        let asked = match epoll::modify(&self.epoll, handle, data, flags) {
+            Err(Errno::NOENT) => epoll::add(&self.epoll, handle, data, flags),
+            asked => asked,
+        };
+        asked.map_err(|errno| failed("wait for a descriptor", errno))
+    }
+
+    /// Waits for events, so long at most; gives their tokens.
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<Vec<u64>> {
+        // epoll_wait(2) counts milliseconds, and checkpoints are due by the microsecond.
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let mut waiting = [PollFd::new(&self.epoll, PollFlags::IN)];
+        match poll(&mut waiting, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(failed("wait for events", errno)),
+        }
+        self.events.clear();
+        epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&Timespec::default()))
+            .map_err(|errno| failed("take events", errno))?;
+        // Fields of a packed structure are not borrowed.
+        Ok(self.events.iter().map(|event| { event.data }.u64()).collect())
+    }
+}
+
+fn failed(what: &'static str, errno: Errno) -> GuardianError {
+    Error::new(what, errno).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    #[test]
+    fn an_event_is_reported_once_for_each_time_that_it_is_asked_for() {
+        let mut poller = Poller::new().unwrap();
+        let ready = eventfd(1, EventfdFlags::empty()).unwrap();
+        let now = Some(Duration::ZERO);
+        for _ in 0..3 {
+            poller.ask(ready.as_fd(), 7).unwrap();
+            assert_eq!(poller.wait(now).unwrap(), [7]);
+            assert!(poller.wait(now).unwrap().is_empty());
+        }
+        poller.ask(ready.as_fd(), 7).unwrap();
+        drop(ready);
+        assert!(poller.wait(now).unwrap().is_empty(), "it was closed");
     }
 }

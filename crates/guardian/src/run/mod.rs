@@ -7,7 +7,6 @@
 
 mod children;
 pub(crate) mod claim;
-mod departed;
 mod guard;
 mod leftovers;
 mod reasons;

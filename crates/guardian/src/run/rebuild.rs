@@ -56,18 +56,21 @@ pub(super) fn lock(foreground: &Mutex<Foreground>) -> MutexGuard<'_, Foreground>
     foreground.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is needed to bring a dead subject back.
+/// A subject, and what is needed to bring it back once it is dead.
+#[derive(Clone)]
 pub(super) struct Rebuild {
     pub(super) host: Arc<Shared>,
     pub(super) store: Store,
     pub(super) name: SubjectName,
     /// Where images and status of the subject live.
     pub(super) directory: PathBuf,
-    /// The dead root.
+    /// The root.
     pub(super) subject: Arc<Subject>,
+    /// Names the subject to the reaper.
     pub(super) owner: Owner,
     /// What a restart does with files that have changed.
     pub(super) policy: ChangedFiles,
+    /// The watch over them, if they go back.
     pub(super) watching: Option<Arc<Watching>>,
     pub(super) foreground: SharedForeground,
 }
@@ -120,17 +123,17 @@ impl Rebuild {
         self.host.reaper.clear(self.owner, self.subject.pid(), &[], spared)?;
         let covered = match self.take_files_back(sequence, opened_later, &mut events) {
             Ok(covered) => covered,
-            Err(error) => return Ok(Attempt::refused(events, files_stay(&error), error)),
+            Err(error) => return Ok(Attempt { events, outcome: Err(files_stay(error)) }),
         };
-        match self.build(sequence, opened_later, covered, spared, &mut events) {
-            Ok(built) => Ok(Attempt { events, outcome: Ok(built) }),
-            Err(error) => {
-                self.host.reaper.clear_construction(self.owner, spared)?;
-                let is_of_files = error.names_changed_files();
-                let why = if is_of_files { RestoreError::FilesChanged } else { RestoreError::Unusable };
-                Ok(Attempt::refused(events, why, error))
-            }
+        let built = self.build(sequence, opened_later, covered, spared, &mut events);
+        if built.is_err() {
+            self.host.reaper.clear_construction(self.owner, spared)?;
         }
+        let outcome = built.map_err(|error| {
+            let is_of_files = error.names_changed_files();
+            (if is_of_files { RestoreError::FilesChanged } else { RestoreError::Unusable }, error)
+        });
+        Ok(Attempt { events, outcome })
     }
 
     /// Starts the program from its beginning, with the files of then or with those of now.
@@ -139,7 +142,7 @@ impl Rebuild {
         self.host.reaper.clear(self.owner, self.subject.pid(), &[], &HashSet::new())?;
         if is_with_files {
             if let Err(error) = self.take_files_back(BEGINNING, &[], &mut events) {
-                return Ok(Attempt::refused(events, files_stay(&error), error));
+                return Ok(Attempt { events, outcome: Err(files_stay(error)) });
             }
         } else if let Some(watching) = &self.watching {
             watching.start_over()?;
@@ -240,16 +243,10 @@ impl Rebuild {
     }
 }
 
-impl Attempt {
-    fn refused(events: Vec<RunEvent>, why: RestoreError, error: GuardianError) -> Self {
-        Self { events, outcome: Err((why, error)) }
-    }
-}
-
-fn files_stay(error: &GuardianError) -> RestoreError {
+fn files_stay(error: GuardianError) -> (RestoreError, GuardianError) {
     // No program expects that mixture, and the journal that leads out of it would be lost.
-    let is_half_way = matches!(error, GuardianError::Undo(error) if error.is_half_way());
-    if is_half_way { RestoreError::FilesHalfWay } else { RestoreError::FilesStay }
+    let is_half_way = matches!(&error, GuardianError::Undo(error) if error.is_half_way());
+    (if is_half_way { RestoreError::FilesHalfWay } else { RestoreError::FilesStay }, error)
 }
 
 /// Starts the program as a child that knows where to ask for checkpoints and inherits streams, environment, directory,

@@ -49,8 +49,8 @@ impl Guard {
         match action {
             Action::Take(sequence) => return Ok(self.take(sequence)),
             Action::OpenLog => self.taking.tracer.open_again(),
-            Action::KillRoot => self.subject.signal(KILL)?,
-            Action::Signal(signal) => self.subject.signal(signal)?,
+            Action::KillRoot => self.rebuild.subject.signal(KILL)?,
+            Action::Signal(signal) => self.rebuild.subject.signal(signal)?,
             Action::Late(reason, rounds) => self.hold_back(reason, rounds),
             Action::Tell(notice) => self.tell_notice(notice),
             Action::Clear => self.clear(),
@@ -73,10 +73,10 @@ impl Guard {
             lose_connections: self.request.lose_connections,
             name: self.claim.name.to_string(),
             sequence,
-            inherited: self.host.streams.identities(),
+            inherited: self.rebuild.host.streams.identities(),
         };
         self.requests.taking(sequence);
-        self.taking.tracer.take(self.subject.key(), options);
+        self.taking.tracer.take(self.rebuild.subject.key(), options);
         None
     }
 
@@ -92,9 +92,12 @@ impl Guard {
     }
 
     fn tell_notice(&mut self, notice: Notice) {
-        let pid = self.subject.pid();
+        let pid = self.rebuild.subject.pid();
         match notice {
-            Notice::Died(status) => self.report(RunEvent::died(pid, status)),
+            Notice::Died(status) => {
+                let (signal, exit) = (status.signal(), status.exit());
+                self.report(RunEvent::Died { pid: pid.get(), signal, exit });
+            }
             Notice::ChildFailed => {
                 if let Some(death) = self.tree.child_death {
                     let again = std::mem::replace(&mut self.voice.told.child, true);
@@ -120,7 +123,7 @@ impl Guard {
             Notice::Restored(sequence, took) => {
                 let (pid, took_us) = (pid.get(), time::microseconds(took));
                 self.report(RunEvent::Restored { pid, seq: sequence.get(), took_us });
-                lock(&self.tree.foreground).draw_again();
+                lock(&self.rebuild.foreground).draw_again();
             }
         }
     }
@@ -131,25 +134,11 @@ impl Guard {
         work: impl FnOnce(&Rebuild) -> T + Send + 'static,
         after: impl FnOnce(&mut Self, T) -> Result<Event> + Send + 'static,
     ) {
-        let rebuild = self.rebuild();
+        let rebuild = self.rebuild.clone();
         self.driver.progress = Progress::Ordered(Box::new(move || -> After {
             let done = work(&rebuild);
             Box::new(move |guard| after(guard, done))
         }));
-    }
-
-    fn rebuild(&self) -> Rebuild {
-        Rebuild {
-            host: Arc::clone(&self.host),
-            store: self.store.clone(),
-            name: self.claim.name.clone(),
-            directory: self.claim.directory.clone(),
-            subject: Arc::clone(&self.subject),
-            owner: self.tree.owner,
-            policy: self.files.policy,
-            watching: self.files.watching.clone(),
-            foreground: Arc::clone(&self.tree.foreground),
-        }
     }
 
     fn clear(&mut self) {
@@ -208,7 +197,7 @@ impl Guard {
         attempt.events.into_iter().for_each(|event| self.report(event));
         match attempt.outcome {
             Ok(built) => {
-                self.subject = Arc::new(built.subject);
+                self.rebuild.subject = Arc::new(built.subject);
                 self.tree.resumed_after = built.resumed_after;
                 None
             }
@@ -226,7 +215,7 @@ impl Guard {
             let time = self.time();
             self.voice.record.facts.fresh = Some(FreshReport { reason: why.clone(), time });
         }
-        self.report(RunEvent::Started { pid: self.subject.pid().get(), why });
+        self.report(RunEvent::Started { pid: self.rebuild.subject.pid().get(), why });
     }
 
     fn words_of(&mut self, why: FreshReason) -> String {
@@ -234,7 +223,7 @@ impl Guard {
         let headline = |error: Option<GuardianError>| error.as_ref().map(headline_of).unwrap_or_default();
         match why {
             FreshReason::LastRestart => LAST_RESTART.to_owned(),
-            FreshReason::NotRestorable { tried } if self.files.watching.is_none() => {
+            FreshReason::NotRestorable { tried } if self.rebuild.watching.is_none() => {
                 headline(last.map(|last| self.not_restorable(tried, last)))
             }
             FreshReason::NotRestorable { .. } | FreshReason::FilesChanged => headline(last),

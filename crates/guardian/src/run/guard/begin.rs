@@ -17,10 +17,8 @@ use tracee::procfs;
 
 use super::super::children::Children;
 use super::super::claim::{Claim, UNDO_DIRECTORY};
-use super::super::departed::Departed;
-use super::super::leftovers::descendants;
-use super::super::reasons::Reasons;
-use super::super::rebuild::{Shared, spawn};
+use super::super::leftovers::{Departed, descendants};
+use super::super::rebuild::{Rebuild, Shared, spawn};
 use super::super::request::{Guarded, RunRequest, TRACKER_DEFAULT};
 use super::super::requests::Requests;
 use super::super::tracer::{Place, Tracer, Tracking};
@@ -29,7 +27,7 @@ use super::parts::{Driver, Guard, Progress, Refusals, Taking, Told, Tree, Voice,
 use crate::ancestry;
 use crate::error::Result;
 use crate::event::RunEvent;
-use crate::files::{FilesReport, WrittenFiles};
+use crate::files::FilesReport;
 use crate::foreground::Foreground;
 use crate::journal::Journal;
 use crate::record::{ProcessName, Record, SubjectFacts, boot};
@@ -47,12 +45,11 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
         ancestry::refuse_guarded(pid)?;
     }
     let (policy, no_rewind) = watching::choose(&request)?;
-    let tracking = tracking(&request)?;
+    let mut tracking = tracking(&request)?;
     let store = request.store.create()?;
     let mut claim = claim(&store, &request)?;
     let watching = (policy == ChangedFiles::Rewind).then(|| watch(&request, &claim, &host)).transpose()?;
-    let watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
-    let tracking = Tracking { watch, ..tracking };
+    tracking.watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
     let mut children = request.child_signals.then(Children::listen).transpose()?;
     let place = Place::new(&store, &claim.name, &request);
     let log = place.open()?;
@@ -74,38 +71,39 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
     let known = descendants(subject.pid());
     let owner = host.reaper.admit(subject.key());
     host.reaper.note(owner, &known);
+    let tracer = Tracer::start(place, log, tracking, host.clock.clone())?;
     let mut guard = Guard {
         driver: Driver::begin(plan(&request, policy), beginning, host.clock.now()),
         tree: Tree {
-            owner,
             children,
             child_death: None,
             known,
             departed: Departed::default(),
             resumed_after: Duration::ZERO,
             death: None,
-            foreground: Arc::new(Mutex::new(foreground)),
         },
         request,
-        store,
+        rebuild: Rebuild {
+            store,
+            name: claim.name.clone(),
+            directory: claim.directory.clone(),
+            subject: Arc::new(subject),
+            owner,
+            policy,
+            watching,
+            foreground: Arc::new(Mutex::new(foreground)),
+            host,
+        },
         claim,
         requests,
-        subject: Arc::new(subject),
         taking: Taking {
-            tracer: Tracer::start(place, log, tracking, host.clock.clone())?,
+            tracer,
             pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX),
             early: None,
             doubt: None,
         },
-        host,
         refusals: Refusals::default(),
-        files: WatchedFiles {
-            policy,
-            watching,
-            written: WrittenFiles::default(),
-            deferred: Reasons::default(),
-            breaks: Reasons::default(),
-        },
+        files: WatchedFiles::default(),
         voice: Voice { journal, record, told: Told::default(), outbox: Vec::new(), is_holding: false },
     };
     guard.tell_begin(no_rewind.as_deref());
@@ -144,7 +142,7 @@ impl Guard {
                 self.report(RunEvent::Adopted { pid: pid.get(), subject });
             }
             Guarded::Command(_) => {
-                let pid = self.subject.pid().get();
+                let pid = self.rebuild.subject.pid().get();
                 self.voice.journal.tell(RunEvent::Started { pid, why: None });
             }
         }

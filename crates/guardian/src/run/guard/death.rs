@@ -31,7 +31,7 @@ impl Guard {
         self.taking.tracer.call_off_waits(false);
         self.voice.record.facts.last_death =
             Some(Death { signal: status.signal(), exit: status.exit(), time: self.time() });
-        let mut foreground = lock(&self.tree.foreground);
+        let mut foreground = lock(&self.rebuild.foreground);
         let has_terminal = foreground.is_given();
         foreground.take_back(Some(status));
         drop(foreground);
@@ -63,16 +63,16 @@ impl Guard {
     pub(super) fn begin_incarnation(&mut self) -> Result<()> {
         self.driver.incarnation = self.driver.machine.incarnation();
         if let Some(children) = &mut self.tree.children {
-            children.begin(self.subject.pid(), self.tree.resumed_after)?;
+            children.begin(self.rebuild.subject.pid(), self.tree.resumed_after)?;
         }
-        self.host.reaper.begin(self.tree.owner, self.subject.key());
+        self.rebuild.host.reaper.begin(self.rebuild.owner, self.rebuild.subject.key());
         self.tree.child_death = None;
         self.forget_failures();
         self.requests.forget();
-        self.tree.known = descendants(self.subject.pid());
-        self.host.reaper.note(self.tree.owner, &self.tree.known);
+        self.tree.known = descendants(self.rebuild.subject.pid());
+        self.rebuild.host.reaper.note(self.rebuild.owner, &self.tree.known);
         self.voice.record.facts.incarnation = self.driver.incarnation;
-        self.voice.record.root = ProcessName::of(self.subject.key());
+        self.voice.record.root = ProcessName::of(self.rebuild.subject.key());
         self.voice.record.first_sequence = self.driver.machine.first_sequence().get();
         self.write_record();
         self.hear_children()
@@ -80,10 +80,10 @@ impl Guard {
 
     /// Reports the processes that have left the tree since the last call: after a checkpoint, or at the end of the run.
     pub(super) fn report_departed(&mut self, sequence: Sequence, is_end: bool) {
-        if !self.tree.departed.is_due(self.host.clock.now()) && !is_end {
+        if !self.tree.departed.is_due(self.rebuild.host.clock.now()) && !is_end {
             return;
         }
-        let listed = self.host.reaper.departed(self.tree.owner, self.subject.pid());
+        let listed = self.rebuild.host.reaper.departed(self.rebuild.owner, self.rebuild.subject.pid());
         for key in self.tree.departed.note(sequence, &listed) {
             let program = tracee::procfs::stat(key.pid).map_or_else(|_| String::new(), |stat| stat.comm);
             self.report(RunEvent::Departed { pid: key.pid.get(), program, is_end });
@@ -100,14 +100,15 @@ impl Guard {
         self.await_commits();
         self.taking.tracer.end();
         if let Ok(status) = outcome {
-            self.voice.journal.tell(RunEvent::ended(self.subject.pid(), status));
-            self.host.reaper.reap_orphans(self.tree.owner, Pid(0));
-            if let Some(watching) = &self.files.watching {
+            let (pid, signal, exit) = (self.rebuild.subject.pid().get(), status.signal(), status.exit());
+            self.voice.journal.tell(RunEvent::Ended { pid, signal, exit });
+            self.rebuild.host.reaper.reap_orphans(self.rebuild.owner, Pid(0));
+            if let Some(watching) = &self.rebuild.watching {
                 watching.watch.subject_ended();
             }
             self.report_departed(self.driver.machine.next_sequence(), true);
         }
-        self.host.reaper.dismiss(self.tree.owner);
+        self.rebuild.host.reaper.dismiss(self.rebuild.owner);
         self.write_record();
         self.voice.journal.end();
         Left { outcome, name: self.name().to_owned(), told: std::mem::take(&mut self.voice.outbox) }
@@ -126,7 +127,7 @@ impl Guard {
             _ => return Err(last.unwrap_or(no_way_back)),
         };
         // Its number is free for a restore by hand.
-        self.subject.release()?;
+        self.rebuild.subject.release()?;
         Err(error)
     }
 

@@ -57,8 +57,8 @@ impl Guard {
     /// ended, so such a failure is judged a little later.
     fn note_failed(&mut self, error: GuardianError) {
         let says_gone = matches!(&error, GuardianError::Engine(error) if error.says_gone());
-        if says_gone && !self.subject.has_ended() {
-            self.taking.doubt = Some((error, self.host.clock.now() + DYING));
+        if says_gone && !self.rebuild.subject.has_ended() {
+            self.taking.doubt = Some((error, self.rebuild.host.clock.now() + DYING));
         } else {
             self.judge_failure(&error);
         }
@@ -66,14 +66,14 @@ impl Guard {
 
     /// Judges a failure that may have been the death of the subject.
     pub(super) fn settle_doubt(&mut self) {
-        let now = self.host.clock.now();
+        let now = self.rebuild.host.clock.now();
         let Some((_, until)) = &mut self.taking.doubt else { return };
-        if !self.subject.has_ended() {
+        if !self.rebuild.subject.has_ended() {
             if *until > now {
                 return;
             }
             // To give back gigabytes takes longer.
-            if procfs::stat(self.subject.pid()).is_ok_and(|stat| stat.is_ending()) {
+            if procfs::stat(self.rebuild.subject.pid()).is_ok_and(|stat| stat.is_ending()) {
                 *until = now + DYING;
                 return;
             }
@@ -92,7 +92,7 @@ impl Guard {
         }
         self.requests.answer_for(next, &refusal(error));
         // One that has died is no reason against checkpoints; the loop will see.
-        let is_dying = self.subject.has_ended();
+        let is_dying = self.rebuild.subject.has_ended();
         self.feed(match (was_taking, is_dying) {
             (true, true) => Event::NotTaken(NotTaken::Dying),
             (true, false) => Event::NotTaken(NotTaken::Refused),
@@ -147,7 +147,7 @@ impl Guard {
             self.note_comparison(sequence, &found);
         }
         self.taking.pending.push_back(taken_event(&taken, self.request.tuning.max_pause));
-        self.host.reaper.note(self.tree.owner, &descendants);
+        self.rebuild.host.reaper.note(self.rebuild.owner, &descendants);
         self.tree.known = descendants;
         self.report_departed(sequence, false);
         self.note_files(sequence, &taken.files);
@@ -193,7 +193,7 @@ impl Guard {
         self.voice.record.last_checkpoint = Some(self.time());
         if let Some(status) = status {
             self.voice.record.store_bytes = Some(status.disk.get());
-            self.files.watching.iter().for_each(|watching| watching.retain(&status.kept));
+            self.rebuild.watching.iter().for_each(|watching| watching.retain(&status.kept));
         }
         self.hold_exact();
         self.voice.journal.set(&self.voice.record);

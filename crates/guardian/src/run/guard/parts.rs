@@ -4,43 +4,37 @@
 //! Does not: do anything.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::ProcessKey;
-use store::{Completion, Store};
-use supervise::{Action, ChangedFiles, Event, SubjectStatus};
+use store::Completion;
+use supervise::{Action, Event, SubjectStatus};
 
 use super::super::children::{ChildDeath, Children};
 use super::super::claim::Claim;
-use super::super::departed::Departed;
-use super::super::leftovers::Owner;
+use super::super::leftovers::Departed;
 use super::super::reasons::Reasons;
-use super::super::rebuild::{Shared, SharedForeground};
+use super::super::rebuild::Rebuild;
 use super::super::request::RunRequest;
 use super::super::requests::Requests;
 use super::super::tracer::Tracer;
-use super::super::watching::Watching;
 use crate::error::{GuardianError, Result};
 use crate::event::{CheckpointEvent, RunEvent};
 use crate::files::WrittenFiles;
 use crate::journal::Journal;
 use crate::record::Record;
 use crate::signals::Request;
-use crate::subject::Subject;
 
 /// A subject being guarded.
 pub(crate) struct Guard {
     pub(super) request: RunRequest,
-    pub(super) store: Store,
     pub(super) claim: Claim,
-    pub(super) host: Arc<Shared>,
     pub(super) requests: Requests,
-    pub(super) subject: Arc<Subject>,
     pub(super) driver: Driver,
     pub(super) tree: Tree,
     pub(super) taking: Taking,
     pub(super) refusals: Refusals,
+    pub(super) rebuild: Rebuild,
     pub(super) files: WatchedFiles,
     pub(super) voice: Voice,
 }
@@ -79,8 +73,6 @@ pub(super) enum Progress {
 
 /// The processes of the subject besides its root.
 pub(super) struct Tree {
-    /// Names the subject to the reaper.
-    pub(super) owner: Owner,
     /// Reports failures among them, if these count.
     pub(super) children: Option<Children>,
     /// The failure for which the root is being ended.
@@ -93,7 +85,6 @@ pub(super) struct Tree {
     pub(super) resumed_after: Duration,
     /// The root has ended, and this was not reported yet.
     pub(super) death: Option<SubjectStatus>,
-    pub(super) foreground: SharedForeground,
 }
 
 /// How checkpoints are taken and written.
@@ -117,11 +108,8 @@ pub(super) struct Refusals {
 }
 
 /// The files that the subject changes.
+#[derive(Default)]
 pub(super) struct WatchedFiles {
-    /// What a restart does with those that have changed.
-    pub(super) policy: ChangedFiles,
-    /// The watch over them, if they go back.
-    pub(super) watching: Option<Arc<Watching>>,
     /// Those that checkpoints have recorded.
     pub(super) written: WrittenFiles,
     /// Why checkpoints were taken that files cannot go back to.

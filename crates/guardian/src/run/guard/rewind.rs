@@ -19,7 +19,7 @@ const NONE_EXACT: &str = "there is no checkpoint that its files can go back to";
 
 impl Guard {
     pub(super) fn why_none_exact(&self) -> String {
-        let last = self.files.watching.as_ref().and_then(|watching| watching.watch.report().last_break);
+        let last = self.rebuild.watching.as_ref().and_then(|watching| watching.watch.report().last_break);
         last.map_or_else(|| NONE_EXACT.to_owned(), |why| format!("{NONE_EXACT}: {why}"))
     }
 
@@ -27,7 +27,7 @@ impl Guard {
     /// prevent a restart.
     pub(super) fn note_files(&mut self, sequence: Sequence, files: &[FileRecord]) {
         self.files.written.note(sequence, files);
-        let policy = self.files.policy;
+        let policy = self.rebuild.policy;
         let report = self.files_report(files);
         // Once in a run, and once more when a file has come that prevents every restart.
         let has_unknown = !report.unknown.is_empty();
@@ -63,7 +63,7 @@ impl Guard {
 
     /// Has the store keep the newest checkpoints that files can go back to, those that are being written included.
     pub(super) fn hold_exact(&mut self) {
-        let (Some(watching), Some(log)) = (&self.files.watching, self.taking.tracer.log()) else { return };
+        let (Some(watching), Some(log)) = (&self.rebuild.watching, self.taking.tracer.log()) else { return };
         let mut taken = log.status().kept;
         taken.extend(self.driver.machine.in_flight());
         taken.dedup();
@@ -73,7 +73,7 @@ impl Guard {
     /// Tells that the way back was lost, also if it begins anew at the very boundary that has found this. Each reason is
     /// told once.
     fn note_break(&mut self) {
-        let Some(report) = self.files.watching.as_ref().map(|watching| watching.watch.report()) else {
+        let Some(report) = self.rebuild.watching.as_ref().map(|watching| watching.watch.report()) else {
             return;
         };
         if let Some(why) = report.last_break.as_deref().filter(|why| self.files.breaks.note(why)) {
@@ -85,15 +85,15 @@ impl Guard {
     /// Puts what the watch knows into the status.
     fn note_watch(&mut self) {
         self.note_break();
-        let Some(watching) = &self.files.watching else { return };
+        let Some(watching) = &self.rebuild.watching else { return };
         let report = watching.watch.report();
         self.voice.record.facts.files.note_watch(&report);
     }
 
     /// The report on the files of a checkpoint. Where files go back, it names only those that do not.
     pub(super) fn files_report(&self, files: &[FileRecord]) -> FilesReport {
-        let mut report = match &self.files.watching {
-            None => FilesReport::of(self.files.policy, files),
+        let mut report = match &self.rebuild.watching {
+            None => FilesReport::of(self.rebuild.policy, files),
             Some(watching) => {
                 let uncovered = watching.watch.report().uncovered;
                 let compared: Vec<FileRecord> =
@@ -107,7 +107,7 @@ impl Guard {
 
     /// From now on messages wait if they may go to a file that goes back.
     pub(super) fn hold_messages(&mut self) {
-        self.voice.is_holding = self.files.watching.is_some() && streams::says_into_file();
+        self.voice.is_holding = self.rebuild.watching.is_some() && streams::says_into_file();
     }
 
     /// Tells what has waited, if the subject runs again or never will.

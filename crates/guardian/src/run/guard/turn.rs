@@ -90,14 +90,14 @@ impl Guard {
     /// Whether a signal that stops the host has to be sent to the subject as well. One that comes while there is no
     /// subject stops the host alone.
     pub(crate) fn is_to_stop(&self, from_terminal: bool) -> bool {
-        let has_it = from_terminal && crate::signals::shares_group(self.subject.pid());
+        let has_it = from_terminal && crate::signals::shares_group(self.rebuild.subject.pid());
         self.driver.machine.state().is_alive() && !has_it
     }
 
     /// Sends the subject a signal.
     pub(crate) fn send(&self, signal: model::Signal) {
         // One that has ended meanwhile needs none; the loop will see.
-        let _ = self.subject.signal(signal);
+        let _ = self.rebuild.subject.signal(signal);
     }
 
     /// The host and the subject were stopped together, and go on.
@@ -119,7 +119,7 @@ impl Guard {
             handles.push(tracer.handle());
         }
         if is_alive && is_own && tree.death.is_none() {
-            handles.extend([self.subject.handle(), self.requests.handle()]);
+            handles.extend([self.rebuild.subject.handle(), self.requests.handle()]);
             handles.extend(tree.children.as_ref().map(Children::handle));
         }
         handles.extend(tracer.log().map(LogWriter::event));
@@ -162,13 +162,13 @@ impl Guard {
         if let Some(status) = self.tree.death {
             return if is_tracing { Ok(()) } else { self.died(status) };
         }
-        if let Some(status) = self.subject.ended()? {
+        if let Some(status) = self.rebuild.subject.ended()? {
             self.tree.death = Some(status);
             self.hold_messages();
             self.taking.tracer.call_off_waits(true);
             return Ok(());
         }
-        if !is_tracing && lock(&self.tree.foreground).follow_stop(&self.subject)? {
+        if !is_tracing && lock(&self.rebuild.foreground).follow_stop(&self.rebuild.subject)? {
             self.feed(Event::Continued);
         }
         self.feed(Event::Due);
@@ -186,7 +186,7 @@ impl Guard {
 
     /// Reports an event to the state machine. What follows is done by `act`.
     pub(super) fn feed(&mut self, event: Event) {
-        self.driver.actions.extend(self.driver.machine.step(self.host.clock.now(), event));
+        self.driver.actions.extend(self.driver.machine.step(self.rebuild.host.clock.now(), event));
         let state = self.driver.machine.state();
         self.voice.record.facts.in_flight = self.driver.machine.in_flight().len();
         let shown = SubjectState::from(state);
@@ -205,7 +205,7 @@ impl Guard {
             if let Request::End { signal, .. } = request {
                 self.feed(Event::EndRequested(signal));
             }
-            hand_on(request, &self.subject)?;
+            hand_on(request, &self.rebuild.subject)?;
         }
         Ok(())
     }
@@ -223,8 +223,8 @@ impl Guard {
 
     /// Does what the subject asks for.
     fn take_requests(&mut self) {
-        let now = self.host.clock.now();
-        while let Some((word, asker)) = self.requests.poll(self.subject.pid()) {
+        let now = self.rebuild.host.clock.now();
+        while let Some((word, asker)) = self.requests.poll(self.rebuild.subject.pid()) {
             match word {
                 Word::Checkpoint => {
                     self.requests.want(asker);
@@ -258,7 +258,7 @@ impl Guard {
 
     /// Now, as a status has it.
     pub(super) fn time(&self) -> String {
-        crate::time::rfc3339(self.host.clock.wall())
+        crate::time::rfc3339(self.rebuild.host.clock.wall())
     }
 
     pub(super) fn write_record(&self) {
@@ -272,18 +272,13 @@ impl Guard {
             && self.driver.machine.in_flight().len() == 0
             && !std::mem::replace(&mut self.voice.told.status, true)
         {
-            self.say(RunEvent::StatusUnwritable { reason: error.to_string() });
+            self.voice.outbox.push(RunEvent::StatusUnwritable { reason: error.to_string() });
         }
     }
 
-    /// Tells the operator, now or when messages need not wait any more.
-    fn say(&mut self, event: RunEvent) {
-        self.voice.outbox.push(event);
-    }
-
-    /// Tells the operator, and writes it down.
+    /// Tells the operator, now or when messages need not wait any more, and writes it down.
     pub(super) fn report(&mut self, event: RunEvent) {
         self.voice.journal.tell(event.clone());
-        self.say(event);
+        self.voice.outbox.push(event);
     }
 }
