@@ -67,11 +67,6 @@ impl FilesReport {
         }
     }
 
-    /// Before the first checkpoint.
-    pub(crate) fn first(policy: ChangedFiles, because: Option<&str>) -> Self {
-        Self { policy, because: because.map(str::to_owned), ..Self::default() }
-    }
-
     /// Takes over what a report of the watch says.
     pub(crate) fn note_watch(&mut self, report: &WatchReport) {
         let paths = report.uncovered.iter().take(LISTED_MAX);
@@ -169,7 +164,7 @@ mod tests {
 
     #[test]
     fn what_the_watch_says_outlives_the_files_of_a_checkpoint() {
-        let mut report = FilesReport::first(ChangedFiles::Rewind, None);
+        let mut report = FilesReport { policy: ChangedFiles::Rewind, ..FilesReport::default() };
         let watch = WatchReport {
             broken: Some("full".to_owned()),
             uncovered: vec![PathBuf::from("/mnt/nfs/file")],

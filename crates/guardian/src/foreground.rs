@@ -18,12 +18,9 @@ use tracee::{procfs, tree};
 
 use crate::ancestry;
 use crate::error::Result;
-use crate::signals::{self, CONT};
+use crate::signals::{self, CONT, TSTP, TTIN, TTOU};
 use crate::subject::Subject;
 
-const TSTP: Signal = Signal(20);
-const TTIN: Signal = Signal(21);
-const TTOU: Signal = Signal(22);
 const WINCH: Signal = Signal(28);
 
 /// Descriptors below are the standard streams, also where one of them is closed.
@@ -52,8 +49,7 @@ impl Foreground {
     /// To be called before there is a subject.
     pub(crate) fn new() -> Self {
         let own = session::group_of(own_pid()).unwrap_or(Pid(0));
-        let mut foreground =
-            Self { own, is_offered: false, is_job: false, given: None, restored: None, modes: None };
+        let mut foreground = Self { own, ..Self::none() };
         foreground.note_modes();
         foreground
     }

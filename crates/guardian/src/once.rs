@@ -23,7 +23,7 @@ use crate::location::StoreLocation;
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
 use crate::subject::Subject;
-use crate::undoing::{Going, Gone, RestoredFiles};
+use crate::undoing::{Going, RestoredFiles};
 
 /// What `checkpoint` is asked.
 #[derive(Clone, Debug)]
@@ -188,8 +188,8 @@ fn go_back(
 ) -> Result<Covered> {
     let Some(going) = going else { return Ok(Covered::Nothing) };
     let recorded = engine::recorded_files(request.store.read(&request.image)?)?;
-    let Gone { went, covered, left } = going.go(&recorded)?;
-    tell(&RunEvent::went_back(going.to(), &went, left));
+    let (event, covered) = going.go(&recorded)?;
+    tell(&event);
     Ok(covered)
 }
 

@@ -25,9 +25,9 @@ const CHLD: Signal = Signal(17);
 pub(crate) const CONT: Signal = Signal(18);
 pub(crate) const STOP: Signal = Signal(19);
 pub(crate) const KILL: Signal = Signal(9);
-const TSTP: Signal = Signal(20);
-const TTIN: Signal = Signal(21);
-const TTOU: Signal = Signal(22);
+pub(crate) const TSTP: Signal = Signal(20);
+pub(crate) const TTIN: Signal = Signal(21);
+pub(crate) const TTOU: Signal = Signal(22);
 const XFSZ: Signal = Signal(25);
 
 /// Ask the subject to end.

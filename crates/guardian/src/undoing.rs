@@ -14,9 +14,10 @@ use rustix::fs::{CWD, RenameFlags};
 use serde::Serialize;
 use store::{Store, SubjectName};
 use sys::Error;
-use undo::back::{self, Conflicts, Durability, MovedAside, WentBack};
+use undo::back::{self, Conflicts, Durability, MovedAside};
 
 use crate::error::{GuardianError, Result};
+use crate::event::RunEvent;
 use crate::location::StoreLocation;
 use crate::run::{Claim, UNDO_DIRECTORY, remove_log};
 use crate::streams;
@@ -108,13 +109,8 @@ impl Going {
         Ok(Some(Self { directory, to, conflicts, _claim: claim }))
     }
 
-    /// The checkpoint.
-    pub(crate) fn to(&self) -> Sequence {
-        self.to
-    }
-
     /// Takes the files back. Standard streams of the subject stay if a process outside of it writes to their files.
-    pub(crate) fn go(&self, recorded: &[FileRecord]) -> Result<Gone> {
+    pub(crate) fn go(&self, recorded: &[FileRecord]) -> Result<(RunEvent, Covered)> {
         let inherited = recorded.iter().filter(|file| file.effect() == engine::Effect::Stays);
         let streams: Vec<(u64, u64)> = inherited.map(FileRecord::file).collect();
         let leave = streams::written_by_others(&streams);
@@ -122,17 +118,8 @@ impl Going {
         let durability = Durability::PowerCut;
         let went = back::go_back(&self.directory, self.to, self.conflicts, &leave, durability)?;
         let uncovered: HashSet<(u64, u64)> = went.uncovered.iter().chain(&leave).copied().collect();
-        Ok(Gone { went, covered: Covered::AllBut(uncovered), left: leave.len() })
+        Ok((RunEvent::went_back(self.to, &went, leave.len()), Covered::AllBut(uncovered)))
     }
-}
-
-/// What going back on request has done.
-#[derive(Debug)]
-pub(crate) struct Gone {
-    pub(crate) went: WentBack,
-    pub(crate) covered: Covered,
-    /// Standard streams that stayed.
-    pub(crate) left: usize,
 }
 
 /// The directory of the undo log of a subject.

@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 
 mod pace;
-mod policy;
 mod restarts;
 mod status;
 mod subject;
@@ -16,9 +15,8 @@ mod suspicion;
 mod system;
 
 pub use pace::Pauses;
-pub use policy::{ChangedFiles, RestartPolicy};
 pub use restarts::{BACK_OFF_MAX, RestartLimit};
-pub use status::SubjectStatus;
+pub use status::{ChangedFiles, RestartPolicy, SubjectStatus};
 pub use subject::{
     Action, Beginning, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, Plan,
     RestoreError, Sliced, State, Step, Subject, Survey,

@@ -69,7 +69,16 @@ impl Pace {
     pub(crate) fn taken(&mut self, pause: Duration, now: Instant) -> u32 {
         self.paused(pause);
         self.retry = self.every;
-        self.advance(now, pause)
+        // Rounds that have passed already are left out, not made up for.
+        let mut rounds = 0;
+        self.next += self.every;
+        if self.next < now {
+            let behind = now.duration_since(self.next).as_nanos();
+            rounds = u32::try_from(behind / self.every.as_nanos().max(1) + 1).unwrap_or(u32::MAX);
+            self.next += self.every.saturating_mul(rounds);
+        }
+        self.next = self.next.max(now + pause);
+        rounds
     }
 
     /// A checkpoint was taken in slices. The subject was stopped in turns, and runs as long before the next one.
@@ -87,19 +96,6 @@ impl Pace {
     pub(crate) fn failed(&mut self, now: Instant) {
         self.retry = (self.retry * 2).min(RETRY_MAX.max(self.every));
         self.next = now + self.retry;
-    }
-
-    /// Rounds that have passed already are left out, not made up for.
-    fn advance(&mut self, now: Instant, pause: Duration) -> u32 {
-        let mut rounds = 0;
-        self.next += self.every;
-        if self.next < now {
-            let behind = now.duration_since(self.next).as_nanos();
-            rounds = u32::try_from(behind / self.every.as_nanos().max(1) + 1).unwrap_or(u32::MAX);
-            self.next += self.every.saturating_mul(rounds);
-        }
-        self.next = self.next.max(now + pause);
-        rounds
     }
 
     /// Checkpoints taken per second, of late.

@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Taken, Tuning};
+use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Taken};
 use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use store::{ColdSegments, Keep, LogOptions, LogWriter, Store, SubjectName};
@@ -21,7 +21,7 @@ use sys::clock::Clock;
 use track::{TrackError, TrackerKind};
 use undo::watch::Watch;
 
-use super::request::RunRequest;
+use super::request::{RunRequest, TRACKER_DEFAULT};
 use crate::error::{GuardianError, Result};
 
 /// Where checkpoints go, so that the log can be opened anew.
@@ -48,13 +48,7 @@ impl Place {
 #[derive(Clone, Debug)]
 pub(crate) struct Tracking {
     pub(super) kind: &'static dyn TrackerKind,
-    /// Another may take its place when it cannot be attached to this subject.
-    pub(super) is_automatic: bool,
-    /// Every so many checkpoints are compared with the subject.
-    pub(super) verify_every: Option<NonZeroU64>,
-    /// Dirty pages are looked for, and no checkpoint is taken.
-    pub(super) is_dry: bool,
-    pub(super) tuning: Tuning,
+    pub(super) request: RunRequest,
     /// Binds the state of files to each checkpoint, if files are watched.
     pub(super) watch: Option<Arc<Watch>>,
 }
@@ -294,7 +288,7 @@ impl Hand {
             return News::Failed(missing.into());
         };
         self.climb_back(subject);
-        if self.tracking.is_dry {
+        if self.tracking.request.dry_run_tracking {
             return match self.continuous(subject).track(options) {
                 Ok(found) => News::Looked(found),
                 Err(error) => self.not_taken(error),
@@ -319,7 +313,7 @@ impl Hand {
         options: &CheckpointOptions,
     ) -> engine::Result<Option<(Taken, Option<Comparison>)>> {
         let is_due = |every: NonZeroU64| (self.taken + 1).is_multiple_of(every.get());
-        if !self.tracking.verify_every.is_some_and(is_due) {
+        if !self.tracking.request.verify_every.is_some_and(is_due) {
             let taken = self.continuous(subject).checkpoint(log, options)?;
             return Ok(taken.map(|taken| (taken, None)));
         }
@@ -340,7 +334,9 @@ impl Hand {
                 self.subject = None;
                 News::Failed(error.into())
             }
-            EngineError::Track(error) if self.tracking.is_automatic => self.track_otherwise(error),
+            EngineError::Track(error) if self.tracking.request.tracker == TRACKER_DEFAULT => {
+                self.track_otherwise(error)
+            }
             error => News::Failed(error.into()),
         }
     }
@@ -380,9 +376,9 @@ impl Hand {
         if self.subject.as_ref().is_some_and(|(known, _)| *known != subject) {
             self.subject = None;
         }
-        let Tracking { kind, tuning, watch, .. } = &self.tracking;
+        let Tracking { kind, request, watch } = &self.tracking;
         let anew = || {
-            let plain = Continuous::new(subject.pid, *kind).tuned(tuning.clone());
+            let plain = Continuous::new(subject.pid, *kind).tuned(request.tuning.clone());
             (subject, watch.iter().cloned().fold(plain, Continuous::watched))
         };
         &mut self.subject.get_or_insert_with(anew).1

@@ -12,8 +12,7 @@ use model::{Sequence, Signal};
 
 use super::Subject;
 use super::event::{Action, Death, End, Failure, FreshReason, Notice, RestoreError, State, Step, Survey};
-use crate::policy::ChangedFiles;
-use crate::status::SubjectStatus;
+use crate::status::{ChangedFiles, SubjectStatus};
 
 /// How long a death counts as asked for after a signal that programs may also survive, like Ctrl-C.
 const SOFT_REQUEST: Duration = Duration::from_secs(60);
@@ -286,8 +285,8 @@ impl Subject {
 mod tests {
     use super::super::{Beginning, Event, Plan};
     use super::*;
-    use crate::policy::RestartPolicy;
     use crate::restarts::RestartLimit;
+    use crate::status::RestartPolicy;
 
     fn subject(files: ChangedFiles, now: Instant) -> Subject {
         let plan = Plan {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use model::{Sequence, Signal};
 
 use crate::pace::{Pace, Pauses};
-use crate::policy::{ChangedFiles, RestartPolicy};
 use crate::restarts::{BackOff, RestartLimit, Restarts};
+use crate::status::{ChangedFiles, RestartPolicy};
 use crate::suspicion::Suspicion;
 
 pub use event::{

@@ -19,7 +19,7 @@ use super::super::children::Children;
 use super::super::claim::{Claim, UNDO_DIRECTORY};
 use super::super::leftovers::{Departed, descendants};
 use super::super::rebuild::{Rebuild, Shared, spawn};
-use super::super::request::{Guarded, RunRequest, TRACKER_DEFAULT};
+use super::super::request::{Guarded, RunRequest};
 use super::super::requests::Requests;
 use super::super::tracer::{Place, Tracer, Tracking};
 use super::super::watching::{self, Watching};
@@ -65,7 +65,7 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
     let beginning = beginning(&store, &claim, first)?;
     children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
     let mut record = first_record(&request, &claim, &subject, first, &tracking)?;
-    record.facts.files = FilesReport::first(policy, no_rewind.as_deref());
+    record.facts.files = FilesReport { policy, because: no_rewind.clone(), ..FilesReport::default() };
     requests.name().clone_into(&mut record.requests);
     let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
     let known = descendants(subject.pid());
@@ -193,14 +193,7 @@ fn first_record(
 
 fn tracking(request: &RunRequest) -> Result<Tracking> {
     let choice = track::choose(&request.tracker).map_err(engine::EngineError::from)?;
-    Ok(Tracking {
-        kind: choice.kind,
-        is_automatic: request.tracker == TRACKER_DEFAULT,
-        verify_every: request.verify_every,
-        is_dry: request.dry_run_tracking,
-        tuning: request.tuning.clone(),
-        watch: None,
-    })
+    Ok(Tracking { kind: choice.kind, request: request.clone(), watch: None })
 }
 
 fn claim(store: &Store, request: &RunRequest) -> Result<Claim> {

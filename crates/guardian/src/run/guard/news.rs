@@ -224,12 +224,9 @@ impl Guard {
     }
 
     fn note_pauses(&mut self) {
-        let pauses = self.driver.machine.pauses();
-        self.voice.record.facts.pause_us = PauseMicroseconds {
-            p50: time::microseconds(pauses.p50),
-            p99: time::microseconds(pauses.p99),
-            max: time::microseconds(pauses.max),
-        };
+        let (pauses, us) = (self.driver.machine.pauses(), time::microseconds);
+        let (p50, p99, max) = (us(pauses.p50), us(pauses.p99), us(pauses.max));
+        self.voice.record.facts.pause_us = PauseMicroseconds { p50, p99, max };
     }
 }
 
