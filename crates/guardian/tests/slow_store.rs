@@ -110,7 +110,7 @@ fn a_death_during_a_write_does_not_wait_for_its_end() {
             assert_eq!(lab.newest(), before, "written through a closed gate");
             gate.open();
             // What the disk had been given already may show up, but no longer than until the next commit.
-            until("a checkpoint of the new life", || (lab.time_of(lab.newest()) > lab.death()).then_some(()));
+            until("a checkpoint of the new life", || lab.newest_time().filter(|time| *time > lab.death()));
             let left = lab.between(before, lab.death());
             assert!(left.is_empty(), "checkpoints of the dead life beside the new one: {left:?}");
         },

@@ -123,10 +123,9 @@ impl Lab {
         self.store().list(&NAME.parse().unwrap()).unwrap().last().map_or(Sequence(0), |(number, _)| *number)
     }
 
-    /// When the subject was stopped for a checkpoint.
-    pub(crate) fn time_of(&self, wanted: Sequence) -> SystemTime {
-        let images = self.store().list(&NAME.parse().unwrap()).unwrap();
-        images.into_iter().find(|(number, _)| *number == wanted).unwrap().1.time
+    /// When the subject was stopped for the newest committed checkpoint, if there is one.
+    pub(crate) fn newest_time(&self) -> Option<SystemTime> {
+        self.store().list(&NAME.parse().unwrap()).unwrap().last().map(|(_, commit)| commit.time)
     }
 
     /// Checkpoints above one that were taken before a time.

@@ -156,10 +156,10 @@ impl Shared {
             state.completions.pop_front();
         }
         state.completions.push_back((ticket.sequence, result.clone()));
-        drop(state);
-        ticket.set(result);
-        // A counter that is full has told the loop already.
+        // Under the lock that the loop takes next: who has the answer of the ticket finds the event, and the other way
+        // round. A counter that is full has told the loop already.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        ticket.set(result);
     }
 
     /// Nothing is written any more: answers all that wait, and whatever is asked from now on, with this.
