@@ -67,6 +67,10 @@ pub trait PageSink {
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
         Ok(None)
     }
+    /// Whether `free_buffer` makes one now, which takes as long as clearing its memory does.
+    fn has_to_make(&self) -> bool {
+        false
+    }
     /// An empty buffer made now, beside all others; never waits.
     fn spare(&self) -> Result<PageBatch> {
         self.buffer()

@@ -182,6 +182,10 @@ impl PageSink for Reserve<'_> {
         }
     }
 
+    fn has_to_make(&self) -> bool {
+        self.is_standing.get() && self.free.borrow().is_empty()
+    }
+
     fn prepare(&self, pages: PageCount) -> Result<()> {
         let count = self.for_pause + buffers_for(self.sink, pages);
         while self.free.borrow().len() < count

@@ -205,8 +205,8 @@ impl Tracked {
         let pid = process.stat.pid;
         let mut copier = Copier::tolerant(sink, first);
         while self.deferred.pages > PageCount(0) {
-            let needs_buffer = copier.room() == PageCount(0);
-            if needs_buffer && until.is_some_and(|until| until.left() < BUFFER_MAKING) {
+            let makes_one = copier.room() == PageCount(0) && sink.has_to_make();
+            if makes_one && until.is_some_and(|until| until.left() < BUFFER_MAKING) {
                 break;
             }
             if !copier.make_room(until.is_none())? {
