@@ -99,6 +99,12 @@ impl Pool {
         Ok(PageBatch::lent(buffer, self.no_pieces(), Lent::count(&self.made)))
     }
 
+    /// One more for the reserve, made now.
+    pub(crate) fn extend_reserve(&self) -> Result<PageBatch> {
+        locked(&self.state).reserved += 1;
+        self.spare()
+    }
+
     /// Waits until buffers that came back make `take` give something.
     fn wait_for<T>(
         &self,
@@ -252,4 +258,36 @@ impl<T: Fn(&Error)> Drop for OnPanic<T> {
 /// Locks; what a thread that panicked has left is as good as any other state here.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGES: PageCount = PageCount(4);
+
+    fn nothing() -> Result<()> {
+        Ok(())
+    }
+
+    /// One who holds a reserve for long must not leave the pool without buffers: those that come back stay in use.
+    #[test]
+    fn a_reserve_that_is_held_takes_nothing_from_the_pool() {
+        let pool = Pool::new(1, PAGES);
+        pool.fill().unwrap();
+        let held: Vec<PageBatch> = (0..5).map(|_| pool.extend_reserve().unwrap()).collect();
+        pool.limit_waits(Some(Duration::ZERO));
+        for _ in 0..10 {
+            let batch = pool.take(nothing).unwrap();
+            assert!(pool.take_free().unwrap().is_none());
+            pool.give_batch(batch);
+        }
+        held.into_iter().for_each(|batch| pool.give_batch(batch));
+        assert_eq!(pool.total(), ByteCount(6 * PAGES.bytes().get()));
+        // The next pause needs fewer, and the others go.
+        for _ in 0..6 {
+            pool.reserve(nothing, 1).unwrap().into_iter().for_each(|batch| pool.give_batch(batch));
+        }
+        assert_eq!(pool.total(), ByteCount(2 * PAGES.bytes().get()));
+    }
 }

@@ -63,6 +63,10 @@ pub trait PageSink {
     fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
         (0..count).map(|_| self.spare()).collect()
     }
+    /// One more for the pause, made now. It counts as one of `reserve` until the next call of that.
+    fn extend_reserve(&self) -> Result<PageBatch> {
+        self.spare()
+    }
     /// An empty buffer that is here already, if there is one.
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
         Ok(None)

@@ -18,6 +18,9 @@ use store::{PageBatch, PageSink, Result};
 /// makes the pause what it is; and they are 128 MiB.
 const STANDING_MAX: PageCount = PageCount(32_768);
 
+/// Pages that last stops which follow each other keep back; then they are handed on, since the subject runs then.
+pub(super) const HANDED_ON_FROM: PageCount = PageCount(STANDING_MAX.get() / 2);
+
 /// Reserves are of so many buffers, or twice as many, and so on: memory that is given back and asked for again by the
 /// next checkpoint has to be cleared each time.
 const RESERVE_STEP: usize = 4;
@@ -67,7 +70,7 @@ pub(super) struct Reserve<'a> {
     open: RefCell<Option<PageBatch>>,
     held: RefCell<Vec<Held>>,
     /// Free ones that are kept for the pause.
-    for_pause: usize,
+    for_pause: Cell<usize>,
     held_buffers: Cell<usize>,
     /// Buffers made for slices, beyond the pool.
     spares: Cell<usize>,
@@ -82,7 +85,7 @@ impl<'a> Reserve<'a> {
     pub(super) fn new(sink: &'a dyn PageSink, before: PageCount, inside: PageCount) -> Result<Self> {
         let before = (before.min(STANDING_MAX).get() / sink.buffer_pages().get().max(1)) as usize;
         let count = (buffers_for(sink, inside) + before).next_multiple_of(RESERVE_STEP);
-        let for_pause = count - before;
+        let for_pause = Cell::new(count - before);
         let free = RefCell::new(sink.reserve(count)?);
         let (open, held) = (RefCell::default(), RefCell::default());
         let (held_buffers, spares, is_standing) = (Cell::new(0), Cell::new(0), Cell::new(false));
@@ -96,17 +99,19 @@ impl<'a> Reserve<'a> {
         let mut free = self.free.borrow_mut();
         while free.len() < count {
             let batch = self.sink.free_buffer()?;
-            free.push(batch.map_or_else(|| self.sink.spare(), Ok)?);
+            free.push(batch.map_or_else(|| self.sink.extend_reserve(), Ok)?);
         }
+        // Slices that come between leave them for the next last stop.
+        self.for_pause.set(self.for_pause.get().max(count));
         // So that keeping back does not ask for memory.
         self.held.borrow_mut().reserve(count);
         self.is_standing.set(true);
         Ok(())
     }
 
-    /// Whether half of what is kept back at most is.
+    /// Whether so much is kept back that it should be handed on before another stop.
     pub(super) fn is_half_full(&self) -> bool {
-        self.held_buffers.get() as u64 * self.buffer_pages().get() >= STANDING_MAX.get() / 2
+        self.held_buffers.get() as u64 * self.buffer_pages().get() >= HANDED_ON_FROM.get()
     }
 
     /// Hands on what was kept back: the subject runs, and will be stopped once more for this checkpoint.
@@ -125,7 +130,7 @@ impl<'a> Reserve<'a> {
     /// A free buffer that is not kept for the pause.
     fn spared(&self) -> Option<PageBatch> {
         let mut free = self.free.borrow_mut();
-        if free.len() > self.for_pause { free.pop() } else { None }
+        if free.len() > self.for_pause.get() { free.pop() } else { None }
     }
 
     /// A free buffer of the sink, or one made beyond its pool, up to `STANDING_MAX` pages.
@@ -187,7 +192,7 @@ impl PageSink for Reserve<'_> {
     }
 
     fn prepare(&self, pages: PageCount) -> Result<()> {
-        let count = self.for_pause + buffers_for(self.sink, pages);
+        let count = self.for_pause.get() + buffers_for(self.sink, pages);
         while self.free.borrow().len() < count
             && let Some(batch) = self.extra()?
         {
@@ -417,6 +422,20 @@ mod tests {
         }
         let most = (STANDING_MAX.get() / BUFFER.get()) as isize;
         assert!(witness.out.get() <= most + made, "{} of {most}", witness.out.get());
+    }
+
+    #[test]
+    fn slices_leave_the_buffers_of_the_next_last_stop_alone() {
+        let witness = Witness::default();
+        let reserve = Reserve::new(&witness, PageCount(0), PageCount(1)).unwrap();
+        reserve.stand(PageCount(40)).unwrap();
+        assert!(!reserve.has_to_make());
+        reserve.run_on().unwrap();
+        assert!(reserve.free_buffer().unwrap().is_none(), "all ten are kept");
+        let made = witness.out.get();
+        reserve.stand(PageCount(40)).unwrap();
+        let taken: Vec<PageBatch> = (0..10).map(|_| reserve.free_buffer().unwrap().unwrap()).collect();
+        assert!(witness.out.get() == made && reserve.has_to_make(), "{} taken", taken.len());
     }
 
     #[test]

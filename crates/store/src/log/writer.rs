@@ -224,6 +224,10 @@ impl PageSink for Epoch {
         self.shared.pool.reserve(|| self.here.drive(), count)
     }
 
+    fn extend_reserve(&self) -> Result<PageBatch> {
+        self.shared.pool.extend_reserve()
+    }
+
     /// Neither allocates nor waits: this is the one to call while the subject is stopped.
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
         self.shared.pool.take_free()

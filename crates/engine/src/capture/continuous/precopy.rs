@@ -17,6 +17,7 @@ use track::Moment;
 use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::phases::{Phase, Phases};
+use super::super::reserve::HANDED_ON_FROM;
 use super::budget::Step;
 use super::spaces::Spaces;
 use super::taken::Counts;
@@ -125,10 +126,11 @@ impl Spaces {
         self.deferred(before) + self.pace.since(self.clock.now())
     }
 
-    /// Pages that last stops will probably copy: more than one may follow slices, since such a subject writes a lot.
+    /// Pages that last stops may copy: several can follow slices, since such a subject writes a lot. To make a buffer in
+    /// one of them takes longer than copying into it.
     pub(super) fn due_in_last(&self, before: &Before) -> PageCount {
         let due = self.due(before);
-        if self.counts.slices.count > 0 { due.max(self.budget.pages_max()) } else { due }
+        if self.counts.slices.count > 0 { due.max(HANDED_ON_FROM + self.budget.pages_max()) } else { due }
     }
 
     /// Scans the running subject, and defers what is dirty or copies it at once. How many pages that are.
