@@ -99,9 +99,17 @@ impl Pool {
         Ok(PageBatch::lent(buffer, self.no_pieces(), Lent::count(&self.made)))
     }
 
-    /// One more for the reserve, made now.
+    /// One more for the reserve: one that has come back from it, or one made now.
     pub(crate) fn extend_reserve(&self) -> Result<PageBatch> {
-        locked(&self.state).reserved += 1;
+        let mut state = locked(&self.state);
+        state.check()?;
+        if state.free.len() > self.limit
+            && let Some(free) = self.pop(&mut state)
+        {
+            return Ok(free);
+        }
+        state.reserved += 1;
+        drop(state);
         self.spare()
     }
 

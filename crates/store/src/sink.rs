@@ -63,7 +63,7 @@ pub trait PageSink {
     fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
         (0..count).map(|_| self.spare()).collect()
     }
-    /// One more for the pause, made now. It counts as one of `reserve` until the next call of that.
+    /// One more for the pause, as a rule made now. It counts as one of `reserve` until the next call of that.
     fn extend_reserve(&self) -> Result<PageBatch> {
         self.spare()
     }

@@ -69,8 +69,11 @@ pub(super) struct Reserve<'a> {
     /// The one that is filled further.
     open: RefCell<Option<PageBatch>>,
     held: RefCell<Vec<Held>>,
-    /// Free ones that are kept for the pause.
+    /// Free ones that are kept for the pause: as many as it was begun with, or more for a series of last stops.
     for_pause: Cell<usize>,
+    begun_with: usize,
+    /// Buffers by which the reserve was extended.
+    extended: Cell<usize>,
     held_buffers: Cell<usize>,
     /// Buffers made for slices, beyond the pool.
     spares: Cell<usize>,
@@ -85,11 +88,23 @@ impl<'a> Reserve<'a> {
     pub(super) fn new(sink: &'a dyn PageSink, before: PageCount, inside: PageCount) -> Result<Self> {
         let before = (before.min(STANDING_MAX).get() / sink.buffer_pages().get().max(1)) as usize;
         let count = (buffers_for(sink, inside) + before).next_multiple_of(RESERVE_STEP);
-        let for_pause = Cell::new(count - before);
+        let begun_with = count - before;
+        let (for_pause, extended) = (Cell::new(begun_with), Cell::new(0));
         let free = RefCell::new(sink.reserve(count)?);
         let (open, held) = (RefCell::default(), RefCell::default());
         let (held_buffers, spares, is_standing) = (Cell::new(0), Cell::new(0), Cell::new(false));
-        Ok(Self { sink, free, open, held, for_pause, held_buffers, spares, is_standing })
+        Ok(Self {
+            sink,
+            free,
+            open,
+            held,
+            for_pause,
+            begun_with,
+            extended,
+            held_buffers,
+            spares,
+            is_standing,
+        })
     }
 
     /// The subject is about to stand still, and so many pages are to be copied then: takes what is missing for them,
@@ -98,8 +113,10 @@ impl<'a> Reserve<'a> {
         let count = buffers_for(self.sink, expected);
         let mut free = self.free.borrow_mut();
         while free.len() < count {
-            let batch = self.sink.free_buffer()?;
-            free.push(batch.map_or_else(|| self.sink.extend_reserve(), Ok)?);
+            let extends = (self.extended.get() as u64 * self.buffer_pages().get()) < STANDING_MAX.get();
+            self.extended.set(self.extended.get() + usize::from(extends));
+            let batch = if extends { Some(self.sink.extend_reserve()?) } else { self.sink.free_buffer()? };
+            free.push(batch.map_or_else(|| self.sink.spare(), Ok)?);
         }
         // Slices that come between leave them for the next last stop.
         self.for_pause.set(self.for_pause.get().max(count));
@@ -162,8 +179,12 @@ impl PageSink for Reserve<'_> {
             return Ok(open);
         }
         if !self.is_standing.get() {
-            let here = self.sink.free_buffer()?.or_else(|| self.spared());
-            return here.map_or_else(|| self.sink.buffer(), Ok);
+            if let Some(here) = self.sink.free_buffer()?.or_else(|| self.spared()) {
+                return Ok(here);
+            }
+            // Nobody waits for a buffer while so many are kept here: it could be for ever.
+            self.for_pause.set(self.begun_with);
+            return self.spared().map_or_else(|| self.sink.buffer(), Ok);
         }
         if let Some(free) = self.free.borrow_mut().pop() {
             return Ok(free);
@@ -436,6 +457,11 @@ mod tests {
         reserve.stand(PageCount(40)).unwrap();
         let taken: Vec<PageBatch> = (0..10).map(|_| reserve.free_buffer().unwrap().unwrap()).collect();
         assert!(witness.out.get() == made && reserve.has_to_make(), "{} taken", taken.len());
+        taken.into_iter().for_each(|batch| reserve.free.borrow_mut().push(batch));
+        reserve.run_on().unwrap();
+        witness.take_told();
+        let taken: Vec<PageBatch> = (0..6).map(|_| reserve.buffer().unwrap()).collect();
+        assert!(witness.take_told().is_empty(), "the sink was not asked for any of {}", taken.len());
     }
 
     #[test]
