@@ -98,7 +98,7 @@ const CLONE_FLAGS: &[(&str, Verdict)] = &[
     ("CLONE_PTRACE", Refused("refuse_ptraced_child")),
     ("CLONE_UNTRACED", Action),
     ("CLONE_VFORK", Refused("refuse_vfork_child")),
-    ("CLONE_PARENT", Kept("crates/engine/src/restore/family.rs")),
+    ("CLONE_PARENT", Kept("crates/engine/src/restore/tree.rs")),
     ("CLONE_PIDFD", Action),
     ("CLONE_DETACHED", Ignored),
     ("CLONE_SYSVSEM", Lost("`CLONE_SYSVSEM`")),
