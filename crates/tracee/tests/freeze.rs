@@ -113,11 +113,16 @@ fn a_thread_in_an_uninterruptible_call_does_not_stand_before_it_has_stopped() {
     let mut said = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
     let mut late = Vec::new();
-    for _ in 0..40 {
+    // Some stops come between two calls, more of them on a busy machine.
+    for _ in 0..400 {
+        if late.len() == 9 {
+            break;
+        }
         if said != "ready\n" {
             println!("unsupported: userfaultfd(2) of this user");
             break;
         }
+        std::thread::sleep(Duration::from_millis(5));
         let told = Instant::now();
         let tree = StoppedTree::stop(Pid(child.id() as i32)).unwrap();
         let (told, stood) = (told.elapsed(), tree.began.elapsed());
@@ -131,7 +136,7 @@ fn a_thread_in_an_uninterruptible_call_does_not_stand_before_it_has_stopped() {
     std::fs::remove_file(program).unwrap();
     late.sort();
     println!("stops that took more than 20 ms: {}, of which it stood: {late:?}", late.len());
-    assert!(said != "ready\n" || late.len() > 4);
+    assert!(said != "ready\n" || late.len() == 9);
     // On a busy machine a single one may be preempted.
     assert!(late.get(late.len() / 2).is_none_or(|stood| *stood < Duration::from_millis(10)));
 }
