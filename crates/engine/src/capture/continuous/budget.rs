@@ -37,9 +37,9 @@ const REPEATS_MAX: u64 = 8;
 
 /// Pages that are copied between two readings of the clock, 0.02 to 0.1 ms: a stop ends its copying by so much early.
 pub(super) const CHUNK: PageCount = PageCount(64);
-/// What it takes to make a buffer of 2 MiB, at most: 0.4 to 0.9 ms (docs/design/0009), and 2.3 where a hypervisor has to
+/// What it takes to make a buffer of 2 MiB, at most: 0.4 to 0.9 ms (docs/design/0009), and 3 where a hypervisor has to
 /// find the memory first. A stop that has less left begins none.
-pub(super) const BUFFER_MAKING: Duration = Duration::from_micros(2500);
+pub(super) const BUFFER_MAKING: Duration = Duration::from_micros(3500);
 
 /// The budget of one subject, and what its stops have cost of late (moving averages).
 #[derive(Clone, Copy, Debug)]
