@@ -182,7 +182,7 @@ impl PageSink for Reserve<'_> {
             if let Some(here) = self.sink.free_buffer()?.or_else(|| self.spared()) {
                 return Ok(here);
             }
-            // Nobody waits for a buffer while so many are kept here: it could be for ever.
+            // The pool may have no other buffers, so that a wait for one would not end.
             self.for_pause.set(self.begun_with);
             return self.spared().map_or_else(|| self.sink.buffer(), Ok);
         }

@@ -58,7 +58,7 @@ impl FreshMemory {
     }
 
     /// Fills memory of one area; false if it is to be written as all else is. An error if a page is there already: it is
-    /// somebody else's.
+    /// not ours.
     pub(super) fn fill(&self, pid: Pid, at: Address, bytes: &[u8]) -> std::result::Result<bool, Error> {
         let Some(space) = self.spaces.iter().find(|space| space.pid == pid) else { return Ok(false) };
         let next = space.ranges.partition_point(|range| range.end <= at);

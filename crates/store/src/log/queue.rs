@@ -156,8 +156,8 @@ impl Shared {
             state.completions.pop_front();
         }
         state.completions.push_back((ticket.sequence, result.clone()));
-        // Under the lock that the loop takes next: who has the answer of the ticket finds the event, and the other way
-        // round. A counter that is full has told the loop already.
+        // Both under the lock that `take_completions` takes, so that neither is seen without the other. The counter
+        // cannot be full unless the event is readable already.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         ticket.set(result);
     }

@@ -198,7 +198,7 @@ impl Pace {
     pub(super) fn since(&self, now: Instant) -> PageCount {
         let Some(at) = self.at else { return PageCount(0) };
         let since = now.saturating_duration_since(at).as_nanos();
-        // After one scan alone nobody knows how long it took to dirty them.
+        // After a single scan the time in which they were dirtied is unknown.
         let over = if self.over.is_zero() { since } else { self.over.as_nanos() };
         let pages = u128::from(self.pages.get()) * since / over.max(1);
         PageCount(u64::try_from(pages).unwrap_or(u64::MAX))
