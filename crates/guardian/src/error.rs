@@ -27,7 +27,7 @@ pub enum GuardianError {
     Undo(#[from] undo::UndoError),
     /// A system file has mistakes.
     /// Row: system-file
-    #[error("{path} does not describe a system\n\n{mistakes}\n\nhelp: `undying check --schema` prints every key", path = Escaped(&path.to_string_lossy()))]
+    #[error("{path} is not a valid system file\n\n{mistakes}\n\nhelp: `undying check --schema` prints every key", path = Escaped(&path.to_string_lossy()))]
     System {
         /// The file.
         path: PathBuf,

@@ -19,7 +19,7 @@ impl Verb for Check {
     }
 
     fn about(&self) -> &'static str {
-        "Check the file that describes a system of components; nothing is started"
+        "Check a system file; this version does not start its components"
     }
 
     fn arguments(&self, command: Command) -> Command {
