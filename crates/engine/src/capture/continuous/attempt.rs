@@ -155,6 +155,8 @@ impl Continuous {
             if !counts.throttle.repeats(&self.spaces.budget, left) || reserve.is_half_full() {
                 return Ok(None);
             }
+            // What the first stop had may be used up, and the next must copy something.
+            reserve.stand(PageCount(0))?;
             urgent = Urgent::begin();
             self.spaces.gather(before);
         }

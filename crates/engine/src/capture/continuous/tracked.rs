@@ -200,13 +200,17 @@ impl Tracked {
         if before == PageCount(0) {
             return Ok(before);
         }
-        let first = if until.is_some() { sink.free_buffer()? } else { Some(sink.buffer()?) };
+        let may_make = |until: Option<Deadline>| until.is_none_or(|until| until.left() >= BUFFER_MAKING);
+        let first = match until {
+            None => Some(sink.buffer()?),
+            Some(_) if sink.has_to_make() && !may_make(until) => None,
+            Some(_) => sink.free_buffer()?,
+        };
         let Some(first) = first else { return Ok(PageCount(0)) };
         let pid = process.stat.pid;
         let mut copier = Copier::tolerant(sink, first);
         while self.deferred.pages > PageCount(0) {
-            let makes_one = copier.room() == PageCount(0) && sink.has_to_make();
-            if makes_one && until.is_some_and(|until| until.left() < BUFFER_MAKING) {
+            if copier.room() == PageCount(0) && sink.has_to_make() && !may_make(until) {
                 break;
             }
             if !copier.make_room(until.is_none())? {
