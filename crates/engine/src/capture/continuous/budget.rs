@@ -35,6 +35,10 @@ const STALLED_MAX: u32 = 8;
 /// same time, but the scan before them lets the subject run.
 const REPEATS_MAX: u64 = 8;
 
+/// The part of the budget that a slice, of which there are many, keeps for what it cannot foresee: interrupts, and the
+/// time that a hypervisor takes. A last stop does not, since it has to copy more than the subject dirties between two.
+const SPARE_SHARE: u32 = 16;
+
 /// Pages that are copied between two readings of the clock, 0.02 to 0.1 ms: a stop ends its copying by so much early.
 pub(super) const CHUNK: PageCount = PageCount(64);
 /// What it takes to make a buffer of 2 MiB, at most: 0.4 to 0.9 ms (docs/design/0009), and 3 where a hypervisor has to
@@ -77,6 +81,12 @@ impl Budget {
     pub(super) fn copy_end(&self, spent: Duration) -> Option<Duration> {
         let rest = self.after + self.cost(CHUNK);
         self.limit.map(|limit| limit.saturating_sub(rest).max(spent + limit / COPY_SHARE_MIN))
+    }
+
+    /// How long after its begin a slice may copy, when copying begins `spent` after it.
+    pub(super) fn slice_end(&self, spent: Duration) -> Duration {
+        let end = self.copy_end(spent).unwrap_or_default();
+        end.saturating_sub(self.limit.unwrap_or_default() / SPARE_SHARE).max(spent)
     }
 
     /// A stop took so long before and after it copied.
@@ -293,7 +303,7 @@ mod tests {
         fn slices(&self, budget: &mut Budget, outcome: &mut Outcome, mut dirty: u64, run: Duration) -> u64 {
             let mut ran = Duration::ZERO;
             while dirty > 0 {
-                let end = budget.copy_end(self.gap).unwrap();
+                let end = budget.slice_end(self.gap);
                 let copies = dirty.min(self.copied(end - self.gap));
                 let took = self.copying(copies) + self.gap;
                 budget.note_copied(PageCount(copies), self.copying(copies));

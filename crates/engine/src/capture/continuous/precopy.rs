@@ -184,7 +184,8 @@ impl Spaces {
         let tree = self.freezer.stop(before.processes.root)?;
         let began = tree.began;
         let copying = Stopwatch::start();
-        let until = self.copy_end(began).unwrap_or_else(|| Deadline::after(Duration::ZERO));
+        let spent = self.clock.now().saturating_duration_since(began);
+        let until = Deadline::after(self.budget.slice_end(spent).saturating_sub(spent));
         let copied = self.copy_until(before, sink, until, BUFFER_POLL_LATE)?;
         self.budget.note_copied(copied, copying.elapsed());
         tree.resume()?;
