@@ -3,6 +3,8 @@
 //! Must hold: the program finds nothing wrong with itself; `/next` counts without gaps over a connection that is
 //! kept; every counter goes on, that of garbage collections too.
 
+use std::sync::{Mutex, PoisonError};
+
 use rustix::process::Signal;
 
 use crate::http;
@@ -11,6 +13,10 @@ use crate::problem::Outcome;
 use crate::requirements::{self, PACKET_FILTER, free_port};
 use crate::sources::{self, words};
 use crate::subject::{End, Subject};
+
+/// A Java machine that starts, the compiler's included, removes the files in /tmp/hsperfdata_USER of those that are dead:
+/// also that of a subject between its death and its restore, which is then refused.
+static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn jvm_g1() -> Outcome {
@@ -26,6 +32,7 @@ fn jvm(name: &'static str, collector: &[&str]) -> Outcome {
     if !requirements::are_met(&["java", "javac", PACKET_FILTER]) {
         return Ok(());
     }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let port = free_port()?;
     let mut subject = Subject::start(name, |folder| {
         sources::java(folder, "jvm/Work.java")?;
