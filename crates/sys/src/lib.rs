@@ -9,6 +9,7 @@ pub mod clear_refs;
 pub mod clock;
 pub mod clone;
 pub mod close_range;
+pub mod datagram;
 pub mod dead_man;
 pub mod dead_process;
 pub mod descriptor_table;

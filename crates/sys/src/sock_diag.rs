@@ -20,6 +20,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use crate::error::{Errno, Error, Result};
 use crate::socket::SocketAddress;
 
+mod listening;
+
 const NAME: &str = "ask the kernel for sockets";
 /// Bytes of one piece of an answer; the kernel fills at most 32 KiB.
 const PIECE_BYTES: usize = 64 * 1024;

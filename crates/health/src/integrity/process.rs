@@ -1,0 +1,140 @@
+//! The executable file mappings of a process.
+//!
+//! Owns: which mappings are compared, the identity of their files, the way to a file that has no name any more.
+//! Invariants: two mappings with the same [`FileId`] show the same content of the same file.
+//! Does not: read pages.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid, ProcessKey};
+use sys::{Error, Result};
+use tracee::procfs::{self, Area, Backing};
+
+/// O_DIRECT on x86-64.
+const DIRECT: i32 = 0o40000;
+
+/// A content of a file: a file whose times or size change is another one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct FileId {
+    device: u64,
+    inode: u64,
+    size: u64,
+    /// Of the last change of the content, and of the last change of anything; seconds and nanoseconds.
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+/// An executable file mapping.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Mapping {
+    pub(super) process: ProcessKey,
+    pub(super) range: AddressRange,
+    /// The offset of its first byte in the file.
+    pub(super) offset: u64,
+    pub(super) file: FileId,
+    /// The name of the file in `/proc/PID/maps`.
+    pub(super) name: PathBuf,
+}
+
+/// The mappings of a process.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    pub(super) mappings: Vec<Mapping>,
+    /// Executable file mappings whose files cannot be identified.
+    pub(super) unreadable: ByteCount,
+}
+
+impl Mapping {
+    /// The number of a page in the file.
+    pub(super) fn page_in_file(&self, at: Address) -> u64 {
+        (self.offset + (at - self.range.start).get()) / PAGE_BYTES
+    }
+
+    /// Opens the file, also if it has no name any more.
+    pub(super) fn open(&self, way: Way) -> Result<File> {
+        let path = by_range(self.process.pid, self.range);
+        let flags = if way == Way::Direct { DIRECT } else { 0 };
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(flags);
+        let open = |path: &Path| {
+            let file = options.open(path).map_err(|error| Error::path("open", path, error))?;
+            let metadata = file.metadata().map_err(|error| Error::path("read the times of", path, error))?;
+            match FileId::of(&metadata) == self.file {
+                true => Ok(file),
+                false => Err(Error::path("compare with", path, sys::Errno::ENOENT)),
+            }
+        };
+        open(&path).or_else(|_| open(&by_name(self.process.pid, &self.name)))
+    }
+}
+
+/// How a file is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    /// From the page cache.
+    Cached,
+    /// From its device.
+    Direct,
+}
+
+impl FileId {
+    fn of(metadata: &fs::Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// Lists the mappings of a process.
+pub(super) fn list(pid: Pid) -> Result<Listing> {
+    let process = procfs::key(pid)?;
+    let mut listing = Listing::default();
+    for area in procfs::areas(pid)?.into_iter().filter(is_compared) {
+        match identify(pid, &area) {
+            Some((file, name)) => {
+                let (range, offset) = (area.range, area.offset);
+                listing.mappings.push(Mapping { process, range, offset, file, name });
+            }
+            None => listing.unreadable += area.range.len(),
+        }
+    }
+    Ok(listing)
+}
+
+/// Private, readable and executable, not writable, and of a file: not the vDSO, and no memory of a compiler.
+fn is_compared(area: &Area) -> bool {
+    let protection = area.protection;
+    protection.read
+        && protection.execute
+        && !protection.write
+        && !protection.shared
+        && matches!(area.backing, Backing::File { .. })
+}
+
+fn identify(pid: Pid, area: &Area) -> Option<(FileId, PathBuf)> {
+    let Backing::File { inode, path, .. } = &area.backing else { return None };
+    let by_range = fs::metadata(by_range(pid, area.range));
+    // The name may lead to another file by now, and device numbers differ on some file systems.
+    let by_name = || fs::metadata(by_name(pid, path)).ok().filter(|found| found.ino() == inode.get());
+    let metadata = by_range.ok().or_else(by_name)?;
+    metadata.is_file().then(|| (FileId::of(&metadata), path.clone()))
+}
+
+/// The link to a mapped file, which leads to it whatever its name is. Following it needs CAP_SYS_ADMIN or
+/// CAP_CHECKPOINT_RESTORE.
+fn by_range(pid: Pid, range: AddressRange) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", range.start.get(), range.end.get()))
+}
+
+/// The file by its name, as the process sees it.
+fn by_name(pid: Pid, name: &Path) -> PathBuf {
+    let mut path = PathBuf::from(format!("/proc/{pid}/root"));
+    path.push(name.strip_prefix("/").unwrap_or(name));
+    path
+}

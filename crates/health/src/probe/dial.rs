@@ -1,0 +1,154 @@
+//! A connection that is being made.
+//!
+//! Owns: the socket until it is connected, and the wait between two tries where the kernel gives no event.
+//! Invariants: never waits; a connection of a socket to itself counts as refused.
+//! Does not: limit the time; the attempt does.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno as RawErrno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, getpeername, getsockname, socket_with,
+    sockopt,
+};
+use sys::Errno;
+
+use crate::interest::{Handle, Interest};
+
+/// Between two tries to connect to a Unix socket whose backlog is full: the kernel reports no event for it.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+
+/// A connection that is being made.
+#[derive(Debug)]
+pub(super) struct Dial {
+    target: Target,
+    state: State,
+}
+
+#[derive(Debug)]
+enum Target {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+#[derive(Debug)]
+enum State {
+    /// `connect` is to be called, not before this time.
+    Idle(Option<Instant>),
+    /// The kernel connects.
+    InProgress(OwnedFd),
+}
+
+/// How far it has come.
+#[derive(Debug)]
+pub(super) enum Progress {
+    Waiting,
+    Connected(OwnedFd),
+    Failed(Errno),
+}
+
+impl Dial {
+    pub(super) fn tcp(address: SocketAddr) -> Self {
+        Self { target: Target::Tcp(address), state: State::Idle(None) }
+    }
+
+    pub(super) fn unix(path: &Path) -> Self {
+        Self { target: Target::Unix(path.to_owned()), state: State::Idle(None) }
+    }
+
+    /// The target, for messages.
+    pub(super) fn name(&self) -> String {
+        match &self.target {
+            Target::Tcp(address) => address.to_string(),
+            Target::Unix(path) => path.display().to_string(),
+        }
+    }
+
+    pub(super) fn handle(&self) -> Option<Handle<'_>> {
+        match &self.state {
+            State::Idle(_) => None,
+            State::InProgress(socket) => Some((socket.as_fd(), Interest::Writable)),
+        }
+    }
+
+    /// When it is to be advanced without an event.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match &self.state {
+            State::Idle(retry) => *retry,
+            State::InProgress(_) => None,
+        }
+    }
+
+    /// Goes on without waiting.
+    pub(super) fn advance(&mut self, now: Instant) -> Progress {
+        let outcome = match &self.state {
+            State::Idle(Some(retry)) if now < *retry => Ok(None),
+            State::Idle(_) => self.connect(now),
+            State::InProgress(socket) => match is_settled(socket) {
+                Ok(false) => Ok(None),
+                Ok(true) => self.settle(),
+                Err(errno) => Err(errno),
+            },
+        };
+        match outcome {
+            Ok(Some(socket)) if is_itself(&socket) => Progress::Failed(RawErrno::CONNREFUSED.into()),
+            Ok(Some(socket)) => Progress::Connected(socket),
+            Ok(None) => Progress::Waiting,
+            Err(errno) => Progress::Failed(errno.into()),
+        }
+    }
+
+    fn connect(&mut self, now: Instant) -> rustix::io::Result<Option<OwnedFd>> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let new = |family| socket_with(family, SocketType::STREAM, flags, None);
+        let (socket, outcome) = match &self.target {
+            Target::Tcp(address) => {
+                let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+                let socket = new(family)?;
+                let outcome = connect(&socket, address);
+                (socket, outcome)
+            }
+            Target::Unix(path) => {
+                let socket = new(AddressFamily::UNIX)?;
+                let outcome = connect(&socket, &SocketAddrUnix::new(path)?);
+                (socket, outcome)
+            }
+        };
+        match outcome {
+            Ok(()) => return Ok(Some(socket)),
+            Err(RawErrno::INPROGRESS) => self.state = State::InProgress(socket),
+            Err(RawErrno::AGAIN) if matches!(self.target, Target::Unix(_)) => {
+                self.state = State::Idle(Some(now + RETRY_AFTER));
+            }
+            Err(errno) => return Err(errno),
+        }
+        Ok(None)
+    }
+
+    /// Takes the socket whose connection has succeeded or failed.
+    fn settle(&mut self) -> rustix::io::Result<Option<OwnedFd>> {
+        match std::mem::replace(&mut self.state, State::Idle(None)) {
+            State::Idle(_) => Ok(None),
+            State::InProgress(socket) => {
+                sockopt::socket_error(&socket)??;
+                Ok(Some(socket))
+            }
+        }
+    }
+}
+
+fn is_settled(socket: &OwnedFd) -> rustix::io::Result<bool> {
+    let mut asked = [PollFd::new(socket, PollFlags::OUT)];
+    Ok(poll(&mut asked, Some(&Timespec::default()))? > 0)
+}
+
+/// A connection to a port of this machine that no socket listens on may get that port for its own end.
+fn is_itself(socket: &OwnedFd) -> bool {
+    let own = getsockname(socket).ok().and_then(|own| SocketAddr::try_from(own).ok());
+    let peer = getpeername(socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
+    own.is_some() && own == peer
+}

@@ -1,0 +1,165 @@
+//! Readiness by a line of a log file.
+//!
+//! Owns: the position in the file, and the end of what was read that may be the beginning of the text.
+//! Invariants: keeps less bytes than the text has, so that the length of a line does not matter; reads a bounded number
+//! of bytes a call.
+//! Does not: see what was written and truncated between two polls.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use memchr::memmem::Finder;
+use sys::{Errno, Error, Result};
+
+use super::Ready;
+
+/// Between two polls of the file: inotify(7) would report each write of a busy log.
+pub const LOG_POLL: Duration = Duration::from_millis(50);
+/// Bytes that one call reads, at most: about 0.1 ms.
+const BYTES_PER_CALL: usize = 256 * 1024;
+/// O_NONBLOCK on x86-64: opening a FIFO does not wait.
+const NONBLOCK: i32 = 0o4000;
+
+/// Why a text cannot be looked for.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LogTextError {
+    /// It is empty.
+    #[error("the text of a log line is empty")]
+    Empty,
+    /// It has several lines.
+    #[error("{0:?} is no part of one line; write the text of a single line")]
+    SeveralLines(String),
+}
+
+/// A log file in which a line is looked for.
+#[derive(Debug)]
+pub struct LogReady {
+    path: PathBuf,
+    finder: Finder<'static>,
+    /// The file that is read, and the position in it.
+    file: Option<(File, u64)>,
+    /// Where the first file is read from.
+    offset: u64,
+    /// The last bytes that were read, fewer than the text has.
+    carried: Vec<u8>,
+    due: Option<Instant>,
+}
+
+impl LogReady {
+    /// Looks for a line with this text, from an offset of the file on. The file need not be there yet.
+    ///
+    /// # Errors
+    ///
+    /// That the text is no part of one line.
+    pub fn new(
+        path: &Path,
+        offset: u64,
+        text: &str,
+        now: Instant,
+    ) -> std::result::Result<Self, LogTextError> {
+        if text.is_empty() {
+            return Err(LogTextError::Empty);
+        }
+        if text.contains('\n') {
+            return Err(LogTextError::SeveralLines(text.to_owned()));
+        }
+        let finder = Finder::new(text).into_owned();
+        Ok(Self { path: path.to_owned(), finder, file: None, offset, carried: Vec::new(), due: Some(now) })
+    }
+
+    /// When the file is to be looked at; `None` once the line was found.
+    #[must_use]
+    pub fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Reads what was appended. A file that has become shorter, and a new file of that name, are read from their
+    /// beginning.
+    ///
+    /// # Errors
+    ///
+    /// What opening or reading the file reports; EINVAL if it is no regular file. It is tried again at the due time.
+    pub fn advance(&mut self, now: Instant) -> Result<Option<Ready>> {
+        if self.due.is_none_or(|due| now < due) {
+            return Ok(None);
+        }
+        self.due = Some(now + LOG_POLL);
+        let mut left = BYTES_PER_CALL;
+        loop {
+            let Some(is_found) = self.read(&mut left)? else { return Ok(None) };
+            if is_found {
+                (self.due, self.file) = (None, None);
+                return Ok(Some(Ready));
+            }
+            if left == 0 {
+                self.due = Some(now);
+                return Ok(None);
+            }
+            if !self.is_replaced() {
+                return Ok(None);
+            }
+            (self.file, self.offset) = (None, 0);
+            self.carried.clear();
+        }
+    }
+
+    /// Reads on, up to the end of the file or the limit; whether the text is there, `None` without a file.
+    fn read(&mut self, left: &mut usize) -> Result<Option<bool>> {
+        let failed = |error: std::io::Error| Error::path("read the log", &self.path, error);
+        if self.file.is_none() {
+            match open(&self.path)? {
+                Some(file) => self.file = Some((file, std::mem::take(&mut self.offset))),
+                None => return Ok(None),
+            }
+        }
+        let Some((file, position)) = &mut self.file else { return Ok(None) };
+        if file.metadata().map_err(failed)?.len() < *position {
+            *position = 0;
+            self.carried.clear();
+        }
+        let mut bytes = std::mem::take(&mut self.carried);
+        let kept = bytes.len();
+        bytes.resize(kept + *left, 0);
+        let mut filled = kept;
+        while filled < bytes.len() {
+            match file.read_at(&mut bytes[filled..], *position) {
+                Ok(0) => break,
+                Ok(count) => (filled, *position) = (filled + count, *position + count as u64),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        *left -= filled - kept;
+        bytes.truncate(filled);
+        if self.finder.find(&bytes).is_some() {
+            return Ok(Some(true));
+        }
+        let carry = (self.finder.needle().len() - 1).min(bytes.len());
+        self.carried = bytes.split_off(bytes.len() - carry);
+        Ok(Some(false))
+    }
+
+    /// Whether the name leads to another file than the one that was read to its end.
+    fn is_replaced(&self) -> bool {
+        let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let own = self.file.as_ref().and_then(|(file, _)| file.metadata().ok()).map(identity);
+        let named = fs::metadata(&self.path).ok().map(identity);
+        named.is_some() && named != own
+    }
+}
+
+fn open(path: &Path) -> Result<Option<File>> {
+    match OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path) {
+        Ok(file) => {
+            let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
+            is_regular
+                .then_some(Some(file))
+                .ok_or_else(|| Error::path("read the log, which is no regular file,", path, Errno::EINVAL))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::path("open the log", path, error)),
+    }
+}

@@ -1,0 +1,237 @@
+//! Readiness of real programs, pipes, files and sockets.
+//!
+//! Owns: programs that become ready late, oddly, or never.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::Path;
+use std::time::Instant;
+
+use model::Pid;
+use sys::Errno;
+use testkit::until;
+
+use super::*;
+use crate::test_support::{LONG, Running, wait};
+
+#[test]
+fn a_line_on_a_pipe_is_reported_once_and_the_pipe_stays_open() {
+    let (mut ready, write) = FdReady::pipe().unwrap();
+    let mut writer = File::from(write);
+    assert_eq!(ready.advance(), None);
+    writer.write_all(b"almost").unwrap();
+    assert_eq!(ready.advance(), None);
+    writer.write_all(b" there\nand more").unwrap();
+    wait(ready.handle(), None);
+    assert_eq!(ready.advance(), Some(Ready));
+    writer.write_all(b"another\n").unwrap();
+    assert_eq!(ready.advance(), None);
+    assert!(ready.handle().is_some());
+    drop(writer);
+    assert_eq!(ready.advance(), None);
+    assert!(ready.handle().is_none());
+}
+
+#[test]
+fn the_end_of_a_pipe_is_readiness_too() {
+    let (mut ready, write) = FdReady::pipe().unwrap();
+    let child = {
+        let mut command = std::process::Command::new("sh");
+        Running::start(command.args(["-c", "exec >&-; sleep 1000"]).stdout(write))
+        // The command closes its copy of the end here.
+    };
+    until("the end of the pipe", || ready.advance());
+    assert!(ready.handle().is_none());
+    assert_eq!(ready.advance(), None);
+    drop(child);
+}
+
+#[test]
+fn much_without_a_line_is_read_in_bounded_calls() {
+    let (mut ready, write) = FdReady::pipe().unwrap();
+    let writer = std::thread::spawn(move || File::from(write).write_all(&[b'a'; 1 << 20]).unwrap());
+    until("the end of the pipe", || ready.advance());
+    writer.join().unwrap();
+}
+
+/// A log in a folder of its own.
+struct Log {
+    folder: tempfile::TempDir,
+    now: Instant,
+}
+
+impl Log {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), now: Instant::now() }
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.folder.path().join("log")
+    }
+
+    fn append(&self, text: &str) {
+        let mut file = OpenOptions::new().append(true).create(true).open(self.path()).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+    }
+
+    fn look_for(&self, text: &str, offset: u64) -> LogReady {
+        LogReady::new(&self.path(), offset, text, self.now).unwrap()
+    }
+
+    /// Polls at due times until there is nothing more to read.
+    fn is_found(&mut self, ready: &mut LogReady) -> bool {
+        loop {
+            let due = ready.due().unwrap();
+            self.now = self.now.max(due);
+            if ready.advance(self.now).unwrap().is_some() {
+                return true;
+            }
+            if ready.due() != Some(self.now) {
+                return false;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_text_is_found_behind_the_offset_and_across_two_writes() {
+    let mut log = Log::new();
+    log.append("server ready\n");
+    let mut ready = log.look_for("server ready", 13);
+    assert!(!log.is_found(&mut ready));
+    assert_eq!(ready.due(), Some(log.now + LOG_POLL));
+    assert_eq!(ready.advance(log.now), Ok(None), "it is not due");
+    log.append("the serv");
+    assert!(!log.is_found(&mut ready));
+    log.append("er re");
+    assert!(!log.is_found(&mut ready));
+    log.append("ady, at last\n");
+    assert!(log.is_found(&mut ready));
+    assert_eq!(ready.due(), None);
+    assert_eq!(ready.advance(log.now + LONG), Ok(None));
+    let mut whole = log.look_for("server ready", 0);
+    assert!(log.is_found(&mut whole));
+}
+
+#[test]
+fn a_file_that_is_late_truncated_or_replaced_is_read_on() {
+    let mut log = Log::new();
+    let mut ready = log.look_for("ready", 0);
+    assert!(!log.is_found(&mut ready));
+    log.append("a long beginning, rea\n");
+    assert!(!log.is_found(&mut ready));
+    fs::write(log.path(), "dy\n").unwrap();
+    assert!(!log.is_found(&mut ready), "the two halves belong to different files");
+    fs::rename(log.path(), log.folder.path().join("log.1")).unwrap();
+    assert!(!log.is_found(&mut ready));
+    log.append("ready\n");
+    assert!(log.is_found(&mut ready));
+    let mut second = log.look_for("ready", 6);
+    assert!(!log.is_found(&mut second));
+    File::create(log.path()).unwrap();
+    log.append("ready");
+    assert!(log.is_found(&mut second));
+}
+
+#[test]
+fn a_line_of_any_length_is_read_in_bounded_calls() {
+    let mut log = Log::new();
+    log.append(&"x".repeat(3_000_000));
+    let mut ready = log.look_for("ready", 0);
+    let calls = (1..).find(|_| {
+        ready.advance(log.now).unwrap();
+        ready.due() != Some(log.now)
+    });
+    assert_eq!(calls, Some(12));
+    log.append("ready");
+    assert!(log.is_found(&mut ready));
+}
+
+#[test]
+fn what_is_no_line_or_no_file_is_an_error() {
+    let mut log = Log::new();
+    let new = |text: &str| LogReady::new(Path::new("/x"), 0, text, Instant::now()).err();
+    assert_eq!(new(""), Some(LogTextError::Empty));
+    assert_eq!(new("a\nb"), Some(LogTextError::SeveralLines("a\nb".to_owned())));
+    rustix::fs::mkfifoat(rustix::fs::CWD, log.path(), rustix::fs::Mode::RWXU).unwrap();
+    let mut ready = log.look_for("a", 0);
+    assert_eq!(ready.advance(log.now).map_err(|error| error.errno), Err(Errno::EINVAL));
+    // The next poll tries again.
+    fs::remove_file(log.path()).unwrap();
+    log.append("a\n");
+    assert!(log.is_found(&mut ready));
+}
+
+/// Polls at due times, once over all descriptors.
+fn listens(ready: &mut ListenReady) -> bool {
+    let mut now = ready.due().unwrap();
+    loop {
+        if ready.advance(now).unwrap().is_some() {
+            assert_eq!(ready.due(), None);
+            return true;
+        }
+        if ready.due() != Some(now) {
+            return false;
+        }
+        now = ready.due().unwrap();
+    }
+}
+
+/// A child of a child that has a socket as its standard input.
+fn with_socket(socket: OwnedFd) -> Running {
+    let mut command = std::process::Command::new("sh");
+    // `Running` gives it an empty standard input; the socket is passed as its standard output.
+    command.args(["-c", "sleep 1000 & exec >&-; wait"]).stdout(socket);
+    Running::start(&mut command)
+}
+
+#[test]
+fn the_first_listener_of_a_tree_is_found() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let bound =
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    let child = with_socket(bound.as_fd().try_clone_to_owned().unwrap());
+    let mut ready = ListenReady::new(child.pid(), Instant::now()).unwrap();
+    // The listener of this process is not one of the child's tree.
+    assert!(!listens(&mut ready));
+    rustix::net::listen(&bound, 1).unwrap();
+    until("the listener", || listens(&mut ready).then_some(()));
+    drop((child, listener));
+    let gone = Running::shell("exit 0");
+    let mut none = ListenReady::new(Pid(i32::MAX), Instant::now()).unwrap();
+    assert!(none.advance(Instant::now()).is_err());
+    drop(gone);
+}
+
+#[test]
+fn a_unix_listener_is_found_among_thousands_of_descriptors() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    stream.write_all(b"x").unwrap();
+    let datagram = std::os::unix::net::UnixDatagram::bind(folder.path().join("datagram")).unwrap();
+    // Many descriptors of this process itself; other tests of this process may listen, so that a child is looked at.
+    let unix = std::os::unix::net::UnixListener::bind(folder.path().join("stream")).unwrap();
+    let script = "ulimit -n 8192; i=10; while [ $i -lt 5000 ]; do eval \"exec $i</dev/null\"; i=$((i + 1)); done; \
+        echo ready > $0; exec sleep 1000";
+    let mark = folder.path().join("ready");
+    let start = |socket: OwnedFd| {
+        let mut command = std::process::Command::new("bash");
+        command.args(["-c", script]).arg(&mark).stdout(socket);
+        let running = Running::start(&mut command);
+        until("thousands of descriptors", || mark.exists().then_some(()));
+        fs::remove_file(&mark).unwrap();
+        running
+    };
+    let without = start(datagram.into());
+    let mut ready = ListenReady::new(without.pid(), Instant::now()).unwrap();
+    assert!(!listens(&mut ready));
+    let now = ready.due().unwrap();
+    assert_eq!(ready.advance(now).unwrap(), None);
+    assert_eq!(ready.due(), Some(now), "one call does not look at all of them");
+    drop(without);
+    assert!(unix.as_raw_fd() > 2);
+    let with = start(unix.into());
+    assert!(listens(&mut ListenReady::new(with.pid(), Instant::now()).unwrap()));
+}

@@ -1,0 +1,144 @@
+//! What real process trees use and do.
+//!
+//! Owns: programs that take memory and descriptors, work, and hang.
+
+use std::process::Command;
+use std::time::Duration;
+
+use testkit::until;
+
+use super::*;
+use crate::test_support::{LIMIT, Running, compile};
+
+const MIB: u64 = 1 << 20;
+
+/// Looks at a tree to the end.
+fn look(root: Pid) -> Usage {
+    let mut look = Look::begin(root, Instant::now()).unwrap();
+    let usage = loop {
+        if let Some(usage) = look.advance(look.due().unwrap()) {
+            break usage;
+        }
+    };
+    assert_eq!(look.due(), None);
+    assert_eq!(look.advance(Instant::now()), None);
+    usage
+}
+
+/// Takes as much memory as it is told, shares it with as many children, and says when it is there.
+const SHARER: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    size_t bytes = strtoul(words[1], NULL, 10) << 20;
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (count != 4 || memory == MAP_FAILED)
+        return 1;
+    memset(memory, 1, bytes);
+    for (int child = atoi(words[2]); child > 0; child--) {
+        if (fork() == 0) {
+            volatile char sum = 0;
+            for (size_t at = 0; at < bytes; at += 4096)
+                sum += memory[at];
+            break;
+        }
+    }
+    FILE *mark = fopen(words[3], "a");
+    fputs("x", mark);
+    fclose(mark);
+    sleep(1000);
+}
+"#;
+
+#[test]
+fn shared_memory_of_a_tree_counts_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), SHARER);
+    let mark = folder.path().join("mark");
+    let mut command = Command::new(&program);
+    let running = Running::start(command.args(["64", "7"]).arg(&mark));
+    until("eight processes", || std::fs::read(&mark).ok().filter(|text| text.len() == 8));
+    let resident = look(running.pid()).resident.get();
+    assert!((64 * MIB..96 * MIB).contains(&resident), "{resident}");
+}
+
+#[test]
+fn the_process_with_most_descriptors_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("mark");
+    let script = "(ulimit -n 4096; i=10; while [ $i -lt 3010 ]; do eval \"exec $i</dev/null\"; i=$((i + 1)); done; \
+        echo x > $0; exec sleep 1000); true";
+    let running = Running::start(Command::new("bash").args(["-c", script]).arg(&mark));
+    until("the descriptors", || mark.exists().then_some(()));
+    let (pid, count) = look(running.pid()).descriptors.unwrap();
+    assert_ne!(pid, running.pid());
+    assert!((3003..3020).contains(&count), "{count}");
+    assert_eq!(tracee::procfs::descriptors(pid).unwrap().len() as u32, open_descriptors(pid).unwrap());
+    assert!(Look::begin(Pid(i32::MAX), Instant::now()).is_err());
+}
+
+#[test]
+fn work_calls_and_new_processes_are_progress() {
+    let elapsed = Duration::from_secs(1);
+    let idle = Running::shell("exec sleep 1000");
+    until("a program that sleeps", || {
+        let comm = tracee::procfs::stat(idle.pid()).ok()?.comm;
+        (comm == "sleep").then_some(())
+    });
+    // The shell has become another program, which is still loaded.
+    until("a program that does nothing", || {
+        let before = look(idle.pid()).progress;
+        std::thread::sleep(Duration::from_millis(20));
+        (!look(idle.pid()).progress.is_beyond(&before, elapsed)).then_some(())
+    });
+    let busy = Running::shell("while :; do :; done");
+    let before = look(busy.pid()).progress;
+    until("CPU time", || look(busy.pid()).progress.is_beyond(&before, elapsed).then_some(()));
+    let calling = Running::shell("exec dd if=/dev/zero of=/dev/null bs=1 status=none");
+    let before = look(calling.pid()).progress;
+    until("calls", || {
+        look(calling.pid()).progress.is_beyond(&before, Duration::from_secs(3600)).then_some(())
+    });
+    assert!(look(busy.pid()).progress.is_beyond(&look(idle.pid()).progress, Duration::from_secs(3600)));
+}
+
+#[test]
+fn a_hang_needs_a_failing_probe_and_no_progress() {
+    let idle = Running::shell("exec sleep 1000");
+    until("a program that sleeps", || {
+        let comm = tracee::procfs::stat(idle.pid()).ok()?.comm;
+        (comm == "sleep").then_some(())
+    });
+    let settled = until("a program that does nothing", || {
+        let before = look(idle.pid()).progress;
+        std::thread::sleep(Duration::from_millis(20));
+        let after = look(idle.pid()).progress;
+        (before == after).then_some(after)
+    });
+    let busy = Running::shell("while :; do :; done");
+    let (began, mut hang) = (Instant::now(), Hang::default());
+    assert!(!hang.look(began, true, settled.clone()), "one look says nothing");
+    assert!(hang.look(began + LIMIT, true, settled.clone()));
+    assert!(!hang.look(began + 2 * LIMIT, false, settled.clone()));
+    assert!(!hang.look(began + 3 * LIMIT, true, settled.clone()), "the probe before has succeeded");
+    let other = look(busy.pid()).progress;
+    assert!(!hang.look(began + 4 * LIMIT, true, other));
+}
+
+#[test]
+fn a_large_tree_is_looked_at_in_several_calls() {
+    let script = "i=0; while [ $i -lt 40 ]; do sleep 1000 & i=$((i + 1)); done; wait";
+    let running = Running::shell(script);
+    until("forty children", || {
+        let members = tracee::tree::descendants(running.pid()).unwrap();
+        (members.len() == 41).then_some(())
+    });
+    let now = Instant::now();
+    let mut look = Look::begin(running.pid(), now).unwrap();
+    assert_eq!(look.advance(now), None);
+    assert_eq!(look.due(), Some(now));
+    assert!(look.advance(now).is_some());
+}

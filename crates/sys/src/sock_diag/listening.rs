@@ -1,0 +1,106 @@
+//! Which sockets listen.
+//!
+//! Owns: the requests for all listening TCP, MPTCP and Unix sockets of this network namespace.
+//! Does not: say which process holds a socket; `/proc/PID/fd` does.
+
+use std::collections::HashSet;
+
+use model::Inode;
+
+use super::{DUMP, LISTENING, REQUEST, SockDiag, read_tcp_socket};
+use crate::error::{Errno, Result};
+
+/// Attribute of a request: a protocol number above 255 (INET_DIAG_REQ_PROTOCOL).
+const PROTOCOL: u16 = 3;
+/// Bytes of `struct inet_diag_sockid`; all zeroes match any socket.
+const IDENTITY_BYTES: usize = 48;
+/// Connections through a path or a name, and those with packets: SOCK_STREAM and SOCK_SEQPACKET.
+const CONNECTING_KINDS: [i32; 2] = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET];
+
+impl SockDiag {
+    /// The inodes of all TCP, MPTCP and Unix sockets in state LISTEN. Kinds that the kernel cannot list are left out.
+    ///
+    /// # Errors
+    ///
+    /// If none of the kinds can be listed.
+    pub fn listening(&self) -> Result<HashSet<Inode>> {
+        let mut found = HashSet::new();
+        let mut outcomes = vec![self.listening_unix(&mut found)];
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            for protocol in [libc::IPPROTO_TCP, libc::IPPROTO_MPTCP] {
+                outcomes.push(self.listening_inet(family, protocol, &mut found));
+            }
+        }
+        match outcomes.iter().any(Result::is_ok) {
+            true => Ok(found),
+            false => outcomes.swap_remove(0).map(|()| found),
+        }
+    }
+
+    fn listening_unix(&self, found: &mut HashSet<Inode>) -> Result<()> {
+        let sockets = self.unix_sockets(1 << LISTENING)?;
+        let connects = |kind: u8| CONNECTING_KINDS.contains(&i32::from(kind));
+        found.extend(sockets.iter().filter(|socket| connects(socket.kind)).map(|socket| socket.inode));
+        Ok(())
+    }
+
+    fn listening_inet(&self, family: i32, protocol: i32, found: &mut HashSet<Inode>) -> Result<()> {
+        let short = u8::try_from(protocol);
+        let mut body = vec![family as u8, short.unwrap_or(libc::IPPROTO_RAW as u8), 0, 0];
+        body.extend((1_u32 << LISTENING).to_ne_bytes());
+        body.extend([0; IDENTITY_BYTES]);
+        if short.is_err() {
+            body.extend(8_u16.to_ne_bytes());
+            body.extend(PROTOCOL.to_ne_bytes());
+            body.extend((protocol as u32).to_ne_bytes());
+        }
+        let outcome = self.exchange(REQUEST | DUMP, &body, |message| {
+            let socket = read_tcp_socket(message).filter(|socket| socket.state == LISTENING);
+            found.extend(socket.map(|socket| socket.inode).filter(|inode| *inode != Inode(0)));
+            true
+        });
+        match outcome {
+            // A kernel without such sockets, or without a directory of them.
+            Err(error) if short.is_err() && [Errno::ENOENT, Errno::EINVAL].contains(&error.errno) => Ok(()),
+            outcome => outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn inode(socket: &impl AsRawFd) -> Inode {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap();
+        let text = link.to_str().unwrap().trim_start_matches("socket:[").trim_end_matches(']').to_owned();
+        Inode(text.parse().unwrap())
+    }
+
+    #[test]
+    fn listeners_of_every_kind_are_found_and_others_are_not() {
+        let diag = SockDiag::open().unwrap();
+        let four = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(four.local_addr().unwrap()).unwrap();
+        let six = std::net::TcpListener::bind("[::1]:0").ok();
+        let folder = std::env::temp_dir().join(format!("undying-listening-{}", std::process::id()));
+        let unix = std::os::unix::net::UnixListener::bind(&folder).unwrap();
+        std::fs::remove_file(&folder).unwrap();
+        let listening = diag.listening().unwrap();
+        assert!(listening.contains(&inode(&four)) && listening.contains(&inode(&unix)));
+        assert!(six.is_none_or(|six| listening.contains(&inode(&six))));
+        assert!(!listening.contains(&inode(&client)));
+    }
+
+    #[test]
+    fn a_listener_for_connections_over_several_paths_is_found() {
+        let socket = match crate::socket::create(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP) {
+            Ok(socket) => socket,
+            Err(error) => return println!("unsupported: {error}"),
+        };
+        rustix::net::listen(&socket, 1).unwrap();
+        assert!(SockDiag::open().unwrap().listening().unwrap().contains(&inode(&socket)));
+    }
+}
