@@ -13,7 +13,7 @@ use sys::page_buffer::PageBuffer;
 use sys::pagemap::PageEntry;
 use sys::{Error, Result, process_memory};
 
-use super::Place;
+use super::changed::Place;
 use super::process::{Mapping, Way};
 
 /// Bytes of a page.

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid};
 use sys::Result;
 
-use super::Place;
+use super::changed::Place;
 use super::memory::Memory;
 use super::page::{self, PAGE, Present};
 use super::process::{self, FileId, Mapping, Way};

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use model::{Address, AddressRange, PAGE_BYTES, Pid, ProcessKey};
 use tracee::{procfs, tree};
 
+use super::changed::{Changed, Kind, Place};
 use super::memory::Memory;
 use super::page::{self, PAGE, Present};
 use super::pass::{Extent, Pass, Suspect};
 use super::process::{self, Mapping, Way};
 use super::verdict::{Evidence, judge};
-use super::{Changed, Kind, Place};
 
 /// From the end of a pass to the second look at what differs: a debugger that steps over a breakpoint, and a program
 /// that replaces several instructions, are done by then.

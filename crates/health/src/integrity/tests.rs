@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use model::{ByteCount, PAGE_BYTES, PageCount};
+use model::{Address, ByteCount, PAGE_BYTES, PageCount, Pid};
 use sys::clock::Clock;
 use testkit::{Guard, until};
 use tracee::ProcessMemory;

@@ -4,7 +4,7 @@
 //! Invariants: pure.
 //! Does not: read pages.
 
-use super::{Kind, Place};
+use super::changed::{Kind, Place};
 
 /// Bits that a flip changes, at most. Memory errors that escape the correction of the hardware change one or two bits
 /// of a word in nearly all cases (Schroeder et al., "DRAM Errors in the Wild", 2009).

@@ -1,6 +1,6 @@
-//! The address of a notify socket, as NOTIFY_SOCKET has it.
+//! The variables of the protocol, and the address in NOTIFY_SOCKET.
 //!
-//! Owns: the two forms, a path and `@name`.
+//! Owns: their names; the two forms of an address, a path and `@name`.
 //! Does not: open a socket.
 
 use std::ffi::{OsStr, OsString};
@@ -8,6 +8,13 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use rustix::net::SocketAddrUnix;
+
+/// The variable that names the socket.
+pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+/// The variable with the time between two keep-alive messages, at most, in microseconds.
+pub const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
+/// The variable with the pid of the process that sends them.
+pub const WATCHDOG_PID: &str = "WATCHDOG_PID";
 
 /// Where a notify socket is.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -12,8 +12,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sendto, socket_with};
 use sys::{Errno, Error, Result};
 
-use super::address::{AddressError, NotifyAddress};
-use super::{NOTIFY_SOCKET, WATCHDOG_PID, WATCHDOG_USEC};
+use super::address::{AddressError, NOTIFY_SOCKET, NotifyAddress, WATCHDOG_PID, WATCHDOG_USEC};
 
 /// Bytes of a status text that are sent: what fits a message of PIPE_BUF bytes with room for its name.
 const STATUS_BYTES_MAX: usize = 1024;

@@ -11,17 +11,10 @@ mod manager;
 mod message;
 mod socket;
 
-pub use address::AddressError;
+pub use address::{AddressError, NOTIFY_SOCKET, WATCHDOG_PID, WATCHDOG_USEC};
 pub use manager::{ManagerError, ServiceManager};
 pub use message::Sign;
 pub use socket::{Ignored, MESSAGES_PER_CALL, Message, NotifySocket};
-
-/// The variable that names the socket.
-pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
-/// The variable with the time between two keep-alive messages, at most, in microseconds.
-pub const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
-/// The variable with the pid of the process that sends them.
-pub const WATCHDOG_PID: &str = "WATCHDOG_PID";
 
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use sys::Errno;
 use super::dial::{self, Dial};
 use super::http::{AnswerError, Exchange};
 use super::program::{self, Program};
-use super::{HttpTarget, Probe};
+use super::question::{HttpTarget, Probe};
 use crate::interest::Handle;
 
 /// How an attempt has ended.

@@ -11,7 +11,7 @@ use rustix::io::Errno as RawErrno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use sys::Errno;
 
-use super::HttpTarget;
+use super::question::HttpTarget;
 use crate::interest::{Handle, Interest};
 
 /// Bytes of an answer that are read: interim answers (status 1xx) with their headers, and a status line.

@@ -11,7 +11,7 @@ use rustix::io::Errno as RawErrno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use sys::{Error, Result};
 
-use super::Ready;
+use super::met::Ready;
 use crate::interest::{Handle, Interest};
 
 /// Bytes that one call takes, at most: the size of a pipe.

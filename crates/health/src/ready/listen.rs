@@ -12,7 +12,7 @@ use sys::Result;
 use sys::sock_diag::SockDiag;
 use tracee::{procfs, tree};
 
-use super::Ready;
+use super::met::Ready;
 
 /// Between two searches: the kernel reports no event for a listen(2) of another process.
 pub const LISTEN_POLL: Duration = Duration::from_millis(50);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use memchr::memmem::Finder;
 use sys::{Errno, Error, Result};
 
-use super::Ready;
+use super::met::Ready;
 
 /// Between two polls of the file: inotify(7) would report each write of a busy log.
 pub const LOG_POLL: Duration = Duration::from_millis(50);

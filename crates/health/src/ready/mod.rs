@@ -7,14 +7,12 @@
 mod fd;
 mod listen;
 mod log;
+mod met;
 
 pub use fd::FdReady;
 pub use listen::{LISTEN_POLL, ListenReady};
 pub use log::{LOG_POLL, LogReady, LogTextError};
-
-/// That the condition is met.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ready;
+pub use met::Ready;
 
 #[cfg(test)]
 mod tests;

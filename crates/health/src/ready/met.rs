@@ -1,0 +1,7 @@
+//! The report of a condition.
+//!
+//! Owns: the value that stands for it.
+
+/// That the condition is met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ready;
