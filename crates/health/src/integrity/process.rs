@@ -13,7 +13,7 @@ use sys::{Error, Result};
 use tracee::procfs::{self, Area, Backing};
 
 /// O_DIRECT on x86-64.
-const DIRECT: i32 = 0o40000;
+pub(super) const DIRECT: i32 = 0o40000;
 
 /// A content of a file: a file whose times or size change is another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

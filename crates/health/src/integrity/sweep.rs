@@ -33,7 +33,7 @@ pub struct Sweep {
     /// `None` until the pass is due.
     pub(super) pass: Option<Pass>,
     pub(super) is_second_look: bool,
-    memory: Memory,
+    pub(super) memory: Memory,
     last: Option<Extent>,
 }
 

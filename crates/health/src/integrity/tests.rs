@@ -12,7 +12,7 @@ use testkit::{Guard, until};
 use tracee::ProcessMemory;
 
 use super::*;
-use crate::test_support::compile;
+use crate::test_support::{Running, compile};
 
 const EVERY: Duration = Duration::from_secs(60);
 
@@ -307,6 +307,40 @@ fn the_steps_of_a_pass_are_spread_over_its_time() {
     }
     let pages = swept.extent().mapped.get();
     assert!(steps >= pages / pass::STEP_PAGES, "{steps} steps for {pages} pages");
+}
+
+#[test]
+fn a_file_is_compared_once_however_many_processes_map_it() {
+    let running = Running::shell("sleep 1000 & sleep 1000 & sleep 1000 & sleep 1000 & sleep 1000 & wait");
+    until("five children", || {
+        let members = tracee::tree::descendants(running.pid()).unwrap();
+        let is_loaded = |pid: &Pid| tracee::procfs::stat(*pid).is_ok_and(|stat| stat.comm == "sleep");
+        (members[1..].len() == 5 && members[1..].iter().all(is_loaded)).then_some(())
+    });
+    let swept = Swept::over(running.pid());
+    let extent = swept.extent();
+    assert!(extent.compared > PageCount(0) && extent.mapped.get() > 4 * extent.compared.get(), "{extent:?}");
+}
+
+#[test]
+fn a_page_of_the_cache_is_judged_by_the_device() {
+    let program = Program::start("");
+    let mut swept = Swept::over(program.pid());
+    let listing = process::list(program.pid()).unwrap();
+    let mapping = listing.mappings.iter().find(|mapping| mapping.range.contains(program.code)).unwrap();
+    if page::read_file(mapping, program.code, process::Way::Direct).is_err() {
+        return testkit::unsupported("direct reads of temporary files");
+    }
+    // As if the page had been another one when the file was met for the first time.
+    let number = mapping.page_in_file(program.page(8));
+    swept.sweep.memory.set_sum_of_file(mapping.file, number, 1);
+    let found = swept.pass();
+    let [found] = &found[..] else { panic!("{found:?}") };
+    let expected = (Place::PageCache, Kind::FileChanged, None, number * PAGE_BYTES);
+    assert_eq!((found.place, found.kind, found.bits, found.offset), expected);
+    assert_eq!(found.address, program.page(8));
+    assert_eq!(swept.pass(), []);
+    assert_eq!(found.drop_from_cache(), Ok(true));
 }
 
 /// A program with 64 MiB of text that is in its page tables.

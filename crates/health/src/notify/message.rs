@@ -26,7 +26,7 @@ pub enum Sign {
     WatchdogTrigger,
     /// `WATCHDOG_USEC=`: the time between two `WATCHDOG=1`, at most, from now on. Zero for none.
     WatchdogInterval(Duration),
-    /// `STATUS=`: a text for a person, of at most 1024 bytes.
+    /// `STATUS=`: a text for a person, of at most 1024 bytes. It may have control characters.
     Status(String),
     /// `ERRNO=`: the error that it ends with.
     Errno(Errno),

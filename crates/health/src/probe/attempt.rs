@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use model::Signal;
+use model::{Escaped, Signal};
 use sys::Errno;
 
 use super::dial::{self, Dial};
@@ -23,13 +23,16 @@ pub type Outcome = Result<(), Failure>;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
     /// The connection was refused, or cannot be made.
-    #[error("cannot connect to {target}: {errno}")]
+    #[error("cannot connect to {}: {errno}", Escaped(target))]
     Connect {
         /// Address or path.
         target: String,
         /// Why.
         errno: Errno,
     },
+    /// This process has no socket left to connect with.
+    #[error("cannot make a socket: {0}")]
+    NoSocket(Errno),
     /// The answer is none of HTTP, or does not come.
     #[error("no answer of HTTP: {0}")]
     Answer(AnswerError),
@@ -61,6 +64,14 @@ pub enum Failure {
         /// The time it had.
         limit: Duration,
     },
+}
+
+impl Failure {
+    /// Whether it says something of the program that was asked. Otherwise the attempt itself could not be made.
+    #[must_use]
+    pub fn is_of_the_program(&self) -> bool {
+        !matches!(self, Self::NoSocket(_) | Self::Start { .. } | Self::StatusLost)
+    }
 }
 
 /// What an attempt waits for.
@@ -105,7 +116,8 @@ enum State {
 }
 
 impl Attempt {
-    /// Begins an attempt, which may take so long. What fails at once is the outcome of the first `advance`.
+    /// Begins an attempt, which may take so long. What fails at once is the outcome of the first `advance`. Starting a
+    /// program takes until the kernel has loaded it, about a millisecond.
     #[must_use]
     pub fn begin(probe: &Probe, now: Instant, timeout: Duration) -> Self {
         let state = match probe {
@@ -175,6 +187,7 @@ impl Attempt {
                     dial::Progress::Failed(errno) => {
                         return Some(Err(Failure::Connect { target: dial.name(), errno }));
                     }
+                    dial::Progress::NoSocket(errno) => return Some(Err(Failure::NoSocket(errno))),
                     dial::Progress::Waiting => return is_late.then(|| Err(self.timed_out(Step::Connect))),
                 },
                 State::Exchange(exchange) => match exchange.advance() {

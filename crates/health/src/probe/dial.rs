@@ -49,6 +49,8 @@ pub(super) enum Progress {
     Waiting,
     Connected(OwnedFd),
     Failed(Errno),
+    /// There is no socket to connect.
+    NoSocket(Errno),
 }
 
 impl Dial {
@@ -87,7 +89,10 @@ impl Dial {
     pub(super) fn advance(&mut self, now: Instant) -> Progress {
         let outcome = match &self.state {
             State::Idle(Some(retry)) if now < *retry => Ok(None),
-            State::Idle(_) => self.connect(now),
+            State::Idle(_) => match self.socket() {
+                Ok(socket) => self.connect(socket, now),
+                Err(errno) => return Progress::NoSocket(errno.into()),
+            },
             State::InProgress(socket) => match is_settled(socket) {
                 Ok(false) => Ok(None),
                 Ok(true) => self.settle(),
@@ -102,21 +107,19 @@ impl Dial {
         }
     }
 
-    fn connect(&mut self, now: Instant) -> rustix::io::Result<Option<OwnedFd>> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let new = |family| socket_with(family, SocketType::STREAM, flags, None);
-        let (socket, outcome) = match &self.target {
-            Target::Tcp(address) => {
-                let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-                let socket = new(family)?;
-                let outcome = connect(&socket, address);
-                (socket, outcome)
-            }
-            Target::Unix(path) => {
-                let socket = new(AddressFamily::UNIX)?;
-                let outcome = connect(&socket, &SocketAddrUnix::new(path)?);
-                (socket, outcome)
-            }
+    fn socket(&self) -> rustix::io::Result<OwnedFd> {
+        let family = match &self.target {
+            Target::Tcp(SocketAddr::V4(_)) => AddressFamily::INET,
+            Target::Tcp(SocketAddr::V6(_)) => AddressFamily::INET6,
+            Target::Unix(_) => AddressFamily::UNIX,
+        };
+        socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)
+    }
+
+    fn connect(&mut self, socket: OwnedFd, now: Instant) -> rustix::io::Result<Option<OwnedFd>> {
+        let outcome = match &self.target {
+            Target::Tcp(address) => connect(&socket, address),
+            Target::Unix(path) => connect(&socket, &SocketAddrUnix::new(path)?),
         };
         match outcome {
             Ok(()) => return Ok(Some(socket)),

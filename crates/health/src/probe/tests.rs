@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -216,6 +216,7 @@ fn a_program_is_judged_by_its_status() {
     assert_eq!(run(&exec(&["sh", "-c", "kill -9 $$"]), LIMIT), Err(Failure::Killed(Signal(9))));
     let program = "/no/such/program".to_owned();
     let missing = Failure::Start { program: program.clone(), errno: Errno::ENOENT };
+    assert!(!missing.is_of_the_program() && Failure::Exit(1).is_of_the_program());
     assert_eq!(run(&exec(&[&program]), LIMIT), Err(missing));
     // Standard streams are there and lead nowhere.
     assert_eq!(run(&exec(&["sh", "-c", "read x && exit 1; echo a && echo b >&2"]), LIMIT), Ok(()));
@@ -277,4 +278,35 @@ fn an_attempt_that_is_dropped_leaves_no_process() {
     let pids = pids_in(&path, 1);
     drop(attempt);
     until("the end of the program", || is_gone(pids[0]).then_some(()));
+}
+
+#[test]
+fn a_program_that_other_code_has_reaped_is_judged_all_the_same() {
+    let mut attempt = Attempt::begin(&exec(&["sh", "-c", "exit 7"]), Instant::now(), LIMIT);
+    let (handle, _) = attempt.handle().unwrap();
+    rustix::process::waitid(rustix::process::WaitId::PidFd(handle), rustix::process::WaitIdOptions::EXITED)
+        .unwrap();
+    // Kernels before 6.15 do not keep the status.
+    let outcome = attempt.advance(Instant::now()).unwrap();
+    assert!([Err(Failure::Exit(7)), Err(Failure::StatusLost)].contains(&outcome), "{outcome:?}");
+}
+
+#[test]
+fn a_connection_that_is_never_answered_times_out() {
+    // A backlog that is full: the kernel drops what else would connect.
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
+    rustix::net::listen(&socket, 0).unwrap();
+    let listener = TcpListener::from(socket);
+    let probe = tcp(&listener);
+    let outcomes: Vec<_> = (0..3).map(|_| run(&probe, SHORT)).collect();
+    let late = Err(Failure::TimedOut { step: Step::Connect, limit: SHORT });
+    assert_eq!(outcomes.first(), Some(&Ok(())));
+    assert_eq!(outcomes.last(), Some(&late), "{outcomes:?}");
+    // An attempt that is in progress goes on when there is room.
+    let mut attempt = Attempt::begin(&probe, Instant::now(), LIMIT);
+    assert_eq!(attempt.advance(Instant::now()), None);
+    assert!(matches!(attempt.handle(), Some((_, crate::Interest::Writable))));
+    drop(attempt);
 }
