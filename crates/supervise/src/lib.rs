@@ -7,6 +7,8 @@
 //! Does not: carry out an action. The guardian does, and reports the outcome as the next event.
 #![forbid(unsafe_code)]
 
+mod back_off;
+mod fault;
 mod pace;
 mod restarts;
 mod status;
@@ -14,8 +16,10 @@ mod subject;
 mod suspicion;
 mod system;
 
+pub use back_off::BackOffPlan;
+pub use fault::Fault;
 pub use pace::Pauses;
-pub use restarts::{BACK_OFF_MAX, RestartLimit};
+pub use restarts::RestartLimit;
 pub use status::{ChangedFiles, RestartPolicy, SubjectStatus};
 pub use subject::{
     Action, Beginning, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, Plan,

@@ -18,8 +18,9 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 /// The schedule of checkpoints.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    every: Duration,
-    next: Instant,
+    /// `None`: no checkpoint is ever due.
+    every: Option<Duration>,
+    next: Option<Instant>,
     retry: Duration,
     pauses: VecDeque<Duration>,
     commits: VecDeque<Instant>,
@@ -38,25 +39,25 @@ pub struct Pauses {
 
 impl Pace {
     /// The first checkpoint is due after `every`.
-    pub(crate) fn new(every: Duration, now: Instant) -> Self {
+    pub(crate) fn new(every: Option<Duration>, now: Instant) -> Self {
         Self {
             every,
-            next: now + every,
-            retry: every,
+            next: every.map(|every| now + every),
+            retry: every.unwrap_or_default(),
             pauses: VecDeque::with_capacity(PAUSES_MAX),
             commits: VecDeque::with_capacity(COMMITS_MAX),
         }
     }
 
     /// When the next checkpoint is due.
-    pub(crate) fn next(&self) -> Instant {
+    pub(crate) fn next(&self) -> Option<Instant> {
         self.next
     }
 
     /// A new incarnation has begun, or this program was stopped meanwhile: rounds that have passed do not count.
     pub(crate) fn begin(&mut self, now: Instant) {
-        self.next = now + self.every;
-        self.retry = self.every;
+        self.next = self.every.map(|every| now + every);
+        self.retry = self.every.unwrap_or_default();
         self.commits.clear();
     }
 
@@ -68,23 +69,24 @@ impl Pace {
     /// A checkpoint was taken; it may not be committed yet. How many rounds have passed over it.
     pub(crate) fn taken(&mut self, pause: Duration, now: Instant) -> u32 {
         self.paused(pause);
-        self.retry = self.every;
+        let (Some(every), Some(due)) = (self.every, self.next) else { return 0 };
+        self.retry = every;
         // Rounds that have passed already are left out, not made up for.
         let mut rounds = 0;
-        self.next += self.every;
-        if self.next < now {
-            let behind = now.duration_since(self.next).as_nanos();
-            rounds = u32::try_from(behind / self.every.as_nanos().max(1) + 1).unwrap_or(u32::MAX);
-            self.next += self.every.saturating_mul(rounds);
+        let mut next = due + every;
+        if next < now {
+            let behind = now.duration_since(next).as_nanos();
+            rounds = u32::try_from(behind / every.as_nanos().max(1) + 1).unwrap_or(u32::MAX);
+            next += every.saturating_mul(rounds);
         }
-        self.next = self.next.max(now + pause);
+        self.next = Some(next.max(now + pause));
         rounds
     }
 
     /// A checkpoint was taken in slices. The subject was stopped in turns, and runs as long before the next one.
     pub(crate) fn sliced(&mut self, longest: Duration, total: Duration, now: Instant) {
         self.paused(longest);
-        self.next = self.next.max(now + total);
+        self.next = self.next.map(|next| next.max(now + total));
     }
 
     /// A checkpoint was committed.
@@ -94,8 +96,9 @@ impl Pace {
 
     /// A checkpoint was refused or failed.
     pub(crate) fn failed(&mut self, now: Instant) {
-        self.retry = (self.retry * 2).min(RETRY_MAX.max(self.every));
-        self.next = now + self.retry;
+        let Some(every) = self.every else { return };
+        self.retry = (self.retry * 2).min(RETRY_MAX.max(every));
+        self.next = Some(now + self.retry);
     }
 
     /// Checkpoints taken per second, of late.
@@ -137,18 +140,27 @@ mod tests {
     #[test]
     fn rounds_are_kept_and_missed_ones_left_out() {
         let start = Instant::now();
-        let mut pace = Pace::new(EVERY, start);
-        assert_eq!(pace.next(), start + EVERY);
+        let mut pace = Pace::new(Some(EVERY), start);
+        assert_eq!(pace.next(), Some(start + EVERY));
         assert_eq!(pace.taken(Duration::from_millis(1), start + Duration::from_millis(103)), 0);
-        assert_eq!(pace.next(), start + 2 * EVERY);
+        assert_eq!(pace.next(), Some(start + 2 * EVERY));
         assert_eq!(pace.taken(Duration::from_millis(1), start + Duration::from_millis(520)), 3);
-        assert_eq!(pace.next(), start + 6 * EVERY);
+        assert_eq!(pace.next(), Some(start + 6 * EVERY));
+    }
+
+    #[test]
+    fn without_checkpoints_none_is_ever_due() {
+        let start = Instant::now();
+        let mut pace = Pace::new(None, start);
+        pace.begin(start);
+        pace.failed(start);
+        assert_eq!(pace.next(), None);
     }
 
     #[test]
     fn rounds_that_pass_while_this_program_is_stopped_do_not_count() {
         let start = Instant::now();
-        let mut pace = Pace::new(EVERY, start);
+        let mut pace = Pace::new(Some(EVERY), start);
         let continued = start + 50 * EVERY;
         pace.begin(continued);
         // The stop came in the middle of a checkpoint.
@@ -159,42 +171,42 @@ mod tests {
     #[test]
     fn the_subject_runs_at_least_half_of_the_time() {
         let start = Instant::now();
-        let mut pace = Pace::new(EVERY, start);
+        let mut pace = Pace::new(Some(EVERY), start);
         let end = start + Duration::from_millis(290);
         pace.taken(Duration::from_millis(180), end);
-        assert_eq!(pace.next(), end + Duration::from_millis(180));
+        assert_eq!(pace.next(), Some(end + Duration::from_millis(180)));
     }
 
     #[test]
     fn a_subject_that_was_stopped_in_slices_runs_as_long() {
         let start = Instant::now();
-        let mut pace = Pace::new(EVERY, start);
+        let mut pace = Pace::new(Some(EVERY), start);
         let end = start + EVERY;
         pace.taken(Duration::from_millis(1), end);
         pace.sliced(Duration::from_millis(5), Duration::from_millis(400), end);
-        assert_eq!(pace.next(), end + Duration::from_millis(400));
+        assert_eq!(pace.next(), Some(end + Duration::from_millis(400)));
         assert_eq!(pace.pauses().max, Duration::from_millis(5));
     }
 
     #[test]
     fn refusals_are_tried_again_ever_less_often() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(EVERY, now);
+        let mut pace = Pace::new(Some(EVERY), now);
         for _ in 0..20 {
             pace.failed(now);
-            now = pace.next();
+            now = pace.next().unwrap();
         }
         pace.failed(now);
-        assert_eq!(pace.next(), now + RETRY_MAX);
+        assert_eq!(pace.next(), Some(now + RETRY_MAX));
         pace.taken(Duration::ZERO, now);
         pace.failed(now);
-        assert_eq!(pace.next(), now + 2 * EVERY);
+        assert_eq!(pace.next(), Some(now + 2 * EVERY));
     }
 
     #[test]
     fn rates_and_percentiles_are_those_of_late() {
         let start = Instant::now();
-        let mut pace = Pace::new(EVERY, start);
+        let mut pace = Pace::new(Some(EVERY), start);
         assert_eq!((pace.achieved_hz(), pace.pauses()), (0.0, Pauses::default()));
         for round in 1..=200_u32 {
             let now = start + EVERY * round;

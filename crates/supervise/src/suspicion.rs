@@ -9,14 +9,12 @@ use std::time::{Duration, Instant};
 
 use model::Sequence;
 
-use crate::status::{KILL, SubjectStatus};
-
 /// Which checkpoints are not to be used, since what they hold leads to death.
 ///
 /// An incarnation descends from a checkpoint: the newest that it has committed, or the one it was restored from. When
 /// two incarnations in a row that descend from the same one end within the window, the one before it is used: a
 /// fallback. An incarnation that began at a fallback and ends within the window discredits the fallback at once, with
-/// all that it has committed. Deaths by SIGKILL are no evidence.
+/// all that it has committed. Deaths that come from outside are no evidence.
 #[derive(Debug, Default)]
 pub(crate) struct Suspicion {
     window: Duration,
@@ -57,10 +55,8 @@ impl Suspicion {
     }
 
     /// An incarnation that descended from a checkpoint has ended; gives the checkpoint that is passed over from now on.
-    pub(crate) fn died(&mut self, from: Sequence, status: SubjectStatus, now: Instant) -> Option<Sequence> {
-        if status == SubjectStatus::Killed(KILL) {
-            return None;
-        }
+    /// Deaths that are no evidence are not reported here.
+    pub(crate) fn died(&mut self, from: Sequence, now: Instant) -> Option<Sequence> {
         let is_recent = |time: Instant| now.duration_since(time) <= self.window;
         let fallback = self.incarnation.0.filter(|began| self.fallbacks.contains(began));
         if let (Some(began), Some(since)) = (fallback, self.incarnation.1)
@@ -116,11 +112,8 @@ impl Suspicion {
 
 #[cfg(test)]
 mod tests {
-    use model::Signal;
-
     use super::*;
 
-    const CRASH: SubjectStatus = SubjectStatus::Killed(Signal(11));
     const WINDOW: Duration = Duration::from_secs(60);
 
     fn sequences(numbers: &[u64]) -> Vec<Sequence> {
@@ -132,11 +125,11 @@ mod tests {
         let mut suspicion = Suspicion::new(WINDOW);
         let committed = sequences(&[3, 4, 5]);
         let now = Instant::now();
-        assert_eq!(suspicion.died(Sequence(5), CRASH, now), None);
+        assert_eq!(suspicion.died(Sequence(5), now), None);
         assert_eq!(suspicion.choose(&committed), Some(Sequence(5)));
         for (number, next) in [(5, Some(4)), (4, Some(3)), (3, None)] {
             suspicion.begins(Sequence(number), now);
-            assert_eq!(suspicion.died(Sequence(number), CRASH, now), Some(Sequence(number)));
+            assert_eq!(suspicion.died(Sequence(number), now), Some(Sequence(number)));
             assert_eq!(suspicion.choose(&committed), next.map(Sequence));
         }
         suspicion.forget_below(Sequence(6));
@@ -147,13 +140,13 @@ mod tests {
     fn what_a_doomed_incarnation_has_committed_is_doomed_as_well() {
         let mut suspicion = Suspicion::new(WINDOW);
         let now = Instant::now();
-        assert_eq!(suspicion.died(Sequence(5), CRASH, now), None);
+        assert_eq!(suspicion.died(Sequence(5), now), None);
         suspicion.begins(Sequence(5), now);
-        assert_eq!(suspicion.died(Sequence(5), CRASH, now), Some(Sequence(5)));
+        assert_eq!(suspicion.died(Sequence(5), now), Some(Sequence(5)));
         suspicion.begins(Sequence(4), now);
         suspicion.committed(Sequence(6));
         suspicion.committed(Sequence(7));
-        assert_eq!(suspicion.died(Sequence(7), CRASH, now), Some(Sequence(4)));
+        assert_eq!(suspicion.died(Sequence(7), now), Some(Sequence(4)));
         assert_eq!(suspicion.choose(&sequences(&[3, 4, 5, 6, 7])), Some(Sequence(3)));
     }
 
@@ -161,28 +154,24 @@ mod tests {
     fn a_fallback_that_lives_on_is_no_longer_one() {
         let mut suspicion = Suspicion::new(WINDOW);
         let now = Instant::now();
-        suspicion.died(Sequence(5), CRASH, now);
+        suspicion.died(Sequence(5), now);
         suspicion.begins(Sequence(5), now);
-        suspicion.died(Sequence(5), CRASH, now);
+        suspicion.died(Sequence(5), now);
         suspicion.begins(Sequence(4), now);
         suspicion.committed(Sequence(6));
         let later = now + WINDOW * 2;
-        assert_eq!(suspicion.died(Sequence(6), CRASH, later), None);
+        assert_eq!(suspicion.died(Sequence(6), later), None);
         assert_eq!(suspicion.choose(&sequences(&[4, 5, 6])), Some(Sequence(6)));
     }
 
     #[test]
-    fn deaths_far_apart_or_from_outside_are_no_evidence() {
+    fn deaths_far_apart_are_no_evidence() {
         let mut suspicion = Suspicion::new(WINDOW);
         let committed = sequences(&[1, 2]);
         let now = Instant::now();
-        for _ in 0..3 {
-            assert_eq!(suspicion.died(Sequence(2), SubjectStatus::Killed(KILL), now), None);
-            suspicion.begins(Sequence(2), now);
-        }
-        assert_eq!(suspicion.died(Sequence(2), CRASH, now), None);
+        assert_eq!(suspicion.died(Sequence(2), now), None);
         let later = now + WINDOW + Duration::from_secs(1);
-        assert_eq!(suspicion.died(Sequence(2), CRASH, later), None);
+        assert_eq!(suspicion.died(Sequence(2), later), None);
         assert_eq!(suspicion.choose(&committed), Some(Sequence(2)));
         suspicion.unusable(Sequence(2));
         assert_eq!(suspicion.choose(&committed), Some(Sequence(1)));

@@ -14,6 +14,7 @@ use model::{Escaped, Sequence};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use supervise::Fault;
 use undo::back::{MovedAside, WentBack};
 
 use crate::record::SlicesReport;
@@ -101,6 +102,8 @@ pub enum RunEvent {
         #[serde(default)]
         again: bool,
     },
+    /// A check from outside finds the subject faulty, and it is killed for that.
+    Faulted { pid: i32, fault: Fault },
     /// The kernel could not tell all starts and deaths of processes.
     ChildrenUnseen,
     /// A process has left the tree of the subject, as a daemon does when its parent ends, and is in no checkpoint.

@@ -82,6 +82,7 @@ impl fmt::Display for RunEvent {
             Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
                 write!(f, "pid {pid} {}", status(*signal, *exit))
             }
+            Self::Faulted { pid, fault } => write!(f, "pid {pid} {fault}, and is killed for it"),
             Self::BackOff { wait_us } => {
                 let wait = Duration::from_micros(*wait_us).as_secs_f64();
                 write!(f, "the restart waits {wait:.2} s, since this life and the one before were short")

@@ -18,15 +18,16 @@ impl Subject {
         self.state == State::Running
             && !self.checkpoints.is_opening
             && self.checkpoints.in_flight.len() < self.plan.in_flight_max
-            && self.incarnation.failed_child.is_none()
+            && self.incarnation.killed_for.is_none()
     }
 
-    /// When the next checkpoint is due.
+    /// When the next checkpoint is due; never without checkpoints.
     pub(super) fn due_time(&self, now: Instant) -> Option<Instant> {
+        let next = self.pace.next()?;
         if self.incarnation.is_wanted {
             return Some(now);
         }
-        self.incarnation.is_ready.then(|| self.pace.next())
+        self.incarnation.is_ready.then_some(next)
     }
 
     pub(super) fn take_if_due(&mut self, now: Instant) {
@@ -40,7 +41,7 @@ impl Subject {
         }
         // The rate falls, and nothing piles up. Rounds that pass while one is taken are counted when it was.
         let is_idle = matches!(self.state, State::Running | State::Held) && !self.checkpoints.is_opening;
-        let is_round = due == self.pace.next() && is_idle;
+        let is_round = self.pace.next() == Some(due) && is_idle;
         if is_round && self.checkpoints.late.replace(due) != Some(due) {
             let reason = if self.incarnation.is_held { LateReason::Held } else { LateReason::Writing };
             self.actions.push(Action::Late(reason, 1));
@@ -84,7 +85,7 @@ impl Subject {
 
     /// One was taken, and rounds may have passed meanwhile. If it began late, they were counted with the reason of that.
     fn pass(&mut self, now: Instant, pause: Duration, reason: LateReason) {
-        let began_late = self.checkpoints.late == Some(self.pace.next());
+        let began_late = self.checkpoints.late == self.pace.next();
         let passed = self.pace.taken(pause, now);
         if passed > 0 && !began_late {
             self.actions.push(Action::Late(reason, passed));

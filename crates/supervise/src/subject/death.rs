@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use model::{Sequence, Signal};
 
-use super::Subject;
 use super::event::{Action, Death, End, Failure, FreshReason, Notice, RestoreError, State, Step, Survey};
-use crate::status::{ChangedFiles, SubjectStatus};
+use super::{KilledFor, Subject};
+use crate::status::{ChangedFiles, RestartPolicy, SubjectStatus};
 
 /// How long a death counts as asked for after a signal that programs may also survive, like Ctrl-C.
 const SOFT_REQUEST: Duration = Duration::from_secs(60);
@@ -45,12 +45,16 @@ impl Subject {
         }
     }
 
-    /// The first failure of a process is what the restart goes back behind.
-    pub(super) fn child_failed(&mut self, signal: Signal) {
-        let is_first = self.incarnation.failed_child.is_none() && self.incarnation.ending.is_none();
+    /// Kills the root. The first reason counts: for the first failure of a process, the restart goes back behind it.
+    pub(super) fn kill(&mut self, killed_for: KilledFor) {
+        let is_first = self.incarnation.killed_for.is_none() && self.incarnation.ending.is_none();
         if self.state.is_alive() && is_first {
-            self.incarnation.failed_child = Some(signal);
-            self.actions.extend([Action::Tell(Notice::ChildFailed), Action::KillRoot]);
+            self.incarnation.killed_for = Some(killed_for);
+            let notice = match killed_for {
+                KilledFor::Child(_) => Notice::ChildFailed,
+                KilledFor::Fault(fault) => Notice::Faulted(fault),
+            };
+            self.actions.extend([Action::Tell(notice), Action::KillRoot]);
         }
     }
 
@@ -62,16 +66,23 @@ impl Subject {
             // What became of it was not reported: its number may be used.
             self.checkpoints.advance();
         }
-        // The root may have ended well by itself in the moment in which a child failed, its work done.
-        let child = self.incarnation.failed_child.take().filter(|_| !own.is_clean());
-        let status = child.map_or(own, SubjectStatus::Killed);
+        let (status, fault) = match self.incarnation.killed_for.take() {
+            // The root may have ended well by itself in the moment in which a child failed, its work done.
+            Some(KilledFor::Child(signal)) if !own.is_clean() => (SubjectStatus::Killed(signal), None),
+            Some(KilledFor::Fault(fault)) => (own, Some(fault)),
+            _ => (own, None),
+        };
         let was_asked_for = self.was_asked_for(now, status, has_terminal);
         self.incarnation.ending = None;
-        if was_asked_for || !self.plan.restart.restarts(status) {
+        let is_restarted = match fault {
+            Some(_) => self.plan.restart != RestartPolicy::Never,
+            None => self.plan.restart.restarts(status),
+        };
+        if was_asked_for || !is_restarted {
             self.state = State::Ended(End::Over(status));
             return;
         }
-        self.state = State::Dying(Death { status, noticed: now });
+        self.state = State::Dying(Death { status, fault, noticed: now });
         // Nothing of an incarnation that is to be taken back goes on serving or writing meanwhile.
         self.actions.extend([Action::Tell(Notice::Died(own)), Action::Clear]);
     }
@@ -95,13 +106,19 @@ impl Subject {
             self.state = State::Ended(End::Over(death.status));
             return;
         }
-        if !self.restarts.admit(death.noticed) {
+        if death.is_own() && !self.restarts.admit(death.noticed) {
             self.actions.push(Action::Tell(Notice::GaveUp(self.plan.limit)));
             self.state = State::Ended(End::GaveUp(death.status));
             return;
         }
         let lived = now.saturating_duration_since(self.incarnation.began);
-        let wait = self.back_off.died(lived, death.status, self.incarnation.has_checkpoint);
+        let wait = if !death.is_own() {
+            Duration::ZERO
+        } else if death.is_from_outside() && self.incarnation.has_checkpoint {
+            self.back_off.died_healthy()
+        } else {
+            self.back_off.died(lived)
+        };
         if wait.is_zero() {
             self.begin_restore(death);
         } else {
@@ -112,9 +129,13 @@ impl Subject {
 
     pub(super) fn begin_restore(&mut self, death: Death) {
         self.restart_count += 1;
+        if self.plan.every.is_none() {
+            self.start(false, None);
+            return;
+        }
         let step = if self.checkpoints.in_flight.is_empty() { Step::Judging } else { Step::Weighing };
         self.state = State::Restoring { death, step, has_failed: false };
-        if death.status.is_clean() {
+        if death.is_clean() {
             self.leave_behind();
             self.start(false, None);
         } else {
@@ -143,7 +164,8 @@ impl Subject {
         let mut others = self.own(survey);
         others.retain(|sequence| !in_flight.contains(sequence));
         let has_other = self.suspicion.choose(&self.usable(survey, &others)).is_some() || !is_worth_it;
-        let until = death.noticed + if has_other { patience(self.plan.every) } else { NO_OTHER_PATIENCE };
+        let until = death.noticed
+            + if has_other { patience(self.plan.every.unwrap_or_default()) } else { NO_OTHER_PATIENCE };
         self.state = State::Restoring { death, step: Step::Settling(until), has_failed: false };
         if in_flight.is_empty() || now >= until {
             self.judge();
@@ -169,12 +191,17 @@ impl Subject {
     /// Judges the checkpoint that the death speaks against. Gives whether the program starts from its beginning since
     /// going on step by step would end in giving up, with no try left for the beginning.
     fn is_better_begun_anew(&mut self, survey: &Survey, death: Death) -> bool {
+        if !death.is_own() {
+            return false;
+        }
         let blamed = if self.goes_back() {
             self.suspicion.choose(&self.usable(survey, &self.own(survey)))
         } else {
             self.checkpoints.descends
         };
-        let poisoned = blamed.and_then(|from| self.suspicion.died(from, death.status, death.noticed));
+        let poisoned = blamed
+            .filter(|_| !death.is_from_outside())
+            .and_then(|from| self.suspicion.died(from, death.noticed));
         self.actions.extend(poisoned.map(|poisoned| Action::Tell(Notice::Poisoned(poisoned))));
         self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.plan.can_start
     }
@@ -285,15 +312,17 @@ impl Subject {
 mod tests {
     use super::super::{Beginning, Event, Plan};
     use super::*;
+    use crate::back_off::BackOffPlan;
+    use crate::fault::Fault;
     use crate::restarts::RestartLimit;
-    use crate::status::RestartPolicy;
 
     fn subject(files: ChangedFiles, now: Instant) -> Subject {
         let plan = Plan {
-            every: Duration::from_secs(1),
+            every: Some(Duration::from_secs(1)),
             awaits_ready: false,
             restart: RestartPolicy::OnFailure,
             limit: RestartLimit::default(),
+            back_off: BackOffPlan::default(),
             files,
             can_start: true,
             in_flight_max: 4,
@@ -335,6 +364,91 @@ mod tests {
         let why = Some(FreshReason::NotRestorable { tried: 4 });
         let start = Action::Start { is_with_files: true, why };
         assert_eq!(subject.step(now, Event::Surveyed(survey)), [start]);
+    }
+
+    fn all(numbers: &[u64]) -> Survey {
+        let numbers: Vec<Sequence> = numbers.iter().copied().map(Sequence).collect();
+        Survey { committed: numbers.clone(), exact: numbers, reaches_beginning: false }
+    }
+
+    fn end_for(subject: &mut Subject, fault: Fault, status: SubjectStatus, now: Instant) -> Vec<Action> {
+        let killed = [Action::Tell(Notice::Faulted(fault)), Action::KillRoot];
+        assert_eq!(subject.step(now, Event::Faulted(fault)), killed);
+        assert_eq!(subject.step(now, Event::Faulted(Fault::Hang)), [], "it is killed once");
+        subject.step(now, Event::Died { status, has_terminal: false, after_child: Vec::new() });
+        subject.step(now, Event::Cleared);
+        if let Some(until) = subject.wake(now) {
+            subject.step(until, Event::Due);
+        }
+        subject.step(now, Event::Surveyed(all(&[5, 6])))
+    }
+
+    #[test]
+    fn a_fault_counts_like_a_crash_whatever_the_root_ends_with() {
+        let now = Instant::now();
+        let mut subject = subject(ChangedFiles::Keep, now);
+        let clean = SubjectStatus::Exited(0);
+        assert_eq!(end_for(&mut subject, Fault::Hang, clean, now), [Action::Restore(Sequence(6))]);
+        subject.step(now, Event::Restored);
+        let killed = SubjectStatus::Killed(Signal(9));
+        let poisoned = Action::Tell(Notice::Poisoned(Sequence(6)));
+        let again = end_for(&mut subject, Fault::MissedHeartbeat, killed, now);
+        assert_eq!(again, [poisoned, Action::Restore(Sequence(5))]);
+        assert_eq!(subject.step(now, Event::Faulted(Fault::Hang)), [], "it is dead");
+    }
+
+    #[test]
+    fn deaths_from_outside_blame_no_checkpoint() {
+        let now = Instant::now();
+        let mut subject = subject(ChangedFiles::Keep, now);
+        let killed = SubjectStatus::Killed(Signal(9));
+        for _ in 0..4 {
+            subject.step(now, Event::Died { status: killed, has_terminal: false, after_child: Vec::new() });
+            subject.step(now, Event::Cleared);
+            if let Some(until) = subject.wake(now) {
+                subject.step(until, Event::Due);
+            }
+            let actions = subject.step(now, Event::Surveyed(all(&[5, 6])));
+            assert_eq!(actions, [Action::Restore(Sequence(6))]);
+            subject.step(now, Event::Restored);
+        }
+    }
+
+    #[test]
+    fn the_death_of_another_member_of_the_group_counts_for_nothing() {
+        let now = Instant::now();
+        let mut subject = subject(ChangedFiles::Keep, now);
+        let killed = SubjectStatus::Killed(Signal(9));
+        for _ in 0..20 {
+            assert_eq!(end_for(&mut subject, Fault::Group, killed, now), [Action::Restore(Sequence(6))]);
+            subject.step(now, Event::Restored);
+        }
+    }
+
+    #[test]
+    fn a_fault_follows_the_policy() {
+        let now = Instant::now();
+        let mut subject = subject(ChangedFiles::Keep, now);
+        subject.plan.restart = RestartPolicy::Never;
+        let killed = SubjectStatus::Killed(Signal(9));
+        assert_eq!(end_for(&mut subject, Fault::Memory, killed, now), []);
+        assert_eq!(subject.state(), State::Ended(End::Over(killed)));
+    }
+
+    #[test]
+    fn without_checkpoints_a_restart_starts_the_program_at_once() {
+        let now = Instant::now();
+        let plan = Plan { every: None, ..subject(ChangedFiles::Rewind, now).plan };
+        let beginning = Beginning { next: Sequence(1), first: Sequence(1), newest: None };
+        let mut subject = Subject::new(plan, beginning, now);
+        subject.step(now, Event::Started);
+        subject.step(now, Event::Wanted);
+        let later = now + Duration::from_secs(3_600);
+        assert_eq!((subject.wake(later), subject.step(later, Event::Due)), (None, Vec::new()));
+        let status = SubjectStatus::Killed(Signal(11));
+        subject.step(later, Event::Died { status, has_terminal: false, after_child: Vec::new() });
+        let start = Action::Start { is_with_files: false, why: None };
+        assert_eq!(subject.step(later, Event::Cleared), [start]);
     }
 
     #[test]

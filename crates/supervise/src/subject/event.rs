@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use model::{Sequence, Signal};
 
+use crate::fault::Fault;
 use crate::restarts::RestartLimit;
-use crate::status::SubjectStatus;
+use crate::status::{KILL, SubjectStatus};
 
 /// What a subject is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,8 +54,27 @@ pub enum State {
 pub struct Death {
     /// What the subject has died of: of this itself, or of the failure of one of its other processes.
     pub status: SubjectStatus,
+    /// The fault that the root was killed for, whatever it has ended with.
+    pub fault: Option<Fault>,
     /// When the death was noticed.
     pub noticed: Instant,
+}
+
+impl Death {
+    /// Whether the program ended as it should, so that its checkpoints are of no use.
+    pub(super) fn is_clean(self) -> bool {
+        self.fault.is_none() && self.status.is_clean()
+    }
+
+    /// Whether SIGKILL came from outside. It says nothing about the state that it ends; the one for a fault does.
+    pub(super) fn is_from_outside(self) -> bool {
+        self.fault.is_none() && self.status == SubjectStatus::Killed(KILL)
+    }
+
+    /// Whether the death counts: for the limit on restarts, for the back-off and against a checkpoint.
+    pub(super) fn is_own(self) -> bool {
+        self.fault.is_none_or(Fault::is_own)
+    }
 }
 
 /// The part of a restore that is under way.
@@ -167,6 +187,8 @@ pub enum Event {
     EndRequested(Signal),
     /// A process of the subject other than its root has failed by this signal.
     ChildFailed(Signal),
+    /// A check from outside finds the subject faulty.
+    Faulted(Fault),
     /// The root has ended. Everything else that had arrived by then was reported before.
     Died {
         /// How.
@@ -309,6 +331,8 @@ pub enum Notice {
     Died(SubjectStatus),
     /// A process other than its root has failed, and the root is ended for it.
     ChildFailed,
+    /// The subject is faulty, and its root is killed for it.
+    Faulted(Fault),
     /// There were more restarts than allowed.
     GaveUp(RestartLimit),
     /// The restart waits for so long.

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 
 use model::{Sequence, Signal};
 
+use crate::back_off::{BackOff, BackOffPlan};
+use crate::fault::Fault;
 use crate::pace::{Pace, Pauses};
-use crate::restarts::{BackOff, RestartLimit, Restarts};
+use crate::restarts::{RestartLimit, Restarts};
 use crate::status::{ChangedFiles, RestartPolicy};
 use crate::suspicion::Suspicion;
 
@@ -25,16 +27,18 @@ pub use event::{
 };
 
 /// What is decided before a run begins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Plan {
-    /// Time between two checkpoints.
-    pub every: Duration,
+    /// Time between two checkpoints. `None`: none is ever taken, and a restart starts the program from its beginning.
+    pub every: Option<Duration>,
     /// No checkpoint is due before the program has said that it is ready.
     pub awaits_ready: bool,
     /// Which deaths are followed by a restart.
     pub restart: RestartPolicy,
     /// How many restarts are allowed.
     pub limit: RestartLimit,
+    /// How long restarts wait.
+    pub back_off: BackOffPlan,
     /// What a restart does with changed files. With `Rewind` they go back before the processes are built.
     pub files: ChangedFiles,
     /// The program can be started from its beginning. One that was adopted cannot.
@@ -135,8 +139,17 @@ struct Incarnation {
     is_wanted: bool,
     /// A signal has asked it to end.
     ending: Option<(Signal, Instant)>,
-    /// The root is killed since another process has failed by this signal.
-    failed_child: Option<Signal>,
+    /// Why the root is killed, if it is.
+    killed_for: Option<KilledFor>,
+}
+
+/// Why the root of a subject is killed by us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum KilledFor {
+    /// Another process has failed by this signal.
+    Child(Signal),
+    /// A check from outside finds the subject faulty.
+    Fault(Fault),
 }
 
 impl Incarnation {
@@ -149,7 +162,7 @@ impl Incarnation {
             is_held: false,
             is_wanted: false,
             ending: None,
-            failed_child: None,
+            killed_for: None,
         }
     }
 }
@@ -165,7 +178,7 @@ impl Subject {
             checkpoints: Checkpoints::new(beginning),
             incarnation: Incarnation::begin(0, true, now),
             restarts: Restarts::new(plan.limit),
-            back_off: BackOff::default(),
+            back_off: BackOff::new(plan.back_off),
             suspicion: Suspicion::new(plan.limit.window),
             restart_count: 0,
             actions: Vec::new(),
@@ -198,7 +211,8 @@ impl Subject {
             Event::CalledOff(sequence) => self.not_committed(now, sequence, false),
             Event::Differs(sequence) => self.suspicion.unusable(sequence),
             Event::EndRequested(signal) => self.end_requested(now, signal),
-            Event::ChildFailed(signal) => self.child_failed(signal),
+            Event::ChildFailed(signal) => self.kill(KilledFor::Child(signal)),
+            Event::Faulted(fault) => self.kill(KilledFor::Fault(fault)),
             Event::Died { status, has_terminal, after_child } => {
                 after_child.iter().for_each(|sequence| self.suspicion.unusable(*sequence));
                 self.died(now, status, has_terminal);
@@ -249,7 +263,7 @@ impl Subject {
     /// Whether the root is being killed since another process has failed.
     #[must_use]
     pub fn has_failed_child(&self) -> bool {
-        self.incarnation.failed_child.is_some()
+        matches!(self.incarnation.killed_for, Some(KilledFor::Child(_)))
     }
 
     /// Which incarnation of the program this is, from 1; 0 before the first.

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use model::Sequence;
 use undying_supervise::{
-    Action, BACK_OFF_MAX, ChangedFiles, End, Event, Notice, Plan, State, Step, Subject, SubjectStatus, Survey,
+    Action, ChangedFiles, End, Event, Fault, Notice, Plan, RestartPolicy, State, Step, Subject,
+    SubjectStatus, Survey,
 };
 
 /// Events and actions that a failure shows.
@@ -40,6 +41,8 @@ pub(super) struct Judge {
     is_opening: bool,
     work: Option<Work>,
     death: LastDeath,
+    /// The fault that the root is being killed for.
+    fault: Option<Fault>,
     /// The last number that was used.
     used: Option<Sequence>,
     restarts: (u64, VecDeque<Instant>),
@@ -54,6 +57,7 @@ enum Heard {
 /// The death that is being judged.
 struct LastDeath {
     status: SubjectStatus,
+    fault: Option<Fault>,
     has_terminal: bool,
     /// Checkpoints of this number and above are later.
     next: Sequence,
@@ -68,6 +72,7 @@ impl Judge {
     pub(super) fn new(seed: u64, plan: Plan, base: Instant) -> Self {
         let death = LastDeath {
             status: SubjectStatus::Unknown,
+            fault: None,
             has_terminal: false,
             next: Sequence(0),
             at: base,
@@ -86,6 +91,7 @@ impl Judge {
             is_opening: false,
             work: None,
             death,
+            fault: None,
             used: None,
             restarts: (0, VecDeque::new()),
         }
@@ -103,6 +109,7 @@ impl Judge {
         let is_end_asked = self.death.is_end_asked;
         self.death = LastDeath {
             status,
+            fault: self.fault.take(),
             has_terminal,
             next,
             at: now,
@@ -176,8 +183,14 @@ impl Judge {
         exact: &BTreeSet<Sequence>,
     ) {
         let is_alive = subject.state().is_alive();
+        let is_of_checkpoints = matches!(
+            action,
+            Action::Take(_) | Action::Survey | Action::LeaveBehind { .. } | Action::Restore(_)
+        );
+        self.assert(self.plan.every.is_some() || !is_of_checkpoints, "there are no checkpoints");
         match action {
             Action::Take(sequence) => {
+                self.assert(self.fault.is_none(), "a checkpoint is taken of a faulty subject");
                 let is_free = !self.is_taking && !self.is_opening && self.work.is_none();
                 self.assert(is_free && is_alive, "a checkpoint is taken beside other work");
                 self.assert(self.state != State::Held, "a checkpoint is taken of a held subject");
@@ -205,7 +218,13 @@ impl Judge {
                 self.assert(subject.in_flight().len() == 0, "a start beside checkpoints in flight");
                 self.begin_work(Work::Start, is_alive);
             }
+            Action::Tell(Notice::Faulted(fault)) => {
+                self.assert(is_alive && self.fault.is_none(), "a subject is killed twice for faults");
+                self.fault = Some(*fault);
+            }
             Action::Tell(Notice::Poisoned(sequence)) => {
+                let is_own = self.death.fault.is_none_or(Fault::is_own);
+                self.assert(is_own, "a checkpoint is blamed for the death of another subject");
                 self.unusable.insert(*sequence);
             }
             Action::LeaveBehind { .. } | Action::Late(..) | Action::Tell(_) => {}
@@ -240,18 +259,21 @@ impl Judge {
     fn check_state(&mut self, subject: &Subject, state: State, now: Instant) {
         match state {
             State::BackingOff(_, until) => {
-                let is_bounded = until.saturating_duration_since(now) <= BACK_OFF_MAX;
+                let is_bounded = until.saturating_duration_since(now) <= self.plan.back_off.longest;
                 self.assert(is_bounded, "a back-off is too long");
             }
             State::Restoring { step: Step::Settling(until), death, .. } => {
                 self.assert(until <= death.noticed + SETTLING_MAX, "a wait is too long");
             }
             State::Ended(End::Over(_)) => {
-                let is_meant = !self.plan.restart.restarts(self.death.status);
+                let is_meant = match self.death.fault {
+                    Some(_) => self.plan.restart == RestartPolicy::Never,
+                    None => !self.plan.restart.restarts(self.death.status),
+                };
                 let is_asked = self.death.is_end_asked || self.death.has_terminal;
                 // A child's failure counts as the root's, which may be one that the policy lets pass.
-                let is_of_child =
-                    matches!(self.death.status, SubjectStatus::Killed(signal) if signal.get() == 9);
+                let is_of_child = self.death.fault.is_none()
+                    && matches!(self.death.status, SubjectStatus::Killed(signal) if signal.get() == 9);
                 self.assert(is_meant || is_asked || is_of_child, "a restart was due");
             }
             _ => {}
@@ -268,6 +290,9 @@ impl Judge {
             return;
         }
         *before = count;
+        if self.death.fault.is_some_and(|fault| !fault.is_own()) {
+            return;
+        }
         let (at, limit) = (self.death.at, self.plan.limit);
         times.push_back(at);
         while times.front().is_some_and(|time| at.duration_since(*time) > limit.window) {

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use model::{Sequence, Signal};
 use undying_supervise::{
-    Action, Beginning, ChangedFiles, End, Event, NotTaken, Plan, RestartLimit, RestartPolicy, RestoreError,
-    Sliced, State, Subject, SubjectStatus, Survey,
+    Action, BackOffPlan, Beginning, ChangedFiles, End, Event, Fault, NotTaken, Notice, Plan, RestartLimit,
+    RestartPolicy, RestoreError, Sliced, State, Subject, SubjectStatus, Survey,
 };
 
 use super::judge::Judge;
@@ -23,6 +23,8 @@ const STEPS: usize = 150;
 const LAST_STEPS: usize = 200;
 /// Checkpoints that the store keeps.
 const KEPT: usize = 4;
+/// The time that lives without checkpoints are measured in.
+const UNCHECKPOINTED: Duration = Duration::from_millis(200);
 const TERM: Signal = Signal(15);
 /// How programs end.
 const ENDS: [SubjectStatus; 8] = [
@@ -47,6 +49,7 @@ pub(super) struct Counts {
     fresh_starts: u64,
     back_offs: u64,
     guardian_restarts: u64,
+    faults: u64,
     logs_lost: u64,
     ended: u64,
     gave_up: u64,
@@ -54,9 +57,9 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    fn all(&mut self) -> [&mut u64; 12] {
+    fn all(&mut self) -> [&mut u64; 13] {
         let Self { steps, checkpoints, deaths, restores, failed_restores, fresh_starts, .. } = self;
-        let Self { back_offs, guardian_restarts, logs_lost, ended, gave_up, failed, .. } = self;
+        let Self { back_offs, guardian_restarts, faults, logs_lost, ended, gave_up, failed, .. } = self;
         [
             steps,
             checkpoints,
@@ -66,6 +69,7 @@ impl Counts {
             fresh_starts,
             back_offs,
             guardian_restarts,
+            faults,
             logs_lost,
             ended,
             gave_up,
@@ -82,6 +86,7 @@ impl Counts {
         self.fresh_starts += other.fresh_starts;
         self.back_offs += other.back_offs;
         self.guardian_restarts += other.guardian_restarts;
+        self.faults += other.faults;
         self.logs_lost += other.logs_lost;
         self.ended += other.ended;
         self.gave_up += other.gave_up;
@@ -306,7 +311,8 @@ impl World {
     }
 
     fn begin_incarnation(&mut self) {
-        let lives = self.plan.every.mul_f64(self.random.f64() * 8.0);
+        let lives = self.plan.every.unwrap_or(UNCHECKPOINTED).mul_f64(self.random.f64() * 8.0);
+        let fault = Fault::ALL[self.random.usize(..Fault::ALL.len())];
         let status = ENDS[self.random.usize(..ENDS.len())];
         self.coming.push((self.now + lives, Coming::Death(status)));
         let others = [
@@ -317,6 +323,7 @@ impl World {
             (2, Coming::EndRequest(Signal(2))),
             (1, Coming::EndRequest(TERM)),
             (2, Coming::ChildFailure),
+            (3, Coming::Report(Event::Faulted(fault))),
             (2, Coming::GuardianRestart),
         ];
         for (chance, thing) in others {
@@ -355,6 +362,7 @@ impl World {
             Action::LeaveBehind { dropped, .. } => self.leave_behind(dropped),
             Action::Restore(sequence) => self.restore(*sequence),
             Action::Start { is_with_files, .. } => self.start(*is_with_files),
+            Action::Tell(Notice::Faulted(_)) => self.counts.faults += 1,
             Action::Late(..) | Action::Tell(_) => {}
         }
     }
@@ -482,13 +490,30 @@ fn plan(random: &mut Rng) -> Plan {
         if can_start { ChangedFiles::ALL[random.usize(..ChangedFiles::ALL.len())] } else { kept(random) };
     let window = Duration::from_secs([1, 60, 3_600][random.usize(..3)]);
     Plan {
-        every: Duration::from_millis([10, 100, 1_000, 30_000][random.usize(..4)]),
+        every: (random.u8(..8) > 0)
+            .then(|| Duration::from_millis([10, 100, 1_000, 30_000][random.usize(..4)])),
         awaits_ready: random.u8(..4) == 0,
         restart,
         limit: RestartLimit { count: random.usize(..7), window },
+        back_off: back_off(random),
         files,
         can_start,
         in_flight_max: 4,
+    }
+}
+
+fn back_off(random: &mut Rng) -> BackOffPlan {
+    if random.bool() {
+        return BackOffPlan::default();
+    }
+    let longest = Duration::from_millis([50, 1_000, 60_000][random.usize(..3)]);
+    BackOffPlan {
+        first: longest.mul_f64(random.f64()),
+        longest,
+        factor: 1.0 + random.f64() * 9.0,
+        jitter: random.f64(),
+        healthy: Duration::from_millis([100, 10_000][random.usize(..2)]),
+        seed: random.u64(..),
     }
 }
 

@@ -105,6 +105,7 @@ impl Guard {
                     self.report(RunEvent::ChildDied { pid, signal, again });
                 }
             }
+            Notice::Faulted(fault) => self.report(RunEvent::Faulted { pid: pid.get(), fault }),
             Notice::GaveUp(RestartLimit { count, window }) => {
                 let within_us = time::microseconds(window);
                 self.report(RunEvent::GaveUp { restarts: count, within_us });

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence};
 use store::{EPOCHS_IN_FLIGHT_MAX, Store, SubjectName};
-use supervise::{Beginning, ChangedFiles, Event, Plan};
+use supervise::{BackOffPlan, Beginning, ChangedFiles, Event, Plan};
 use sys::listener_holder::ListenerHolder;
 use tracee::procfs;
 
@@ -160,10 +160,11 @@ fn beginning(store: &Store, claim: &Claim, first: Sequence) -> Result<Beginning>
 
 fn plan(request: &RunRequest, files: ChangedFiles) -> Plan {
     Plan {
-        every: request.every,
+        every: Some(request.every),
         awaits_ready: request.await_ready,
         restart: request.policy,
         limit: request.limit,
+        back_off: BackOffPlan::default(),
         files,
         can_start: matches!(request.what, Guarded::Command(_)),
         in_flight_max: EPOCHS_IN_FLIGHT_MAX,
