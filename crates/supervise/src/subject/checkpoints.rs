@@ -136,7 +136,9 @@ impl Subject {
         self.suspicion.committed(sequence);
         self.incarnation.has_checkpoint = true;
         if let Some(oldest) = oldest {
-            self.suspicion.forget_below(oldest);
+            // An older one may still be in flight.
+            let first = self.checkpoints.in_flight.front().copied();
+            self.suspicion.forget_below(first.map_or(oldest, |first| first.min(oldest)));
         }
         self.judge_if_settled();
     }

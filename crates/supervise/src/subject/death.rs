@@ -426,6 +426,32 @@ mod tests {
     }
 
     #[test]
+    fn a_checkpoint_that_commits_after_a_later_one_stays_unusable() {
+        let mut now = Instant::now();
+        let mut subject = subject(ChangedFiles::Keep, now);
+        let taken = Event::Taken {
+            pause: Duration::ZERO,
+            arming: Duration::ZERO,
+            sliced: None,
+            is_store_slow: false,
+        };
+        for _ in 0..2 {
+            now += Duration::from_secs(1);
+            subject.step(now, Event::Due);
+            subject.step(now, taken.clone());
+        }
+        let status = SubjectStatus::Killed(Signal(11));
+        let after_child = vec![Sequence(7), Sequence(8)];
+        subject.step(now, Event::Died { status, has_terminal: false, after_child });
+        assert_eq!(subject.step(now, Event::Cleared), [Action::Survey]);
+        subject.step(now, Event::Surveyed(Survey::default()));
+        subject.step(now, Event::Committed { sequence: Sequence(8), oldest: Some(Sequence(8)) });
+        subject.step(now, Event::Committed { sequence: Sequence(7), oldest: Some(Sequence(7)) });
+        let actions = subject.step(now, Event::Surveyed(all(&[7, 8])));
+        assert!(matches!(actions[..], [Action::Start { .. }]), "{actions:?}");
+    }
+
+    #[test]
     fn a_fault_follows_the_policy() {
         let now = Instant::now();
         let mut subject = subject(ChangedFiles::Keep, now);
