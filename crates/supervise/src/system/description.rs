@@ -68,7 +68,7 @@ pub struct Component {
     /// How it is restarted.
     #[serde(default)]
     pub restart: Restart,
-    /// How many complaints restart it.
+    /// How many complaints restart it. Without it, a sum of 2 within a minute.
     pub complaints: Option<Complaints>,
     /// The time in which all of its executable pages are compared with their files.
     pub integrity: Option<Time>,
@@ -108,7 +108,7 @@ pub enum Policy {
 pub struct Ready {
     /// The condition.
     pub condition: Condition,
-    /// How long it may take.
+    /// How long it may take; 90 s without it. A component that is not ready by then is killed and restarted.
     pub timeout: Option<Time>,
 }
 
@@ -157,13 +157,13 @@ pub struct Heartbeat {
 pub struct Restart {
     /// Restarts in a time: one more, and it is given up.
     pub max: Rate,
-    /// The wait before a restart: the first, and the longest.
+    /// The wait before a restart: the shortest, and the longest. The first restart after a healthy time does not wait.
     pub backoff: TimeRange,
     /// How many times as long as the wait before each wait is; 1 at least.
     pub factor: f64,
     /// The part of a wait, 0 to 1, that is drawn at random, so that components do not come back in step.
     pub jitter: f64,
-    /// The wait is the first again after a component was up for so long.
+    /// The next restart does not wait after a component was up for so long.
     pub healthy: Time,
     /// What follows when it is given up.
     pub on_give_up: GiveUp,
@@ -172,18 +172,20 @@ pub struct Restart {
     pub exec: Option<Spanned<Vec<String>>>,
 }
 
-/// What follows when a component was restarted too often.
+/// What follows when a component was restarted too often, or cannot be brought back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GiveUp {
     /// It stays dead.
     #[default]
     Stop,
-    /// The components that need it are restarted, and it with them, once.
+    /// The components that cannot run without it are ended. Then it is started from its beginning, and they are. If it
+    /// is given up again within two windows of `max`, it stays dead.
     RestartDependents,
-    /// The whole system is restarted, once.
+    /// The whole system is ended and started again. If a component is given up again within two windows of `max`, the
+    /// system is ended for good, with a failure.
     Escalate,
-    /// A program is run.
+    /// The program of `exec` is run. The component stays dead.
     Exec,
 }
 
@@ -191,8 +193,8 @@ pub enum GiveUp {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Complaints {
-    /// The sum of their weights.
-    pub quorum: u32,
+    /// The sum of their weights. A complainant counts once, with its heaviest complaint.
+    pub quorum: NonZeroU32,
     /// The time in which they come.
     pub within: Time,
 }
@@ -253,7 +255,7 @@ struct ReadyTable {
     http: Option<String>,
     /// This program ends with status 0.
     exec: Option<Vec<String>>,
-    /// How long it may take.
+    /// How long it may take; 90 s without it. A component that is not ready by then is killed and restarted.
     timeout: Option<Time>,
 }
 

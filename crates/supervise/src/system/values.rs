@@ -1,7 +1,7 @@
 //! Values with units, as they are written in a system file.
 //!
 //! Owns: durations, ranges of durations, rates, sizes; their text and their place in the schema.
-//! Invariants: none of them is zero, and a range rises.
+//! Invariants: none of them is zero, no time is longer than `TIME_MAX`, and a range rises.
 //! Does not: say what a value is good for.
 
 use std::borrow::Cow;
@@ -11,6 +11,9 @@ use std::time::Duration;
 use model::ByteCount;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
+
+/// The longest time. It bounds what is added to a point in time, which must not overflow.
+const TIME_MAX: Duration = Duration::from_hours(10 * 365 * 24);
 
 /// A text that is no value.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +74,7 @@ written! {
 impl Time {
     fn parse(text: &str) -> Option<Self> {
         let parsed: jiff::SignedDuration = text.parse().ok()?;
-        Duration::try_from(parsed).ok().filter(|time| !time.is_zero()).map(Self)
+        Duration::try_from(parsed).ok().filter(|time| !time.is_zero() && *time <= TIME_MAX).map(Self)
     }
 }
 
@@ -118,7 +121,7 @@ mod tests {
 
     #[test]
     fn nothing_else_is_read() {
-        for text in ["", "0s", "5", "-1s", "1 fortnight"] {
+        for text in ["", "0s", "5", "-1s", "1 fortnight", "100000h"] {
             assert_eq!(Time::parse(text), None, "{text}");
         }
         for text in ["10s..50ms", "1s", "..", "1s..", "0s..1s"] {

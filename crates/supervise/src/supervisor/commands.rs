@@ -1,0 +1,86 @@
+//! What is wanted of the components.
+//!
+//! Owns: the effect of each command, and of a restart of the whole system.
+//! Invariants: a command changes only what is wanted. `runs` gives the orders that follow from it.
+//! Does not: begin or end a run.
+
+use super::event::{ComponentState, SystemNotice};
+use super::plan::ComponentId;
+use super::{Phase, Supervisor};
+use crate::subject::End;
+
+impl Supervisor {
+    pub(super) fn up(&mut self) {
+        for id in self.plan.start_order().to_vec() {
+            self.start(id);
+        }
+    }
+
+    /// A component that is being stopped runs again when it has ended.
+    pub(super) fn start(&mut self, id: ComponentId) {
+        if matches!(self.phase, Phase::Down { .. }) {
+            self.tell(SystemNotice::NotStarted(id));
+            return;
+        }
+        for need in self.plan[id].all_needs.clone() {
+            self.at_mut(need).is_wanted = true;
+        }
+        let component = self.at_mut(id);
+        component.is_wanted = true;
+        if !component.state.has_run() {
+            component.is_last_try = false;
+        }
+    }
+
+    /// A component that has ended by itself counts as stopped from now on: a restart of the system leaves it alone.
+    pub(super) fn stop(&mut self, id: ComponentId) {
+        let component = self.at_mut(id);
+        component.is_wanted = false;
+        component.end_run();
+        match component.state {
+            ComponentState::Idle | ComponentState::Waiting => self.becomes_stopped(id),
+            ComponentState::Ended(end) if end != End::Left => self.becomes_stopped(id),
+            _ => {}
+        }
+    }
+
+    pub(super) fn becomes_stopped(&mut self, id: ComponentId) {
+        self.at_mut(id).state = ComponentState::Stopped;
+        self.tell(SystemNotice::Stopped(id));
+    }
+
+    pub(super) fn restart(&mut self, id: ComponentId) {
+        self.start(id);
+        let component = self.at_mut(id);
+        component.is_last_try = false;
+        component.end_run();
+    }
+
+    pub(super) fn go_down(&mut self, has_failed: bool) {
+        if matches!(self.phase, Phase::Down { .. }) {
+            return;
+        }
+        self.phase = Phase::Down { has_failed };
+        self.tell(SystemNotice::SystemGoesDown { has_failed });
+        for id in self.plan.start_order().to_vec() {
+            let component = self.at_mut(id);
+            component.is_wanted = false;
+            component.end_run();
+            if matches!(component.state, ComponentState::Idle | ComponentState::Waiting) {
+                self.becomes_stopped(id);
+            }
+        }
+    }
+
+    /// Ends all runs, and then starts all components but those that an operator has stopped, or that may still run.
+    pub(super) fn restart_system(&mut self) {
+        self.phase = Phase::Restarting;
+        self.tell(SystemNotice::SystemRestarts);
+        for component in &mut self.components {
+            let has_ended = matches!(component.state, ComponentState::Ended(end) if end != End::Left);
+            component.is_wanted |= has_ended;
+            component.is_last_try |= component.is_wanted;
+            component.end_run();
+        }
+    }
+}

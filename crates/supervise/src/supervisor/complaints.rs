@@ -1,0 +1,45 @@
+//! Complaints about a component.
+//!
+//! Owns: which complainants count, and when complaints restart a component.
+//! Invariants: complaints restart only a component that is ready, and only at its quorum. They concern one incarnation.
+//! Does not: add them up; `tally` does.
+
+use std::num::NonZeroU32;
+use std::time::Instant;
+
+use super::Supervisor;
+use super::event::{Complainant, ComplaintRefusal, SystemNotice};
+use super::plan::{ComponentId, Quorum};
+use crate::fault::Fault;
+
+impl Supervisor {
+    pub(super) fn complaint(
+        &mut self,
+        now: Instant,
+        about: ComponentId,
+        by: Complainant,
+        weight: NonZeroU32,
+    ) {
+        if let Some(why) = self.refusal(about, by) {
+            self.tell(SystemNotice::ComplaintRefused { about, by, why });
+            return;
+        }
+        let Quorum { sum: quorum, within } = self.plan[about].quorum;
+        let sum = self.at_mut(about).complaints.add(now, by, weight, within);
+        self.tell(SystemNotice::Complaint { about, by, sum, quorum });
+        if sum >= quorum.get() {
+            self.fail(about, Fault::Complaints);
+        }
+    }
+
+    fn refusal(&self, about: ComponentId, by: Complainant) -> Option<ComplaintRefusal> {
+        let component = self.at(about);
+        match by {
+            Complainant::Component(id) if !self.plan[about].dependents.contains(&id) => {
+                Some(ComplaintRefusal::NotADependent)
+            }
+            _ if !component.state.is_ready() || !component.can_fail() => Some(ComplaintRefusal::NotReady),
+            _ => None,
+        }
+    }
+}

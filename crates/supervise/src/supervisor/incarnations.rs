@@ -1,0 +1,103 @@
+//! What happens to the incarnations within a run.
+//!
+//! Owns: when a component is ready, its timeouts, what the death of a member means for its group.
+//! Invariants: an incarnation is killed for one fault at most. A death that a group has caused causes no further one.
+//! Does not: begin or end a run, apart from killing one that does not end in time.
+
+use std::time::Instant;
+
+use super::event::{ComponentState, Order, SystemNotice};
+use super::plan::ComponentId;
+use super::{STOP_TIMEOUT, Supervisor};
+use crate::fault::Fault;
+use crate::status::SubjectStatus;
+use crate::system::Policy;
+
+impl Supervisor {
+    pub(super) fn started(&mut self, now: Instant, id: ComponentId) {
+        let Some(since) = self.not_ready_since(id) else { return };
+        match self.plan[id].ready_timeout {
+            None => self.becomes_ready(now, id, since),
+            Some(timeout) => {
+                let ready_by = Some(now + timeout);
+                self.at_mut(id).state = ComponentState::Starting { since, ready_by };
+            }
+        }
+    }
+
+    pub(super) fn restored(&mut self, now: Instant, id: ComponentId) {
+        if let Some(since) = self.not_ready_since(id) {
+            self.becomes_ready(now, id, since);
+        }
+    }
+
+    /// Since when a component is not ready that has a run and no incarnation.
+    fn not_ready_since(&self, id: ComponentId) -> Option<Instant> {
+        match self.at(id).state {
+            ComponentState::Starting { since, ready_by: None } | ComponentState::Down { since, .. } => {
+                Some(since)
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn reported_ready(&mut self, now: Instant, id: ComponentId) {
+        let component = self.at(id);
+        if let (ComponentState::Starting { since, .. }, None) = (component.state, component.fault) {
+            self.becomes_ready(now, id, since);
+        }
+    }
+
+    fn becomes_ready(&mut self, now: Instant, id: ComponentId, since: Instant) {
+        self.at_mut(id).state = ComponentState::Ready { since: now };
+        self.tell(SystemNotice::Ready { id, took: now.saturating_duration_since(since) });
+    }
+
+    pub(super) fn died(&mut self, now: Instant, id: ComponentId, status: SubjectStatus) {
+        let component = self.at_mut(id);
+        let fault = component.end_incarnation();
+        if !matches!(component.state, ComponentState::Starting { .. } | ComponentState::Ready { .. }) {
+            return;
+        }
+        component.state = ComponentState::Down { since: now, status };
+        if !component.is_ending && fault != Some(Fault::Group) {
+            self.restart_group_of(id);
+        }
+    }
+
+    /// Kills the members that share the fate of one that died. A member that stays dead is spared.
+    pub(super) fn restart_group_of(&mut self, died: ComponentId) {
+        for member in self.plan.sharing_fate_of(died) {
+            if self.at(member).can_fail() && self.plan[member].policy != Policy::Never {
+                self.tell(SystemNotice::GroupRestarts { died, member });
+                self.fail(member, Fault::Group);
+            }
+        }
+    }
+
+    /// Kills the present incarnation, if there is one that is not killed or ended already.
+    pub(super) fn fail(&mut self, id: ComponentId, fault: Fault) {
+        let component = self.at_mut(id);
+        if component.can_fail() {
+            component.fault = Some(fault);
+            component.complaints.clear();
+            self.orders.push(Order::Fail(id, fault));
+        }
+    }
+
+    pub(super) fn due(&mut self, now: Instant) {
+        for id in self.plan.start_order().to_vec() {
+            if self.at(id).deadline().is_none_or(|deadline| deadline > now) {
+                continue;
+            }
+            if self.at(id).state.is_stopping() {
+                self.at_mut(id).state = ComponentState::Killing;
+                self.tell(SystemNotice::NotStopped { id, timeout: STOP_TIMEOUT });
+                self.orders.push(Order::KillRun(id));
+            } else if let Some(timeout) = self.plan[id].ready_timeout {
+                self.tell(SystemNotice::NotReady { id, timeout });
+                self.fail(id, Fault::NotReady);
+            }
+        }
+    }
+}
