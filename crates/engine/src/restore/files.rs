@@ -58,14 +58,17 @@ impl OpenFiles {
     }
 }
 
+/// What the caller of the restore brings along, and what it knows of files and connections.
+pub(super) struct Given {
+    pub(super) inherited: Vec<(u64, Inode, OwnedFd)>,
+    pub(super) held: Vec<OwnedFd>,
+    pub(super) covered: Covered,
+    pub(super) connections_lost: bool,
+}
+
 /// Opens objects and descriptions.
-pub(super) fn open(
-    plan: &Plan,
-    inherited: Vec<(u64, Inode, OwnedFd)>,
-    covered: &Covered,
-    connections_lost: bool,
-    shared: &mut Shared,
-) -> Result<OpenFiles> {
+pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<OpenFiles> {
+    let Given { inherited, mut held, covered, connections_lost } = given;
     let limit = RaisedLimit::new();
     let holders = Holders::of(plan)?;
     let unfinished = Unfinished(plan.objects.clone());
@@ -94,8 +97,9 @@ pub(super) fn open(
         let mut context = FdCreate {
             created: &mut created,
             inherited: &inherited,
+            held: &mut held,
             handed_on: &mut handed_on,
-            covered,
+            covered: &covered,
             objects: &by_inode,
             connections_lost,
             shared: &mut *shared,

@@ -63,6 +63,9 @@ pub struct RestoreOptions {
     pub pid: PidPolicy,
     /// Descriptors of ours that the subject may get back: device, inode, descriptor.
     pub inherited: Vec<(u64, Inode, OwnedFd)>,
+    /// Listeners that were kept while the subject was dead: those that it had at the checkpoint come back as they are,
+    /// with the connections that wait in them.
+    pub held: Vec<OwnedFd>,
     /// What happens to regular files that the subject writes.
     pub files: Files,
     /// The subject died in a crash, and its TCP connections with it.
@@ -187,9 +190,18 @@ fn own_files_in_proc() -> Result<()> {
         .map_err(|errno| sys::Error::new("make the own files in /proc accessible", errno).into())
 }
 
+fn given(options: &mut RestoreOptions) -> files::Given {
+    files::Given {
+        inherited: std::mem::take(&mut options.inherited),
+        held: std::mem::take(&mut options.held),
+        covered: options.files.covered.clone(),
+        connections_lost: options.connections_lost,
+    }
+}
+
 fn restore_with(
     mut reader: ImageReader,
-    options: RestoreOptions,
+    mut options: RestoreOptions,
     running: Option<&mut dyn FnMut(&Restored)>,
 ) -> Result<Restored> {
     let started = Stopwatch::start();
@@ -202,13 +214,13 @@ fn restore_with(
     let plan = Plan::of(&mut reader)?;
     // A program that still runs has changed its files, too.
     plan.check_pids()?;
-    let covered = options.files.covered.clone();
+    let given = given(&mut options);
     let mut compared = Compared::compare(&plan, reader.commit().time, options.files)?;
     phases.plan = lap.lap();
     let lazy = if running.is_some() { Lazy::prepare(&plan, reader.index())? } else { None };
     finish::prepare(&plan)?;
     let mut shared = Shared::default();
-    let open = files::open(&plan, options.inherited, &covered, options.connections_lost, &mut shared)?;
+    let open = files::open(&plan, given, &mut shared)?;
     content::fill_objects(&reader, &plan, &open)?;
     phases.open = lap.lap();
     let mut built = tree::build(&plan, &open, options.watch)?;

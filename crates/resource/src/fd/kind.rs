@@ -44,6 +44,8 @@ pub struct FdCreate<'a> {
     pub created: &'a mut HashMap<DescriptionId, OwnedFd>,
     /// Descriptors that this process was started with and may hand on, by device and inode.
     pub inherited: &'a [(u64, Inode, OwnedFd)],
+    /// Listeners that were kept while the subject was dead.
+    pub held: &'a mut Vec<OwnedFd>,
     /// Descriptions of `created` that are inherited ones, and that others may write through as well.
     pub handed_on: &'a mut HashSet<DescriptionId>,
     /// Files that are those of the checkpoint: their inherited descriptions go back to their position, too.

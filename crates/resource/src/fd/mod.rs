@@ -23,6 +23,7 @@ pub mod fifo;
 #[cfg(test)]
 mod file_flags;
 mod file_state;
+mod held_listener;
 mod identify;
 pub mod in_flight;
 pub(crate) mod inet_address;

@@ -129,6 +129,7 @@ pub(crate) fn create(
     let mut context = FdCreate {
         created: &mut created,
         inherited: &[],
+        held: &mut Vec::new(),
         handed_on: &mut HashSet::new(),
         covered: &Default::default(),
         objects: &objects,

@@ -150,6 +150,7 @@ impl Subject {
         let mut context = FdCreate {
             created: &mut created,
             inherited,
+            held: &mut Vec::new(),
             handed_on: &mut handed_on,
             covered: &self.covered,
             objects: &self.objects,

@@ -16,6 +16,7 @@ use sys::socket_option::{self, SocketOption};
 use sys::tcp_repair::{self, Repair, State as TcpState};
 use sys::{Errno, Error};
 
+use super::super::held_listener;
 use super::super::inet_address::parse;
 use super::super::kind::{FdCreate, FdRecord};
 use super::super::socket_family::IPPROTO_TCP;
@@ -86,7 +87,9 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     let mut listeners = Vec::new();
     for (id, state) in &image.states {
         if let Some(listener) = &state.listener {
-            context.created.insert(*id, build_listener(state, listener)?);
+            let kept = held_listener::take(context.held, state.family, &state.local());
+            let socket = kept.map_or_else(|| build_listener(state, listener), Ok)?;
+            context.created.insert(*id, socket);
             listeners.push((*id, listener));
         }
     }

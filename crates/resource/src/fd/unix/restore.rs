@@ -14,10 +14,11 @@ use sys::socket::{self, SocketAddress};
 use sys::stand_in::{Act, perform};
 use sys::{Errno, Error};
 
+use super::super::held_listener;
 use super::super::kind::{FdCreate, FdRecord};
 use super::bind::{self, Bound, bind};
 use super::queue::{Way, fill};
-use super::state::{Listener, Maker, NAME, Peer, Queued, State, is_path};
+use super::state::{Listener, Maker, NAME, Peer, Queued, State, is_path, text};
 use crate::error::{ResourceError, Result};
 
 /// Clients that may wait while all are connected; afterwards the program's own limit applies.
@@ -98,6 +99,10 @@ impl Builder<'_, '_> {
         for id in self.order {
             let state = &self.states[id];
             if state.is_listening() {
+                if let Some(kept) = self.take_kept(*id) {
+                    self.context.created.insert(*id, kept);
+                    continue;
+                }
                 let socket = new(state)?;
                 self.name(socket.as_fd(), state, Some(*id))?;
                 listen(socket.as_fd(), BACKLOG_MAX, state.maker())?;
@@ -105,6 +110,21 @@ impl Builder<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// The listener itself, if it was kept and can be reached under its name.
+    fn take_kept(&mut self, id: DescriptionId) -> Option<OwnedFd> {
+        let state = &self.states[&id];
+        let local = state.local();
+        if !state.is_named() {
+            return None;
+        }
+        let kept = held_listener::take(self.context.held, state.family, &local)?;
+        if is_path(&local) && !held_listener::has_its_file(&kept, text(&local)) {
+            return None;
+        }
+        self.names.insert(id, Bound::default());
+        Some(kept)
     }
 
     /// Gives a socket its name.

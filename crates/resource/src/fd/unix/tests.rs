@@ -431,6 +431,7 @@ fn a_failed_restore_leaves_what_was_there() {
         let mut context = FdCreate {
             created: &mut created,
             inherited: &[],
+            held: &mut Vec::new(),
             covered: &Default::default(),
             handed_on: &mut std::collections::HashSet::new(),
             objects: &objects,
