@@ -27,6 +27,7 @@ pub mod file_rights;
 pub mod huge_pages;
 pub mod inotify;
 pub mod kcmp;
+pub mod launch;
 pub mod listener_holder;
 pub mod page_buffer;
 pub mod pagemap;
