@@ -3,7 +3,7 @@
 //! Owns: pids, images, names, durations and rates as they are written on the command line.
 //! Does not: check that what they name exists.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
@@ -27,6 +27,11 @@ pub(crate) fn store() -> Arg {
 pub(crate) fn given_store(matches: &ArgMatches) -> Result<StoreLocation, GuardianError> {
     let named = matches.get_one::<PathBuf>(STORE);
     StoreLocation::new(named.map(PathBuf::as_path))
+}
+
+/// The store that was given, if one was.
+pub(crate) fn named_store(matches: &ArgMatches) -> Option<&Path> {
+    matches.get_one::<PathBuf>(STORE).map(PathBuf::as_path)
 }
 
 /// A positional PID.

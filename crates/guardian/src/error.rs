@@ -87,6 +87,10 @@ pub enum GuardianError {
     /// Row: command-failed
     #[error("cannot start {command:?}: {source}\nhelp: check its name, PATH and its permissions")]
     Command { command: OsString, source: sys::Error },
+    /// A component is to run as a user that this machine does not have.
+    /// Row: no-user
+    #[error("there is no user {name:?} in /etc/passwd\nhelp: name one that is there, or its number")]
+    NoUser { name: String },
     /// Another guardian owns this name.
     /// Row: name-taken
     #[error("{name} is guarded by another undying{by}\nhelp: give this one another name with --name")]
@@ -101,6 +105,46 @@ pub enum GuardianError {
         "the tree of pid {pid} contains this undying, which cannot stop itself; nothing was changed\nhelp: run undying from outside of the tree: from another terminal, or under `setsid`"
     )]
     OwnTree { pid: Pid },
+    /// Another guardian has the system of this store.
+    /// Row: system-taken
+    #[error(
+        "the store {store} has a system already: {name}, guarded by pid {pid}\nhelp: `undying down` ends it; another system needs a store of its own (`store` in `[system]`, or `--store`)",
+        store = store.display()
+    )]
+    SystemTaken { name: String, pid: Pid, store: PathBuf },
+    /// No system runs in this store.
+    /// Row: no-system
+    #[error(
+        "no system is guarded in the store {store}\nhelp: `undying up FILE.toml` starts one; `--store` names another store",
+        store = store.display()
+    )]
+    NoSystem { store: PathBuf },
+    /// A system file asks for something that this version does not have.
+    /// Row: key-not-built
+    #[error(
+        "{what} of a system file is not supported yet\nhelp: remove the key; `undying up` does the rest of the file"
+    )]
+    KeyNotBuilt { what: String },
+    /// A probe of a system file cannot be made.
+    /// Row: bad-probe
+    #[error("{why}")]
+    BadProbe { why: String },
+    /// The service manager cannot be reached.
+    /// Row: service-manager
+    #[error(
+        "{why}\nhelp: start `undying up` without NOTIFY_SOCKET, or from a service manager that sd_notify(3) fits"
+    )]
+    BadManager { why: String },
+    /// A component could not be kept running.
+    /// Row: system-failed
+    #[error(
+        "a component of {system} could not be kept running\nhelp: `undying status` and `undying deaths` tell which one, and why it died"
+    )]
+    SystemFailed { system: String },
+    /// The guardian of a system has refused a request.
+    /// Row: request-refused
+    #[error("{why}")]
+    NotDone { why: String },
     /// The process is a thread of the kernel.
     /// Row: kernel-thread
     #[error(

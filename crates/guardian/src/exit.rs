@@ -63,12 +63,15 @@ impl GuardianError {
             Self::Kernel(error) => of_kernel(error),
             Self::Undo(error) => of_undo(error),
             Self::FeatureMissing { .. } | Self::NoRightToRestore | Self::NoRewind { .. } => ExitCode::Missing,
+            Self::KeyNotBuilt { .. } => ExitCode::Missing,
             Self::NotReached { .. }
             | Self::FilesInUse { .. }
             | Self::PutBackTaken { .. }
             | Self::OwnTree { .. }
             | Self::KernelThread { .. } => ExitCode::Refused,
-            Self::NoStore | Self::System { .. } => ExitCode::Usage,
+            Self::NoStore | Self::System { .. } | Self::BadProbe { .. } | Self::NoUser { .. } => {
+                ExitCode::Usage
+            }
             // As for an image that is not there.
             Self::NoSubject { .. } => ExitCode::Damaged,
             Self::NotRestorable { last, .. } => last.exit_code(),
@@ -81,6 +84,11 @@ impl GuardianError {
             | Self::NotAside { .. }
             | Self::NoWayBack { .. }
             | Self::Leftover { .. }
+            | Self::SystemTaken { .. }
+            | Self::NoSystem { .. }
+            | Self::BadManager { .. }
+            | Self::SystemFailed { .. }
+            | Self::NotDone { .. }
             | Self::Status { .. } => ExitCode::Failure,
         }
     }

@@ -26,7 +26,7 @@ mod signals;
 mod status;
 mod streams;
 mod subject;
-mod system_file;
+mod system;
 mod tidying;
 mod time;
 mod undoing;
@@ -55,13 +55,13 @@ pub use record::{
 };
 pub use run::{
     COMPRESS_AFTER_DEFAULT, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT, FILES_UNDO_MAX_DEFAULT,
-    Guarded, KEEP_DEFAULT, RunRequest, TRACKER_DEFAULT,
+    Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
 };
 pub use status::{SubjectReport, status};
 pub use store::{CODECS, Codec, codec};
 pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus, System};
 pub use sys::clock::Clock;
-pub use system_file::read_system;
+pub use system::{ComponentFacts, SystemOrder, order, read_system, up};
 pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
     store_copy,

@@ -146,6 +146,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Res
     let options = RestoreOptions {
         pid: request.numbers,
         inherited: streams.duplicates()?,
+        held: Vec::new(),
         files: Files { policy, aside: Some(parts.keeper()), covered, ..Files::default() },
         connections_lost: request.lose_connections,
         // A program that outlives us would keep the terminal.

@@ -281,7 +281,7 @@ impl ProcessName {
         ProcessKey { pid: Pid(self.pid), start: StartTime(self.start) }
     }
 
-    fn is_alive(self) -> bool {
+    pub(crate) fn is_alive(self) -> bool {
         procfs::stat(Pid(self.pid)).is_ok_and(|stat| stat.key() == self.key() && !stat.is_zombie())
     }
 }

@@ -17,6 +17,7 @@ use crate::images;
 use crate::location::StoreLocation;
 use crate::record::{Failing, Record, SubjectFacts, SubjectState};
 use crate::run::without_numbers;
+use crate::system::{self, ComponentFacts};
 use crate::time;
 
 /// Rounds without a checkpoint after which a subject counts as unprotected, and the shortest such time.
@@ -42,9 +43,26 @@ pub struct SubjectReport {
     pub store_bytes: u64,
     /// The guardian's pid.
     pub guardian: i32,
+    /// What the guardian of its system knows, if it is a component of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub component: Option<ComponentFacts>,
 }
 
 impl SubjectReport {
+    /// A component that was never started.
+    fn not_started(component: ComponentFacts) -> Self {
+        Self {
+            facts: SubjectFacts { name: component.name.clone(), ..SubjectFacts::default() },
+            pid: 0,
+            state: SubjectState::Ended,
+            unprotected_because: None,
+            checkpoint_age_us: None,
+            store_bytes: 0,
+            guardian: component.guardian,
+            component: Some(component),
+        }
+    }
+
     /// Whether `unprotected_because` names this reason, as far as numbers do not matter.
     #[must_use]
     pub fn is_unprotected_because(&self, reason: &str) -> bool {
@@ -60,11 +78,25 @@ impl SubjectReport {
 /// When the store cannot be read, or has no subject of that name, or the status of that one cannot be read.
 pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<SubjectReport>> {
     let wanted: Option<SubjectName> = name.map(str::parse).transpose()?;
-    let found = location.rows(wanted.as_ref(), subject)?;
+    let mut found = location.rows(wanted.as_ref(), subject)?;
+    if let Some(store) = location.open()? {
+        add_components(&mut found.rows, system::components(&store)?, name);
+    }
     match wanted {
         Some(name) if found.rows.is_empty() => Err(GuardianError::NotGuarded { name: name.to_string() }),
         _ => Ok(found),
     }
+}
+
+/// Adds what is known of components, also of those that were never started.
+fn add_components(rows: &mut Vec<SubjectReport>, components: Vec<ComponentFacts>, wanted: Option<&str>) {
+    for facts in components.into_iter().filter(|facts| wanted.is_none_or(|wanted| wanted == facts.name)) {
+        match rows.iter_mut().find(|row| row.facts.name == facts.name) {
+            Some(row) => row.component = Some(facts),
+            None => rows.push(SubjectReport::not_started(facts)),
+        }
+    }
+    rows.sort_by(|one, other| one.facts.name.cmp(&other.facts.name));
 }
 
 /// One subject; `None` if it is not and never was guarded.
@@ -90,6 +122,7 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         checkpoint_age_us: age.map(time::microseconds),
         store_bytes,
         guardian: record.guardian.pid,
+        component: None,
     })
 }
 
@@ -113,6 +146,10 @@ fn unprotected(
     record: &Record,
     state: SubjectState,
 ) -> Result<Option<String>> {
+    if record.facts.requested_hz == 0.0 && state != SubjectState::Unprotected {
+        // It is always started from its beginning.
+        return Ok(None);
+    }
     match state {
         SubjectState::Unprotected => {
             let (guardian, pid) = (record.guardian.pid, record.root.pid);

@@ -22,9 +22,15 @@ const LISTED_MAX: usize = 64;
 /// Copies are made above the numbers that stand for standard streams.
 const FIRST_COPY: i32 = 3;
 
-/// Files that were open when this program was started, with a copy of each.
+/// Files that a subject shares with this program.
 #[derive(Debug)]
-pub(crate) struct Streams(Vec<(u64, Inode, OwnedFd)>);
+pub(crate) struct Streams {
+    /// Those that were open when this program was started and, for a subject with a log, the log; a copy of each.
+    files: Vec<(u64, Inode, OwnedFd)>,
+    /// What the subject has in place of standard output and standard error. It never goes back: what the subject wrote
+    /// before its death tells why it died.
+    log: Option<OwnedFd>,
+}
 
 impl Streams {
     /// The standard streams: all that two programs started in one place can count on.
@@ -36,13 +42,13 @@ impl Streams {
                 found.extend(named(copy(stream)?));
             }
         }
-        Ok(Self(found))
+        Ok(Self { files: found, log: None })
     }
 
     /// Everything that this program was started with and hands on to those that it starts: a jobserver's pipe, a
     /// service manager's log or listening sockets. To be called before anything else is opened.
     pub(crate) fn inherited() -> Result<Self> {
-        let mut found = Self::standard()?.0;
+        let mut found = Self::standard()?.files;
         let own = Pid(std::process::id() as i32);
         let handle = pidfd::open(own)?;
         for fd in procfs::descriptors(own)?.into_iter().filter(|fd| fd.get() >= FIRST_COPY) {
@@ -53,17 +59,38 @@ impl Streams {
                 found.extend(named(copy));
             }
         }
-        Ok(Self(found))
+        Ok(Self { files: found, log: None })
+    }
+
+    /// The same, for a subject with a log.
+    pub(crate) fn with_log(&self, log: OwnedFd) -> Result<Self> {
+        let mut files = self.duplicates()?;
+        files.extend(named(copy(log.as_fd())?));
+        Ok(Self { files, log: Some(log) })
+    }
+
+    /// The log, if there is one.
+    pub(crate) fn log(&self) -> Option<&OwnedFd> {
+        self.log.as_ref()
     }
 
     /// Device and inode of each.
     pub(crate) fn identities(&self) -> Vec<(u64, Inode)> {
-        self.0.iter().map(|(device, inode, _)| (*device, *inode)).collect()
+        self.files.iter().map(|(device, inode, _)| (*device, *inode)).collect()
     }
 
-    /// Device and inode of the regular files among them that are open for writing.
-    pub(crate) fn written_files(&self) -> Vec<(u64, u64)> {
-        self.those_written().map(|(device, inode, _)| (*device, inode.get())).collect()
+    /// Device and inode of those that stay as they are when files go back: the files that other programs write, and the
+    /// log, if there is one, behind them. How many are of the former kind.
+    pub(crate) fn that_stay(&self) -> (Vec<(u64, u64)>, usize) {
+        let log = self.log.as_ref().and_then(|log| rustix::fs::fstat(log).ok());
+        let log = log.map(|stat| (stat.st_dev, stat.st_ino));
+        let written: Vec<(u64, u64)> =
+            self.those_written().map(|(device, inode, _)| (*device, inode.get())).collect();
+        let mut stay = written_by_others(&written);
+        stay.retain(|file| Some(*file) != log);
+        let of_others = stay.len();
+        stay.extend(log);
+        (stay, of_others)
     }
 
     /// Copies of the regular files among them that are open for writing.
@@ -72,14 +99,14 @@ impl Streams {
     }
 
     fn those_written(&self) -> impl Iterator<Item = &(u64, Inode, OwnedFd)> {
-        self.0.iter().filter(|(_, _, file)| is_written_file(file.as_fd()))
+        self.files.iter().filter(|(_, _, file)| is_written_file(file.as_fd()))
     }
 
     /// Device, inode and another copy of each, to be given away.
     pub(crate) fn duplicates(&self) -> Result<Vec<(u64, Inode, OwnedFd)>> {
         let duplicate =
             |(device, inode, file): &(u64, Inode, OwnedFd)| Ok((*device, *inode, copy(file.as_fd())?));
-        self.0.iter().map(duplicate).collect()
+        self.files.iter().map(duplicate).collect()
     }
 }
 
@@ -207,6 +234,18 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(found, [file(&shared)]);
         assert_eq!(written_by_others(&files), []);
+    }
+
+    #[test]
+    fn the_log_of_a_subject_stays_when_files_go_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let stat = rustix::fs::fstat(&log).unwrap();
+        let streams = Streams::standard().unwrap().with_log(log.into()).unwrap();
+        let (stay, of_others) = streams.that_stay();
+        assert_eq!(stay[of_others..], [(stat.st_dev, stat.st_ino)]);
+        assert!(streams.identities().contains(&(stat.st_dev, Inode(stat.st_ino))));
+        assert!(streams.log().is_some());
     }
 
     #[test]

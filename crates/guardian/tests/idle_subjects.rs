@@ -119,7 +119,7 @@ impl Cost {
 fn request(name: &str, store: &StoreLocation) -> RunRequest {
     RunRequest {
         name: Some(name.to_owned()),
-        every: EVERY,
+        every: Some(EVERY),
         keep: 4,
         files: Some(ChangedFiles::Keep),
         ..RunRequest::new(Guarded::Command(vec!["sleep".into(), "600".into()]), store.clone())

@@ -178,7 +178,7 @@ impl Lab {
     fn request(&self, name: &str) -> RunRequest {
         RunRequest {
             name: Some(name.to_owned()),
-            every: EVERY,
+            every: Some(EVERY),
             keep: 4,
             files: Some(ChangedFiles::Keep),
             limit: RestartLimit { count: 10 * KILLS, window: LIMIT },

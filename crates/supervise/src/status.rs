@@ -32,6 +32,16 @@ pub enum SubjectStatus {
 }
 
 impl SubjectStatus {
+    /// The end by a signal, or with this exit code.
+    #[must_use]
+    pub fn of(signal: Option<i32>, exit: Option<i32>) -> Self {
+        match (signal, exit) {
+            (Some(signal), _) => Self::Killed(Signal(signal)),
+            (None, Some(exit)) => Self::Exited(exit),
+            (None, None) => Self::Unknown,
+        }
+    }
+
     /// What a shell would report: the code itself, or 128 + the signal. An unknown end counts as a failure of
     /// undying (125): nobody may take it for success.
     #[must_use]

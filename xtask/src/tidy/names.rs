@@ -176,10 +176,11 @@ fn leading_option(text: &str) -> String {
     if is_first { text.chars().take_while(is_part).collect() } else { String::new() }
 }
 
-/// Names that `fn name` returns in a file of verbs.
+/// Names that `fn name` returns in a file of verbs, and those of verbs that are values.
 fn verb_names(text: &str) -> Vec<String> {
     let bodies = text.split("fn name(&self) -> &'static str {").skip(1);
-    bodies.filter_map(|body| quoted(body.trim_start())).collect()
+    let fields = text.split("\n    name: ").skip(1);
+    bodies.chain(fields).filter_map(|body| quoted(body.trim_start())).collect()
 }
 
 /// Options that clap is told of: `.long("x")` and `option("x", …)`.

@@ -19,7 +19,7 @@ impl Verb for Check {
     }
 
     fn about(&self) -> &'static str {
-        "Check a system file; this version does not start its components"
+        "Check a system file: errors and start order"
     }
 
     fn arguments(&self, command: Command) -> Command {

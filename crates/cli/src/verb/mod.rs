@@ -22,6 +22,7 @@ mod gc;
 mod interface;
 mod ls;
 mod man;
+mod orders;
 mod preflight;
 mod prune;
 mod restore;
@@ -30,6 +31,7 @@ mod show;
 mod squash;
 mod status;
 mod top;
+mod up;
 mod verify;
 
 /// Every verb, in the order of the help text.
@@ -55,6 +57,12 @@ pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &events::Events,
     &deaths::Deaths,
     &check::Check,
+    &up::Up,
+    &orders::Down,
+    &orders::START,
+    &orders::STOP,
+    &orders::RESTART,
+    &orders::Complain,
     &completions::Completions { command },
     &man::ManPage { command },
 ];

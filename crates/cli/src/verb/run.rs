@@ -233,13 +233,12 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         Some(pid) => Guarded::Process(*pid),
         None => Guarded::Command(matches.get_many("CMD").into_iter().flatten().cloned().collect()),
     };
+    let standard = RunRequest::new(what, parse::given_store(matches)?);
     Ok(RunRequest {
-        what,
         name: matches.get_one::<String>("name").cloned(),
-        every: matches.get_one("every").copied().unwrap_or(guardian::EVERY_DEFAULT),
+        every: Some(matches.get_one("every").copied().unwrap_or(guardian::EVERY_DEFAULT)),
         await_ready: matches.get_flag("await-ready"),
         lose_connections: matches.get_flag("lose-connections"),
-        store: parse::given_store(matches)?,
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
         compression: parse::given_compress(matches),
         compress_after: matches
@@ -262,5 +261,6 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
             .copied()
             .unwrap_or(guardian::FILES_COST_MAX_DEFAULT),
         limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),
+        ..standard
     })
 }

@@ -64,6 +64,7 @@ impl Verb for Status {
                     guardian::one_line(&fresh.reason)
                 ));
             }
+            tell_component(subject);
             tell_slices(subject);
             tell_files(subject);
             let names_files = subject.state.is_watched() && !subject.facts.files.is_empty();
@@ -128,6 +129,9 @@ fn tell_files(subject: &SubjectReport) {
 
 /// What the column for the state shows.
 pub(super) fn state(subject: &SubjectReport) -> String {
+    if let Some(component) = &subject.component {
+        return component.state.clone();
+    }
     let is_unprotected = subject.unprotected_because.is_some();
     if is_unprotected { SubjectState::Unprotected } else { subject.state }.to_string()
 }
@@ -144,12 +148,37 @@ pub(super) fn tell_unprotected(found: &[SubjectReport]) -> Result<(), Failure> {
 
 /// The rate of checkpoints beside the one asked for.
 pub(super) fn rate(subject: &SubjectReport) -> String {
-    if subject.state.is_over() {
+    if subject.state.is_over() || subject.facts.requested_hz == 0.0 {
         return "-".to_owned();
     }
     // Less than one in ten seconds would be 0.0.
     let digits = if subject.facts.requested_hz < 0.1 { 3 } else { 1 };
     format!("{:.digits$}/{:.digits$} Hz", subject.facts.achieved_hz, subject.facts.requested_hz)
+}
+
+/// The policy of a component, else the one of `--restart`.
+fn policy(subject: &SubjectReport) -> &str {
+    let component = subject.component.as_ref();
+    component.map_or(subject.facts.policy.name(), |component| component.policy.as_str())
+}
+
+/// Reports what a component waits for, what it was killed for last and what it says of itself.
+fn tell_component(subject: &SubjectReport) {
+    let Some(component) = &subject.component else { return };
+    let name = &component.name;
+    if !component.waits_for.is_empty() {
+        print::say(format_args!("{name}: waits for {}", component.waits_for.join(", ")));
+    }
+    if let Some(fault) = &component.last_fault {
+        print::say(format_args!("{name}: was killed last since it {fault}"));
+    }
+    if let Some(report) = &component.reports {
+        print::say(format_args!("{name} reports: {report}"));
+    }
+    if component.complaints > 0 {
+        let (sum, quorum) = (component.complaints, component.quorum);
+        print::say(format_args!("{name}: complaints add up to {sum} of the {quorum} that restart it"));
+    }
 }
 
 fn row(subject: &SubjectReport) -> Vec<String> {
@@ -162,9 +191,9 @@ fn row(subject: &SubjectReport) -> Vec<String> {
         });
     vec![
         subject.facts.name.clone(),
-        subject.pid.to_string(),
+        if subject.pid == 0 { "-".to_owned() } else { subject.pid.to_string() },
         state(subject),
-        subject.facts.policy.name().to_owned(),
+        policy(subject).to_owned(),
         subject.facts.incarnation.to_string(),
         subject.facts.checkpoints.to_string(),
         subject.checkpoint_age_us.map_or("-".to_owned(), time),

@@ -120,6 +120,38 @@ pub enum RunEvent {
     RestoreFailed { seq: u64, reason: String },
     /// The subject runs again.
     Restored { pid: i32, seq: u64, took_us: u64 },
+    /// A component is ready.
+    Ready { took_us: u64 },
+    /// A component was not ready in time, and is killed.
+    NotReady { timeout_us: u64 },
+    /// A component is started once these are ready.
+    Waits { needs: Vec<String> },
+    /// A component could not be started, or not be kept running.
+    ComponentFailed { reason: String },
+    /// A component was ended on request.
+    Stopped {},
+    /// A component did not end in time when it was asked to, and is killed.
+    NotStopped { timeout_us: u64 },
+    /// The run of a component is over, and its policy does not restart it.
+    StaysEnded {},
+    /// A component is not started, since the system goes down.
+    NotStarted {},
+    /// What follows after a component was restarted too often.
+    GivenUp { follows: String },
+    /// The program that `on_give_up = "exec"` names was started.
+    Executed { pid: i32, program: String },
+    /// A component is restarted since this member of its group died.
+    GroupRestarts { died: String },
+    /// A complaint about a component.
+    Complaint { by: String, weight: u32, why: String },
+    /// Complaints add up to `sum`; `quorum` restarts the component.
+    ComplaintCounted { sum: u32, quorum: u32 },
+    /// A complaint does not count.
+    ComplaintRefused { reason: String },
+    /// All components are ended, to be started again.
+    SystemRestarts {},
+    /// All components are ended, and none is started any more.
+    SystemGoesDown { has_failed: bool },
     /// Too many restarts.
     GaveUp { restarts: usize, within_us: u64 },
     /// The subject has ended for good.

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::fmt::{self, Display as _};
 use std::time::Duration;
 
-use model::{Escaped, Signal};
+use model::Escaped;
 use supervise::SubjectStatus;
 
 use super::{CheckpointEvent, RunEvent};
@@ -62,14 +62,6 @@ fn shown<'a>(reason: &'a str, f: &fmt::Formatter<'_>) -> Cow<'a, str> {
     if f.alternate() { reason.into() } else { headline(reason).into() }
 }
 
-fn status(signal: Option<i32>, exit: Option<i32>) -> SubjectStatus {
-    match (signal, exit) {
-        (Some(signal), _) => SubjectStatus::Killed(Signal(signal)),
-        (None, Some(exit)) => SubjectStatus::Exited(exit),
-        (None, None) => SubjectStatus::Unknown,
-    }
-}
-
 impl fmt::Display for RunEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -80,7 +72,7 @@ impl fmt::Display for RunEvent {
             }
             Self::Adopted { pid, subject } => write!(f, "pid {pid} is guarded as {subject}"),
             Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
-                write!(f, "pid {pid} {}", status(*signal, *exit))
+                write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
             }
             Self::Faulted { pid, fault } => write!(f, "pid {pid} {fault}, and is killed for it"),
             Self::BackOff { wait_us } => {
@@ -104,6 +96,22 @@ impl fmt::Display for RunEvent {
             Self::StatusUnwritable { reason } => {
                 write!(f, "the status cannot be written: {}", shown(reason, f))
             }
+            Self::Ready { .. }
+            | Self::NotReady { .. }
+            | Self::Waits { .. }
+            | Self::ComponentFailed { .. }
+            | Self::Stopped {}
+            | Self::NotStopped { .. }
+            | Self::StaysEnded {}
+            | Self::NotStarted {}
+            | Self::GivenUp { .. }
+            | Self::Executed { .. } => of_components(self, f),
+            Self::GroupRestarts { .. }
+            | Self::Complaint { .. }
+            | Self::ComplaintCounted { .. }
+            | Self::ComplaintRefused { .. }
+            | Self::SystemRestarts {}
+            | Self::SystemGoesDown { .. } => of_systems(self, f),
             Self::ChildDied { .. } | Self::ChildrenUnseen | Self::Departed { .. } => of_processes(self, f),
             Self::MovedAside { .. }
             | Self::FilesInPlace { .. }
@@ -114,6 +122,47 @@ impl fmt::Display for RunEvent {
             | Self::FilesExactAgain { .. } => of_files(self, f),
             _ => of_checkpoints(self, f),
         }
+    }
+}
+
+/// What a component of a system is at.
+fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let seconds = |us: &u64| Duration::from_micros(*us).as_secs_f64();
+    match event {
+        RunEvent::Ready { took_us } => write!(f, "ready after {:.2} s", seconds(took_us)),
+        RunEvent::NotReady { timeout_us } => write!(f, "not ready within {:.2} s", seconds(timeout_us)),
+        RunEvent::Waits { needs } => write!(f, "waits for {}", needs.join(", ")),
+        RunEvent::ComponentFailed { reason } => f.write_str(&shown(reason, f)),
+        RunEvent::Stopped {} => f.write_str("stopped"),
+        RunEvent::NotStopped { timeout_us } => {
+            write!(f, "did not end within {:.0} s of SIGTERM, and is killed", seconds(timeout_us))
+        }
+        RunEvent::StaysEnded {} => f.write_str("has ended, and its policy does not restart it"),
+        RunEvent::NotStarted {} => f.write_str("is not started, since the system goes down"),
+        RunEvent::GivenUp { follows } => write!(f, "was restarted too often: {follows}"),
+        RunEvent::Executed { pid, program } => write!(f, "{} runs as pid {pid}", Escaped(program)),
+        _ => Ok(()),
+    }
+}
+
+/// What concerns more than one component.
+fn of_systems(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match event {
+        RunEvent::GroupRestarts { died } => write!(f, "is restarted, since {died} of its group died"),
+        RunEvent::Complaint { by, weight: 1, why } => write!(f, "{by} complains: {}", Escaped(why)),
+        RunEvent::Complaint { by, weight, why } => {
+            write!(f, "{by} complains with weight {weight}: {}", Escaped(why))
+        }
+        RunEvent::ComplaintCounted { sum, quorum } => {
+            write!(f, "complaints add up to {sum} of the {quorum} that restart it")
+        }
+        RunEvent::ComplaintRefused { reason } => write!(f, "the complaint does not count: {reason}"),
+        RunEvent::SystemRestarts {} => f.write_str("all components are ended, and started again"),
+        RunEvent::SystemGoesDown { has_failed: false } => f.write_str("goes down"),
+        RunEvent::SystemGoesDown { has_failed: true } => {
+            f.write_str("goes down, since a component gave up again after all were restarted")
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,27 +1,24 @@
-//! One process that guards many subjects.
+//! The loop of a program that guards many subjects.
 //!
 //! Owns: the loop and its epoll instance; what a process has once: signals, the children of this program, the terminal.
 //! Invariants: the loop waits for no disk and no dying process; what may block is a worker's. A signal that has arrived
 //! is handed to a subject before a death of it is reported.
-//! Does not: decide anything about a subject; its guard does.
-
-mod workers;
+//! Does not: decide anything about a subject; its guard does. It does not decide which subjects there are; a director
+//! does.
 
 use std::collections::BTreeMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::buffer::spare_capacity;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use supervise::SubjectStatus;
-use sys::Error;
+use health::Interest;
+use model::{Pid, Signal};
+use supervise::{Fault, SubjectStatus};
 use sys::clock::Clock;
 
-use self::workers::Workers;
-use crate::error::{GuardianError, Result};
+use super::poller::Poller;
+use super::workers::Workers;
+use crate::error::Result;
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::{require_features, require_restorable};
@@ -36,6 +33,8 @@ pub struct SubjectId(u32);
 /// Tokens of descriptors that belong to no subject.
 const SIGNALS: u64 = u64::MAX;
 const WORKERS: u64 = u64::MAX - 1;
+/// Set in the tokens of the director's.
+const DIRECTOR: u64 = 1 << 32;
 
 /// A program that guards subjects.
 ///
@@ -49,14 +48,14 @@ pub struct Host {
     /// For the first subject; a terminal has one job in the foreground.
     foreground: Option<Foreground>,
     added: u32,
+    /// Subjects that were added and are still to be started.
     waiting: Vec<(SubjectId, RunRequest)>,
     guards: BTreeMap<SubjectId, Guarded>,
     away: Away,
     /// Signals since the first of the subjects was begun to be started that is still being started.
-    early: Vec<Request>,
+    early: Vec<(Option<SubjectId>, Request)>,
     /// A child has changed, and the dead ones were not reaped since.
     has_orphans: bool,
-    outcomes: BTreeMap<SubjectId, Result<SubjectStatus>>,
 }
 
 /// What workers are at.
@@ -73,26 +72,62 @@ struct Guarded {
     due: Option<Instant>,
 }
 
+impl Guarded {
+    fn take_signal(&mut self, request: Request, clock: &Clock) {
+        self.guard.signal(request);
+        self.due = self.guard.due(clock.now()).or(self.due);
+    }
+}
+
 /// What a worker has done.
 enum Done {
     Started(SubjectId, Result<Box<Guard>>),
     Worked(SubjectId, After),
     Left(SubjectId, Left),
+    Aside,
 }
 
-/// Hears what happens to a subject of this name.
-pub type Tell<'a> = &'a mut dyn FnMut(&str, &RunEvent);
+/// A descriptor that a director waits for. `turn` gets its number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source<'a> {
+    pub(crate) number: u32,
+    pub(crate) handle: BorrowedFd<'a>,
+    pub(crate) interest: Interest,
+}
 
-/// Runs or adopts a program, and keeps it alive until it has ended for good.
-///
-/// # Errors
-///
-/// When it cannot be started, watched or, once dead, restored. A program that runs goes on.
-pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<SubjectStatus> {
-    let mut host = Host::new()?;
-    let id = host.add(request.clone());
-    let mut outcomes = host.run(&mut |_, event| tell(event))?;
-    outcomes.remove(&id).expect("each subject that was added has an outcome")
+/// What decides which subjects a host has.
+pub(crate) trait Director {
+    /// A subject runs for the first time; this is its root.
+    fn started(&mut self, id: SubjectId, root: Pid);
+
+    /// Something has happened to a subject.
+    fn told(&mut self, id: SubjectId, name: &str, event: &RunEvent);
+
+    /// The run of a subject is over, or could not be begun.
+    fn ended(&mut self, id: SubjectId, outcome: Result<SubjectStatus>);
+
+    /// Whether a signal to this program is for the director and no subject.
+    fn takes(&mut self, _signal: Request) -> bool {
+        false
+    }
+
+    /// Descriptors to wait for until the next turn.
+    fn sources(&self) -> Vec<Source<'_>> {
+        Vec::new()
+    }
+
+    /// When a turn is due, whatever else happens.
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Something was reported, is ready or is due: gives orders to the host.
+    fn turn(&mut self, _ready: &[u32], _host: &mut Host) {}
+
+    /// Whether no subject will be added any more.
+    fn is_over(&self) -> bool {
+        true
+    }
 }
 
 impl Host {
@@ -111,7 +146,7 @@ impl Host {
         let signals = Signals::take()?;
         let shared = Shared {
             reaper: ProcessReaper::found()?,
-            streams,
+            streams: Arc::new(streams),
             clock: Clock::default(),
             blocked_before: signals.blocked_before,
             defaults: signals.defaults,
@@ -128,11 +163,10 @@ impl Host {
             away: Away::default(),
             early: Vec::new(),
             has_orphans: false,
-            outcomes: BTreeMap::new(),
         })
     }
 
-    /// Adds a subject, which is started or adopted by `run`.
+    /// Adds a subject, which is started or adopted while the host runs.
     pub fn add(&mut self, request: RunRequest) -> SubjectId {
         let id = SubjectId(self.added);
         self.added += 1;
@@ -140,26 +174,88 @@ impl Host {
         id
     }
 
-    /// Guards all subjects until the last of them has ended for good; gives how each has ended, or why it could not be
-    /// started, watched or restored.
+    /// Guards subjects until the director wants none any more and the last of them has ended.
     ///
     /// # Errors
     ///
-    /// When the host can wait for nothing. Programs that run go on.
-    pub fn run(&mut self, tell: Tell<'_>) -> Result<BTreeMap<SubjectId, Result<SubjectStatus>>> {
-        for (id, request) in std::mem::take(&mut self.waiting) {
-            self.start(id, request)?;
+    /// As for `run`.
+    pub(crate) fn direct(&mut self, director: &mut dyn Director) -> Result<()> {
+        self.poller.ask(self.signals.handle(), SIGNALS, Interest::Readable)?;
+        self.poller.ask(self.workers.handle(), WORKERS, Interest::Readable)?;
+        director.turn(&[], self);
+        while !director.is_over() || !self.is_empty() {
+            for (id, request) in std::mem::take(&mut self.waiting) {
+                self.start(id, request)?;
+            }
+            self.turn(director)?;
         }
-        self.poller.ask(self.signals.handle(), SIGNALS)?;
-        self.poller.ask(self.workers.handle(), WORKERS)?;
-        while self.away.starting + self.away.leaving > 0 || !self.guards.is_empty() {
-            self.turn(tell)?;
+        Ok(())
+    }
+
+    /// Has a subject end: its root gets the signal, and its run is over then. One that is still being started gets it as
+    /// soon as it runs.
+    pub(crate) fn end(&mut self, id: SubjectId, signal: Signal) {
+        let request = Request::End { signal, from_terminal: false };
+        match self.guards.get_mut(&id) {
+            Some(guarded) => guarded.take_signal(request, &self.shared.clock),
+            None => self.early.push((Some(id), request)),
         }
-        Ok(std::mem::take(&mut self.outcomes))
+    }
+
+    /// Kills a subject in which a fault was found. Its policy decides what follows.
+    pub(crate) fn fail(&mut self, id: SubjectId, fault: Fault) {
+        if let Some(guarded) = self.guards.get_mut(&id) {
+            guarded.guard.fault(fault);
+            guarded.due = Some(self.shared.clock.now());
+        }
+    }
+
+    /// Writes down what has happened to a subject, among its other events.
+    pub(crate) fn note(&mut self, id: SubjectId, event: &RunEvent) {
+        if let Some(guarded) = self.guards.get(&id) {
+            guarded.guard.note(event);
+        }
+    }
+
+    /// From now on a child of this program is of a subject only if it is known to be.
+    pub(crate) fn share(&self) {
+        self.shared.reaper.share();
+    }
+
+    /// Starts a program that is of no subject, after `share`. The host reaps it.
+    pub(crate) fn execute(&self, command: &mut std::process::Command) -> std::io::Result<Pid> {
+        sys::signal::start_with(command, self.shared.blocked_before, self.shared.defaults);
+        sys::launch::start_in_session(command);
+        Ok(Pid(command.spawn()?.id() as i32))
+    }
+
+    /// A child of this program is of no subject, and its parent reaps it.
+    pub(crate) fn exempt(&self, pid: Pid) {
+        self.shared.reaper.exempt(pid);
+    }
+
+    /// Has a worker do something that may wait for a disk.
+    pub(crate) fn aside(&mut self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.workers.submit(move || {
+            work();
+            Done::Aside
+        })
+    }
+
+    /// What decisions on time are made by.
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.shared.clock
+    }
+
+    /// Whether there is no subject: none runs, is being started or is ending.
+    fn is_empty(&self) -> bool {
+        self.away.starting + self.away.leaving == 0 && self.guards.is_empty() && self.waiting.is_empty()
     }
 
     fn start(&mut self, id: SubjectId, request: RunRequest) -> Result<()> {
-        let (shared, foreground) = (Arc::clone(&self.shared), self.foreground.take());
+        let is_service = request.launch.is_service;
+        let foreground = if is_service { None } else { self.foreground.take() };
+        let shared = Arc::clone(&self.shared);
         self.away.starting += 1;
         self.workers.submit(move || {
             let foreground = foreground.unwrap_or_else(Foreground::none);
@@ -167,27 +263,34 @@ impl Host {
         })
     }
 
-    /// Waits for something to happen, and has each subject that it concerns take a step.
-    fn turn(&mut self, tell: Tell<'_>) -> Result<()> {
-        let first = self.guards.values().filter_map(|guarded| guarded.due).min();
+    /// Waits for something to happen, and has each subject that it concerns take a step, then the director.
+    fn turn(&mut self, director: &mut dyn Director) -> Result<()> {
+        let first = self.guards.values().filter_map(|guarded| guarded.due).chain(director.due()).min();
         let timeout = first.map(|due| due.saturating_duration_since(self.shared.clock.now()));
+        for source in director.sources() {
+            self.poller.ask(source.handle, DIRECTOR | u64::from(source.number), source.interest)?;
+        }
         let mut woken = self.poller.wait(timeout)?;
-        self.take_signals()?;
-        self.take_done(tell)?;
+        self.take_signals(director)?;
+        self.take_done(director)?;
         if woken.contains(&SIGNALS) {
-            self.poller.ask(self.signals.handle(), SIGNALS)?;
+            self.poller.ask(self.signals.handle(), SIGNALS, Interest::Readable)?;
         }
         if woken.contains(&WORKERS) {
-            self.poller.ask(self.workers.handle(), WORKERS)?;
+            self.poller.ask(self.workers.handle(), WORKERS, Interest::Readable)?;
         }
+        let is_directors = |token: &&u64| **token & DIRECTOR != 0 && **token < WORKERS;
+        let ready: Vec<u32> =
+            woken.iter().filter(is_directors).map(|token| (*token & (DIRECTOR - 1)) as u32).collect();
         let now = self.shared.clock.now();
         let due = self.guards.iter().filter(|(_, guarded)| guarded.due.is_some_and(|due| due <= now));
         woken.extend(due.map(|(id, _)| u64::from(id.0)));
         woken.sort_unstable();
         woken.dedup();
         for id in woken.into_iter().filter_map(|token| u32::try_from(token).ok()).map(SubjectId) {
-            self.step(id, tell)?;
+            self.step(id, director)?;
         }
+        director.turn(&ready, self);
         if self.has_orphans {
             let is_building = self.away.starting + self.away.working > 0;
             self.has_orphans = self.shared.reaper.reap(is_building);
@@ -196,12 +299,12 @@ impl Host {
     }
 
     /// Has a subject take a step, and sees to what follows from it.
-    fn step(&mut self, id: SubjectId, tell: Tell<'_>) -> Result<()> {
+    fn step(&mut self, id: SubjectId, director: &mut dyn Director) -> Result<()> {
         let Some(guarded) = self.guards.get_mut(&id) else { return Ok(()) };
         let guard = &mut guarded.guard;
         guard.step();
         for event in guard.take_told() {
-            tell(guard.name(), &event);
+            director.told(id, guard.name(), &event);
         }
         if guard.is_over() {
             if let Some(Guarded { guard, .. }) = self.guards.remove(&id) {
@@ -215,22 +318,27 @@ impl Host {
             self.workers.submit(move || Done::Worked(id, work()))?;
         }
         guarded.due = guard.due(self.shared.clock.now());
-        guard.handles().into_iter().try_for_each(|handle| self.poller.ask(handle, u64::from(id.0)))
+        guard
+            .handles()
+            .into_iter()
+            .try_for_each(|handle| self.poller.ask(handle, u64::from(id.0), Interest::Readable))
     }
 
     /// Takes over what workers have done.
-    fn take_done(&mut self, tell: Tell<'_>) -> Result<()> {
+    fn take_done(&mut self, director: &mut dyn Director) -> Result<()> {
         while let Some(done) = self.workers.take() {
             match done {
                 Done::Started(id, started) => {
                     self.away.starting -= 1;
                     match started {
                         Ok(mut guard) => {
-                            self.early.iter().for_each(|request| guard.signal(*request));
+                            let early = self.early.iter().filter(|(of, _)| of.is_none_or(|of| of == id));
+                            early.for_each(|(_, request)| guard.signal(*request));
+                            director.started(id, guard.root());
                             self.guards.insert(id, Guarded { guard, due: None });
-                            self.step(id, tell)?;
+                            self.step(id, director)?;
                         }
-                        Err(error) => drop(self.outcomes.insert(id, Err(error))),
+                        Err(error) => director.ended(id, Err(error)),
                     }
                     if self.away.starting == 0 {
                         self.early.clear();
@@ -242,31 +350,32 @@ impl Host {
                     }
                     // Its new root is known to the reaper by now.
                     self.away.working -= 1;
-                    self.step(id, tell)?;
+                    self.step(id, director)?;
                 }
+                Done::Aside => {}
                 Done::Left(id, left) => {
                     self.away.leaving -= 1;
-                    left.told.iter().for_each(|event| tell(&left.name, event));
-                    self.outcomes.insert(id, left.outcome);
+                    left.told.iter().for_each(|event| director.told(id, &left.name, event));
+                    director.ended(id, left.outcome);
                 }
             }
         }
         Ok(())
     }
 
-    /// Hands signals to this program on to the subjects.
-    fn take_signals(&mut self) -> Result<()> {
+    /// Hands signals to this program on to the subjects, unless they are for the director.
+    fn take_signals(&mut self, director: &mut dyn Director) -> Result<()> {
         while let Some(request) = self.signals.poll()? {
             match request {
                 Request::Child => self.has_orphans = true,
                 Request::Stop { signal, from_terminal } => self.stop(signal, from_terminal)?,
+                Request::End { .. } | Request::PassOn(_) if director.takes(request) => {}
                 Request::End { .. } | Request::PassOn(_) => {
                     if self.away.starting > 0 {
-                        self.early.push(request);
+                        self.early.push((None, request));
                     }
                     for guarded in self.guards.values_mut() {
-                        guarded.guard.signal(request);
-                        guarded.due = guarded.guard.due(self.shared.clock.now()).or(guarded.due);
+                        guarded.take_signal(request, &self.shared.clock);
                     }
                 }
             }
@@ -275,7 +384,7 @@ impl Host {
     }
 
     /// Stops this program and the subjects together, until something continues this program.
-    fn stop(&mut self, signal: model::Signal, from_terminal: bool) -> Result<()> {
+    fn stop(&mut self, signal: Signal, from_terminal: bool) -> Result<()> {
         let guards = || self.guards.values().map(|guarded| &guarded.guard);
         let stopped: Vec<_> = guards().filter(|guard| guard.is_to_stop(from_terminal)).collect();
         stopped.iter().for_each(|guard| guard.send(signal));
@@ -283,76 +392,5 @@ impl Host {
         stopped.iter().for_each(|guard| guard.send(CONT));
         self.guards.values_mut().for_each(|guarded| guarded.guard.continued());
         Ok(())
-    }
-}
-
-/// Events that one call reports at most; others come with the next.
-const EVENTS_MAX: usize = 64;
-
-/// What the loop waits for: descriptors of many subjects. An interest ends with the event that it reports, so that a
-/// subject which does not ask again is not woken again. A descriptor that is closed needs no farewell.
-struct Poller {
-    epoll: OwnedFd,
-    events: Vec<epoll::Event>,
-}
-
-impl Poller {
-    fn new() -> Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|errno| failed("make an epoll", errno))?;
-        Ok(Self { epoll, events: Vec::with_capacity(EVENTS_MAX) })
-    }
-
-    /// Asks for one event of a descriptor.
-    fn ask(&self, handle: BorrowedFd<'_>, token: u64) -> Result<()> {
-        let (data, flags) = (EventData::new_u64(token), EventFlags::IN | EventFlags::ONESHOT);
-        let asked = match epoll::modify(&self.epoll, handle, data, flags) {
-            Err(Errno::NOENT) => epoll::add(&self.epoll, handle, data, flags),
-            asked => asked,
-        };
-        asked.map_err(|errno| failed("wait for a descriptor", errno))
-    }
-
-    /// Waits for events, so long at most; gives their tokens.
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<Vec<u64>> {
-        // epoll_wait(2) counts milliseconds, and checkpoints are due by the microsecond.
-        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let mut waiting = [PollFd::new(&self.epoll, PollFlags::IN)];
-        match poll(&mut waiting, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(failed("wait for events", errno)),
-        }
-        self.events.clear();
-        epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&Timespec::default()))
-            .map_err(|errno| failed("take events", errno))?;
-        // Fields of a packed structure are not borrowed.
-        Ok(self.events.iter().map(|event| { event.data }.u64()).collect())
-    }
-}
-
-fn failed(what: &'static str, errno: Errno) -> GuardianError {
-    Error::new(what, errno).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd as _;
-
-    use rustix::event::{EventfdFlags, eventfd};
-
-    use super::*;
-
-    #[test]
-    fn an_event_is_reported_once_for_each_time_that_it_is_asked_for() {
-        let mut poller = Poller::new().unwrap();
-        let ready = eventfd(1, EventfdFlags::empty()).unwrap();
-        let now = Some(Duration::ZERO);
-        for _ in 0..3 {
-            poller.ask(ready.as_fd(), 7).unwrap();
-            assert_eq!(poller.wait(now).unwrap(), [7]);
-            assert!(poller.wait(now).unwrap().is_empty());
-        }
-        poller.ask(ready.as_fd(), 7).unwrap();
-        drop(ready);
-        assert!(poller.wait(now).unwrap().is_empty(), "it was closed");
     }
 }

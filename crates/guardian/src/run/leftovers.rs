@@ -19,6 +19,7 @@ use rustix::process::{WaitId, WaitIdOptions};
 use sys::clock::Deadline;
 use tracee::{procfs, tree};
 
+use super::requests::VARIABLE;
 use crate::error::{GuardianError, Result};
 use crate::signals::{KILL, STOP};
 
@@ -45,7 +46,11 @@ struct Table {
     foreign: HashMap<Pid, StartTime>,
     /// Subjects so far, those included that are gone.
     admitted: u32,
+    /// This program has children that are of no subject, beside those that were there before.
+    is_shared: bool,
     roots: BTreeMap<Owner, ProcessKey>,
+    /// What each subject has in its environment and no other: how an orphan is recognised that no survey has found.
+    marks: BTreeMap<Owner, String>,
     /// Descendants of the roots, as found by the last survey: also those whose parents have ended since.
     members: HashMap<ProcessKey, Owner>,
 }
@@ -63,6 +68,20 @@ impl Table {
     fn owner_of(&self, key: ProcessKey) -> Option<Owner> {
         let root = self.roots.iter().find(|(_, root)| **root == key).map(|(owner, _)| *owner);
         root.or_else(|| self.members.get(&key).copied())
+    }
+
+    /// Whether there was never another subject or child than those of the only one.
+    fn is_only(&self) -> bool {
+        self.admitted <= 1 && !self.is_shared
+    }
+
+    /// The subject whose mark a process has in the environment that it was executed with.
+    fn marked(&self, pid: Pid) -> Option<Owner> {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+        let mut variables = environment.split(|byte| *byte == 0);
+        let mark =
+            variables.find_map(|variable| variable.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"="))?;
+        self.marks.iter().find(|(_, own)| !own.is_empty() && own.as_bytes() == mark).map(|(owner, _)| *owner)
     }
 
     fn is_foreign(&self, key: ProcessKey) -> bool {
@@ -87,18 +106,24 @@ impl ProcessReaper {
     }
 
     /// A child of this program is of no subject.
-    pub(super) fn exempt(&self, pid: Pid) {
+    pub(crate) fn exempt(&self, pid: Pid) {
         if let Ok(key) = procfs::key(pid) {
             self.table().foreign.insert(pid, key.start);
         }
     }
 
-    /// There is another subject.
-    pub(super) fn admit(&self, root: ProcessKey) -> Owner {
+    /// From now on a child is of a subject only if it is known to be.
+    pub(crate) fn share(&self) {
+        self.table().is_shared = true;
+    }
+
+    /// There is another subject. Its processes have this value of `VARIABLE`.
+    pub(super) fn admit(&self, root: ProcessKey, mark: &str) -> Owner {
         let mut table = self.table();
         let owner = Owner(table.admitted);
         table.admitted += 1;
         table.roots.insert(owner, root);
+        table.marks.insert(owner, mark.to_owned());
         owner
     }
 
@@ -111,7 +136,7 @@ impl ProcessReaper {
     pub(super) fn note(&self, owner: Owner, found: &[ProcessKey]) {
         let mut table = self.table();
         // An only subject has everything that is there.
-        if table.admitted > 1 {
+        if !table.is_only() {
             table.members.extend(found.iter().map(|key| (*key, owner)));
         }
     }
@@ -120,6 +145,7 @@ impl ProcessReaper {
     pub(super) fn dismiss(&self, owner: Owner) {
         let mut table = self.table();
         table.roots.remove(&owner);
+        table.marks.remove(&owner);
         table.members.retain(|_, found| *found != owner);
     }
 
@@ -245,11 +271,11 @@ impl ProcessReaper {
         let keys = children.into_iter().filter_map(|pid| procfs::key(pid).ok());
         let mut table = self.table();
         // All are those of an only subject, also an orphan that no survey has seen in its tree.
-        let is_only = table.admitted <= 1;
+        let is_only = table.is_only();
         if !is_only {
             table.survey();
         }
-        let is_its_own = |key: &ProcessKey| match table.owner_of(*key) {
+        let is_its_own = |key: &ProcessKey| match table.owner_of(*key).or_else(|| table.marked(key.pid)) {
             _ if is_only => true,
             Some(found) => found == owner,
             None => is_traced_by_us(key.pid),
@@ -380,7 +406,7 @@ mod tests {
             await_that(|| descendants(pid).len() == 3);
             let middle = procfs::children(pid).unwrap()[0];
             let leaves = descendants(middle);
-            Self { owner: reaper.admit(procfs::key(pid).unwrap()), root, pid, middle, leaves }
+            Self { owner: reaper.admit(procfs::key(pid).unwrap(), ""), root, pid, middle, leaves }
         }
 
         /// Kills the process in the middle, so that its children become ours.

@@ -8,6 +8,7 @@
 mod children;
 pub(crate) mod claim;
 mod guard;
+mod launch;
 mod leftovers;
 mod reasons;
 mod rebuild;
@@ -18,6 +19,7 @@ mod watching;
 
 pub(crate) use claim::{Claim, UNDO_DIRECTORY, remove_log};
 pub(crate) use guard::{After, Guard, Left, start};
+pub use launch::{Launch, ReadyPipe};
 pub(crate) use leftovers::ProcessReaper;
 pub(crate) use reasons::without_numbers;
 pub(crate) use rebuild::Shared;

@@ -19,6 +19,7 @@ use store::{Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
 use sys::clock::{Clock, Deadline};
 
+use super::launch::Launch;
 use super::leftovers::{Owner, ProcessReaper};
 use super::requests::VARIABLE;
 use super::watching::{BEGINNING, Watching};
@@ -26,7 +27,7 @@ use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
-use crate::streams::{self, Streams};
+use crate::streams::Streams;
 use crate::subject::Subject;
 
 /// How long a pid that is taken is waited for: its holder may be a process that is just ending.
@@ -40,7 +41,7 @@ pub(crate) struct Shared {
     /// Whose a process is.
     pub(crate) reaper: ProcessReaper,
     /// What this program was started with.
-    pub(crate) streams: Streams,
+    pub(crate) streams: Arc<Streams>,
     /// Decides what is due.
     pub(crate) clock: Clock,
     /// Signals that were blocked before this program took them, as a set of bits.
@@ -60,6 +61,9 @@ pub(super) fn lock(foreground: &Mutex<Foreground>) -> MutexGuard<'_, Foreground>
 #[derive(Clone)]
 pub(super) struct Rebuild {
     pub(super) host: Arc<Shared>,
+    /// Open files that the program shares with this one.
+    pub(super) streams: Arc<Streams>,
+    pub(super) launch: Launch,
     pub(super) store: Store,
     pub(super) name: SubjectName,
     /// Where images and status of the subject live.
@@ -149,7 +153,7 @@ impl Rebuild {
         }
         self.subject.release()?;
         let resumed_after = sys::clock::monotonic();
-        let subject = spawn(words, &self.host, requests, self.watching.as_deref())?;
+        let subject = self.spawn(words, requests)?;
         Ok(Attempt { events, outcome: Ok(Built { subject, resumed_after }) })
     }
 
@@ -169,7 +173,8 @@ impl Rebuild {
             let parts = Parts::of_subject(&self.directory);
             let options = RestoreOptions {
                 pid: engine::PidPolicy::Same,
-                inherited: self.host.streams.duplicates()?,
+                inherited: self.streams.duplicates()?,
+                held: Vec::new(),
                 files: self.files(&parts, opened_later, covered.clone()),
                 connections_lost: true,
                 terminal: lock(&self.foreground).offer(),
@@ -206,12 +211,12 @@ impl Rebuild {
         events: &mut Vec<RunEvent>,
     ) -> Result<Covered> {
         let Some(watching) = &self.watching else { return Ok(Covered::Nothing) };
-        let leave = streams::written_by_others(&self.host.streams.written_files());
+        let (leave, of_others) = self.streams.that_stay();
         if to != BEGINNING {
             self.compare_uncovered(watching, to, opened_later)?;
         }
         let (went, covered) = watching.go_back(to, &leave)?;
-        events.push(RunEvent::went_back(to, &went, leave.len()));
+        events.push(RunEvent::went_back(to, &went, of_others));
         Ok(covered)
     }
 
@@ -243,6 +248,12 @@ impl Rebuild {
     }
 }
 
+impl Rebuild {
+    fn spawn(&self, words: &[OsString], requests: &str) -> Result<Subject> {
+        spawn(words, &self.host, (&self.launch, &self.streams), requests, self.watching.as_deref())
+    }
+}
+
 fn files_stay(error: GuardianError) -> (RestoreError, GuardianError) {
     // No program expects that mixture, and the journal that leads out of it would be lost.
     let is_half_way = matches!(&error, GuardianError::Undo(error) if error.is_half_way());
@@ -254,6 +265,7 @@ fn files_stay(error: GuardianError) -> (RestoreError, GuardianError) {
 pub(super) fn spawn(
     words: &[OsString],
     host: &Shared,
+    (launch, streams): (&Launch, &Streams),
     requests: &str,
     watching: Option<&Watching>,
 ) -> Result<Subject> {
@@ -261,13 +273,17 @@ pub(super) fn spawn(
     let mut command = Command::new(program);
     command.env(VARIABLE, requests);
     sys::signal::start_with(command.args(arguments), host.blocked_before, host.defaults);
+    launch.prepare(&mut command, streams.log())?;
     let failed = |error: std::io::Error| {
         let source = sys::Error::path("execute", Path::new(program), error);
         GuardianError::Command { command: program.clone(), source }
     };
     match watching {
-        Some(watching) => Subject::child(watching.spawn(&mut command, failed)?),
-        None => Subject::child(Pid(command.spawn().map_err(failed)?.id() as i32)),
+        Some(watching) => Subject::child(watching.spawn(&mut command, launch, failed)?),
+        None => {
+            launch.prepare_user(&mut command)?;
+            Subject::child(Pid(command.spawn().map_err(failed)?.id() as i32))
+        }
     }
 }
 

@@ -10,8 +10,9 @@ use std::time::Duration;
 use engine::Tuning;
 use model::{ByteCount, Pid};
 use store::Codec;
-use supervise::{ChangedFiles, RestartLimit, RestartPolicy};
+use supervise::{BackOffPlan, ChangedFiles, RestartLimit, RestartPolicy};
 
+use super::launch::Launch;
 use crate::location::StoreLocation;
 
 /// The shortest time between two checkpoints.
@@ -36,10 +37,14 @@ pub const TRACKER_DEFAULT: &str = "auto";
 pub struct RunRequest {
     /// What is guarded.
     pub what: Guarded,
+    /// How the program is started, beside its command.
+    pub launch: Launch,
+    /// Processes of the tree that outlive the root are ended with it.
+    pub ends_tree: bool,
     /// The subject's name; without one it is named after its program.
     pub name: Option<String>,
-    /// Time between two checkpoints.
-    pub every: Duration,
+    /// Time between two checkpoints. Without it none is taken, and a restart is one from the beginning.
+    pub every: Option<Duration>,
     /// Take no checkpoint by the clock before the subject has said that it is ready.
     pub await_ready: bool,
     /// Accept that connections to outside the tree come back as ended by the peer.
@@ -73,6 +78,8 @@ pub struct RunRequest {
     pub files_cost_max: f64,
     /// How often at most.
     pub limit: RestartLimit,
+    /// How long a restart waits.
+    pub back_off: BackOffPlan,
 }
 
 impl RunRequest {
@@ -81,8 +88,10 @@ impl RunRequest {
     pub fn new(what: Guarded, store: StoreLocation) -> Self {
         Self {
             what,
+            launch: Launch::default(),
+            ends_tree: false,
             name: None,
-            every: EVERY_DEFAULT,
+            every: Some(EVERY_DEFAULT),
             await_ready: false,
             lose_connections: false,
             store,
@@ -99,6 +108,7 @@ impl RunRequest {
             files_undo_max: FILES_UNDO_MAX_DEFAULT,
             files_cost_max: FILES_COST_MAX_DEFAULT,
             limit: RestartLimit::default(),
+            back_off: BackOffPlan::default(),
         }
     }
 }

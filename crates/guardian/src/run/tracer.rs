@@ -124,8 +124,7 @@ pub(super) struct Tracer {
 
 impl Tracer {
     pub(super) fn start(place: Place, log: LogWriter, tracking: Tracking, clock: Clock) -> Result<Self> {
-        let failed = |errno| Error::new("make an event descriptor", errno);
-        let alarm = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?);
+        let alarm = alarm()?;
         let (orders, received) = mpsc::channel();
         let (sender, news) = mpsc::channel();
         let log = Arc::new(log);
@@ -141,6 +140,12 @@ impl Tracer {
             .map_err(|error| Error::new("start a thread", error))?;
         let orders = Some(orders);
         Ok(Self { orders, news, alarm, work: Work::Nothing, log: Some(log), thread: Some(thread) })
+    }
+
+    /// For a subject of which no checkpoints are taken.
+    pub(super) fn none() -> Result<Self> {
+        let (_, news) = mpsc::channel();
+        Ok(Self { orders: None, news, alarm: alarm()?, work: Work::Nothing, log: None, thread: None })
     }
 
     /// Whether it may be tracing the subject.
@@ -249,6 +254,11 @@ impl Tracer {
             std::panic::resume_unwind(panic);
         }
     }
+}
+
+fn alarm() -> Result<Arc<OwnedFd>> {
+    let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    Ok(Arc::new(alarm.map_err(|errno| Error::new("make an event descriptor", errno))?))
 }
 
 /// Waits until a descriptor is readable. Whatever ends the wait, the next look tells.

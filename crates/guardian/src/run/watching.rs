@@ -23,6 +23,7 @@ use undo::UndoError;
 use undo::back::WentBack;
 use undo::watch::{OpenFile, Watch, WatchOptions};
 
+use super::launch::Launch;
 use super::request::{Guarded, RunRequest};
 use crate::error::{GuardianError, Result};
 use crate::streams::Streams;
@@ -43,6 +44,10 @@ const RUNS_ALREADY: &str = "a program that runs already has files open that were
 ///
 /// `NoRewind` when going back was asked for by name and is impossible.
 pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<String>)> {
+    if request.every.is_none() {
+        // There is no checkpoint that they could go back to.
+        return Ok((ChangedFiles::Keep, None));
+    }
     let is_adopted = matches!(request.what, Guarded::Process(_));
     let impossible = if is_adopted { Some(RUNS_ALREADY.to_owned()) } else { Watch::missing() };
     let (policy, why) = choose_files(request.files, impossible)?;
@@ -142,9 +147,12 @@ impl Watching {
     pub(super) fn spawn(
         &self,
         command: &mut Command,
+        launch: &Launch,
         failed: impl FnOnce(std::io::Error) -> GuardianError,
     ) -> Result<Pid> {
         let pending = self.watch.prepare(command)?;
+        // The filter needs the privileges of this program.
+        launch.prepare_user(command)?;
         let mut child = command.spawn().map_err(failed)?;
         if let Err(error) = self.watch.started(pending) {
             // Its calls would wait for ever.

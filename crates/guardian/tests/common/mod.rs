@@ -67,7 +67,7 @@ impl Lab {
         let program = self.compile();
         let request = RunRequest {
             name: Some(NAME.to_owned()),
-            every,
+            every: Some(every),
             keep: 4,
             files: Some(ChangedFiles::Keep),
             limit: RestartLimit { count: 100, window: LIMIT },

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use model::{Escaped, Signal};
+use model::{Escaped, Pid, Signal};
 use sys::Errno;
 
 use super::dial::{self, Dial};
@@ -144,6 +144,12 @@ impl Attempt {
             State::Program(program) => Some(program.handle()),
             State::Failed(_) | State::Over => None,
         }
+    }
+
+    /// The program of the probe, while it runs. It is reaped by this value alone.
+    #[must_use]
+    pub fn child(&self) -> Option<Pid> {
+        if let State::Program(program) = &self.state { Some(program.pid()) } else { None }
     }
 
     /// When it is to be advanced, whatever happens to its handle; `None` when it is over.

@@ -66,6 +66,10 @@ impl Program {
         }
     }
 
+    pub(super) fn pid(&self) -> Pid {
+        self.pid
+    }
+
     pub(super) fn handle(&self) -> Handle<'_> {
         (self.handle.as_fd(), Interest::Readable)
     }

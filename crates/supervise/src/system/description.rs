@@ -101,6 +101,18 @@ pub enum Policy {
     Checkpointed,
 }
 
+impl Policy {
+    /// Its name in the file.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Stateless => "stateless",
+            Self::Checkpointed => "checkpointed",
+        }
+    }
+}
+
 /// When a component is ready. Exactly one condition, and how long it may take.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(try_from = "ReadyTable")]

@@ -73,7 +73,7 @@ impl Guard {
             lose_connections: self.request.lose_connections,
             name: self.claim.name.to_string(),
             sequence,
-            inherited: self.rebuild.host.streams.identities(),
+            inherited: self.rebuild.streams.identities(),
         };
         self.requests.taking(sequence);
         self.taking.tracer.take(self.rebuild.subject.key(), options);

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence};
-use store::{EPOCHS_IN_FLIGHT_MAX, Store, SubjectName};
-use supervise::{BackOffPlan, Beginning, ChangedFiles, Event, Plan};
+use store::{EPOCHS_IN_FLIGHT_MAX, LogWriter, Store, SubjectName};
+use supervise::{Beginning, ChangedFiles, Event, Plan};
 use sys::listener_holder::ListenerHolder;
 use tracee::procfs;
 
@@ -31,6 +31,7 @@ use crate::files::FilesReport;
 use crate::foreground::Foreground;
 use crate::journal::Journal;
 use crate::record::{ProcessName, Record, SubjectFacts, boot};
+use crate::streams::Streams;
 use crate::subject::Subject;
 use crate::time;
 
@@ -46,17 +47,14 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
     }
     let (policy, no_rewind) = watching::choose(&request)?;
     let mut tracking = tracking(&request)?;
-    let store = request.store.create()?;
-    let mut claim = claim(&store, &request)?;
-    let watching = (policy == ChangedFiles::Rewind).then(|| watch(&request, &claim, &host)).transpose()?;
+    let Ground { store, mut claim, streams, watching, log } = Ground::prepare(&request, policy, &host)?;
     tracking.watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
     let mut children = request.child_signals.then(Children::listen).transpose()?;
-    let place = Place::new(&store, &claim.name, &request);
-    let log = place.open()?;
     let (subject, requests, first) = match &request.what {
         Guarded::Command(words) => {
             let requests = Requests::open(None)?;
-            let subject = spawn(words, &host, requests.name(), watching.as_deref())?;
+            let with = (&request.launch, &*streams);
+            let subject = spawn(words, &host, with, requests.name(), watching.as_deref())?;
             (subject, requests, store.next_sequence(&claim.name)?)
         }
         Guarded::Process(pid) => adopt(*pid, &store, &claim)?,
@@ -69,9 +67,12 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
     requests.name().clone_into(&mut record.requests);
     let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
     let known = descendants(subject.pid());
-    let owner = host.reaper.admit(subject.key());
+    let owner = host.reaper.admit(subject.key(), requests.name());
     host.reaper.note(owner, &known);
-    let tracer = Tracer::start(place, log, tracking, host.clock.clone())?;
+    let tracer = match log {
+        Some((place, log)) => Tracer::start(place, log, tracking, host.clock.clone())?,
+        None => Tracer::none()?,
+    };
     let mut guard = Guard {
         driver: Driver::begin(plan(&request, policy), beginning, host.clock.now()),
         tree: Tree {
@@ -82,8 +83,9 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
             resumed_after: Duration::ZERO,
             death: None,
         },
-        request,
         rebuild: Rebuild {
+            streams,
+            launch: request.launch.clone(),
             store,
             name: claim.name.clone(),
             directory: claim.directory.clone(),
@@ -94,14 +96,10 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
             foreground: Arc::new(Mutex::new(foreground)),
             host,
         },
+        request,
         claim,
         requests,
-        taking: Taking {
-            tracer,
-            pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX),
-            early: None,
-            doubt: None,
-        },
+        taking: Taking::of(tracer),
         refusals: Refusals::default(),
         files: WatchedFiles::default(),
         voice: Voice { journal, record, told: Told::default(), outbox: Vec::new(), is_holding: false },
@@ -110,12 +108,44 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
     Ok(guard)
 }
 
+/// What there is before the program is started.
+struct Ground {
+    store: Store,
+    claim: Claim,
+    streams: Arc<Streams>,
+    watching: Option<Arc<Watching>>,
+    /// Where checkpoints go, if any are taken.
+    log: Option<(Place, LogWriter)>,
+}
+
+impl Ground {
+    fn prepare(request: &RunRequest, policy: ChangedFiles, host: &Shared) -> Result<Self> {
+        let streams = match request.launch.open_log()? {
+            Some(log) => Arc::new(host.streams.with_log(log)?),
+            None => Arc::clone(&host.streams),
+        };
+        let store = request.store.create()?;
+        let claim = claim(&store, request)?;
+        let watching = (policy == ChangedFiles::Rewind).then(|| watch(request, &claim, host, &streams));
+        let watching = watching.transpose()?;
+        let place = request.every.map(|_| Place::new(&store, &claim.name, request));
+        let log = place.map(|place| place.open().map(|log| (place, log))).transpose()?;
+        Ok(Self { store, claim, streams, watching, log })
+    }
+}
+
 /// Begins to watch the files of a subject that is to be started.
-fn watch(request: &RunRequest, claim: &Claim, host: &Shared) -> Result<Arc<Watching>> {
+fn watch(request: &RunRequest, claim: &Claim, host: &Shared, streams: &Streams) -> Result<Arc<Watching>> {
     let holder = ListenerHolder::start()?;
     host.reaper.exempt(holder.pid());
     let undo = claim.directory.join(UNDO_DIRECTORY);
-    Ok(Arc::new(Watching::start(undo, request, holder, &host.streams)?))
+    Ok(Arc::new(Watching::start(undo, request, holder, streams)?))
+}
+
+impl Taking {
+    fn of(tracer: Tracer) -> Self {
+        Self { tracer, pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX), early: None, doubt: None }
+    }
 }
 
 impl Driver {
@@ -160,11 +190,11 @@ fn beginning(store: &Store, claim: &Claim, first: Sequence) -> Result<Beginning>
 
 fn plan(request: &RunRequest, files: ChangedFiles) -> Plan {
     Plan {
-        every: Some(request.every),
+        every: request.every,
         awaits_ready: request.await_ready,
         restart: request.policy,
         limit: request.limit,
-        back_off: BackOffPlan::default(),
+        back_off: request.back_off,
         files,
         can_start: matches!(request.what, Guarded::Command(_)),
         in_flight_max: EPOCHS_IN_FLIGHT_MAX,
@@ -184,7 +214,7 @@ fn first_record(
         policy: request.policy,
         incarnation: 1,
         max_pause_us: request.tuning.max_pause.map(time::microseconds),
-        requested_hz: 1.0 / request.every.as_secs_f64(),
+        requested_hz: request.every.map_or(0.0, |every| 1.0 / every.as_secs_f64()),
         tracker: tracking.kind.name().to_owned(),
         ..SubjectFacts::default()
     };

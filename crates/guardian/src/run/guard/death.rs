@@ -4,6 +4,8 @@
 //! Invariants: no thread of ours traces the dead when their death is reported.
 //! Does not: decide what follows a death; `supervise` does.
 
+use std::collections::HashSet;
+
 use model::{Pid, Sequence};
 use supervise::{End, Event, Failure, State, SubjectStatus};
 
@@ -102,6 +104,11 @@ impl Guard {
         if let Ok(status) = outcome {
             let (pid, signal, exit) = (self.rebuild.subject.pid().get(), status.signal(), status.exit());
             self.voice.journal.tell(RunEvent::Ended { pid, signal, exit });
+            if self.request.ends_tree {
+                // What it leaves would keep its addresses and files. The error is that of a process that hangs in the
+                // kernel, which has no address any more.
+                let _ = self.rebuild.clear(&self.tree.known, &HashSet::new());
+            }
             self.rebuild.host.reaper.reap_orphans(self.rebuild.owner, Pid(0));
             if let Some(watching) = &self.rebuild.watching {
                 watching.watch.subject_ended();

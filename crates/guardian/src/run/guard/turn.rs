@@ -8,8 +8,9 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use model::Pid;
 use store::LogWriter;
-use supervise::{Event, State, Step};
+use supervise::{Event, Fault, State, Step};
 
 use super::super::children::Children;
 use super::super::rebuild::lock;
@@ -85,6 +86,24 @@ impl Guard {
     /// The host has received a signal.
     pub(crate) fn signal(&mut self, request: Request) {
         self.driver.signals.push_back(request);
+    }
+
+    /// A check from outside has found a fault: the subject is killed, and its policy decides what follows.
+    pub(crate) fn fault(&mut self, fault: Fault) {
+        self.feed(Event::Faulted(fault));
+        if let Err(error) = self.act() {
+            self.fail(error);
+        }
+    }
+
+    /// Writes down what the caller knows of the subject.
+    pub(crate) fn note(&self, event: &RunEvent) {
+        self.voice.journal.tell(event.clone());
+    }
+
+    /// The root of the present incarnation.
+    pub(crate) fn root(&self) -> Pid {
+        self.rebuild.subject.pid()
     }
 
     /// Whether a signal that stops the host has to be sent to the subject as well. One that comes while there is no
@@ -226,6 +245,9 @@ impl Guard {
         let now = self.rebuild.host.clock.now();
         while let Some((word, asker)) = self.requests.poll(self.rebuild.subject.pid()) {
             match word {
+                Word::Checkpoint if self.request.every.is_none() => {
+                    self.requests.answer(&asker, "error no checkpoints are taken of this program\n");
+                }
                 Word::Checkpoint => {
                     self.requests.want(asker);
                     if self.requests.wants_checkpoint() {

@@ -1,0 +1,116 @@
+//! `undying down`, `start NAME`, `stop NAME`, `restart NAME`, `complain NAME --why TEXT`: orders to the guardian of a
+//! system.
+//!
+//! Owns: their arguments.
+//! Does not: carry them out.
+
+use std::num::NonZeroU32;
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use guardian::SystemOrder;
+
+use super::interface::Verb;
+use crate::failure::Failure;
+use crate::{parse, print};
+
+/// An order that concerns the whole system.
+pub(super) struct Down;
+
+/// An order that concerns one component.
+pub(super) struct OfComponent {
+    name: &'static str,
+    about: &'static str,
+    order: fn(String) -> SystemOrder,
+}
+
+/// A complaint of a component.
+pub(super) struct Complain;
+
+pub(super) const START: OfComponent = OfComponent {
+    name: "start",
+    about: "Start a component, and those that it needs; ends when it is ready",
+    order: |component| SystemOrder::Start { component },
+};
+
+pub(super) const STOP: OfComponent = OfComponent {
+    name: "stop",
+    about: "End a component; nothing restarts it until `start`",
+    order: |component| SystemOrder::Stop { component },
+};
+
+pub(super) const RESTART: OfComponent = OfComponent {
+    name: "restart",
+    about: "End a component and start it from its beginning; ends when it is ready",
+    order: |component| SystemOrder::Restart { component },
+};
+
+fn component() -> Arg {
+    parse::name("NAME", "The component")
+}
+
+fn give(matches: &ArgMatches, order: SystemOrder) -> Result<u8, Failure> {
+    let done = guardian::order(&parse::given_store(matches)?, &order)?;
+    print::say(format_args!("undying: {done}"));
+    Ok(0)
+}
+
+impl Verb for Down {
+    fn name(&self) -> &'static str {
+        "down"
+    }
+
+    fn about(&self) -> &'static str {
+        "End all components of the system of a store, in reverse order of their start"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        give(matches, SystemOrder::Down)
+    }
+}
+
+impl Verb for OfComponent {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn about(&self) -> &'static str {
+        self.about
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(component())
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        give(matches, (self.order)(parse::given(matches, "NAME")))
+    }
+}
+
+impl Verb for Complain {
+    fn name(&self) -> &'static str {
+        "complain"
+    }
+
+    fn about(&self) -> &'static str {
+        "Complain of a component; as many complaints as its quorum restart it"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        let why = Arg::new("why").long("why").value_name("TEXT").required(true);
+        let weight = Arg::new("weight").long("weight").value_name("N");
+        command
+            .arg(component())
+            .arg(why.help("The reason, for the events"))
+            .arg(weight.value_parser(value_parser!(NonZeroU32)).help("What it counts [default: 1]"))
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let (component, why) = (parse::given(matches, "NAME"), parse::given(matches, "why"));
+        let weight = matches.get_one("weight").copied().unwrap_or(NonZeroU32::MIN);
+        give(matches, SystemOrder::Complain { component, why, weight })
+    }
+}

@@ -1,0 +1,42 @@
+//! `undying up FILE.toml`
+//!
+//! Owns: its arguments and the form of what is said while a system is guarded.
+//! Does not: guard.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+
+use super::interface::Verb;
+use crate::failure::Failure;
+use crate::{parse, print};
+
+pub(super) struct Up;
+
+impl Verb for Up {
+    fn name(&self) -> &'static str {
+        "up"
+    }
+
+    fn about(&self) -> &'static str {
+        "Start the components of a system file, and keep them running"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(
+            Arg::new("FILE")
+                .required(true)
+                .value_parser(value_parser!(PathBuf))
+                .help("The system file (TOML); `undying check FILE` checks it"),
+        )
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let path = matches.get_one::<PathBuf>("FILE").expect("clap requires FILE");
+        let named = parse::named_store(matches);
+        guardian::up(path, named, &mut |name, event| {
+            print::say(format_args!("undying: {name}: {event:#}"));
+        })?;
+        Ok(0)
+    }
+}

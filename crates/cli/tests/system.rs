@@ -1,0 +1,510 @@
+//! `undying up` and the orders to a system, as their users meet them.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod common;
+
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use model::Pid;
+use rustix::process::Signal;
+use serde_json::Value;
+use testkit::ProcessId;
+
+use self::common::{Lab, Said, supported, until, wait};
+
+/// A system that is guarded, until it is dropped.
+struct System {
+    lab: Lab,
+    guardian: Child,
+}
+
+impl System {
+    /// Writes the file, replaces `PROGRAM` and `FOLDER` in it, and starts the system.
+    fn up(text: &str) -> Self {
+        Self::up_with(text, |_, _| {})
+    }
+
+    fn up_with(text: &str, prepare: impl FnOnce(&Lab, &mut Command)) -> Self {
+        let lab = Lab::new();
+        let folder = lab.path("");
+        let text = text.replace("PROGRAM", &program().to_string_lossy());
+        let text = text.replace("FOLDER", folder.to_string_lossy().trim_end_matches('/'));
+        std::fs::write(lab.path("system.toml"), format!("[system]\nname = \"lab\"\n{text}")).unwrap();
+        let mut command = lab.undying(["up", "system.toml"]);
+        prepare(&lab, &mut command);
+        let guardian = command.spawn().unwrap();
+        Self { lab, guardian }
+    }
+
+    fn status(&self, name: &str) -> Value {
+        let said = self.lab.say(["status", name, "--json"]);
+        serde_json::from_str::<Value>(&said.stdout).map(|status| status[0].clone()).unwrap_or_default()
+    }
+
+    fn state(&self, name: &str) -> String {
+        self.status(name)["component"]["state"].as_str().unwrap_or_default().to_owned()
+    }
+
+    fn await_state(&self, name: &str, wanted: &str) {
+        let mut last = String::new();
+        let found = testkit::within_limit(|| {
+            last = self.state(name);
+            (last == wanted).then_some(())
+        });
+        assert!(found.is_some(), "{name} is {last} and not {wanted}:\n{}", self.lab.told());
+    }
+
+    fn pid(&self, name: &str) -> ProcessId {
+        ProcessId::of(Pid(self.status(name)["pid"].as_i64().unwrap() as i32)).unwrap()
+    }
+
+    fn incarnation(&self, name: &str) -> u64 {
+        self.status(name)["incarnation"].as_u64().unwrap_or(0)
+    }
+
+    fn await_incarnation(&self, name: &str, number: u64) {
+        until("the next incarnation", || (self.incarnation(name) >= number).then_some(()));
+        self.await_state(name, "ready");
+    }
+
+    fn told(&self, words: &str) -> bool {
+        self.lab.told().contains(words)
+    }
+
+    fn await_told(&self, words: &str) {
+        let found = testkit::within_limit(|| self.told(words).then_some(()));
+        assert!(found.is_some(), "{words:?} was not reported:\n{}", self.lab.told());
+    }
+
+    /// Has a component do something.
+    fn order(&self, name: &str, word: &str) {
+        let (order, new) = (self.lab.path(&format!("{name}.do")), self.lab.path(&format!("{name}.new")));
+        std::fs::write(&new, word).unwrap();
+        std::fs::rename(new, order).unwrap();
+    }
+
+    fn call(&self, words: &[&str]) -> Said {
+        self.lab.say(words.iter().copied())
+    }
+
+    /// The lines that components have written to one file.
+    fn lines(&self, file: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.lab.path(file)).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Ends the system; the exit code of its guardian.
+    fn down(mut self) -> Option<i32> {
+        let said = self.call(&["down"]);
+        assert_eq!(said.code, Some(0), "{said:?}\n{}", self.lab.told());
+        let code = wait(&mut self.guardian).code();
+        let left: Vec<ProcessId> = self.lab.guard.marked();
+        assert!(left.is_empty(), "processes are left: {}", testkit::describe(&left));
+        code
+    }
+}
+
+/// The compiled component.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/component.c");
+        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("component-{}", std::process::id()));
+        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+        let status = Command::new(compiler).args(["-O1", "-o"]).arg(&own).arg(&source).status().unwrap();
+        assert!(status.success(), "the component does not compile");
+        own
+    })
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The answer of a component.
+fn ask(port: u16) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+#[test]
+fn components_start_in_the_order_of_their_needs_and_end_in_reverse() {
+    if !supported() {
+        return;
+    }
+    let port = free_port();
+    let system = System::up(&format!(
+        "[component.c]\ncommand = [\"PROGRAM\", \"FOLDER/all\", \"ready\"]\nneeds = [\"b\"]\nready = {{ notify = true }}\n\
+         [component.a]\ncommand = [\"PROGRAM\", \"FOLDER/all\", \"listen={port}\", \"delay=300\"]\n\
+         ready = {{ tcp = \"127.0.0.1:{port}\" }}\n\
+         [component.b]\ncommand = [\"PROGRAM\", \"FOLDER/all\", \"delay=300\", \"ready\"]\nneeds = [\"a\"]\n\
+         ready = {{ log = \"listening now\" }}\nlog = \"b.log\"\n"
+    ));
+    system.await_state("c", "ready");
+    assert_eq!([system.state("a"), system.state("b")], ["ready", "ready"]);
+    let pids = ["a", "b", "c"].map(|name| system.pid(name).pid().to_string());
+    let ups: Vec<String> = pids.iter().map(|pid| format!("up {pid}")).collect();
+    assert_eq!(system.lines("all"), ups);
+    assert_eq!(ask(port).as_deref(), Some("well\n"));
+    assert_eq!(system.status("c")["component"]["reports"], "at work");
+    assert_eq!(system.status("c")["component"]["needs"], serde_json::json!(["b"]));
+    let file = system.lab.path("all");
+    let lab = Lab::new();
+    std::fs::copy(&file, lab.path("before")).unwrap();
+    let ends: Vec<String> = pids.iter().rev().map(|pid| format!("end {pid}")).collect();
+    let expected = [ups, ends].concat();
+    let mut system = system;
+    assert_eq!(system.call(&["down"]).code, Some(0));
+    assert_eq!(wait(&mut system.guardian).code(), Some(0));
+    assert_eq!(system.lines("all"), expected);
+}
+
+#[test]
+fn what_dies_comes_back_by_its_policy() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.fresh]\ncommand = [\"PROGRAM\", \"FOLDER/fresh\", \"count\"]\n\
+         [component.kept]\ncommand = [\"PROGRAM\", \"FOLDER/kept\", \"count\"]\npolicy = \"checkpointed\"\nevery = \"50ms\"\n\
+         log = \"kept.log\"\n\
+         [component.once]\ncommand = [\"PROGRAM\", \"FOLDER/once\"]\npolicy = \"never\"\n",
+    );
+    let count = |name: &str| system.lines(&format!("{name}.count")).first()?.parse::<u64>().ok();
+    until("counts", || (count("fresh")? > 100 && count("kept")? > 100).then_some(()));
+    until("a checkpoint", || (system.status("kept")["checkpoints"].as_u64()? > 3).then_some(()));
+    for name in ["fresh", "kept", "once"] {
+        system.pid(name).signal(Signal::KILL).unwrap();
+    }
+    system.await_state("once", "ended");
+    system.await_incarnation("fresh", 2);
+    system.await_incarnation("kept", 2);
+    let begun_anew = until("a count", || count("fresh"));
+    let went_on = until("a count", || count("kept"));
+    assert!(went_on > 50, "the checkpointed one is at {went_on}");
+    assert_eq!(system.lines("fresh").len(), 2, "{begun_anew}");
+    assert_eq!(system.lines("once").len(), 1);
+    assert!(system.told("is back at checkpoint"), "{}", system.lab.told());
+    // An order starts it, though its policy never does.
+    let said = system.call(&["start", "once"]);
+    assert!(said.code == Some(0) && said.stderr.contains("once is ready"), "{said:?}");
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn orders_end_start_and_restart_one_component() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\", \"ready\", \"delay=100\"]\nready = { notify = true }\n\
+         [component.b]\ncommand = [\"PROGRAM\", \"FOLDER/b\"]\nneeds = [\"a\"]\n",
+    );
+    system.await_state("b", "ready");
+    let b = system.pid("b");
+    let said = system.call(&["stop", "a"]);
+    assert!(said.code == Some(0) && said.stderr.contains("a is stopped"), "{said:?}");
+    assert_eq!((system.state("a"), system.state("b")), ("stopped".to_owned(), "ready".to_owned()));
+    assert_eq!(system.lines("a").len(), 2);
+    assert_eq!(system.call(&["start", "a"]).code, Some(0));
+    assert_eq!(system.state("a"), "ready");
+    let before = system.pid("a");
+    assert_eq!(system.call(&["restart", "a"]).code, Some(0));
+    assert!(system.pid("a") != before && system.pid("b") == b);
+    assert_eq!(system.lines("a").len(), 5, "{:?}", system.lines("a"));
+    let unknown = system.call(&["stop", "d"]);
+    assert_eq!(unknown.code, Some(125));
+    assert!(unknown.stderr.contains("no component d") && unknown.stderr.contains("a, b"), "{unknown:?}");
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn a_component_that_cannot_start_or_always_dies_is_given_up_and_the_others_go_on() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.good]\ncommand = [\"PROGRAM\", \"FOLDER/good\"]\n\
+         [component.missing]\ncommand = [\"/no/such/program\"]\n\
+         [component.waits]\ncommand = [\"PROGRAM\", \"FOLDER/waits\"]\nneeds = [\"missing\"]\n\
+         [component.dies]\ncommand = [\"sh\", \"-c\", \"exit 3\"]\n\
+         restart = { max = \"2/1m\", on_give_up = \"exec\", exec = [\"sh\", \"-c\", \
+         \"echo $UNDYING_SYSTEM $UNDYING_COMPONENT > FOLDER/given-up\"] }\n",
+    );
+    system.await_state("good", "ready");
+    system.await_state("missing", "failed");
+    system.await_state("dies", "gave-up");
+    assert_eq!(system.state("waits"), "waiting");
+    assert_eq!(system.status("waits")["component"]["waits_for"], serde_json::json!(["missing"]));
+    until("the program of exec", || (system.lines("given-up") == ["lab dies"]).then_some(()));
+    assert!(system.told("no such program") || system.told("No such file"), "{}", system.lab.told());
+    let deaths = system.call(&["deaths", "dies"]);
+    assert!(deaths.stdout.contains("exit 3") || deaths.stdout.contains("exited with 3"), "{deaths:?}");
+    let refused = system.call(&["start", "missing"]);
+    assert!(refused.code == Some(125) && refused.stderr.contains("missing is failed"), "{refused:?}");
+    assert_eq!(system.state("good"), "ready");
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn dependents_are_restarted_with_a_component_that_was_given_up() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.base]\ncommand = [\"PROGRAM\", \"FOLDER/base\"]\n\
+         restart = { max = \"1/1m\", on_give_up = \"restart-dependents\" }\n\
+         [component.user]\ncommand = [\"PROGRAM\", \"FOLDER/user\"]\nneeds = [\"base\"]\n\
+         [component.other]\ncommand = [\"PROGRAM\", \"FOLDER/other\"]\n",
+    );
+    system.await_state("user", "ready");
+    system.await_state("other", "ready");
+    for deaths in 1..=2 {
+        until("the next life", || (system.lines("base").len() >= deaths).then_some(()));
+        system.await_state("base", "ready");
+        system.pid("base").signal(Signal::KILL).unwrap();
+    }
+    system.await_told("is started again with the components that need it");
+    until("the dependent", || (system.lines("user").len() >= 3).then_some(()));
+    system.await_state("user", "ready");
+    assert_eq!(system.lines("other").len(), 1);
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn hearts_that_stop_are_noticed() {
+    if !supported() {
+        return;
+    }
+    let (probed, silent) = (free_port(), free_port());
+    let system = System::up(&format!(
+        "[component.beats]\ncommand = [\"PROGRAM\", \"FOLDER/beats\", \"beat=100\"]\n\
+         heartbeat = {{ notify = true, every = \"2s\" }}\n\
+         [component.probed]\ncommand = [\"PROGRAM\", \"FOLDER/probed\", \"listen={probed}\"]\n\
+         ready = {{ listen = true }}\nheartbeat = {{ exec = [\"sh\", \"-c\", \"test ! -e FOLDER/sick\"], every = \"200ms\" }}\n\
+         [component.hangs]\ncommand = [\"PROGRAM\", \"FOLDER/hangs\", \"listen={silent}\"]\n\
+         ready = {{ tcp = \"127.0.0.1:{silent}\" }}\nheartbeat = {{ http = \"http://127.0.0.1:{silent}/\", every = \"300ms\", misses = 3 }}\n"
+    ));
+    for name in ["beats", "probed"] {
+        system.await_state(name, "ready");
+    }
+    // It answers what is no HTTP, and works.
+    system.await_told("hangs: pid");
+    std::fs::write(system.lab.path("sick"), "").unwrap();
+    system.await_told("probed: pid");
+    std::fs::remove_file(system.lab.path("sick")).unwrap();
+    system.await_incarnation("probed", 2);
+    assert_eq!(system.incarnation("beats"), 1, "{}", system.lab.told());
+    system.order("beats", "hang");
+    system.await_incarnation("beats", 2);
+    let fault = system.status("beats")["component"]["last_fault"].as_str().unwrap().to_owned();
+    assert!(fault.contains("heartbeat"), "{fault}");
+    system.order("beats", "trigger");
+    system.await_incarnation("beats", 3);
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn limits_and_complaints_restart_a_component() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.fat]\ncommand = [\"PROGRAM\", \"FOLDER/fat\"]\nlimits = { memory = \"32MiB\", descriptors = 200 }\n\
+         restart = { max = \"9/1m\" }\n\
+         [component.bad]\ncommand = [\"PROGRAM\", \"FOLDER/bad\"]\ncomplaints = { quorum = 3, within = \"1m\" }\n\
+         [component.client]\ncommand = [\"sh\", \"-c\", \"trap 'exit 0' TERM; while :; do if [ -e FOLDER/go ]; then \
+         rm FOLDER/go; UNDYING complain bad --why slow --weight 2 --store FOLDER/store; fi; sleep 0.05; done\"]\nneeds = [\"bad\"]\n"
+            .replace("UNDYING", env!("CARGO_BIN_EXE_undying"))
+            .as_str(),
+    );
+    system.await_state("client", "ready");
+    system.order("fat", "eat");
+    system.await_incarnation("fat", 2);
+    assert!(system.status("fat")["component"]["last_fault"].as_str().unwrap().contains("memory"));
+    system.order("fat", "fds");
+    system.await_incarnation("fat", 3);
+    assert!(system.status("fat")["component"]["last_fault"].as_str().unwrap().contains("descriptors"));
+    let said = system.call(&["complain", "bad", "--why", "no answers"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(system.told("the operator complains: no answers"));
+    assert_eq!(system.status("bad")["component"]["complaints"], 1);
+    std::fs::write(system.lab.path("go"), "").unwrap();
+    system.await_incarnation("bad", 2);
+    assert!(system.told("client complains with weight 2: slow"), "{}", system.lab.told());
+    let said = system.call(&["complain", "client", "--why", "useless"]);
+    assert_eq!(said.code, Some(0));
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn a_component_that_forks_away_leaves_nothing_behind() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.leaver]\ncommand = [\"PROGRAM\", \"FOLDER/leaver\"]\n\
+         [component.other]\ncommand = [\"PROGRAM\", \"FOLDER/other\"]\n",
+    );
+    for name in ["leaver", "other"] {
+        system.await_state(name, "ready");
+    }
+    let running = || {
+        let pids = system.lab.guard.marked().into_iter();
+        pids.filter(|process| {
+            std::fs::read_link(format!("/proc/{}/exe", process.pid())).is_ok_and(|exe| exe == program())
+        })
+        .count()
+    };
+    until("both", || (running() == 2).then_some(()));
+    system.order("leaver", "fork");
+    system.await_incarnation("leaver", 2);
+    assert_eq!(running(), 2, "the process that went away is left");
+    assert_eq!(system.incarnation("other"), 1);
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn a_component_that_ignores_sigterm_is_killed_after_a_time() {
+    if !supported() {
+        return;
+    }
+    let system = System::up("[component.stays]\ncommand = [\"PROGRAM\", \"FOLDER/stays\", \"stay\"]\n");
+    system.await_state("stays", "ready");
+    until("its first line", || (!system.lines("stays").is_empty()).then_some(()));
+    let begun = Instant::now();
+    assert_eq!(system.call(&["stop", "stays"]).code, Some(0));
+    assert!(begun.elapsed() > Duration::from_secs(5));
+    assert!(system.told("did not end within 10 s of SIGTERM"), "{}", system.lab.told());
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn a_group_shares_the_fate_of_its_members() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\"]\n[component.b]\ncommand = [\"PROGRAM\", \"FOLDER/b\"]\n\
+         [component.c]\ncommand = [\"PROGRAM\", \"FOLDER/c\"]\n\
+         [group.trio]\nmembers = [\"a\", \"b\", \"c\"]\nstrategy = \"rest\"\n",
+    );
+    for name in ["a", "b", "c"] {
+        system.await_state(name, "ready");
+        until("its first line", || (!system.lines(name).is_empty()).then_some(()));
+    }
+    system.pid("b").signal(Signal::KILL).unwrap();
+    system.await_incarnation("b", 2);
+    system.await_incarnation("c", 2);
+    assert_eq!(system.incarnation("a"), 1);
+    assert!(system.told("c: is restarted, since b of its group died"), "{}", system.lab.told());
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn a_component_gets_its_environment_directory_user_and_log() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.who]\ncommand = [\"sh\", \"-c\", \"id -u; id -g; pwd; echo $PLACE; echo $HOME; echo ${LISTEN_FDS-none}; \
+         ps -o sid= -p $$ | tr -d ' '; echo $$; sleep 600\"]\nuser = \"nobody\"\nenvironment = { PLACE = \"here\" }\n\
+         directory = \"/tmp\"\nlog = \"who.log\"\n\
+         [component.wrong]\ncommand = [\"true\"]\nuser = \"no-such-user\"\n",
+    );
+    let lines = until("the log", || {
+        let lines = system.lines("who.log");
+        (lines.len() >= 8).then_some(lines)
+    });
+    assert_eq!(lines[0], "65534");
+    assert_eq!(lines[2..4], ["/tmp", "here"]);
+    assert_eq!((lines[5].as_str(), &lines[6]), ("none", &lines[7]), "it leads a session");
+    system.await_state("wrong", "failed");
+    assert!(system.told("no user \"no-such-user\""), "{}", system.lab.told());
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn a_store_has_one_system_and_orders_need_one() {
+    if !supported() {
+        return;
+    }
+    let system = System::up("[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\"]\n");
+    system.await_state("a", "ready");
+    let second = system.call(&["up", "system.toml"]);
+    assert!(second.code == Some(125) && second.stderr.contains("has a system already: lab"), "{second:?}");
+    let mut system = system;
+    // The guardian's own end ends the system as well.
+    let guardian = ProcessId::of(Pid(system.guardian.id() as i32)).unwrap();
+    guardian.signal(Signal::TERM).unwrap();
+    assert_eq!(wait(&mut system.guardian).code(), Some(0));
+    assert_eq!(system.lines("a").len(), 2);
+    let none = system.call(&["stop", "a"]);
+    assert!(none.code == Some(125) && none.stderr.contains("no system is guarded"), "{none:?}");
+    assert_eq!(system.status("a")["component"], Value::Null);
+}
+
+#[test]
+fn mistakes_of_a_probe_are_found_before_anything_is_started() {
+    if !supported() {
+        return;
+    }
+    let mut system = System::up(
+        "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\"]\n\
+         [component.b]\ncommand = [\"PROGRAM\", \"FOLDER/b\"]\nready = { http = \"https://127.0.0.1/\" }\n",
+    );
+    assert_eq!(wait(&mut system.guardian).code(), Some(2));
+    assert!(system.told("https"), "{}", system.lab.told());
+    assert!(system.lines("a").is_empty() && system.lines("b").is_empty());
+}
+
+#[test]
+fn a_service_manager_hears_of_the_system() {
+    if !supported() {
+        return;
+    }
+    let manager = std::cell::OnceCell::new();
+    let system = System::up_with(
+        "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\", \"ready\", \"delay=200\"]\nready = { notify = true }\n",
+        |lab, command| {
+            let path = lab.path("manager");
+            let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+            socket.set_read_timeout(Some(common::LIMIT)).unwrap();
+            manager.set(socket).unwrap();
+            command.env("NOTIFY_SOCKET", path).env("WATCHDOG_USEC", "200000");
+        },
+    );
+    let manager = manager.get().unwrap();
+    let next = || {
+        let mut text = [0_u8; 512];
+        let length = manager.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..length]).into_owned()
+    };
+    let await_message = |wanted: &str| {
+        let mut before = Vec::new();
+        loop {
+            let message = next();
+            if message.contains(wanted) {
+                return before;
+            }
+            before.push(message);
+        }
+    };
+    let before = await_message("READY=1");
+    assert!(before.iter().any(|message| message.contains("0 of 1 components are ready")), "{before:?}");
+    assert_eq!(system.state("a"), "ready");
+    await_message("1 of 1 components are ready");
+    await_message("WATCHDOG=1");
+    let guardian = Pid(system.guardian.id() as i32);
+    ProcessId::of(guardian).unwrap().signal(Signal::TERM).unwrap();
+    await_message("STOPPING=1");
+}

@@ -1,0 +1,61 @@
+//! A host whose subjects are known when it begins: those of `run`.
+//!
+//! Owns: the director that wants the subjects that were added and no others.
+//! Does not: guard them.
+
+use std::collections::BTreeMap;
+
+use model::Pid;
+use supervise::SubjectStatus;
+
+use super::core::{Director, Host, SubjectId};
+use crate::error::Result;
+use crate::event::RunEvent;
+use crate::run::RunRequest;
+
+/// Hears what happens to a subject of this name.
+pub type Tell<'a> = &'a mut dyn FnMut(&str, &RunEvent);
+
+/// Runs or adopts a program, and keeps it alive until it has ended for good.
+///
+/// # Errors
+///
+/// When it cannot be started, watched or, once dead, restored. A program that runs goes on.
+pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<SubjectStatus> {
+    let mut host = Host::new()?;
+    let id = host.add(request.clone());
+    let mut outcomes = host.run(&mut |_, event| tell(event))?;
+    outcomes.remove(&id).expect("each subject that was added has an outcome")
+}
+
+impl Host {
+    /// Guards all subjects until the last of them has ended for good; gives how each has ended, or why it could not be
+    /// started, watched or restored.
+    ///
+    /// # Errors
+    ///
+    /// When the host can wait for nothing. Programs that run go on.
+    pub fn run(&mut self, tell: Tell<'_>) -> Result<BTreeMap<SubjectId, Result<SubjectStatus>>> {
+        let mut plain = Plain { tell, outcomes: BTreeMap::new() };
+        self.direct(&mut plain)?;
+        Ok(plain.outcomes)
+    }
+}
+
+/// Wants the subjects that were added.
+struct Plain<'a> {
+    tell: Tell<'a>,
+    outcomes: BTreeMap<SubjectId, Result<SubjectStatus>>,
+}
+
+impl Director for Plain<'_> {
+    fn started(&mut self, _: SubjectId, _: Pid) {}
+
+    fn told(&mut self, _: SubjectId, name: &str, event: &RunEvent) {
+        (self.tell)(name, event);
+    }
+
+    fn ended(&mut self, id: SubjectId, outcome: Result<SubjectStatus>) {
+        self.outcomes.insert(id, outcome);
+    }
+}

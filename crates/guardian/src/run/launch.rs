@@ -1,0 +1,159 @@
+//! How a program is started, beside its command: its environment, directory, user, output.
+//!
+//! Owns: those choices, the users and groups of this machine, the steps between fork and exec.
+//! Invariants: a program that runs as another user never has a privilege of this one; what fails ends the start.
+//! Does not: decide when a program is started.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use health::ready::FdReady;
+use model::Fd;
+use sys::Error;
+use sys::launch::User;
+
+use crate::error::{GuardianError, Result};
+
+/// Who may read the log of a component.
+const LOG_MODE: u32 = 0o600;
+const PASSWD: &str = "/etc/passwd";
+const GROUP: &str = "/etc/group";
+
+/// How a program is started, beside its command. The default is a child like any other.
+#[derive(Clone, Debug, Default)]
+pub struct Launch {
+    /// Variables beside those of this program.
+    pub environment: Vec<(OsString, OsString)>,
+    /// Variables of this program that it does not get.
+    pub removed: Vec<OsString>,
+    /// Its working directory, if it is not that of this program.
+    pub directory: Option<PathBuf>,
+    /// The user, by name or number.
+    pub user: Option<String>,
+    /// The file that its standard output and standard error are appended to.
+    pub log: Option<PathBuf>,
+    /// It has a session of its own and reads from /dev/null: signals of a terminal do not reach it.
+    pub is_service: bool,
+    /// A pipe by which it reports that it is ready.
+    pub ready: Option<Arc<ReadyPipe>>,
+}
+
+/// A pipe whose writing end each incarnation of a program is started with.
+#[derive(Debug)]
+pub struct ReadyPipe {
+    number: Fd,
+    reader: Mutex<Option<FdReady>>,
+}
+
+impl ReadyPipe {
+    /// The program gets it under this number.
+    #[must_use]
+    pub fn new(number: Fd) -> Self {
+        Self { number, reader: Mutex::default() }
+    }
+
+    /// The reading end for the incarnation that was started last, if it was not taken.
+    pub fn take(&self) -> Option<FdReady> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn prepare(&self, command: &mut Command) -> Result<()> {
+        let (reader, writer) = FdReady::pipe()?;
+        *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = Some(reader);
+        // The command owns the writing end, which this program closes with it.
+        sys::launch::start_with_descriptor(command, self.number, writer);
+        Ok(())
+    }
+}
+
+impl Launch {
+    /// Opens the log, if there is one.
+    pub(super) fn open_log(&self) -> Result<Option<OwnedFd>> {
+        let open = |path: &PathBuf| {
+            let mut options = OpenOptions::new();
+            let opened = options.append(true).create(true).mode(LOG_MODE).open(path);
+            opened.map(OwnedFd::from).map_err(|error| Error::path("open the log", path, error).into())
+        };
+        self.log.as_ref().map(open).transpose()
+    }
+
+    /// Prepares what needs no privilege. The log, if there is one, becomes the output.
+    pub(super) fn prepare(&self, command: &mut Command, log: Option<&OwnedFd>) -> Result<()> {
+        for name in &self.removed {
+            command.env_remove(name);
+        }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        if self.is_service {
+            command.stdin(Stdio::null());
+            sys::launch::start_in_session(command);
+        }
+        if let Some(log) = log {
+            let copy = || log.try_clone().map_err(|error| Error::new("duplicate the log", error));
+            command.stdout(copy()?).stderr(copy()?);
+        }
+        self.ready.as_ref().map_or(Ok(()), |ready| ready.prepare(command))
+    }
+
+    /// Prepares the change of the user, which has to be the last.
+    pub(super) fn prepare_user(&self, command: &mut Command) -> Result<()> {
+        let Some(name) = &self.user else { return Ok(()) };
+        let known = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let found = user(name, &known(PASSWD), &known(GROUP));
+        let (user, home) = found.ok_or_else(|| GuardianError::NoUser { name: name.clone() })?;
+        for variable in ["USER", "LOGNAME"] {
+            command.env(variable, name);
+        }
+        if let Some(home) = home {
+            command.env("HOME", home);
+        }
+        sys::launch::start_as(command, user);
+        Ok(())
+    }
+}
+
+/// Looks a user up, with the home directory. Not by getpwnam(3): a program that is linked statically cannot load the
+/// modules of the name service.
+fn user(name: &str, passwd: &str, group: &str) -> Option<(User, Option<PathBuf>)> {
+    let entries = passwd.lines().map(|line| line.split(':').collect::<Vec<&str>>());
+    let known = entries.filter(|entry| entry.len() >= 6).find(|entry| entry[0] == name || entry[2] == name);
+    let Some(entry) = known else {
+        // A number needs no entry.
+        let id = name.parse().ok()?;
+        return Some((User { id, group: id, groups: Vec::new() }, None));
+    };
+    let (id, primary) = (entry[2].parse().ok()?, entry[3].parse().ok()?);
+    let is_member = |members: &str| members.split(',').any(|member| member.trim() == entry[0]);
+    let groups = group.lines().map(|line| line.split(':').collect::<Vec<&str>>());
+    let groups = groups.filter(|group| group.len() >= 4 && is_member(group[3]));
+    let groups = groups.filter_map(|group| group[2].parse().ok()).collect();
+    Some((User { id, group: primary, groups }, Some(PathBuf::from(entry[5]))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USERS: &str =
+        "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33:www:/var/www:/usr/sbin/nologin\nbroken\n";
+    const GROUPS: &str = "root:x:0:\nadm:x:4:syslog,www-data\nssl:x:99:www-data\n";
+
+    #[test]
+    fn users_are_found_by_name_and_by_number() {
+        let expected = User { id: 33, group: 33, groups: vec![4, 99] };
+        for name in ["www-data", "33"] {
+            let (found, home) = user(name, USERS, GROUPS).unwrap();
+            assert_eq!((found, home), (expected.clone(), Some(PathBuf::from("/var/www"))));
+        }
+        let unknown = User { id: 1234, group: 1234, groups: Vec::new() };
+        assert_eq!(user("1234", USERS, GROUPS), Some((unknown, None)));
+        assert_eq!(user("nobody-here", USERS, GROUPS), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! Those who have given an order, until it is carried out.
+//!
+//! Owns: what each of them waits for, and the words of the answer.
+//! Invariants: each is answered once, or has gone away.
+//! Does not: carry orders out.
+
+use std::os::fd::BorrowedFd;
+
+use supervise::{ComponentId, ComponentState, Supervisor};
+
+use super::control::{Answer, Caller, Control, SystemOrder};
+use super::notices;
+
+/// Why a caller is refused that is no operator.
+pub(super) const NOT_ADMITTED: &str = "only root and the user of the guardian may do this";
+
+/// What a caller waits for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Wait {
+    /// The component is ready.
+    Ready(ComponentId),
+    /// Its run is over.
+    Stopped(ComponentId),
+    /// The complaint about it is counted or refused.
+    Judged(ComponentId),
+    /// The system has ended.
+    Over,
+    /// The state that the answer tells of is written.
+    Written(Answer),
+}
+
+/// Callers with what they wait for.
+#[derive(Debug)]
+pub(super) struct Callers {
+    control: Control,
+    waiting: Vec<(u32, Wait)>,
+}
+
+impl Callers {
+    pub(super) fn new(control: Control) -> Self {
+        Self { control, waiting: Vec::new() }
+    }
+
+    /// Become readable with a caller, an order, or when a caller has gone.
+    pub(super) fn handles(&self) -> Vec<BorrowedFd<'_>> {
+        let callers = self.control.callers().map(|(_, handle)| handle);
+        std::iter::once(self.control.listener()).chain(callers).collect()
+    }
+
+    /// Orders that have come, each with the number of its caller.
+    pub(super) fn take(&mut self) -> Vec<(u32, Caller, SystemOrder)> {
+        self.control.accept();
+        let numbers: Vec<u32> = self.control.callers().map(|(number, _)| number).collect();
+        let control = &mut self.control;
+        let taken = numbers.into_iter().filter_map(|number| {
+            let (caller, order) = control.take(number)?;
+            Some((number, caller, order))
+        });
+        let taken = taken.collect();
+        let open: Vec<u32> = self.control.callers().map(|(number, _)| number).collect();
+        self.waiting.retain(|(number, _)| open.contains(number));
+        taken
+    }
+
+    /// A caller waits for something.
+    pub(super) fn wait(&mut self, number: u32, wait: Wait) {
+        self.waiting.push((number, wait));
+    }
+
+    /// An order is not carried out.
+    pub(super) fn refuse(&mut self, number: u32, why: String) {
+        self.control.answer(number, &Answer::Refused { why });
+    }
+
+    /// A complaint was counted, or refused for a reason.
+    pub(super) fn judged(&mut self, name: &str, about: ComponentId, refused: Option<&'static str>) {
+        let first = self.waiting.iter_mut().find(|(_, wait)| *wait == Wait::Judged(about));
+        if let Some((_, wait)) = first {
+            *wait = Wait::Written(match refused {
+                None => Answer::Done { what: format!("the complaint about {name} counts") },
+                Some(why) => {
+                    Answer::Refused { why: format!("the complaint about {name} does not count: {why}") }
+                }
+            });
+        }
+    }
+
+    /// Answers those whose component is where they want it, or cannot come there any more.
+    pub(super) fn answer(&mut self, of: &Supervisor) {
+        for (number, wait) in std::mem::take(&mut self.waiting) {
+            match answer_to(&wait, of) {
+                Some(answer) => self.control.answer(number, &answer),
+                None => self.waiting.push((number, wait)),
+            }
+        }
+    }
+
+    /// Answers all that still wait.
+    pub(super) fn answer_all(&mut self, what: &str) {
+        for (number, _) in std::mem::take(&mut self.waiting) {
+            self.control.answer(number, &Answer::Done { what: what.to_owned() });
+        }
+    }
+}
+
+fn answer_to(wait: &Wait, of: &Supervisor) -> Option<Answer> {
+    let (Wait::Ready(id) | Wait::Stopped(id)) = wait else {
+        return if let Wait::Written(answer) = wait { Some(answer.clone()) } else { None };
+    };
+    let (name, state) = (of.name(*id), of.state(*id));
+    let what = format!("{name} is {}", notices::state_name(state));
+    let is_over = matches!(state, ComponentState::Stopped | ComponentState::Ended(_));
+    match wait {
+        Wait::Ready(_) if state.is_ready() => Some(Answer::Done { what }),
+        Wait::Ready(_) if is_over => {
+            Some(Answer::Refused { why: format!("{what}\nhelp: `undying deaths {name}` has its ends") })
+        }
+        Wait::Stopped(_) if is_over => Some(Answer::Done { what }),
+        _ => None,
+    }
+}

@@ -1,0 +1,113 @@
+//! The heartbeat of an incarnation that is ready.
+//!
+//! Owns: how many beats were missed in a row; telling a hang from a probe that fails.
+//! Invariants: a fault is found only after as many misses in a row as the file allows, or when the program says so.
+//! Does not: act.
+
+use std::time::{Duration, Instant};
+
+use health::Handle;
+use health::notify::Sign;
+use health::usage::{Hang, Look};
+use model::Pid;
+use supervise::{Fault, Heartbeat};
+
+use super::repeated::{Repeated, parsed};
+use crate::error::Result;
+
+/// The heartbeat.
+#[derive(Debug)]
+pub(super) struct Heart {
+    misses: u32,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Messages of the program.
+    Messages { last: Instant, every: Duration, is_triggered: bool },
+    /// Probes, and what the tree does while they fail.
+    Probes { probe: Repeated, missed: u32, hang: Hang, look: Option<Look> },
+}
+
+/// Whether a heartbeat can be watched.
+pub(super) fn check(heartbeat: Option<&Heartbeat>) -> Result<()> {
+    let probe = heartbeat.and_then(|heartbeat| heartbeat.probe.as_ref());
+    probe.map_or(Ok(()), |probe| parsed(probe).map(drop))
+}
+
+impl Heart {
+    pub(super) fn begin(heartbeat: &Heartbeat, now: Instant) -> Self {
+        let every = heartbeat.every.0;
+        let source = match heartbeat.probe.as_ref().and_then(|probe| parsed(probe).ok()) {
+            None => Source::Messages { last: now, every, is_triggered: false },
+            Some(probe) => {
+                let probe = Repeated::new(probe, (every, every), now + every);
+                Source::Probes { probe, missed: 0, hang: Hang::default(), look: None }
+            }
+        };
+        Self { misses: heartbeat.misses.max(1), source }
+    }
+
+    /// The program has reported something.
+    pub(super) fn heard(&mut self, sign: &Sign, now: Instant) {
+        if let Source::Messages { last, every, is_triggered } = &mut self.source {
+            match sign {
+                Sign::Watchdog => *last = now,
+                Sign::WatchdogTrigger => *is_triggered = true,
+                Sign::WatchdogInterval(interval) if !interval.is_zero() => {
+                    (*last, *every) = (now, *interval);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn handle(&self) -> Option<Handle<'_>> {
+        if let Source::Probes { probe, .. } = &self.source { probe.handle() } else { None }
+    }
+
+    pub(super) fn due(&self) -> Option<Instant> {
+        match &self.source {
+            Source::Messages { last, every, .. } => Some(*last + *every * self.misses),
+            Source::Probes { probe, look, .. } => {
+                look.as_ref().and_then(Look::due).into_iter().chain(probe.due()).min()
+            }
+        }
+    }
+
+    pub(super) fn child(&self) -> Option<Pid> {
+        if let Source::Probes { probe, .. } = &self.source { probe.child() } else { None }
+    }
+
+    /// The fault that is found now, if one is.
+    pub(super) fn advance(&mut self, root: Pid, now: Instant) -> Option<Fault> {
+        let misses = self.misses;
+        match &mut self.source {
+            Source::Messages { last, every, is_triggered } => {
+                let is_late = now.saturating_duration_since(*last) >= *every * misses;
+                (is_late || *is_triggered).then_some(Fault::MissedHeartbeat)
+            }
+            Source::Probes { probe, missed, hang, look } => {
+                match probe.advance(now) {
+                    Some(Ok(())) => (*missed, *hang, *look) = (0, Hang::default(), None),
+                    // An attempt that could not be made says nothing of the program.
+                    Some(Err(why)) if !why.is_of_the_program() => {}
+                    Some(Err(_)) => {
+                        *missed += 1;
+                        *look = Look::begin(root, now).ok();
+                    }
+                    None => {}
+                }
+                let usage = look.as_mut().and_then(|look| look.advance(now));
+                let hangs = usage.is_some_and(|usage| hang.look(now, *missed > 0, usage.progress));
+                if *missed >= misses {
+                    // Which of the two it is, the look that belongs to the last miss tells.
+                    let is_known = look.as_ref().is_none_or(|look| look.due().is_none());
+                    return is_known.then_some(if hangs { Fault::Hang } else { Fault::FailedProbe });
+                }
+                None
+            }
+        }
+    }
+}

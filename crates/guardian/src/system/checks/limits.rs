@@ -1,0 +1,53 @@
+//! The bounds of a component on memory and descriptors.
+//!
+//! Owns: when they are looked at.
+//! Does not: count; `health::usage` does.
+
+use std::time::{Duration, Instant};
+
+use health::usage::{Look, Usage};
+use model::Pid;
+use supervise::{Fault, Limits};
+
+/// From one look to the next: a leak takes longer, and a look costs some 20 µs a process.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The looks at what a component uses.
+#[derive(Debug)]
+pub(super) struct LimitCheck {
+    limits: Limits,
+    look: Option<Look>,
+    next: Instant,
+}
+
+impl LimitCheck {
+    pub(super) fn begin(limits: Limits, now: Instant) -> Self {
+        Self { limits, look: None, next: now + EVERY }
+    }
+
+    pub(super) fn due(&self) -> Option<Instant> {
+        Some(self.look.as_ref().and_then(Look::due).unwrap_or(self.next))
+    }
+
+    /// The bound that is exceeded, if one is.
+    pub(super) fn advance(&mut self, root: Pid, now: Instant) -> Option<Fault> {
+        if self.look.is_none() && now >= self.next {
+            self.next = now + EVERY;
+            self.look = Look::begin(root, now).ok();
+        }
+        let usage = self.look.as_mut()?.advance(now)?;
+        self.look = None;
+        self.exceeded(&usage)
+    }
+
+    fn exceeded(&self, usage: &Usage) -> Option<Fault> {
+        let memory = self.limits.memory.is_some_and(|limit| usage.resident > limit.0);
+        let descriptors = self.limits.descriptors.zip(usage.descriptors);
+        let descriptors = descriptors.is_some_and(|(limit, (_, count))| count > limit);
+        match (memory, descriptors) {
+            (true, _) => Some(Fault::Memory),
+            (_, true) => Some(Fault::Descriptors),
+            _ => None,
+        }
+    }
+}

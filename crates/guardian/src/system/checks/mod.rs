@@ -1,0 +1,181 @@
+//! The checks on one component: when it is ready, and what shows that it works.
+//!
+//! Owns: which checks the keys of a component ask for, and when each of them is made.
+//! Invariants: nothing here waits. A check concerns the present incarnation only. Readiness is reported once for each
+//! incarnation, and until then no other check is made.
+//! Does not: decide what follows from a sign; `supervise::Supervisor` does.
+
+mod heart;
+mod limits;
+mod readiness;
+mod repeated;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use health::Handle;
+use health::notify::{self, NotifySocket};
+use model::{Fd, Pid};
+use supervise::{Component, Condition, Fault};
+
+use self::heart::Heart;
+use self::limits::LimitCheck;
+use self::readiness::Readiness;
+use super::request::Means;
+use crate::error::Result;
+use crate::run::ReadyPipe;
+
+/// What a check has found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Sign {
+    /// The component is ready.
+    Ready,
+    /// Something is wrong with it.
+    Fault(Fault),
+    /// It says this of itself.
+    Reports(String),
+}
+
+/// The checks on one component.
+#[derive(Debug)]
+pub(super) struct Checks {
+    component: Component,
+    log: Option<PathBuf>,
+    /// The length of the log before the present incarnation.
+    log_before: u64,
+    notify: Option<NotifySocket>,
+    pipe: Option<Arc<ReadyPipe>>,
+    root: Option<Pid>,
+    readiness: Option<Readiness>,
+    heart: Option<Heart>,
+    limits: Option<LimitCheck>,
+}
+
+impl Checks {
+    /// The checks on a component of a system whose file lies in this directory; `name` is one that no other socket has.
+    pub(super) fn new(component: &Component, directory: &Path, name: &str) -> Result<Self> {
+        let condition = component.ready.as_ref().map(|ready| &ready.condition);
+        let notifies = matches!(condition, Some(Condition::Notify))
+            || component.heartbeat.as_ref().is_some_and(|heartbeat| heartbeat.probe.is_none());
+        let pipe = match condition {
+            Some(Condition::Fd(number)) => Some(Arc::new(ReadyPipe::new(Fd(*number as i32)))),
+            _ => None,
+        };
+        // What is wrong with them is found before anything is started.
+        readiness::check(condition)?;
+        heart::check(component.heartbeat.as_ref())?;
+        Ok(Self {
+            component: component.clone(),
+            log: component.log.as_ref().map(|log| directory.join(log)),
+            log_before: 0,
+            notify: notifies.then(|| NotifySocket::bind_abstract(name)).transpose()?,
+            pipe,
+            root: None,
+            readiness: None,
+            heart: None,
+            limits: None,
+        })
+    }
+
+    /// What a run of the component is started with, for the checks.
+    pub(super) fn means(&mut self) -> Means {
+        self.note_log();
+        let notify = self.notify.as_ref().map(|socket| socket.name().to_string_lossy().into_owned());
+        Means { notify, ready: self.pipe.clone() }
+    }
+
+    /// An incarnation runs.
+    pub(super) fn begin(&mut self, root: Pid, is_restored: bool, now: Instant) {
+        self.end();
+        self.root = Some(root);
+        self.notify.iter_mut().for_each(|socket| socket.set_root(Some(root)));
+        let condition = self.component.ready.as_ref().map(|ready| &ready.condition);
+        match condition.filter(|_| !is_restored) {
+            Some(condition) => {
+                let log = self.log.as_deref().map(|log| (log, self.log_before));
+                let pipe = self.pipe.as_ref().and_then(|pipe| pipe.take());
+                self.readiness = Some(Readiness::begin(condition, root, (log, pipe), now));
+            }
+            None => self.watch(now),
+        }
+    }
+
+    /// The incarnation has ended.
+    pub(super) fn end(&mut self) {
+        (self.root, self.readiness, self.heart, self.limits) = (None, None, None, None);
+        self.notify.iter_mut().for_each(|socket| socket.set_root(None));
+        self.note_log();
+    }
+
+    /// What is waited for.
+    pub(super) fn handles(&self) -> Vec<Handle<'_>> {
+        let mut handles: Vec<Handle<'_>> = self.notify.iter().map(NotifySocket::handle).collect();
+        handles.extend(self.readiness.iter().filter_map(Readiness::handle));
+        handles.extend(self.heart.iter().filter_map(Heart::handle));
+        handles
+    }
+
+    /// When `advance` has something to do, whatever is ready.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let readiness = self.readiness.as_ref().and_then(Readiness::due);
+        let heart = self.heart.as_ref().and_then(Heart::due);
+        let limits = self.limits.as_ref().and_then(LimitCheck::due);
+        [readiness, heart, limits].into_iter().flatten().min()
+    }
+
+    /// Makes the checks that are due, as far as that is possible without a wait.
+    pub(super) fn advance(&mut self, now: Instant) -> Vec<Sign> {
+        let mut signs = Vec::new();
+        self.take_messages(now, &mut signs);
+        let is_ready = signs.contains(&Sign::Ready)
+            || self.readiness.as_mut().is_some_and(|readiness| readiness.advance(now));
+        if is_ready && self.readiness.take().is_some() {
+            signs.retain(|sign| *sign != Sign::Ready);
+            signs.push(Sign::Ready);
+            self.watch(now);
+        }
+        let root = self.root;
+        let fault = self.heart.as_mut().zip(root).and_then(|(heart, root)| heart.advance(root, now));
+        let fault = fault
+            .or_else(|| self.limits.as_mut().zip(root).and_then(|(limits, root)| limits.advance(root, now)));
+        if let Some(fault) = fault {
+            // It is being killed for it.
+            (self.heart, self.limits) = (None, None);
+            signs.push(Sign::Fault(fault));
+        }
+        signs
+    }
+
+    /// The program of a probe that runs now.
+    pub(super) fn child(&self) -> Option<Pid> {
+        let readiness = self.readiness.as_ref().and_then(Readiness::child);
+        readiness.or_else(|| self.heart.as_ref().and_then(Heart::child))
+    }
+
+    /// Begins the checks on a component that is ready.
+    fn watch(&mut self, now: Instant) {
+        self.heart = self.component.heartbeat.as_ref().map(|heartbeat| Heart::begin(heartbeat, now));
+        self.limits = self.component.limits.map(|limits| LimitCheck::begin(limits, now));
+    }
+
+    fn take_messages(&mut self, now: Instant, signs: &mut Vec<Sign>) {
+        let received = self.notify.as_mut().map(NotifySocket::advance);
+        // A socket that cannot be read has nothing: the heartbeat that is missed tells.
+        for sign in received.and_then(std::result::Result::ok).into_iter().flatten().flat_map(|one| one.signs)
+        {
+            match sign {
+                notify::Sign::Ready if self.readiness.as_ref().is_some_and(Readiness::is_notified) => {
+                    signs.push(Sign::Ready);
+                }
+                notify::Sign::Status(text) => signs.push(Sign::Reports(text)),
+                other => self.heart.iter_mut().for_each(|heart| heart.heard(&other, now)),
+            }
+        }
+    }
+
+    fn note_log(&mut self) {
+        let length = self.log.as_ref().and_then(|log| std::fs::metadata(log).ok());
+        self.log_before = length.map_or(0, |metadata| metadata.len());
+    }
+}

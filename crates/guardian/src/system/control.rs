@@ -1,0 +1,267 @@
+//! What an operator or a component asks of the guardian of a system: a connection, one request, answers until it is
+//! done.
+//!
+//! Owns: the socket, the form of requests and answers, which users are admitted.
+//! Invariants: the guardian never waits for a caller: one that reads nothing loses answers, and those that wait at the
+//! same time are bounded. Another user than root and that of the guardian can only complain, from within a component.
+//! Does not: carry a request out.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use model::Pid;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recv, send, socket_with, sockopt,
+};
+use serde::{Deserialize, Serialize};
+use sys::{Errno, Error};
+
+use crate::error::Result;
+
+/// What the name of a control socket begins with; random digits follow. It is abstract: it goes with the guardian.
+const PREFIX: &str = "undying-system/";
+const RANDOM_BYTES: usize = 8;
+/// Connections that wait to be accepted, and those that are answered at a time.
+const BACKLOG: i32 = 64;
+const CALLERS_MAX: usize = 256;
+/// The longest request: a complaint with its text.
+const REQUEST_MAX: usize = 16 << 10;
+
+/// An order to the guardian of a system.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "kebab-case")]
+pub enum SystemOrder {
+    /// End all components, and the guardian with them.
+    Down,
+    /// Start a component, and what it needs.
+    Start {
+        /// Its name.
+        component: String,
+    },
+    /// End a component.
+    Stop {
+        /// Its name.
+        component: String,
+    },
+    /// End a component, and start it from its beginning.
+    Restart {
+        /// Its name.
+        component: String,
+    },
+    /// Complain of a component.
+    Complain {
+        /// Its name.
+        component: String,
+        /// The reason, for the events.
+        why: String,
+        /// What the complaint counts.
+        weight: NonZeroU32,
+    },
+}
+
+impl SystemOrder {
+    /// The component that it is about; none for the whole system.
+    pub(crate) fn component(&self) -> Option<&str> {
+        match self {
+            Self::Down => None,
+            Self::Start { component }
+            | Self::Stop { component }
+            | Self::Restart { component }
+            | Self::Complain { component, .. } => Some(component),
+        }
+    }
+}
+
+/// What a caller gets.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub(crate) enum Answer {
+    /// It is done.
+    Done { what: String },
+    /// It is not, and will not be.
+    Refused { why: String },
+}
+
+/// A process that asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Caller {
+    pub(crate) pid: Pid,
+    /// It is root, or the user of the guardian.
+    pub(crate) is_operator: bool,
+}
+
+/// The guardian's end.
+#[derive(Debug)]
+pub(crate) struct Control {
+    listener: OwnedFd,
+    name: String,
+    callers: BTreeMap<u32, (Caller, OwnedFd)>,
+    accepted: u32,
+}
+
+impl Control {
+    /// Opens a socket under a new name.
+    pub(crate) fn open() -> Result<Self> {
+        let mut random = [0_u8; RANDOM_BYTES];
+        let failed = |errno| Error::new("open the control socket", errno);
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).map_err(failed)?;
+        let name = format!("{PREFIX}{:016x}", u64::from_ne_bytes(random));
+        let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map_err(failed)?;
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
+        bind(&listener, &address).and_then(|()| listen(&listener, BACKLOG)).map_err(failed)?;
+        Ok(Self { listener, name, callers: BTreeMap::new(), accepted: 0 })
+    }
+
+    /// Its name, for `call`.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Becomes readable with a new connection.
+    pub(crate) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Connections, by their numbers: readable with a request or when the caller has gone.
+    pub(crate) fn callers(&self) -> impl Iterator<Item = (u32, BorrowedFd<'_>)> {
+        self.callers.iter().map(|(number, (_, socket))| (*number, socket.as_fd()))
+    }
+
+    /// Accepts connections.
+    pub(crate) fn accept(&mut self) {
+        let own = rustix::process::geteuid().as_raw();
+        while self.callers.len() < CALLERS_MAX
+            && let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+        {
+            let Ok(peer) = sockopt::socket_peercred(&socket) else { continue };
+            let user = peer.uid.as_raw();
+            let pid = Pid(peer.pid.as_raw_nonzero().get());
+            let caller = Caller { pid, is_operator: user == 0 || user == own };
+            self.callers.insert(self.accepted, (caller, socket));
+            self.accepted = self.accepted.wrapping_add(1);
+        }
+    }
+
+    /// The request of a connection, if it has come. One that has ended, or makes no sense, is closed.
+    pub(crate) fn take(&mut self, number: u32) -> Option<(Caller, SystemOrder)> {
+        let (caller, socket) = self.callers.get(&number)?;
+        let mut text = vec![0_u8; REQUEST_MAX];
+        let caller = *caller;
+        match recv(socket, &mut text, RecvFlags::TRUNC) {
+            Ok((_, length)) if (1..=REQUEST_MAX).contains(&length) => {
+                match serde_json::from_slice(&text[..length]) {
+                    Ok(ask) => return Some((caller, ask)),
+                    Err(error) => self.answer(number, &Answer::Refused { why: error.to_string() }),
+                }
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            _ => drop(self.callers.remove(&number)),
+        }
+        None
+    }
+
+    /// Answers and ends a connection.
+    pub(crate) fn answer(&mut self, number: u32, answer: &Answer) {
+        if let Some((_, socket)) = self.callers.remove(&number)
+            && let Ok(text) = serde_json::to_vec(answer)
+        {
+            // One that has gone away needs no answer.
+            let _ = send(&socket, &text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+}
+
+/// Asks the guardian behind a name, and waits for its answer.
+///
+/// # Errors
+///
+/// ECONNREFUSED if there is no guardian behind the name, ECONNRESET if it has ended meanwhile.
+pub(crate) fn call(name: &str, ask: &SystemOrder) -> Result<Answer> {
+    let failed = |errno| Error::new("ask the guardian of the system", errno);
+    let socket = socket(SocketFlags::CLOEXEC).map_err(failed)?;
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
+    connect(&socket, &address).map_err(failed)?;
+    let text = serde_json::to_vec(ask).unwrap_or_default();
+    rustix::io::retry_on_intr(|| send(&socket, &text, SendFlags::NOSIGNAL)).map_err(failed)?;
+    let mut answer = vec![0_u8; REQUEST_MAX];
+    let (_, length) =
+        rustix::io::retry_on_intr(|| recv(&socket, &mut answer[..], RecvFlags::empty())).map_err(failed)?;
+    let ended = || {
+        Error::new("wait for the guardian of the system", Errno(rustix::io::Errno::CONNRESET.raw_os_error()))
+    };
+    Ok(serde_json::from_slice(&answer[..length]).map_err(|_| ended())?)
+}
+
+fn socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn until<T>(mut found: impl FnMut() -> Option<T>) -> T {
+        loop {
+            if let Some(found) = found() {
+                return found;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_request_is_answered_and_garbage_is_refused() {
+        let mut control = Control::open().unwrap();
+        let name = control.name().to_owned();
+        let ask = SystemOrder::Stop { component: "db".to_owned() };
+        let asked = ask.clone();
+        let caller = std::thread::spawn(move || call(&name, &asked).unwrap());
+        let (number, (from, got)) = until(|| {
+            control.accept();
+            let number = control.callers().next()?.0;
+            control.take(number).map(|got| (number, got))
+        });
+        assert_eq!((from.pid, from.is_operator, got), (Pid(std::process::id() as i32), true, ask));
+        control.answer(number, &Answer::Done { what: "stopped".to_owned() });
+        assert_eq!(caller.join().unwrap(), Answer::Done { what: "stopped".to_owned() });
+        assert_eq!(control.callers().count(), 0);
+
+        let socket = socket(SocketFlags::CLOEXEC).unwrap();
+        let address = SocketAddrUnix::new_abstract_name(control.name().as_bytes()).unwrap();
+        connect(&socket, &address).unwrap();
+        send(&socket, b"{\"verb\":\"explode\"}", SendFlags::empty()).unwrap();
+        until(|| {
+            control.accept();
+            let number = control.callers().next().map(|(number, _)| number);
+            if let Some(number) = number {
+                assert_eq!(control.take(number), None);
+            }
+            (control.callers().count() == 0).then_some(())
+        });
+        let mut text = [0_u8; 512];
+        let (_, length) = recv(&socket, &mut text, RecvFlags::empty()).unwrap();
+        assert!(String::from_utf8_lossy(&text[..length]).contains("explode"));
+    }
+
+    #[test]
+    fn a_caller_that_goes_away_is_forgotten_and_no_guardian_is_an_error() {
+        let mut control = Control::open().unwrap();
+        let socket = socket(SocketFlags::CLOEXEC).unwrap();
+        connect(&socket, &SocketAddrUnix::new_abstract_name(control.name().as_bytes()).unwrap()).unwrap();
+        until(|| {
+            control.accept();
+            control.callers().next().map(drop)
+        });
+        drop(socket);
+        let number = control.callers().next().unwrap().0;
+        assert_eq!(control.take(number), None);
+        assert_eq!(control.callers().count(), 0);
+        let name = control.name().to_owned();
+        drop(control);
+        assert!(call(&name, &SystemOrder::Down).is_err());
+    }
+}

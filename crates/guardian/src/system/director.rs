@@ -1,0 +1,481 @@
+//! Guards a system: reports to its state machine what happens to the components, and carries its orders out.
+//!
+//! Owns: which subject a component is run as, what an order of a caller means, what `status` is told.
+//! Invariants: nothing here waits. An order of the state machine is carried out in the turn in which it was given. A
+//! caller is answered when the file that `status` reads has what was done.
+//! Does not: decide which component runs; `supervise::Supervisor` does.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use health::Interest;
+use health::notify::ServiceManager;
+use model::{Pid, Signal};
+use store::Store;
+use supervise::{
+    Complainant, ComponentId, ComponentState, End, Failure, Order, SubjectStatus, Supervisor, System,
+    SystemEvent, SystemNotice, SystemPlan,
+};
+
+use super::callers::{Callers, NOT_ADMITTED, Wait};
+use super::checks::{Checks, Sign};
+use super::control::{Caller, Control, SystemOrder};
+use super::manager::{Manager, Tally};
+use super::notices;
+use super::part::Part;
+use super::record::{ComponentFacts, SystemRecord};
+use super::request;
+use crate::error::{GuardianError, Result};
+use crate::event::RunEvent;
+use crate::host::{Director, Host, Source, SubjectId, Tell};
+use crate::location::StoreLocation;
+use crate::record::{ProcessName, boot};
+use crate::signals::{KILL, Request};
+use crate::time;
+
+const TERM: Signal = Signal(15);
+/// Numbers of descriptors: those of callers, and from there on those of the components.
+const CALLERS: u32 = 0;
+const PARTS: u32 = 1;
+/// Says to a program of `on_give_up = "exec"` which component was given up.
+const OF_SYSTEM: &str = "UNDYING_SYSTEM";
+const OF_COMPONENT: &str = "UNDYING_COMPONENT";
+
+/// The guardian of a system.
+pub(super) struct SystemDirector<'a> {
+    record: Published,
+    supervisor: Supervisor,
+    parts: Vec<Part>,
+    /// Where the components' checkpoints go.
+    location: StoreLocation,
+    /// The directory of the system file.
+    directory: PathBuf,
+    callers: Callers,
+    /// What was reported since the last turn.
+    heard: Vec<SystemEvent>,
+    manager: Manager,
+    /// Signals and requests that asked the system to end.
+    ends: usize,
+    /// The time of the last turn.
+    now: Instant,
+    tell: Tell<'a>,
+}
+
+/// The file that `status` reads.
+struct Published {
+    record: SystemRecord,
+    root: PathBuf,
+    is_being_written: Arc<AtomicBool>,
+    is_changed: bool,
+}
+
+impl Published {
+    /// Whether the file has the present state.
+    fn is_published(&self) -> bool {
+        !self.is_changed && !self.is_being_written.load(Ordering::Acquire)
+    }
+}
+
+impl<'a> SystemDirector<'a> {
+    pub(super) fn new(
+        system: &System,
+        file: &Path,
+        (location, store): (StoreLocation, Store),
+        host: &Host,
+        tell: Tell<'a>,
+    ) -> Result<Self> {
+        host.share();
+        let control = Control::open()?;
+        let directory = file.parent().unwrap_or(Path::new("/")).to_path_buf();
+        let now = host.clock().now();
+        let supervisor = Supervisor::new(SystemPlan::of(system, seed()?));
+        let time = time::rfc3339(host.clock().wall());
+        let mut parts = Vec::new();
+        for (id, (name, component)) in supervisor.plan().ids().zip(&system.component) {
+            let notify = format!("{}/{}", control.name(), name.get_ref());
+            parts.push(Part {
+                id,
+                name: name.get_ref().clone(),
+                component: component.clone(),
+                checks: Checks::new(component, &directory, &notify)?,
+                subject: None,
+                root: None,
+                gave_up: false,
+                shown: ("", time.clone()),
+                last_fault: None,
+                reports: None,
+            });
+        }
+        let manager = ServiceManager::from_environment()
+            .map_err(|error| GuardianError::BadManager { why: error.to_string() })?;
+        let own = tracee::procfs::key(Pid(std::process::id() as i32))?;
+        let record = SystemRecord {
+            name: system.system.name.get_ref().clone(),
+            file: file.to_path_buf(),
+            boot: boot(),
+            guardian: ProcessName::of(own),
+            control: control.name().to_owned(),
+            components: BTreeMap::new(),
+        };
+        let root = store.root().to_path_buf();
+        Ok(Self {
+            record: Published { record, root, is_being_written: Arc::default(), is_changed: true },
+            supervisor,
+            parts,
+            location,
+            directory,
+            callers: Callers::new(control),
+            heard: vec![SystemEvent::Up],
+            manager: Manager::new(manager, now),
+            ends: 0,
+            now,
+            tell,
+        })
+    }
+
+    /// How the system has ended.
+    pub(super) fn outcome(mut self) -> Result<()> {
+        // Nothing is shown of components that are gone.
+        self.record.record.components.clear();
+        self.record.record.write(&self.record.root)?;
+        self.callers.answer_all("the system has ended");
+        if self.supervisor.has_failed() && self.ends == 0 {
+            return Err(GuardianError::SystemFailed { system: self.record.record.name });
+        }
+        Ok(())
+    }
+
+    /// An incarnation of a component runs.
+    fn began(&mut self, id: ComponentId, root: Pid, is_restored: bool) {
+        let part = &mut self.parts[id.index()];
+        part.root = Some(root);
+        part.checks.begin(root, is_restored, self.now);
+        self.heard.push(if is_restored { SystemEvent::Restored(id) } else { SystemEvent::Started(id) });
+    }
+
+    fn part_of(&self, subject: SubjectId) -> Option<ComponentId> {
+        self.parts.iter().find(|part| part.subject == Some(subject)).map(|part| part.id)
+    }
+
+    /// Reports events until nothing follows from them any more.
+    fn report_all(&mut self, now: Instant, host: &mut Host) {
+        while !self.heard.is_empty() {
+            for event in std::mem::take(&mut self.heard) {
+                for order in self.supervisor.step(now, event) {
+                    self.carry_out(order, host);
+                }
+            }
+        }
+    }
+
+    fn carry_out(&mut self, order: Order, host: &mut Host) {
+        match order {
+            Order::Run(id) => self.run(id, host),
+            Order::End(id) => self.end(id, TERM, host),
+            Order::KillRun(id) => self.end(id, KILL, host),
+            Order::Fail(id, fault) => {
+                let part = &mut self.parts[id.index()];
+                part.last_fault = Some(fault.to_string());
+                part.subject.iter().for_each(|subject| host.fail(*subject, fault));
+            }
+            Order::Exec(id) => self.execute(id, host),
+            Order::Tell(notice) => self.tell_notice(notice, host),
+        }
+    }
+
+    fn run(&mut self, id: ComponentId, host: &mut Host) {
+        let part = &mut self.parts[id.index()];
+        let (means, plan) = (part.checks.means(), &self.supervisor.plan()[id]);
+        let request =
+            request::request(&part.name, &part.component, (&self.location, &self.directory), plan, means);
+        (part.gave_up, part.subject) = (false, Some(host.add(request)));
+    }
+
+    fn end(&mut self, id: ComponentId, signal: Signal, host: &mut Host) {
+        let part = &self.parts[id.index()];
+        part.subject.iter().for_each(|subject| host.end(*subject, signal));
+    }
+
+    /// Runs the program of a component that was given up.
+    fn execute(&mut self, id: ComponentId, host: &Host) {
+        let part = &self.parts[id.index()];
+        let Some(words) = part.component.restart.exec.as_ref().map(|words| words.get_ref()) else { return };
+        let Some((program, arguments)) = words.split_first() else { return };
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).current_dir(&self.directory);
+        command.env(OF_SYSTEM, &self.record.record.name).env(OF_COMPONENT, &part.name);
+        let started = host.execute(&mut command);
+        let event = match started {
+            Ok(pid) => RunEvent::Executed { pid: pid.get(), program: program.clone() },
+            Err(error) => {
+                RunEvent::ComponentFailed { reason: format!("cannot execute {program:?}: {error}") }
+            }
+        };
+        let name = part.name.clone();
+        (self.tell)(&name, &event);
+    }
+
+    /// Reports a notice of the state machine, and answers the caller that it is about.
+    fn tell_notice(&mut self, notice: SystemNotice, host: &mut Host) {
+        self.record.is_changed = true;
+        let judged = match notice {
+            SystemNotice::Complaint { about, .. } => Some((about, None)),
+            SystemNotice::ComplaintRefused { about, why, .. } => Some((about, Some(notices::refusal(why)))),
+            _ => None,
+        };
+        if let Some((about, refused)) = judged {
+            self.callers.judged(self.supervisor.name(about), about, refused);
+        }
+        let (id, event) = notices::event(notice, &self.supervisor);
+        match id {
+            Some(id) => {
+                let part = &self.parts[id.index()];
+                part.subject.iter().for_each(|subject| host.note(*subject, &event));
+                (self.tell)(&part.name, &event);
+            }
+            None => (self.tell)(&self.record.record.name, &event),
+        }
+    }
+
+    /// Takes an order, or refuses it.
+    fn take_order(&mut self, number: u32, caller: Caller, order: SystemOrder) {
+        let Some(name) = order.component() else {
+            if !caller.is_operator {
+                return self.callers.refuse(number, NOT_ADMITTED.to_owned());
+            }
+            self.ends = self.ends.max(1);
+            self.heard.push(SystemEvent::Down);
+            return self.callers.wait(number, Wait::Over);
+        };
+        let Some(id) = self.supervisor.id(name) else {
+            return self.callers.refuse(number, self.unknown(name));
+        };
+        let by = self.complainant(caller);
+        let is_complaint = matches!(order, SystemOrder::Complain { .. });
+        if !caller.is_operator && (!is_complaint || by.is_none()) {
+            return self.callers.refuse(number, NOT_ADMITTED.to_owned());
+        }
+        let (event, wait) = match order {
+            SystemOrder::Down => (SystemEvent::Down, Wait::Over),
+            SystemOrder::Start { .. } => (SystemEvent::Start(id), Wait::Ready(id)),
+            SystemOrder::Stop { .. } => (SystemEvent::Stop(id), Wait::Stopped(id)),
+            SystemOrder::Restart { .. } => (SystemEvent::Restart(id), Wait::Ready(id)),
+            SystemOrder::Complain { why, weight, .. } => {
+                let by = by.unwrap_or(Complainant::Operator);
+                let name = notices::complainant(by, &self.supervisor);
+                let event = RunEvent::Complaint { by: name, weight: weight.get(), why };
+                (self.tell)(&self.parts[id.index()].name, &event);
+                (SystemEvent::Complaint { about: id, by, weight }, Wait::Judged(id))
+            }
+        };
+        self.heard.push(event);
+        self.callers.wait(number, wait);
+    }
+
+    /// A component, if the caller is one of its processes; else the operator, if it may be one.
+    fn complainant(&self, caller: Caller) -> Option<Complainant> {
+        let is_in = |part: &Part| {
+            let tree = part.root.and_then(|root| tracee::tree::descendants(root).ok());
+            tree.is_some_and(|tree| tree.contains(&caller.pid))
+        };
+        match self.parts.iter().find(|part| is_in(part)) {
+            Some(part) => Some(Complainant::Component(part.id)),
+            None => caller.is_operator.then_some(Complainant::Operator),
+        }
+    }
+
+    fn unknown(&self, name: &str) -> String {
+        let names: Vec<&str> = self.parts.iter().map(|part| part.name.as_str()).collect();
+        format!("the system has no component {name}\nhelp: its components are {}", names.join(", "))
+    }
+
+    /// Takes the signs of the checks on components.
+    fn check(&mut self, ready: &[u32], now: Instant, host: &Host) {
+        for place in 0..self.parts.len() {
+            let number = PARTS + place as u32;
+            let part = &mut self.parts[place];
+            if !ready.contains(&number) && part.checks.due().is_none_or(|due| due > now) {
+                continue;
+            }
+            let id = part.id;
+            for sign in part.checks.advance(now) {
+                match sign {
+                    Sign::Ready => self.heard.push(SystemEvent::Ready(id)),
+                    Sign::Fault(fault) => self.heard.push(SystemEvent::Fault { id, fault }),
+                    Sign::Reports(text) => {
+                        part.reports = Some(text);
+                        self.record.is_changed = true;
+                    }
+                }
+            }
+            part.checks.child().into_iter().for_each(|pid| host.exempt(pid));
+        }
+    }
+
+    /// Has the status written, if it has changed and is not being written.
+    fn publish(&mut self, host: &mut Host) {
+        let time = time::rfc3339(host.clock().wall());
+        for place in 0..self.parts.len() {
+            let part = &mut self.parts[place];
+            let state = notices::state_name(self.supervisor.state(part.id));
+            if part.shown.0 != state {
+                part.shown = (state, time.clone());
+                self.record.is_changed = true;
+            }
+        }
+        if !self.record.is_changed || self.record.is_being_written.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.record.is_changed = false;
+        self.record.record.components =
+            self.parts.iter().map(|part| (part.name.clone(), self.facts(part))).collect();
+        let (record, root) = (self.record.record.clone(), self.record.root.clone());
+        let is_being_written = Arc::clone(&self.record.is_being_written);
+        // A disk that is full loses a status, and no component.
+        let submitted = host.aside(move || {
+            let _ = record.write(&root);
+            is_being_written.store(false, Ordering::Release);
+        });
+        if submitted.is_err() {
+            self.record.is_being_written.store(false, Ordering::Release);
+        }
+    }
+
+    fn tally(&self) -> Tally {
+        let mut tally = Tally { all: self.parts.len(), is_stopping: self.ends > 0, ..Tally::default() };
+        for part in &self.parts {
+            let state = self.supervisor.state(part.id);
+            match state {
+                ComponentState::Ready { .. } => tally.ready += 1,
+                ComponentState::Ended(End::GaveUp(_) | End::Failed(_)) => tally.failed += 1,
+                ComponentState::Stopped | ComponentState::Ended(_) => {}
+                _ => tally.coming += 1,
+            }
+        }
+        tally
+    }
+
+    fn facts(&self, part: &Part) -> ComponentFacts {
+        let name_of = |id: &ComponentId| self.supervisor.name(*id).to_owned();
+        let plan = &self.supervisor.plan()[part.id];
+        ComponentFacts {
+            name: part.name.clone(),
+            guardian: self.record.record.guardian.pid,
+            system: self.record.record.name.clone(),
+            policy: plan.policy.name().to_owned(),
+            state: part.shown.0.to_owned(),
+            since: part.shown.1.clone(),
+            needs: plan.needs.iter().map(name_of).collect(),
+            waits_for: self.supervisor.waits_for(part.id).iter().map(name_of).collect(),
+            complaints: self.supervisor.complaints(part.id, self.now),
+            quorum: plan.quorum.sum.get(),
+            last_fault: part.last_fault.clone(),
+            reports: part.reports.clone(),
+        }
+    }
+}
+
+/// What the jitter of restarts is drawn from.
+fn seed() -> Result<u64> {
+    let mut random = [0_u8; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| sys::Error::new("get random bytes", errno))?;
+    Ok(u64::from_ne_bytes(random))
+}
+
+impl Director for SystemDirector<'_> {
+    fn started(&mut self, subject: SubjectId, root: Pid) {
+        if let Some(id) = self.part_of(subject) {
+            self.began(id, root, false);
+            let event = RunEvent::Started { pid: root.get(), why: None };
+            (self.tell)(&self.parts[id.index()].name, &event);
+        }
+    }
+
+    fn told(&mut self, subject: SubjectId, name: &str, event: &RunEvent) {
+        (self.tell)(name, event);
+        let Some(id) = self.part_of(subject) else { return };
+        match event {
+            RunEvent::Started { pid, .. } => self.began(id, Pid(*pid), false),
+            RunEvent::Restored { pid, .. } => self.began(id, Pid(*pid), true),
+            RunEvent::Died { signal, exit, .. } => {
+                self.parts[id.index()].ended();
+                self.heard.push(SystemEvent::Died { id, status: SubjectStatus::of(*signal, *exit) });
+            }
+            RunEvent::GaveUp { .. } => self.parts[id.index()].gave_up = true,
+            _ => {}
+        }
+    }
+
+    fn ended(&mut self, subject: SubjectId, outcome: Result<SubjectStatus>) {
+        let Some(id) = self.part_of(subject) else { return };
+        let part = &mut self.parts[id.index()];
+        part.ended();
+        part.subject = None;
+        let end = match outcome {
+            Ok(status) if part.gave_up => End::GaveUp(status),
+            Ok(status) => End::Over(status),
+            Err(error) => {
+                (self.tell)(&part.name, &RunEvent::ComponentFailed { reason: error.to_string() });
+                End::Failed(Failure::LastError)
+            }
+        };
+        self.heard.push(SystemEvent::Ended { id, end });
+    }
+
+    fn takes(&mut self, signal: Request) -> bool {
+        if matches!(signal, Request::End { .. }) {
+            self.ends += 1;
+            self.heard.push(SystemEvent::Down);
+        }
+        true
+    }
+
+    fn sources(&self) -> Vec<Source<'_>> {
+        let of = |number, handle, interest| Source { number, handle, interest };
+        let handles = self.callers.handles();
+        let mut sources: Vec<Source<'_>> =
+            handles.into_iter().map(|handle| of(CALLERS, handle, Interest::Readable)).collect();
+        for (place, part) in self.parts.iter().enumerate() {
+            let handles = part.checks.handles().into_iter();
+            sources.extend(handles.map(|(handle, interest)| of(PARTS + place as u32, handle, interest)));
+        }
+        sources
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let checks = self.parts.iter().filter_map(|part| part.checks.due());
+        checks.chain(self.supervisor.wake()).chain(self.manager.due()).min()
+    }
+
+    fn turn(&mut self, ready: &[u32], host: &mut Host) {
+        let now = host.clock().now();
+        self.now = now;
+        if ready.contains(&CALLERS) {
+            for (number, caller, order) in self.callers.take() {
+                self.take_order(number, caller, order);
+            }
+        }
+        self.check(ready, now, host);
+        self.heard.push(SystemEvent::Due);
+        self.report_all(now, host);
+        if self.ends > 1 {
+            // Asked twice: no component gets more time.
+            let subjects = self.parts.iter().filter_map(|part| part.subject);
+            subjects.for_each(|subject| host.end(subject, KILL));
+        }
+        self.publish(host);
+        if self.record.is_published() {
+            self.callers.answer(&self.supervisor);
+        }
+        self.manager.report(self.tally(), now);
+    }
+
+    fn is_over(&self) -> bool {
+        self.supervisor.is_over()
+    }
+}

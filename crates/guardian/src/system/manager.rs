@@ -1,0 +1,92 @@
+//! The service manager that has started this program (systemd with `Type=notify`), if one has.
+//!
+//! Owns: when it is told that the system is up, how it is, and that this program is alive.
+//! Invariants: it hears of readiness once, when every component that can be ready is; a message that does not fit its
+//! queue is sent again.
+//! Does not: know components.
+
+use std::time::{Duration, Instant};
+
+use health::notify::ServiceManager;
+
+/// The service manager, and what it has heard.
+#[derive(Debug)]
+pub(super) struct Manager {
+    service: ServiceManager,
+    is_ready: bool,
+    is_stopping: bool,
+    status: String,
+    ping: Option<(Duration, Instant)>,
+}
+
+/// How a system is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Tally {
+    pub(super) ready: usize,
+    /// Components that are being started, restarted or waited for.
+    pub(super) coming: usize,
+    /// Components that were given up or failed.
+    pub(super) failed: usize,
+    pub(super) all: usize,
+    /// It goes down.
+    pub(super) is_stopping: bool,
+}
+
+impl Manager {
+    pub(super) fn new(service: ServiceManager, now: Instant) -> Self {
+        // Twice as often as it has to be: a busy machine may delay one.
+        let ping = service.watchdog_interval().map(|interval| (interval / 2, now));
+        Self { service, is_ready: false, is_stopping: false, status: String::new(), ping }
+    }
+
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.ping.map(|(_, next)| next)
+    }
+
+    /// Reports what has changed. What does not arrive is reported with the next turn.
+    pub(super) fn report(&mut self, tally: Tally, now: Instant) {
+        if !self.service.is_there() {
+            return;
+        }
+        let is_up = tally.coming == 0 && !tally.is_stopping;
+        if is_up && !self.is_ready {
+            self.is_ready = self.service.ready().is_ok();
+        }
+        if tally.is_stopping && !self.is_stopping {
+            self.is_stopping = self.service.stopping().is_ok();
+        }
+        let status = tally.to_string();
+        if status != self.status && self.service.status(&status).is_ok() {
+            self.status = status;
+        }
+        if let Some((interval, next)) = &mut self.ping
+            && now >= *next
+        {
+            *next = now + *interval;
+            // A manager that does not read will find that it is missing.
+            let _ = self.service.ping();
+        }
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {} components are ready", self.ready, self.all)?;
+        if self.failed > 0 {
+            write!(f, ", {} failed", self.failed)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_system_fits_on_one_line() {
+        let tally = Tally { ready: 3, coming: 1, failed: 0, all: 4, is_stopping: false };
+        assert_eq!(tally.to_string(), "3 of 4 components are ready");
+        assert_eq!(Tally { failed: 1, ..tally }.to_string(), "3 of 4 components are ready, 1 failed");
+    }
+}

@@ -1,0 +1,91 @@
+//! `up`: a system of components in one guardian, and the orders that other verbs give it.
+//!
+//! Owns: beginning to guard a system; the calls of the command line.
+//! Invariants: a store has one system at a time. This program may be killed at any instant, and the components go on.
+//! Does not: decide what happens to a component; `supervise` does.
+
+mod callers;
+mod checks;
+mod control;
+mod director;
+mod file;
+mod manager;
+mod notices;
+mod part;
+mod record;
+mod request;
+
+use std::path::Path;
+
+use store::Store;
+use supervise::System;
+
+pub use self::control::SystemOrder;
+use self::control::{Answer, call};
+use self::director::SystemDirector;
+pub use self::file::read_system;
+pub use self::record::ComponentFacts;
+use self::record::{SystemRecord, claim};
+use crate::error::{GuardianError, Result};
+use crate::host::{Host, Tell};
+use crate::location::StoreLocation;
+
+/// Refuses what this version does not do, before anything is started.
+fn require_built(system: &System) -> Result<()> {
+    let mut found = Vec::new();
+    for (name, component) in &system.component {
+        let keys = [
+            (component.warm.as_ref().is_some_and(|warm| *warm.get_ref()), "warm"),
+            (!component.channels.is_empty(), "channels"),
+            (component.integrity.is_some(), "integrity"),
+        ];
+        let asked = keys.into_iter().filter(|(is_there, _)| *is_there);
+        found.extend(asked.map(|(_, key)| format!("`{key}` of component {}", name.get_ref())));
+    }
+    for (name, group) in &system.group {
+        found.extend(group.together.then(|| format!("`together` of group {}", name.get_ref())));
+    }
+    found.into_iter().next().map_or(Ok(()), |what| Err(GuardianError::KeyNotBuilt { what }))
+}
+
+/// Starts the components of a system file, and guards them until the system was ended.
+///
+/// # Errors
+///
+/// When the file is wrong, its store has a system already, or nothing can be guarded here. Components that run go on.
+pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
+    // Before anything is opened.
+    let mut host = Host::new()?;
+    let system = read_system(path)?;
+    require_built(&system)?;
+    let path = std::path::absolute(path).map_err(|error| sys::Error::path("find", path, error))?;
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let own = system.system.store.as_ref().map(|own| directory.join(own));
+    let location = StoreLocation::new(store.or(own.as_deref()))?;
+    let opened = location.create()?;
+    let _claim = claim(&opened)?;
+    let mut director = SystemDirector::new(&system, &path, (location, opened), &host, tell)?;
+    host.direct(&mut director)?;
+    director.outcome()
+}
+
+/// Gives the guardian of a store's system an order, and waits until it is carried out; what was done, in a few words.
+///
+/// # Errors
+///
+/// `NoSystem` when no system is guarded in this store, `NotDone` with the reason of the guardian.
+pub fn order(location: &StoreLocation, order: &SystemOrder) -> Result<String> {
+    let none = || GuardianError::NoSystem { store: location.path().to_path_buf() };
+    let record = location.open()?.map(|store| SystemRecord::read(&store)).transpose()?.flatten();
+    let record = record.filter(SystemRecord::is_guarded).ok_or_else(none)?;
+    match call(&record.control, order)? {
+        Answer::Done { what } => Ok(what),
+        Answer::Refused { why } => Err(GuardianError::NotDone { why }),
+    }
+}
+
+/// The components of a store's system, if it is guarded.
+pub(crate) fn components(store: &Store) -> Result<Vec<ComponentFacts>> {
+    let record = SystemRecord::read(store)?.filter(SystemRecord::is_guarded);
+    Ok(record.map(|record| record.components.into_values().collect()).unwrap_or_default())
+}

@@ -1,0 +1,87 @@
+//! What the state machine of a system reports, as events and in words.
+//!
+//! Owns: the event of each notice, the names of states and of complainants.
+//! Does not: report; the director does.
+
+use supervise::{
+    AfterGiveUp, Complainant, ComplaintRefusal, ComponentId, ComponentState, End, Supervisor, SystemNotice,
+};
+
+use crate::event::RunEvent;
+use crate::time::microseconds;
+
+/// The component that a notice is about, if it is about one, and the event.
+pub(super) fn event(notice: SystemNotice, of: &Supervisor) -> (Option<ComponentId>, RunEvent) {
+    match notice {
+        SystemNotice::Waiting(id) => {
+            let needs = of.waits_for(id).into_iter().map(|need| of.name(need).to_owned()).collect();
+            (Some(id), RunEvent::Waits { needs })
+        }
+        SystemNotice::Ready { id, took } => (Some(id), RunEvent::Ready { took_us: microseconds(took) }),
+        SystemNotice::NotReady { id, timeout } => {
+            (Some(id), RunEvent::NotReady { timeout_us: microseconds(timeout) })
+        }
+        SystemNotice::Stopped(id) => (Some(id), RunEvent::Stopped {}),
+        SystemNotice::NotStopped { id, timeout } => {
+            (Some(id), RunEvent::NotStopped { timeout_us: microseconds(timeout) })
+        }
+        SystemNotice::Ended { id, .. } => (Some(id), RunEvent::StaysEnded {}),
+        SystemNotice::GaveUp { id, follows, .. } => {
+            (Some(id), RunEvent::GivenUp { follows: what_follows(follows).to_owned() })
+        }
+        SystemNotice::GroupRestarts { died, member } => {
+            (Some(member), RunEvent::GroupRestarts { died: of.name(died).to_owned() })
+        }
+        SystemNotice::Complaint { about, sum, quorum, .. } => {
+            (Some(about), RunEvent::ComplaintCounted { sum, quorum: quorum.get() })
+        }
+        SystemNotice::ComplaintRefused { about, why, .. } => {
+            (Some(about), RunEvent::ComplaintRefused { reason: refusal(why).to_owned() })
+        }
+        SystemNotice::NotStarted(id) => (Some(id), RunEvent::NotStarted {}),
+        SystemNotice::SystemRestarts => (None, RunEvent::SystemRestarts {}),
+        SystemNotice::SystemGoesDown { has_failed } => (None, RunEvent::SystemGoesDown { has_failed }),
+    }
+}
+
+/// The name of a state, as `status` has it.
+pub(super) const fn state_name(state: ComponentState) -> &'static str {
+    match state {
+        ComponentState::Idle => "idle",
+        ComponentState::Waiting => "waiting",
+        ComponentState::Starting { .. } => "starting",
+        ComponentState::Ready { .. } => "ready",
+        ComponentState::Down { .. } => "down",
+        ComponentState::Stopping { .. } | ComponentState::Killing => "stopping",
+        ComponentState::Stopped => "stopped",
+        ComponentState::Ended(End::Over(_) | End::Left) => "ended",
+        ComponentState::Ended(End::GaveUp(_)) => "gave-up",
+        ComponentState::Ended(End::Failed(_)) => "failed",
+    }
+}
+
+/// The source of a complaint, by name.
+pub(super) fn complainant(by: Complainant, of: &Supervisor) -> String {
+    match by {
+        Complainant::Operator => "the operator".to_owned(),
+        Complainant::Component(id) => of.name(id).to_owned(),
+    }
+}
+
+/// Why a complaint does not count.
+pub(super) const fn refusal(why: ComplaintRefusal) -> &'static str {
+    match why {
+        ComplaintRefusal::NotADependent => "it comes from a component that does not need this one",
+        ComplaintRefusal::NotReady => "the component is not ready, or is being restarted or ended already",
+    }
+}
+
+const fn what_follows(follows: AfterGiveUp) -> &'static str {
+    match follows {
+        AfterGiveUp::StaysDead => "it stays dead",
+        AfterGiveUp::RestartsDependents => "it is started again with the components that need it",
+        AfterGiveUp::RestartsSystem => "the whole system is restarted",
+        AfterGiveUp::SystemGoesDown => "the system goes down",
+        AfterGiveUp::RunsProgram => "it stays dead, and the program of `exec` is run",
+    }
+}

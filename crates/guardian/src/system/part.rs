@@ -1,0 +1,37 @@
+//! One component while its system is guarded: the subject that it is run as, the checks on it, what is shown of it.
+//!
+//! Owns: these values.
+//! Does not: decide; `supervise` does.
+
+use model::Pid;
+use supervise::{Component, ComponentId};
+
+use super::checks::Checks;
+use crate::host::SubjectId;
+
+/// A component of a system that is guarded.
+pub(super) struct Part {
+    pub(super) id: ComponentId,
+    pub(super) name: String,
+    pub(super) component: Component,
+    pub(super) checks: Checks,
+    /// Its run, while there is one.
+    pub(super) subject: Option<SubjectId>,
+    /// The root of its present incarnation.
+    pub(super) root: Option<Pid>,
+    /// Its run has ended since there were too many restarts.
+    pub(super) gave_up: bool,
+    /// The state that is shown, and since when.
+    pub(super) shown: (&'static str, String),
+    pub(super) last_fault: Option<String>,
+    /// What it has reported of itself.
+    pub(super) reports: Option<String>,
+}
+
+impl Part {
+    /// Its incarnation has ended.
+    pub(super) fn ended(&mut self) {
+        self.root = None;
+        self.checks.end();
+    }
+}

@@ -1,0 +1,116 @@
+//! How a component of a system is run as a subject.
+//!
+//! Owns: what its keys mean for a run: policy, restarts, files, how it is started.
+//! Does not: run it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use supervise::{Component, ComponentPlan, Policy, RestartPolicy};
+
+use crate::location::StoreLocation;
+use crate::run::{EVERY_DEFAULT, Guarded, Launch, ReadyPipe, RunRequest};
+
+/// Variables by which a service manager speaks to this program. They are none of a component's.
+const OF_THE_MANAGER: [&str; 6] =
+    ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
+/// Where the program sends what sd_notify(3) has.
+const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
+
+/// What a component is started with beside its keys.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Means {
+    /// The name of its socket for sd_notify(3).
+    pub(super) notify: Option<String>,
+    /// By which it reports that it is ready.
+    pub(super) ready: Option<Arc<ReadyPipe>>,
+}
+
+/// The run of a component of a system whose file lies in this directory.
+pub(super) fn request(
+    name: &str,
+    component: &Component,
+    (store, directory): (&StoreLocation, &Path),
+    plan: &ComponentPlan,
+    means: Means,
+) -> RunRequest {
+    let command = component.command.get_ref().iter().map(OsString::from).collect();
+    let standard = RunRequest::new(Guarded::Command(command), store.clone());
+    let (policy, every) = match component.policy {
+        Policy::Never => (RestartPolicy::Never, None),
+        Policy::Stateless => (RestartPolicy::Always, None),
+        Policy::Checkpointed => {
+            let every = component.every.as_ref().map_or(EVERY_DEFAULT, |every| every.get_ref().0);
+            (RestartPolicy::Always, Some(every))
+        }
+    };
+    RunRequest {
+        name: Some(name.to_owned()),
+        launch: launch(component, directory, means),
+        ends_tree: true,
+        policy,
+        every,
+        // Its clients connect again. A component whose connections prevent every checkpoint would have none.
+        lose_connections: true,
+        limit: plan.limit,
+        back_off: plan.back_off,
+        ..standard
+    }
+}
+
+fn launch(component: &Component, directory: &Path, means: Means) -> Launch {
+    let below = |path: &PathBuf| directory.join(path);
+    let mut environment: Vec<(OsString, OsString)> =
+        component.environment.iter().map(|(name, value)| (name.into(), value.into())).collect();
+    if let Some(socket) = means.notify {
+        environment.push((NOTIFY_SOCKET.into(), socket.into()));
+        if let Some(heartbeat) = component.heartbeat.as_ref().filter(|heartbeat| heartbeat.probe.is_none()) {
+            let every = heartbeat.every.0.as_micros().to_string();
+            environment.push((WATCHDOG_USEC.into(), every.into()));
+        }
+    }
+    Launch {
+        environment,
+        removed: OF_THE_MANAGER.iter().map(OsString::from).collect(),
+        directory: Some(component.directory.as_ref().map_or_else(|| directory.to_path_buf(), below)),
+        user: component.user.clone(),
+        log: component.log.as_ref().map(below),
+        is_service: true,
+        ready: means.ready,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use supervise::{RestartLimit, System, SystemPlan};
+
+    use super::*;
+
+    #[test]
+    fn keys_of_a_component_become_those_of_a_run() {
+        let text = "[system]\nname = \"s\"\n[component.a]\ncommand = [\"x\", \"-v\"]\npolicy = \"checkpointed\"\n\
+                    every = \"50ms\"\nlog = \"a.log\"\nenvironment = { PORT = \"1\" }\n\
+                    heartbeat = { notify = true, every = \"10s\" }\nrestart = { max = \"7/2m\" }\n\
+                    [component.b]\ncommand = [\"y\"]\npolicy = \"never\"\n";
+        let system = System::parse(text.into()).unwrap_or_else(|mistakes| panic!("{}", mistakes.shown("s")));
+        let store = StoreLocation::new(Some(Path::new("/nowhere"))).unwrap();
+        let find = |name: &str| system.component.iter().find(|(key, _)| key.get_ref() == name).unwrap().1;
+        let means = Means { notify: Some("@n".to_owned()), ready: None };
+        let (plan, at) = (SystemPlan::of(&system, 1), (&store, Path::new("/etc/shop")));
+        let of = |name: &str| &plan[plan.id(name).unwrap()];
+        let a = request("a", find("a"), at, of("a"), means);
+        assert_eq!((a.policy, a.every), (RestartPolicy::Always, Some(Duration::from_millis(50))));
+        assert_eq!(a.limit, RestartLimit { count: 7, window: Duration::from_mins(2) });
+        assert_eq!(a.launch.log.as_deref(), Some(Path::new("/etc/shop/a.log")));
+        assert_eq!(a.launch.directory.as_deref(), Some(Path::new("/etc/shop")));
+        let has = |name: &str, value: &str| a.launch.environment.contains(&(name.into(), value.into()));
+        assert!(has("PORT", "1") && has("NOTIFY_SOCKET", "@n") && has("WATCHDOG_USEC", "10000000"));
+        let b = request("b", find("b"), at, of("b"), Means::default());
+        assert_eq!((b.policy, b.every), (RestartPolicy::Never, None));
+        assert!(b.launch.is_service && b.ends_tree && b.launch.environment.is_empty());
+    }
+}
