@@ -1,8 +1,8 @@
 //! Reading pages: of a process, of the page cache, of a device.
 //!
 //! Owns: which pages of a range are in the page tables, and the buffer that they are read into.
-//! Invariants: only pages that are in the page tables are read, so that no page is brought in, and nothing waits for a
-//! disk or for a userfaultfd.
+//! Invariants: of a process, only pages that are in the page tables are read, so that no page is brought in, and nothing
+//! waits for a disk or for a userfaultfd. Pages of files are read only where a process has a copy or a page differs.
 //! Does not: compare.
 
 use std::fs::File;

@@ -6,8 +6,7 @@
 
 use super::changed::{Kind, Place};
 
-/// Bits that a flip changes, at most. Memory errors that escape the correction of the hardware change one or two bits
-/// of a word in nearly all cases (Schroeder et al., "DRAM Errors in the Wild", 2009).
+/// Bits that a flip changes, at most: as many as the checksum finds with certainty.
 const FLIPPED_BITS_MAX: u32 = 3;
 /// The one-byte breakpoint instruction of x86 (int3).
 const BREAKPOINT: u8 = 0xcc;

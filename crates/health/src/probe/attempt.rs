@@ -146,10 +146,13 @@ impl Attempt {
         }
     }
 
-    /// The program of the probe, while it runs. It is reaped by this value alone.
+    /// The program that it has started and not reaped yet: a child of this process that is no part of a subject.
     #[must_use]
     pub fn child(&self) -> Option<Pid> {
-        if let State::Program(program) = &self.state { Some(program.pid()) } else { None }
+        match &self.state {
+            State::Program(program) => program.pid(),
+            _ => None,
+        }
     }
 
     /// When it is to be advanced, whatever happens to its handle; `None` when it is over.

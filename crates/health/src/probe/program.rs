@@ -16,6 +16,7 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 use sys::Errno;
 
 use crate::interest::{Handle, Interest};
+use crate::notify::ServiceManager;
 
 /// From SIGKILL to the end of a process, at most: exceeded only by one that the kernel does not let go.
 pub(super) const KILL_TIME_MAX: Duration = Duration::from_secs(2);
@@ -44,17 +45,17 @@ pub(super) enum End {
 }
 
 impl Program {
-    /// Starts it in a process group of its own. Signals that this process blocks are not blocked there.
+    /// Starts it in a process group of its own, in the working directory and with the environment of this process, the
+    /// variables of a service manager apart. Signals that this process blocks are not blocked there.
     pub(super) fn start(command: &[String]) -> Result<Self, Errno> {
         let [program, arguments @ ..] = command else { return Err(Errno::EINVAL) };
-        let mut child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .map_err(Errno::from)?;
+        let mut command = Command::new(program);
+        command.args(arguments).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        for name in ServiceManager::VARIABLES {
+            command.env_remove(name);
+        }
+        let mut child = command.spawn().map_err(Errno::from)?;
         let pid = Pid(child.id() as i32);
         match sys::pidfd::open(pid) {
             Ok(handle) => Ok(Self { pid, handle, killed_until: None, is_reaped: false }),
@@ -66,8 +67,9 @@ impl Program {
         }
     }
 
-    pub(super) fn pid(&self) -> Pid {
-        self.pid
+    /// Its number, until it is reaped.
+    pub(super) fn pid(&self) -> Option<Pid> {
+        (!self.is_reaped).then_some(self.pid)
     }
 
     pub(super) fn handle(&self) -> Handle<'_> {

@@ -10,7 +10,8 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use model::Signal;
+use model::{Pid, Signal};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sys::Errno;
 use testkit::until;
 
@@ -276,6 +277,7 @@ fn an_attempt_that_is_dropped_leaves_no_process() {
         LIMIT,
     );
     let pids = pids_in(&path, 1);
+    assert_eq!(attempt.child(), Some(Pid(pids[0])));
     drop(attempt);
     until("the end of the program", || is_gone(pids[0]).then_some(()));
 }
@@ -295,7 +297,8 @@ fn a_program_that_other_code_has_reaped_is_judged_all_the_same() {
 fn a_connection_that_is_never_answered_times_out() {
     // A backlog that is full: the kernel drops what else would connect.
     let socket =
-        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .unwrap();
     rustix::net::bind(&socket, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
     rustix::net::listen(&socket, 0).unwrap();
     let listener = TcpListener::from(socket);

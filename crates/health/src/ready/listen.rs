@@ -5,17 +5,22 @@
 //! Does not: see sockets of another network namespace than ours.
 
 use std::collections::HashSet;
+use std::fs::{self, ReadDir};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use model::{Fd, Inode, Pid};
+use model::{Inode, Pid};
 use sys::Result;
 use sys::sock_diag::SockDiag;
-use tracee::{procfs, tree};
+use tracee::tree;
 
 use super::met::Ready;
 
 /// Between two searches: the kernel reports no event for a listen(2) of another process.
 pub const LISTEN_POLL: Duration = Duration::from_millis(50);
+/// Polls in a row that look at no descriptor, at most, since the sockets that listen are those of the last search: a
+/// listener that a process has got from another one is found after a second.
+const SKIPPED_MAX: u32 = 19;
 /// Descriptors that one call looks at, at most: about 2 ms.
 const DESCRIPTORS_PER_CALL: usize = 1024;
 
@@ -25,7 +30,16 @@ pub struct ListenReady {
     root: Pid,
     diag: SockDiag,
     search: Option<Search>,
+    last: Searched,
     due: Option<Instant>,
+}
+
+/// The last search, which has found nothing.
+#[derive(Debug, Default)]
+struct Searched {
+    listening: HashSet<Inode>,
+    /// Polls since then.
+    skipped: u32,
 }
 
 /// A search that is going on.
@@ -35,8 +49,8 @@ struct Search {
     listening: HashSet<Inode>,
     /// Processes to be looked at, the next one last.
     processes: Vec<Pid>,
-    /// Descriptors of one process to be looked at, the next one last.
-    descriptors: Vec<(Pid, Fd)>,
+    /// Descriptors of one process that are to be looked at.
+    descriptors: Option<ReadDir>,
 }
 
 impl ListenReady {
@@ -46,7 +60,7 @@ impl ListenReady {
     ///
     /// That the kernel's directory of sockets cannot be opened.
     pub fn new(root: Pid, now: Instant) -> Result<Self> {
-        Ok(Self { root, diag: SockDiag::open()?, search: None, due: Some(now) })
+        Ok(Self { root, diag: SockDiag::open()?, search: None, last: Searched::default(), due: Some(now) })
     }
 
     /// When it is to be advanced; `None` once a socket was found.
@@ -65,43 +79,47 @@ impl ListenReady {
             return Ok(None);
         }
         self.due = Some(now + LISTEN_POLL);
-        let mut search = match self.search.take() {
-            Some(search) => search,
+        let search = match self.search.take() {
+            Some(search) => Some(search),
             None => self.begin()?,
         };
+        let Some(mut search) = search else { return Ok(None) };
         match search.advance() {
             Some(true) => {
                 self.due = None;
                 return Ok(Some(Ready));
             }
-            Some(false) => {}
+            Some(false) => self.last = Searched { listening: search.listening, skipped: 0 },
             None => (self.search, self.due) = (Some(search), Some(now)),
         }
         Ok(None)
     }
 
-    fn begin(&self) -> Result<Search> {
+    /// A search, unless the last one has looked for the same sockets.
+    fn begin(&mut self) -> Result<Option<Search>> {
         let mut processes = tree::descendants(self.root)?;
+        let listening = self.diag.listening()?;
+        if listening == self.last.listening && self.last.skipped < SKIPPED_MAX {
+            self.last.skipped += 1;
+            return Ok(None);
+        }
         processes.reverse();
-        Ok(Search { listening: self.diag.listening()?, processes, descriptors: Vec::new() })
+        Ok(Some(Search { listening, processes, descriptors: None }))
     }
 }
 
 impl Search {
     /// Whether a socket was found, once all is looked at.
     fn advance(&mut self) -> Option<bool> {
-        if self.listening.is_empty() {
-            return Some(false);
-        }
         for _ in 0..DESCRIPTORS_PER_CALL {
-            let Some((pid, fd)) = self.descriptors.pop() else {
+            let Some(entry) = self.descriptors.as_mut().and_then(Iterator::next) else {
                 let Some(pid) = self.processes.pop() else { return Some(false) };
                 // A process that has ended meanwhile has no descriptors.
-                let found = procfs::descriptors(pid).unwrap_or_default();
-                self.descriptors.extend(found.into_iter().rev().map(|fd| (pid, fd)));
+                self.descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok();
                 continue;
             };
-            if socket_of(pid, fd).is_some_and(|inode| self.listening.contains(&inode)) {
+            let link = entry.ok().and_then(|entry| fs::read_link(entry.path()).ok());
+            if link.and_then(|link| socket_in(&link)).is_some_and(|inode| self.listening.contains(&inode)) {
                 return Some(true);
             }
         }
@@ -109,9 +127,8 @@ impl Search {
     }
 }
 
-/// The inode of a socket behind a descriptor.
-fn socket_of(pid: Pid, fd: Fd) -> Option<Inode> {
-    let link = procfs::link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+/// The inode in a link of `/proc/PID/fd` to a socket.
+fn socket_in(link: &Path) -> Option<Inode> {
     let number = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
     number.parse().ok().map(Inode)
 }

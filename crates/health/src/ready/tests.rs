@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use model::Pid;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sys::Errno;
 use testkit::until;
 
@@ -190,19 +191,23 @@ fn with_socket(socket: OwnedFd) -> Running {
 #[test]
 fn the_first_listener_of_a_tree_is_found() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let bound =
-        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    let bound = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .unwrap();
     let child = with_socket(bound.as_fd().try_clone_to_owned().unwrap());
     let mut ready = ListenReady::new(child.pid(), Instant::now()).unwrap();
     // The listener of this process is not one of the child's tree.
     assert!(!listens(&mut ready));
     rustix::net::listen(&bound, 1).unwrap();
     until("the listener", || listens(&mut ready).then_some(()));
+    // The same sockets listen; one of them comes into another tree.
+    let mut late = ListenReady::new(child.pid(), Instant::now()).unwrap();
+    assert!(listens(&mut late));
+    let other = Running::shell("sleep 1000");
+    let mut none = ListenReady::new(other.pid(), Instant::now()).unwrap();
+    assert!(!listens(&mut none) && !listens(&mut none));
     drop((child, listener));
-    let gone = Running::shell("exit 0");
     let mut none = ListenReady::new(Pid(i32::MAX), Instant::now()).unwrap();
     assert!(none.advance(Instant::now()).is_err());
-    drop(gone);
 }
 
 #[test]
@@ -225,11 +230,11 @@ fn a_unix_listener_is_found_among_thousands_of_descriptors() {
         running
     };
     let without = start(datagram.into());
-    let mut ready = ListenReady::new(without.pid(), Instant::now()).unwrap();
-    assert!(!listens(&mut ready));
-    let now = ready.due().unwrap();
+    let now = Instant::now();
+    let mut ready = ListenReady::new(without.pid(), now).unwrap();
     assert_eq!(ready.advance(now).unwrap(), None);
     assert_eq!(ready.due(), Some(now), "one call does not look at all of them");
+    assert!(!listens(&mut ready));
     drop(without);
     assert!(unix.as_raw_fd() > 2);
     let with = start(unix.into());

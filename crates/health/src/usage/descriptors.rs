@@ -10,7 +10,7 @@ use sys::{Error, Result};
 use tracee::procfs;
 
 /// How many descriptors a process has open. Linux 6.2 and later tell it as the size of the directory; before, the
-/// directory is listed, 0.3 µs a descriptor.
+/// directory is listed.
 ///
 /// # Errors
 ///

@@ -1,12 +1,12 @@
 //! Resident memory of a process tree.
 //!
 //! Owns: which of the kernel's counts is taken for a process.
-//! Invariants: the kernel walks the page tables of [`PSS_PAGES_PER_CALL`] resident pages a call, and one process more.
+//! Invariants: the kernel walks the page tables of `PSS_PAGES_PER_CALL` resident pages a call, and those of one more process.
 //! Does not: count swapped-out pages, or memory of the kernel.
 //!
 //! The proportional set size (PSS) counts a page that n processes share with an n-th of its size in each of them, so
-//! that the sum over a tree counts it once. For it the kernel walks the page tables: 30 ns a page
-//! (`sys::residence`), with the lock of the address space held. For a large process the kernel's running counts are
+//! that the sum over a tree counts it once. For it the kernel walks the page tables, with the lock of the address space
+//! held. For a large process the kernel's running counts are
 //! taken instead: its anonymous memory, and file pages and shared memory of that large process alone which has most of
 //! them. The sum is then a lower bound, so that no limit is exceeded by memory that was counted twice.
 
@@ -15,9 +15,9 @@ use tracee::procfs;
 
 use super::text::amount;
 
-/// The largest process whose PSS is read: 1 GiB, 8 ms.
-const PSS_RESIDENT_MAX: ByteCount = ByteCount(1 << 30);
-/// Resident pages of the processes whose PSS one call reads: 2 ms.
+/// The largest process whose PSS is read: some milliseconds.
+const PSS_RESIDENT_MAX: ByteCount = ByteCount(256 << 20);
+/// Resident pages of the processes whose PSS one call reads: as many as the largest has.
 const PSS_PAGES_PER_CALL: u64 = 1 << 16;
 const KIB: u64 = 1024;
 

@@ -20,7 +20,7 @@ pub use progress::{Hang, Progress};
 
 use memory::Memory;
 
-/// Processes that one call looks at, at most: some 20 µs each, and what their page tables take.
+/// Processes that one call looks at, at most: about 2 ms, and what their page tables take.
 const PROCESSES_PER_CALL: usize = 32;
 
 /// What a process tree uses.
