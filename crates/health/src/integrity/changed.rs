@@ -53,7 +53,7 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Whether memory has changed by itself, as far as can be told.
+    /// Whether memory has changed by itself, with high probability.
     #[must_use]
     pub fn is_flip(&self) -> bool {
         self.kind == Kind::Flip

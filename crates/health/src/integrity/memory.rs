@@ -1,6 +1,6 @@
 //! What pages were before.
 //!
-//! Owns: the checksums of the pages of files, and the contents of pages that differed from the first look on.
+//! Owns: the checksums of the pages of files, and the contents of pages that differed in their first pass.
 //! Invariants: the checksums of a file outlive an incarnation, so that damage of the page cache is found in the next one
 //! as well. What was learnt of a process does not outlive it.
 //! Does not: read pages.
@@ -24,7 +24,7 @@ pub(super) struct Memory {
     contents: usize,
     /// Changes of the page cache that were reported: the checksum that the page has since.
     reported: HashMap<(FileId, u64), u32>,
-    /// The loaded files that the pass before has looked at.
+    /// The loaded files that the pass before has compared.
     known: HashSet<Loaded>,
 }
 
@@ -59,7 +59,7 @@ impl Memory {
         self.contents = self.learnt.values().filter(|one| matches!(one, Learnt::Content(_))).count();
     }
 
-    /// Whether no pass has looked at the file of a mapping, as it is loaded there, yet.
+    /// Whether no pass has compared the file of a mapping, as it is loaded there, yet.
     pub(super) fn is_new(&self, mapping: &Mapping) -> bool {
         !self.known.contains(&loaded(mapping))
     }

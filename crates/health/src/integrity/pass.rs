@@ -1,9 +1,9 @@
 //! One pass over all executable pages of a tree.
 //!
 //! Owns: the list of mappings, the place that the pass has come to, the pages that differ.
-//! Invariants: each page is looked at once; a page of the page cache once, however many processes map it. A step reads
+//! Invariants: each page is compared once; a page of the page cache once, however many processes map it. A step reads
 //! at most [`STEP_PAGES`] pages.
-//! Does not: say when the next step is due, or what a difference means.
+//! Does not: decide when the next step is due, or what a difference means.
 
 use std::collections::HashSet;
 

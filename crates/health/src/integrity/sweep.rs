@@ -1,9 +1,9 @@
 //! The sweep: passes over a tree, one after the other, and the confirmation of what differs.
 //!
-//! Owns: when the next step is due, the second look at pages that differ, the reports.
+//! Owns: when the next step is due, the recheck of pages that differ, the reports.
 //! Invariants: a pass takes `every` at least, in steps at equal distances; a change is found in the pass that is going
-//! on or in the next one. A change is reported once. A page is reported only if it has the same bytes at a second look,
-//! and mapping and file are the same.
+//! on or in the next one. A change is reported once. A page is reported only if it has the same bytes at the recheck,
+//! in the same mapping of the same file.
 //! Does not: restart anything.
 
 use std::collections::HashMap;
@@ -19,11 +19,14 @@ use super::pass::{Extent, Pass, Suspect};
 use super::process::{self, Mapping, Way};
 use super::verdict::{Evidence, judge};
 
-/// From the end of a pass to the second look at what differs: a debugger that steps over a breakpoint, and a program
-/// that replaces several instructions, are done by then.
-const SECOND_LOOK: Duration = Duration::from_millis(100);
+/// From the end of a pass to the recheck: a debugger that steps over a breakpoint, and a program that replaces several
+/// instructions, are done by then.
+const RECHECK: Duration = Duration::from_millis(100);
 
-/// Looks at all executable pages of a tree once in a given time.
+/// The shortest time of a pass: a shorter one would take a noticeable part of a processor.
+const EVERY_MIN: Duration = Duration::from_secs(1);
+
+/// Compares all executable pages of a tree once in a given time.
 #[derive(Debug)]
 pub struct Sweep {
     every: Duration,
@@ -32,22 +35,22 @@ pub struct Sweep {
     due: Option<Instant>,
     /// `None` until the pass is due.
     pub(super) pass: Option<Pass>,
-    pub(super) is_second_look: bool,
+    pub(super) is_recheck: bool,
     pub(super) memory: Memory,
     last: Option<Extent>,
 }
 
 impl Sweep {
-    /// A sweep without a tree, which takes so long for each pass.
+    /// A sweep without a tree, which takes so long for each pass, and a second at least.
     #[must_use]
     pub fn new(every: Duration, now: Instant) -> Self {
         Self {
-            every,
+            every: every.max(EVERY_MIN),
             root: None,
             began: now,
             due: None,
             pass: None,
-            is_second_look: false,
+            is_recheck: false,
             memory: Memory::default(),
             last: None,
         }
@@ -79,7 +82,7 @@ impl Sweep {
             return Vec::new();
         }
         let Some(mut pass) = self.pass.take().or_else(|| self.list()) else { return Vec::new() };
-        if self.is_second_look {
+        if self.is_recheck {
             let changed = self.confirm(&mut pass);
             self.end_pass(&pass, now);
             return changed;
@@ -89,8 +92,8 @@ impl Sweep {
             self.end_pass(&pass, now);
             return Vec::new();
         }
-        self.is_second_look = pass.is_over();
-        self.due = Some(if self.is_second_look { now + SECOND_LOOK } else { self.step_due(&pass, now) });
+        self.is_recheck = pass.is_over();
+        self.due = Some(if self.is_recheck { now + RECHECK } else { self.step_due(&pass, now) });
         self.pass = Some(pass);
         Vec::new()
     }
@@ -118,10 +121,10 @@ impl Sweep {
 
     fn begin_pass(&mut self, at: Instant) {
         (self.began, self.due) = (at, self.root.map(|_| at));
-        (self.pass, self.is_second_look) = (None, false);
+        (self.pass, self.is_recheck) = (None, false);
     }
 
-    /// Takes a second look at the pages that differ.
+    /// Rechecks the pages that differ.
     fn confirm(&mut self, pass: &mut Pass) -> Vec<Changed> {
         let suspects = pass.take_suspects();
         let mut pages: HashMap<ProcessKey, usize> = HashMap::new();

@@ -16,7 +16,7 @@ use crate::test_support::{Running, compile};
 
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Text of some pages that is touched before the program says where it is, and then what it is told to do.
+/// Text of some pages that is touched before the program prints its address; then the program obeys orders.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,7 +153,7 @@ impl Swept {
         swept
     }
 
-    /// One whole pass. Between the looks at a page that differs, real time passes as well.
+    /// One whole pass. No real time passes but that of the calls.
     fn pass(&mut self) -> Vec<Changed> {
         let mut changed = Vec::new();
         let end = self.clock.now() + EVERY;
@@ -251,11 +251,11 @@ fn a_page_that_is_changed_back_is_not_reported() {
     let mut swept = Swept::over(program.pid());
     let at = program.page(11);
     change(program.pid(), at, |before| before ^ 2);
-    // Up to the end of the pass, where it has been found and is looked at for the second time.
-    until("the second look", || {
+    // Up to the end of the pass, where it has been found and is rechecked.
+    until("the recheck", || {
         swept.clock.advance(swept.sweep.due().unwrap().saturating_duration_since(swept.clock.now()));
         assert_eq!(swept.sweep.advance(swept.clock.now()), []);
-        swept.sweep.is_second_look.then_some(())
+        swept.sweep.is_recheck.then_some(())
     });
     change(program.pid(), at, |before| before ^ 2);
     assert_eq!(swept.pass(), []);

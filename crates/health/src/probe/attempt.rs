@@ -67,7 +67,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Whether it says something of the program that was asked. Otherwise the attempt itself could not be made.
+    /// Whether the program that was probed is the cause. Otherwise the attempt itself could not be made.
     #[must_use]
     pub fn is_of_the_program(&self) -> bool {
         !matches!(self, Self::NoSocket(_) | Self::Start { .. } | Self::StatusLost)

@@ -1,7 +1,7 @@
 //! Readiness by the first listen(2).
 //!
 //! Owns: the search for a listening socket among the descriptors of a tree.
-//! Invariants: looks at a bounded number of descriptors a call, and goes on with the next.
+//! Invariants: inspects a bounded number of descriptors a call, and goes on with the next.
 //! Does not: see sockets of another network namespace than ours.
 
 use std::collections::HashSet;
@@ -18,10 +18,10 @@ use super::met::Ready;
 
 /// Between two searches: the kernel reports no event for a listen(2) of another process.
 pub const LISTEN_POLL: Duration = Duration::from_millis(50);
-/// Polls in a row that look at no descriptor, at most, since the sockets that listen are those of the last search: a
+/// Polls in a row that inspect no descriptor, at most, since the sockets that listen are those of the last search: a
 /// listener that a process has got from another one is found after a second.
 const SKIPPED_MAX: u32 = 19;
-/// Descriptors that one call looks at, at most: about 2 ms.
+/// Descriptors that one call inspects, at most: about 2 ms.
 const DESCRIPTORS_PER_CALL: usize = 1024;
 
 /// Waits until a process of a tree listens on a TCP, MPTCP or Unix socket.
@@ -47,14 +47,14 @@ struct Searched {
 struct Search {
     /// The sockets that listen.
     listening: HashSet<Inode>,
-    /// Processes to be looked at, the next one last.
+    /// Processes to be inspected, the next one last.
     processes: Vec<Pid>,
-    /// Descriptors of one process that are to be looked at.
+    /// Descriptors of one process that are to be inspected.
     descriptors: Option<ReadDir>,
 }
 
 impl ListenReady {
-    /// Looks at the tree of this root.
+    /// Searches the tree of this root.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl ListenReady {
         Ok(None)
     }
 
-    /// A search, unless the last one has looked for the same sockets.
+    /// A search, unless the last one was for the same sockets.
     fn begin(&mut self) -> Result<Option<Search>> {
         let mut processes = tree::descendants(self.root)?;
         let listening = self.diag.listening()?;
@@ -109,7 +109,7 @@ impl ListenReady {
 }
 
 impl Search {
-    /// Whether a socket was found, once all is looked at.
+    /// Whether a socket was found, once all is inspected.
     fn advance(&mut self) -> Option<bool> {
         for _ in 0..DESCRIPTORS_PER_CALL {
             let Some(entry) = self.descriptors.as_mut().and_then(Iterator::next) else {

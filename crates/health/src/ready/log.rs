@@ -23,7 +23,7 @@ const BYTES_PER_CALL: usize = 256 * 1024;
 /// O_NONBLOCK on x86-64: opening a FIFO does not wait.
 const NONBLOCK: i32 = 0o4000;
 
-/// Why a text cannot be looked for.
+/// Why a text cannot be searched for.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LogTextError {
     /// It is empty.
@@ -34,7 +34,7 @@ pub enum LogTextError {
     SeveralLines(String),
 }
 
-/// A log file in which a line is looked for.
+/// A log file in which a line is searched for.
 #[derive(Debug)]
 pub struct LogReady {
     path: PathBuf,
@@ -49,7 +49,7 @@ pub struct LogReady {
 }
 
 impl LogReady {
-    /// Looks for a line with this text, from an offset of the file on. The file need not be there yet.
+    /// Searches for a line with this text, from an offset of the file on. The file need not be there yet.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl LogReady {
         Ok(Self { path: path.to_owned(), finder, file: None, offset, carried: Vec::new(), due: Some(now) })
     }
 
-    /// When the file is to be looked at; `None` once the line was found.
+    /// When the file is to be read; `None` once the line was found.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.due

@@ -77,7 +77,7 @@ impl Log {
         file.write_all(text.as_bytes()).unwrap();
     }
 
-    fn look_for(&self, text: &str, offset: u64) -> LogReady {
+    fn search_for(&self, text: &str, offset: u64) -> LogReady {
         LogReady::new(&self.path(), offset, text, self.now).unwrap()
     }
 
@@ -100,7 +100,7 @@ impl Log {
 fn a_text_is_found_behind_the_offset_and_across_two_writes() {
     let mut log = Log::new();
     log.append("server ready\n");
-    let mut ready = log.look_for("server ready", 13);
+    let mut ready = log.search_for("server ready", 13);
     assert!(!log.is_found(&mut ready));
     assert_eq!(ready.due(), Some(log.now + LOG_POLL));
     assert_eq!(ready.advance(log.now), Ok(None), "it is not due");
@@ -112,14 +112,14 @@ fn a_text_is_found_behind_the_offset_and_across_two_writes() {
     assert!(log.is_found(&mut ready));
     assert_eq!(ready.due(), None);
     assert_eq!(ready.advance(log.now + LONG), Ok(None));
-    let mut whole = log.look_for("server ready", 0);
+    let mut whole = log.search_for("server ready", 0);
     assert!(log.is_found(&mut whole));
 }
 
 #[test]
 fn a_file_that_is_late_truncated_or_replaced_is_read_on() {
     let mut log = Log::new();
-    let mut ready = log.look_for("ready", 0);
+    let mut ready = log.search_for("ready", 0);
     assert!(!log.is_found(&mut ready));
     log.append("a long beginning, rea\n");
     assert!(!log.is_found(&mut ready));
@@ -129,7 +129,7 @@ fn a_file_that_is_late_truncated_or_replaced_is_read_on() {
     assert!(!log.is_found(&mut ready));
     log.append("ready\n");
     assert!(log.is_found(&mut ready));
-    let mut second = log.look_for("ready", 6);
+    let mut second = log.search_for("ready", 6);
     assert!(!log.is_found(&mut second));
     File::create(log.path()).unwrap();
     log.append("ready");
@@ -140,7 +140,7 @@ fn a_file_that_is_late_truncated_or_replaced_is_read_on() {
 fn a_line_of_any_length_is_read_in_bounded_calls() {
     let mut log = Log::new();
     log.append(&"x".repeat(3_000_000));
-    let mut ready = log.look_for("ready", 0);
+    let mut ready = log.search_for("ready", 0);
     let calls = (1..).find(|_| {
         ready.advance(log.now).unwrap();
         ready.due() != Some(log.now)
@@ -157,7 +157,7 @@ fn what_is_no_line_or_no_file_is_an_error() {
     assert_eq!(new(""), Some(LogTextError::Empty));
     assert_eq!(new("a\nb"), Some(LogTextError::SeveralLines("a\nb".to_owned())));
     rustix::fs::mkfifoat(rustix::fs::CWD, log.path(), rustix::fs::Mode::RWXU).unwrap();
-    let mut ready = log.look_for("a", 0);
+    let mut ready = log.search_for("a", 0);
     assert_eq!(ready.advance(log.now).map_err(|error| error.errno), Err(Errno::EINVAL));
     // The next poll tries again.
     fs::remove_file(log.path()).unwrap();
@@ -216,7 +216,7 @@ fn a_unix_listener_is_found_among_thousands_of_descriptors() {
     let (mut stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     stream.write_all(b"x").unwrap();
     let datagram = std::os::unix::net::UnixDatagram::bind(folder.path().join("datagram")).unwrap();
-    // Many descriptors of this process itself; other tests of this process may listen, so that a child is looked at.
+    // Many descriptors of this process itself; other tests of this process may listen, so that a child is searched.
     let unix = std::os::unix::net::UnixListener::bind(folder.path().join("stream")).unwrap();
     let script = "ulimit -n 8192; i=10; while [ $i -lt 5000 ]; do eval \"exec $i</dev/null\"; i=$((i + 1)); done; \
         echo ready > $0; exec sleep 1000";

@@ -1,7 +1,7 @@
 //! What a process tree uses of memory and descriptors, and whether it makes progress.
 //!
 //! Owns: what is counted, and the cost of counting.
-//! Invariants: a look at a tree is made in steps of bounded cost. A process that ends meanwhile counts with nothing.
+//! Invariants: an inspection of a tree is made in steps of bounded cost. A process that ends meanwhile counts with nothing.
 //! Does not: compare with limits; the caller has them.
 
 mod descriptors;
@@ -20,7 +20,7 @@ pub use progress::{Hang, Progress};
 
 use memory::Memory;
 
-/// Processes that one call looks at, at most: about 2 ms, and what their page tables take.
+/// Processes that one call inspects, at most: about 2 ms, and what their page tables take.
 const PROCESSES_PER_CALL: usize = 32;
 
 /// What a process tree uses.
@@ -34,18 +34,18 @@ pub struct Usage {
     pub progress: Progress,
 }
 
-/// A look at a tree that is going on.
+/// An inspection of a tree that is going on.
 #[derive(Debug)]
-pub struct Look {
-    /// Processes to be looked at, the next one last.
+pub struct Inspection {
+    /// Processes to be inspected, the next one last.
     processes: Vec<Pid>,
     memory: Memory,
     usage: Usage,
     due: Option<Instant>,
 }
 
-impl Look {
-    /// Begins a look at the tree of this root.
+impl Inspection {
+    /// Begins an inspection of the tree of this root.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl Look {
         self.due
     }
 
-    /// Looks at the next processes; what the tree uses, once all are looked at.
+    /// Inspects the next processes; what the tree uses, once all are inspected.
     pub fn advance(&mut self, now: Instant) -> Option<Usage> {
         self.due?;
         self.memory.begin_call();

@@ -13,9 +13,9 @@ use tracee::procfs;
 
 use super::text::amount;
 
-/// CPU time between two looks that is none: the counts of the kernel have a resolution of one tick.
+/// CPU time between two inspections that is none: the counts of the kernel have a resolution of one tick.
 const CPU_NOISE: Duration = Duration::from_millis(10);
-/// The part of the time between two looks that is none, as a divisor: a stop for a checkpoint takes some microseconds
+/// The part of the time between two inspections that is none, as a divisor: a stop for a checkpoint takes some microseconds
 /// of each thread, up to a hundred times a second.
 const CPU_NOISE_SHARE: u32 = 200;
 
@@ -44,7 +44,7 @@ impl Progress {
         self.processes.insert(key, Work { cpu, calls });
     }
 
-    /// Whether the tree has done something between an earlier look and this one.
+    /// Whether the tree has done something between an earlier inspection and this one.
     #[must_use]
     pub fn is_beyond(&self, earlier: &Self, elapsed: Duration) -> bool {
         let are_same = self.processes.keys().eq(earlier.processes.keys());
@@ -66,16 +66,16 @@ fn cpu_time(stat: &str) -> Option<Duration> {
     Some(Duration::from_millis((user + system) * 1000 / a_second))
 }
 
-/// Finds a hang: a probe fails, and the tree has done nothing since the last look.
+/// Finds a hang: a probe fails, and the tree has done nothing since the last inspection.
 #[derive(Clone, Debug, Default)]
 pub struct Hang {
     last: Option<(Instant, Progress)>,
 }
 
 impl Hang {
-    /// Takes a look with the outcome of the last probe. True for a hang: the probe has failed at two looks in a row, and
-    /// the tree has done nothing between them. Begin anew for a new incarnation, and after the program was stopped.
-    pub fn look(&mut self, now: Instant, has_probe_failed: bool, progress: Progress) -> bool {
+    /// Takes the progress of an inspection and the outcome of the last probe. True for a hang: the probe has failed at two
+    /// inspections in a row, and the tree has done nothing between them. Begin anew for a new incarnation, and after the program was stopped.
+    pub fn note(&mut self, now: Instant, has_probe_failed: bool, progress: Progress) -> bool {
         let last = self.last.take().filter(|_| has_probe_failed);
         let hangs = last.is_some_and(|(then, before)| !progress.is_beyond(&before, now - then));
         self.last = has_probe_failed.then_some((now, progress));

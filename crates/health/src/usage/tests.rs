@@ -12,20 +12,20 @@ use crate::test_support::{LIMIT, Running, compile};
 
 const MIB: u64 = 1 << 20;
 
-/// Looks at a tree to the end.
-fn look(root: Pid) -> Usage {
-    let mut look = Look::begin(root, Instant::now()).unwrap();
+/// Inspects a tree to the end.
+fn inspect(root: Pid) -> Usage {
+    let mut inspection = Inspection::begin(root, Instant::now()).unwrap();
     let usage = loop {
-        if let Some(usage) = look.advance(look.due().unwrap()) {
+        if let Some(usage) = inspection.advance(inspection.due().unwrap()) {
             break usage;
         }
     };
-    assert_eq!(look.due(), None);
-    assert_eq!(look.advance(Instant::now()), None);
+    assert_eq!(inspection.due(), None);
+    assert_eq!(inspection.advance(Instant::now()), None);
     usage
 }
 
-/// Takes as much memory as it is told, shares it with as many children, and says when it is there.
+/// Maps so many MiB of shared memory, which so many children read, and writes a mark when each is done.
 const SHARER: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ fn shared_memory_of_a_tree_counts_once() {
     let mut command = Command::new(&program);
     let running = Running::start(command.args(["64", "7"]).arg(&mark));
     until("eight processes", || std::fs::read(&mark).ok().filter(|text| text.len() == 8));
-    let resident = look(running.pid()).resident.get();
+    let resident = inspect(running.pid()).resident.get();
     assert!((64 * MIB..96 * MIB).contains(&resident), "{resident}");
 }
 
@@ -73,11 +73,11 @@ fn the_process_with_most_descriptors_is_found() {
         echo x > $0; exec sleep 1000); true";
     let running = Running::start(Command::new("bash").args(["-c", script]).arg(&mark));
     until("the descriptors", || mark.exists().then_some(()));
-    let (pid, count) = look(running.pid()).descriptors.unwrap();
+    let (pid, count) = inspect(running.pid()).descriptors.unwrap();
     assert_ne!(pid, running.pid());
     assert!((3003..3020).contains(&count), "{count}");
     assert_eq!(tracee::procfs::descriptors(pid).unwrap().len() as u32, open_descriptors(pid).unwrap());
-    assert!(Look::begin(Pid(i32::MAX), Instant::now()).is_err());
+    assert!(Inspection::begin(Pid(i32::MAX), Instant::now()).is_err());
 }
 
 #[test]
@@ -90,19 +90,19 @@ fn work_calls_and_new_processes_are_progress() {
     });
     // The shell has become another program, which is still loaded.
     until("a program that does nothing", || {
-        let before = look(idle.pid()).progress;
+        let before = inspect(idle.pid()).progress;
         std::thread::sleep(Duration::from_millis(20));
-        (!look(idle.pid()).progress.is_beyond(&before, elapsed)).then_some(())
+        (!inspect(idle.pid()).progress.is_beyond(&before, elapsed)).then_some(())
     });
     let busy = Running::shell("while :; do :; done");
-    let before = look(busy.pid()).progress;
-    until("CPU time", || look(busy.pid()).progress.is_beyond(&before, elapsed).then_some(()));
+    let before = inspect(busy.pid()).progress;
+    until("CPU time", || inspect(busy.pid()).progress.is_beyond(&before, elapsed).then_some(()));
     let calling = Running::shell("exec dd if=/dev/zero of=/dev/null bs=1 status=none");
-    let before = look(calling.pid()).progress;
+    let before = inspect(calling.pid()).progress;
     until("calls", || {
-        look(calling.pid()).progress.is_beyond(&before, Duration::from_secs(3600)).then_some(())
+        inspect(calling.pid()).progress.is_beyond(&before, Duration::from_secs(3600)).then_some(())
     });
-    assert!(look(busy.pid()).progress.is_beyond(&look(idle.pid()).progress, Duration::from_secs(3600)));
+    assert!(inspect(busy.pid()).progress.is_beyond(&inspect(idle.pid()).progress, Duration::from_secs(3600)));
 }
 
 #[test]
@@ -113,23 +113,23 @@ fn a_hang_needs_a_failing_probe_and_no_progress() {
         (comm == "sleep").then_some(())
     });
     let settled = until("a program that does nothing", || {
-        let before = look(idle.pid()).progress;
+        let before = inspect(idle.pid()).progress;
         std::thread::sleep(Duration::from_millis(20));
-        let after = look(idle.pid()).progress;
+        let after = inspect(idle.pid()).progress;
         (before == after).then_some(after)
     });
     let busy = Running::shell("while :; do :; done");
     let (began, mut hang) = (Instant::now(), Hang::default());
-    assert!(!hang.look(began, true, settled.clone()), "one look says nothing");
-    assert!(hang.look(began + LIMIT, true, settled.clone()));
-    assert!(!hang.look(began + 2 * LIMIT, false, settled.clone()));
-    assert!(!hang.look(began + 3 * LIMIT, true, settled.clone()), "the probe before has succeeded");
-    let other = look(busy.pid()).progress;
-    assert!(!hang.look(began + 4 * LIMIT, true, other));
+    assert!(!hang.note(began, true, settled.clone()), "one inspection proves nothing");
+    assert!(hang.note(began + LIMIT, true, settled.clone()));
+    assert!(!hang.note(began + 2 * LIMIT, false, settled.clone()));
+    assert!(!hang.note(began + 3 * LIMIT, true, settled.clone()), "the probe before has succeeded");
+    let other = inspect(busy.pid()).progress;
+    assert!(!hang.note(began + 4 * LIMIT, true, other));
 }
 
 #[test]
-fn a_large_tree_is_looked_at_in_several_calls() {
+fn a_large_tree_is_inspected_in_several_calls() {
     let script = "i=0; while [ $i -lt 40 ]; do sleep 1000 & i=$((i + 1)); done; wait";
     let running = Running::shell(script);
     until("forty children", || {
@@ -137,8 +137,8 @@ fn a_large_tree_is_looked_at_in_several_calls() {
         (members.len() == 41).then_some(())
     });
     let now = Instant::now();
-    let mut look = Look::begin(running.pid(), now).unwrap();
-    assert_eq!(look.advance(now), None);
-    assert_eq!(look.due(), Some(now));
-    assert!(look.advance(now).is_some());
+    let mut inspection = Inspection::begin(running.pid(), now).unwrap();
+    assert_eq!(inspection.advance(now), None);
+    assert_eq!(inspection.due(), Some(now));
+    assert!(inspection.advance(now).is_some());
 }
