@@ -155,3 +155,28 @@ fn is_itself(socket: &OwnedFd) -> bool {
     let peer = getpeername(socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
     own.is_some() && own == peer
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use rustix::net::bind;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_of_a_socket_to_itself_is_known() {
+        let new =
+            || socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let own = new();
+        bind(&own, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
+        let address = SocketAddr::try_from(getsockname(&own).unwrap()).unwrap();
+        assert!(!is_itself(&own));
+        connect(&own, &address).unwrap();
+        assert!(is_itself(&own));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = new();
+        connect(&other, &listener.local_addr().unwrap()).unwrap();
+        assert!(!is_itself(&other));
+    }
+}

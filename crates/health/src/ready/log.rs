@@ -116,13 +116,18 @@ impl LogReady {
             }
         }
         let Some((file, position)) = &mut self.file else { return Ok(None) };
-        if file.metadata().map_err(failed)?.len() < *position {
+        let length = file.metadata().map_err(failed)?.len();
+        if length == *position {
+            return Ok(Some(false));
+        }
+        if length < *position {
             *position = 0;
             self.carried.clear();
         }
-        let mut bytes = std::mem::take(&mut self.carried);
-        let kept = bytes.len();
-        bytes.resize(kept + *left, 0);
+        let kept = self.carried.len();
+        // Zeroed memory comes from the kernel; only pages that are filled are touched.
+        let mut bytes = vec![0; kept + *left];
+        bytes[..kept].copy_from_slice(&self.carried);
         let mut filled = kept;
         while filled < bytes.len() {
             match file.read_at(&mut bytes[filled..], *position) {

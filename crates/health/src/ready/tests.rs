@@ -151,6 +151,27 @@ fn a_line_of_any_length_is_read_in_bounded_calls() {
 }
 
 #[test]
+fn a_text_is_found_however_the_file_grows() {
+    let mut random = testkit::seeded("a_text_is_found_however_the_file_grows");
+    for _ in 0..50 {
+        let mut log = Log::new();
+        let mut ready = log.search_for("abaab", 0);
+        let mut whole = String::new();
+        loop {
+            let piece: String =
+                (0..random.usize(1..6)).map(|_| *random.choice(&['a', 'b', '\n']).unwrap()).collect();
+            log.append(&piece);
+            whole.push_str(&piece);
+            let is_found = log.is_found(&mut ready);
+            assert_eq!(is_found, whole.contains("abaab"), "{whole:?}");
+            if is_found {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
 fn what_is_no_line_or_no_file_is_an_error() {
     let mut log = Log::new();
     let new = |text: &str| LogReady::new(Path::new("/x"), 0, text, Instant::now()).err();
