@@ -50,6 +50,7 @@ pub mod signal;
 pub mod signalfd;
 pub mod sock_diag;
 pub mod socket;
+pub mod socket_call;
 pub mod socket_option;
 pub mod stand_in;
 pub mod task_reader;

@@ -1,6 +1,6 @@
 //! The process that keeps a subject going when the receiver of its notifications dies.
 //!
-//! Owns: that process; the memory that notifications are received into.
+//! Owns: that process; the memory that notifications are received into; the table of calls that are answered later.
 //! Invariants: while a listener is held, the death of this process lets every notified call of the subject continue,
 //! also one that was received and not answered; before the first of them continues, the file given with the listener
 //! has a line that says so. The holder makes system calls only, allocates nothing and never returns.
@@ -19,24 +19,29 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use model::Pid;
 
 use crate::clone::CloneArguments;
 use crate::error::{Errno, Error, Result};
 use crate::fd_passing::send_descriptors;
-use crate::seccomp_listener::Notification;
+use crate::seccomp_listener::{Notification, NotificationId};
 use crate::{pidfd, socket};
 
-pub use process::{BROKEN_LINE, BUFFERS_MAX};
+use process::Unanswered;
+pub use process::{BROKEN_LINE, BUFFERS_MAX, HELD_CALLS_MAX};
 
 /// Bytes that the line is sure of on a full file system.
 const RESERVED_BYTES: i64 = 4096;
 /// How long an exit of the holder is waited for, so that it leaves no zombie.
 const EXIT_LIMIT_MS: i32 = 200;
 
-const SHARED_BYTES: usize = BUFFERS_MAX * size_of::<Notification>();
+/// Where the table of held calls begins, behind the buffers.
+const CALLS_AT: usize = BUFFERS_MAX * size_of::<Notification>();
+const SHARED_BYTES: usize = CALLS_AT + HELD_CALLS_MAX * size_of::<AtomicU64>();
+
+const _: () = assert!(CALLS_AT.is_multiple_of(align_of::<AtomicU64>()));
 
 /// Memory that this process and the holder both have.
 #[derive(Debug)]
@@ -56,6 +61,39 @@ unsafe impl Sync for Shared {}
 pub struct NotificationBuffer {
     shared: Arc<Shared>,
     index: usize,
+}
+
+/// The table of calls that were received and are answered later. Clones are of one table.
+#[derive(Clone, Debug)]
+pub struct HeldCalls {
+    shared: Arc<Shared>,
+}
+
+/// A row of the table: until it is dropped, the holder knows the call.
+#[derive(Debug)]
+pub struct HeldCall {
+    shared: Arc<Shared>,
+    index: usize,
+}
+
+impl HeldCalls {
+    /// Notes a call, before the buffer that it was received into is used again. `None` if [`HELD_CALLS_MAX`] are noted.
+    #[must_use]
+    pub fn note(&self, id: NotificationId) -> Option<HeldCall> {
+        let calls = self.shared.calls();
+        let is_free = |call: &AtomicU64| {
+            call.load(Ordering::Relaxed) == 0
+                && call.compare_exchange(0, id.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        let index = calls.iter().position(is_free)?;
+        Some(HeldCall { shared: Arc::clone(&self.shared), index })
+    }
+}
+
+impl Drop for HeldCall {
+    fn drop(&mut self) {
+        self.shared.calls()[self.index].store(0, Ordering::Relaxed);
+    }
 }
 
 /// The holder, as its guardian sees it.
@@ -82,13 +120,14 @@ impl ListenerHolder {
         // Without an exit signal: a wait for children in general does not take it for one.
         let arguments = CloneArguments::default();
         let buffers = shared.buffers;
+        let unanswered = Unanswered { buffers: buffers.cast().as_ptr(), calls: shared.calls().as_ptr() };
         // SAFETY: without CLONE_VM the child gets a copy of this address space; it only makes system calls in `run`
         // and never returns into code that could take a lock of a thread that is not there.
         let result =
             unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
         let pid = match result {
             -1 => return Err(Error::new("create the holder of listeners", Errno::last())),
-            0 => process::run(own.as_raw_fd(), remote.as_raw_fd(), buffers.cast().as_ptr()),
+            0 => process::run(own.as_raw_fd(), remote.as_raw_fd(), unanswered),
             child => Pid(child as i32),
         };
         // Whoever is forked later does not have the memory. A kernel that refuses leaves it to them, unused.
@@ -115,6 +154,12 @@ impl ListenerHolder {
         let is_free = |taken: &AtomicBool| !taken.swap(true, Ordering::AcqRel);
         let index = self.shared.taken.iter().position(is_free)?;
         Some(NotificationBuffer { shared: Arc::clone(&self.shared), index })
+    }
+
+    /// The table of calls that are answered later.
+    #[must_use]
+    pub fn held_calls(&self) -> HeldCalls {
+        HeldCalls { shared: Arc::clone(&self.shared) }
     }
 
     /// Has the process hold a listener until no task uses its filter, and append [`BROKEN_LINE`] to a file if this
@@ -176,6 +221,15 @@ impl Shared {
         Ok(Self { buffers, taken: [const { AtomicBool::new(false) }; BUFFERS_MAX] })
     }
 
+    fn calls(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping has HELD_CALLS_MAX numbers from CALLS_AT on, zero at first, aligned as asserted above, and
+        // lives as long as this value. Both processes only ever reach them as atomics.
+        unsafe {
+            let start = self.buffers.as_ptr().cast::<u8>().add(CALLS_AT).cast();
+            std::slice::from_raw_parts(start, HELD_CALLS_MAX)
+        }
+    }
+
     fn at(&self, index: usize) -> *mut Notification {
         debug_assert!(index < BUFFERS_MAX, "an index is one of `taken`");
         // SAFETY: the mapping has room for BUFFERS_MAX notifications, which the index is below.
@@ -185,7 +239,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map`; every buffer has a share in this value, so none is left.
+        // SAFETY: the range was mapped by `map`; every buffer and every row has a share in this value, so none
+        // is left.
         unsafe { libc::munmap(self.buffers.as_ptr().cast(), SHARED_BYTES) };
     }
 }

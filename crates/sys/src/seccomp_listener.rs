@@ -1,12 +1,12 @@
 //! The notifications of a seccomp filter, and installing the filter in a program that is about to be executed.
 //!
-//! Owns: SECCOMP_FILTER_FLAG_NEW_LISTENER, the SECCOMP_IOCTL_NOTIF_* requests.
+//! Owns: SECCOMP_FILTER_FLAG_NEW_LISTENER, the SECCOMP_IOCTL_NOTIF_* requests, SECCOMP_IOCTL_NOTIF_ADDFD among them.
 //! Invariants: nothing of a call is done before its notification is answered; a listener is close-on-exec and is in no
 //! program that is watched.
 //! Does not: decide about calls. What the arguments point to can change between the answer and the call.
 //!
 //! Man page: seccomp(2), seccomp_unotify(2)
-//! Since: Linux 5.5 (the answer that a call continues), 5.19 (WAIT_KILLABLE_RECV), 6.6 (SYNC_WAKE_UP)
+//! Since: Linux 5.5 (the answer that a call continues), 5.9 (ADDFD), 5.19 (WAIT_KILLABLE_RECV), 6.6 (SYNC_WAKE_UP)
 //! Probe: `features::REGISTRY` entry "file-notify"
 //! Fallback: none; files do not go back with a program that is not watched
 
@@ -14,11 +14,11 @@ use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use model::Tid;
+use model::{Fd, Tid};
 
 use crate::error::{Errno, Error, Result};
 use crate::watch_filter::{AUDIT_ARCH_I386, AUDIT_ARCH_X86_64, X32_BIT};
-pub use crate::watch_filter::{FilterProgram, is_own, watch_program};
+pub use crate::watch_filter::{FilterProgram, Reported, filter_program, is_own, watch_program};
 
 /// SECCOMP_SET_MODE_FILTER.
 pub const SET_FILTER: u64 = 1;
@@ -35,8 +35,11 @@ const GET_NOTIF_SIZES: u64 = 3;
 const RECEIVE: libc::c_ulong = 0xc050_2100;
 const SEND: libc::c_ulong = 0xc018_2101;
 const ID_VALID: libc::c_ulong = 0x4008_2102;
+const ADD_FD: libc::c_ulong = 0x4018_2103;
 const SET_FLAGS: libc::c_ulong = 0x4008_2104;
 const SYNC_WAKE_UP: u64 = 1;
+/// SECCOMP_ADDFD_FLAG_SETFD.
+const AT_NUMBER: u32 = 1;
 const CONTINUE: u32 = 1;
 
 /// Which notification is answered. Zero is none.
@@ -83,6 +86,19 @@ struct Answer {
 
 const _: () = assert!(size_of::<Answer>() == 24);
 const _: () = assert!(offset_of!(Answer, flags) == 20);
+
+/// `struct seccomp_notif_addfd`.
+#[repr(C)]
+struct AddedFd {
+    id: NotificationId,
+    flags: u32,
+    source: u32,
+    number: u32,
+    number_flags: u32,
+}
+
+const _: () = assert!(size_of::<AddedFd>() == 24);
+const _: () = assert!(offset_of!(AddedFd, number_flags) == 20);
 
 /// `struct seccomp_notif_sizes`.
 #[repr(C)]
@@ -244,6 +260,39 @@ impl Listener {
         self.answer(&Answer { id, value: 0, error: -errno.0, flags: 0 })
     }
 
+    /// Has a call succeed with this result without happening. False as above.
+    pub fn answer_value(&self, id: NotificationId, value: i64) -> Result<bool> {
+        self.answer(&Answer { id, value, error: 0, flags: 0 })
+    }
+
+    /// Puts a duplicate of a descriptor over one of the caller, which stays open until then. The caller still waits for
+    /// its answer afterwards.
+    ///
+    /// # Errors
+    ///
+    /// ENOENT if the call is gone, EBADF if the number is above the caller's limit, EINVAL before Linux 5.9.
+    pub fn replace_descriptor(
+        &self,
+        id: NotificationId,
+        source: BorrowedFd<'_>,
+        at: Fd,
+        closes_on_exec: bool,
+    ) -> Result<()> {
+        let added = AddedFd {
+            id,
+            flags: AT_NUMBER,
+            source: source.as_raw_fd() as u32,
+            number: at.get() as u32,
+            number_flags: if closes_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
+        };
+        // SAFETY: the kernel reads the 24 bytes of the structure.
+        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), ADD_FD, &raw const added) };
+        if result < 0 {
+            return Err(Error::new("replace a descriptor of a waiting call", Errno::last()));
+        }
+        Ok(())
+    }
+
     fn answer(&self, answer: &Answer) -> Result<bool> {
         // SAFETY: the kernel reads the 24 bytes of the structure.
         let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), SEND, &raw const *answer) };
@@ -284,6 +333,16 @@ fn check_sizes() -> Result<()> {
     }
 }
 
+/// The flags that a filter is installed with, and those for a kernel that refuses them with EINVAL.
+///
+/// A call of an interruptible filter that waits for its answer is broken off by a signal and by the stop of a tracer, as
+/// connect(2) is. It is then repeated and reported once more, unless the signal has a handler without SA_RESTART: the
+/// call fails with EINTR. A call of any other filter waits for the answer and for SIGKILL alone.
+#[must_use]
+pub fn flags_of(program: &FilterProgram) -> [u64; 2] {
+    [if program.is_interruptible() { FLAGS_INTERRUPTIBLE } else { FLAGS }, FLAGS_INTERRUPTIBLE]
+}
+
 /// Installs a filter in the calling thread, and in those that it creates later. Needs CAP_SYS_ADMIN: without
 /// no_new_privs, the program that is executed keeps what set-user-ID bits give. The listener is close-on-exec.
 ///
@@ -291,10 +350,10 @@ fn check_sizes() -> Result<()> {
 ///
 /// EACCES without the privilege, EBUSY if the thread has a filter with a listener already.
 pub fn install(program: &FilterProgram) -> Result<OwnedFd> {
-    let instructions = program.instructions();
+    let (instructions, all_flags) = (program.instructions(), flags_of(program));
     let program = Program { length: instructions.len() as u16, instructions: instructions.as_ptr() };
     let mut result = -1;
-    for flags in [FLAGS, FLAGS_INTERRUPTIBLE] {
+    for flags in all_flags {
         // SAFETY: the kernel reads the program, whose length is that of the live slice behind it.
         result = unsafe { libc::syscall(libc::SYS_seccomp, SET_FILTER, flags, &raw const program) };
         if result >= 0 || Errno::last() != Errno::EINVAL {

@@ -1,12 +1,20 @@
-//! The seccomp filter of a watched subject: which system calls may change files.
+//! The seccomp filters of this program: which system calls may change files, and which name the address of a socket.
 //!
-//! Owns: the classic BPF program, its mark, the tables of system call numbers of x86-64, x32 and i386.
-//! Invariants: a call that can change a name, an attribute or the length of a file gives SECCOMP_RET_USER_NOTIF, every
-//! other call SECCOMP_RET_ALLOW. Calls that need no look at an argument use only instructions that the kernel can
+//! Owns: the classic BPF programs, their mark, the evaluation of arguments.
+//! Invariants: a call that can change a name, an attribute or the length of a file gives SECCOMP_RET_USER_NOTIF in the
+//! filter of a watched subject. bind(2), listen(2) and connect(2) do in a filter of channels. Every other call gives
+//! SECCOMP_RET_ALLOW. Calls that need no look at an argument use only instructions that the kernel can
 //! evaluate in advance, so that an allowed call costs nothing (Linux 5.11 and later).
 //! Does not: report changes of content through a descriptor (write(2) and its kin); `fanotify` does.
 
+mod calls;
+
 use std::mem::{offset_of, size_of};
+
+use calls::When::{
+    Always, Has, HasOrZero, IgnoresAppend, Is, MapsShared, OneOfThree, Opens, Requests, SetsFlags,
+};
+use calls::{I386, I386_CHANNELS, NATIVE, NATIVE_CHANNELS, When};
 
 /// Instructions that a filter of ours has at most; a longer filter of a thread is not ours.
 pub(crate) const OWN_INSTRUCTIONS_MAX: usize = 512;
@@ -42,8 +50,6 @@ const O_APPEND: u32 = 0x400;
 const MAP_SHARED_BIT: u32 = 1;
 const MAP_ANONYMOUS: u32 = 0x20;
 const RWF_NOAPPEND: u32 = 0x20;
-const CLONE_NEWNS: u32 = 0x0002_0000;
-const OPEN_TREE_CLONE: u32 = 1;
 
 /// Requests of ioctl(2) that change files.
 const REQUESTS: &[u32] = &[
@@ -94,178 +100,31 @@ const _: () = assert!(offset_of!(Instruction, constant) == 4);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FilterProgram {
     instructions: Vec<Instruction>,
+    reported: Reported,
+    is_interruptible: bool,
 }
 
-/// When a call that can change files does.
+/// Which calls a filter reports. A task can have only one filter with a listener, so that one filter reports both kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum When {
-    /// Whatever its arguments are.
-    Always,
-    /// The flags of open(2) in this argument say so.
-    Opens(u32),
-    /// fcntl(2): F_SETFL without O_APPEND.
-    SetsFlags,
-    /// mmap(2): a shared mapping of a file.
-    MapsShared,
-    /// ioctl(2): one of `REQUESTS`.
-    Requests,
-    /// pwritev2(2): RWF_NOAPPEND.
-    IgnoresAppend,
-    /// The argument is this number.
-    Is(u32, u32),
-    /// The argument has this bit.
-    Has(u32, u32),
-    /// The argument has this bit, or is zero.
-    HasOrZero(u32, u32),
+pub enum Reported {
+    /// Calls that can change files, bind(2) and io_uring_setup(2) among them.
+    Files,
+    /// bind(2), listen(2) and connect(2).
+    Channels,
+    /// The calls of both.
+    FilesAndChannels,
 }
-
-use When::{Always, Has, HasOrZero, IgnoresAppend, Is, MapsShared, Opens, Requests, SetsFlags};
-
-/// Calls of x86-64 by number; x32 has the same with a bit set, besides some numbers of its own. Those that are made
-/// often and mostly allowed come first.
-const NATIVE: &[(u32, When)] = &[
-    (257, Opens(2)),                  // openat
-    (9, MapsShared),                  // mmap
-    (72, SetsFlags),                  // fcntl
-    (16, Requests),                   // ioctl
-    (2, Opens(1)),                    // open
-    (56, Has(0, CLONE_NEWNS)),        // clone
-    (328, IgnoresAppend),             // pwritev2
-    (514, Requests),                  // ioctl of x32
-    (547, IgnoresAppend),             // pwritev2 of x32
-    (272, Has(0, CLONE_NEWNS)),       // unshare
-    (308, HasOrZero(1, CLONE_NEWNS)), // setns
-    (304, Opens(2)),                  // open_by_handle_at
-    (428, Has(2, OPEN_TREE_CLONE)),   // open_tree
-    (437, Always),                    // openat2
-    (77, Always),                     // ftruncate
-    (76, Always),                     // truncate
-    (285, Always),                    // fallocate
-    (82, Always),                     // rename
-    (264, Always),                    // renameat
-    (316, Always),                    // renameat2
-    (87, Always),                     // unlink
-    (263, Always),                    // unlinkat
-    (85, Always),                     // creat
-    (83, Always),                     // mkdir
-    (258, Always),                    // mkdirat
-    (84, Always),                     // rmdir
-    (86, Always),                     // link
-    (265, Always),                    // linkat
-    (88, Always),                     // symlink
-    (266, Always),                    // symlinkat
-    (133, Always),                    // mknod
-    (259, Always),                    // mknodat
-    (49, Always),                     // bind, which makes the name of a Unix socket
-    (90, Always),                     // chmod
-    (91, Always),                     // fchmod
-    (268, Always),                    // fchmodat
-    (452, Always),                    // fchmodat2
-    (92, Always),                     // chown
-    (93, Always),                     // fchown
-    (94, Always),                     // lchown
-    (260, Always),                    // fchownat
-    (132, Always),                    // utime
-    (235, Always),                    // utimes
-    (261, Always),                    // futimesat
-    (280, Always),                    // utimensat
-    (188, Always),                    // setxattr
-    (189, Always),                    // lsetxattr
-    (190, Always),                    // fsetxattr
-    (197, Always),                    // removexattr
-    (198, Always),                    // lremovexattr
-    (199, Always),                    // fremovexattr
-    (463, Always),                    // setxattrat
-    (466, Always),                    // removexattrat
-    (469, Always),                    // file_setattr
-    (425, Always),                    // io_uring_setup
-    (165, Always),                    // mount
-    (166, Always),                    // umount2
-    (155, Always),                    // pivot_root
-    (161, Always),                    // chroot
-    (429, Always),                    // move_mount
-    (432, Always),                    // fsmount
-    (467, Always),                    // open_tree_attr
-];
-
-/// Calls of i386 by number.
-const I386: &[(u32, When)] = &[
-    (295, Opens(2)),                  // openat
-    (192, MapsShared),                // mmap2
-    (221, SetsFlags),                 // fcntl64
-    (55, SetsFlags),                  // fcntl
-    (54, Requests),                   // ioctl
-    (5, Opens(1)),                    // open
-    (120, Has(0, CLONE_NEWNS)),       // clone
-    (379, IgnoresAppend),             // pwritev2
-    (310, Has(0, CLONE_NEWNS)),       // unshare
-    (346, HasOrZero(1, CLONE_NEWNS)), // setns
-    (342, Opens(2)),                  // open_by_handle_at
-    (428, Has(2, OPEN_TREE_CLONE)),   // open_tree
-    (102, Is(0, 2)),                  // socketcall: bind
-    (90, Always),                     // mmap, whose arguments are in memory
-    (437, Always),                    // openat2
-    (93, Always),                     // ftruncate
-    (194, Always),                    // ftruncate64
-    (92, Always),                     // truncate
-    (193, Always),                    // truncate64
-    (324, Always),                    // fallocate
-    (38, Always),                     // rename
-    (302, Always),                    // renameat
-    (353, Always),                    // renameat2
-    (10, Always),                     // unlink
-    (301, Always),                    // unlinkat
-    (8, Always),                      // creat
-    (39, Always),                     // mkdir
-    (296, Always),                    // mkdirat
-    (40, Always),                     // rmdir
-    (9, Always),                      // link
-    (303, Always),                    // linkat
-    (83, Always),                     // symlink
-    (304, Always),                    // symlinkat
-    (14, Always),                     // mknod
-    (297, Always),                    // mknodat
-    (361, Always),                    // bind
-    (15, Always),                     // chmod
-    (94, Always),                     // fchmod
-    (306, Always),                    // fchmodat
-    (452, Always),                    // fchmodat2
-    (182, Always),                    // chown
-    (95, Always),                     // fchown
-    (16, Always),                     // lchown
-    (212, Always),                    // chown32
-    (207, Always),                    // fchown32
-    (198, Always),                    // lchown32
-    (298, Always),                    // fchownat
-    (30, Always),                     // utime
-    (271, Always),                    // utimes
-    (299, Always),                    // futimesat
-    (320, Always),                    // utimensat
-    (412, Always),                    // utimensat_time64
-    (226, Always),                    // setxattr
-    (227, Always),                    // lsetxattr
-    (228, Always),                    // fsetxattr
-    (235, Always),                    // removexattr
-    (236, Always),                    // lremovexattr
-    (237, Always),                    // fremovexattr
-    (463, Always),                    // setxattrat
-    (466, Always),                    // removexattrat
-    (469, Always),                    // file_setattr
-    (425, Always),                    // io_uring_setup
-    (21, Always),                     // mount
-    (22, Always),                     // umount
-    (52, Always),                     // umount2
-    (217, Always),                    // pivot_root
-    (61, Always),                     // chroot
-    (429, Always),                    // move_mount
-    (432, Always),                    // fsmount
-    (467, Always),                    // open_tree_attr
-];
 
 /// The filter of a watched subject. Beside the calls that the names of its module's tables say, it reports bind(2),
 /// which makes the names of Unix sockets, and io_uring_setup(2), whose requests no filter sees.
 #[must_use]
 pub fn watch_program() -> FilterProgram {
+    filter_program(Reported::Files)
+}
+
+/// The filter that reports these calls.
+#[must_use]
+pub fn filter_program(reported: Reported) -> FilterProgram {
     let mut builder = Builder::default();
     for constant in MARK {
         builder.push(JUMP_IF_EQUAL, constant);
@@ -275,18 +134,30 @@ pub fn watch_program() -> FilterProgram {
     builder.push(LOAD_ABSOLUTE, NUMBER_AT);
     // A call of x32 is judged as the call of x86-64 with the same number.
     builder.push(AND, !X32_BIT);
-    builder.calls(NATIVE);
+    builder.calls(&table(reported, NATIVE, NATIVE_CHANNELS));
     builder.place(Label::I386);
     builder.push(LOAD_ABSOLUTE, NUMBER_AT);
-    builder.calls(I386);
+    builder.calls(&table(reported, I386, I386_CHANNELS));
     for when in builder.wanted.clone() {
         builder.place(Label::Test(when));
         builder.test(when);
     }
-    builder.finish()
+    builder.finish(reported)
 }
 
-/// Whether the code of a filter, as `seccomp::filter` reads it, is one that `watch_program` made, also of another
+/// The rows of one table of numbers. A call of both kinds is judged as one of channels, which report all of it.
+fn table(reported: Reported, files: &[(u32, When)], channels: &[(u32, When)]) -> Vec<(u32, When)> {
+    let of_channels = |call: &(u32, When)| channels.iter().any(|other| other.0 == call.0);
+    match reported {
+        Reported::Files => files.to_vec(),
+        Reported::Channels => channels.to_vec(),
+        Reported::FilesAndChannels => {
+            files.iter().filter(|call| !of_channels(call)).chain(channels).copied().collect()
+        }
+    }
+}
+
+/// Whether the code of a filter, as `seccomp::filter` reads it, is one that `filter_program` made, also of another
 /// version of this program.
 #[must_use]
 pub fn is_own(code: &[u8]) -> bool {
@@ -303,6 +174,22 @@ impl FilterProgram {
 
     pub(crate) fn instructions(&self) -> &[Instruction] {
         &self.instructions
+    }
+
+    /// Which calls it reports.
+    #[must_use]
+    pub fn reported(&self) -> Reported {
+        self.reported
+    }
+
+    /// The same filter, whose calls can be broken off while they wait for the answer; see `flags_of`.
+    #[must_use]
+    pub fn interruptible(self) -> Self {
+        Self { is_interruptible: true, ..self }
+    }
+
+    pub(crate) fn is_interruptible(&self) -> bool {
+        self.is_interruptible
     }
 }
 
@@ -396,6 +283,13 @@ impl Builder {
                 self.skip(JUMP_IF_EQUAL, number, 1, 0);
                 self.push(RETURN, ALLOW);
             }
+            OneOfThree(argument, first) => {
+                self.load_argument(argument);
+                self.skip(JUMP_IF_EQUAL, first, 3, 0);
+                self.skip(JUMP_IF_EQUAL, first + 1, 2, 0);
+                self.skip(JUMP_IF_EQUAL, first + 2, 1, 0);
+                self.push(RETURN, ALLOW);
+            }
             SetsFlags => {
                 self.load_argument(1);
                 self.skip(JUMP_IF_EQUAL, F_SETFL, 1, 0);
@@ -432,13 +326,13 @@ impl Builder {
         self.push(RETURN, ALLOW);
     }
 
-    fn finish(mut self) -> FilterProgram {
+    fn finish(mut self, reported: Reported) -> FilterProgram {
         for (from, label) in self.jumps {
             let place = self.places.iter().find(|(other, _)| *other == label);
             let (_, to) = place.expect("every label that is jumped to is placed before the end");
             self.instructions[from].constant = (to - from - 1) as u32;
         }
-        FilterProgram { instructions: self.instructions }
+        FilterProgram { instructions: self.instructions, reported, is_interruptible: false }
     }
 }
 

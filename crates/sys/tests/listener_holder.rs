@@ -21,8 +21,8 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use model::Pid;
-use sys::listener_holder::{BROKEN_LINE, BUFFERS_MAX, ListenerHolder};
-use sys::seccomp_listener::{Listener, Receipt, Waited, watch_program};
+use sys::listener_holder::{BROKEN_LINE, BUFFERS_MAX, HELD_CALLS_MAX, ListenerHolder};
+use sys::seccomp_listener::{Listener, NotificationId, Receipt, Waited, watch_program};
 use sys::watched_start::watch_from_start;
 use sys::{Errno, pidfd};
 use undying_sys as sys;
@@ -253,6 +253,43 @@ fn a_call_that_was_received_and_not_answered_continues() {
     kill(guardian);
     assert_eq!(read_all(&results), [WELL, WELL]);
     assert_eq!(mark_in(&directory).as_bytes(), BROKEN_LINE);
+}
+
+/// Both calls are received into one buffer: the table alone knows the first one.
+#[test]
+fn a_call_that_was_put_aside_continues() {
+    if !is_supported() {
+        return;
+    }
+    let directory = Directory::new("holder-aside");
+    let (results, result) = pipe();
+    let (mut from, to) = pipe();
+    let guardian = fork(|| {
+        let holder = ListenerHolder::start().unwrap();
+        let listener = start_subject(&holder, &directory, 1, &result);
+        drop(result);
+        let (mut buffer, table) = (holder.buffer().unwrap(), holder.held_calls());
+        assert_eq!(listener.receive(&mut buffer), Ok(Receipt::Call));
+        let _row = table.note(buffer.id()).unwrap();
+        assert_eq!(listener.receive(&mut buffer), Ok(Receipt::Call));
+        write(&to, b"x");
+        std::thread::sleep(LIMIT);
+    });
+    from.read_exact(&mut [0]).unwrap();
+    kill(guardian);
+    assert_eq!(read_all(&results), [WELL, WELL]);
+    assert_eq!(mark_in(&directory).as_bytes(), BROKEN_LINE);
+}
+
+#[test]
+fn rows_of_the_table_are_free_again_when_they_are_dropped() {
+    let holder = ListenerHolder::start().unwrap();
+    let table = holder.held_calls();
+    let id = |number: usize| NotificationId(number as u64 + 1);
+    let mut rows: Vec<_> = (0..HELD_CALLS_MAX).map(|number| table.note(id(number)).unwrap()).collect();
+    assert!(table.note(id(0)).is_none());
+    rows.swap_remove(7);
+    assert!(table.note(id(0)).is_some());
 }
 
 #[test]

@@ -11,14 +11,19 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ffi::CString;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::time::Duration;
 
-use sys::Errno;
+use model::Fd;
 use sys::seccomp_listener::{
-    CallTable, Listener, Notification, NotificationId, Receipt, Waited, install, watch_program,
+    CallTable, FilterProgram, Listener, Notification, NotificationId, Receipt, Reported, Waited,
+    filter_program, install, watch_program,
 };
+use sys::socket_call::{self, CallKind, SocketCall};
 use sys::watched_start::watch_from_start;
+use sys::{Errno, socket};
 use undying_sys as sys;
 
 mod common;
@@ -41,9 +46,17 @@ fn make_directory(path: &CString) -> i32 {
 fn watched<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> (Listener, std::thread::JoinHandle<T>) {
+    watched_by(watch_program(), work)
+}
+
+/// The same with another filter.
+fn watched_by<T: Send + 'static>(
+    program: FilterProgram,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> (Listener, std::thread::JoinHandle<T>) {
     let (give, take) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
-        give.send(install(&watch_program()).unwrap()).unwrap();
+        give.send(install(&program).unwrap()).unwrap();
         work()
     });
     (Listener::new(take.recv().unwrap()).unwrap(), thread)
@@ -150,4 +163,66 @@ fn a_program_that_cannot_be_executed_leaves_no_listener() {
     let listener = pending.receive();
     // The filter came before the program was looked for.
     assert!(listener.is_ok_and(|listener| listener.wait(LIMIT) == Ok(Waited::Gone)));
+}
+
+#[test]
+fn a_socket_is_replaced_and_its_bind_succeeds() {
+    if !is_supported() {
+        return;
+    }
+    let held = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket::local(held.as_fd()).unwrap();
+    let wanted = address.clone();
+    let (listener, thread) = watched_by(filter_program(Reported::Channels), move || {
+        let own = socket::create(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        let outcome = socket::bind(own.as_fd(), &wanted);
+        (TcpListener::from(own), outcome)
+    });
+    let notification = next(&listener);
+    let call = socket_call::read(&notification).unwrap();
+    assert_eq!((call.kind, &call.address), (CallKind::Bind, &address));
+    assert!(listener.replace_descriptor(NotificationId(1), held.as_fd(), call.socket, true).is_err());
+    listener.replace_descriptor(notification.id(), held.as_fd(), call.socket, true).unwrap();
+    assert_eq!(listener.answer_value(notification.id(), 0), Ok(true));
+    let (own, outcome) = thread.join().unwrap();
+    outcome.unwrap();
+    assert_eq!(own.local_addr().unwrap(), held.local_addr().unwrap());
+    assert!(rustix::io::fcntl_getfd(&own).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    let _client = TcpStream::connect(own.local_addr().unwrap()).unwrap();
+    own.accept().unwrap();
+}
+
+#[test]
+fn calls_of_channels_are_read_with_their_addresses() {
+    if !is_supported() {
+        return;
+    }
+    let (left, _right) = socket::pair(libc::SOCK_STREAM).unwrap();
+    let number = Fd(left.as_raw_fd());
+    let (listener, thread) = watched_by(filter_program(Reported::Channels), move || {
+        let socket = left.as_raw_fd();
+        let address = [1_u8; 200];
+        // SAFETY: the kernel reads at most the bytes of the array; the last address is none, and is refused.
+        unsafe {
+            libc::connect(socket, address.as_ptr().cast(), 3);
+            libc::listen(socket, 1);
+            libc::bind(socket, address.as_ptr().cast(), 200);
+            libc::bind(socket, std::ptr::null(), 4);
+        }
+    });
+    let read = |expected: Option<(CallKind, &[u8])>| {
+        let notification = next(&listener);
+        let expected = expected.map(|(kind, address)| SocketCall {
+            kind,
+            socket: number,
+            address: socket::SocketAddress(address.to_vec()),
+        });
+        assert_eq!(socket_call::read(&notification), expected);
+        listener.answer_continue(notification.id()).unwrap();
+    };
+    read(Some((CallKind::Connect, &[1; 3])));
+    read(Some((CallKind::Listen, &[])));
+    read(None);
+    read(None);
+    thread.join().unwrap();
 }

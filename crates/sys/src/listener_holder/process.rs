@@ -10,18 +10,21 @@
 //! Fallback: none; files do not go back with a program that is not watched
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::error::Errno;
 use crate::fd_passing::receive_descriptors;
 use crate::seccomp_listener::{Listener, Notification, NotificationId, Receipt, Waited};
 
-/// Notifications that can be received and unanswered at a time.
-pub const BUFFERS_MAX: usize = 16;
+/// Notifications that can be received into buffers at a time: one for each listener that is held.
+pub const BUFFERS_MAX: usize = HELD_MAX;
+/// Received calls that can be put aside at a time, to be answered later: the table takes two pages.
+pub const HELD_CALLS_MAX: usize = 1024;
 /// What the holder appends to the file of a listener when the guardian dies and the subject may have lived on.
 pub const BROKEN_LINE: &[u8] = b"the guardian died, and the subject went on unwatched\n";
-/// Listeners that are held at a time: one of each incarnation, of which the last may still be ending.
-const HELD_MAX: usize = 4;
+/// Listeners that are held at a time: one for each incarnation of each component, of which the last may still be ending.
+const HELD_MAX: usize = 64;
 /// How long an orphaned holder without listeners waits for one that a child of its guardian is about to send.
 const ORPHAN_LIMIT_MS: i32 = 10_000;
 
@@ -31,13 +34,21 @@ struct Held {
     broken: OwnedFd,
 }
 
+/// Calls that the guardian has received and not answered, in memory that it shares.
+#[derive(Clone, Copy)]
+pub(super) struct Unanswered {
+    /// [`BUFFERS_MAX`] notifications: those that were received last.
+    pub(super) buffers: *const Notification,
+    /// [`HELD_CALLS_MAX`] ids of calls that were put aside; zero is none.
+    pub(super) calls: *const AtomicU64,
+}
+
 struct Holder {
     guardian: RawFd,
     /// Where listeners come from; negative once there is no other end.
     socket: RawFd,
     held: [Option<Held>; HELD_MAX],
-    /// Notifications that the guardian has received last.
-    buffers: *const Notification,
+    unanswered: Unanswered,
     is_dismissed: bool,
     is_orphaned: bool,
 }
@@ -53,11 +64,11 @@ struct Ready {
 }
 
 /// The whole life of the holder.
-pub(super) fn run(guardian: RawFd, socket: RawFd, buffers: *const Notification) -> ! {
+pub(super) fn run(guardian: RawFd, socket: RawFd, unanswered: Unanswered) -> ! {
     settle(guardian, socket);
     let held = [const { None }; HELD_MAX];
     let (is_dismissed, is_orphaned) = (false, false);
-    let mut holder = Holder { guardian, socket, held, buffers, is_dismissed, is_orphaned };
+    let mut holder = Holder { guardian, socket, held, unanswered, is_dismissed, is_orphaned };
     holder.wait_for_the_end();
     holder.take_over();
     holder.serve();
@@ -149,13 +160,25 @@ impl Holder {
         for index in 0..BUFFERS_MAX {
             // SAFETY: the mapping has BUFFERS_MAX notifications of plain numbers, and the only process beside this one
             // that wrote them is dead.
-            let notification = unsafe { self.buffers.add(index).read_volatile() };
-            if notification.id() != NotificationId::default() {
-                // Numbers begin at random: that of one listener is unknown to the others.
-                for held in self.held.iter().flatten() {
-                    let _ = held.listener.answer_continue(notification.id());
-                }
-            }
+            let notification = unsafe { self.unanswered.buffers.add(index).read_volatile() };
+            self.answer(notification.id());
+        }
+        for index in 0..HELD_CALLS_MAX {
+            // SAFETY: the mapping has HELD_CALLS_MAX numbers behind the notifications, and both processes only ever reach
+            // them as atomics.
+            let id = unsafe { &*self.unanswered.calls.add(index) }.load(Ordering::Relaxed);
+            self.answer(NotificationId(id));
+        }
+    }
+
+    /// Lets a call continue that the guardian has received. It may have answered it already.
+    fn answer(&self, id: NotificationId) {
+        if id == NotificationId::default() {
+            return;
+        }
+        // Numbers begin at random: that of one listener is unknown to the others.
+        for held in self.held.iter().flatten() {
+            let _ = held.listener.answer_continue(id);
         }
     }
 
@@ -240,6 +263,16 @@ impl Holder {
     fn keep(&mut self, held: Held) {
         if self.is_orphaned && !held.is_gone() {
             held.mark();
+        }
+        if self.held.iter().all(Option::is_some) {
+            // One without tasks, if there is one. It counts as unwatched if its tasks may have ended after the guardian.
+            let is_gone = |held: &Option<Held>| held.as_ref().is_some_and(Held::is_gone);
+            if let Some(index) = self.held.iter().position(is_gone) {
+                if !self.guardian_watches() {
+                    self.held[index].iter().for_each(Held::mark);
+                }
+                self.held[index] = None;
+            }
         }
         if self.held.iter().all(Option::is_some) {
             // The oldest incarnation: that of the newest could not be running beside so many others.

@@ -4,6 +4,7 @@
 //! Invariants: the interpreter knows the instructions that the filter uses, and fails on others.
 //! Does not: install the filter.
 
+use super::calls::CLONE_NEWNS;
 use super::*;
 
 const RDWR_CREAT: u64 = 0x42;
@@ -12,13 +13,22 @@ fn load(data: &[u8], at: u32) -> u32 {
     u32::from_ne_bytes(data[at as usize..at as usize + 4].try_into().unwrap())
 }
 
-/// The action for a call; `None` if it loads an argument and there are none.
+/// The action of the filter of a watched subject for a call; `None` if it loads an argument and there are none.
 fn run(architecture: u32, number: u32, arguments: Option<[u64; 6]>) -> Option<u32> {
+    run_program(&watch_program(), architecture, number, arguments)
+}
+
+/// The same of any filter.
+fn run_program(
+    program: &FilterProgram,
+    architecture: u32,
+    number: u32,
+    arguments: Option<[u64; 6]>,
+) -> Option<u32> {
     let mut data = number.to_ne_bytes().to_vec();
     data.extend(architecture.to_ne_bytes());
     data.extend([0; 8]);
     data.extend(arguments.unwrap_or_default().iter().flat_map(|argument| argument.to_ne_bytes()));
-    let program = watch_program();
     let (mut at, mut accumulator) = (0, 0_u32);
     loop {
         let Instruction { code, if_true, if_false, constant } = program.instructions[at];
@@ -55,18 +65,26 @@ fn with(index: usize, value: u64) -> [u64; 6] {
     arguments
 }
 
+/// All filters of this program.
+const ALL: [Reported; 3] = [Reported::Files, Reported::Channels, Reported::FilesAndChannels];
+
 #[test]
 fn the_mark_is_found_and_is_no_more_than_a_mark() {
-    let bytes = watch_program().bytes();
-    assert!(is_own(&bytes));
-    assert!(bytes.len() <= OWN_INSTRUCTIONS_MAX * INSTRUCTION_BYTES, "{}", bytes.len());
-    assert!(!is_own(&bytes[INSTRUCTION_BYTES..]));
-    assert!(!is_own(&[]) && !is_own(&bytes[..12]));
+    for reported in ALL {
+        let bytes = filter_program(reported).bytes();
+        assert!(is_own(&bytes));
+        assert!(bytes.len() <= OWN_INSTRUCTIONS_MAX * INSTRUCTION_BYTES, "{}", bytes.len());
+        assert!(!is_own(&bytes[INSTRUCTION_BYTES..]));
+        assert!(!is_own(&[]) && !is_own(&bytes[..12]));
+    }
 }
 
 #[test]
 fn what_the_kernel_takes_is_what_it_is_built_from() {
-    let program = watch_program();
+    ALL.into_iter().for_each(|reported| check_jumps(&filter_program(reported)));
+}
+
+fn check_jumps(program: &FilterProgram) {
     let length = program.instructions.len();
     for (index, instruction) in program.instructions.iter().enumerate() {
         let Instruction { code, if_true, if_false, constant } = *instruction;
@@ -223,4 +241,57 @@ fn flags_requests_and_namespaces_are_looked_at() {
     assert!(native(libc::SYS_open_tree, with(2, 1)) && !native(libc::SYS_open_tree, with(2, 0x8_0000)));
     assert!(notifies(AUDIT_ARCH_I386, 102, with(0, 2)) && !notifies(AUDIT_ARCH_I386, 102, with(0, 3)));
     assert!(native(libc::SYS_openat, with(2, RDWR_CREAT)));
+}
+
+/// bind, connect and listen: architecture, number and arguments of every entry.
+fn socket_calls() -> Vec<(u32, i64, [u64; 6])> {
+    let mut calls = Vec::new();
+    for number in [libc::SYS_bind, libc::SYS_connect, libc::SYS_listen] {
+        calls.push((AUDIT_ARCH_X86_64, number, [0; 6]));
+        calls.push((AUDIT_ARCH_X86_64, number | i64::from(X32_BIT), [0; 6]));
+    }
+    calls.extend([361, 362, 363].map(|number| (AUDIT_ARCH_I386, number, [0; 6])));
+    calls.extend([2, 3, 4].map(|request| (AUDIT_ARCH_I386, 102, with(0, request))));
+    calls
+}
+
+#[test]
+fn channels_are_reported_by_their_filters_alone() {
+    for (architecture, number, arguments) in socket_calls() {
+        for reported in [Reported::Channels, Reported::FilesAndChannels] {
+            let action = run_program(&filter_program(reported), architecture, number as u32, Some(arguments));
+            assert_eq!(action, Some(NOTIFY), "{reported:?} {number}");
+        }
+    }
+    assert!(!native(libc::SYS_connect, [0; 6]) && !native(libc::SYS_listen, [0; 6]));
+    let program = filter_program(Reported::Channels);
+    let allows = |architecture, number: i64, arguments| {
+        run_program(&program, architecture, number as u32, arguments) == Some(ALLOW)
+    };
+    // Without a look at an argument, so that the kernel allows them in advance.
+    for number in (0..500).filter(|number| ![42, 49, 50].contains(number)) {
+        assert!(allows(AUDIT_ARCH_X86_64, number, None), "{number}");
+    }
+    for number in (0..500).filter(|number| ![102, 361, 362, 363].contains(number)) {
+        assert!(allows(AUDIT_ARCH_I386, number, None), "{number} of i386");
+    }
+    for request in [1, 5, 9, 20] {
+        assert!(allows(AUDIT_ARCH_I386, 102, Some(with(0, request))), "{request} of socketcall");
+    }
+}
+
+#[test]
+fn a_filter_of_both_reports_what_either_reports() {
+    let (files, channels) = (filter_program(Reported::Files), filter_program(Reported::Channels));
+    let both = filter_program(Reported::FilesAndChannels);
+    assert_eq!(both.reported(), Reported::FilesAndChannels);
+    for architecture in [AUDIT_ARCH_X86_64, AUDIT_ARCH_I386] {
+        for number in 0..600 {
+            for arguments in [[0; 6], [1; 6], [2; 6], [4; 6], [0x41; 6], [u64::MAX; 6]] {
+                let action = |program| run_program(program, architecture, number, Some(arguments));
+                let wanted = if action(&files) == Some(NOTIFY) { NOTIFY } else { action(&channels).unwrap() };
+                assert_eq!(action(&both), Some(wanted), "{architecture:#x} {number} {arguments:?}");
+            }
+        }
+    }
 }

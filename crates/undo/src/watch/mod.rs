@@ -37,14 +37,15 @@ use rustix::fs::OFlags;
 use sys::clock::Clock;
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
-use sys::seccomp_listener::{self, FilterProgram, Listener};
+use sys::seccomp_listener::{self, FilterProgram, Listener, Reported};
+use sys::socket_call::CallHandler;
 use sys::watched_start::PendingListener;
 
 use self::boundaries::Boundaries;
 use self::costs::Costs;
 use self::epoch::Armed;
 use self::state::State;
-use self::threads::{Fanotify, Shared, answer_calls, answer_events};
+use self::threads::{Fanotify, Shared, Source, answer_calls, answer_events};
 use crate::back::{self, Conflicts, Durability, WentBack};
 use crate::error::Result;
 use crate::log::keep::KeepPlaces;
@@ -130,6 +131,8 @@ pub struct Watch {
     /// Where the holder notes that this program has died before the subject.
     mark: File,
     options: WatchOptions,
+    /// Handles calls that name addresses of sockets.
+    channels: Option<Arc<dyn CallHandler>>,
 }
 
 impl Watch {
@@ -171,10 +174,28 @@ impl Watch {
         let shared = Arc::new(Shared::new(state, events));
         let threads = Arc::clone(&shared);
         spawn("undying-content", move || answer_events(&threads))?;
-        Ok(Self { shared, holder, mark, options })
+        Ok(Self { shared, holder, mark, options, channels: None })
     }
 
-    /// The filter of an incarnation that is being restored, whose listener is for `attach`.
+    /// Has the filters of this subject report bind(2), listen(2) and connect(2) to a handler from the next incarnation on.
+    /// A bind(2) to a path is recorded before the handler sees it. The other two calls change no file.
+    #[must_use]
+    pub fn with_channels(self, channels: Arc<dyn CallHandler>) -> Self {
+        Self { channels: Some(channels), ..self }
+    }
+
+    /// The filter of an incarnation of this subject that is being restored, whose listener is for `attach`. It reports
+    /// channels if there is a handler. Its calls are interruptible then: a call that the handler holds must not keep a
+    /// thread from being stopped for a checkpoint. Install it with `seccomp_listener::flags_of`.
+    #[must_use]
+    pub fn own_filter(&self) -> FilterProgram {
+        match self.channels {
+            Some(_) => seccomp_listener::filter_program(Reported::FilesAndChannels).interruptible(),
+            None => Self::filter(),
+        }
+    }
+
+    /// The filter of an incarnation that is being restored and has no channels, whose listener is for `attach`.
     #[must_use]
     pub fn filter() -> FilterProgram {
         seccomp_listener::watch_program()
@@ -186,7 +207,7 @@ impl Watch {
     ///
     /// Why its filter cannot be prepared.
     pub fn prepare(&self, command: &mut Command) -> Result<PendingListener> {
-        let program = seccomp_listener::watch_program();
+        let program = self.own_filter();
         let held = Some((&self.holder, self.mark.as_fd()));
         Ok(sys::watched_start::watch_from_start(command, program, held)?)
     }
@@ -219,7 +240,9 @@ impl Watch {
         // From here on, what is done to files is a change: restored threads run soon.
         self.shared.state().is_restoring = false;
         let shared = Arc::clone(&self.shared);
-        spawn("undying-files", move || answer_calls(&shared, &listener, buffer))
+        let (held, channels) = (self.holder.held_calls(), self.channels.clone());
+        let source = Source { listener: Arc::new(listener), buffer, held, channels };
+        spawn("undying-files", move || answer_calls(&shared, source))
     }
 
     /// The subject is stopped for this checkpoint: binds the state of files to it. Called inside the pause, after all

@@ -14,8 +14,9 @@ use std::time::Duration;
 use model::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::fanotify::{ContentEvents, Enabler, Event, EventRange, EventReader};
-use sys::listener_holder::NotificationBuffer;
+use sys::listener_holder::{HeldCalls, NotificationBuffer};
 use sys::seccomp_listener::{CallTable, Listener, Notification, Receipt, Waited};
+use sys::socket_call::{CallHandler, CallKind, Handled, ReportedCall, kind_of};
 
 use super::calls::Call;
 use super::marks::ContentSource;
@@ -94,10 +95,20 @@ fn or_break(mut state: MutexGuard<'_, State>, record: impl FnOnce(&mut State)) {
     }
 }
 
+/// A listener, and where its calls are received and noted.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) listener: Arc<Listener>,
+    pub(super) buffer: NotificationBuffer,
+    pub(super) held: HeldCalls,
+    /// Handles calls that name addresses of sockets.
+    pub(super) channels: Option<Arc<dyn CallHandler>>,
+}
+
 /// Answers the calls of one incarnation, until no task uses its filter.
-pub(super) fn answer_calls(shared: &Shared, listener: &Listener, mut buffer: NotificationBuffer) {
+pub(super) fn answer_calls(shared: &Shared, mut source: Source) {
     loop {
-        match listener.wait(None) {
+        match source.listener.wait(None) {
             Ok(Waited::Ready) => {}
             Ok(Waited::TimedOut) => continue,
             Ok(Waited::Gone) => return,
@@ -108,14 +119,36 @@ pub(super) fn answer_calls(shared: &Shared, listener: &Listener, mut buffer: Not
                 continue;
             }
         }
-        if !matches!(listener.receive(&mut buffer), Ok(Receipt::Call)) {
-            continue;
+        if matches!(source.listener.receive(&mut source.buffer), Ok(Receipt::Call)) {
+            source.answer(shared);
         }
-        let (thread, call) = (buffer.tid(), call_of(&buffer));
-        let is_over = || !listener.is_valid(buffer.id());
-        or_break(shared.state(), |state| state.answer(thread, &call, is_over));
-        // A call whose thread was killed needs none.
-        let _ = listener.answer_continue(buffer.id());
+    }
+}
+
+impl Source {
+    /// Answers the call that was received last, or leaves it to the handler of channels.
+    fn answer(&self, shared: &Shared) {
+        let kind = kind_of(&self.buffer);
+        // Of these calls, only bind(2) makes a name.
+        if matches!(kind, None | Some(CallKind::Bind)) {
+            let (thread, call) = (self.buffer.tid(), call_of(&self.buffer));
+            let is_over = || !self.listener.is_valid(self.buffer.id());
+            or_break(shared.state(), |state| state.answer(thread, &call, is_over));
+        }
+        let handled = match &self.channels {
+            Some(channels) if kind.is_some() => self.handle(channels.as_ref()),
+            _ => Handled::Pass,
+        };
+        if handled == Handled::Pass {
+            // A call whose thread was killed needs none.
+            let _ = self.listener.answer_continue(self.buffer.id());
+        }
+    }
+
+    fn handle(&self, channels: &dyn CallHandler) -> Handled {
+        let call = ReportedCall { notification: &self.buffer, listener: &self.listener, held: &self.held };
+        // A panic is a defect of the handler; the call of the subject continues.
+        catch_unwind(AssertUnwindSafe(|| channels.handle(&call))).unwrap_or(Handled::Pass)
     }
 }
 

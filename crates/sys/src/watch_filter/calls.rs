@@ -1,0 +1,183 @@
+//! Which system calls the filters report, by number.
+//!
+//! Owns: the tables of x86-64, x32 and i386.
+//! Invariants: a number is in a table once.
+//! Does not: judge arguments; a row names what has to be judged.
+
+use When::{Always, Has, HasOrZero, IgnoresAppend, Is, MapsShared, OneOfThree, Opens, Requests, SetsFlags};
+
+pub(super) const CLONE_NEWNS: u32 = 0x0002_0000;
+const OPEN_TREE_CLONE: u32 = 1;
+
+/// When a call that can change files does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum When {
+    /// Whatever its arguments are.
+    Always,
+    /// The flags of open(2) in this argument say so.
+    Opens(u32),
+    /// fcntl(2): F_SETFL without O_APPEND.
+    SetsFlags,
+    /// mmap(2): a shared mapping of a file.
+    MapsShared,
+    /// ioctl(2): one of `REQUESTS`.
+    Requests,
+    /// pwritev2(2): RWF_NOAPPEND.
+    IgnoresAppend,
+    /// The argument is this number.
+    Is(u32, u32),
+    /// The argument is one of three numbers that follow each other from this one on.
+    OneOfThree(u32, u32),
+    /// The argument has this bit.
+    Has(u32, u32),
+    /// The argument has this bit, or is zero.
+    HasOrZero(u32, u32),
+}
+
+/// Calls of x86-64 by number; x32 has the same with a bit set, besides some numbers of its own. Those that are made
+/// often and mostly allowed come first.
+pub(super) const NATIVE: &[(u32, When)] = &[
+    (257, Opens(2)),                  // openat
+    (9, MapsShared),                  // mmap
+    (72, SetsFlags),                  // fcntl
+    (16, Requests),                   // ioctl
+    (2, Opens(1)),                    // open
+    (56, Has(0, CLONE_NEWNS)),        // clone
+    (328, IgnoresAppend),             // pwritev2
+    (514, Requests),                  // ioctl of x32
+    (547, IgnoresAppend),             // pwritev2 of x32
+    (272, Has(0, CLONE_NEWNS)),       // unshare
+    (308, HasOrZero(1, CLONE_NEWNS)), // setns
+    (304, Opens(2)),                  // open_by_handle_at
+    (428, Has(2, OPEN_TREE_CLONE)),   // open_tree
+    (437, Always),                    // openat2
+    (77, Always),                     // ftruncate
+    (76, Always),                     // truncate
+    (285, Always),                    // fallocate
+    (82, Always),                     // rename
+    (264, Always),                    // renameat
+    (316, Always),                    // renameat2
+    (87, Always),                     // unlink
+    (263, Always),                    // unlinkat
+    (85, Always),                     // creat
+    (83, Always),                     // mkdir
+    (258, Always),                    // mkdirat
+    (84, Always),                     // rmdir
+    (86, Always),                     // link
+    (265, Always),                    // linkat
+    (88, Always),                     // symlink
+    (266, Always),                    // symlinkat
+    (133, Always),                    // mknod
+    (259, Always),                    // mknodat
+    (49, Always),                     // bind, which makes the name of a Unix socket
+    (90, Always),                     // chmod
+    (91, Always),                     // fchmod
+    (268, Always),                    // fchmodat
+    (452, Always),                    // fchmodat2
+    (92, Always),                     // chown
+    (93, Always),                     // fchown
+    (94, Always),                     // lchown
+    (260, Always),                    // fchownat
+    (132, Always),                    // utime
+    (235, Always),                    // utimes
+    (261, Always),                    // futimesat
+    (280, Always),                    // utimensat
+    (188, Always),                    // setxattr
+    (189, Always),                    // lsetxattr
+    (190, Always),                    // fsetxattr
+    (197, Always),                    // removexattr
+    (198, Always),                    // lremovexattr
+    (199, Always),                    // fremovexattr
+    (463, Always),                    // setxattrat
+    (466, Always),                    // removexattrat
+    (469, Always),                    // file_setattr
+    (425, Always),                    // io_uring_setup
+    (165, Always),                    // mount
+    (166, Always),                    // umount2
+    (155, Always),                    // pivot_root
+    (161, Always),                    // chroot
+    (429, Always),                    // move_mount
+    (432, Always),                    // fsmount
+    (467, Always),                    // open_tree_attr
+];
+
+/// Calls of i386 by number.
+pub(super) const I386: &[(u32, When)] = &[
+    (295, Opens(2)),                  // openat
+    (192, MapsShared),                // mmap2
+    (221, SetsFlags),                 // fcntl64
+    (55, SetsFlags),                  // fcntl
+    (54, Requests),                   // ioctl
+    (5, Opens(1)),                    // open
+    (120, Has(0, CLONE_NEWNS)),       // clone
+    (379, IgnoresAppend),             // pwritev2
+    (310, Has(0, CLONE_NEWNS)),       // unshare
+    (346, HasOrZero(1, CLONE_NEWNS)), // setns
+    (342, Opens(2)),                  // open_by_handle_at
+    (428, Has(2, OPEN_TREE_CLONE)),   // open_tree
+    (102, Is(0, 2)),                  // socketcall: bind
+    (90, Always),                     // mmap, whose arguments are in memory
+    (437, Always),                    // openat2
+    (93, Always),                     // ftruncate
+    (194, Always),                    // ftruncate64
+    (92, Always),                     // truncate
+    (193, Always),                    // truncate64
+    (324, Always),                    // fallocate
+    (38, Always),                     // rename
+    (302, Always),                    // renameat
+    (353, Always),                    // renameat2
+    (10, Always),                     // unlink
+    (301, Always),                    // unlinkat
+    (8, Always),                      // creat
+    (39, Always),                     // mkdir
+    (296, Always),                    // mkdirat
+    (40, Always),                     // rmdir
+    (9, Always),                      // link
+    (303, Always),                    // linkat
+    (83, Always),                     // symlink
+    (304, Always),                    // symlinkat
+    (14, Always),                     // mknod
+    (297, Always),                    // mknodat
+    (361, Always),                    // bind
+    (15, Always),                     // chmod
+    (94, Always),                     // fchmod
+    (306, Always),                    // fchmodat
+    (452, Always),                    // fchmodat2
+    (182, Always),                    // chown
+    (95, Always),                     // fchown
+    (16, Always),                     // lchown
+    (212, Always),                    // chown32
+    (207, Always),                    // fchown32
+    (198, Always),                    // lchown32
+    (298, Always),                    // fchownat
+    (30, Always),                     // utime
+    (271, Always),                    // utimes
+    (299, Always),                    // futimesat
+    (320, Always),                    // utimensat
+    (412, Always),                    // utimensat_time64
+    (226, Always),                    // setxattr
+    (227, Always),                    // lsetxattr
+    (228, Always),                    // fsetxattr
+    (235, Always),                    // removexattr
+    (236, Always),                    // lremovexattr
+    (237, Always),                    // fremovexattr
+    (463, Always),                    // setxattrat
+    (466, Always),                    // removexattrat
+    (469, Always),                    // file_setattr
+    (425, Always),                    // io_uring_setup
+    (21, Always),                     // mount
+    (22, Always),                     // umount
+    (52, Always),                     // umount2
+    (217, Always),                    // pivot_root
+    (61, Always),                     // chroot
+    (429, Always),                    // move_mount
+    (432, Always),                    // fsmount
+    (467, Always),                    // open_tree_attr
+];
+
+/// bind(2), connect(2) and listen(2) of x86-64 and x32.
+pub(super) const NATIVE_CHANNELS: &[(u32, When)] = &[(42, Always), (49, Always), (50, Always)];
+
+/// The same of i386: socketcall(2) has them as its requests 2, 3 and 4.
+pub(super) const I386_CHANNELS: &[(u32, When)] =
+    &[(102, OneOfThree(0, 2)), (361, Always), (362, Always), (363, Always)];
