@@ -1,0 +1,209 @@
+//! One component: its listeners and addresses, and where it is in its life.
+//!
+//! Owns: the phase of a component, its held listeners, its routes.
+//! Invariants: at most `ROUTES_MAX` learned routes and `LISTENERS_MAX` listeners; a listener that leaves the list is
+//! closed by the caller, outside of the lock.
+//! Does not: answer calls.
+
+use std::time::Instant;
+
+use model::Pid;
+
+use crate::address::Reach;
+use crate::held::{Claim, Held, Spot};
+use crate::place::Identity;
+use crate::route::{Route, Target};
+
+/// Addresses that are remembered for one component beside declared ones: a program that listens at ever new ports gets
+/// the oldest forgotten.
+const ROUTES_MAX: usize = 256;
+/// Listeners of one component that are held: a descriptor of this process each.
+const LISTENERS_MAX: usize = 256;
+/// Scans in a row without a process that has a listener until it is released.
+const ABSENCES_MAX: u32 = 2;
+
+/// Where a component is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Phase {
+    /// It was never started.
+    #[default]
+    Expected,
+    /// It runs and is not ready; from an image or from its beginning.
+    Running { is_restored: bool },
+    /// It is ready.
+    Ready { is_restored: bool },
+    /// It died and will come back.
+    Dead,
+    /// It is not going to come back.
+    Stopped,
+}
+
+/// A component.
+#[derive(Debug, Default)]
+pub(crate) struct Component {
+    phase: Phase,
+    /// A tracer stops its threads, for checkpoints.
+    pub(crate) is_traced: bool,
+    /// How many incarnations have begun.
+    incarnation: u64,
+    /// When listeners that the incarnation has not taken are released.
+    claim_until: Option<Instant>,
+    held: Vec<Held>,
+    declared: Vec<Route>,
+    learned: Vec<Route>,
+}
+
+/// What a scan has to look for.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    incarnation: u64,
+    sockets: Vec<(Identity, Option<Spot>)>,
+}
+
+/// What a scan has found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    incarnation: u64,
+    spots: Vec<(Identity, Option<Spot>)>,
+}
+
+impl Wanted {
+    /// Looks for each of them.
+    pub(crate) fn find(self, root: Pid, find: impl Fn(Identity, Option<Spot>, Pid) -> Option<Spot>) -> Found {
+        let spot = |(identity, last)| (identity, find(identity, last, root));
+        Found { incarnation: self.incarnation, spots: self.sockets.into_iter().map(spot).collect() }
+    }
+}
+
+impl Component {
+    /// An incarnation begins.
+    pub(crate) fn begin(&mut self, is_restored: bool, claim_until: Instant) {
+        self.phase = Phase::Running { is_restored };
+        self.incarnation += 1;
+        self.claim_until = Some(claim_until);
+        self.held.iter_mut().for_each(|held| held.claim = Claim::Open);
+    }
+
+    /// The incarnation is ready: what it has not taken by then it does not want.
+    pub(crate) fn ready(&mut self, claim_until: Instant) {
+        let is_restored = matches!(self.phase, Phase::Running { is_restored: true });
+        if let Phase::Running { .. } = self.phase {
+            self.phase = Phase::Ready { is_restored };
+            self.claim_until = self.claim_until.map(|until| until.min(claim_until));
+        }
+    }
+
+    /// The incarnation has ended, and another one follows.
+    pub(crate) fn die(&mut self) {
+        self.phase = Phase::Dead;
+        self.claim_until = None;
+        // Files of a component with checkpoints are compared when it is restored, which gives it its listeners.
+        let keeps_path = !self.is_traced;
+        self.held.iter_mut().for_each(|held| held.prepare_wait(keeps_path));
+    }
+
+    /// No incarnation follows. The result is to be closed.
+    pub(crate) fn stop(&mut self) -> Vec<Held> {
+        self.phase = Phase::Stopped;
+        self.learned.clear();
+        std::mem::take(&mut self.held)
+    }
+
+    pub(crate) fn declare(&mut self, routes: impl Iterator<Item = Route>) {
+        for route in routes {
+            if !self.declared.contains(&route) {
+                self.declared.push(route);
+            }
+        }
+    }
+
+    pub(crate) fn held(&self) -> &[Held] {
+        &self.held
+    }
+
+    pub(crate) fn held_mut(&mut self) -> &mut Vec<Held> {
+        &mut self.held
+    }
+
+    /// Whether it is not going to come back.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.phase == Phase::Stopped
+    }
+
+    /// Adds a listener; the result, if any, is to be closed.
+    pub(crate) fn hold(&mut self, held: Held) -> Option<Held> {
+        if let Some(route) = Route::of(&held).filter(|route| !self.routes().any(|own| own == route)) {
+            if self.learned.len() == ROUTES_MAX {
+                self.learned.remove(0);
+            }
+            self.learned.push(route);
+        }
+        let surplus = (self.held.len() == LISTENERS_MAX).then(|| self.held.remove(0));
+        self.held.push(held);
+        surplus
+    }
+
+    /// Its addresses.
+    pub(crate) fn routes(&self) -> impl Iterator<Item = &Route> {
+        self.declared.iter().chain(&self.learned)
+    }
+
+    /// Addresses at which no listener is held.
+    pub(crate) fn bare_routes(&self) -> impl Iterator<Item = &Route> {
+        let is_held = |route: &Route| self.held.iter().any(|held| Route::of(held).as_ref() == Some(route));
+        self.routes().filter(move |route| !self.is_stopped() && !is_held(route))
+    }
+
+    /// Whether callers of the target reach it, as far as its addresses say.
+    pub(crate) fn serves(&self, target: &Target) -> Reach {
+        self.routes().map(|route| route.reach(target)).find(|reach| *reach != Reach::No).unwrap_or(Reach::No)
+    }
+
+    /// Whether callers of the target have to wait for it: it is expected to listen and does not yet.
+    pub(crate) fn is_awaited(&self, target: &Target) -> bool {
+        let is_coming = matches!(self.phase, Phase::Expected | Phase::Running { .. } | Phase::Dead);
+        let listens = |held: &Held| Route::of(held).is_some_and(|route| route.reach(target) != Reach::No);
+        is_coming && !self.held.iter().any(listens)
+    }
+
+    /// What a scan has to look for now; `None` while no incarnation runs. Only a restored incarnation can have listeners
+    /// that were not handed out here.
+    pub(crate) fn wanted(&self) -> Option<Wanted> {
+        let (Phase::Running { is_restored } | Phase::Ready { is_restored }) = self.phase else { return None };
+        let is_wanted = |held: &&Held| is_restored || held.claim != Claim::Open;
+        let sockets = self.held.iter().filter(is_wanted).map(|held| (held.identity, held.spot)).collect();
+        Some(Wanted { incarnation: self.incarnation, sockets })
+    }
+
+    /// Takes what a scan has found, and takes out listeners that no process has any more, or that were not taken in time.
+    /// The result is to be closed.
+    pub(crate) fn judge(&mut self, found: &Found, now: Instant) -> Vec<Held> {
+        if found.incarnation != self.incarnation || matches!(self.phase, Phase::Dead | Phase::Stopped) {
+            return Vec::new();
+        }
+        let is_late = self.claim_until.is_some_and(|until| until <= now);
+        let released: Vec<Held> = self.held.extract_if(.., |held| is_over(held, found, is_late)).collect();
+        // Callers do not wait for what was closed on purpose.
+        let routes: Vec<Route> = released.iter().filter_map(Route::of).collect();
+        self.learned.retain(|route| !routes.contains(route));
+        released
+    }
+}
+
+/// Takes what a scan has found of one listener; whether it is to be released.
+fn is_over(held: &mut Held, found: &Found, is_late: bool) -> bool {
+    let spot = found.spots.iter().find(|spot| spot.0 == held.identity).map(|spot| spot.1);
+    match (held.claim, spot) {
+        (_, Some(Some(spot))) => {
+            held.take(spot);
+            false
+        }
+        (Claim::Open, _) => is_late,
+        (_, Some(None)) => {
+            held.absences += 1;
+            held.absences >= ABSENCES_MAX
+        }
+        // It was added during the scan.
+        (_, None) => false,
+    }
+}

@@ -1,0 +1,201 @@
+//! What becomes of each bind(2), listen(2) and connect(2) of a component.
+//!
+//! Owns: handing a held listener over, taking a duplicate of a new one, holding a caller.
+//! Invariants: never waits for a program; what fails lets the call happen as if this crate were not there.
+//! Does not: receive calls.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use model::Tid;
+use rustix::net::sockopt::Timeout;
+use sys::socket_call::{CallHandler, CallKind, Handled, ReportedCall, SocketCall, read};
+
+use crate::address::{Address, Reach};
+use crate::callers::{Call, Caller};
+use crate::held::{Claim, Held, Spot, Taken, closes_on_exec};
+use crate::id::ComponentId;
+use crate::inner::{Inner, LISTEN_LIMIT};
+use crate::place::Place;
+use crate::route::Target;
+use crate::search::find;
+use crate::state::{Outcome, Pending, State};
+
+/// Handles the calls of one component.
+#[derive(Debug)]
+pub(crate) struct Handler {
+    inner: Arc<Inner>,
+    component: ComponentId,
+}
+
+impl Handler {
+    pub(crate) fn new(inner: Arc<Inner>, component: ComponentId) -> Self {
+        Self { inner, component }
+    }
+}
+
+impl CallHandler for Handler {
+    fn handle(&self, reported: &ReportedCall<'_>) -> Handled {
+        let Some(call) = read(reported.notification) else { return Handled::Pass };
+        match call.kind {
+            CallKind::Bind => self.bind(reported, &call),
+            CallKind::Listen => self.listen(reported, &call),
+            CallKind::Connect => self.connect(reported, &call),
+        }
+    }
+}
+
+/// The thread that makes a call.
+fn thread_of(reported: &ReportedCall<'_>) -> Tid {
+    reported.notification.tid()
+}
+
+impl Handler {
+    /// Puts a held listener over the socket of the program, or gives up those that are in the way of its address.
+    fn bind(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
+        let Some(address) = Address::from_bytes(&call.address) else { return Handled::Pass };
+        let mut outcome = Outcome::default();
+        let handled = {
+            let mut state = self.inner.state();
+            let held = state.component(self.component).held();
+            match held.iter().any(|held| held.address.conflicts(&address)) {
+                true => self.bind_held(reported, call, &address, &mut state, &mut outcome),
+                false => Handled::Pass,
+            }
+        };
+        outcome.settle();
+        handled
+    }
+
+    /// The same where a held listener has the address or is in its way.
+    fn bind_held(
+        &self,
+        reported: &ReportedCall<'_>,
+        call: &SocketCall,
+        address: &Address,
+        state: &mut State,
+        outcome: &mut Outcome,
+    ) -> Handled {
+        let thread = thread_of(reported);
+        let place = address.path().and_then(|path| Place::of_thread(thread, path));
+        let (Some(program), Some(closes)) =
+            (Taken::of_thread(thread, call.socket), closes_on_exec(thread, call.socket))
+        else {
+            return Handled::Pass;
+        };
+        // What was read is of this thread.
+        if !reported.listener.is_valid(reported.notification.id()) {
+            return Handled::Pass;
+        }
+        let all = state.component(self.component).held_mut();
+        if let Some(held) = all.iter_mut().find(|held| held.identity == program.identity) {
+            // The call was broken off after its socket was replaced, and is repeated.
+            if held.claim != Claim::Interrupted(thread) || held.address != *address {
+                return Handled::Pass;
+            }
+            return answer_success(reported, held, program.spot);
+        }
+        let is_in_the_way =
+            |held: &Held| held.kind.is_tcp() == program.kind.is_tcp() && held.address.conflicts(address);
+        for held in all.iter_mut().filter(|held| !held.is_open() && is_in_the_way(held)) {
+            // The program has closed it, and binds its address again before a scan has found that.
+            held.absences += u32::from(find(held.identity, held.spot, program.spot.0).is_none());
+        }
+        let fits = |held: &mut Held| held.is_open() && held.matches(address, program.kind, place.as_ref());
+        if let Some(held) = all.iter_mut().find_map(|held| fits(held).then_some(held)) {
+            held.adopt_settings(&program);
+            let id = reported.notification.id();
+            let replaced = reported.listener.replace_descriptor(id, held.socket.as_fd(), call.socket, closes);
+            if replaced.is_ok() {
+                return answer_success(reported, held, program.spot);
+            }
+        }
+        // They are closed before the call happens: else the address is taken.
+        outcome.closed.extend(all.extract_if(.., |held| held.is_open() && is_in_the_way(held)));
+        Handled::Pass
+    }
+
+    /// Takes a duplicate of a socket that is about to listen.
+    fn listen(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
+        let thread = thread_of(reported);
+        let Some(taken) = Taken::of_thread(thread, call.socket) else { return Handled::Pass };
+        let address = sys::socket::local(taken.socket.as_fd()).ok();
+        let address = address.and_then(|address| Address::from_bytes(&address));
+        let place = address.as_ref().and_then(Address::path).and_then(|path| Place::of_thread(thread, path));
+        if !reported.listener.is_valid(reported.notification.id()) {
+            return Handled::Pass;
+        }
+        let mut state = self.inner.state();
+        if state.is_ending {
+            return Handled::Pass;
+        }
+        let component = state.component(self.component);
+        if let Some(held) = component.held_mut().iter_mut().find(|held| held.identity == taken.identity) {
+            held.take(taken.spot);
+            return Handled::Pass;
+        }
+        let deadline = self.inner.clock.now() + LISTEN_LIMIT;
+        state.expect_listen(Pending { component: self.component, taken, place, deadline });
+        self.inner.wake();
+        Handled::Pass
+    }
+
+    /// Holds a caller whose provider does not listen yet.
+    fn connect(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
+        let thread = thread_of(reported);
+        let Some(address) = Address::from_bytes(&call.address) else { return Handled::Pass };
+        let mut state = self.inner.state();
+        if state.is_ending || (address.path().is_some() && !state.has_paths(self.component)) {
+            return Handled::Pass;
+        }
+        let target = Target::of_thread(thread, address);
+        let Some((provider, reach)) = state.awaited(self.component, &target) else { return Handled::Pass };
+        let Some(socket) = Taken::of_thread(thread, call.socket) else { return Handled::Pass };
+        if reach == Reach::IfLocal && !target.is_local() {
+            return Handled::Pass;
+        }
+        self.hold(reported, &socket, (provider, target), &mut state)
+    }
+
+    fn hold(
+        &self,
+        reported: &ReportedCall<'_>,
+        socket: &Taken,
+        wanted: (ComponentId, Target),
+        state: &mut State,
+    ) -> Handled {
+        let (thread, now, limits) = (thread_of(reported), self.inner.clock.now(), &self.inner.limits);
+        let limit = match rustix::net::sockopt::socket_timeout(&socket.socket, Timeout::Send) {
+            _ if socket.is_nonblocking() => limits.nonblocking,
+            Ok(Some(own)) => own.min(limits.blocking),
+            _ => limits.blocking,
+        };
+        let (mut since, mut deadline) = (now, now + limit);
+        if let Some(earlier) = state.callers.take_earlier(thread)
+            && (earlier.provider, &earlier.target) == (wanted.0, &wanted.1)
+            && earlier.component == self.component
+        {
+            // A signal or a checkpoint broke it off; its limit goes on.
+            (since, deadline) = (earlier.since, deadline.min(earlier.deadline));
+        }
+        if deadline <= now || state.callers.len() >= limits.callers_max {
+            return Handled::Pass;
+        }
+        let id = reported.notification.id();
+        let Some(row) = reported.held.note(id) else { return Handled::Pass };
+        let call = Call { id, listener: Arc::clone(reported.listener), _row: row };
+        state.callers.add(Caller::new((self.component, thread), wanted, (since, deadline), call));
+        self.inner.wake();
+        Handled::Held
+    }
+}
+
+/// Answers that bind(2) has succeeded, and notes whose the listener is.
+fn answer_success(reported: &ReportedCall<'_>, held: &mut Held, spot: Spot) -> Handled {
+    let answered = reported.listener.answer_value(reported.notification.id(), 0);
+    match answered {
+        Ok(true) => held.take(spot),
+        _ => held.claim = Claim::Interrupted(thread_of(reported)),
+    }
+    Handled::Answered
+}

@@ -1,0 +1,191 @@
+//! Names of Unix sockets in the file system.
+//!
+//! Owns: the directory and the name that a path of a program leads to, and the second link that keeps a socket
+//! nameable after the program has unlinked its path.
+//! Invariants: a name is only taken for a socket whose file it is, by device and inode; no existing name is replaced.
+//! Does not: follow a symbolic link in the last component: bind(2) does not either.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use model::Tid;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+/// Device and inode.
+pub(crate) type Identity = (u64, u64);
+
+/// A name in a directory. The directory is held open, so that its file system stays mounted.
+#[derive(Debug)]
+pub(crate) struct Place {
+    directory: OwnedFd,
+    identity: Identity,
+    name: OsString,
+}
+
+/// The name of a bound socket.
+#[derive(Debug)]
+pub(crate) struct BoundPath {
+    place: Place,
+    /// The file that bind(2) made.
+    file: Identity,
+    /// A second link of the file, in the same directory, while there is one.
+    aside: Option<OsString>,
+}
+
+impl Place {
+    /// Where a path of a thread leads. `None` if its directory cannot be opened.
+    pub(crate) fn of_thread(thread: Tid, path: &Path) -> Option<Self> {
+        let start = if path.is_absolute() { "root" } else { "cwd" };
+        let base = format!("/proc/{thread}/{start}");
+        let parent = path.parent()?.as_os_str().as_bytes();
+        let mut directory = [base.as_bytes(), b"/", parent].concat();
+        directory.extend(b"/.");
+        Self::open(Path::new(OsStr::from_bytes(&directory)), path)
+    }
+
+    /// Where an absolute path leads for this process.
+    pub(crate) fn of_path(path: &Path) -> Option<Self> {
+        Self::open(path.parent()?, path)
+    }
+
+    fn open(directory: &Path, path: &Path) -> Option<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(CWD, directory, flags, Mode::empty()).ok()?;
+        let stat = rustix::fs::fstat(&directory).ok()?;
+        let name = path.file_name()?.to_owned();
+        Some(Self { directory, identity: (stat.st_dev, stat.st_ino), name })
+    }
+
+    /// Device and inode of the directory.
+    pub(crate) fn directory(&self) -> Identity {
+        self.identity
+    }
+
+    /// The name in it.
+    pub(crate) fn name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// The file that a name leads to in the directory.
+    fn file_at(&self, name: &OsStr) -> Result<Identity, Errno> {
+        let stat = rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+}
+
+impl BoundPath {
+    pub(crate) fn new(place: Place, file: Identity) -> Self {
+        Self { place, file, aside: None }
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Makes the second link, if the path still leads to the socket. Best effort: a file system can refuse it.
+    pub(crate) fn link_aside(&mut self) {
+        if self.aside.is_some() || self.place.file_at(&self.place.name) != Ok(self.file) {
+            return;
+        }
+        let mut aside = OsString::from(".");
+        aside.push(&self.place.name);
+        aside.push(format!(".undying-{}", self.file.1));
+        let directory = &self.place.directory;
+        let made = rustix::fs::linkat(directory, &self.place.name, directory, &aside, AtFlags::empty());
+        let is_there = matches!(made, Ok(()) | Err(Errno::EXIST));
+        if is_there && self.place.file_at(&aside) == Ok(self.file) {
+            self.aside = Some(aside);
+        } else if made.is_ok() {
+            // The name was given to another file in between.
+            let _ = rustix::fs::unlinkat(directory, &aside, AtFlags::empty());
+        }
+    }
+
+    /// Whether a caller reaches the socket by its path, after the second link was moved there if nothing else is.
+    pub(crate) fn is_named_again(&mut self) -> bool {
+        if self.place.file_at(&self.place.name) == Err(Errno::NOENT)
+            && let Some(aside) = &self.aside
+        {
+            let directory = &self.place.directory;
+            let flags = RenameFlags::NOREPLACE;
+            let moved = rustix::fs::renameat_with(directory, aside, directory, &self.place.name, flags);
+            if moved.is_ok() {
+                self.aside = None;
+            }
+        }
+        self.place.file_at(&self.place.name) == Ok(self.file)
+    }
+
+    /// Removes the second link.
+    pub(crate) fn unlink_aside(&mut self) {
+        if let Some(aside) = self.aside.take()
+            && self.place.file_at(&aside) == Ok(self.file)
+        {
+            // Without the rights it stays; it leads to a socket that is not served.
+            let _ = rustix::fs::unlinkat(&self.place.directory, &aside, AtFlags::empty());
+        }
+    }
+}
+
+impl Drop for BoundPath {
+    fn drop(&mut self) {
+        self.unlink_aside();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn bound(directory: &Path) -> (UnixListener, BoundPath) {
+        let path = directory.join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let file = std::fs::metadata(&path).unwrap();
+        let place = Place::of_path(&path).unwrap();
+        (listener, BoundPath::new(place, (file.dev(), file.ino())))
+    }
+
+    #[test]
+    fn an_unlinked_path_leads_to_the_socket_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_listener, mut bound) = bound(directory.path());
+        assert!(bound.is_named_again());
+        bound.link_aside();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+        std::fs::remove_file(directory.path().join("socket")).unwrap();
+        assert!(bound.is_named_again());
+        std::os::unix::net::UnixStream::connect(directory.path().join("socket")).unwrap();
+        drop(bound);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_took_the_name_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_listener, mut bound) = bound(directory.path());
+        bound.link_aside();
+        std::fs::remove_file(directory.path().join("socket")).unwrap();
+        std::fs::write(directory.path().join("socket"), "other").unwrap();
+        assert!(!bound.is_named_again());
+        drop(bound);
+        assert_eq!(std::fs::read(directory.path().join("socket")).unwrap(), b"other");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn paths_of_a_thread_start_at_its_directories() {
+        let thread = Tid(std::process::id() as i32);
+        let here = Place::of_thread(thread, Path::new("name")).unwrap();
+        let cwd = std::fs::metadata(".").unwrap();
+        assert_eq!((here.directory(), here.name()), ((cwd.dev(), cwd.ino()), OsStr::new("name")));
+        let absolute = std::env::current_dir().unwrap().join("name");
+        assert_eq!(Place::of_thread(thread, &absolute).unwrap().directory(), here.directory());
+        assert!(Place::of_thread(thread, Path::new("/nonexistent/name")).is_none());
+    }
+}

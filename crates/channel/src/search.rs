@@ -1,0 +1,66 @@
+//! Which process has a socket.
+//!
+//! Owns: the scan of descriptor tables.
+//! Invariants: a socket counts as absent only if no process that this one may see has it.
+//! Does not: see descriptors that are in a message on their way to another process.
+
+use model::{Fd, Pid};
+use tracee::procfs;
+use tracee::tree;
+
+use crate::held::Spot;
+use crate::place::Identity;
+
+/// Looks for a socket: where it was found last, in a tree, then in every process but this one. Processes that left the
+/// tree (daemons) and processes that got the descriptor in a message are found by the last step.
+pub(crate) fn find(identity: Identity, last: Option<Spot>, root: Pid) -> Option<Spot> {
+    let wanted = format!("socket:[{}]", identity.1);
+    let has = |(pid, fd): Spot| {
+        procfs::link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|target| target.as_os_str() == &*wanted)
+    };
+    if let Some(spot) = last.filter(|spot| has(*spot)) {
+        return Some(spot);
+    }
+    let in_process = |pid: Pid| {
+        let descriptors = procfs::descriptors(pid).unwrap_or_default();
+        descriptors.into_iter().map(|fd: Fd| (pid, fd)).find(|spot| has(*spot))
+    };
+    let tree = tree::descendants(root).unwrap_or_default();
+    if let Some(spot) = tree.iter().copied().find_map(in_process) {
+        return Some(spot);
+    }
+    let own = Pid(std::process::id() as i32);
+    let others = procfs::processes().unwrap_or_default();
+    others.into_iter().filter(|pid| *pid != own && !tree.contains(pid)).find_map(in_process)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, AsRawFd};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::held::identity_of;
+
+    #[test]
+    fn a_socket_is_found_in_a_tree_outside_of_it_and_nowhere() {
+        let (kept, passed) = std::os::unix::net::UnixStream::pair().unwrap();
+        let identity = identity_of(passed.as_fd()).unwrap();
+        let own = Pid(std::process::id() as i32);
+        // In this process alone, and for moments in children of other tests before they execute a program.
+        let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+        let other_pid = Pid(other.id() as i32);
+        testkit::until("the end of copies", || find(identity, None, other_pid).is_none().then_some(()));
+        let input = Stdio::from(std::os::fd::OwnedFd::from(passed));
+        let mut child = Command::new("sleep").arg("600").stdin(input).spawn().unwrap();
+        let spot = (Pid(child.id() as i32), Fd(0));
+        assert_eq!(find(identity, None, own), Some(spot));
+        assert_eq!(find(identity, None, other_pid), Some(spot));
+        assert_eq!(find(identity, Some(spot), other_pid), Some(spot));
+        assert_eq!(find(identity, Some((own, Fd(kept.as_raw_fd()))), own), Some(spot));
+        for process in [&mut child, &mut other] {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+}

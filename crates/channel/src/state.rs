@@ -1,0 +1,123 @@
+//! All components of one guardian, behind one lock.
+//!
+//! Owns: the components, the callers that wait, the sockets about to listen.
+//! Invariants: whoever changes what callers wait for takes those out that need not wait any more, under the same lock.
+//! Does not: answer calls or close sockets; that happens outside of the lock.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::address::Reach;
+use crate::callers::{Caller, Callers};
+use crate::component::Component;
+use crate::held::{Held, Taken};
+use crate::id::ComponentId;
+use crate::place::Place;
+use crate::route::{Route, Target};
+
+/// Sockets whose listen(2) was let happen and did not show yet, at most: one for each thread that calls it.
+const PENDING_MAX: usize = 256;
+
+/// A socket whose listen(2) was let happen.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) component: ComponentId,
+    pub(crate) taken: Taken,
+    pub(crate) place: Option<Place>,
+    /// A call that does not show until then has failed.
+    pub(crate) deadline: Instant,
+}
+
+/// What is answered and closed once the lock is released.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) callers: Vec<Caller>,
+    pub(crate) closed: Vec<Held>,
+}
+
+/// Everything that is known.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) components: BTreeMap<ComponentId, Component>,
+    pub(crate) callers: Callers,
+    pub(crate) pending: Vec<Pending>,
+    /// No call is judged any more.
+    pub(crate) is_ending: bool,
+}
+
+impl Outcome {
+    /// Lets callers proceed, and closes sockets.
+    pub(crate) fn settle(self) {
+        self.callers.into_iter().for_each(Caller::proceed);
+        drop(self.closed);
+    }
+}
+
+impl State {
+    pub(crate) fn component(&mut self, id: ComponentId) -> &mut Component {
+        self.components.entry(id).or_default()
+    }
+
+    /// Takes out the callers of a provider that need not wait any more.
+    pub(crate) fn release(&mut self, provider: ComponentId) -> Vec<Caller> {
+        let Some(component) = self.components.get(&provider) else { return Vec::new() };
+        let ends = |caller: &Caller| caller.provider == provider && !component.is_awaited(&caller.target);
+        self.callers.take(ends)
+    }
+
+    /// Whether a component beside this one has addresses that are paths.
+    pub(crate) fn has_paths(&self, own: ComponentId) -> bool {
+        let is_path = |route: &Route| matches!(route, Route::Bound(..) | Route::Declared(_));
+        self.components.iter().any(|(id, component)| *id != own && component.routes().any(is_path))
+    }
+
+    /// The component that a caller has to wait for, and whether only if its target is an address of this machine. `None`
+    /// if some component serves it now, or none is going to.
+    pub(crate) fn awaited(&self, own: ComponentId, target: &Target) -> Option<(ComponentId, Reach)> {
+        let is_own = self.components.get(&own).is_some_and(|own| own.serves(target) != Reach::No);
+        if is_own {
+            return None;
+        }
+        let mut awaited = None;
+        for (id, component) in &self.components {
+            let reach = component.serves(target);
+            if *id == own || reach == Reach::No || component.is_stopped() {
+                continue;
+            }
+            if !component.is_awaited(target) {
+                return None;
+            }
+            awaited = awaited.or(Some((*id, reach)));
+        }
+        awaited
+    }
+
+    /// Notes a socket whose listen(2) is let happen.
+    pub(crate) fn expect_listen(&mut self, pending: Pending) {
+        if self.pending.len() < PENDING_MAX {
+            self.pending.push(pending);
+        }
+    }
+
+    /// Holds the sockets that listen by now.
+    pub(crate) fn confirm(&mut self, now: Instant) -> Outcome {
+        let mut outcome = Outcome::default();
+        let (listening, waiting) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(|pending: &Pending| pending.taken.listens());
+        self.pending = waiting;
+        self.pending.retain(|pending| pending.deadline > now);
+        for pending in listening {
+            let component = self.component(pending.component);
+            let is_known = component.held().iter().any(|held| held.identity == pending.taken.identity);
+            if is_known || component.is_stopped() {
+                continue;
+            }
+            if let Some(held) = Held::new(pending.taken, pending.place) {
+                outcome.closed.extend(component.hold(held));
+                outcome.callers.extend(self.release(pending.component));
+            }
+        }
+        outcome
+    }
+}

@@ -1,0 +1,479 @@
+//! Single calls of programs: what is handed over, who waits, and what is released.
+//!
+//! Owns: tests, and the guardian that one of them kills.
+//! Invariants: a test waits for a state; a limit that a test measures is measured from below alone.
+//! Does not: run servers of others; `programs.rs` does.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use sys::clock::{Clock, Stopwatch};
+use testkit::until;
+use tracee::StoppedTree;
+use undying_channel::{Channels, HeldListener, Level, Limits};
+
+mod common;
+
+use common::{CLIENT, Program, SERVER, await_listening, channels, free_port, python, usual};
+
+/// Listens at the addresses of its arguments, `HOST:PORT` or `HOST:PORT:reuse`, and answers every client with its pid.
+/// A line on its input has it close the listener of that index, or make the first one `again`.
+const SERVER_TEXT: &str = "
+import os, select, socket, sys
+def make(text):
+    host, port, *more = text.rsplit('|')
+    s = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if 'reuse' in more: s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if 'nonblocking' in more: s.setblocking(False)
+    if 'nodelay' in more: s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if 'inheritable' in more: s.set_inheritable(True)
+    s.bind((host, int(port)))
+    s.listen(16)
+    return s
+sockets = [make(text) for text in sys.argv[1:]]
+import fcntl
+flags = [(fcntl.fcntl(s, fcntl.F_GETFL) & os.O_NONBLOCK != 0, fcntl.fcntl(s, fcntl.F_GETFD), s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), s.getsockname()[1]) for s in sockets]
+while True:
+    ready, _, _ = select.select(sockets + [sys.stdin], [], [])
+    for s in ready:
+        if s is sys.stdin:
+            line = s.readline()
+            if not line: os._exit(0)
+            if line == 'again\\n':
+                sockets.pop(0).close()
+                sockets.append(make(sys.argv[1]))
+            else:
+                sockets.pop(int(line)).close()
+            continue
+        c, _ = s.accept()
+        c.setblocking(True)
+        c.sendall(('%d %s' % (os.getpid(), flags)).encode())
+        c.close()
+";
+
+/// A server of these addresses, and where to write lines.
+fn serve(channels: &Channels, addresses: &[String]) -> Option<Program> {
+    let mut command = python(SERVER_TEXT)?;
+    command.args(addresses).stdin(Stdio::piped());
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    Some(Program(channels.start(SERVER, &mut command).unwrap()))
+}
+
+fn at(port: u16) -> String {
+    format!("127.0.0.1|{port}")
+}
+
+/// The text that a server answers with.
+fn read(port: u16) -> String {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut text).unwrap();
+    text
+}
+
+fn listeners(channels: &Channels) -> Vec<HeldListener> {
+    channels.held(SERVER).into_iter().filter(|row| row.level == Level::Listener).collect()
+}
+
+fn await_taken(channels: &Channels, count: usize) {
+    until("listeners", || {
+        let taken = listeners(channels).iter().filter(|row| row.is_taken).count();
+        (taken == count).then_some(())
+    });
+}
+
+#[test]
+fn a_listener_is_handed_over_with_what_the_program_has_set() {
+    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let Some(mut first) = serve(&channels, &[at(port)]) else { return };
+    await_taken(&channels, 1);
+    let text = read(port);
+    assert!(text.ends_with(&format!("[(False, 1, 0, {port})]")), "{text}");
+    let before = channels.inherit(SERVER).unwrap();
+    first.kill();
+    channels.died(SERVER);
+    let changed = format!("127.0.0.1|{port}|nonblocking|nodelay|inheritable");
+    let _second = serve(&channels, &[changed]).unwrap();
+    await_taken(&channels, 1);
+    let text = read(port);
+    assert!(text.ends_with(&format!("[(True, 0, 1, {port})]")), "{text}");
+    let after = channels.inherit(SERVER).unwrap();
+    assert_eq!((before.len(), after.len()), (1, 1));
+    assert_eq!((before[0].device, before[0].inode), (after[0].device, after[0].inode));
+}
+
+#[test]
+fn listeners_of_one_address_are_handed_out_in_their_order() {
+    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let addresses = [(); 3].map(|()| format!("127.0.0.1|{port}|reuse"));
+    let Some(mut first) = serve(&channels, &addresses) else { return };
+    await_taken(&channels, 3);
+    let inodes = || -> Vec<_> { channels.inherit(SERVER).unwrap().iter().map(|row| row.inode).collect() };
+    let before = inodes();
+    first.kill();
+    channels.died(SERVER);
+    // One more than there were: the last one is new.
+    let more = [(); 4].map(|()| format!("127.0.0.1|{port}|reuse"));
+    let second = serve(&channels, &more).unwrap();
+    await_taken(&channels, 4);
+    assert_eq!(inodes()[..3], before[..]);
+    let links: Vec<String> = (0..64)
+        .filter_map(|fd| std::fs::read_link(format!("/proc/{}/fd/{fd}", second.pid())).ok())
+        .map(|link| link.to_string_lossy().into_owned())
+        .filter(|link| link.starts_with("socket:"))
+        .collect();
+    let wanted: Vec<String> = inodes().iter().map(|inode| format!("socket:[{inode}]")).collect();
+    assert_eq!(links, wanted);
+    channels.look(SERVER, second.pid());
+    channels.look(SERVER, second.pid());
+    assert_eq!(listeners(&channels).len(), 4);
+}
+
+#[test]
+fn a_listener_that_the_program_closes_is_released() {
+    let (Some(channels), ports) = (usual(), [free_port(), free_port()]) else { return };
+    let Some(mut server) = serve(&channels, &ports.map(at)) else { return };
+    await_taken(&channels, 2);
+    let mut input = server.0.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, b"0\n").unwrap();
+    let client = || TcpStream::connect((Ipv4Addr::LOCALHOST, ports[0]));
+    until("the release of a listener", || {
+        channels.look(SERVER, server.pid());
+        (listeners(&channels).len() == 1).then_some(())
+    });
+    assert_eq!(client().unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    // Callers do not wait for it when the component dies.
+    assert_eq!(channels.held(SERVER).len(), 1);
+    read(ports[1]);
+}
+
+#[test]
+fn a_listener_that_the_program_closes_is_not_in_its_way() {
+    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let Some(mut server) = serve(&channels, &[at(port)]) else { return };
+    await_taken(&channels, 1);
+    let inode = || channels.inherit(SERVER).unwrap()[0].inode;
+    let (before, text) = (inode(), read(port));
+    let mut input = server.0.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, b"again\n").unwrap();
+    // It would have ended with EADDRINUSE.
+    for _ in 0..3 {
+        assert_eq!(read(port), text);
+    }
+    await_taken(&channels, 1);
+    assert_eq!(inode(), before);
+}
+
+#[test]
+fn what_a_new_incarnation_does_not_bind_is_released_in_time() {
+    let clock = Clock::by_hand();
+    let limits = Limits::default();
+    let (Some(channels), ports) = (channels(limits, clock.clone()), [free_port(), free_port()]) else {
+        return;
+    };
+    let Some(mut first) = serve(&channels, &ports.map(at)) else { return };
+    await_taken(&channels, 2);
+    first.kill();
+    channels.died(SERVER);
+    // While it is dead, nothing is released.
+    clock.advance(limits.unclaimed * 2);
+    channels.look(SERVER, first.pid());
+    let second = serve(&channels, &[at(ports[1])]).unwrap();
+    await_taken(&channels, 1);
+    channels.look(SERVER, second.pid());
+    assert_eq!(listeners(&channels).len(), 2);
+    channels.provider_ready(SERVER);
+    clock.advance(limits.unclaimed_after_ready);
+    channels.look(SERVER, second.pid());
+    assert_eq!(listeners(&channels).len(), 1);
+    assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, ports[0])).is_err());
+    read(ports[1]);
+}
+
+#[test]
+fn a_held_listener_is_not_in_the_way_of_another_address() {
+    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let Some(mut first) = serve(&channels, &[format!("0.0.0.0|{port}")]) else { return };
+    await_taken(&channels, 1);
+    first.kill();
+    channels.died(SERVER);
+    let mut second = serve(&channels, &[at(port)]).unwrap();
+    await_taken(&channels, 1);
+    assert_eq!(listeners(&channels)[0].local, format!("127.0.0.1:{port}"));
+    read(port);
+    second.kill();
+    channels.died(SERVER);
+    let _third = serve(&channels, &[format!("::|{port}")]).unwrap();
+    await_taken(&channels, 1);
+    assert_eq!(listeners(&channels)[0].local, format!("[::]:{port}"));
+    read(port);
+}
+
+/// Calls the port of its first argument as its second argument says, and prints what came of it.
+const CLIENT_TEXT: &str = "
+import signal, socket, struct, sys, time
+port, how = int(sys.argv[1]), sys.argv[2]
+s = socket.socket()
+class Alarm(Exception): pass
+def alarm(*_): raise Alarm()
+if how == 'nonblocking': s.setblocking(False)
+if how == 'timeout': s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack('ll', 0, 300000))
+if how == 'signal':
+    signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+if how == 'signals':
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+start = time.monotonic()
+try:
+    if how == 'nonblocking':
+        error = s.connect_ex(('127.0.0.1', port))
+        print('errno', error, end=' ')
+    else:
+        s.connect(('127.0.0.1', port))
+        print('got', s.recv(64).decode().split()[0], end=' ')
+except ConnectionRefusedError: print('refused', end=' ')
+except Alarm: print('alarm', end=' ')
+print(int((time.monotonic() - start) * 1000))
+";
+
+fn call(channels: &Channels, port: u16, how: &str) -> Option<Program> {
+    let mut command = python(CLIENT_TEXT)?;
+    command.arg(port.to_string()).arg(how).stdout(Stdio::piped());
+    Some(Program::start(channels, CLIENT, &mut command))
+}
+
+/// The first word of what a client has printed, and after how many milliseconds.
+fn result(client: &mut Program) -> (String, Duration) {
+    let text = client.output();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let took = words.last().unwrap().parse().unwrap_or_else(|_| panic!("{text}"));
+    (words[..words.len() - 1].join(" "), Duration::from_millis(took))
+}
+
+fn await_waiting(channels: &Channels, count: usize) {
+    until("callers that wait", || (channels.waiting().len() == count).then_some(()));
+}
+
+#[test]
+fn a_caller_waits_for_a_provider_that_does_not_exist_yet() {
+    let (Some(channels), port) = (usual(), free_port()) else { return };
+    channels.declare(SERVER, &format!("localhost:{port}")).unwrap();
+    let Some(mut client) = call(&channels, port, "plain") else { return };
+    await_waiting(&channels, 1);
+    let row = channels.waiting().remove(0);
+    assert_eq!((row.caller, row.provider), (CLIENT, SERVER));
+    assert_eq!((row.thread.get(), row.target), (client.pid().get(), format!("127.0.0.1:{port}")));
+    let held = channels.held(SERVER);
+    assert!(held.iter().all(|row| row.level == Level::Callers) && held.len() == 2, "{held:?}");
+    let server = serve(&channels, &[at(port)]).unwrap();
+    let (said, _) = result(&mut client);
+    assert_eq!(said, format!("got {}", server.pid()));
+    assert!(channels.waiting().is_empty());
+}
+
+#[test]
+fn a_provider_that_is_ready_without_a_listener_has_callers_proceed() {
+    let (Some(channels), port) = (usual(), free_port()) else { return };
+    channels.declare(SERVER, &format!("127.0.0.1:{port}")).unwrap();
+    let Some(mut client) = call(&channels, port, "plain") else { return };
+    await_waiting(&channels, 1);
+    channels.begin(SERVER, false);
+    assert_eq!(channels.waiting().len(), 1);
+    channels.provider_ready(SERVER);
+    assert_eq!(result(&mut client).0, "refused");
+    // It died, and callers wait again until it is given up.
+    channels.died(SERVER);
+    let mut client = call(&channels, port, "plain").unwrap();
+    await_waiting(&channels, 1);
+    channels.stopped(SERVER);
+    assert_eq!(result(&mut client).0, "refused");
+    assert_eq!(result(&mut call(&channels, port, "plain").unwrap()).0, "refused");
+}
+
+#[test]
+fn waits_end_by_limits_and_signals() {
+    let limit = Duration::from_millis(400);
+    let limits = Limits { blocking: limit, nonblocking: limit / 2, ..Limits::default() };
+    let (Some(short), port) = (channels(limits, Clock::default()), free_port()) else { return };
+    let declared = format!("127.0.0.1:{port}");
+    short.declare(SERVER, &declared).unwrap();
+    let Some(mut client) = call(&short, port, "plain") else { return };
+    let (said, took) = result(&mut client);
+    assert!(said == "refused" && took >= limit - Duration::from_millis(1), "{said} {took:?}");
+    let (said, took) = result(&mut call(&short, port, "nonblocking").unwrap());
+    assert!(
+        said == format!("errno {}", libc::EINPROGRESS) || said == format!("errno {}", libc::ECONNREFUSED)
+    );
+    assert!(took >= limit / 2 - Duration::from_millis(1) && took < limits.blocking * 20, "{took:?}");
+    // The call happens at the first signal that is found.
+    let (said, _) = result(&mut call(&short, port, "signals").unwrap());
+    assert_eq!(said, "refused");
+    // Signals break the call off again and again, and its limit goes on.
+    short.expect_stops(CLIENT);
+    let (said, took) = result(&mut call(&short, port, "signals").unwrap());
+    assert!(said == "refused" && took >= limit - Duration::from_millis(1), "{said} {took:?}");
+    let long = usual().unwrap();
+    long.declare(SERVER, &declared).unwrap();
+    let (said, _) = result(&mut call(&long, port, "timeout").unwrap());
+    assert_eq!(said, "refused");
+    let (said, _) = result(&mut call(&long, port, "signal").unwrap());
+    // The exception follows the call.
+    assert!(["alarm", "refused"].contains(&&*said), "{said}");
+    until("callers that were broken off", || long.waiting().is_empty().then_some(()));
+}
+
+/// As a checkpoint stops it.
+#[test]
+fn a_caller_that_waits_can_be_stopped() {
+    let (Some(channels), port) = (usual(), free_port()) else { return };
+    channels.declare(SERVER, &format!("127.0.0.1:{port}")).unwrap();
+    channels.expect_stops(CLIENT);
+    let Some(mut client) = call(&channels, port, "plain") else { return };
+    for _ in 0..20 {
+        await_waiting(&channels, 1);
+        StoppedTree::stop(client.pid()).unwrap().resume().unwrap();
+    }
+    let server = serve(&channels, &[at(port)]).unwrap();
+    assert_eq!(result(&mut client).0, format!("got {}", server.pid()));
+}
+
+#[test]
+fn a_caller_that_is_killed_is_forgotten() {
+    let (Some(channels), port) = (usual(), free_port()) else { return };
+    channels.declare(SERVER, &format!("127.0.0.1:{port}")).unwrap();
+    let Some(mut client) = call(&channels, port, "plain") else { return };
+    await_waiting(&channels, 1);
+    client.kill();
+    await_waiting(&channels, 0);
+}
+
+#[test]
+fn no_more_callers_are_held_than_the_limit_says() {
+    let limits = Limits { callers_max: 2, ..Limits::default() };
+    let (Some(channels), port) = (channels(limits, Clock::default()), free_port()) else { return };
+    channels.declare(SERVER, &format!("127.0.0.1:{port}")).unwrap();
+    let Some(mut first) = call(&channels, port, "plain") else { return };
+    let mut second = call(&channels, port, "plain").unwrap();
+    await_waiting(&channels, 2);
+    assert_eq!(result(&mut call(&channels, port, "plain").unwrap()).0, "refused");
+    // The end of the channels has them proceed.
+    drop(channels);
+    assert_eq!(result(&mut first).0, "refused");
+    assert_eq!(result(&mut second).0, "refused");
+}
+
+#[test]
+fn callers_of_a_unix_path_wait() {
+    let Some(channels) = usual() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    channels.declare(SERVER, &format!("unix:{}", path.display())).unwrap();
+    let text = format!(
+        "import os, socket\nos.chdir({:?})\ns = socket.socket(socket.AF_UNIX)\ns.connect('socket')\nprint(s.recv(8))",
+        directory.path()
+    );
+    let Some(mut command) = python(&text) else { return };
+    let mut client = Program::start(&channels, CLIENT, command.stdout(Stdio::piped()));
+    await_waiting(&channels, 1);
+    let text = format!(
+        "import socket\ns = socket.socket(socket.AF_UNIX)\ns.bind({path:?})\ns.listen(1)\n\
+         c, _ = s.accept()\nc.sendall(b'here')\ns.accept()"
+    );
+    let _server = Program::start(&channels, SERVER, &mut python(&text).unwrap());
+    assert_eq!(client.output(), "b'here'\n");
+}
+
+/// Set for the guardian that is killed: where it writes that its callers wait.
+const GUARDIAN: &str = "UNDYING_TEST_GUARDIAN";
+const CALLERS: usize = 3;
+
+/// The body of the guardian; nothing in any other run.
+#[test]
+fn guardian_that_is_killed() {
+    let Ok(place) = std::env::var(GUARDIAN) else { return };
+    let place = Path::new(&place);
+    let (channels, port) = (usual().unwrap(), free_port());
+    channels.declare(SERVER, &format!("127.0.0.1:{port}")).unwrap();
+    let callers: Vec<Program> = (0..CALLERS)
+        .map(|number| {
+            let mut command = python(CLIENT_TEXT).unwrap();
+            let output = std::fs::File::create(place.join(number.to_string())).unwrap();
+            command.arg(port.to_string()).arg("plain").stdout(output);
+            Program::start(&channels, CLIENT, &mut command)
+        })
+        .collect();
+    await_waiting(&channels, CALLERS);
+    std::fs::write(place.join("ready"), "").unwrap();
+    std::thread::sleep(testkit::limits::condition());
+    drop(callers);
+}
+
+#[test]
+fn callers_proceed_when_the_guardian_is_killed() {
+    if usual().is_none() || python("").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut guardian = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "guardian_that_is_killed", "--nocapture"])
+        .env(GUARDIAN, directory.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    until("callers of the guardian", || directory.path().join("ready").exists().then_some(()));
+    guardian.kill().unwrap();
+    guardian.wait().unwrap();
+    for number in 0..CALLERS {
+        let said = until("the end of a caller", || {
+            let text = std::fs::read_to_string(directory.path().join(number.to_string())).unwrap();
+            text.ends_with('\n').then_some(text)
+        });
+        assert!(said.starts_with("refused"), "{said}");
+    }
+}
+
+/// Connects as often as its second argument says, and prints the median in nanoseconds.
+const COST_TEXT: &str = "
+import socket, sys, time
+port, count = int(sys.argv[1]), int(sys.argv[2])
+times = []
+for _ in range(count):
+    s = socket.socket()
+    start = time.monotonic_ns()
+    s.connect(('127.0.0.1', port))
+    times.append(time.monotonic_ns() - start)
+    s.recv(64)
+    s.close()
+print(sorted(times)[count // 2])
+";
+
+/// Prints the cost; what is checked is that it is no scheduling delay of milliseconds.
+#[test]
+fn the_cost_of_a_call_is_small() {
+    const COUNT: usize = 2000;
+    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let Some(server) = serve(&channels, &[at(port)]) else { return };
+    await_listening(&channels, SERVER);
+    channels.provider_ready(SERVER);
+    let command = || {
+        let mut command = python(COST_TEXT).unwrap();
+        command.arg(port.to_string()).arg(COUNT.to_string()).stdout(Stdio::piped());
+        command
+    };
+    let number = |text: String| text.trim().parse::<u64>().unwrap();
+    let plain = number(String::from_utf8(command().output().unwrap().stdout).unwrap());
+    let watched = number(Program::start(&channels, CLIENT, &mut command()).output());
+    println!("connect(2): {plain} ns without a filter, {watched} ns with it");
+    assert!(watched < plain + 5_000_000, "{plain} {watched}");
+    for scan in ["first", "second"] {
+        let watch = Stopwatch::start();
+        channels.look(SERVER, server.pid());
+        println!("the {scan} scan for one listener: {:?}", watch.elapsed());
+    }
+}
