@@ -103,16 +103,25 @@ impl Address {
         }
     }
 
-    /// Whether a socket at this address keeps another one from being bound to `other`, as far as addresses say.
-    pub(crate) fn conflicts(&self, other: &Self) -> bool {
+    /// Whether a socket at this address keeps another one from being bound to `other`, as far as addresses and IPV6_V6ONLY
+    /// of both say.
+    pub(crate) fn conflicts(&self, is_v6_only: bool, other: &Self, other_is_v6_only: bool) -> bool {
         match (self, other) {
             (Self::Inet(one), Self::Inet(two)) => {
-                let (a, b) = (one.ip().to_canonical(), two.ip().to_canonical());
-                let is_any = a.is_unspecified() || b.is_unspecified();
-                one.port() == two.port() && one.port() != 0 && (a == b || is_any)
+                let hosts = (one.ip().to_canonical(), two.ip().to_canonical());
+                one.port() == two.port() && one.port() != 0 && overlap(hosts, (is_v6_only, other_is_v6_only))
             }
             (one, two) => one == two,
         }
+    }
+}
+
+/// Whether two sockets serve a host in common.
+fn overlap((one, two): (IpAddr, IpAddr), is_v6_only: (bool, bool)) -> bool {
+    match (one, two) {
+        (IpAddr::V6(six), IpAddr::V4(_)) => six.is_unspecified() && !is_v6_only.0,
+        (IpAddr::V4(_), IpAddr::V6(six)) => six.is_unspecified() && !is_v6_only.1,
+        _ => one == two || one.is_unspecified() || two.is_unspecified(),
     }
 }
 
@@ -222,9 +231,14 @@ mod tests {
 
     #[test]
     fn a_held_socket_is_in_the_way_of_overlapping_ones() {
-        let conflicts = |one, two| Address::Inet(inet(one)).conflicts(&Address::Inet(inet(two)));
+        let address = |text| Address::Inet(inet(text));
+        let conflicts = |one, two| address(one).conflicts(false, &address(two), false);
         assert!(conflicts("0.0.0.0:1", "127.0.0.1:1") && conflicts("[::]:1", "127.0.0.1:1"));
+        assert!(conflicts("127.0.0.1:1", "[::]:1") && conflicts("[::]:1", "[::1]:1"));
         assert!(!conflicts("127.0.0.2:1", "127.0.0.1:1") && !conflicts("0.0.0.0:0", "0.0.0.0:0"));
-        assert!(Address::Path(b"a".to_vec()).conflicts(&Address::Path(b"a".to_vec())));
+        assert!(!conflicts("[::1]:1", "0.0.0.0:1"));
+        assert!(!address("[::]:1").conflicts(true, &address("0.0.0.0:1"), false));
+        assert!(!address("0.0.0.0:1").conflicts(false, &address("[::]:1"), true));
+        assert!(Address::Path(b"a".to_vec()).conflicts(false, &Address::Path(b"a".to_vec()), false));
     }
 }

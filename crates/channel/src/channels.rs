@@ -95,7 +95,8 @@ impl Channels {
     ///
     /// # Errors
     ///
-    /// `Spawn` if the program is not executed; otherwise why its filter is not served. No program is left running.
+    /// `Spawn` if the program is not executed; otherwise why its filter is not served, ENOSPC if processes of
+    /// [`sys::listener_holder::BUFFERS_MAX`] incarnations live. No program is left running.
     pub fn start(&self, component: ComponentId, command: &mut Command) -> Result<Child> {
         let pending = self.prepare(component, command)?;
         let mut child = command.spawn().map_err(|source| ChannelError::Spawn {
@@ -200,9 +201,7 @@ impl Channels {
         state.pending.retain(|pending| pending.component != component);
         let callers = state.release(component);
         drop(state);
-        // Closed first: a caller that proceeds is refused.
-        drop(closed);
-        Outcome { callers, ..Outcome::default() }.settle();
+        Outcome { callers, closed }.settle();
     }
 
     /// Releases listeners that no process has any more: the program has closed them on purpose. Until then, clients of

@@ -162,8 +162,18 @@ impl Component {
     /// Whether callers of the target have to wait for it: it is expected to listen and does not yet.
     pub(crate) fn is_awaited(&self, target: &Target) -> bool {
         let is_coming = matches!(self.phase, Phase::Expected | Phase::Running { .. } | Phase::Dead);
-        let listens = |held: &Held| Route::of(held).is_some_and(|route| route.reach(target) != Reach::No);
-        is_coming && !self.held.iter().any(listens)
+        is_coming && !self.held_for(target).any(Held::is_reachable)
+    }
+
+    /// Whether callers of the target would queue at a listener that no incarnation has.
+    pub(crate) fn is_unserved(&self, target: &Target) -> bool {
+        let mut held = self.held_for(target).peekable();
+        held.peek().is_some() && held.all(|held| held.claim == Claim::Open)
+    }
+
+    /// The listeners that callers of the target reach.
+    fn held_for(&self, target: &Target) -> impl Iterator<Item = &Held> {
+        self.held.iter().filter(|held| Route::of(held).is_some_and(|route| route.reach(target) != Reach::No))
     }
 
     /// What a scan has to look for now; `None` while no incarnation runs. Only a restored incarnation can have listeners

@@ -58,10 +58,13 @@ impl Handler {
         let handled = {
             let mut state = self.inner.state();
             let held = state.component(self.component).held();
-            match held.iter().any(|held| held.address.conflicts(&address)) {
-                true => self.bind_held(reported, call, &address, &mut state, &mut outcome),
-                false => Handled::Pass,
+            if !held.iter().any(|held| held.address.conflicts(false, &address, false)) {
+                return Handled::Pass;
             }
+            let handled = self.bind_held(reported, call, &address, &mut state, &mut outcome);
+            // Callers of a path that the program had unlinked have waited for this.
+            outcome.callers = state.release(self.component);
+            handled
         };
         outcome.settle();
         handled
@@ -95,8 +98,7 @@ impl Handler {
             }
             return answer_success(reported, held, program.spot);
         }
-        let is_in_the_way =
-            |held: &Held| held.kind.is_tcp() == program.kind.is_tcp() && held.address.conflicts(address);
+        let is_in_the_way = |held: &Held| held.is_in_the_way(address, program.kind);
         for held in all.iter_mut().filter(|held| !held.is_open() && is_in_the_way(held)) {
             // The program has closed it, and binds its address again before a scan has found that.
             held.absences += u32::from(find(held.identity, held.spot, program.spot.0).is_none());
@@ -140,17 +142,29 @@ impl Handler {
         Handled::Pass
     }
 
-    /// Holds a caller whose provider does not listen yet.
+    /// Holds a caller whose provider does not listen yet. A component that looks for an earlier instance of itself is
+    /// refused: the listener that it would reach waits for it.
     fn connect(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
         let thread = thread_of(reported);
         let Some(address) = Address::from_bytes(&call.address) else { return Handled::Pass };
         let mut state = self.inner.state();
-        if state.is_ending || (address.path().is_some() && !state.has_paths(self.component)) {
+        if state.is_ending || (address.path().is_some() && !state.has_paths()) {
             return Handled::Pass;
         }
         let target = Target::of_thread(thread, address);
-        let Some((provider, reach)) = state.awaited(self.component, &target) else { return Handled::Pass };
+        let is_unserved = state.component(self.component).is_unserved(&target);
+        let awaited = state.awaited(self.component, &target);
+        if !is_unserved && awaited.is_none() {
+            return Handled::Pass;
+        }
+        // A datagram socket has nothing to do with listeners: the C library connects such ones to sort addresses.
         let Some(socket) = Taken::of_thread(thread, call.socket) else { return Handled::Pass };
+        if is_unserved {
+            let refused = sys::Errno(libc::ECONNREFUSED);
+            let answered = reported.listener.answer_errno(reported.notification.id(), refused);
+            return if answered.is_ok() { Handled::Answered } else { Handled::Pass };
+        }
+        let Some((provider, reach)) = awaited else { return Handled::Pass };
         if reach == Reach::IfLocal && !target.is_local() {
             return Handled::Pass;
         }

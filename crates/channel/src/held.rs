@@ -23,6 +23,9 @@ const DOMAIN: SocketOption = option(libc::SOL_SOCKET, libc::SO_DOMAIN, "SO_DOMAI
 const TYPE: SocketOption = option(libc::SOL_SOCKET, libc::SO_TYPE, "SO_TYPE");
 const PROTOCOL: SocketOption = option(libc::SOL_SOCKET, libc::SO_PROTOCOL, "SO_PROTOCOL");
 const V6_ONLY: SocketOption = option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, "IPV6_V6ONLY");
+const INTERFACE: SocketOption = option(libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, "SO_BINDTOIFINDEX");
+/// SO_NETNS_COOKIE, since Linux 5.14.
+const NAMESPACE: SocketOption = option(libc::SOL_SOCKET, 71, "SO_NETNS_COOKIE");
 const LISTENS: SocketOption = option(libc::SOL_SOCKET, libc::SO_ACCEPTCONN, "SO_ACCEPTCONN");
 
 const fn option(level: i32, number: i32, name: &'static str) -> SocketOption {
@@ -36,6 +39,9 @@ pub(crate) struct Kind {
     kind: i32,
     protocol: i32,
     is_v6_only: bool,
+    interface: i32,
+    /// The network namespace; zero where the kernel does not say.
+    namespace: u64,
 }
 
 impl Kind {
@@ -49,7 +55,11 @@ impl Kind {
             (libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX, libc::SOCK_STREAM)
                 | (libc::AF_UNIX, libc::SOCK_SEQPACKET)
         );
-        let kind = Self { domain, kind, protocol: get(PROTOCOL)?, is_v6_only };
+        let interface = get(INTERFACE).unwrap_or(0);
+        let mut cookie = [0; 8];
+        let has_cookie = socket_option::get(socket, NAMESPACE, &mut cookie).is_ok();
+        let namespace = if has_cookie { u64::from_ne_bytes(cookie) } else { 0 };
+        let kind = Self { domain, kind, protocol: get(PROTOCOL)?, is_v6_only, interface, namespace };
         is_known.then_some(kind)
     }
 
@@ -156,6 +166,25 @@ impl Held {
     /// Whether a new incarnation may get it: it was not handed out, or no process has it any more.
     pub(crate) fn is_open(&self) -> bool {
         self.claim == Claim::Open || self.absences > 0
+    }
+
+    /// Whether it is in the way of a socket of this kind that is bound to this address.
+    pub(crate) fn is_in_the_way(&self, address: &Address, kind: Kind) -> bool {
+        let is_in_reach = self.kind.is_tcp() == kind.is_tcp() && self.kind.namespace == kind.namespace;
+        is_in_reach && self.address.conflicts(self.kind.is_v6_only, address, kind.is_v6_only)
+    }
+
+    /// Ends it. One that no incarnation has stops listening at once, although a child of this process that has not
+    /// executed its program yet has a copy.
+    pub(crate) fn close(self) {
+        if self.claim == Claim::Open {
+            let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Whether clients that connect now reach it: its path, if it has one, leads to it.
+    pub(crate) fn is_reachable(&self) -> bool {
+        self.claim == Claim::Taken || self.path.as_ref().is_none_or(BoundPath::is_named)
     }
 
     /// Whether a socket that a thread binds to this address is the one to put it over.

@@ -12,8 +12,8 @@
 //!
 //! - listen(2): a duplicate of the socket is taken, and kept when the program dies. Clients queue in its backlog. The
 //!   backlog of a dead program is as long as net.core.somaxconn allows, for TCP.
-//! - bind(2) of the next incarnation to the same address, with a socket of the same family, type, protocol and
-//!   IPV6_V6ONLY: the held socket is put over the program's own one (same number, close-on-exec flag, O_NONBLOCK and
+//! - bind(2) of the next incarnation to the same address, with a socket of the same family, type, protocol,
+//!   IPV6_V6ONLY, interface and network namespace: the held socket is put over the program's own one (same number, close-on-exec flag, O_NONBLOCK and
 //!   options of `options`), and the call succeeds. Several sockets of one address (SO_REUSEPORT) are handed out in
 //!   their order.
 //! - connect(2) to an address of another component that does not listen yet: the call is held until the component is
@@ -22,6 +22,9 @@
 //!   stopped for checkpoints ([`Channels::expect_stops`]) a signal or a stop breaks the call off; if it is repeated, it
 //!   waits for the rest of its limit.
 //!
+//!   A component that connects to its own held listener before it has bound it is refused: programs look for an earlier
+//!   instance of themselves in this way.
+//!
 //! # Limits
 //!
 //! - Listeners bound to port 0 get another port in each incarnation: the old one is released as unclaimed.
@@ -29,7 +32,7 @@
 //!   unbound one. So do packet filters (SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF) that are attached before bind(2).
 //! - A Unix socket keeps its path by a second link (`.NAME.undying-INODE`) in the same directory, made when its program
 //!   dies. It is moved back when the next incarnation has unlinked the path and binds it. Between the two calls of the
-//!   program, clients find no file. Without the second link (another file system than that of the path, or no rights)
+//!   program, callers that are components wait, and other clients find no file. Without the second link (another file system than that of the path, or no rights)
 //!   a path that was unlinked is bound anew, and clients that waited in the old socket get an end of file.
 //! - A program that renames its socket file after bind(2) gets a new socket.
 //! - Calls through io_uring are not seen: such a listener is not held, and such a caller does not wait.
@@ -37,6 +40,8 @@
 //! - A Unix socket takes no more clients than its backlog while its program is dead; further ones wait in connect(2), or
 //!   fail with EAGAIN if their sockets are nonblocking.
 //! - The path of a component with checkpoints gets no second link: its restore has the listener.
+//! - Addresses are taken as those of one network namespace.
+//! - Components that wait for each other wait until the limit: [`Channels::waiting`] shows it.
 //! - UDP and other sockets without listen(2) are left alone.
 //! - A listener that the program closes while it lives stays open for one to two seconds: see [`Channels::look`].
 //! - While a component is dead, connecting to it succeeds. A readiness probe that only connects therefore proves

@@ -87,7 +87,7 @@ impl BoundPath {
 
     /// Makes the second link, if the path still leads to the socket. Best effort: a file system can refuse it.
     pub(crate) fn link_aside(&mut self) {
-        if self.aside.is_some() || self.place.file_at(&self.place.name) != Ok(self.file) {
+        if self.aside.is_some() || !self.is_named() {
             return;
         }
         let mut aside = OsString::from(".");
@@ -104,6 +104,11 @@ impl BoundPath {
         }
     }
 
+    /// Whether a caller reaches the socket by its path.
+    pub(crate) fn is_named(&self) -> bool {
+        self.place.file_at(&self.place.name) == Ok(self.file)
+    }
+
     /// Whether a caller reaches the socket by its path, after the second link was moved there if nothing else is.
     pub(crate) fn is_named_again(&mut self) -> bool {
         if self.place.file_at(&self.place.name) == Err(Errno::NOENT)
@@ -116,7 +121,7 @@ impl BoundPath {
                 self.aside = None;
             }
         }
-        self.place.file_at(&self.place.name) == Ok(self.file)
+        self.is_named()
     }
 
     /// Removes the second link.

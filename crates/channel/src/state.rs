@@ -46,10 +46,10 @@ pub(crate) struct State {
 }
 
 impl Outcome {
-    /// Lets callers proceed, and closes sockets.
+    /// Closes sockets, and lets callers proceed: those of closed sockets are refused.
     pub(crate) fn settle(self) {
+        self.closed.into_iter().for_each(Held::close);
         self.callers.into_iter().for_each(Caller::proceed);
-        drop(self.closed);
     }
 }
 
@@ -65,10 +65,10 @@ impl State {
         self.callers.take(ends)
     }
 
-    /// Whether a component beside this one has addresses that are paths.
-    pub(crate) fn has_paths(&self, own: ComponentId) -> bool {
+    /// Whether a component has addresses that are paths.
+    pub(crate) fn has_paths(&self) -> bool {
         let is_path = |route: &Route| matches!(route, Route::Bound(..) | Route::Declared(_));
-        self.components.iter().any(|(id, component)| *id != own && component.routes().any(is_path))
+        self.components.values().any(|component| component.routes().any(is_path))
     }
 
     /// The component that a caller has to wait for, and whether only if its target is an address of this machine. `None`

@@ -75,6 +75,12 @@ fn read(port: u16) -> String {
     text
 }
 
+/// Waits until nothing listens. Children of other tests have copies of descriptors before they execute a program.
+fn await_refused(port: u16) {
+    let error = until("a refusal", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).err());
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
 fn listeners(channels: &Channels) -> Vec<HeldListener> {
     channels.held(SERVER).into_iter().filter(|row| row.level == Level::Listener).collect()
 }
@@ -140,12 +146,11 @@ fn a_listener_that_the_program_closes_is_released() {
     await_taken(&channels, 2);
     let mut input = server.0.stdin.take().unwrap();
     std::io::Write::write_all(&mut input, b"0\n").unwrap();
-    let client = || TcpStream::connect((Ipv4Addr::LOCALHOST, ports[0]));
     until("the release of a listener", || {
         channels.look(SERVER, server.pid());
         (listeners(&channels).len() == 1).then_some(())
     });
-    assert_eq!(client().unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    await_refused(ports[0]);
     // Callers do not wait for it when the component dies.
     assert_eq!(channels.held(SERVER).len(), 1);
     read(ports[1]);
@@ -190,7 +195,7 @@ fn what_a_new_incarnation_does_not_bind_is_released_in_time() {
     clock.advance(limits.unclaimed_after_ready);
     channels.look(SERVER, second.pid());
     assert_eq!(listeners(&channels).len(), 1);
-    assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, ports[0])).is_err());
+    await_refused(ports[0]);
     read(ports[1]);
 }
 
@@ -387,6 +392,122 @@ fn callers_of_a_unix_path_wait() {
     );
     let _server = Program::start(&channels, SERVER, &mut python(&text).unwrap());
     assert_eq!(client.output(), "b'here'\n");
+}
+
+/// Unlinks its path, and binds it when a file is there; before that, it looks for another instance of itself.
+const UNLINKING_TEXT: &str = "
+import os, socket, sys, time
+path, go = sys.argv[1], sys.argv[2]
+try:
+    socket.socket(socket.AF_UNIX).connect(path)
+    print('another instance is running')
+    sys.exit()
+except (ConnectionRefusedError, FileNotFoundError): pass
+if os.path.exists(path): os.unlink(path)
+while not os.path.exists(go): time.sleep(0.002)
+s = socket.socket(socket.AF_UNIX)
+s.bind(path)
+s.listen(8)
+while True: s.accept()[0].sendall(b'here')
+";
+
+#[test]
+fn a_path_that_is_unlinked_leads_to_the_held_listener_again() {
+    let Some(channels) = usual() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let [path, go] = ["socket", "go"].map(|name| directory.path().join(name));
+    let start = || {
+        let mut command = python(UNLINKING_TEXT)?;
+        Some(Program::start(&channels, SERVER, command.arg(&path).arg(&go)))
+    };
+    std::fs::write(&go, "").unwrap();
+    let Some(mut first) = start() else { return };
+    await_taken(&channels, 1);
+    first.kill();
+    channels.died(SERVER);
+    std::fs::remove_file(&go).unwrap();
+    // It is in the backlog before the path is unlinked.
+    let mut queued = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    let _second = start().unwrap();
+    until("the path to be unlinked", || (!path.exists()).then_some(()));
+    let text =
+        "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\nprint(s.recv(8))";
+    let mut command = python(text).unwrap();
+    let mut client = Program::start(&channels, CLIENT, command.arg(&path).stdout(Stdio::piped()));
+    await_waiting(&channels, 1);
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(client.output(), "b'here'\n");
+    let mut bytes = [0; 4];
+    std::io::Read::read_exact(&mut queued, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"here");
+    await_taken(&channels, 1);
+    let names: Vec<_> =
+        directory.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+}
+
+/// Binds and listens by socketcall(2) through the 32-bit entry of the kernel, and answers by the 64-bit one.
+const I386_TEXT: &str = r#"
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+static long old(long number, long a, long b)
+{
+	long result;
+	__asm__ volatile("int $0x80" : "=a"(result) : "a"(number), "b"(a), "c"(b) : "memory", "r8", "r9", "r10", "r11");
+	return result;
+}
+int main(int count, char **arguments)
+{
+	if (old(20, 0, 0) != getpid())
+		return 1;
+	if (count < 2)
+		return 0;
+	unsigned *low = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+	struct sockaddr_in *address = (void *)(low + 16);
+	int s = socket(AF_INET, SOCK_STREAM, 0);
+	address->sin_family = AF_INET;
+	address->sin_port = htons(atoi(arguments[1]));
+	address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	low[0] = s, low[1] = (unsigned)(unsigned long)address, low[2] = sizeof *address;
+	if (old(102, 2, (long)low))
+		return 2;
+	low[1] = 8;
+	if (old(102, 4, (long)low))
+		return 3;
+	for (;;) {
+		int c = accept(s, 0, 0);
+		dprintf(c, "%d", getpid());
+		close(c);
+	}
+}
+"#;
+
+#[test]
+fn calls_through_the_32_bit_entry_are_understood() {
+    let Some(compiler) = common::installed("cc") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let [source, program] = ["i386.c", "i386"].map(|name| directory.path().join(name));
+    std::fs::write(&source, I386_TEXT).unwrap();
+    assert!(Command::new(compiler).arg(&source).arg("-o").arg(&program).status().unwrap().success());
+    if !Command::new(&program).status().unwrap().success() {
+        return println!("unsupported: the kernel has no 32-bit calls");
+    }
+    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let start = || Program::start(&channels, SERVER, Command::new(&program).arg(port.to_string()));
+    let mut first = start();
+    await_taken(&channels, 1);
+    assert_eq!(read(port), first.pid().to_string());
+    first.kill();
+    channels.died(SERVER);
+    let second = start();
+    await_taken(&channels, 1);
+    assert_eq!(read(port), second.pid().to_string());
 }
 
 /// Set for the guardian that is killed: where it writes that its callers wait.

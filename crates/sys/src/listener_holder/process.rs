@@ -24,7 +24,8 @@ pub const HELD_CALLS_MAX: usize = 1024;
 /// What the holder appends to the file of a listener when the guardian dies and the subject may have lived on.
 pub const BROKEN_LINE: &[u8] = b"the guardian died, and the subject went on unwatched\n";
 /// Listeners that are held at a time: one for each incarnation of each component, of which the last may still be ending.
-const HELD_MAX: usize = 64;
+/// Each costs two descriptors of the holder, whose limit is often 1,024.
+const HELD_MAX: usize = 256;
 /// How long an orphaned holder without listeners waits for one that a child of its guardian is about to send.
 const ORPHAN_LIMIT_MS: i32 = 10_000;
 
