@@ -37,6 +37,8 @@ pub(crate) struct Caller {
     pub(crate) since: Instant,
     pub(crate) deadline: Instant,
     pub(crate) call: Call,
+    /// A signal breaks the call off by itself.
+    is_interruptible: bool,
     gone_since: Option<Instant>,
 }
 
@@ -61,8 +63,10 @@ impl Caller {
         (provider, target): (ComponentId, Target),
         (since, deadline): (Instant, Instant),
         call: Call,
+        is_interruptible: bool,
     ) -> Self {
-        Self { component, thread, provider, target, since, deadline, call, gone_since: None }
+        let gone_since = None;
+        Self { component, thread, provider, target, since, deadline, call, is_interruptible, gone_since }
     }
 
     /// Lets the call happen.
@@ -109,7 +113,8 @@ impl Callers {
             caller.gone_since.is_none_or(|since| now.saturating_duration_since(since) < REPEAT_LIMIT)
         });
         self.take(|caller| {
-            caller.deadline <= now || (caller.gone_since.is_none() && has_signal(caller.thread))
+            let is_deaf = !caller.is_interruptible && caller.gone_since.is_none();
+            caller.deadline <= now || (is_deaf && has_signal(caller.thread))
         })
     }
 
@@ -121,8 +126,7 @@ impl Callers {
     }
 }
 
-/// Whether a signal waits for a thread that a handler or a stop follows. A deadly one ends the call by itself; so do the
-/// others if the filter is interruptible.
+/// Whether a signal waits for a thread that a handler or a stop follows. A deadly one ends the call by itself.
 fn has_signal(thread: Tid) -> bool {
     let Ok(status) = procfs::read(format!("/proc/{thread}/status")) else { return false };
     let set = |name| procfs::signal_set(&status, name);

@@ -83,8 +83,8 @@ impl Channels {
         Ok(())
     }
 
-    /// A tracer stops the threads of this component, for checkpoints: from the next filter on, a call that is held must not
-    /// keep them from it. In return, a signal whose handler has no SA_RESTART has a held connect(2) fail with EINTR although
+    /// A tracer stops the threads of this component, for checkpoints: a call that is held must not keep them from it. Call it
+    /// before the component is started for the first time. In return, a signal whose handler has no SA_RESTART has a held connect(2) fail with EINTR although
     /// no connection is on its way. Without this, such a call happens at the signal.
     pub fn expect_stops(&self, component: ComponentId) {
         self.inner.state().component(component).is_traced = true;
@@ -217,6 +217,13 @@ impl Channels {
         let callers = state.release(component);
         drop(state);
         Outcome { callers, closed }.settle();
+    }
+
+    /// Whether the present incarnation has begun to listen somewhere: a sign that it is ready. Of a restored one, `look` finds
+    /// that.
+    #[must_use]
+    pub fn listens(&self, component: ComponentId) -> bool {
+        self.inner.state().components.get(&component).is_some_and(|component| component.listens)
     }
 
     /// The addresses of a component, for `status`.

@@ -5,6 +5,7 @@
 //! closed by the caller, outside of the lock.
 //! Does not: answer calls.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use model::Pid;
@@ -17,8 +18,10 @@ use crate::route::{Route, Target};
 /// Addresses that are remembered for one component beside declared ones: a program that listens at ever new ports gets
 /// the oldest forgotten.
 const ROUTES_MAX: usize = 256;
-/// Listeners of one component that are held: a descriptor of this process each.
+/// Listeners of one component that are held: one or two descriptors of this process each. Further ones are not.
 const LISTENERS_MAX: usize = 256;
+/// Sockets bound to port 0 that are remembered until they listen: a program listens right after it has bound.
+const EPHEMERAL_MAX: usize = 256;
 /// Scans in a row without a process that has a listener until it is released.
 const ABSENCES_MAX: u32 = 2;
 
@@ -44,6 +47,8 @@ pub(crate) struct Component {
     phase: Phase,
     /// A tracer stops its threads, for checkpoints.
     pub(crate) is_traced: bool,
+    /// The incarnation listens somewhere.
+    pub(crate) listens: bool,
     /// How many incarnations have begun.
     incarnation: u64,
     /// When listeners that the incarnation has not taken are released.
@@ -51,6 +56,8 @@ pub(crate) struct Component {
     held: Vec<Held>,
     declared: Vec<Route>,
     learned: Vec<Route>,
+    /// Sockets that the program has bound to port 0.
+    ephemeral: VecDeque<Identity>,
 }
 
 /// What a scan has to look for.
@@ -80,6 +87,7 @@ impl Component {
     pub(crate) fn begin(&mut self, is_restored: bool, claim_until: Instant) {
         self.phase = Phase::Running { is_restored };
         self.incarnation += 1;
+        self.listens = false;
         self.claim_until = Some(claim_until);
         self.held.iter_mut().for_each(|held| held.claim = Claim::Open);
     }
@@ -130,17 +138,32 @@ impl Component {
         self.phase == Phase::Stopped
     }
 
-    /// Adds a listener; the result, if any, is to be closed.
+    /// Notes a socket that the program binds to port 0. The next incarnation gets another port.
+    pub(crate) fn bind_anywhere(&mut self, socket: Identity) {
+        if self.ephemeral.len() == EPHEMERAL_MAX {
+            self.ephemeral.pop_front();
+        }
+        self.ephemeral.push_back(socket);
+    }
+
+    /// Whether a listener is of use to the next incarnation. One from a checkpoint gets it by its number.
+    pub(crate) fn is_lasting(&self, socket: Identity) -> bool {
+        self.is_traced || !self.ephemeral.contains(&socket)
+    }
+
+    /// Adds a listener, unless there are too many; the result, if any, is to be closed.
     pub(crate) fn hold(&mut self, held: Held) -> Option<Held> {
+        if self.held.len() == LISTENERS_MAX {
+            return Some(held);
+        }
         if let Some(route) = Route::of(&held).filter(|route| !self.routes().any(|own| own == route)) {
             if self.learned.len() == ROUTES_MAX {
                 self.learned.remove(0);
             }
             self.learned.push(route);
         }
-        let surplus = (self.held.len() == LISTENERS_MAX).then(|| self.held.remove(0));
         self.held.push(held);
-        surplus
+        None
     }
 
     /// Its addresses.
@@ -191,6 +214,7 @@ impl Component {
         if found.incarnation != self.incarnation || matches!(self.phase, Phase::Dead | Phase::Stopped) {
             return Vec::new();
         }
+        self.listens |= found.spots.iter().any(|spot| spot.1.is_some());
         let is_late = self.claim_until.is_some_and(|until| until <= now);
         let released: Vec<Held> = self.held.extract_if(.., |held| is_over(held, found, is_late)).collect();
         // Callers do not wait for what was closed on purpose.

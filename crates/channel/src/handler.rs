@@ -54,6 +54,10 @@ impl Handler {
     /// Puts a held listener over the socket of the program, or gives up those that are in the way of its address.
     fn bind(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
         let Some(address) = Address::from_bytes(&call.address) else { return Handled::Pass };
+        if matches!(&address, Address::Inet(address) if address.port() == 0) {
+            self.bind_anywhere(reported, call);
+            return Handled::Pass;
+        }
         let mut outcome = Outcome::default();
         let handled = {
             let mut state = self.inner.state();
@@ -70,7 +74,18 @@ impl Handler {
         handled
     }
 
-    /// The same where a held listener has the address or is in its way.
+    /// Notes a socket that is bound to a port of the kernel's choice.
+    fn bind_anywhere(&self, reported: &ReportedCall<'_>, call: &SocketCall) {
+        let path = format!("/proc/{}/fd/{}", thread_of(reported), call.socket);
+        if let Ok(stat) = rustix::fs::stat(&path)
+            && reported.listener.is_valid(reported.notification.id())
+        {
+            let mut state = self.inner.state();
+            state.component(self.component).bind_anywhere((stat.st_dev, stat.st_ino));
+        }
+    }
+
+    /// Handles bind(2) where a held listener has the address or is in its way.
     fn bind_held(
         &self,
         reported: &ReportedCall<'_>,
@@ -101,7 +116,9 @@ impl Handler {
         let is_in_the_way = |held: &Held| held.is_in_the_way(address, program.kind);
         for held in all.iter_mut().filter(|held| !held.is_open() && is_in_the_way(held)) {
             // The program has closed it, and binds its address again before a scan has found that.
-            held.absences += u32::from(find(held.identity, held.spot, program.spot.0).is_none());
+            if find(held.identity, held.spot, program.spot.0).is_none() {
+                held.claim = Claim::Open;
+            }
         }
         let fits = |held: &mut Held| held.is_open() && held.matches(address, program.kind, place.as_ref());
         if let Some(held) = all.iter_mut().find_map(|held| fits(held).then_some(held)) {
@@ -132,8 +149,18 @@ impl Handler {
             return Handled::Pass;
         }
         let component = state.component(self.component);
+        if let Some(Address::Inet(address)) = &address
+            && address.port() == 0
+        {
+            component.bind_anywhere(taken.identity);
+        }
         if let Some(held) = component.held_mut().iter_mut().find(|held| held.identity == taken.identity) {
             held.take(taken.spot);
+            component.listens = true;
+            return Handled::Pass;
+        }
+        if !component.is_lasting(taken.identity) {
+            component.listens = true;
             return Handled::Pass;
         }
         let deadline = self.inner.clock.now() + LISTEN_LIMIT;
@@ -198,7 +225,9 @@ impl Handler {
         let id = reported.notification.id();
         let Some(row) = reported.held.note(id) else { return Handled::Pass };
         let call = Call { id, listener: Arc::clone(reported.listener), _row: row };
-        state.callers.add(Caller::new((self.component, thread), wanted, (since, deadline), call));
+        let is_interruptible = state.component(self.component).is_traced;
+        let caller = Caller::new((self.component, thread), wanted, (since, deadline), call, is_interruptible);
+        state.callers.add(caller);
         self.inner.wake();
         Handled::Held
     }

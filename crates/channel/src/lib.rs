@@ -27,7 +27,8 @@
 //!
 //! # Limits
 //!
-//! - Listeners bound to port 0 get another port in each incarnation: the old one is released as unclaimed.
+//! - Listeners bound to port 0 get another port in each incarnation, and are not held, unless the component has
+//!   checkpoints.
 //! - A descriptor that the program has duplicated, or registered in an epoll, between socket(2) and bind(2) stays the
 //!   unbound one. So do packet filters (SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF) that are attached before bind(2).
 //! - A Unix socket keeps its path by a second link (`.NAME.undying-INODE`) in the same directory, made when its program
@@ -45,7 +46,7 @@
 //! - UDP and other sockets without listen(2) are left alone.
 //! - A listener that the program closes while it lives stays open for one to two seconds: see [`Channels::look`].
 //! - While a component is dead, connecting to it succeeds. A readiness probe that only connects therefore proves
-//!   nothing: ask [`Channels::held`] for [`HeldListener::is_taken`] first.
+//!   nothing: ask [`Channels::listens`] first.
 #![forbid(unsafe_code)]
 
 mod address;

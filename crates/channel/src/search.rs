@@ -5,13 +5,13 @@
 //! Does not: see descriptors that are in a message on their way to another process.
 
 use model::{Fd, Pid};
-use tracee::procfs;
+use tracee::procfs::{self, Stat};
 use tracee::tree;
 
 use crate::held::Spot;
 use crate::place::Identity;
 
-/// Looks for a socket: where it was found last, in a tree, then in every process but this one. Processes that left the
+/// Looks for a socket: where it was found last, in a tree, then in every process but this one and its copies. Processes that left the
 /// tree (daemons) and processes that got the descriptor in a message are found by the last step.
 pub(crate) fn find(identity: Identity, last: Option<Spot>, root: Pid) -> Option<Spot> {
     let wanted = format!("socket:[{}]", identity.1);
@@ -29,9 +29,15 @@ pub(crate) fn find(identity: Identity, last: Option<Spot>, root: Pid) -> Option<
     if let Some(spot) = tree.iter().copied().find_map(in_process) {
         return Some(spot);
     }
-    let own = Pid(std::process::id() as i32);
-    let others = procfs::processes().unwrap_or_default();
-    others.into_iter().filter(|pid| *pid != own && !tree.contains(pid)).find_map(in_process)
+    let own = procfs::stat(Pid(std::process::id() as i32)).ok()?;
+    let is_other = |pid: &Pid| *pid != own.pid && !tree.contains(pid) && !is_copy(*pid, &own);
+    procfs::processes().unwrap_or_default().into_iter().filter(is_other).find_map(in_process)
+}
+
+/// Whether a process is a child of this one that has not executed its program yet: it has copies of all descriptors.
+fn is_copy(pid: Pid, own: &Stat) -> bool {
+    let layout = |stat: &Stat| (stat.startcode, stat.startstack, stat.start_brk, stat.arg_start);
+    procfs::stat(pid).is_ok_and(|stat| stat.ppid == own.pid && layout(&stat) == layout(own))
 }
 
 #[cfg(test)]

@@ -110,6 +110,7 @@ impl State {
         for pending in listening {
             let component = self.component(pending.component);
             let is_known = component.held().iter().any(|held| held.identity == pending.taken.identity);
+            component.listens = true;
             if is_known || component.is_stopped() {
                 continue;
             }

@@ -6,11 +6,13 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::{Ipv4Addr, TcpStream};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use sys::clock::{Clock, Stopwatch};
+use sys::socket::SocketAddress;
 use testkit::until;
 use tracee::StoppedTree;
 use undying_channel::{Channels, HeldListener, Level, Limits};
@@ -154,6 +156,62 @@ fn a_listener_that_the_program_closes_is_released() {
     // Callers do not wait for it when the component dies.
     assert_eq!(channels.held(SERVER).len(), 1);
     read(ports[1]);
+}
+
+#[test]
+fn a_listener_at_any_port_is_not_held() {
+    let Some(channels) = usual() else { return };
+    let text = "
+import socket, sys
+for bind in (True, False):
+    s = socket.socket()
+    if bind: s.bind(('127.0.0.1', 0))
+    s.listen(8)
+    port = s.getsockname()[1]
+    socket.create_connection(('127.0.0.1', port)).close()
+    s.close()
+    print(socket.socket().connect_ex(('127.0.0.1', port)))
+";
+    let Some(mut command) = python(text) else { return };
+    let mut server = Program::start(&channels, SERVER, command.stdout(Stdio::piped()));
+    let refused = libc::ECONNREFUSED;
+    assert_eq!(server.output(), format!("{refused}\n{refused}\n"));
+    until("a listener", || channels.listens(SERVER).then_some(()));
+    assert!(channels.held(SERVER).is_empty());
+}
+
+#[test]
+fn abstract_names_and_packets_are_handed_over() {
+    let Some(channels) = usual() else { return };
+    let text = "
+import os, socket, sys
+s = socket.socket(socket.AF_UNIX, int(sys.argv[2]))
+s.bind('\\0' + sys.argv[1])
+s.listen(8)
+while True: s.accept()[0].send(b'%d' % os.getpid())
+";
+    for (kind, name) in [(libc::SOCK_STREAM, "unix"), (libc::SOCK_SEQPACKET, "unix-seqpacket")] {
+        let address = format!("undying-test-{}-{name}", std::process::id());
+        let start = || {
+            let mut command = python(text)?;
+            Some(Program::start(&channels, SERVER, command.arg(&address).arg(kind.to_string())))
+        };
+        let Some(mut first) = start() else { return };
+        await_taken(&channels, 1);
+        let row = listeners(&channels).remove(0);
+        assert_eq!((row.local, row.kind), (format!("@{address}"), name));
+        first.kill();
+        channels.died(SERVER);
+        let name = [&[libc::AF_UNIX as u8, 0, 0], address.as_bytes()].concat();
+        let client = sys::socket::create(libc::AF_UNIX, kind, 0).unwrap();
+        sys::socket::connect(client.as_fd(), &SocketAddress(name)).unwrap();
+        let second = start().unwrap();
+        let mut bytes = [0; 16];
+        let (length, _) = rustix::net::recv(&client, &mut bytes, rustix::net::RecvFlags::empty()).unwrap();
+        assert_eq!(String::from_utf8_lossy(&bytes[..length]), second.pid().to_string());
+        drop(second);
+        channels.stopped(SERVER);
+    }
 }
 
 #[test]
