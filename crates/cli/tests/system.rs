@@ -9,6 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use model::Pid;
@@ -430,6 +431,106 @@ fn a_component_gets_its_environment_directory_user_and_log() {
     assert_eq!((lines[5].as_str(), &lines[6]), ("none", &lines[7]), "it leads a session");
     system.await_state("wrong", "failed");
     assert!(system.told("no user \"no-such-user\""), "{}", system.lab.told());
+    assert_eq!(system.down(), Some(0));
+}
+
+/// What the clients of one address have met.
+#[derive(Default, Debug)]
+struct Met {
+    answered: usize,
+    /// The connection ended without an answer: the component died with it.
+    ended: usize,
+    refused: usize,
+    longest: Duration,
+}
+
+/// Connects again and again until told to stop.
+fn clients(port: u16, is_over: &AtomicBool) -> Met {
+    let mut met = Met::default();
+    while !is_over.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Err(_) => met.refused += 1,
+            Ok(mut stream) => {
+                stream.set_read_timeout(Some(common::LIMIT)).unwrap();
+                let mut answer = String::new();
+                match stream.read_to_string(&mut answer) {
+                    Ok(_) if answer == "well\n" => met.answered += 1,
+                    _ => met.ended += 1,
+                }
+            }
+        }
+        met.longest = met.longest.max(begun.elapsed());
+    }
+    met
+}
+
+#[test]
+fn clients_are_never_refused_while_a_component_dies_and_comes_back() {
+    if !supported() {
+        return;
+    }
+    let (fresh, kept) = (free_port(), free_port());
+    let system = System::up(&format!(
+        "[component.fresh]\ncommand = [\"PROGRAM\", \"FOLDER/fresh\", \"listen={fresh}\"]\n\
+         ready = {{ tcp = \"127.0.0.1:{fresh}\" }}\nrestart = {{ max = \"100/1m\", backoff = \"10ms..50ms\" }}\n\
+         [component.kept]\ncommand = [\"PROGRAM\", \"FOLDER/kept\", \"listen={kept}\"]\npolicy = \"checkpointed\"\n\
+         every = \"30ms\"\nready = {{ tcp = \"127.0.0.1:{kept}\" }}\nrestart = {{ max = \"100/1m\", backoff = \"10ms..50ms\" }}\n"
+    ));
+    system.await_state("fresh", "ready");
+    system.await_state("kept", "ready");
+    until("a checkpoint", || (system.status("kept")["checkpoints"].as_u64()? > 2).then_some(()));
+    let mut random = testkit::seeded("clients_are_never_refused");
+    let is_over = AtomicBool::new(false);
+    let kills = common::rounds(6, 100) as u64;
+    std::thread::scope(|scope| {
+        let loads = [fresh, kept].map(|port| {
+            scope.spawn({
+                let is_over = &is_over;
+                move || clients(port, is_over)
+            })
+        });
+        for number in 0..kills {
+            std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(150)));
+            for name in ["fresh", "kept"] {
+                system.pid(name).signal(Signal::KILL).unwrap();
+                system.await_incarnation(name, number + 2);
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        for (load, name) in loads.into_iter().zip(["fresh", "kept"]) {
+            let met = load.join().unwrap();
+            println!("{name}: {met:?}");
+            assert!(
+                met.refused == 0 && met.answered as u64 > kills,
+                "{name}: {met:?}\n{}",
+                system.lab.told()
+            );
+            assert!(met.ended as u64 <= 2 * kills, "{name}: {met:?}");
+        }
+    });
+    let channels = system.status("kept")["channels"].clone();
+    assert_eq!(channels[0]["local"], format!("127.0.0.1:{kept}"), "{channels}");
+    assert_eq!(channels[0]["level"], "L0");
+    assert_eq!(system.down(), Some(0));
+    assert!(TcpStream::connect(("127.0.0.1", fresh)).is_err(), "nothing serves it any more");
+}
+
+#[test]
+fn a_caller_waits_for_a_component_that_is_not_up_yet() {
+    if !supported() {
+        return;
+    }
+    let port = free_port();
+    let system = System::up(&format!(
+        "[component.client]\ncommand = [\"sh\", \"-c\", \"exec 3<>/dev/tcp/127.0.0.1/{port} && cat <&3 > FOLDER/answer; \
+         echo $? > FOLDER/code; sleep 600\"]\n\
+         [component.server]\ncommand = [\"PROGRAM\", \"FOLDER/server\", \"listen={port}\", \"delay=1500\"]\n\
+         ready = {{ tcp = \"127.0.0.1:{port}\" }}\n"
+    ).replace("\"sh\"", "\"bash\""));
+    system.await_state("server", "ready");
+    until("the client", || (system.lines("code") == ["0"]).then_some(()));
+    assert_eq!(system.lines("answer"), ["well"]);
     assert_eq!(system.down(), Some(0));
 }
 

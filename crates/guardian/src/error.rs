@@ -25,6 +25,9 @@ pub enum GuardianError {
     /// Files could not be watched, or not be taken back.
     #[error(transparent)]
     Undo(#[from] undo::UndoError),
+    /// Channels of a component could not be kept.
+    #[error(transparent)]
+    Channel(#[from] channel::ChannelError),
     /// A system file has mistakes.
     /// Row: system-file
     #[error("{path} is not a valid system file\n\n{mistakes}\n\nhelp: `undying check --schema` prints every key", path = Escaped(&path.to_string_lossy()))]

@@ -5,6 +5,7 @@
 //! Invariants: a code never changes its meaning; what has no code of its own is 125.
 //! Does not: exit.
 
+use channel::ChannelError;
 use engine::EngineError;
 use resource::ResourceError;
 use sys::Errno;
@@ -62,6 +63,8 @@ impl GuardianError {
             Self::Store(error) => of_store(error),
             Self::Kernel(error) => of_kernel(error),
             Self::Undo(error) => of_undo(error),
+            Self::Channel(ChannelError::Kernel(error)) => of_kernel(error),
+            Self::Channel(_) => ExitCode::Failure,
             Self::FeatureMissing { .. } | Self::NoRightToRestore | Self::NoRewind { .. } => ExitCode::Missing,
             Self::KeyNotBuilt { .. } => ExitCode::Missing,
             Self::NotReached { .. }

@@ -54,14 +54,14 @@ pub use record::{
     VerifiedReport,
 };
 pub use run::{
-    COMPRESS_AFTER_DEFAULT, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT, FILES_UNDO_MAX_DEFAULT,
-    Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
+    COMPRESS_AFTER_DEFAULT, ComponentChannels, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,
+    FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
 };
 pub use status::{SubjectReport, status};
 pub use store::{CODECS, Codec, codec};
 pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus, System};
 pub use sys::clock::Clock;
-pub use system::{ComponentFacts, SystemOrder, order, read_system, up};
+pub use system::{ChannelFacts, ComponentFacts, SystemOrder, order, read_system, up};
 pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
     store_copy,

@@ -17,7 +17,7 @@ use crate::images;
 use crate::location::StoreLocation;
 use crate::record::{Failing, Record, SubjectFacts, SubjectState};
 use crate::run::without_numbers;
-use crate::system::{self, ComponentFacts};
+use crate::system::{self, ChannelFacts, ComponentFacts};
 use crate::time;
 
 /// Rounds without a checkpoint after which a subject counts as unprotected, and the shortest such time.
@@ -46,6 +46,8 @@ pub struct SubjectReport {
     /// What the guardian of its system knows, if it is a component of one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub component: Option<ComponentFacts>,
+    /// Its channels, if it is one.
+    pub channels: Vec<ChannelFacts>,
 }
 
 impl SubjectReport {
@@ -59,6 +61,7 @@ impl SubjectReport {
             checkpoint_age_us: None,
             store_bytes: 0,
             guardian: component.guardian,
+            channels: component.channels.clone(),
             component: Some(component),
         }
     }
@@ -90,9 +93,12 @@ pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<Subj
 
 /// Adds what is known of components, also of those that were never started.
 fn add_components(rows: &mut Vec<SubjectReport>, components: Vec<ComponentFacts>, wanted: Option<&str>) {
-    for facts in components.into_iter().filter(|facts| wanted.is_none_or(|wanted| wanted == facts.name)) {
+    for mut facts in components.into_iter().filter(|facts| wanted.is_none_or(|wanted| wanted == facts.name)) {
         match rows.iter_mut().find(|row| row.facts.name == facts.name) {
-            Some(row) => row.component = Some(facts),
+            Some(row) => {
+                row.channels = std::mem::take(&mut facts.channels);
+                row.component = Some(facts);
+            }
             None => rows.push(SubjectReport::not_started(facts)),
         }
     }
@@ -123,6 +129,7 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         store_bytes,
         guardian: record.guardian.pid,
         component: None,
+        channels: Vec::new(),
     })
 }
 

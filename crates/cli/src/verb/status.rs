@@ -175,6 +175,14 @@ fn tell_component(subject: &SubjectReport) {
     if let Some(report) = &component.reports {
         print::say(format_args!("{name} reports: {report}"));
     }
+    for channel in &subject.channels {
+        let is_waiting = !channel.is_taken && !channel.kind.is_empty();
+        let note = if is_waiting { ", kept while it is down" } else { "" };
+        print::say(format_args!("{name}: {} {}{note}", channel.level, channel.local));
+    }
+    if component.callers > 0 {
+        print::say(format_args!("{name}: {} callers wait for it", component.callers));
+    }
     if component.complaints > 0 {
         let (sum, quorum) = (component.complaints, component.quorum);
         print::say(format_args!("{name}: complaints add up to {sum} of the {quorum} that restart it"));

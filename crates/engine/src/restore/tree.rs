@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use model::{Address, AddressRange, ByteCount, Fd, PAGE_BYTES, Pid, Tid};
 use resource::ResourceError;
 use sys::clone::{CloneArguments, WantedPid};
-use sys::seccomp_listener::{FLAGS, FLAGS_INTERRUPTIBLE, FilterProgram, SET_FILTER};
+use sys::seccomp_listener::{self, FilterProgram, SET_FILTER};
 use sys::{Errno, pidfd, ptrace, userfaultfd};
 use tracee::arch;
 use tracee::arch::numbers as nr;
@@ -107,8 +107,9 @@ fn install(filter: FilterInstall, stub: &mut Stub) -> Result<()> {
     bytes.extend_from_slice(&code);
     let mut set =
         |flags| stub.call_with(&memory, nr::SECCOMP, &bytes, |at| [SET_FILTER, flags, at.get(), 0, 0, 0]);
-    let number = match set(FLAGS) {
-        Err(RemoteError::Refused { errno: Errno::EINVAL, .. }) => set(FLAGS_INTERRUPTIBLE)?,
+    let [first, older] = seccomp_listener::flags_of(&filter.program);
+    let number = match set(first) {
+        Err(RemoteError::Refused { errno: Errno::EINVAL, .. }) => set(older)?,
         outcome => outcome?,
     };
     let handle = pidfd::open(stub.pid())?;

@@ -120,6 +120,8 @@ pub enum RunEvent {
     RestoreFailed { seq: u64, reason: String },
     /// The subject runs again.
     Restored { pid: i32, seq: u64, took_us: u64 },
+    /// Listeners of components do not stay while these are down.
+    ListenersNotKept { reason: String },
     /// A component is ready.
     Ready { took_us: u64 },
     /// A component was not ready in time, and is killed.

@@ -110,6 +110,7 @@ impl fmt::Display for RunEvent {
             | Self::Complaint { .. }
             | Self::ComplaintCounted { .. }
             | Self::ComplaintRefused { .. }
+            | Self::ListenersNotKept { .. }
             | Self::SystemRestarts {}
             | Self::SystemGoesDown { .. } => of_systems(self, f),
             Self::ChildDied { .. } | Self::ChildrenUnseen | Self::Departed { .. } => of_processes(self, f),
@@ -157,6 +158,9 @@ fn of_systems(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "complaints add up to {sum} of the {quorum} that restart it")
         }
         RunEvent::ComplaintRefused { reason } => write!(f, "the complaint does not count: {reason}"),
+        RunEvent::ListenersNotKept { reason } => {
+            write!(f, "clients are refused while a component is down: {}", shown(reason, f))
+        }
         RunEvent::SystemRestarts {} => f.write_str("all components are ended, and started again"),
         RunEvent::SystemGoesDown { has_failed: false } => f.write_str("goes down"),
         RunEvent::SystemGoesDown { has_failed: true } => {

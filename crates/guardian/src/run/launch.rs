@@ -17,6 +17,7 @@ use model::Fd;
 use sys::Error;
 use sys::launch::User;
 
+use super::channels::ComponentChannels;
 use crate::error::{GuardianError, Result};
 
 /// Who may read the log of a component.
@@ -41,6 +42,8 @@ pub struct Launch {
     pub is_service: bool,
     /// A pipe by which it reports that it is ready.
     pub ready: Option<Arc<ReadyPipe>>,
+    /// Its listeners outlive it, and its callers wait.
+    pub channels: Option<ComponentChannels>,
 }
 
 /// A pipe whose writing end each incarnation of a program is started with.

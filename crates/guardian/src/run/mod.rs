@@ -5,6 +5,7 @@
 //! on unguarded.
 //! Does not: wait for anything but on a worker; the host does.
 
+mod channels;
 mod children;
 pub(crate) mod claim;
 mod guard;
@@ -17,6 +18,7 @@ mod requests;
 mod tracer;
 mod watching;
 
+pub use channels::ComponentChannels;
 pub(crate) use claim::{Claim, UNDO_DIRECTORY, remove_log};
 pub(crate) use guard::{After, Guard, Left, start};
 pub use launch::{Launch, ReadyPipe};

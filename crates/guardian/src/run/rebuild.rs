@@ -13,12 +13,13 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use engine::{Covered, EngineError, FilePolicy, Files, RestoreOptions};
+use engine::{Covered, EngineError, FilePolicy, Files, FilterInstall, RestoreOptions};
 use model::{Pid, ProcessKey, Sequence};
 use store::{Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
 use sys::clock::{Clock, Deadline};
 
+use super::channels::ComponentChannels;
 use super::launch::Launch;
 use super::leftovers::{Owner, ProcessReaper};
 use super::requests::VARIABLE;
@@ -97,6 +98,7 @@ impl Rebuild {
     /// Ends everything that the dead root has left, also processes of an adopted root that were `known`.
     pub(super) fn clear(&self, known: &[ProcessKey], spared: &HashSet<ProcessKey>) -> Result<()> {
         self.host.reaper.clear(self.owner, self.subject.pid(), known, spared)?;
+        self.launch.channels.iter().for_each(ComponentChannels::died);
         if let Some(watching) = &self.watching {
             watching.watch.subject_ended();
         }
@@ -167,6 +169,7 @@ impl Rebuild {
         events: &mut Vec<RunEvent>,
     ) -> Result<Built> {
         let path = self.store.get(&self.name, sequence)?;
+        let channels = self.launch.channels.as_ref();
         let deadline = Deadline::after(PID_PATIENCE);
         loop {
             let reader = self.store.read(&path)?;
@@ -174,11 +177,11 @@ impl Rebuild {
             let options = RestoreOptions {
                 pid: engine::PidPolicy::Same,
                 inherited: self.streams.duplicates()?,
-                held: Vec::new(),
+                held: channels.map(ComponentChannels::kept).transpose()?.unwrap_or_default(),
                 files: self.files(&parts, opened_later, covered.clone()),
                 connections_lost: true,
                 terminal: lock(&self.foreground).offer(),
-                watch: self.watching.as_deref().map(Watching::filter),
+                watch: self.filter(),
             };
             // Until here the dead root has kept its pid from others.
             self.subject.release()?;
@@ -187,6 +190,9 @@ impl Rebuild {
             match outcome {
                 Ok(restored) => {
                     lock(&self.foreground).accepted(restored.foreground);
+                    if self.watching.is_some() {
+                        channels.iter().for_each(|channels| channels.begin(true));
+                    }
                     let subject = Subject::child(restored.root)?;
                     return Ok(Built { subject, resumed_after: restored.resumed_after });
                 }
@@ -249,6 +255,12 @@ impl Rebuild {
 }
 
 impl Rebuild {
+    /// The filter of a tree that is restored, if it has one.
+    fn filter(&self) -> Option<FilterInstall> {
+        let channels = || self.launch.channels.as_ref().map(ComponentChannels::filter);
+        self.watching.as_deref().map(Watching::filter).or_else(channels)
+    }
+
     fn spawn(&self, words: &[OsString], requests: &str) -> Result<Subject> {
         spawn(words, &self.host, (&self.launch, &self.streams), requests, self.watching.as_deref())
     }
@@ -278,9 +290,15 @@ pub(super) fn spawn(
         let source = sys::Error::path("execute", Path::new(program), error);
         GuardianError::Command { command: program.clone(), source }
     };
-    match watching {
-        Some(watching) => Subject::child(watching.spawn(&mut command, launch, failed)?),
-        None => {
+    match (watching, &launch.channels) {
+        (Some(watching), channels) => {
+            channels.iter().for_each(|channels| channels.begin(false));
+            Subject::child(watching.spawn(&mut command, launch, failed)?)
+        }
+        (None, Some(channels)) => {
+            Subject::child(Pid(channels.spawn(&mut command, launch, failed)?.id() as i32))
+        }
+        (None, None) => {
             launch.prepare_user(&mut command)?;
             Subject::child(Pid(command.spawn().map_err(failed)?.id() as i32))
         }

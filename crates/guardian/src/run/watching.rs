@@ -106,7 +106,12 @@ impl Watching {
             (file, offset)
         };
         let streams = streams.written()?.into_iter().map(offset).collect();
-        let watching = Self { watch: Arc::new(Watch::start(options, holder)?), streams };
+        let watch = Watch::start(options, holder)?;
+        let watch = match &request.launch.channels {
+            Some(channels) => watch.with_channels(channels.handler()),
+            None => watch,
+        };
+        let watching = Self { watch: Arc::new(watch), streams };
         watching.bind_beginning();
         Ok(watching)
     }
@@ -171,7 +176,7 @@ impl Watching {
                 other => Error::new(format!("watch the files of the program: {other}"), Errno::EINVAL),
             })
         };
-        FilterInstall { program: Watch::filter(), listener: Box::new(attach) }
+        FilterInstall { program: self.watch.own_filter(), listener: Box::new(attach) }
     }
 
     /// Those of these checkpoints that files can go back to, in the same order.

@@ -5,11 +5,8 @@
 //! caller is answered when the file that `status` reads has what was done.
 //! Does not: decide which component runs; `supervise::Supervisor` does.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use health::Interest;
@@ -17,23 +14,24 @@ use health::notify::ServiceManager;
 use model::{Pid, Signal};
 use store::Store;
 use supervise::{
-    Complainant, ComponentId, ComponentState, End, Failure, Order, SubjectStatus, Supervisor, System,
-    SystemEvent, SystemNotice, SystemPlan,
+    AfterGiveUp, Complainant, ComponentId, ComponentState, End, Failure, Order, SubjectStatus, Supervisor,
+    System, SystemEvent, SystemNotice, SystemPlan,
 };
 
 use super::callers::{Callers, NOT_ADMITTED, Wait};
 use super::checks::{Checks, Sign};
 use super::control::{Caller, Control, SystemOrder};
 use super::manager::{Manager, Tally};
+use super::network::Network;
 use super::notices;
 use super::part::Part;
-use super::record::{ComponentFacts, SystemRecord};
-use super::request;
+use super::published::Published;
+use super::record::ComponentFacts;
+use super::request::{self, Means};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::host::{Director, Host, Source, SubjectId, Tell};
 use crate::location::StoreLocation;
-use crate::record::{ProcessName, boot};
 use crate::signals::{KILL, Request};
 use crate::time;
 
@@ -47,7 +45,7 @@ const OF_COMPONENT: &str = "UNDYING_COMPONENT";
 
 /// The guardian of a system.
 pub(super) struct SystemDirector<'a> {
-    record: Published,
+    published: Published,
     supervisor: Supervisor,
     parts: Vec<Part>,
     /// Where the components' checkpoints go.
@@ -55,6 +53,7 @@ pub(super) struct SystemDirector<'a> {
     /// The directory of the system file.
     directory: PathBuf,
     callers: Callers,
+    network: Network,
     /// What was reported since the last turn.
     heard: Vec<SystemEvent>,
     manager: Manager,
@@ -65,26 +64,12 @@ pub(super) struct SystemDirector<'a> {
     tell: Tell<'a>,
 }
 
-/// The file that `status` reads.
-struct Published {
-    record: SystemRecord,
-    root: PathBuf,
-    is_being_written: Arc<AtomicBool>,
-    is_changed: bool,
-}
-
-impl Published {
-    /// Whether the file has the present state.
-    fn is_published(&self) -> bool {
-        !self.is_changed && !self.is_being_written.load(Ordering::Acquire)
-    }
-}
-
 impl<'a> SystemDirector<'a> {
     pub(super) fn new(
         system: &System,
         file: &Path,
         (location, store): (StoreLocation, Store),
+        network: Network,
         host: &Host,
         tell: Tell<'a>,
     ) -> Result<Self> {
@@ -97,38 +82,26 @@ impl<'a> SystemDirector<'a> {
         let mut parts = Vec::new();
         for (id, (name, component)) in supervisor.plan().ids().zip(&system.component) {
             let notify = format!("{}/{}", control.name(), name.get_ref());
-            parts.push(Part {
-                id,
-                name: name.get_ref().clone(),
-                component: component.clone(),
-                checks: Checks::new(component, &directory, &notify)?,
-                subject: None,
-                root: None,
-                gave_up: false,
-                shown: ("", time.clone()),
-                last_fault: None,
-                reports: None,
-            });
+            let checks = Checks::new(component, &directory, &notify)?;
+            if let Some(address) = checks.address() {
+                network.declare(id, &address)?;
+            }
+            parts.push(Part::new(id, name.get_ref(), component, checks, time.clone()));
         }
         let manager = ServiceManager::from_environment()
             .map_err(|error| GuardianError::BadManager { why: error.to_string() })?;
-        let own = tracee::procfs::key(Pid(std::process::id() as i32))?;
-        let record = SystemRecord {
-            name: system.system.name.get_ref().clone(),
-            file: file.to_path_buf(),
-            boot: boot(),
-            guardian: ProcessName::of(own),
-            control: control.name().to_owned(),
-            components: BTreeMap::new(),
-        };
-        let root = store.root().to_path_buf();
+        if let Some(reason) = network.missing() {
+            tell(system.system.name.get_ref(), &RunEvent::ListenersNotKept { reason: reason.to_owned() });
+        }
+        let published = Published::new(system, file, store.root(), control.name())?;
         Ok(Self {
-            record: Published { record, root, is_being_written: Arc::default(), is_changed: true },
+            published,
             supervisor,
             parts,
             location,
             directory,
             callers: Callers::new(control),
+            network,
             heard: vec![SystemEvent::Up],
             manager: Manager::new(manager, now),
             ends: 0,
@@ -139,12 +112,10 @@ impl<'a> SystemDirector<'a> {
 
     /// How the system has ended.
     pub(super) fn outcome(mut self) -> Result<()> {
-        // Nothing is shown of components that are gone.
-        self.record.record.components.clear();
-        self.record.record.write(&self.record.root)?;
+        self.published.end()?;
         self.callers.answer_all("the system has ended");
         if self.supervisor.has_failed() && self.ends == 0 {
-            return Err(GuardianError::SystemFailed { system: self.record.record.name });
+            return Err(GuardianError::SystemFailed { system: self.published.name().to_owned() });
         }
         Ok(())
     }
@@ -188,8 +159,10 @@ impl<'a> SystemDirector<'a> {
     }
 
     fn run(&mut self, id: ComponentId, host: &mut Host) {
+        let channels = self.network.of(id);
         let part = &mut self.parts[id.index()];
-        let (means, plan) = (part.checks.means(), &self.supervisor.plan()[id]);
+        let means = Means { channels, ..part.checks.means() };
+        let plan = &self.supervisor.plan()[id];
         let request =
             request::request(&part.name, &part.component, (&self.location, &self.directory), plan, means);
         (part.gave_up, part.subject) = (false, Some(host.add(request)));
@@ -207,7 +180,7 @@ impl<'a> SystemDirector<'a> {
         let Some((program, arguments)) = words.split_first() else { return };
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).current_dir(&self.directory);
-        command.env(OF_SYSTEM, &self.record.record.name).env(OF_COMPONENT, &part.name);
+        command.env(OF_SYSTEM, self.published.name()).env(OF_COMPONENT, &part.name);
         let started = host.execute(&mut command);
         let event = match started {
             Ok(pid) => RunEvent::Executed { pid: pid.get(), program: program.clone() },
@@ -221,7 +194,18 @@ impl<'a> SystemDirector<'a> {
 
     /// Reports a notice of the state machine, and answers the caller that it is about.
     fn tell_notice(&mut self, notice: SystemNotice, host: &mut Host) {
-        self.record.is_changed = true;
+        self.published.change();
+        match notice {
+            SystemNotice::Ready { id, .. } => self.network.ready(id),
+            // What comes to an end for a restart keeps its listeners.
+            SystemNotice::Stopped(id) | SystemNotice::Ended { id, .. } => self.network.stopped(id),
+            SystemNotice::GaveUp {
+                id, follows: AfterGiveUp::StaysDead | AfterGiveUp::RunsProgram, ..
+            } => {
+                self.network.stopped(id);
+            }
+            _ => {}
+        }
         let judged = match notice {
             SystemNotice::Complaint { about, .. } => Some((about, None)),
             SystemNotice::ComplaintRefused { about, why, .. } => Some((about, Some(notices::refusal(why)))),
@@ -237,7 +221,7 @@ impl<'a> SystemDirector<'a> {
                 part.subject.iter().for_each(|subject| host.note(*subject, &event));
                 (self.tell)(&part.name, &event);
             }
-            None => (self.tell)(&self.record.record.name, &event),
+            None => (self.tell)(self.published.name(), &event),
         }
     }
 
@@ -302,13 +286,14 @@ impl<'a> SystemDirector<'a> {
                 continue;
             }
             let id = part.id;
-            for sign in part.checks.advance(now) {
+            let network = &self.network;
+            for sign in part.checks.advance(now, || network.listens(id)) {
                 match sign {
                     Sign::Ready => self.heard.push(SystemEvent::Ready(id)),
                     Sign::Fault(fault) => self.heard.push(SystemEvent::Fault { id, fault }),
                     Sign::Reports(text) => {
                         part.reports = Some(text);
-                        self.record.is_changed = true;
+                        self.published.change();
                     }
                 }
             }
@@ -316,32 +301,39 @@ impl<'a> SystemDirector<'a> {
         }
     }
 
-    /// Has the status written, if it has changed and is not being written.
+    /// Has the status written, if it has changed.
     fn publish(&mut self, host: &mut Host) {
         let time = time::rfc3339(host.clock().wall());
-        for place in 0..self.parts.len() {
-            let part = &mut self.parts[place];
+        for part in &mut self.parts {
             let state = notices::state_name(self.supervisor.state(part.id));
             if part.shown.0 != state {
                 part.shown = (state, time.clone());
-                self.record.is_changed = true;
+                self.published.change();
             }
         }
-        if !self.record.is_changed || self.record.is_being_written.swap(true, Ordering::AcqRel) {
+        if !self.published.is_due() {
             return;
         }
-        self.record.is_changed = false;
-        self.record.record.components =
-            self.parts.iter().map(|part| (part.name.clone(), self.facts(part))).collect();
-        let (record, root) = (self.record.record.clone(), self.record.root.clone());
-        let is_being_written = Arc::clone(&self.record.is_being_written);
-        // A disk that is full loses a status, and no component.
-        let submitted = host.aside(move || {
-            let _ = record.write(&root);
-            is_being_written.store(false, Ordering::Release);
-        });
-        if submitted.is_err() {
-            self.record.is_being_written.store(false, Ordering::Release);
+        let facts = self.parts.iter().map(|part| self.facts(part)).collect();
+        let writing = self.published.write(facts);
+        if host.aside(writing).is_err() {
+            self.published.not_written();
+        }
+    }
+
+    /// Gives up what components have closed, and notes what is shown of channels.
+    fn look(&mut self, now: Instant, host: &mut Host) {
+        let roots = self.parts.iter().filter_map(|part| Some((part.id, part.root?))).collect();
+        if let Some(work) = self.network.look(roots, now) {
+            // Without a worker now there will be one in a second.
+            let _ = host.aside(work);
+        }
+        for part in &mut self.parts {
+            let channels = self.network.facts(part.id);
+            if part.channels != channels {
+                part.channels = channels;
+                self.published.change();
+            }
         }
     }
 
@@ -364,8 +356,8 @@ impl<'a> SystemDirector<'a> {
         let plan = &self.supervisor.plan()[part.id];
         ComponentFacts {
             name: part.name.clone(),
-            guardian: self.record.record.guardian.pid,
-            system: self.record.record.name.clone(),
+            guardian: std::process::id() as i32,
+            system: self.published.name().to_owned(),
             policy: plan.policy.name().to_owned(),
             state: part.shown.0.to_owned(),
             since: part.shown.1.clone(),
@@ -375,6 +367,8 @@ impl<'a> SystemDirector<'a> {
             quorum: plan.quorum.sum.get(),
             last_fault: part.last_fault.clone(),
             reports: part.reports.clone(),
+            channels: part.channels.clone(),
+            callers: self.network.callers(part.id),
         }
     }
 }
@@ -449,7 +443,7 @@ impl Director for SystemDirector<'_> {
 
     fn due(&self) -> Option<Instant> {
         let checks = self.parts.iter().filter_map(|part| part.checks.due());
-        checks.chain(self.supervisor.wake()).chain(self.manager.due()).min()
+        checks.chain(self.supervisor.wake()).chain(self.manager.due()).chain(self.network.due()).min()
     }
 
     fn turn(&mut self, ready: &[u32], host: &mut Host) {
@@ -463,16 +457,20 @@ impl Director for SystemDirector<'_> {
         self.check(ready, now, host);
         self.heard.push(SystemEvent::Due);
         self.report_all(now, host);
+        if self.network.due().is_some_and(|due| due <= now) {
+            self.look(now, host);
+        }
         if self.ends > 1 {
             // Asked twice: no component gets more time.
             let subjects = self.parts.iter().filter_map(|part| part.subject);
             subjects.for_each(|subject| host.end(subject, KILL));
         }
+        self.manager.ping(now);
         self.publish(host);
-        if self.record.is_published() {
+        if self.published.is_published() {
             self.callers.answer(&self.supervisor);
+            self.manager.report(self.tally());
         }
-        self.manager.report(self.tally(), now);
     }
 
     fn is_over(&self) -> bool {

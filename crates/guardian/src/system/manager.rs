@@ -44,7 +44,7 @@ impl Manager {
     }
 
     /// Reports what has changed. What does not arrive is reported with the next turn.
-    pub(super) fn report(&mut self, tally: Tally, now: Instant) {
+    pub(super) fn report(&mut self, tally: Tally) {
         if !self.service.is_there() {
             return;
         }
@@ -59,6 +59,10 @@ impl Manager {
         if status != self.status && self.service.status(&status).is_ok() {
             self.status = status;
         }
+    }
+
+    /// Reports that this program is alive, if that is due.
+    pub(super) fn ping(&mut self, now: Instant) {
         if let Some((interval, next)) = &mut self.ping
             && now >= *next
         {

@@ -10,20 +10,26 @@ mod control;
 mod director;
 mod file;
 mod manager;
+mod network;
 mod notices;
 mod part;
+mod published;
 mod record;
 mod request;
 
 use std::path::Path;
 
+use channel::Channels;
 use store::Store;
 use supervise::System;
+use sys::listener_holder::ListenerHolder;
 
 pub use self::control::SystemOrder;
 use self::control::{Answer, call};
 use self::director::SystemDirector;
 pub use self::file::read_system;
+pub use self::network::ChannelFacts;
+use self::network::Network;
 pub use self::record::ComponentFacts;
 use self::record::{SystemRecord, claim};
 use crate::error::{GuardianError, Result};
@@ -54,17 +60,20 @@ fn require_built(system: &System) -> Result<()> {
 ///
 /// When the file is wrong, its store has a system already, or nothing can be guarded here. Components that run go on.
 pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
-    // Before anything is opened.
-    let mut host = Host::new()?;
     let system = read_system(path)?;
     require_built(&system)?;
+    let missing = Channels::missing();
+    // A child of this process before there are threads, and before children count as those of components.
+    let holder = missing.is_none().then(ListenerHolder::start).transpose()?;
+    let mut host = Host::new()?;
+    let network = Network::new(holder, missing, host.clock())?;
     let path = std::path::absolute(path).map_err(|error| sys::Error::path("find", path, error))?;
     let directory = path.parent().unwrap_or(Path::new("/"));
     let own = system.system.store.as_ref().map(|own| directory.join(own));
     let location = StoreLocation::new(store.or(own.as_deref()))?;
     let opened = location.create()?;
     let _claim = claim(&opened)?;
-    let mut director = SystemDirector::new(&system, &path, (location, opened), &host, tell)?;
+    let mut director = SystemDirector::new(&system, &path, (location, opened), network, &host, tell)?;
     host.direct(&mut director)?;
     director.outcome()
 }

@@ -7,6 +7,7 @@ use model::Pid;
 use supervise::{Component, ComponentId};
 
 use super::checks::Checks;
+use super::network::ChannelFacts;
 use crate::host::SubjectId;
 
 /// A component of a system that is guarded.
@@ -26,9 +27,34 @@ pub(super) struct Part {
     pub(super) last_fault: Option<String>,
     /// What it has reported of itself.
     pub(super) reports: Option<String>,
+    /// Its channels, as they are shown.
+    pub(super) channels: Vec<ChannelFacts>,
 }
 
 impl Part {
+    /// One that was not started yet.
+    pub(super) fn new(
+        id: ComponentId,
+        name: &str,
+        component: &Component,
+        checks: Checks,
+        time: String,
+    ) -> Self {
+        Self {
+            id,
+            name: name.to_owned(),
+            component: component.clone(),
+            checks,
+            subject: None,
+            root: None,
+            gave_up: false,
+            shown: ("", time),
+            last_fault: None,
+            reports: None,
+            channels: Vec::new(),
+        }
+    }
+
     /// Its incarnation has ended.
     pub(super) fn ended(&mut self) {
         self.root = None;

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use store::{Store, trust};
 use sys::Error;
 
+use super::network::ChannelFacts;
 use crate::error::{GuardianError, Result};
 use crate::record::{ProcessName, boot};
 
@@ -47,6 +48,12 @@ pub struct ComponentFacts {
     pub last_fault: Option<String>,
     /// What it has reported of itself (`STATUS=` of sd_notify(3)).
     pub reports: Option<String>,
+    /// Addresses that it listens on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub channels: Vec<ChannelFacts>,
+    /// Threads of other components that wait until they can connect to it.
+    #[serde(default)]
+    pub callers: usize,
 }
 
 /// The content of the file.

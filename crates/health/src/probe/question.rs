@@ -67,6 +67,17 @@ pub enum ProbeError {
 }
 
 impl Probe {
+    /// The address that it connects to, as [`Probe::tcp`] reads it.
+    #[must_use]
+    pub fn address(&self) -> Option<String> {
+        match self {
+            Self::Tcp(address) => Some(address.to_string()),
+            Self::Unix(path) => Some(format!("unix:{}", path.display())),
+            Self::Http(target) => Some(target.address.to_string()),
+            Self::Exec(_) => None,
+        }
+    }
+
     /// A probe for connections: `127.0.0.1:7801`, `[::1]:80`, `localhost:80` (which is 127.0.0.1) or `unix:/path`.
     ///
     /// # Errors

@@ -126,6 +126,9 @@ impl Ground {
         };
         let store = request.store.create()?;
         let claim = claim(&store, request)?;
+        if let Some(channels) = request.launch.channels.as_ref().filter(|_| request.every.is_some()) {
+            channels.expect_stops();
+        }
         let watching = (policy == ChangedFiles::Rewind).then(|| watch(request, &claim, host, &streams));
         let watching = watching.transpose()?;
         let place = request.every.map(|_| Place::new(&store, &claim.name, request));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use health::Handle;
 use health::notify::Sign;
-use health::usage::{Hang, Look};
+use health::usage::{Hang, Inspection};
 use model::Pid;
 use supervise::{Fault, Heartbeat};
 
@@ -27,7 +27,7 @@ enum Source {
     /// Messages of the program.
     Messages { last: Instant, every: Duration, is_triggered: bool },
     /// Probes, and what the tree does while they fail.
-    Probes { probe: Repeated, missed: u32, hang: Hang, look: Option<Look> },
+    Probes { probe: Repeated, missed: u32, hang: Hang, inspection: Option<Inspection> },
 }
 
 /// Whether a heartbeat can be watched.
@@ -43,7 +43,7 @@ impl Heart {
             None => Source::Messages { last: now, every, is_triggered: false },
             Some(probe) => {
                 let probe = Repeated::new(probe, (every, every), now + every);
-                Source::Probes { probe, missed: 0, hang: Hang::default(), look: None }
+                Source::Probes { probe, missed: 0, hang: Hang::default(), inspection: None }
             }
         };
         Self { misses: heartbeat.misses.max(1), source }
@@ -70,8 +70,8 @@ impl Heart {
     pub(super) fn due(&self) -> Option<Instant> {
         match &self.source {
             Source::Messages { last, every, .. } => Some(*last + *every * self.misses),
-            Source::Probes { probe, look, .. } => {
-                look.as_ref().and_then(Look::due).into_iter().chain(probe.due()).min()
+            Source::Probes { probe, inspection, .. } => {
+                inspection.as_ref().and_then(Inspection::due).into_iter().chain(probe.due()).min()
             }
         }
     }
@@ -88,22 +88,22 @@ impl Heart {
                 let is_late = now.saturating_duration_since(*last) >= *every * misses;
                 (is_late || *is_triggered).then_some(Fault::MissedHeartbeat)
             }
-            Source::Probes { probe, missed, hang, look } => {
+            Source::Probes { probe, missed, hang, inspection } => {
                 match probe.advance(now) {
-                    Some(Ok(())) => (*missed, *hang, *look) = (0, Hang::default(), None),
+                    Some(Ok(())) => (*missed, *hang, *inspection) = (0, Hang::default(), None),
                     // An attempt that could not be made says nothing of the program.
                     Some(Err(why)) if !why.is_of_the_program() => {}
                     Some(Err(_)) => {
                         *missed += 1;
-                        *look = Look::begin(root, now).ok();
+                        *inspection = Inspection::begin(root, now).ok();
                     }
                     None => {}
                 }
-                let usage = look.as_mut().and_then(|look| look.advance(now));
-                let hangs = usage.is_some_and(|usage| hang.look(now, *missed > 0, usage.progress));
+                let usage = inspection.as_mut().and_then(|inspection| inspection.advance(now));
+                let hangs = usage.is_some_and(|usage| hang.note(now, *missed > 0, usage.progress));
                 if *missed >= misses {
-                    // Which of the two it is, the look that belongs to the last miss tells.
-                    let is_known = look.as_ref().is_none_or(|look| look.due().is_none());
+                    // Which of the two it is, the inspection that belongs to the last miss tells.
+                    let is_known = inspection.as_ref().is_none_or(|inspection| inspection.due().is_none());
                     return is_known.then_some(if hangs { Fault::Hang } else { Fault::FailedProbe });
                 }
                 None

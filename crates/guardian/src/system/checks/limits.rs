@@ -5,38 +5,38 @@
 
 use std::time::{Duration, Instant};
 
-use health::usage::{Look, Usage};
+use health::usage::{Inspection, Usage};
 use model::Pid;
 use supervise::{Fault, Limits};
 
-/// From one look to the next: a leak takes longer, and a look costs some 20 µs a process.
+/// From one inspection to the next: a leak takes longer, and a inspection costs some 20 µs a process.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The looks at what a component uses.
 #[derive(Debug)]
 pub(super) struct LimitCheck {
     limits: Limits,
-    look: Option<Look>,
+    inspection: Option<Inspection>,
     next: Instant,
 }
 
 impl LimitCheck {
     pub(super) fn begin(limits: Limits, now: Instant) -> Self {
-        Self { limits, look: None, next: now + EVERY }
+        Self { limits, inspection: None, next: now + EVERY }
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        Some(self.look.as_ref().and_then(Look::due).unwrap_or(self.next))
+        Some(self.inspection.as_ref().and_then(Inspection::due).unwrap_or(self.next))
     }
 
     /// The bound that is exceeded, if one is.
     pub(super) fn advance(&mut self, root: Pid, now: Instant) -> Option<Fault> {
-        if self.look.is_none() && now >= self.next {
+        if self.inspection.is_none() && now >= self.next {
             self.next = now + EVERY;
-            self.look = Look::begin(root, now).ok();
+            self.inspection = Inspection::begin(root, now).ok();
         }
-        let usage = self.look.as_mut()?.advance(now)?;
-        self.look = None;
+        let usage = self.inspection.as_mut()?.advance(now)?;
+        self.inspection = None;
         self.exceeded(&usage)
     }
 

@@ -22,6 +22,7 @@ use supervise::{Component, Condition, Fault};
 use self::heart::Heart;
 use self::limits::LimitCheck;
 use self::readiness::Readiness;
+use self::repeated::parsed;
 use super::request::Means;
 use crate::error::Result;
 use crate::run::ReadyPipe;
@@ -82,12 +83,12 @@ impl Checks {
     pub(super) fn means(&mut self) -> Means {
         self.note_log();
         let notify = self.notify.as_ref().map(|socket| socket.name().to_string_lossy().into_owned());
-        Means { notify, ready: self.pipe.clone() }
+        Means { notify, ready: self.pipe.clone(), channels: None }
     }
 
     /// An incarnation runs.
     pub(super) fn begin(&mut self, root: Pid, is_restored: bool, now: Instant) {
-        self.end();
+        self.forget();
         self.root = Some(root);
         self.notify.iter_mut().for_each(|socket| socket.set_root(Some(root)));
         let condition = self.component.ready.as_ref().map(|ready| &ready.condition);
@@ -103,14 +104,19 @@ impl Checks {
 
     /// The incarnation has ended.
     pub(super) fn end(&mut self) {
+        self.forget();
+        self.note_log();
+    }
+
+    fn forget(&mut self) {
         (self.root, self.readiness, self.heart, self.limits) = (None, None, None, None);
         self.notify.iter_mut().for_each(|socket| socket.set_root(None));
-        self.note_log();
     }
 
     /// What is waited for.
     pub(super) fn handles(&self) -> Vec<Handle<'_>> {
-        let mut handles: Vec<Handle<'_>> = self.notify.iter().map(NotifySocket::handle).collect();
+        let notify = self.notify.as_ref().filter(|_| self.root.is_some());
+        let mut handles: Vec<Handle<'_>> = notify.map(NotifySocket::handle).into_iter().collect();
         handles.extend(self.readiness.iter().filter_map(Readiness::handle));
         handles.extend(self.heart.iter().filter_map(Heart::handle));
         handles
@@ -125,11 +131,11 @@ impl Checks {
     }
 
     /// Makes the checks that are due, as far as that is possible without a wait.
-    pub(super) fn advance(&mut self, now: Instant) -> Vec<Sign> {
+    /// `listens` tells whether the incarnation has its listeners, where they are kept.
+    pub(super) fn advance(&mut self, now: Instant, listens: impl FnOnce() -> bool) -> Vec<Sign> {
         let mut signs = Vec::new();
         self.take_messages(now, &mut signs);
-        let is_ready = signs.contains(&Sign::Ready)
-            || self.readiness.as_mut().is_some_and(|readiness| readiness.advance(now));
+        let is_ready = signs.contains(&Sign::Ready) || self.is_ready_now(now, listens);
         if is_ready && self.readiness.take().is_some() {
             signs.retain(|sign| *sign != Sign::Ready);
             signs.push(Sign::Ready);
@@ -147,6 +153,24 @@ impl Checks {
         signs
     }
 
+    fn is_ready_now(&mut self, now: Instant, listens: impl FnOnce() -> bool) -> bool {
+        let Some(readiness) = &mut self.readiness else { return false };
+        if readiness.connects() && !listens() {
+            readiness.put_off(now);
+            return false;
+        }
+        readiness.advance(now)
+    }
+
+    /// The address that the component has to listen on to be ready.
+    pub(super) fn address(&self) -> Option<String> {
+        let Some(Condition::Probe(probe)) = self.component.ready.as_ref().map(|ready| &ready.condition)
+        else {
+            return None;
+        };
+        parsed(probe).ok().and_then(|probe| probe.address())
+    }
+
     /// The program of a probe that runs now.
     pub(super) fn child(&self) -> Option<Pid> {
         let readiness = self.readiness.as_ref().and_then(Readiness::child);
@@ -160,7 +184,8 @@ impl Checks {
     }
 
     fn take_messages(&mut self, now: Instant, signs: &mut Vec<Sign>) {
-        let received = self.notify.as_mut().map(NotifySocket::advance);
+        // A program may report before its root is known here. Its messages wait in the socket until then.
+        let received = self.notify.as_mut().filter(|_| self.root.is_some()).map(NotifySocket::advance);
         // A socket that cannot be read has nothing: the heartbeat that is missed tells.
         for sign in received.and_then(std::result::Result::ok).into_iter().flatten().flat_map(|one| one.signs)
         {

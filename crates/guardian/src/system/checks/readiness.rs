@@ -92,6 +92,18 @@ impl Readiness {
         if let Self::Probe(probe) = self { probe.child() } else { None }
     }
 
+    /// Whether an attempt proves something only if the incarnation listens: connections wait in a listener that was kept.
+    pub(super) fn connects(&self) -> bool {
+        matches!(self, Self::Probe(probe) if probe.address().is_some())
+    }
+
+    /// The incarnation does not listen yet.
+    pub(super) fn put_off(&mut self, now: Instant) {
+        if let Self::Probe(probe) = self {
+            probe.put_off(now);
+        }
+    }
+
     /// Whether the incarnation is ready now. What cannot be looked at is looked at again.
     pub(super) fn advance(&mut self, now: Instant) -> bool {
         match self {

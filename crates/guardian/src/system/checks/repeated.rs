@@ -55,6 +55,18 @@ impl Repeated {
         self.attempt.as_ref().and_then(Attempt::child)
     }
 
+    /// The address that it connects to.
+    pub(super) fn address(&self) -> Option<String> {
+        self.probe.address()
+    }
+
+    /// No attempt is made before the next one is due.
+    pub(super) fn put_off(&mut self, now: Instant) {
+        if self.attempt.is_none() && now >= self.next {
+            self.next = now + self.every;
+        }
+    }
+
     /// Goes on; the outcome of an attempt that has ended.
     pub(super) fn advance(&mut self, now: Instant) -> Option<Outcome> {
         if self.attempt.is_none() && now >= self.next {

@@ -1,0 +1,87 @@
+//! The channels of one component, as its guard uses them.
+//!
+//! Owns: at which step of a start, a restore or an end the channels are told what.
+//! Invariants: a program of a component never runs without its filter; a listener that is kept is handed to the next
+//! incarnation, or closed when none follows.
+//! Does not: keep listeners or hold callers; `channel` does.
+
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command};
+use std::sync::Arc;
+
+use channel::{Channels, ComponentId};
+use engine::FilterInstall;
+use sys::socket_call::CallHandler;
+use sys::{Errno, Error};
+
+use super::launch::Launch;
+use crate::error::{GuardianError, Result};
+
+/// One component among those whose channels are kept.
+#[derive(Clone, Debug)]
+pub struct ComponentChannels {
+    all: Arc<Channels>,
+    id: ComponentId,
+}
+
+impl ComponentChannels {
+    pub(crate) fn new(all: Arc<Channels>, id: ComponentId) -> Self {
+        Self { all, id }
+    }
+
+    /// For a filter that the watch over files installs and receives.
+    pub(super) fn handler(&self) -> Arc<dyn CallHandler> {
+        self.all.handler(self.id)
+    }
+
+    /// Checkpoints are taken of the component: a caller that waits must not keep its threads from being stopped.
+    pub(super) fn expect_stops(&self) {
+        self.all.expect_stops(self.id);
+    }
+
+    /// Starts a program whose calls are handled from its first one on.
+    pub(super) fn spawn(
+        &self,
+        command: &mut Command,
+        launch: &Launch,
+        failed: impl FnOnce(std::io::Error) -> GuardianError,
+    ) -> Result<Child> {
+        let pending = self.all.prepare(self.id, command)?;
+        // The filter needs the privileges of this program.
+        launch.prepare_user(command)?;
+        let mut child = command.spawn().map_err(failed)?;
+        if let Err(error) = self.all.started(self.id, pending) {
+            // Its calls would wait for ever.
+            let _ = child.kill();
+            return Err(error.into());
+        }
+        Ok(child)
+    }
+
+    /// An incarnation runs whose filter the watch over files has.
+    pub(super) fn begin(&self, is_restored: bool) {
+        self.all.begin(self.id, is_restored);
+    }
+
+    /// Has a restored tree handled from its first instruction on.
+    pub(super) fn filter(&self) -> FilterInstall {
+        let own = self.clone();
+        let attach = move |listener| {
+            own.all.attach(own.id, listener).map_err(|error| {
+                Error::new(format!("handle the channels of the program: {error}"), Errno::EINVAL)
+            })
+        };
+        FilterInstall { program: self.all.filter(self.id), listener: Box::new(attach) }
+    }
+
+    /// Duplicates of the listeners that were kept, for a restore.
+    pub(super) fn kept(&self) -> Result<Vec<OwnedFd>> {
+        let kept = self.all.inherit(self.id)?;
+        Ok(kept.into_iter().map(|listener| listener.socket).collect())
+    }
+
+    /// No process of the incarnation is left.
+    pub(super) fn died(&self) {
+        self.all.died(self.id);
+    }
+}

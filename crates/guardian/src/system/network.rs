@@ -1,0 +1,134 @@
+//! The channels between the components of a system, and to their clients.
+//!
+//! Owns: which component has which channels, when they are looked at, what `status` shows of them.
+//! Invariants: nothing here waits: a look at the descriptors of processes is a worker's.
+//! Does not: keep a listener or hold a caller; `channel` does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use channel::{Channels, Limits};
+use model::Pid;
+use serde::{Deserialize, Serialize};
+use supervise::ComponentId;
+use sys::clock::Clock;
+use sys::listener_holder::ListenerHolder;
+
+use crate::error::Result;
+use crate::run::ComponentChannels;
+
+/// From one look to the next. A listener that a component has closed is given up after two.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// An address of a component.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct ChannelFacts {
+    pub local: String,
+    /// Empty for a listener.
+    #[serde(default)]
+    pub peer: String,
+    pub kind: String,
+    /// `L0`: the listener stays while the component is down. `L1`: components that connect wait.
+    pub level: String,
+    /// The present incarnation has it.
+    pub is_taken: bool,
+}
+
+/// The channels of a system, if they can be kept here.
+pub(super) struct Network {
+    channels: Option<Arc<Channels>>,
+    /// Why they cannot be kept.
+    missing: Option<String>,
+    next: Instant,
+    is_looking: Arc<AtomicBool>,
+}
+
+impl Network {
+    /// `holder` was made before this program had threads, unless `missing` says why there is none.
+    pub(super) fn new(
+        holder: Option<ListenerHolder>,
+        missing: Option<String>,
+        clock: &Clock,
+    ) -> Result<Self> {
+        let make = |holder| Channels::new(holder, Limits::default(), clock.clone()).map(Arc::new);
+        let channels = holder.map(make).transpose()?;
+        Ok(Self { channels, missing, next: clock.now(), is_looking: Arc::default() })
+    }
+
+    /// Why listeners are not kept, if they are not.
+    pub(super) fn missing(&self) -> Option<&str> {
+        self.missing.as_deref()
+    }
+
+    /// The channels of one component.
+    pub(super) fn of(&self, id: ComponentId) -> Option<ComponentChannels> {
+        self.channels.as_ref().map(|all| ComponentChannels::new(Arc::clone(all), name(id)))
+    }
+
+    /// A component will listen on this address.
+    pub(super) fn declare(&self, id: ComponentId, address: &str) -> Result<()> {
+        Ok(self.channels.as_ref().map_or(Ok(()), |all| all.declare(name(id), address))?)
+    }
+
+    /// Whether the present incarnation of a component listens, as far as that is known.
+    pub(super) fn listens(&self, id: ComponentId) -> bool {
+        self.channels.as_ref().is_none_or(|all| all.listens(name(id)))
+    }
+
+    /// A component is ready: callers that wait for it go on.
+    pub(super) fn ready(&self, id: ComponentId) {
+        self.channels.iter().for_each(|all| all.provider_ready(name(id)));
+    }
+
+    /// No incarnation of a component follows: its clients are refused.
+    pub(super) fn stopped(&self, id: ComponentId) {
+        self.channels.iter().for_each(|all| all.stopped(name(id)));
+    }
+
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.channels.as_ref().map(|_| self.next)
+    }
+
+    /// Work for a worker, if it is time: gives up listeners that the living components have closed.
+    pub(super) fn look(
+        &mut self,
+        roots: Vec<(ComponentId, Pid)>,
+        now: Instant,
+    ) -> Option<impl FnOnce() + Send + use<>> {
+        let all = self.channels.as_ref().filter(|_| now >= self.next)?;
+        self.next = now + LOOK_EVERY;
+        if self.is_looking.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let (all, is_looking) = (Arc::clone(all), Arc::clone(&self.is_looking));
+        Some(move || {
+            roots.into_iter().for_each(|(id, root)| all.look(name(id), root));
+            is_looking.store(false, Ordering::Release);
+        })
+    }
+
+    /// What `status` shows of the channels of a component.
+    pub(super) fn facts(&self, id: ComponentId) -> Vec<ChannelFacts> {
+        let held = self.channels.as_ref().map(|all| all.held(name(id))).unwrap_or_default();
+        let facts = held.into_iter().map(|held| ChannelFacts {
+            local: held.local,
+            peer: String::new(),
+            kind: held.kind.to_owned(),
+            level: held.level.to_string(),
+            is_taken: held.is_taken,
+        });
+        facts.collect()
+    }
+
+    /// Callers that wait for a component.
+    pub(super) fn callers(&self, id: ComponentId) -> usize {
+        let waiting = self.channels.as_ref().map(|all| all.waiting()).unwrap_or_default();
+        waiting.iter().filter(|caller| caller.provider == name(id)).count()
+    }
+}
+
+const fn name(id: ComponentId) -> channel::ComponentId {
+    channel::ComponentId(id.index() as u32)
+}
