@@ -62,6 +62,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        // A program that the kernel is still loading shows no environment, by which the guard would know it.
+        let _ended_already = self.child.kill();
         self.guard.kill_all();
         let _reaped_already = self.child.wait();
     }
