@@ -95,9 +95,9 @@ impl Component {
     /// The incarnation is ready: what it has not taken by then it does not want.
     pub(crate) fn ready(&mut self, claim_until: Instant) {
         let is_restored = matches!(self.phase, Phase::Running { is_restored: true });
-        if let Phase::Running { .. } = self.phase {
+        if !matches!(self.phase, Phase::Ready { .. }) {
             self.phase = Phase::Ready { is_restored };
-            self.claim_until = self.claim_until.map(|until| until.min(claim_until));
+            self.claim_until = Some(self.claim_until.map_or(claim_until, |until| until.min(claim_until)));
         }
     }
 

@@ -16,7 +16,7 @@ use crate::callers::{Call, Caller};
 use crate::held::{Claim, Held, Spot, Taken, closes_on_exec};
 use crate::id::ComponentId;
 use crate::inner::{Inner, LISTEN_LIMIT};
-use crate::place::Place;
+use crate::place::{Identity, Place};
 use crate::route::Target;
 use crate::search::find;
 use crate::state::{Outcome, Pending, State};
@@ -58,20 +58,40 @@ impl Handler {
             self.bind_anywhere(reported, call);
             return Handled::Pass;
         }
+        let is_far = |held: &Held| !held.address.conflicts(false, &address, false);
+        if self.inner.state().component(self.component).held().iter().all(is_far) {
+            return Handled::Pass;
+        }
+        let Some(binding) = Binding::read(reported, call, address) else { return Handled::Pass };
+        let gone = self.closed_meanwhile(&binding);
         let mut outcome = Outcome::default();
         let handled = {
             let mut state = self.inner.state();
-            let held = state.component(self.component).held();
-            if !held.iter().any(|held| held.address.conflicts(false, &address, false)) {
-                return Handled::Pass;
-            }
-            let handled = self.bind_held(reported, call, &address, &mut state, &mut outcome);
+            let all = state.component(self.component).held_mut();
+            all.iter_mut()
+                .filter(|held| gone.contains(&held.identity))
+                .for_each(|held| held.claim = Claim::Open);
+            let handled = bind_held(reported, &binding, all, &mut outcome);
             // Callers of a path that the program had unlinked have waited for this.
             outcome.callers = state.release(self.component);
             handled
         };
         outcome.settle();
         handled
+    }
+
+    /// Listeners that the program has closed before it binds their addresses again, and that no scan has missed yet. This
+    /// looks through processes, without the lock.
+    fn closed_meanwhile(&self, binding: &Binding) -> Vec<Identity> {
+        let is_asked = |held: &&Held| !held.is_open() && binding.meets(held);
+        let asked: Vec<(Identity, Option<Spot>)> = {
+            let mut state = self.inner.state();
+            let held = state.component(self.component).held().iter().filter(is_asked);
+            held.map(|held| (held.identity, held.spot)).collect()
+        };
+        let is_gone =
+            |asked: &(Identity, Option<Spot>)| find(asked.0, asked.1, binding.program.spot.0).is_none();
+        asked.into_iter().filter(is_gone).map(|asked| asked.0).collect()
     }
 
     /// Notes a socket that is bound to a port of the kernel's choice.
@@ -83,55 +103,6 @@ impl Handler {
             let mut state = self.inner.state();
             state.component(self.component).bind_anywhere((stat.st_dev, stat.st_ino));
         }
-    }
-
-    /// Handles bind(2) where a held listener has the address or is in its way.
-    fn bind_held(
-        &self,
-        reported: &ReportedCall<'_>,
-        call: &SocketCall,
-        address: &Address,
-        state: &mut State,
-        outcome: &mut Outcome,
-    ) -> Handled {
-        let thread = thread_of(reported);
-        let place = address.path().and_then(|path| Place::of_thread(thread, path));
-        let (Some(program), Some(closes)) =
-            (Taken::of_thread(thread, call.socket), closes_on_exec(thread, call.socket))
-        else {
-            return Handled::Pass;
-        };
-        // What was read is of this thread.
-        if !reported.listener.is_valid(reported.notification.id()) {
-            return Handled::Pass;
-        }
-        let all = state.component(self.component).held_mut();
-        if let Some(held) = all.iter_mut().find(|held| held.identity == program.identity) {
-            // The call was broken off after its socket was replaced, and is repeated.
-            if held.claim != Claim::Interrupted(thread) || held.address != *address {
-                return Handled::Pass;
-            }
-            return answer_success(reported, held, program.spot);
-        }
-        let is_in_the_way = |held: &Held| held.is_in_the_way(address, program.kind);
-        for held in all.iter_mut().filter(|held| !held.is_open() && is_in_the_way(held)) {
-            // The program has closed it, and binds its address again before a scan has found that.
-            if find(held.identity, held.spot, program.spot.0).is_none() {
-                held.claim = Claim::Open;
-            }
-        }
-        let fits = |held: &mut Held| held.is_open() && held.matches(address, program.kind, place.as_ref());
-        if let Some(held) = all.iter_mut().find_map(|held| fits(held).then_some(held)) {
-            held.adopt_settings(&program);
-            let id = reported.notification.id();
-            let replaced = reported.listener.replace_descriptor(id, held.socket.as_fd(), call.socket, closes);
-            if replaced.is_ok() {
-                return answer_success(reported, held, program.spot);
-            }
-        }
-        // They are closed before the call happens: else the address is taken.
-        outcome.closed.extend(all.extract_if(.., |held| held.is_open() && is_in_the_way(held)));
-        Handled::Pass
     }
 
     /// Takes a duplicate of a socket that is about to listen.
@@ -241,4 +212,62 @@ fn answer_success(reported: &ReportedCall<'_>, held: &mut Held, spot: Spot) -> H
         _ => held.claim = Claim::Interrupted(thread_of(reported)),
     }
     Handled::Answered
+}
+
+/// A bind(2) whose address a held listener has, or is in the way of.
+struct Binding {
+    thread: Tid,
+    address: Address,
+    /// The name that a path leads to.
+    place: Option<Place>,
+    program: Taken,
+    closes_on_exec: bool,
+}
+
+impl Binding {
+    /// `None` for a socket that this crate does not know, and for a call that was broken off.
+    fn read(reported: &ReportedCall<'_>, call: &SocketCall, address: Address) -> Option<Self> {
+        let thread = thread_of(reported);
+        let place = address.path().and_then(|path| Place::of_thread(thread, path));
+        let program = Taken::of_thread(thread, call.socket)?;
+        let closes_on_exec = closes_on_exec(thread, call.socket)?;
+        // What was read is of this thread.
+        let is_valid = reported.listener.is_valid(reported.notification.id());
+        is_valid.then_some(Self { thread, address, place, program, closes_on_exec })
+    }
+
+    /// Whether another socket is in its way.
+    fn meets(&self, held: &Held) -> bool {
+        held.identity != self.program.identity && held.is_in_the_way(&self.address, self.program.kind)
+    }
+}
+
+/// Puts the listener that fits over the socket of the program, or takes out those that are in the way.
+fn bind_held(
+    reported: &ReportedCall<'_>,
+    binding: &Binding,
+    all: &mut Vec<Held>,
+    outcome: &mut Outcome,
+) -> Handled {
+    let (program, address) = (&binding.program, &binding.address);
+    if let Some(held) = all.iter_mut().find(|held| held.identity == program.identity) {
+        // The call was broken off after its socket was replaced, and is repeated.
+        if held.claim != Claim::Interrupted(binding.thread) || held.address != *address {
+            return Handled::Pass;
+        }
+        return answer_success(reported, held, program.spot);
+    }
+    let place = binding.place.as_ref();
+    let fits = |held: &mut Held| held.is_open() && held.matches(address, program.kind, place);
+    if let Some(held) = all.iter_mut().find_map(|held| fits(held).then_some(held)) {
+        held.adopt_settings(program);
+        let (id, at) = (reported.notification.id(), program.spot.1);
+        let source = held.socket.as_fd();
+        if reported.listener.replace_descriptor(id, source, at, binding.closes_on_exec).is_ok() {
+            return answer_success(reported, held, program.spot);
+        }
+    }
+    // They are closed before the call happens: else the address is taken.
+    outcome.closed.extend(all.extract_if(.., |held| held.is_open() && binding.meets(held)));
+    Handled::Pass
 }

@@ -43,6 +43,7 @@
 //! - The path of a component with checkpoints gets no second link: its restore has the listener.
 //! - Addresses are taken as those of one network namespace.
 //! - Components that wait for each other wait until the limit: [`Channels::waiting`] shows it.
+//! - The death of this process closes the listeners of components that are dead at that time, and leaves second links.
 //! - UDP and other sockets without listen(2) are left alone.
 //! - A listener that the program closes while it lives stays open for one to two seconds: see [`Channels::look`].
 //! - While a component is dead, connecting to it succeeds. A readiness probe that only connects therefore proves

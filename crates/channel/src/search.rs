@@ -11,8 +11,8 @@ use tracee::tree;
 use crate::held::Spot;
 use crate::place::Identity;
 
-/// Looks for a socket: where it was found last, in a tree, then in every process but this one and its copies. Processes that left the
-/// tree (daemons) and processes that got the descriptor in a message are found by the last step.
+/// Looks for a socket: where it was found last, in a tree, then in every process but this one and its copies. The last step
+/// finds processes that left the tree (daemons), and those that got the descriptor in a message.
 pub(crate) fn find(identity: Identity, last: Option<Spot>, root: Pid) -> Option<Spot> {
     let wanted = format!("socket:[{}]", identity.1);
     let has = |(pid, fd): Spot| {
