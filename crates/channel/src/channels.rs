@@ -166,13 +166,13 @@ impl Channels {
     /// The next incarnation of a component runs, from its beginning or from an image. `start`, `started` and `attach` say
     /// so themselves.
     pub fn begin(&self, component: ComponentId, is_restored: bool) {
-        let claim_until = self.inner.clock.now() + self.inner.limits.unclaimed;
+        let claim_until = self.inner.after(self.inner.limits.unclaimed);
         self.inner.state().component(component).begin(is_restored, claim_until);
     }
 
     /// The component is ready: callers that wait for it proceed.
     pub fn provider_ready(&self, component: ComponentId) {
-        let claim_until = self.inner.clock.now() + self.inner.limits.unclaimed_after_ready;
+        let claim_until = self.inner.after(self.inner.limits.unclaimed_after_ready);
         let callers = {
             let mut state = self.inner.state();
             state.component(component).ready(claim_until);

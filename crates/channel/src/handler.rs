@@ -134,7 +134,7 @@ impl Handler {
             component.listens = true;
             return Handled::Pass;
         }
-        let deadline = self.inner.clock.now() + LISTEN_LIMIT;
+        let deadline = self.inner.after(LISTEN_LIMIT);
         state.expect_listen(Pending { component: self.component, taken, place, deadline });
         self.inner.wake();
         Handled::Pass
@@ -182,7 +182,7 @@ impl Handler {
             Ok(Some(own)) => own.min(limits.blocking),
             _ => limits.blocking,
         };
-        let (mut since, mut deadline) = (now, now + limit);
+        let (mut since, mut deadline) = (now, self.inner.after(limit));
         if let Some(earlier) = state.callers.take_earlier(thread)
             && (earlier.provider, &earlier.target) == (wanted.0, &wanted.1)
             && earlier.component == self.component

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sys::clock::Clock;
 use sys::listener_holder::{HELD_CALLS_MAX, ListenerHolder};
@@ -17,6 +17,9 @@ use crate::state::{Outcome, State};
 const LISTEN_POLL: Duration = Duration::from_micros(500);
 /// How long a call may take that was let happen. It takes microseconds, unless its thread is stopped in between.
 pub(crate) const LISTEN_LIMIT: Duration = Duration::from_secs(5);
+
+/// What stands for a limit that no clock can show.
+const FOREVER: Duration = Duration::from_hours(24 * 365);
 
 /// How long callers wait and listeners are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +70,12 @@ impl Inner {
     /// The state. A panic of another thread has left it whole: every change is one step.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The end of a time that begins now.
+    pub(crate) fn after(&self, limit: Duration) -> Instant {
+        let now = self.clock.now();
+        now.checked_add(limit).unwrap_or(now + FOREVER)
     }
 
     /// Has the thread that ends waits look again.

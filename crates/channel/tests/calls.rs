@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use sys::clock::{Clock, Stopwatch};
 use sys::socket::SocketAddress;
+use sys::watched_start::watch_from_start;
 use testkit::until;
 use tracee::StoppedTree;
 use undying_channel::{Channels, HeldListener, Level, Limits};
@@ -156,6 +157,42 @@ fn a_listener_that_the_program_closes_is_released() {
     // Callers do not wait for it when the component dies.
     assert_eq!(channels.held(SERVER).len(), 1);
     read(ports[1]);
+}
+
+/// As a restore does it: the process has the listener before its filter is attached.
+#[test]
+fn a_restored_incarnation_has_its_listeners_already() {
+    let limits = Limits { blocking: Duration::MAX, unclaimed: Duration::MAX, ..Limits::default() };
+    let (Some(channels), port) = (channels(limits, Clock::default()), free_port()) else { return };
+    let Some(mut first) = serve(&channels, &[at(port)]) else { return };
+    await_taken(&channels, 1);
+    let before = channels.inherit(SERVER).unwrap().remove(0);
+    first.kill();
+    channels.died(SERVER);
+    let mut queued = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let text = "
+import socket
+s = socket.socket(fileno=0)
+while True:
+    c, _ = s.accept()
+    c.sendall(b'restored')
+    c.close()
+";
+    let mut command = python(text).unwrap();
+    command.stdin(Stdio::from(before.socket));
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let pending = watch_from_start(&mut command, channels.filter(SERVER), None).unwrap();
+    let second = Program(command.spawn().unwrap());
+    let listener = pending.receive().unwrap();
+    channels.attach(SERVER, listener.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    drop(command);
+    assert!(!channels.listens(SERVER) && !listeners(&channels)[0].is_taken);
+    channels.look(SERVER, second.pid());
+    assert!(channels.listens(SERVER) && listeners(&channels)[0].is_taken);
+    let mut answer = String::new();
+    std::io::Read::read_to_string(&mut queued, &mut answer).unwrap();
+    assert_eq!(answer, "restored");
+    assert_eq!(channels.inherit(SERVER).unwrap()[0].inode, before.inode);
 }
 
 #[test]

@@ -224,3 +224,55 @@ fn thousands_of_connections_wait_for_a_dead_program() {
     println!("{count} connections waited and were served");
     assert!(count >= 256);
 }
+
+/// Killed before it binds, between its calls, and while it serves.
+fn survives_any_moment(name: &str, server: &Server, start: impl Fn() -> Command) {
+    const KILLS: usize = 60;
+    let Some(channels) = usual() else { return };
+    let mut random = testkit::seeded(name);
+    let start = || Program::start(&channels, SERVER, start().stdout(Stdio::null()).stderr(Stdio::null()));
+    let mut program = start();
+    await_listening(&channels, SERVER);
+    let clients = Clients::start(server, b"hello", CLIENTS);
+    clients.await_answers(1);
+    for _ in 0..KILLS {
+        std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(50)));
+        program.kill();
+        channels.died(SERVER);
+        assert_eq!(channels.held(SERVER).len(), 1, "{name}");
+        program = start();
+        channels.look(SERVER, program.pid());
+    }
+    clients.await_answers(ANSWERS);
+    let seen = clients.stop();
+    println!("{name}: {seen:?}");
+    assert_eq!((Seen::get(&seen.refused), Seen::get(&seen.late)), (0, 0), "{name}: {seen:?}");
+}
+
+#[test]
+fn a_tcp_server_that_is_killed_at_any_moment() {
+    let port = free_port();
+    if python("").is_some() {
+        survives_any_moment("tcp, any moment", &tcp(port), || {
+            let mut command = python(BUSY_SERVER).unwrap();
+            command.arg(port.to_string());
+            command
+        });
+    }
+}
+
+#[test]
+fn a_unix_server_that_is_killed_at_any_moment() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    for how in ["stays", "unlinks"] {
+        if python("").is_some() {
+            survives_any_moment(&format!("unix, {how}, any moment"), &Server::Unix(path.clone()), || {
+                let mut command = python(UNIX_SERVER).unwrap();
+                command.arg(&path).arg(how);
+                command
+            });
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
+}
