@@ -534,6 +534,46 @@ fn a_caller_waits_for_a_component_that_is_not_up_yet() {
     assert_eq!(system.down(), Some(0));
 }
 
+/// Flips one bit behind the last instruction of a program's text, through the interface of debuggers.
+fn flip_a_bit_of_text(process: ProcessId) {
+    use std::os::unix::fs::FileExt;
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", process.pid())).unwrap();
+    let own = program().to_string_lossy();
+    let text = maps.lines().find(|line| line.contains(" r-xp ") && line.ends_with(&*own)).unwrap();
+    let end = text.split([' ', '-']).nth(1).unwrap();
+    let at = u64::from_str_radix(end, 16).unwrap() - 8;
+    let memory = std::fs::File::options().read(true).write(true).open(format!("/proc/{}/mem", process.pid()));
+    let memory = memory.unwrap();
+    let mut byte = [0_u8];
+    memory.read_exact_at(&mut byte, at).unwrap();
+    memory.write_all_at(&[byte[0] ^ 16], at).unwrap();
+}
+
+#[test]
+fn a_bit_that_flips_in_code_is_found_and_gone_within_two_sweeps() {
+    if !supported() {
+        return;
+    }
+    let port = free_port();
+    let system = System::up(&format!(
+        "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\", \"listen={port}\"]\nintegrity = \"1s\"\n\
+         ready = {{ tcp = \"127.0.0.1:{port}\" }}\n"
+    ));
+    system.await_state("a", "ready");
+    // Its first sweep learns what is right.
+    std::thread::sleep(Duration::from_secs(2));
+    flip_a_bit_of_text(system.pid("a"));
+    let begun = Instant::now();
+    system.await_incarnation("a", 2);
+    assert!(system.told("1 bit: memory has changed by itself"), "{}", system.lab.told());
+    assert!(system.told("executable pages that differ"), "{}", system.lab.told());
+    println!("found and restarted after {:.2} s with a sweep of 1 s", begun.elapsed().as_secs_f64());
+    assert_eq!(ask(port).as_deref(), Some("well\n"));
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(system.incarnation("a"), 2, "{}", system.lab.told());
+    assert_eq!(system.down(), Some(0));
+}
+
 #[test]
 fn a_store_has_one_system_and_orders_need_one() {
     if !supported() {

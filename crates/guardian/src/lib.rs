@@ -54,7 +54,7 @@ pub use record::{
     VerifiedReport,
 };
 pub use run::{
-    COMPRESS_AFTER_DEFAULT, ComponentChannels, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,
+    COMPRESS_AFTER_DEFAULT, ComponentChannels, Damaged, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,
     FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
 };
 pub use status::{SubjectReport, status};

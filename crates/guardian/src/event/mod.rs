@@ -120,6 +120,10 @@ pub enum RunEvent {
     RestoreFailed { seq: u64, reason: String },
     /// The subject runs again.
     Restored { pid: i32, seq: u64, took_us: u64 },
+    /// An executable page is no longer what it was.
+    CodeChanged { pid: i32, file: String, offset: u64, bits: Option<u32>, what: String },
+    /// A damaged page of a file stays in memory, and the next incarnation has it again.
+    DamageStays { file: String, offset: u64, reason: String },
     /// Listeners of components do not stay while these are down.
     ListenersNotKept { reason: String },
     /// A component is ready.

@@ -96,7 +96,9 @@ impl fmt::Display for RunEvent {
             Self::StatusUnwritable { reason } => {
                 write!(f, "the status cannot be written: {}", shown(reason, f))
             }
-            Self::Ready { .. }
+            Self::CodeChanged { .. }
+            | Self::DamageStays { .. }
+            | Self::Ready { .. }
             | Self::NotReady { .. }
             | Self::Waits { .. }
             | Self::ComponentFailed { .. }
@@ -130,6 +132,17 @@ impl fmt::Display for RunEvent {
 fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let seconds = |us: &u64| Duration::from_micros(*us).as_secs_f64();
     match event {
+        RunEvent::CodeChanged { pid, file, offset, bits, what } => {
+            let bits = match bits {
+                None => String::new(),
+                Some(1) => ", 1 bit".to_owned(),
+                Some(bits) => format!(", {bits} bits"),
+            };
+            write!(f, "the code of pid {pid} has changed at byte {offset} of {}{bits}: {what}", Escaped(file))
+        }
+        RunEvent::DamageStays { file, offset, reason } => {
+            write!(f, "byte {offset} of {} stays damaged in memory: {reason}", Escaped(file))
+        }
         RunEvent::Ready { took_us } => write!(f, "ready after {:.2} s", seconds(took_us)),
         RunEvent::NotReady { timeout_us } => write!(f, "not ready within {:.2} s", seconds(timeout_us)),
         RunEvent::Waits { needs } => write!(f, "waits for {}", needs.join(", ")),

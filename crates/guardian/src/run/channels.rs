@@ -14,7 +14,6 @@ use engine::FilterInstall;
 use sys::socket_call::CallHandler;
 use sys::{Errno, Error};
 
-use super::launch::Launch;
 use crate::error::{GuardianError, Result};
 
 /// One component among those whose channels are kept.
@@ -39,16 +38,16 @@ impl ComponentChannels {
         self.all.expect_stops(self.id);
     }
 
-    /// Starts a program whose calls are handled from its first one on.
+    /// Starts a program whose calls are handled from its first one on. `prepare_last` is for what takes privileges away.
     pub(super) fn spawn(
         &self,
         command: &mut Command,
-        launch: &Launch,
+        prepare_last: impl FnOnce(&mut Command) -> Result<()>,
         failed: impl FnOnce(std::io::Error) -> GuardianError,
     ) -> Result<Child> {
         let pending = self.all.prepare(self.id, command)?;
         // The filter needs the privileges of this program.
-        launch.prepare_user(command)?;
+        prepare_last(command)?;
         let mut child = command.spawn().map_err(failed)?;
         if let Err(error) = self.all.started(self.id, pending) {
             // Its calls would wait for ever.

@@ -18,6 +18,7 @@ use sys::Error;
 use sys::launch::User;
 
 use super::channels::ComponentChannels;
+use super::damaged::Damaged;
 use crate::error::{GuardianError, Result};
 
 /// Who may read the log of a component.
@@ -42,6 +43,8 @@ pub struct Launch {
     pub is_service: bool,
     /// A pipe by which it reports that it is ready.
     pub ready: Option<Arc<ReadyPipe>>,
+    /// Executable pages of its files that are damaged in memory.
+    pub damaged: Damaged,
     /// Its listeners outlive it, and its callers wait.
     pub channels: Option<ComponentChannels>,
 }

@@ -8,6 +8,7 @@
 mod channels;
 mod children;
 pub(crate) mod claim;
+mod damaged;
 mod guard;
 mod launch;
 mod leftovers;
@@ -20,6 +21,7 @@ mod watching;
 
 pub use channels::ComponentChannels;
 pub(crate) use claim::{Claim, UNDO_DIRECTORY, remove_log};
+pub use damaged::Damaged;
 pub(crate) use guard::{After, Guard, Left, start};
 pub use launch::{Launch, ReadyPipe};
 pub(crate) use leftovers::ProcessReaper;

@@ -154,6 +154,7 @@ impl Rebuild {
             watching.start_over()?;
         }
         self.subject.release()?;
+        self.launch.damaged.drop_all(&mut events);
         let resumed_after = sys::clock::monotonic();
         let subject = self.spawn(words, requests)?;
         Ok(Attempt { events, outcome: Ok(Built { subject, resumed_after }) })
@@ -170,6 +171,7 @@ impl Rebuild {
     ) -> Result<Built> {
         let path = self.store.get(&self.name, sequence)?;
         let channels = self.launch.channels.as_ref();
+        self.launch.damaged.drop_all(events);
         let deadline = Deadline::after(PID_PATIENCE);
         loop {
             let reader = self.store.read(&path)?;
@@ -295,9 +297,9 @@ pub(super) fn spawn(
             channels.iter().for_each(|channels| channels.begin(false));
             Subject::child(watching.spawn(&mut command, launch, failed)?)
         }
-        (None, Some(channels)) => {
-            Subject::child(Pid(channels.spawn(&mut command, launch, failed)?.id() as i32))
-        }
+        (None, Some(channels)) => Subject::child(Pid(channels
+            .spawn(&mut command, |command| launch.prepare_user(command), failed)?
+            .id() as i32)),
         (None, None) => {
             launch.prepare_user(&mut command)?;
             Subject::child(Pid(command.spawn().map_err(failed)?.id() as i32))

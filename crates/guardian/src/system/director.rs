@@ -82,7 +82,7 @@ impl<'a> SystemDirector<'a> {
         let mut parts = Vec::new();
         for (id, (name, component)) in supervisor.plan().ids().zip(&system.component) {
             let notify = format!("{}/{}", control.name(), name.get_ref());
-            let checks = Checks::new(component, &directory, &notify)?;
+            let checks = Checks::new(component, &directory, &notify, now)?;
             if let Some(address) = checks.address() {
                 network.declare(id, &address)?;
             }
@@ -278,7 +278,7 @@ impl<'a> SystemDirector<'a> {
     }
 
     /// Takes the signs of the checks on components.
-    fn check(&mut self, ready: &[u32], now: Instant, host: &Host) {
+    fn check(&mut self, ready: &[u32], now: Instant, host: &mut Host) {
         for place in 0..self.parts.len() {
             let number = PARTS + place as u32;
             let part = &mut self.parts[place];
@@ -291,6 +291,11 @@ impl<'a> SystemDirector<'a> {
                 match sign {
                     Sign::Ready => self.heard.push(SystemEvent::Ready(id)),
                     Sign::Fault(fault) => self.heard.push(SystemEvent::Fault { id, fault }),
+                    Sign::Changed(changed) => {
+                        let event = notices::changed(&changed);
+                        part.subject.iter().for_each(|subject| host.note(*subject, &event));
+                        (self.tell)(&part.name, &event);
+                    }
                     Sign::Reports(text) => {
                         part.reports = Some(text);
                         self.published.change();

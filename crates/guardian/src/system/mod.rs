@@ -43,7 +43,6 @@ fn require_built(system: &System) -> Result<()> {
         let keys = [
             (component.warm.as_ref().is_some_and(|warm| *warm.get_ref()), "warm"),
             (!component.channels.is_empty(), "channels"),
-            (component.integrity.is_some(), "integrity"),
         ];
         let asked = keys.into_iter().filter(|(is_there, _)| *is_there);
         found.extend(asked.map(|(_, key)| format!("`{key}` of component {}", name.get_ref())));

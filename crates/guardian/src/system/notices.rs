@@ -3,6 +3,7 @@
 //! Owns: the event of each notice, the names of states and of complainants.
 //! Does not: report; the director does.
 
+use health::integrity::{Changed, Kind};
 use supervise::{
     AfterGiveUp, Complainant, ComplaintRefusal, ComponentId, ComponentState, End, Supervisor, SystemNotice,
 };
@@ -57,6 +58,25 @@ pub(super) const fn state_name(state: ComponentState) -> &'static str {
         ComponentState::Ended(End::Over(_) | End::Left) => "ended",
         ComponentState::Ended(End::GaveUp(_)) => "gave-up",
         ComponentState::Ended(End::Failed(_)) => "failed",
+    }
+}
+
+/// A page that is no longer what it was.
+pub(super) fn changed(changed: &Changed) -> RunEvent {
+    let what = match changed.kind {
+        Kind::Flip => "memory has changed by itself",
+        Kind::Breakpoint => "it is a breakpoint of a debugger or a probe",
+        Kind::Traced => "another program traces it",
+        Kind::Patched => "code was replaced",
+        Kind::FileChanged => "the file was changed, and its times were not",
+        Kind::Unknown => "what was there before is not known",
+    };
+    RunEvent::CodeChanged {
+        pid: changed.pid.get(),
+        file: changed.file.display().to_string(),
+        offset: changed.offset,
+        bits: changed.bits,
+        what: what.to_owned(),
     }
 }
 

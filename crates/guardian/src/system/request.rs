@@ -10,7 +10,7 @@ use std::sync::Arc;
 use supervise::{Component, ComponentPlan, Policy, RestartPolicy};
 
 use crate::location::StoreLocation;
-use crate::run::{ComponentChannels, EVERY_DEFAULT, Guarded, Launch, ReadyPipe, RunRequest};
+use crate::run::{ComponentChannels, Damaged, EVERY_DEFAULT, Guarded, Launch, ReadyPipe, RunRequest};
 
 /// Variables by which a service manager speaks to this program. They are none of a component's.
 const OF_THE_MANAGER: [&str; 6] =
@@ -26,6 +26,7 @@ pub(super) struct Means {
     pub(super) notify: Option<String>,
     /// By which it reports that it is ready.
     pub(super) ready: Option<Arc<ReadyPipe>>,
+    pub(super) damaged: Damaged,
     pub(super) channels: Option<ComponentChannels>,
 }
 
@@ -80,6 +81,7 @@ fn launch(component: &Component, directory: &Path, means: Means) -> Launch {
         log: component.log.as_ref().map(below),
         is_service: true,
         ready: means.ready,
+        damaged: means.damaged,
         channels: means.channels,
     }
 }
@@ -101,7 +103,7 @@ mod tests {
         let system = System::parse(text.into()).unwrap_or_else(|mistakes| panic!("{}", mistakes.shown("s")));
         let store = StoreLocation::new(Some(Path::new("/nowhere"))).unwrap();
         let find = |name: &str| system.component.iter().find(|(key, _)| key.get_ref() == name).unwrap().1;
-        let means = Means { notify: Some("@n".to_owned()), ready: None, channels: None };
+        let means = Means { notify: Some("@n".to_owned()), ..Means::default() };
         let (plan, at) = (SystemPlan::of(&system, 1), (&store, Path::new("/etc/shop")));
         let of = |name: &str| &plan[plan.id(name).unwrap()];
         let a = request("a", find("a"), at, of("a"), means);

@@ -15,9 +15,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use health::Handle;
+use health::integrity::{Changed, Sweep};
 use health::notify::{self, NotifySocket};
 use model::{Fd, Pid};
 use supervise::{Component, Condition, Fault};
+use sys::clock::Clock;
 
 use self::heart::Heart;
 use self::limits::LimitCheck;
@@ -25,7 +27,7 @@ use self::readiness::Readiness;
 use self::repeated::parsed;
 use super::request::Means;
 use crate::error::Result;
-use crate::run::ReadyPipe;
+use crate::run::{Damaged, ReadyPipe};
 
 /// What a check has found.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,6 +36,8 @@ pub(super) enum Sign {
     Ready,
     /// Something is wrong with it.
     Fault(Fault),
+    /// An executable page of it is no longer what it was.
+    Changed(Changed),
     /// It says this of itself.
     Reports(String),
 }
@@ -51,11 +55,13 @@ pub(super) struct Checks {
     readiness: Option<Readiness>,
     heart: Option<Heart>,
     limits: Option<LimitCheck>,
+    sweep: Option<Sweep>,
+    damaged: Damaged,
 }
 
 impl Checks {
     /// The checks on a component of a system whose file lies in this directory; `name` is one that no other socket has.
-    pub(super) fn new(component: &Component, directory: &Path, name: &str) -> Result<Self> {
+    pub(super) fn new(component: &Component, directory: &Path, name: &str, now: Instant) -> Result<Self> {
         let condition = component.ready.as_ref().map(|ready| &ready.condition);
         let notifies = matches!(condition, Some(Condition::Notify))
             || component.heartbeat.as_ref().is_some_and(|heartbeat| heartbeat.probe.is_none());
@@ -76,6 +82,8 @@ impl Checks {
             readiness: None,
             heart: None,
             limits: None,
+            sweep: component.integrity.map(|every| Sweep::new(every.0, now)),
+            damaged: Damaged::default(),
         })
     }
 
@@ -83,7 +91,7 @@ impl Checks {
     pub(super) fn means(&mut self) -> Means {
         self.note_log();
         let notify = self.notify.as_ref().map(|socket| socket.name().to_string_lossy().into_owned());
-        Means { notify, ready: self.pipe.clone(), channels: None }
+        Means { notify, ready: self.pipe.clone(), damaged: self.damaged.clone(), channels: None }
     }
 
     /// An incarnation runs.
@@ -111,6 +119,10 @@ impl Checks {
     fn forget(&mut self) {
         (self.root, self.readiness, self.heart, self.limits) = (None, None, None, None);
         self.notify.iter_mut().for_each(|socket| socket.set_root(None));
+        if let Some(sweep) = &mut self.sweep {
+            // Without a tree, the time does not matter.
+            sweep.set_root(None, Clock::default().now());
+        }
     }
 
     /// What is waited for.
@@ -127,7 +139,8 @@ impl Checks {
         let readiness = self.readiness.as_ref().and_then(Readiness::due);
         let heart = self.heart.as_ref().and_then(Heart::due);
         let limits = self.limits.as_ref().and_then(LimitCheck::due);
-        [readiness, heart, limits].into_iter().flatten().min()
+        let sweep = self.sweep.as_ref().and_then(Sweep::due);
+        [readiness, heart, limits, sweep].into_iter().flatten().min()
     }
 
     /// Makes the checks that are due, as far as that is possible without a wait.
@@ -145,7 +158,11 @@ impl Checks {
         let fault = self.heart.as_mut().zip(root).and_then(|(heart, root)| heart.advance(root, now));
         let fault = fault
             .or_else(|| self.limits.as_mut().zip(root).and_then(|(limits, root)| limits.advance(root, now)));
-        if let Some(fault) = fault {
+        let changed = self.sweep.as_mut().map(|sweep| sweep.advance(now)).unwrap_or_default();
+        let flip = changed.iter().any(Changed::is_flip).then_some(Fault::CodeChanged);
+        changed.iter().filter(|changed| changed.is_flip()).for_each(|changed| self.damaged.note(changed));
+        signs.extend(changed.into_iter().map(Sign::Changed));
+        if let Some(fault) = fault.or(flip) {
             // It is being killed for it.
             (self.heart, self.limits) = (None, None);
             signs.push(Sign::Fault(fault));
@@ -181,6 +198,9 @@ impl Checks {
     fn watch(&mut self, now: Instant) {
         self.heart = self.component.heartbeat.as_ref().map(|heartbeat| Heart::begin(heartbeat, now));
         self.limits = self.component.limits.map(|limits| LimitCheck::begin(limits, now));
+        if let Some(sweep) = &mut self.sweep {
+            sweep.set_root(self.root, now);
+        }
     }
 
     fn take_messages(&mut self, now: Instant, signs: &mut Vec<Sign>) {
