@@ -31,8 +31,11 @@ fn a_line_on_a_pipe_is_reported_once_and_the_pipe_stays_open() {
     assert_eq!(ready.advance(), None);
     assert!(ready.handle().is_some());
     drop(writer);
-    assert_eq!(ready.advance(), None);
-    assert!(ready.handle().is_none());
+    // A program that another test is starting has all descriptors of this process for a moment.
+    until("the end of the pipe", || {
+        assert_eq!(ready.advance(), None);
+        ready.handle().is_none().then_some(())
+    });
 }
 
 #[test]
