@@ -1,7 +1,7 @@
 //! The socket that programs report to.
 //!
 //! Owns: the socket, its file, which senders count.
-//! Invariants: a message counts only if its sender is a process of the tree of the root, or was one of the same call;
+//! Invariants: a message counts only if its sender is a process of the tree of the root when the message is received;
 //! descriptors that come with a message are closed, which also answers `BARRIER=1`; a call takes a bounded number of
 //! messages.
 //! Does not: accept MAINPID, FDSTORE or other assignments that would give the program rights over its supervisor.
