@@ -16,10 +16,10 @@ use tracee::procfs;
 use crate::id::ComponentId;
 use crate::route::Target;
 
-/// How long a call that was broken off stays in the table. A signal handler of the caller runs meanwhile, or a checkpoint
-/// is taken; the kernel then repeats the call, whose limit goes on.
+/// How long an interrupted call stays in the table. Meanwhile a signal handler runs or a checkpoint is taken. The kernel
+/// then restarts the call, which waits for the rest of its limit.
 const REPEAT_LIMIT: Duration = Duration::from_secs(1);
-/// Between two looks whether callers still wait, for few of them; longer for many.
+/// Check interval for few callers; longer for many.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// What one caller adds to the interval, so that a thousand cost a few per cent of a processor.
 const CHECK_INTERVAL_PER_CALLER: Duration = Duration::from_micros(200);
@@ -81,7 +81,7 @@ impl Callers {
         self.list.len()
     }
 
-    /// Those whose calls were not broken off when they were looked at last.
+    /// Callers whose calls were not interrupted at the last check.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &Caller> {
         self.list.iter().filter(|caller| caller.gone_since.is_none())
     }
@@ -113,8 +113,8 @@ impl Callers {
             caller.gone_since.is_none_or(|since| now.saturating_duration_since(since) < REPEAT_LIMIT)
         });
         self.take(|caller| {
-            let is_deaf = !caller.is_interruptible && caller.gone_since.is_none();
-            caller.deadline <= now || (is_deaf && has_signal(caller.thread))
+            let delays_signals = !caller.is_interruptible && caller.gone_since.is_none();
+            caller.deadline <= now || (delays_signals && has_signal(caller.thread))
         })
     }
 
@@ -126,7 +126,7 @@ impl Callers {
     }
 }
 
-/// Whether a signal waits for a thread that a handler or a stop follows. A deadly one ends the call by itself.
+/// Whether a signal is pending for a thread that leads to a handler or to a stop. A deadly signal ends the call by itself.
 fn has_signal(thread: Tid) -> bool {
     let Ok(status) = procfs::read(format!("/proc/{thread}/status")) else { return false };
     let set = |name| procfs::signal_set(&status, name);

@@ -83,9 +83,11 @@ impl Channels {
         Ok(())
     }
 
-    /// A tracer stops the threads of this component, for checkpoints: a call that is held must not keep them from it. Call it
-    /// before the component is started for the first time. In return, a signal whose handler has no SA_RESTART has a held connect(2) fail with EINTR although
-    /// no connection is on its way. Without this, such a call happens at the signal.
+    /// Makes held calls of a component interruptible, for a component that a tracer stops for checkpoints: a held call
+    /// then does not delay the stop. Call it before the component is started for the first time.
+    ///
+    /// The price: a signal whose handler lacks SA_RESTART makes a held connect(2) fail with EINTR, and no connection is in
+    /// progress. For other components, a signal makes the held connect(2) proceed.
     pub fn expect_stops(&self, component: ComponentId) {
         self.inner.state().component(component).is_traced = true;
     }
@@ -156,21 +158,21 @@ impl Channels {
         self.serve(component, Listener::new(listener)?)
     }
 
-    /// The handler of a component whose filter is received elsewhere, as the watch over files does. Whoever receives it
-    /// calls `begin` for each incarnation.
+    /// The handler of a component whose notifications another crate receives, such as the watch over files. The guardian
+    /// then calls `begin` for each incarnation.
     #[must_use]
     pub fn handler(&self, component: ComponentId) -> Arc<dyn CallHandler> {
         Arc::new(Handler::new(Arc::clone(&self.inner), component))
     }
 
-    /// The next incarnation of a component runs, from its beginning or from an image. `start`, `started` and `attach` say
-    /// so themselves.
+    /// Begins the next incarnation of a component, fresh or restored from an image. `start`, `started` and `attach` call
+    /// it themselves.
     pub fn begin(&self, component: ComponentId, is_restored: bool) {
         let claim_until = self.inner.after(self.inner.limits.unclaimed);
         self.inner.state().component(component).begin(is_restored, claim_until);
     }
 
-    /// The component is ready: callers that wait for it proceed.
+    /// Reports that the component is ready. Its held callers proceed.
     pub fn provider_ready(&self, component: ComponentId) {
         let claim_until = self.inner.after(self.inner.limits.unclaimed_after_ready);
         let callers = {
@@ -181,8 +183,8 @@ impl Channels {
         Outcome { callers, ..Outcome::default() }.settle();
     }
 
-    /// The incarnation has ended, and another one follows. Its listeners stay. Call it when no process of the incarnation
-    /// is left, or as soon as the death is known.
+    /// Reports that the incarnation has ended and another one follows. Its listeners stay open. Call it as soon as the death
+    /// is known, and before the next incarnation is started.
     pub fn died(&self, component: ComponentId) {
         let outcome = {
             let mut state = self.inner.state();
@@ -194,7 +196,7 @@ impl Channels {
         outcome.settle();
     }
 
-    /// No incarnation follows. Its listeners are closed, callers that wait proceed, and new ones are refused.
+    /// Reports that no incarnation follows. Listeners are closed, held callers proceed, and new callers are refused.
     pub fn stopped(&self, component: ComponentId) {
         let mut state = self.inner.state();
         let closed = state.component(component).stop();

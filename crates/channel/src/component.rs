@@ -1,4 +1,4 @@
-//! One component: its listeners and addresses, and where it is in its life.
+//! One component: its listeners, its addresses and its phase.
 //!
 //! Owns: the phase of a component, its held listeners, its routes.
 //! Invariants: at most `ROUTES_MAX` learned routes and `LISTENERS_MAX` listeners; a listener that leaves the list is
@@ -25,7 +25,7 @@ const EPHEMERAL_MAX: usize = 256;
 /// Scans in a row without a process that has a listener until it is released.
 const ABSENCES_MAX: u32 = 2;
 
-/// Where a component is in its life.
+/// The phase of a component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Phase {
     /// It was never started.
@@ -177,7 +177,7 @@ impl Component {
         self.routes().filter(move |route| !self.is_stopped() && !is_held(route))
     }
 
-    /// Whether callers of the target reach it, as far as its addresses say.
+    /// Whether callers of the target reach it, by its addresses.
     pub(crate) fn serves(&self, target: &Target) -> Reach {
         self.routes().map(|route| route.reach(target)).find(|reach| *reach != Reach::No).unwrap_or(Reach::No)
     }

@@ -204,7 +204,7 @@ impl Handler {
     }
 }
 
-/// Answers that bind(2) has succeeded, and notes whose the listener is.
+/// Answers that bind(2) has succeeded, and marks the listener as taken.
 fn answer_success(reported: &ReportedCall<'_>, held: &mut Held, spot: Spot) -> Handled {
     let answered = reported.listener.answer_value(reported.notification.id(), 0);
     match answered {
@@ -214,7 +214,7 @@ fn answer_success(reported: &ReportedCall<'_>, held: &mut Held, spot: Spot) -> H
     Handled::Answered
 }
 
-/// A bind(2) whose address a held listener has, or is in the way of.
+/// A bind(2) with the address of a held listener, or with one that overlaps.
 struct Binding {
     thread: Tid,
     address: Address,

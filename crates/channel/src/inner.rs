@@ -13,9 +13,9 @@ use sys::listener_holder::{HELD_CALLS_MAX, ListenerHolder};
 
 use crate::state::{Outcome, State};
 
-/// Between two looks whether a socket listens whose listen(2) was let happen: about as long as the call takes.
+/// Poll interval for a socket whose listen(2) continues: about as long as the call takes.
 const LISTEN_POLL: Duration = Duration::from_micros(500);
-/// How long a call may take that was let happen. It takes microseconds, unless its thread is stopped in between.
+/// How long a continued listen(2) may take. It takes microseconds, unless its thread is stopped in between.
 pub(crate) const LISTEN_LIMIT: Duration = Duration::from_secs(5);
 
 /// What stands for a limit that no clock can show.
@@ -26,7 +26,8 @@ const FOREVER: Duration = Duration::from_hours(24 * 365);
 pub struct Limits {
     /// How long connect(2) on a blocking socket is held, unless SO_SNDTIMEO of the socket is shorter.
     pub blocking: Duration,
-    /// How long connect(2) on a socket with O_NONBLOCK is held. The event loop of the caller stands still meanwhile.
+    /// How long connect(2) on a socket with O_NONBLOCK is held; zero for not at all. The event loop of the caller is
+    /// blocked meanwhile.
     pub nonblocking: Duration,
     /// Callers that are held at a time; at most [`HELD_CALLS_MAX`]. Further ones are not held.
     pub callers_max: usize,

@@ -1,7 +1,7 @@
 //! All components of one guardian, behind one lock.
 //!
 //! Owns: the components, the callers that wait, the sockets about to listen.
-//! Invariants: whoever changes what callers wait for takes those out that need not wait any more, under the same lock.
+//! Invariants: a change that ends the wait of callers takes them out of the list under the same lock.
 //! Does not: answer calls or close sockets; that happens outside of the lock.
 
 use std::collections::BTreeMap;
@@ -15,16 +15,16 @@ use crate::id::ComponentId;
 use crate::place::Place;
 use crate::route::{Route, Target};
 
-/// Sockets whose listen(2) was let happen and did not show yet, at most: one for each thread that calls it.
+/// Most sockets whose listen(2) continues and is not confirmed yet: one for each thread that calls it.
 const PENDING_MAX: usize = 256;
 
-/// A socket whose listen(2) was let happen.
+/// A socket whose listen(2) continues and is not confirmed yet.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) component: ComponentId,
     pub(crate) taken: Taken,
     pub(crate) place: Option<Place>,
-    /// A call that does not show until then has failed.
+    /// A call that is not confirmed until then has failed.
     pub(crate) deadline: Instant,
 }
 
@@ -92,7 +92,7 @@ impl State {
         awaited
     }
 
-    /// Notes a socket whose listen(2) is let happen.
+    /// Notes a socket whose listen(2) continues.
     pub(crate) fn expect_listen(&mut self, pending: Pending) {
         if self.pending.len() < PENDING_MAX {
             self.pending.push(pending);

@@ -207,7 +207,11 @@ for bind in (True, False):
     port = s.getsockname()[1]
     socket.create_connection(('127.0.0.1', port)).close()
     s.close()
-    print(socket.socket().connect_ex(('127.0.0.1', port)))
+    for _ in range(10000):
+        # A child of another test that has not executed its program may have a copy.
+        error = socket.socket().connect_ex(('127.0.0.1', port))
+        if error: break
+    print(error)
 ";
     let Some(mut command) = python(text) else { return };
     let mut server = Program::start(&channels, SERVER, command.stdout(Stdio::piped()));

@@ -100,6 +100,16 @@ fn redis() {
 }
 
 #[test]
+fn memcached() {
+    let (Some(memcached), port) = (installed("memcached"), free_port()) else { return };
+    survives("memcached", &tcp(port), b"version\r\n", || {
+        let mut command = Command::new(&memcached);
+        command.args(["-u", "root", "-l", "127.0.0.1", "-p", &port.to_string()]);
+        command
+    });
+}
+
+#[test]
 fn node() {
     let (Some(node), port) = (installed("node"), free_port()) else { return };
     let text = format!("require('http').createServer((q, s) => s.end('here')).listen({port}, '127.0.0.1')");

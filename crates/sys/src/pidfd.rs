@@ -35,7 +35,7 @@ pub fn open_thread(tid: Tid) -> Result<OwnedFd> {
     // SAFETY: pidfd_open takes plain numbers.
     let result = unsafe { libc::syscall(libc::SYS_pidfd_open, tid.get(), PIDFD_THREAD) };
     if result >= 0 {
-        // SAFETY: the kernel returned a new descriptor that nobody else owns.
+        // SAFETY: the kernel returned a new descriptor without another owner.
         return Ok(unsafe { OwnedFd::from_raw_fd(result as i32) });
     }
     match Errno::last() {
