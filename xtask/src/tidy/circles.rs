@@ -16,9 +16,11 @@ use super::{Report, Rule};
 
 /// The crates that have no circle.
 const FREE: &[&str] = &[
+    "channel",
     "cli",
     "engine",
     "guardian",
+    "health",
     "image",
     "model",
     "resource",
