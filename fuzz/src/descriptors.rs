@@ -57,6 +57,7 @@ fn create_of(input: &[u8], is_wanted: impl Fn(&str) -> bool) -> bool {
         let mut context = FdCreate {
             covered: &Covered::Nothing,
             created: &mut created,
+            held: &mut Vec::new(),
             inherited: &[],
             handed_on: &mut HashSet::new(),
             objects: &objects,
