@@ -24,12 +24,12 @@ use crate::error::{ChannelError, Result};
 use crate::handler::Handler;
 use crate::held::{Claim, Held};
 use crate::id::ComponentId;
-use crate::inner::{Inner, Limits};
+use crate::inner::{Inner, LISTEN_LIMIT, Limits};
 use crate::report::{HeldListener, InheritedListener, Level, WaitingCaller};
 use crate::route::Route;
 use crate::search;
 use crate::serve::{Source, receive_calls};
-use crate::state::Outcome;
+use crate::state::{Outcome, Pending};
 
 /// The channels of all components of one guardian. Shared by its threads.
 ///
@@ -156,6 +156,28 @@ impl Channels {
         self.inner.holder.hold(listener.as_fd(), self.inner.null.as_fd())?;
         self.begin(component, true);
         self.serve(component, Listener::new(listener)?)
+    }
+
+    /// Takes duplicates of the listeners of an incarnation that an earlier guardian has started. Its calls are not
+    /// reported here: what it binds from now on is not held, and it does not wait for others.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel lists no sockets.
+    pub fn take_over(&self, component: ComponentId, root: Pid) -> Result<()> {
+        self.begin(component, true);
+        let listeners = search::listeners(root)?;
+        let now = self.inner.clock.now();
+        let outcome = {
+            let mut state = self.inner.state();
+            for taken in listeners {
+                let place = taken.place();
+                state.expect_listen(Pending { component, taken, place, deadline: now + LISTEN_LIMIT });
+            }
+            state.confirm(now)
+        };
+        outcome.settle();
+        Ok(())
     }
 
     /// The handler of a component whose notifications another crate receives, such as the watch over files. The guardian

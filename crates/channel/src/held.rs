@@ -4,7 +4,10 @@
 //! Invariants: the duplicate is of the same open file description that the program has.
 //! Does not: decide when it is released; `state` does.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use model::{Fd, Pid, Tid};
 use rustix::fs::OFlags;
@@ -99,6 +102,16 @@ impl Taken {
         let kind = Kind::of(socket.as_fd())?;
         let identity = identity_of(socket.as_fd())?;
         Some(Self { socket, kind, identity, spot: (Pid(thread.get()), fd) })
+    }
+
+    /// Where its file is, if it is bound to a path.
+    pub(crate) fn place(&self) -> Option<Place> {
+        match Address::from_bytes(&socket::local(self.socket.as_fd()).ok()?)? {
+            Address::Path(path) => {
+                Place::of_thread(Tid(self.spot.0.get()), Path::new(OsStr::from_bytes(&path)))
+            }
+            _ => None,
+        }
     }
 
     /// Whether its open file description has O_NONBLOCK.

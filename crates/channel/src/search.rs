@@ -4,11 +4,14 @@
 //! Invariants: a socket counts as absent only if no process that this one may see has it.
 //! Does not: see descriptors that are in a message on their way to another process.
 
-use model::{Fd, Pid};
+use std::path::Path;
+
+use model::{Fd, Inode, Pid, Tid};
+use sys::sock_diag::SockDiag;
 use tracee::procfs::{self, Stat};
 use tracee::tree;
 
-use crate::held::Spot;
+use crate::held::{Spot, Taken};
 use crate::place::Identity;
 
 /// Looks for a socket: where it was found last, in a tree, then in every process but this one and its copies. The last step
@@ -32,6 +35,33 @@ pub(crate) fn find(identity: Identity, last: Option<Spot>, root: Pid) -> Option<
     let own = procfs::stat(Pid(std::process::id() as i32)).ok()?;
     let is_other = |pid: &Pid| *pid != own.pid && !tree.contains(pid) && !is_copy(*pid, &own);
     procfs::processes().unwrap_or_default().into_iter().filter(is_other).find_map(in_process)
+}
+
+/// The listening sockets of a tree, each once. Processes and descriptors that are gone by now have none.
+///
+/// # Errors
+///
+/// If the kernel lists no sockets.
+pub(crate) fn listeners(root: Pid) -> sys::Result<Vec<Taken>> {
+    let listening = SockDiag::open()?.listening()?;
+    let mut found: Vec<Taken> = Vec::new();
+    for pid in tree::descendants(root).unwrap_or_default() {
+        for fd in procfs::descriptors(pid).unwrap_or_default() {
+            let inode = procfs::link(format!("/proc/{pid}/fd/{fd}")).ok().and_then(|link| socket_in(&link));
+            if !inode.is_some_and(|inode| listening.contains(&inode)) {
+                continue;
+            }
+            let taken = Taken::of_thread(Tid(pid.get()), fd);
+            let is_new = |taken: &Taken| found.iter().all(|known| known.identity != taken.identity);
+            found.extend(taken.filter(is_new));
+        }
+    }
+    Ok(found)
+}
+
+fn socket_in(link: &Path) -> Option<Inode> {
+    let number = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+    number.parse().ok().map(Inode)
 }
 
 /// Whether a process is a child of this one that has not executed its program yet: it has copies of all descriptors.

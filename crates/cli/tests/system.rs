@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -571,6 +571,92 @@ fn a_bit_that_flips_in_code_is_found_and_gone_within_two_sweeps() {
     assert_eq!(ask(port).as_deref(), Some("well\n"));
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(system.incarnation("a"), 2, "{}", system.lab.told());
+    assert_eq!(system.down(), Some(0));
+}
+
+impl System {
+    /// Kills the guardian, and starts another one.
+    fn replace_guardian(&mut self) {
+        self.guardian.kill().unwrap();
+        wait(&mut self.guardian);
+        self.guardian = self.lab.undying(["up", "system.toml"]).spawn().unwrap();
+    }
+}
+
+#[test]
+fn a_killed_guardian_harms_nothing_and_the_next_one_takes_everything_over() {
+    if !supported() {
+        return;
+    }
+    let port = free_port();
+    let mut system = System::up(&format!(
+        "[component.fresh]\ncommand = [\"PROGRAM\", \"FOLDER/fresh\", \"listen={port}\", \"keep\", \"ready\"]\n\
+         ready = {{ notify = true, timeout = \"5s\" }}\n\
+         [component.kept]\ncommand = [\"PROGRAM\", \"FOLDER/kept\", \"count\"]\npolicy = \"checkpointed\"\nevery = \"50ms\"\n\
+         [component.user]\ncommand = [\"PROGRAM\", \"FOLDER/user\"]\nneeds = [\"fresh\"]\n"
+    ));
+    const NAMES: [&str; 3] = ["fresh", "kept", "user"];
+    NAMES.iter().for_each(|name| system.await_state(name, "ready"));
+    let pids = NAMES.map(|name| system.pid(name));
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    client.set_read_timeout(Some(common::LIMIT)).unwrap();
+    let mut echo = move |byte: u8| {
+        client.write_all(&[byte]).unwrap();
+        let mut back = [0_u8];
+        client.read_exact(&mut back).unwrap();
+        assert_eq!(back, [byte]);
+    };
+    let mut random = testkit::seeded("a_killed_guardian");
+    for round in 0..common::rounds(5, 100) {
+        echo(round as u8);
+        std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(200)));
+        system.replace_guardian();
+        echo(round as u8);
+        until("the next guardian", || {
+            let guardian = Some(i64::from(system.guardian.id()));
+            NAMES.iter().all(|name| system.status(name)["guardian"].as_i64() == guardian).then_some(())
+        });
+        NAMES.iter().for_each(|name| system.await_state(name, "ready"));
+        assert_eq!(NAMES.map(|name| system.pid(name)), pids, "{}", system.lab.told());
+    }
+    echo(0);
+    // What was taken over is guarded: it comes back, and its clients are not refused.
+    for name in ["fresh", "kept"] {
+        let before = system.pid(name);
+        before.signal(Signal::KILL).unwrap();
+        assert!(name != "fresh" || TcpStream::connect(("127.0.0.1", port)).is_ok(), "refused");
+        until("the next life", || {
+            // The test is the parent of what the first guardian has left.
+            common::reap(before.pid());
+            (system.incarnation(name) > 1).then_some(())
+        });
+        system.await_state(name, "ready");
+    }
+    assert_eq!(system.lines("user").len(), 1);
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn what_a_dead_guardian_has_left_of_a_dead_component_is_ended() {
+    if !supported() {
+        return;
+    }
+    let mut system = System::up("[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\"]\n");
+    system.await_state("a", "ready");
+    until("its first line", || (!system.lines("a").is_empty()).then_some(()));
+    system.guardian.kill().unwrap();
+    wait(&mut system.guardian);
+    let root = system.pid("a");
+    // Its child goes on in a session of its own.
+    system.order("a", "fork");
+    until("the end of the root", || (!root.is_alive()).then_some(()));
+    system.guardian = system.lab.undying(["up", "system.toml"]).spawn().unwrap();
+    system.await_state("a", "ready");
+    let runs = |process: &ProcessId| {
+        std::fs::read_link(format!("/proc/{}/exe", process.pid())).is_ok_and(|exe| exe == program())
+    };
+    assert_eq!(system.lab.guard.marked().into_iter().filter(runs).count(), 1);
+    assert_eq!(system.lines("a").iter().filter(|line| line.starts_with("up")).count(), 2);
     assert_eq!(system.down(), Some(0));
 }
 

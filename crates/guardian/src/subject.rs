@@ -104,11 +104,18 @@ impl Subject {
         }
     }
 
-    /// Frees the number of a dead subject: takes a child's status, or waits until its parent has done so.
-    pub(crate) fn release(&self) -> Result<()> {
+    /// Takes the status of a dead child. The number of any other process is its parent's to free.
+    pub(crate) fn let_go(&self) {
         if self.is_child {
             // Whoever took it before has freed the number as well.
             let _ = rustix::process::waitid(WaitId::PidFd(self.handle()), WaitIdOptions::EXITED);
+        }
+    }
+
+    /// Frees the number of a dead subject: takes a child's status, or waits until its parent has done so.
+    pub(crate) fn release(&self) -> Result<()> {
+        self.let_go();
+        if self.is_child {
             return Ok(());
         }
         let deadline = Deadline::after(PARENT_PATIENCE);

@@ -1,8 +1,8 @@
 /*
- * A component of a system: `component FILE [listen=PORT] [delay=MS] [ready] [fd=N] [beat=MS] [stay] [count]`.
+ * A component of a system: `component FILE [listen=PORT] [delay=MS] [ready] [fd=N] [beat=MS] [stay] [count] [keep]`.
  *
  * It appends `up PID` to FILE when it starts and `end PID` when it ends by SIGTERM. After the delay it listens on
- * 127.0.0.1:PORT and answers each connection with a line, and reports that it is ready: by sd_notify(3), on a
+ * 127.0.0.1:PORT and answers each connection with a line, or, with `keep`, answers each byte of up to 8 clients, and reports that it is ready: by sd_notify(3), on a
  * descriptor, and on standard output. `beat` sends WATCHDOG=1. `stay` ignores SIGTERM. `count` keeps a number in memory
  * that it writes to FILE.count every 5 ms. What FILE.do says is done: `hang` (nothing at all any more), `fds` (opens 500
  * descriptors), `eat` (64 MiB of memory), `trigger` (WATCHDOG=trigger), `fork` (a child goes on in a session of its own,
@@ -104,6 +104,7 @@ static void obey(const char *word) {
 
 int main(int count, char **words) {
     const char *file = words[1];
+    int keeps = 0, clients[8] = {-1, -1, -1, -1, -1, -1, -1, -1};
     int port = 0, delay = 0, beat = 0, is_ready_told = 0, ready_fd = -1, counts = 0;
     for (int place = 2; place < count; place++) {
         const char *value = strchr(words[place], '=');
@@ -116,6 +117,7 @@ int main(int count, char **words) {
         case 'f': ready_fd = number; break;
         case 's': signal(SIGTERM, SIG_IGN); break;
         case 'c': counts = 1; break;
+        case 'k': keeps = 1; break;
         }
     }
     struct sigaction on_end = {.sa_handler = end};
@@ -170,9 +172,25 @@ int main(int count, char **words) {
         struct pollfd waiting = {listener, POLLIN, 0};
         if (poll(&waiting, listener >= 0, 5) > 0) {
             int client = accept(listener, NULL, NULL);
+            for (int place = 0; keeps && client >= 0 && place < 8; place++) {
+                if (clients[place] < 0) {
+                    clients[place] = client;
+                    client = -1;
+                }
+            }
             if (client >= 0) {
                 send(client, "well\n", 5, MSG_NOSIGNAL);
                 close(client);
+            }
+        }
+        for (int place = 0; place < 8; place++) {
+            char byte;
+            ssize_t got = clients[place] < 0 ? -1 : recv(clients[place], &byte, 1, MSG_DONTWAIT);
+            if (got == 1) {
+                send(clients[place], &byte, 1, MSG_NOSIGNAL);
+            } else if (got == 0) {
+                close(clients[place]);
+                clients[place] = -1;
             }
         }
     }

@@ -124,6 +124,8 @@ pub enum RunEvent {
     CodeChanged { pid: i32, file: String, offset: u64, bits: Option<u32>, what: String },
     /// A damaged page of a file stays in memory, and the next incarnation has it again.
     DamageStays { file: String, offset: u64, reason: String },
+    /// A component of an earlier guardian runs, and the system file does not have it.
+    LeftRunning { pid: i32 },
     /// Listeners of components do not stay while these are down.
     ListenersNotKept { reason: String },
     /// A component is ready.

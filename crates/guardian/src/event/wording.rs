@@ -97,6 +97,7 @@ impl fmt::Display for RunEvent {
                 write!(f, "the status cannot be written: {}", shown(reason, f))
             }
             Self::CodeChanged { .. }
+            | Self::LeftRunning { .. }
             | Self::DamageStays { .. }
             | Self::Ready { .. }
             | Self::NotReady { .. }
@@ -142,6 +143,12 @@ fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
         RunEvent::DamageStays { file, offset, reason } => {
             write!(f, "byte {offset} of {} stays damaged in memory: {reason}", Escaped(file))
+        }
+        RunEvent::LeftRunning { pid } => {
+            write!(
+                f,
+                "pid {pid} goes on unguarded: an earlier guardian has started it, and this system file does not have it"
+            )
         }
         RunEvent::Ready { took_us } => write!(f, "ready after {:.2} s", seconds(took_us)),
         RunEvent::NotReady { timeout_us } => write!(f, "not ready within {:.2} s", seconds(timeout_us)),

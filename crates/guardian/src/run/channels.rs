@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use channel::{Channels, ComponentId};
 use engine::FilterInstall;
+use model::Pid;
 use sys::socket_call::CallHandler;
 use sys::{Errno, Error};
 
@@ -55,6 +56,11 @@ impl ComponentChannels {
             return Err(error.into());
         }
         Ok(child)
+    }
+
+    /// An incarnation runs that an earlier guardian has started.
+    pub(super) fn take_over(&self, root: Pid) -> Result<()> {
+        Ok(self.all.take_over(self.id, root)?)
     }
 
     /// An incarnation runs whose filter the watch over files has.

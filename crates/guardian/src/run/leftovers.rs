@@ -10,7 +10,7 @@
 //! program then finds the process as it was, and does not start it a second time.
 //! Does not: decide when; after a death and before a restore is when.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,8 @@ struct Table {
     roots: BTreeMap<Owner, ProcessKey>,
     /// What each subject has in its environment and no other: how an orphan is recognised that no survey has found.
     marks: BTreeMap<Owner, String>,
+    /// Those whose present incarnation this program has not started.
+    strangers: BTreeSet<Owner>,
     /// Descendants of the roots, as found by the last survey: also those whose parents have ended since.
     members: HashMap<ProcessKey, Owner>,
 }
@@ -75,13 +77,13 @@ impl Table {
         self.admitted <= 1 && !self.is_shared
     }
 
-    /// The subject whose mark a process has in the environment that it was executed with.
+    /// The subject whose mark a process has.
     fn marked(&self, pid: Pid) -> Option<Owner> {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
-        let mut variables = environment.split(|byte| *byte == 0);
-        let mark =
-            variables.find_map(|variable| variable.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"="))?;
-        self.marks.iter().find(|(_, own)| !own.is_empty() && own.as_bytes() == mark).map(|(owner, _)| *owner)
+        let mark = mark_of(pid)?;
+        self.marks
+            .iter()
+            .find(|(_, own)| !own.is_empty() && own.as_bytes() == mark.as_slice())
+            .map(|(owner, _)| *owner)
     }
 
     fn is_foreign(&self, key: ProcessKey) -> bool {
@@ -117,19 +119,27 @@ impl ProcessReaper {
         self.table().is_shared = true;
     }
 
-    /// There is another subject. Its processes have this value of `VARIABLE`.
-    pub(super) fn admit(&self, root: ProcessKey, mark: &str) -> Owner {
+    /// There is another subject. Its processes have this value of `VARIABLE`. One that this program has not started is
+    /// no child of it, and neither is what such a one leaves.
+    pub(super) fn admit(&self, root: ProcessKey, mark: &str, is_stranger: bool) -> Owner {
         let mut table = self.table();
         let owner = Owner(table.admitted);
         table.admitted += 1;
         table.roots.insert(owner, root);
         table.marks.insert(owner, mark.to_owned());
+        if is_stranger {
+            table.strangers.insert(owner);
+        }
         owner
     }
 
     /// A subject has a new root.
     pub(super) fn begin(&self, owner: Owner, root: ProcessKey) {
-        self.table().roots.insert(owner, root);
+        let mut table = self.table();
+        let is_first = table.roots.insert(owner, root) == Some(root);
+        if !is_first {
+            table.strangers.remove(&owner);
+        }
     }
 
     /// These were found in the tree of a subject.
@@ -146,6 +156,7 @@ impl ProcessReaper {
         let mut table = self.table();
         table.roots.remove(&owner);
         table.marks.remove(&owner);
+        table.strangers.remove(&owner);
         table.members.retain(|_, found| *found != owner);
     }
 
@@ -261,8 +272,18 @@ impl ProcessReaper {
             // A child that has gone meanwhile has left its own to us; the next list has them.
             found.extend(tree::descendants(child).unwrap_or_default());
         }
+        found.extend(self.strange(owner, root).into_iter().filter(|pid| !is_spared(pid)));
         found.retain(|pid| procfs::stat(*pid).is_ok_and(|stat| !stat.is_zombie()));
         found
+    }
+
+    /// What an incarnation has left that this program has not started, without its root.
+    fn strange(&self, owner: Owner, root: Pid) -> Vec<Pid> {
+        let table = self.table();
+        let mark = table.marks.get(&owner).filter(|_| table.strangers.contains(&owner)).cloned();
+        drop(table);
+        let found = mark.map(|mark| marked(&mark)).unwrap_or_default();
+        found.into_iter().filter(|pid| *pid != root).collect()
     }
 
     /// Our children that belong to a subject.
@@ -281,6 +302,40 @@ impl ProcessReaper {
             None => is_traced_by_us(key.pid),
         };
         keys.filter(|key| !table.is_foreign(*key) && is_its_own(key)).map(|key| key.pid).collect()
+    }
+}
+
+/// The mark of a process, in the environment that it was executed with.
+fn mark_of(pid: Pid) -> Option<Vec<u8>> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let mut variables = environment.split(|byte| *byte == 0);
+    let mark = variables.find_map(|variable| variable.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"="));
+    mark.map(<[u8]>::to_vec)
+}
+
+/// Processes with this mark.
+fn marked(mark: &str) -> Vec<Pid> {
+    let has_it = |pid: &Pid| mark_of(*pid).is_some_and(|own| own == mark.as_bytes());
+    procfs::processes().unwrap_or_default().into_iter().filter(has_it).collect()
+}
+
+/// Kills all processes with a mark, and waits until they have ended. Their parents reap them.
+pub(super) fn end_marked(mark: &str) -> Result<()> {
+    let deadline = Deadline::after(PATIENCE);
+    loop {
+        let mut left = marked(mark);
+        left.retain(|pid| procfs::stat(*pid).is_ok_and(|stat| !stat.is_zombie()));
+        let Some(first) = left.first() else { return Ok(()) };
+        if deadline.has_passed() {
+            return Err(GuardianError::Leftover { pid: *first });
+        }
+        for signal in [STOP, KILL] {
+            for pid in &left {
+                // One that has gone meanwhile is what is wanted.
+                let _ = sys::signal::send(*pid, signal);
+            }
+        }
+        std::thread::sleep(NAP);
     }
 }
 
@@ -406,7 +461,7 @@ mod tests {
             await_that(|| descendants(pid).len() == 3);
             let middle = procfs::children(pid).unwrap()[0];
             let leaves = descendants(middle);
-            Self { owner: reaper.admit(procfs::key(pid).unwrap(), ""), root, pid, middle, leaves }
+            Self { owner: reaper.admit(procfs::key(pid).unwrap(), "", false), root, pid, middle, leaves }
         }
 
         /// Kills the process in the middle, so that its children become ours.

@@ -153,7 +153,8 @@ impl Rebuild {
         } else if let Some(watching) = &self.watching {
             watching.start_over()?;
         }
-        self.subject.release()?;
+        // Another number does as well.
+        self.subject.let_go();
         self.launch.damaged.drop_all(&mut events);
         let resumed_after = sys::clock::monotonic();
         let subject = self.spawn(words, requests)?;

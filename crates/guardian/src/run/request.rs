@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use engine::Tuning;
-use model::{ByteCount, Pid};
+use model::{ByteCount, Pid, ProcessKey};
 use store::Codec;
 use supervise::{BackOffPlan, ChangedFiles, RestartLimit, RestartPolicy};
 
@@ -37,6 +37,8 @@ pub const TRACKER_DEFAULT: &str = "auto";
 pub struct RunRequest {
     /// What is guarded.
     pub what: Guarded,
+    /// A process of the command that an earlier guardian has started, and that is taken over instead.
+    pub runs_already: Option<ProcessKey>,
     /// How the program is started, beside its command.
     pub launch: Launch,
     /// Processes of the tree that outlive the root are ended with it.
@@ -88,6 +90,7 @@ impl RunRequest {
     pub fn new(what: Guarded, store: StoreLocation) -> Self {
         Self {
             what,
+            runs_already: None,
             launch: Launch::default(),
             ends_tree: false,
             name: None,
@@ -109,6 +112,14 @@ impl RunRequest {
             files_cost_max: FILES_COST_MAX_DEFAULT,
             limit: RestartLimit::default(),
             back_off: BackOffPlan::default(),
+        }
+    }
+
+    /// The process that is guarded, if it runs already.
+    pub(crate) fn adopted(&self) -> Option<Pid> {
+        match self.what {
+            Guarded::Process(pid) => Some(pid),
+            Guarded::Command(_) => self.runs_already.map(|key| key.pid),
         }
     }
 }

@@ -24,7 +24,7 @@ use undo::back::WentBack;
 use undo::watch::{OpenFile, Watch, WatchOptions};
 
 use super::launch::Launch;
-use super::request::{Guarded, RunRequest};
+use super::request::RunRequest;
 use crate::error::{GuardianError, Result};
 use crate::streams::Streams;
 
@@ -48,7 +48,7 @@ pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<Strin
         // There is no checkpoint that they could go back to.
         return Ok((ChangedFiles::Keep, None));
     }
-    let is_adopted = matches!(request.what, Guarded::Process(_));
+    let is_adopted = request.adopted().is_some();
     let impossible = if is_adopted { Some(RUNS_ALREADY.to_owned()) } else { Watch::missing() };
     let (policy, why) = choose_files(request.files, impossible)?;
     if request.dry_run_tracking && policy == ChangedFiles::Rewind {

@@ -18,6 +18,7 @@ use supervise::{
     System, SystemEvent, SystemNotice, SystemPlan,
 };
 
+use super::before::Before;
 use super::callers::{Callers, NOT_ADMITTED, Wait};
 use super::checks::{Checks, Sign};
 use super::control::{Caller, Control, SystemOrder};
@@ -32,6 +33,7 @@ use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::host::{Director, Host, Source, SubjectId, Tell};
 use crate::location::StoreLocation;
+use crate::run::RunRequest;
 use crate::signals::{KILL, Request};
 use crate::time;
 
@@ -69,7 +71,7 @@ impl<'a> SystemDirector<'a> {
         system: &System,
         file: &Path,
         (location, store): (StoreLocation, Store),
-        network: Network,
+        (network, before): (Network, Before),
         host: &Host,
         tell: Tell<'a>,
     ) -> Result<Self> {
@@ -86,12 +88,17 @@ impl<'a> SystemDirector<'a> {
             if let Some(address) = checks.address() {
                 network.declare(id, &address)?;
             }
-            parts.push(Part::new(id, name.get_ref(), component, checks, time.clone()));
+            let mut part = Part::new(id, name.get_ref(), component, checks, time.clone());
+            part.runs_already = before.running.get(name.get_ref()).copied();
+            parts.push(part);
         }
         let manager = ServiceManager::from_environment()
             .map_err(|error| GuardianError::BadManager { why: error.to_string() })?;
         if let Some(reason) = network.missing() {
             tell(system.system.name.get_ref(), &RunEvent::ListenersNotKept { reason: reason.to_owned() });
+        }
+        for (name, root) in before.others {
+            tell(&name, &RunEvent::LeftRunning { pid: root.pid.get() });
         }
         let published = Published::new(system, file, store.root(), control.name())?;
         Ok(Self {
@@ -165,7 +172,9 @@ impl<'a> SystemDirector<'a> {
         let plan = &self.supervisor.plan()[id];
         let request =
             request::request(&part.name, &part.component, (&self.location, &self.directory), plan, means);
-        (part.gave_up, part.subject) = (false, Some(host.add(request)));
+        let runs_already = part.runs_already.map(|running| running.root);
+        let subject = host.add(RunRequest { runs_already, ..request });
+        (part.gave_up, part.subject) = (false, Some(subject));
     }
 
     fn end(&mut self, id: ComponentId, signal: Signal, host: &mut Host) {
@@ -364,6 +373,7 @@ impl<'a> SystemDirector<'a> {
             guardian: std::process::id() as i32,
             system: self.published.name().to_owned(),
             policy: plan.policy.name().to_owned(),
+            command: part.component.command.get_ref().clone(),
             state: part.shown.0.to_owned(),
             since: part.shown.1.clone(),
             needs: plan.needs.iter().map(name_of).collect(),
@@ -389,9 +399,16 @@ fn seed() -> Result<u64> {
 impl Director for SystemDirector<'_> {
     fn started(&mut self, subject: SubjectId, root: Pid) {
         if let Some(id) = self.part_of(subject) {
-            self.began(id, root, false);
-            let event = RunEvent::Started { pid: root.get(), why: None };
-            (self.tell)(&self.parts[id.index()].name, &event);
+            let taken_over = self.parts[id.index()].runs_already.take();
+            // What was taken over has been ready, and says so only once.
+            self.began(id, root, taken_over.is_some());
+            if taken_over.is_some_and(|running| running.is_outdated) {
+                self.heard.push(SystemEvent::Restart(id));
+            }
+            if taken_over.is_none() {
+                let event = RunEvent::Started { pid: root.get(), why: None };
+                (self.tell)(&self.parts[id.index()].name, &event);
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 //! Invariants: a store has one system at a time. This program may be killed at any instant, and the components go on.
 //! Does not: decide what happens to a component; `supervise` does.
 
+mod before;
 mod callers;
 mod checks;
 mod control;
@@ -24,6 +25,7 @@ use store::Store;
 use supervise::System;
 use sys::listener_holder::ListenerHolder;
 
+use self::before::Before;
 pub use self::control::SystemOrder;
 use self::control::{Answer, call};
 use self::director::SystemDirector;
@@ -72,7 +74,9 @@ pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
     let location = StoreLocation::new(store.or(own.as_deref()))?;
     let opened = location.create()?;
     let _claim = claim(&opened)?;
-    let mut director = SystemDirector::new(&system, &path, (location, opened), network, &host, tell)?;
+    let before = Before::find(&opened, &system)?;
+    let mut director =
+        SystemDirector::new(&system, &path, (location, opened), (network, before), &host, tell)?;
     host.direct(&mut director)?;
     director.outcome()
 }

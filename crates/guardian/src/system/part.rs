@@ -6,6 +6,7 @@
 use model::Pid;
 use supervise::{Component, ComponentId};
 
+use super::before::Running;
 use super::checks::Checks;
 use super::network::ChannelFacts;
 use crate::host::SubjectId;
@@ -16,6 +17,8 @@ pub(super) struct Part {
     pub(super) name: String,
     pub(super) component: Component,
     pub(super) checks: Checks,
+    /// A process of an earlier guardian, which its next run takes over.
+    pub(super) runs_already: Option<Running>,
     /// Its run, while there is one.
     pub(super) subject: Option<SubjectId>,
     /// The root of its present incarnation.
@@ -45,6 +48,7 @@ impl Part {
             name: name.to_owned(),
             component: component.clone(),
             checks,
+            runs_already: None,
             subject: None,
             root: None,
             gave_up: false,

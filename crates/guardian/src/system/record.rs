@@ -34,6 +34,9 @@ pub struct ComponentFacts {
     pub system: String,
     /// `never`, `stateless` or `checkpointed`.
     pub policy: String,
+    /// The program and its arguments.
+    #[serde(default)]
+    pub command: Vec<String>,
     pub state: String,
     /// When it came into this state, in RFC 3339.
     pub since: String,

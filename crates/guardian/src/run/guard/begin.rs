@@ -17,7 +17,7 @@ use tracee::procfs;
 
 use super::super::children::Children;
 use super::super::claim::{Claim, UNDO_DIRECTORY};
-use super::super::leftovers::{Departed, descendants};
+use super::super::leftovers::{self, Departed, descendants};
 use super::super::rebuild::{Rebuild, Shared, spawn};
 use super::super::request::{Guarded, RunRequest};
 use super::super::requests::Requests;
@@ -40,8 +40,11 @@ use crate::time;
 /// # Errors
 ///
 /// When it cannot be started or watched. A program that runs goes on.
-pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foreground) -> Result<Guard> {
-    if let Guarded::Process(pid) = request.what {
+pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Foreground) -> Result<Guard> {
+    // It may have ended since it was found.
+    request.runs_already =
+        request.runs_already.filter(|key| procfs::key(key.pid).is_ok_and(|now| now == *key));
+    if let Some(pid) = request.adopted() {
         ancestry::refuse(pid)?;
         ancestry::refuse_guarded(pid)?;
     }
@@ -50,14 +53,16 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
     let Ground { store, mut claim, streams, watching, log } = Ground::prepare(&request, policy, &host)?;
     tracking.watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
     let mut children = request.child_signals.then(Children::listen).transpose()?;
-    let (subject, requests, first) = match &request.what {
-        Guarded::Command(words) => {
+    let (subject, requests, first) = match (&request.what, request.adopted()) {
+        (_, Some(pid)) => adopt(pid, &request, &store, &claim)?,
+        (Guarded::Process(pid), None) => return Err(engine::EngineError::NoProcess(*pid).into()),
+        (Guarded::Command(words), None) => {
+            end_leftovers(&request, &claim)?;
             let requests = Requests::open(None)?;
             let with = (&request.launch, &*streams);
             let subject = spawn(words, &host, with, requests.name(), watching.as_deref())?;
             (subject, requests, store.next_sequence(&claim.name)?)
         }
-        Guarded::Process(pid) => adopt(*pid, &store, &claim)?,
     };
     claim.use_it();
     let beginning = beginning(&store, &claim, first)?;
@@ -67,7 +72,7 @@ pub(crate) fn start(request: RunRequest, host: Arc<Shared>, foreground: Foregrou
     requests.name().clone_into(&mut record.requests);
     let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
     let known = descendants(subject.pid());
-    let owner = host.reaper.admit(subject.key(), requests.name());
+    let owner = host.reaper.admit(subject.key(), requests.name(), request.adopted().is_some());
     host.reaper.note(owner, &known);
     let tracer = match log {
         Some((place, log)) => Tracer::start(place, log, tracking, host.clock.clone())?,
@@ -169,12 +174,12 @@ impl Driver {
 impl Guard {
     /// Tells that there is a subject, and why its files do not go back where nothing else was asked for.
     fn tell_begin(&mut self, no_rewind: Option<&str>) {
-        match self.request.what {
-            Guarded::Process(pid) => {
+        match self.request.adopted() {
+            Some(pid) => {
                 let subject = self.claim.name.to_string();
                 self.report(RunEvent::Adopted { pid: pid.get(), subject });
             }
-            Guarded::Command(_) => {
+            None => {
                 let pid = self.rebuild.subject.pid().get();
                 self.voice.journal.tell(RunEvent::Started { pid, why: None });
             }
@@ -267,10 +272,31 @@ fn name_of(store: &Store, pid: Pid) -> Result<Option<SubjectName>> {
     Ok(None)
 }
 
+/// Ends what an incarnation has left whose guardian died before it did: its addresses and files would be in the way.
+fn end_leftovers(request: &RunRequest, claim: &Claim) -> Result<()> {
+    match Record::read(&claim.directory).ok().flatten() {
+        Some(record) if request.ends_tree && !record.has_root() && !record.requests.is_empty() => {
+            leftovers::end_marked(&record.requests)
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A process that runs already, with what its last guardian has recorded of this very process: the socket for requests
 /// that it knows, and the first checkpoint in the store that is one of its own.
-fn adopt(pid: Pid, store: &Store, claim: &Claim) -> Result<(Subject, Requests, Sequence)> {
+fn adopt(
+    pid: Pid,
+    request: &RunRequest,
+    store: &Store,
+    claim: &Claim,
+) -> Result<(Subject, Requests, Sequence)> {
     let subject = Subject::stranger(pid).map_err(|_| engine::EngineError::NoProcess(pid))?;
+    if request.runs_already.is_some_and(|expected| expected != subject.key()) {
+        return Err(engine::EngineError::NoProcess(pid).into());
+    }
+    if let Some(channels) = &request.launch.channels {
+        channels.take_over(pid)?;
+    }
     let before = Record::read(&claim.directory).ok().flatten();
     let same = |record: &Record| record.has_root() && record.root == ProcessName::of(subject.key());
     let before = before.filter(same);
