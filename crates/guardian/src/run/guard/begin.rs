@@ -53,17 +53,8 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     let Ground { store, mut claim, streams, watching, log } = Ground::prepare(&request, policy, &host)?;
     tracking.watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
     let mut children = request.child_signals.then(Children::listen).transpose()?;
-    let (subject, requests, first) = match (&request.what, request.adopted()) {
-        (_, Some(pid)) => adopt(pid, &request, &store, &claim)?,
-        (Guarded::Process(pid), None) => return Err(engine::EngineError::NoProcess(*pid).into()),
-        (Guarded::Command(words), None) => {
-            end_leftovers(&request, &claim)?;
-            let requests = Requests::open(None)?;
-            let with = (&request.launch, &*streams);
-            let subject = spawn(words, &host, with, requests.name(), watching.as_deref())?;
-            (subject, requests, store.next_sequence(&claim.name)?)
-        }
-    };
+    let begun = run_or_adopt(&request, &host, (&store, &claim), (&streams, watching.as_deref()))?;
+    let (subject, requests, first) = begun;
     claim.use_it();
     let beginning = beginning(&store, &claim, first)?;
     children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
@@ -111,6 +102,27 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     };
     guard.tell_begin(no_rewind.as_deref());
     Ok(guard)
+}
+
+/// The root, the socket that it knows, and the number of its first checkpoint.
+type Begun = (Subject, Requests, Sequence);
+
+fn run_or_adopt(
+    request: &RunRequest,
+    host: &Shared,
+    (store, claim): (&Store, &Claim),
+    (streams, watching): (&Streams, Option<&Watching>),
+) -> Result<Begun> {
+    match (&request.what, request.adopted()) {
+        (_, Some(pid)) => adopt(pid, request, store, claim),
+        (Guarded::Process(pid), None) => Err(engine::EngineError::NoProcess(*pid).into()),
+        (Guarded::Command(words), None) => {
+            end_leftovers(request, claim)?;
+            let requests = Requests::open(None)?;
+            let subject = spawn(words, host, (&request.launch, streams), requests.name(), watching)?;
+            Ok((subject, requests, store.next_sequence(&claim.name)?))
+        }
+    }
 }
 
 /// What there is before the program is started.
@@ -284,12 +296,7 @@ fn end_leftovers(request: &RunRequest, claim: &Claim) -> Result<()> {
 
 /// A process that runs already, with what its last guardian has recorded of this very process: the socket for requests
 /// that it knows, and the first checkpoint in the store that is one of its own.
-fn adopt(
-    pid: Pid,
-    request: &RunRequest,
-    store: &Store,
-    claim: &Claim,
-) -> Result<(Subject, Requests, Sequence)> {
+fn adopt(pid: Pid, request: &RunRequest, store: &Store, claim: &Claim) -> Result<Begun> {
     let subject = Subject::stranger(pid).map_err(|_| engine::EngineError::NoProcess(pid))?;
     if request.runs_already.is_some_and(|expected| expected != subject.key()) {
         return Err(engine::EngineError::NoProcess(pid).into());

@@ -5,6 +5,8 @@
 //! caller is answered when the file that `status` reads has what was done.
 //! Does not: decide which component runs; `supervise::Supervisor` does.
 
+mod orders;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -14,27 +16,27 @@ use health::notify::ServiceManager;
 use model::{Pid, Signal};
 use store::Store;
 use supervise::{
-    AfterGiveUp, Complainant, ComponentId, ComponentState, End, Failure, Order, SubjectStatus, Supervisor,
-    System, SystemEvent, SystemNotice, SystemPlan,
+    AfterGiveUp, ComponentId, ComponentState, End, Failure, Order, SubjectStatus, Supervisor, System,
+    SystemEvent, SystemNotice, SystemPlan,
 };
 
-use super::before::Before;
-use super::callers::{Callers, NOT_ADMITTED, Wait};
-use super::checks::{Checks, Sign};
-use super::control::{Caller, Control, SystemOrder};
-use super::manager::{Manager, Tally};
-use super::network::Network;
-use super::notices;
-use super::part::Part;
-use super::published::Published;
-use super::record::ComponentFacts;
-use super::request::{self, Means};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::host::{Director, Host, Source, SubjectId, Tell};
 use crate::location::StoreLocation;
 use crate::run::RunRequest;
 use crate::signals::{KILL, Request};
+use crate::system::before::Before;
+use crate::system::callers::Callers;
+use crate::system::checks::{Checks, Sign};
+use crate::system::control::Control;
+use crate::system::manager::{Manager, Tally};
+use crate::system::network::Network;
+use crate::system::notices;
+use crate::system::part::Part;
+use crate::system::published::Published;
+use crate::system::record::ComponentFacts;
+use crate::system::request::{self, Means};
 use crate::time;
 
 const TERM: Signal = Signal(15);
@@ -232,58 +234,6 @@ impl<'a> SystemDirector<'a> {
             }
             None => (self.tell)(self.published.name(), &event),
         }
-    }
-
-    /// Takes an order, or refuses it.
-    fn take_order(&mut self, number: u32, caller: Caller, order: SystemOrder) {
-        let Some(name) = order.component() else {
-            if !caller.is_operator {
-                return self.callers.refuse(number, NOT_ADMITTED.to_owned());
-            }
-            self.ends = self.ends.max(1);
-            self.heard.push(SystemEvent::Down);
-            return self.callers.wait(number, Wait::Over);
-        };
-        let Some(id) = self.supervisor.id(name) else {
-            return self.callers.refuse(number, self.unknown(name));
-        };
-        let by = self.complainant(caller);
-        let is_complaint = matches!(order, SystemOrder::Complain { .. });
-        if !caller.is_operator && (!is_complaint || by.is_none()) {
-            return self.callers.refuse(number, NOT_ADMITTED.to_owned());
-        }
-        let (event, wait) = match order {
-            SystemOrder::Down => (SystemEvent::Down, Wait::Over),
-            SystemOrder::Start { .. } => (SystemEvent::Start(id), Wait::Ready(id)),
-            SystemOrder::Stop { .. } => (SystemEvent::Stop(id), Wait::Stopped(id)),
-            SystemOrder::Restart { .. } => (SystemEvent::Restart(id), Wait::Ready(id)),
-            SystemOrder::Complain { why, weight, .. } => {
-                let by = by.unwrap_or(Complainant::Operator);
-                let name = notices::complainant(by, &self.supervisor);
-                let event = RunEvent::Complaint { by: name, weight: weight.get(), why };
-                (self.tell)(&self.parts[id.index()].name, &event);
-                (SystemEvent::Complaint { about: id, by, weight }, Wait::Judged(id))
-            }
-        };
-        self.heard.push(event);
-        self.callers.wait(number, wait);
-    }
-
-    /// A component, if the caller is one of its processes; else the operator, if it may be one.
-    fn complainant(&self, caller: Caller) -> Option<Complainant> {
-        let is_in = |part: &Part| {
-            let tree = part.root.and_then(|root| tracee::tree::descendants(root).ok());
-            tree.is_some_and(|tree| tree.contains(&caller.pid))
-        };
-        match self.parts.iter().find(|part| is_in(part)) {
-            Some(part) => Some(Complainant::Component(part.id)),
-            None => caller.is_operator.then_some(Complainant::Operator),
-        }
-    }
-
-    fn unknown(&self, name: &str) -> String {
-        let names: Vec<&str> = self.parts.iter().map(|part| part.name.as_str()).collect();
-        format!("the system has no component {name}\nhelp: its components are {}", names.join(", "))
     }
 
     /// Takes the signs of the checks on components.
