@@ -4,7 +4,7 @@
 //! Invariants: what is bound or connected while queues are filled is exactly what the messages need.
 //! Does not: read sockets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use model::DescriptionId;
@@ -40,6 +40,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
         others: HashMap::new(),
         names: HashMap::new(),
         nobody: Vec::new(),
+        kept: HashSet::new(),
         passing: HashMap::new(),
     };
     builder.build_inherited()?;
@@ -67,6 +68,8 @@ struct Builder<'a, 'b> {
     names: HashMap<DescriptionId, Bound>,
     /// Names of sockets that are nobody's.
     nobody: Vec<Bound>,
+    /// Listeners that were kept: real clients wait in them, and none of them is to be accepted here.
+    kept: HashSet<DescriptionId>,
     /// Listeners that only accept connections made here, by address and file, and where they can be reached.
     passing: HashMap<AddressAndFile, (OwnedFd, Bound)>,
 }
@@ -124,6 +127,7 @@ impl Builder<'_, '_> {
             return None;
         }
         self.names.insert(id, Bound::default());
+        self.kept.insert(id);
         Some(kept)
     }
 
@@ -236,6 +240,14 @@ impl Builder<'_, '_> {
         let own = new(client.0)?;
         self.name(own.as_fd(), client.0, client.1)?;
         let accepted = match self.listener_of(server) {
+            Some(id) if self.kept.contains(&id) && !is_path(&server.local()) => {
+                // No other socket can have an abstract name meanwhile. The accepted one has none.
+                let (one, other) = socket::pair(server.family.kind)?;
+                client.0.options.apply_early(&one, client.0.family)?;
+                server.options.apply_early(&other, server.family)?;
+                return Ok((one, other));
+            }
+            Some(id) if self.kept.contains(&id) => self.pass(own.as_fd(), client.0, server)?,
             Some(id) => {
                 connect_to(own.as_fd(), &self.address(id)?, server.maker())?;
                 accept(self.built(id)?)?
@@ -285,6 +297,10 @@ impl Builder<'_, '_> {
                     continue;
                 }
                 let client = state.peer_inside().map(DescriptionId);
+                if client.is_none() && self.kept.contains(id) {
+                    // It has waited in the listener itself all the time, or was accepted since.
+                    continue;
+                }
                 let local = state.peer_name.clone();
                 let nobody = State { family: state.family, local, ..State::default() };
                 let client_state = match client {

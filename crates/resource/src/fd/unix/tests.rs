@@ -450,6 +450,51 @@ fn a_failed_restore_leaves_what_was_there() {
     assert!(names_in(&path).is_empty());
 }
 
+/// A listener that was kept over a death has clients of its own: connections of the image come from elsewhere.
+#[test]
+fn a_kept_listener_gives_none_of_its_clients_to_old_connections() {
+    use std::io::{Read, Write};
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixStream};
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap().join("kept");
+    let named = SocketAddr::from_pathname(&path).unwrap();
+    let hidden = SocketAddr::from_abstract_name(format!("undying-kept-{}", std::process::id())).unwrap();
+    for address in [named, hidden] {
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        let mut gone = UnixStream::connect_addr(&address).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        gone.write_all(b"old").unwrap();
+        let records = capture(&Unix, &describe_all(&[listener.as_fd(), server.as_fd()]), false).unwrap();
+        drop((gone, server));
+        let mut waiting = UnixStream::connect_addr(&address).unwrap();
+        waiting.write_all(b"new").unwrap();
+        let (mut created, objects, mut shared) = (HashMap::new(), HashMap::new(), crate::Shared::default());
+        let mut held = vec![OwnedFd::from(listener)];
+        let mut context = FdCreate {
+            created: &mut created,
+            inherited: &[],
+            held: &mut held,
+            covered: &Default::default(),
+            handed_on: &mut std::collections::HashSet::new(),
+            objects: &objects,
+            connections_lost: true,
+            shared: &mut shared,
+        };
+        Unix.create(&records, &mut context).unwrap();
+        assert!(held.is_empty(), "the kept listener was not taken");
+        let listener = UnixListener::from(created.remove(&records[0].id).unwrap());
+        let (mut accepted, _) = listener.accept().unwrap();
+        let mut said = [0_u8; 3];
+        accepted.read_exact(&mut said).unwrap();
+        assert_eq!(&said, b"new", "{address:?}");
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err(), "another client waits at {address:?}");
+        assert!(created.contains_key(&records[1].id), "the old connection has its descriptor");
+    }
+}
+
 #[test]
 fn another_user_meets_a_socket_file_only_when_it_is_complete() {
     let _alone = alone();

@@ -1,0 +1,67 @@
+//! What callers ask of a system.
+//!
+//! Owns: which orders which caller may give, and what each of them means.
+//! Does not: answer; `callers` does.
+
+use supervise::{Complainant, SystemEvent};
+
+use super::SystemDirector;
+use crate::event::RunEvent;
+use crate::system::callers::{NOT_ADMITTED, Wait};
+use crate::system::control::{Caller, SystemOrder};
+use crate::system::notices;
+use crate::system::part::Part;
+
+impl SystemDirector<'_> {
+    /// Takes an order, or refuses it.
+    pub(super) fn take_order(&mut self, number: u32, caller: Caller, order: SystemOrder) {
+        let Some(name) = order.component() else {
+            if !caller.is_operator {
+                return self.callers.refuse(number, NOT_ADMITTED.to_owned());
+            }
+            self.ends = self.ends.max(1);
+            self.heard.push(SystemEvent::Down);
+            return self.callers.wait(number, Wait::Over);
+        };
+        let Some(id) = self.supervisor.id(name) else {
+            return self.callers.refuse(number, self.unknown(name));
+        };
+        let by = self.complainant(caller);
+        let is_complaint = matches!(order, SystemOrder::Complain { .. });
+        if !caller.is_operator && (!is_complaint || by.is_none()) {
+            return self.callers.refuse(number, NOT_ADMITTED.to_owned());
+        }
+        let (event, wait) = match order {
+            SystemOrder::Down => (SystemEvent::Down, Wait::Over),
+            SystemOrder::Start { .. } => (SystemEvent::Start(id), Wait::Ready(id)),
+            SystemOrder::Stop { .. } => (SystemEvent::Stop(id), Wait::Stopped(id)),
+            SystemOrder::Restart { .. } => (SystemEvent::Restart(id), Wait::Ready(id)),
+            SystemOrder::Complain { why, weight, .. } => {
+                let by = by.unwrap_or(Complainant::Operator);
+                let name = notices::complainant(by, &self.supervisor);
+                let event = RunEvent::Complaint { by: name, weight: weight.get(), why };
+                (self.tell)(&self.parts[id.index()].name, &event);
+                (SystemEvent::Complaint { about: id, by, weight }, Wait::Judged(id))
+            }
+        };
+        self.heard.push(event);
+        self.callers.wait(number, wait);
+    }
+
+    /// A component, if the caller is one of its processes; else the operator, if it may be one.
+    fn complainant(&self, caller: Caller) -> Option<Complainant> {
+        let is_in = |part: &Part| {
+            let tree = part.root.and_then(|root| tracee::tree::descendants(root).ok());
+            tree.is_some_and(|tree| tree.contains(&caller.pid))
+        };
+        match self.parts.iter().find(|part| is_in(part)) {
+            Some(part) => Some(Complainant::Component(part.id)),
+            None => caller.is_operator.then_some(Complainant::Operator),
+        }
+    }
+
+    fn unknown(&self, name: &str) -> String {
+        let names: Vec<&str> = self.parts.iter().map(|part| part.name.as_str()).collect();
+        format!("the system has no component {name}\nhelp: its components are {}", names.join(", "))
+    }
+}
